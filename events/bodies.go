@@ -1,0 +1,200 @@
+package events
+
+// Bodies of the families store, job, group, trial, report, restore and gpu.
+// Attempt numbers count from 1 over all jobs of a trial. Sizes are in bytes.
+
+// StoreCreated is the first event of a store, at sequence 1.
+type StoreCreated struct {
+	Store  string `json:"store"`  // identity, a UUID
+	Format int    `json:"format"` // of the store's directory and log
+	Data   string `json:"data"`   // where checkpoint data lives
+}
+
+// JobStarted says that a trainer was launched for a run.
+type JobStarted struct {
+	Job     string   `json:"job"` // a UUID
+	Host    string   `json:"host"`
+	PID     int      `json:"pid"`
+	Command []string `json:"command"`
+	NProc   int      `json:"nproc"`
+	NNodes  int      `json:"nnodes"`
+	Resume  string   `json:"resume"` // what was asked: auto, none, require or a reference
+}
+
+// NodeJoined says that a node takes part in a job.
+type NodeJoined struct {
+	Job  string `json:"job"`
+	Node int    `json:"node"`
+	Host string `json:"host"`
+}
+
+// NodeLeft says that a node takes part no longer.
+type NodeLeft struct {
+	Job    string `json:"job"`
+	Node   int    `json:"node"`
+	Reason string `json:"reason"`
+}
+
+// JobEnded says that a trainer ended in order. A killed one says nothing.
+type JobEnded struct {
+	Job      string `json:"job"`
+	ExitCode int    `json:"exit_code"`
+	Reason   string `json:"reason,omitempty"`
+}
+
+// RankPlacement says where one rank of a group lives.
+type RankPlacement struct {
+	Rank      int      `json:"rank"`
+	Node      int      `json:"node"`
+	LocalRank int      `json:"local_rank"`
+	Devices   []string `json:"devices,omitempty"`
+}
+
+// GroupStarted opens an attempt: one life of a trial's worker group. It
+// fences every older attempt of the trial. Resume is the full ID of the
+// checkpoint that the attempt continues from, or empty for a fresh start;
+// later checkpoints of the old line are superseded by it.
+type GroupStarted struct {
+	Attempt   int             `json:"attempt"`
+	Job       string          `json:"job"`
+	WorldSize int             `json:"world_size"`
+	Ranks     []RankPlacement `json:"ranks"`
+	Backend   string          `json:"backend"`
+	Resume    string          `json:"resume,omitempty"`
+}
+
+// TrainingStarted says that every rank of the group has said hello.
+type TrainingStarted struct {
+	Attempt int `json:"attempt"`
+}
+
+// WorkerExited says how a rank's process ended. Signal is a name such as
+// "SIGKILL", and empty when the process exited by itself.
+type WorkerExited struct {
+	Attempt   int    `json:"attempt"`
+	Rank      int    `json:"rank"`
+	Code      int    `json:"code"`
+	Signal    string `json:"signal,omitempty"`
+	Message   string `json:"message,omitempty"`
+	Traceback string `json:"traceback,omitempty"`
+}
+
+// GroupStopped says that no process of the attempt is left.
+type GroupStopped struct {
+	Attempt int    `json:"attempt"`
+	Reason  string `json:"reason"`
+}
+
+// TrialCreated is the first decision of a trial.
+type TrialCreated struct {
+	Config map[string]any `json:"config,omitempty"`
+	Parent *TrialParent   `json:"parent,omitempty"`
+}
+
+// TrialParent says what a forked trial continues from.
+type TrialParent struct {
+	Run        string `json:"run"`
+	Trial      string `json:"trial"`
+	Checkpoint string `json:"checkpoint"`
+}
+
+// TrialStopRequested asks the trial's workers to end.
+type TrialStopRequested struct {
+	Reason string `json:"reason"`
+}
+
+// TrialPaused says that the trial ended with a checkpoint, to be continued.
+type TrialPaused struct {
+	Attempt int    `json:"attempt"`
+	Reason  string `json:"reason"`
+}
+
+// TrialCompleted says that all ranks of an attempt ended well.
+type TrialCompleted struct {
+	Attempt int `json:"attempt"`
+}
+
+// TrialErrored says that the trial's failure budget is used up.
+type TrialErrored struct {
+	Attempt int    `json:"attempt"`
+	Message string `json:"message"`
+}
+
+// Metrics is one iteration's report of all ranks. Values are numbers,
+// strings or booleans; non-finite numbers are the strings "NaN", "Infinity"
+// and "-Infinity". Its natural key is (attempt, iteration).
+type Metrics struct {
+	Attempt   int            `json:"attempt"`
+	Iteration int            `json:"iteration"` // from 1 within the attempt
+	Step      int64          `json:"step"`
+	Metrics   map[string]any `json:"metrics"`          // rank 0's: the trial's
+	Others    []RankMetrics  `json:"others,omitempty"` // ranks whose metrics differ from rank 0's
+	Seconds   float64        `json:"time_this_iter_s"` // rank 0's wall time since its last report
+}
+
+// RankMetrics is what one rank reported.
+type RankMetrics struct {
+	Rank    int            `json:"rank"`
+	Metrics map[string]any `json:"metrics"`
+}
+
+// RestoreBegun resolves the n-th load of an attempt once, for all ranks.
+type RestoreBegun struct {
+	Attempt    int    `json:"attempt"`
+	Load       int    `json:"load"` // from 1 within the attempt
+	Checkpoint string `json:"checkpoint"`
+	WorldSize  int    `json:"world_size"`
+}
+
+// RestoreCompleted says that all ranks have what they asked for.
+type RestoreCompleted struct {
+	Attempt    int      `json:"attempt"`
+	Load       int      `json:"load"`
+	Checkpoint string   `json:"checkpoint"`
+	Tier       string   `json:"tier"` // where the bytes came from: "files"
+	Bytes      int64    `json:"bytes"`
+	Unread     []string `json:"unread,omitempty"` // saved keys that nobody asked for
+}
+
+// RestoreFailed says why a load could not be served.
+type RestoreFailed struct {
+	Attempt    int    `json:"attempt"`
+	Load       int    `json:"load"`
+	Checkpoint string `json:"checkpoint"`
+	Error      string `json:"error"`
+}
+
+// GPUUnhealthy says that a device must not be used.
+type GPUUnhealthy struct {
+	Node   int    `json:"node"`
+	Device string `json:"device"` // UUID
+	Reason string `json:"reason"`
+}
+
+// GPURecovered takes a [GPUUnhealthy] back.
+type GPURecovered struct {
+	Node   int    `json:"node"`
+	Device string `json:"device"`
+}
+
+// Kind implements [Body] for each type.
+func (StoreCreated) Kind() Kind       { return "store.created" }
+func (JobStarted) Kind() Kind         { return "job.started" }
+func (NodeJoined) Kind() Kind         { return "job.node_joined" }
+func (NodeLeft) Kind() Kind           { return "job.node_left" }
+func (JobEnded) Kind() Kind           { return "job.ended" }
+func (GroupStarted) Kind() Kind       { return "group.started" }
+func (TrainingStarted) Kind() Kind    { return "group.training_started" }
+func (WorkerExited) Kind() Kind       { return "group.worker_exited" }
+func (GroupStopped) Kind() Kind       { return "group.stopped" }
+func (TrialCreated) Kind() Kind       { return "trial.created" }
+func (TrialStopRequested) Kind() Kind { return "trial.stop_requested" }
+func (TrialPaused) Kind() Kind        { return "trial.paused" }
+func (TrialCompleted) Kind() Kind     { return "trial.completed" }
+func (TrialErrored) Kind() Kind       { return "trial.errored" }
+func (Metrics) Kind() Kind            { return "report.metrics" }
+func (RestoreBegun) Kind() Kind       { return "restore.begun" }
+func (RestoreCompleted) Kind() Kind   { return "restore.completed" }
+func (RestoreFailed) Kind() Kind      { return "restore.failed" }
+func (GPUUnhealthy) Kind() Kind       { return "gpu.unhealthy" }
+func (GPURecovered) Kind() Kind       { return "gpu.recovered" }

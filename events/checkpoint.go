@@ -1,0 +1,168 @@
+package events
+
+// Bodies of the families plan, write and checkpoint: one save, from the
+// ranks' local plans to the committed checkpoint. A checkpoint is named by
+// its ID, "<name>.a<attempt>" with ".2", ".3" for later saves of that name
+// in the attempt. Digests are BLAKE3-256 in hexadecimal.
+
+// Blob is a body part that may be too large for the log: either inline, or a
+// claim check for blobs/<digest>, which was durable before the event.
+type Blob struct {
+	Inline []byte `json:"inline,omitempty"`
+	Digest string `json:"digest,omitempty"`
+	Size   int64  `json:"size"`
+}
+
+// MaxInline is the size in bytes above which a blob goes to a file.
+const MaxInline = 192 << 10 // base64 makes it 256 KiB
+
+// LocalPlan is what one rank wants to save. It asks for the checkpoint to be
+// begun if it is not.
+type LocalPlan struct {
+	Attempt      int    `json:"attempt"`
+	Checkpoint   string `json:"checkpoint"`
+	Name         string `json:"name"`
+	Step         int64  `json:"step"`
+	Rank         int    `json:"rank"`
+	Participants []int  `json:"participants"` // ranks that take part, ascending
+	Fingerprint  string `json:"fingerprint"`  // digest of the encoded plan
+	Plan         Blob   `json:"plan"`         // plan.EncodeLocal
+}
+
+// GlobalPlan says which rank writes which chunk.
+type GlobalPlan struct {
+	Attempt    int    `json:"attempt"`
+	Checkpoint string `json:"checkpoint"`
+	Layout     Blob   `json:"layout"` // plan.EncodeLayout
+}
+
+// LoadPlan says what one rank reads in a load.
+type LoadPlan struct {
+	Attempt    int    `json:"attempt"`
+	Load       int    `json:"load"`
+	Checkpoint string `json:"checkpoint"`
+	Rank       int    `json:"rank"`
+	Reads      int    `json:"reads"` // overlaps of wanted and stored boxes
+	Bytes      int64  `json:"bytes"`
+}
+
+// WriteSealed says that a rank's bytes are complete in its staging slot: the
+// rank may train on, and its death no longer harms this save.
+type WriteSealed struct {
+	Attempt    int    `json:"attempt"`
+	Checkpoint string `json:"checkpoint"`
+	Rank       int    `json:"rank"`
+	Bytes      int64  `json:"bytes"`
+}
+
+// File is one file of a checkpoint.
+type File struct {
+	Name string `json:"name"` // within the checkpoint's directory
+	Size int64  `json:"size"`
+}
+
+// WriteCompleted says that a rank's files are durable.
+type WriteCompleted struct {
+	Attempt      int    `json:"attempt"`
+	Checkpoint   string `json:"checkpoint"`
+	Rank         int    `json:"rank"`
+	Files        []File `json:"files"`
+	IndexDigest  string `json:"index_digest"`
+	BytesWritten int64  `json:"bytes_written"`
+	BytesReused  int64  `json:"bytes_reused"`
+}
+
+// WriteFailed says that a rank's files could not be written.
+type WriteFailed struct {
+	Attempt    int    `json:"attempt"`
+	Checkpoint string `json:"checkpoint"`
+	Rank       int    `json:"rank"`
+	Error      string `json:"error"`
+}
+
+// CheckpointBegun opens a save. No file is made before it is acknowledged.
+type CheckpointBegun struct {
+	Attempt      int    `json:"attempt"`
+	Checkpoint   string `json:"checkpoint"`
+	Name         string `json:"name"`
+	Step         int64  `json:"step"`
+	WorldSize    int    `json:"world_size"`
+	Participants []int  `json:"participants"`
+}
+
+// CheckpointStaged says that every participant has sealed.
+type CheckpointStaged struct {
+	Attempt    int    `json:"attempt"`
+	Checkpoint string `json:"checkpoint"`
+}
+
+// CheckpointCommitted makes the checkpoint exist.
+type CheckpointCommitted struct {
+	Attempt    int    `json:"attempt"`
+	Checkpoint string `json:"checkpoint"`
+	Manifest   string `json:"manifest"` // digest; the file is manifest-<digest>
+	Bytes      int64  `json:"bytes"`    // of tensor data and values
+}
+
+// CheckpointAborted ends a save that will never exist.
+type CheckpointAborted struct {
+	Attempt    int    `json:"attempt"`
+	Checkpoint string `json:"checkpoint"`
+	Reason     string `json:"reason"`
+	Ranks      []int  `json:"ranks,omitempty"` // who caused it
+}
+
+// CheckpointSuperseded takes a checkpoint out of the present line.
+type CheckpointSuperseded struct {
+	Checkpoint string `json:"checkpoint"`
+	Reason     string `json:"reason"`
+}
+
+// CheckpointPinned exempts a checkpoint from retention.
+type CheckpointPinned struct {
+	Checkpoint string `json:"checkpoint"`
+	Reason     string `json:"reason,omitempty"`
+}
+
+// CheckpointUnpinned takes a pin back.
+type CheckpointUnpinned struct {
+	Checkpoint string `json:"checkpoint"`
+}
+
+// CheckpointTagged gives a checkpoint a further name.
+type CheckpointTagged struct {
+	Checkpoint string `json:"checkpoint"`
+	Tag        string `json:"tag"`
+}
+
+// CheckpointAttached adds a file beside the tensors.
+type CheckpointAttached struct {
+	Checkpoint string `json:"checkpoint"`
+	Name       string `json:"name"`
+	Digest     string `json:"digest"`
+	Size       int64  `json:"size"`
+}
+
+// CheckpointDeleted removes a checkpoint; its files go after it.
+type CheckpointDeleted struct {
+	Checkpoint string `json:"checkpoint"`
+	Reason     string `json:"reason"`
+}
+
+// Kind implements [Body] for each type.
+func (LocalPlan) Kind() Kind            { return "plan.local" }
+func (GlobalPlan) Kind() Kind           { return "plan.global" }
+func (LoadPlan) Kind() Kind             { return "plan.load" }
+func (WriteSealed) Kind() Kind          { return "write.sealed" }
+func (WriteCompleted) Kind() Kind       { return "write.completed" }
+func (WriteFailed) Kind() Kind          { return "write.failed" }
+func (CheckpointBegun) Kind() Kind      { return "checkpoint.begun" }
+func (CheckpointStaged) Kind() Kind     { return "checkpoint.staged" }
+func (CheckpointCommitted) Kind() Kind  { return "checkpoint.committed" }
+func (CheckpointAborted) Kind() Kind    { return "checkpoint.aborted" }
+func (CheckpointSuperseded) Kind() Kind { return "checkpoint.superseded" }
+func (CheckpointPinned) Kind() Kind     { return "checkpoint.pinned" }
+func (CheckpointUnpinned) Kind() Kind   { return "checkpoint.unpinned" }
+func (CheckpointTagged) Kind() Kind     { return "checkpoint.tagged" }
+func (CheckpointAttached) Kind() Kind   { return "checkpoint.attached" }
+func (CheckpointDeleted) Kind() Kind    { return "checkpoint.deleted" }

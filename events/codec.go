@@ -1,0 +1,113 @@
+package events
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Header names of the envelope, in the spelling of the wire.
+const (
+	HeaderID          = "ce-id"
+	HeaderType        = "ce-type"
+	HeaderSource      = "ce-source"
+	HeaderTime        = "ce-time"
+	HeaderSpec        = "ce-specversion"
+	HeaderContentType = "ce-datacontenttype"
+	HeaderMsgID       = "Nats-Msg-Id" // equals ce-id: JetStream drops duplicates by it
+)
+
+// Message is an event as the log carries it.
+type Message struct {
+	Subject string              `json:"subject"`
+	Header  map[string][]string `json:"header"`
+	Data    json.RawMessage     `json:"data"`
+}
+
+// Type is the CloudEvents type: "ckpt.write.completed.v1".
+func (e Event) Type() string {
+	return Prefix + "." + string(e.Kind) + ".v" + strconv.Itoa(e.Version)
+}
+
+// Encode writes the envelope. The body is passed on as it is.
+func Encode(e Event) Message {
+	return Message{
+		Subject: Subject(e.Scope, e.Kind),
+		Header: map[string][]string{
+			HeaderID:          {e.ID},
+			HeaderMsgID:       {e.ID},
+			HeaderType:        {e.Type()},
+			HeaderSource:      {e.Source},
+			HeaderTime:        {e.Time.UTC().Format(time.RFC3339Nano)},
+			HeaderSpec:        {"1.0"},
+			HeaderContentType: {"application/json"},
+		},
+		Data: e.Data,
+	}
+}
+
+// Decode is the inverse of [Encode]. Headers it does not know are ignored;
+// a missing or contradicting one is an error that names it. The body is not
+// looked into: see [Event.Body].
+func Decode(m Message) (Event, error) {
+	bad := func(format string, args ...any) (Event, error) {
+		return Event{}, fmt.Errorf("message on %q: %s", m.Subject, fmt.Sprintf(format, args...))
+	}
+	scope, kind, err := ParseSubject(m.Subject)
+	if err != nil {
+		return Event{}, err
+	}
+	get := func(name string) string {
+		if v := m.Header[name]; len(v) == 1 {
+			return v[0]
+		}
+		return ""
+	}
+	for _, name := range []string{HeaderID, HeaderType, HeaderTime} {
+		if get(name) == "" {
+			return bad("header %s is missing or repeated", name)
+		}
+	}
+	if spec := get(HeaderSpec); spec != "1.0" {
+		return bad("header %s is %q, want 1.0", HeaderSpec, spec)
+	}
+	if ct := get(HeaderContentType); ct != "application/json" {
+		return bad("header %s is %q, want application/json", HeaderContentType, ct)
+	}
+	version, ok := strings.CutPrefix(get(HeaderType), Prefix+"."+string(kind)+".v")
+	if !ok {
+		return bad("header %s is %q, which contradicts the subject", HeaderType, get(HeaderType))
+	}
+	v, err := strconv.Atoi(version)
+	if err != nil || v < 1 {
+		return bad("header %s has no version", HeaderType)
+	}
+	at, err := time.Parse(time.RFC3339Nano, get(HeaderTime))
+	if err != nil {
+		return bad("header %s: %v", HeaderTime, err)
+	}
+	if !json.Valid(m.Data) {
+		return bad("body is not JSON")
+	}
+	return Event{
+		ID: get(HeaderID), Kind: kind, Version: v, Source: get(HeaderSource),
+		Time: at, Scope: scope, Data: m.Data,
+	}, nil
+}
+
+// MarshalJSON writes a recorded event as one structured CloudEvent, with its
+// place in the log beside it.
+func (r Recorded) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Sequence uint64          `json:"sequence"`
+		Stored   time.Time       `json:"stored"`
+		ID       string          `json:"id"`
+		Type     string          `json:"type"`
+		Source   string          `json:"source"`
+		Time     time.Time       `json:"time"`
+		Subject  string          `json:"subject"`
+		Data     json.RawMessage `json:"data"`
+	}{r.Sequence, r.Stored.UTC(), r.ID, r.Type(), r.Source, r.Time.UTC(), Subject(r.Scope, r.Kind), r.Data})
+}

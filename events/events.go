@@ -1,0 +1,112 @@
+// Package events defines the facts and decisions on the log: what is said
+// ([Body] and its kinds), about whom ([Scope], the subject), in which
+// envelope ([Event]) and how it looks on the wire ([Encode], [Decode]).
+//
+//	subject   ckpt.<run>.<trial>.<actor>.<family>.<kind>
+//	headers   CloudEvents 1.0, binary mode; ce-id is also the Nats-Msg-Id
+//	body      JSON, kept raw and re-emitted as it came
+//
+// A fact is something that was observed. Facts are appended unconditionally
+// and may be batched; a fact of an old attempt is kept and ignored by folds.
+// A decision changes what is true for everybody. It is appended only if no
+// other decision of its [Aggregate] came first, one at a time. The two are
+// different types, [Fact] and [Decision], so that no call site can confuse
+// them.
+//
+// The package is pure: identifiers and times are minted by its callers. The
+// order of events is the sequence of the stream, never an ID or a clock.
+package events
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// Event is one entry of the log in its envelope.
+type Event struct {
+	ID      string // UUIDv7, minted once and reused on every retry
+	Kind    Kind
+	Version int    // of the body's schema
+	Source  string // who says it, such as "trainer/<job>"
+	Time    time.Time
+	Scope   Scope
+	Data    json.RawMessage // the body, as it came
+}
+
+// Recorded is an event with its place in the log.
+type Recorded struct {
+	Event
+	Sequence uint64    // position in the stream, from 1
+	Stored   time.Time // the server's clock when it was stored
+}
+
+// Fact is an event that is appended unconditionally.
+type Fact struct{ Event }
+
+// Decision is an event that is appended only at the known end of its
+// aggregate.
+type Decision struct{ Event }
+
+// Stamp is what an edge mints for a new event.
+type Stamp struct {
+	ID     string
+	Source string
+	Time   time.Time
+}
+
+// NewFact wraps body for the log. The scope's actor must not be [Server]:
+// that lane belongs to decisions.
+func NewFact(stamp Stamp, scope Scope, body Body) (Fact, error) {
+	if body.Kind().Decides() {
+		return Fact{}, fmt.Errorf("event %s is a decision, not a fact", body.Kind())
+	}
+	if scope.Actor == Server {
+		return Fact{}, fmt.Errorf("event %s: a fact cannot have the actor of decisions", body.Kind())
+	}
+	e, err := newEvent(stamp, scope, body)
+	return Fact{e}, err
+}
+
+// NewDecision wraps body for the lane of agg.
+func NewDecision(stamp Stamp, agg Aggregate, body Body) (Decision, error) {
+	if !body.Kind().Decides() {
+		return Decision{}, fmt.Errorf("event %s is a fact, not a decision", body.Kind())
+	}
+	e, err := newEvent(stamp, agg.scope(), body)
+	return Decision{e}, err
+}
+
+func newEvent(stamp Stamp, scope Scope, body Body) (Event, error) {
+	if stamp.ID == "" || stamp.Time.IsZero() {
+		return Event{}, fmt.Errorf("event %s has no ID or no time", body.Kind())
+	}
+	if err := scope.Validate(); err != nil {
+		return Event{}, fmt.Errorf("event %s: %w", body.Kind(), err)
+	}
+	data, err := json.Marshal(body)
+	if err != nil {
+		return Event{}, fmt.Errorf("event %s: encode body: %w", body.Kind(), err)
+	}
+	return Event{
+		ID: stamp.ID, Kind: body.Kind(), Version: 1, Source: stamp.Source,
+		Time: stamp.Time.UTC(), Scope: scope, Data: data,
+	}, nil
+}
+
+// Body decodes the body into the type of its kind. An unknown kind or a
+// newer version is an error: whoever folds the log must not skip it.
+func (e Event) Body() (Body, error) {
+	spec, ok := kinds[e.Kind]
+	if !ok {
+		return nil, fmt.Errorf("event %s has the unknown kind %q: it was written by a newer version; upgrade to read it", e.ID, e.Kind)
+	}
+	if e.Version != 1 {
+		return nil, fmt.Errorf("event %s (%s) has version %d, this program knows version 1; upgrade to read it", e.ID, e.Kind, e.Version)
+	}
+	body := spec.zero()
+	if err := json.Unmarshal(e.Data, body); err != nil {
+		return nil, fmt.Errorf("event %s (%s): decode body: %w", e.ID, e.Kind, err)
+	}
+	return body, nil
+}

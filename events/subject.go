@@ -1,0 +1,170 @@
+package events
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Prefix is the first token of every subject; Filter matches all of them.
+const (
+	Prefix = "ckpt"
+	Filter = "ckpt.>"
+)
+
+// None stands for "no run" and "no trial" in a scope: events of the store
+// have neither, events of a job have no trial. In a subject it is "_"; a run
+// that is really named "_" is encoded.
+const None = ""
+
+// Actor says who speaks: "s" decides, "n3" is node 3, "r7" is rank 7.
+type Actor string
+
+// Server is the actor of all decisions.
+const Server Actor = "s"
+
+// Rank is the actor of one rank's facts.
+func Rank(rank int) Actor { return Actor("r" + strconv.Itoa(rank)) }
+
+// Node is the actor of one node's facts.
+func Node(node int) Actor { return Actor("n" + strconv.Itoa(node)) }
+
+func (a Actor) validate() error {
+	if a == Server {
+		return nil
+	}
+	if len(a) >= 2 && (a[0] == 'r' || a[0] == 'n') {
+		n, err := strconv.ParseUint(string(a[1:]), 10, 31)
+		if err == nil && strconv.FormatUint(n, 10) == string(a[1:]) {
+			return nil
+		}
+	}
+	return fmt.Errorf("actor %q is none of s, n<node>, r<rank>", string(a))
+}
+
+// Scope is what a subject says beside the kind: the run and trial that an
+// event is about, and its actor.
+type Scope struct {
+	Run   string
+	Trial string
+	Actor Actor
+}
+
+// Validate reports an actor that no subject can hold or an oversized name.
+func (s Scope) Validate() error {
+	for _, name := range []string{s.Run, s.Trial} {
+		if len(name) > maxName {
+			return fmt.Errorf("name of %d bytes is too long, at most %d are allowed", len(name), maxName)
+		}
+	}
+	return s.Actor.validate()
+}
+
+// maxName bounds run and trial names in bytes, so that an encoded name,
+// every byte escaped, still fits a file name of 255 bytes.
+const maxName = 80
+
+// Subject is the subject of an event of this kind and scope.
+func Subject(s Scope, k Kind) string {
+	return Prefix + "." + EncodeName(s.Run) + "." + EncodeName(s.Trial) + "." + string(s.Actor) + "." + string(k)
+}
+
+// ParseSubject is the exact inverse of [Subject]: it accepts what Subject
+// writes and nothing else.
+func ParseSubject(subject string) (Scope, Kind, error) {
+	bad := func(why string) (Scope, Kind, error) {
+		return Scope{}, "", fmt.Errorf("subject %q: %s", subject, why)
+	}
+	tokens := strings.Split(subject, ".")
+	if len(tokens) != 6 || tokens[0] != Prefix {
+		return bad("not of the form ckpt.<run>.<trial>.<actor>.<family>.<kind>")
+	}
+	run, err := DecodeName(tokens[1])
+	if err != nil {
+		return bad(err.Error())
+	}
+	trial, err := DecodeName(tokens[2])
+	if err != nil {
+		return bad(err.Error())
+	}
+	s := Scope{Run: run, Trial: trial, Actor: Actor(tokens[3])}
+	if err := s.Validate(); err != nil {
+		return bad(err.Error())
+	}
+	if tokens[4] == "" || tokens[5] == "" {
+		return bad("empty kind")
+	}
+	return s, Kind(tokens[4] + "." + tokens[5]), nil
+}
+
+// Aggregate is the unit of decision: all decisions of one trial, or of the
+// store itself (the zero Aggregate). They share one lane of the log.
+type Aggregate struct {
+	Run   string
+	Trial string
+}
+
+// Lane is the one literal filter under which the decisions of an aggregate
+// are ordered. Nothing under it is ever appended unconditionally.
+func (a Aggregate) Lane() string {
+	return Prefix + "." + EncodeName(a.Run) + "." + EncodeName(a.Trial) + "." + string(Server) + ".>"
+}
+
+// Owns reports whether e is a decision of this aggregate.
+func (a Aggregate) Owns(e Event) bool { return e.Scope == a.scope() }
+
+func (a Aggregate) scope() Scope { return Scope{Run: a.Run, Trial: a.Trial, Actor: Server} }
+
+// EncodeName turns any name into one subject token or file name: letters,
+// digits, "-" and "_" stay, every other byte becomes %XX. The empty name is
+// "_" and the name "_" is "%5F".
+func EncodeName(name string) string {
+	switch name {
+	case None:
+		return "_"
+	case "_":
+		return "%5F"
+	}
+	var b strings.Builder
+	for i := range len(name) {
+		if c := name[i]; plain(c) {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	return b.String()
+}
+
+// DecodeName is the exact inverse of [EncodeName]: a token that EncodeName
+// would have written otherwise is an error.
+func DecodeName(token string) (string, error) {
+	if token == "_" {
+		return None, nil
+	}
+	var b strings.Builder
+	for i := 0; i < len(token); i++ {
+		switch c := token[i]; {
+		case plain(c):
+			b.WriteByte(c)
+		case c == '%' && i+2 < len(token):
+			v, err := strconv.ParseUint(token[i+1:i+3], 16, 8)
+			if err != nil {
+				return "", fmt.Errorf("name %q: bad escape", token)
+			}
+			b.WriteByte(byte(v))
+			i += 2
+		default:
+			return "", fmt.Errorf("name %q: byte %q must be escaped", token, c)
+		}
+	}
+	name := b.String()
+	if EncodeName(name) != token {
+		return "", fmt.Errorf("name %q is not in its canonical form %q", token, EncodeName(name))
+	}
+	return name, nil
+}
+
+func plain(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_'
+}

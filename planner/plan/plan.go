@@ -1,0 +1,167 @@
+// Package plan holds the plans of saves and loads as data, and their binary
+// forms. Package planner makes them, package storage executes them.
+//
+//	Local     what one rank wants to save: its items
+//	Layout    what is in a checkpoint, and which rank's file holds each chunk
+//	Manifest  a layout with the identity of its checkpoint and the digest of
+//	          every rank's index file; a pure function of the log
+//	Want      one box of a tensor, or one value, that a rank wants to load
+//	Read      one overlap of a want with a stored chunk
+package plan
+
+import (
+	"encoding/hex"
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/zeebo/blake3"
+)
+
+// Digest is a BLAKE3-256 digest.
+type Digest [32]byte
+
+// Sum is the digest of data.
+func Sum(data []byte) Digest { return blake3.Sum256(data) }
+
+// String is the digest in lower-case hexadecimal.
+func (d Digest) String() string { return hex.EncodeToString(d[:]) }
+
+// MarshalText writes the form of [Digest.String].
+func (d Digest) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText reads the form of [Digest.String].
+func (d *Digest) UnmarshalText(text []byte) error {
+	v, err := ParseDigest(string(text))
+	*d = v
+	return err
+}
+
+// ParseDigest is the inverse of [Digest.String].
+func ParseDigest(s string) (Digest, error) {
+	var d Digest
+	if len(s) != 2*len(d) {
+		return d, fmt.Errorf("digest %q has %d characters, want %d", s, len(s), 2*len(d))
+	}
+	if _, err := hex.Decode(d[:], []byte(s)); err != nil {
+		return d, fmt.Errorf("digest %q: %w", s, err)
+	}
+	return d, nil
+}
+
+// Item is one thing that a rank saves: a shard of a tensor, or a value, which
+// is a sequence of bytes under a name.
+type Item struct {
+	Value   bool
+	Shard   tensor.Shard // of a value, only the FQN is set
+	Bytes   int64        // size of the chunk or value
+	PerRank bool         // a value that every rank has its own of, such as RNG state
+}
+
+// Local is what one rank wants to save, in the rank's own order.
+type Local struct {
+	Rank  int
+	Items []Item
+}
+
+// Chunk is the stored part of a tensor.
+type Chunk struct {
+	Box  tensor.Box
+	Rank int // whose file holds it
+}
+
+// Tensor is a tensor in a layout. Its chunks cover the shape exactly once.
+type Tensor struct {
+	FQN    string
+	DType  tensor.DType
+	Shape  tensor.Shape
+	Chunks []Chunk // in (rank, item) order
+}
+
+// Value is a value in a layout. A per-rank one stands once for each rank.
+type Value struct {
+	FQN     string
+	Rank    int // whose file holds it
+	Bytes   int64
+	PerRank bool
+}
+
+// Layout says what is in a checkpoint and who writes it. Tensors are sorted
+// by FQN, values by FQN and rank.
+type Layout struct {
+	Tensors []Tensor
+	Values  []Value
+}
+
+// Items is what rank has to write: its chunks, then its values, in the order
+// of the layout.
+func (l Layout) Items(rank int) []Item {
+	var items []Item
+	for _, t := range l.Tensors {
+		for _, c := range t.Chunks {
+			if c.Rank == rank {
+				s := tensor.Shard{FQN: t.FQN, DType: t.DType, Global: t.Shape, Box: c.Box}
+				items = append(items, Item{Shard: s, Bytes: s.Bytes()})
+			}
+		}
+	}
+	for _, v := range l.Values {
+		if v.Rank == rank {
+			items = append(items, Item{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Bytes: v.Bytes, PerRank: v.PerRank})
+		}
+	}
+	return items
+}
+
+// Bytes is the size of all chunks and values.
+func (l Layout) Bytes() int64 {
+	sum := int64(0)
+	for _, t := range l.Tensors {
+		for _, c := range t.Chunks {
+			sum += c.Box.Volume() * int64(t.DType.Size())
+		}
+	}
+	for _, v := range l.Values {
+		sum += v.Bytes
+	}
+	return sum
+}
+
+// RankIndex names one rank's index file by its digest.
+type RankIndex struct {
+	Rank  int
+	Index Digest
+}
+
+// Manifest is what a committed checkpoint is: everything that a reader needs
+// beside the ranks' files.
+type Manifest struct {
+	Store      string // identity of the store that made it
+	Run        string
+	Trial      string
+	Checkpoint string // full ID
+	Name       string
+	Step       int64
+	Attempt    int
+	WorldSize  int
+	Ranks      []RankIndex // ascending
+	Layout     Layout
+}
+
+// Want is one thing that a rank wants to load.
+type Want struct {
+	Value bool
+	Shard tensor.Shard // of a value, only the FQN is set
+	Rank  int          // of a per-rank value, whose
+}
+
+// Read is one overlap of a want with a stored chunk: the elements of Region
+// go from chunk Chunk in the file of Rank to the box of the want. All boxes
+// are in coordinates of the whole tensor. For a value, only Want, FQN and
+// Rank are set.
+type Read struct {
+	Want   int // index of the want
+	FQN    string
+	Rank   int
+	Chunk  tensor.Box
+	Region tensor.Box
+}
