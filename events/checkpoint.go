@@ -13,6 +13,10 @@ type Blob struct {
 	Size   int64  `json:"size"`
 }
 
+// InlineBlob holds data itself. Whoever appends the event moves it to a file
+// when it is larger than [MaxInline].
+func InlineBlob(data []byte) Blob { return Blob{Inline: data, Size: int64(len(data))} }
+
 // MaxInline is the size in bytes above which a blob goes to a file.
 const MaxInline = 192 << 10 // base64 makes it 256 KiB
 

@@ -1,0 +1,237 @@
+package planner
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner/plan"
+)
+
+// Coordinator is the state of all open saves of one attempt, as a state
+// machine. [Coordinator.Apply] folds the log; [Coordinator.Tick] compares the
+// state with the clock and says what is due. Commands follow from state, not
+// from transitions: a coordinator that replays the log of a dead one takes
+// over wherever that one stopped.
+//
+//	plan.local of the first rank           → decide checkpoint.begun
+//	begun, all local plans in the log      → publish plan.global, or abort
+//	plan.global, write.sealed of a rank    → write that rank
+//	write.sealed of all                    → decide checkpoint.staged
+//	staged, write.completed of all         → commit
+//	write.failed, a death before its seal,
+//	a deadline, a drain                    → decide checkpoint.aborted
+//
+// Every node of a job may run one; only the coordinating node executes
+// decisions, and the log refuses those of a fenced attempt.
+type Coordinator struct {
+	cfg      CoordinatorConfig
+	saves    map[string]*save
+	ended    map[string]bool // IDs that were committed or aborted
+	exited   map[int]string  // ranks whose process ended, and how
+	draining string // reason, when no new save may begin
+	fenced   int    // the newer attempt that ended this one
+}
+
+// CoordinatorConfig says whose saves a coordinator coordinates.
+type CoordinatorConfig struct {
+	Store     string // identity, written into manifests
+	Run       string
+	Trial     string
+	Attempt   int
+	WorldSize int
+	// Timeout is how long a save may stay open, counted from the first Tick
+	// that sees it. A save in which a rank never takes part ends here.
+	Timeout time.Duration
+}
+
+// Command is something that a coordinator wants done: [Decide], [Publish],
+// [Write] or [Commit].
+type Command interface{ command() }
+
+// Decide asks to append a decision to the trial's lane.
+type Decide struct{ Body events.Body }
+
+// Publish asks to append a fact of the coordinating node.
+type Publish struct{ Body events.Body }
+
+// Write asks the node of a rank to write that rank's sealed bytes.
+type Write struct {
+	Checkpoint string
+	Rank       int
+	Items      []plan.Item
+}
+
+// Commit asks to make the manifest durable, to append checkpoint.committed
+// with its digest, and to write the receipt, in that order.
+type Commit struct {
+	Manifest plan.Manifest
+	Bytes    int64
+}
+
+func (Decide) command()  {}
+func (Publish) command() {}
+func (Write) command()   {}
+func (Commit) command()  {}
+
+// save is one open save. The fields up to writes are folded from the log;
+// the rest remembers what was already asked for.
+type save struct {
+	id           string
+	name         string
+	step         int64
+	participants []int
+	seq          uint64 // of its first event: saves are served in this order
+	begun        bool
+	staged       bool
+	locals       map[int]plan.Local
+	layout       *plan.Layout
+	sealed       map[int]bool
+	writes       map[int]plan.Digest
+	failure      *events.CheckpointAborted // why it must be aborted
+
+	deadline time.Time
+	asked    map[string]bool
+	written  map[int]bool // ranks for which Write was issued
+}
+
+// NewCoordinator starts with nothing open; feed it the log from the
+// attempt's group.started on.
+func NewCoordinator(cfg CoordinatorConfig) *Coordinator {
+	return &Coordinator{cfg: cfg, saves: map[string]*save{}, ended: map[string]bool{}, exited: map[int]string{}}
+}
+
+// Fenced is the number of the newer attempt that took over, or 0.
+func (c *Coordinator) Fenced() int { return c.fenced }
+
+// Open lists the IDs of the open saves, oldest first.
+func (c *Coordinator) Open() []string {
+	var ids []string
+	for _, s := range c.ordered() {
+		ids = append(ids, s.id)
+	}
+	return ids
+}
+
+// Drain forbids new saves and aborts every open one that is not sealed by all
+// its participants; those that are will be finished.
+func (c *Coordinator) Drain(reason string) { c.draining = reason }
+
+// Tick returns the commands that are due at now, each exactly once, and the
+// time at which Tick must be called again if no event comes before; zero if
+// nothing is open.
+func (c *Coordinator) Tick(now time.Time) (due []Command, next time.Time) {
+	if c.fenced > 0 {
+		return nil, time.Time{}
+	}
+	for _, s := range c.ordered() {
+		if s.deadline.IsZero() {
+			s.deadline = now.Add(c.cfg.Timeout)
+		}
+		c.judge(s, now)
+		due = append(due, c.commands(s)...)
+		if !s.asked["abort"] && (next.IsZero() || s.deadline.Before(next)) {
+			next = s.deadline
+		}
+	}
+	return due, next
+}
+
+func (c *Coordinator) ordered() []*save {
+	return slices.SortedFunc(maps.Values(c.saves), func(a, b *save) int { return cmp.Compare(a.seq, b.seq) })
+}
+
+// judge finds a reason to abort: a rank that died unsealed (a sealed one may
+// die, its bytes are in shared memory), a drain, or the clock.
+func (c *Coordinator) judge(s *save, now time.Time) {
+	unsealed := slices.DeleteFunc(slices.Clone(s.participants), func(r int) bool { return s.sealed[r] })
+	for _, rank := range unsealed {
+		if how, ok := c.exited[rank]; ok {
+			s.fail(how, rank)
+		}
+	}
+	switch {
+	case s.failure != nil:
+	case c.draining != "" && len(unsealed) > 0:
+		s.fail(c.draining, unsealed...)
+	case !now.Before(s.deadline) && len(unsealed) > 0:
+		s.fail("these ranks did not call save, or did not finish copying, within "+c.cfg.Timeout.String(), unsealed...)
+	case !now.Before(s.deadline):
+		unwritten := slices.DeleteFunc(slices.Clone(s.participants), func(r int) bool { _, ok := s.writes[r]; return ok })
+		s.fail("the files of these ranks were not written within "+c.cfg.Timeout.String(), unwritten...)
+	}
+}
+
+func (s *save) fail(reason string, ranks ...int) {
+	if s.failure == nil {
+		s.failure = &events.CheckpointAborted{Checkpoint: s.id, Reason: reason, Ranks: ranks}
+	}
+}
+
+// ask reports whether a command is issued for the first time.
+func (s *save) ask(what string) bool {
+	first := !s.asked[what]
+	s.asked[what] = true
+	return first
+}
+
+// commands returns what the state of s calls for and was not asked for yet.
+func (c *Coordinator) commands(s *save) (due []Command) {
+	if !s.begun {
+		// An abort needs a begun before it, so that the log tells the story.
+		if s.ask("begin") {
+			due = append(due, Decide{&events.CheckpointBegun{
+				Attempt: c.cfg.Attempt, Checkpoint: s.id, Name: s.name, Step: s.step,
+				WorldSize: c.cfg.WorldSize, Participants: s.participants,
+			}})
+		}
+		return due
+	}
+	if s.layout == nil && s.failure == nil && len(s.locals) == len(s.participants) && s.ask("global") {
+		if layout, err := Global(slices.Collect(maps.Values(s.locals))); err != nil {
+			s.fail("the plans of the ranks do not fit together: "+err.Error(), s.participants...)
+		} else {
+			due = append(due, Publish{&events.GlobalPlan{
+				Attempt: c.cfg.Attempt, Checkpoint: s.id,
+				Layout: events.InlineBlob(plan.EncodeLayout(layout)),
+			}})
+		}
+	}
+	if s.failure != nil {
+		if s.ask("abort") {
+			s.failure.Attempt = c.cfg.Attempt
+			due = append(due, Decide{s.failure})
+		}
+		return due
+	}
+	if s.layout != nil {
+		for _, rank := range s.participants {
+			_, done := s.writes[rank]
+			if s.sealed[rank] && !done && !s.written[rank] {
+				s.written[rank] = true
+				due = append(due, Write{Checkpoint: s.id, Rank: rank, Items: s.layout.Items(rank)})
+			}
+		}
+	}
+	if len(s.sealed) == len(s.participants) && !s.staged && s.ask("stage") {
+		due = append(due, Decide{&events.CheckpointStaged{Attempt: c.cfg.Attempt, Checkpoint: s.id}})
+	}
+	if s.staged && s.layout != nil && len(s.writes) == len(s.participants) && s.ask("commit") {
+		due = append(due, Commit{Manifest: c.manifest(s), Bytes: s.layout.Bytes()})
+	}
+	return due
+}
+
+// manifest is a pure function of the log up to the last write.
+func (c *Coordinator) manifest(s *save) plan.Manifest {
+	m := plan.Manifest{
+		Store: c.cfg.Store, Run: c.cfg.Run, Trial: c.cfg.Trial, Checkpoint: s.id, Name: s.name,
+		Step: s.step, Attempt: c.cfg.Attempt, WorldSize: c.cfg.WorldSize, Layout: *s.layout,
+	}
+	for _, rank := range s.participants {
+		m.Ranks = append(m.Ranks, plan.RankIndex{Rank: rank, Index: s.writes[rank]})
+	}
+	return m
+}

@@ -1,0 +1,138 @@
+package planner
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner/plan"
+)
+
+// Apply folds one event of the log, in sequence order. Blobs must have been
+// resolved to their inline form. Events of other trials and attempts are
+// ignored, but a newer attempt fences this one. An error means that the log
+// holds something that this program cannot have written: the shell stops.
+func (c *Coordinator) Apply(r events.Recorded) error {
+	if r.Scope.Run != c.cfg.Run || r.Scope.Trial != c.cfg.Trial || c.fenced > 0 {
+		return nil
+	}
+	body, err := r.Body()
+	if err != nil {
+		return err
+	}
+	switch b := body.(type) {
+	case *events.GroupStarted:
+		if b.Attempt > c.cfg.Attempt {
+			c.fenced = b.Attempt
+			clear(c.saves)
+		}
+	case *events.LocalPlan:
+		if b.Attempt == c.cfg.Attempt {
+			return c.localPlan(r.Sequence, b)
+		}
+	case *events.WorkerExited:
+		if b.Attempt == c.cfg.Attempt {
+			c.exited[b.Rank] = exited(b)
+		}
+	case *events.CheckpointBegun:
+		if b.Attempt == c.cfg.Attempt {
+			s := c.open(b.Checkpoint, r.Sequence)
+			s.begun, s.name, s.step, s.participants = true, b.Name, b.Step, b.Participants
+		}
+	case *events.CheckpointCommitted:
+		c.end(b.Checkpoint)
+	case *events.CheckpointAborted:
+		c.end(b.Checkpoint)
+	default:
+		return c.progress(body)
+	}
+	return nil
+}
+
+// progress folds what only concerns a save that is open; facts about one that
+// has ended change nothing.
+func (c *Coordinator) progress(body events.Body) error {
+	switch b := body.(type) {
+	case *events.GlobalPlan:
+		if s := c.saves[b.Checkpoint]; s != nil {
+			layout, err := plan.DecodeLayout(b.Layout.Inline)
+			if err != nil {
+				return fmt.Errorf("plan.global of %s: %w", b.Checkpoint, err)
+			}
+			s.layout = &layout
+		}
+	case *events.WriteSealed:
+		if s := c.saves[b.Checkpoint]; s != nil && slices.Contains(s.participants, b.Rank) {
+			s.sealed[b.Rank] = true
+		}
+	case *events.CheckpointStaged:
+		if s := c.saves[b.Checkpoint]; s != nil {
+			s.staged = true
+		}
+	case *events.WriteCompleted:
+		if s := c.saves[b.Checkpoint]; s != nil && slices.Contains(s.participants, b.Rank) {
+			index, err := plan.ParseDigest(b.IndexDigest)
+			if err != nil {
+				return fmt.Errorf("write.completed of rank %d of %s: %w", b.Rank, b.Checkpoint, err)
+			}
+			s.writes[b.Rank] = index
+		}
+	case *events.WriteFailed:
+		if s := c.saves[b.Checkpoint]; s != nil {
+			s.fail(fmt.Sprintf("rank %d could not be written: %s", b.Rank, b.Error), b.Rank)
+		}
+	}
+	return nil
+}
+
+func (c *Coordinator) open(id string, seq uint64) *save {
+	s := c.saves[id]
+	if s == nil {
+		s = &save{
+			id: id, seq: seq, locals: map[int]plan.Local{}, sealed: map[int]bool{},
+			writes: map[int]plan.Digest{}, asked: map[string]bool{}, written: map[int]bool{},
+		}
+		c.saves[id] = s
+	}
+	return s
+}
+
+// end closes a save for good: a plan that comes later does not open it again.
+func (c *Coordinator) end(id string) {
+	delete(c.saves, id)
+	c.ended[id] = true
+}
+
+func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) error {
+	if c.ended[b.Checkpoint] {
+		return nil
+	}
+	local, err := plan.DecodeLocal(b.Plan.Inline)
+	if err != nil {
+		return fmt.Errorf("plan.local of rank %d of %s: %w", b.Rank, b.Checkpoint, err)
+	}
+	known := c.saves[b.Checkpoint] != nil
+	s := c.open(b.Checkpoint, seq)
+	if !known {
+		s.name, s.step, s.participants = b.Name, b.Step, b.Participants
+	}
+	switch {
+	case s.step != b.Step:
+		s.fail(fmt.Sprintf("rank %d saves step %d, another rank saves step %d under the same name", b.Rank, b.Step, s.step), b.Rank)
+	case !slices.Equal(s.participants, b.Participants):
+		s.fail(fmt.Sprintf("rank %d names the participants %v, another rank names %v", b.Rank, b.Participants, s.participants), b.Rank)
+	case !slices.Contains(s.participants, b.Rank):
+		s.fail(fmt.Sprintf("rank %d saves without being one of the participants %v", b.Rank, s.participants), b.Rank)
+	default:
+		s.locals[b.Rank] = local
+	}
+	return nil
+}
+
+// exited says how a worker ended, for the reason of an abort.
+func exited(b *events.WorkerExited) string {
+	if b.Signal != "" {
+		return fmt.Sprintf("rank %d was killed by %s before it had sealed its bytes", b.Rank, b.Signal)
+	}
+	return fmt.Sprintf("rank %d exited with code %d before it had sealed its bytes", b.Rank, b.Code)
+}

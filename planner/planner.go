@@ -1,0 +1,49 @@
+// Package planner decides: what each rank writes ([Global]), what each rank
+// reads ([Load]), and when a checkpoint is begun, committed or aborted
+// ([Coordinator]). Everything here is pure: events and times come in as
+// values, plans and commands go out as values, and the edges execute them.
+//
+//	local plans ──Global──▶ layout ──Items(rank)──▶ what a rank writes
+//	layout + wants ──Load──▶ reads
+//	log ──Coordinator.Apply──▶ state ──Tick(now)──▶ commands, next deadline
+package planner
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// MaxName bounds the name of a checkpoint in bytes, so that its encoded ID
+// fits a file name.
+const MaxName = 64
+
+// CheckpointID is the ID of the n-th save (from 1) under a name in an
+// attempt. Every rank derives the same ID without asking.
+func CheckpointID(name string, attempt, n int) string {
+	id := fmt.Sprintf("%s.a%d", name, attempt)
+	if n > 1 {
+		id += fmt.Sprintf(".%d", n)
+	}
+	return id
+}
+
+// DefaultName is the name of a save whose user gave none.
+func DefaultName(step int64) string { return fmt.Sprintf("step-%d", step) }
+
+// ValidName reports a checkpoint name that cannot be referred to later.
+func ValidName(name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("checkpoint name is empty")
+	case len(name) > MaxName:
+		return fmt.Errorf("checkpoint name has %d bytes, at most %d are allowed", len(name), MaxName)
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }):
+		return fmt.Errorf("checkpoint name %q has control characters", name)
+	case strings.ContainsAny(name, "@/:"):
+		return fmt.Errorf("checkpoint name %q has one of the characters @ / : that references use", name)
+	case name == "latest":
+		return fmt.Errorf("checkpoint name %q is taken by the reference run@latest", name)
+	}
+	return nil
+}
