@@ -1,0 +1,162 @@
+// Package client is the Go library for workers: the processes that train. A
+// worker is started by a trainer, which gives it a socket in its environment.
+//
+//	c, err := client.Connect(ctx)
+//	if c.Resume != "" { _, err = c.Load(ctx, items, client.LoadOptions{}) }
+//	for … {
+//		err = c.Report(ctx, step, map[string]any{"loss": loss})
+//		s, err := c.Save(ctx, step, items, client.SaveOptions{})
+//		…
+//		err = s.Wait(ctx, client.Committed)
+//	}
+//
+// A save returns when the bytes are copied into shared memory; the trainer
+// makes them durable. Package client depends on the standard library and on
+// package tensor alone.
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"time"
+)
+
+// Client is one rank's connection to its trainer. Methods may be called
+// concurrently, collectives in the same order by every rank.
+type Client struct {
+	Context
+	http  *http.Client
+	token string
+	seq   atomic.Uint64
+}
+
+// ErrNoTrainer says that the process was not started by a trainer.
+var ErrNoTrainer = errors.New("no trainer: " + EnvSocket + " is not set; start this program with `trainer run -- COMMAND`")
+
+// helloTimeout bounds the first request; all later ones are bounded by their
+// context.
+const helloTimeout = 30 * time.Second
+
+// Connect says hello to the trainer that started this process. It returns
+// [ErrNoTrainer] when there is none.
+func Connect(ctx context.Context) (*Client, error) {
+	socket := os.Getenv(EnvSocket)
+	if socket == "" {
+		return nil, ErrNoTrainer
+	}
+	var d net.Dialer
+	c := &Client{
+		token: os.Getenv(EnvToken),
+		http: &http.Client{Transport: &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return d.DialContext(ctx, "unix", socket)
+			},
+			MaxIdleConnsPerHost: 4,
+		}},
+	}
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	if err := c.call(ctx, "hello", Hello{Protocols: []int{Protocol}, PID: os.Getpid()}, &c.Context); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Close drops idle connections. The trainer learns of a worker's end from its
+// process.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Report hands one iteration's metrics to the trainer and blocks until it
+// took those of every rank. Values are numbers, strings or booleans.
+func (c *Client) Report(ctx context.Context, step int64, metrics map[string]any) error {
+	safe := make(map[string]any, len(metrics))
+	for k, v := range metrics {
+		safe[k] = finite(v)
+	}
+	return c.call(ctx, "report", Report{Step: step, Metrics: safe}, nil)
+}
+
+// finite replaces the floats that JSON cannot hold by their names.
+func finite(v any) any {
+	f, ok := v.(float64)
+	if f32, is := v.(float32); is {
+		f, ok = float64(f32), true
+	}
+	switch {
+	case !ok:
+		return v
+	case f != f:
+		return "NaN"
+	case f > maxFloat:
+		return "Infinity"
+	case f < -maxFloat:
+		return "-Infinity"
+	}
+	return f
+}
+
+const maxFloat = 0x1p1023 * (1 + (1 - 0x1p-52))
+
+// call posts a JSON request and decodes the reply into out, unless it is nil.
+func (c *Client) call(ctx context.Context, what string, in, out any) error {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return fmt.Errorf("%s: encode request: %w", what, err)
+	}
+	reply, err := c.post(ctx, what, body, nil)
+	if err != nil {
+		return err
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(reply, out); err != nil {
+		return fmt.Errorf("%s: decode the trainer's reply: %w", what, err)
+	}
+	return nil
+}
+
+func (c *Client) post(ctx context.Context, what string, body []byte, header map[string]string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://trainer/v1/"+what, bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	req.Header.Set("Authorization", "Bearer "+c.token)
+	for k, v := range header {
+		req.Header.Set(k, v)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("%s: the trainer does not answer: %w", what, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	reply, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%s: read the trainer's reply: %w", what, err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return reply, nil
+	}
+	var p Problem
+	if json.Unmarshal(reply, &p) != nil || p.Message == "" {
+		p.Message = fmt.Sprintf("%s: %.200q", resp.Status, reply)
+	}
+	return nil, &Error{Op: what, Status: resp.StatusCode, Message: p.Message}
+}
+
+// Error is the trainer's refusal of a request.
+type Error struct {
+	Op      string // such as "save"
+	Status  int    // of HTTP: see the protocol
+	Message string
+}
+
+func (e *Error) Error() string { return e.Op + ": " + e.Message }

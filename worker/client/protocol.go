@@ -1,0 +1,144 @@
+package client
+
+import "github.com/ckptstore/ckptstore/tensor"
+
+// The socket protocol: HTTP/1.1 over a unix socket, one socket a rank and
+// attempt, JSON bodies, bulk bytes through files in shared memory. Every
+// request carries the header "Authorization: Bearer <token>".
+//
+//	POST /v1/hello       Hello          → Context
+//	POST /v1/report      Report         → {}            blocks until the trainer took it
+//	POST /v1/save        SaveRequest    → SaveReply     a staging slot to copy into
+//	POST /v1/seal        CheckpointRef  → {}            the copy is complete
+//	POST /v1/wait        WaitRequest    → WaitReply     blocks until the state is reached
+//	POST /v1/load        LoadRequest    → LoadReply     a collective: every rank calls it
+//	POST /v1/gather      parts, header  → parts         one part from each rank
+//	POST /v1/broadcast   parts, header  → parts         one part from the root
+//
+// Collectives carry raw bytes: the request body is this rank's part, the
+// reply is a sequence of parts, each a little-endian uint64 length and its
+// bytes. Their headers are [HeaderSeq], counted from 1 by each rank over both
+// kinds, and [HeaderRoot]. An error is a [Problem] with a status of 400 (bad
+// request), 401 (token), 409 (conflict with other ranks), 410 (the attempt is
+// over), 500 or 504 (deadline).
+const (
+	Protocol   = 1
+	HeaderSeq  = "Ckptstore-Seq"
+	HeaderRoot = "Ckptstore-Root"
+)
+
+// Environment that the trainer gives to every worker beside torchrun's.
+const (
+	EnvSocket  = "CKPTSTORE_SOCKET"
+	EnvToken   = "CKPTSTORE_TOKEN"
+	EnvRun     = "CKPTSTORE_RUN"
+	EnvJob     = "CKPTSTORE_JOB"
+	EnvTrial   = "CKPTSTORE_TRIAL"
+	EnvAttempt = "CKPTSTORE_ATTEMPT"
+	EnvResume  = "CKPTSTORE_RESUME"
+)
+
+// Hello opens the conversation.
+type Hello struct {
+	Protocols []int `json:"protocols"` // versions that the client speaks
+	PID       int   `json:"pid"`
+}
+
+// Context says who the worker is.
+type Context struct {
+	Protocol  int    `json:"protocol"` // the version that both speak
+	Run       string `json:"run"`
+	Trial     string `json:"trial"`
+	Job       string `json:"job"`
+	Attempt   int    `json:"attempt"`
+	Rank      int    `json:"rank"`
+	WorldSize int    `json:"world_size"`
+	Resume    string `json:"resume,omitempty"` // full ID to restore from, or empty
+}
+
+// Report is one iteration's metrics of one rank: numbers, strings, booleans.
+type Report struct {
+	Step    int64          `json:"step"`
+	Metrics map[string]any `json:"metrics"`
+}
+
+// Item describes one shard or one value.
+type Item struct {
+	FQN     string       `json:"fqn"`
+	Value   bool         `json:"value,omitempty"`
+	PerRank bool         `json:"per_rank,omitempty"` // each rank has its own value
+	Rank    *int         `json:"rank,omitempty"`     // load: whose per-rank value, default own
+	DType   tensor.DType `json:"dtype,omitzero"`
+	Shape   []int64      `json:"shape,omitempty"` // of the whole tensor
+	Offsets []int64      `json:"offsets,omitempty"`
+	Sizes   []int64      `json:"sizes,omitempty"`
+	Bytes   int64        `json:"bytes"` // save: size of the data
+}
+
+// SaveRequest asks for a slot. Participants are the ranks that take part, by
+// default all.
+type SaveRequest struct {
+	Name         string `json:"name,omitempty"` // default step-<step>
+	Step         int64  `json:"step"`
+	Participants []int  `json:"participants,omitempty"`
+	Items        []Item `json:"items"`
+}
+
+// SaveReply is the slot: item i's bytes go to Offsets[i] of the file Arena.
+type SaveReply struct {
+	Checkpoint string  `json:"checkpoint"`
+	Arena      string  `json:"arena"`
+	Size       int64   `json:"size"`
+	Offsets    []int64 `json:"offsets"`
+}
+
+// CheckpointRef names a checkpoint by its full ID.
+type CheckpointRef struct {
+	Checkpoint string `json:"checkpoint"`
+}
+
+// States of a save, in order; an aborted one ends there.
+const (
+	Begun     = "begun"
+	Staged    = "staged"
+	Committed = "committed"
+	Aborted   = "aborted"
+)
+
+// WaitRequest asks to be told when a checkpoint has reached a state.
+type WaitRequest struct {
+	Checkpoint string `json:"checkpoint"`
+	State      string `json:"state"`
+}
+
+// WaitReply is the state that was reached, at least the one asked for, or
+// aborted with its reason.
+type WaitReply struct {
+	State  string `json:"state"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// LoadRequest asks for boxes and values of a checkpoint. Strict makes it an
+// error when the checkpoint has keys that no rank asks for.
+type LoadRequest struct {
+	Ref    string `json:"ref,omitempty"` // default: the checkpoint to resume from
+	Strict bool   `json:"strict,omitempty"`
+	Items  []Item `json:"items"`
+}
+
+// LoadReply says where the bytes are: item i's are Sizes[i] bytes at
+// Offsets[i] of the file Arena, tensors row-major in the wanted box.
+type LoadReply struct {
+	Checkpoint string   `json:"checkpoint"`
+	Step       int64    `json:"step"`
+	Arena      string   `json:"arena"`
+	Size       int64    `json:"size"`
+	Offsets    []int64  `json:"offsets"`
+	Sizes      []int64  `json:"sizes"`
+	Unread     []string `json:"unread,omitempty"` // keys that no rank asked for
+}
+
+// Problem is the body of an error reply.
+type Problem struct {
+	Message string `json:"error"`
+}

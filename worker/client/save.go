@@ -1,0 +1,135 @@
+package client
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// Tensor is one rank's shard of a tensor and its bytes: the box, row-major,
+// little-endian. Save reads Data, Load fills it.
+type Tensor struct {
+	tensor.Shard
+	Data []byte
+}
+
+// Value is a named sequence of bytes. A per-rank one, such as RNG state, is
+// kept once for each rank; of a shared one, the lowest rank's is kept.
+type Value struct {
+	FQN     string
+	PerRank bool
+	Data    []byte
+}
+
+// State is everything that a rank saves or loads.
+type State struct {
+	Tensors []Tensor
+	Values  []Value
+}
+
+func (s State) items() []Item {
+	items := make([]Item, 0, len(s.Tensors)+len(s.Values))
+	for _, t := range s.Tensors {
+		items = append(items, Item{
+			FQN: t.FQN, DType: t.DType, Shape: t.Global,
+			Offsets: t.Box.Offsets, Sizes: t.Box.Sizes, Bytes: int64(len(t.Data)),
+		})
+	}
+	for _, v := range s.Values {
+		items = append(items, Item{FQN: v.FQN, Value: true, PerRank: v.PerRank, Bytes: int64(len(v.Data))})
+	}
+	return items
+}
+
+// SaveOptions are optional.
+type SaveOptions struct {
+	Name         string // default step-<step>
+	Participants []int  // ranks that take part, default all
+}
+
+// Save is a checkpoint on its way.
+type Save struct {
+	Checkpoint string // full ID
+	c          *Client
+	slot       SaveReply
+	state      State
+}
+
+// Save copies the state into shared memory and returns: the rank may train on
+// and change its tensors. Use [Save.Wait] to learn whether the checkpoint was
+// committed. Every participant must call Save for the same step.
+func (c *Client) Save(ctx context.Context, step int64, state State, o SaveOptions) (*Save, error) {
+	s, err := c.Begin(ctx, step, state, o)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.Seal(ctx)
+}
+
+// Begin is the first half of [Client.Save]: it gets a staging slot. The
+// state's bytes are read by [Save.Seal], not before.
+func (c *Client) Begin(ctx context.Context, step int64, state State, o SaveOptions) (*Save, error) {
+	for _, t := range state.Tensors {
+		if err := t.Validate(); err != nil {
+			return nil, fmt.Errorf("save: %w", err)
+		}
+		if int64(len(t.Data)) != t.Bytes() {
+			return nil, fmt.Errorf("save: tensor %q has %d bytes of data, its box %v needs %d", t.FQN, len(t.Data), t.Box, t.Bytes())
+		}
+	}
+	s := &Save{c: c, state: state}
+	req := SaveRequest{Name: o.Name, Step: step, Participants: o.Participants, Items: state.items()}
+	if err := c.call(ctx, "save", req, &s.slot); err != nil {
+		return nil, err
+	}
+	s.Checkpoint = s.slot.Checkpoint
+	return s, nil
+}
+
+// Seal copies the bytes into the slot and tells the trainer that they are
+// complete. A save that is never sealed is aborted.
+func (s *Save) Seal(ctx context.Context) error {
+	m, err := mapArena(s.slot.Arena, s.slot.Size, true)
+	if err != nil {
+		return fmt.Errorf("save: %w", err)
+	}
+	i := 0
+	put := func(data []byte) {
+		copy(m.data[s.slot.Offsets[i]:], data)
+		i++
+	}
+	for _, t := range s.state.Tensors {
+		put(t.Data)
+	}
+	for _, v := range s.state.Values {
+		put(v.Data)
+	}
+	if err := m.close(); err != nil {
+		return fmt.Errorf("save: %w", err)
+	}
+	return s.c.call(ctx, "seal", CheckpointRef{s.Checkpoint}, nil)
+}
+
+// Wait blocks until the checkpoint has reached a state: [Begun], [Staged] or
+// [Committed]. It is an error, an [*AbortedError], when it never will.
+func (s *Save) Wait(ctx context.Context, state string) error {
+	var r WaitReply
+	if err := s.c.call(ctx, "wait", WaitRequest{s.Checkpoint, state}, &r); err != nil {
+		return err
+	}
+	if r.State == Aborted {
+		return &AbortedError{Checkpoint: s.Checkpoint, Reason: r.Reason}
+	}
+	return nil
+}
+
+// AbortedError says why a checkpoint will never exist.
+type AbortedError struct {
+	Checkpoint string
+	Reason     string
+}
+
+func (e *AbortedError) Error() string {
+	return fmt.Sprintf("checkpoint %s was aborted: %s", e.Checkpoint, e.Reason)
+}
