@@ -31,8 +31,9 @@ type Coordinator struct {
 	saves    map[string]*save
 	ended    map[string]bool // IDs that were committed or aborted
 	exited   map[int]string  // ranks whose process ended, and how
-	draining string // reason, when no new save may begin
-	fenced   int    // the newer attempt that ended this one
+	draining string          // reason, when no new save may begin
+	lost     bool            // staged bytes are gone: only complete saves can be finished
+	fenced   int             // the newer attempt that ended this one
 }
 
 // CoordinatorConfig says whose saves a coordinator coordinates.
@@ -119,6 +120,11 @@ func (c *Coordinator) Open() []string {
 // its participants; those that are will be finished.
 func (c *Coordinator) Drain(reason string) { c.draining = reason }
 
+// Abandon is [Coordinator.Drain] for a coordinator that takes over from a dead
+// one: staged bytes are gone too, so only a save whose files are all written
+// is committed.
+func (c *Coordinator) Abandon(reason string) { c.draining, c.lost = reason, true }
+
 // Tick returns the commands that are due at now, each exactly once, and the
 // time at which Tick must be called again if no event comes before; zero if
 // nothing is open.
@@ -127,6 +133,10 @@ func (c *Coordinator) Tick(now time.Time) (due []Command, next time.Time) {
 		return nil, time.Time{}
 	}
 	for _, s := range c.ordered() {
+		if c.draining != "" && !s.begun && !s.asked["begin"] {
+			c.end(s.id) // nobody has been told of it: there is nothing to abort
+			continue
+		}
 		if s.deadline.IsZero() {
 			s.deadline = now.Add(c.cfg.Timeout)
 		}
@@ -147,6 +157,7 @@ func (c *Coordinator) ordered() []*save {
 // die, its bytes are in shared memory), a drain, or the clock.
 func (c *Coordinator) judge(s *save, now time.Time) {
 	unsealed := slices.DeleteFunc(slices.Clone(s.participants), func(r int) bool { return s.sealed[r] })
+	unwritten := slices.DeleteFunc(slices.Clone(s.participants), func(r int) bool { _, ok := s.writes[r]; return ok })
 	for _, rank := range unsealed {
 		if how, ok := c.exited[rank]; ok {
 			s.fail(how, rank)
@@ -156,10 +167,11 @@ func (c *Coordinator) judge(s *save, now time.Time) {
 	case s.failure != nil:
 	case c.draining != "" && len(unsealed) > 0:
 		s.fail(c.draining, unsealed...)
+	case c.lost && len(unwritten) > 0:
+		s.fail(c.draining, unwritten...)
 	case !now.Before(s.deadline) && len(unsealed) > 0:
 		s.fail("these ranks did not call save, or did not finish copying, within "+c.cfg.Timeout.String(), unsealed...)
 	case !now.Before(s.deadline):
-		unwritten := slices.DeleteFunc(slices.Clone(s.participants), func(r int) bool { _, ok := s.writes[r]; return ok })
 		s.fail("the files of these ranks were not written within "+c.cfg.Timeout.String(), unwritten...)
 	}
 }

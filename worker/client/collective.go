@@ -30,12 +30,14 @@ func (t Collectives) AllGather(ctx context.Context, own []byte) ([][]byte, error
 	return parts, err
 }
 
-// Broadcast returns the root's data on every rank; the others' is ignored.
+// Broadcast returns the root's data on every rank. The others give a buffer
+// of the same length, which is not sent.
 func (t Collectives) Broadcast(ctx context.Context, root int, data []byte) ([]byte, error) {
+	header := map[string]string{HeaderRoot: strconv.Itoa(root), HeaderSize: strconv.Itoa(len(data))}
 	if t.Rank() != root {
 		data = nil
 	}
-	parts, err := t.exchange(ctx, "broadcast", data, map[string]string{HeaderRoot: strconv.Itoa(root)})
+	parts, err := t.exchange(ctx, "broadcast", data, header)
 	if err != nil {
 		return nil, err
 	}

@@ -17,14 +17,16 @@ import "github.com/ckptstore/ckptstore/tensor"
 //
 // Collectives carry raw bytes: the request body is this rank's part, the
 // reply is a sequence of parts, each a little-endian uint64 length and its
-// bytes. Their headers are [HeaderSeq], counted from 1 by each rank over both
-// kinds, and [HeaderRoot]. An error is a [Problem] with a status of 400 (bad
+// bytes. All ranks' parts are equally long; of a broadcast only the root sends
+// one. Their headers are [HeaderSeq], counted from 1 by each rank over both
+// kinds, and, of a broadcast, [HeaderRoot] and [HeaderSize]. An error is a [Problem] with a status of 400 (bad
 // request), 401 (token), 409 (conflict with other ranks), 410 (the attempt is
 // over), 500 or 504 (deadline).
 const (
 	Protocol   = 1
 	HeaderSeq  = "Ckptstore-Seq"
 	HeaderRoot = "Ckptstore-Root"
+	HeaderSize = "Ckptstore-Size"
 )
 
 // Environment that the trainer gives to every worker beside torchrun's.

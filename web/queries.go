@@ -1,0 +1,100 @@
+// Package web answers questions about a store over HTTP, for processes that do
+// not own it.
+//
+//	query    one question: its name, and how rows answer it
+//	params   what a question is about
+//	Server   GET /v1/<query>?run=…&trial=…&ref=…&attempt=…&all=…&at_least=…
+//	Client   asks a server
+//
+// An answer is the JSON of the query's type. It holds at least what was in the
+// log at sequence at_least. An error is {"error", "kind"} with status 400
+// (bad_reference, ambiguous), 404 (not_found), 503 (views behind or halted).
+package web
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// Params says what a question is about; a query uses what it needs.
+type Params struct {
+	Run     string
+	Trial   string
+	Ref     string // a reference to a checkpoint
+	Attempt int
+	All     bool // also what is hidden
+}
+
+// Query is one question and the type of its answer.
+type Query[T any] struct {
+	Name   string
+	answer func(projections.Reader, Params) (T, error)
+}
+
+// The questions.
+var (
+	Runs   = Query[[]projections.Run]{"runs", func(r projections.Reader, _ Params) ([]projections.Run, error) { return projections.Runs(r) }}
+	Jobs   = Query[[]projections.Job]{"jobs", func(r projections.Reader, p Params) ([]projections.Job, error) { return projections.Jobs(r, p.Run) }}
+	Trials = Query[[]projections.Trial]{"trials", func(r projections.Reader, p Params) ([]projections.Trial, error) {
+		return projections.Trials(r, p.Run)
+	}}
+	Trial = Query[projections.Trial]{"trial", func(r projections.Reader, p Params) (projections.Trial, error) {
+		return projections.GetTrial(r, p.Run, p.Trial)
+	}}
+	Attempts = Query[[]projections.Attempt]{"attempts", func(r projections.Reader, p Params) ([]projections.Attempt, error) {
+		return projections.Attempts(r, p.Run, p.Trial)
+	}}
+	Workers = Query[[]projections.Worker]{"workers", func(r projections.Reader, p Params) ([]projections.Worker, error) {
+		return projections.Workers(r, p.Run, p.Trial, p.Attempt)
+	}}
+	Checkpoints = Query[[]projections.Checkpoint]{"checkpoints", func(r projections.Reader, p Params) ([]projections.Checkpoint, error) {
+		return projections.Checkpoints(r, p.Run, p.All)
+	}}
+	OpenCheckpoints = Query[[]projections.Checkpoint]{"open_checkpoints", func(r projections.Reader, p Params) ([]projections.Checkpoint, error) {
+		return projections.OpenCheckpoints(r, p.Run, p.Trial)
+	}}
+	Resolve = Query[projections.Checkpoint]{"resolve", func(r projections.Reader, p Params) (projections.Checkpoint, error) {
+		return projections.Resolve(r, p.Ref)
+	}}
+	Metrics = Query[[]projections.Report]{"metrics", func(r projections.Reader, p Params) ([]projections.Report, error) {
+		return projections.Metrics(r, p.Run, p.Trial)
+	}}
+	Digest = Query[string]{"digest", func(r projections.Reader, _ Params) (string, error) {
+		sum, err := projections.Digest(r)
+		return fmt.Sprintf("%x", sum), err
+	}}
+)
+
+// answers is every query by name, for the server.
+var answers = map[string]func(projections.Reader, Params) (any, error){
+	Runs.Name: erase(Runs), Jobs.Name: erase(Jobs), Trials.Name: erase(Trials), Trial.Name: erase(Trial),
+	Attempts.Name: erase(Attempts), Workers.Name: erase(Workers), Checkpoints.Name: erase(Checkpoints),
+	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Metrics.Name: erase(Metrics),
+	Digest.Name: erase(Digest),
+}
+
+func erase[T any](q Query[T]) func(projections.Reader, Params) (any, error) {
+	return func(r projections.Reader, p Params) (any, error) { return q.answer(r, p) }
+}
+
+// Source answers queries by name, as JSON.
+type Source interface {
+	// Answer holds at least what was in the log when the call began.
+	Answer(ctx context.Context, query string, p Params) (json.RawMessage, error)
+}
+
+// Ask puts a question to a source.
+func Ask[T any](ctx context.Context, from Source, q Query[T], p Params) (T, error) {
+	var out T
+	data, err := from.Answer(ctx, q.Name, p)
+	if err != nil {
+		return out, err
+	}
+	if err := json.Unmarshal(data, &out); err != nil {
+		return out, fmt.Errorf("decode the answer to %s: %w", q.Name, err)
+	}
+	return out, nil
+}

@@ -1,0 +1,136 @@
+package web
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// Views is what a server needs of the projections.
+type Views interface {
+	// Wait blocks until the views have folded the event at seq.
+	Wait(ctx context.Context, seq uint64) error
+	// View calls read with one consistent state.
+	View(read func(projections.Reader) error) error
+}
+
+// waitLimit bounds how long a question waits for the views to catch up.
+const waitLimit = 30 * time.Second
+
+// Local answers from views in this process.
+type Local struct {
+	Views Views
+	Last  func(context.Context) (uint64, error) // sequence of the log's end
+}
+
+var _ Source = (*Local)(nil)
+
+// Answer implements [Source].
+func (l *Local) Answer(ctx context.Context, query string, p Params) (json.RawMessage, error) {
+	seq, err := l.Last(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return answer(ctx, l.Views, query, p, seq)
+}
+
+func answer(ctx context.Context, v Views, query string, p Params, atLeast uint64) (json.RawMessage, error) {
+	ask, ok := answers[query]
+	if !ok {
+		return nil, &projections.NotFoundError{What: "query", Ref: query}
+	}
+	ctx, cancel := context.WithTimeout(ctx, waitLimit)
+	defer cancel()
+	if err := v.Wait(ctx, atLeast); err != nil {
+		return nil, fmt.Errorf("the views have not reached sequence %d of the log: %w", atLeast, err)
+	}
+	var out json.RawMessage
+	err := v.View(func(r projections.Reader) error {
+		value, err := ask(r, p)
+		if err == nil {
+			out, err = json.Marshal(value)
+		}
+		return err
+	})
+	return out, err
+}
+
+// Handler serves every query of v.
+func Handler(v Views) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/{query}", func(w http.ResponseWriter, r *http.Request) {
+		p, atLeast, err := parseParams(r.URL.Query())
+		var out json.RawMessage
+		if err == nil {
+			out, err = answer(r.Context(), v, r.PathValue("query"), p, atLeast)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err != nil {
+			status, kind := classify(err)
+			out, _ = json.Marshal(failure{err.Error(), kind}) // strings always encode
+			w.WriteHeader(status)
+		}
+		_, _ = w.Write(out) // a client that is gone needs no answer
+	})
+	return mux
+}
+
+// failure is the body of an error.
+type failure struct {
+	Message string `json:"error"`
+	Kind    string `json:"kind,omitempty"`
+}
+
+// kinds are the errors that keep their identity on the way.
+var kinds = map[string]struct {
+	status int
+	err    error
+}{
+	"not_found":     {http.StatusNotFound, projections.ErrNotFound},
+	"ambiguous":     {http.StatusBadRequest, projections.ErrAmbiguous},
+	"bad_reference": {http.StatusBadRequest, projections.ErrReference},
+}
+
+func classify(err error) (status int, kind string) {
+	for kind, k := range kinds {
+		if errors.Is(err, k.err) {
+			return k.status, kind
+		}
+	}
+	return http.StatusServiceUnavailable, ""
+}
+
+func (p Params) encode(atLeast uint64) string {
+	return url.Values{
+		"run": {p.Run}, "trial": {p.Trial}, "ref": {p.Ref}, "attempt": {strconv.Itoa(p.Attempt)},
+		"all": {strconv.FormatBool(p.All)}, "at_least": {strconv.FormatUint(atLeast, 10)},
+	}.Encode()
+}
+
+func parseParams(q url.Values) (p Params, atLeast uint64, err error) {
+	p = Params{Run: q.Get("run"), Trial: q.Get("trial"), Ref: q.Get("ref")}
+	var errs []error
+	if v := q.Get("attempt"); v != "" {
+		p.Attempt, err = strconv.Atoi(v)
+		errs = append(errs, err)
+	}
+	if v := q.Get("all"); v != "" {
+		p.All, err = strconv.ParseBool(v)
+		errs = append(errs, err)
+	}
+	if v := q.Get("at_least"); v != "" {
+		atLeast, err = strconv.ParseUint(v, 10, 64)
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return p, 0, fmt.Errorf("%w: %w", projections.ErrReference, err)
+	}
+	return p, atLeast, nil
+}

@@ -1,0 +1,164 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"golang.org/x/sys/unix"
+)
+
+// arenas are a job's files in shared memory: one for what a rank saves and
+// one for what it loads, in a directory named by store, run and node.
+//
+//	SHARED/ckptstore-<store>-<run>-n0/
+//	  lock           flock(2) of the trainer that owns the directory
+//	  r00002.save    rank 2's staging slot
+//	  r00002.load    what rank 2 loads
+//
+// The kernel frees the lock when a trainer is killed; the next trainer of the
+// run takes the directory over and frees what is in it.
+type arenas struct {
+	dir  string
+	lock *os.File
+
+	mu    sync.Mutex
+	files map[string]*arena
+}
+
+// arena is one mapped file. Its holder may use data until the next grow.
+type arena struct {
+	path string
+	file *os.File
+	data []byte
+}
+
+// arenaPage is the unit of growth and the alignment of items, in bytes.
+const arenaPage = 4096
+
+func openArenas(shared, store, run string) (*arenas, error) {
+	name := events.EncodeName(run)
+	if len(name) > 100 {
+		name = plan.Sum([]byte(run)).String()[:32]
+	}
+	dir := filepath.Join(shared, fmt.Sprintf("ckptstore-%.8s-%s-n0", store, name))
+	lock, err := lockDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)
+	}
+	left, err := filepath.Glob(filepath.Join(dir, "r*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range left {
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("free what a dead trainer left in shared memory: %w", err)
+		}
+	}
+	return &arenas{dir: dir, lock: lock, files: map[string]*arena{}}, nil
+}
+
+// lockDir makes dir and takes the lock in it. A trainer that ends removes the
+// directory while it holds the lock, so a lock is only good if its file is
+// still the one at that path.
+func lockDir(dir string) (*os.File, error) {
+	path := filepath.Join(dir, "lock")
+	for {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+		lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			_ = lock.Close()
+			return nil, fmt.Errorf("lock %s: %w: another trainer of this run is alive on this machine; stop it, or choose another --name", path, err)
+		}
+		mine, err := lock.Stat()
+		if err != nil {
+			return nil, err
+		}
+		if now, err := os.Stat(path); err == nil && os.SameFile(mine, now) {
+			return lock, nil
+		}
+		_ = lock.Close()
+	}
+}
+
+// get returns rank's file for use, at least size bytes long. The caller
+// must be the only user of that file.
+func (a *arenas) get(rank int, use string, size int64) (*arena, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	path := filepath.Join(a.dir, fmt.Sprintf("r%05d.%s", rank, use))
+	f := a.files[path]
+	if f == nil {
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("open shared memory: %w", err)
+		}
+		f = &arena{path: path, file: file}
+		a.files[path] = f
+	}
+	return f, f.grow(size)
+}
+
+func (f *arena) grow(size int64) error {
+	size = (size + arenaPage - 1) / arenaPage * arenaPage
+	if size <= int64(len(f.data)) {
+		return nil
+	}
+	// fallocate, not truncate: a full shared memory is an error here and
+	// would be a SIGBUS in the middle of a copy.
+	if err := unix.Fallocate(int(f.file.Fd()), 0, 0, size); err != nil {
+		return fmt.Errorf("reserve %d bytes in %s: %w: make room in shared memory", size, f.path, err)
+	}
+	if f.data != nil {
+		if err := unix.Munmap(f.data); err != nil {
+			return fmt.Errorf("unmap %s: %w", f.path, err)
+		}
+		f.data = nil
+	}
+	data, err := unix.Mmap(int(f.file.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map %s: %w", f.path, err)
+	}
+	f.data = data
+	return nil
+}
+
+// close unmaps and removes everything.
+func (a *arenas) close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var errs []error
+	for path, f := range a.files {
+		if f.data != nil {
+			errs = append(errs, unix.Munmap(f.data))
+		}
+		errs = append(errs, f.file.Close(), os.Remove(path))
+	}
+	clear(a.files)
+	errs = append(errs, os.RemoveAll(a.dir), a.lock.Close())
+	return errors.Join(errs...)
+}
+
+// place lays chunks of the given sizes out one after the other, each at a
+// multiple of 64 bytes, and returns their offsets and the whole size.
+func place(sizes []int64) (offsets []int64, size int64) {
+	const align = 64
+	offsets = make([]int64, len(sizes))
+	for i, n := range sizes {
+		offsets[i] = size
+		size += (n + align - 1) / align * align
+	}
+	return offsets, size
+}

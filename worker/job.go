@@ -1,0 +1,252 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// ErrConfig says that a job cannot run as it was asked for.
+var ErrConfig = errors.New("bad configuration")
+
+// FailedError says that the trial's failure budget is used up.
+type FailedError struct {
+	Attempt  int
+	Restarts int
+	Cause    string   // root cause: rank, and exit code or signal
+	Rank     int      // of the root cause; -1 when it was not one rank
+	Tail     []string // last lines of that rank's output
+}
+
+func (e *FailedError) Error() string {
+	return fmt.Sprintf("attempt %d failed and no restart is left (%d used): %s", e.Attempt, e.Restarts, e.Cause)
+}
+
+// job is the state of one Run.
+type job struct {
+	cfg     Config
+	store   Store
+	log     *slog.Logger
+	scribe  *scribe
+	lane    *lane
+	arenas  *arenas
+	runtime string // directory of this job's sockets
+}
+
+// Run runs a job until its workers are done, its failure budget is used up,
+// or ctx ends. The caller holds the run's lease. On return no process of the
+// job is left, whatever happened.
+func Run(ctx context.Context, cfg Config, store Store) (err error) {
+	cfg = cfg.withDefaults()
+	if cfg.NProc < 1 {
+		return fmt.Errorf("%w: %d workers a node; --nproc must be 1 or more", ErrConfig, cfg.NProc)
+	}
+	if len(cfg.Command) == 0 {
+		return fmt.Errorf("%w: no command to run; give one after --", ErrConfig)
+	}
+	j := &job{cfg: cfg, store: store, log: cfg.Logger}
+	j.scribe = &scribe{
+		log: store.Log, run: cfg.Run, trial: cfg.Trial, source: "trainer/" + cfg.Job,
+		node: events.Node(0), now: cfg.Now, newID: cfg.NewID,
+	}
+	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
+	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
+		return fmt.Errorf("make the job's runtime directory: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(j.runtime)) }()
+	if j.arenas, err = openArenas(store.Shared, store.ID, cfg.Run); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, j.arenas.close()) }()
+	guard, err := startGuard(cfg.Job)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, guard.stop()) }()
+	return j.run(ctx)
+}
+
+func (j *job) run(ctx context.Context) error {
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("hostname: %w", err)
+	}
+	err = j.scribe.sayAs(ctx, events.None, j.scribe.node,
+		&events.JobStarted{
+			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
+			NProc: j.cfg.NProc, NNodes: 1, Resume: j.cfg.Resume,
+		},
+		&events.NodeJoined{Job: j.cfg.Job, Node: 0, Host: host})
+	if err != nil {
+		return err
+	}
+	err = j.attempts(ctx)
+	// The job's end is told even when ctx has ended, within the decision's
+	// own deadline.
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
+	defer cancel()
+	ended := &events.JobEnded{Job: j.cfg.Job}
+	if err != nil {
+		ended.ExitCode, ended.Reason = 1, err.Error()
+	}
+	if errors.Is(err, ErrFenced) {
+		return err // the run is somebody else's now
+	}
+	return errors.Join(err, j.scribe.sayAs(end, events.None, j.scribe.node, ended))
+}
+
+// attempts runs the worker group until it is done or may not be restarted.
+func (j *job) attempts(ctx context.Context) error {
+	trial, err := j.openTrial(ctx)
+	if err != nil {
+		return err
+	}
+	resume, err := j.firstResume(ctx, trial)
+	if err != nil {
+		return err
+	}
+	for restarts := 0; ; restarts++ {
+		j.log.Info("attempt starts", "attempt", trial.Attempt+1, "world_size", j.cfg.NProc, "resume", or(resume, "nothing: a fresh start"))
+		cause, err := j.attempt(ctx, trial.Attempt+1, restarts, resume)
+		if err != nil {
+			return err
+		}
+		trial.Attempt++
+		if cause == nil {
+			_, err := j.lane.decide(ctx, &events.TrialCompleted{Attempt: trial.Attempt})
+			return err
+		}
+		if j.cfg.MaxRestarts >= 0 && restarts >= j.cfg.MaxRestarts {
+			cause.Attempt, cause.Restarts = trial.Attempt, restarts
+			_, err := j.lane.decide(ctx, &events.TrialErrored{Attempt: trial.Attempt, Message: cause.Cause})
+			return errors.Join(cause, err)
+		}
+		if trial, err = j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial); err != nil {
+			return err
+		}
+		resume = trial.Head
+		j.log.Warn("restarting the group", "cause", cause.Cause, "from", or(resume, "the beginning: nothing is committed"))
+	}
+}
+
+func or(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// openTrial finds or creates the trial, and brings to an end what an earlier
+// trainer has left open.
+func (j *job) openTrial(ctx context.Context) (projections.Trial, error) {
+	trial, err := j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial)
+	created := err == nil
+	if err != nil && !errors.Is(err, projections.ErrNotFound) {
+		return trial, err
+	}
+	j.lane = &lane{
+		scribe: j.scribe, agg: events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial},
+		conflict: j.store.Conflict, attempt: trial.Attempt, last: trial.LaneSeq,
+	}
+	if !created {
+		_, err := j.lane.decide(ctx, &events.TrialCreated{Config: j.cfg.Config})
+		return trial, err
+	}
+	if err := j.recoverSaves(ctx, trial); err != nil {
+		return trial, err
+	}
+	return j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial)
+}
+
+// recoverSaves ends what the trial's earlier attempts have left open. A save
+// of the newest attempt with all its files written is committed; all others
+// are aborted.
+func (j *job) recoverSaves(ctx context.Context, trial projections.Trial) error {
+	open, err := j.store.Views.OpenCheckpoints(ctx, j.cfg.Run, j.cfg.Trial)
+	if err != nil || len(open) == 0 {
+		return err
+	}
+	newest := false
+	for _, c := range open {
+		if c.Attempt == trial.Attempt {
+			newest = true
+			continue
+		}
+		_, err := j.lane.decide(ctx, &events.CheckpointAborted{
+			Attempt: c.Attempt, Checkpoint: c.ID, Reason: fmt.Sprintf("attempt %d took over", trial.Attempt),
+		})
+		if err != nil && !errors.Is(err, errEnded) {
+			return err
+		}
+	}
+	if !newest {
+		return nil
+	}
+	attempts, err := j.store.Views.Attempts(ctx, j.cfg.Run, j.cfg.Trial)
+	if err != nil {
+		return err
+	}
+	at := slices.IndexFunc(attempts, func(a projections.Attempt) bool { return a.Attempt == trial.Attempt })
+	if at < 0 {
+		return fmt.Errorf("trial %s of run %s: the views have no attempt %d; run `ckptstore verify`", trial.Name, trial.Run, trial.Attempt)
+	}
+	return j.takeOver(ctx, trial.Attempt, attempts[at].WorldSize, attempts[at].StartedSeq)
+}
+
+// takeOver replays an attempt into a new coordinator, which ends its saves.
+func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64) error {
+	known, err := j.store.Log.Last(ctx)
+	if err != nil {
+		return err
+	}
+	const why = "the trainer ended before the save was complete"
+	coord := planner.NewCoordinator(j.coordinator(attempt, world))
+	coord.Abandon(why)
+	s := newSaver(j.lane, j.store, coord, j.log, newStaging(j.arenas))
+	s.drain <- why
+	ctx, cancel := context.WithTimeout(ctx, j.cfg.DrainTimeout)
+	defer cancel()
+	if err := s.run(ctx, from, known); err != nil {
+		return fmt.Errorf("end the saves that attempt %d left open: %w", attempt, err)
+	}
+	return nil
+}
+
+func (j *job) coordinator(attempt, world int) planner.CoordinatorConfig {
+	return planner.CoordinatorConfig{
+		Store: j.store.ID, Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: attempt,
+		WorldSize: world, Timeout: j.cfg.SaveTimeout,
+	}
+}
+
+// firstResume resolves what the user wants to resume from. Later attempts
+// resume from the last committed checkpoint of the line.
+func (j *job) firstResume(ctx context.Context, trial projections.Trial) (string, error) {
+	switch j.cfg.Resume {
+	case "auto":
+		return trial.Head, nil
+	case "none":
+		return "", nil
+	case "require":
+		if trial.Head == "" {
+			return "", fmt.Errorf("%w: --resume require: run %q has no committed checkpoint; use --resume auto to start afresh", ErrConfig, j.cfg.Run)
+		}
+		return trial.Head, nil
+	}
+	c, err := j.store.Views.Resolve(ctx, qualify(j.cfg.Run, j.cfg.Resume))
+	if err != nil {
+		return "", fmt.Errorf("%w: --resume: %w", ErrConfig, err)
+	}
+	if c.Run != j.cfg.Run {
+		return c.Run + "@" + c.ID, nil
+	}
+	return c.ID, nil
+}

@@ -1,0 +1,144 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// decideTimeout bounds one decision, over all retries and reconnects.
+const decideTimeout = 60 * time.Second
+
+// ErrFenced says that a newer attempt of the trial has taken over: this one
+// must not decide anything any more.
+var ErrFenced = errors.New("fenced by a newer attempt")
+
+// errEnded says that the checkpoint was committed or aborted by somebody else.
+var errEnded = errors.New("the checkpoint has already ended")
+
+// scribe mints events and appends facts.
+type scribe struct {
+	log    Log
+	run    string
+	trial  string
+	source string
+	node   events.Actor
+	now    func() time.Time
+	newID  func() string
+}
+
+func (s *scribe) stamp() events.Stamp {
+	return events.Stamp{ID: s.newID(), Source: s.source, Time: s.now()}
+}
+
+// say appends facts of the node about the trial; they are durable on return.
+func (s *scribe) say(ctx context.Context, bodies ...events.Body) error {
+	return s.sayAs(ctx, s.trial, s.node, bodies...)
+}
+
+func (s *scribe) sayAs(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
+	facts := make([]events.Fact, len(bodies))
+	for i, b := range bodies {
+		f, err := events.NewFact(s.stamp(), events.Scope{Run: s.run, Trial: trial, Actor: actor}, b)
+		if err != nil {
+			return err
+		}
+		facts[i] = f
+	}
+	_, err := s.log.Append(ctx, facts...)
+	return err
+}
+
+// lane appends the decisions of one trial, one at a time, each conditional on
+// the last that this process has seen.
+type lane struct {
+	*scribe
+	agg      events.Aggregate
+	conflict func(error) bool
+	attempt  int // decisions are made for this attempt; 0 before the first
+
+	mu   sync.Mutex
+	last uint64 // sequence of the last decision seen
+}
+
+// decide appends a decision and returns it with its sequence. When another
+// decision came first it is looked at: a newer attempt gives [ErrFenced], the
+// end of the same checkpoint errEnded, anything else is taken note of and the
+// decision is tried again.
+func (l *lane) decide(ctx context.Context, body events.Body) (events.Recorded, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, decideTimeout)
+	defer cancel()
+	d, err := events.NewDecision(l.stamp(), l.agg, body)
+	if err != nil {
+		return events.Recorded{}, err
+	}
+	for {
+		seq, err := l.log.Decide(ctx, d, l.last)
+		if err == nil {
+			l.last = seq
+			return events.Recorded{Event: d.Event, Sequence: seq}, nil
+		}
+		if !l.conflict(err) {
+			return events.Recorded{}, fmt.Errorf("decide %s: %w", body.Kind(), err)
+		}
+		if err := l.reread(ctx, body); err != nil {
+			return events.Recorded{}, fmt.Errorf("decide %s: %w", body.Kind(), err)
+		}
+	}
+}
+
+// reread catches up with the decisions of others.
+func (l *lane) reread(ctx context.Context, mine events.Body) error {
+	end, err := l.log.Last(ctx)
+	if err != nil {
+		return err
+	}
+	for r, err := range l.log.Read(ctx, l.last+1, end) {
+		if err != nil {
+			return err
+		}
+		if !l.agg.Owns(r.Event) {
+			continue
+		}
+		body, err := r.Body()
+		if err != nil {
+			return err
+		}
+		if g, ok := body.(*events.GroupStarted); ok && g.Attempt > l.attempt {
+			return fmt.Errorf("attempt %d: %w (attempt %d of job %s)", l.attempt, ErrFenced, g.Attempt, g.Job)
+		}
+		if id := ends(body); id != "" && id == about(mine) {
+			return fmt.Errorf("%s: %w", id, errEnded)
+		}
+		l.last = r.Sequence
+	}
+	return nil
+}
+
+// ends is the ID of the checkpoint that a decision ends, or empty.
+func ends(b events.Body) string {
+	switch b := b.(type) {
+	case *events.CheckpointCommitted:
+		return b.Checkpoint
+	case *events.CheckpointAborted:
+		return b.Checkpoint
+	}
+	return ""
+}
+
+// about is the ID of the checkpoint that a coordinator's decision is about.
+func about(b events.Body) string {
+	switch b := b.(type) {
+	case *events.CheckpointBegun:
+		return b.Checkpoint
+	case *events.CheckpointStaged:
+		return b.Checkpoint
+	}
+	return ends(b)
+}

@@ -1,0 +1,256 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// loader serves collective loads. The n-th load of an attempt is resolved
+// once, when every rank has asked for it; so no two ranks can restore
+// different checkpoints, whatever is committed in between.
+type loader struct {
+	g      *group
+	arenas *arenas
+
+	mu     sync.Mutex
+	counts map[int]int // loads a rank has asked for
+	loads  map[int]*load
+	over   error // why no load can be complete any more
+}
+
+// load is one collective load.
+type load struct {
+	n        int
+	asked    map[int]client.LoadRequest
+	complete chan struct{} // closed when every rank has asked, or none will
+	over     error         // set before complete is closed
+	resolve  sync.Once
+	err      error
+	ckpt     projections.Checkpoint
+	manifest plan.Manifest
+	planner  *planner.Loader
+	reader   storage.Reader
+	unread   []string
+
+	mu       sync.Mutex
+	bytes    int64
+	finished int
+}
+
+func newLoader(g *group, a *arenas) *loader {
+	return &loader{g: g, arenas: a, counts: map[int]int{}, loads: map[int]*load{}}
+}
+
+// join adds rank's request to the next load of the rank.
+func (l *loader) join(rank int, req client.LoadRequest) (*load, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.counts[rank]++
+	n := l.counts[rank]
+	ld := l.loads[n]
+	if ld == nil && l.over != nil {
+		return nil, &problem{http.StatusConflict, l.over}
+	}
+	if ld == nil {
+		ld = &load{n: n, asked: map[int]client.LoadRequest{}, complete: make(chan struct{})}
+		l.loads[n] = ld
+	}
+	ld.asked[rank] = req
+	if len(ld.asked) == l.g.cfg.NProc && ld.over == nil {
+		close(ld.complete)
+	}
+	return ld, nil
+}
+
+// end releases the ranks that wait for one whose process has ended.
+func (l *loader) end(why error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.over = why
+	for _, ld := range l.loads {
+		if len(ld.asked) < l.g.cfg.NProc && ld.over == nil {
+			ld.over = why
+			close(ld.complete)
+		}
+	}
+}
+
+// absent lists the ranks that have not joined a load.
+func (l *loader) absent(ld *load) []int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var ranks []int
+	for rank := range l.g.cfg.NProc {
+		if _, ok := ld.asked[rank]; !ok {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
+}
+
+func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (client.LoadReply, error) {
+	wants := make([]plan.Want, len(req.Items))
+	for i, it := range req.Items {
+		if it.FQN == "" {
+			return client.LoadReply{}, badRequest("an item has no name")
+		}
+		wants[i] = plan.Want{Value: it.Value, Shard: shard(it), Rank: s.rank}
+		if it.Rank != nil {
+			wants[i].Rank = *it.Rank
+		}
+	}
+	ld, err := s.loader.join(s.rank, req)
+	if err != nil {
+		return client.LoadReply{}, err
+	}
+	wait, cancel := context.WithTimeout(ctx, s.cfg.Collective)
+	defer cancel()
+	select {
+	case <-ld.complete:
+	case <-wait.Done():
+		return client.LoadReply{}, &problem{http.StatusGatewayTimeout, fmt.Errorf(
+			"load %d is a collective, and ranks %v have not called it: %w", ld.n, s.loader.absent(ld), wait.Err())}
+	}
+	if ld.over != nil {
+		return client.LoadReply{}, &problem{http.StatusConflict, ld.over}
+	}
+	ld.resolve.Do(func() { ld.err = s.resolve(ctx, ld) })
+	if ld.err != nil {
+		return client.LoadReply{}, &problem{http.StatusConflict, ld.err}
+	}
+	reply, err := s.read(ctx, ld, wants)
+	if err != nil {
+		sayErr := s.lane.say(ctx, &events.RestoreFailed{Attempt: s.attempt, Load: ld.n, Checkpoint: ld.ckpt.ID, Error: fmt.Sprintf("rank %d: %v", s.rank, err)})
+		return client.LoadReply{}, errors.Join(err, sayErr)
+	}
+	return reply, nil
+}
+
+// resolve decides, once for all ranks, which checkpoint a load reads.
+func (s *rankServer) resolve(ctx context.Context, ld *load) error {
+	ref := ld.asked[0].Ref
+	asked := map[string]bool{}
+	strict := false
+	for rank := range s.cfg.NProc {
+		r := ld.asked[rank]
+		if r.Ref != ref {
+			return fmt.Errorf("load %d: rank 0 asks for %q and rank %d for %q", ld.n, ref, rank, r.Ref)
+		}
+		strict = strict || r.Strict
+		for _, it := range r.Items {
+			asked[it.FQN] = true
+		}
+	}
+	if ref == "" {
+		ref = s.resume
+	}
+	if ref == "" {
+		return fmt.Errorf("load %d: there is nothing to resume from; check the context's resume field, or name a checkpoint", ld.n)
+	}
+	c, err := s.store.Views.Resolve(ctx, qualify(s.cfg.Run, ref))
+	if err != nil {
+		return err
+	}
+	digest, err := plan.ParseDigest(c.Manifest)
+	if err != nil {
+		return fmt.Errorf("checkpoint %s: %w", c.ID, err)
+	}
+	reader := s.store.Data.Reader(storage.Ref{
+		Run: events.EncodeName(c.Run), Trial: events.EncodeName(c.Trial), Checkpoint: events.EncodeName(c.ID),
+	}).WithManifest(digest)
+	m, err := reader.ReadMetadata(ctx)
+	if err != nil {
+		return err
+	}
+	if err := reader.SetUp(ctx, m, true); err != nil {
+		return err
+	}
+	ld.ckpt, ld.manifest, ld.reader = c, m, reader
+	ld.planner = planner.NewLoader(m.Layout)
+	ld.unread = planner.Unread(m.Layout, asked)
+	if strict && len(ld.unread) > 0 {
+		return fmt.Errorf("load %d of %s: these saved keys are not asked for by any rank: %q; ask for them, or load without strict", ld.n, c.ID, ld.unread)
+	}
+	_, err = s.lane.decide(ctx, &events.RestoreBegun{Attempt: s.attempt, Load: ld.n, Checkpoint: c.ID, WorldSize: s.cfg.NProc})
+	return err
+}
+
+// read fills rank's load arena with what it wants.
+func (s *rankServer) read(ctx context.Context, ld *load, wants []plan.Want) (client.LoadReply, error) {
+	reads, err := ld.planner.Load(wants)
+	if err != nil {
+		return client.LoadReply{}, &problem{http.StatusBadRequest, fmt.Errorf("load %s: %w", ld.ckpt.ID, err)}
+	}
+	if reads, err = ld.reader.PrepareLocalPlan(ctx, reads); err != nil {
+		return client.LoadReply{}, err
+	}
+	sizes := make([]int64, len(wants))
+	for i, w := range wants {
+		sizes[i] = ld.planner.Size(w)
+	}
+	offsets, size := place(sizes)
+	a, err := s.loader.arenas.get(s.rank, "load", size)
+	if err != nil {
+		return client.LoadReply{}, err
+	}
+	dst := make(loadTarget, len(wants))
+	for i := range wants {
+		dst[i] = a.data[offsets[i] : offsets[i]+sizes[i]]
+	}
+	n, err := ld.reader.ReadData(ctx, wants, reads, dst)
+	if err != nil {
+		return client.LoadReply{}, err
+	}
+	if err := s.finish(ctx, ld, len(reads), n); err != nil {
+		return client.LoadReply{}, err
+	}
+	return client.LoadReply{
+		Checkpoint: ld.ckpt.ID, Step: ld.ckpt.Step, Arena: a.path, Size: size,
+		Offsets: offsets, Sizes: sizes, Unread: ld.unread,
+	}, nil
+}
+
+// finish says what a rank has read, and with the last rank that the load is
+// complete.
+func (s *rankServer) finish(ctx context.Context, ld *load, reads int, n int64) error {
+	ld.mu.Lock()
+	ld.bytes += n
+	ld.finished++
+	last, sum := ld.finished == s.cfg.NProc, ld.bytes
+	ld.mu.Unlock()
+	err := s.lane.sayAs(ctx, s.lane.trial, events.Rank(s.rank), &events.LoadPlan{
+		Attempt: s.attempt, Load: ld.n, Checkpoint: ld.ckpt.ID, Rank: s.rank, Reads: reads, Bytes: n,
+	})
+	if err == nil && last {
+		err = s.lane.say(ctx, &events.RestoreCompleted{
+			Attempt: s.attempt, Load: ld.n, Checkpoint: ld.ckpt.ID, Tier: "files", Bytes: sum, Unread: ld.unread,
+		})
+	}
+	return err
+}
+
+// loadTarget is the buffers of a rank's wants.
+type loadTarget [][]byte
+
+// Want implements storage.Destination.
+func (t loadTarget) Want(i int) []byte { return t[i] }
+
+// qualify makes a reference of a run out of what a worker names: a full
+// reference, or an ID or name in its own run.
+func qualify(run, ref string) string {
+	if strings.Contains(ref, "@") {
+		return ref
+	}
+	return run + "@" + ref
+}

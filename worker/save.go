@@ -1,0 +1,149 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// onSave plans a rank's save: its local plan goes to the log, its slot to the
+// worker.
+func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client.SaveReply, error) {
+	if req.Step < 0 {
+		return client.SaveReply{}, badRequest("step %d is negative", req.Step)
+	}
+	if req.Name == "" {
+		req.Name = planner.DefaultName(req.Step)
+	}
+	if err := planner.ValidName(req.Name); err != nil {
+		return client.SaveReply{}, badRequest("%w", err)
+	}
+	participants, err := s.participants(req.Participants)
+	if err != nil {
+		return client.SaveReply{}, err
+	}
+	local := plan.Local{Rank: s.rank}
+	seen := map[string]bool{}
+	for _, it := range req.Items {
+		p, err := planItem(it)
+		if err != nil {
+			return client.SaveReply{}, err
+		}
+		if seen[itemKey(p)] {
+			return client.SaveReply{}, badRequest("%q is saved twice", it.FQN)
+		}
+		seen[itemKey(p)] = true
+		local.Items = append(local.Items, p)
+	}
+
+	s.mu.Lock()
+	s.saves[req.Name]++
+	id := planner.CheckpointID(req.Name, s.attempt, s.saves[req.Name])
+	s.mu.Unlock()
+
+	if local, err = s.store.Data.Writer(s.saver.ref(id)).PrepareLocalPlan(ctx, local); err != nil {
+		return client.SaveReply{}, badRequest("%w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.SaveTimeout)
+	defer cancel()
+	a, size, offsets, err := s.slots.take(ctx, s.rank, id, local.Items)
+	if err != nil {
+		return client.SaveReply{}, err
+	}
+	encoded := plan.EncodeLocal(local)
+	blob, err := s.store.Blobs.Put(ctx, encoded)
+	if err == nil {
+		err = s.lane.sayAs(ctx, s.lane.trial, events.Rank(s.rank), &events.LocalPlan{
+			Attempt: s.attempt, Checkpoint: id, Name: req.Name, Step: req.Step, Rank: s.rank,
+			Participants: participants, Fingerprint: plan.Sum(encoded).String(), Plan: blob,
+		})
+	}
+	if err != nil {
+		s.slots.abort(id)
+		return client.SaveReply{}, err
+	}
+	return client.SaveReply{Checkpoint: id, Arena: a.path, Size: size, Offsets: offsets}, nil
+}
+
+// participants is the sorted list of ranks that take part in a save.
+func (s *rankServer) participants(asked []int) ([]int, error) {
+	if len(asked) == 0 {
+		for rank := range s.cfg.NProc {
+			asked = append(asked, rank)
+		}
+		return asked, nil
+	}
+	ranks := slices.Sorted(slices.Values(asked))
+	if len(slices.Compact(slices.Clone(ranks))) != len(ranks) || ranks[0] < 0 || ranks[len(ranks)-1] >= s.cfg.NProc {
+		return nil, badRequest("participants %v are not distinct ranks of a world of %d", asked, s.cfg.NProc)
+	}
+	if !slices.Contains(ranks, s.rank) {
+		return nil, badRequest("rank %d saves without being one of the participants %v", s.rank, asked)
+	}
+	return ranks, nil
+}
+
+// planItem checks one item of a request.
+func planItem(it client.Item) (plan.Item, error) {
+	out := plan.Item{Value: it.Value, PerRank: it.PerRank, Bytes: it.Bytes, Shard: tensor.Shard{FQN: it.FQN}}
+	switch {
+	case it.FQN == "":
+		return out, badRequest("an item has no name")
+	case it.Bytes < 0:
+		return out, badRequest("%q has %d bytes", it.FQN, it.Bytes)
+	case it.PerRank && !it.Value:
+		return out, badRequest("tensor %q cannot be per rank: give each rank's tensor its own name", it.FQN)
+	case it.Value:
+		return out, nil
+	}
+	out.Shard = shard(it)
+	if err := out.Shard.Validate(); err != nil {
+		return out, badRequest("%w", err)
+	}
+	if it.Bytes != out.Shard.Bytes() {
+		return out, badRequest("tensor %q has %d bytes, its box %v needs %d", it.FQN, it.Bytes, out.Shard.Box, out.Shard.Bytes())
+	}
+	return out, nil
+}
+
+// shard is the tensor of an item; slices are never nil, so that equal plans
+// encode equally.
+func shard(it client.Item) tensor.Shard {
+	return tensor.Shard{
+		FQN: it.FQN, DType: it.DType, Global: append(tensor.Shape{}, it.Shape...),
+		Box: tensor.Box{Offsets: append([]int64{}, it.Offsets...), Sizes: append([]int64{}, it.Sizes...)},
+	}
+}
+
+// onSeal takes the worker's word that its copy is complete.
+func (s *rankServer) onSeal(ctx context.Context, req client.CheckpointRef) (struct{}, error) {
+	size, ok := s.slots.sealed(s.rank, req.Checkpoint)
+	if !ok {
+		now, err := s.saver.wait(ctx, req.Checkpoint, client.Aborted)
+		if err == nil {
+			err = fmt.Errorf("checkpoint %s was aborted: %s", req.Checkpoint, now.Reason)
+		}
+		return struct{}{}, &problem{http.StatusConflict, err}
+	}
+	return struct{}{}, s.lane.sayAs(ctx, s.lane.trial, events.Rank(s.rank), &events.WriteSealed{
+		Attempt: s.attempt, Checkpoint: req.Checkpoint, Rank: s.rank, Bytes: size,
+	})
+}
+
+func (s *rankServer) onWait(ctx context.Context, req client.WaitRequest) (client.WaitReply, error) {
+	if req.State != client.Begun && req.State != client.Staged && req.State != client.Committed {
+		return client.WaitReply{}, badRequest("no state %q to wait for: begun, staged or committed", req.State)
+	}
+	// The coordinator's deadline ends every save; the margin is for its word
+	// to arrive.
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.SaveTimeout+decideTimeout)
+	defer cancel()
+	return s.saver.wait(ctx, req.Checkpoint, req.State)
+}

@@ -1,0 +1,201 @@
+package worker
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/dist"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// maxBody bounds the body of a request, in bytes. Tensors do not travel here.
+const maxBody = 1 << 30
+
+// group is what the servers of one attempt's ranks share.
+type group struct {
+	cfg     Config
+	attempt int
+	resume  string
+	store   Store
+	lane    *lane
+	slots   *staging
+	saver   *saver
+	handoff *handoff
+	loader  *loader
+	hub     *dist.Hub
+	hello   chan int // a rank, at its first hello
+}
+
+// rankServer serves the socket of one rank of one attempt.
+type rankServer struct {
+	*group
+	rank   int
+	token  string
+	socket string
+	http   *http.Server
+	done   chan error
+
+	once  sync.Once
+	mu    sync.Mutex
+	saves map[string]int // how often each name was saved
+}
+
+// problem is an error with its HTTP status.
+type problem struct {
+	status int
+	err    error
+}
+
+func (p *problem) Error() string { return p.err.Error() }
+func (p *problem) Unwrap() error { return p.err }
+
+func badRequest(format string, args ...any) error {
+	return &problem{http.StatusBadRequest, fmt.Errorf(format, args...)}
+}
+
+// serveRank opens the socket and serves it until close.
+func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
+	}
+	if err := os.Chmod(socket, 0o600); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
+	}
+	s := &rankServer{group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}}
+	mux := http.NewServeMux()
+	mux.Handle("POST /v1/hello", handle(s, s.onHello))
+	mux.Handle("POST /v1/report", handle(s, s.onReport))
+	mux.Handle("POST /v1/save", handle(s, s.onSave))
+	mux.Handle("POST /v1/seal", handle(s, s.onSeal))
+	mux.Handle("POST /v1/wait", handle(s, s.onWait))
+	mux.Handle("POST /v1/load", handle(s, s.onLoad))
+	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
+	s.http = &http.Server{Handler: mux}
+	go func() { s.done <- s.http.Serve(l) }()
+	return s, nil
+}
+
+// close ends the server and every request in it.
+func (s *rankServer) close() error {
+	err := s.http.Close()
+	if serr := <-s.done; !errors.Is(serr, http.ErrServerClosed) {
+		err = errors.Join(err, serr)
+	}
+	return err
+}
+
+type rawHandler func(r *http.Request, body []byte) ([]byte, error)
+
+// raw checks the token, reads the body and writes the reply or the problem.
+func (s *rankServer) raw(h rawHandler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		reply, err := s.serve(w, r, h)
+		if err == nil {
+			_, _ = w.Write(reply) // a client that is gone needs no reply
+			return
+		}
+		status := http.StatusInternalServerError
+		var p *problem
+		switch {
+		case errors.As(err, &p):
+			status = p.status
+		case errors.Is(err, context.DeadlineExceeded):
+			status = http.StatusGatewayTimeout
+		}
+		body, _ := json.Marshal(client.Problem{Message: err.Error()}) // a string always encodes
+		w.WriteHeader(status)
+		_, _ = w.Write(body)
+	})
+}
+
+func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler) ([]byte, error) {
+	if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+s.token)) != 1 {
+		return nil, &problem{http.StatusUnauthorized, fmt.Errorf("this socket belongs to rank %d of attempt %d: wrong token", s.rank, s.attempt)}
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		return nil, badRequest("read request: %w", err)
+	}
+	return h(r, body)
+}
+
+// handle is raw with JSON on both sides.
+func handle[In, Out any](s *rankServer, h func(context.Context, In) (Out, error)) http.Handler {
+	return s.raw(func(r *http.Request, body []byte) ([]byte, error) {
+		var in In
+		if err := json.Unmarshal(body, &in); err != nil {
+			return nil, badRequest("decode request: %w", err)
+		}
+		out, err := h(r.Context(), in)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(out)
+	})
+}
+
+func (s *rankServer) onHello(_ context.Context, h client.Hello) (client.Context, error) {
+	if !slices.Contains(h.Protocols, client.Protocol) {
+		return client.Context{}, badRequest("the worker speaks protocol versions %v, this trainer speaks %d: upgrade the older of the two", h.Protocols, client.Protocol)
+	}
+	s.once.Do(func() { s.hello <- s.rank })
+	return client.Context{
+		Protocol: client.Protocol, Run: s.cfg.Run, Trial: s.cfg.Trial, Job: s.cfg.Job,
+		Attempt: s.attempt, Rank: s.rank, WorldSize: s.cfg.NProc, Resume: s.resume,
+	}, nil
+}
+
+func (s *rankServer) onReport(ctx context.Context, r client.Report) (struct{}, error) {
+	if err := checkMetrics(r.Metrics); err != nil {
+		return struct{}{}, badRequest("%w", err)
+	}
+	if err := s.handoff.report(ctx, s.rank, r); err != nil {
+		return struct{}{}, &problem{http.StatusConflict, err}
+	}
+	return struct{}{}, nil
+}
+
+func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {
+	op := r.PathValue("op")
+	if op != "gather" && op != "broadcast" {
+		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, report, save, seal, wait, load, gather and broadcast", op)}
+	}
+	seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)
+	if err != nil {
+		return nil, badRequest("header %s: %w", client.HeaderSeq, err)
+	}
+	root, hubOp := 0, dist.OpAllGather
+	if op == "broadcast" {
+		root, err = strconv.Atoi(r.Header.Get(client.HeaderRoot))
+		if err != nil || root < 0 || root >= s.cfg.NProc {
+			return nil, badRequest("header %s is %q, want a rank below %d", client.HeaderRoot, r.Header.Get(client.HeaderRoot), s.cfg.NProc)
+		}
+		size, err := strconv.Atoi(r.Header.Get(client.HeaderSize))
+		if err != nil || s.rank == root && size != len(body) {
+			return nil, badRequest("header %s is %q for a part of %d bytes", client.HeaderSize, r.Header.Get(client.HeaderSize), len(body))
+		}
+		hubOp = dist.OpBroadcast(root, size)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), s.cfg.Collective)
+	defer cancel()
+	parts, err := s.hub.Exchange(ctx, s.rank, seq, hubOp, body)
+	if err != nil {
+		return nil, &problem{http.StatusConflict, err}
+	}
+	if op == "broadcast" {
+		parts = parts[root : root+1]
+	}
+	return client.EncodeParts(parts), nil
+}

@@ -1,0 +1,188 @@
+package worker
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// watch is the life of the processes of one attempt.
+type watch struct {
+	*job
+	group       *group
+	saving      chan error // the saver's end
+	savingEnded bool
+	procs       []*process
+	servers     []*rankServer
+	port        *heldPort
+	exits       chan exit
+	reported    chan error // the handoff's end
+	iterations  int        // valid once reported
+}
+
+// run starts the processes and waits until all of them, and everything that
+// they started, are gone. ctx ends them; work is for what must be said of it.
+func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError, err error) {
+	w.exits = make(chan exit, w.cfg.NProc)
+	w.reported = make(chan error, 1)
+	err = w.start(restart)
+	if err == nil {
+		go func() {
+			var err error
+			w.iterations, err = w.group.handoff.run(work)
+			w.reported <- err
+		}()
+		cause, err = w.wait(ctx, work)
+	}
+	w.signal(syscall.SIGKILL)
+	err = errors.Join(err, Reap(work, w.cfg.Job))
+	for _, p := range w.procs {
+		p.closeOutput()
+	}
+	for _, s := range w.servers {
+		err = errors.Join(err, s.close())
+	}
+	if w.port != nil {
+		w.port.release()
+	}
+	w.group.hub.Close(errors.New("the attempt is over"))
+	if cause != nil && cause.Rank >= 0 {
+		cause.Tail = w.procs[cause.Rank].tail.get()
+	}
+	return cause, err
+}
+
+// start opens the sockets and starts the processes.
+func (w *watch) start(restart int) (err error) {
+	if w.port, err = holdPort(); err != nil {
+		return err
+	}
+	for rank := range w.cfg.NProc {
+		socket, token := w.file(rank, "sock"), rand.Text()
+		s, err := w.group.serveRank(rank, socket, token)
+		if err != nil {
+			return err
+		}
+		w.servers = append(w.servers, s)
+		set := torchEnv(w.cfg, w.group.attempt, restart, rank, w.port.port, w.file(rank, "error.json"))
+		set[client.EnvSocket], set[client.EnvToken] = socket, token
+		set[client.EnvResume] = w.group.resume
+		prefix := ""
+		if w.cfg.NProc > 1 {
+			prefix = fmt.Sprintf("[rank%d] ", rank)
+		}
+		p, err := startProcess(rank, w.cfg.Command, mergeEnv(os.Environ(), set), prefix, w.cfg.Stdout, w.cfg.Stderr)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrConfig, err)
+		}
+		w.procs = append(w.procs, p)
+		go func() { w.exits <- p.wait() }()
+	}
+	return nil
+}
+
+func (w *watch) file(rank int, what string) string {
+	return filepath.Join(w.runtime, fmt.Sprintf("a%d-r%d.%s", w.group.attempt, rank, what))
+}
+
+// wait follows the processes until all have ended. The first of them that
+// fails ends the others: SIGTERM, and SIGKILL after the grace.
+func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) {
+	var kill <-chan time.Time
+	end := func(why *FailedError) {
+		if cause == nil {
+			cause = why
+			w.signal(syscall.SIGTERM)
+			timer := time.NewTimer(w.cfg.Grace)
+			kill = timer.C
+		}
+	}
+	greeted := map[int]bool{}
+	reported, done := w.reported, ctx.Done()
+	for alive := len(w.procs); alive > 0 || reported != nil; {
+		select {
+		case e := <-w.exits:
+			alive--
+			message := w.errorFile(e.rank)
+			if e.failed() {
+				end(&FailedError{Rank: e.rank, Cause: join(e.String(), message)})
+			}
+			w.gone(e)
+			err = errors.Join(err, w.lane.say(work, &events.WorkerExited{
+				Attempt: w.group.attempt, Rank: e.rank, Code: e.code, Signal: e.signal, Message: message,
+			}))
+		case rank := <-w.group.hello:
+			if greeted[rank] = true; len(greeted) == w.cfg.NProc {
+				err = errors.Join(err, w.lane.say(work, &events.TrainingStarted{Attempt: w.group.attempt}))
+			}
+		case rerr := <-reported:
+			reported = nil
+			if rerr != nil {
+				end(&FailedError{Rank: -1, Cause: rerr.Error()})
+			}
+		case serr := <-w.saving:
+			w.savingEnded = true
+			w.saving = nil
+			err = errors.Join(err, serr)
+			end(&FailedError{Rank: -1, Cause: "the trainer cannot take saves any more"})
+		case <-done:
+			done = nil
+			end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()})
+		case <-kill:
+			w.log.Warn("some workers ignore SIGTERM and are killed", "grace", w.cfg.Grace)
+			w.signal(syscall.SIGKILL)
+		}
+	}
+	if cause == nil && len(greeted) > 0 && w.iterations == 0 {
+		w.log.Warn("the workers ran until completion without reporting; call report once an iteration to see metrics")
+	}
+	return cause, err
+}
+
+// gone releases the ranks that wait for one that has ended.
+func (w *watch) gone(e exit) {
+	w.group.handoff.ended(e.rank)
+	why := fmt.Errorf("%s, so the group cannot meet any more", e)
+	w.group.hub.Close(why)
+	w.group.loader.end(why)
+}
+
+// signal sends sig to the process groups of all ranks.
+func (w *watch) signal(sig syscall.Signal) {
+	for _, p := range w.procs {
+		p.signal(sig)
+	}
+}
+
+// errorFile is the message that torchelastic's record decorator left, if any.
+func (w *watch) errorFile(rank int) string {
+	data, err := os.ReadFile(w.file(rank, "error.json"))
+	if err != nil {
+		return "" // most workers leave none
+	}
+	var full struct{ Message struct{ Message string } }
+	if json.Unmarshal(data, &full) == nil {
+		return full.Message.Message
+	}
+	var plain struct{ Message string }
+	if json.Unmarshal(data, &plain) == nil {
+		return plain.Message
+	}
+	return string(data[:min(len(data), 1000)])
+}
+
+func join(what, message string) string {
+	if message == "" {
+		return what
+	}
+	return what + ": " + message
+}

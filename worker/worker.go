@@ -1,0 +1,122 @@
+// Package worker runs one job on one node: it starts the worker processes,
+// serves each of them a socket, shells the save coordinator, and starts the
+// group again from the last committed checkpoint when a worker dies.
+//
+//	Job          one launch for a run: attempts until done or out of budget
+//	attempt      one life of the worker group, opened by group.started
+//	process      one rank's process, in its own process group
+//	rankServer   the socket of one rank: package client has the protocol
+//	handoff      reports of all ranks, one iteration at a time
+//	saver        the log feeds the coordinator, its commands are executed
+//	loader       collective loads, resolved once for all ranks
+//	arenas       files in shared memory, one staging slot a rank
+//	lane         this attempt's decisions, refused by the log once fenced
+//	guard        a process that kills the job's processes if the trainer dies
+//
+// What the job knows comes from the log; what it decides goes there before it
+// is acted on.
+package worker
+
+import (
+	"context"
+	"io"
+	"iter"
+	"log/slog"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
+)
+
+// Log is what a job needs of the log. All methods may be called concurrently
+// and retry lost connections until their context ends.
+type Log interface {
+	// Append stores facts; they are durable on return. Calling it again with
+	// the same events stores nothing twice.
+	Append(ctx context.Context, facts ...events.Fact) ([]uint64, error)
+	// Decide stores a decision, durably, if the last one of its aggregate has
+	// the sequence after. Otherwise the error is a conflict, for which
+	// Options.Conflict reports true.
+	Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error)
+	// Read yields the log in order from a sequence to another; until 0 means
+	// to follow it for ever.
+	Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error]
+	// Last is the sequence of the last event.
+	Last(ctx context.Context) (uint64, error)
+}
+
+// Views answers from the projections. An answer holds at least what was in
+// the log when the call began.
+type Views interface {
+	Trial(ctx context.Context, run, trial string) (projections.Trial, error)
+	Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error)
+	OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error)
+	Resolve(ctx context.Context, ref string) (projections.Checkpoint, error)
+}
+
+// Blobs moves event bodies that are too large for the log to files and back.
+type Blobs interface {
+	// Put makes data durable and returns a claim check, or data itself when
+	// it is small enough.
+	Put(ctx context.Context, data []byte) (events.Blob, error)
+	// Get returns the data, verified.
+	Get(ctx context.Context, b events.Blob) ([]byte, error)
+}
+
+// Store is where a job keeps its log and data.
+type Store struct {
+	ID       string // identity
+	Log      Log
+	Views    Views
+	Blobs    Blobs
+	Data     *storage.Root
+	Conflict func(error) bool // whether Log.Decide failed because another decision came first
+	Runtime  string           // private directory for sockets, with a short path
+	Shared   string           // directory in memory for staging, such as /dev/shm
+}
+
+// Config says what to run. Durations are deadlines; zero takes the default.
+type Config struct {
+	Run         string
+	Trial       string
+	Job         string // a UUID
+	Command     []string
+	NProc       int
+	MaxRestarts int    // failures that are tolerated; -1: any number
+	Resume      string // auto, none, require or a reference
+	Config      map[string]any
+	Backend     string
+
+	SaveTimeout  time.Duration // begun to committed; default 10 min
+	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
+	Grace        time.Duration // SIGTERM to SIGKILL; default 10 s
+	Collective   time.Duration // until all ranks have joined a collective or a report; default 10 min
+
+	Stdout, Stderr io.Writer // of the workers, line by line
+	Logger         *slog.Logger
+	Now            func() time.Time // default time.Now
+	NewID          func() string    // mints UUIDv7s
+}
+
+func (c Config) withDefaults() Config {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&c.SaveTimeout, 10*time.Minute)
+	def(&c.DrainTimeout, 2*time.Minute)
+	def(&c.Grace, 10*time.Second)
+	def(&c.Collective, 10*time.Minute)
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Resume == "" {
+		c.Resume = "auto"
+	}
+	if c.Backend == "" {
+		c.Backend = "none"
+	}
+	return c
+}
