@@ -1,0 +1,59 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner/plan"
+)
+
+// Blobs keeps event bodies that are too large for the log, in files named by
+// their digest: blobs/<first two digits>/<digest>.
+type Blobs struct{ dir string }
+
+// Put returns data inline when it is small. Otherwise it makes it durable in a
+// file and returns the claim check. It may be repeated.
+func (b *Blobs) Put(_ context.Context, data []byte) (events.Blob, error) {
+	if len(data) <= events.MaxInline {
+		return events.InlineBlob(data), nil
+	}
+	digest := plan.Sum(data).String()
+	path := b.path(digest)
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return events.Blob{}, fmt.Errorf("store blob: %w", err)
+	}
+	if err := writeDurable(path, data); err != nil {
+		return events.Blob{}, fmt.Errorf("store blob: %w", err)
+	}
+	if err := errors.Join(syncDir(b.dir), syncDir(filepath.Dir(b.dir))); err != nil {
+		return events.Blob{}, fmt.Errorf("store blob: %w", err)
+	}
+	return events.Blob{Digest: digest, Size: int64(len(data))}, nil
+}
+
+// Get returns the data of a blob, verified against its digest.
+func (b *Blobs) Get(_ context.Context, blob events.Blob) ([]byte, error) {
+	if blob.Digest == "" {
+		return blob.Inline, nil
+	}
+	want, err := plan.ParseDigest(blob.Digest)
+	if err != nil {
+		return nil, fmt.Errorf("blob: %w", err)
+	}
+	path := b.path(blob.Digest)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("blob: %w: restore the file from a backup", err)
+	}
+	if plan.Sum(data) != want || int64(len(data)) != blob.Size {
+		return nil, fmt.Errorf("blob %s is corrupt: its bytes do not have its digest; restore the file from a backup", path)
+	}
+	return data, nil
+}
+
+func (b *Blobs) path(digest string) string { return filepath.Join(b.dir, digest[:2], digest) }

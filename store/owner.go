@@ -1,0 +1,265 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/web"
+	"golang.org/x/sys/unix"
+)
+
+// owner is this process's side of the ownership of a directory: it holds the
+// lock and serves, or it knows who does.
+type owner struct {
+	dir   string
+	store *Store
+
+	life   context.Context // ends with close
+	cancel context.CancelFunc
+	lost   chan struct{} // the connection to the owner broke
+	done   chan struct{} // the watcher has ended; nil before it started
+	client *web.Client
+
+	mu  sync.Mutex
+	own *ownership // nil while another process owns the store
+}
+
+// card is owner.json: who owns the store and where to reach it.
+type card struct {
+	Host    string    `json:"host"`
+	PID     int       `json:"pid"`
+	Started time.Time `json:"started"`
+	Log     string    `json:"log"` // socket for NATS
+	API     string    `json:"api"` // socket for queries
+}
+
+const lockName, cardName = "LOCK", "owner.json"
+
+func newOwner(dir string, s *Store) *owner {
+	o := &owner{dir: dir, store: s, lost: make(chan struct{}, 1)}
+	o.life, o.cancel = context.WithCancel(context.Background())
+	return o
+}
+
+// tryLock takes the lock of a store's directory; nil when somebody holds it.
+func tryLock(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the store: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return f, nil
+	}
+	_ = f.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("lock the store: %w", err)
+}
+
+// join owns the store or connects to its owner, and sets the store's log.
+func (o *owner) join(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, o.store.opts.Patience)
+	defer cancel()
+	for {
+		took, err := o.tryOwn(ctx)
+		if err != nil {
+			return err
+		}
+		if !took {
+			// The first question tells whether an owner is there that answers.
+			conn, err := o.dialLog(ctx)
+			if err != nil {
+				if !sleep(ctx, 20*time.Millisecond) {
+					return o.locked(err)
+				}
+				continue
+			}
+			_ = conn.Close()
+		}
+		if err := o.connect(ctx); err != nil {
+			if took || ctx.Err() == nil {
+				return err
+			}
+			return o.locked(err)
+		}
+		o.done = make(chan struct{})
+		go o.watch()
+		return nil
+	}
+}
+
+// connect opens the log through whoever owns it now.
+func (o *owner) connect(ctx context.Context) error {
+	log, err := jetlog.Connect(ctx, jetlog.Options{
+		Dial: o.dialLog, Logger: o.store.opts.Logger,
+		OnDisconnect: func(error) {
+			select {
+			case o.lost <- struct{}{}:
+			default: // the watcher is told already
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	if err := checkLog(ctx, log, o.store.ID); err != nil {
+		log.Close()
+		return err
+	}
+	o.store.Log = log
+	o.client = web.NewClient(o.dialAPI, log.Last)
+	return nil
+}
+
+// locked is the error for an owner that does not answer.
+func (o *owner) locked(cause error) error {
+	who := "another process"
+	if c, err := readCard(o.dir); err == nil {
+		who = fmt.Sprintf("process %d on %s, owner since %s,", c.PID, c.Host, c.Started.Local().Format(time.DateTime))
+	}
+	return fmt.Errorf("%w: %s holds %s and does not answer: %w: wait for it or end that process; `ckptstore ls --offline` reads without the lock",
+		ErrLocked, who, filepath.Join(o.dir, lockName), cause)
+}
+
+// watch takes the store over when its owner goes.
+func (o *owner) watch() {
+	defer close(o.done)
+	for {
+		select {
+		case <-o.life.Done():
+			return
+		case <-o.lost:
+		}
+		for {
+			ctx, cancel := context.WithTimeout(o.life, o.store.opts.Patience)
+			took, err := o.tryOwn(ctx)
+			if err == nil && !took {
+				var conn net.Conn
+				if conn, err = o.dialLog(ctx); err == nil {
+					_ = conn.Close()
+				}
+			}
+			cancel()
+			if err == nil {
+				break // the log reconnects by itself
+			}
+			o.store.opts.Logger.Debug("the store has no owner that answers", "error", err)
+			if !sleep(o.life, 50*time.Millisecond) {
+				return
+			}
+		}
+	}
+}
+
+// tryOwn takes the lock and starts serving. It reports false when another
+// process holds the lock.
+func (o *owner) tryOwn(ctx context.Context) (bool, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.own != nil {
+		return true, nil
+	}
+	lock, err := tryLock(o.dir)
+	if err != nil || lock == nil {
+		return false, err
+	}
+	own, err := takeOwnership(ctx, o.store, o.dir, lock)
+	if err != nil {
+		return false, errors.Join(err, lock.Close())
+	}
+	o.own = own
+	return true, nil
+}
+
+func (o *owner) ownership() *ownership {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.own
+}
+
+// dialLog connects to the embedded server, here or in the owner's process.
+func (o *owner) dialLog(ctx context.Context) (net.Conn, error) {
+	if own := o.ownership(); own != nil {
+		return own.server.Dial()
+	}
+	c, err := readCard(o.dir)
+	if err != nil {
+		return nil, err
+	}
+	return dialUnix(ctx, c.Log)
+}
+
+func (o *owner) dialAPI(ctx context.Context) (net.Conn, error) {
+	c, err := readCard(o.dir)
+	if err != nil {
+		return nil, err
+	}
+	return dialUnix(ctx, c.API)
+}
+
+// Answer implements [web.Source]: by the own views, or by the owner's.
+func (o *owner) Answer(ctx context.Context, query string, p web.Params) (json.RawMessage, error) {
+	if own := o.ownership(); own != nil {
+		return own.views.source.Answer(ctx, query, p)
+	}
+	return o.client.Answer(ctx, query, p)
+}
+
+var _ web.Source = (*owner)(nil)
+
+// Owns reports whether this process owns the store now.
+func (s *Store) Owns() bool { return s.owner != nil && s.owner.ownership() != nil }
+
+// close gives the store up.
+func (o *owner) close() error {
+	o.cancel()
+	if o.done != nil {
+		<-o.done
+	}
+	if o.store.Log != nil {
+		o.store.Log.Close()
+	}
+	if own := o.ownership(); own != nil {
+		return own.close()
+	}
+	return nil
+}
+
+func readCard(dir string) (card, error) {
+	var c card
+	data, err := os.ReadFile(filepath.Join(dir, cardName))
+	if err != nil {
+		return c, fmt.Errorf("find the owner of the store: %w", err)
+	}
+	if err := json.Unmarshal(data, &c); err != nil {
+		return c, fmt.Errorf("find the owner of the store: %s: %w", cardName, err)
+	}
+	return c, nil
+}
+
+func dialUnix(ctx context.Context, path string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", path)
+}
+
+// sleep reports whether the whole time passed before ctx ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

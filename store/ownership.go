@@ -1,0 +1,197 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/projections/viewdb"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// ownership is everything that runs while this process owns the store. It is
+// given up in the reverse order of its fields.
+type ownership struct {
+	dir    string
+	lock   *os.File
+	server *jetlog.Server
+	log    *jetlog.Log // the owner's own connection
+	views  *follower
+	api    *http.Server
+	socket net.Listener // for NATS
+	served chan error   // two: of the API and of the socket
+	nserve int
+}
+
+// follower keeps views up to date with a log.
+type follower struct {
+	db     *viewdb.DB
+	source web.Source
+	cancel context.CancelFunc
+	done   chan error
+}
+
+// takeOwnership starts the server, brings the views up to date, repairs what a
+// crash has left, and opens the sockets. The lock belongs to the ownership
+// from then on; on an error it stays the caller's.
+func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ *ownership, err error) {
+	w := &ownership{dir: dir, served: make(chan error, 2)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("own the store %s: %w", dir, err), w.close())
+		}
+	}()
+	if w.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: filepath.Join(dir, "log"), Logger: s.opts.Logger}); err != nil {
+		return w, err
+	}
+	if w.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(w.server), Logger: s.opts.Logger}); err != nil {
+		return w, err
+	}
+	if err = checkLog(ctx, w.log, s.ID); err != nil {
+		return w, err
+	}
+	db, err := viewdb.Open(filepath.Join(dir, "views"), viewdb.Options{Store: s.ID, Logger: s.opts.Logger})
+	if err != nil {
+		return w, err
+	}
+	if w.views, err = follow(ctx, db, w.log, s); err != nil {
+		return w, err
+	}
+	if err = repair(ctx, s, w); err != nil {
+		return w, err
+	}
+	if err = w.listen(s); err != nil {
+		return w, err
+	}
+	w.lock = lock
+	return w, nil
+}
+
+// follow catches the views up and keeps them there. It closes db on an error.
+func follow(ctx context.Context, db *viewdb.DB, log *jetlog.Log, s *Store) (*follower, error) {
+	if err := db.CatchUp(ctx, log); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	f := &follower{db: db, source: &web.Local{Views: db, Last: log.Last}, cancel: cancel, done: make(chan error, 1)}
+	go func() {
+		err := db.Follow(life, log)
+		if life.Err() == nil {
+			// Queries fail from here on, with this error: see viewdb's Wait.
+			s.opts.Logger.Error("the views have halted", "error", err)
+		}
+		f.done <- err
+	}()
+	return f, nil
+}
+
+func (f *follower) close() error {
+	f.cancel()
+	err := <-f.done
+	if errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	return errors.Join(err, f.db.Close())
+}
+
+// listen opens the sockets of the owner and says in owner.json where they are.
+func (w *ownership) listen(s *Store) error {
+	c := card{PID: os.Getpid(), Started: time.Now().UTC()}
+	// With the lock in hand, sockets of other owners are those of dead ones.
+	stale, err := filepath.Glob(filepath.Join(s.Runtime, "o*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range stale {
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
+	stem := filepath.Join(s.Runtime, fmt.Sprintf("o%d-%x", c.PID, c.Started.UnixNano()&0xffffff))
+	c.Log, c.API = stem+".log", stem+".api"
+	if c.Host, err = os.Hostname(); err != nil {
+		return err
+	}
+	if w.socket, err = listenUnix(c.Log); err != nil {
+		return err
+	}
+	w.nserve++
+	go func() { w.served <- w.server.Serve(w.socket) }()
+	api, err := listenUnix(c.API)
+	if err != nil {
+		return err
+	}
+	w.api = &http.Server{Handler: web.Handler(w.views.db), ReadHeaderTimeout: 10 * time.Second}
+	w.nserve++
+	go func() { w.served <- w.api.Serve(api) }()
+	text, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writeDurable(filepath.Join(w.dir, cardName), append(text, '\n'))
+}
+
+func listenUnix(path string) (net.Listener, error) {
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// close gives everything up, the lock last.
+func (w *ownership) close() error {
+	var errs []error
+	if w.lock != nil {
+		// Whoever reads it from here on must not find us.
+		errs = append(errs, os.Remove(filepath.Join(w.dir, cardName)))
+	}
+	if w.socket != nil {
+		errs = append(errs, w.socket.Close())
+	}
+	if w.api != nil {
+		errs = append(errs, w.api.Close())
+	}
+	for range w.nserve {
+		if err := <-w.served; !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	if w.views != nil {
+		errs = append(errs, w.views.close())
+	}
+	if w.log != nil {
+		w.log.Close()
+	}
+	if w.server != nil {
+		w.server.Shutdown()
+	}
+	if w.lock != nil {
+		errs = append(errs, w.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// RefOf is where a checkpoint's files are.
+func RefOf(c projections.Checkpoint) storage.Ref {
+	return storage.Ref{
+		Run: events.EncodeName(c.Run), Trial: events.EncodeName(c.Trial), Checkpoint: events.EncodeName(c.ID),
+	}
+}
+
+func dialServer(s *jetlog.Server) func(context.Context) (net.Conn, error) {
+	return func(context.Context) (net.Conn, error) { return s.Dial() }
+}

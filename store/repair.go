@@ -1,0 +1,85 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
+)
+
+// repair writes the receipts that a crash between a commit and its receipt has
+// left out, and removes what aborted saves have left. The directory is listed
+// before the log is known to its end, and a directory that the log does not
+// know is left as it is: it may be somebody's copy.
+func repair(ctx context.Context, s *Store, w *ownership) error {
+	receipts, damaged, err := s.Data.Checkpoints(ctx)
+	if err != nil {
+		return fmt.Errorf("list receipts: %w", err)
+	}
+	for _, d := range damaged {
+		s.opts.Logger.Warn("a receipt is damaged and is written again if the log knows its checkpoint", "path", d.File, "error", d.Err)
+	}
+	have := map[storage.Ref]bool{}
+	for _, r := range receipts {
+		have[r.Ref] = true
+	}
+	all, err := everyCheckpoint(w.views)
+	if err != nil {
+		return err
+	}
+	for _, c := range all {
+		ref := RefOf(c)
+		switch {
+		case c.State == projections.Committed && !have[ref]:
+			err = repairReceipt(ctx, s, w.log, c)
+		case c.State == projections.Aborted || c.State == projections.Deleted:
+			err = s.Data.Remove(ctx, ref)
+		default:
+			continue
+		}
+		if err != nil {
+			// One damaged checkpoint must not close the store.
+			s.opts.Logger.Warn("a checkpoint could not be repaired; run `ckptstore verify`", "checkpoint", c.Run+"@"+c.ID, "error", err)
+		}
+	}
+	return nil
+}
+
+func everyCheckpoint(f *follower) (all []projections.Checkpoint, err error) {
+	err = f.db.View(func(r projections.Reader) error {
+		runs, err := projections.Runs(r)
+		if err != nil {
+			return err
+		}
+		for _, run := range runs {
+			list, err := projections.Checkpoints(r, run.Name, true)
+			if err != nil {
+				return err
+			}
+			all = append(all, list...)
+		}
+		return nil
+	})
+	return all, err
+}
+
+// repairReceipt writes the receipt that the log's event calls for.
+func repairReceipt(ctx context.Context, s *Store, log *jetlog.Log, c projections.Checkpoint) error {
+	digest, err := plan.ParseDigest(c.Manifest)
+	if err != nil {
+		return err
+	}
+	for r, err := range log.Read(ctx, c.CommittedSeq, c.CommittedSeq) {
+		if err != nil {
+			return err
+		}
+		return s.Data.WriteReceipt(ctx, RefOf(c), storage.Receipt{
+			Store: s.ID, Run: c.Run, Trial: c.Trial, Checkpoint: c.ID, Name: c.Name, Step: c.Step, Attempt: c.Attempt,
+			Sequence: r.Sequence, Event: r.ID, Manifest: digest, CommittedAt: r.Time,
+		})
+	}
+	return fmt.Errorf("the log has no event %d", c.CommittedSeq)
+}

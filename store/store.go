@@ -1,0 +1,229 @@
+// Package store opens a store: the log, the views and the data of one
+// directory or one NATS server, in the process that owns it or in one that
+// connects to its owner.
+//
+//	STORE/
+//	  store.json     identity and format; renamed into place last
+//	  LOCK           flock(2) of the owner
+//	  owner.json     who the owner is, and where its sockets are
+//	  log/           the embedded NATS server's streams
+//	  views/         projections; may be deleted, is rebuilt from the log
+//	  blobs/         event bodies that are too large for the log
+//	  data/          checkpoints: see package storage
+//
+// Every process that opens a directory runs the same loop: take LOCK and own
+// the store, or connect to the owner. When the owner goes, one of the
+// connected processes takes LOCK and owns the store from then on; the others
+// find it by owner.json. Appends in flight are retried under their event IDs.
+//
+// With a NATS URL there is no owner: every process connects to the server and
+// folds its own views in memory, and the data lies where the log's first
+// event says.
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/google/uuid"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// Format is the version of the directory and of the log that this program
+// reads and writes.
+const Format = 1
+
+// Errors that decide a command's exit code.
+var (
+	ErrNoStore = errors.New("no store")
+	ErrForeign = errors.New("foreign store")
+	ErrNewer   = errors.New("store of a newer version")
+	ErrDamaged = errors.New("damaged store")
+	ErrLocked  = errors.New("store is locked")
+)
+
+// Options say how to open a store.
+type Options struct {
+	// Location is a directory or a nats:// URL.
+	Location string
+	// Patience is how long to wait for an owner that does not answer;
+	// default 10 s.
+	Patience time.Duration
+	Logger   *slog.Logger // default: discard
+}
+
+// Store is an open store. Its parts may be used concurrently until Close.
+type Store struct {
+	ID       string
+	Location string
+	Log      *jetlog.Log
+	Data     *storage.Root
+	Blobs    *Blobs
+	Runtime  string // private directory for sockets of this store
+	DataDir  string
+
+	opts  Options
+	owner *owner // of a directory; nil with a URL
+	local *follower // of a URL; nil with a directory
+}
+
+// Views answers queries from the projections. An answer holds at least what
+// was in the log when the question was put.
+func (s *Store) Views() web.Source {
+	if s.local != nil {
+		return s.local.source
+	}
+	return s.owner
+}
+
+// IsURL reports whether a location names a server rather than a directory.
+func IsURL(location string) bool {
+	scheme, _, ok := strings.Cut(location, "://")
+	return ok && (scheme == "nats" || scheme == "tls")
+}
+
+// identity is store.json.
+type identity struct {
+	Product string    `json:"product"`
+	Store   string    `json:"store"`
+	Format  int       `json:"format"`
+	Created time.Time `json:"created"`
+}
+
+const product = "ckptstore"
+
+// readIdentity reads and checks DIR/store.json.
+func readIdentity(dir string) (identity, error) {
+	path := filepath.Join(dir, "store.json")
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return identity{}, fmt.Errorf("%w in %s: make one with `ckptstore init --store %s`, or name another with --store", ErrNoStore, dir, dir)
+	}
+	if err != nil {
+		return identity{}, fmt.Errorf("open store: %w", err)
+	}
+	var id identity
+	if err := json.Unmarshal(data, &id); err != nil {
+		return id, fmt.Errorf("%w: %s is not valid JSON: %w: restore the file from a backup; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, path, err)
+	}
+	switch {
+	case id.Product != product:
+		return id, fmt.Errorf("%w: %s was written by %q, not by %s: name another directory with --store", ErrForeign, path, id.Product, product)
+	case id.Format > Format:
+		return id, fmt.Errorf("%w: %s has format %d, this program knows format %d: upgrade it", ErrNewer, path, id.Format, Format)
+	case id.Format < 1 || id.Store == "":
+		return id, fmt.Errorf("%w: %s has no identity or format: restore the file from a backup", ErrDamaged, path)
+	}
+	return id, nil
+}
+
+// Open opens an existing store. It never creates one: see [Init]. Without a
+// store the error is [ErrNoStore]; with an owner that does not answer within
+// the patience, [ErrLocked].
+func Open(ctx context.Context, o Options) (*Store, error) {
+	if o.Patience == 0 {
+		o.Patience = 10 * time.Second
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if IsURL(o.Location) {
+		return openURL(ctx, o)
+	}
+	dir, err := filepath.Abs(o.Location)
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	id, err := readIdentity(dir)
+	if err != nil {
+		return nil, err
+	}
+	runtime, err := runtimeDir(id.Store)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{ID: id.Store, Location: dir, Runtime: runtime, opts: o}
+	if err := s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs")); err != nil {
+		return nil, err
+	}
+	s.owner = newOwner(dir, s)
+	if err := s.owner.join(ctx); err != nil {
+		return nil, errors.Join(err, s.owner.close())
+	}
+	return s, nil
+}
+
+func (s *Store) openData(data, blobs string) (err error) {
+	s.DataDir = data
+	s.Blobs = &Blobs{dir: blobs}
+	s.Data, err = storage.Open(vfs.Default, data)
+	return err
+}
+
+// Close lets go of the store. An owner that closes leaves it to the next.
+func (s *Store) Close() error {
+	if s.local != nil {
+		err := s.local.close()
+		s.Log.Close()
+		return err
+	}
+	return s.owner.close()
+}
+
+// checkLog opens the log of l and compares its identity with the store's.
+func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
+	created, _, err := l.Open(ctx)
+	if err != nil {
+		return err
+	}
+	if created.Format > Format {
+		return fmt.Errorf("%w: its log has format %d, this program knows format %d: upgrade it", ErrNewer, created.Format, Format)
+	}
+	if want != "" && created.Store != want {
+		return fmt.Errorf("%w: store.json says %s, the log says %s: the directory was put together from two stores; restore log/ or store.json from a backup",
+			ErrForeign, want, created.Store)
+	}
+	return nil
+}
+
+// runtimeDir is this user's directory for a store's sockets. Its path is
+// short, because a socket's may have 107 bytes at most.
+func runtimeDir(id string) (string, error) {
+	base := os.Getenv("XDG_RUNTIME_DIR")
+	if info, err := os.Stat(base); base == "" || err != nil || !info.IsDir() {
+		base = filepath.Join(os.TempDir(), fmt.Sprintf("ckptstore-%d", os.Getuid()))
+	}
+	dir := filepath.Join(base, "ckptstore-"+id[len(id)-12:])
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("make the runtime directory: %w", err)
+	}
+	// In a shared directory somebody else could have made it first.
+	info, err := os.Stat(dir)
+	if err != nil {
+		return "", fmt.Errorf("runtime directory: %w", err)
+	}
+	if info.Mode().Perm() != 0o700 || !ownedByMe(info) {
+		return "", fmt.Errorf("runtime directory %s is not private to this user (mode %v): remove it, or set XDG_RUNTIME_DIR", dir, info.Mode())
+	}
+	return dir, nil
+}
+
+// NewID mints the identity of an event, a job or a store: a UUIDv7.
+func NewID() string { return uuid.Must(uuid.NewV7()).String() }
+
+// Stamp mints what a new event needs, with the machine's clock.
+func Stamp(source string) events.Stamp {
+	return events.Stamp{ID: NewID(), Source: source, Time: time.Now()}
+}
