@@ -75,7 +75,7 @@ type Store struct {
 	DataDir  string
 
 	opts  Options
-	owner *owner // of a directory; nil with a URL
+	owner *owner    // of a directory; nil with a URL
 	local *follower // of a URL; nil with a directory
 }
 
