@@ -153,7 +153,7 @@ func (s *rankServer) onHello(_ context.Context, h client.Hello) (client.Context,
 	s.once.Do(func() { s.hello <- s.rank })
 	return client.Context{
 		Protocol: client.Protocol, Run: s.cfg.Run, Trial: s.cfg.Trial, Job: s.cfg.Job,
-		Attempt: s.attempt, Rank: s.rank, WorldSize: s.cfg.NProc, Resume: s.resume,
+		Attempt: s.attempt, Rank: s.rank, WorldSize: s.cfg.NProc, Resume: s.resume, Config: s.cfg.Config,
 	}, nil
 }
 

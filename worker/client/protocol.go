@@ -48,14 +48,15 @@ type Hello struct {
 
 // Context says who the worker is.
 type Context struct {
-	Protocol  int    `json:"protocol"` // the version that both speak
-	Run       string `json:"run"`
-	Trial     string `json:"trial"`
-	Job       string `json:"job"`
-	Attempt   int    `json:"attempt"`
-	Rank      int    `json:"rank"`
-	WorldSize int    `json:"world_size"`
-	Resume    string `json:"resume,omitempty"` // full ID to restore from, or empty
+	Protocol  int            `json:"protocol"` // the version that both speak
+	Run       string         `json:"run"`
+	Trial     string         `json:"trial"`
+	Job       string         `json:"job"`
+	Attempt   int            `json:"attempt"`
+	Rank      int            `json:"rank"`
+	WorldSize int            `json:"world_size"`
+	Resume    string         `json:"resume,omitempty"` // full ID to restore from, or empty
+	Config    map[string]any `json:"config,omitempty"` // of the trial
 }
 
 // Report is one iteration's metrics of one rank: numbers, strings, booleans.

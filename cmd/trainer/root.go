@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/worker"
+)
+
+// Exit codes. A signal n that ends the job gives 128+n.
+const (
+	exitOK       = 0
+	exitFailed   = 1
+	exitConflict = 5
+	exitNoStore  = 10
+	exitLocked   = 11
+	exitConfig   = 64
+	exitInternal = 70
+)
+
+// signaled is the cause of a context that a signal has ended.
+type signaled struct{ sig syscall.Signal }
+
+func (s signaled) Error() string { return "the trainer was told to stop by " + s.sig.String() }
+
+// usageError is a mistake in the command line.
+type usageError struct{ error }
+
+func (u usageError) Unwrap() error { return u.error }
+
+// streams are where a command reads and writes.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+// run is the whole program; it returns the exit code.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	ctx, stop := untilSignal(ctx)
+	defer stop()
+	std := streams{stdin, stdout, stderr}
+	root := &cobra.Command{
+		Use:           "trainer",
+		Short:         "Run training jobs with checkpoints that are whole or do not exist",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetArgs(args)
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
+	})
+	root.AddCommand(runCommand(std), demoCommand(std), guardCommand(std), demoWorkerCommand())
+	err := root.ExecuteContext(ctx)
+	if err != nil {
+		fmt.Fprintln(stderr, "trainer:", err)
+	}
+	return exitCode(err)
+}
+
+// untilSignal ends the context with the first SIGINT or SIGTERM as its cause;
+// a second one kills, as if nobody had asked.
+func untilSignal(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		select {
+		case sig := <-signals:
+			signal.Stop(signals)
+			cancel(signaled{sig.(syscall.Signal)})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { signal.Stop(signals); cancel(nil) }
+}
+
+func exitCode(err error) int {
+	var sig signaled
+	var failed *worker.FailedError
+	var running *store.RunningError
+	var usage usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &sig):
+		return 128 + int(sig.sig)
+	case errors.As(err, &failed):
+		return exitFailed
+	case errors.As(err, &running), errors.Is(err, worker.ErrFenced), errors.Is(err, store.ErrLeaseLost):
+		return exitConflict
+	case errors.Is(err, store.ErrNoStore):
+		return exitNoStore
+	case errors.Is(err, store.ErrLocked):
+		return exitLocked
+	case errors.As(err, &usage), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrReference),
+		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNewer), errors.Is(err, store.ErrDamaged):
+		return exitConfig
+	}
+	return exitInternal
+}
+
+func newLogger(w io.Writer, quiet bool) *slog.Logger {
+	level := slog.LevelInfo
+	if quiet {
+		level = slog.LevelWarn
+	}
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.String("time", a.Value.Time().Format("15:04:05.000"))
+		}
+		return a
+	}}))
+}
+
+// guardCommand is what the trainer starts itself as: see worker.Guard.
+func guardCommand(std streams) *cobra.Command {
+	return &cobra.Command{
+		Use: worker.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return worker.Guard(context.WithoutCancel(c.Context()), std.in, args[0])
+		},
+	}
+}

@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/web"
+	"github.com/ckptstore/ckptstore/worker"
+)
+
+const runHelp = `Run COMMAND as a group of workers, with the environment that torchrun gives
+them. When a worker dies the group is started again from the last committed
+checkpoint of the run. A run is continued by its name: the next job of that
+name resumes where the last one ended.
+
+  trainer run -- python3 train.py
+  trainer run --name bert --nproc 4 --max-restarts 10 -- python3 train.py
+  trainer run --name bert --resume bert@step-2000 train.py --lr 1e-4
+
+The store is made if its directory does not exist. Exit codes: 0 done,
+1 no restart is left, 5 the run is being run elsewhere, 10 no store,
+11 the store is locked, 64 bad configuration, 70 internal, 128+n signal n.`
+
+type runOptions struct {
+	store       string
+	name        string
+	nproc       string
+	nnodes      string
+	maxRestarts int
+	resume      string
+	backend     string
+	set         []string
+	saveTimeout time.Duration
+	drain       time.Duration
+	grace       time.Duration
+	collective  time.Duration
+	quiet       bool
+}
+
+func runCommand(std streams) *cobra.Command {
+	var o runOptions
+	c := &cobra.Command{
+		Use:   "run [flags] -- COMMAND [ARG...]",
+		Short: "Run a command as a group of workers, restarted from the last committed checkpoint",
+		Long:  runHelp,
+		RunE: func(c *cobra.Command, args []string) error {
+			return runJob(c.Context(), std, o, args)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.store, "store", envOr("CKPTSTORE_STORE", "ckpts"), "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
+	f.StringVar(&o.name, "name", "", "name of the run; a job of the same name continues it (default: made from the command)")
+	f.StringVar(&o.nproc, "nproc", "1", "workers: a number, gpu (one a device), or auto (devices, or else cores)")
+	f.StringVar(&o.nnodes, "nnodes", "1", "nodes of the job")
+	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
+	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, or a checkpoint reference")
+	f.StringVar(&o.backend, "backend", "none", "name of the workers' communication backend, for the log")
+	f.StringArrayVar(&o.set, "set", nil, "trial configuration, KEY=VALUE with a JSON or plain value; repeatable")
+	f.DurationVar(&o.saveTimeout, "save-timeout", 10*time.Minute, "longest time from the begin of a save to its commit")
+	f.DurationVar(&o.drain, "drain-timeout", 2*time.Minute, "longest time to finish staged saves when workers have ended")
+	f.DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL")
+	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "longest time that ranks wait for each other")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "log warnings and errors only")
+	// torchrun spells flags with "-" or "_" and has these for one node.
+	f.StringVar(&o.nproc, "nproc-per-node", "1", "torchrun's name of --nproc")
+	f.Bool("standalone", false, "accepted as torchrun's; one node is the default")
+	f.SetInterspersed(false)
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
+	})
+	for _, alias := range []string{"nproc-per-node", "standalone"} {
+		if err := f.MarkHidden(alias); err != nil {
+			panic(err) // a name that is not a flag of this command
+		}
+	}
+	return c
+}
+
+func envOr(name, otherwise string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return otherwise
+}
+
+func runJob(ctx context.Context, std streams, o runOptions, args []string) (err error) {
+	cfg, err := o.config(ctx, args)
+	if err != nil {
+		return err
+	}
+	log := newLogger(std.err, o.quiet)
+	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
+	if err := ensureStore(ctx, o.store, log); err != nil {
+		return err
+	}
+	st, err := store.Open(ctx, store.Options{Location: o.store, Logger: log})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	return runOn(ctx, st, cfg)
+}
+
+// runOn runs a job of a run that no other job runs.
+func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) {
+	ctx, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	return worker.Run(ctx, cfg, worker.Store{
+		ID: st.ID, Log: st.Log, Views: views{st.Views()}, Blobs: st.Blobs, Data: st.Data,
+		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
+		Runtime:  st.Runtime, Shared: sharedMemory(cfg.Logger),
+	})
+}
+
+func (o runOptions) config(ctx context.Context, args []string) (worker.Config, error) {
+	bad := func(format string, args ...any) (worker.Config, error) {
+		return worker.Config{}, fmt.Errorf("%w: %s", worker.ErrConfig, fmt.Sprintf(format, args...))
+	}
+	if len(args) == 0 {
+		return bad("no command to run: trainer run [flags] -- COMMAND [ARG...]")
+	}
+	if o.nnodes != "1" && o.nnodes != "1:1" {
+		return bad("--nnodes %s: this version runs jobs on one node; start one trainer a node with its own --name, or use --nnodes 1", o.nnodes)
+	}
+	if o.maxRestarts < -1 {
+		return bad("--max-restarts %d: give 0 or more, or -1 for any number", o.maxRestarts)
+	}
+	nproc, err := workers(ctx, o.nproc)
+	if err != nil {
+		return worker.Config{}, err
+	}
+	config, err := parseSet(o.set)
+	if err != nil {
+		return worker.Config{}, err
+	}
+	if strings.HasSuffix(args[0], ".py") {
+		args = append([]string{"python3"}, args...)
+	}
+	if o.name == "" {
+		o.name = defaultRun(args)
+	}
+	return worker.Config{
+		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
+		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, Backend: o.backend, Config: config,
+		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
+		NewID: store.NewID,
+	}, nil
+}
+
+// defaultRun names a run after its script, or else its program.
+func defaultRun(command []string) string {
+	for _, arg := range command {
+		if strings.HasSuffix(arg, ".py") {
+			return strings.TrimSuffix(filepath.Base(arg), ".py")
+		}
+	}
+	return filepath.Base(command[0])
+}
+
+// workers is how many workers --nproc asks for.
+func workers(ctx context.Context, nproc string) (int, error) {
+	if nproc != "gpu" && nproc != "auto" {
+		n, err := strconv.Atoi(nproc)
+		if err != nil || n < 1 {
+			return 0, fmt.Errorf("%w: --nproc %s: give a number of 1 or more, gpu, or auto", worker.ErrConfig, nproc)
+		}
+		return n, nil
+	}
+	devices, err := gpu.List(ctx)
+	if len(devices) > 0 {
+		return len(devices), nil
+	}
+	if nproc == "auto" {
+		return runtime.NumCPU(), nil
+	}
+	if err == nil {
+		err = errors.New("the driver lists no device")
+	}
+	return 0, fmt.Errorf("%w: --nproc gpu: %w; use --nproc N", worker.ErrConfig, err)
+}
+
+func parseSet(pairs []string) (map[string]any, error) {
+	config := map[string]any{}
+	for _, pair := range pairs {
+		key, text, ok := strings.Cut(pair, "=")
+		if !ok || key == "" {
+			return nil, fmt.Errorf("%w: --set %q: want KEY=VALUE", worker.ErrConfig, pair)
+		}
+		var value any
+		if json.Unmarshal([]byte(text), &value) != nil {
+			value = text
+		}
+		config[key] = value
+	}
+	return config, nil
+}
+
+// ensureStore makes a store where there is nothing at all.
+func ensureStore(ctx context.Context, location string, log *slog.Logger) error {
+	if store.IsURL(location) {
+		return nil
+	}
+	entries, err := os.ReadDir(location)
+	if err != nil && !errors.Is(err, os.ErrNotExist) || len(entries) > 0 {
+		return nil // opening it says what is wrong
+	}
+	id, err := store.Init(ctx, location, "")
+	if errors.Is(err, store.ErrExists) || errors.Is(err, store.ErrLocked) {
+		return nil // another trainer was faster
+	}
+	if err == nil {
+		log.Info("made a new store", "store", location, "id", id)
+	}
+	return err
+}
+
+// sharedMemory is where staging slots live.
+func sharedMemory(log *slog.Logger) string {
+	const dir = "/dev/shm"
+	if info, err := os.Stat(dir); err == nil && info.IsDir() {
+		return dir
+	}
+	log.Warn("no /dev/shm on this machine: staging goes to files on disk, which is slower", "dir", os.TempDir())
+	return os.TempDir()
+}
+
+// views are the questions of a job, put to the store.
+type views struct{ source web.Source }
+
+var _ worker.Views = views{}
+
+// Trial implements worker.Views.
+func (v views) Trial(ctx context.Context, run, trial string) (projections.Trial, error) {
+	return web.Ask(ctx, v.source, web.Trial, web.Params{Run: run, Trial: trial})
+}
+
+// Attempts implements worker.Views.
+func (v views) Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error) {
+	return web.Ask(ctx, v.source, web.Attempts, web.Params{Run: run, Trial: trial})
+}
+
+// OpenCheckpoints implements worker.Views.
+func (v views) OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error) {
+	return web.Ask(ctx, v.source, web.OpenCheckpoints, web.Params{Run: run, Trial: trial})
+}
+
+// Resolve implements worker.Views.
+func (v views) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
+	return web.Ask(ctx, v.source, web.Resolve, web.Params{Ref: ref})
+}
+
+// lines writes whole lines of several workers one at a time.
+type lines struct {
+	mu sync.Mutex
+	to io.Writer
+}
+
+// Write implements io.Writer.
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.to.Write(p)
+}
