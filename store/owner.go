@@ -220,6 +220,12 @@ var _ web.Source = (*owner)(nil)
 // Owns reports whether this process owns the store now.
 func (s *Store) Owns() bool { return s.owner != nil && s.owner.ownership() != nil }
 
+// Owner says who owns the store's directory, for people.
+func (s *Store) Owner() (string, error) {
+	c, err := readCard(s.Location)
+	return fmt.Sprintf("process %d on %s", c.PID, c.Host), err
+}
+
 // close gives the store up.
 func (o *owner) close() error {
 	o.cancel()

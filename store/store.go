@@ -172,6 +172,19 @@ func (s *Store) openData(data, blobs string) (err error) {
 	return err
 }
 
+// OpenData opens the data of a store's directory alone, for reading without the
+// lock, the log or write permission. It works when the log is gone.
+func OpenData(location string) (*storage.Root, error) {
+	if IsURL(location) {
+		return nil, fmt.Errorf("%s is a server: give the directory of the store's data", location)
+	}
+	dir := filepath.Join(location, "data")
+	if _, err := os.Stat(dir); err != nil {
+		return nil, fmt.Errorf("%w in %s: %w: name another with --store", ErrNoStore, location, err)
+	}
+	return storage.Open(vfs.Default, dir)
+}
+
 // Close lets go of the store. An owner that closes leaves it to the next.
 func (s *Store) Close() error {
 	if s.local != nil {

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// listed is one checkpoint in `ls --json`. What a receipt does not say is left
+// out by --offline.
+type listed struct {
+	Run         string    `json:"run"`
+	Trial       string    `json:"trial"`
+	ID          string    `json:"id"`
+	Name        string    `json:"name"`
+	Step        int64     `json:"step"`
+	Attempt     int       `json:"attempt"`
+	WorldSize   int       `json:"world_size"`
+	State       string    `json:"state"`
+	Bytes       int64     `json:"bytes"`
+	Manifest    string    `json:"manifest,omitempty"`
+	Sequence    uint64    `json:"sequence,omitempty"` // of the committed event
+	CommittedAt time.Time `json:"committed_at,omitzero"`
+	Superseded  *bool     `json:"superseded,omitempty"`
+	Parent      string    `json:"parent,omitempty"`
+	Reason      string    `json:"reason,omitempty"`
+}
+
+// listing is `ls --json`.
+type listing struct {
+	Store       string   `json:"store"`
+	Offline     bool     `json:"offline"`
+	Checkpoints []listed `json:"checkpoints"`
+}
+
+func (a *app) lsCommand() *cobra.Command {
+	var all, offline bool
+	c := &cobra.Command{
+		Use: "ls [RUN]", Short: "List checkpoints, newest first", Args: args(cobra.MaximumNArgs(1)),
+		Long: `List the committed checkpoints of the present line of each run, or of RUN.
+
+With --offline the list is made from the receipts in the data directory alone,
+without the lock, the log or the views. It has every committed checkpoint:
+which of them are superseded is known to the log alone, so it equals
+"ls --all" without those that are open, aborted or deleted.`,
+		RunE: func(c *cobra.Command, names []string) error {
+			run := ""
+			if len(names) == 1 {
+				run = names[0]
+			}
+			if offline {
+				return a.lsOffline(c.Context(), run)
+			}
+			return a.with(c.Context(), func(s *store.Store) error { return a.ls(c.Context(), s, run, all) })
+		},
+	}
+	c.Flags().BoolVarP(&all, "all", "a", false, "also superseded, open, aborted and deleted checkpoints")
+	c.Flags().BoolVar(&offline, "offline", false, "read receipts only: no lock, no log")
+	return c
+}
+
+func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool) error {
+	runs := []string{run}
+	if run == "" {
+		rows, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})
+		if err != nil {
+			return err
+		}
+		runs = nil
+		for _, r := range rows {
+			runs = append(runs, r.Name)
+		}
+	}
+	l := listing{Store: s.ID, Checkpoints: []listed{}}
+	for _, name := range runs {
+		rows, err := web.Ask(ctx, s.Views(), web.Checkpoints, web.Params{Run: name, All: all})
+		if err != nil {
+			return err
+		}
+		for _, c := range rows {
+			l.Checkpoints = append(l.Checkpoints, fromRow(c))
+		}
+	}
+	return a.printListing(l)
+}
+
+func fromRow(c projections.Checkpoint) listed {
+	out := listed{
+		Run: c.Run, Trial: c.Trial, ID: c.ID, Name: c.Name, Step: c.Step, Attempt: c.Attempt,
+		WorldSize: c.WorldSize, State: string(c.State), Bytes: c.Bytes, Manifest: c.Manifest,
+		Sequence: c.CommittedSeq, Superseded: &c.Superseded, Parent: c.Parent, Reason: c.Reason,
+	}
+	if c.CommittedSeq > 0 {
+		out.CommittedAt = c.EndedAt
+	}
+	return out
+}
+
+func (a *app) lsOffline(ctx context.Context, run string) error {
+	data, err := a.data()
+	if err != nil {
+		return err
+	}
+	receipts, damaged, err := data.Checkpoints(ctx)
+	if err != nil {
+		return err
+	}
+	l := listing{Offline: true, Checkpoints: []listed{}}
+	var errs []error
+	for _, d := range damaged {
+		errs = append(errs, fmt.Errorf("%s: %w: open the store once with its log, which writes the receipt again", d.File, d.Err))
+	}
+	for _, r := range receipts {
+		if run != "" && r.Run != run {
+			continue
+		}
+		m, err := data.Reader(r.Ref).WithManifest(r.Manifest).ReadMetadata(ctx)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		l.Store = r.Store
+		l.Checkpoints = append(l.Checkpoints, listed{
+			Run: r.Run, Trial: r.Trial, ID: r.Checkpoint, Name: r.Name, Step: r.Step, Attempt: r.Attempt,
+			WorldSize: m.WorldSize, State: string(projections.Committed), Bytes: m.Layout.Bytes(),
+			Manifest: r.Manifest.String(), Sequence: r.Sequence, CommittedAt: r.CommittedAt,
+		})
+	}
+	if run != "" && len(l.Checkpoints) == 0 && len(errs) == 0 {
+		return &projections.NotFoundError{What: "run", Ref: run, Hint: "no receipt in " + a.location + " names it"}
+	}
+	slices.SortFunc(l.Checkpoints, func(x, y listed) int {
+		return cmp.Or(cmp.Compare(x.Run, y.Run), cmp.Compare(y.Sequence, x.Sequence))
+	})
+	return errors.Join(append([]error{a.printListing(l)}, errs...)...)
+}
+
+func (a *app) printListing(l listing) error {
+	return emit(a, l, l.Checkpoints, func(w *tabwriter.Writer, wide bool) {
+		head := []any{"RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "SIZE", "COMMITTED", "CONTINUES"}
+		if wide {
+			head = append(head, "SEQUENCE", "MANIFEST", "REASON")
+		}
+		row(w, head...)
+		for _, c := range l.Checkpoints {
+			state := c.State
+			if c.Superseded != nil && *c.Superseded {
+				state = "superseded"
+			}
+			cells := []any{c.Run, c.ID, c.Step, state, c.WorldSize, size(c.Bytes), when(c.CommittedAt), c.Parent}
+			if wide {
+				cells = append(cells, c.Sequence, short(c.Manifest), c.Reason)
+			}
+			row(w, cells...)
+		}
+		if len(l.Checkpoints) == 0 && !a.quiet {
+			fmt.Fprintln(a.err, "no checkpoints yet")
+		}
+	})
+}

@@ -1,0 +1,12 @@
+// Command ckptstore looks after a store of checkpoints: what is in it, what
+// happened to it, and whether it is whole.
+package main
+
+import (
+	"context"
+	"os"
+)
+
+func main() {
+	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+}

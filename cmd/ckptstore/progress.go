@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// bar is a line with bytes, rate and time left, drawn on a terminal when
+// something takes more than two seconds.
+type bar struct {
+	to    io.Writer // nil: not drawn
+	what  string
+	total int64
+	began time.Time
+
+	mu    sync.Mutex
+	drawn time.Time
+	ended bool
+}
+
+func (a *app) progress(what string, targets []projections.Checkpoint) *bar {
+	b := &bar{what: what, began: time.Now()}
+	for _, c := range targets {
+		b.total += c.Bytes
+	}
+	if f, ok := a.err.(*os.File); ok && !a.quiet {
+		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+			b.to = f
+		}
+	}
+	return b
+}
+
+func (b *bar) set(bytes int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	spent := now.Sub(b.began)
+	if b.to == nil || spent < 2*time.Second || now.Sub(b.drawn) < 100*time.Millisecond || bytes == 0 {
+		return
+	}
+	b.drawn = now
+	rate := float64(bytes) / spent.Seconds()
+	left := time.Duration(float64(b.total-bytes)/rate) * time.Second
+	fmt.Fprintf(b.to, "\r\x1b[K%s  %s of %s  %s/s  %v left", b.what, size(bytes), size(b.total), size(int64(rate)), max(0, left))
+}
+
+func (b *bar) done() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.ended && !b.drawn.IsZero() {
+		fmt.Fprint(b.to, "\r\x1b[K")
+	}
+	b.ended = true
+}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/store"
+)
+
+// Exit codes.
+const (
+	exitOK          = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitNotFound    = 4
+	exitConflict    = 5
+	exitFindings    = 6
+	exitNoStore     = 10
+	exitLocked      = 11
+	exitNotAllowed  = 12
+	exitInterrupted = 130
+)
+
+const rootHelp = `Look after a store of checkpoints.
+
+A checkpoint is named by a reference: RUN (the newest of its line),
+RUN@latest, RUN@NAME, RUN@ID or the beginning of an ID, RUN@best:METRIC:min.
+
+Exit codes: 0 ok, 1 failed, 2 usage, 4 not found, 5 conflict, 6 findings,
+10 no store, 11 locked, 12 not allowed, 130 interrupted.`
+
+// errFindings says that a check has found something; what, is on stdout.
+var errFindings = errors.New("findings")
+
+// usageError is a mistake in the command line.
+type usageError struct{ error }
+
+func (u usageError) Unwrap() error { return u.error }
+
+// app is what all commands share.
+type app struct {
+	out, err io.Writer
+	location string
+	output   string // table, wide, json or jsonl
+	json     bool
+	quiet    bool
+}
+
+// run is the whole program; it returns the exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	a := &app{out: stdout, err: stderr}
+	root := &cobra.Command{
+		Use: "ckptstore", Short: "Look after a store of checkpoints", Long: rootHelp,
+		SilenceUsage: true, SilenceErrors: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error { return a.checkOutput() },
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetArgs(args)
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
+	})
+	f := root.PersistentFlags()
+	location := os.Getenv("CKPTSTORE_STORE")
+	if location == "" {
+		location = "ckpts"
+	}
+	f.StringVar(&a.location, "store", location, "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
+	f.StringVarP(&a.output, "output", "o", "table", "output: table, wide, json or jsonl")
+	f.BoolVar(&a.json, "json", false, "the same as --output json")
+	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no warnings on stderr")
+	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
+		a.eventsCommand(), a.replayCommand(), a.verifyCommand())
+	err := root.ExecuteContext(ctx)
+	interrupted := ctx.Err() != nil
+	if err != nil && !errors.Is(err, errFindings) {
+		fmt.Fprintln(stderr, "ckptstore:", err)
+	}
+	return exitCode(err, interrupted)
+}
+
+func exitCode(err error, interrupted bool) int {
+	var usage usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errFindings):
+		return exitFindings
+	case interrupted && errors.Is(err, context.Canceled):
+		return exitInterrupted
+	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, projections.ErrAmbiguous):
+		return exitUsage
+	case errors.Is(err, projections.ErrNotFound):
+		return exitNotFound
+	case errors.Is(err, store.ErrExists):
+		return exitConflict
+	case errors.Is(err, store.ErrNoStore):
+		return exitNoStore
+	case errors.Is(err, store.ErrLocked):
+		return exitLocked
+	case errors.Is(err, os.ErrPermission):
+		return exitNotAllowed
+	}
+	return exitFailed
+}
+
+func (a *app) checkOutput() error {
+	if a.json {
+		a.output = "json"
+	}
+	switch a.output {
+	case "table", "wide", "json", "jsonl":
+		return nil
+	}
+	return usageError{fmt.Errorf("--output %q: want table, wide, json or jsonl", a.output)}
+}
+
+// args is cobra's check of the arguments as a usage error.
+func args(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, given []string) error {
+		if err := check(c, given); err != nil {
+			return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
+		}
+		return nil
+	}
+}
+
+func (a *app) logger() *slog.Logger {
+	if a.quiet {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
+
+// with opens the store for one command.
+func (a *app) with(ctx context.Context, do func(*store.Store) error) (err error) {
+	s, err := store.Open(ctx, store.Options{Location: a.location, Logger: a.logger()})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return do(s)
+}
+
+// data is the data directory alone, for commands that need no log.
+func (a *app) data() (*storage.Root, error) {
+	return store.OpenData(a.location)
+}

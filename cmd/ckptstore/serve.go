@@ -1,0 +1,59 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/store"
+)
+
+func (a *app) initCommand() *cobra.Command {
+	var data string
+	c := &cobra.Command{
+		Use: "init", Short: "Make a new store", Args: args(cobra.NoArgs),
+		Long: `Make a new store in the directory --store, or on the NATS server that it
+names. On a server, --data is the directory for checkpoints; it must be the
+same on every node of every job.`,
+		Example: `  ckptstore init --store ckpts
+  ckptstore init --store nats://127.0.0.1:4222 --data /mnt/shared/ckpts`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			id, err := store.Init(c.Context(), a.location, data)
+			if err != nil {
+				return err
+			}
+			made := struct {
+				Store    string `json:"store"`
+				Location string `json:"location"`
+			}{id, a.location}
+			return emit(a, made, []any{made}, func(w *tabwriter.Writer, _ bool) {
+				fmt.Fprintf(w, "made store %s in %s\n", id, a.location)
+			})
+		},
+	}
+	c.Flags().StringVar(&data, "data", "", "directory for checkpoints, with a URL")
+	return c
+}
+
+func (a *app) serveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "serve", Short: "Own a store until stopped, so that others connect to it", Args: args(cobra.NoArgs),
+		Long: `Own the store until SIGINT or SIGTERM. Trainers and other commands on this
+machine connect to its owner; without one, each owns the store while it runs.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.with(c.Context(), func(s *store.Store) error {
+				if !s.Owns() {
+					who, err := s.Owner()
+					if err != nil {
+						return err
+					}
+					return fmt.Errorf("%w: %s serves it already", store.ErrLocked, who)
+				}
+				fmt.Fprintf(a.err, "serving store %s in %s; stop with Ctrl-C\n", s.ID, s.Location)
+				<-c.Context().Done()
+				return nil
+			})
+		},
+	}
+}

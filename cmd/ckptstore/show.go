@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// shown is `show --json`.
+type shown struct {
+	Store      string                 `json:"store"`
+	Checkpoint projections.Checkpoint `json:"checkpoint"`
+	Path       string                 `json:"path"`
+	Tensors    []shownTensor          `json:"tensors"`
+	Values     []shownValue           `json:"values"`
+	Ranks      []shownRank            `json:"ranks"`
+}
+
+type shownTensor struct {
+	FQN    string       `json:"fqn"`
+	DType  tensor.DType `json:"dtype"`
+	Shape  tensor.Shape `json:"shape"`
+	Bytes  int64        `json:"bytes"`
+	Chunks []shownChunk `json:"chunks"`
+}
+
+type shownChunk struct {
+	Rank int `json:"rank"`
+	tensor.Box
+}
+
+type shownValue struct {
+	FQN     string `json:"fqn"`
+	Rank    int    `json:"rank"`
+	Bytes   int64  `json:"bytes"`
+	PerRank bool   `json:"per_rank"`
+}
+
+type shownRank struct {
+	Rank  int         `json:"rank"`
+	Index plan.Digest `json:"index"`
+}
+
+func (a *app) showCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "show REF", Short: "Show what is in a checkpoint", Args: args(cobra.ExactArgs(1)),
+		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json",
+		RunE: func(c *cobra.Command, refs []string) error {
+			return a.with(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0]) })
+		},
+	}
+}
+
+func (a *app) show(ctx context.Context, s *store.Store, ref string) error {
+	c, err := web.Ask(ctx, s.Views(), web.Resolve, web.Params{Ref: ref})
+	if err != nil {
+		return err
+	}
+	if c.State != projections.Committed {
+		return fmt.Errorf("checkpoint %s@%s is %s: %s", c.Run, c.ID, c.State, c.Reason)
+	}
+	digest, err := plan.ParseDigest(c.Manifest)
+	if err != nil {
+		return err
+	}
+	m, err := s.Data.Reader(store.RefOf(c)).WithManifest(digest).ReadMetadata(ctx)
+	if err != nil {
+		return err
+	}
+	out := shown{
+		Store: s.ID, Checkpoint: c, Path: s.DataDir + "/" + store.RefOf(c).String(),
+		Tensors: []shownTensor{}, Values: []shownValue{}, Ranks: []shownRank{},
+	}
+	for _, t := range m.Layout.Tensors {
+		st := shownTensor{
+			FQN: t.FQN, DType: t.DType, Shape: t.Shape,
+			Bytes: t.Shape.Volume() * int64(t.DType.Size()), Chunks: []shownChunk{},
+		}
+		for _, ch := range t.Chunks {
+			st.Chunks = append(st.Chunks, shownChunk{ch.Rank, ch.Box})
+		}
+		out.Tensors = append(out.Tensors, st)
+	}
+	for _, v := range m.Layout.Values {
+		out.Values = append(out.Values, shownValue(v))
+	}
+	for _, r := range m.Ranks {
+		out.Ranks = append(out.Ranks, shownRank(r))
+	}
+	return emit(a, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
+}
+
+func (s shown) print(w *tabwriter.Writer, wide bool) {
+	c := s.Checkpoint
+	row(w, "checkpoint", c.Run+"@"+c.ID)
+	row(w, "step", c.Step)
+	row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
+	row(w, "committed", fmt.Sprintf("%s, sequence %d", when(c.EndedAt), c.CommittedSeq))
+	row(w, "continues", c.Parent)
+	row(w, "size", size(c.Bytes))
+	row(w, "manifest", c.Manifest)
+	row(w, "path", s.Path)
+	fmt.Fprintln(w)
+	head := []any{"TENSOR", "DTYPE", "SHAPE", "SIZE", "CHUNKS"}
+	if wide {
+		head = append(head, "RANK:BOX")
+	}
+	row(w, head...)
+	for _, t := range s.Tensors {
+		cells := []any{t.FQN, t.DType, fmt.Sprint([]int64(t.Shape)), size(t.Bytes), len(t.Chunks)}
+		if wide {
+			boxes := ""
+			for _, ch := range t.Chunks {
+				boxes += fmt.Sprintf("%d:%v ", ch.Rank, ch.Box)
+			}
+			cells = append(cells, boxes)
+		}
+		row(w, cells...)
+	}
+	if len(s.Values) > 0 {
+		fmt.Fprintln(w)
+		row(w, "VALUE", "RANK", "SIZE", "PER RANK")
+		for _, v := range s.Values {
+			row(w, v.FQN, v.Rank, size(v.Bytes), v.PerRank)
+		}
+	}
+}

@@ -1,0 +1,263 @@
+package jetlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Limits of one atomic batch.
+const (
+	maxBatch      = 1000    // messages, by the server's rule
+	maxBatchBytes = 8 << 20 // so that a batch fits the server's queues
+	maxSingles    = 3       // queued facts up to which a batch does not pay
+)
+
+// Append adds facts to the log, in their order, and returns their sequences.
+// They are durable on return. Several are one atomic batch (of up to 1000
+// events and 8 MiB; more are split), and share it with the facts of other
+// callers that wait at the same time.
+//
+// Lost acknowledgements and connections are retried until ctx ends (30 s
+// without a deadline); then the error is [ErrUnacknowledged] and the facts may
+// be in the log or not. Appending the same events again is safe and returns
+// the sequences that they have.
+func (l *Log) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
+	if len(facts) == 0 {
+		return nil, nil
+	}
+	j := &job{events: make([]events.Event, len(facts)), done: make(chan error, 1)}
+	for i, f := range facts {
+		size, err := check(f.Event)
+		if err == nil && (f.Kind.Decides() || f.Scope.Actor == events.Server) {
+			err = errors.New("it is a decision, or has the actor of decisions")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("append %s: %w", f.Kind, err)
+		}
+		j.events[i] = f.Event
+		j.bytes += size
+	}
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	j.ctx = ctx
+	l.queue.push(j)
+	var err error
+	select {
+	case err = <-j.done:
+	case <-ctx.Done():
+		err = fmt.Errorf("%w: %w%s", ErrUnacknowledged, context.Cause(ctx), l.down())
+	case <-l.ctx.Done():
+		err = fmt.Errorf("%w: %w", ErrUnacknowledged, ErrClosed)
+	}
+	if err != nil {
+		what := string(facts[0].Kind)
+		if len(facts) > 1 {
+			what = fmt.Sprintf("%d facts from %s on", len(facts), what)
+		}
+		return nil, fmt.Errorf("append %s to the log at %s: %w", what, l.opts.where(), err)
+	}
+	return j.sequences, nil
+}
+
+// down says so when the reason for a wait is the connection.
+func (l *Log) down() string {
+	if l.nc.IsConnected() {
+		return ""
+	}
+	return " (nobody serves the log at the moment)"
+}
+
+// check reports what the log could not store, and the event's size in bytes.
+func check(e events.Event) (int, error) {
+	m := events.Encode(e)
+	size := len(m.Data) + 256 // what JetStream adds
+	for name, values := range m.Header {
+		for _, v := range values {
+			if strings.ContainsAny(v, "\r\n") || strings.TrimSpace(v) != v {
+				return 0, fmt.Errorf("header %s is %q, which a header cannot hold", name, v)
+			}
+			size += len(name) + len(v) + 4
+		}
+	}
+	if size > MaxMessage {
+		return 0, fmt.Errorf("it has %d bytes, at most %d are allowed; put large parts into a blob", size, MaxMessage)
+	}
+	return size, nil
+}
+
+func message(e events.Event) *nats.Msg {
+	m := events.Encode(e)
+	return &nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}
+}
+
+// publish sends one event once and returns the sequence that it has, whether
+// it is new or known.
+func (l *Log) publish(ctx context.Context, e events.Event, opts ...jetstream.PublishOpt) (uint64, error) {
+	ack, err := l.js.PublishMsg(ctx, message(e), append(opts, jetstream.WithExpectStream(Stream), jetstream.WithRetryAttempts(0))...)
+	if err != nil {
+		return 0, err
+	}
+	return ack.Sequence, nil
+}
+
+// job is one call of Append. Its sequences are valid after done was sent nil.
+type job struct {
+	ctx       context.Context
+	events    []events.Event
+	bytes     int
+	sequences []uint64
+	done      chan error
+}
+
+// queue holds jobs in the order of arrival.
+type queue struct {
+	mu    sync.Mutex
+	jobs  []*job
+	ready chan struct{} // holds a token when jobs may be there
+}
+
+func (q *queue) push(j *job) {
+	q.mu.Lock()
+	q.jobs = append(q.jobs, j)
+	q.mu.Unlock()
+	select {
+	case q.ready <- struct{}{}:
+	default:
+	}
+}
+
+// take removes the jobs that fit one batch. A larger job comes alone.
+func (q *queue) take() []*job {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n, count, bytes := 0, 0, 0
+	for _, j := range q.jobs {
+		count += len(j.events)
+		bytes += j.bytes
+		if n > 0 && (count > maxBatch || bytes > maxBatchBytes) {
+			break
+		}
+		n++
+	}
+	taken := q.jobs[:n:n]
+	q.jobs = q.jobs[n:]
+	return taken
+}
+
+// commit sends what is queued whenever the previous batch is acknowledged.
+// There is no timer: under load, batches grow by themselves.
+func (l *Log) commit() {
+	defer close(l.idle)
+	for {
+		select {
+		case <-l.queue.ready:
+		case <-l.ctx.Done():
+			return
+		}
+		for jobs := l.queue.take(); len(jobs) > 0; jobs = l.queue.take() {
+			l.commitJobs(jobs)
+		}
+	}
+}
+
+// commitJobs retries until each job is acknowledged, refused, or given up by
+// its caller.
+func (l *Log) commitJobs(jobs []*job) {
+	var b backoff
+	for {
+		waiting := jobs[:0:0]
+		for _, j := range jobs {
+			if j.ctx.Err() == nil {
+				waiting = append(waiting, j)
+			}
+		}
+		if jobs = waiting; len(jobs) == 0 || l.ctx.Err() != nil {
+			return
+		}
+		ctx, cancel := l.attempt(l.ctx)
+		err := l.send(ctx, jobs)
+		cancel()
+		if err != nil && transient(err) {
+			if b.wait(l.ctx) != nil {
+				return
+			}
+			continue
+		}
+		if err != nil && len(jobs) > 1 { // find out whose fault it is
+			for _, j := range jobs {
+				l.commitJobs([]*job{j})
+			}
+			return
+		}
+		for _, j := range jobs {
+			j.done <- err
+		}
+		return
+	}
+}
+
+// send appends all events of the jobs once and fills in their sequences.
+func (l *Log) send(ctx context.Context, jobs []*job) error {
+	if err := l.known(ctx); err != nil {
+		return err
+	}
+	var all []events.Event
+	for _, j := range jobs {
+		all = append(all, j.events...)
+	}
+	var sequences []uint64
+	for rest := all; len(rest) > 0; {
+		n, bytes := 0, 0
+		for n < min(len(rest), maxBatch) && (n == 0 || bytes+len(rest[n].Data) <= maxBatchBytes) {
+			bytes += len(rest[n].Data)
+			n++
+		}
+		some, err := l.sendBatch(ctx, rest[:n], len(jobs))
+		if err != nil {
+			return err
+		}
+		sequences = append(sequences, some...)
+		rest = rest[n:]
+	}
+	for _, j := range jobs {
+		j.sequences, sequences = sequences[:len(j.events):len(j.events)], sequences[len(j.events):]
+	}
+	return nil
+}
+
+// sendBatch appends up to 1000 events, which belong to so many jobs.
+func (l *Log) sendBatch(ctx context.Context, all []events.Event, jobs int) ([]uint64, error) {
+	if len(all) == 1 || len(all) == jobs && len(all) <= maxSingles {
+		return l.sendSingly(ctx, all)
+	}
+	first, err := l.sendAtomically(ctx, all)
+	if hasCode(err, codeBatchDuplicate) {
+		return l.sendSingly(ctx, all)
+	}
+	if err != nil {
+		return nil, err
+	}
+	sequences := make([]uint64, len(all))
+	for i := range sequences {
+		sequences[i] = first + uint64(i)
+	}
+	return sequences, nil
+}
+
+func (l *Log) sendSingly(ctx context.Context, all []events.Event) ([]uint64, error) {
+	sequences := make([]uint64, len(all))
+	for i, e := range all {
+		var err error
+		if sequences[i], err = l.publish(ctx, e); err != nil {
+			return nil, fmt.Errorf("event %s: %w", e.ID, err)
+		}
+	}
+	return sequences, nil
+}

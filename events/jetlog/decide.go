@@ -1,0 +1,135 @@
+package jetlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Decide appends d if its lane still ends at after, the sequence of the last
+// decision of the aggregate that the caller has seen (0: none), and returns
+// its sequence. It is durable on return. If another decision came first, the
+// error is a [*ConflictError]; nothing was appended.
+//
+// Lost acknowledgements and connections are retried until ctx ends (30 s
+// without a deadline); then the error is [ErrUnacknowledged] and d may be in
+// the log or not. Deciding the same event again, with the same after, is safe
+// and returns the sequence that it has, however long ago it was stored.
+func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error) {
+	if _, err := check(d.Event); err != nil {
+		return 0, fmt.Errorf("decide %s: %w", d.Kind, err)
+	}
+	agg := events.Aggregate{Run: d.Scope.Run, Trial: d.Scope.Trial}
+	if !d.Kind.Decides() || !agg.Owns(d.Event) {
+		return 0, fmt.Errorf("decide %s: it is a fact, or lacks the actor of decisions", d.Kind)
+	}
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+
+	lane := agg.Lane()
+	release, err := l.enter(ctx, lane)
+	if err != nil {
+		return 0, fmt.Errorf("decide %s: wait for an earlier decision on %s: %w", d.Kind, lane, err)
+	}
+	defer release()
+
+	sequence := uint64(0)
+	err = l.retry(ctx, func(ctx context.Context) error {
+		sequence, err = l.decideOnce(ctx, d, lane, after)
+		return err
+	})
+	var conflict *ConflictError
+	switch {
+	case err == nil:
+		return sequence, nil
+	case errors.As(err, &conflict):
+		return 0, conflict
+	case ctx.Err() != nil || l.ctx.Err() != nil:
+		err = fmt.Errorf("%w: %w%s", ErrUnacknowledged, err, l.down())
+	}
+	return 0, fmt.Errorf("decide %s at %s: %w", d.Kind, l.opts.where(), err)
+}
+
+func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, after uint64) (uint64, error) {
+	if err := l.known(ctx); err != nil {
+		return 0, err
+	}
+	sequence, refused := l.publish(ctx, d.Event, jetstream.WithExpectLastSequenceForSubject(after, lane))
+	if !hasCode(refused, codeWrongLast, codeWrongLastPending) {
+		return sequence, refused
+	}
+	// The expectation is checked before the ID: a retry of what was stored is
+	// refused because of itself.
+	sequence, err := l.find(ctx, d.ID, lane, after)
+	if err != nil || sequence != 0 {
+		return sequence, err
+	}
+	if hasCode(refused, codeWrongLastPending) {
+		// What is in flight may be this very event. It is settled soon.
+		return 0, fmt.Errorf("%w: %w", errAgain, refused)
+	}
+	actual, err := l.laneEnd(ctx, lane)
+	if err != nil {
+		return 0, err
+	}
+	return 0, &ConflictError{Lane: lane, After: after, Actual: actual}
+}
+
+// find is the sequence of the event with this ID in the lane, later than
+// after; 0 when it is not there.
+func (l *Log) find(ctx context.Context, id, lane string, after uint64) (uint64, error) {
+	for {
+		e, err := l.get(ctx, msgGet{Seq: after + 1, NextFor: lane})
+		switch {
+		case errors.Is(err, errNoMessage):
+			return 0, nil
+		case err != nil:
+			return 0, err
+		case e.ID == id:
+			return e.Sequence, nil
+		}
+		after = e.Sequence
+	}
+}
+
+// LaneEnd is the sequence of the last decision of agg, 0 when there is none.
+// It is the leader's answer: nothing acknowledged before the call is missing.
+func (l *Log) LaneEnd(ctx context.Context, agg events.Aggregate) (uint64, error) {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	end := uint64(0)
+	err := l.retry(ctx, func(ctx context.Context) error {
+		err := l.known(ctx)
+		if err == nil {
+			end, err = l.laneEnd(ctx, agg.Lane())
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("end of lane %s at %s: %w", agg.Lane(), l.opts.where(), err)
+	}
+	return end, nil
+}
+
+func (l *Log) laneEnd(ctx context.Context, lane string) (uint64, error) {
+	e, err := l.get(ctx, msgGet{LastFor: lane})
+	if errors.Is(err, errNoMessage) {
+		return 0, nil
+	}
+	return e.Sequence, err
+}
+
+// enter makes the caller the only one of this process that decides on lane.
+func (l *Log) enter(ctx context.Context, lane string) (release func(), err error) {
+	v, _ := l.lanes.LoadOrStore(lane, make(chan struct{}, 1))
+	turn := v.(chan struct{})
+	select {
+	case turn <- struct{}{}:
+		return func() { <-turn }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}

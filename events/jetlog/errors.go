@@ -1,0 +1,171 @@
+package jetlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Errors to be told apart with errors.Is.
+var (
+	// ErrNoLog: there is no stream, or an empty one whose first boot was cut.
+	ErrNoLog = errors.New("no log")
+	// ErrForeign: the log is another store's, or was made anew since it was
+	// opened.
+	ErrForeign = errors.New("foreign log")
+	// ErrUnsafe: the stream is configured so that it could lose events.
+	ErrUnsafe = errors.New("unsafe log")
+	// ErrGap: an event that was in the log is not there any more, or cannot be
+	// read.
+	ErrGap = errors.New("gap in the log")
+	// ErrEnd: the log ends before the event that was asked for.
+	ErrEnd = errors.New("end of the log")
+	// ErrConflict: another decision of the aggregate came first.
+	ErrConflict = errors.New("conflict")
+	// ErrUnacknowledged: the deadline came before an acknowledgement. The event
+	// may be in the log or not; appending it again settles that.
+	ErrUnacknowledged = errors.New("not acknowledged")
+	// ErrClosed: the log was closed by this process.
+	ErrClosed = errors.New("log is closed")
+	// ErrLeaseHeld: somebody else holds the lease.
+	ErrLeaseHeld = errors.New("lease is held")
+	// ErrLeaseLost: the lease ran out, was taken over or released.
+	ErrLeaseLost = errors.New("lease is lost")
+)
+
+// ConflictError says that a lane has moved since the caller looked.
+type ConflictError struct {
+	Lane   string
+	After  uint64 // the end of the lane that the caller expected
+	Actual uint64 // its end now
+}
+
+// Error implements error.
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("decide on %s after %d: conflict: the lane is at %d; read it and decide again", e.Lane, e.After, e.Actual)
+}
+
+// Is makes errors.Is(err, ErrConflict) true.
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
+
+// Codes of the JetStream API.
+const (
+	codeWrongLast        = jetstream.ErrorCode(10071) // an expected sequence is not the last one
+	codeWrongLastPending = jetstream.ErrorCode(10164) // the same, against an append that is in flight
+	codeBatchIncomplete  = jetstream.ErrorCode(10176) // a message of the batch is missing
+	codeBatchDuplicate   = jetstream.ErrorCode(10201) // an ID of the batch is in the log already
+	codeBatchInflight    = jetstream.ErrorCode(10210) // too many open batches
+	codeStoreFailed      = jetstream.ErrorCode(10077) // disk or quota
+	codeInsufficient     = jetstream.ErrorCode(10023) // the server's quota
+	codeNoMessage        = jetstream.ErrorCode(10037)
+	codeNotLeader        = jetstream.ErrorCode(10009)
+)
+
+func hasCode(err error, codes ...jetstream.ErrorCode) bool {
+	var api *jetstream.APIError
+	if !errors.As(err, &api) {
+		return false
+	}
+	for _, c := range codes {
+		if api.ErrorCode == c {
+			return true
+		}
+	}
+	return false
+}
+
+// errAgain marks a refusal that is settled by trying again.
+var errAgain = errors.New("try again")
+
+// transient reports whether the same request may do better later. Time-outs
+// count: ctx tells the caller's deadline from that of one request.
+func transient(err error) bool {
+	switch {
+	case errors.Is(err, errAgain):
+		return true
+	case err == nil, errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrMaxPayload),
+		errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrHeadersNotSupported):
+		return false
+	case hasCode(err, codeStoreFailed, codeInsufficient):
+		return false
+	case hasCode(err, codeBatchIncomplete, codeBatchInflight, codeNotLeader):
+		return true
+	}
+	var api *jetstream.APIError
+	if errors.As(err, &api) {
+		return api.Code == 503
+	}
+	for _, e := range []error{
+		nats.ErrTimeout, nats.ErrNoResponders, nats.ErrDisconnected, nats.ErrConnectionReconnecting,
+		nats.ErrReconnectBufExceeded, nats.ErrStaleConnection, jetstream.ErrNoStreamResponse,
+		jetstream.ErrNoHeartbeat, jetstream.ErrConsumerDeleted, jetstream.ErrConsumerNotFound,
+		context.DeadlineExceeded, context.Canceled,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// backoff is a pause between attempts that grows to 250 ms.
+type backoff struct{ next time.Duration }
+
+func (b *backoff) reset() { b.next = 0 }
+
+// wait pauses, or ends with ctx.
+func (b *backoff) wait(ctx context.Context) error {
+	b.next = min(max(2*b.next, 5*time.Millisecond), 250*time.Millisecond)
+	t := time.NewTimer(b.next/2 + rand.N(b.next/2))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// retry calls f with a context of one request's time-out until it succeeds,
+// errs for good, or ctx or the log ends. The last error of f is in the result.
+func (l *Log) retry(ctx context.Context, f func(ctx context.Context) error) error {
+	var b backoff
+	for {
+		once, cancel := l.attempt(ctx)
+		err := f(once)
+		cancel()
+		if l.ctx.Err() != nil && err != nil {
+			return fmt.Errorf("%w: %w", ErrClosed, err)
+		}
+		if err == nil || !transient(err) {
+			return err
+		}
+		if b.wait(ctx) != nil {
+			return fmt.Errorf("%w (%w)", context.Cause(ctx), err)
+		}
+	}
+}
+
+// attempt bounds one attempt: by the time-out of a request, and by the next
+// reconnect, because whoever is behind it knows nothing of the request.
+func (l *Log) attempt(ctx context.Context) (context.Context, context.CancelFunc) {
+	once, cancel := context.WithTimeout(ctx, l.opts.Timeout)
+	unwatch := l.watch(cancel)
+	return once, func() {
+		unwatch()
+		cancel()
+	}
+}
+
+// deadline gives ctx one when it has none.
+func deadline(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, d)
+}

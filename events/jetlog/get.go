@@ -1,0 +1,92 @@
+package jetlog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// msgGet asks a stream's leader for one message. Direct gets are answered by
+// any replica, which may not have seen the last append yet.
+type msgGet struct {
+	Seq     uint64 `json:"seq,omitempty"`
+	LastFor string `json:"last_by_subj,omitempty"`
+	NextFor string `json:"next_by_subj,omitempty"`
+}
+
+// stored is a message as a stream keeps it.
+type stored struct {
+	Subject string    `json:"subject"`
+	Seq     uint64    `json:"seq"`
+	Headers []byte    `json:"hdrs"`
+	Data    []byte    `json:"data"`
+	Time    time.Time `json:"time"`
+}
+
+func (m stored) header() (nats.Header, error) {
+	if len(m.Headers) == 0 {
+		return nil, nil
+	}
+	return nats.DecodeHeadersMsg(m.Headers)
+}
+
+// errNoMessage: the stream has no such message.
+var errNoMessage = errors.New("no such message")
+
+// getStored asks once.
+func (l *Log) getStored(ctx context.Context, stream string, q msgGet) (stored, error) {
+	bad := func(err error) (stored, error) {
+		return stored{}, fmt.Errorf("read a message of stream %s: %w", stream, err)
+	}
+	request, err := json.Marshal(q)
+	if err != nil {
+		return bad(err)
+	}
+	reply, err := l.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, request)
+	if err != nil {
+		return bad(err)
+	}
+	var r struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message *stored             `json:"message"`
+	}
+	if err := json.Unmarshal(reply.Data, &r); err != nil {
+		return bad(err)
+	}
+	switch {
+	case r.Error != nil && r.Error.ErrorCode == codeNoMessage:
+		return bad(errNoMessage)
+	case r.Error != nil:
+		return bad(r.Error)
+	case r.Message == nil:
+		return bad(errors.New("the reply holds none"))
+	}
+	return *r.Message, nil
+}
+
+// get asks once for an event of the log.
+func (l *Log) get(ctx context.Context, q msgGet) (events.Recorded, error) {
+	m, err := l.getStored(ctx, Stream, q)
+	if err != nil {
+		return events.Recorded{}, err
+	}
+	header, err := m.header()
+	if err != nil {
+		return events.Recorded{}, fmt.Errorf("event %d of the log: headers: %w", m.Seq, err)
+	}
+	return recorded(m.Subject, header, m.Data, m.Seq, m.Time)
+}
+
+func recorded(subject string, header nats.Header, data []byte, seq uint64, at time.Time) (events.Recorded, error) {
+	e, err := events.Decode(events.Message{Subject: subject, Header: header, Data: data})
+	if err != nil {
+		return events.Recorded{}, fmt.Errorf("event %d of the log: %w", seq, err)
+	}
+	return events.Recorded{Event: e, Sequence: seq, Stored: at}, nil
+}

@@ -1,0 +1,266 @@
+// Package jetlog keeps the events of a store in one JetStream stream. It is
+// the only package that knows NATS.
+//
+//	log       the stream CKPT over the subjects ckpt.>, on file, from
+//	          sequence 1 without a hole; nothing in it ever expires, is
+//	          purged or deleted
+//	fact      appended unconditionally ([Log.Append]); what is queued while an
+//	          append is in flight goes out together as one atomic batch
+//	decision  appended only if its lane has not moved ([Log.Decide])
+//	lane      ckpt.<run>.<trial>.s.>, the one filter of an aggregate
+//	lease     a key of the bucket CKPT_LEASES, held for a term ([Log.Lease])
+//	server    an embedded NATS server in a directory ([StartServer])
+//
+// A message is stored as package events encodes it: the subject, the headers
+// in the spelling of the wire, the body byte for byte. JetStream adds
+//
+//	Nats-Expected-Last-Subject-Sequence[-Subject]  to a decision
+//	Nats-Expected-Last-Sequence                    to store.created
+//	Nats-Batch-Id, -Sequence, -Commit              to the facts of a batch
+//
+// and readers ignore all of them.
+//
+// A lost acknowledgement is never a lost event and never a second one: every
+// append is retried under the ID of its event, and the server knows the IDs
+// of the last two minutes. A retry that comes later may store a fact twice;
+// folds ignore the second. A decision is looked for in its lane, however old.
+package jetlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Defaults of [Options] and of calls without a deadline of their own.
+const (
+	DefaultTimeout = 5 * time.Second  // for one request
+	DefaultAppend  = 30 * time.Second // for an append whose context has no deadline
+)
+
+// Options say where the log is. Exactly one of URL and Dial is set.
+type Options struct {
+	// URL of a NATS server or cluster, such as "nats://token@host:4222";
+	// several are separated by commas.
+	URL string
+	// Dial opens a connection to whoever serves the log now. It is called
+	// again for every reconnect, so that a new owner of the store is found.
+	// Its context ends after Timeout.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Replicas of what [Log.Create] makes, on a cluster. 0 means 1.
+	Replicas int
+	// Name of this client in the server's listings.
+	Name string
+	// Timeout of one request, and of one attempt to connect. 0 means
+	// [DefaultTimeout].
+	Timeout time.Duration
+	// Logger hears of disconnects, permission violations and other
+	// asynchronous errors. nil discards them.
+	Logger *slog.Logger
+	// OnDisconnect, when set, is called each time the connection is lost. It
+	// must not block. The log reconnects by itself.
+	OnDisconnect func(error)
+}
+
+func (o Options) withDefaults() (Options, error) {
+	if (o.URL == "") == (o.Dial == nil) {
+		return o, errors.New("connect to the log: exactly one of a URL and a dialer is needed")
+	}
+	if o.Timeout <= 0 {
+		o.Timeout = DefaultTimeout
+	}
+	if o.Replicas <= 0 {
+		o.Replicas = 1
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Name == "" {
+		o.Name = "ckptstore"
+	}
+	return o, nil
+}
+
+// where names the server in errors, without its password.
+func (o Options) where() string {
+	if o.Dial != nil {
+		return "the owner of the store"
+	}
+	if u, err := url.Parse(o.URL); err == nil {
+		return u.Redacted()
+	}
+	return "the given URL"
+}
+
+// Log is a connection to the log of a store. Its methods may be called
+// concurrently. Requests that fail because the connection is down are retried
+// until the deadline of their context.
+type Log struct {
+	opts  Options
+	nc    *nats.Conn
+	js    jetstream.JetStream
+	stall time.Duration // without an event, after which a reader looks at the log again; twice is too long
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	queue  queue         // facts that wait for the committer
+	idle   chan struct{} // closed when the committer has ended
+
+	lanes sync.Map // lane → chan struct{} of capacity 1: who decides now
+
+	mu       sync.Mutex
+	epoch    int                        // counts connections
+	checked  int                        // the epoch whose stream was seen to be ours
+	created  time.Time                  // of the stream that was opened; zero before
+	watchers map[int]context.CancelFunc // readers, to be told of a new connection
+	watchID  int
+}
+
+// Connect opens a connection and keeps it: a lost one is made again, for ever,
+// until [Log.Close]. Nobody behind the URL is an error at once. Nothing is
+// read or created; see [Log.Open] and [Log.Create].
+func Connect(ctx context.Context, o Options) (*Log, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	l := &Log{
+		opts: o, stall: 5 * time.Second, epoch: 1,
+		watchers: map[int]context.CancelFunc{}, idle: make(chan struct{}),
+	}
+	l.queue.ready = make(chan struct{}, 1)
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+
+	target := o.URL
+	opts := []nats.Option{
+		nats.Name(o.Name),
+		nats.Timeout(o.Timeout),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(50 * time.Millisecond),
+		nats.ReconnectJitter(100*time.Millisecond, 200*time.Millisecond),
+		// Nothing is buffered while the connection is down: what is sent to the
+		// next server is sent again by whoever waits for its acknowledgement.
+		nats.ReconnectBufSize(-1),
+		nats.PingInterval(5 * time.Second),
+		nats.MaxPingsOutstanding(2),
+		nats.DisconnectErrHandler(l.onDisconnect),
+		nats.ReconnectHandler(l.onReconnect),
+		nats.ErrorHandler(l.onError),
+	}
+	if o.Dial != nil {
+		target = "nats://owner"
+		opts = append(opts, nats.SetCustomDialer(dialer{l}), nats.SkipHostLookup())
+	}
+	nc, err := connect(ctx, target, opts)
+	if err != nil {
+		l.cancel()
+		hint := "check that a server runs there, or start one with 'ckptstore serve'"
+		if o.Dial != nil {
+			hint = "check that the process that holds the store is alive"
+		}
+		return nil, fmt.Errorf("connect to the log at %s: %w; %s", o.where(), err, hint)
+	}
+	l.nc = nc
+	if l.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(o.Timeout)); err != nil {
+		l.cancel()
+		nc.Close()
+		return nil, fmt.Errorf("connect to the log at %s: %w", o.where(), err)
+	}
+	go l.commit()
+	return l, nil
+}
+
+// connect ends with ctx although the library's call knows no context. A
+// connection that comes too late is closed.
+func connect(ctx context.Context, target string, opts []nats.Option) (*nats.Conn, error) {
+	type result struct {
+		nc  *nats.Conn
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		nc, err := nats.Connect(target, opts...)
+		done <- result{nc, err}
+	}()
+	select {
+	case r := <-done:
+		return r.nc, r.err
+	case <-ctx.Done():
+		go func() {
+			if r := <-done; r.nc != nil {
+				r.nc.Close()
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Close ends the connection. Appends that still wait get [ErrClosed]; what
+// they sent may be stored. Close waits for the log's own goroutines.
+func (l *Log) Close() {
+	l.cancel()
+	l.nc.Close()
+	<-l.idle
+}
+
+// dialer adapts [Options.Dial] to the library.
+type dialer struct{ l *Log }
+
+func (d dialer) Dial(_, _ string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(d.l.ctx, d.l.opts.Timeout)
+	defer cancel()
+	return d.l.opts.Dial(ctx)
+}
+
+func (l *Log) onDisconnect(_ *nats.Conn, err error) {
+	if l.ctx.Err() != nil {
+		return
+	}
+	l.opts.Logger.Warn("connection to the log lost", "server", l.opts.where(), "error", err)
+	if l.opts.OnDisconnect != nil {
+		l.opts.OnDisconnect(err)
+	}
+}
+
+func (l *Log) onReconnect(*nats.Conn) {
+	l.opts.Logger.Info("connection to the log is back", "server", l.opts.where())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.epoch++
+	for _, cancel := range l.watchers {
+		cancel()
+	}
+}
+
+func (l *Log) onError(_ *nats.Conn, sub *nats.Subscription, err error) {
+	if l.ctx.Err() != nil {
+		return
+	}
+	subject := ""
+	if sub != nil {
+		subject = sub.Subject
+	}
+	l.opts.Logger.Error("error from the log's server", "server", l.opts.where(), "subject", subject, "error", err)
+}
+
+// watch calls cancel at the next reconnect. The result takes that back.
+func (l *Log) watch(cancel context.CancelFunc) (stop func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watchID++
+	id := l.watchID
+	l.watchers[id] = cancel
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.watchers, id)
+	}
+}

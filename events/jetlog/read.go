@@ -1,0 +1,202 @@
+package jetlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+)
+
+// readAhead is the number of events that a reader lets the server send ahead.
+const readAhead = 4096
+
+// Read yields the events of the log in order, from sequence from (at least 1)
+// to until inclusive; with until 0 it follows the log until ctx ends, and
+// yields the context's error then. Every event of the log is yielded, none
+// twice. Lost connections and restarted servers are survived.
+//
+// Any other error ends the sequence: [ErrGap] when an event that was in the
+// log is missing or unreadable, or the log ends before from-1; [ErrForeign]
+// when the log was made anew; [ErrEnd] when it ends before until and nothing
+// is appended for ten seconds; or a message that is no event. Sequences that
+// were yielded before an error are good.
+func (l *Log) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error] {
+	return func(yield func(events.Recorded, error) bool) {
+		if from == 0 {
+			yield(events.Recorded{}, errors.New("read the log: it starts at sequence 1, not 0"))
+			return
+		}
+		r := &reader{l: l, next: from, until: until, yield: yield}
+		err := r.run(ctx)
+		if err != nil && !errors.Is(err, errStop) {
+			yield(events.Recorded{}, fmt.Errorf("read the log at %s from event %d: %w", l.opts.where(), r.next, err))
+		}
+	}
+}
+
+var (
+	errStop = errors.New("the caller has enough")
+	errIdle = errors.New("no event for a while")
+)
+
+// reader is one call of Read. It goes through sessions, each with a consumer
+// of its own, because a consumer does not outlive its server's process.
+type reader struct {
+	l     *Log
+	next  uint64 // sequence to be yielded next
+	until uint64
+	yield func(events.Recorded, error) bool
+	leap  uint64 // next at which the server went on with a later event
+	idle  int    // sessions in a row that ended because nothing came
+	owed  bool   // the last of them began although the log had more
+}
+
+// run starts sessions until one ends for good.
+func (r *reader) run(ctx context.Context) error {
+	var b backoff
+	for r.until == 0 || r.next <= r.until {
+		before := r.next
+		err := r.session(ctx)
+		if r.next > before {
+			b.reset()
+			r.idle, r.owed = 0, false
+		}
+		if errors.Is(err, errIdle) {
+			if r.l.nc.IsConnected() {
+				r.idle++
+			}
+			err = nil
+		}
+		switch {
+		case ctx.Err() != nil && err != nil && !errors.Is(err, errStop):
+			return context.Cause(ctx)
+		case r.l.ctx.Err() != nil:
+			return ErrClosed
+		case err != nil && !transient(err):
+			return err
+		case err != nil:
+			if b.wait(ctx) != nil {
+				return context.Cause(ctx)
+			}
+		}
+	}
+	return nil
+}
+
+// session reads with one consumer. A nil error asks for another session.
+func (r *reader) session(ctx context.Context) error {
+	l := r.l
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer l.watch(func() { cancel(nats.ErrDisconnected) })()
+	once, stop := context.WithTimeout(inner, l.opts.Timeout)
+	defer stop()
+	info, err := l.ours(once)
+	if err != nil {
+		return err
+	}
+	if err := r.judge(info.State); err != nil {
+		return err
+	}
+	name := nuid.Next()
+	consumer, err := l.js.CreateConsumer(once, Stream, jetstream.ConsumerConfig{
+		Name:              name,
+		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
+		OptStartSeq:       r.next,
+		AckPolicy:         jetstream.AckNonePolicy,
+		ReplayPolicy:      jetstream.ReplayInstantPolicy,
+		InactiveThreshold: time.Minute,
+		MemoryStorage:     true,
+		Replicas:          1,
+	})
+	if err != nil {
+		return fmt.Errorf("consumer: %w", err)
+	}
+	defer func() {
+		// The server drops an unused consumer by itself; this is only sooner.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if l.nc.IsConnected() {
+			_ = l.js.DeleteConsumer(ctx, Stream, name)
+		}
+	}()
+	messages, err := consumer.Messages(
+		jetstream.PullMaxMessages(readAhead), jetstream.PullThresholdMessages(readAhead/2),
+		jetstream.PullExpiry(30*time.Second), jetstream.PullHeartbeat(2*time.Second),
+		jetstream.WithMessagesErrOnMissingHeartbeat(true))
+	if err != nil {
+		return fmt.Errorf("consumer: %w", err)
+	}
+	defer messages.Stop()
+	stop()
+	return r.drain(inner, cancel, messages)
+}
+
+// judge looks at what the server says of the stream before a session.
+func (r *reader) judge(s jetstream.StreamState) error {
+	if err := whole(s); err != nil {
+		return err
+	}
+	if s.LastSeq < r.next-1 {
+		return fmt.Errorf("%w: it ends at event %d, but event %d was in it: it was rolled back", ErrGap, s.LastSeq, r.next-1)
+	}
+	switch more := s.LastSeq >= r.next; {
+	case r.idle == 0:
+	case more && r.owed:
+		return fmt.Errorf("%w: event %d of %d is not delivered: its block is damaged; stop, and restore the log from a copy", ErrGap, r.next, s.LastSeq)
+	case !more && r.idle > 1 && r.until != 0:
+		return fmt.Errorf("%w: it has %d events, event %d was asked for", ErrEnd, s.LastSeq, r.until)
+	default:
+		r.owed = more
+	}
+	return nil
+}
+
+// drain yields what the consumer delivers.
+func (r *reader) drain(ctx context.Context, cancel context.CancelCauseFunc, messages jetstream.MessagesContext) error {
+	watchdog := time.AfterFunc(r.l.stall, func() { cancel(errIdle) })
+	defer watchdog.Stop()
+	wait := jetstream.NextContext(ctx)
+	for r.until == 0 || r.next <= r.until {
+		m, err := messages.Next(wait)
+		if err != nil {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			// Whatever it was, a new session finds out.
+			return fmt.Errorf("%w: %w", nats.ErrDisconnected, err)
+		}
+		watchdog.Stop()
+		meta, err := m.Metadata()
+		if err != nil {
+			return err
+		}
+		switch seq := meta.Sequence.Stream; {
+		case seq < r.next:
+			return fmt.Errorf("%w: the server sent event %d again", ErrGap, seq)
+		case seq > r.next:
+			// Messages may get lost on the way to us, but not twice.
+			if r.leap == r.next {
+				return fmt.Errorf("%w: event %d is followed by event %d; stop, and restore the log from a copy", ErrGap, r.next-1, seq)
+			}
+			r.leap = r.next
+			return nil
+		}
+		event, err := recorded(m.Subject(), m.Headers(), m.Data(), meta.Sequence.Stream, meta.Timestamp)
+		if err != nil {
+			return err
+		}
+		r.next++
+		if !r.yield(event, nil) {
+			return errStop
+		}
+		watchdog.Reset(r.l.stall)
+	}
+	return nil
+}

@@ -1,0 +1,229 @@
+package jetlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// ServerOptions say where an embedded server keeps its streams.
+type ServerOptions struct {
+	Dir    string       // made if absent; only this user may read it
+	Name   string       // of the server; "" means "ckptstore"
+	Logger *slog.Logger // nil discards what the server says
+}
+
+// Server is an embedded NATS server with JetStream in a directory. Everything
+// that it acknowledges was synced to the disk. It listens nowhere: clients
+// come through [Server.Dial] and [Server.Serve].
+//
+// The directory has no lock of its own, and two servers on it corrupt it: the
+// caller must hold the lock of the store for as long as the server lives.
+type Server struct {
+	ns *server.Server
+
+	mu       sync.Mutex
+	stopped  bool
+	closers  map[io.Closer]struct{} // listeners and ends of bridges
+	bridges  sync.WaitGroup
+	stopOnce sync.Once
+	fatal    chan string
+}
+
+// StartServer starts a server and returns when it has recovered its streams
+// and is healthy, never before. Without a deadline in ctx it gives up after a
+// minute. On an error nothing keeps running.
+func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
+	if o.Dir == "" {
+		return nil, errors.New("start the log's server: it needs a directory")
+	}
+	if o.Name == "" {
+		o.Name = "ckptstore"
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	ctx, cancel := deadline(ctx, time.Minute)
+	defer cancel()
+	bad := func(err error) (*Server, error) {
+		return nil, fmt.Errorf("start the log's server in %s: %w", o.Dir, err)
+	}
+	if err := os.MkdirAll(filepath.Clean(o.Dir), 0o700); err != nil {
+		return bad(err)
+	}
+	ns, err := server.NewServer(&server.Options{
+		ServerName:             o.Name,
+		JetStream:              true,
+		StoreDir:               o.Dir,
+		SyncAlways:             true,
+		DontListen:             true,
+		NoSigs:                 true,
+		DisableJetStreamBanner: true,
+		// A quota that no disk reaches: the store watches the disk itself, and
+		// the server's own guess would refuse decisions before it does.
+		JetStreamMaxStore:  1 << 50,
+		JetStreamMaxMemory: 256 << 20,
+	})
+	if err != nil {
+		return bad(err)
+	}
+	s := &Server{ns: ns, closers: map[io.Closer]struct{}{}, fatal: make(chan string, 1)}
+	ns.SetLoggerV2(serverLog{o.Logger, s.fatal}, false, false, false)
+	go ns.Start()
+	if err := s.healthy(ctx); err != nil {
+		s.Shutdown()
+		return bad(err)
+	}
+	return s, nil
+}
+
+// healthy waits until the server says so, dies, or ctx ends.
+func (s *Server) healthy(ctx context.Context) error {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	status := "it is not up yet"
+	for {
+		select {
+		case why := <-s.fatal:
+			return fmt.Errorf("%s; look at what else uses the directory, and at its permissions", why)
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %s", context.Cause(ctx), status)
+		case <-tick.C:
+		}
+		// Each of these alone can be true of a start that has failed.
+		if !s.ns.ReadyForConnections(time.Millisecond) || !s.ns.JetStreamEnabled() {
+			continue
+		}
+		h := s.ns.Healthz(nil)
+		if h.StatusCode == 200 || h.Status == "ok" {
+			return nil
+		}
+		status = h.Status + " " + h.Error
+	}
+}
+
+// Dial opens a connection within the process.
+func (s *Server) Dial() (net.Conn, error) {
+	conn, err := s.ns.InProcessConn()
+	if err != nil {
+		return nil, fmt.Errorf("connect to the embedded server: %w", err)
+	}
+	return conn, nil
+}
+
+// Serve connects whoever l accepts to the server. It returns nil when l is
+// closed, which [Server.Shutdown] does too. Who may connect is decided by the
+// listener: the mode of a unix socket, or TLS.
+func (s *Server) Serve(l net.Listener) error {
+	if !s.hold(l) {
+		return nil
+	}
+	defer s.drop(l)
+	for {
+		conn, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("serve the log on %s: %w", l.Addr(), err)
+		}
+		inner, err := s.Dial()
+		if err != nil { // shutting down
+			conn.Close()
+			continue
+		}
+		s.bridge(conn, inner)
+	}
+}
+
+// bridge copies both ways until either end closes or the server shuts down.
+func (s *Server) bridge(a, b net.Conn) {
+	both := pair{a, b}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		both.Close()
+		return
+	}
+	s.closers[both] = struct{}{}
+	for _, p := range []pair{{a, b}, {b, a}} {
+		s.bridges.Go(func() {
+			defer s.drop(both)
+			// Either end's error is the end of the connection, which the client
+			// notices and answers by a new one.
+			_, _ = io.Copy(p.to, p.from)
+		})
+	}
+}
+
+type pair struct{ from, to net.Conn }
+
+// Close closes both ends.
+func (p pair) Close() error { return errors.Join(p.from.Close(), p.to.Close()) }
+
+// hold keeps c to be closed by Shutdown. It closes c and says no when that
+// has been.
+func (s *Server) hold(c io.Closer) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		c.Close()
+		return false
+	}
+	s.closers[c] = struct{}{}
+	return true
+}
+
+func (s *Server) drop(c io.Closer) {
+	s.mu.Lock()
+	delete(s.closers, c)
+	s.mu.Unlock()
+	c.Close()
+}
+
+// Shutdown ends all connections, stops the server and waits until its files
+// are closed. The directory may be opened again after it. It may be called
+// more than once.
+func (s *Server) Shutdown() {
+	s.mu.Lock()
+	s.stopped = true
+	for c := range s.closers {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.stopOnce.Do(s.ns.Shutdown)
+	s.ns.WaitForShutdown()
+	s.bridges.Wait()
+}
+
+// serverLog passes the server's messages on. Under it, a fatal error does not
+// exit the process, so it is handed to whoever waits for the start.
+type serverLog struct {
+	to    *slog.Logger
+	fatal chan string
+}
+
+var _ server.Logger = serverLog{}
+
+func (l serverLog) Noticef(format string, v ...any) { l.to.Debug(fmt.Sprintf(format, v...)) }
+func (l serverLog) Warnf(format string, v ...any)   { l.to.Warn(fmt.Sprintf(format, v...)) }
+func (l serverLog) Errorf(format string, v ...any)  { l.to.Error(fmt.Sprintf(format, v...)) }
+func (l serverLog) Debugf(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
+func (l serverLog) Tracef(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
+func (l serverLog) Fatalf(format string, v ...any) {
+	message := fmt.Sprintf(format, v...)
+	l.to.Error(message)
+	select {
+	case l.fatal <- message:
+	default:
+	}
+}

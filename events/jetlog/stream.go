@@ -1,0 +1,310 @@
+package jetlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Stream is the name of the stream that holds the log.
+const Stream = "CKPT"
+
+// MaxMessage is the size in bytes that an event may have, headers and body.
+const MaxMessage = 1 << 20
+
+// streamConfig is what [Log.Create] asks for. There is no MaxBytes: a log that
+// is full could not even record why saves are refused.
+func streamConfig(replicas int) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:               Stream,
+		Description:        "events of a checkpoint store",
+		Subjects:           []string{events.Filter},
+		Storage:            jetstream.FileStorage,
+		Retention:          jetstream.LimitsPolicy,
+		Discard:            jetstream.DiscardNew,
+		MaxMsgs:            -1,
+		MaxBytes:           -1,
+		MaxMsgsPerSubject:  -1,
+		MaxConsumers:       -1,
+		MaxMsgSize:         MaxMessage,
+		Replicas:           replicas,
+		Duplicates:         2 * time.Minute,
+		Compression:        jetstream.S2Compression,
+		DenyDelete:         true,
+		DenyPurge:          true,
+		AllowDirect:        true,
+		AllowAtomicPublish: true,
+	}
+}
+
+// guards lists what is wrong with a stream's configuration: everything by
+// which it could lose an event, take one twice, or refuse ours.
+func guards(c jetstream.StreamConfig) []string {
+	var wrong []string
+	for _, g := range []struct {
+		ok   bool
+		what string
+	}{
+		{slices.Equal(c.Subjects, []string{events.Filter}), "its subjects are not " + events.Filter},
+		{c.Storage == jetstream.FileStorage, "it is kept in memory"},
+		{c.PersistMode == jetstream.DefaultPersistMode, "it acknowledges before it persists"},
+		{c.Retention == jetstream.LimitsPolicy, "its retention follows interest"},
+		{c.Discard == jetstream.DiscardNew, "it discards old messages when full"},
+		{c.MaxAge == 0, "its messages expire"},
+		{c.MaxMsgsPerSubject <= 0, "it limits messages a subject"},
+		{c.MaxMsgSize < 0 || c.MaxMsgSize >= MaxMessage, fmt.Sprintf("it refuses messages of %d bytes", MaxMessage)},
+		{c.Duplicates >= 2*time.Minute, "it knows duplicates for less than two minutes"},
+		{c.DenyDelete, "it allows deletion"},
+		{c.DenyPurge, "it allows purging"},
+		{!c.AllowRollup, "it allows rollups"},
+		{!c.AllowMsgTTL, "it allows messages to expire"},
+		{!c.AllowMsgCounter && !c.AllowMsgSchedules, "it rewrites or schedules messages"},
+		{c.AllowAtomicPublish, "it has no atomic batches"},
+		{!c.NoAck, "it acknowledges nothing"},
+		{!c.Sealed, "it is sealed"},
+		{c.Mirror == nil && len(c.Sources) == 0, "it copies another stream"},
+		{c.SubjectTransform == nil, "it changes subjects"},
+	} {
+		if !g.ok {
+			wrong = append(wrong, g.what)
+		}
+	}
+	return wrong
+}
+
+// Info is the state of the log when it was asked for.
+type Info struct {
+	First    uint64    // sequence of the first event; 1, or 0 in an empty log
+	Last     uint64    // sequence of the last event
+	Bytes    uint64    // on disk, before compression
+	Replicas int       // servers that keep a copy
+	Created  time.Time // of the stream, by the server's clock
+	Asked    time.Time // when this was the state, by the server's clock
+}
+
+// Create makes the stream and appends created, which must be store.created,
+// as its first event; both are durable on return. Call it only on a store's
+// first boot, when nobody can have written yet: on a log that exists but does
+// not open, it would destroy what is left. A first boot that was cut is
+// finished, and a repeated call with the same store does nothing. The log of
+// another store is [ErrForeign].
+func (l *Log) Create(ctx context.Context, created events.Decision) error {
+	if created.Kind != (events.StoreCreated{}).Kind() {
+		return fmt.Errorf("create the log: the first event must be store.created, not %s", created.Kind)
+	}
+	want, err := storeCreated(created.Event)
+	if err != nil {
+		return fmt.Errorf("create the log: %w", err)
+	}
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	err = l.retry(ctx, func(ctx context.Context) error { return l.createOnce(ctx, created, want) })
+	if err != nil {
+		return fmt.Errorf("create the log of store %s at %s: %w", want.Store, l.opts.where(), err)
+	}
+	return nil
+}
+
+func (l *Log) createOnce(ctx context.Context, created events.Decision, want events.StoreCreated) error {
+	info, err := l.streamInfo(ctx)
+	if errors.Is(err, ErrNoLog) {
+		if _, err = l.js.CreateStream(ctx, streamConfig(l.opts.Replicas)); err != nil {
+			return err
+		}
+		info, err = l.streamInfo(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if wrong := guards(info.Config); len(wrong) > 0 {
+		return unsafeStream(wrong)
+	}
+	if info.State.LastSeq == 0 {
+		_, err = l.publish(ctx, created.Event, jetstream.WithExpectLastSequence(0))
+		if err != nil && !hasCode(err, codeWrongLast, codeWrongLastPending) {
+			return err
+		}
+	}
+	_, got, err := l.first(ctx)
+	if err != nil {
+		return err
+	}
+	if got.Store != want.Store {
+		return fmt.Errorf("%w: it belongs to store %s; choose another server or directory", ErrForeign, got.Store)
+	}
+	l.adopt(info.Created)
+	return nil
+}
+
+// Open checks that the log is there, whole, and safely configured, and says
+// whose it is. It never creates anything. Errors: [ErrNoLog], [ErrUnsafe],
+// [ErrGap], or a first event that is not store.created at sequence 1. From
+// then on, a stream that was made anew is [ErrForeign] to every method.
+func (l *Log) Open(ctx context.Context) (events.StoreCreated, Info, error) {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	var store events.StoreCreated
+	var state Info
+	err := l.retry(ctx, func(ctx context.Context) error {
+		info, err := l.streamInfo(ctx)
+		if err != nil {
+			return err
+		}
+		if wrong := guards(info.Config); len(wrong) > 0 {
+			return unsafeStream(wrong)
+		}
+		if info.State.LastSeq == 0 {
+			return fmt.Errorf("%w: the stream %s is empty, its first boot was cut; run 'ckptstore init' again", ErrNoLog, Stream)
+		}
+		if err := whole(info.State); err != nil {
+			return err
+		}
+		event, created, err := l.first(ctx)
+		if err != nil {
+			return err
+		}
+		if event.Kind != created.Kind() {
+			return fmt.Errorf("%w: event 1 is %s, not store.created", ErrForeign, event.Kind)
+		}
+		l.adopt(info.Created)
+		store, state = created, infoOf(info)
+		return nil
+	})
+	if err != nil {
+		return events.StoreCreated{}, Info{}, fmt.Errorf("open the log at %s: %w", l.opts.where(), err)
+	}
+	return store, state, nil
+}
+
+// Last is the sequence of the last event in the log.
+func (l *Log) Last(ctx context.Context) (uint64, error) {
+	info, err := l.Info(ctx)
+	return info.Last, err
+}
+
+// Info is the state of the log now. A log that is not whole is [ErrGap].
+func (l *Log) Info(ctx context.Context) (Info, error) {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	var state Info
+	err := l.retry(ctx, func(ctx context.Context) error {
+		info, err := l.ours(ctx)
+		if err != nil {
+			return err
+		}
+		state = infoOf(info)
+		return whole(info.State)
+	})
+	if err != nil {
+		return Info{}, fmt.Errorf("state of the log at %s: %w", l.opts.where(), err)
+	}
+	return state, nil
+}
+
+func infoOf(s *jetstream.StreamInfo) Info {
+	return Info{
+		First: s.State.FirstSeq, Last: s.State.LastSeq, Bytes: s.State.Bytes,
+		Replicas: s.Config.Replicas, Created: s.Created, Asked: s.TimeStamp,
+	}
+}
+
+func unsafeStream(wrong []string) error {
+	return fmt.Errorf("%w: stream %s cannot be trusted with events: %s; restore its configuration", ErrUnsafe, Stream, strings.Join(wrong, ", "))
+}
+
+// whole reports what the server itself knows to be missing.
+func whole(s jetstream.StreamState) error {
+	const next = "stop, keep the directory as it is, and restore the log from a copy"
+	switch {
+	case s.Lost != nil:
+		return fmt.Errorf("%w: the server lost %d events (%d bytes) to a damaged block; %s", ErrGap, len(s.Lost.Msgs), s.Lost.Bytes, next)
+	case s.LastSeq > 0 && s.FirstSeq != 1:
+		return fmt.Errorf("%w: it begins at event %d; %s", ErrGap, s.FirstSeq, next)
+	case s.NumDeleted > 0 || s.Msgs != s.LastSeq:
+		return fmt.Errorf("%w: %d of %d events are deleted; %s", ErrGap, s.LastSeq-s.Msgs, s.LastSeq, next)
+	}
+	return nil
+}
+
+// streamInfo asks once. [ErrNoLog] when there is no stream.
+func (l *Log) streamInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
+	s, err := l.js.Stream(ctx, Stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, fmt.Errorf("%w: there is no stream %s; create the store with 'ckptstore init'", ErrNoLog, Stream)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: %w", Stream, err)
+	}
+	return s.CachedInfo(), nil
+}
+
+// ours is streamInfo for a log that was opened: the stream must be the same.
+func (l *Log) ours(ctx context.Context) (*jetstream.StreamInfo, error) {
+	l.mu.Lock()
+	epoch, created := l.epoch, l.created
+	l.mu.Unlock()
+	info, err := l.streamInfo(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !created.IsZero() && !info.Created.Equal(created) {
+		return nil, fmt.Errorf("%w: the stream %s was made anew at %s; connect to the server that has this store",
+			ErrForeign, Stream, info.Created.Format(time.RFC3339))
+	}
+	l.mu.Lock()
+	l.checked = max(l.checked, epoch)
+	l.mu.Unlock()
+	return info, nil
+}
+
+// known makes sure, once a connection, that the server behind it has our
+// stream, so that a retry never writes into another store's log.
+func (l *Log) known(ctx context.Context) error {
+	l.mu.Lock()
+	known := l.checked == l.epoch || l.created.IsZero()
+	l.mu.Unlock()
+	if known {
+		return nil
+	}
+	_, err := l.ours(ctx)
+	return err
+}
+
+func (l *Log) adopt(created time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.created, l.checked = created, l.epoch
+}
+
+func (l *Log) first(ctx context.Context) (events.Event, events.StoreCreated, error) {
+	m, err := l.get(ctx, msgGet{Seq: 1})
+	if errors.Is(err, errNoMessage) {
+		return events.Event{}, events.StoreCreated{}, fmt.Errorf("%w: event 1 cannot be read", ErrGap)
+	}
+	if err != nil {
+		return events.Event{}, events.StoreCreated{}, err
+	}
+	if m.Kind != (events.StoreCreated{}).Kind() {
+		return m.Event, events.StoreCreated{}, nil
+	}
+	created, err := storeCreated(m.Event)
+	return m.Event, created, err
+}
+
+func storeCreated(e events.Event) (events.StoreCreated, error) {
+	body, err := e.Body()
+	if err != nil {
+		return events.StoreCreated{}, err
+	}
+	created, ok := body.(*events.StoreCreated)
+	if !ok {
+		return events.StoreCreated{}, fmt.Errorf("event %s is not store.created", e.Kind)
+	}
+	return *created, nil
+}

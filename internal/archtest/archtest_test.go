@@ -1,0 +1,107 @@
+package archtest
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// root is the directory of the module's go.mod.
+func root(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "go.mod")); err != nil {
+		t.Fatalf("find the root of the module: %v", err)
+	}
+	return dir
+}
+
+func check(t *testing.T, tree fs.FS) []string {
+	t.Helper()
+	findings, err := Check(tree, Repository())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := make([]string, len(findings))
+	for i, finding := range findings {
+		lines[i] = finding.String()
+	}
+	return lines
+}
+
+func TestRepositoryObeysItsLaw(t *testing.T) {
+	for _, finding := range check(t, os.DirFS(root(t))) {
+		t.Error(finding)
+	}
+}
+
+func TestModuleIsNamedAsTheLawSays(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root(t), "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	if want := "module " + Repository().Module; first != want {
+		t.Errorf("go.mod begins with %q, want %q: no import of ours would be recognized", first, want)
+	}
+}
+
+// The tree in testdata/broken breaks each law at least once; what is wrong
+// with it is in testdata/broken.txt.
+func TestBrokenTree(t *testing.T) {
+	want, err := os.ReadFile("testdata/broken.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Join(check(t, os.DirFS("testdata/broken")), "\n") + "\n"
+	if got != string(want) {
+		t.Errorf("findings:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+func TestArchtestFailsWhenACoreRoomImportsNATS(t *testing.T) {
+	wantFinding(t, os.DirFS("testdata/broken"),
+		"projections/nats.go:4: room projections imports github.com/nats-io/nats.go: only events/jetlog may")
+}
+
+func TestArchtestFailsWhenACoreRoomReadsTheClock(t *testing.T) {
+	wantFinding(t, os.DirFS("testdata/broken"),
+		"planner/clock.go:12: core room planner uses time.Now: take the time as an argument")
+}
+
+func TestArchtestFailsWhenAnExportedNameHasNoDoc(t *testing.T) {
+	wantFinding(t, os.DirFS("testdata/broken"), "tensor/bare.go:6: exported Bare has no doc comment")
+}
+
+func wantFinding(t *testing.T, tree fs.FS, want string) {
+	t.Helper()
+	got := check(t, tree)
+	for _, finding := range got {
+		if finding == want {
+			return
+		}
+	}
+	t.Errorf("no finding %q in:\n%s", want, strings.Join(got, "\n"))
+}
+
+// What cannot be judged must not look as if it had been found clean.
+func TestRefusesWhatItCannotJudge(t *testing.T) {
+	for name, tree := range map[string]fs.FS{
+		"no package":    fstest.MapFS{"README.md": {}},
+		"only tests":    fstest.MapFS{"tensor/tensor_test.go": {Data: []byte("package tensor")}},
+		"syntax error":  fstest.MapFS{"tensor/tensor.go": {Data: []byte("package tensor\nfunc {")}},
+		"no such place": os.DirFS("testdata/nowhere"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if findings, err := Check(tree, Repository()); err == nil {
+				t.Errorf("no error, and the findings %v", findings)
+			}
+		})
+	}
+}

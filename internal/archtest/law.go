@@ -1,0 +1,94 @@
+// Package archtest holds the architecture of this repository as a check: which
+// room may import which, which room owns which engine, and how every package
+// is documented. Its test fails with one [Finding] for each breach.
+//
+//	room     a directory with a law of its own; a directory below it without
+//	         one belongs to it (cmd/trainer/digits to cmd/trainer)
+//	core     a room that is pure: it touches no file, no network and no log
+//	         output, and never reads the clock
+//	engine   a foreign module that only the rooms named may import
+//	law      all of these together, as data
+//
+// Only direct imports of files that are not tests are judged: a test may
+// bring the engine that its room is kept from. Directories named testdata or
+// vendor, hidden ones and nested modules are not part of the tree, and files
+// under the constraint "ignore" are not part of a package.
+package archtest
+
+// Law is what a tree of packages is held to.
+type Law struct {
+	Module   string // import path of the tree's root
+	Rooms    []Room
+	Engines  []Engine // the first whose prefix matches an import decides
+	MaxLines int      // of a file that is neither a test nor generated
+}
+
+// Room is one directory with its rights. It may always import itself.
+type Room struct {
+	Path   string   // slash-separated, relative to the root
+	May    []string // paths of the rooms that it may import; [Any] for all
+	Core   bool     // see the package comment
+	NoDeps bool     // of foreign code, only the standard library
+	Closed bool     // no other room may import it, whatever their May says
+}
+
+// Any in a room's May stands for every room that is not closed.
+const Any = "*"
+
+// Engine is a foreign module, or a part of one, with the rooms that own it.
+type Engine struct {
+	Prefix string // whole path elements of the import path
+	Owners []string
+}
+
+// Repository is the law of this repository.
+func Repository() Law {
+	core := []string{"tensor", "events", "projections", "planner", "planner/plan"}
+	with := func(more ...string) []string { return append(more, core...) }
+	return Law{
+		Module: "github.com/ckptstore/ckptstore",
+		Rooms: []Room{
+			{Path: "tensor", Core: true},
+			{Path: "events", Core: true, May: []string{"tensor"}},
+			{Path: "projections", Core: true, May: []string{"tensor", "events"}},
+			{Path: "planner", Core: true, May: core},
+			{Path: "planner/plan", Core: true, May: []string{"tensor", "events", "projections"}},
+
+			{Path: "events/jetlog", May: []string{"tensor", "events"}},
+			{Path: "projections/viewdb", May: core},
+			{Path: "storage", May: []string{"tensor", "planner/plan", "storage/safetensors", "storage/dcp"}},
+			{Path: "storage/safetensors", Core: true, May: []string{"tensor", "planner/plan"}},
+			{Path: "storage/dcp", Core: true, May: []string{"tensor", "planner/plan"}},
+			{Path: "gpu"},
+			{Path: "dist"},
+			{Path: "worker", May: with("worker/client", "storage", "gpu", "dist")},
+			{Path: "worker/client", May: []string{"tensor"}, NoDeps: true},
+			{Path: "web", May: core},
+			{Path: "store", May: with("events/jetlog", "projections/viewdb", "storage", "web")},
+
+			{Path: "cmd/ckptstore", May: []string{Any}, Closed: true},
+			{Path: "cmd/trainer", May: []string{Any}, Closed: true},
+			{Path: "internal/archtest", NoDeps: true, Closed: true},
+		},
+		Engines: []Engine{
+			{Prefix: "github.com/nats-io", Owners: []string{"events/jetlog"}},
+			{Prefix: "github.com/cockroachdb/pebble/v2/vfs", Owners: []string{"projections/viewdb", "storage"}},
+			{Prefix: "github.com/cockroachdb/pebble", Owners: []string{"projections/viewdb"}},
+			{Prefix: "github.com/NVIDIA/go-nvml", Owners: []string{"gpu"}},
+		},
+		MaxLines: 400,
+	}
+}
+
+// impure are the standard packages that a core room may not import, each with
+// everything below it.
+var impure = []string{"os", "net", "log", "syscall", "crypto/rand"}
+
+// clocked are the names by which a standard package reads the clock or waits.
+var clocked = map[string][]string{
+	"time":    {"Now", "Since", "Until", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick", "Sleep"},
+	"context": {"WithTimeout", "WithTimeoutCause", "WithDeadline", "WithDeadlineCause"},
+}
+
+// drawers are package names that say nothing about what is inside.
+var drawers = []string{"util", "utils", "common", "helper", "helpers", "pkg"}

@@ -1,0 +1,2 @@
+// Package digits belongs to cmd/trainer.
+package digits

@@ -1,0 +1,2 @@
+// Package helpers is a drawer.
+package helpers

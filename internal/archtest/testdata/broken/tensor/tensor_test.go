@@ -1,0 +1,3 @@
+package tensor
+
+import _ "github.com/nats-io/nats.go"

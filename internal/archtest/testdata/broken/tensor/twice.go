@@ -1,0 +1,2 @@
+// Package tensor is explained twice.
+package tensor

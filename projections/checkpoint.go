@@ -1,0 +1,135 @@
+package projections
+
+import (
+	"slices"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// State is the state of a checkpoint.
+type State string
+
+// States. An open one becomes staged, then committed or aborted, and in the
+// end deleted. The first of committed and aborted stays.
+const (
+	Open      State = "open"
+	Staged    State = "staged"
+	Committed State = "committed"
+	Aborted   State = "aborted"
+	Deleted   State = "deleted"
+)
+
+// Checkpoint is one save of a trial. Sizes are in bytes. BytesWritten and
+// BytesReused are sums over the writes that were completed so far.
+type Checkpoint struct {
+	ID           string       `json:"id"`
+	Run          string       `json:"run"`
+	Trial        string       `json:"trial"`
+	Name         string       `json:"name"`
+	Step         int64        `json:"step"`
+	Attempt      int          `json:"attempt"`
+	WorldSize    int          `json:"world_size"`
+	Participants []int        `json:"participants,omitempty"`
+	State        State        `json:"state"`
+	Superseded   bool         `json:"superseded"`           // committed, but not in the present line
+	Withdrawn    bool         `json:"withdrawn,omitempty"`  // superseded by a decision of its own, not by a resume
+	Parent       string       `json:"parent"`               // ID of the line's checkpoint before it
+	ParentSeq    uint64       `json:"parent_seq,omitempty"` // of its begun event; 0 if it is not this trial's
+	Manifest     string       `json:"manifest"`             // digest
+	Bytes        int64        `json:"bytes"`
+	BytesWritten int64        `json:"bytes_written"`
+	BytesReused  int64        `json:"bytes_reused"`
+	Sealed       int          `json:"sealed"`    // ranks whose bytes are staged
+	Writes       int          `json:"writes"`    // ranks whose files are durable
+	Iteration    int          `json:"iteration"` // its attempt's newest at or before Step, as known at the commit
+	BegunSeq     uint64       `json:"begun_seq"`
+	CommittedSeq uint64       `json:"committed_seq,omitempty"`
+	DeletedSeq   uint64       `json:"deleted_seq,omitempty"`
+	BegunAt      time.Time    `json:"begun_at"`
+	EndedAt      time.Time    `json:"ended_at,omitzero"` // when it was committed or aborted
+	Reason       string       `json:"reason,omitempty"`  // of the last decision against it
+	Ranks        []int        `json:"ranks,omitempty"`   // who caused an abort
+	Pinned       bool         `json:"pinned"`
+	PinReason    string       `json:"pin_reason,omitempty"`
+	Tags         []string     `json:"tags,omitempty"` // sorted
+	Attachments  []Attachment `json:"attachments,omitempty"`
+}
+
+// Attachment is a file beside the tensors.
+type Attachment struct {
+	Name   string `json:"name"`
+	Digest string `json:"digest"`
+	Size   int64  `json:"size"`
+}
+
+// Visible reports whether the checkpoint is committed and in the line.
+func (c Checkpoint) Visible() bool { return c.State == Committed && !c.Superseded }
+
+// InProgress reports whether the checkpoint is neither committed nor aborted.
+func (c Checkpoint) InProgress() bool { return c.State == Open || c.State == Staged }
+
+// attach adds a file or replaces the one of that name.
+func (c *Checkpoint) attach(b *events.CheckpointAttached) {
+	a := Attachment{Name: b.Name, Digest: b.Digest, Size: b.Size}
+	i := slices.IndexFunc(c.Attachments, func(old Attachment) bool { return old.Name == a.Name })
+	if i < 0 {
+		c.Attachments = append(c.Attachments, a)
+		return
+	}
+	c.Attachments[i] = a
+}
+
+// count adds what became new in a rank's write.
+func (c *Checkpoint) count(before, now Write) {
+	if before.SealedSeq == 0 && now.SealedSeq != 0 {
+		c.Sealed++
+	}
+	if before.CompletedSeq == 0 && now.CompletedSeq != 0 {
+		c.Writes++
+		c.BytesWritten += now.BytesWritten
+		c.BytesReused += now.BytesReused
+	}
+}
+
+// Write is what one rank did for a checkpoint. A sequence of 0 means that it
+// did not.
+type Write struct {
+	Rank         int           `json:"rank"`
+	SealedSeq    uint64        `json:"sealed_seq,omitempty"`
+	SealedBytes  int64         `json:"sealed_bytes,omitempty"`
+	CompletedSeq uint64        `json:"completed_seq,omitempty"`
+	Files        []events.File `json:"files,omitempty"`
+	IndexDigest  string        `json:"index_digest,omitempty"`
+	BytesWritten int64         `json:"bytes_written,omitempty"`
+	BytesReused  int64         `json:"bytes_reused,omitempty"`
+	FailedSeq    uint64        `json:"failed_seq,omitempty"`
+	Error        string        `json:"error,omitempty"`
+}
+
+// seal, complete and fail report whether the fact is the first of its kind.
+
+func (w *Write) seal(b *events.WriteSealed, seq uint64) bool {
+	if w.SealedSeq != 0 {
+		return false
+	}
+	w.SealedSeq, w.SealedBytes = seq, b.Bytes
+	return true
+}
+
+func (w *Write) complete(b *events.WriteCompleted, seq uint64) bool {
+	if w.CompletedSeq != 0 {
+		return false
+	}
+	w.CompletedSeq, w.Files, w.IndexDigest = seq, b.Files, b.IndexDigest
+	w.BytesWritten, w.BytesReused = b.BytesWritten, b.BytesReused
+	return true
+}
+
+func (w *Write) fail(b *events.WriteFailed, seq uint64) bool {
+	if w.FailedSeq != 0 {
+		return false
+	}
+	w.FailedSeq, w.Error = seq, b.Error
+	return true
+}

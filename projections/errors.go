@@ -1,0 +1,127 @@
+package projections
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Sentinels for [errors.Is].
+var (
+	// ErrNotFound is what every [NotFoundError] is.
+	ErrNotFound = errors.New("not found")
+	// ErrAmbiguous is what every [AmbiguousError] is.
+	ErrAmbiguous = errors.New("ambiguous")
+	// ErrReference is a reference that is not well formed.
+	ErrReference = errors.New("bad reference")
+)
+
+// NotFoundError says that nothing has that name.
+type NotFoundError struct {
+	What string // run, trial, checkpoint, …
+	Ref  string // as it was asked for
+	Hint string // what there is instead, or what to do; may be empty
+}
+
+// Error implements error.
+func (e *NotFoundError) Error() string {
+	s := fmt.Sprintf("no %s %q", e.What, e.Ref)
+	if e.Hint != "" {
+		s += ": " + e.Hint
+	}
+	return s
+}
+
+// Is makes every NotFoundError an [ErrNotFound].
+func (e *NotFoundError) Is(target error) bool { return target == ErrNotFound }
+
+// AmbiguousError says that a reference stands for several checkpoints.
+type AmbiguousError struct {
+	Ref        string
+	Candidates []string // references that are not ambiguous
+}
+
+// Error implements error.
+func (e *AmbiguousError) Error() string {
+	return fmt.Sprintf("%q stands for several checkpoints: use one of %s", e.Ref, list(e.Candidates))
+}
+
+// Is makes every AmbiguousError an [ErrAmbiguous].
+func (e *AmbiguousError) Is(target error) bool { return target == ErrAmbiguous }
+
+func names[T any](rows []T, name func(T) string) []string {
+	out := make([]string, len(rows))
+	for i, row := range rows {
+		out[i] = name(row)
+	}
+	return out
+}
+
+// notFound hints at the names that are close to what was asked for, or at
+// some of those that exist.
+func notFound(what, ref string, have []string) *NotFoundError {
+	e := &NotFoundError{What: what, Ref: ref}
+	switch near := closest(ref, have); {
+	case len(have) == 0:
+		e.Hint = "there is none yet"
+	case len(near) > 0:
+		e.Hint = "did you mean " + list(near) + "?"
+	default:
+		e.Hint = "there is " + list(have)
+	}
+	return e
+}
+
+// list names at most five of the candidates.
+func list(candidates []string) string {
+	const most = 5
+	quoted := names(candidates[:min(len(candidates), most)], func(s string) string { return fmt.Sprintf("%q", s) })
+	s := strings.Join(quoted, ", ")
+	if more := len(candidates) - most; more > 0 {
+		s += fmt.Sprintf(" and %d more", more)
+	}
+	return s
+}
+
+// closest are at most three candidates that a typing error could have turned
+// into ref, or that start with it, the nearest first.
+func closest(ref string, candidates []string) []string {
+	type scored struct {
+		name     string
+		distance int
+	}
+	var near []scored
+	for _, c := range candidates {
+		d := distance(strings.ToLower(ref), strings.ToLower(c))
+		if ref != "" && strings.HasPrefix(c, ref) {
+			d = min(d, 1)
+		}
+		if d <= max(1, len(ref)/4) {
+			near = append(near, scored{c, d})
+		}
+	}
+	slices.SortStableFunc(near, func(a, b scored) int { return a.distance - b.distance })
+	return names(near[:min(len(near), 3)], func(s scored) string { return s.name })
+}
+
+// distance is the number of bytes to insert, delete or replace between a and b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

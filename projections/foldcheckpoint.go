@@ -1,0 +1,211 @@
+package projections
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// checkpoint is the row of an ID in the event's trial.
+func (f *fold) checkpoint(id string) (Checkpoint, bool, error) {
+	return checkpointByID(f.t, f.run, f.name, id)
+}
+
+func (f *fold) put(c Checkpoint) error {
+	return store(f.t, checkpointKey(f.run, f.name, c.BegunSeq), c)
+}
+
+// change changes a checkpoint that exists. A decision about one that does not
+// has nothing to change.
+func (f *fold) change(id string, change func(*Checkpoint)) error {
+	c, found, err := f.checkpoint(id)
+	if err != nil || !found {
+		return err
+	}
+	change(&c)
+	return f.put(c)
+}
+
+// begun opens a checkpoint. Its ranks may have sealed before: a steady save
+// copies first and speaks later.
+func (f *fold) begun(b *events.CheckpointBegun) error {
+	if _, found, err := f.checkpoint(b.Checkpoint); err != nil || found {
+		return err
+	}
+	c := Checkpoint{
+		ID: b.Checkpoint, Name: b.Name, Step: b.Step, Attempt: b.Attempt,
+		WorldSize: b.WorldSize, Participants: b.Participants,
+	}
+	writes, err := Writes(f.t, f.run, f.name, b.Checkpoint)
+	if err != nil {
+		return err
+	}
+	for _, w := range writes {
+		c.count(Write{}, w)
+	}
+	return f.open(&c)
+}
+
+// open stores a new checkpoint and its index rows.
+func (f *fold) open(c *Checkpoint) error {
+	c.Run, c.Trial, c.State, c.BegunSeq, c.BegunAt = f.run, f.name, Open, f.r.Sequence, f.at()
+	if err := store(f.t, idKey(f.run, f.name, c.ID), c.BegunSeq); err != nil {
+		return err
+	}
+	if err := store(f.t, openKey(f.run, f.name, c.BegunSeq), true); err != nil {
+		return err
+	}
+	return f.put(*c)
+}
+
+// close stores a checkpoint that is no longer in progress.
+func (f *fold) close(c Checkpoint) error {
+	if err := f.t.Delete(openKey(f.run, f.name, c.BegunSeq)); err != nil {
+		return err
+	}
+	return f.put(c)
+}
+
+func (f *fold) staged(b *events.CheckpointStaged) error {
+	return f.change(b.Checkpoint, func(c *Checkpoint) {
+		if c.State == Open {
+			c.State = Staged
+		}
+	})
+}
+
+// wrote folds a fact about one rank's part of a checkpoint. Once the
+// checkpoint is committed or aborted its numbers stay as they are.
+func (f *fold) wrote(id string, attempt, rank int, apply func(*Write) bool) error {
+	c, begun, err := f.checkpoint(id)
+	if err != nil || begun && !c.InProgress() {
+		return err
+	}
+	if !begun {
+		// No later attempt can begin it any more.
+		trial, _, err := load[Trial](f.t, trialKey(f.run, f.name))
+		if err != nil || attempt < trial.Attempt {
+			return err
+		}
+	}
+	k := writeKey(f.run, f.name, id, rank)
+	before, _, err := load[Write](f.t, k)
+	if err != nil {
+		return err
+	}
+	now := before
+	now.Rank = rank
+	if !apply(&now) {
+		return nil
+	}
+	if err := store(f.t, k, now); err != nil || !begun {
+		return err
+	}
+	c.count(before, now)
+	return f.put(c)
+}
+
+func (f *fold) committed(b *events.CheckpointCommitted) error {
+	c, found, err := f.checkpoint(b.Checkpoint)
+	if err != nil {
+		return err
+	}
+	if !found {
+		// The commit is what counts, so it stands without its begin.
+		name := strings.TrimSuffix(b.Checkpoint, fmt.Sprintf(".a%d", b.Attempt))
+		c = Checkpoint{ID: b.Checkpoint, Name: name, Attempt: b.Attempt}
+		if err := f.open(&c); err != nil {
+			return err
+		}
+	}
+	if !c.InProgress() {
+		return nil
+	}
+	c.State, c.Manifest, c.Bytes = Committed, b.Manifest, b.Bytes
+	c.CommittedSeq, c.EndedAt = f.r.Sequence, f.at()
+	if err := f.extend(&c); err != nil {
+		return err
+	}
+	return f.close(c)
+}
+
+func (f *fold) aborted(b *events.CheckpointAborted) error {
+	c, found, err := f.checkpoint(b.Checkpoint)
+	if err != nil || !found || !c.InProgress() {
+		return err
+	}
+	c.State, c.Reason, c.Ranks, c.EndedAt = Aborted, b.Reason, b.Ranks, f.at()
+	return f.close(c)
+}
+
+func (f *fold) superseded(b *events.CheckpointSuperseded) error {
+	c, found, err := f.checkpoint(b.Checkpoint)
+	if err != nil || !found {
+		return err
+	}
+	c.Superseded, c.Withdrawn, c.Reason = true, true, b.Reason
+	if err := f.put(c); err != nil {
+		return err
+	}
+	return f.retreat(c)
+}
+
+// deleted ends a checkpoint for good. Its row stays, as a part of the history
+// of the line; what its ranks wrote is of no use any more.
+func (f *fold) deleted(b *events.CheckpointDeleted) error {
+	c, found, err := f.checkpoint(b.Checkpoint)
+	if err != nil || !found || c.State == Deleted {
+		return err
+	}
+	c.State, c.Reason, c.DeletedSeq = Deleted, b.Reason, f.r.Sequence
+	writes, err := Writes(f.t, f.run, f.name, c.ID)
+	if err != nil {
+		return err
+	}
+	for _, w := range writes {
+		if err := f.t.Delete(writeKey(f.run, f.name, c.ID, w.Rank)); err != nil {
+			return err
+		}
+	}
+	for _, tag := range c.Tags {
+		if err := f.t.Delete(tagKey(f.run, f.name, tag)); err != nil {
+			return err
+		}
+	}
+	c.Tags = nil
+	if err := f.close(c); err != nil {
+		return err
+	}
+	return f.retreat(c)
+}
+
+// tagged moves a tag: within a trial it names one checkpoint.
+func (f *fold) tagged(b *events.CheckpointTagged) error {
+	c, found, err := f.checkpoint(b.Checkpoint)
+	if err != nil || !found || c.State == Deleted || slices.Contains(c.Tags, b.Tag) {
+		return err
+	}
+	k := tagKey(f.run, f.name, b.Tag)
+	owner, found, err := load[uint64](f.t, k)
+	if err != nil {
+		return err
+	}
+	if found {
+		old, _, err := load[Checkpoint](f.t, checkpointKey(f.run, f.name, owner))
+		if err != nil {
+			return err
+		}
+		old.Tags = slices.DeleteFunc(old.Tags, func(tag string) bool { return tag == b.Tag })
+		if err := f.put(old); err != nil {
+			return err
+		}
+	}
+	c.Tags = append(c.Tags, b.Tag)
+	slices.Sort(c.Tags)
+	if err := store(f.t, k, c.BegunSeq); err != nil {
+		return err
+	}
+	return f.put(c)
+}

@@ -1,0 +1,119 @@
+package projections
+
+import (
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// at is the event's time, in the one form that rows have.
+func (f *fold) at() time.Time { return f.r.Time.UTC() }
+
+func (f *fold) storeCreated(b *events.StoreCreated) error {
+	_, found, err := load[Store](f.t, key(keyStore))
+	if err != nil || found {
+		return err
+	}
+	return store(f.t, key(keyStore), Store{
+		ID: b.Store, Format: b.Format, Data: b.Data, CreatedSeq: f.r.Sequence, CreatedAt: f.at(),
+	})
+}
+
+// loadRun is the row of the event's run, new if this is its first event.
+func (f *fold) loadRun() (run Run, found bool, err error) {
+	run, found, err = load[Run](f.t, key(keyRun, f.run))
+	if !found {
+		run = Run{Name: f.run, CreatedSeq: f.r.Sequence, CreatedAt: f.at()}
+	}
+	return run, found, err
+}
+
+// seeRun makes sure that the run of a decision has a row: decisions overtake
+// the queued facts, so a trial can be in the log before its job.
+func (f *fold) seeRun() error {
+	run, found, err := f.loadRun()
+	if err != nil || found {
+		return err
+	}
+	return store(f.t, key(keyRun, f.run), run)
+}
+
+// changeJob changes the row of a job, which the first fact about it makes.
+func (f *fold) changeJob(id string, change func(*Job)) error {
+	k := key(keyJob, f.run, id)
+	job, found, err := load[Job](f.t, k)
+	if err != nil {
+		return err
+	}
+	if !found {
+		job = Job{ID: id, Run: f.run}
+	}
+	change(&job)
+	return store(f.t, k, job)
+}
+
+func (f *fold) jobStarted(b *events.JobStarted) error {
+	first := false
+	err := f.changeJob(b.Job, func(job *Job) {
+		if job.StartedSeq != 0 {
+			return
+		}
+		first = true
+		job.Host, job.PID, job.Command = b.Host, b.PID, b.Command
+		job.NProc, job.NNodes, job.Resume = b.NProc, b.NNodes, b.Resume
+		job.StartedSeq, job.StartedAt = f.r.Sequence, f.at()
+	})
+	if err != nil || !first {
+		return err
+	}
+	run, _, err := f.loadRun()
+	if err != nil {
+		return err
+	}
+	run.Job, run.Jobs = b.Job, run.Jobs+1
+	run.StartedSeq, run.StartedAt = f.r.Sequence, f.at()
+	return store(f.t, key(keyRun, f.run), run)
+}
+
+func (f *fold) jobEnded(b *events.JobEnded) error {
+	return f.changeJob(b.Job, func(job *Job) {
+		if !job.Ended {
+			job.Ended, job.EndedSeq, job.EndedAt = true, f.r.Sequence, f.at()
+			job.ExitCode, job.Reason = b.ExitCode, b.Reason
+		}
+	})
+}
+
+// A node may join and leave a job again and again. A fact that is repeated
+// carries the time of the first, which tells it from a new stay.
+
+func (f *fold) nodeJoined(b *events.NodeJoined) error {
+	return f.changeJob(b.Job, func(job *Job) {
+		for _, n := range job.Nodes {
+			if n.Node == b.Node && n.JoinedAt.Equal(f.at()) {
+				return
+			}
+		}
+		job.Nodes = append(job.Nodes, JobNode{Node: b.Node, Host: b.Host, JoinedAt: f.at()})
+	})
+}
+
+func (f *fold) nodeLeft(b *events.NodeLeft) error {
+	return f.changeJob(b.Job, func(job *Job) {
+		open := -1
+		for i, n := range job.Nodes {
+			if n.Node != b.Node {
+				continue
+			}
+			if n.LeftAt.Equal(f.at()) {
+				return
+			}
+			if n.LeftAt.IsZero() {
+				open = i
+			}
+		}
+		if open >= 0 {
+			job.Nodes[open].LeftAt, job.Nodes[open].Reason = f.at(), b.Reason
+		}
+	})
+}

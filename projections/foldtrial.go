@@ -1,0 +1,216 @@
+package projections
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+func (f *fold) trialCreated(b *events.TrialCreated) error {
+	f.trial.Config, f.trial.Parent = b.Config, b.Parent
+	return nil
+}
+
+func (f *fold) stopRequested(b *events.TrialStopRequested) {
+	if f.trial.Status == Pending || f.trial.Status == Running {
+		f.trial.end(Stopping, b.Reason)
+	}
+}
+
+func (t *Trial) end(status Status, message string) { t.Status, t.Message = status, message }
+
+func (f *fold) groupStarted(b *events.GroupStarted) error {
+	k := attemptKey(f.run, f.name, b.Attempt)
+	if _, found, err := load[Attempt](f.t, k); err != nil || found {
+		return err
+	}
+	segment := Segment{Seq: f.r.Sequence, Resume: b.Resume}
+	if b.Attempt > f.trial.Attempt {
+		t := f.trial
+		t.Attempt, t.WorldSize, t.Job, t.Resume = b.Attempt, b.WorldSize, b.Job, b.Resume
+		t.end(Running, "")
+		if err := f.rewind(b.Resume); err != nil {
+			return err
+		}
+		if err := f.continueLine(&segment); err != nil {
+			return err
+		}
+	}
+	for _, p := range b.Ranks {
+		w := Worker{
+			Attempt: b.Attempt, Rank: p.Rank, Node: p.Node, LocalRank: p.LocalRank,
+			Devices: p.Devices, State: Starting,
+		}
+		if err := store(f.t, workerKey(f.run, f.name, b.Attempt, p.Rank), w); err != nil {
+			return err
+		}
+	}
+	return store(f.t, k, Attempt{
+		Run: f.run, Trial: f.name, Attempt: b.Attempt, Job: b.Job, WorldSize: b.WorldSize,
+		Backend: b.Backend, Resume: b.Resume, StartedSeq: f.r.Sequence, StartedAt: f.at(),
+		Segments: []Segment{segment},
+	})
+}
+
+// changeAttempt changes the row of an attempt, and does nothing if there is
+// none: an attempt starts by a decision alone.
+func (f *fold) changeAttempt(attempt int, change func(*Attempt)) error {
+	k := attemptKey(f.run, f.name, attempt)
+	a, found, err := load[Attempt](f.t, k)
+	if err != nil || !found {
+		return err
+	}
+	change(&a)
+	return store(f.t, k, a)
+}
+
+// changeWorkers changes those workers of an attempt that have not exited.
+func (f *fold) changeWorkers(attempt int, change func(*Worker)) error {
+	workers, err := Workers(f.t, f.run, f.name, attempt)
+	if err != nil {
+		return err
+	}
+	for _, w := range workers {
+		if w.State == Exited {
+			continue
+		}
+		change(&w)
+		if err := store(f.t, workerKey(f.run, f.name, attempt, w.Rank), w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func first(at *time.Time, now time.Time) bool {
+	if !at.IsZero() {
+		return false
+	}
+	*at = now
+	return true
+}
+
+func (f *fold) trainingStarted(b *events.TrainingStarted) error {
+	err := f.changeAttempt(b.Attempt, func(a *Attempt) { first(&a.TrainingAt, f.at()) })
+	if err != nil {
+		return err
+	}
+	return f.changeWorkers(b.Attempt, func(w *Worker) { w.State = Working })
+}
+
+func (f *fold) workerExited(b *events.WorkerExited) error {
+	k := workerKey(f.run, f.name, b.Attempt, b.Rank)
+	w, found, err := load[Worker](f.t, k)
+	if err != nil {
+		return err
+	}
+	if !found {
+		w = Worker{Attempt: b.Attempt, Rank: b.Rank}
+	}
+	// What was seen is better than what the stop of the group implied.
+	if w.State == Exited && !w.Unseen {
+		return nil
+	}
+	w.State, w.Code, w.Signal, w.Unseen = Exited, b.Code, b.Signal, false
+	w.Message, w.Traceback = b.Message, b.Traceback
+	w.ExitedSeq, w.ExitedAt = f.r.Sequence, f.at()
+	return store(f.t, k, w)
+}
+
+func (f *fold) groupStopped(b *events.GroupStopped) error {
+	again := false
+	err := f.changeAttempt(b.Attempt, func(a *Attempt) {
+		if again = !first(&a.StoppedAt, f.at()); !again {
+			a.Reason = b.Reason
+		}
+	})
+	if err != nil || again {
+		return err
+	}
+	return f.changeWorkers(b.Attempt, func(w *Worker) {
+		w.State, w.Code, w.Unseen, w.Message = Exited, -1, true, "stopped with its group"
+		w.ExitedSeq, w.ExitedAt = f.r.Sequence, f.at()
+	})
+}
+
+// reportRow is the stored form of a [Report]: the body stays as it came.
+type reportRow struct {
+	Sequence uint64          `json:"sequence"`
+	Time     time.Time       `json:"time"`
+	Report   json.RawMessage `json:"report"`
+}
+
+// reported stores a report and touches nothing else, so that reports, which
+// are most of a log, cost one row each. What follows from them is derived.
+func (f *fold) reported(b *events.Metrics) error {
+	k := reportKey(f.run, f.name, b.Attempt, b.Iteration)
+	if old, err := f.t.Get(k); err != nil || old != nil {
+		return err
+	}
+	return store(f.t, k, reportRow{Sequence: f.r.Sequence, Time: f.at(), Report: f.r.Data})
+}
+
+// restoreBegun answers a load. When the present attempt loads another
+// checkpoint of the trial than the head, training goes on from there, and the
+// line with it. What belongs to another trial does not move the line.
+func (f *fold) restoreBegun(b *events.RestoreBegun) error {
+	k := restoreKey(f.run, f.name, b.Attempt, b.Load)
+	row, found, err := load[Restore](f.t, k)
+	if err != nil || found && row.BegunSeq != 0 {
+		return err
+	}
+	row.Attempt, row.Load, row.Checkpoint, row.WorldSize = b.Attempt, b.Load, b.Checkpoint, b.WorldSize
+	row.BegunSeq, row.BegunAt = f.r.Sequence, f.at()
+	if err := store(f.t, k, row); err != nil {
+		return err
+	}
+	if b.Attempt != f.trial.Attempt || b.Checkpoint == f.trial.Head {
+		return nil
+	}
+	own, err := f.ownCommitted(b.Checkpoint)
+	if err != nil {
+		return err
+	}
+	parents := f.trial.Parent != nil && f.trial.Parent.Checkpoint == b.Checkpoint
+	if own == 0 && !parents {
+		return nil
+	}
+	newest, _, err := newestReport(f.t, f.run, f.name, b.Attempt)
+	if err != nil {
+		return err
+	}
+	if err := f.rewind(b.Checkpoint); err != nil {
+		return err
+	}
+	segment := Segment{Seq: f.r.Sequence, Resume: b.Checkpoint, From: newest.Iteration}
+	if err := f.continueLine(&segment); err != nil {
+		return err
+	}
+	return f.changeAttempt(b.Attempt, func(a *Attempt) { a.Segments = append(a.Segments, segment) })
+}
+
+// changeRestore changes the row of a load that has not ended.
+func (f *fold) changeRestore(attempt, n int, change func(*Restore)) error {
+	k := restoreKey(f.run, f.name, attempt, n)
+	row, found, err := load[Restore](f.t, k)
+	if err != nil || found && row.EndedSeq != 0 {
+		return err
+	}
+	row.Attempt, row.Load = attempt, n
+	row.EndedSeq, row.EndedAt = f.r.Sequence, f.at()
+	change(&row)
+	return store(f.t, k, row)
+}
+
+func (f *fold) restoreCompleted(b *events.RestoreCompleted) error {
+	return f.changeRestore(b.Attempt, b.Load, func(row *Restore) {
+		row.Checkpoint, row.Tier, row.Bytes, row.Unread = b.Checkpoint, b.Tier, b.Bytes, b.Unread
+	})
+}
+
+func (f *fold) restoreFailed(b *events.RestoreFailed) error {
+	return f.changeRestore(b.Attempt, b.Load, func(row *Restore) {
+		row.Checkpoint, row.Error = b.Checkpoint, b.Error
+	})
+}

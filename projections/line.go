@@ -1,0 +1,268 @@
+package projections
+
+import (
+	"errors"
+	"math"
+)
+
+// errFound ends a scan early.
+var errFound = errors.New("found")
+
+// checkpointByID is the row of a full ID.
+func checkpointByID(r Reader, run, trial, id string) (Checkpoint, bool, error) {
+	begun, found, err := load[uint64](r, idKey(run, trial, id))
+	if err != nil || !found {
+		return Checkpoint{}, false, err
+	}
+	return load[Checkpoint](r, checkpointKey(run, trial, begun))
+}
+
+// ownCommitted is the begun sequence of the trial's own committed checkpoint
+// of that ID, or 0.
+func (f *fold) ownCommitted(id string) (uint64, error) {
+	c, found, err := f.checkpoint(id)
+	if err != nil || !found || c.State != Committed {
+		return 0, err
+	}
+	return c.BegunSeq, nil
+}
+
+// ancestors visits a checkpoint of the trial and its line backwards, until
+// visit says stop. Parents were always begun earlier, so it ends.
+func ancestors(r Reader, run, trial string, begun uint64, visit func(Checkpoint) (more bool)) error {
+	for begun != 0 {
+		c, found, err := load[Checkpoint](r, checkpointKey(run, trial, begun))
+		if err != nil || !found || !visit(c) {
+			return err
+		}
+		begun = c.ParentSeq
+	}
+	return nil
+}
+
+// rewind makes the checkpoint of that ID the head of the line: committed
+// checkpoints that are not behind it are superseded, those behind it are not.
+func (f *fold) rewind(id string) error {
+	begun, err := f.ownCommitted(id)
+	if err != nil {
+		return err
+	}
+	if id == f.trial.Head && begun == f.trial.HeadSeq {
+		return nil
+	}
+	f.trial.Head, f.trial.HeadSeq = id, begun
+	line := map[uint64]bool{}
+	err = ancestors(f.t, f.run, f.name, begun, func(c Checkpoint) bool {
+		line[c.BegunSeq] = true
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	var changed []Checkpoint
+	err = each(f.t, key(keyCheckpoint, f.run, f.name), func(c Checkpoint) error {
+		if c.BegunSeq == begun {
+			c.Withdrawn = false // whoever resumes from it wants it back
+		}
+		if superseded := !line[c.BegunSeq] || c.Withdrawn; c.State == Committed && superseded != c.Superseded {
+			c.Superseded = superseded
+			changed = append(changed, c)
+		}
+		return nil
+	})
+	for _, c := range changed {
+		if err == nil {
+			err = f.put(c)
+		}
+	}
+	return err
+}
+
+// extend puts a checkpoint that is being committed into the line, in the
+// order in which saves were begun: two that overlap may be committed in
+// either order. One of an older attempt, or begun before the line took its
+// present course, is committed and superseded at once.
+func (f *fold) extend(c *Checkpoint) error {
+	a, found, err := load[Attempt](f.t, attemptKey(f.run, f.name, c.Attempt))
+	if err != nil {
+		return err
+	}
+	from := 0
+	if found {
+		from = a.segment(c.BegunSeq).From
+	}
+	if c.Iteration, err = iterationAt(f.t, *c, from); err != nil {
+		return err
+	}
+	if c.Attempt < f.trial.Attempt || found && c.BegunSeq < a.last().Seq {
+		c.Superseded = true
+		return nil
+	}
+	var later Checkpoint
+	err = ancestors(f.t, f.run, f.name, f.trial.HeadSeq, func(old Checkpoint) bool {
+		if old.BegunSeq < c.BegunSeq {
+			return false
+		}
+		later = old
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	if later.BegunSeq == 0 {
+		c.Parent, c.ParentSeq = f.trial.Head, f.trial.HeadSeq
+		f.trial.Head, f.trial.HeadSeq = c.ID, c.BegunSeq
+		return nil
+	}
+	c.Parent, c.ParentSeq = later.Parent, later.ParentSeq
+	later.Parent, later.ParentSeq = c.ID, c.BegunSeq
+	return f.put(later)
+}
+
+// retreat moves the head to the newest visible checkpoint behind it if it is
+// gone. Past the start of the trial's own line it is what the line started
+// from, if that was another trial's.
+func (f *fold) retreat(gone Checkpoint) error {
+	if f.trial.HeadSeq != gone.BegunSeq {
+		return nil
+	}
+	id, seq := "", uint64(0)
+	err := ancestors(f.t, f.run, f.name, gone.BegunSeq, func(c Checkpoint) bool {
+		if c.Visible() {
+			id, seq = c.ID, c.BegunSeq
+			return false
+		}
+		if c.ParentSeq == 0 {
+			id = c.Parent
+		}
+		return true
+	})
+	f.trial.Head, f.trial.HeadSeq = id, seq
+	return err
+}
+
+// last is the attempt's present segment.
+func (a Attempt) last() Segment { return a.segment(math.MaxUint64) }
+
+// segment is the one in which something with this sequence happened.
+func (a Attempt) segment(seq uint64) Segment {
+	found := Segment{}
+	for _, s := range a.Segments {
+		if s.Seq <= seq {
+			found = s
+		}
+	}
+	return found
+}
+
+// continueLine fills in what a new segment continues: the trial's head.
+func (f *fold) continueLine(s *Segment) error {
+	s.ResumeSeq = f.trial.HeadSeq
+	w, err := windowBefore(f.t, f.run, f.name, *s)
+	if err != nil {
+		return err
+	}
+	s.Base = w.base + w.iterations()
+	return nil
+}
+
+// newestReport is the report of an attempt with the highest iteration. It
+// has the iteration 0 if there is none.
+func newestReport(r Reader, run, trial string, attempt int) (report Report, found bool, err error) {
+	prefix := number(key(keyReport, run, trial), uint64(attempt))
+	err = each(r, prefix, func(row reportRow) error {
+		found = true
+		if report, err = row.report(prefix); err != nil {
+			return err
+		}
+		return errFound
+	})
+	if errors.Is(err, errFound) {
+		err = nil
+	}
+	return report, found, err
+}
+
+// iterationAt is the newest iteration after from of the checkpoint's attempt
+// that was reported for a step at or before its own; from if there is none.
+func iterationAt(r Reader, c Checkpoint, from int) (int, error) {
+	prefix := number(key(keyReport, c.Run, c.Trial), uint64(c.Attempt))
+	at := from
+	err := each(r, prefix, func(row reportRow) error {
+		report, err := row.report(prefix)
+		if err != nil {
+			return err
+		}
+		if report.Iteration <= from {
+			return errFound
+		}
+		if report.Step <= c.Step {
+			at = report.Iteration
+			return errFound
+		}
+		return nil
+	})
+	if errors.Is(err, errFound) {
+		err = nil
+	}
+	return at, err
+}
+
+// reportAt is the report that stands for a committed checkpoint: the newest
+// of its segment, which starts after iteration from, at or before its step.
+// Reports are queued and decisions are not, so it may have come after the
+// commit. Its iteration is at least from, also if there is none.
+func reportAt(r Reader, c Checkpoint, from int) (at Report, found bool, err error) {
+	if c.Iteration > from {
+		if at, found, err = loadReport(r, c.Run, c.Trial, c.Attempt, c.Iteration); err != nil {
+			return at, found, err
+		}
+	}
+	at.Iteration = max(c.Iteration, from)
+	for {
+		next, more, err := loadReport(r, c.Run, c.Trial, c.Attempt, at.Iteration+1)
+		if err != nil || !more || next.Step > c.Step || found && next.Step <= at.Step && next.Step != c.Step {
+			return at, found, err
+		}
+		at, found = next, true
+	}
+}
+
+// window is a stretch of the line within one attempt: the reports with
+// from < iteration <= to, after base iterations of the line.
+type window struct {
+	attempt, from, to, base int
+	segment                 Segment
+}
+
+func (w window) iterations() int { return w.to - w.from }
+
+// windowBefore is the stretch that a segment continues, the zero window if
+// it starts afresh or from another trial.
+func windowBefore(r Reader, run, trial string, s Segment) (window, error) {
+	if s.ResumeSeq == 0 || s.ResumeSeq >= s.Seq {
+		return window{}, nil
+	}
+	c, found, err := load[Checkpoint](r, checkpointKey(run, trial, s.ResumeSeq))
+	if err != nil || !found {
+		return window{}, err
+	}
+	a, found, err := load[Attempt](r, attemptKey(run, trial, c.Attempt))
+	if err != nil || !found {
+		return window{}, err
+	}
+	before := a.segment(c.BegunSeq)
+	at, _, err := reportAt(r, c, before.From)
+	return window{attempt: c.Attempt, from: before.From, to: at.Iteration, base: before.Base, segment: before}, err
+}
+
+// present is the stretch that the trial is in.
+func present(r Reader, t Trial) (window, error) {
+	a, found, err := load[Attempt](r, attemptKey(t.Run, t.Name, t.Attempt))
+	if err != nil || !found {
+		return window{}, err
+	}
+	s := a.last()
+	newest, _, err := newestReport(r, t.Run, t.Name, t.Attempt)
+	return window{attempt: t.Attempt, from: s.From, to: max(newest.Iteration, s.From), base: s.Base, segment: s}, err
+}

@@ -1,0 +1,234 @@
+// Package projections folds the log into rows: runs, jobs, trials, attempts,
+// workers, checkpoints, their line of descent, restores and metrics. A fold
+// is a pure function of a [Table] and one event, so the same code runs in
+// memory (a replay, the state as of a sequence) and in a batch of a database.
+// What a row says depends on the log alone, never on a clock or on when it
+// was folded.
+//
+//	row         JSON of its exported type; fields in the order of the type
+//	line        the checkpoints that lead to the present: the head of a trial
+//	            and the parents of it; a resume from X closes the old line
+//	segment     what an attempt did from one resume to the next
+//	superseded  committed, but not in the line: hidden, kept by its ID
+//
+// Facts that are repeated change nothing: they are folded by natural key,
+// (checkpoint, kind, rank) or (attempt, iteration), and the first one wins.
+// A decision was conditional on the ones before it, so a fold never rejects
+// one; a decision's kind outside the lane of decisions decides nothing.
+//
+// Keys start with the byte of their kind. A name is its length (a varint) and
+// its bytes, a number 8 bytes big-endian, ~number its complement, so that the
+// newest comes first. The id in an 'i' key is the rest of the key: a prefix of
+// an ID is a range of keys. No key starts with the byte 0, which is left to
+// whoever stores the rows.
+//
+//	's'                               [Store]
+//	'r' run                           [Run]
+//	'j' run job                       [Job]
+//	't' run trial                     [Trial], without what a query derives
+//	'a' run trial attempt             [Attempt]
+//	'w' run trial attempt rank        [Worker]
+//	'l' run trial attempt load        [Restore]
+//	'm' run trial attempt ~iteration  {sequence, time, report}: the body as it came
+//	'c' run trial ~begun              [Checkpoint]
+//	'i' run trial id                  sequence of the checkpoint's begun event
+//	'o' run trial ~begun              true, while the checkpoint is open or staged
+//	'g' run trial tag                 sequence of the checkpoint's begun event
+//	'p' run trial checkpoint rank     [Write], until the checkpoint is deleted
+package projections
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/zeebo/blake3"
+)
+
+// Version is that of the folds and rows. Rows of another version are of no
+// use: they are folded again from the start of the log.
+const Version = 1
+
+// DefaultTrial is the trial of a run that has only one.
+const DefaultTrial = "main"
+
+// Reader is an ordered table of rows. Several goroutines may read at once as
+// long as none writes.
+type Reader interface {
+	// Get is the value of key, or nil if there is none. The caller owns it.
+	Get(key []byte) ([]byte, error)
+	// Scan visits the rows with lo <= key < hi in the order of their keys, up
+	// to the first error, which it returns. A nil bound is open. The slices
+	// hold only during the visit, which must not write to the table.
+	Scan(lo, hi []byte, visit func(key, value []byte) error) error
+}
+
+// Table is a table that a fold writes to. A read sees the writes before it.
+type Table interface {
+	Reader
+	// Set copies key and value.
+	Set(key, value []byte) error
+	// Delete removes the row of key, if there is one.
+	Delete(key []byte) error
+}
+
+// Apply folds one event into t. Events must be applied in the order of their
+// sequence, each once. After an error t may hold a part of the event's rows
+// and must be dropped. An event of an unknown kind or of a newer version is
+// an error: a log that is not understood cannot be folded.
+func Apply(t Table, r events.Recorded) error {
+	body, err := r.Body()
+	if err != nil {
+		return fmt.Errorf("apply event %d: %w", r.Sequence, err)
+	}
+	f := fold{t: t, r: r, run: r.Scope.Run, name: r.Scope.Trial}
+	if err := f.apply(body); err != nil {
+		return fmt.Errorf("apply event %d (%s): %w", r.Sequence, r.Kind, err)
+	}
+	return nil
+}
+
+// fold is the application of one event.
+type fold struct {
+	t         Table
+	r         events.Recorded
+	run, name string // of the event's scope; name is the trial's
+	trial     *Trial // of an event in the lane of decisions
+}
+
+func (f *fold) apply(body events.Body) error {
+	decides := f.r.Kind.Decides()
+	if f.r.Scope.Actor != events.Server {
+		if decides {
+			return nil // nobody was fenced against it, so it cannot decide anything
+		}
+		return f.fact(body)
+	}
+	if created, ok := body.(*events.StoreCreated); ok {
+		return f.storeCreated(created)
+	}
+	if err := f.seeRun(); err != nil {
+		return err
+	}
+	trial, found, err := load[Trial](f.t, trialKey(f.run, f.name))
+	if err != nil {
+		return err
+	}
+	if !found {
+		trial = Trial{Run: f.run, Name: f.name, Status: Pending, CreatedSeq: f.r.Sequence, CreatedAt: f.at()}
+	}
+	trial.LaneSeq = f.r.Sequence
+	f.trial = &trial
+	if decides {
+		err = f.decision(body)
+	} else {
+		err = f.fact(body)
+	}
+	if err != nil {
+		return err
+	}
+	return store(f.t, trialKey(f.run, f.name), trial)
+}
+
+// fact folds what was observed. The trial's own state never follows from a
+// fact, so one of an old attempt can only complete rows of that attempt.
+func (f *fold) fact(body events.Body) error {
+	switch b := body.(type) {
+	case *events.JobStarted:
+		return f.jobStarted(b)
+	case *events.NodeJoined:
+		return f.nodeJoined(b)
+	case *events.NodeLeft:
+		return f.nodeLeft(b)
+	case *events.JobEnded:
+		return f.jobEnded(b)
+	case *events.TrainingStarted:
+		return f.trainingStarted(b)
+	case *events.WorkerExited:
+		return f.workerExited(b)
+	case *events.GroupStopped:
+		return f.groupStopped(b)
+	case *events.Metrics:
+		return f.reported(b)
+	case *events.WriteSealed:
+		return f.wrote(b.Checkpoint, b.Attempt, b.Rank, func(w *Write) bool { return w.seal(b, f.r.Sequence) })
+	case *events.WriteCompleted:
+		return f.wrote(b.Checkpoint, b.Attempt, b.Rank, func(w *Write) bool { return w.complete(b, f.r.Sequence) })
+	case *events.WriteFailed:
+		return f.wrote(b.Checkpoint, b.Attempt, b.Rank, func(w *Write) bool { return w.fail(b, f.r.Sequence) })
+	case *events.RestoreCompleted:
+		return f.restoreCompleted(b)
+	case *events.RestoreFailed:
+		return f.restoreFailed(b)
+	case *events.LocalPlan, *events.GlobalPlan, *events.LoadPlan,
+		*events.GPUUnhealthy, *events.GPURecovered:
+		return nil // these have no row: plans are in the log, devices are asked
+	}
+	return fmt.Errorf("facts of this kind have no fold")
+}
+
+func (f *fold) decision(body events.Body) error {
+	switch b := body.(type) {
+	case *events.GroupStarted:
+		return f.groupStarted(b)
+	case *events.TrialCreated:
+		return f.trialCreated(b)
+	case *events.TrialStopRequested:
+		f.stopRequested(b)
+		return nil
+	case *events.TrialPaused:
+		f.trial.end(Paused, b.Reason)
+		return nil
+	case *events.TrialCompleted:
+		f.trial.end(Completed, "")
+		return nil
+	case *events.TrialErrored:
+		f.trial.end(Errored, b.Message)
+		return nil
+	case *events.RestoreBegun:
+		return f.restoreBegun(b)
+	case *events.CheckpointBegun:
+		return f.begun(b)
+	case *events.CheckpointStaged:
+		return f.staged(b)
+	case *events.CheckpointCommitted:
+		return f.committed(b)
+	case *events.CheckpointAborted:
+		return f.aborted(b)
+	case *events.CheckpointSuperseded:
+		return f.superseded(b)
+	case *events.CheckpointPinned:
+		return f.change(b.Checkpoint, func(c *Checkpoint) { c.Pinned, c.PinReason = true, b.Reason })
+	case *events.CheckpointUnpinned:
+		return f.change(b.Checkpoint, func(c *Checkpoint) { c.Pinned, c.PinReason = false, "" })
+	case *events.CheckpointTagged:
+		return f.tagged(b)
+	case *events.CheckpointAttached:
+		return f.change(b.Checkpoint, func(c *Checkpoint) { c.attach(b) })
+	case *events.CheckpointDeleted:
+		return f.deleted(b)
+	}
+	return fmt.Errorf("decisions of this kind have no fold")
+}
+
+// Digest is the BLAKE3-256 over all rows in the order of their keys, each as
+// the length of the key (4 bytes big-endian), the key, the length of the
+// value and the value. Equal digests mean equal rows.
+func Digest(r Reader) ([32]byte, error) {
+	h := blake3.New()
+	var buf []byte
+	err := r.Scan(nil, nil, func(key, value []byte) error {
+		buf = binary.BigEndian.AppendUint32(buf[:0], uint32(len(key)))
+		buf = append(buf, key...)
+		buf = binary.BigEndian.AppendUint32(buf, uint32(len(value)))
+		buf = append(buf, value...)
+		_, err := h.Write(buf)
+		return err
+	})
+	var sum [32]byte
+	if err != nil {
+		return sum, fmt.Errorf("digest rows: %w", err)
+	}
+	h.Sum(sum[:0])
+	return sum, nil
+}

@@ -1,0 +1,231 @@
+package projections
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// GetStore is the store that the log says it belongs to. found is false
+// before its first event.
+func GetStore(r Reader) (s Store, found bool, err error) { return load[Store](r, key(keyStore)) }
+
+// Runs are all runs by name.
+func Runs(r Reader) ([]Run, error) {
+	runs, err := all[Run](r, key(keyRun))
+	slices.SortFunc(runs, func(a, b Run) int { return strings.Compare(a.Name, b.Name) })
+	return runs, err
+}
+
+// GetRun is one run, or a [NotFoundError].
+func GetRun(r Reader, name string) (Run, error) {
+	run, found, err := load[Run](r, key(keyRun, name))
+	if err != nil || found {
+		return run, err
+	}
+	runs, err := Runs(r)
+	if err != nil {
+		return run, err
+	}
+	return run, notFound("run", name, names(runs, func(run Run) string { return run.Name }))
+}
+
+// Jobs are the jobs of a run, the newest first.
+func Jobs(r Reader, run string) ([]Job, error) {
+	jobs, err := all[Job](r, key(keyJob, run))
+	begin := func(job Job) uint64 { return cmp.Or(job.StartedSeq, job.EndedSeq) }
+	slices.SortStableFunc(jobs, func(a, b Job) int { return cmp.Compare(begin(b), begin(a)) })
+	return jobs, err
+}
+
+// Trials are the trials of a run by name.
+func Trials(r Reader, run string) ([]Trial, error) {
+	trials, err := all[Trial](r, key(keyTrial, run))
+	for i := range trials {
+		if err == nil {
+			err = derive(r, &trials[i])
+		}
+	}
+	slices.SortFunc(trials, func(a, b Trial) int { return strings.Compare(a.Name, b.Name) })
+	return trials, err
+}
+
+// GetTrial is one trial, or a [NotFoundError].
+func GetTrial(r Reader, run, trial string) (Trial, error) {
+	t, found, err := load[Trial](r, trialKey(run, trial))
+	if err != nil {
+		return t, err
+	}
+	if found {
+		return t, derive(r, &t)
+	}
+	if _, err := GetRun(r, run); err != nil {
+		return t, err
+	}
+	trials, err := all[Trial](r, key(keyTrial, run))
+	if err != nil {
+		return t, err
+	}
+	return t, notFound("trial", run+"/"+trial, names(trials, func(t Trial) string { return run + "/" + t.Name }))
+}
+
+// derive fills in what follows from the reports of the line.
+func derive(r Reader, t *Trial) error {
+	w, err := present(r, *t)
+	t.Iterations = w.base + w.iterations()
+	for err == nil && w.attempt != 0 {
+		if w.to > w.from {
+			last, found, err := loadReport(r, t.Run, t.Name, w.attempt, w.to)
+			if found {
+				t.LastMetrics = last.Metrics
+			}
+			return err
+		}
+		w, err = windowBefore(r, t.Run, t.Name, w.segment)
+	}
+	return err
+}
+
+// Attempts are the attempts of a trial, the oldest first.
+func Attempts(r Reader, run, trial string) ([]Attempt, error) {
+	return all[Attempt](r, key(keyAttempt, run, trial))
+}
+
+// Workers are the ranks of an attempt in their order.
+func Workers(r Reader, run, trial string, attempt int) ([]Worker, error) {
+	return all[Worker](r, number(key(keyWorker, run, trial), uint64(attempt)))
+}
+
+// Restores are the loads of an attempt in their order.
+func Restores(r Reader, run, trial string, attempt int) ([]Restore, error) {
+	return all[Restore](r, number(key(keyRestore, run, trial), uint64(attempt)))
+}
+
+// Checkpoints are the checkpoints of all trials of a run, the newest begun
+// first. Unless everything is wanted, they are only those that are committed
+// and in the present line.
+func Checkpoints(r Reader, run string, everything bool) ([]Checkpoint, error) {
+	trials, err := all[Trial](r, key(keyTrial, run))
+	if err != nil {
+		return nil, err
+	}
+	var rows []Checkpoint
+	for _, t := range trials {
+		err := each(r, key(keyCheckpoint, run, t.Name), func(c Checkpoint) error {
+			if everything || c.Visible() {
+				rows = append(rows, c)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(trials) > 1 {
+		slices.SortFunc(rows, func(a, b Checkpoint) int { return cmp.Compare(b.BegunSeq, a.BegunSeq) })
+	}
+	return rows, nil
+}
+
+// GetCheckpoint is the checkpoint of a full ID in whatever state, or a
+// [NotFoundError].
+func GetCheckpoint(r Reader, run, trial, id string) (Checkpoint, error) {
+	c, found, err := checkpointByID(r, run, trial, id)
+	if err != nil || found {
+		return c, err
+	}
+	if _, err := GetTrial(r, run, trial); err != nil {
+		return c, err
+	}
+	ids, err := identifiers(r, run, trial, "")
+	if err != nil {
+		return c, err
+	}
+	return c, notFound("checkpoint", id, ids)
+}
+
+// OpenCheckpoints are the saves of a trial in progress, the newest first.
+func OpenCheckpoints(r Reader, run, trial string) ([]Checkpoint, error) {
+	var rows []Checkpoint
+	prefix := key(keyOpen, run, trial)
+	err := r.Scan(prefix, after(prefix), func(k, _ []byte) error {
+		k = append(key(keyCheckpoint, run, trial), k[len(prefix):]...)
+		c, _, err := load[Checkpoint](r, k)
+		rows = append(rows, c)
+		return err
+	})
+	return rows, err
+}
+
+// Writes are what the ranks did for a checkpoint, by rank.
+func Writes(r Reader, run, trial, checkpoint string) ([]Write, error) {
+	return all[Write](r, key(keyWrite, run, trial, checkpoint))
+}
+
+// Metrics are the reports of the trial's present line, the oldest first: of
+// each attempt up to where the next one resumed. Those of a trial that this
+// one was forked from are not among them.
+func Metrics(r Reader, run, trial string) ([]Report, error) {
+	t, found, err := load[Trial](r, trialKey(run, trial))
+	if err != nil || !found {
+		return nil, err
+	}
+	w, err := present(r, t)
+	var rows []Report
+	for err == nil && w.attempt != 0 {
+		lo := reportKey(run, trial, w.attempt, w.to)
+		hi := reportKey(run, trial, w.attempt, w.from)
+		err = r.Scan(lo, hi, func(k, value []byte) error {
+			report, err := decodeReport(k, value)
+			report.LineIteration = w.base + report.Iteration - w.from
+			rows = append(rows, report)
+			return err
+		})
+		if err == nil {
+			w, err = windowBefore(r, run, trial, w.segment)
+		}
+	}
+	slices.Reverse(rows)
+	return rows, err
+}
+
+func decodeReport(k, value []byte) (Report, error) {
+	var row reportRow
+	if err := decode(k, value, &row); err != nil {
+		return Report{}, err
+	}
+	return row.report(k)
+}
+
+func (row reportRow) report(k []byte) (Report, error) {
+	var b events.Metrics
+	err := decode(k, row.Report, &b)
+	return Report{
+		Sequence: row.Sequence, Time: row.Time, Attempt: b.Attempt, Iteration: b.Iteration,
+		Step: b.Step, Metrics: b.Metrics, Others: b.Others, Seconds: b.Seconds,
+	}, err
+}
+
+func loadReport(r Reader, run, trial string, attempt, iteration int) (Report, bool, error) {
+	k := reportKey(run, trial, attempt, iteration)
+	value, err := r.Get(k)
+	if err != nil || value == nil {
+		return Report{}, false, err
+	}
+	report, err := decodeReport(k, value)
+	return report, err == nil, err
+}
+
+// identifiers are the IDs of a trial that start with prefix.
+func identifiers(r Reader, run, trial, prefix string) ([]string, error) {
+	var ids []string
+	start := idKey(run, trial, "")
+	lo := idKey(run, trial, prefix)
+	err := r.Scan(lo, after(lo), func(k, _ []byte) error {
+		ids = append(ids, string(k[len(start):]))
+		return nil
+	})
+	return ids, err
+}

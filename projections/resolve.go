@@ -1,0 +1,266 @@
+package projections
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// minPrefix is how many characters of an ID are enough to look for it.
+const minPrefix = 4
+
+// Resolve finds the one checkpoint that a reference stands for.
+//
+//	RUN                     the newest in the line of the run
+//	RUN@latest              the same
+//	RUN@best:METRIC:min     the one whose report has the least METRIC; or :max
+//	RUN@ID                  that one, in whatever state it is
+//	RUN@NAME                the newest of that name in the line
+//	RUN@TAG                 the one with that tag
+//	RUN@PREFIX              the one committed checkpoint whose ID starts so;
+//	                        at least 4 characters
+//	ID, PREFIX              the same among all runs, if no run has that name
+//
+// They are tried in this order, and exact ones before prefixes. RUN may be
+// RUN/TRIAL; without it the trial "main" is meant, or the only one. A run's
+// name may contain "@" and "/": the whole reference is tried as a run first,
+// then what is before the last "@", the one before it, and so on.
+//
+// Only RUN@ID and ID can give a checkpoint that is not committed. Errors are
+// a [NotFoundError], an [AmbiguousError], or [ErrReference].
+func Resolve(r Reader, ref string) (Checkpoint, error) {
+	if ref == "" {
+		return Checkpoint{}, fmt.Errorf("%w: it is empty; write RUN, RUN@NAME or an ID", ErrReference)
+	}
+	line, found, err := findTrial(r, ref)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	if found {
+		return line.latest(ref)
+	}
+	for end := strings.LastIndexByte(ref, '@'); end >= 0; end = strings.LastIndexByte(ref[:end], '@') {
+		line, found, err := findTrial(r, ref[:end])
+		if err != nil {
+			return Checkpoint{}, err
+		}
+		if found {
+			return line.resolve(ref, ref[end+1:])
+		}
+	}
+	if run, _, has := cutLast(ref, '@'); has {
+		runs, err := Runs(r)
+		if err != nil {
+			return Checkpoint{}, err
+		}
+		return Checkpoint{}, notFound("run", run, names(runs, func(run Run) string { return run.Name }))
+	}
+	return anywhere(r, ref)
+}
+
+func cutLast(s string, sep byte) (before, after string, found bool) {
+	i := strings.LastIndexByte(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+1:], true
+}
+
+// place is the trial, or the trials, that the left side of a reference means.
+type place struct {
+	r      Reader
+	trials []Trial // as stored
+}
+
+// findTrial looks for RUN, then for RUN/TRIAL.
+func findTrial(r Reader, name string) (place, bool, error) {
+	if _, found, err := load[Run](r, key(keyRun, name)); err != nil {
+		return place{}, false, err
+	} else if found {
+		main, found, err := load[Trial](r, trialKey(name, DefaultTrial))
+		if err != nil || found {
+			return place{r, []Trial{main}}, true, err
+		}
+		trials, err := all[Trial](r, key(keyTrial, name))
+		return place{r, trials}, true, err
+	}
+	for end := strings.LastIndexByte(name, '/'); end >= 0; end = strings.LastIndexByte(name[:end], '/') {
+		t, found, err := load[Trial](r, trialKey(name[:end], name[end+1:]))
+		if err != nil || found {
+			return place{r, []Trial{t}}, found, err
+		}
+	}
+	return place{}, false, nil
+}
+
+// one runs a search in each trial: several hits are ambiguous.
+func (p place) one(ref string, search func(Trial) (Checkpoint, bool, error)) (Checkpoint, bool, error) {
+	var hits []Checkpoint
+	for _, t := range p.trials {
+		c, found, err := search(t)
+		if err != nil {
+			return c, false, err
+		}
+		if found {
+			hits = append(hits, c)
+		}
+	}
+	switch len(hits) {
+	case 0:
+		return Checkpoint{}, false, nil
+	case 1:
+		return hits[0], true, nil
+	}
+	return Checkpoint{}, false, ambiguous(ref, hits)
+}
+
+// ambiguous offers full references.
+func ambiguous(ref string, hits []Checkpoint) error {
+	return &AmbiguousError{Ref: ref, Candidates: names(hits, func(c Checkpoint) string {
+		return c.Run + "/" + c.Trial + "@" + c.ID
+	})}
+}
+
+func (p place) latest(ref string) (Checkpoint, error) {
+	c, found, err := p.one(ref, func(t Trial) (Checkpoint, bool, error) {
+		c, found, err := load[Checkpoint](p.r, checkpointKey(t.Run, t.Name, t.HeadSeq))
+		return c, found && c.Visible(), err
+	})
+	if err == nil && !found {
+		err = &NotFoundError{What: "checkpoint", Ref: ref, Hint: "none is committed in the present line"}
+	}
+	return c, err
+}
+
+func (p place) resolve(ref, what string) (Checkpoint, error) {
+	if what == "latest" {
+		return p.latest(ref)
+	}
+	if what == "" {
+		return Checkpoint{}, fmt.Errorf("%w %q: nothing after the \"@\"; write RUN@NAME, RUN@latest or RUN@best:METRIC:min", ErrReference, ref)
+	}
+	if rest, ok := strings.CutPrefix(what, "best:"); ok {
+		return p.best(ref, rest)
+	}
+	searches := []func(Trial) (Checkpoint, bool, error){
+		func(t Trial) (Checkpoint, bool, error) { return checkpointByID(p.r, t.Run, t.Name, what) },
+		func(t Trial) (Checkpoint, bool, error) { return p.named(t, what) },
+		func(t Trial) (Checkpoint, bool, error) { return p.tagged(t, what) },
+	}
+	for _, search := range searches {
+		if c, found, err := p.one(ref, search); err != nil || found {
+			return c, err
+		}
+	}
+	return p.prefixed(ref, what)
+}
+
+// named is the newest visible checkpoint of a name; an ID starts with it.
+func (p place) named(t Trial, name string) (newest Checkpoint, found bool, err error) {
+	rows, err := p.startingWith(t, name+".a")
+	for _, c := range rows {
+		if c.Name == name && c.Visible() && c.BegunSeq > newest.BegunSeq {
+			newest, found = c, true
+		}
+	}
+	return newest, found, err
+}
+
+// startingWith are the checkpoints whose ID starts so.
+func (p place) startingWith(t Trial, prefix string) ([]Checkpoint, error) {
+	ids, err := identifiers(p.r, t.Run, t.Name, prefix)
+	if err != nil {
+		return nil, err
+	}
+	rows := make([]Checkpoint, len(ids))
+	for i, id := range ids {
+		if rows[i], _, err = checkpointByID(p.r, t.Run, t.Name, id); err != nil {
+			return nil, err
+		}
+	}
+	return rows, nil
+}
+
+func (p place) tagged(t Trial, tag string) (Checkpoint, bool, error) {
+	begun, found, err := load[uint64](p.r, tagKey(t.Run, t.Name, tag))
+	if err != nil || !found {
+		return Checkpoint{}, false, err
+	}
+	c, found, err := load[Checkpoint](p.r, checkpointKey(t.Run, t.Name, begun))
+	return c, found && c.State == Committed, err
+}
+
+// prefixed is the last try: the committed checkpoints whose ID starts so. If
+// any checkpoint has exactly that name, only those count, or the name of a
+// deleted step-1 would stand for step-10.
+func (p place) prefixed(ref, prefix string) (Checkpoint, error) {
+	var found []Checkpoint
+	if len(prefix) >= minPrefix {
+		for _, t := range p.trials {
+			rows, err := p.startingWith(t, prefix)
+			if err != nil {
+				return Checkpoint{}, err
+			}
+			found = append(found, rows...)
+		}
+	}
+	if slices.ContainsFunc(found, func(c Checkpoint) bool { return c.Name == prefix }) {
+		found = slices.DeleteFunc(found, func(c Checkpoint) bool { return c.Name != prefix })
+	}
+	var hits, others []Checkpoint
+	for _, c := range found {
+		if c.State == Committed {
+			hits = append(hits, c)
+		} else {
+			others = append(others, c)
+		}
+	}
+	switch {
+	case len(hits) == 1:
+		return hits[0], nil
+	case len(hits) > 1:
+		return Checkpoint{}, ambiguous(ref, hits)
+	case len(others) > 0:
+		return Checkpoint{}, &NotFoundError{What: "committed checkpoint", Ref: ref,
+			Hint: fmt.Sprintf("%q is %s", others[0].ID, others[0].State)}
+	}
+	var have []string
+	for _, t := range p.trials {
+		rows, err := all[Checkpoint](p.r, key(keyCheckpoint, t.Run, t.Name))
+		if err != nil {
+			return Checkpoint{}, err
+		}
+		for _, c := range rows {
+			if c.State == Committed {
+				have = append(have, c.ID)
+			}
+		}
+	}
+	e := notFound("checkpoint", prefix, have)
+	e.Ref = ref
+	return Checkpoint{}, e
+}
+
+// anywhere looks for an ID or a prefix of one in all runs.
+func anywhere(r Reader, ref string) (Checkpoint, error) {
+	trials, err := all[Trial](r, key(keyTrial))
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	p := place{r, trials}
+	c, found, err := p.one(ref, func(t Trial) (Checkpoint, bool, error) {
+		return checkpointByID(r, t.Run, t.Name, ref)
+	})
+	if err != nil || found {
+		return c, err
+	}
+	c, err = p.prefixed(ref, ref)
+	if e, ok := err.(*NotFoundError); ok && e.What == "checkpoint" {
+		runs, err := Runs(r)
+		if err != nil {
+			return Checkpoint{}, err
+		}
+		return Checkpoint{}, notFound("run or checkpoint", ref, names(runs, func(run Run) string { return run.Name }))
+	}
+	return c, err
+}

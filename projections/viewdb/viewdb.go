@@ -1,0 +1,307 @@
+// Package viewdb keeps the rows of package projections in a Pebble database,
+// up to date with a log, and rebuilds them when they are of no use.
+//
+//	view     the rows as of one sequence of the log: they may lag, never lead
+//	cursor   the last sequence that the rows contain
+//
+// Keys:
+//
+//	0x00 "cursor"   {sequence, reducer, store}, JSON: the cursor, the version
+//	                of the folds, the identity of the log's store
+//	kind …          rows, as package projections lays them out
+//
+// Rows and their cursor are always in one batch, so whatever a crash leaves
+// is a view as of some sequence, and folding goes on from its cursor. The
+// database is synced each second, not with each batch: the log is the redo
+// log of what was lost. A gap in the log, a log that ends before the cursor,
+// an event that cannot be folded and another store's log stop the view with
+// an error. Nothing is skipped.
+//
+// A view holds nothing that the log does not: its directory may be deleted.
+package viewdb
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// Sentinels for [errors.Is]. All but ErrClosed mean that the view and the log
+// do not belong together any more, which a person has to look at.
+var (
+	// ErrForeign is a view or a log of another store.
+	ErrForeign = errors.New("another store's")
+	// ErrRolledBack is a log that ends before the view's cursor.
+	ErrRolledBack = errors.New("the log was rolled back")
+	// ErrGap is a log in which a sequence is missing.
+	ErrGap = errors.New("the log has a gap")
+	// ErrClosed is a view that was closed.
+	ErrClosed = errors.New("the view is closed")
+	// ErrBusy is a second [DB.Follow] or [DB.CatchUp] beside a running one.
+	ErrBusy = errors.New("the view is already being updated")
+)
+
+// Options say how a view is opened.
+type Options struct {
+	// FS is the file system of the view; nil means the machine's.
+	FS vfs.FS
+	// Store is the identity of the store that the log belongs to. Required.
+	Store string
+	// Logger gets the database's complaints; nil means nobody does.
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills in what may be left out.
+func (o *Options) EnsureDefaults() {
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Validate reports options that cannot work.
+func (o *Options) Validate() error {
+	if o.Store == "" {
+		return errors.New("the identity of the store is missing")
+	}
+	return nil
+}
+
+// cursor is the value of the one row that is not a projection's.
+type cursor struct {
+	Sequence uint64 `json:"sequence"`
+	Reducer  int    `json:"reducer"`
+	Store    string `json:"store"`
+}
+
+var cursorKey = []byte("\x00cursor")
+
+// firstRow is where the rows of the projections start.
+var firstRow = []byte{1}
+
+// DB is a view. Its methods may be called concurrently.
+type DB struct {
+	dir    string
+	store  string
+	pebble *pebble.DB
+
+	life context.Context // ends when Close is called
+	end  context.CancelFunc
+	use  sync.RWMutex // held shared while pebble is used, exclusively to close it
+
+	updating sync.Mutex // held by the one Follow or CatchUp
+
+	mu       sync.Mutex
+	sequence uint64
+	halted   error         // why the last Follow or CatchUp stopped, unless it was told to
+	changed  chan struct{} // closed and replaced when sequence or halted change
+	closed   bool
+}
+
+// Open opens the view in dir, or makes one. A view of another version of the
+// folds is emptied, to be folded again. One of another store is an error.
+// Only one process can have it open.
+func Open(dir string, o Options) (*DB, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("open views in %s: %w", dir, err)
+	}
+	p, err := pebble.Open(dir, pebbleOptions(o))
+	if err != nil {
+		return nil, fmt.Errorf("open views in %s: %w; if no other process has them open, delete the directory, it is rebuilt from the log", dir, err)
+	}
+	db := &DB{dir: dir, store: o.Store, pebble: p, changed: make(chan struct{})}
+	db.life, db.end = context.WithCancel(context.Background())
+	if err := db.start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open views in %s: %w", dir, err), p.Close())
+	}
+	return db, nil
+}
+
+func pebbleOptions(o Options) *pebble.Options {
+	po := &pebble.Options{
+		FS:                 ordered{o.FS},
+		FormatMajorVersion: pebble.FormatNewest,
+		MemTableSize:       16 << 20,
+		Logger:             quiet{o.Logger},
+	}
+	for i := range po.Levels {
+		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+	}
+	return po
+}
+
+// start reads the cursor and empties a view that the folds cannot continue.
+func (db *DB) start() error {
+	c, found, err := readCursor(db.pebble)
+	if err != nil {
+		return err
+	}
+	switch {
+	case found && c.Store != db.store:
+		return fmt.Errorf("they are %w: of %s, not of %s; delete the directory, it is rebuilt from the log", ErrForeign, c.Store, db.store)
+	case found && c.Reducer == projections.Version:
+		db.sequence = c.Sequence
+		return nil
+	}
+	b := db.pebble.NewBatch()
+	defer b.Close()
+	if err := b.DeleteRange(firstRow, []byte{0xff}, nil); err != nil {
+		return err
+	}
+	if err := db.writeCursor(b, 0); err != nil {
+		return err
+	}
+	return b.Commit(pebble.Sync)
+}
+
+func readCursor(r pebble.Reader) (c cursor, found bool, err error) {
+	value, err := get(r, cursorKey)
+	if err != nil || value == nil {
+		return c, false, err
+	}
+	if err := json.Unmarshal(value, &c); err != nil {
+		return c, false, fmt.Errorf("the cursor is damaged: %w; delete the directory, it is rebuilt from the log", err)
+	}
+	return c, true, nil
+}
+
+func (db *DB) writeCursor(b *pebble.Batch, sequence uint64) error {
+	value, err := json.Marshal(cursor{Sequence: sequence, Reducer: projections.Version, Store: db.store})
+	if err != nil {
+		return err
+	}
+	return b.Set(cursorKey, value, nil)
+}
+
+// Cursor is the last sequence that the rows contain, 0 for none.
+func (db *DB) Cursor() uint64 {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return db.sequence
+}
+
+// Wait returns when the cursor is at seq or beyond. It returns an error when
+// ctx ends, when the view is closed, and when it has halted before seq.
+func (db *DB) Wait(ctx context.Context, seq uint64) error {
+	for {
+		db.mu.Lock()
+		at, halted, changed := db.sequence, db.halted, db.changed
+		db.mu.Unlock()
+		switch {
+		case at >= seq:
+			return nil
+		case halted != nil:
+			return fmt.Errorf("wait for event %d in the views: they stopped at %d: %w", seq, at, halted)
+		}
+		select {
+		case <-changed:
+		case <-db.life.Done():
+			return fmt.Errorf("wait for event %d in the views: %w", seq, ErrClosed)
+		case <-ctx.Done():
+			return fmt.Errorf("wait for event %d in the views, which are at %d: %w", seq, at, ctx.Err())
+		}
+	}
+}
+
+// advance tells those who wait.
+func (db *DB) advance(change func()) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	change()
+	close(db.changed)
+	db.changed = make(chan struct{})
+}
+
+// View calls read with the rows as of one sequence. The reader is valid
+// during the call, during which the view cannot be closed.
+func (db *DB) View(read func(projections.Reader) error) error {
+	return db.ViewAt(func(r projections.Reader, _ uint64) error { return read(r) })
+}
+
+// ViewAt is [DB.View] with the sequence that the rows stand for.
+func (db *DB) ViewAt(read func(r projections.Reader, cursor uint64) error) error {
+	release, err := db.acquire()
+	if err != nil {
+		return err
+	}
+	defer release()
+	snapshot := db.pebble.NewSnapshot()
+	defer snapshot.Close()
+	c, _, err := readCursor(snapshot)
+	if err != nil {
+		return fmt.Errorf("read views in %s: %w", db.dir, err)
+	}
+	return read(reader{snapshot}, c.Sequence)
+}
+
+// Digest is the digest of the rows, without the cursor, and the sequence that
+// it stands for. It reads every row.
+func (db *DB) Digest() (sum [32]byte, cursor uint64, err error) {
+	err = db.ViewAt(func(r projections.Reader, at uint64) error {
+		cursor = at
+		sum, err = projections.Digest(r)
+		return err
+	})
+	return sum, cursor, err
+}
+
+// acquire keeps the database open until release is called.
+func (db *DB) acquire() (release func(), err error) {
+	db.use.RLock()
+	if db.life.Err() != nil {
+		db.use.RUnlock()
+		return nil, ErrClosed
+	}
+	return db.use.RUnlock, nil
+}
+
+// Close ends a running update, waits for those who read, and closes the
+// database. All that was folded is durable on return without an error.
+// Further calls do nothing.
+func (db *DB) Close() error {
+	db.end()
+	db.updating.Lock()
+	defer db.updating.Unlock()
+	db.use.Lock()
+	defer db.use.Unlock()
+	if db.closed {
+		return nil
+	}
+	db.closed = true
+	synced := db.pebble.LogData(nil, pebble.Sync)
+	if err := errors.Join(synced, db.pebble.Close()); err != nil {
+		return fmt.Errorf("close views in %s: %w", db.dir, err)
+	}
+	return nil
+}
+
+// quiet passes on what Pebble says, most of it for debugging.
+type quiet struct{ log *slog.Logger }
+
+var _ pebble.Logger = quiet{}
+
+// Infof implements [pebble.Logger].
+func (q quiet) Infof(format string, args ...any) { q.log.Debug(fmt.Sprintf(format, args...)) }
+
+// Errorf implements [pebble.Logger].
+func (q quiet) Errorf(format string, args ...any) { q.log.Error(fmt.Sprintf(format, args...)) }
+
+// Fatalf implements [pebble.Logger]: Pebble cannot go on, as after a write
+// to its own log that was lost, and counts on not being returned to.
+func (q quiet) Fatalf(format string, args ...any) {
+	message := fmt.Sprintf(format, args...)
+	q.log.Error(message)
+	panic("views: " + message)
+}

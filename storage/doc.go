@@ -1,0 +1,55 @@
+// Package storage is the data plane on local files: it writes and reads the
+// bytes of checkpoints, verifies them, lists them without a log, and removes
+// them. It knows nothing of the log; its callers say what was decided there.
+//
+//	root      STORE/data, everything below it
+//	ref       where one checkpoint lies: three names, safe as file names
+//	writer    five steps that write a checkpoint; only the last makes it exist
+//	reader    five steps that read any layout from any other
+//	index     a rank's file that says what its data file holds, with digests
+//	manifest  what the checkpoint is, with the digest of every index
+//	receipt   COMMIT.json, which says that the manifest is committed
+//
+// The files of a checkpoint, in the order in which they become durable:
+//
+//	<run>/<trial>/<checkpoint>/
+//	  r00003.safetensors   chunks of rank 3
+//	  r00003.idx           its index
+//	  manifest-<digest>    plan.EncodeManifest; the digest is that of its bytes
+//	  COMMIT.json          the receipt; without it this is no checkpoint
+//	  *.tmp                a file being written; never read
+//
+// Every digest is BLAKE3-256 and every checksum CRC-32C. The chain of trust
+// goes receipt → manifest → index → chunk, each link a digest of the next, so
+// that whoever knows a manifest's digest from the log can prove every byte.
+//
+// A data file is a safetensors file: a header padded to 4096 bytes, then the
+// chunks without gaps, those with the largest elements first so that each is
+// aligned. A chunk's key is its tensor's name, followed by "@" and its offsets
+// when it is a part ("w@0,128"), and by "#2", "#3" where another chunk has
+// that key already. Values, and element types that the format lacks, are
+// stored as bytes (U8, one dimension). Keys are for other readers: this
+// package finds chunks by the index alone.
+//
+// An index, numbers as unsigned varints unless a width is given, strings with
+// their length in front:
+//
+//	┌────────┬───────┬──────┬───────┬────────┬───────┬─────────┬─────────┐
+//	│ "CKIX" │ 0x01  │ rank │ count │ file…  │ count │ entry…  │ CRC-32C │
+//	│ 4 B    │ 1 B   │      │       │        │       │         │ u32 LE  │
+//	└────────┴───────┴──────┴───────┴────────┴───────┴─────────┴─────────┘
+//	file   name size
+//	entry  flags fqn key file offset length            flags: 1 value, 2 per rank
+//	       [dtype ndim dim* (offset size)*]            absent for a value
+//	       digest (32 B)                               of the chunk
+//	       crc (u32 LE) for each 64 KiB                from the chunk's start
+//
+// The checksum covers all bytes in front of it. Offsets count from the start
+// of the file. An index's own digest, over all of its bytes, stands in the
+// manifest.
+//
+// Crash safety rests on four rules. A file is written under a temporary name,
+// synced, and renamed. An index is written after the data that it vouches for
+// is synced. Directories are synced after that, and before anyone is told. The
+// receipt comes last, after the decision that it records was acknowledged.
+package storage

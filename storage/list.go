@@ -1,0 +1,154 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+)
+
+// Damaged is a receipt that could not be read. Its checkpoint is not listed.
+type Damaged struct {
+	Ref  Ref
+	File string // path
+	Err  error  // a [*CorruptError], or why the file could not be read
+}
+
+// Checkpoints lists what is committed, by receipts alone: it needs no log and
+// opens no other file. A directory without a receipt is no checkpoint and is
+// not listed; a receipt that is damaged is reported beside the list. Both are
+// sorted by run, trial and checkpoint. A root that was never made has none.
+func (r *Root) Checkpoints(ctx context.Context) ([]Receipt, []Damaged, error) {
+	var receipts []Receipt
+	var damaged []Damaged
+	err := r.walk(ctx, func(ref Ref) {
+		receipt, err := r.readReceipt(ref)
+		switch {
+		case err == nil:
+			receipts = append(receipts, receipt)
+		case !errors.Is(err, ErrNotCommitted):
+			damaged = append(damaged, Damaged{Ref: ref, File: r.path(ref, ReceiptFile), Err: err})
+		}
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("list checkpoints in %s: %w", r.dir, err)
+	}
+	return receipts, damaged, nil
+}
+
+// walk calls visit for each directory of a checkpoint, committed or not.
+func (r *Root) walk(ctx context.Context, visit func(Ref)) error {
+	runs, err := r.subdirs(ctx, r.dir)
+	if err != nil {
+		return err
+	}
+	for _, run := range runs {
+		trials, err := r.subdirs(ctx, r.fs.PathJoin(r.dir, run))
+		if err != nil {
+			return err
+		}
+		for _, trial := range trials {
+			checkpoints, err := r.subdirs(ctx, r.fs.PathJoin(r.dir, run, trial))
+			if err != nil {
+				return err
+			}
+			for _, checkpoint := range checkpoints {
+				visit(Ref{Run: run, Trial: trial, Checkpoint: checkpoint})
+			}
+		}
+	}
+	return nil
+}
+
+// subdirs is the sorted names of the directories in dir. One that went away
+// while it was listed has none.
+func (r *Root) subdirs(ctx context.Context, dir string) ([]string, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	names, err := r.fs.List(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	dirs := names[:0]
+	for _, name := range names {
+		info, err := r.fs.Stat(r.fs.PathJoin(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if info.IsDir() {
+			dirs = append(dirs, name)
+		}
+	}
+	slices.Sort(dirs)
+	return dirs, nil
+}
+
+// Remove removes a checkpoint's directory: the receipt first, durably, so that
+// a crash never leaves a receipt without its data; then the rest, then the
+// directory. One that is gone, or half gone, is success. It is durable on
+// return.
+func (r *Root) Remove(ctx context.Context, ref Ref) error {
+	err := errors.Join(ctx.Err(), ref.Validate())
+	if err == nil {
+		err = r.remove(ctx, ref)
+	}
+	if err != nil {
+		return fmt.Errorf("remove checkpoint %s: %w", ref, err)
+	}
+	return nil
+}
+
+func (r *Root) remove(ctx context.Context, ref Ref) error {
+	dir := r.path(ref)
+	names, err := r.fs.List(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		// Perhaps by a call that was cut off before it made this durable.
+		if err := r.syncDir(r.fs.PathDir(dir)); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if slices.Contains(names, ReceiptFile) {
+		if err := gone(r.fs.Remove(r.path(ref, ReceiptFile))); err != nil {
+			return err
+		}
+	}
+	if err := gone(r.syncDir(dir)); err != nil {
+		return err
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if name == ReceiptFile {
+			continue
+		}
+		if err := gone(r.fs.RemoveAll(r.path(ref, name))); err != nil {
+			return err
+		}
+	}
+	if err := gone(r.fs.Remove(dir)); err != nil {
+		return err
+	}
+	return r.syncDir(r.fs.PathDir(dir))
+}
+
+// gone takes what is already removed for removed.
+func gone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

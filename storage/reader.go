@@ -1,0 +1,218 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+)
+
+// FileReader reads one checkpoint from local files. After SetUp, its methods
+// may be called by several goroutines.
+type FileReader struct {
+	root   *Root
+	ref    Ref
+	digest plan.Digest // of the manifest; zero: as the receipt says
+
+	ranks map[int]*rankIndex // set by SetUp
+}
+
+var _ Reader = (*FileReader)(nil)
+
+// rankIndex is an index that is read when it is first needed.
+type rankIndex struct {
+	want plan.RankIndex
+
+	mu    sync.Mutex
+	index *index
+	at    map[key]int // entries by key
+}
+
+// Reader reads the checkpoint at ref. An invalid ref is an error of each step.
+func (r *Root) Reader(ref Ref) *FileReader { return &FileReader{root: r, ref: ref} }
+
+// WithManifest tells the reader which manifest the log says is committed, so
+// that it needs no receipt. It is called before any step.
+func (r *FileReader) WithManifest(digest plan.Digest) *FileReader {
+	r.digest = digest
+	return r
+}
+
+func (r *FileReader) wrap(step string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s of checkpoint %s: %w", step, r.ref, err)
+}
+
+// ReadMetadata implements [Reader].
+func (r *FileReader) ReadMetadata(ctx context.Context) (plan.Manifest, error) {
+	m, err := r.readMetadata(ctx)
+	return m, r.wrap("read the manifest", err)
+}
+
+func (r *FileReader) readMetadata(ctx context.Context) (plan.Manifest, error) {
+	if err := errors.Join(ctx.Err(), r.ref.Validate()); err != nil {
+		return plan.Manifest{}, err
+	}
+	if r.digest != (plan.Digest{}) {
+		return r.root.readManifest(r.ref, r.digest)
+	}
+	receipt, err := r.root.readReceipt(r.ref)
+	if err != nil {
+		return plan.Manifest{}, err
+	}
+	m, err := r.root.readManifest(r.ref, receipt.Manifest)
+	if err != nil {
+		return plan.Manifest{}, err
+	}
+	return m, receipt.matches(m)
+}
+
+// readManifest is the manifest with the given digest.
+func (r *Root) readManifest(ref Ref, digest plan.Digest) (plan.Manifest, error) {
+	path := r.path(ref, manifestFile(digest))
+	data, err := r.readFile(path)
+	if err != nil {
+		return plan.Manifest{}, err
+	}
+	if got := plan.Sum(data); got != digest {
+		return plan.Manifest{}, &CorruptError{File: path, Block: -1, Problem: "digest of the manifest",
+			Want: digest.String(), Got: got.String()}
+	}
+	return plan.DecodeManifest(data)
+}
+
+// readIndex is the index that a manifest names.
+func (r *Root) readIndex(ref Ref, want plan.RankIndex) (index, error) {
+	path := r.path(ref, indexFile(want.Rank))
+	data, err := r.readFile(path)
+	if err != nil {
+		return index{}, err
+	}
+	if got := plan.Sum(data); got != want.Index {
+		return index{}, &CorruptError{File: path, Block: -1, Problem: "digest of the index",
+			Want: want.Index.String(), Got: got.String()}
+	}
+	x, err := decodeIndex(data)
+	if err == nil && x.rank != want.Rank {
+		err = fmt.Errorf("it is the index of rank %d", x.rank)
+	}
+	if err != nil {
+		return index{}, &CorruptError{File: path, Block: -1, Problem: err.Error()}
+	}
+	return x, nil
+}
+
+// SetUp implements [Reader]. Files are opened by ReadData alone, so that the
+// coordinator does nothing that other ranks do not.
+func (r *FileReader) SetUp(ctx context.Context, m plan.Manifest, _ bool) error {
+	err := errors.Join(ctx.Err(), r.ref.Validate())
+	digest := plan.Sum(plan.EncodeManifest(m))
+	if err == nil && r.digest != (plan.Digest{}) && digest != r.digest {
+		err = fmt.Errorf("the manifest has digest %s, the log says %s", digest, r.digest)
+	}
+	if err == nil {
+		_, err = r.root.fs.Stat(r.root.path(r.ref))
+	}
+	if err != nil {
+		return r.wrap("set up the reading", err)
+	}
+	r.ranks = make(map[int]*rankIndex, len(m.Ranks))
+	for _, rank := range m.Ranks {
+		r.ranks[rank.Rank] = &rankIndex{want: rank}
+	}
+	return nil
+}
+
+// load reads the index of a rank once. After an error it is tried again.
+func (r *FileReader) load(rank int) (*rankIndex, error) {
+	x, ok := r.ranks[rank]
+	if !ok {
+		return nil, fmt.Errorf("the manifest names no files of rank %d", rank)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.index != nil {
+		return x, nil
+	}
+	loaded, err := r.root.readIndex(r.ref, x.want)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w; load another checkpoint, and verify this one to see all damage", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	x.index, x.at = &loaded, make(map[key]int, len(loaded.entries))
+	for i, e := range loaded.entries {
+		x.at[itemKey(rank, e.item)] = i
+	}
+	return x, nil
+}
+
+// PrepareLocalPlan implements [Reader]. The reads come back ordered by rank,
+// so that each file is read in one go.
+func (r *FileReader) PrepareLocalPlan(ctx context.Context, reads []plan.Read) ([]plan.Read, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, r.wrap("local plan to load", err)
+	}
+	if r.ranks == nil {
+		return nil, r.wrap("local plan to load", errors.New("SetUp was not called"))
+	}
+	for _, read := range reads {
+		if _, ok := r.ranks[read.Rank]; !ok {
+			return nil, r.wrap("local plan to load", fmt.Errorf("%q: the manifest names no files of rank %d", read.FQN, read.Rank))
+		}
+	}
+	out := slices.Clone(reads)
+	slices.SortStableFunc(out, func(a, b plan.Read) int { return a.Rank - b.Rank })
+	return out, nil
+}
+
+// PrepareGlobalPlan implements [Reader].
+func (r *FileReader) PrepareGlobalPlan(ctx context.Context, reads [][]plan.Read) ([][]plan.Read, error) {
+	out := make([][]plan.Read, len(reads))
+	for rank, local := range reads {
+		prepared, err := r.PrepareLocalPlan(ctx, local)
+		if err != nil {
+			return nil, fmt.Errorf("reads of rank %d: %w", rank, err)
+		}
+		out[rank] = prepared
+	}
+	return out, nil
+}
+
+// compare names what items asks for and x does not hold, and the reverse. The
+// order does not matter.
+func (x index) compare(items []plan.Item) (missing, extra []string) {
+	name := func(it plan.Item) string {
+		if it.Value {
+			return fmt.Sprintf("value %q", it.Shard.FQN)
+		}
+		return fmt.Sprintf("tensor %q %s", it.Shard.FQN, it.Shard.Box)
+	}
+	held := make(map[key]plan.Item, len(x.entries))
+	for _, e := range x.entries {
+		held[itemKey(x.rank, e.item)] = e.item
+	}
+	for _, it := range items {
+		k := itemKey(x.rank, it)
+		have, ok := held[k]
+		delete(held, k)
+		switch {
+		case !ok:
+			missing = append(missing, name(it)+" is not in the index")
+		case have.Bytes != it.Bytes || have.PerRank != it.PerRank || have.Shard.DType != it.Shard.DType || !have.Shard.Global.Equal(it.Shard.Global):
+			missing = append(missing, name(it)+" has another type, shape or size in the index")
+		}
+	}
+	for _, it := range held {
+		extra = append(extra, name(it)+" is not in the manifest")
+	}
+	slices.Sort(extra)
+	return missing, extra
+}

@@ -1,0 +1,193 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Root is the data directory of a store. It is safe for concurrent use, also
+// by several processes: everything shared lies in the filesystem.
+type Root struct {
+	fs  vfs.FS
+	dir string
+
+	space   sync.Mutex
+	pending int64 // bytes that running WriteData calls have yet to write
+}
+
+// Open names the data directory of a store, STORE/data. It touches nothing:
+// the directory is made by the first writer, and readers need no permission
+// to write.
+func Open(fs vfs.FS, dir string) (*Root, error) {
+	if fs == nil || dir == "" {
+		return nil, errors.New("open data directory: no filesystem or no path given")
+	}
+	return &Root{fs: fs, dir: dir}, nil
+}
+
+// Ref says where a checkpoint lies: the names of three nested directories.
+// The caller encodes them so that they are safe as file names.
+type Ref struct {
+	Run        string
+	Trial      string
+	Checkpoint string
+}
+
+// String is the path of the checkpoint below the root.
+func (r Ref) String() string { return r.Run + "/" + r.Trial + "/" + r.Checkpoint }
+
+// maxName is the length in bytes of the longest name that common filesystems
+// take.
+const maxName = 255
+
+// Validate reports a name that could lead out of the root or is no name.
+func (r Ref) Validate() error {
+	for _, part := range []struct{ what, name string }{
+		{"run", r.Run}, {"trial", r.Trial}, {"checkpoint", r.Checkpoint},
+	} {
+		if err := validateName(part.name); err != nil {
+			return fmt.Errorf("checkpoint reference %q: %s: %w", r.String(), part.what, err)
+		}
+	}
+	return nil
+}
+
+func validateName(name string) error {
+	switch {
+	case name == "":
+		return errors.New("empty name")
+	case name == "." || name == "..":
+		return fmt.Errorf("name %q is not that of a file", name)
+	case strings.ContainsAny(name, "/\x00"):
+		return fmt.Errorf("name %q has a separator or NUL", name)
+	case len(name) > maxName:
+		return fmt.Errorf("name of %d bytes, at most %d are allowed", len(name), maxName)
+	}
+	return nil
+}
+
+// path is the directory of ref, or the path of a file in it.
+func (r *Root) path(ref Ref, file ...string) string {
+	return r.fs.PathJoin(append([]string{r.dir, ref.Run, ref.Trial, ref.Checkpoint}, file...)...)
+}
+
+// makeDirs makes the directory of ref with its parents and makes their names
+// durable.
+func (r *Root) makeDirs(ref Ref) error {
+	dir := r.path(ref)
+	if err := r.fs.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make directory %s: %w", dir, noSpace(err))
+	}
+	return r.syncDirs(ref)
+}
+
+// syncDirs syncs the directory of ref and every one above it, up to the one
+// that holds the root: a name is durable only when its directory is.
+func (r *Root) syncDirs(ref Ref) error {
+	dir := r.path(ref)
+	for range 4 {
+		if err := r.syncDir(dir); err != nil {
+			return err
+		}
+		dir = r.fs.PathDir(dir)
+	}
+	return r.syncDir(dir)
+}
+
+func (r *Root) syncDir(dir string) error {
+	d, err := r.fs.OpenDir(dir)
+	if err != nil {
+		return fmt.Errorf("sync directory %s: %w", dir, err)
+	}
+	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+		return fmt.Errorf("sync directory %s: %w", dir, noSpace(err))
+	}
+	return nil
+}
+
+// readFile is the content of a small file.
+func (r *Root) readFile(path string) ([]byte, error) {
+	f, err := r.fs.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read: %w", err)
+	}
+	data, err := io.ReadAll(f)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return data, nil
+}
+
+// writeTemp writes data to path under a temporary name and syncs it. The
+// caller gives it its name. On an error nothing stays behind.
+func (r *Root) writeTemp(path string, data []byte) (temp string, err error) {
+	temp = path + tempSuffix
+	f, err := r.fs.Create(temp, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return "", fmt.Errorf("create %s: %w", temp, noSpace(err))
+	}
+	_, err = f.Write(slices.Clone(data)) // a file may change what it is given
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		r.discard(temp)
+		return "", fmt.Errorf("write %s: %w", temp, noSpace(err))
+	}
+	return temp, nil
+}
+
+// discard removes a temporary file after an error, so that a full disk does
+// not stay full. The error that led here is the one to report; what cannot be
+// removed goes with its directory.
+func (r *Root) discard(temp string) { _ = r.fs.Remove(temp) }
+
+// Free is the number of bytes that this process may still write below the
+// root, as the filesystem tells it. It is [vfs.ErrUnsupported] where the
+// filesystem does not tell.
+func (r *Root) Free() (bytes uint64, err error) {
+	// The root and its parent may not have been made yet.
+	for dir := r.dir; ; {
+		usage, err := r.fs.GetDiskUsage(dir)
+		parent := r.fs.PathDir(dir)
+		if errors.Is(err, fs.ErrNotExist) && parent != dir {
+			dir = parent
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("free space of %s: %w", dir, err)
+		}
+		return usage.AvailBytes, nil
+	}
+}
+
+// reserve claims need bytes of the free space, together with what other
+// writers have yet to write. The claim is given back by [Root.release].
+func (r *Root) reserve(need int64) error {
+	r.space.Lock()
+	defer r.space.Unlock()
+	free, err := r.Free()
+	switch {
+	case errors.Is(err, vfs.ErrUnsupported):
+		// Then the disk itself is the check: a full one fails the write.
+	case err != nil:
+		return err
+	case uint64(need+r.pending) > free:
+		return &NoSpaceError{Dir: r.dir, Need: need, Pending: r.pending, Free: free}
+	}
+	r.pending += need
+	return nil
+}
+
+func (r *Root) release(bytes int64) {
+	r.space.Lock()
+	defer r.space.Unlock()
+	r.pending -= bytes
+}

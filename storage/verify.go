@@ -1,0 +1,270 @@
+package storage
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"golang.org/x/sync/errgroup"
+)
+
+// Kind says what sort of damage a finding is.
+type Kind string
+
+// The kinds of findings.
+const (
+	Missing    Kind = "missing"    // a file is not there
+	Truncated  Kind = "truncated"  // a file is shorter than it was written
+	Corrupt    Kind = "corrupt"    // bytes are not those that were written
+	Mismatch   Kind = "mismatch"   // two files, each whole, do not belong together
+	Unreadable Kind = "unreadable" // the filesystem could not read
+)
+
+// Finding is one thing that is wrong with a checkpoint.
+type Finding struct {
+	Kind    Kind   `json:"kind"`
+	File    string `json:"file"`            // within the checkpoint's directory
+	FQN     string `json:"fqn,omitempty"`   // tensor or value that is affected
+	Chunk   string `json:"chunk,omitempty"` // box of the affected chunk
+	Block   int    `json:"block"`           // 64 KiB block in the chunk; -1 when none is meant
+	Offset  int64  `json:"offset"`          // in the file, in bytes; -1 when none is meant
+	Problem string `json:"problem"`
+}
+
+// String is the finding in one line.
+func (f Finding) String() string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "%s: %s", f.File, f.Kind)
+	if f.FQN != "" {
+		fmt.Fprintf(&s, " %q", f.FQN)
+	}
+	if f.Chunk != "" {
+		fmt.Fprintf(&s, " %s", f.Chunk)
+	}
+	if f.Block >= 0 {
+		fmt.Fprintf(&s, " block %d", f.Block)
+	}
+	if f.Offset >= 0 {
+		fmt.Fprintf(&s, " offset %d", f.Offset)
+	}
+	return s.String() + ": " + f.Problem
+}
+
+// Report is what a verification found.
+type Report struct {
+	Findings []Finding // sorted by file and offset
+	Files    int       // files that were read
+	Chunks   int       // chunks and values whose bytes were digested
+	Bytes    int64     // of those
+	Extra    []string  // files that the manifest does not name: harmless
+}
+
+// Clean reports whether nothing is wrong.
+func (r Report) Clean() bool { return len(r.Findings) == 0 }
+
+// Verify reads every byte of a checkpoint and compares each file with the one
+// that vouches for it: the manifest with its digest, the receipt with the
+// manifest, every index with the manifest, every data file with its index. It
+// reports all damage, not the first: the error is for verification that could
+// not be done, or whose context ended. The digest is what the log says; zero
+// takes what the receipt says. progress, if not nil, is called with the number
+// of bytes digested so far, by one goroutine at a time.
+func (r *Root) Verify(ctx context.Context, ref Ref, manifest plan.Digest, progress func(bytes int64)) (Report, error) {
+	err := errors.Join(ctx.Err(), ref.Validate())
+	v := &verifier{root: r, ref: ref, progress: progress, known: map[string]bool{}}
+	if err == nil {
+		err = v.run(ctx, manifest)
+	}
+	if err != nil {
+		return Report{}, fmt.Errorf("verify checkpoint %s: %w", ref, err)
+	}
+	slices.SortStableFunc(v.report.Findings, func(a, b Finding) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.FQN, b.FQN))
+	})
+	return v.report, nil
+}
+
+// verifier collects the report of one verification.
+type verifier struct {
+	root     *Root
+	ref      Ref
+	progress func(int64)
+	known    map[string]bool // files that are part of the checkpoint
+
+	mu     sync.Mutex
+	report Report
+}
+
+func (v *verifier) find(kind Kind, file, format string, args ...any) {
+	v.add(Finding{Kind: kind, File: file, Block: -1, Offset: -1, Problem: fmt.Sprintf(format, args...)})
+}
+
+func (v *verifier) add(f Finding) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.report.Findings = append(v.report.Findings, f)
+}
+
+func (v *verifier) count(files, chunks int, bytes int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.report.Files += files
+	v.report.Chunks += chunks
+	v.report.Bytes += bytes
+	if bytes > 0 && v.progress != nil {
+		v.progress(v.report.Bytes)
+	}
+}
+
+// read is a small file; nil, with a finding, if it cannot be read.
+func (v *verifier) read(name string) []byte {
+	data, err := v.root.readFile(v.root.path(v.ref, name))
+	if err != nil {
+		v.findError(name, err)
+		return nil
+	}
+	v.count(1, 0, 0)
+	return data
+}
+
+func (v *verifier) findError(name string, err error) {
+	if errors.Is(err, fs.ErrNotExist) {
+		v.find(Missing, name, "the file is not there")
+		return
+	}
+	v.find(Unreadable, name, "%v", err)
+}
+
+func (v *verifier) run(ctx context.Context, digest plan.Digest) error {
+	names, err := v.root.fs.List(v.root.path(v.ref))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	receipt := v.receipt(digest)
+	if digest == (plan.Digest{}) && receipt != nil {
+		digest = receipt.Manifest
+	}
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0) + 2) // some wait for the disk
+	if m := v.manifest(digest, receipt); m != nil {
+		items := itemsByRank(m.Layout)
+		for _, rank := range m.Ranks {
+			v.rank(ctx, &g, rank.Rank, &rank.Index, items[rank.Rank])
+			delete(items, rank.Rank)
+		}
+		for rank := range items {
+			v.find(Mismatch, manifestFile(digest), "the layout has chunks of rank %d, the manifest has no index of it", rank)
+		}
+	} else {
+		// Without a manifest, what the directory holds is checked by itself.
+		for _, name := range names {
+			rank := -1
+			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err == nil && rank >= 0 && name == indexFile(rank) {
+				v.rank(ctx, &g, rank, nil, nil)
+			}
+		}
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !v.known[name] {
+			v.report.Extra = append(v.report.Extra, name)
+		}
+	}
+	slices.Sort(v.report.Extra)
+	return nil
+}
+
+// receipt checks the receipt by itself and against the digest of the log.
+func (v *verifier) receipt(digest plan.Digest) *Receipt {
+	v.known[ReceiptFile] = true
+	data := v.read(ReceiptFile)
+	if data == nil {
+		return nil
+	}
+	receipt, err := decodeReceipt(data)
+	if err != nil {
+		v.find(Corrupt, ReceiptFile, "%v", err)
+		return nil
+	}
+	if digest != (plan.Digest{}) && receipt.Manifest != digest {
+		v.find(Mismatch, ReceiptFile, "it names manifest %s, the log names %s", receipt.Manifest, digest)
+	}
+	return &receipt
+}
+
+// manifest checks the manifest against its digest, and the receipt against it.
+func (v *verifier) manifest(digest plan.Digest, receipt *Receipt) *plan.Manifest {
+	if digest == (plan.Digest{}) {
+		return nil // the receipt, which would name it, is a finding already
+	}
+	name := manifestFile(digest)
+	v.known[name] = true
+	data := v.read(name)
+	if data == nil {
+		return nil
+	}
+	if got := plan.Sum(data); got != digest {
+		v.find(Corrupt, name, "digest of the manifest is %s", got)
+		return nil
+	}
+	m, err := plan.DecodeManifest(data)
+	if err != nil {
+		v.find(Corrupt, name, "%v", err)
+		return nil
+	}
+	if receipt != nil && receipt.Manifest == digest {
+		if err := receipt.matches(m); err != nil {
+			v.find(Mismatch, ReceiptFile, "%v", err)
+		}
+	}
+	return &m
+}
+
+// rank checks the index of a rank, and queues the checks of its data. want is
+// its digest and items what it has to hold; both are nil without a manifest.
+func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *plan.Digest, items []plan.Item) {
+	name := indexFile(rank)
+	v.known[name], v.known[dataFile(rank)] = true, true
+	data := v.read(name)
+	if data == nil {
+		return
+	}
+	x, err := decodeIndex(data)
+	if want != nil && plan.Sum(data) != *want {
+		kind, problem := Mismatch, "it is whole, but not the index that the manifest names"
+		if err != nil {
+			kind, problem = Corrupt, err.Error()
+		}
+		v.find(kind, name, "digest of the index is %s, the manifest says %s: %s", plan.Sum(data), want, problem)
+	} else if err != nil {
+		v.find(Corrupt, name, "%v", err)
+	}
+	if err != nil {
+		return
+	}
+	if x.rank != rank {
+		v.find(Mismatch, name, "it is the index of rank %d", x.rank)
+	}
+	if want != nil {
+		missing, extra := x.compare(items)
+		for _, problem := range append(missing, extra...) {
+			v.find(Mismatch, name, "%s", problem)
+		}
+	}
+	for i, f := range x.files {
+		v.known[f.Name] = true
+		v.data(ctx, g, x, i)
+	}
+}

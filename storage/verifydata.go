@@ -1,0 +1,142 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/safetensors"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/zeebo/blake3"
+	"golang.org/x/sync/errgroup"
+)
+
+// data checks one data file of an index: its size and header at once, each
+// chunk in a goroutine of its own. The file is open until the last is done.
+func (v *verifier) data(ctx context.Context, g *errgroup.Group, x index, n int) {
+	name := x.files[n].Name
+	shared := &sharedFile{fs: v.root.fs, path: v.root.path(v.ref, name), users: 1}
+	defer shared.done()
+	file, err := shared.open()
+	if err != nil {
+		v.findError(name, err)
+		return
+	}
+	info, err := file.Stat()
+	if err != nil {
+		v.findError(name, err)
+		return
+	}
+	v.count(1, 0, 0)
+	size, want := info.Size(), x.files[n].Size
+	if size < want {
+		v.add(Finding{Kind: Truncated, File: name, Block: -1, Offset: size,
+			Problem: fmt.Sprintf("the file has %d bytes, %d were written", size, want)})
+	} else if size > want {
+		v.add(Finding{Kind: Corrupt, File: name, Block: -1, Offset: want,
+			Problem: fmt.Sprintf("the file has %d bytes, %d were written", size, want)})
+	}
+	v.header(x, n, file, size)
+	for i := range x.entries {
+		e := &x.entries[i]
+		if e.file != n {
+			continue
+		}
+		shared.mu.Lock()
+		shared.users++
+		shared.mu.Unlock()
+		g.Go(func() error {
+			defer shared.done()
+			return v.chunk(ctx, name, file, e)
+		})
+	}
+}
+
+// header checks what other readers of the file see. A rank's own file has the
+// one header that its items give, byte for byte.
+func (v *verifier) header(x index, n int, file vfs.File, size int64) {
+	name := x.files[n].Name
+	items := make([]plan.Item, len(x.entries))
+	first := int64(math.MaxInt64)
+	for i, e := range x.entries {
+		items[i] = e.item
+		first = min(first, e.offset)
+	}
+	_, _, want, err := layOut(x.rank, items)
+	if err != nil || name != dataFile(x.rank) || len(x.entries) > 0 && first != int64(len(want)) {
+		v.find(Mismatch, name, "the index does not describe a file of this version (%v)", err)
+		return
+	}
+	got := make([]byte, min(int64(len(want)), size))
+	if k, err := file.ReadAt(got, 0); k < len(got) {
+		v.findError(name, err)
+		return
+	}
+	if bytes.Equal(got, want) {
+		return
+	}
+	at := 0
+	for at < len(got) && got[at] == want[at] {
+		at++
+	}
+	if at == len(got) {
+		return // cut off, which is a finding already
+	}
+	problem := "the header is not the one that was written"
+	if _, err := safetensors.Parse(file, size); err != nil {
+		problem += ": " + err.Error()
+	}
+	v.add(Finding{Kind: Corrupt, File: name, Block: -1, Offset: int64(at), Problem: problem})
+}
+
+// chunk checks the checksum of every block of a chunk, and its digest.
+func (v *verifier) chunk(ctx context.Context, name string, file vfs.File, e *entry) error {
+	found := func(kind Kind, block int64, offset int64, problem string) {
+		v.add(Finding{Kind: kind, File: name, FQN: e.item.Shard.FQN, Chunk: e.box(),
+			Block: int(block), Offset: offset, Problem: problem})
+	}
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	hash := blake3.New()
+	damaged := false
+	for start := int64(0); start < e.item.Bytes; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		window := (*buf)[:min(int64(len(*buf)), e.item.Bytes-start)]
+		n, err := file.ReadAt(window, e.offset+start)
+		if n < len(window) {
+			at := start + int64(n)
+			if err != nil && !errors.Is(err, io.EOF) {
+				found(Unreadable, at/BlockSize, e.offset+at, err.Error())
+			} else {
+				found(Truncated, at/BlockSize, e.offset+at, "the file ends here")
+			}
+			return nil
+		}
+		_, _ = hash.Write(window) // never fails
+		for block := start / BlockSize; len(window) > 0; block++ {
+			k := min(BlockSize, len(window))
+			if got := crc32.Checksum(window[:k], castagnoli); got != e.sums[block] {
+				damaged = true
+				found(Corrupt, block, e.offset+block*BlockSize,
+					fmt.Sprintf("checksum of the block is %08x, want %08x", got, e.sums[block]))
+			}
+			window = window[k:]
+		}
+		start += int64(n)
+		v.count(0, 0, int64(n))
+	}
+	v.count(0, 1, 0)
+	var got plan.Digest
+	hash.Sum(got[:0])
+	if got != e.digest && !damaged {
+		found(Corrupt, -1, e.offset, fmt.Sprintf("digest of the chunk is %s, want %s", got, e.digest))
+	}
+	return nil
+}

@@ -1,0 +1,219 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"golang.org/x/sync/errgroup"
+)
+
+// FileWriter writes one checkpoint on local files.
+type FileWriter struct {
+	root *Root
+	ref  Ref
+}
+
+var _ Writer = (*FileWriter)(nil)
+
+// Writer writes the checkpoint at ref. An invalid ref is an error of each
+// step.
+func (r *Root) Writer(ref Ref) *FileWriter { return &FileWriter{root: r, ref: ref} }
+
+// wrap says which checkpoint a step was about.
+func (w *FileWriter) wrap(step string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s of checkpoint %s: %w", step, w.ref, err)
+}
+
+func (w *FileWriter) check(ctx context.Context) error {
+	return errors.Join(ctx.Err(), w.ref.Validate())
+}
+
+// SetUp implements [Writer].
+func (w *FileWriter) SetUp(ctx context.Context, _ bool) error {
+	err := w.check(ctx)
+	if err == nil {
+		err = w.root.makeDirs(w.ref)
+	}
+	return w.wrap("set up the directory", err)
+}
+
+// PrepareLocalPlan implements [Writer]. The plan comes back as it is.
+func (w *FileWriter) PrepareLocalPlan(ctx context.Context, local plan.Local) (plan.Local, error) {
+	err := w.check(ctx)
+	if err == nil && local.Rank < 0 {
+		err = fmt.Errorf("rank %d is negative", local.Rank)
+	}
+	if err == nil {
+		_, _, _, err = layOut(local.Rank, local.Items)
+	}
+	if err != nil {
+		return plan.Local{}, w.wrap(fmt.Sprintf("local plan of rank %d", local.Rank), err)
+	}
+	return local, nil
+}
+
+// PrepareGlobalPlan implements [Writer]. The layout comes back as it is.
+func (w *FileWriter) PrepareGlobalPlan(ctx context.Context, layout plan.Layout) (plan.Layout, error) {
+	err := w.check(ctx)
+	for _, t := range layout.Tensors {
+		for _, c := range t.Chunks {
+			if c.Rank < 0 && err == nil {
+				err = fmt.Errorf("tensor %q: rank %d is negative", t.FQN, c.Rank)
+			}
+		}
+	}
+	for _, v := range layout.Values {
+		if v.Rank < 0 && err == nil {
+			err = fmt.Errorf("value %q: rank %d is negative", v.FQN, v.Rank)
+		}
+	}
+	if err != nil {
+		return plan.Layout{}, w.wrap("global plan", err)
+	}
+	return layout, nil
+}
+
+// Finish implements [Writer].
+func (w *FileWriter) Finish(ctx context.Context, m plan.Manifest, commit Commit) (Receipt, error) {
+	err := w.check(ctx)
+	if err == nil {
+		err = w.checkWritten(ctx, m)
+	}
+	var digest plan.Digest
+	if err == nil {
+		digest, err = w.createManifest(m)
+	}
+	if err != nil {
+		return Receipt{}, w.wrap("commit", err)
+	}
+	decision, err := commit(ctx, digest)
+	if err != nil {
+		return Receipt{}, w.wrap("commit", err)
+	}
+	receipt := newReceipt(m, digest, decision)
+	if err := w.root.writeReceipt(w.ref, receipt); err != nil {
+		return Receipt{}, &UnrecordedError{Ref: w.ref, Receipt: receipt, Err: err}
+	}
+	receipt.Ref = w.ref
+	return receipt, nil
+}
+
+// UnrecordedError says that a checkpoint was committed in the log, and that
+// its receipt could not be written: it exists, but readers without the log do
+// not see it.
+type UnrecordedError struct {
+	Ref     Ref
+	Receipt Receipt // for [Root.WriteReceipt]
+	Err     error
+}
+
+// Error names the checkpoint and the next step.
+func (e *UnrecordedError) Error() string {
+	return fmt.Sprintf("checkpoint %s is committed at sequence %d, but its receipt could not be written: %v; "+
+		"it is repaired when the store is opened again", e.Ref, e.Receipt.Sequence, e.Err)
+}
+
+// Unwrap is the error of the write.
+func (e *UnrecordedError) Unwrap() error { return e.Err }
+
+// finishers is how many ranks' indexes are checked at a time.
+const finishers = 8
+
+// checkWritten finds every index that m names, and the data that it vouches
+// for, in place and of the right size: a file that went away since it was
+// written must not be committed.
+func (w *FileWriter) checkWritten(ctx context.Context, m plan.Manifest) error {
+	items := itemsByRank(m.Layout)
+	for rank := range items {
+		if !slices.ContainsFunc(m.Ranks, func(r plan.RankIndex) bool { return r.Rank == rank }) {
+			return fmt.Errorf("the layout has chunks of rank %d, the manifest has no index of it", rank)
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(finishers)
+	for _, r := range m.Ranks {
+		g.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			x, err := w.root.readIndex(w.ref, r)
+			if err != nil {
+				return err
+			}
+			if missing, extra := x.compare(items[r.Rank]); len(missing)+len(extra) > 0 {
+				return fmt.Errorf("index of rank %d is not that of the layout: %s",
+					r.Rank, strings.Join(append(missing, extra...), ", "))
+			}
+			for _, f := range x.files {
+				path := w.root.path(w.ref, f.Name)
+				info, err := w.root.fs.Stat(path)
+				if err != nil {
+					return fmt.Errorf("file of rank %d: %w", r.Rank, err)
+				}
+				if info.Size() != f.Size {
+					return fmt.Errorf("file of rank %d: %s has %d bytes, %d were written", r.Rank, path, info.Size(), f.Size)
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// itemsByRank is what every rank has to have written.
+func itemsByRank(l plan.Layout) map[int][]plan.Item {
+	items := map[int][]plan.Item{}
+	for _, t := range l.Tensors {
+		for _, c := range t.Chunks {
+			it := plan.Item{}
+			it.Shard.FQN, it.Shard.DType, it.Shard.Global, it.Shard.Box = t.FQN, t.DType, t.Shape, c.Box
+			it.Bytes = it.Shard.Bytes()
+			items[c.Rank] = append(items[c.Rank], it)
+		}
+	}
+	for _, v := range l.Values {
+		it := plan.Item{Value: true, Bytes: v.Bytes, PerRank: v.PerRank}
+		it.Shard.FQN = v.FQN
+		items[v.Rank] = append(items[v.Rank], it)
+	}
+	return items
+}
+
+// createManifest makes the manifest durable under the name of its digest. It
+// fails if that name is taken by other bytes; the same bytes are success.
+func (w *FileWriter) createManifest(m plan.Manifest) (plan.Digest, error) {
+	data := plan.EncodeManifest(m)
+	digest := plan.Sum(data)
+	path := w.root.path(w.ref, manifestFile(digest))
+	temp, err := w.root.writeTemp(path, data)
+	if err != nil {
+		return digest, err
+	}
+	// A link, unlike a rename, never replaces what is there.
+	err = w.root.fs.Link(temp, path)
+	if errors.Is(err, fs.ErrExist) {
+		var there []byte
+		if there, err = w.root.readFile(path); err == nil && plan.Sum(there) != digest {
+			err = &CorruptError{File: path, Block: -1, Problem: "a manifest of that name holds other bytes",
+				Want: digest.String(), Got: plan.Sum(there).String()}
+		}
+	} else if err != nil {
+		err = fmt.Errorf("create %s: %w", path, noSpace(err))
+	}
+	if err != nil {
+		w.root.discard(temp)
+		return digest, err
+	}
+	if err := w.root.fs.Remove(temp); err != nil {
+		return digest, fmt.Errorf("remove %s: %w", temp, err)
+	}
+	return digest, w.root.syncDir(w.root.path(w.ref))
+}
