@@ -16,9 +16,14 @@ import (
 )
 
 var hostile = []storage.Ref{
-	{}, {Run: "r", Trial: "t"}, {Run: "..", Trial: "t", Checkpoint: "c"}, {Run: "r", Trial: ".", Checkpoint: "c"},
-	{Run: "r", Trial: "t", Checkpoint: "../../etc"}, {Run: "/r", Trial: "t", Checkpoint: "c"},
-	{Run: "r", Trial: "t\x00", Checkpoint: "c"}, {Run: "r", Trial: "t", Checkpoint: strings.Repeat("c", 256)},
+	{},
+	{Run: "r", Trial: "t"},
+	{Run: "..", Trial: "t", Checkpoint: "c"},
+	{Run: "r", Trial: ".", Checkpoint: "c"},
+	{Run: "r", Trial: "t", Checkpoint: "../../etc"},
+	{Run: "/r", Trial: "t", Checkpoint: "c"},
+	{Run: "r", Trial: "t\x00", Checkpoint: "c"},
+	{Run: "r", Trial: "t", Checkpoint: strings.Repeat("c", 256)},
 }
 
 func TestHostileRefs(t *testing.T) {

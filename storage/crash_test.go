@@ -21,7 +21,6 @@ type progress struct {
 	written   map[int]storage.Written
 	committed plan.Digest // acknowledged by the log
 	finished  bool
-	removed   bool
 }
 
 // script saves a checkpoint the way that a retrying caller does, and stops at

@@ -9,12 +9,10 @@ import (
 	"io/fs"
 	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -279,40 +277,5 @@ func (c *chunkRead) copyOut(window []byte, start int64) {
 				tensor.CopyRegion(to.dst, to.box, window[(s.at-lo)*size:], s.box, region, c.size)
 			}
 		}
-	}
-}
-
-// sharedFile is a file that is open from its first user to its last. Since
-// users come in the order of the files, few are open at a time.
-type sharedFile struct {
-	fs   vfs.FS
-	path string
-
-	mu    sync.Mutex
-	users int
-	file  vfs.File
-}
-
-func (f *sharedFile) open() (vfs.File, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.file == nil {
-		file, err := f.fs.Open(f.path)
-		if err != nil {
-			return nil, err
-		}
-		f.file = file
-	}
-	return f.file, nil
-}
-
-// done closes the file after its last user. Nothing was written to it, so that
-// its closing can lose nothing.
-func (f *sharedFile) done() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.users--; f.users == 0 && f.file != nil {
-		_ = f.file.Close()
-		f.file = nil
 	}
 }

@@ -81,8 +81,10 @@ func (r *Root) readManifest(ref Ref, digest plan.Digest) (plan.Manifest, error) 
 		return plan.Manifest{}, err
 	}
 	if got := plan.Sum(data); got != digest {
-		return plan.Manifest{}, &CorruptError{File: path, Block: -1, Problem: "digest of the manifest",
-			Want: digest.String(), Got: got.String()}
+		return plan.Manifest{}, &CorruptError{
+			File: path, Block: -1, Problem: "digest of the manifest",
+			Want: digest.String(), Got: got.String(),
+		}
 	}
 	return plan.DecodeManifest(data)
 }
@@ -95,8 +97,10 @@ func (r *Root) readIndex(ref Ref, want plan.RankIndex) (index, error) {
 		return index{}, err
 	}
 	if got := plan.Sum(data); got != want.Index {
-		return index{}, &CorruptError{File: path, Block: -1, Problem: "digest of the index",
-			Want: want.Index.String(), Got: got.String()}
+		return index{}, &CorruptError{
+			File: path, Block: -1, Problem: "digest of the index",
+			Want: want.Index.String(), Got: got.String(),
+		}
 	}
 	x, err := decodeIndex(data)
 	if err == nil && x.rank != want.Rank {

@@ -88,8 +88,10 @@ func TestLarge(t *testing.T) {
 		t.Errorf("read %d bytes of %d", n, m.layout.Bytes())
 	}
 	// A block of columns that no chunk has contiguously.
-	shard := tensor.Shard{FQN: "w", DType: tensor.Float32, Global: tensor.Shape{rows, columns},
-		Box: tensor.Box{Offsets: []int64{3, 17}, Sizes: []int64{1400, 500}}}
+	shard := tensor.Shard{
+		FQN: "w", DType: tensor.Float32, Global: tensor.Shape{rows, columns},
+		Box: tensor.Box{Offsets: []int64{3, 17}, Sizes: []int64{1400, 500}},
+	}
 	wants := []plan.Want{{Shard: shard}, {Shard: shard}}
 	if n := m.check(t, root.Reader(ref), wants); n > rows*columns*4 {
 		t.Errorf("read %d bytes for two equal wants in %d: a block was read twice", n, rows*columns*4)
@@ -149,8 +151,10 @@ func TestReshard(t *testing.T) {
 		m.save(t, root)
 		var wants []plan.Want
 		for _, p := range grid(rt, shape, "wanted") {
-			wants = append(wants, plan.Want{Shard: tensor.Shard{FQN: "w", DType: dtype, Global: shape,
-				Box: tensor.Box{Offsets: p.offsets, Sizes: p.sizes}}})
+			wants = append(wants, plan.Want{Shard: tensor.Shard{
+				FQN: "w", DType: dtype, Global: shape,
+				Box: tensor.Box{Offsets: p.offsets, Sizes: p.sizes},
+			}})
 		}
 		dst, _, err := m.load(t.Context(), root.Reader(ref), wants)
 		if err != nil {

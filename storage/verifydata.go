@@ -35,11 +35,15 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x index, n int) 
 	v.count(1, 0, 0)
 	size, want := info.Size(), x.files[n].Size
 	if size < want {
-		v.add(Finding{Kind: Truncated, File: name, Block: -1, Offset: size,
-			Problem: fmt.Sprintf("the file has %d bytes, %d were written", size, want)})
+		v.add(Finding{
+			Kind: Truncated, File: name, Block: -1, Offset: size,
+			Problem: fmt.Sprintf("the file has %d bytes, %d were written", size, want),
+		})
 	} else if size > want {
-		v.add(Finding{Kind: Corrupt, File: name, Block: -1, Offset: want,
-			Problem: fmt.Sprintf("the file has %d bytes, %d were written", size, want)})
+		v.add(Finding{
+			Kind: Corrupt, File: name, Block: -1, Offset: want,
+			Problem: fmt.Sprintf("the file has %d bytes, %d were written", size, want),
+		})
 	}
 	v.header(x, n, file, size)
 	for i := range x.entries {
@@ -97,8 +101,10 @@ func (v *verifier) header(x index, n int, file vfs.File, size int64) {
 // chunk checks the checksum of every block of a chunk, and its digest.
 func (v *verifier) chunk(ctx context.Context, name string, file vfs.File, e *entry) error {
 	found := func(kind Kind, block int64, offset int64, problem string) {
-		v.add(Finding{Kind: kind, File: name, FQN: e.item.Shard.FQN, Chunk: e.box(),
-			Block: int(block), Offset: offset, Problem: problem})
+		v.add(Finding{
+			Kind: kind, File: name, FQN: e.item.Shard.FQN, Chunk: e.box(),
+			Block: int(block), Offset: offset, Problem: problem,
+		})
 	}
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)

@@ -202,8 +202,10 @@ func (w *FileWriter) createManifest(m plan.Manifest) (plan.Digest, error) {
 	if errors.Is(err, fs.ErrExist) {
 		var there []byte
 		if there, err = w.root.readFile(path); err == nil && plan.Sum(there) != digest {
-			err = &CorruptError{File: path, Block: -1, Problem: "a manifest of that name holds other bytes",
-				Want: digest.String(), Got: plan.Sum(there).String()}
+			err = &CorruptError{
+				File: path, Block: -1, Problem: "a manifest of that name holds other bytes",
+				Want: digest.String(), Got: plan.Sum(there).String(),
+			}
 		}
 	} else if err != nil {
 		err = fmt.Errorf("create %s: %w", path, noSpace(err))

@@ -17,7 +17,7 @@ import (
 func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	log, err := jetlog.Connect(ctx, jetlog.Options{URL: o.Location, Logger: o.Logger})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrNoStore, err)
 	}
 	defer func() {
 		if err != nil {

@@ -29,6 +29,7 @@ func startGuard(job string) (*guard, error) {
 	}
 	defer func() { _ = r.Close() }()
 	cmd := exec.Command("/proc/self/exe", GuardCommand, job)
+	cmd.Args[0] = os.Args[0] // what a person sees in the list of processes
 	cmd.Stdin = r
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

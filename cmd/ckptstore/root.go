@@ -64,6 +64,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use: "ckptstore", Short: "Look after a store of checkpoints", Long: rootHelp,
 		SilenceUsage: true, SilenceErrors: true,
+		// Without this, an unknown command would not be a usage error.
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return c.Help()
+			}
+			return usageError{fmt.Errorf("unknown command %q; see `ckptstore --help`", args[0])}
+		},
 		PersistentPreRunE: func(*cobra.Command, []string) error { return a.checkOutput() },
 	}
 	root.SetOut(stdout)

@@ -189,10 +189,14 @@ func (d *demo) open(ctx context.Context) (err error) {
 
 // train runs the model in worker processes, as `trainer run` would.
 func (d *demo) train(ctx context.Context, run string, world int, o workerOptions) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
 	failed := &lastLines{}
-	err := runOn(ctx, d.store, worker.Config{
+	err = runOn(ctx, d.store, worker.Config{
 		Run: run, Trial: projections.DefaultTrial, Job: store.NewID(),
-		Command: append([]string{"/proc/self/exe"}, o.args()...), NProc: world, MaxRestarts: 1,
+		Command: append([]string{self}, o.args()...), NProc: world, MaxRestarts: 1,
 		Stdout: failed, Stderr: failed, Logger: d.log, NewID: store.NewID,
 	})
 	if err != nil {

@@ -54,6 +54,14 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		Short:         "Run training jobs with checkpoints that are whole or do not exist",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		// Without this, an unknown command would not be a usage error.
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return c.Help()
+			}
+			return usageError{fmt.Errorf("unknown command %q; see `trainer --help`", args[0])}
+		},
 	}
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -205,8 +205,10 @@ func begun(t *testing.T, name string) events.Decision {
 // readAll reads a range that must be there.
 func readAll(t *testing.T, l *Log, from, until uint64) []events.Recorded {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
 	var all []events.Recorded
-	for e, err := range l.Read(t.Context(), from, until) {
+	for e, err := range l.Read(ctx, from, until) {
 		if err != nil {
 			t.Fatalf("after %d events: %v", len(all), err)
 		}
@@ -218,8 +220,10 @@ func readAll(t *testing.T, l *Log, from, until uint64) []events.Recorded {
 // readError is what a read ends with, and how much it yielded before.
 func readError(t *testing.T, l *Log, from, until uint64) (int, error) {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
 	n := 0
-	for _, err := range l.Read(t.Context(), from, until) {
+	for _, err := range l.Read(ctx, from, until) {
 		if err != nil {
 			return n, err
 		}

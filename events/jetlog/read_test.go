@@ -216,7 +216,9 @@ func TestKillServer(t *testing.T) {
 	read := make(chan []events.Recorded, 1)
 	go func() {
 		var all []events.Recorded
-		for e, err := range reader.Read(t.Context(), 1, 0) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		for e, err := range reader.Read(ctx, 1, 0) {
 			if err != nil {
 				t.Error(err)
 				break
@@ -229,7 +231,11 @@ func TestKillServer(t *testing.T) {
 	}()
 	for range 2 {
 		for range 20 { // amid the appends
-			<-acks
+			select {
+			case <-acks:
+			case <-time.After(30 * time.Second):
+				t.Fatal("nothing is acknowledged any more")
+			}
 		}
 		p.kill()
 		p.start()

@@ -28,6 +28,25 @@ func TestServerOptions(t *testing.T) {
 	}
 }
 
+// A server that was started answers for its streams at once.
+func TestServerIsReady(t *testing.T) {
+	dir := t.TempDir()
+	s := startServer(t, dir)
+	l := connectTo(t, Options{Dial: dial(s)})
+	if err := l.Create(t.Context(), created(t, "store-1")); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		l.Close()
+		s.Shutdown()
+		s = startServer(t, dir)
+		l = connectTo(t, Options{Dial: dial(s)})
+		if _, err := l.streamInfo(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestServerNotStarted(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

@@ -72,7 +72,7 @@ func Repository() Law {
 		},
 		Engines: []Engine{
 			{Prefix: "github.com/nats-io", Owners: []string{"events/jetlog"}},
-			{Prefix: "github.com/cockroachdb/pebble/v2/vfs", Owners: []string{"projections/viewdb", "storage"}},
+			{Prefix: "github.com/cockroachdb/pebble/v2/vfs", Owners: []string{"projections/viewdb", "storage", "store"}},
 			{Prefix: "github.com/cockroachdb/pebble", Owners: []string{"projections/viewdb"}},
 			{Prefix: "github.com/NVIDIA/go-nvml", Owners: []string{"gpu"}},
 		},

@@ -52,13 +52,21 @@ var types = [...]struct {
 	name  Type
 	dtype tensor.DType
 }{
-	{"BOOL", tensor.Bool}, {"U8", tensor.Uint8}, {"I8", tensor.Int8},
-	{"U16", tensor.Uint16}, {"I16", tensor.Int16},
-	{"U32", tensor.Uint32}, {"I32", tensor.Int32},
-	{"U64", tensor.Uint64}, {"I64", tensor.Int64},
-	{"F16", tensor.Float16}, {"BF16", tensor.BFloat16},
-	{"F32", tensor.Float32}, {"F64", tensor.Float64},
-	{"F8_E4M3", tensor.Float8E4M3}, {"F8_E5M2", tensor.Float8E5M2},
+	{"BOOL", tensor.Bool},
+	{"U8", tensor.Uint8},
+	{"I8", tensor.Int8},
+	{"U16", tensor.Uint16},
+	{"I16", tensor.Int16},
+	{"U32", tensor.Uint32},
+	{"I32", tensor.Int32},
+	{"U64", tensor.Uint64},
+	{"I64", tensor.Int64},
+	{"F16", tensor.Float16},
+	{"BF16", tensor.BFloat16},
+	{"F32", tensor.Float32},
+	{"F64", tensor.Float64},
+	{"F8_E4M3", tensor.Float8E4M3},
+	{"F8_E5M2", tensor.Float8E5M2},
 }
 
 // TypeOf is the name of d, and whether the format has one. It has none that

@@ -1,0 +1,260 @@
+package cmd_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+const (
+	kills      = 44
+	killSteps  = 400 // of one run
+	killEvery  = 4   // steps between saves
+	killWorld  = 2
+	killSettle = 20 * time.Second // for a killed job to be gone, on a slow machine
+)
+
+// TestKillAtRandomMoments kills the trainer or a worker at random moments and
+// finds every committed checkpoint whole and equal, bit by bit, to that of a
+// run that was never killed.
+func TestKillAtRandomMoments(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	if s := os.Getenv("KILL_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("repeat with KILL_SEED=%d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	dir := filepath.Join(t.TempDir(), "store")
+	if out, err := job(t, dir, "reference").CombinedOutput(); err != nil {
+		t.Fatalf("reference run: %v\n%s", err, out)
+	}
+
+	trainers, workers, runs := 0, 0, 1
+	for trainers+workers < kills {
+		run := fmt.Sprint("killed-", runs)
+		cmd := job(t, dir, run)
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		for alive := true; alive; {
+			select {
+			case err := <-ended:
+				if err != nil {
+					t.Fatalf("run %s: %v\n%s", run, err, out.String())
+				}
+				runs++ // it got to its end; the next victim is a new run
+				alive = false
+			case <-time.After(time.Duration(random.IntN(600)) * time.Millisecond):
+				if random.IntN(2) == 0 {
+					trainers++
+					_ = cmd.Process.Kill()
+					<-ended
+					waitGone(t, run)
+					alive = false
+				} else if pid := pick(random, marked(t, run, "RANK=")); pid > 0 {
+					workers++
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+			}
+			if trainers+workers >= kills {
+				break
+			}
+		}
+		if cmd.ProcessState == nil { // the last kill hit a worker: let the run end
+			if err := <-ended; err != nil {
+				t.Fatalf("run %s: %v\n%s", run, err, out.String())
+			}
+		}
+	}
+	last := fmt.Sprint("killed-", runs)
+	if out, err := job(t, dir, last).CombinedOutput(); err != nil {
+		t.Fatalf("last run: %v\n%s", err, out)
+	}
+	waitGone(t, last)
+	t.Logf("killed trainers: %d, workers: %d, in %d runs", trainers, workers, runs)
+	checkAgainstReference(t, dir)
+	if left, err := filepath.Glob("/dev/shm/ckptstore-*-killed-*"); err != nil || len(left) > 0 {
+		t.Errorf("left in shared memory: %v %v", left, err)
+	}
+}
+
+func job(t *testing.T, dir, run string) *exec.Cmd {
+	t.Helper()
+	return exec.CommandContext(t.Context(), "trainer", "run", "--store", dir, "--name", run, "--max-restarts=-1", "--grace=1s",
+		fmt.Sprint("--nproc=", killWorld), "--", "trainer", "demo-worker", fmt.Sprint("--steps=", killSteps), fmt.Sprint("--save-every=", killEvery))
+}
+
+// marked lists the processes that have the run, and also, in their
+// environment.
+func marked(t *testing.T, run, also string) (pids []int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			continue // gone, or somebody else's
+		}
+		if bytes.Contains(env, []byte("CKPTSTORE_RUN="+run+"\x00")) && bytes.Contains(env, []byte(also)) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func pick(random *rand.Rand, pids []int) int {
+	if len(pids) == 0 {
+		return 0
+	}
+	return pids[random.IntN(len(pids))]
+}
+
+// waitGone waits until no process of the run is left.
+func waitGone(t *testing.T, run string) {
+	t.Helper()
+	deadline := time.After(killSettle)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		pids := marked(t, run, "")
+		if len(pids) == 0 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("processes of %s that are left %v after it was killed: %v", run, killSettle, pids)
+		}
+	}
+}
+
+// checkAgainstReference verifies every committed checkpoint and compares its
+// contents with the reference's of the same step.
+func checkAgainstReference(t *testing.T, dir string) {
+	ctx := t.Context()
+	s, err := store.Open(ctx, store.Options{Location: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	runs, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[int64]map[string]plan.Digest{}
+	committed, aborted := 0, 0
+	for _, r := range append([]projections.Run{{Name: "reference"}}, runs...) {
+		list, err := web.Ask(ctx, s.Views(), web.Checkpoints, web.Params{Run: r.Name, All: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range list {
+			switch c.State {
+			case projections.Committed:
+			case projections.Aborted:
+				aborted++
+				if _, err := os.Stat(filepath.Join(s.DataDir, store.RefOf(c).String())); err == nil {
+					t.Errorf("%s@%s was aborted and its files are still there", c.Run, c.ID)
+				}
+				continue
+			default:
+				t.Errorf("%s@%s is %s after its run has ended", c.Run, c.ID, c.State)
+				continue
+			}
+			got := contents(ctx, t, s, c)
+			if r.Name == "reference" {
+				want[c.Step] = got
+				continue
+			}
+			committed++
+			if !maps.Equal(want[c.Step], got) {
+				t.Errorf("%s@%s is not equal to the reference at step %d", c.Run, c.ID, c.Step)
+			}
+		}
+	}
+	t.Logf("checkpoints of killed runs: %d committed, all equal to the reference; %d aborted", committed, aborted)
+	if len(want) != killSteps/killEvery || committed < len(want) {
+		t.Errorf("%d checkpoints of the reference and %d of the killed runs were compared: too few to mean anything", len(want), committed)
+	}
+}
+
+type buffers [][]byte
+
+func (b buffers) Want(i int) []byte { return b[i] }
+
+// contents is the digest of every tensor and value of a checkpoint, which is
+// verified first.
+func contents(ctx context.Context, t *testing.T, s *store.Store, c projections.Checkpoint) map[string]plan.Digest {
+	t.Helper()
+	fail := func(err error) {
+		if err != nil {
+			t.Fatalf("%s@%s: %v", c.Run, c.ID, err)
+		}
+	}
+	digest, err := plan.ParseDigest(c.Manifest)
+	fail(err)
+	report, err := s.Data.Verify(ctx, store.RefOf(c), digest, nil)
+	fail(err)
+	for _, f := range report.Findings {
+		t.Errorf("%s@%s: %v", c.Run, c.ID, f)
+	}
+	r := s.Data.Reader(store.RefOf(c))
+	m, err := r.ReadMetadata(ctx) // by its receipt: that is there too
+	fail(err)
+	fail(r.SetUp(ctx, m, true))
+	var wants []plan.Want
+	for _, x := range m.Layout.Tensors {
+		wants = append(wants, plan.Want{Shard: tensor.Shard{FQN: x.FQN, DType: x.DType, Global: x.Shape, Box: x.Shape.Full()}})
+	}
+	for _, v := range m.Layout.Values {
+		wants = append(wants, plan.Want{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Rank: v.Rank})
+	}
+	loader := planner.NewLoader(m.Layout)
+	reads, err := loader.Load(wants)
+	fail(err)
+	data := make(buffers, len(wants))
+	for i, w := range wants {
+		data[i] = make([]byte, loader.Size(w))
+	}
+	_, err = r.ReadData(ctx, wants, reads, data)
+	fail(err)
+	out := map[string]plan.Digest{}
+	for i, w := range wants {
+		out[strings.Join([]string{w.Shard.FQN, fmt.Sprint(w.Rank)}, "#")] = plan.Sum(data[i])
+	}
+	return out
+}
