@@ -137,12 +137,15 @@ func (c *Coordinator) Tick(now time.Time) (due []Command, next time.Time) {
 			c.end(s.id) // nobody has been told of it: there is nothing to abort
 			continue
 		}
+		if s.asked["commit"] {
+			continue // the decision is the log's now: no clock and no late fact may end the save otherwise
+		}
 		if s.deadline.IsZero() {
 			s.deadline = now.Add(c.cfg.Timeout)
 		}
 		c.judge(s, now)
 		due = append(due, c.commands(s)...)
-		if !s.asked["abort"] && (next.IsZero() || s.deadline.Before(next)) {
+		if s.failure == nil && now.Before(s.deadline) && (next.IsZero() || s.deadline.Before(next)) {
 			next = s.deadline
 		}
 	}
@@ -171,9 +174,15 @@ func (c *Coordinator) judge(s *save, now time.Time) {
 		s.fail(c.draining, unwritten...)
 	case !now.Before(s.deadline) && len(unsealed) > 0:
 		s.fail("these ranks did not call save, or did not finish copying, within "+c.cfg.Timeout.String(), unsealed...)
-	case !now.Before(s.deadline):
+	case !now.Before(s.deadline) && !s.complete():
 		s.fail("the files of these ranks were not written within "+c.cfg.Timeout.String(), unwritten...)
 	}
+}
+
+// complete reports whether only decisions are missing.
+func (s *save) complete() bool {
+	n := len(s.participants)
+	return s.layout != nil && len(s.sealed) == n && len(s.writes) == n
 }
 
 func (s *save) fail(reason string, ranks ...int) {
@@ -203,7 +212,7 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 	}
 	if s.layout == nil && s.failure == nil && len(s.locals) == len(s.participants) && s.ask("global") {
 		if layout, err := Global(slices.Collect(maps.Values(s.locals))); err != nil {
-			s.fail("the plans of the ranks do not fit together: "+err.Error(), s.participants...)
+			s.fail("the plans of the ranks do not fit together: "+shorten(err.Error()), s.participants...)
 		} else {
 			due = append(due, Publish{&events.GlobalPlan{
 				Attempt: c.cfg.Attempt, Checkpoint: s.id,
@@ -230,7 +239,7 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 	if len(s.sealed) == len(s.participants) && !s.staged && s.ask("stage") {
 		due = append(due, Decide{&events.CheckpointStaged{Attempt: c.cfg.Attempt, Checkpoint: s.id}})
 	}
-	if s.staged && s.layout != nil && len(s.writes) == len(s.participants) && s.ask("commit") {
+	if s.staged && s.complete() && s.ask("commit") {
 		due = append(due, Commit{Manifest: c.manifest(s), Bytes: s.layout.Bytes()})
 	}
 	return due

@@ -3,6 +3,7 @@ package planner
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -135,4 +136,20 @@ func exited(b *events.WorkerExited) string {
 		return fmt.Sprintf("rank %d was killed by %s before it had sealed its bytes", b.Rank, b.Signal)
 	}
 	return fmt.Sprintf("rank %d exited with code %d before it had sealed its bytes", b.Rank, b.Code)
+}
+
+// maxReason bounds the reason of an abort in bytes: an event has to fit the
+// log, and nobody reads a line for each of a hundred thousand shards.
+const maxReason = 16 << 10
+
+// shorten cuts a list of problems, one a line, to maxReason.
+func shorten(problems string) string {
+	if len(problems) <= maxReason {
+		return problems
+	}
+	cut := strings.LastIndexByte(problems[:maxReason], '\n')
+	if cut < 0 {
+		return strings.ToValidUTF8(problems[:maxReason], "") + "…"
+	}
+	return fmt.Sprintf("%s\n… and %d more problems", problems[:cut], strings.Count(problems[cut:], "\n"))
 }

@@ -58,7 +58,9 @@ func (p *Loader) Load(wants []plan.Want) ([]plan.Read, error) {
 
 func (p *Loader) tensor(i int, w plan.Want) ([]plan.Read, error) {
 	t, ok := p.tensors[w.Shard.FQN]
-	if !ok {
+	if _, value := p.values[w.Shard.FQN]; !ok && value {
+		return nil, fmt.Errorf("%q is a value in the checkpoint and a tensor in the target", w.Shard.FQN)
+	} else if !ok {
 		return nil, &MissingError{w.Shard.FQN}
 	}
 	if err := w.Shard.Validate(); err != nil {
@@ -81,6 +83,9 @@ func (p *Loader) tensor(i int, w plan.Want) ([]plan.Read, error) {
 	if covered == w.Shard.Box.Volume() {
 		return reads, nil
 	}
+	if covered > w.Shard.Box.Volume() {
+		return nil, fmt.Errorf("tensor %q: chunks of the checkpoint overlap in the wanted %v, its manifest is damaged", t.FQN, w.Shard.Box)
+	}
 	var problems []error
 	for _, hole := range missing(w.Shard.Box, t.Chunks) {
 		problems = append(problems, fmt.Errorf("tensor %q: the checkpoint does not cover %v of the wanted %v", t.FQN, hole, w.Shard.Box))
@@ -90,7 +95,9 @@ func (p *Loader) tensor(i int, w plan.Want) ([]plan.Read, error) {
 
 func (p *Loader) value(i int, w plan.Want) ([]plan.Read, error) {
 	have := p.values[w.Shard.FQN]
-	if len(have) == 0 {
+	if _, tensor := p.tensors[w.Shard.FQN]; tensor && len(have) == 0 {
+		return nil, fmt.Errorf("%q is a tensor in the checkpoint and a value in the target", w.Shard.FQN)
+	} else if len(have) == 0 {
 		return nil, &MissingError{w.Shard.FQN}
 	}
 	v := have[0]
@@ -102,6 +109,14 @@ func (p *Loader) value(i int, w plan.Want) ([]plan.Read, error) {
 		v = have[at]
 	}
 	return []plan.Read{{Want: i, FQN: v.FQN, Rank: v.Rank}}, nil
+}
+
+// Lacks reports whether w is a per-rank value that exists, but not of the rank
+// that w names: fewer ranks have saved than now load.
+func (p *Loader) Lacks(w plan.Want) bool {
+	have := p.values[w.Shard.FQN]
+	return w.Value && len(have) > 0 && have[0].PerRank &&
+		!slices.ContainsFunc(have, func(v plan.Value) bool { return v.Rank == w.Rank })
 }
 
 // Size is the number of bytes that a want's destination needs: those of its

@@ -21,26 +21,28 @@ import (
 // and breaks ties in set order; readers do not care. A value goes to the
 // lowest rank that offers it, a per-rank value stays with every rank.
 //
-// The error joins every problem found: ranks that disagree on dtype or shape,
-// overlapping boxes, and holes, each with its FQN, boxes and ranks.
+// The error joins every problem found: boxes out of bounds, ranks that
+// disagree on dtype or shape, overlapping boxes, and holes, each with its FQN,
+// boxes and ranks.
 func Global(locals []plan.Local) (plan.Layout, error) {
 	locals = slices.SortedFunc(slices.Values(locals), func(a, b plan.Local) int { return cmp.Compare(a.Rank, b.Rank) })
-	g := &globalPlan{tensors: map[string]*offers{}, values: map[string][]plan.Value{}, load: map[int]int64{}}
+	g := &globalPlan{tensors: map[string]*offers{}, values: map[string][]plan.Value{}, offered: map[string]int{}, load: map[int]int64{}}
 	for i, l := range locals {
 		if i > 0 && locals[i-1].Rank == l.Rank {
-			return plan.Layout{}, fmt.Errorf("rank %d sent two plans", l.Rank)
+			g.problem("rank %d sent two plans", l.Rank)
+			continue
 		}
 		for _, it := range l.Items {
 			if it.Value {
 				g.addValue(l.Rank, it)
 			} else {
-				g.addShard(l.Rank, it.Shard)
+				g.addShard(l.Rank, it)
 			}
 		}
 	}
 	layout := g.layout()
-	if len(g.problems) == 0 {
-		for _, t := range layout.Tensors {
+	for _, t := range layout.Tensors {
+		if !g.tensors[t.FQN].refused {
 			g.problems = append(g.problems, checkCover(t)...)
 		}
 	}
@@ -57,15 +59,17 @@ type offer struct {
 
 // offers is everything that the ranks offer of one tensor.
 type offers struct {
-	shard tensor.Shard // as the first rank described it
-	rank  int          // that rank
-	boxes map[string]*offer
+	shard   tensor.Shard // as the first rank described it
+	rank    int          // that rank
+	boxes   map[string]*offer
+	refused bool // a shard was left out for a problem: holes mean nothing
 }
 
 type globalPlan struct {
 	tensors  map[string]*offers
 	values   map[string][]plan.Value
-	load     map[int]int64 // bytes a rank writes so far
+	offered  map[string]int // the last rank that offered a value
+	load     map[int]int64  // bytes a rank writes so far
 	problems []error
 	seen     int
 }
@@ -74,7 +78,8 @@ func (g *globalPlan) problem(format string, args ...any) {
 	g.problems = append(g.problems, fmt.Errorf(format, args...))
 }
 
-func (g *globalPlan) addShard(rank int, s tensor.Shard) {
+func (g *globalPlan) addShard(rank int, it plan.Item) {
+	s := it.Shard
 	if v, ok := g.values[s.FQN]; ok {
 		g.problem("%q is a value on rank %d and a tensor on rank %d", s.FQN, v[0].Rank, rank)
 		return
@@ -84,12 +89,21 @@ func (g *globalPlan) addShard(rank int, s tensor.Shard) {
 		t = &offers{shard: s, rank: rank, boxes: map[string]*offer{}}
 		g.tensors[s.FQN] = t
 	}
+	before := len(g.problems)
+	if it.PerRank {
+		g.problem("tensor %q is marked per rank by rank %d: only values can be, give each rank's tensor its own name", s.FQN, rank)
+	}
 	if t.shard.DType != s.DType {
 		g.problem("tensor %q has dtype %v on rank %d and %v on rank %d", s.FQN, t.shard.DType, t.rank, s.DType, rank)
-		return
 	}
 	if !t.shard.Global.Equal(s.Global) {
 		g.problem("tensor %q has shape %v on rank %d and %v on rank %d", s.FQN, t.shard.Global, t.rank, s.Global, rank)
+	}
+	if err := s.Validate(); err != nil {
+		g.problem("rank %d: %w", rank, err)
+	}
+	if len(g.problems) > before {
+		t.refused = true
 		return
 	}
 	if s.Box.Empty() {
@@ -112,15 +126,18 @@ func (g *globalPlan) addValue(rank int, it plan.Item) {
 	fqn := it.Shard.FQN
 	if t, ok := g.tensors[fqn]; ok {
 		g.problem("%q is a tensor on rank %d and a value on rank %d", fqn, t.rank, rank)
+		t.refused = true
 		return
 	}
+	if last, ok := g.offered[fqn]; ok && last == rank {
+		g.problem("value %q is offered twice by rank %d", fqn, rank)
+		return
+	}
+	g.offered[fqn] = rank
 	have := g.values[fqn]
 	if len(have) > 0 {
 		last := have[len(have)-1]
 		switch {
-		case last.Rank == rank:
-			g.problem("value %q is offered twice by rank %d", fqn, rank)
-			return
 		case last.PerRank != it.PerRank:
 			g.problem("value %q is per rank on one of the ranks %d and %d and shared on the other", fqn, last.Rank, rank)
 			return
@@ -176,19 +193,19 @@ func (g *globalPlan) layout() plan.Layout {
 // checkCover reports chunks of t that overlap and parts that none covers.
 func checkCover(t plan.Tensor) (problems []error) {
 	volume := int64(0)
-	// Chunks sorted by their start in dimension 0 can only overlap with
+	// Chunks sorted by their start in one dimension can only overlap with
 	// those that have not ended there yet.
-	chunks := slices.Clone(t.Chunks)
-	if len(t.Shape) > 0 {
+	chunks, dim := slices.Clone(t.Chunks), divided(t)
+	if dim >= 0 {
 		slices.SortStableFunc(chunks, func(a, b plan.Chunk) int {
-			return cmp.Compare(a.Box.Offsets[0], b.Box.Offsets[0])
+			return cmp.Compare(a.Box.Offsets[dim], b.Box.Offsets[dim])
 		})
 	}
 	var active []plan.Chunk
 	for _, c := range chunks {
 		volume += c.Box.Volume()
 		active = slices.DeleteFunc(active, func(a plan.Chunk) bool {
-			return len(t.Shape) > 0 && a.Box.Offsets[0]+a.Box.Sizes[0] <= c.Box.Offsets[0]
+			return dim >= 0 && a.Box.Offsets[dim]+a.Box.Sizes[dim] <= c.Box.Offsets[dim]
 		})
 		for _, a := range active {
 			if both, ok := a.Box.Intersect(c.Box); ok {
@@ -198,12 +215,26 @@ func checkCover(t plan.Tensor) (problems []error) {
 		}
 		active = append(active, c)
 	}
-	if len(problems) == 0 && volume != t.Shape.Volume() {
+	if len(problems) > 0 || volume != t.Shape.Volume() {
 		for _, hole := range missing(t.Shape.Full(), t.Chunks) {
 			problems = append(problems, fmt.Errorf("tensor %q: no rank saves %v of shape %v", t.FQN, hole, t.Shape))
 		}
 	}
 	return problems
+}
+
+// divided is the dimension that the first chunk of t takes the least of, or
+// -1 where there is none: few chunks of a regular layout share a place in it.
+func divided(t plan.Tensor) int {
+	dim, least := -1, 2.0
+	for d, n := range t.Shape {
+		if len(t.Chunks) > 0 && n > 0 {
+			if part := float64(t.Chunks[0].Box.Sizes[d]) / float64(n); part < least {
+				dim, least = d, part
+			}
+		}
+	}
+	return dim
 }
 
 // missing is the part of box that no chunk covers, as disjoint boxes.

@@ -28,7 +28,7 @@ func (f *fold) loadRun() (run Run, found bool, err error) {
 	return run, found, err
 }
 
-// seeRun makes sure that the run of a decision has a row: decisions overtake
+// seeRun makes sure that the run of a new trial has a row: decisions overtake
 // the queued facts, so a trial can be in the log before its job.
 func (f *fold) seeRun() error {
 	run, found, err := f.loadRun()
@@ -112,8 +112,11 @@ func (f *fold) nodeLeft(b *events.NodeLeft) error {
 				open = i
 			}
 		}
-		if open >= 0 {
-			job.Nodes[open].LeftAt, job.Nodes[open].Reason = f.at(), b.Reason
+		if open < 0 {
+			// Kept, or the fact could end a later stay when it is repeated.
+			job.Nodes = append(job.Nodes, JobNode{Node: b.Node})
+			open = len(job.Nodes) - 1
 		}
+		job.Nodes[open].LeftAt, job.Nodes[open].Reason = f.at(), b.Reason
 	})
 }

@@ -2,6 +2,7 @@ package projections
 
 import (
 	"encoding/json"
+	"strconv"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -33,9 +34,7 @@ func (f *fold) groupStarted(b *events.GroupStarted) error {
 		if err := f.rewind(b.Resume); err != nil {
 			return err
 		}
-		if err := f.continueLine(&segment); err != nil {
-			return err
-		}
+		segment.ResumeSeq = t.HeadSeq
 	}
 	for _, p := range b.Ranks {
 		w := Worker{
@@ -148,7 +147,14 @@ func (f *fold) reported(b *events.Metrics) error {
 	if old, err := f.t.Get(k); err != nil || old != nil {
 		return err
 	}
-	return store(f.t, k, reportRow{Sequence: f.r.Sequence, Time: f.at(), Report: f.r.Data})
+	// Written by hand: the body is known to be JSON and must stay as it is.
+	row := append(make([]byte, 0, len(f.r.Data)+80), `{"sequence":`...)
+	row = strconv.AppendUint(row, f.r.Sequence, 10)
+	row = append(row, `,"time":"`...)
+	row = f.at().AppendFormat(row, time.RFC3339Nano)
+	row = append(row, `","report":`...)
+	row = append(row, f.r.Data...)
+	return f.t.Set(k, append(row, '}'))
 }
 
 // restoreBegun answers a load. When the present attempt loads another
@@ -183,9 +189,8 @@ func (f *fold) restoreBegun(b *events.RestoreBegun) error {
 	if err := f.rewind(b.Checkpoint); err != nil {
 		return err
 	}
-	segment := Segment{Seq: f.r.Sequence, Resume: b.Checkpoint, From: newest.Iteration}
-	if err := f.continueLine(&segment); err != nil {
-		return err
+	segment := Segment{
+		Seq: f.r.Sequence, Resume: b.Checkpoint, ResumeSeq: f.trial.HeadSeq, From: newest.Iteration,
 	}
 	return f.changeAttempt(b.Attempt, func(a *Attempt) { a.Segments = append(a.Segments, segment) })
 }

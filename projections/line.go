@@ -155,17 +155,6 @@ func (a Attempt) segment(seq uint64) Segment {
 	return found
 }
 
-// continueLine fills in what a new segment continues: the trial's head.
-func (f *fold) continueLine(s *Segment) error {
-	s.ResumeSeq = f.trial.HeadSeq
-	w, err := windowBefore(f.t, f.run, f.name, *s)
-	if err != nil {
-		return err
-	}
-	s.Base = w.base + w.iterations()
-	return nil
-}
-
 // newestReport is the report of an attempt with the highest iteration. It
 // has the iteration 0 if there is none.
 func newestReport(r Reader, run, trial string, attempt int) (report Report, found bool, err error) {
@@ -229,40 +218,39 @@ func reportAt(r Reader, c Checkpoint, from int) (at Report, found bool, err erro
 }
 
 // window is a stretch of the line within one attempt: the reports with
-// from < iteration <= to, after base iterations of the line.
-type window struct {
-	attempt, from, to, base int
-	segment                 Segment
-}
+// from < iteration <= to.
+type window struct{ attempt, from, to int }
 
-func (w window) iterations() int { return w.to - w.from }
-
-// windowBefore is the stretch that a segment continues, the zero window if
-// it starts afresh or from another trial.
-func windowBefore(r Reader, run, trial string, s Segment) (window, error) {
-	if s.ResumeSeq == 0 || s.ResumeSeq >= s.Seq {
-		return window{}, nil
-	}
-	c, found, err := load[Checkpoint](r, checkpointKey(run, trial, s.ResumeSeq))
-	if err != nil || !found {
-		return window{}, err
-	}
-	a, found, err := load[Attempt](r, attemptKey(run, trial, c.Attempt))
-	if err != nil || !found {
-		return window{}, err
-	}
-	before := a.segment(c.BegunSeq)
-	at, _, err := reportAt(r, c, before.From)
-	return window{attempt: c.Attempt, from: before.From, to: at.Iteration, base: before.Base, segment: before}, err
-}
-
-// present is the stretch that the trial is in.
-func present(r Reader, t Trial) (window, error) {
+// windows are the stretches of a trial's present line, the newest first. They
+// are found by going from each segment to the checkpoint that it continues.
+// Nothing of this is stored: a report can come late, behind the resume that
+// makes it a part of the past.
+func windows(r Reader, t Trial) ([]window, error) {
 	a, found, err := load[Attempt](r, attemptKey(t.Run, t.Name, t.Attempt))
 	if err != nil || !found {
-		return window{}, err
+		return nil, err
+	}
+	newest, _, err := newestReport(r, t.Run, t.Name, t.Attempt)
+	if err != nil {
+		return nil, err
 	}
 	s := a.last()
-	newest, _, err := newestReport(r, t.Run, t.Name, t.Attempt)
-	return window{attempt: t.Attempt, from: s.From, to: max(newest.Iteration, s.From), base: s.Base, segment: s}, err
+	line := []window{{t.Attempt, s.From, max(newest.Iteration, s.From)}}
+	for s.ResumeSeq != 0 {
+		c, found, err := load[Checkpoint](r, checkpointKey(t.Run, t.Name, s.ResumeSeq))
+		if err != nil || !found {
+			return line, err
+		}
+		a, found, err := load[Attempt](r, attemptKey(t.Run, t.Name, c.Attempt))
+		if err != nil || !found {
+			return line, err
+		}
+		s = a.segment(c.BegunSeq)
+		at, _, err := reportAt(r, c, s.From)
+		if err != nil {
+			return nil, err
+		}
+		line = append(line, window{c.Attempt, s.From, at.Iteration})
+	}
+	return line, nil
 }

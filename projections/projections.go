@@ -107,14 +107,14 @@ func (f *fold) apply(body events.Body) error {
 	if created, ok := body.(*events.StoreCreated); ok {
 		return f.storeCreated(created)
 	}
-	if err := f.seeRun(); err != nil {
-		return err
-	}
 	trial, found, err := load[Trial](f.t, trialKey(f.run, f.name))
 	if err != nil {
 		return err
 	}
 	if !found {
+		if err := f.seeRun(); err != nil {
+			return err
+		}
 		trial = Trial{Run: f.run, Name: f.name, Status: Pending, CreatedSeq: f.r.Sequence, CreatedAt: f.at()}
 	}
 	trial.LaneSeq = f.r.Sequence

@@ -73,19 +73,21 @@ func GetTrial(r Reader, run, trial string) (Trial, error) {
 
 // derive fills in what follows from the reports of the line.
 func derive(r Reader, t *Trial) error {
-	w, err := present(r, *t)
-	t.Iterations = w.base + w.iterations()
-	for err == nil && w.attempt != 0 {
-		if w.to > w.from {
-			last, found, err := loadReport(r, t.Run, t.Name, w.attempt, w.to)
-			if found {
-				t.LastMetrics = last.Metrics
-			}
+	line, err := windows(r, *t)
+	if err != nil {
+		return err
+	}
+	for _, w := range line {
+		if t.Iterations += w.to - w.from; t.LastMetrics != nil || w.to == w.from {
+			continue
+		}
+		last, _, err := loadReport(r, t.Run, t.Name, w.attempt, w.to)
+		if err != nil {
 			return err
 		}
-		w, err = windowBefore(r, t.Run, t.Name, w.segment)
+		t.LastMetrics = last.Metrics
 	}
-	return err
+	return nil
 }
 
 // Attempts are the attempts of a trial, the oldest first.
@@ -172,23 +174,29 @@ func Metrics(r Reader, run, trial string) ([]Report, error) {
 	if err != nil || !found {
 		return nil, err
 	}
-	w, err := present(r, t)
+	line, err := windows(r, t)
+	if err != nil {
+		return nil, err
+	}
 	var rows []Report
-	for err == nil && w.attempt != 0 {
+	base := 0
+	for _, w := range slices.Backward(line) {
+		start := len(rows)
 		lo := reportKey(run, trial, w.attempt, w.to)
 		hi := reportKey(run, trial, w.attempt, w.from)
-		err = r.Scan(lo, hi, func(k, value []byte) error {
+		err := r.Scan(lo, hi, func(k, value []byte) error {
 			report, err := decodeReport(k, value)
-			report.LineIteration = w.base + report.Iteration - w.from
+			report.LineIteration = base + report.Iteration - w.from
 			rows = append(rows, report)
 			return err
 		})
-		if err == nil {
-			w, err = windowBefore(r, run, trial, w.segment)
+		if err != nil {
+			return nil, err
 		}
+		slices.Reverse(rows[start:])
+		base += w.to - w.from
 	}
-	slices.Reverse(rows)
-	return rows, err
+	return rows, nil
 }
 
 func decodeReport(k, value []byte) (Report, error) {

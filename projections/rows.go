@@ -115,7 +115,6 @@ type Segment struct {
 	Resume    string `json:"resume,omitempty"`     // ID of the checkpoint it continues
 	ResumeSeq uint64 `json:"resume_seq,omitempty"` // of its begun event; 0 if it is not this trial's
 	From      int    `json:"from"`                 // the attempt's newest iteration before it
-	Base      int    `json:"base"`                 // iterations of the line before it
 }
 
 // WorkerState is the state of a worker.

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -32,6 +34,10 @@ func Init(ctx context.Context, location, data string) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
+	// Before the lock is a file in it: somebody else's directory stays as it is.
+	if err := vacant(dir); err != nil {
+		return "", err
+	}
 	lock, err := tryLock(dir)
 	if err != nil {
 		return "", fmt.Errorf("init: %w", err)
@@ -40,13 +46,10 @@ func Init(ctx context.Context, location, data string) (string, error) {
 		return "", fmt.Errorf("init: %w: another process holds %s", ErrLocked, filepath.Join(dir, "LOCK"))
 	}
 	defer func() { _ = lock.Close() }()
-	if _, err := readIdentity(dir); !errors.Is(err, ErrNoStore) {
-		return "", errors.Join(fmt.Errorf("init %s: %w", dir, ErrExists), err)
-	}
-	if err := onlyOurs(dir); err != nil {
+	if err := vacant(dir); err != nil {
 		return "", err
 	}
-	if err := clearCutLog(ctx, dir); err != nil {
+	if err := clearCutLog(dir); err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
 	id := identity{Product: product, Store: NewID(), Format: Format, Created: time.Now().UTC()}
@@ -68,60 +71,72 @@ func Init(ctx context.Context, location, data string) (string, error) {
 	return id.Store, syncDir(filepath.Dir(dir))
 }
 
-// onlyOurs refuses a directory with files that are not a store's, above all a
-// log or data whose store.json is lost.
-func onlyOurs(dir string) error {
+// vacant refuses a directory that is a store, or has files that are not those
+// of a cut init, above all a store whose store.json is lost.
+func vacant(dir string) error {
+	if _, err := readIdentity(dir); !errors.Is(err, ErrNoStore) {
+		return errors.Join(fmt.Errorf("init %s: %w", dir, ErrExists), err)
+	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("init: %w", err)
 	}
 	for _, e := range entries {
-		switch e.Name() {
-		case "LOCK", "log", "blobs":
-		case "data":
-			if left, err := os.ReadDir(filepath.Join(dir, "data")); err != nil || len(left) > 0 {
-				return errors.Join(fmt.Errorf("init: %w: %s has checkpoints but no store.json: restore that file from a backup, or choose an empty directory", ErrDamaged, dir), err)
+		switch name := e.Name(); {
+		case name == lockName || name == "log" || strings.HasPrefix(name, tempPrefix):
+			continue
+		case name == "data" || name == "blobs":
+			left, err := os.ReadDir(filepath.Join(dir, name))
+			if err != nil {
+				return fmt.Errorf("init: %w", err)
 			}
-		default:
-			return fmt.Errorf("init: %s is not empty (it has %q): choose an empty or a new directory", dir, e.Name())
+			if len(left) == 0 {
+				continue
+			}
+		case name != "views" && name != cardName: // which only a store has
+			return fmt.Errorf("init: %s is not empty (it has %q): choose an empty or a new directory", dir, name)
 		}
+		return fmt.Errorf("init: %w: %s has the %s of a store but no store.json: restore that file from a backup, or choose an empty directory", ErrDamaged, dir, e.Name())
 	}
 	return nil
 }
 
+// maxCutLog is at least the bytes of each file of a log with one event, and
+// less than two events have.
+const maxCutLog = 704
+
 // clearCutLog removes the log of an init that was cut: nobody was told that
-// there is a store. A log with more than its first event is no such thing.
-func clearCutLog(ctx context.Context, dir string) error {
+// there is a store. Files are judged, not what a server makes of them: to it,
+// a damaged log may look like none or a short one.
+func clearCutLog(dir string) error {
 	path := filepath.Join(dir, "log")
-	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+	size, err := largestFile(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
 		return nil
-	}
-	last, err := lastOf(ctx, path)
-	if err != nil && !errors.Is(err, jetlog.ErrNoLog) {
-		return fmt.Errorf("%w: %s has a log that cannot be read and no store.json: restore that file from a backup, or move the log away: %w", ErrDamaged, dir, err)
-	}
-	if last > 1 {
-		return fmt.Errorf("%w: %s has a log of %d events but no store.json: restore that file from a backup, or move the log away", ErrDamaged, dir, last)
+	case err != nil:
+		return err
+	case size > maxCutLog:
+		return fmt.Errorf("%w: %s has a log of more than its first event but no store.json: restore that file from a backup, or move the log away", ErrDamaged, dir)
 	}
 	return os.RemoveAll(path)
 }
 
-func lastOf(ctx context.Context, dir string) (uint64, error) {
-	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: dir})
-	if err != nil {
-		return 0, err
-	}
-	defer server.Shutdown()
-	log, err := jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(server)})
-	if err != nil {
-		return 0, err
-	}
-	defer log.Close()
-	_, info, err := log.Open(ctx)
-	return info.Last, err
+func largestFile(dir string) (size int64, err error) {
+	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil {
+			size = max(size, info.Size())
+		}
+		return err
+	})
+	return size, err
 }
 
-func createLog(ctx context.Context, dir, id string) (err error) {
+func createLog(ctx context.Context, dir, id string) error {
 	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: dir})
 	if err != nil {
 		return err
@@ -143,10 +158,13 @@ func create(ctx context.Context, log *jetlog.Log, id, data string) error {
 	return log.Create(ctx, created)
 }
 
+// tempPrefix starts the name of a file that [writeDurable] has not renamed.
+const tempPrefix = ".tmp-"
+
 // writeDurable writes a file under a temporary name, syncs it, renames it into
 // place and syncs the directory.
 func writeDurable(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
+	f, err := os.CreateTemp(filepath.Dir(path), tempPrefix+"*")
 	if err != nil {
 		return err
 	}

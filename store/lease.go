@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
@@ -17,12 +18,13 @@ import (
 const leaseTerm = 15 * time.Second
 
 // holder says who runs a run. Boot and Start tell a process from a later one
-// with its number.
+// with its number, Space from one of the same number in another container.
 type holder struct {
 	Job   string `json:"job"`
 	Host  string `json:"host"`
 	PID   int    `json:"pid"`
 	Boot  string `json:"boot"`  // of the machine
+	Space string `json:"space"` // of process numbers
 	Start string `json:"start"` // of the process, in the kernel's ticks
 }
 
@@ -57,8 +59,8 @@ func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context
 	}
 	name := "run." + run
 	lease, err := s.Log.Lease(ctx, name, text, leaseTerm)
-	var held *jetlog.LeaseHeldError
-	if errors.As(err, &held) {
+	// Somebody else may see the holder's death first.
+	for held := (*jetlog.LeaseHeldError)(nil); errors.As(err, &held); {
 		var other holder
 		if jerr := json.Unmarshal(held.Holder, &other); jerr != nil {
 			return nil, nil, errors.Join(err, jerr)
@@ -120,18 +122,22 @@ func thisProcess(job string) (holder, error) {
 	if err != nil {
 		return holder{}, fmt.Errorf("identity of this boot: %w", err)
 	}
+	space, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return holder{}, fmt.Errorf("identity of this process: %w", err)
+	}
 	start, _, err := startTime(os.Getpid())
-	return holder{Job: job, Host: host, PID: os.Getpid(), Boot: string(bytes.TrimSpace(boot)), Start: start}, err
+	return holder{Job: job, Host: host, PID: os.Getpid(), Boot: string(bytes.TrimSpace(boot)), Space: space, Start: start}, err
 }
 
 // dead reports whether h has certainly ended: it ran on this machine, in this
-// boot, and its process is gone.
+// boot, under numbers that this process sees, and its process is gone.
 func dead(h, me holder) bool {
-	if h.Host != me.Host || h.Boot != me.Boot {
+	if h.Host != me.Host || h.Boot != me.Boot || h.Space != me.Space {
 		return false
 	}
 	start, zombie, err := startTime(h.PID)
-	return errors.Is(err, os.ErrNotExist) || err == nil && (zombie || start != h.Start)
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) || err == nil && (zombie || start != h.Start)
 }
 
 // startTime is field 22 of /proc/PID/stat, and whether the process only waits

@@ -24,7 +24,7 @@ type owner struct {
 
 	life   context.Context // ends with close
 	cancel context.CancelFunc
-	lost   chan struct{} // the connection to the owner broke
+	lost   chan struct{} // the connection to the owner broke, or could not be made
 	done   chan struct{} // the watcher has ended; nil before it started
 	client *web.Client
 
@@ -53,7 +53,7 @@ func newOwner(dir string, s *Store) *owner {
 func tryLock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("lock the store: %w", err)
+		return nil, fmt.Errorf("lock the store: %w; `ckptstore ls --offline` reads without the lock", err)
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil {
@@ -66,35 +66,32 @@ func tryLock(dir string) (*os.File, error) {
 	return nil, fmt.Errorf("lock the store: %w", err)
 }
 
-// join owns the store or connects to its owner, and sets the store's log.
+// join owns the store or connects to its owner, and sets the store's log. An
+// owner may go at any moment of it. Patience is for others: what this process
+// does as the owner takes its time.
 func (o *owner) join(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, o.store.opts.Patience)
+	o.done = make(chan struct{})
+	go o.watch()
+	patient, cancel := context.WithTimeout(ctx, o.store.opts.Patience)
 	defer cancel()
 	for {
 		took, err := o.tryOwn(ctx)
 		if err != nil {
 			return err
 		}
-		if !took {
-			// The first question tells whether an owner is there that answers.
-			conn, err := o.dialLog(ctx)
-			if err != nil {
-				if !sleep(ctx, 20*time.Millisecond) {
-					return o.locked(err)
-				}
-				continue
-			}
-			_ = conn.Close()
+		within := patient
+		if took {
+			within = ctx
 		}
-		if err := o.connect(ctx); err != nil {
-			if took || ctx.Err() == nil {
-				return err
-			}
+		err = o.connect(within)
+		switch {
+		case err == nil:
+			return nil
+		case took, ctx.Err() != nil, errors.Is(err, ErrForeign), errors.Is(err, ErrNewer), errors.Is(err, ErrDamaged):
+			return err
+		case !sleep(patient, 20*time.Millisecond):
 			return o.locked(err)
 		}
-		o.done = make(chan struct{})
-		go o.watch()
-		return nil
 	}
 }
 
@@ -102,12 +99,7 @@ func (o *owner) join(ctx context.Context) error {
 func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
 		Dial: o.dialLog, Logger: o.store.opts.Logger,
-		OnDisconnect: func(error) {
-			select {
-			case o.lost <- struct{}{}:
-			default: // the watcher is told already
-			}
-		},
+		OnDisconnect: func(error) { o.lose() },
 	})
 	if err != nil {
 		return err
@@ -119,6 +111,14 @@ func (o *owner) connect(ctx context.Context) error {
 	o.store.Log = log
 	o.client = web.NewClient(o.dialAPI, log.Last)
 	return nil
+}
+
+// lose tells the watcher that there may be no owner.
+func (o *owner) lose() {
+	select {
+	case o.lost <- struct{}{}:
+	default: // it is told already
+	}
 }
 
 // locked is the error for an owner that does not answer.
@@ -141,15 +141,13 @@ func (o *owner) watch() {
 		case <-o.lost:
 		}
 		for {
-			ctx, cancel := context.WithTimeout(o.life, o.store.opts.Patience)
-			took, err := o.tryOwn(ctx)
+			took, err := o.tryOwn(o.life)
 			if err == nil && !took {
 				var conn net.Conn
-				if conn, err = o.dialLog(ctx); err == nil {
+				if conn, err = o.dialOwner(o.life); err == nil {
 					_ = conn.Close()
 				}
 			}
-			cancel()
 			if err == nil {
 				break // the log reconnects by itself
 			}
@@ -173,7 +171,11 @@ func (o *owner) tryOwn(ctx context.Context) (bool, error) {
 	if err != nil || lock == nil {
 		return false, err
 	}
-	own, err := takeOwnership(ctx, o.store, o.dir, lock)
+	// Who owned the store before is not whom to wait for, or to end.
+	own, err := (*ownership)(nil), removed(filepath.Join(o.dir, cardName))
+	if err == nil {
+		own, err = takeOwnership(ctx, o.store, o.dir, lock)
+	}
 	if err != nil {
 		return false, errors.Join(err, lock.Close())
 	}
@@ -187,11 +189,20 @@ func (o *owner) ownership() *ownership {
 	return o.own
 }
 
-// dialLog connects to the embedded server, here or in the owner's process.
+// dialLog connects to the embedded server, here or in the owner's process. An
+// owner that went before the log was connected again is lost too.
 func (o *owner) dialLog(ctx context.Context) (net.Conn, error) {
 	if own := o.ownership(); own != nil {
 		return own.server.Dial()
 	}
+	conn, err := o.dialOwner(ctx)
+	if err != nil {
+		o.lose()
+	}
+	return conn, err
+}
+
+func (o *owner) dialOwner(ctx context.Context) (net.Conn, error) {
 	c, err := readCard(o.dir)
 	if err != nil {
 		return nil, err
@@ -207,26 +218,34 @@ func (o *owner) dialAPI(ctx context.Context) (net.Conn, error) {
 	return dialUnix(ctx, c.API)
 }
 
-// Answer implements [web.Source]: by the own views, or by the owner's.
+// Answer implements [web.Source]: by the own views, or by the owner's. While
+// the store passes from one owner to the next, the question waits.
 func (o *owner) Answer(ctx context.Context, query string, p web.Params) (json.RawMessage, error) {
-	if own := o.ownership(); own != nil {
-		return own.views.source.Answer(ctx, query, p)
+	patient, cancel := context.WithTimeout(ctx, o.store.opts.Patience)
+	defer cancel()
+	for {
+		if o.life.Err() != nil {
+			return nil, fmt.Errorf("ask %s: %w", query, errClosed)
+		}
+		if own := o.ownership(); own != nil {
+			return own.views.source.Answer(ctx, query, p)
+		}
+		answer, err := o.client.Answer(ctx, query, p)
+		if !errors.Is(err, web.ErrUnreachable) || !sleep(patient, 20*time.Millisecond) {
+			return answer, err
+		}
 	}
-	return o.client.Answer(ctx, query, p)
 }
+
+// errClosed is the answer of a store that this process has closed.
+var errClosed = errors.New("the store is closed")
 
 var _ web.Source = (*owner)(nil)
 
 // Owns reports whether this process owns the store now.
 func (s *Store) Owns() bool { return s.owner != nil && s.owner.ownership() != nil }
 
-// Owner says who owns the store's directory, for people.
-func (s *Store) Owner() (string, error) {
-	c, err := readCard(s.Location)
-	return fmt.Sprintf("process %d on %s", c.PID, c.Host), err
-}
-
-// close gives the store up.
+// close gives the store up. It may be called again.
 func (o *owner) close() error {
 	o.cancel()
 	if o.done != nil {
@@ -235,8 +254,20 @@ func (o *owner) close() error {
 	if o.store.Log != nil {
 		o.store.Log.Close()
 	}
-	if own := o.ownership(); own != nil {
+	o.mu.Lock()
+	own := o.own
+	o.own = nil
+	o.mu.Unlock()
+	if own != nil {
 		return own.close()
+	}
+	return nil
+}
+
+// removed removes a file that may be gone.
+func removed(path string) error {
+	if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
 	return nil
 }

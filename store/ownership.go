@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/web"
+	"golang.org/x/sys/unix"
 )
 
 // ownership is everything that runs while this process owns the store. It is
@@ -51,6 +52,10 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 			err = errors.Join(fmt.Errorf("own the store %s: %w", dir, err), w.close())
 		}
 	}()
+	// A server would make a new log, and then miss the events.
+	if _, err = os.Stat(filepath.Join(dir, "log")); err != nil {
+		return w, fmt.Errorf("%w: its log is not there: %w: restore log/ from a backup; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
+	}
 	if w.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: filepath.Join(dir, "log"), Logger: s.opts.Logger}); err != nil {
 		return w, err
 	}
@@ -91,6 +96,7 @@ func follow(ctx context.Context, db *viewdb.DB, log *jetlog.Log, s *Store) (*fol
 			s.opts.Logger.Error("the views have halted", "error", err)
 		}
 		f.done <- err
+		close(f.done)
 	}()
 	return f, nil
 }
@@ -107,13 +113,14 @@ func (f *follower) close() error {
 // listen opens the sockets of the owner and says in owner.json where they are.
 func (w *ownership) listen(s *Store) error {
 	c := card{PID: os.Getpid(), Started: time.Now().UTC()}
-	// With the lock in hand, sockets of other owners are those of dead ones.
+	// Owners before this one are gone; their sockets may not be.
 	stale, err := filepath.Glob(filepath.Join(s.Runtime, "o*"))
 	if err != nil {
 		return err
 	}
 	for _, path := range stale {
-		if err := os.Remove(path); err != nil {
+		// One that answers is that of a copy of this store.
+		if err := abandoned(path); err != nil {
 			return err
 		}
 	}
@@ -141,6 +148,18 @@ func (w *ownership) listen(s *Store) error {
 	return writeDurable(filepath.Join(w.dir, cardName), append(text, '\n'))
 }
 
+// abandoned removes a socket that nobody listens on.
+func abandoned(path string) error {
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		return conn.Close()
+	}
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return removed(path)
+	}
+	return nil
+}
+
 func listenUnix(path string) (net.Listener, error) {
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -157,7 +176,7 @@ func (w *ownership) close() error {
 	var errs []error
 	if w.lock != nil {
 		// Whoever reads it from here on must not find us.
-		errs = append(errs, os.Remove(filepath.Join(w.dir, cardName)))
+		errs = append(errs, removed(filepath.Join(w.dir, cardName)))
 	}
 	if w.socket != nil {
 		errs = append(errs, w.socket.Close())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	neturl "net/url"
 	"os"
 	"path/filepath"
 
@@ -26,7 +27,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	}()
 	created, _, err := log.Open(ctx)
 	if errors.Is(err, jetlog.ErrNoLog) {
-		return nil, fmt.Errorf("%w at %s: make one with `ckptstore init --store URL --data DIR`: %w", ErrNoStore, o.Location, err)
+		return nil, fmt.Errorf("%w at %s: make one with `ckptstore init --store URL --data DIR`: %w", ErrNoStore, redacted(o.Location), err)
 	}
 	if err != nil {
 		return nil, err
@@ -57,7 +58,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 // initURL makes the log on a server and the data directory beside it.
 func initURL(ctx context.Context, url, data string) (string, error) {
 	if data == "" || !filepath.IsAbs(data) {
-		return "", fmt.Errorf("init %s: --data must be the absolute path of a directory that every node sees, got %q", url, data)
+		return "", fmt.Errorf("init %s: --data must be the absolute path of a directory that every node sees, got %q", redacted(url), data)
 	}
 	for _, sub := range []string{"data", "blobs"} {
 		if err := os.MkdirAll(filepath.Join(data, sub), 0o700); err != nil {
@@ -73,10 +74,19 @@ func initURL(ctx context.Context, url, data string) (string, error) {
 	}
 	defer log.Close()
 	if created, _, err := log.Open(ctx); err == nil {
-		return "", fmt.Errorf("init %s: %w: it is %s, with its data in %s", url, ErrExists, created.Store, created.Data)
+		return "", fmt.Errorf("init %s: %w: it is %s, with its data in %s", redacted(url), ErrExists, created.Store, created.Data)
 	}
 	id := NewID()
 	return id, create(ctx, log, id, data)
+}
+
+// redacted is a URL for messages: without its password.
+func redacted(location string) string {
+	u, err := neturl.Parse(location)
+	if err != nil {
+		return "the given URL"
+	}
+	return u.Redacted()
 }
 
 // probe checks by a file that the data location can be written and read here.

@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -36,6 +38,10 @@ func repair(ctx context.Context, s *Store, w *ownership) error {
 		case c.State == projections.Committed && !have[ref]:
 			err = repairReceipt(ctx, s, w.log, c)
 		case c.State == projections.Aborted || c.State == projections.Deleted:
+			// Most of these were removed long ago.
+			if _, gone := os.Lstat(filepath.Join(s.DataDir, ref.String())); gone != nil {
+				continue
+			}
 			err = s.Data.Remove(ctx, ref)
 		default:
 			continue

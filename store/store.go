@@ -152,7 +152,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	}
 	runtime, err := runtimeDir(id.Store)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
 	s := &Store{ID: id.Store, Location: dir, Runtime: runtime, opts: o}
 	if err := s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs")); err != nil {
@@ -198,7 +198,12 @@ func (s *Store) Close() error {
 // checkLog opens the log of l and compares its identity with the store's.
 func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
 	created, _, err := l.Open(ctx)
-	if err != nil {
+	switch {
+	case errors.Is(err, jetlog.ErrNoLog):
+		return fmt.Errorf("%w: its log holds no event: restore log/ from a backup; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged)
+	case errors.Is(err, jetlog.ErrForeign):
+		return fmt.Errorf("%w: %w", ErrForeign, err)
+	case err != nil:
 		return err
 	}
 	if created.Format > Format {
@@ -211,26 +216,47 @@ func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
 	return nil
 }
 
-// runtimeDir is this user's directory for a store's sockets. Its path is
-// short, because a socket's may have 107 bytes at most.
+// maxRuntime is the length of a runtime directory's path. A socket's may have
+// 107 bytes at most, and those of a job's workers lie one directory deeper.
+const maxRuntime = 107 - 40
+
+// runtimeDir is this user's directory for a store's sockets: in
+// XDG_RUNTIME_DIR, or where that is not there or too long, in the directory
+// for temporary files.
 func runtimeDir(id string) (string, error) {
+	if err := uuid.Validate(id); err != nil {
+		return "", fmt.Errorf("%w: its identity %q is none: %w", ErrDamaged, id, err)
+	}
+	name := "ckptstore-" + id[len(id)-12:]
 	base := os.Getenv("XDG_RUNTIME_DIR")
-	if info, err := os.Stat(base); base == "" || err != nil || !info.IsDir() {
+	info, err := os.Stat(base)
+	if base == "" || err != nil || !info.IsDir() || len(filepath.Join(base, name)) > maxRuntime {
 		base = filepath.Join(os.TempDir(), fmt.Sprintf("ckptstore-%d", os.Getuid()))
+		if err := private(base); err != nil {
+			return "", err
+		}
 	}
-	dir := filepath.Join(base, "ckptstore-"+id[len(id)-12:])
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("make the runtime directory: %w", err)
+	dir := filepath.Join(base, name)
+	if len(dir) > maxRuntime {
+		return "", fmt.Errorf("runtime directory %s: the path has %d bytes, sockets need one of at most %d: set XDG_RUNTIME_DIR to a shorter one", dir, len(dir), maxRuntime)
 	}
-	// In a shared directory somebody else could have made it first.
-	info, err := os.Stat(dir)
+	return dir, private(dir)
+}
+
+// private makes a directory that only this user can look into. In a shared
+// one, somebody else could have put something in its place first.
+func private(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("make the runtime directory: %w: set XDG_RUNTIME_DIR to another", err)
+	}
+	info, err := os.Lstat(dir)
 	if err != nil {
-		return "", fmt.Errorf("runtime directory: %w", err)
+		return fmt.Errorf("runtime directory: %w", err)
 	}
-	if info.Mode().Perm() != 0o700 || !ownedByMe(info) {
-		return "", fmt.Errorf("runtime directory %s is not private to this user (mode %v): remove it, or set XDG_RUNTIME_DIR", dir, info.Mode())
+	if !info.IsDir() || info.Mode().Perm() != 0o700 || !ownedByMe(info) {
+		return fmt.Errorf("runtime directory %s is not private to this user (mode %v): remove it, or set XDG_RUNTIME_DIR", dir, info.Mode())
 	}
-	return dir, nil
+	return nil
 }
 
 // NewID mints the identity of an event, a job or a store: a UUIDv7.

@@ -30,6 +30,10 @@ func NewClient(dial func(context.Context) (net.Conn, error), last func(context.C
 	}
 }
 
+// ErrUnreachable says that nobody answered, or not to the end. The question
+// may be asked again.
+var ErrUnreachable = errors.New("the owner of the store cannot be asked")
+
 // answerError is a server's error with the identity that it had there.
 type answerError struct {
 	message string
@@ -53,12 +57,12 @@ func (c *Client) Answer(ctx context.Context, query string, p Params) (json.RawMe
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask the owner of the store: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return nil, fmt.Errorf("read the answer to %s: %w", query, err)
+		return nil, fmt.Errorf("%w: read the answer to %s: %w", ErrUnreachable, query, err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		return body, nil

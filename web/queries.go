@@ -38,6 +38,9 @@ type Query[T any] struct {
 var (
 	Runs   = Query[[]projections.Run]{"runs", func(r projections.Reader, _ Params) ([]projections.Run, error) { return projections.Runs(r) }}
 	Jobs   = Query[[]projections.Job]{"jobs", func(r projections.Reader, p Params) ([]projections.Job, error) { return projections.Jobs(r, p.Run) }}
+	Run = Query[projections.Run]{"run", func(r projections.Reader, p Params) (projections.Run, error) {
+		return projections.GetRun(r, p.Run)
+	}}
 	Trials = Query[[]projections.Trial]{"trials", func(r projections.Reader, p Params) ([]projections.Trial, error) {
 		return projections.Trials(r, p.Run)
 	}}
@@ -70,7 +73,7 @@ var (
 
 // answers is every query by name, for the server.
 var answers = map[string]func(projections.Reader, Params) (any, error){
-	Runs.Name: erase(Runs), Jobs.Name: erase(Jobs), Trials.Name: erase(Trials), Trial.Name: erase(Trial),
+	Runs.Name: erase(Runs), Run.Name: erase(Run), Jobs.Name: erase(Jobs), Trials.Name: erase(Trials), Trial.Name: erase(Trial),
 	Attempts.Name: erase(Attempts), Workers.Name: erase(Workers), Checkpoints.Name: erase(Checkpoints),
 	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Metrics.Name: erase(Metrics),
 	Digest.Name: erase(Digest),

@@ -117,18 +117,16 @@ func (p Params) encode(atLeast uint64) string {
 func parseParams(q url.Values) (p Params, atLeast uint64, err error) {
 	p = Params{Run: q.Get("run"), Trial: q.Get("trial"), Ref: q.Get("ref")}
 	var errs []error
-	if v := q.Get("attempt"); v != "" {
-		p.Attempt, err = strconv.Atoi(v)
-		errs = append(errs, err)
+	parse := func(name string, set func(string) error) {
+		if v := q.Get(name); v != "" {
+			if err := set(v); err != nil {
+				errs = append(errs, fmt.Errorf("parameter %s: %w", name, err))
+			}
+		}
 	}
-	if v := q.Get("all"); v != "" {
-		p.All, err = strconv.ParseBool(v)
-		errs = append(errs, err)
-	}
-	if v := q.Get("at_least"); v != "" {
-		atLeast, err = strconv.ParseUint(v, 10, 64)
-		errs = append(errs, err)
-	}
+	parse("attempt", func(v string) (err error) { p.Attempt, err = strconv.Atoi(v); return err })
+	parse("all", func(v string) (err error) { p.All, err = strconv.ParseBool(v); return err })
+	parse("at_least", func(v string) (err error) { atLeast, err = strconv.ParseUint(v, 10, 64); return err })
 	if err := errors.Join(errs...); err != nil {
 		return p, 0, fmt.Errorf("%w: %w", projections.ErrReference, err)
 	}

@@ -37,7 +37,7 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 	w := &watch{job: j, group: g, saving: saving}
 	cause, err := w.run(ctx, work, restart)
 	if err == nil {
-		err = j.finishSaves(w, cause)
+		err = j.finishSaves(work, w, cause)
 	}
 	stop()
 	if !w.savingEnded {
@@ -81,12 +81,16 @@ func (j *job) groupStarted(n int, resume string) *events.GroupStarted {
 
 // finishSaves drains the saver when the processes are gone: what is staged
 // by all ranks is finished, the rest aborted.
-func (j *job) finishSaves(w *watch, cause *FailedError) error {
+func (j *job) finishSaves(ctx context.Context, w *watch, cause *FailedError) error {
 	why := "the workers ended before the save was complete"
 	if cause != nil {
 		why = "the worker group failed: " + cause.Cause
 	}
-	w.group.saver.drain <- why
+	end, err := j.store.Log.Last(ctx)
+	if err != nil {
+		return err
+	}
+	w.group.saver.drain <- drain{why, end}
 	timer := time.NewTimer(j.cfg.DrainTimeout)
 	defer timer.Stop()
 	select {

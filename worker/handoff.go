@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,40 +21,44 @@ type handoff struct {
 	limit   time.Duration // until all ranks have reported
 	now     func() time.Time
 	say     func(context.Context, ...events.Body) error
-	ranks   []mailbox
-	over    chan struct{} // closed when no report will be taken any more
-	why     error         // set before over is closed
-}
-
-type mailbox struct {
-	in    chan delivery // capacity one
-	ended chan struct{} // closed when the rank's process has ended
+	boxes   []chan struct{} // a rank's holds a token while its report is not answered
+	in      chan delivery   // at most one of each rank: sending never blocks
+	gone    chan int        // a rank whose process has ended, once: sending never blocks
+	left    map[int]bool    // ranks that were in gone; owned by the goroutine of run
+	over    chan struct{}   // closed when no report will be taken any more
+	why     error           // set before over is closed
 }
 
 type delivery struct {
 	client.Report
+	rank int
 	at   time.Time // when the rank reported: waiting for others is not its time
 	done chan error
 }
 
 func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, say func(context.Context, ...events.Body) error) *handoff {
-	h := &handoff{attempt: attempt, limit: limit, now: now, say: say, over: make(chan struct{})}
+	h := &handoff{
+		attempt: attempt, limit: limit, now: now, say: say,
+		in: make(chan delivery, world), gone: make(chan int, world),
+		left: map[int]bool{}, over: make(chan struct{}),
+	}
 	for range world {
-		h.ranks = append(h.ranks, mailbox{make(chan delivery, 1), make(chan struct{})})
+		h.boxes = append(h.boxes, make(chan struct{}, 1))
 	}
 	return h
 }
 
-// ended says that a rank's process is gone. A report that it had handed over
-// still counts.
-func (h *handoff) ended(rank int) { close(h.ranks[rank].ended) }
+// ended says, once, that a rank's process is gone. A report that it had
+// handed over still counts.
+func (h *handoff) ended(rank int) { h.gone <- rank }
 
 // report hands over rank's report and blocks until the iteration is in the
 // log.
 func (h *handoff) report(ctx context.Context, rank int, r client.Report) error {
-	d := delivery{r, h.now(), make(chan error, 1)}
+	d := delivery{r, rank, h.now(), make(chan error, 1)}
 	select {
-	case h.ranks[rank].in <- d:
+	case h.boxes[rank] <- struct{}{}:
+		h.in <- d
 	case <-h.over:
 		return h.why
 	case <-ctx.Done():
@@ -75,6 +80,12 @@ func (h *handoff) report(ctx context.Context, rank int, r client.Report) error {
 	}
 }
 
+// answer ends a rank's report and lets its next one in.
+func (h *handoff) answer(d delivery, err error) {
+	d.done <- err
+	<-h.boxes[d.rank]
+}
+
 // run collects iterations until every rank has ended, and returns how many
 // there were. Ranks that disagree on whether there is one more are an error
 // that names them.
@@ -93,7 +104,7 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		err = h.say(ctx, h.merge(iterations, got, got[0].at.Sub(last)))
 		last = h.now()
 		for _, d := range got {
-			d.done <- err
+			h.answer(d, err)
 		}
 		if err != nil {
 			return iterations, err
@@ -103,45 +114,66 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 
 // collect waits for one report of each rank; nil when all ranks have ended.
 func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
-	got := make([]delivery, len(h.ranks))
-	var reported, ended []int
+	got := map[int]delivery{}
 	var limit <-chan time.Time
-	refuse := func(err error) ([]delivery, error) {
-		for _, rank := range reported {
-			got[rank].done <- err
+	take := func(d delivery) {
+		got[d.rank] = d
+		if limit == nil {
+			limit = time.After(h.limit)
+		}
+	}
+	refuse := func(format string, args ...any) ([]delivery, error) {
+		err := fmt.Errorf(format, args...)
+		for _, d := range got {
+			h.answer(d, err)
 		}
 		return nil, err
 	}
-	for rank, box := range h.ranks {
+	for {
+		reported, ended, silent := h.count(got)
+		switch {
+		case len(silent) > 0:
+		case len(reported) == 0:
+			return nil, nil
+		case len(ended) > 0:
+			return refuse("ranks %v reported while ranks %v have ended: every rank must report the same number of times", reported, ended)
+		default:
+			all := make([]delivery, len(reported))
+			for rank, d := range got {
+				all[rank] = d
+			}
+			return all, nil
+		}
 		select {
-		case got[rank] = <-box.in:
-			reported = append(reported, rank)
-		case <-box.ended:
-			// The mailbox may hold a last report: it counts.
-			select {
-			case got[rank] = <-box.in:
-				reported = append(reported, rank)
-			default:
-				ended = append(ended, rank)
+		case d := <-h.in:
+			take(d)
+		case rank := <-h.gone:
+			h.left[rank] = true
+			for len(h.in) > 0 { // a last report may be in front of the news: it counts
+				take(<-h.in)
 			}
 		case <-limit:
-			return refuse(fmt.Errorf("rank %d has not reported within %v, while ranks %v have", rank, h.limit, reported))
+			return refuse("ranks %v have not reported within %v, while ranks %v have", silent, h.limit, reported)
 		case <-ctx.Done():
-			return refuse(ctx.Err())
-		}
-		if limit == nil && len(reported) > 0 {
-			timer := time.NewTimer(h.limit)
-			defer timer.Stop()
-			limit = timer.C
+			return refuse("%w", ctx.Err())
 		}
 	}
-	switch {
-	case len(reported) == 0:
-		return nil, nil
-	case len(ended) > 0:
-		return refuse(fmt.Errorf("ranks %v reported while ranks %v have ended: every rank must report the same number of times", reported, ended))
+}
+
+// count says which ranks have reported, which have ended without, and which
+// may still do either.
+func (h *handoff) count(got map[int]delivery) (reported, ended, silent []int) {
+	for rank := range h.boxes {
+		switch _, ok := got[rank]; {
+		case ok:
+			reported = append(reported, rank)
+		case h.left[rank]:
+			ended = append(ended, rank)
+		default:
+			silent = append(silent, rank)
+		}
 	}
-	return got, nil
+	return reported, ended, silent
 }
 
 // merge makes the iteration's event: rank 0's metrics are the trial's, other
@@ -169,4 +201,38 @@ func checkMetrics(metrics map[string]any) error {
 		}
 	}
 	return nil
+}
+
+// bareNumbers puts the names of non-finite numbers, which Python's json module
+// writes bare, in quotes. Anything else is left as it came.
+func bareNumbers(body []byte) []byte {
+	var out []byte
+	quoted := false
+	for i := 0; i < len(body); i++ {
+		if !quoted {
+			if name := nonFinite(body[i:]); name != "" {
+				out = append(append(append(out, '"'), name...), '"')
+				i += len(name) - 1
+				continue
+			}
+		}
+		switch {
+		case body[i] == '"':
+			quoted = !quoted
+		case quoted && body[i] == '\\' && i+1 < len(body):
+			out = append(out, body[i])
+			i++
+		}
+		out = append(out, body[i])
+	}
+	return out
+}
+
+func nonFinite(at []byte) string {
+	for _, name := range []string{"NaN", "Infinity", "-Infinity"} {
+		if bytes.HasPrefix(at, []byte(name)) {
+			return name
+		}
+	}
+	return ""
 }

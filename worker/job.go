@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 
@@ -51,6 +52,10 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	}
 	if len(cfg.Command) == 0 {
 		return fmt.Errorf("%w: no command to run; give one after --", ErrConfig)
+	}
+	// Asked before an attempt begins: one that cannot run is none.
+	if _, err := exec.LookPath(cfg.Command[0]); err != nil {
+		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
 	}
 	j := &job{cfg: cfg, store: store, log: cfg.Logger}
 	j.scribe = &scribe{
@@ -121,12 +126,12 @@ func (j *job) attempts(ctx context.Context) error {
 		}
 		trial.Attempt++
 		if cause == nil {
-			_, err := j.lane.decide(ctx, &events.TrialCompleted{Attempt: trial.Attempt})
+			_, err := j.lane.decide(context.WithoutCancel(ctx), &events.TrialCompleted{Attempt: trial.Attempt})
 			return err
 		}
 		if j.cfg.MaxRestarts >= 0 && restarts >= j.cfg.MaxRestarts {
 			cause.Attempt, cause.Restarts = trial.Attempt, restarts
-			_, err := j.lane.decide(ctx, &events.TrialErrored{Attempt: trial.Attempt, Message: cause.Cause})
+			_, err := j.lane.decide(context.WithoutCancel(ctx), &events.TrialErrored{Attempt: trial.Attempt, Message: cause.Cause})
 			return errors.Join(cause, err)
 		}
 		if trial, err = j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial); err != nil {
@@ -211,7 +216,7 @@ func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64) err
 	coord := planner.NewCoordinator(j.coordinator(attempt, world))
 	coord.Abandon(why)
 	s := newSaver(j.lane, j.store, coord, j.log, newStaging(j.arenas))
-	s.drain <- why
+	s.drain <- drain{why, known}
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.DrainTimeout)
 	defer cancel()
 	if err := s.run(ctx, from, known); err != nil {

@@ -110,7 +110,8 @@ func (l *lane) reread(ctx context.Context, mine events.Body) error {
 		if err != nil {
 			return err
 		}
-		if g, ok := body.(*events.GroupStarted); ok && g.Attempt > l.attempt {
+		// Nobody else may have this attempt's number either.
+		if g, ok := body.(*events.GroupStarted); ok && g.Attempt >= l.attempt && r.Source != l.source {
 			return fmt.Errorf("attempt %d: %w (attempt %d of job %s)", l.attempt, ErrFenced, g.Attempt, g.Job)
 		}
 		if id := ends(body); id != "" && id == about(mine) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 
@@ -100,14 +101,9 @@ func (l *loader) absent(ld *load) []int {
 }
 
 func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (client.LoadReply, error) {
-	wants := make([]plan.Want, len(req.Items))
-	for i, it := range req.Items {
+	for _, it := range req.Items {
 		if it.FQN == "" {
 			return client.LoadReply{}, badRequest("an item has no name")
-		}
-		wants[i] = plan.Want{Value: it.Value, Shard: shard(it), Rank: s.rank}
-		if it.Rank != nil {
-			wants[i].Rank = *it.Rank
 		}
 	}
 	ld, err := s.loader.join(s.rank, req)
@@ -129,7 +125,7 @@ func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (client
 	if ld.err != nil {
 		return client.LoadReply{}, &problem{http.StatusConflict, ld.err}
 	}
-	reply, err := s.read(ctx, ld, wants)
+	reply, err := s.read(ctx, ld, req.Items)
 	if err != nil {
 		sayErr := s.lane.say(ctx, &events.RestoreFailed{Attempt: s.attempt, Load: ld.n, Checkpoint: ld.ckpt.ID, Error: fmt.Sprintf("rank %d: %v", s.rank, err)})
 		return client.LoadReply{}, errors.Join(err, sayErr)
@@ -186,8 +182,24 @@ func (s *rankServer) resolve(ctx context.Context, ld *load) error {
 	return err
 }
 
+// wants are what rank asks for, and for each the index of its item. Optional
+// values that the checkpoint has of other ranks only are left out.
+func (s *rankServer) wants(ld *load, items []client.Item) (wants []plan.Want, of []int) {
+	for i, it := range items {
+		w := plan.Want{Value: it.Value, Shard: shard(it), Rank: s.rank}
+		if it.Rank != nil {
+			w.Rank = *it.Rank
+		}
+		if !it.Optional || !ld.planner.Lacks(w) {
+			wants, of = append(wants, w), append(of, i)
+		}
+	}
+	return wants, of
+}
+
 // read fills rank's load arena with what it wants.
-func (s *rankServer) read(ctx context.Context, ld *load, wants []plan.Want) (client.LoadReply, error) {
+func (s *rankServer) read(ctx context.Context, ld *load, items []client.Item) (client.LoadReply, error) {
+	wants, of := s.wants(ld, items)
 	reads, err := ld.planner.Load(wants)
 	if err != nil {
 		return client.LoadReply{}, &problem{http.StatusBadRequest, fmt.Errorf("load %s: %w", ld.ckpt.ID, err)}
@@ -205,20 +217,19 @@ func (s *rankServer) read(ctx context.Context, ld *load, wants []plan.Want) (cli
 		return client.LoadReply{}, err
 	}
 	dst := make(loadTarget, len(wants))
+	reply := client.LoadReply{
+		Checkpoint: ld.ckpt.ID, Step: ld.ckpt.Step, Arena: a.path, Size: size, Unread: ld.unread,
+		Offsets: make([]int64, len(items)), Sizes: slices.Repeat([]int64{-1}, len(items)),
+	}
 	for i := range wants {
 		dst[i] = a.data[offsets[i] : offsets[i]+sizes[i]]
+		reply.Offsets[of[i]], reply.Sizes[of[i]] = offsets[i], sizes[i]
 	}
 	n, err := ld.reader.ReadData(ctx, wants, reads, dst)
 	if err != nil {
 		return client.LoadReply{}, err
 	}
-	if err := s.finish(ctx, ld, len(reads), n); err != nil {
-		return client.LoadReply{}, err
-	}
-	return client.LoadReply{
-		Checkpoint: ld.ckpt.ID, Step: ld.ckpt.Step, Arena: a.path, Size: size,
-		Offsets: offsets, Sizes: sizes, Unread: ld.unread,
-	}, nil
+	return reply, s.finish(ctx, ld, len(reads), n)
 }
 
 // finish says what a rank has read, and with the last rank that the load is

@@ -65,6 +65,9 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 			Participants: participants, Fingerprint: plan.Sum(encoded).String(), Plan: blob,
 		})
 	}
+	if now := s.saver.state(id); err == nil && now.State == client.Aborted {
+		err = aborted(id, now)
+	}
 	if err != nil {
 		s.slots.abort(id)
 		return client.SaveReply{}, err
@@ -125,16 +128,19 @@ func shard(it client.Item) tensor.Shard {
 // onSeal takes the worker's word that its copy is complete.
 func (s *rankServer) onSeal(ctx context.Context, req client.CheckpointRef) (struct{}, error) {
 	size, ok := s.slots.sealed(s.rank, req.Checkpoint)
+	if now := s.saver.state(req.Checkpoint); now.State == client.Aborted {
+		return struct{}{}, aborted(req.Checkpoint, now)
+	}
 	if !ok {
-		now, err := s.saver.wait(ctx, req.Checkpoint, client.Aborted)
-		if err == nil {
-			err = fmt.Errorf("checkpoint %s was aborted: %s", req.Checkpoint, now.Reason)
-		}
-		return struct{}{}, &problem{http.StatusConflict, err}
+		return struct{}{}, &problem{http.StatusConflict, fmt.Errorf("rank %d has no staging slot for %q: call save first, and seal once", s.rank, req.Checkpoint)}
 	}
 	return struct{}{}, s.lane.sayAs(ctx, s.lane.trial, events.Rank(s.rank), &events.WriteSealed{
 		Attempt: s.attempt, Checkpoint: req.Checkpoint, Rank: s.rank, Bytes: size,
 	})
+}
+
+func aborted(id string, now client.WaitReply) error {
+	return &problem{http.StatusConflict, fmt.Errorf("checkpoint %s was aborted: %s", id, now.Reason)}
 }
 
 func (s *rankServer) onWait(ctx context.Context, req client.WaitRequest) (client.WaitReply, error) {

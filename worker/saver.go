@@ -27,7 +27,7 @@ type saver struct {
 	coord *planner.Coordinator // owned by the goroutine of run
 	slots *staging
 
-	drain   chan string // a reason; once
+	drain   chan drain // once
 	idle    chan struct{}
 	written chan error
 	writing int
@@ -39,11 +39,18 @@ type saver struct {
 	err    error                       // why the saver stopped
 }
 
+// drain asks a saver to finish what was sealed at the sequence upTo of the log
+// and to abort the rest.
+type drain struct {
+	reason string
+	upTo   uint64
+}
+
 // newSaver makes the shell of a coordinator that writes from slots.
 func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging) *saver {
 	return &saver{
 		lane: l, store: store, log: log, now: l.now, coord: coord, slots: slots,
-		drain: make(chan string, 1), idle: make(chan struct{}), written: make(chan error, 1),
+		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}),
 	}
@@ -84,7 +91,8 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 	}()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	draining, seen := false, from-1
+	var draining *drain // until the coordinator was told
+	drained, seen := false, from-1
 	for {
 		select {
 		case <-ctx.Done():
@@ -102,9 +110,8 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 			if err != nil {
 				return err
 			}
-		case reason := <-s.drain:
-			s.coord.Drain(reason)
-			draining = true
+		case d := <-s.drain:
+			draining = &d
 		case <-timer.C:
 		}
 		if seen < known {
@@ -119,7 +126,14 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 		if n := s.coord.Fenced(); n > 0 {
 			return fmt.Errorf("%w: attempt %d", ErrFenced, n)
 		}
-		if draining && s.writing == 0 && len(s.coord.Open()) == 0 {
+		if draining != nil && seen >= draining.upTo {
+			// Not before: what the ranks had sealed by then must have begun.
+			s.coord.Drain(draining.reason)
+			draining, drained = nil, true
+			timer.Reset(0)
+			continue
+		}
+		if drained && s.writing == 0 && len(s.coord.Open()) == 0 {
 			return nil
 		}
 		if !next.IsZero() {
@@ -175,9 +189,15 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		s.log.Info("checkpoint committed", "checkpoint", b.Checkpoint, "bytes", b.Bytes)
 		s.move(b.Checkpoint, client.WaitReply{State: client.Committed})
 	case *events.CheckpointAborted:
-		s.slots.abort(b.Checkpoint)
 		s.log.Warn("checkpoint aborted", "checkpoint", b.Checkpoint, "reason", b.Reason, "ranks", b.Ranks)
-		s.move(b.Checkpoint, client.WaitReply{State: client.Aborted, Reason: b.Reason})
+		reason := b.Reason
+		if len(b.Ranks) > 0 {
+			reason = fmt.Sprintf("%s (ranks %v)", b.Reason, b.Ranks)
+		}
+		// In this order: a rank that takes a slot too late sees the state, or
+		// its slot is freed here.
+		s.move(b.Checkpoint, client.WaitReply{State: client.Aborted, Reason: reason})
+		s.slots.abort(b.Checkpoint)
 		s.sweep(ctx, b.Checkpoint)
 	}
 	return nil
@@ -192,6 +212,13 @@ func (s *saver) move(id string, state client.WaitReply) {
 	s.states[id] = state
 	close(s.moved)
 	s.moved = make(chan struct{})
+}
+
+// state is what the log says of a checkpoint so far.
+func (s *saver) state(id string) client.WaitReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.states[id]
 }
 
 func order(state string) int {
@@ -272,6 +299,10 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	w, err := s.writeData(ctx, c)
 	if err != nil && ctx.Err() != nil {
 		return nil // the attempt is over, not the disk
+	}
+	if s.state(c.Checkpoint).State == client.Aborted {
+		s.sweep(ctx, c.Checkpoint) // these files may have come after the first sweep
+		return nil
 	}
 	if err != nil {
 		s.log.Error("write failed", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", err)

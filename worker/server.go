@@ -76,7 +76,9 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	s := &rankServer{group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}}
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/hello", handle(s, s.onHello))
-	mux.Handle("POST /v1/report", handle(s, s.onReport))
+	mux.Handle("POST /v1/report", s.raw(func(r *http.Request, body []byte) ([]byte, error) {
+		return decoded(r, bareNumbers(body), s.onReport)
+	}))
 	mux.Handle("POST /v1/save", handle(s, s.onSave))
 	mux.Handle("POST /v1/seal", handle(s, s.onSeal))
 	mux.Handle("POST /v1/wait", handle(s, s.onWait))
@@ -133,17 +135,20 @@ func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler)
 
 // handle is raw with JSON on both sides.
 func handle[In, Out any](s *rankServer, h func(context.Context, In) (Out, error)) http.Handler {
-	return s.raw(func(r *http.Request, body []byte) ([]byte, error) {
-		var in In
-		if err := json.Unmarshal(body, &in); err != nil {
-			return nil, badRequest("decode request: %w", err)
-		}
-		out, err := h(r.Context(), in)
-		if err != nil {
-			return nil, err
-		}
-		return json.Marshal(out)
-	})
+	return s.raw(func(r *http.Request, body []byte) ([]byte, error) { return decoded(r, body, h) })
+}
+
+// decoded answers one request in JSON.
+func decoded[In, Out any](r *http.Request, body []byte, h func(context.Context, In) (Out, error)) ([]byte, error) {
+	var in In
+	if err := json.Unmarshal(body, &in); err != nil {
+		return nil, badRequest("decode request: %w", err)
+	}
+	out, err := h(r.Context(), in)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(out)
 }
 
 func (s *rankServer) onHello(_ context.Context, h client.Hello) (client.Context, error) {

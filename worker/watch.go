@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -97,7 +96,7 @@ func (w *watch) file(rank int, what string) string {
 // wait follows the processes until all have ended. The first of them that
 // fails ends the others: SIGTERM, and SIGKILL after the grace.
 func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) {
-	var kill <-chan time.Time
+	var kill, giveUp <-chan time.Time
 	end := func(why *FailedError) {
 		if cause == nil {
 			cause = why
@@ -106,24 +105,33 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			kill = timer.C
 		}
 	}
+	var failures []failure
 	greeted := map[int]bool{}
+	greet := func(rank int) {
+		if greeted[rank] = true; len(greeted) == w.cfg.NProc {
+			err = errors.Join(err, w.lane.say(work, &events.TrainingStarted{Attempt: w.group.attempt}))
+		}
+	}
 	reported, done := w.reported, ctx.Done()
 	for alive := len(w.procs); alive > 0 || reported != nil; {
 		select {
 		case e := <-w.exits:
 			alive--
-			message := w.errorFile(e.rank)
+			for len(w.group.hello) > 0 { // what it said came before its end
+				greet(<-w.group.hello)
+			}
+			told := w.errorFile(e.rank)
 			if e.failed() {
-				end(&FailedError{Rank: e.rank, Cause: join(e.String(), message)})
+				failures = append(failures, failure{e, told, w.cfg.Now().Unix(), cause != nil && told.message == ""})
+				end(&FailedError{Rank: e.rank, Cause: failures[0].String()})
 			}
 			w.gone(e)
 			err = errors.Join(err, w.lane.say(work, &events.WorkerExited{
-				Attempt: w.group.attempt, Rank: e.rank, Code: e.code, Signal: e.signal, Message: message,
+				Attempt: w.group.attempt, Rank: e.rank, Code: e.code, Signal: e.signal,
+				Message: told.message, Traceback: told.traceback,
 			}))
 		case rank := <-w.group.hello:
-			if greeted[rank] = true; len(greeted) == w.cfg.NProc {
-				err = errors.Join(err, w.lane.say(work, &events.TrainingStarted{Attempt: w.group.attempt}))
-			}
+			greet(rank)
 		case rerr := <-reported:
 			reported = nil
 			if rerr != nil {
@@ -140,7 +148,14 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		case <-kill:
 			w.log.Warn("some workers ignore SIGTERM and are killed", "grace", w.cfg.Grace)
 			w.signal(syscall.SIGKILL)
+			giveUp = time.After(reapTimeout)
+		case <-giveUp:
+			return cause, errors.Join(err, fmt.Errorf("workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", w.group.attempt, reapTimeout))
 		}
+	}
+	if cause != nil && cause.Rank >= 0 {
+		root := rootCause(failures)
+		cause.Rank, cause.Cause = root.rank, root.String()
 	}
 	if cause == nil && len(greeted) > 0 && w.iterations == 0 {
 		w.log.Warn("the workers ran until completion without reporting; call report once an iteration to see metrics")
@@ -161,28 +176,4 @@ func (w *watch) signal(sig syscall.Signal) {
 	for _, p := range w.procs {
 		p.signal(sig)
 	}
-}
-
-// errorFile is the message that torchelastic's record decorator left, if any.
-func (w *watch) errorFile(rank int) string {
-	data, err := os.ReadFile(w.file(rank, "error.json"))
-	if err != nil {
-		return "" // most workers leave none
-	}
-	var full struct{ Message struct{ Message string } }
-	if json.Unmarshal(data, &full) == nil {
-		return full.Message.Message
-	}
-	var plain struct{ Message string }
-	if json.Unmarshal(data, &plain) == nil {
-		return plain.Message
-	}
-	return string(data[:min(len(data), 1000)])
-}
-
-func join(what, message string) string {
-	if message == "" {
-		return what
-	}
-	return what + ": " + message
 }

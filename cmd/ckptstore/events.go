@@ -81,7 +81,7 @@ func (a *app) events(ctx context.Context, s *store.Store, sel selection) error {
 }
 
 func knownRun(ctx context.Context, s *store.Store, run string) error {
-	_, err := web.Ask(ctx, s.Views(), web.Trials, web.Params{Run: run})
+	_, err := web.Ask(ctx, s.Views(), web.Run, web.Params{Run: run})
 	return err
 }
 

@@ -71,7 +71,11 @@ which of them are superseded is known to the log alone, so it equals
 
 func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool) error {
 	runs := []string{run}
-	if run == "" {
+	if run != "" {
+		if err := knownRun(ctx, s, run); err != nil {
+			return err
+		}
+	} else {
 		rows, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})
 		if err != nil {
 			return err

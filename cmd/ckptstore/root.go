@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -54,6 +55,7 @@ type app struct {
 	output   string // table, wide, json or jsonl
 	json     bool
 	quiet    bool
+	wait     time.Duration
 }
 
 // run is the whole program; it returns the exit code.
@@ -89,6 +91,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f.StringVar(&a.location, "store", location, "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
 	f.StringVarP(&a.output, "output", "o", "table", "output: table, wide, json or jsonl")
 	f.BoolVar(&a.json, "json", false, "the same as --output json")
+	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.verifyCommand())
@@ -155,7 +158,7 @@ func (a *app) logger() *slog.Logger {
 
 // with opens the store for one command.
 func (a *app) with(ctx context.Context, do func(*store.Store) error) (err error) {
-	s, err := store.Open(ctx, store.Options{Location: a.location, Logger: a.logger()})
+	s, err := store.Open(ctx, store.Options{Location: a.location, Patience: a.wait, Logger: a.logger()})
 	if err != nil {
 		return err
 	}

@@ -40,17 +40,15 @@ func (a *app) serveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "serve", Short: "Own a store until stopped, so that others connect to it", Args: args(cobra.NoArgs),
 		Long: `Own the store until SIGINT or SIGTERM. Trainers and other commands on this
-machine connect to its owner; without one, each owns the store while it runs.`,
+machine connect to its owner; without one, each owns the store while it runs.
+When another process owns the store, stand by and own it when that one ends.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.with(c.Context(), func(s *store.Store) error {
+				state := "serving"
 				if !s.Owns() {
-					who, err := s.Owner()
-					if err != nil {
-						return err
-					}
-					return fmt.Errorf("%w: %s serves it already", store.ErrLocked, who)
+					state = "another process owns this store; standing by for"
 				}
-				fmt.Fprintf(a.err, "serving store %s in %s; stop with Ctrl-C\n", s.ID, s.Location)
+				fmt.Fprintf(a.err, "%s store %s in %s; stop with Ctrl-C\n", state, s.ID, s.Location)
 				<-c.Context().Done()
 				return nil
 			})

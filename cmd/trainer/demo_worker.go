@@ -125,7 +125,7 @@ func (r *rank) state() client.State {
 	for _, t := range r.model.Tensors() {
 		s.Tensors = append(s.Tensors, client.Tensor{Shard: t.Shard, Data: t.Data})
 	}
-	s.Values = []client.Value{{FQN: "rng", PerRank: true, Data: r.model.RNG()}}
+	s.Values = []client.Value{{FQN: "rng", PerRank: true, Optional: true, Data: r.model.RNG()}}
 	return s
 }
 

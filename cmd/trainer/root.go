@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -74,6 +75,10 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	err := root.ExecuteContext(ctx)
 	if err != nil {
 		fmt.Fprintln(stderr, "trainer:", err)
+		var failed *worker.FailedError
+		if errors.As(err, &failed) && len(failed.Tail) > 0 {
+			fmt.Fprintf(stderr, "last output of rank %d:\n  %s", failed.Rank, strings.Join(failed.Tail, "  "))
+		}
 	}
 	return exitCode(err)
 }

@@ -52,6 +52,7 @@ type runOptions struct {
 	drain       time.Duration
 	grace       time.Duration
 	collective  time.Duration
+	wait        time.Duration
 	quiet       bool
 }
 
@@ -78,6 +79,7 @@ func runCommand(std streams) *cobra.Command {
 	f.DurationVar(&o.drain, "drain-timeout", 2*time.Minute, "longest time to finish staged saves when workers have ended")
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL")
 	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "longest time that ranks wait for each other")
+	f.DurationVar(&o.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "log warnings and errors only")
 	// torchrun spells flags with "-" or "_" and has these for one node.
 	f.StringVar(&o.nproc, "nproc-per-node", "1", "torchrun's name of --nproc")
@@ -111,7 +113,7 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 	if err := ensureStore(ctx, o.store, log); err != nil {
 		return err
 	}
-	st, err := store.Open(ctx, store.Options{Location: o.store, Logger: log})
+	st, err := store.Open(ctx, store.Options{Location: o.store, Patience: o.wait, Logger: log})
 	if err != nil {
 		return err
 	}

@@ -12,8 +12,9 @@
 //	server    an embedded NATS server in a directory ([StartServer])
 //
 // A message is stored as package events encodes it: the subject, the headers
-// in the spelling of the wire, the body byte for byte. JetStream adds
+// in the spelling of the wire, the body byte for byte. The append adds
 //
+//	Nats-Expected-Stream                           to what is sent singly
 //	Nats-Expected-Last-Subject-Sequence[-Subject]  to a decision
 //	Nats-Expected-Last-Sequence                    to store.created
 //	Nats-Batch-Id, -Sequence, -Commit              to the facts of a batch

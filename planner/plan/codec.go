@@ -37,21 +37,21 @@ func DecodeLocal(data []byte) (Local, error) {
 	d := &decoder{b: data, size: len(data)}
 	d.begin(magicLocal)
 	l := Local{Rank: d.int()}
-	for range d.count(3) {
+	for range d.entries(3) {
 		flags := d.uint()
 		it := Item{Value: flags&flagValue != 0, PerRank: flags&flagPerRank != 0}
 		if flags > flagValue|flagPerRank {
 			d.fail("unknown flags %d", flags)
 		}
-		it.Shard.FQN = d.string()
+		it.Shard.FQN = d.name("item")
 		it.Bytes = d.int64()
 		if !it.Value {
 			it.Shard.DType = d.dtype()
 			it.Shard.Global = d.dims()
 			it.Shard.Box = d.box(len(it.Shard.Global))
-			if err := it.Shard.Validate(); err != nil && d.err == nil {
+			if err := it.Shard.Validate(); err != nil {
 				d.fail("%v", err)
-			} else if d.err == nil && it.Bytes != it.Shard.Bytes() {
+			} else if it.Bytes != it.Shard.Bytes() {
 				d.fail("tensor %q has %d bytes, its box needs %d", it.Shard.FQN, it.Bytes, it.Shard.Bytes())
 			}
 		}
@@ -89,7 +89,8 @@ func (e *encoder) layout(l Layout) {
 	}
 }
 
-// DecodeLayout is the inverse of [EncodeLayout]. Boxes are validated.
+// DecodeLayout is the inverse of [EncodeLayout]. Shapes and boxes are
+// validated; whether the boxes cover each shape once is not looked into.
 func DecodeLayout(data []byte) (Layout, error) {
 	d := &decoder{b: data, size: len(data)}
 	l := d.layout()
@@ -98,20 +99,23 @@ func DecodeLayout(data []byte) (Layout, error) {
 
 func (d *decoder) layout() (l Layout) {
 	d.begin(magicLayout)
-	for range d.count(4) {
-		t := Tensor{FQN: d.string(), DType: d.dtype(), Shape: d.dims()}
-		for range d.count(1) {
+	for range d.entries(4) {
+		t := Tensor{FQN: d.name("tensor"), DType: d.dtype(), Shape: d.dims()}
+		whole := tensor.Shard{FQN: t.FQN, DType: t.DType, Global: t.Shape, Box: t.Shape.Full()}
+		if err := whole.Validate(); err != nil {
+			d.fail("%v", err)
+		}
+		for range d.entries(1) {
 			c := Chunk{Rank: d.int(), Box: d.box(len(t.Shape))}
-			s := tensor.Shard{FQN: t.FQN, DType: t.DType, Global: t.Shape, Box: c.Box}
-			if err := s.Validate(); err != nil && d.err == nil {
-				d.fail("%v", err)
+			if err := c.Box.Validate(t.Shape); err != nil {
+				d.fail("tensor %q: %v", t.FQN, err)
 			}
 			t.Chunks = append(t.Chunks, c)
 		}
 		l.Tensors = append(l.Tensors, t)
 	}
-	for range d.count(4) {
-		v := Value{FQN: d.string(), Rank: d.int(), Bytes: d.int64()}
+	for range d.entries(4) {
+		v := Value{FQN: d.name("value"), Rank: d.int(), Bytes: d.int64()}
 		flags := d.uint()
 		if flags&^flagPerRank != 0 {
 			d.fail("unknown flags %d", flags)
@@ -150,7 +154,7 @@ func DecodeManifest(data []byte) (Manifest, error) {
 		Store: d.string(), Run: d.string(), Trial: d.string(), Checkpoint: d.string(), Name: d.string(),
 		Step: d.int64(), Attempt: d.int(), WorldSize: d.int(),
 	}
-	for range d.count(33) {
+	for range d.entries(33) {
 		m.Ranks = append(m.Ranks, RankIndex{Rank: d.int(), Index: d.digest()})
 	}
 	m.Layout = d.layout()

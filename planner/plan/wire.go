@@ -3,6 +3,8 @@ package plan
 import (
 	"encoding/binary"
 	"fmt"
+	"iter"
+	"math"
 
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -90,7 +92,7 @@ func (d *decoder) uint() uint64 {
 
 func (d *decoder) int64() int64 {
 	v := d.uint()
-	if v > 1<<62 {
+	if v > math.MaxInt64 {
 		d.fail("number %d is too large", v)
 		return 0
 	}
@@ -116,10 +118,29 @@ func (d *decoder) count(size int) int {
 	return int(v)
 }
 
+// entries yields once for each entry of a list, and stops at the first error:
+// what is made of broken bytes stays small.
+func (d *decoder) entries(size int) iter.Seq[int] {
+	n := d.count(size)
+	return func(yield func(int) bool) {
+		for i := 0; i < n && d.err == nil && yield(i); i++ {
+		}
+	}
+}
+
 func (d *decoder) string() string {
 	n := d.count(1)
 	s := string(d.b[:n])
 	d.b = d.b[n:]
+	return s
+}
+
+// name is a string that is not empty.
+func (d *decoder) name(of string) string {
+	s := d.string()
+	if s == "" {
+		d.fail("%s without a name", of)
+	}
 	return s
 }
 

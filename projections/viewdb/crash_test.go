@@ -143,6 +143,20 @@ func TestCrashBeforeEachWrite(t *testing.T) {
 	}
 }
 
+func TestCatchUpIsDurable(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	db := open(t, mem, "views")
+	defer shut(t, db)
+	if err := db.CatchUp(t.Context(), newLog(story()...)); err != nil {
+		t.Fatal(err)
+	}
+	image := open(t, mem.CrashClone(vfs.CrashCloneCfg{}), "views")
+	defer shut(t, image)
+	if at := image.Cursor(); at != 6 {
+		t.Fatalf("after a crash the cursor is %d, want 6", at)
+	}
+}
+
 // A view that is followed and otherwise left alone becomes durable by itself.
 func TestFollowSyncsEachSecond(t *testing.T) {
 	mem := vfs.NewCrashableMem()

@@ -42,7 +42,8 @@ func (db *DB) Follow(ctx context.Context, src Source) error {
 	return db.update(ctx, src, true)
 }
 
-// CatchUp folds the log from the cursor to the end that it has now.
+// CatchUp folds the log from the cursor to the end that it has now. What it
+// folded is durable on return, also with an error.
 func (db *DB) CatchUp(ctx context.Context, src Source) error {
 	return db.update(ctx, src, false)
 }
@@ -204,7 +205,7 @@ func (u *updater) take(ctx context.Context, a arrival, ok bool, until uint64) er
 
 // check is what an event must be to follow the one at sequence at.
 func check(r events.Recorded, at uint64, store string) error {
-	if false {
+	if r.Sequence != at+1 {
 		return fmt.Errorf("%w: event %d follows event %d; run ckptstore audit", ErrGap, r.Sequence, at)
 	}
 	if r.Kind != (events.StoreCreated{}).Kind() || store == "" {

@@ -268,8 +268,8 @@ func (db *DB) acquire() (release func(), err error) {
 }
 
 // Close ends a running update, waits for those who read, and closes the
-// database. All that was folded is durable on return without an error.
-// Further calls do nothing.
+// database. All that was folded is durable on return without an error, since
+// every update ends with a sync. Further calls do nothing.
 func (db *DB) Close() error {
 	db.end()
 	db.updating.Lock()
@@ -280,8 +280,7 @@ func (db *DB) Close() error {
 		return nil
 	}
 	db.closed = true
-	synced := db.pebble.LogData(nil, pebble.Sync)
-	if err := errors.Join(synced, db.pebble.Close()); err != nil {
+	if err := db.pebble.Close(); err != nil {
 		return fmt.Errorf("close views in %s: %w", db.dir, err)
 	}
 	return nil

@@ -147,11 +147,12 @@ func TestHalts(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, update := range []func(*viewdb.DB, context.Context, viewdb.Source) error{(*viewdb.DB).Follow, (*viewdb.DB).CatchUp} {
-				fs := vfs.NewMem()
-				db := open(t, fs, "views")
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				db := open(t, vfs.NewMem(), "views")
 				waited := make(chan error, 1)
-				go func() { waited <- db.Wait(t.Context(), 1000) }()
-				err := update(db, t.Context(), test.src)
+				go func() { waited <- db.Wait(ctx, 1000) }()
+				err := update(db, ctx, test.src)
 				if err == nil || !strings.Contains(err.Error(), test.says) || test.is != nil && !errors.Is(err, test.is) {
 					t.Fatalf("error is %v", err)
 				}
@@ -179,7 +180,9 @@ func TestRolledBackLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, update := range []func(*viewdb.DB, context.Context, viewdb.Source) error{(*viewdb.DB).Follow, (*viewdb.DB).CatchUp} {
-		err := update(db, t.Context(), newLog(log[:5]...))
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		err := update(db, ctx, newLog(log[:5]...))
 		if !errors.Is(err, viewdb.ErrRolledBack) || !strings.Contains(err.Error(), "ends at 5, the views are at 6") {
 			t.Fatalf("error is %v", err)
 		}
@@ -291,7 +294,7 @@ func TestReplayAsOf(t *testing.T) {
 	if _, err := viewdb.Replay(t.Context(), src, 7); err == nil || !strings.Contains(err.Error(), "ends at 6") {
 		t.Errorf("beyond the end: %v", err)
 	}
-	if _, err := viewdb.Replay(t.Context(), newLog(log[0], log[2]), 0); !errors.Is(err, viewdb.ErrGap) {
+	if _, err := viewdb.Replay(t.Context(), newLog(log[0], log[2]), 2); !errors.Is(err, viewdb.ErrGap) {
 		t.Errorf("with a gap: %v", err)
 	}
 	if m, err := viewdb.Replay(t.Context(), newLog(), 0); err != nil || m.Len() != 0 {

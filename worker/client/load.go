@@ -50,6 +50,10 @@ func (c *Client) Load(ctx context.Context, state *State, o LoadOptions) (Loaded,
 		copy(t.Data, get())
 	}
 	for j := range state.Values {
+		if r.Sizes[i] < 0 {
+			i++
+			continue
+		}
 		state.Values[j].Data = append([]byte(nil), get()...)
 	}
 	return Loaded{r.Checkpoint, r.Step, r.Unread}, m.close()

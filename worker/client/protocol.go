@@ -67,15 +67,16 @@ type Report struct {
 
 // Item describes one shard or one value.
 type Item struct {
-	FQN     string       `json:"fqn"`
-	Value   bool         `json:"value,omitempty"`
-	PerRank bool         `json:"per_rank,omitempty"` // each rank has its own value
-	Rank    *int         `json:"rank,omitempty"`     // load: whose per-rank value, default own
-	DType   tensor.DType `json:"dtype,omitzero"`
-	Shape   []int64      `json:"shape,omitempty"` // of the whole tensor
-	Offsets []int64      `json:"offsets,omitempty"`
-	Sizes   []int64      `json:"sizes,omitempty"`
-	Bytes   int64        `json:"bytes"` // save: size of the data
+	FQN      string       `json:"fqn"`
+	Value    bool         `json:"value,omitempty"`
+	PerRank  bool         `json:"per_rank,omitempty"` // each rank has its own value
+	Optional bool         `json:"optional,omitempty"` // load: a per-rank value of a rank that saved none is left out
+	Rank     *int         `json:"rank,omitempty"`     // load: whose per-rank value, default own
+	DType    tensor.DType `json:"dtype,omitzero"`
+	Shape    []int64      `json:"shape,omitempty"` // of the whole tensor
+	Offsets  []int64      `json:"offsets,omitempty"`
+	Sizes    []int64      `json:"sizes,omitempty"`
+	Bytes    int64        `json:"bytes"` // save: size of the data
 }
 
 // SaveRequest asks for a slot. Participants are the ranks that take part, by
@@ -130,7 +131,8 @@ type LoadRequest struct {
 }
 
 // LoadReply says where the bytes are: item i's are Sizes[i] bytes at
-// Offsets[i] of the file Arena, tensors row-major in the wanted box.
+// Offsets[i] of the file Arena, tensors row-major in the wanted box. The size
+// of an optional value that nobody saved is -1.
 type LoadReply struct {
 	Checkpoint string   `json:"checkpoint"`
 	Step       int64    `json:"step"`

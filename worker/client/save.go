@@ -19,7 +19,10 @@ type Tensor struct {
 type Value struct {
 	FQN     string
 	PerRank bool
-	Data    []byte
+	// Optional lets a load leave Data as it is when the value is per rank and
+	// was saved by fewer ranks than now load it.
+	Optional bool
+	Data     []byte
 }
 
 // State is everything that a rank saves or loads.
@@ -37,7 +40,7 @@ func (s State) items() []Item {
 		})
 	}
 	for _, v := range s.Values {
-		items = append(items, Item{FQN: v.FQN, Value: true, PerRank: v.PerRank, Bytes: int64(len(v.Data))})
+		items = append(items, Item{FQN: v.FQN, Value: true, PerRank: v.PerRank, Optional: v.Optional, Bytes: int64(len(v.Data))})
 	}
 	return items
 }

@@ -1,0 +1,81 @@
+package jetlog
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Stream is the name of the stream that holds the log.
+const Stream = "CKPT"
+
+// MaxMessage is the size in bytes that an event may have, headers and body.
+const MaxMessage = 1 << 20
+
+// streamConfig is what [Log.Create] asks for. There is no MaxBytes: a log that
+// is full could not even record why saves are refused.
+func streamConfig(replicas int) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:               Stream,
+		Description:        "events of a checkpoint store",
+		Subjects:           []string{events.Filter},
+		Storage:            jetstream.FileStorage,
+		Retention:          jetstream.LimitsPolicy,
+		Discard:            jetstream.DiscardNew,
+		MaxMsgs:            -1,
+		MaxBytes:           -1,
+		MaxMsgsPerSubject:  -1,
+		MaxConsumers:       -1,
+		MaxMsgSize:         MaxMessage,
+		Replicas:           replicas,
+		Duplicates:         2 * time.Minute,
+		Compression:        jetstream.S2Compression,
+		DenyDelete:         true,
+		DenyPurge:          true,
+		AllowDirect:        true,
+		AllowAtomicPublish: true,
+	}
+}
+
+// guards lists what is wrong with a stream's configuration: everything by
+// which it could lose an event, take one twice, or refuse ours.
+func guards(c jetstream.StreamConfig) []string {
+	var wrong []string
+	for _, g := range []struct {
+		ok   bool
+		what string
+	}{
+		{slices.Equal(c.Subjects, []string{events.Filter}), "its subjects are not " + events.Filter},
+		{c.Storage == jetstream.FileStorage, "it is kept in memory"},
+		{c.PersistMode == jetstream.DefaultPersistMode, "it acknowledges before it persists"},
+		{c.Retention == jetstream.LimitsPolicy, "its retention follows interest"},
+		{c.Discard == jetstream.DiscardNew, "it discards old messages when full"},
+		{c.MaxAge == 0, "its messages expire"},
+		{c.MaxMsgsPerSubject <= 0, "it limits messages a subject"},
+		{c.MaxMsgSize < 0 || c.MaxMsgSize >= MaxMessage, fmt.Sprintf("it refuses messages of %d bytes", MaxMessage)},
+		{c.Duplicates >= 2*time.Minute, "it knows duplicates for less than two minutes"},
+		{c.DenyDelete, "it allows deletion"},
+		{c.DenyPurge, "it allows purging"},
+		{!c.AllowRollup, "it allows rollups"},
+		{!c.AllowMsgTTL, "it allows messages to expire"},
+		{!c.AllowMsgCounter && !c.AllowMsgSchedules, "it rewrites or schedules messages"},
+		{c.AllowAtomicPublish, "it has no atomic batches"},
+		{!c.NoAck, "it acknowledges nothing"},
+		{!c.Sealed, "it is sealed"},
+		{c.Mirror == nil && len(c.Sources) == 0, "it copies another stream"},
+		{c.SubjectTransform == nil, "it changes subjects"},
+	} {
+		if !g.ok {
+			wrong = append(wrong, g.what)
+		}
+	}
+	return wrong
+}
+
+func unsafeStream(wrong []string) error {
+	return fmt.Errorf("%w: stream %s cannot be trusted with events: %s; restore its configuration", ErrUnsafe, Stream, strings.Join(wrong, ", "))
+}

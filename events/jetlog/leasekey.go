@@ -1,0 +1,107 @@
+package jetlog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Leases is the bucket of leases. A key is a lease's name, a value is
+//
+//	{"token": "…", "holder": "base64", "term_ms": 10000}
+//
+// Each acquisition has its own token. A renewal writes the same value again.
+// A lease is over when its last write is older than its term. Both times are
+// the server's, so that nobody's clock but its matters; on a cluster, those of
+// its members must agree to a fraction of the terms.
+const Leases = "CKPT_LEASES"
+
+const leaseStream = "KV_" + Leases
+
+type leaseValue struct {
+	Token  string `json:"token"`
+	Holder []byte `json:"holder"`
+	TermMS int64  `json:"term_ms"`
+}
+
+func (v leaseValue) term() time.Duration { return time.Duration(v.TermMS) * time.Millisecond }
+
+// leaseEntry is a lease as it stands; revision 0: nobody has it.
+type leaseEntry struct {
+	value    leaseValue
+	revision uint64
+	at       time.Time // by the server's clock
+}
+
+func (e *Lease) read(ctx context.Context) (leaseEntry, error) {
+	m, err := e.l.getStored(ctx, leaseStream, msgGet{LastFor: "$KV." + Leases + "." + e.key()})
+	if errors.Is(err, errNoMessage) {
+		return leaseEntry{}, nil
+	}
+	if err != nil {
+		return leaseEntry{}, err
+	}
+	header, err := m.header()
+	if err != nil {
+		return leaseEntry{}, fmt.Errorf("headers of the lease: %w", err)
+	}
+	if header.Get("KV-Operation") != "" { // a mark that it was released
+		return leaseEntry{}, nil
+	}
+	entry := leaseEntry{revision: m.Seq, at: m.Time}
+	if err := json.Unmarshal(m.Data, &entry.value); err != nil {
+		return leaseEntry{}, fmt.Errorf("value of the lease: %w", err)
+	}
+	return entry, nil
+}
+
+// left is how much of its term the entry has, by the server's clock.
+func (e *Lease) left(ctx context.Context, entry leaseEntry) (time.Duration, error) {
+	s, err := e.l.js.Stream(ctx, leaseStream)
+	if err != nil {
+		return 0, err
+	}
+	return entry.value.term() - s.CachedInfo().TimeStamp.Sub(entry.at), nil
+}
+
+// moved reports that the key was not at the revision that a write expected.
+func moved(err error) bool {
+	return err != nil && (errors.Is(err, jetstream.ErrKeyExists) || hasCode(err, codeWrongLast, codeWrongLastPending))
+}
+
+// key spells the name in the characters that a key may have.
+func (e *Lease) key() string { return strings.ReplaceAll(events.EncodeName(e.name), "%", "=") }
+
+func (e *Lease) encode() []byte {
+	data, err := json.Marshal(e.value)
+	if err != nil {
+		panic("encode lease: " + err.Error()) // a struct of strings and numbers
+	}
+	return data
+}
+
+// leases opens the bucket and makes it, with as many replicas as the log has,
+// when there is none.
+func (l *Log) leases(ctx context.Context) (jetstream.KeyValue, error) {
+	kv, err := l.js.KeyValue(ctx, Leases)
+	if !errors.Is(err, jetstream.ErrBucketNotFound) {
+		return kv, err
+	}
+	info, err := l.ours(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return l.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+		Bucket:      Leases,
+		Description: "leases of a checkpoint store",
+		History:     1,
+		Storage:     jetstream.FileStorage,
+		Replicas:    info.Config.Replicas,
+	})
+}

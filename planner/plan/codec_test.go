@@ -1,0 +1,310 @@
+package plan_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/tensor"
+	"pgregory.net/rapid"
+)
+
+// form is one binary form, seen as bytes only.
+type form struct {
+	name   string
+	magic  string
+	sample []byte
+	// again decodes data and encodes the result.
+	again func(data []byte) ([]byte, error)
+	draw  func(t *rapid.T) []byte
+}
+
+func again[T any](decode func([]byte) (T, error), encode func(T) []byte) func([]byte) ([]byte, error) {
+	return func(data []byte) ([]byte, error) {
+		v, err := decode(data)
+		if err != nil {
+			return nil, err
+		}
+		return encode(v), nil
+	}
+}
+
+var forms = []form{
+	{
+		"local", "CKLP", plan.EncodeLocal(sampleLocal), again(plan.DecodeLocal, plan.EncodeLocal),
+		func(t *rapid.T) []byte { return plan.EncodeLocal(locals().Draw(t, "local")) },
+	},
+	{
+		"layout", "CKLY", plan.EncodeLayout(sampleLayout), again(plan.DecodeLayout, plan.EncodeLayout),
+		func(t *rapid.T) []byte { return plan.EncodeLayout(layouts().Draw(t, "layout")) },
+	},
+	{
+		"manifest", "CKMF", plan.EncodeManifest(sampleManifest), again(plan.DecodeManifest, plan.EncodeManifest),
+		func(t *rapid.T) []byte { return plan.EncodeManifest(manifests().Draw(t, "manifest")) },
+	},
+}
+
+func eachForm(t *testing.T, f func(t *testing.T, f form)) {
+	for _, form := range forms {
+		t.Run(form.name, func(t *testing.T) { f(t, form) })
+	}
+}
+
+// checkDecode holds for any bytes at all: they are refused with a place, or
+// they are the one form of what they say.
+func checkDecode(t interface{ Fatalf(string, ...any) }, f form, data []byte) {
+	got, err := f.again(data)
+	switch {
+	case err != nil && !strings.HasPrefix(err.Error(), "decode "+f.name):
+		t.Fatalf("error %q does not say what was decoded", err)
+	case err != nil && !strings.Contains(err.Error(), "offset "):
+		t.Fatalf("error %q has no offset", err)
+	case err == nil && !bytes.Equal(got, data):
+		t.Fatalf("%x was accepted and is encoded as %x", data, got)
+	}
+}
+
+func TestCodecInverse(t *testing.T) {
+	t.Run("local", rapid.MakeCheck(func(t *rapid.T) {
+		want := locals().Draw(t, "local")
+		got, err := plan.DecodeLocal(plan.EncodeLocal(want))
+		equal(t, got, want, err)
+	}))
+	t.Run("layout", rapid.MakeCheck(func(t *rapid.T) {
+		want := layouts().Draw(t, "layout")
+		got, err := plan.DecodeLayout(plan.EncodeLayout(want))
+		equal(t, got, want, err)
+	}))
+	t.Run("manifest", rapid.MakeCheck(func(t *rapid.T) {
+		want := manifests().Draw(t, "manifest")
+		got, err := plan.DecodeManifest(plan.EncodeManifest(want))
+		equal(t, got, want, err)
+	}))
+}
+
+func equal(t *rapid.T, got, want any, err error) {
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Fatalf("%+v came back as %+v", want, got)
+	}
+}
+
+// Bytes that were changed somewhere are refused, or mean something else in
+// the one form that means it: no two encodings have the same meaning.
+func TestEncodingIsCanonical(t *testing.T) {
+	eachForm(t, func(t *testing.T, f form) {
+		rapid.Check(t, func(t *rapid.T) {
+			data := f.draw(t)
+			for range rapid.IntRange(1, 3).Draw(t, "changes") {
+				at := rapid.IntRange(0, len(data)-1).Draw(t, "at")
+				b := rapid.OneOf(rapid.Byte(), rapid.SampledFrom([]byte{0, 1, 2, 3, 0x7f, 0x80, 0xff})).Draw(t, "byte")
+				switch rapid.IntRange(0, 2).Draw(t, "change") {
+				case 0:
+					data[at] = b
+				case 1:
+					data = slices.Insert(data, at, b)
+				case 2:
+					if len(data) > 1 {
+						data = slices.Delete(data, at, at+1)
+					}
+				}
+			}
+			checkDecode(t, f, data)
+		})
+	})
+}
+
+// What no planner makes but the form can say keeps its bytes too.
+func TestUnsortedAndRepeatedEntriesKeepTheirBytes(t *testing.T) {
+	odd := sampleLayout
+	odd.Tensors = slices.Concat(odd.Tensors, odd.Tensors[:1])
+	slices.Reverse(odd.Tensors)
+	odd.Values = slices.Concat(odd.Values, odd.Values)
+	m := sampleManifest
+	m.Layout = odd
+	m.Ranks = slices.Concat(m.Ranks[1:], m.Ranks)
+	local := sampleLocal
+	local.Items = slices.Concat(local.Items, local.Items)
+	for i, data := range [][]byte{plan.EncodeLocal(local), plan.EncodeLayout(odd), plan.EncodeManifest(m)} {
+		if got, err := forms[i].again(data); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%s: %x came back as %x, %v", forms[i].name, data, got, err)
+		}
+	}
+}
+
+func TestTruncatedFormIsRefused(t *testing.T) {
+	eachForm(t, func(t *testing.T, f form) {
+		for n := range f.sample {
+			if _, err := f.again(f.sample[:n]); err == nil {
+				t.Errorf("the first %d of %d bytes were accepted", n, len(f.sample))
+			}
+			checkDecode(t, f, f.sample[:n])
+		}
+		_, err := f.again(append(slices.Clone(f.sample), 0))
+		wantError(t, err, "1 bytes after the end")
+	})
+}
+
+func TestFutureVersionAsksForAnUpgrade(t *testing.T) {
+	eachForm(t, func(t *testing.T, f form) {
+		data := slices.Clone(f.sample)
+		data[4] = 2
+		_, err := f.again(data)
+		wantError(t, err, "version 2 of "+f.magic, "upgrade")
+	})
+	data := slices.Clone(forms[2].sample)
+	data[bytes.Index(data, []byte("CKLY"))+4] = 9
+	_, err := plan.DecodeManifest(data)
+	wantError(t, err, "version 9 of CKLY", "upgrade")
+}
+
+func TestOtherFormIsRefused(t *testing.T) {
+	eachForm(t, func(t *testing.T, f form) {
+		for _, other := range forms {
+			if other.name != f.name {
+				_, err := f.again(other.sample)
+				wantError(t, err, "decode "+f.name, "offset 0", "not a "+f.magic)
+			}
+		}
+	})
+}
+
+// raw writes a form by hand: strings with their length, numbers as they are.
+func raw(magic string, parts ...any) []byte {
+	data := append([]byte(magic), 1)
+	for _, p := range parts {
+		switch p := p.(type) {
+		case string:
+			data = append(binary.AppendUvarint(data, uint64(len(p))), p...)
+		case int:
+			data = binary.AppendUvarint(data, uint64(p))
+		case []byte:
+			data = append(data, p...)
+		}
+	}
+	return data
+}
+
+func TestHostileForms(t *testing.T) {
+	const huge = math.MaxInt64
+	for name, c := range map[string]struct {
+		form int
+		data []byte
+		want string
+	}{
+		"items":             {0, raw("CKLP", 0, huge), "offset 15: a list of 9223372036854775807 entries does not fit in the 0 bytes"},
+		"items and bytes":   {0, raw("CKLP", 0, 100, make([]byte, 299)), "a list of 100 entries does not fit in the 299 bytes"},
+		"rank":              {0, raw("CKLP", 1<<31+1, 0), "number 2147483649 is too large"},
+		"padded number":     {0, raw("CKLP", []byte{0x80, 0}, 0), "offset 5: bad number"},
+		"endless number":    {0, raw("CKLP", bytes.Repeat([]byte{0xff}, 20)), "offset 5: bad number"},
+		"flags":             {0, raw("CKLP", 0, 1, 4, "v", 0), "unknown flags 4"},
+		"name":              {0, raw("CKLP", 0, 1, 1, huge, []byte("v")), "does not fit"},
+		"no name":           {0, raw("CKLP", 0, 1, 1, "", 9), "without a name"},
+		"negative size":     {0, raw("CKLP", 0, 1, 1, "v", []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}), "number 18446744073709551615 is too large"},
+		"dtype":             {0, raw("CKLP", 0, 1, 0, "w", 4, 20, 0), "unknown dtype 20"},
+		"dtype beyond byte": {0, raw("CKLP", 0, 1, 0, "w", 4, 256+12, 0), "unknown dtype 268"},
+		"dimensions":        {0, raw("CKLP", 0, 1, 0, "w", 4, 12, huge), "does not fit"},
+		"65 dimensions":     {0, raw("CKLP", 0, 1, 0, "w", 4, 12, 65, make([]byte, 65+130)), "65 dimensions"},
+		"volume":            {0, raw("CKLP", 0, 1, 0, "w", 4, 12, 2, 1<<32, 1<<32, 0, 1, 0, 1), "more than 2^63 elements"},
+		"bytes of volume":   {0, raw("CKLP", 0, 1, 0, "w", 4, 12, 1, 1<<62, 0, 1), "more than 2^63 bytes"},
+		"bounds":            {0, raw("CKLP", 0, 1, 0, "w", 16, 12, 1, 4, 2, 4), `tensor "w": box [2]+[4] is out of bounds of shape [4]`},
+		"bytes of box":      {0, raw("CKLP", 0, 1, 0, "w", 9, 12, 1, 4, 2, 2), `tensor "w" has 9 bytes, its box needs 8`},
+		"tensors":           {1, raw("CKLY", huge), "does not fit"},
+		"nameless tensor":   {1, raw("CKLY", 1, "", 12, 0, 0, 0), "tensor without a name"},
+		"chunks":            {1, raw("CKLY", 1, "w", 12, 1, 4, huge, 0), "does not fit"},
+		"chunk bounds":      {1, raw("CKLY", 1, "w", 12, 1, 4, 1, 0, 1, 4, 0), `tensor "w": box [1]+[4] is out of bounds`},
+		"shape, no chunk":   {1, raw("CKLY", 1, "w", 12, 2, 1<<32, 1<<32, 0, 0), "more than 2^63 elements"},
+		"values":            {1, raw("CKLY", 0, huge), "does not fit"},
+		"nameless value":    {1, raw("CKLY", 0, 1, "", 0, 4, 0), "value without a name"},
+		"value flags":       {1, raw("CKLY", 0, 1, "v", 0, 4, 1), "unknown flags 1"},
+		"ranks":             {2, raw("CKMF", "s", "r", "t", "c", "n", 1, 1, 1, 3, make([]byte, 98)), "a list of 3 entries does not fit in the 98 bytes"},
+		"ranks, no bytes":   {2, raw("CKMF", "s", "r", "t", "c", "n", 1, 1, 1, huge), "does not fit"},
+		"step":              {2, raw("CKMF", "s", "r", "t", "c", "n", []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}), "is too large"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := forms[c.form].again(c.data)
+			wantError(t, err, c.want)
+			checkDecode(t, forms[c.form], c.data)
+		})
+	}
+}
+
+// What decoding allocates is bounded by the input, whatever the input says.
+func TestDecodingAllocatesInProportion(t *testing.T) {
+	const size = 1 << 16
+	for name, c := range map[string]struct {
+		form int
+		data []byte
+	}{
+		"broken items":   {0, raw("CKLP", 0, size/3, bytes.Repeat([]byte{0xff}, size))},
+		"smallest items": {0, raw("CKLP", 0, size/4, bytes.Repeat([]byte{1, 1, 'v', 0}, size/4))},
+		"broken chunks":  {1, raw("CKLY", 1, "w", 12, 0, size, bytes.Repeat([]byte{0xff}, size))},
+		"scalar chunks":  {1, raw("CKLY", 1, "w", 12, 0, size, make([]byte, size), 0)},
+		"huge tensors":   {1, raw("CKLY", size/4, bytes.Repeat([]byte{1, 'w', 12, 0xff}, size/4))},
+		"broken ranks":   {2, raw("CKMF", "s", "r", "t", "c", "n", 1, 1, 1, size/33, bytes.Repeat([]byte{0xff}, size))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, _ = forms[c.form].again(c.data)
+			runtime.ReadMemStats(&after)
+			// A list grows by copying, which costs its size five times over.
+			if got, most := after.TotalAlloc-before.TotalAlloc, uint64(500*len(c.data)); got > most {
+				t.Errorf("%d bytes were allocated for %d of input, want at most %d", got, len(c.data), most)
+			}
+		})
+	}
+}
+
+func TestDigest(t *testing.T) {
+	d := plan.Sum([]byte("abc"))
+	const want = "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85"
+	if d.String() != want {
+		t.Errorf("digest %s, want %s", d, want)
+	}
+	text, err := d.MarshalText()
+	var back plan.Digest
+	if err != nil || back.UnmarshalText(text) != nil || back != d {
+		t.Errorf("%s came back as %s, %v", text, back, err)
+	}
+	for _, bad := range []string{"", want[1:], want + "00", strings.Repeat("x", 64)} {
+		_, err := plan.ParseDigest(bad)
+		wantError(t, err, "digest")
+	}
+}
+
+func TestItemsAndBytesOfALayout(t *testing.T) {
+	var sum int64
+	seen := plan.Local{}
+	for rank := range 3 {
+		for _, it := range sampleLayout.Items(rank) {
+			sum += it.Bytes
+			seen.Items = append(seen.Items, it)
+		}
+	}
+	if got := sampleLayout.Bytes(); got != sum || sum != 32+32+8+100+1+2 {
+		t.Errorf("the layout has %d bytes, its items %d", got, sum)
+	}
+	// What a rank has to write is itself a plan that can be told.
+	if _, err := plan.DecodeLocal(plan.EncodeLocal(seen)); err != nil {
+		t.Error(err)
+	}
+	want := []plan.Item{
+		{Shard: tensor.Shard{FQN: "layers.0.weight", DType: tensor.Float32, Global: tensor.Shape{4, 4}, Box: box([]int64{2, 0}, []int64{2, 4})}, Bytes: 32},
+		{Value: true, Shard: tensor.Shard{FQN: "rng"}, Bytes: 2, PerRank: true},
+	}
+	if got := sampleLayout.Items(1); !reflect.DeepEqual(got, want) {
+		t.Errorf("rank 1 writes %+v, want %+v", got, want)
+	}
+	if got := sampleLayout.Items(7); got != nil {
+		t.Errorf("rank 7 writes %+v", got)
+	}
+}

@@ -1,0 +1,94 @@
+package viewdb_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/projections/viewdb"
+)
+
+// training is a log of so many checkpoints, with ten reports between two.
+func training(checkpoints int) []events.Recorded {
+	log := []events.Recorded{event(1, lane, events.GroupStarted{Attempt: 1, WorldSize: 1})}
+	add := func(scope events.Scope, body events.Body) {
+		log = append(log, event(uint64(len(log)+1), scope, body))
+	}
+	rank := events.Scope{Run: lane.Run, Trial: lane.Trial, Actor: events.Rank(0)}
+	for i := range checkpoints {
+		for j := range 10 {
+			step := 10*i + j + 1
+			add(rank, events.Metrics{Attempt: 1, Iteration: step, Step: int64(step), Seconds: 0.25,
+				Metrics: map[string]any{"loss": 1 / float64(step), "lr": 0.001, "grad_norm": 1.5}})
+		}
+		name := fmt.Sprintf("step-%d", 10*(i+1))
+		add(lane, events.CheckpointBegun{Attempt: 1, Checkpoint: name + ".a1", Name: name, Step: int64(10 * (i + 1)), WorldSize: 1, Participants: []int{0}})
+		add(rank, events.WriteSealed{Attempt: 1, Checkpoint: name + ".a1", Bytes: 1 << 30})
+		add(lane, events.CheckpointStaged{Attempt: 1, Checkpoint: name + ".a1"})
+		add(rank, events.WriteCompleted{Attempt: 1, Checkpoint: name + ".a1", IndexDigest: "d", BytesWritten: 1 << 30})
+		add(lane, events.CheckpointCommitted{Attempt: 1, Checkpoint: name + ".a1", Manifest: "m", Bytes: 1 << 30})
+	}
+	return log
+}
+
+func BenchmarkReplay(b *testing.B) {
+	log := training(1000)
+	src := newLog(log...)
+	for b.Loop() {
+		if _, err := viewdb.Replay(b.Context(), src, 0); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(len(log)*b.N)/b.Elapsed().Seconds(), "events/s")
+}
+
+func BenchmarkRebuild(b *testing.B) {
+	log := training(1000)
+	src := newLog(log...)
+	for b.Loop() {
+		db, err := viewdb.Open(b.TempDir(), viewdb.Options{Store: storeID})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := db.CatchUp(b.Context(), src); err != nil {
+			b.Fatal(err)
+		}
+		if err := db.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(len(log)*b.N)/b.Elapsed().Seconds(), "events/s")
+}
+
+func BenchmarkQueries(b *testing.B) {
+	db, err := viewdb.Open("views", viewdb.Options{FS: vfs.NewMem(), Store: storeID})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer db.Close()
+	if err := db.CatchUp(b.Context(), newLog(training(10_000)...)); err != nil {
+		b.Fatal(err)
+	}
+	for _, q := range []struct {
+		name string
+		ask  func(projections.Reader) error
+	}{
+		{"list", func(r projections.Reader) error { _, err := projections.Checkpoints(r, "demo", false); return err }},
+		{"id", func(r projections.Reader) error { _, err := projections.Resolve(r, "demo@step-50000.a1"); return err }},
+		{"name", func(r projections.Reader) error { _, err := projections.Resolve(r, "demo@step-50000"); return err }},
+		{"latest", func(r projections.Reader) error { _, err := projections.Resolve(r, "demo"); return err }},
+		{"trial", func(r projections.Reader) error { _, err := projections.GetTrial(r, "demo", "main"); return err }},
+		{"best", func(r projections.Reader) error { _, err := projections.Resolve(r, "demo@best:loss:min"); return err }},
+	} {
+		b.Run(q.name, func(b *testing.B) {
+			for b.Loop() {
+				if err := db.View(q.ask); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,186 @@
+package store
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/web"
+	"go.uber.org/goleak"
+)
+
+// play is main of another process.
+func play(role string) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	switch role {
+	case "server":
+		return serveLog(ctx)
+	case "actor":
+		a := &actor{out: json.NewEncoder(os.Stdout), stop: make(chan struct{}), stopped: make(chan error, 1)}
+		if err := a.run(ctx); err != nil {
+			return err
+		}
+		cancel()
+		return goleak.Find()
+	}
+	return fmt.Errorf("unknown role %q", role)
+}
+
+// serveLog is a NATS server on TCP until its standard input ends.
+func serveLog(ctx context.Context) error {
+	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: os.Getenv("CKPTSTORE_TEST_DIR")})
+	if err != nil {
+		return err
+	}
+	defer server.Shutdown()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	if err := json.NewEncoder(os.Stdout).Encode(reply{Text: "nats://" + l.Addr().String()}); err != nil {
+		return err
+	}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); { // until it ends
+		continue
+	}
+	return errors.Join(l.Close(), <-served)
+}
+
+// actor is a process that uses a store.
+type actor struct {
+	store   *Store
+	held    context.Context
+	release func() error
+
+	stop    chan struct{}
+	stopped chan error
+
+	mu  sync.Mutex
+	out *json.Encoder
+}
+
+func (a *actor) say(r reply) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.out.Encode(r)
+}
+
+func (a *actor) run(ctx context.Context) error {
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		var r request
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			return err
+		}
+		got, err := a.act(ctx, r)
+		if err != nil {
+			got = failed(err)
+		}
+		if err := a.say(got); err != nil {
+			return err
+		}
+	}
+	if a.store == nil {
+		return lines.Err()
+	}
+	return errors.Join(lines.Err(), a.store.Close())
+}
+
+func (a *actor) act(ctx context.Context, r request) (got reply, err error) {
+	switch r.Do {
+	case "init":
+		got.Text, err = Init(ctx, r.Location, r.Data)
+	case "open":
+		a.store, err = Open(ctx, Options{Location: r.Location, Patience: r.Patience})
+		if err == nil {
+			got.Text = a.store.ID
+		}
+	case "owns":
+		got.Text = fmt.Sprint(a.store.Owns())
+	case "append":
+		for i := range r.Count {
+			if err := a.append(ctx, r.Run, fmt.Sprintf("%s-%d", r.Name, i), i+1); err != nil {
+				return got, err
+			}
+		}
+	case "hammer":
+		go func() { a.stopped <- a.hammer(ctx, r.Run, r.Name) }()
+	case "stop":
+		close(a.stop)
+		err = <-a.stopped
+	case "begin": // a decision
+		_, err = decide(ctx, a.store, r.Run, begun(r.Name))
+	case "ids":
+		ids, rerr := logged(ctx, a.store)
+		if err = rerr; err == nil {
+			got.Data, err = json.Marshal(ids)
+		}
+	case "ask":
+		got.Data, err = a.store.Views().Answer(ctx, r.Name, web.Params{Run: r.Run, Trial: trialName, Attempt: 1, All: true})
+	case "hold":
+		a.held, a.release, err = a.store.HoldRun(ctx, r.Run, r.Name)
+	case "held":
+		got.Text = fmt.Sprint(a.held.Err() == nil)
+	case "release":
+		err = a.release()
+	case "list": // without the lock
+		got.Text, err = list(ctx, r.Location)
+	case "become": // somebody with fewer rights
+		err = become(r.Count)
+	default:
+		err = fmt.Errorf("unknown request %q", r.Do)
+	}
+	return got, err
+}
+
+func list(ctx context.Context, location string) (ids string, err error) {
+	root, err := OpenData(location)
+	if err != nil {
+		return "", err
+	}
+	receipts, _, err := root.Checkpoints(ctx)
+	for _, r := range receipts {
+		ids += r.Checkpoint
+	}
+	return ids, err
+}
+
+// append says that an event was stored as soon as the log has said so.
+func (a *actor) append(ctx context.Context, run, id string, iteration int) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	fact, err := metrics(id, run, iteration)
+	if err != nil {
+		return err
+	}
+	if _, err := a.store.Log.Append(ctx, fact); err != nil {
+		return err
+	}
+	return a.say(reply{Acknowledged: id})
+}
+
+// hammer appends until it is told to stop.
+func (a *actor) hammer(ctx context.Context, run, prefix string) error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for i := 1; ; i++ {
+		if err := a.append(ctx, run, fmt.Sprintf("%s-%d", prefix, i), i); err != nil {
+			return err
+		}
+		select {
+		case <-a.stop:
+			return nil
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,398 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/web"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+)
+
+// actors are processes that have opened the store, one after the other.
+func actors(t *testing.T, dir string, n int) []*process {
+	t.Helper()
+	all := make([]*process, n)
+	for i := range all {
+		all[i] = start(t, "actor")
+		all[i].do(request{Do: "open", Location: dir})
+	}
+	return all
+}
+
+// TestConnect does through the owner what the owner can do itself.
+func TestConnect(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	ps := actors(t, dir, 2)
+	owner, other := ps[0], ps[1]
+	if a, b := owner.do(request{Do: "owns"}), other.do(request{Do: "owns"}); a.Text != "true" || b.Text != "false" {
+		t.Fatalf("the first owns: %s, the second: %s", a.Text, b.Text)
+	}
+	other.do(request{Do: "append", Run: "run", Name: "fact", Count: 10})
+	other.do(request{Do: "begin", Run: "run", Name: "step-1"})
+	owner.do(request{Do: "begin", Run: "run", Name: "step-2"})
+	other.do(request{Do: "begin", Run: "run", Name: "step-3"})
+
+	if a, b := owner.do(request{Do: "ids"}), other.do(request{Do: "ids"}); !bytes.Equal(a.Data, b.Data) {
+		t.Errorf("the owner reads %s, the other %s", a.Data, b.Data)
+	}
+	for _, q := range []string{web.Runs.Name, web.Trial.Name, web.Checkpoints.Name, web.OpenCheckpoints.Name, web.Metrics.Name, web.Digest.Name} {
+		r := request{Do: "ask", Name: q, Run: "run"}
+		a, b := owner.do(r), other.do(r)
+		if !bytes.Equal(a.Data, b.Data) || len(a.Data) < 4 {
+			t.Errorf("%s: the owner says %s, the other %s", q, a.Data, b.Data)
+		}
+	}
+	c, err := readCard(dir)
+	if err != nil || c.PID != owner.pid() {
+		t.Errorf("owner.json names %d, %v", c.PID, err)
+	}
+	for _, path := range []string{c.Log, c.API} {
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("socket %s: %v, %v", path, info, err)
+		}
+	}
+
+	// The owner leaves in order while the other appends.
+	other.do(request{Do: "hammer", Run: "run", Name: "live"})
+	progress(t, other)
+	owner.end()
+	owned(t, dir, other)
+	progress(t, other)
+	other.do(request{Do: "stop"})
+	if got := other.do(request{Do: "owns"}); got.Text != "true" {
+		t.Error("nobody took the store over")
+	}
+	other.do(request{Do: "ask", Name: web.Digest.Name})
+	other.end()
+	if _, err := os.Stat(filepath.Join(dir, cardName)); err == nil {
+		t.Error("owner.json stays without an owner")
+	}
+	onceEach(t, open(t, dir), other.acknowledged())
+}
+
+// progress waits until the process was told of a further event.
+func progress(t *testing.T, p *process) {
+	t.Helper()
+	before := len(p.acknowledged())
+	eventually(t, fmt.Sprintf("process %d appends", p.pid()), func() bool { return len(p.acknowledged()) > before })
+}
+
+// owned waits until one of ps is the owner and returns its index.
+func owned(t *testing.T, dir string, ps ...*process) int {
+	t.Helper()
+	at := -1
+	eventually(t, "one of the others owns the store", func() bool {
+		c, err := readCard(dir)
+		at = slices.IndexFunc(ps, func(p *process) bool { return err == nil && p.pid() == c.PID })
+		return at >= 0
+	})
+	return at
+}
+
+// TestOwnersKilled kills one owner after the other while all append. Every
+// second one dies before the others have found it.
+func TestOwnersKilled(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	ps := actors(t, dir, 8)
+	for i, p := range ps {
+		p.do(request{Do: "hammer", Run: fmt.Sprintf("run-%d", i), Name: fmt.Sprintf("p%d", i)})
+	}
+	var acked []string
+	for len(ps) > 2 {
+		if len(ps)%2 == 0 {
+			for _, p := range ps {
+				progress(t, p)
+			}
+		}
+		i := owned(t, dir, ps...)
+		ps[i].kill()
+		acked = append(acked, ps[i].acknowledged()...)
+		ps = slices.Delete(ps, i, i+1)
+	}
+	for _, p := range ps {
+		progress(t, p)
+		p.do(request{Do: "stop"})
+	}
+	for _, p := range ps {
+		p.do(request{Do: "ask", Name: web.Runs.Name})
+		p.end()
+		acked = append(acked, p.acknowledged()...)
+	}
+	if len(acked) < 20 {
+		t.Errorf("only %d events", len(acked))
+	}
+	onceEach(t, open(t, dir), acked)
+}
+
+// TestQueriesDuringHandover puts questions to a store whose owner dies.
+func TestQueriesDuringHandover(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	owner := actors(t, dir, 1)[0]
+	s := open(t, dir)
+	if s.Owns() {
+		t.Fatal("two owners")
+	}
+	must(t, s, "run", begun("step-1"))
+	want := digest(t, s)
+	var g errgroup.Group
+	asked := make(chan struct{}, 1)
+	stop := make(chan struct{})
+	g.Go(func() error {
+		for {
+			got, err := web.Ask(t.Context(), s.Views(), web.Digest, web.Params{})
+			if err != nil || got != want {
+				return fmt.Errorf("digest %s, want %s, error %w", got, want, err)
+			}
+			select {
+			case asked <- struct{}{}:
+			case <-stop:
+				return nil
+			default:
+			}
+		}
+	})
+	<-asked
+	owner.kill()
+	eventually(t, "it owns the store", s.Owns)
+	close(stop)
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHungOwner stops an owner, which then holds the lock and says nothing.
+func TestHungOwner(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	owner := actors(t, dir, 1)[0]
+	owner.do(request{Do: "append", Run: "run", Name: "before", Count: 1})
+	owner.signal(syscall.SIGSTOP)
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const patience = 300 * time.Millisecond
+	begin := time.Now()
+	refused(t, Options{Location: dir, Patience: patience}, ErrLocked, fmt.Sprintf("process %d on %s", owner.pid(), host), "--offline", dir)
+	if took := time.Since(begin); took < patience || took > patience+5*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	owner.signal(syscall.SIGCONT)
+	onceEach(t, open(t, dir), owner.acknowledged())
+	owner.end()
+}
+
+// TestDeafOwner: sockets that exist and speak no NATS are no owner either.
+func TestDeafOwner(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]func(net.Conn){
+		"hangs up": func(c net.Conn) { c.Close() },
+		"speaks another language": func(c net.Conn) {
+			fmt.Fprint(c, "220 smtp\r\n")
+			c.Close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := made(t)
+			lock, err := tryLock(dir)
+			if err != nil || lock == nil {
+				t.Fatal(lock, err)
+			}
+			defer lock.Close()
+			l, err := net.Listen("unix", filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "deaf"+name[:1]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var served errgroup.Group
+			served.Go(func() error {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return nil
+					}
+					answer(c)
+				}
+			})
+			text, err := json.Marshal(card{Host: "far", PID: 4711, Log: l.Addr().String()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, filepath.Join(dir, cardName), string(text))
+			refused(t, Options{Location: dir, Patience: 200 * time.Millisecond}, ErrLocked, "process 4711 on far")
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+			_ = served.Wait()
+		})
+	}
+}
+
+// TestCards: without an owner owner.json says nothing; with one, nothing else
+// says where it is.
+func TestCards(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"garbage": "\x00garbage", "empty": "", "not an object": "[]",
+		"stale": `{"host":"far","pid":4711,"log":"/nowhere/o.log","api":"/nowhere/o.api"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := made(t)
+			path := filepath.Join(dir, cardName)
+			write(t, path, text)
+			s := open(t, dir)
+			if c, err := readCard(dir); err != nil || c.PID != os.Getpid() {
+				t.Errorf("owner.json names %d, %v", c.PID, err)
+			}
+			must(t, open(t, dir), "run", begun("step-1"))
+			shut(t, s)
+		})
+	}
+	t.Run("damaged while it is owned", func(t *testing.T) {
+		t.Parallel()
+		dir := made(t)
+		s := open(t, dir)
+		write(t, filepath.Join(dir, cardName), "garbage")
+		refused(t, Options{Location: dir, Patience: 100 * time.Millisecond}, ErrLocked, "another process", cardName)
+		shut(t, s)
+		must(t, open(t, dir), "run", begun("step-1"))
+	})
+	// Between the lock and the new owner.json, the old one would name a process
+	// that is dead, or by now another.
+	t.Run("of a dead owner while the next one starts", func(t *testing.T) {
+		t.Parallel()
+		dir := made(t)
+		write(t, filepath.Join(dir, cardName), `{"host":"far","pid":4711}`)
+		remove(t, dir, "log")
+		refused(t, Options{Location: dir}, ErrDamaged)
+		if _, err := os.Stat(filepath.Join(dir, cardName)); err == nil {
+			t.Error("it names the dead owner")
+		}
+	})
+}
+
+// TestHandoverWhileOpening opens a store in the moment in which its owner goes.
+func TestHandoverWhileOpening(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	s := open(t, dir)
+	for i := range 15 {
+		var next *Store
+		var g errgroup.Group
+		g.Go(func() (err error) {
+			next, err = Open(t.Context(), Options{Location: dir})
+			return err
+		})
+		g.Go(s.Close)
+		if err := g.Wait(); err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+		s = next
+		if _, err := decide(t.Context(), s, "run", begun(fmt.Sprintf("step-%d", i))); err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+	}
+	shut(t, s)
+}
+
+// TestCopy: a copy of a store has its identity. Both may be open at once.
+func TestCopy(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	copied := filepath.Join(t.TempDir(), "copy")
+	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	first, second := open(t, dir), open(t, copied)
+	if !first.Owns() || !second.Owns() {
+		t.Fatal("one directory's owner owns the other")
+	}
+	// Each can still be found.
+	for _, location := range []string{dir, copied} {
+		s := open(t, location)
+		if s.Owns() {
+			t.Error("a second owner")
+		}
+		must(t, s, "run", begun("step-1"))
+		shut(t, s)
+	}
+}
+
+// TestDeadSockets: what killed owners have left is removed.
+func TestDeadSockets(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	for range 2 {
+		actors(t, dir, 1)[0].kill()
+	}
+	s := open(t, dir)
+	left, err := filepath.Glob(filepath.Join(s.Runtime, "o*"))
+	if err != nil || len(left) != 2 {
+		t.Errorf("sockets: %v, %v", left, err)
+	}
+	mine := fmt.Sprintf("o%d-", os.Getpid())
+	for _, path := range left {
+		if !strings.Contains(path, mine) {
+			t.Errorf("%s is left", path)
+		}
+	}
+}
+
+// TestOneLog opens a directory from both sides of a lock: a log that two
+// servers write is lost.
+func TestOneLog(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	ps := make([]*process, 4)
+	for i := range ps {
+		ps[i] = start(t, "actor")
+		ps[i].tell(request{Do: "open", Location: dir})
+	}
+	owners := 0
+	var acked []string
+	for i, p := range ps {
+		if r := p.hear("open"); r.Error != "" {
+			t.Fatal(r.Error)
+		}
+		p.do(request{Do: "append", Run: "run", Name: fmt.Sprint("p", i), Count: 5})
+		acked = append(acked, p.acknowledged()...)
+	}
+	for _, p := range ps {
+		if p.do(request{Do: "owns"}).Text == "true" {
+			owners++
+		}
+	}
+	if owners != 1 {
+		t.Errorf("%d owners", owners)
+	}
+	lock, err := os.Open(filepath.Join(dir, lockName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		t.Error("the lock is free")
+	}
+	lock.Close()
+	for _, p := range ps {
+		p.end()
+	}
+	s := open(t, dir)
+	must(t, s, "run", events.TrialCreated{})
+	onceEach(t, s, acked)
+}

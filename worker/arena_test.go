@@ -1,0 +1,105 @@
+package worker
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Two stores that were made in the same minute have the same beginning.
+const (
+	storeA = "01990000-0000-7000-8000-00000000000a"
+	storeB = "01990000-0000-7000-8000-00000000000b"
+)
+
+func TestArenasAreOfOneRun(t *testing.T) {
+	shared := t.TempDir()
+	open := func(store, run string) *arenas {
+		a, err := openArenas(shared, store, run)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	all := []*arenas{
+		open(storeA, "run"), open(storeB, "run"), open(storeA, "other [run]*"),
+		open(storeA, strings.Repeat("ü", 80)), open(storeA, strings.Repeat("ü", 79)),
+	}
+	if _, err := openArenas(shared, storeA, "run"); err == nil || !strings.Contains(err.Error(), "another trainer of this run is alive") {
+		t.Errorf("a second trainer: %v", err)
+	}
+	for _, a := range all {
+		if err := a.close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if left, err := os.ReadDir(shared); err != nil || len(left) > 0 {
+		t.Errorf("left in shared memory: %v, %v", left, err)
+	}
+}
+
+// What a dead trainer left is freed, and only that.
+func TestArenasAreTakenOver(t *testing.T) {
+	shared := t.TempDir()
+	dead, err := openArenas(shared, storeA, "run [1]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot, err := dead.get(3, "save", 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(slot.data) != 8192 {
+		t.Errorf("a slot for 5000 bytes has %d", len(slot.data))
+	}
+	other := filepath.Join(shared, "someone else's")
+	if err := os.WriteFile(other, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// As the kernel does when a process is killed.
+	if err := dead.lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next, err := openArenas(shared, storeA, "run [1]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(slot.path); !os.IsNotExist(err) {
+		t.Errorf("the dead trainer's slot: %v", err)
+	}
+	if _, err := os.Stat(other); err != nil {
+		t.Error(err)
+	}
+	if err := next.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A slot grows, keeps its file, and never shrinks.
+func TestArenaGrows(t *testing.T) {
+	a, err := openArenas(t.TempDir(), storeA, "run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := a.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, size := range []int64{0, 1, 4096, 100_000, 10} {
+		f, err := a.get(0, "load", size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if int64(len(f.data)) < size {
+			t.Errorf("%d bytes, want %d", len(f.data), size)
+		}
+		for i := range f.data {
+			f.data[i] = 1
+		}
+	}
+	if _, err := a.get(0, "load", 1<<60); err == nil || !strings.Contains(err.Error(), "make room in shared memory") {
+		t.Errorf("a slot larger than the machine: %v", err)
+	}
+}

@@ -1,0 +1,81 @@
+package worker_test
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/ckptstore/ckptstore/storage"
+)
+
+// gate is a filesystem in which the first making of one file stops until it
+// is let through. The test says which by a part of its name.
+type gate struct {
+	vfs.FS
+	part    string
+	reached chan struct{} // closed when the making has begun
+	open    chan struct{} // closed to let it through
+
+	once sync.Once
+}
+
+func newGate(part string) *gate {
+	return &gate{FS: vfs.Default, part: part, reached: make(chan struct{}), open: make(chan struct{})}
+}
+
+func (g *gate) pass(path string) {
+	if !strings.Contains(filepath.Base(path), g.part) {
+		return
+	}
+	g.once.Do(func() {
+		close(g.reached)
+		<-g.open
+	})
+}
+
+// Create implements vfs.FS.
+func (g *gate) Create(path string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	g.pass(path)
+	return g.FS.Create(path, c)
+}
+
+// OpenReadWrite implements vfs.FS.
+func (g *gate) OpenReadWrite(path string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
+	g.pass(path)
+	return g.FS.OpenReadWrite(path, c, o...)
+}
+
+// gated puts a gate between a job and its files.
+func (j *job) gated(part string) *gate {
+	j.t.Helper()
+	g := newGate(part)
+	var err error
+	if j.store.Data, err = storage.Open(g, home.DataDir); err != nil {
+		j.t.Fatal(err)
+	}
+	return g
+}
+
+func (g *gate) await(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	await(ctx, t, g.reached)
+}
+
+func await(ctx context.Context, t *testing.T, c <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-ctx.Done():
+		t.Fatal("what the test waits for did not happen")
+	}
+}
+
+// The dead time of a test that shows that something does not happen.
+const shortly = 250 * time.Millisecond

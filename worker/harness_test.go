@@ -1,0 +1,351 @@
+package worker_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/web"
+	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// patience is how long a test waits for an event that must come.
+const patience = 20 * time.Second
+
+// views are the questions of a job, put to a store.
+type views struct{ source web.Source }
+
+var _ worker.Views = views{}
+
+// Trial implements worker.Views.
+func (v views) Trial(ctx context.Context, run, trial string) (projections.Trial, error) {
+	return web.Ask(ctx, v.source, web.Trial, web.Params{Run: run, Trial: trial})
+}
+
+// Attempts implements worker.Views.
+func (v views) Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error) {
+	return web.Ask(ctx, v.source, web.Attempts, web.Params{Run: run, Trial: trial})
+}
+
+// OpenCheckpoints implements worker.Views.
+func (v views) OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error) {
+	return web.Ask(ctx, v.source, web.OpenCheckpoints, web.Params{Run: run, Trial: trial})
+}
+
+// Resolve implements worker.Views.
+func (v views) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
+	return web.Ask(ctx, v.source, web.Resolve, web.Params{Ref: ref})
+}
+
+// storeOf is what a job gets of a store.
+func storeOf(st *store.Store, shared string) worker.Store {
+	return worker.Store{
+		ID: st.ID, Log: st.Log, Views: views{st.Views()}, Blobs: st.Blobs, Data: st.Data,
+		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
+		Runtime:  st.Runtime, Shared: shared,
+	}
+}
+
+// job is one call of worker.Run.
+type job struct {
+	t      *testing.T
+	cfg    worker.Config
+	store  worker.Store
+	out    *transcript // of the workers
+	log    *transcript // of the trainer
+	cancel context.CancelCauseFunc
+	done   chan error
+	ended  bool
+}
+
+// newJob makes a job of the run that is named after the test.
+func newJob(t *testing.T, nproc int, command ...string) *job {
+	j := &job{t: t, store: storeOf(home, memory), out: newTranscript(), log: newTranscript(), done: make(chan error, 1)}
+	j.cfg = config(t.Name(), nproc, command, j.out, j.log)
+	return j
+}
+
+func config(run string, nproc int, command []string, out, log io.Writer) worker.Config {
+	return worker.Config{
+		Run: run, Trial: projections.DefaultTrial, Job: store.NewID(), Command: command, NProc: nproc,
+		SaveTimeout: patience, DrainTimeout: patience, Grace: patience, Collective: patience,
+		Stdout: out, Stderr: out, NewID: store.NewID, Logger: slog.New(slog.NewTextHandler(log, nil)),
+	}
+}
+
+// start runs the job until wait.
+func (j *job) start() *job {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	j.cancel = cancel
+	go func() { j.done <- worker.Run(ctx, j.cfg, j.store) }()
+	j.t.Cleanup(func() {
+		if !j.ended {
+			cancel(errors.New("the test is over"))
+			<-j.done
+		}
+		if j.t.Failed() {
+			j.t.Logf("workers:\n%strainer:\n%s", j.out, j.log)
+		}
+	})
+	return j
+}
+
+func (j *job) wait() error {
+	j.t.Helper()
+	select {
+	case err := <-j.done:
+		j.ended = true
+		j.cancel(nil)
+		return err
+	case <-time.After(patience):
+		j.t.Fatalf("the job does not end")
+		return nil
+	}
+}
+
+func (j *job) run() error {
+	j.t.Helper()
+	return j.start().wait()
+}
+
+// must is run for a job that has to go well.
+func (j *job) must() *job {
+	j.t.Helper()
+	if err := j.run(); err != nil {
+		j.t.Fatal(err)
+	}
+	return j
+}
+
+// fails is run for a job whose budget is used up.
+func (j *job) fails() *worker.FailedError {
+	j.t.Helper()
+	err := j.run()
+	var failed *worker.FailedError
+	if !errors.As(err, &failed) {
+		j.t.Fatalf("error %v, want a FailedError", err)
+	}
+	return failed
+}
+
+// said are all bodies of type T in the log of a run, in order.
+func said[T any](t *testing.T, run string) []*T {
+	t.Helper()
+	var out []*T
+	for _, r := range logOf(t, run) {
+		body, err := r.Body()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, ok := any(body).(*T); ok {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// one is the only body of its type.
+func one[T any](t *testing.T, run string) *T {
+	t.Helper()
+	all := said[T](t, run)
+	if len(all) != 1 {
+		t.Fatalf("%d events %T of run %q, want 1", len(all), *new(T), run)
+	}
+	return all[0]
+}
+
+func logOf(t *testing.T, run string) []events.Recorded {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	end, err := home.Log.Last(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []events.Recorded
+	for r, err := range home.Log.Read(ctx, 1, end) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Scope.Run == run {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// ended are the checkpoints of a run that were committed and aborted.
+func ended(t *testing.T, run string) (committed, aborted []string) {
+	t.Helper()
+	for _, b := range said[events.CheckpointCommitted](t, run) {
+		committed = append(committed, b.Checkpoint)
+	}
+	for _, b := range said[events.CheckpointAborted](t, run) {
+		aborted = append(aborted, b.Checkpoint)
+	}
+	return committed, aborted
+}
+
+func wantEnded(t *testing.T, committed, aborted []string) {
+	t.Helper()
+	gotCommitted, gotAborted := ended(t, t.Name())
+	if !slices.Equal(gotCommitted, committed) || !slices.Equal(gotAborted, aborted) {
+		t.Fatalf("committed %q and aborted %q, want %q and %q", gotCommitted, gotAborted, committed, aborted)
+	}
+}
+
+func wantText(t *testing.T, text fmt.Stringer, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text.String(), part) {
+			t.Errorf("%q is not in:\n%s", part, text)
+		}
+	}
+}
+
+// trialOf is the trial of the test's run, as the views have it.
+func trialOf(t *testing.T) projections.Trial {
+	t.Helper()
+	trial, err := views{home.Views()}.Trial(t.Context(), t.Name(), projections.DefaultTrial)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trial
+}
+
+// dirOf is where a checkpoint of the test's run lies.
+func dirOf(t *testing.T, id string) string {
+	return filepath.Join(home.DataDir, events.EncodeName(t.Name()), projections.DefaultTrial, id)
+}
+
+// survivors lists the live processes that carry the marker of a job.
+func survivors(t *testing.T, job string) []string {
+	t.Helper()
+	var out []string
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		env, err := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+		if err == nil && bytes.Contains(env, []byte(client.EnvJob+"="+job)) {
+			line, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+			out = append(out, e.Name()+" "+string(bytes.ReplaceAll(line, []byte{0}, []byte(" "))))
+		}
+	}
+	return out
+}
+
+func wantNobody(t *testing.T, job string) {
+	t.Helper()
+	if left := survivors(t, job); len(left) > 0 {
+		t.Fatalf("processes of the job are left: %q", left)
+	}
+}
+
+// transcript collects output and tells when something was written.
+type transcript struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	more chan struct{} // closed at the next write
+}
+
+func newTranscript() *transcript { return &transcript{more: make(chan struct{})} }
+
+// Write implements io.Writer.
+func (s *transcript) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.more)
+	s.more = make(chan struct{})
+	return s.text.Write(p)
+}
+
+// String is everything so far.
+func (s *transcript) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// lines are those that begin with a prefix, without it.
+func (s *transcript) lines(prefix string) []string {
+	var out []string
+	for line := range strings.Lines(s.String()) {
+		if rest, ok := strings.CutPrefix(line, prefix); ok {
+			out = append(out, strings.TrimSuffix(rest, "\n"))
+		}
+	}
+	return out
+}
+
+// await blocks until n lines with a prefix are there, and returns them.
+func (s *transcript) await(t *testing.T, n int, prefix string) []string {
+	t.Helper()
+	limit := time.After(patience)
+	for {
+		s.mu.Lock()
+		more := s.more
+		s.mu.Unlock()
+		if got := s.lines(prefix); len(got) >= n {
+			return got
+		}
+		select {
+		case <-more:
+		case <-limit:
+			t.Fatalf("%d lines %q did not come; there is:\n%s", n, prefix, s)
+		}
+	}
+}
+
+// awaitText blocks until a text is there.
+func awaitText(t *testing.T, s *transcript, text string) {
+	t.Helper()
+	limit := time.After(patience)
+	for {
+		s.mu.Lock()
+		more := s.more
+		s.mu.Unlock()
+		if strings.Contains(s.String(), text) {
+			return
+		}
+		select {
+		case <-more:
+		case <-limit:
+			t.Fatalf("%q did not come; there is:\n%s", text, s)
+		}
+	}
+}
+
+// slots are the staging files of a job's run in memory.
+func slots(t *testing.T, j *job) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(arenasOf(j), "r*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func arenasOf(j *job) string {
+	return filepath.Join(j.store.Shared, "ckptstore-"+j.store.ID[24:]+"-"+events.EncodeName(j.cfg.Run)+"-n0")
+}
