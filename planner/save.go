@@ -23,7 +23,9 @@ import (
 //
 // The error joins every problem found: boxes out of bounds, ranks that
 // disagree on dtype or shape, overlapping boxes, and holes, each with its FQN,
-// boxes and ranks.
+// boxes and ranks. Holes are allowed where there is one plan only, as in
+// PyTorch: a lone rank may save the part of a tensor that it has, and who
+// wants more than that part is told when it loads.
 func Global(locals []plan.Local) (plan.Layout, error) {
 	locals = slices.SortedFunc(slices.Values(locals), func(a, b plan.Local) int { return cmp.Compare(a.Rank, b.Rank) })
 	g := &globalPlan{tensors: map[string]*offers{}, values: map[string][]plan.Value{}, offered: map[string]int{}, load: map[int]int64{}}
@@ -43,7 +45,7 @@ func Global(locals []plan.Local) (plan.Layout, error) {
 	layout := g.layout()
 	for _, t := range layout.Tensors {
 		if !g.tensors[t.FQN].refused {
-			g.problems = append(g.problems, checkCover(t)...)
+			g.problems = append(g.problems, checkCover(t, len(locals) > 1)...)
 		}
 	}
 	return layout, errors.Join(g.problems...)
@@ -190,8 +192,9 @@ func (g *globalPlan) layout() plan.Layout {
 	return l
 }
 
-// checkCover reports chunks of t that overlap and parts that none covers.
-func checkCover(t plan.Tensor) (problems []error) {
+// checkCover reports chunks of t that overlap and, if it must be whole, parts
+// that none covers.
+func checkCover(t plan.Tensor, whole bool) (problems []error) {
 	volume := int64(0)
 	// Chunks sorted by their start in one dimension can only overlap with
 	// those that have not ended there yet.
@@ -215,7 +218,7 @@ func checkCover(t plan.Tensor) (problems []error) {
 		}
 		active = append(active, c)
 	}
-	if len(problems) > 0 || volume != t.Shape.Volume() {
+	if whole && (len(problems) > 0 || volume != t.Shape.Volume()) {
 		for _, hole := range missing(t.Shape.Full(), t.Chunks) {
 			problems = append(problems, fmt.Errorf("tensor %q: no rank saves %v of shape %v", t.FQN, hole, t.Shape))
 		}

@@ -1,6 +1,7 @@
 package projections
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -255,7 +256,8 @@ func anywhere(r Reader, ref string) (Checkpoint, error) {
 		return c, err
 	}
 	c, err = p.prefixed(ref, ref)
-	if e, ok := err.(*NotFoundError); ok && e.What == "checkpoint" {
+	var missing *NotFoundError
+	if errors.As(err, &missing) && missing.What == "checkpoint" {
 		runs, err := Runs(r)
 		if err != nil {
 			return Checkpoint{}, err

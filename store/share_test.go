@@ -175,6 +175,54 @@ func TestQueriesDuringHandover(t *testing.T) {
 	}
 }
 
+// TestQuestionCutOff: an owner that dies over a question is one to ask again,
+// or whose successor is.
+func TestQuestionCutOff(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	owner, s := open(t, dir), open(t, dir)
+	want := digest(t, owner)
+	good := read(t, filepath.Join(dir, cardName))
+	c, err := readCard(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "cut"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.API = l.Addr().String()
+	text, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, cardName), string(text))
+	var g errgroup.Group
+	g.Go(func() error {
+		got, err := web.Ask(t.Context(), s.Views(), web.Digest, web.Params{})
+		if err != nil || got != want {
+			return fmt.Errorf("digest %s, want %s, error %w", got, want, err)
+		}
+		return nil
+	})
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, cardName), good)
+	conn.Close()
+	l.Close()
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+	// With nobody to ask, it ends with the patience.
+	s.opts.Patience = 100 * time.Millisecond
+	write(t, filepath.Join(dir, cardName), string(text))
+	_, err = web.Ask(t.Context(), s.Views(), web.Digest, web.Params{})
+	wrong(t, err, web.ErrUnreachable)
+	write(t, filepath.Join(dir, cardName), good)
+}
+
 // TestHungOwner stops an owner, which then holds the lock and says nothing.
 func TestHungOwner(t *testing.T) {
 	t.Parallel()

@@ -92,7 +92,7 @@ func (p *progress) stop() {
 // conclude prints the table of checkpoints, what was found, and where to look.
 func (d *demo) conclude(ctx context.Context, r result) error {
 	w := tabwriter.NewWriter(d.std.out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "RUN\tCHECKPOINT\tSTATE\tRANKS\tBYTES\tCONTINUES")
+	fmt.Fprintln(w, "RUN\tCHECKPOINT\tSTATE\tRANKS\tBYTES\tCONTINUES, OR WHY NOT")
 	for _, run := range []string{reference, killed} {
 		list, err := d.checkpoints(ctx, run)
 		if err != nil {

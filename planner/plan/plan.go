@@ -69,7 +69,8 @@ type Chunk struct {
 	Rank int // whose file holds it
 }
 
-// Tensor is a tensor in a layout. Its chunks cover the shape exactly once.
+// Tensor is a tensor in a layout. Its chunks do not overlap, and they cover
+// the shape unless a single rank saved only a part.
 type Tensor struct {
 	FQN    string
 	DType  tensor.DType

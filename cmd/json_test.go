@@ -1,0 +1,242 @@
+package cmd_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the schemas in testdata/schema anew")
+
+// TestDemoJSON runs the demo and then every command on its store, with --json.
+// All must state the same facts, in the form that testdata/schema records.
+func TestDemoJSON(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "demo")
+	lines := strings.Split(strings.TrimSpace(output(t, 0, "trainer", "demo", "--json", "--dir", dir)), "\n")
+	last := lines[len(lines)-1]
+	schema(t, "demo", last)
+	var demo struct {
+		Accuracy                                                   float64
+		BitwiseEqual, ReshardedEqual, ReplayEqual, CorruptionFound bool
+		Committed, Aborted                                         int
+	}
+	decode(t, strings.ReplaceAll(last, "_", ""), &demo)
+	if demo.Accuracy < 0.93 || !demo.BitwiseEqual || !demo.ReshardedEqual || !demo.ReplayEqual || !demo.CorruptionFound || demo.Aborted != 1 {
+		t.Errorf("the demo ended with %s", last)
+	}
+
+	store := "--store=" + filepath.Join(dir, "store")
+	all := output(t, 0, "ckptstore", "ls", "--all", "--json", store)
+	schema(t, "ls", all)
+	state, committed, aborted := facts(t, all, "")
+	if committed != demo.Committed || aborted != demo.Aborted {
+		t.Errorf("ls has %d committed and %d aborted checkpoints, the demo %d and %d", committed, aborted, demo.Committed, demo.Aborted)
+	}
+
+	show := output(t, 0, "ckptstore", "show", "killed@latest", "--json", store)
+	schema(t, "show", show)
+	var shown struct {
+		Checkpoint struct{ ID, Manifest string }
+		Tensors    []struct{ FQN string }
+	}
+	decode(t, show, &shown)
+	if state["killed "+shown.Checkpoint.ID] != "committed "+shown.Checkpoint.Manifest || len(shown.Tensors) != 13 {
+		t.Errorf("show says %+v, ls says %q", shown, state["killed "+shown.Checkpoint.ID])
+	}
+
+	events := output(t, 0, "ckptstore", "events", "killed", "--json", store)
+	perKind := map[string]int{}
+	for line := range strings.Lines(events) {
+		var e struct{ Type string }
+		decode(t, line, &e)
+		if perKind[e.Type]++; len(perKind) == 1 && perKind[e.Type] == 1 {
+			var envelope map[string]any // the data is what package events records
+			decode(t, line, &envelope)
+			delete(envelope, "data")
+			text, err := json.Marshal(envelope)
+			if err != nil {
+				t.Fatal(err)
+			}
+			schema(t, "event", string(text))
+		}
+	}
+	killedCommits := 0
+	for id, s := range state {
+		if strings.HasPrefix(id, "killed ") && strings.HasPrefix(s, "committed ") {
+			killedCommits++
+		}
+	}
+	if n := perKind["ckpt.checkpoint.committed.v1"]; n != killedCommits {
+		t.Errorf("events has %d commits of run killed, ls %d", n, killedCommits)
+	}
+
+	replay := strings.Split(strings.TrimSpace(output(t, 0, "ckptstore", "replay", "--json", store)), "\n")
+	whole := replay[len(replay)-1]
+	schema(t, "replay", whole)
+	if replayed, _, _ := facts(t, whole, "replay"); !maps.Equal(replayed, state) {
+		t.Errorf("replay says %v, ls says %v", replayed, state)
+	}
+	var full struct {
+		Replay struct {
+			Sequence    int
+			Views_Equal bool
+		}
+	} //nolint:revive // the name of a JSON member
+	decode(t, whole, &full)
+	if !full.Replay.Views_Equal || full.Replay.Sequence != len(replay)-1 {
+		t.Errorf("replay of %d events ends with %+v", len(replay)-1, full)
+	}
+	half := output(t, 0, "ckptstore", "replay", "--until-seq", fmt.Sprint(full.Replay.Sequence/2), "--json", store)
+	halfLines := strings.Split(strings.TrimSpace(half), "\n")
+	then, committedThen, _ := facts(t, halfLines[len(halfLines)-1], "replay")
+	if committedThen == 0 || committedThen >= committed || len(then) >= len(state) {
+		t.Errorf("half of the log has %d commits, all of it %d", committedThen, committed)
+	}
+
+	verify := output(t, 0, "ckptstore", "verify", "--json", store)
+	schema(t, "verify", verify)
+	var verified struct {
+		Checkpoints int
+		Findings    []any
+	}
+	decode(t, verify, &verified)
+	if verified.Checkpoints != committed || len(verified.Findings) != 0 {
+		t.Errorf("verify says %s", verify)
+	}
+
+	damage(t, filepath.Join(dir, "store", "data", "reference", "main", "step-40%2Ea1", "r00002.safetensors"))
+	schema(t, "verify-findings", output(t, 6, "ckptstore", "verify", "--json", store))
+
+	offlineAgrees(t, dir, store, state)
+}
+
+// damage flips a bit near the end of a file, where its last chunks are.
+func damage(t *testing.T, path string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)-100] ^= 1
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// offlineAgrees moves the log and the views away.
+func offlineAgrees(t *testing.T, dir, store string, want map[string]string) {
+	for _, part := range []string{"log", "views"} {
+		if err := os.Rename(filepath.Join(dir, "store", part), filepath.Join(dir, part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	offline := output(t, 0, "ckptstore", "ls", "--offline", "--json", store)
+	schema(t, "ls-offline", offline)
+	got, _, _ := facts(t, offline, "")
+	want = maps.Clone(want)
+	maps.DeleteFunc(want, func(_, s string) bool { return !strings.HasPrefix(s, "committed ") })
+	if !maps.Equal(got, want) {
+		t.Errorf("ls --offline says %v, ls --all said %v", got, want)
+	}
+	// And without the log every other command fails clearly.
+	if out := output(t, 1, "ckptstore", "ls", store); out != "" {
+		t.Errorf("ls without a log prints %q", out)
+	}
+}
+
+// facts is what a listing says of each checkpoint: its state and manifest.
+func facts(t *testing.T, text, within string) (state map[string]string, committed, aborted int) {
+	t.Helper()
+	type listing struct {
+		Checkpoints []struct{ Run, ID, State, Manifest string }
+	}
+	var l listing
+	if within == "" {
+		decode(t, text, &l)
+	} else {
+		var outer map[string]listing
+		decode(t, text, &outer)
+		l = outer[within]
+	}
+	state = map[string]string{}
+	for _, c := range l.Checkpoints {
+		state[c.Run+" "+c.ID] = c.State + " " + c.Manifest
+		switch c.State {
+		case "committed":
+			committed++
+		case "aborted":
+			aborted++
+		}
+	}
+	return state, committed, aborted
+}
+
+func output(t *testing.T, code int, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if got := cmd.ProcessState.ExitCode(); got != code {
+		t.Fatalf("%s %v: exit code %d, want %d: %v\n%s%s", name, args, got, code, err, out, stderr.String())
+	}
+	return string(out)
+}
+
+func decode(t *testing.T, text string, into any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		t.Fatalf("%v in %.300q", err, text)
+	}
+}
+
+// schema compares the members and types of a JSON text with the recorded
+// ones. A member that is gone or has another type is a broken promise; one
+// that is new is recorded with -update.
+func schema(t *testing.T, name, text string) {
+	t.Helper()
+	var v any
+	decode(t, text, &v)
+	paths := map[string]bool{}
+	walk(paths, "", v)
+	got := strings.Join(slices.Sorted(maps.Keys(paths)), "\n") + "\n"
+	file := filepath.Join("testdata", "schema", name+".txt")
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatalf("%v: record it with -update", err)
+	}
+	if string(want) != got {
+		t.Errorf("%s --json has these members:\n%s\nwant:\n%s", name, got, want)
+	}
+}
+
+func walk(paths map[string]bool, at string, v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, member := range v {
+			walk(paths, at+"."+k, member)
+		}
+	case []any:
+		if len(v) == 0 {
+			paths[at+"[]"] = true
+		}
+		for _, e := range v {
+			walk(paths, at+"[]", e)
+		}
+	default:
+		paths[fmt.Sprintf("%s %T", at, v)] = true
+	}
+}

@@ -1,0 +1,51 @@
+package cmd_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestReadme runs the shell blocks of the README, in order, in one directory.
+// Only the build is replaced: bin/ holds the commands that the tests built.
+func TestReadme(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var script strings.Builder
+	blocks := 0
+	for _, part := range strings.Split(string(text), "```sh\n")[1:] {
+		block, _, ok := strings.Cut(part, "```")
+		if !ok {
+			t.Fatal("a shell block of the README does not end")
+		}
+		blocks++
+		for line := range strings.Lines(block) {
+			if strings.HasPrefix(line, "go build ") {
+				continue
+			}
+			script.WriteString("echo '$ " + strings.TrimSpace(line) + "'\n" + line)
+		}
+	}
+	if blocks < 2 {
+		t.Fatalf("the README has %d shell blocks: where are the others?", blocks)
+	}
+	dir := t.TempDir()
+	if err := os.Symlink(bin, filepath.Join(dir, "bin")); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script.String())
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{"step-60.a1", "step-80.a2", "0 findings", "model.layer1.weight"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the README's commands do not print %q:\n%s", want, out)
+		}
+	}
+}

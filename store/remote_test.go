@@ -1,0 +1,153 @@
+package store
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// server is a NATS server in another process.
+func server(t *testing.T) (url string, p *process) {
+	t.Helper()
+	p = start(t, "server", "CKPTSTORE_TEST_DIR="+filepath.Join(t.TempDir(), "log"))
+	return p.hear("start").Text, p
+}
+
+func TestURL(t *testing.T) {
+	t.Parallel()
+	url, srv := server(t)
+	data := filepath.Join(t.TempDir(), "shared")
+	refused(t, Options{Location: url}, ErrNoStore, url, "ckptstore init", "--data")
+	for _, bad := range []string{"", "relative/data"} {
+		_, err := Init(t.Context(), url, bad)
+		wrong(t, err, nil, "--data", "absolute")
+	}
+
+	p := start(t, "actor")
+	id := p.do(request{Do: "init", Location: url, Data: data}).Text
+	_, err := Init(t.Context(), url, data)
+	wrong(t, err, ErrExists, id, data)
+
+	p.do(request{Do: "open", Location: url})
+	s := open(t, url)
+	if s.ID != id || s.DataDir != filepath.Join(data, "data") || s.Owns() {
+		t.Errorf("opened %s with data in %s, owned: %v", s.ID, s.DataDir, s.Owns())
+	}
+	path := committed(t, s, "run", 1)
+	if !strings.HasPrefix(path, data) {
+		t.Errorf("data is in %s", path)
+	}
+	p.do(request{Do: "append", Run: "run", Name: "fact", Count: 5})
+	p.do(request{Do: "begin", Run: "run", Name: "step-2"})
+	for _, q := range []string{web.Checkpoints.Name, web.Metrics.Name, web.Digest.Name} {
+		mine, err := s.Views().Answer(t.Context(), q, web.Params{Run: "run", Trial: trialName, Attempt: 1, All: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if theirs := p.do(request{Do: "ask", Name: q, Run: "run"}); string(theirs.Data) != string(mine) {
+			t.Errorf("%s: here %s, there %s", q, mine, theirs.Data)
+		}
+	}
+	blob, err := s.Blobs.Put(t.Context(), noise(1<<20))
+	if err != nil || !strings.HasPrefix(s.Blobs.path(blob.Digest), data) {
+		t.Errorf("blob in %s, %v", s.Blobs.path(blob.Digest), err)
+	}
+	onceEach(t, s, p.acknowledged())
+
+	p.do(request{Do: "hold", Run: "run", Name: "job-1"})
+	_, _, err = s.HoldRun(t.Context(), "run", "job-2")
+	wrong(t, err, nil, "job-1")
+	p.do(request{Do: "release"})
+
+	// The location is no mount point here.
+	if err := os.Rename(data, data+".away"); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	refused(t, Options{Location: url}, os.ErrNotExist, data, "mount")
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	if _, err := os.Stat(data); err == nil {
+		t.Error("the probe made the data location")
+	}
+	if err := os.Rename(data+".away", data); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		shut(t, s)
+	}
+	p.end()
+	left, err := os.ReadDir(data)
+	if err != nil || !slices.Equal(names(left), []string{"blobs", "data"}) {
+		t.Errorf("in the data location: %v, %v", names(left), err)
+	}
+	srv.end()
+}
+
+func names(entries []os.DirEntry) (names []string) {
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// TestNobody puts nobody behind a URL, and somebody who is no server.
+func TestNobody(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	url := "nats://user:secret@" + address
+	begin := time.Now()
+	_, err = Init(t.Context(), url, t.TempDir())
+	for _, err := range []error{err, openError(t, url)} {
+		wrong(t, err, nil, address, "connection refused", "ckptstore serve")
+		if err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("error %v says the password", err)
+		}
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("it took %s", took)
+	}
+}
+
+func openError(t *testing.T, location string) error {
+	t.Helper()
+	s, err := Open(t.Context(), Options{Location: location})
+	if err == nil {
+		shut(t, s)
+	}
+	return err
+}
+
+func TestRedacted(t *testing.T) {
+	t.Parallel()
+	for location, want := range map[string]string{
+		"nats://host:4222":              "nats://host:4222",
+		"nats://me:secret@host:4222":    "nats://me:xxxxx@host:4222",
+		"nats://a:x@b:1,nats://c:y@d:2": "the given URL",
+	} {
+		if got := redacted(location); got != want || strings.Contains(got, "secret") {
+			t.Errorf("%s is shown as %s", location, got)
+		}
+	}
+	for location, want := range map[string]bool{
+		"nats://h": true, "tls://h:1": true, "./nats": false, "nats": false, "/a://b": false, "http://h": false,
+	} {
+		if IsURL(location) != want {
+			t.Errorf("%s is a URL: %v", location, !want)
+		}
+	}
+}
