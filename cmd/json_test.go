@@ -86,12 +86,12 @@ func TestDemoJSON(t *testing.T) {
 	}
 	var full struct {
 		Replay struct {
-			Sequence    int
-			Views_Equal bool
+			Sequence   int
+			ViewsEqual bool `json:"views_equal"`
 		}
-	} //nolint:revive // the name of a JSON member
+	}
 	decode(t, whole, &full)
-	if !full.Replay.Views_Equal || full.Replay.Sequence != len(replay)-1 {
+	if !full.Replay.ViewsEqual || full.Replay.Sequence != len(replay)-1 {
 		t.Errorf("replay of %d events ends with %+v", len(replay)-1, full)
 	}
 	half := output(t, 0, "ckptstore", "replay", "--until-seq", fmt.Sprint(full.Replay.Sequence/2), "--json", store)

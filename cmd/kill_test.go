@@ -71,8 +71,8 @@ func TestKillAtRandomMoments(t *testing.T) {
 			case <-time.After(time.Duration(random.IntN(600)) * time.Millisecond):
 				if random.IntN(2) == 0 {
 					trainers++
-					_ = cmd.Process.Kill()
-					<-ended
+					_ = cmd.Process.Kill() // it may have ended by itself
+					_ = <-ended
 					waitGone(t, run)
 					alive = false
 				} else if pid := pick(random, marked(t, run, "RANK=")); pid > 0 {

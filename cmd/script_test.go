@@ -1,6 +1,7 @@
 package cmd_test
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,7 +21,7 @@ func TestScripts(t *testing.T) {
 		Dir: filepath.Join("testdata", "script"),
 		Setup: func(e *testscript.Env) error {
 			// A socket's path must be short, and $WORK may be long.
-			short, err := os.MkdirTemp("/tmp", "ck")
+			short, err := os.MkdirTemp("/tmp", "ck") //nolint:usetesting // t.TempDir is long too
 			e.Defer(func() { _ = os.RemoveAll(short) })
 			e.Setenv("XDG_RUNTIME_DIR", short)
 			return err
@@ -43,7 +44,8 @@ func exitCommand(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	err = ts.Exec(args[1], args[2:]...)
 	got := 0
-	if exit, ok := err.(*exec.ExitError); ok {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
 		got = exit.ExitCode()
 	} else {
 		ts.Check(err)

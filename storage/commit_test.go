@@ -251,6 +251,14 @@ func TestNoSpace(t *testing.T) {
 	if free, err := root.Free(); free != 1<<20 || err != nil {
 		t.Errorf("free: %d, %v", free, err)
 	}
+	// What would fit, but leave less than must stay free, is refused too.
+	fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 3 << 20, TotalBytes: 1 << 40})
+	root.KeepFree(2 << 20)
+	if _, err := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0)); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("with 3 MiB free and 2 MiB to keep: %v", err)
+	}
+	root.KeepFree(0)
+	fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 20, TotalBytes: 1 << 40})
 	before := fs.String()
 	var full *storage.NoSpaceError
 	_, err := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0))

@@ -20,6 +20,7 @@ type NoSpaceError struct {
 	Dir     string
 	Need    int64  // bytes that this write needs
 	Pending int64  // bytes that other running writes still need
+	Keep    int64  // bytes that must stay free
 	Free    uint64 // bytes that are free
 }
 
@@ -29,8 +30,11 @@ func (e *NoSpaceError) Error() string {
 	if e.Pending > 0 {
 		others = fmt.Sprintf(" beside the %d that other ranks are writing", e.Pending)
 	}
+	if e.Keep > 0 {
+		others += fmt.Sprintf(", %d are kept for the log,", e.Keep)
+	}
 	return fmt.Sprintf("no space in %s: %d bytes are needed%s and %d are free; "+
-		"free space or let retention delete older checkpoints, then save again", e.Dir, e.Need, others, e.Free)
+		"free space, then save again", e.Dir, e.Need, others, e.Free)
 }
 
 // Unwrap makes errors.Is(err, syscall.ENOSPC) hold, as when the disk fills up
@@ -41,9 +45,9 @@ func (e *NoSpaceError) Unwrap() error { return syscall.ENOSPC }
 func noSpace(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
-		return fmt.Errorf("%w; free space or let retention delete older checkpoints, then save again", err)
+		return fmt.Errorf("%w; free space, then save again", err)
 	case errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%w; raise the quota or let retention delete older checkpoints, then save again", err)
+		return fmt.Errorf("%w; raise the quota or free space, then save again", err)
 	}
 	return err
 }

@@ -20,6 +20,7 @@ type Root struct {
 
 	space   sync.Mutex
 	pending int64 // bytes that running WriteData calls have yet to write
+	keep    int64 // bytes that they leave free
 }
 
 // Open names the data directory of a store, STORE/data. It touches nothing:
@@ -168,6 +169,14 @@ func (r *Root) Free() (bytes uint64, err error) {
 	}
 }
 
+// KeepFree makes WriteData refuse what would leave less than bytes free: a
+// disk that saves have filled has no room for the log that says so.
+func (r *Root) KeepFree(bytes int64) {
+	r.space.Lock()
+	defer r.space.Unlock()
+	r.keep = bytes
+}
+
 // reserve claims need bytes of the free space, together with what other
 // writers have yet to write. The claim is given back by [Root.release].
 func (r *Root) reserve(need int64) error {
@@ -179,8 +188,8 @@ func (r *Root) reserve(need int64) error {
 		// Then the disk itself is the check: a full one fails the write.
 	case err != nil:
 		return err
-	case uint64(need+r.pending) > free:
-		return &NoSpaceError{Dir: r.dir, Need: need, Pending: r.pending, Free: free}
+	case uint64(need+r.pending+r.keep) > free:
+		return &NoSpaceError{Dir: r.dir, Need: need, Pending: r.pending, Keep: r.keep, Free: free}
 	}
 	r.pending += need
 	return nil

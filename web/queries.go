@@ -36,9 +36,9 @@ type Query[T any] struct {
 
 // The questions.
 var (
-	Runs   = Query[[]projections.Run]{"runs", func(r projections.Reader, _ Params) ([]projections.Run, error) { return projections.Runs(r) }}
-	Jobs   = Query[[]projections.Job]{"jobs", func(r projections.Reader, p Params) ([]projections.Job, error) { return projections.Jobs(r, p.Run) }}
-	Run = Query[projections.Run]{"run", func(r projections.Reader, p Params) (projections.Run, error) {
+	Runs = Query[[]projections.Run]{"runs", func(r projections.Reader, _ Params) ([]projections.Run, error) { return projections.Runs(r) }}
+	Jobs = Query[[]projections.Job]{"jobs", func(r projections.Reader, p Params) ([]projections.Job, error) { return projections.Jobs(r, p.Run) }}
+	Run  = Query[projections.Run]{"run", func(r projections.Reader, p Params) (projections.Run, error) {
 		return projections.GetRun(r, p.Run)
 	}}
 	Trials = Query[[]projections.Trial]{"trials", func(r projections.Reader, p Params) ([]projections.Trial, error) {

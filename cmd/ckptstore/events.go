@@ -62,7 +62,7 @@ func (a *app) events(ctx context.Context, s *store.Store, sel selection) error {
 	if err != nil || until == 0 && !sel.follow {
 		return err
 	}
-	print := a.eventPrinter()
+	emitEvent := a.eventPrinter()
 	for r, err := range s.Log.Read(ctx, sel.from, until) {
 		if err != nil {
 			if sel.follow && ctx.Err() != nil {
@@ -73,7 +73,7 @@ func (a *app) events(ctx context.Context, s *store.Store, sel selection) error {
 		if sel.run != "" && r.Scope.Run != sel.run || sel.kind != "" && string(r.Kind) != sel.kind {
 			continue
 		}
-		if err := print(r); err != nil {
+		if err := emitEvent(r); err != nil {
 			return err
 		}
 	}
@@ -158,12 +158,12 @@ func (a *app) replay(ctx context.Context, s *store.Store, sel selection) error {
 		return err
 	}
 	asJSON := a.output == "json" || a.output == "jsonl"
-	print := func(events.Recorded) error { return nil }
+	emitEvent := func(events.Recorded) error { return nil }
 	if asJSON {
-		print = a.eventPrinter()
+		emitEvent = a.eventPrinter()
 	}
 	state := projections.NewMemory()
-	if err := fold(s.Log.Read(ctx, 1, until), state, print); err != nil {
+	if err := fold(s.Log.Read(ctx, 1, until), state, emitEvent); err != nil {
 		return err
 	}
 	out, err := asOf(state, until)
@@ -186,7 +186,7 @@ func (a *app) replay(ctx context.Context, s *store.Store, sel selection) error {
 	return err
 }
 
-func fold(log iter.Seq2[events.Recorded, error], state *projections.Memory, print func(events.Recorded) error) error {
+func fold(log iter.Seq2[events.Recorded, error], state *projections.Memory, emitEvent func(events.Recorded) error) error {
 	for r, err := range log {
 		if err != nil {
 			return err
@@ -194,7 +194,7 @@ func fold(log iter.Seq2[events.Recorded, error], state *projections.Memory, prin
 		if err := projections.Apply(state, r); err != nil {
 			return err
 		}
-		if err := print(r); err != nil {
+		if err := emitEvent(r); err != nil {
 			return err
 		}
 	}

@@ -32,6 +32,11 @@ func (l *Log) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error
 	if len(facts) == 0 {
 		return nil, nil
 	}
+	if l.opts.Admit != nil {
+		if err := l.opts.Admit(); err != nil {
+			return nil, fmt.Errorf("append %s to the log at %s: %w", facts[0].Kind, l.opts.where(), err)
+		}
+	}
 	j := &job{events: make([]events.Event, len(facts)), done: make(chan error, 1)}
 	for i, f := range facts {
 		size, err := check(f.Event)

@@ -226,3 +226,16 @@ func TestAppendDeadline(t *testing.T) {
 		t.Errorf("append on a closed log: %v", err)
 	}
 }
+
+// TestAdmit refuses facts and lets decisions pass.
+func TestAdmit(t *testing.T) {
+	_, s := newLog(t)
+	full := errors.New("the disk is nearly full")
+	l := connectTo(t, Options{Dial: dial(s), Admit: func() error { return full }})
+	if _, err := l.Append(t.Context(), factsOf(t, 1)...); !errors.Is(err, full) {
+		t.Errorf("a fact: %v", err)
+	}
+	if seq, err := l.Decide(t.Context(), begun(t, "step-1"), 0); err != nil || seq != 2 {
+		t.Errorf("a decision: %d, %v", seq, err)
+	}
+}

@@ -66,6 +66,9 @@ type Options struct {
 	// Logger hears of disconnects, permission violations and other
 	// asynchronous errors. nil discards them.
 	Logger *slog.Logger
+	// Admit, when set, is asked before facts are appended. Its error refuses
+	// them, as when the disk is nearly full; decisions pass.
+	Admit func() error
 	// OnDisconnect, when set, is called each time the connection is lost. It
 	// must not block. The log reconnects by itself.
 	OnDisconnect func(error)
