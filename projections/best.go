@@ -15,8 +15,10 @@ func (p place) best(ref, rest string) (Checkpoint, error) {
 		return Best(p.r, t.Run, t.Name, metric, mode == "max")
 	})
 	if err == nil && !found {
-		err = &NotFoundError{What: "checkpoint", Ref: ref,
-			Hint: fmt.Sprintf("no committed checkpoint has a report of the metric %q at its step", metric)}
+		err = &NotFoundError{
+			What: "checkpoint", Ref: ref,
+			Hint: fmt.Sprintf("no committed checkpoint has a report of the metric %q at its step", metric),
+		}
 	}
 	return c, err
 }

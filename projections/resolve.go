@@ -222,8 +222,10 @@ func (p place) prefixed(ref, prefix string) (Checkpoint, error) {
 	case len(hits) > 1:
 		return Checkpoint{}, ambiguous(ref, hits)
 	case len(others) > 0:
-		return Checkpoint{}, &NotFoundError{What: "committed checkpoint", Ref: ref,
-			Hint: fmt.Sprintf("%q is %s", others[0].ID, others[0].State)}
+		return Checkpoint{}, &NotFoundError{
+			What: "committed checkpoint", Ref: ref,
+			Hint: fmt.Sprintf("%q is %s", others[0].ID, others[0].State),
+		}
 	}
 	var have []string
 	for _, t := range p.trials {

@@ -21,8 +21,10 @@ func training(checkpoints int) []events.Recorded {
 	for i := range checkpoints {
 		for j := range 10 {
 			step := 10*i + j + 1
-			add(rank, events.Metrics{Attempt: 1, Iteration: step, Step: int64(step), Seconds: 0.25,
-				Metrics: map[string]any{"loss": 1 / float64(step), "lr": 0.001, "grad_norm": 1.5}})
+			add(rank, events.Metrics{
+				Attempt: 1, Iteration: step, Step: int64(step), Seconds: 0.25,
+				Metrics: map[string]any{"loss": 1 / float64(step), "lr": 0.001, "grad_norm": 1.5},
+			})
 		}
 		name := fmt.Sprintf("step-%d", 10*(i+1))
 		add(lane, events.CheckpointBegun{Attempt: 1, Checkpoint: name + ".a1", Name: name, Step: int64(10 * (i + 1)), WorldSize: 1, Participants: []int{0}})
@@ -68,7 +70,7 @@ func BenchmarkQueries(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer db.Close()
+	defer shut(b, db)
 	if err := db.CatchUp(b.Context(), newLog(training(10_000)...)); err != nil {
 		b.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package viewdb_test
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -80,7 +81,9 @@ func life(t *testing.T, fs *crashing, log []events.Recorded) {
 			await(t, db, r.Sequence)
 		}
 		cancel()
-		<-done
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
 		shut(t, db)
 		fs.durable.Store(db.Cursor())
 	}
@@ -100,7 +103,7 @@ func await(t *testing.T, db *viewdb.DB, seq uint64) {
 func TestCrashBeforeEachWrite(t *testing.T) {
 	log := rapid.Custom(func(t *rapid.T) []events.Recorded {
 		h := drawHistory(t, 0)
-		for len(h.log) < 24 {
+		for len(h.log) < 16 {
 			h.step()
 		}
 		return h.log
@@ -174,10 +177,12 @@ func TestFollowSyncsEachSecond(t *testing.T) {
 	src := newLog(event(1, events.Scope{Actor: events.Server}, events.StoreCreated{Store: storeID}))
 	db := open(t, fs, "views")
 	defer shut(t, db)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- db.Follow(ctx, src) }()
-	defer func() { cancel(); <-done }()
+	stop := follow(t, db, src)
+	defer func() {
+		if err := stop(); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}()
 	await(t, db, 1)
 	deadline := time.After(10 * time.Second)
 	for {

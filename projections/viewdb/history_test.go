@@ -45,13 +45,13 @@ func (f *fakeLog) append(log ...events.Recorded) {
 	f.more = make(chan struct{})
 }
 
-func (f *fakeLog) at(i uint64) (r events.Recorded, ok bool, broken error, more <-chan struct{}) {
+func (f *fakeLog) at(i uint64) (r events.Recorded, ok bool, more <-chan struct{}, broken error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if i < uint64(len(f.log)) {
 		return f.log[i], true, nil, nil
 	}
-	return r, false, f.broken, f.more
+	return r, false, f.more, f.broken
 }
 
 func (f *fakeLog) Last(context.Context) (uint64, error) {
@@ -63,7 +63,7 @@ func (f *fakeLog) Last(context.Context) (uint64, error) {
 func (f *fakeLog) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error] {
 	return func(yield func(events.Recorded, error) bool) {
 		for i := from - 1; until == 0 || i < until; {
-			r, ok, broken, more := f.at(i)
+			r, ok, more, broken := f.at(i)
 			switch {
 			case ok:
 				if !yield(r, nil) {

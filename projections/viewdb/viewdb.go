@@ -156,14 +156,14 @@ func (db *DB) start() error {
 		return nil
 	}
 	b := db.pebble.NewBatch()
-	defer b.Close()
-	if err := b.DeleteRange(firstRow, []byte{0xff}, nil); err != nil {
-		return err
+	err = b.DeleteRange(firstRow, []byte{0xff}, nil)
+	if err == nil {
+		err = db.writeCursor(b, 0)
 	}
-	if err := db.writeCursor(b, 0); err != nil {
-		return err
+	if err == nil {
+		err = b.Commit(pebble.Sync)
 	}
-	return b.Commit(pebble.Sync)
+	return errors.Join(err, b.Close())
 }
 
 func readCursor(r pebble.Reader) (c cursor, found bool, err error) {
@@ -225,20 +225,21 @@ func (db *DB) advance(change func()) {
 }
 
 // View calls read with the rows as of one sequence. The reader is valid
-// during the call, during which the view cannot be closed.
+// during the call, during which the view cannot be closed; read must not call
+// View again.
 func (db *DB) View(read func(projections.Reader) error) error {
 	return db.ViewAt(func(r projections.Reader, _ uint64) error { return read(r) })
 }
 
 // ViewAt is [DB.View] with the sequence that the rows stand for.
-func (db *DB) ViewAt(read func(r projections.Reader, cursor uint64) error) error {
+func (db *DB) ViewAt(read func(r projections.Reader, cursor uint64) error) (err error) {
 	release, err := db.acquire()
 	if err != nil {
 		return err
 	}
 	defer release()
 	snapshot := db.pebble.NewSnapshot()
-	defer snapshot.Close()
+	defer func() { err = errors.Join(err, snapshot.Close()) }()
 	c, _, err := readCursor(snapshot)
 	if err != nil {
 		return fmt.Errorf("read views in %s: %w", db.dir, err)
