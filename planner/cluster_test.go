@@ -92,7 +92,7 @@ func replay(t interface{ Fatal(...any) }, world int, log []events.Recorded) *pla
 // settle executes what coord commands until nothing is due any more, and
 // returns the commits and the writes that it asked for. Writes are not done.
 func (c *cluster) settle(coord *planner.Coordinator, now time.Time) (commits []planner.Commit, writes []planner.Write) {
-	for {
+	for range 1000 {
 		due, _ := coord.Tick(now)
 		if len(due) == 0 {
 			return commits, writes
@@ -116,6 +116,8 @@ func (c *cluster) settle(coord *planner.Coordinator, now time.Time) (commits []p
 			}
 		}
 	}
+	c.t.Fatal("the coordinator is never content")
+	return nil, nil
 }
 
 // outcome is how a checkpoint ended in a log: "", or one or more ends.

@@ -84,6 +84,7 @@ type save struct {
 	name         string
 	step         int64
 	participants []int
+	first        int    // the rank whose plan opened it
 	seq          uint64 // of its first event: saves are served in this order
 	begun        bool
 	staged       bool
@@ -127,7 +128,7 @@ func (c *Coordinator) Abandon(reason string) { c.draining, c.lost = reason, true
 
 // Tick returns the commands that are due at now, each exactly once, and the
 // time at which Tick must be called again if no event comes before; zero if
-// nothing is open.
+// nothing that is open waits for the clock.
 func (c *Coordinator) Tick(now time.Time) (due []Command, next time.Time) {
 	if c.fenced > 0 {
 		return nil, time.Time{}

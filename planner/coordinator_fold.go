@@ -115,13 +115,14 @@ func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) error {
 	known := c.saves[b.Checkpoint] != nil
 	s := c.open(b.Checkpoint, seq)
 	if !known {
-		s.name, s.step, s.participants = b.Name, b.Step, b.Participants
+		s.name, s.step, s.participants, s.first = b.Name, b.Step, b.Participants, b.Rank
 	}
+	both := []int{min(s.first, b.Rank), max(s.first, b.Rank)}
 	switch {
 	case s.step != b.Step:
-		s.fail(fmt.Sprintf("rank %d saves step %d, another rank saves step %d under the same name", b.Rank, b.Step, s.step), b.Rank)
+		s.fail(fmt.Sprintf("rank %d saves step %d, rank %d saves step %d under the same name", s.first, s.step, b.Rank, b.Step), both...)
 	case !slices.Equal(s.participants, b.Participants):
-		s.fail(fmt.Sprintf("rank %d names the participants %v, another rank names %v", b.Rank, b.Participants, s.participants), b.Rank)
+		s.fail(fmt.Sprintf("rank %d names the participants %v, rank %d names %v", s.first, s.participants, b.Rank, b.Participants), both...)
 	case !slices.Contains(s.participants, b.Rank):
 		s.fail(fmt.Sprintf("rank %d saves without being one of the participants %v", b.Rank, s.participants), b.Rank)
 	default:

@@ -8,7 +8,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -28,21 +30,38 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	runtime, err := os.MkdirTemp("", "ck")
-	if err == nil {
-		err = os.Setenv("XDG_RUNTIME_DIR", runtime)
+	var err error
+	if short, err = os.MkdirTemp("", "ck"); err == nil {
+		err = errors.Join(os.Chmod(short, 0o711), os.Mkdir(filepath.Join(short, "run"), 0o700),
+			os.Setenv("XDG_RUNTIME_DIR", filepath.Join(short, "run")))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if err := os.RemoveAll(runtime); err != nil && code == 0 {
+		if err := os.RemoveAll(short); err != nil && code == 0 {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
 		os.Exit(code)
 	}))
+}
+
+// short is a directory with a path short enough for sockets, and which other
+// users may pass through.
+var short string
+
+var shorts atomic.Int64
+
+// shortDir is a new directory in short.
+func shortDir(t *testing.T, name string) string {
+	t.Helper()
+	dir := filepath.Join(short, fmt.Sprint(shorts.Add(1)), name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // limit bounds every wait of these tests; only a failure takes as long.

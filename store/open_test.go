@@ -97,21 +97,13 @@ func TestViews(t *testing.T) {
 
 	views := filepath.Join(dir, "views")
 	whole := snapshot(t, views)
-	restore := func(t *testing.T) {
-		remove(t, dir, "views")
-		for path, text := range whole {
-			if path != views {
-				write(t, path, text)
-			}
-		}
-	}
 	for path := range whole {
 		name := filepath.Base(path)
-		if path == views || strings.HasPrefix(name, "LOCK") || strings.HasPrefix(name, "marker.") {
+		if strings.HasSuffix(path, "/") || strings.HasPrefix(name, "LOCK") || strings.HasPrefix(name, "marker.") {
 			continue // these have no content
 		}
 		t.Run(name, func(t *testing.T) {
-			restore(t)
+			put(t, views, whole)
 			write(t, path, "garbage "+strings.Repeat("\xff\x00", 100))
 			s, err := Open(t.Context(), Options{Location: dir})
 			if err == nil { // what is in it is not needed: then nothing may be wrong
@@ -158,28 +150,15 @@ func TestRolledBackLog(t *testing.T) {
 	must(t, s, "run", begun("step-1"))
 	digest(t, s)
 	shut(t, s)
-	remove(t, dir, "log")
-	for path, text := range early {
-		if !strings.HasPrefix(text, "d") { // a directory
-			write(t, path, text)
-		}
-	}
+	put(t, log, early)
 	refused(t, Options{Location: dir}, nil, "rolled back")
 }
 
 // TestReadOnly opens a store as somebody who may only read it.
 func TestReadOnly(t *testing.T) {
 	t.Parallel()
-	top, err := os.MkdirTemp("", "ckro")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		chmod(t, top, 0o700, 0o600)
-		if err := os.RemoveAll(top); err != nil {
-			t.Error(err)
-		}
-	})
+	top := shortDir(t, "")
+	t.Cleanup(func() { chmod(t, top, 0o700, 0o600) }) // to be removed
 	dir := filepath.Join(top, "store")
 	if _, err := Init(t.Context(), dir, ""); err != nil {
 		t.Fatal(err)
@@ -188,14 +167,18 @@ func TestReadOnly(t *testing.T) {
 	committed(t, s, "run", 1)
 	shut(t, s)
 	chmod(t, top, 0o555, 0o444)
+	tmp := shortDir(t, "")
+	if err := os.Chmod(tmp, 0o777); err != nil {
+		t.Fatal(err)
+	}
 	before := snapshot(t, dir)
 
-	p := start(t, "actor", "XDG_RUNTIME_DIR=", "TMPDIR="+t.TempDir())
+	p := start(t, "actor", "XDG_RUNTIME_DIR=", "TMPDIR="+tmp)
 	if os.Getuid() == 0 { // whom no mode stops
 		p.do(request{Do: "become", Count: 65534})
 	}
 	got := p.try(request{Do: "open", Location: dir, Patience: time.Second})
-	if !strings.Contains(got.Error, "permission denied") || !strings.Contains(got.Error, "--offline") && !strings.Contains(got.Error, "XDG_RUNTIME_DIR") {
+	if !strings.Contains(got.Error, lockName+": permission denied") || !strings.Contains(got.Error, "--offline") {
 		t.Errorf("open says %+v", got)
 	}
 	if got := p.try(request{Do: "list", Location: dir}); got.Text != "step-1.a1" {
@@ -287,21 +270,8 @@ func TestRuntimeDirectory(t *testing.T) {
 	id := NewID()
 	name := "ckptstore-" + id[len(id)-12:]
 	mine := fmt.Sprintf("ckptstore-%d", os.Getuid())
-	short := func(t *testing.T) string {
-		dir, err := os.MkdirTemp("", "ck")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { remove(t, dir, "") })
-		return dir
-	}
-	long := func(t *testing.T) string {
-		dir := filepath.Join(short(t), strings.Repeat("x", 100))
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		return dir
-	}
+	near := func(t *testing.T) string { return shortDir(t, "") }
+	far := func(t *testing.T) string { return shortDir(t, strings.Repeat("x", 100)) }
 	for _, c := range []struct {
 		name     string
 		xdg, tmp func(t *testing.T) string
@@ -309,12 +279,12 @@ func TestRuntimeDirectory(t *testing.T) {
 		inTmp    bool
 		says     string // "": no error
 	}{
-		{name: "as usual", xdg: short, tmp: short},
-		{name: "not set", xdg: func(*testing.T) string { return "" }, tmp: short, inTmp: true},
-		{name: "not there", xdg: func(*testing.T) string { return "/nowhere" }, tmp: short, inTmp: true},
-		{name: "too long", xdg: long, tmp: short, inTmp: true},
-		{name: "all too long", xdg: long, tmp: long, says: "XDG_RUNTIME_DIR"},
-		{name: "readable by others", xdg: short, tmp: short, says: "not private", spoil: func(t *testing.T, xdg, _ string) {
+		{name: "as usual", xdg: near, tmp: near},
+		{name: "not set", xdg: func(*testing.T) string { return "" }, tmp: near, inTmp: true},
+		{name: "not there", xdg: func(*testing.T) string { return "/nowhere" }, tmp: near, inTmp: true},
+		{name: "too long", xdg: far, tmp: near, inTmp: true},
+		{name: "all too long", xdg: far, tmp: far, says: "XDG_RUNTIME_DIR"},
+		{name: "readable by others", xdg: near, tmp: near, says: "not private", spoil: func(t *testing.T, xdg, _ string) {
 			if err := os.Mkdir(filepath.Join(xdg, name), 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -322,15 +292,15 @@ func TestRuntimeDirectory(t *testing.T) {
 				t.Fatal(err)
 			}
 		}},
-		{name: "a link to elsewhere", xdg: short, tmp: short, says: "not private", spoil: func(t *testing.T, xdg, tmp string) {
+		{name: "a link to elsewhere", xdg: near, tmp: near, says: "not private", spoil: func(t *testing.T, xdg, tmp string) {
 			if err := os.Symlink(tmp, filepath.Join(xdg, name)); err != nil {
 				t.Fatal(err)
 			}
 		}},
-		{name: "a file", xdg: short, tmp: short, says: "not private", spoil: func(t *testing.T, xdg, _ string) {
+		{name: "a file", xdg: near, tmp: near, says: "not private", spoil: func(t *testing.T, xdg, _ string) {
 			write(t, filepath.Join(xdg, name), "")
 		}},
-		{name: "others may write above it", xdg: func(*testing.T) string { return "" }, tmp: short, says: "not private", spoil: func(t *testing.T, _, tmp string) {
+		{name: "others may write above it", xdg: func(*testing.T) string { return "" }, tmp: near, says: "not private", spoil: func(t *testing.T, _, tmp string) {
 			if err := os.Mkdir(filepath.Join(tmp, mine), 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -367,19 +337,10 @@ func TestRuntimeDirectory(t *testing.T) {
 
 // TestLongRuntimeDirectory opens one for real.
 func TestLongRuntimeDirectory(t *testing.T) {
-	long := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
-	if err := os.Mkdir(long, 0o700); err != nil {
-		t.Fatal(err)
-	}
 	dir := made(t)
 	owner := open(t, dir)
-	tmp, err := os.MkdirTemp("", "ck")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer remove(t, tmp, "")
-	t.Setenv("TMPDIR", tmp)
-	t.Setenv("XDG_RUNTIME_DIR", long)
+	t.Setenv("TMPDIR", shortDir(t, ""))
+	t.Setenv("XDG_RUNTIME_DIR", shortDir(t, strings.Repeat("x", 100)))
 	second := open(t, dir)
 	if second.Owns() || second.Runtime == owner.Runtime {
 		t.Errorf("owns: %v, in %s", second.Owns(), second.Runtime)

@@ -56,7 +56,11 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	if _, err = os.Stat(filepath.Join(dir, "log")); err != nil {
 		return w, fmt.Errorf("%w: its log is not there: %w: restore log/ from a backup; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
 	}
-	if w.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: filepath.Join(dir, "log"), Logger: s.opts.Logger}); err != nil {
+	// A start that is cut short may go on writing when the lock is let go.
+	if err = s.space.check(keepToOwn); err != nil {
+		return w, err
+	}
+	if w.server, err = jetlog.StartServer(context.WithoutCancel(ctx), jetlog.ServerOptions{Dir: filepath.Join(dir, "log"), Logger: s.opts.Logger}); err != nil {
 		return w, err
 	}
 	if w.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(w.server), Logger: s.opts.Logger}); err != nil {

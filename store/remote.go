@@ -7,6 +7,7 @@ import (
 	neturl "net/url"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -80,13 +81,20 @@ func initURL(ctx context.Context, url, data string) (string, error) {
 	return id, create(ctx, log, id, data)
 }
 
-// redacted is a URL for messages: without its password.
+// redacted is a URL, or several, for messages: without passwords and tokens.
 func redacted(location string) string {
-	u, err := neturl.Parse(location)
-	if err != nil {
-		return "the given URL"
+	urls := strings.Split(location, ",")
+	for i, text := range urls {
+		u, err := neturl.Parse(text)
+		if err != nil {
+			return "the given URL"
+		}
+		if u.User != nil {
+			u.User = neturl.User("xxxxx")
+		}
+		urls[i] = u.String()
 	}
-	return u.Redacted()
+	return strings.Join(urls, ",")
 }
 
 // probe checks by a file that the data location can be written and read here.

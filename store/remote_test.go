@@ -113,7 +113,7 @@ func TestNobody(t *testing.T) {
 	begin := time.Now()
 	_, err = Init(t.Context(), url, t.TempDir())
 	for _, err := range []error{err, openError(t, url)} {
-		wrong(t, err, nil, address, "connection refused", "ckptstore serve")
+		wrong(t, err, nil, address, "check that a server runs there")
 		if err != nil && strings.Contains(err.Error(), "secret") {
 			t.Errorf("error %v says the password", err)
 		}
@@ -135,11 +135,13 @@ func openError(t *testing.T, location string) error {
 func TestRedacted(t *testing.T) {
 	t.Parallel()
 	for location, want := range map[string]string{
-		"nats://host:4222":              "nats://host:4222",
-		"nats://me:secret@host:4222":    "nats://me:xxxxx@host:4222",
-		"nats://a:x@b:1,nats://c:y@d:2": "the given URL",
+		"nats://host:4222":                    "nats://host:4222",
+		"nats://me:secret@host:4222":          "nats://xxxxx@host:4222",
+		"tls://secret@host":                   "tls://xxxxx@host",
+		"nats://a:secret@b:1,nats://secret@d": "nats://xxxxx@b:1,nats://xxxxx@d",
+		"nats://me:secret@host:port":          "the given URL",
 	} {
-		if got := redacted(location); got != want || strings.Contains(got, "secret") {
+		if got := redacted(location); got != want {
 			t.Errorf("%s is shown as %s", location, got)
 		}
 	}

@@ -232,7 +232,8 @@ func (bytesOf) Item(int) ([]byte, error) { return content, nil }
 // become gives the rights of the superuser up for good.
 func become(uid int) error { return syscall.Setuid(uid) }
 
-// snapshot is every file below dir with its content.
+// snapshot is every file below dir with its content, and every directory, with
+// a slash.
 func snapshot(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -240,18 +241,29 @@ func snapshot(t *testing.T, dir string) map[string]string {
 		if err != nil {
 			return err
 		}
-		files[path] = e.Type().String()
-		if e.Type().IsRegular() {
-			data, err := os.ReadFile(path)
-			files[path] = string(data)
-			return err
+		if e.IsDir() {
+			files[path+"/"] = ""
+			return nil
 		}
-		return nil
+		data, err := os.ReadFile(path)
+		files[path] = string(data)
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return files
+}
+
+// put puts a snapshot back in the place of what is in dir.
+func put(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	remove(t, dir, "")
+	for path, text := range files {
+		if !strings.HasSuffix(path, "/") {
+			write(t, path, text)
+		}
+	}
 }
 
 func write(t *testing.T, path, text string) {

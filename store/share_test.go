@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -210,8 +211,9 @@ func TestQuestionCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, cardName), good)
-	conn.Close()
-	l.Close()
+	if err := errors.Join(conn.Close(), l.Close()); err != nil {
+		t.Fatal(err)
+	}
 	if err := g.Wait(); err != nil {
 		t.Error(err)
 	}
@@ -249,10 +251,10 @@ func TestHungOwner(t *testing.T) {
 func TestDeafOwner(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]func(net.Conn){
-		"hangs up": func(c net.Conn) { c.Close() },
+		"hangs up": func(c net.Conn) { _ = c.Close() },
 		"speaks another language": func(c net.Conn) {
 			fmt.Fprint(c, "220 smtp\r\n")
-			c.Close()
+			_ = c.Close()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

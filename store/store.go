@@ -75,6 +75,7 @@ type Store struct {
 	DataDir  string
 
 	opts  Options
+	space *gauge    // of the disk that log and data share, in a directory
 	owner *owner    // of a directory; nil with a URL
 	local *follower // of a URL; nil with a directory
 }
@@ -168,8 +169,12 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 func (s *Store) openData(data, blobs string) (err error) {
 	s.DataDir = data
 	s.Blobs = &Blobs{dir: blobs}
-	s.Data, err = storage.Open(vfs.Default, data)
-	return err
+	if s.Data, err = storage.Open(vfs.Default, data); err != nil {
+		return err
+	}
+	s.Data.KeepFree(keepForLog)
+	s.space = newGauge(s.Location, s.Data)
+	return nil
 }
 
 // OpenData opens the data of a store's directory alone, for reading without the

@@ -110,7 +110,7 @@ func exitCode(err error) int {
 		return exitOK
 	case errors.As(err, &sig):
 		return 128 + int(sig.sig)
-	case errors.As(err, &failed):
+	case errors.As(err, &failed), errors.Is(err, syscall.ENOSPC):
 		return exitFailed
 	case errors.As(err, &running), errors.Is(err, worker.ErrFenced), errors.Is(err, store.ErrLeaseLost):
 		return exitConflict

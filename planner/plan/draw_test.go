@@ -1,0 +1,109 @@
+package plan_test
+
+import (
+	"math"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/tensor"
+	"pgregory.net/rapid"
+)
+
+func names() *rapid.Generator[string] {
+	return rapid.OneOf(
+		rapid.StringN(1, 8, 32),
+		rapid.SampledFrom([]string{"w", "layers.0.w", "a/b@0", "\x00", "\xff", "../x", "模型", strings.Repeat("x", 300)}),
+	)
+}
+
+func sizes() *rapid.Generator[int64] {
+	return rapid.OneOf(rapid.Int64Range(0, 300), rapid.Int64Range(0, math.MaxInt64), rapid.Just(int64(math.MaxInt64)))
+}
+
+func ranks() *rapid.Generator[int] {
+	return rapid.OneOf(rapid.IntRange(0, 8), rapid.IntRange(0, 1<<31))
+}
+
+// shards draws a valid shard of any size.
+func shards() *rapid.Generator[tensor.Shard] {
+	return rapid.Custom(func(t *rapid.T) tensor.Shard {
+		s := tensor.Shard{FQN: names().Draw(t, "name"), DType: tensor.DType(rapid.Uint8Range(1, 19).Draw(t, "dtype"))}
+		left := int64(math.MaxInt64 / s.DType.Size())
+		s.Global = tensor.Shape{}
+		for range rapid.IntRange(0, 4).Draw(t, "dimensions") {
+			n := rapid.OneOf(rapid.Int64Range(0, min(9, left)), rapid.Int64Range(0, left)).Draw(t, "dimension")
+			s.Global = append(s.Global, n)
+			left /= max(n, 1)
+		}
+		s.Box = boxIn(t, s.Global)
+		return s
+	})
+}
+
+func boxIn(t *rapid.T, shape tensor.Shape) tensor.Box {
+	b := box([]int64{}, []int64{})
+	for _, n := range shape {
+		lo := rapid.Int64Range(0, n).Draw(t, "lo")
+		b.Offsets = append(b.Offsets, lo)
+		b.Sizes = append(b.Sizes, rapid.Int64Range(0, n-lo).Draw(t, "size"))
+	}
+	return b
+}
+
+func locals() *rapid.Generator[plan.Local] {
+	item := rapid.Custom(func(t *rapid.T) plan.Item {
+		if rapid.Bool().Draw(t, "value") {
+			return plan.Item{
+				Value: true, Shard: tensor.Shard{FQN: names().Draw(t, "name")},
+				Bytes: sizes().Draw(t, "bytes"), PerRank: rapid.Bool().Draw(t, "per rank"),
+			}
+		}
+		s := shards().Draw(t, "shard")
+		return plan.Item{Shard: s, Bytes: s.Bytes()}
+	})
+	return rapid.Custom(func(t *rapid.T) plan.Local {
+		return plan.Local{Rank: ranks().Draw(t, "rank"), Items: some(t, item)}
+	})
+}
+
+func layouts() *rapid.Generator[plan.Layout] {
+	value := rapid.Custom(func(t *rapid.T) plan.Value {
+		return plan.Value{
+			FQN: names().Draw(t, "name"), Rank: ranks().Draw(t, "rank"),
+			Bytes: sizes().Draw(t, "bytes"), PerRank: rapid.Bool().Draw(t, "per rank"),
+		}
+	})
+	whole := rapid.Custom(func(t *rapid.T) plan.Tensor {
+		s := shards().Draw(t, "tensor")
+		chunk := rapid.Custom(func(t *rapid.T) plan.Chunk {
+			return plan.Chunk{Rank: ranks().Draw(t, "rank"), Box: boxIn(t, s.Global)}
+		})
+		return plan.Tensor{FQN: s.FQN, DType: s.DType, Shape: s.Global, Chunks: some(t, chunk)}
+	})
+	return rapid.Custom(func(t *rapid.T) plan.Layout {
+		return plan.Layout{Tensors: some(t, whole), Values: some(t, value)}
+	})
+}
+
+func manifests() *rapid.Generator[plan.Manifest] {
+	index := rapid.Custom(func(t *rapid.T) plan.RankIndex {
+		return plan.RankIndex{Rank: ranks().Draw(t, "rank"), Index: plan.Sum(rapid.SliceOf(rapid.Byte()).Draw(t, "index"))}
+	})
+	return rapid.Custom(func(t *rapid.T) plan.Manifest {
+		text := rapid.String()
+		return plan.Manifest{
+			Store: text.Draw(t, "store"), Run: text.Draw(t, "run"), Trial: text.Draw(t, "trial"),
+			Checkpoint: text.Draw(t, "checkpoint"), Name: text.Draw(t, "name"),
+			Step: sizes().Draw(t, "step"), Attempt: ranks().Draw(t, "attempt"), WorldSize: ranks().Draw(t, "world"),
+			Ranks: some(t, index), Layout: layouts().Draw(t, "layout"),
+		}
+	})
+}
+
+// some draws a short list, nil when it is empty, as decoding makes it.
+func some[T any](t *rapid.T, of *rapid.Generator[T]) []T {
+	if list := rapid.SliceOfN(of, 0, 4).Draw(t, "list"); len(list) > 0 {
+		return list
+	}
+	return nil
+}
