@@ -76,7 +76,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	if w.views, err = follow(ctx, db, w.log, s); err != nil {
 		return w, err
 	}
-	if err = repair(ctx, s, w); err != nil {
+	if err = repair(ctx, s, w.log, w.views); err != nil {
 		return w, err
 	}
 	if err = w.listen(s); err != nil {

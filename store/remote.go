@@ -53,6 +53,10 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if s.local, err = follow(ctx, db, log, s); err != nil {
 		return nil, err
 	}
+	// Nobody owns the data of a server's store: whoever opens it repairs it.
+	if err = repair(ctx, s, log, s.local); err != nil {
+		return nil, errors.Join(err, s.local.close())
+	}
 	return s, nil
 }
 

@@ -16,7 +16,7 @@ import (
 // left out, and removes what aborted saves have left. The directory is listed
 // before the log is known to its end, and a directory that the log does not
 // know is left as it is: it may be somebody's copy.
-func repair(ctx context.Context, s *Store, w *ownership) error {
+func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower) error {
 	receipts, damaged, err := s.Data.Checkpoints(ctx)
 	if err != nil {
 		return fmt.Errorf("list receipts: %w", err)
@@ -28,7 +28,7 @@ func repair(ctx context.Context, s *Store, w *ownership) error {
 	for _, r := range receipts {
 		have[r.Ref] = true
 	}
-	all, err := everyCheckpoint(w.views)
+	all, err := everyCheckpoint(views)
 	if err != nil {
 		return err
 	}
@@ -36,7 +36,7 @@ func repair(ctx context.Context, s *Store, w *ownership) error {
 		ref := RefOf(c)
 		switch {
 		case c.State == projections.Committed && !have[ref]:
-			err = repairReceipt(ctx, s, w.log, c)
+			err = repairReceipt(ctx, s, log, c)
 		case c.State == projections.Aborted || c.State == projections.Deleted:
 			// Most of these were removed long ago.
 			if _, gone := os.Lstat(filepath.Join(s.DataDir, ref.String())); gone != nil {

@@ -70,7 +70,7 @@ var identities = []error{projections.ErrNotFound, projections.ErrAmbiguous, proj
 // same reports whether two errors say the same and are the same.
 func same(a, b error) bool {
 	if a == nil || b == nil {
-		return a == b
+		return a == nil && b == nil
 	}
 	for _, is := range identities {
 		if errors.Is(a, is) != errors.Is(b, is) {
@@ -170,10 +170,14 @@ func TestErrors(t *testing.T) {
 			if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) || out != nil {
 				t.Errorf("%s, %s of %+v: %s, %v", side, c.query, c.p, out, err)
 			}
+			are := 0
 			for _, is := range identities {
-				if is != c.is && errors.Is(err, is) {
-					t.Errorf("%s, %s: %v is %v too", side, c.query, err, is)
+				if errors.Is(err, is) {
+					are++
 				}
+			}
+			if are != 1 {
+				t.Errorf("%s, %s: %v has %d identities", side, c.query, err, are)
 			}
 		}
 	}
@@ -350,7 +354,7 @@ func TestClient(t *testing.T) {
 		}), end, ErrUnreachable, "runs"},
 		{"hung up", handler(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), end, ErrUnreachable, "EOF"},
 		{"no JSON", handler(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }), end, nil, "decode the answer to runs"},
-		{"an error without JSON", handler(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "bad gateway", 502) }), end, nil, "502"},
+		{"an error without JSON", handler(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "bad gateway", http.StatusBadGateway) }), end, nil, "502"},
 		{"an unknown kind of error", handler(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(418)
 			fmt.Fprint(w, `{"error":"a teapot","kind":"tea"}`)
@@ -360,7 +364,7 @@ func TestClient(t *testing.T) {
 		if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %+v, %v", c.name, got, err)
 		}
-		if errors.Is(err, ErrUnreachable) != (c.is == ErrUnreachable) {
+		if errors.Is(err, ErrUnreachable) != errors.Is(c.is, ErrUnreachable) {
 			t.Errorf("%s: it may be asked again: %v", c.name, err)
 		}
 	}

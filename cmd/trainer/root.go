@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
@@ -32,7 +33,7 @@ const (
 // signaled is the cause of a context that a signal has ended.
 type signaled struct{ sig syscall.Signal }
 
-func (s signaled) Error() string { return "the trainer was told to stop by " + s.sig.String() }
+func (s signaled) Error() string { return "told to stop by " + unix.SignalName(s.sig) }
 
 // usageError is a mistake in the command line.
 type usageError struct{ error }
