@@ -55,11 +55,13 @@ func TestDamagedBlobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := blobs.path(blob.Digest)
+	flipped := bytes.Clone(data)
+	flipped[99] ^= 4
 	for name, c := range map[string]struct {
 		file string
 		says string
 	}{
-		"a flipped bit": {string(data[:99]) + string(data[99]^4) + string(data[100:]), "corrupt"},
+		"a flipped bit": {string(flipped), "corrupt"},
 		"truncated":     {string(data[:len(data)-1]), "corrupt"},
 		"longer":        {string(data) + "x", "corrupt"},
 		"empty":         {"", "corrupt"},
