@@ -65,7 +65,7 @@ func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context
 		if jerr := json.Unmarshal(held.Holder, &other); jerr != nil {
 			return nil, nil, errors.Join(err, jerr)
 		}
-		if !dead(other, me) {
+		if !deadSoon(ctx, other, me) {
 			return nil, nil, &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}
 		}
 		lease, err = s.Log.TakeOver(ctx, held, text, leaseTerm)
@@ -128,6 +128,19 @@ func thisProcess(job string) (holder, error) {
 	}
 	start, _, err := startTime(os.Getpid())
 	return holder{Job: job, Host: host, PID: os.Getpid(), Boot: string(bytes.TrimSpace(boot)), Space: space, Start: start}, err
+}
+
+// deadSoon is dead, but gives a process that was just killed the moment that
+// the kernel needs to end it: people start a trainer again right after a kill.
+func deadSoon(ctx context.Context, h, me holder) bool {
+	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer cancel()
+	for !dead(h, me) {
+		if h.Host != me.Host || !sleep(ctx, 10*time.Millisecond) {
+			return false
+		}
+	}
+	return true
 }
 
 // dead reports whether h has certainly ended: it ran on this machine, in this
