@@ -33,8 +33,10 @@ var samples = []Body{
 	TrialPaused{Attempt: 2, Reason: "preempted"},
 	TrialCompleted{Attempt: 2},
 	TrialErrored{Attempt: 4, Message: "rank 1 died 4 times"},
-	Metrics{Attempt: 2, Iteration: 7, Step: 107, Metrics: map[string]any{"loss": 2.5, "grad_norm": "NaN", "lr": "-Infinity", "phase": "warm-up", "skipped": false},
-		Others: []RankMetrics{{Rank: 1, Metrics: map[string]any{"loss": 2.75}}}, Seconds: 0.125},
+	Metrics{
+		Attempt: 2, Iteration: 7, Step: 107, Metrics: map[string]any{"loss": 2.5, "grad_norm": "NaN", "lr": "-Infinity", "phase": "warm-up", "skipped": false},
+		Others: []RankMetrics{{Rank: 1, Metrics: map[string]any{"loss": 2.75}}}, Seconds: 0.125,
+	},
 	LocalPlan{Attempt: 2, Checkpoint: "step-200.a2", Name: "step-200", Step: 200, Rank: 1, Participants: []int{0, 1}, Fingerprint: strings.Repeat("0a", 32), Plan: Blob{Inline: []byte{0, 1, 254, 255}, Size: 4}},
 	GlobalPlan{Attempt: 2, Checkpoint: "step-200.a2", Layout: Blob{Digest: strings.Repeat("1b", 32), Size: 300_000}},
 	LoadPlan{Attempt: 2, Load: 1, Checkpoint: "step-100.a1", Rank: 1, Reads: 12, Bytes: 4096},
@@ -209,7 +211,7 @@ func TestBodyIsKept(t *testing.T) {
 		t.Errorf("body came back as %q, want %q", again.Data, m.Data)
 	}
 	body, err := got.Body()
-	if err != nil || *(body.(*TrainingStarted)) != (TrainingStarted{Attempt: 2}) {
+	if err != nil || *body.(*TrainingStarted) != (TrainingStarted{Attempt: 2}) {
 		t.Errorf("body with an unknown field: %+v, %v", body, err)
 	}
 }

@@ -25,8 +25,14 @@ func TestReadBounds(t *testing.T) {
 		n           int
 		err         error
 	}{
-		{1, 10, 10, nil}, {4, 4, 1, nil}, {10, 10, 1, nil}, {7, 3, 0, nil},
-		{1, 12, 10, ErrEnd}, {11, 11, 0, ErrEnd}, {12, 12, 0, ErrGap}, {12, 0, 0, ErrGap},
+		{1, 10, 10, nil},
+		{4, 4, 1, nil},
+		{10, 10, 1, nil},
+		{7, 3, 0, nil},
+		{1, 12, 10, ErrEnd},
+		{11, 11, 0, ErrEnd},
+		{12, 12, 0, ErrGap},
+		{12, 0, 0, ErrGap},
 	} {
 		if n, err := readError(t, l, tc.from, tc.until); n != tc.n || !errors.Is(err, tc.err) {
 			t.Errorf("from %d until %d: %d events, %v; want %d, %v", tc.from, tc.until, n, err, tc.n, tc.err)

@@ -78,8 +78,15 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	}
 	s := &Server{ns: ns, closers: map[io.Closer]struct{}{}, fatal: make(chan string, 1)}
 	ns.SetLoggerV2(serverLog{o.Logger, s.fatal}, false, false, false)
-	go ns.Start()
+	started := make(chan struct{})
+	go func() {
+		defer close(started)
+		ns.Start()
+	}()
 	if err := s.healthy(ctx); err != nil {
+		// A start that is still recovering writes to the directory, whose
+		// lock the caller gives up when we return.
+		<-started
 		s.Shutdown()
 		return bad(err)
 	}
@@ -138,7 +145,7 @@ func (s *Server) Serve(l net.Listener) error {
 		}
 		inner, err := s.Dial()
 		if err != nil { // shutting down
-			conn.Close()
+			_ = conn.Close()
 			continue
 		}
 		s.bridge(conn, inner)
@@ -151,7 +158,7 @@ func (s *Server) bridge(a, b net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
-		both.Close()
+		_ = both.Close()
 		return
 	}
 	s.closers[both] = struct{}{}

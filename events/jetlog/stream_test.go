@@ -175,7 +175,10 @@ func TestReconnectToAnotherStore(t *testing.T) {
 	}
 	now.Store(b)
 	a.Shutdown()
-	<-lost
+	select {
+	case <-lost:
+	case <-t.Context().Done():
+	}
 	if _, err := l.Append(t.Context(), fact(t, 1)); !errors.Is(err, ErrForeign) {
 		t.Errorf("append: %v", err)
 	}
