@@ -25,7 +25,7 @@ func role(name string, play func(ctx context.Context, args []string) error) []st
 	return []string{"/proc/self/exe", asCommand, name}
 }
 
-// worker declares a role that is connected to its trainer.
+// workerRole declares a role that is connected to its trainer.
 func workerRole(name string, play func(ctx context.Context, c *client.Client) error) []string {
 	return role(name, func(ctx context.Context, _ []string) error {
 		c, err := client.Connect(ctx)
@@ -51,14 +51,19 @@ func act(name string, args []string) error {
 func say(format string, args ...any) { fmt.Printf(format+"\n", args...) }
 
 // untilTerm blocks until the trainer ends the worker.
-func untilTerm(ctx context.Context) error {
+func untilTerm(ctx context.Context) error { return terms()(ctx) }
+
+// terms catches SIGTERM from now on; the result waits for it.
+func terms() func(context.Context) error {
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, syscall.SIGTERM)
-	select {
-	case <-term:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	return func(ctx context.Context) error {
+		select {
+		case <-term:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 
@@ -149,7 +154,7 @@ func save(ctx context.Context, c *client.Client, step int64) error {
 func refused(err error, status int) error {
 	var e *client.Error
 	if !errors.As(err, &e) || e.Status != status {
-		return fmt.Errorf("error %v, want status %d", err, status)
+		return fmt.Errorf("error %w, want status %d", err, status)
 	}
 	say("refused %s", e.Message)
 	return nil

@@ -41,7 +41,9 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 	}
 	stop()
 	if !w.savingEnded {
-		<-saving
+		if err := <-saving; err != nil && !errors.Is(err, context.Canceled) {
+			j.log.Warn("the saver ended with an error after the attempt", "error", err)
+		}
 	}
 	if errors.Is(err, errDrain) {
 		err = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, started.Sequence)

@@ -129,7 +129,7 @@ func TestDeathInSave(t *testing.T) {
 	j.must()
 	wantEnded(t, []string{"step-1.a1"}, []string{"step-2.a1"})
 	wantText(t, j.out, "[rank0] resumes step-1.a1", "[rank1] resumes step-1.a1")
-	if got := one[events.CheckpointAborted](t, t.Name()); len(got.Ranks) != 1 || got.Ranks[0] != 1 {
+	if got := one[events.CheckpointAborted](t, runOf(t)); len(got.Ranks) != 1 || got.Ranks[0] != 1 {
 		t.Errorf("checkpoint.aborted: %+v", got)
 	}
 }

@@ -58,6 +58,8 @@ func TestEnvironment(t *testing.T) {
 	}
 	for name, value := range map[string]string{
 		client.EnvJob:             j.cfg.Job,
+		client.EnvRun:             j.cfg.Run,
+		"TORCHELASTIC_RUN_ID":     j.cfg.Run,
 		client.EnvSocket:          filepath.Join(home.Runtime, "job-"+j.cfg.Job[28:], "a1-r1.sock"),
 		"TORCHELASTIC_ERROR_FILE": filepath.Join(home.Runtime, "job-"+j.cfg.Job[28:], "a1-r1.error.json"),
 	} {

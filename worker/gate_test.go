@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -13,8 +14,8 @@ import (
 	"github.com/ckptstore/ckptstore/storage"
 )
 
-// gate is a filesystem in which the first making of one file stops until it
-// is let through. The test says which by a part of its name.
+// gate is a filesystem in which the first making of one file or directory
+// stops until it is let through. The test says which by a part of its name.
 type gate struct {
 	vfs.FS
 	part    string
@@ -48,6 +49,12 @@ func (g *gate) Create(path string, c vfs.DiskWriteCategory) (vfs.File, error) {
 func (g *gate) OpenReadWrite(path string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
 	g.pass(path)
 	return g.FS.OpenReadWrite(path, c, o...)
+}
+
+// MkdirAll implements vfs.FS.
+func (g *gate) MkdirAll(path string, mode os.FileMode) error {
+	g.pass(path)
+	return g.FS.MkdirAll(path, mode)
 }
 
 // gated puts a gate between a job and its files.

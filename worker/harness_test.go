@@ -74,10 +74,31 @@ type job struct {
 	ended  bool
 }
 
+var (
+	naming sync.Mutex
+	named  = map[*testing.T]string{} // the run of each test
+	times  = map[string]int{}        // how often a test has run in this process
+)
+
+// runOf is the name of a test's run; each time that the test runs, another.
+func runOf(t *testing.T) string {
+	naming.Lock()
+	defer naming.Unlock()
+	name, ok := named[t]
+	if !ok {
+		name = t.Name()
+		if times[name]++; times[name] > 1 {
+			name += fmt.Sprint(" again ", times[name])
+		}
+		named[t] = name
+	}
+	return name
+}
+
 // newJob makes a job of the run that is named after the test.
 func newJob(t *testing.T, nproc int, command ...string) *job {
 	j := &job{t: t, store: storeOf(home, memory), out: newTranscript(), log: newTranscript(), done: make(chan error, 1)}
-	j.cfg = config(t.Name(), nproc, command, j.out, j.log)
+	j.cfg = config(runOf(t), nproc, command, j.out, j.log)
 	return j
 }
 
@@ -97,7 +118,7 @@ func (j *job) start() *job {
 	j.t.Cleanup(func() {
 		if !j.ended {
 			cancel(errors.New("the test is over"))
-			<-j.done
+			j.t.Logf("the job was stopped: %v", <-j.done)
 		}
 		if j.t.Failed() {
 			j.t.Logf("workers:\n%strainer:\n%s", j.out, j.log)
@@ -204,7 +225,7 @@ func ended(t *testing.T, run string) (committed, aborted []string) {
 
 func wantEnded(t *testing.T, committed, aborted []string) {
 	t.Helper()
-	gotCommitted, gotAborted := ended(t, t.Name())
+	gotCommitted, gotAborted := ended(t, runOf(t))
 	if !slices.Equal(gotCommitted, committed) || !slices.Equal(gotAborted, aborted) {
 		t.Fatalf("committed %q and aborted %q, want %q and %q", gotCommitted, gotAborted, committed, aborted)
 	}
@@ -222,7 +243,7 @@ func wantText(t *testing.T, text fmt.Stringer, parts ...string) {
 // trialOf is the trial of the test's run, as the views have it.
 func trialOf(t *testing.T) projections.Trial {
 	t.Helper()
-	trial, err := views{home.Views()}.Trial(t.Context(), t.Name(), projections.DefaultTrial)
+	trial, err := views{home.Views()}.Trial(t.Context(), runOf(t), projections.DefaultTrial)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +252,7 @@ func trialOf(t *testing.T) projections.Trial {
 
 // dirOf is where a checkpoint of the test's run lies.
 func dirOf(t *testing.T, id string) string {
-	return filepath.Join(home.DataDir, events.EncodeName(t.Name()), projections.DefaultTrial, id)
+	return filepath.Join(home.DataDir, events.EncodeName(runOf(t)), projections.DefaultTrial, events.EncodeName(id))
 }
 
 // survivors lists the live processes that carry the marker of a job.

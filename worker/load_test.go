@@ -78,7 +78,9 @@ func TestRankNeverLoads(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, neverLoads...)
 	j.cfg.Collective = time.Second
-	j.fails()
+	if failed := j.fails(); failed.Rank != 0 {
+		t.Errorf("%+v", failed)
+	}
 	wantText(t, j.out, "[rank0] refused load 1 is a collective, and ranks [1] have not called it")
 }
 

@@ -46,6 +46,10 @@ func runTests(m *testing.M) int {
 	if err := os.Unsetenv("OMP_NUM_THREADS"); err != nil {
 		return status(err)
 	}
+	// With the race detector, a process would wait a second before it exits.
+	if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
+		return status(err)
+	}
 	dir, err := os.MkdirTemp("", "wt")
 	if err != nil {
 		return status(err)

@@ -132,7 +132,7 @@ var badRequests = []struct {
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
 	j, ranks := doors(t, 2)
-	before := len(logOf(t, t.Name()))
+	before := len(logOf(t, runOf(t)))
 	for _, bad := range badRequests {
 		status, reply := ranks[0].post(bad.op, bad.body, bad.header...)
 		var p client.Problem
@@ -150,7 +150,7 @@ func TestBadRequests(t *testing.T) {
 	if info, err := os.Stat(ranks[0].socket); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode of the socket: %v, %v", info.Mode(), err)
 	}
-	if after := len(logOf(t, t.Name())); after != before {
+	if after := len(logOf(t, runOf(t))); after != before {
 		t.Errorf("%d events were said", after-before)
 	}
 	if files := slots(t, j); len(files) > 0 {

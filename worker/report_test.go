@@ -33,7 +33,7 @@ var reports = workerRole("reports", func(ctx context.Context, c *client.Client) 
 func TestReports(t *testing.T) {
 	t.Parallel()
 	newJob(t, 3, reports...).must()
-	got := said[events.Metrics](t, t.Name())
+	got := said[events.Metrics](t, runOf(t))
 	if len(got) != 3 {
 		t.Fatalf("%d iterations", len(got))
 	}
@@ -52,7 +52,7 @@ func TestReports(t *testing.T) {
 	if trial := trialOf(t); trial.Iterations != 3 || trial.Status != projections.Completed {
 		t.Errorf("trial %+v", trial)
 	}
-	one[events.TrainingStarted](t, t.Name())
+	one[events.TrainingStarted](t, runOf(t))
 }
 
 var reportsUnequally = workerRole("reports unequally", func(ctx context.Context, c *client.Client) error {
@@ -72,7 +72,7 @@ func TestUnequalReports(t *testing.T) {
 		t.Errorf("cause %+v", failed)
 	}
 	wantText(t, j.out, "[rank0] refused "+says)
-	one[events.Metrics](t, t.Name())
+	one[events.Metrics](t, runOf(t))
 }
 
 var helloOnly = workerRole("says hello", func(context.Context, *client.Client) error { return nil })
@@ -84,8 +84,8 @@ func TestNoReport(t *testing.T) {
 	const warning = "ran until completion without reporting"
 	j := newJob(t, 2, helloOnly...).must()
 	wantText(t, j.log, "level=WARN", warning)
-	one[events.TrainingStarted](t, t.Name())
-	if got := len(said[events.Metrics](t, t.Name())); got != 0 {
+	one[events.TrainingStarted](t, runOf(t))
+	if got := len(said[events.Metrics](t, runOf(t))); got != 0 {
 		t.Errorf("%d reports", got)
 	}
 	plain := newJob(t, 1, "/bin/true").must()
@@ -104,7 +104,7 @@ func TestPythonNumbers(t *testing.T) {
 	if status, reply := ranks[0].post("report", `{"step":4,"metrics":{"a":NaN,"b":-Infinity,"c":"NaN, or not"}}`); status != 200 {
 		t.Fatal(status, reply)
 	}
-	got, err := web.Ask(t.Context(), home.Views(), web.Metrics, web.Params{Run: t.Name(), Trial: projections.DefaultTrial})
+	got, err := web.Ask(t.Context(), home.Views(), web.Metrics, web.Params{Run: runOf(t), Trial: projections.DefaultTrial})
 	if err != nil || len(got) != 1 {
 		t.Fatal(got, err)
 	}
@@ -129,7 +129,7 @@ func TestReportBeforeFailure(t *testing.T) {
 		t.Errorf("%+v", failed)
 	}
 	var order []string
-	for _, r := range logOf(t, t.Name()) {
+	for _, r := range logOf(t, runOf(t)) {
 		order = append(order, string(r.Kind))
 	}
 	const want = "job.started job.node_joined trial.created group.started group.training_started report.metrics group.worker_exited group.stopped trial.errored job.ended"

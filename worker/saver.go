@@ -86,7 +86,9 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 		for range tail { // the reader ends with the context
 		}
 		for ; s.writing > 0; s.writing-- {
-			<-s.written
+			if err := <-s.written; err != nil {
+				s.log.Warn("a write ended with an error after the attempt", "error", err)
+			}
 		}
 	}()
 	timer := time.NewTimer(0)

@@ -134,6 +134,9 @@ func (c *Client) post(ctx context.Context, what string, body []byte, header map[
 		req.Header.Set(k, v)
 	}
 	resp, err := c.http.Do(req)
+	if ctx.Err() != nil && err != nil {
+		return nil, fmt.Errorf("%s: %w", what, context.Cause(ctx)) // the caller's doing, not the trainer's
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: the trainer does not answer: %w", what, err)
 	}

@@ -1,0 +1,214 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net"
+	"net/http"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// serve makes a trainer that gives one answer to everything after hello.
+func serve(t *testing.T, status int, body string) *Client {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/v1/hello", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer secret" {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+		_, _ = w.Write([]byte(`{"protocol":1,"run":"r","attempt":2,"rank":1,"world_size":3,"resume":"step-1.a1","config":{"lr":0.5}}`))
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(body))
+	})
+	server := &http.Server{Handler: mux}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Setenv(EnvSocket, socket)
+	t.Setenv(EnvToken, "secret")
+	c, err := Connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Close()
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func TestConnect(t *testing.T) {
+	c := serve(t, http.StatusOK, `{}`)
+	want := Context{Protocol: 1, Run: "r", Attempt: 2, Rank: 1, WorldSize: 3, Resume: "step-1.a1", Config: map[string]any{"lr": 0.5}}
+	if !reflect.DeepEqual(c.Context, want) {
+		t.Errorf("context %+v", c.Context)
+	}
+	t.Setenv(EnvToken, "wrong")
+	var refusal *Error
+	if _, err := Connect(t.Context()); !errors.As(err, &refusal) || refusal.Status != http.StatusUnauthorized {
+		t.Errorf("with a wrong token: %v", err)
+	}
+	t.Setenv(EnvSocket, filepath.Join(t.TempDir(), "absent"))
+	if _, err := Connect(t.Context()); err == nil || !strings.Contains(err.Error(), "hello: the trainer does not answer") {
+		t.Errorf("without a listener: %v", err)
+	}
+	t.Setenv(EnvSocket, "")
+	if _, err := Connect(t.Context()); !errors.Is(err, ErrNoTrainer) || !strings.Contains(err.Error(), "trainer run -- COMMAND") {
+		t.Errorf("without a trainer: %v", err)
+	}
+}
+
+// Whatever answers, the error says what was asked and what came.
+func TestAnswers(t *testing.T) {
+	for _, c := range []struct {
+		status int
+		body   string
+		says   string
+	}{
+		{409, `{"error":"rank 1 is gone"}`, "report: rank 1 is gone"},
+		{500, `{}`, `report: 500 Internal Server Error: "{}"`},
+		{502, `<html>`, `report: 502 Bad Gateway: "<html>"`},
+	} {
+		err := serve(t, c.status, c.body).Report(t.Context(), 1, nil)
+		var refusal *Error
+		if !errors.As(err, &refusal) || refusal.Status != c.status || refusal.Op != "report" || err.Error() != c.says {
+			t.Errorf("error %v, want %q", err, c.says)
+		}
+	}
+	_, err := serve(t, http.StatusOK, `<html>`).Save(t.Context(), 1, State{}, SaveOptions{})
+	if err == nil || !strings.Contains(err.Error(), "save: decode the trainer's reply") {
+		t.Errorf("error %v", err)
+	}
+	if err := serve(t, http.StatusOK, `{}`).Report(t.Context(), 1, map[string]any{"f": func() {}}); err == nil || !strings.Contains(err.Error(), "report: encode request") {
+		t.Errorf("error %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := serve(t, http.StatusOK, `{}`).Report(ctx, 1, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A state that is not consistent is refused before anything is sent.
+func TestInconsistentState(t *testing.T) {
+	good := tensor.Shard{FQN: "w", DType: tensor.Float32, Global: tensor.Shape{4}, Box: tensor.Box{Offsets: []int64{0}, Sizes: []int64{2}}}
+	outside := good
+	outside.Box = tensor.Box{Offsets: []int64{3}, Sizes: []int64{2}}
+	c := serve(t, http.StatusTeapot, "asked")
+	for _, bad := range []struct {
+		says   string
+		tensor Tensor
+	}{
+		{`tensor "w" has 7 bytes of data, its box [0]+[2] needs 8`, Tensor{Shard: good, Data: make([]byte, 7)}},
+		{`tensor "w" has 0 bytes of data`, Tensor{Shard: good}},
+		{`"w"`, Tensor{Shard: outside, Data: make([]byte, 8)}},
+		{"name", Tensor{}},
+	} {
+		state := State{Tensors: []Tensor{bad.tensor}}
+		if _, err := c.Save(t.Context(), 1, state, SaveOptions{}); err == nil || !strings.HasPrefix(err.Error(), "save: ") || !strings.Contains(err.Error(), bad.says) {
+			t.Errorf("save: %v, want %q", err, bad.says)
+		}
+		says := strings.ReplaceAll(strings.ReplaceAll(bad.says, "has ", "has room for "), " of data", "")
+		if _, err := c.Load(t.Context(), &state, LoadOptions{}); err == nil || !strings.HasPrefix(err.Error(), "load: ") || !strings.Contains(err.Error(), says) {
+			t.Errorf("load: %v, want %q", err, says)
+		}
+	}
+}
+
+func TestAborted(t *testing.T) {
+	s := &Save{Checkpoint: "step-1.a1", c: serve(t, http.StatusOK, `{"state":"aborted","reason":"rank 2 is gone"}`)}
+	var aborted *AbortedError
+	if err := s.Wait(t.Context(), Committed); !errors.As(err, &aborted) || err.Error() != "checkpoint step-1.a1 was aborted: rank 2 is gone" {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Memory that is not there is an error of the save or load, not a crash.
+func TestNoArena(t *testing.T) {
+	c := serve(t, http.StatusOK, `{"checkpoint":"x.a1","arena":"/no/such/arena","size":64,"offsets":[0],"sizes":[1]}`)
+	state := State{Values: []Value{{FQN: "v", Data: []byte{1}}}}
+	if _, err := c.Save(t.Context(), 1, state, SaveOptions{}); err == nil || !strings.Contains(err.Error(), "save: open shared memory: open /no/such/arena") {
+		t.Errorf("save: %v", err)
+	}
+	if _, err := c.Load(t.Context(), &state, LoadOptions{}); err == nil || !strings.Contains(err.Error(), "load: open shared memory") {
+		t.Errorf("load: %v", err)
+	}
+	if state.Values[0].Data[0] != 1 {
+		t.Error("the failed load has changed the state")
+	}
+}
+
+func TestFinite(t *testing.T) {
+	for _, c := range []struct{ in, want any }{
+		{1.5, 1.5},
+		{float32(1.5), 1.5},
+		{math.MaxFloat64, math.MaxFloat64},
+		{-math.MaxFloat64, -math.MaxFloat64},
+		{math.NaN(), "NaN"},
+		{math.Inf(1), "Infinity"},
+		{float32(math.Inf(-1)), "-Infinity"},
+		{"text", "text"},
+		{7, 7},
+		{nil, nil},
+	} {
+		if got := finite(c.in); got != c.want {
+			t.Errorf("finite(%v) is %v, want %v", c.in, got, c.want)
+		}
+	}
+}
+
+// Parts come back as they were, and nothing else is taken for parts.
+func TestParts(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		parts := rapid.SliceOfN(rapid.SliceOfN(rapid.Byte(), 0, 20), 0, 5).Draw(t, "parts")
+		data := EncodeParts(parts)
+		got, err := DecodeParts(data)
+		if err != nil || len(got) != len(parts) {
+			t.Fatalf("%d parts, %v", len(got), err)
+		}
+		for i := range parts {
+			if string(got[i]) != string(parts[i]) {
+				t.Fatalf("part %d is %v", i, got[i])
+			}
+		}
+		if cut := rapid.IntRange(0, len(data)).Draw(t, "cut"); cut < len(data) {
+			short, err := DecodeParts(data[:cut])
+			if err == nil && len(short) >= len(parts) {
+				t.Fatalf("cut at %d of %d gives %d parts", cut, len(data), len(short))
+			}
+		}
+	})
+}
+
+func FuzzDecodeParts(f *testing.F) {
+	f.Add(EncodeParts([][]byte{{1}, nil, {2, 3}}))
+	f.Add([]byte{255, 255, 255, 255, 255, 255, 255, 255})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		parts, err := DecodeParts(data)
+		if err == nil && string(EncodeParts(parts)) != string(data) {
+			t.Errorf("%x decodes to %v", data, parts)
+		}
+	})
+}

@@ -1,0 +1,105 @@
+package worker
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ckptstore/ckptstore/dist"
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// A worker that not even SIGKILL ends does not hold the trainer for ever.
+func TestUnkillableWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &process{}
+		p.ended.Store(true) // there is nobody to send a signal to
+		say := func(context.Context, ...events.Body) error { return nil }
+		w := &watch{
+			job:   &job{cfg: Config{NProc: 1, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler)},
+			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, say)},
+			procs: []*process{p}, exits: make(chan exit), reported: make(chan error),
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(errors.New("stop"))
+		began := time.Now()
+		cause, err := w.wait(ctx, t.Context())
+		if err == nil || !strings.Contains(err.Error(), "do not die 30s after SIGKILL") || cause.Cause != "stop" {
+			t.Errorf("cause %v, error %v", cause, err)
+		}
+		if took := time.Since(began); took != 40*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// recorder is a log that only remembers what was said.
+type recorder struct {
+	Log
+	said []events.Kind
+}
+
+// Append implements Log.
+func (r *recorder) Append(_ context.Context, facts ...events.Fact) ([]uint64, error) {
+	for _, f := range facts {
+		r.said = append(r.said, f.Kind)
+	}
+	return nil, nil
+}
+
+// A rank that said hello just before its end is counted, in whatever order
+// the trainer hears of both.
+func TestHelloBeforeEnd(t *testing.T) {
+	for range 50 {
+		said, warned := &recorder{}, &bytes.Buffer{}
+		l := &lane{scribe: &scribe{log: said, run: "run", trial: "main", source: "test", node: events.Node(0), now: time.Now, newID: rand.Text}}
+		w := &watch{
+			job: &job{
+				cfg: Config{NProc: 1}.withDefaults(), lane: l, runtime: t.TempDir(),
+				log: slog.New(slog.NewTextHandler(warned, nil)),
+			},
+			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: dist.NewHub(1), hello: make(chan int, 1), lane: l},
+			procs: []*process{{}}, exits: make(chan exit, 1), reported: make(chan error, 1),
+		}
+		w.group.loader = newLoader(w.group, nil)
+		w.group.hello <- 0
+		w.exits <- exit{}
+		w.reported <- nil
+		if cause, err := w.wait(t.Context(), t.Context()); cause != nil || err != nil {
+			t.Fatal(cause, err)
+		}
+		want := []events.Kind{events.TrainingStarted{}.Kind(), events.WorkerExited{}.Kind()}
+		if !slices.Equal(said.said, want) || !strings.Contains(warned.String(), "without reporting") {
+			t.Fatalf("said %v, warned %q", said.said, warned)
+		}
+	}
+}
+
+func TestRootCause(t *testing.T) {
+	died := func(rank, code int, at int64, victim bool, told told) failure {
+		return failure{exit{rank: rank, code: code}, told, at, victim}
+	}
+	for _, c := range []struct {
+		name     string
+		failures []failure
+		want     int
+	}{
+		{"alone", []failure{died(2, 1, 9, false, told{})}, 2},
+		{"by the order of ends", []failure{died(1, 1, 9, false, told{}), died(0, 1, 9, false, told{})}, 1},
+		{"told to be earlier", []failure{died(1, 1, 9, false, told{at: 8}), died(0, 1, 9, false, told{at: 7})}, 0},
+		{"told in the same second", []failure{died(1, 1, 9, false, told{at: 8}), died(0, 1, 9, false, told{at: 8})}, 1},
+		{"one tells, one does not", []failure{died(1, 1, 9, false, told{}), died(0, 1, 9, false, told{at: 8})}, 0},
+		{"victims last", []failure{died(1, 143, 5, true, told{}), died(0, 1, 9, false, told{at: 8})}, 0},
+	} {
+		if got := rootCause(c.failures); got.rank != c.want {
+			t.Errorf("%s: rank %d, want %d", c.name, got.rank, c.want)
+		}
+	}
+}
