@@ -115,9 +115,8 @@ func TestServe(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Fatalf("serve: %v", err)
 	}
-	select {
-	case <-lost:
-	case <-t.Context().Done():
+	if err, ok := <-lost; !ok {
+		t.Fatal(err)
 	}
 	pending := make(chan error, 1)
 	go func() {

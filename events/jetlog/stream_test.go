@@ -175,9 +175,8 @@ func TestReconnectToAnotherStore(t *testing.T) {
 	}
 	now.Store(b)
 	a.Shutdown()
-	select {
-	case <-lost:
-	case <-t.Context().Done():
+	if err, ok := <-lost; !ok {
+		t.Fatal(err)
 	}
 	if _, err := l.Append(t.Context(), fact(t, 1)); !errors.Is(err, ErrForeign) {
 		t.Errorf("append: %v", err)
