@@ -75,7 +75,11 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, guard.stop()) }()
+	defer func() {
+		if gerr := guard.stop(); gerr != nil {
+			cfg.Logger.Warn("the guard of the job did not end as it should; nothing is left of the job all the same", "error", gerr)
+		}
+	}()
 	return j.run(ctx)
 }
 
@@ -98,14 +102,12 @@ func (j *job) run(ctx context.Context) error {
 	// own deadline.
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
 	defer cancel()
-	ended := &events.JobEnded{Job: j.cfg.Job}
+	ended := &events.JobEnded{Job: j.cfg.Job, ExitCode: j.cfg.ExitCode(err)}
 	if err != nil {
-		ended.ExitCode, ended.Reason = 1, err.Error()
+		ended.Reason = err.Error()
 	}
-	if errors.Is(err, ErrFenced) {
-		return err // the run is somebody else's now
-	}
-	return errors.Join(err, j.scribe.sayAs(end, events.None, j.scribe.node, ended))
+	left := &events.NodeLeft{Job: j.cfg.Job, Node: 0, Reason: "the job ended"}
+	return errors.Join(err, j.scribe.sayAs(end, events.None, j.scribe.node, left, ended))
 }
 
 // attempts runs the worker group until it is done or may not be restarted.

@@ -61,8 +61,9 @@ type lane struct {
 	conflict func(error) bool
 	attempt  int // decisions are made for this attempt; 0 before the first
 
-	mu   sync.Mutex
-	last uint64 // sequence of the last decision seen
+	mu    sync.Mutex
+	last  uint64          // sequence of the last decision seen
+	ended map[string]bool // checkpoints that were seen to end, by this process too
 }
 
 // decide appends a decision and returns it with its sequence. When another
@@ -79,22 +80,36 @@ func (l *lane) decide(ctx context.Context, body events.Body) (events.Recorded, e
 		return events.Recorded{}, err
 	}
 	for {
+		if id := about(body); l.ended[id] {
+			return events.Recorded{}, fmt.Errorf("decide %s: %s: %w", body.Kind(), id, errEnded)
+		}
 		seq, err := l.log.Decide(ctx, d, l.last)
 		if err == nil {
-			l.last = seq
+			l.saw(seq, body)
 			return events.Recorded{Event: d.Event, Sequence: seq}, nil
 		}
 		if !l.conflict(err) {
 			return events.Recorded{}, fmt.Errorf("decide %s: %w", body.Kind(), err)
 		}
-		if err := l.reread(ctx, body); err != nil {
+		if err := l.reread(ctx); err != nil {
 			return events.Recorded{}, fmt.Errorf("decide %s: %w", body.Kind(), err)
 		}
 	}
 }
 
+// saw takes note of a decision in the lane.
+func (l *lane) saw(seq uint64, body events.Body) {
+	l.last = seq
+	if id := ends(body); id != "" {
+		if l.ended == nil {
+			l.ended = map[string]bool{}
+		}
+		l.ended[id] = true
+	}
+}
+
 // reread catches up with the decisions of others.
-func (l *lane) reread(ctx context.Context, mine events.Body) error {
+func (l *lane) reread(ctx context.Context) error {
 	end, err := l.log.Last(ctx)
 	if err != nil {
 		return err
@@ -114,10 +129,7 @@ func (l *lane) reread(ctx context.Context, mine events.Body) error {
 		if g, ok := body.(*events.GroupStarted); ok && g.Attempt >= l.attempt && r.Source != l.source {
 			return fmt.Errorf("attempt %d: %w (attempt %d of job %s)", l.attempt, ErrFenced, g.Attempt, g.Job)
 		}
-		if id := ends(body); id != "" && id == about(mine) {
-			return fmt.Errorf("%s: %w", id, errEnded)
-		}
-		l.last = r.Sequence
+		l.saw(r.Sequence, body)
 	}
 	return nil
 }

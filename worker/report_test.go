@@ -132,7 +132,7 @@ func TestReportBeforeFailure(t *testing.T) {
 	for _, r := range logOf(t, runOf(t)) {
 		order = append(order, string(r.Kind))
 	}
-	const want = "job.started job.node_joined trial.created group.started group.training_started report.metrics group.worker_exited group.stopped trial.errored job.ended"
+	const want = "job.started job.node_joined trial.created group.started group.training_started report.metrics group.worker_exited group.stopped trial.errored job.node_left job.ended"
 	if got := strings.Join(order, " "); got != want {
 		t.Errorf("the log says %s, want %s", got, want)
 	}

@@ -97,6 +97,7 @@ type Config struct {
 	Logger         *slog.Logger
 	Now            func() time.Time // default time.Now
 	NewID          func() string    // mints UUIDv7s
+	ExitCode       func(error) int  // of the trainer, for job.ended; default 0 or 1
 }
 
 func (c Config) withDefaults() Config {
@@ -111,6 +112,14 @@ func (c Config) withDefaults() Config {
 	def(&c.Collective, 10*time.Minute)
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if c.ExitCode == nil {
+		c.ExitCode = func(err error) int {
+			if err != nil {
+				return 1
+			}
+			return 0
+		}
 	}
 	if c.Resume == "" {
 		c.Resume = "auto"

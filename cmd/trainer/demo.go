@@ -197,7 +197,7 @@ func (d *demo) train(ctx context.Context, run string, world int, o workerOptions
 	err = runOn(ctx, d.store, worker.Config{
 		Run: run, Trial: projections.DefaultTrial, Job: store.NewID(),
 		Command: append([]string{self}, o.args()...), NProc: world, MaxRestarts: 1,
-		Stdout: failed, Stderr: failed, Logger: d.log, NewID: store.NewID,
+		Stdout: failed, Stderr: failed, Logger: d.log, NewID: store.NewID, ExitCode: exitCode,
 	})
 	if err != nil {
 		return fmt.Errorf("run %q: %w\n%s", run, err, failed)

@@ -166,7 +166,7 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
 		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, Backend: o.backend, Config: config,
 		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
-		NewID: store.NewID,
+		NewID: store.NewID, ExitCode: exitCode,
 	}, nil
 }
 
