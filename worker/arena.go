@@ -12,13 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// arenas are a job's files in shared memory: one for what a rank saves and
-// one for what it loads, in a directory named by store, run and node.
+// arenas are a job's files in shared memory, in a directory named by store,
+// run and node.
 //
 //	SHARED/ckptstore-<store>-<run>-n0/
-//	  lock           flock(2) of the trainer that owns the directory
-//	  r00002.save    rank 2's staging slot
-//	  r00002.load    what rank 2 loads
+//	  lock             flock(2) of the trainer that owns the directory
+//	  r00002.save.7    what rank 2 saves, in the seventh use of an arena
+//	  r00002.load.9    what rank 2 loads
+//
+// Every use of an arena has a name of its own, and a new file if the last use
+// was not seen to its end: a worker that comes too late finds no file, or
+// writes to one that nobody reads. An arena that was given back is used again,
+// since memory that was touched before is far faster.
 //
 // The kernel frees the lock when a trainer is killed; the next trainer of the
 // run takes the directory over and frees what is in it.
@@ -26,13 +31,17 @@ type arenas struct {
 	dir  string
 	lock *os.File
 
-	mu    sync.Mutex
-	files map[string]*arena
+	mu   sync.Mutex
+	uses int
+	live map[*arena]bool // true: given back
 }
 
-// arena is one mapped file. Its holder may use data until the next grow.
+// arena is one mapped file. Whoever took it may use data until it is given
+// back or dropped.
 type arena struct {
 	path string
+	rank int
+	use  string
 	file *os.File
 	data []byte
 }
@@ -60,8 +69,12 @@ func openArenas(shared, store, run string) (*arenas, error) {
 			return nil, fmt.Errorf("free what a dead trainer left in shared memory: %w", err)
 		}
 	}
-	return &arenas{dir: dir, lock: lock, files: map[string]*arena{}}, nil
+	return &arenas{dir: dir, lock: lock, live: map[*arena]bool{}}, nil
 }
+
+// ErrBusy says that another trainer of the run is alive on this machine, also
+// one that is stopped and has lost the run.
+var ErrBusy = errors.New("another trainer of this run is alive on this machine")
 
 // lockDir makes dir and takes the lock in it. A trainer that ends removes the
 // directory while it holds the lock, so a lock is only good if its file is
@@ -81,7 +94,10 @@ func lockDir(dir string) (*os.File, error) {
 		}
 		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			_ = lock.Close()
-			return nil, fmt.Errorf("lock %s: %w: another trainer of this run is alive on this machine; stop it, or choose another --name", path, err)
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				err = ErrBusy
+			}
+			return nil, fmt.Errorf("lock %s: %w: stop it, or choose another --name", path, err)
 		}
 		mine, err := lock.Stat()
 		if err != nil {
@@ -94,22 +110,67 @@ func lockDir(dir string) (*os.File, error) {
 	}
 }
 
-// get returns rank's file for use, at least size bytes long. The caller
-// must be the only user of that file.
-func (a *arenas) get(rank int, use string, size int64) (*arena, error) {
+// take returns an arena of at least size bytes, for one use by one rank.
+func (a *arenas) take(rank int, use string, size int64) (*arena, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	path := filepath.Join(a.dir, fmt.Sprintf("r%05d.%s", rank, use))
-	f := a.files[path]
-	if f == nil {
-		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-		if err != nil {
-			return nil, fmt.Errorf("open shared memory: %w", err)
-		}
-		f = &arena{path: path, file: file}
-		a.files[path] = f
+	a.uses++
+	path := filepath.Join(a.dir, fmt.Sprintf("r%05d.%s.%d", rank, use, a.uses))
+	f, err := a.reuse(rank, use, path)
+	if err == nil && f == nil {
+		f = &arena{path: path, rank: rank, use: use}
+		f.file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	}
-	return f, f.grow(size)
+	if err != nil {
+		return nil, fmt.Errorf("open shared memory: %w", err)
+	}
+	a.live[f] = false
+	if err := f.grow(size); err != nil {
+		return nil, errors.Join(err, a.remove(f))
+	}
+	return f, nil
+}
+
+// reuse finds an arena that was given back and gives it a new name; nil if
+// there is none.
+func (a *arenas) reuse(rank int, use, path string) (*arena, error) {
+	for f, free := range a.live {
+		if free && f.rank == rank && f.use == use {
+			err := os.Rename(f.path, path)
+			f.path = path
+			return f, err
+		}
+	}
+	return nil, nil
+}
+
+// give makes an arena free for another use: every party to this one is done.
+func (a *arenas) give(f *arena) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.live[f]; ok {
+		a.live[f] = true
+	}
+}
+
+// drop ends an arena that a worker may still write to or read.
+func (a *arenas) drop(f *arena) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.remove(f)
+}
+
+func (a *arenas) remove(f *arena) error {
+	if _, ok := a.live[f]; !ok {
+		return nil
+	}
+	delete(a.live, f)
+	var err error
+	if f.data != nil {
+		err = unix.Munmap(f.data)
+		f.data = nil
+	}
+	return errors.Join(err, f.file.Close(), os.Remove(f.path))
 }
 
 func (f *arena) grow(size int64) error {
@@ -141,13 +202,9 @@ func (a *arenas) close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var errs []error
-	for path, f := range a.files {
-		if f.data != nil {
-			errs = append(errs, unix.Munmap(f.data))
-		}
-		errs = append(errs, f.file.Close(), os.Remove(path))
+	for f := range a.live {
+		errs = append(errs, a.remove(f))
 	}
-	clear(a.files)
 	errs = append(errs, os.RemoveAll(a.dir), a.lock.Close())
 	return errors.Join(errs...)
 }

@@ -46,7 +46,7 @@ func TestArenasAreTakenOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slot, err := dead.get(3, "save", 5000)
+	slot, err := dead.take(3, "save", 5000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,8 @@ func TestArenasAreTakenOver(t *testing.T) {
 	}
 }
 
-// A slot grows, keeps its file, and never shrinks.
+// An arena that was given back grows, keeps its memory and never shrinks; its
+// last name is gone. One that was dropped is never used again.
 func TestArenaGrows(t *testing.T) {
 	a, err := openArenas(t.TempDir(), storeA, "run")
 	if err != nil {
@@ -87,19 +88,33 @@ func TestArenaGrows(t *testing.T) {
 			t.Error(err)
 		}
 	}()
+	var before *arena
+	last, same := "", false
 	for _, size := range []int64{0, 1, 4096, 100_000, 10} {
-		f, err := a.get(0, "load", size)
+		f, err := a.take(0, "load", size)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if int64(len(f.data)) < size {
 			t.Errorf("%d bytes, want %d", len(f.data), size)
 		}
+		if before != nil && before == f != same {
+			t.Errorf("the arena for %d bytes is the last one: %v, want %v", size, before == f, same)
+		}
+		if _, err := os.Stat(last); last != "" && !os.IsNotExist(err) {
+			t.Errorf("the name of the last use: %v", err)
+		}
 		for i := range f.data {
 			f.data[i] = 1
 		}
+		before, last = f, f.path
+		if same = size != 4096; same {
+			a.give(f)
+		} else if err := a.drop(f); err != nil {
+			t.Error(err)
+		}
 	}
-	if _, err := a.get(0, "load", 1<<60); err == nil || !strings.Contains(err.Error(), "make room in shared memory") {
+	if _, err := a.take(0, "load", 1<<60); err == nil || !strings.Contains(err.Error(), "make room in shared memory") {
 		t.Errorf("a slot larger than the machine: %v", err)
 	}
 }

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/ckptstore/ckptstore/dist"
@@ -29,6 +30,8 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 		slots: newStaging(j.arenas), hub: dist.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
 	}
 	g.loader = newLoader(g, j.arenas)
+	defer g.slots.close()
+	defer g.loader.close()
 	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.say)
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
 	saving := make(chan error, 1)
@@ -41,8 +44,15 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 	}
 	stop()
 	if !w.savingEnded {
-		if err := <-saving; err != nil && !errors.Is(err, context.Canceled) {
-			j.log.Warn("the saver ended with an error after the attempt", "error", err)
+		timer := time.NewTimer(j.cfg.DrainTimeout)
+		defer timer.Stop()
+		select {
+		case err := <-saving:
+			if err != nil && !errors.Is(err, context.Canceled) {
+				j.log.Warn("the saver ended with an error after the attempt", "error", err)
+			}
+		case <-timer.C:
+			return nil, errors.Join(err, fmt.Errorf("%w: its writes were stopped %v ago and have not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
 		}
 	}
 	if errors.Is(err, errDrain) {
@@ -64,13 +74,17 @@ func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) error
 	if cause == nil || ctx.Err() == nil {
 		return j.lane.say(context.WithoutCancel(ctx), &events.GroupStopped{Attempt: n, Reason: reason})
 	}
-	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
-	defer cancel()
-	err := j.lane.say(work, &events.GroupStopped{Attempt: n, Reason: reason})
+	err := j.lane.say(context.WithoutCancel(ctx), &events.GroupStopped{Attempt: n, Reason: reason})
 	if err == nil {
-		_, err = j.lane.decide(work, &events.TrialPaused{Attempt: n, Reason: reason})
+		err = j.paused(ctx, n, reason)
 	}
 	return errors.Join(context.Cause(ctx), err)
+}
+
+// paused says that the trial stands after an attempt because ctx has ended.
+func (j *job) paused(ctx context.Context, n int, reason string) error {
+	_, err := j.lane.decide(context.WithoutCancel(ctx), &events.TrialPaused{Attempt: n, Reason: reason})
+	return err
 }
 
 func (j *job) groupStarted(n int, resume string) *events.GroupStarted {
@@ -107,3 +121,6 @@ func (j *job) finishSaves(ctx context.Context, w *watch, cause *FailedError) err
 
 // errDrain asks for the recovery of what a drain could not finish.
 var errDrain = errors.New("staged saves were not finished in time")
+
+// errStuck says that a write does not even end when it is given up.
+var errStuck = errors.New("a disk does not answer")

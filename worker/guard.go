@@ -1,57 +1,193 @@
 package worker
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
+	"sync"
 	"syscall"
+	"time"
+
+	"github.com/ckptstore/ckptstore/worker/client"
 )
 
 // GuardCommand is the hidden command under which a trainer's binary runs as a
 // guard: its main must call [Guard] for it.
 const GuardCommand = "guard"
 
+// guardPatience bounds the wait for a guard that reads or ends too slowly. No
+// guard is worth holding up the job.
+const guardPatience = 5 * time.Second
+
 // guard is the process that outlives a killed trainer for the moment it takes
 // to kill the job's processes. It has its own session, so that a signal to
 // the trainer's group does not reach it, and holds the read end of a pipe
-// that the kernel closes when the trainer is gone.
+// that the kernel closes when the trainer is gone. Over the pipe it is told
+// of each rank: see [Guard]. When it dies another takes its place.
 type guard struct {
-	cmd  *exec.Cmd
-	pipe *os.File
+	job  string
+	log  *slog.Logger
+	quit chan struct{} // closed by stop
+	done chan struct{} // closed when no guard runs any more
+
+	mu    sync.Mutex
+	cmd   *exec.Cmd
+	pipe  *os.File
+	ranks map[int]proc // alive, by PID
 }
 
-func startGuard(job string) (*guard, error) {
+func startGuard(job string, log *slog.Logger) (*guard, error) {
+	g := &guard{job: job, log: log, quit: make(chan struct{}), done: make(chan struct{}), ranks: map[int]proc{}}
+	if err := g.start(); err != nil {
+		return nil, err
+	}
+	go g.keep()
+	return g, nil
+}
+
+// start starts a guard and tells it of the live ranks.
+func (g *guard) start() error {
 	r, w, err := os.Pipe()
 	if err != nil {
-		return nil, fmt.Errorf("start the guard: %w", err)
+		return fmt.Errorf("start the guard: %w", err)
 	}
 	defer func() { _ = r.Close() }()
-	cmd := exec.Command("/proc/self/exe", GuardCommand, job)
+	cmd := exec.Command("/proc/self/exe", GuardCommand, g.job)
 	cmd.Args[0] = os.Args[0] // what a person sees in the list of processes
+	// A trainer that is a worker of another job must not lose its guard to
+	// whoever ends that job first.
+	cmd.Env = mergeEnv(os.Environ(), map[string]string{client.EnvJob: ""})
 	cmd.Stdin = r
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		_ = w.Close()
-		return nil, fmt.Errorf("start the guard: %w", err)
+		return fmt.Errorf("start the guard: %w", err)
 	}
-	return &guard{cmd, w}, nil
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.cmd, g.pipe = cmd, w
+	for _, p := range g.ranks {
+		g.tell(rankLine(p))
+	}
+	select {
+	case <-g.quit: // stop has closed the pipe of the one before
+		return w.Close()
+	default:
+		return nil
+	}
+}
+
+// keep waits for the guard's end, and starts another unless it was asked for.
+func (g *guard) keep() {
+	defer close(g.done)
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
+		err := g.cmd.Wait()
+		select {
+		case <-g.quit:
+			return
+		default:
+		}
+		g.log.Warn("the guard of the job has died, another is started", "state", g.cmd.ProcessState, "error", err)
+		g.mu.Lock()
+		_ = g.pipe.Close()
+		g.mu.Unlock()
+		for err := g.start(); err != nil; err = g.start() {
+			g.log.Warn("no guard: processes of the job may outlive a killed trainer", "error", err)
+			select {
+			case <-time.After(wait):
+			case <-g.quit:
+				return
+			}
+		}
+		g.log.Info("a new guard watches the job")
+		select { // a guard that always dies is not started in a busy loop
+		case <-time.After(wait):
+		case <-g.quit:
+		}
+	}
+}
+
+func rankLine(p proc) string { return fmt.Sprintf("+%d %d %d\n", p.pid, p.start, p.session) }
+
+// tell writes a line to the guard; g.mu is held. If it cannot be written the
+// guard is dead or stopped: keep knows of the former, and of the latter there
+// still is the marker.
+func (g *guard) tell(line string) {
+	_ = g.pipe.SetWriteDeadline(time.Now().Add(guardPatience))
+	if _, err := io.WriteString(g.pipe, line); err != nil {
+		g.log.Warn("the guard does not listen", "error", err)
+	}
+}
+
+// watch tells the guard of a rank that was started.
+func (g *guard) watch(p proc) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ranks[p.pid] = p
+	g.tell(rankLine(p))
+}
+
+// release tells the guard that nothing is left of any rank.
+func (g *guard) release() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for pid := range g.ranks {
+		g.tell(fmt.Sprintf("-%d\n", pid))
+	}
+	clear(g.ranks)
 }
 
 // stop ends the guard in order: it makes one last pass.
-func (g *guard) stop() error {
-	if err := g.pipe.Close(); err != nil {
-		return err
+func (g *guard) stop() {
+	close(g.quit)
+	g.mu.Lock()
+	_ = g.pipe.Close()
+	last := g.cmd.Process
+	g.mu.Unlock()
+	select {
+	case <-g.done:
+	case <-time.After(guardPatience):
+		g.log.Warn("the guard of the job does not end and is killed", "pid", last.Pid)
+		_ = last.Kill() // it may have ended now
+		<-g.done
 	}
-	return g.cmd.Wait()
 }
 
 // Guard waits until standard input ends, which is when the trainer of the job
-// ended or was killed, and kills what is left of the job.
+// ended or was killed, and kills what is left of the job. On standard input
+// the trainer tells of its ranks:
+//
+//	+PID START SESSION   a rank was started, the leader of its group; START,
+//	                     from /proc/PID/stat, tells it from a later process
+//	                     with the same PID
+//	-PID                 nothing is left of that rank, nor of its group
+//
+// A rank of which the trainer had no time to tell is found by its marker.
 func Guard(ctx context.Context, stdin io.Reader, job string) error {
-	if _, err := io.Copy(io.Discard, stdin); err != nil {
+	ranks := map[int]proc{}
+	lines := bufio.NewScanner(stdin)
+	for lines.Scan() {
+		var p proc
+		if n, _ := fmt.Sscanf(lines.Text(), "+%d %d %d", &p.pid, &p.start, &p.session); n == 3 {
+			p.group = p.pid
+			ranks[p.pid] = p
+		} else if n, _ := fmt.Sscanf(lines.Text(), "-%d", &p.pid); n == 1 {
+			delete(ranks, p.pid)
+		}
+	}
+	h := newHunt(job)
+	for _, p := range ranks {
+		h.add(p)
+	}
+	if err := h.kill(ctx); err != nil {
 		return fmt.Errorf("guard: %w", err)
 	}
-	return Reap(ctx, job)
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("guard: %w", err)
+	}
+	return nil
 }

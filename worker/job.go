@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
@@ -38,6 +39,8 @@ type job struct {
 	log     *slog.Logger
 	scribe  *scribe
 	lane    *lane
+	guard   *guard
+	prey    *hunt // the processes of this job
 	arenas  *arenas
 	runtime string // directory of this job's sockets
 }
@@ -57,7 +60,8 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	if _, err := exec.LookPath(cfg.Command[0]); err != nil {
 		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
 	}
-	j := &job{cfg: cfg, store: store, log: cfg.Logger}
+	store.Log = newLastWords(ctx, store.Log)
+	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: newHunt(cfg.Job)}
 	j.scribe = &scribe{
 		log: store.Log, run: cfg.Run, trial: cfg.Trial, source: "trainer/" + cfg.Job,
 		node: events.Node(0), now: cfg.Now, newID: cfg.NewID,
@@ -70,16 +74,17 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	if j.arenas, err = openArenas(store.Shared, store.ID, cfg.Run); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, j.arenas.close()) }()
-	guard, err := startGuard(cfg.Job)
-	if err != nil {
-		return err
-	}
 	defer func() {
-		if gerr := guard.stop(); gerr != nil {
-			cfg.Logger.Warn("the guard of the job did not end as it should; nothing is left of the job all the same", "error", gerr)
+		// A writer that hangs may wake up and read what it has to write: this
+		// memory is left to the end of the process, and to the next trainer.
+		if !errors.Is(err, errStuck) {
+			err = errors.Join(err, j.arenas.close())
 		}
 	}()
+	if j.guard, err = startGuard(cfg.Job, cfg.Logger); err != nil {
+		return err
+	}
+	defer j.guard.stop()
 	return j.run(ctx)
 }
 
@@ -120,7 +125,12 @@ func (j *job) attempts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := j.reapEarlier(ctx); err != nil {
+		return err
+	}
+	backoff, head := backoff{enough: j.cfg.ShortLife}, trial.Head
 	for restarts := 0; ; restarts++ {
+		began := time.Now()
 		j.log.Info("attempt starts", "attempt", trial.Attempt+1, "world_size", j.cfg.NProc, "resume", or(resume, "nothing: a fresh start"))
 		cause, err := j.attempt(ctx, trial.Attempt+1, restarts, resume)
 		if err != nil {
@@ -140,8 +150,39 @@ func (j *job) attempts(ctx context.Context) error {
 			return err
 		}
 		resume = trial.Head
-		j.log.Warn("restarting the group", "cause", cause.Cause, "from", or(resume, "the beginning: nothing is committed"))
+		wait := backoff.after(time.Since(began), trial.Head != head)
+		head = trial.Head
+		j.log.Warn("restarting the group", "cause", cause.Cause, "from", or(resume, "the beginning: nothing is committed"), "after", wait)
+		if err := pause(ctx, wait); err != nil {
+			return errors.Join(err, j.paused(ctx, trial.Attempt, err.Error()))
+		}
 	}
+}
+
+// earlierAttempts is how many attempts back processes are looked for.
+const earlierAttempts = 10
+
+// reapEarlier kills what earlier jobs of the run have left: their guard may
+// have been killed with their trainer, or be still at work.
+func (j *job) reapEarlier(ctx context.Context) error {
+	attempts, err := j.store.Views.Attempts(ctx, j.cfg.Run, j.cfg.Trial)
+	if err != nil && !errors.Is(err, projections.ErrNotFound) {
+		return err
+	}
+	slices.SortFunc(attempts, func(a, b projections.Attempt) int { return b.Attempt - a.Attempt })
+	var jobs []string
+	for _, a := range attempts[:min(len(attempts), earlierAttempts)] {
+		if a.Job != "" && a.Job != j.cfg.Job && !slices.Contains(jobs, a.Job) {
+			jobs = append(jobs, a.Job)
+		}
+	}
+	if len(jobs) == 0 {
+		return nil
+	}
+	if err := Reap(ctx, jobs...); err != nil {
+		return fmt.Errorf("end what earlier jobs of the run have left: %w", err)
+	}
+	return nil
 }
 
 func or(s, otherwise string) string {

@@ -27,7 +27,8 @@ type loader struct {
 	mu     sync.Mutex
 	counts map[int]int // loads a rank has asked for
 	loads  map[int]*load
-	over   error // why no load can be complete any more
+	lent   map[string]*arena // by path: what workers copy from
+	over   error             // why no load can be complete any more
 }
 
 // load is one collective load.
@@ -50,7 +51,7 @@ type load struct {
 }
 
 func newLoader(g *group, a *arenas) *loader {
-	return &loader{g: g, arenas: a, counts: map[int]int{}, loads: map[int]*load{}}
+	return &loader{g: g, arenas: a, counts: map[int]int{}, loads: map[int]*load{}, lent: map[string]*arena{}}
 }
 
 // join adds rank's request to the next load of the rank.
@@ -212,7 +213,7 @@ func (s *rankServer) read(ctx context.Context, ld *load, items []client.Item) (c
 		sizes[i] = ld.planner.Size(w)
 	}
 	offsets, size := place(sizes)
-	a, err := s.loader.arenas.get(s.rank, "load", size)
+	a, err := s.loader.arenas.take(s.rank, "load", size)
 	if err != nil {
 		return client.LoadReply{}, err
 	}
@@ -226,10 +227,45 @@ func (s *rankServer) read(ctx context.Context, ld *load, items []client.Item) (c
 		reply.Offsets[of[i]], reply.Sizes[of[i]] = offsets[i], sizes[i]
 	}
 	n, err := ld.reader.ReadData(ctx, wants, reads, dst)
-	if err != nil {
-		return client.LoadReply{}, err
+	if err == nil {
+		err = s.finish(ctx, ld, len(reads), n)
 	}
-	return reply, s.finish(ctx, ld, len(reads), n)
+	if err != nil {
+		return client.LoadReply{}, errors.Join(err, s.loader.arenas.drop(a))
+	}
+	s.loader.lend(a)
+	return reply, nil
+}
+
+// lend remembers an arena that a worker copies from.
+func (l *loader) lend(a *arena) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lent[a.path] = a
+}
+
+// onLoaded takes an arena back from the worker.
+func (s *rankServer) onLoaded(_ context.Context, req client.LoadedRequest) (struct{}, error) {
+	l := s.loader
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a, ok := l.lent[req.Arena]
+	if !ok || a.rank != s.rank {
+		return struct{}{}, badRequest("rank %d has no load in %q", s.rank, req.Arena)
+	}
+	delete(l.lent, req.Arena)
+	l.arenas.give(a)
+	return struct{}{}, nil
+}
+
+// close drops the arenas that workers have not given back.
+func (l *loader) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for path, a := range l.lent {
+		delete(l.lent, path)
+		_ = l.arenas.drop(a) // what cannot be removed stays until the job ends
+	}
 }
 
 // finish says what a rank has read, and with the last rank that the load is

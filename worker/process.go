@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"sync"
@@ -72,7 +73,7 @@ func startProcess(rank int, command, env []string, prefix string, stdout, stderr
 			_ = w.Close()
 		}
 		ends = nil
-		p.closeOutput()
+		closeOutput(slog.New(slog.DiscardHandler), p)
 		return nil, fmt.Errorf("start rank %d: %w", rank, err)
 	}
 	return p, nil
@@ -114,7 +115,7 @@ func (p *process) wait() exit {
 
 // signal sends sig to the whole process group, unless its leader has ended:
 // then its number may be somebody else's, and what is left of the group is
-// found by the job's marker.
+// found by the hunt.
 func (p *process) signal(sig syscall.Signal) {
 	if p.ended.Load() {
 		return
@@ -127,14 +128,36 @@ func (p *process) signal(sig syscall.Signal) {
 // take to arrive. A process that left the job holds a pipe open for ever.
 const outputGrace = 2 * time.Second
 
+// outputSlack lets copiers that the grace ends come to an end.
+const outputSlack = 500 * time.Millisecond
+
 // closeOutput ends the forwarding of output, after what was written so far.
-func (p *process) closeOutput() {
-	for _, r := range p.pipes {
-		_ = r.SetReadDeadline(time.Now().Add(outputGrace))
+// The deadline ends a copier that reads. One that writes to a pipe that
+// nobody empties cannot be ended: it is left to itself.
+func closeOutput(log *slog.Logger, procs ...*process) {
+	for _, p := range procs {
+		for _, r := range p.pipes {
+			_ = r.SetReadDeadline(time.Now().Add(outputGrace))
+		}
 	}
-	p.copy.Wait()
-	for _, r := range p.pipes {
-		_ = r.Close()
+	copied := make(chan struct{})
+	go func() {
+		for _, p := range procs {
+			p.copy.Wait()
+		}
+		close(copied)
+	}()
+	timer := time.NewTimer(outputGrace + outputSlack)
+	defer timer.Stop()
+	select {
+	case <-copied:
+	case <-timer.C:
+		log.Warn("the last output of the workers is lost: nobody reads what the trainer writes to", "after", outputGrace)
+	}
+	for _, p := range procs {
+		for _, r := range p.pipes {
+			_ = r.Close()
+		}
 	}
 }
 

@@ -1,100 +1,109 @@
 package worker
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
 	"time"
 
-	"github.com/ckptstore/ckptstore/worker/client"
 	"golang.org/x/sys/unix"
 )
 
 // reapTimeout bounds how long [Reap] keeps killing.
 const reapTimeout = 30 * time.Second
 
-// Reap kills every process of this user whose environment carries the marker
-// of a job, wherever it is in the process tree, until a pass finds none. It
-// waits for each to be gone. Zombies count as gone.
-func Reap(ctx context.Context, job string) error {
-	marker := []byte(client.EnvJob + "=" + job)
+// Reap kills every process of this user that belongs to one of the jobs: its
+// environment carries the marker, or it descends from one that does, or is in
+// a group or session of one. It goes on until a look finds none, and waits for
+// each to be gone. Zombies count as gone.
+func Reap(ctx context.Context, jobs ...string) error { return newHunt(jobs...).kill(ctx) }
+
+// kill kills what the hunt finds, until it finds nothing.
+func (h *hunt) kill(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reapTimeout)
 	defer cancel()
+	stopped := map[int]uint64{} // start by PID
 	for {
-		pids, err := marked(marker)
-		if err != nil || len(pids) == 0 {
+		found, err := h.look()
+		if err != nil || len(found) == 0 {
 			return err
 		}
-		for _, pid := range pids {
-			if err := killWait(ctx, pid, marker); err != nil {
-				return fmt.Errorf("kill process %d of job %s: %w", pid, job, err)
+		// A process that dies leaves its children to another parent, by which
+		// they are not found. So all are stopped before any is killed: what
+		// is stopped has no more children.
+		fresh := false
+		for _, p := range found {
+			if stopped[p.pid] == p.start {
+				continue
+			}
+			stopped[p.pid], fresh = p.start, true
+			if err := h.send(p, unix.SIGSTOP, nil); err != nil {
+				return err
 			}
 		}
-	}
-}
-
-// marked lists the live processes whose environment has marker.
-func marked(marker []byte) ([]int, error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
-	}
-	var pids []int
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err == nil && pid != os.Getpid() && carries(pid, marker) && !zombie(pid) {
-			pids = append(pids, pid)
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("kill %d processes of the job, the first is %d: %w", len(found), found[0].pid, err)
+		}
+		if fresh {
+			continue
+		}
+		if err := h.killAll(ctx, found); err != nil {
+			return err
 		}
 	}
-	return pids, nil
 }
 
-// carries reports whether the environment of pid has marker. A process that
-// is gone, a zombie, or another user's does not.
-func carries(pid int, marker []byte) bool {
-	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	if err != nil {
-		return false
-	}
-	for v := range bytes.SplitSeq(env, []byte{0}) {
-		if bytes.Equal(v, marker) {
-			return true
+// killAll kills all of the processes and waits until they are gone.
+func (h *hunt) killAll(ctx context.Context, found []proc) (err error) {
+	for _, p := range found {
+		if err := h.send(p, unix.SIGKILL, nil); err != nil {
+			return err
 		}
 	}
-	return false
-}
-
-// zombie reports whether pid has ended and only waits for its parent.
-func zombie(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return true
+	for _, p := range found {
+		err := h.send(p, 0, func(fd int) error { return died(ctx, fd) })
+		if err != nil {
+			return err
+		}
 	}
-	// The name in parentheses may hold anything; the state follows it.
-	_, after, ok := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" "))
-	return ok && len(after) > 0 && (after[0] == 'Z' || after[0] == 'X')
+	return nil
 }
 
-// killWait kills one process by its pidfd, so that a reused PID is never hit,
-// and waits until it is gone.
-func killWait(ctx context.Context, pid int, marker []byte) error {
-	fd, err := unix.PidfdOpen(pid, 0)
+// send sends a signal to one process by its pidfd, so that a reused PID is
+// never hit, and then does something with the pidfd. A process that is gone
+// is passed over, another user's is spared.
+func (h *hunt) send(p proc, sig unix.Signal, then func(pidfd int) error) error {
+	fail := func(err error) error { return fmt.Errorf("kill process %d of the job: %w", p.pid, err) }
+	fd, err := unix.PidfdOpen(p.pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
 	if err != nil {
-		return err
+		return fail(err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	if !carries(pid, marker) {
-		return nil // the PID was reused between the listing and the open
+	if now, err := readProc(p.pid); err != nil || now.start != p.start {
+		return nil // the PID was reused between the look and the open
 	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return err
+	switch err := unix.PidfdSendSignal(fd, sig, nil, 0); {
+	case errors.Is(err, unix.ESRCH):
+		return nil
+	case errors.Is(err, unix.EPERM):
+		h.spare(p)
+		return nil
+	case err != nil:
+		return fail(err)
 	}
+	if then != nil {
+		if err := then(fd); err != nil {
+			return fail(err)
+		}
+	}
+	return nil
+}
+
+// died waits until the process of a pidfd is gone.
+func died(ctx context.Context, fd int) error {
 	for {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("it does not die: %w", err)

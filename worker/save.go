@@ -65,11 +65,11 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 			Participants: participants, Fingerprint: plan.Sum(encoded).String(), Plan: blob,
 		})
 	}
-	if now := s.saver.state(id); err == nil && now.State == client.Aborted {
+	if now := s.saver.state(id, s.rank); err == nil && now.State == client.Aborted {
 		err = aborted(id, now)
 	}
 	if err != nil {
-		s.slots.abort(id)
+		s.slots.abort(id, s.rank)
 		return client.SaveReply{}, err
 	}
 	return client.SaveReply{Checkpoint: id, Arena: a.path, Size: size, Offsets: offsets}, nil
@@ -128,7 +128,7 @@ func shard(it client.Item) tensor.Shard {
 // onSeal takes the worker's word that its copy is complete.
 func (s *rankServer) onSeal(ctx context.Context, req client.CheckpointRef) (struct{}, error) {
 	size, ok := s.slots.sealed(s.rank, req.Checkpoint)
-	if now := s.saver.state(req.Checkpoint); now.State == client.Aborted {
+	if now := s.saver.state(req.Checkpoint, s.rank); now.State == client.Aborted {
 		return struct{}{}, aborted(req.Checkpoint, now)
 	}
 	if !ok {
@@ -151,5 +151,5 @@ func (s *rankServer) onWait(ctx context.Context, req client.WaitRequest) (client
 	// to arrive.
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.SaveTimeout+decideTimeout)
 	defer cancel()
-	return s.saver.wait(ctx, req.Checkpoint, req.State)
+	return s.saver.wait(ctx, req.Checkpoint, s.rank, req.State)
 }

@@ -11,8 +11,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/worker/client"
 )
 
@@ -33,10 +31,17 @@ type saver struct {
 	writing int
 	permits chan struct{}
 
-	mu     sync.Mutex
-	states map[string]client.WaitReply // of each save of the attempt
-	moved  chan struct{}               // closed when states changed
-	err    error                       // why the saver stopped
+	mu      sync.Mutex
+	states  map[string]client.WaitReply // of each save of the attempt
+	moved   chan struct{}               // closed when states or refused changed
+	refused map[refusal]string          // why a rank has no part in a save
+	err     error                       // why the saver stopped
+}
+
+// refusal is a rank's save that came too late.
+type refusal struct {
+	checkpoint string
+	rank       int
 }
 
 // drain asks a saver to finish what was sealed at the sequence upTo of the log
@@ -52,7 +57,7 @@ func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger
 		lane: l, store: store, log: log, now: l.now, coord: coord, slots: slots,
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
-		states:  map[string]client.WaitReply{}, moved: make(chan struct{}),
+		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), refused: map[refusal]string{},
 	}
 }
 
@@ -183,6 +188,8 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		return err
 	}
 	switch b := body.(type) {
+	case *events.LocalPlan:
+		s.late(b)
 	case *events.CheckpointBegun:
 		s.move(b.Checkpoint, client.WaitReply{State: client.Begun})
 	case *events.CheckpointStaged:
@@ -205,6 +212,24 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	return nil
 }
 
+// late refuses the plan of a rank for a save that has ended without it: the
+// checkpoint that has that ID is not this rank's.
+func (s *saver) late(b *events.LocalPlan) {
+	now := s.state(b.Checkpoint, b.Rank)
+	if b.Attempt != s.lane.attempt || order(now.State) < order(client.Committed) {
+		return
+	}
+	if now.State == client.Committed {
+		now.Reason = fmt.Sprintf("rank %d came after it was committed by other ranks: ranks that save one name must all name the same participants", b.Rank)
+	}
+	s.mu.Lock()
+	s.refused[refusal{b.Checkpoint, b.Rank}] = now.Reason
+	close(s.moved)
+	s.moved = make(chan struct{})
+	s.mu.Unlock()
+	s.slots.abort(b.Checkpoint, b.Rank)
+}
+
 func (s *saver) move(id string, state client.WaitReply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -216,10 +241,13 @@ func (s *saver) move(id string, state client.WaitReply) {
 	s.moved = make(chan struct{})
 }
 
-// state is what the log says of a checkpoint so far.
-func (s *saver) state(id string) client.WaitReply {
+// state is what the log says of a rank's save so far.
+func (s *saver) state(id string, rank int) client.WaitReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if why, ok := s.refused[refusal{id, rank}]; ok {
+		return client.WaitReply{State: client.Aborted, Reason: why}
+	}
 	return s.states[id]
 }
 
@@ -227,12 +255,13 @@ func order(state string) int {
 	return slices.Index([]string{"", client.Begun, client.Staged, client.Committed, client.Aborted}, state)
 }
 
-// wait blocks until a checkpoint has reached a state or was aborted.
-func (s *saver) wait(ctx context.Context, id, state string) (client.WaitReply, error) {
+// wait blocks until a rank's save has reached a state or was aborted.
+func (s *saver) wait(ctx context.Context, id string, rank int, state string) (client.WaitReply, error) {
 	for {
 		s.mu.Lock()
-		now, moved, err := s.states[id], s.moved, s.err
+		moved, err := s.moved, s.err
 		s.mu.Unlock()
+		now := s.state(id, rank)
 		if order(now.State) >= order(state) {
 			return now, nil
 		}
@@ -244,137 +273,5 @@ func (s *saver) wait(ctx context.Context, id, state string) (client.WaitReply, e
 		case <-ctx.Done():
 			return client.WaitReply{}, fmt.Errorf("wait for %s to be %s: %w", id, state, ctx.Err())
 		}
-	}
-}
-
-func (s *saver) execute(ctx context.Context, c planner.Command) error {
-	switch c := c.(type) {
-	case planner.Decide:
-		_, err := s.lane.decide(ctx, c.Body)
-		if errors.Is(err, errEnded) {
-			return nil // the log says how, and comes by here
-		}
-		return err
-	case planner.Publish:
-		return s.publish(ctx, c.Body)
-	case planner.Write:
-		s.writing++
-		go func() { s.written <- s.write(ctx, c) }()
-		return nil
-	case planner.Commit:
-		return s.commit(ctx, c)
-	}
-	return fmt.Errorf("unknown command %T", c)
-}
-
-func (s *saver) publish(ctx context.Context, body events.Body) error {
-	if g, ok := body.(*events.GlobalPlan); ok {
-		layout, err := plan.DecodeLayout(g.Layout.Inline)
-		if err != nil {
-			return err
-		}
-		w := s.store.Data.Writer(s.ref(g.Checkpoint))
-		if layout, err = w.PrepareGlobalPlan(ctx, layout); err != nil {
-			return s.abort(ctx, plan.Manifest{Attempt: g.Attempt, Checkpoint: g.Checkpoint}, err)
-		}
-		b, err := s.store.Blobs.Put(ctx, plan.EncodeLayout(layout))
-		if err != nil {
-			return err
-		}
-		g.Layout = b
-	}
-	return s.lane.say(ctx, body)
-}
-
-func (s *saver) ref(checkpoint string) storage.Ref {
-	return storage.Ref{
-		Run: events.EncodeName(s.lane.run), Trial: events.EncodeName(s.lane.trial), Checkpoint: events.EncodeName(checkpoint),
-	}
-}
-
-// write makes one rank's sealed bytes durable and says so. A failure to
-// write is a fact too; only a failure to say it stops the saver.
-func (s *saver) write(ctx context.Context, c planner.Write) error {
-	s.permits <- struct{}{}
-	defer func() { <-s.permits }()
-	attempt := s.lane.attempt
-	w, err := s.writeData(ctx, c)
-	if err != nil && ctx.Err() != nil {
-		return nil // the attempt is over, not the disk
-	}
-	if s.state(c.Checkpoint).State == client.Aborted {
-		s.sweep(ctx, c.Checkpoint) // these files may have come after the first sweep
-		return nil
-	}
-	if err != nil {
-		s.log.Error("write failed", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", err)
-		return s.lane.say(ctx, &events.WriteFailed{Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank, Error: err.Error()})
-	}
-	done := &events.WriteCompleted{
-		Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank,
-		IndexDigest: w.Index.String(), BytesWritten: w.BytesWritten,
-	}
-	for _, f := range w.Files {
-		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
-	}
-	return s.lane.say(ctx, done)
-}
-
-func (s *saver) writeData(ctx context.Context, c planner.Write) (storage.Written, error) {
-	src, release, err := s.slots.open(c.Checkpoint, c.Rank, c.Items)
-	if err != nil {
-		return storage.Written{}, err
-	}
-	defer release()
-	w := s.store.Data.Writer(s.ref(c.Checkpoint))
-	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
-		return storage.Written{}, err
-	}
-	return w.WriteData(ctx, c.Rank, c.Items, src)
-}
-
-// commit is the crash law of a save: manifest, decision, receipt.
-func (s *saver) commit(ctx context.Context, c planner.Commit) error {
-	id := c.Manifest.Checkpoint
-	w := s.store.Data.Writer(s.ref(id))
-	_, err := w.Finish(ctx, c.Manifest, func(ctx context.Context, manifest plan.Digest) (storage.Decision, error) {
-		r, err := s.lane.decide(ctx, &events.CheckpointCommitted{
-			Attempt: c.Manifest.Attempt, Checkpoint: id, Manifest: manifest.String(), Bytes: c.Bytes,
-		})
-		return storage.Decision{Sequence: r.Sequence, Event: r.ID, Time: r.Time}, err
-	})
-	var unrecorded *storage.UnrecordedError
-	switch {
-	case errors.Is(err, errEnded):
-		return nil // the log says how, and comes by here
-	case errors.As(err, &unrecorded):
-		s.log.Warn("the receipt is missing; it is written when the store is next opened", "checkpoint", id, "error", err)
-		return nil
-	case errors.Is(err, ErrFenced):
-		return err
-	case err != nil:
-		// The files are not as their writers said: the save has failed, the
-		// training has not.
-		return s.abort(ctx, c.Manifest, err)
-	}
-	return nil
-}
-
-func (s *saver) abort(ctx context.Context, m plan.Manifest, cause error) error {
-	s.log.Error("commit failed", "checkpoint", m.Checkpoint, "error", cause)
-	_, err := s.lane.decide(ctx, &events.CheckpointAborted{
-		Attempt: m.Attempt, Checkpoint: m.Checkpoint, Reason: "commit: " + cause.Error(),
-	})
-	if errors.Is(err, errEnded) {
-		return nil
-	}
-	return err
-}
-
-// sweep removes what an aborted save has left. A failure costs disk space,
-// not correctness: without a receipt nobody reads it.
-func (s *saver) sweep(ctx context.Context, checkpoint string) {
-	if err := s.store.Data.Remove(ctx, s.ref(checkpoint)); err != nil {
-		s.log.Warn("leftovers of an aborted save stay on disk", "checkpoint", checkpoint, "error", err)
 	}
 }

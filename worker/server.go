@@ -83,6 +83,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	mux.Handle("POST /v1/seal", handle(s, s.onSeal))
 	mux.Handle("POST /v1/wait", handle(s, s.onWait))
 	mux.Handle("POST /v1/load", handle(s, s.onLoad))
+	mux.Handle("POST /v1/loaded", handle(s, s.onLoaded))
 	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
 	s.http = &http.Server{Handler: mux}
 	go func() { s.done <- s.http.Serve(l) }()
@@ -175,7 +176,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (struct{}, e
 func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {
 	op := r.PathValue("op")
 	if op != "gather" && op != "broadcast" {
-		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, report, save, seal, wait, load, gather and broadcast", op)}
+		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, report, save, seal, wait, load, loaded, gather and broadcast", op)}
 	}
 	seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)
 	if err != nil {

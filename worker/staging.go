@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -10,7 +11,8 @@ import (
 
 // staging is one slot a rank in shared memory. A slot is taken when its rank
 // calls save, filled by the worker, sealed, read by the writer, and free
-// again when its bytes are written or the save is aborted.
+// again when its bytes are written or the save is aborted. The memory of an
+// aborted save is dropped: its worker may still be copying into it.
 type staging struct {
 	arenas *arenas
 
@@ -27,6 +29,7 @@ type slot struct {
 	arena      *arena
 	at         map[string]span // by itemKey
 	writing    bool
+	dropped    bool // aborted while it was being written
 }
 
 // span is a range of bytes in an arena.
@@ -62,14 +65,14 @@ func (s *staging) take(ctx context.Context, rank int, checkpoint string, items [
 		sizes[i] = it.Bytes
 	}
 	offsets, size := place(sizes)
-	a, err := s.arenas.get(rank, "save", size)
+	a, err := s.arenas.take(rank, "save", size)
 	if err != nil {
 		sl.free <- struct{}{}
 		return nil, 0, nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sl.checkpoint, sl.arena, sl.writing, sl.at = checkpoint, a, false, make(map[string]span, len(items))
+	sl.checkpoint, sl.arena, sl.writing, sl.dropped, sl.at = checkpoint, a, false, false, make(map[string]span, len(items))
 	for i, it := range items {
 		sl.at[itemKey(it)] = span{offsets[i], it.Bytes}
 	}
@@ -108,31 +111,57 @@ func (s *staging) open(checkpoint string, rank int, items []plan.Item) (src slot
 		src = append(src, sl.arena.data[at.off:at.off+at.size])
 	}
 	sl.writing = true
-	return src, func() { s.drop(sl, checkpoint, true) }, nil
+	return src, func() { s.written(sl) }, nil
 }
 
-// abort frees the slots of a save that will not be written. One that is being
-// written is freed by its writer.
-func (s *staging) abort(checkpoint string) {
-	s.mu.Lock()
-	var slots []*slot
-	for _, sl := range s.ranks {
-		slots = append(slots, sl)
-	}
-	s.mu.Unlock()
-	for _, sl := range slots {
-		s.drop(sl, checkpoint, false)
-	}
-}
-
-func (s *staging) drop(sl *slot, checkpoint string, writer bool) {
+// written frees a slot whose writer is done.
+func (s *staging) written(sl *slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if sl.checkpoint != checkpoint || sl.writing != writer {
+	sl.writing = false
+	if sl.dropped {
+		s.empty(sl)
 		return
 	}
-	sl.checkpoint, sl.at, sl.writing = "", nil, false
+	s.arenas.give(sl.arena)
+	sl.checkpoint, sl.arena, sl.at = "", nil, nil
 	sl.free <- struct{}{}
+}
+
+// abort frees the slots of a save that will not be written, of all ranks or of
+// one. One that is being written is freed by its writer.
+func (s *staging) abort(checkpoint string, ranks ...int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for rank, sl := range s.ranks {
+		if sl.checkpoint != checkpoint || len(ranks) > 0 && !slices.Contains(ranks, rank) {
+			continue
+		}
+		if sl.writing {
+			sl.dropped = true
+			continue
+		}
+		s.empty(sl)
+	}
+}
+
+// empty drops what is in a slot.
+func (s *staging) empty(sl *slot) {
+	// A file that cannot be removed stays until the job ends.
+	_ = s.arenas.drop(sl.arena)
+	sl.checkpoint, sl.arena, sl.at = "", nil, nil
+	sl.free <- struct{}{}
+}
+
+// close drops what is left when no process and no writer is.
+func (s *staging) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sl := range s.ranks {
+		if sl.checkpoint != "" && !sl.writing {
+			s.empty(sl)
+		}
+	}
 }
 
 // slotSource is the bytes of a rank's items, in the order of its write plan.

@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -43,10 +45,13 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 		cause, err = w.wait(ctx, work)
 	}
 	w.signal(syscall.SIGKILL)
-	err = errors.Join(err, Reap(work, w.cfg.Job))
-	for _, p := range w.procs {
-		p.closeOutput()
+	if rerr := w.prey.kill(work); rerr == nil {
+		w.prey.forget()
+		w.guard.release()
+	} else {
+		err = errors.Join(err, rerr)
 	}
+	closeOutput(w.log, w.procs...)
 	for _, s := range w.servers {
 		err = errors.Join(err, s.close())
 	}
@@ -84,6 +89,14 @@ func (w *watch) start(restart int) (err error) {
 			return fmt.Errorf("%w: %w", ErrConfig, err)
 		}
 		w.procs = append(w.procs, p)
+		// Nobody has waited for it yet, so its line is there even if it ended.
+		root, err := readProc(p.cmd.Process.Pid)
+		if err != nil {
+			return fmt.Errorf("look at rank %d: %w", rank, err)
+		}
+		root.group = root.pid // the kernel has made it so before the program ran
+		w.prey.add(root)
+		w.guard.watch(root)
 		go func() { w.exits <- p.wait() }()
 	}
 	return nil
@@ -96,13 +109,28 @@ func (w *watch) file(rank int, what string) string {
 // wait follows the processes until all have ended. The first of them that
 // fails ends the others: SIGTERM, and SIGKILL after the grace.
 func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) {
-	var kill, giveUp <-chan time.Time
+	// The signals do not wait for the loop below: it may be saying something
+	// to a log that does not answer, as after the loss of the run's lease.
+	var giveUp <-chan time.Time
+	killed := make(chan struct{})
+	grace := time.AfterFunc(math.MaxInt64, func() {
+		w.log.Warn("some workers ignore SIGTERM and are killed", "grace", w.cfg.Grace)
+		w.signal(syscall.SIGKILL)
+		close(killed)
+	})
+	defer grace.Stop()
+	term := sync.OnceFunc(func() {
+		w.signal(syscall.SIGTERM)
+		grace.Reset(w.cfg.Grace)
+	})
+	defer context.AfterFunc(ctx, func() {
+		w.log.Warn("stopping the workers", "cause", context.Cause(ctx))
+		term()
+	})()
 	end := func(why *FailedError) {
 		if cause == nil {
 			cause = why
-			w.signal(syscall.SIGTERM)
-			timer := time.NewTimer(w.cfg.Grace)
-			kill = timer.C
+			term()
 		}
 	}
 	var failures []failure
@@ -145,9 +173,8 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		case <-done:
 			done = nil
 			end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()})
-		case <-kill:
-			w.log.Warn("some workers ignore SIGTERM and are killed", "grace", w.cfg.Grace)
-			w.signal(syscall.SIGKILL)
+		case <-killed:
+			killed = nil
 			giveUp = time.After(reapTimeout)
 		case <-giveUp:
 			return cause, errors.Join(err, fmt.Errorf("workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", w.group.attempt, reapTimeout))
@@ -171,8 +198,13 @@ func (w *watch) gone(e exit) {
 	w.group.loader.end(why)
 }
 
-// signal sends sig to the process groups of all ranks.
+// signal sends sig to the process groups of all ranks. Before it, note is
+// taken of what descends from them: with its parent gone, it would be known
+// by its marker alone.
 func (w *watch) signal(sig syscall.Signal) {
+	if _, err := w.prey.look(); err != nil {
+		w.log.Warn("children of the workers are known by their environment alone", "error", err)
+	}
 	for _, p := range w.procs {
 		p.signal(sig)
 	}

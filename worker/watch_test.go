@@ -23,7 +23,7 @@ func TestUnkillableWorker(t *testing.T) {
 		p.ended.Store(true) // there is nobody to send a signal to
 		say := func(context.Context, ...events.Body) error { return nil }
 		w := &watch{
-			job:   &job{cfg: Config{NProc: 1, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler)},
+			job:   &job{cfg: Config{NProc: 1, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler), prey: newHunt("none")},
 			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, say)},
 			procs: []*process{p}, exits: make(chan exit), reported: make(chan error),
 		}

@@ -91,6 +91,7 @@ type Config struct {
 	SaveTimeout  time.Duration // begun to committed; default 10 min
 	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
 	Grace        time.Duration // SIGTERM to SIGKILL; default 10 s
+	ShortLife    time.Duration // an attempt that failed sooner waits before the next; default 5 s
 	Collective   time.Duration // until all ranks have joined a collective or a report; default 10 min
 
 	Stdout, Stderr io.Writer // of the workers, line by line
@@ -109,6 +110,7 @@ func (c Config) withDefaults() Config {
 	def(&c.SaveTimeout, 10*time.Minute)
 	def(&c.DrainTimeout, 2*time.Minute)
 	def(&c.Grace, 10*time.Second)
+	def(&c.ShortLife, 5*time.Second)
 	def(&c.Collective, 10*time.Minute)
 	if c.Now == nil {
 		c.Now = time.Now

@@ -56,5 +56,8 @@ func (c *Client) Load(ctx context.Context, state *State, o LoadOptions) (Loaded,
 		}
 		state.Values[j].Data = append([]byte(nil), get()...)
 	}
-	return Loaded{r.Checkpoint, r.Step, r.Unread}, m.close()
+	if err := m.close(); err != nil {
+		return Loaded{}, fmt.Errorf("load: %w", err)
+	}
+	return Loaded{r.Checkpoint, r.Step, r.Unread}, c.call(ctx, "loaded", LoadedRequest{r.Arena}, nil)
 }

@@ -12,6 +12,7 @@ import "github.com/ckptstore/ckptstore/tensor"
 //	POST /v1/seal        CheckpointRef  → {}            the copy is complete
 //	POST /v1/wait        WaitRequest    → WaitReply     blocks until the state is reached
 //	POST /v1/load        LoadRequest    → LoadReply     a collective: every rank calls it
+//	POST /v1/loaded      LoadedRequest  → {}            the copy out of the arena is complete
 //	POST /v1/gather      parts, header  → parts         one part from each rank
 //	POST /v1/broadcast   parts, header  → parts         one part from the root
 //
@@ -141,6 +142,11 @@ type LoadReply struct {
 	Offsets    []int64  `json:"offsets"`
 	Sizes      []int64  `json:"sizes"`
 	Unread     []string `json:"unread,omitempty"` // keys that no rank asked for
+}
+
+// LoadedRequest gives the arena of a load back.
+type LoadedRequest struct {
+	Arena string `json:"arena"`
 }
 
 // Problem is the body of an error reply.

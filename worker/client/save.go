@@ -2,7 +2,10 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -56,6 +59,7 @@ type Save struct {
 	Checkpoint string // full ID
 	c          *Client
 	slot       SaveReply
+	sealed     atomic.Bool
 	state      State
 }
 
@@ -91,9 +95,18 @@ func (c *Client) Begin(ctx context.Context, step int64, state State, o SaveOptio
 }
 
 // Seal copies the bytes into the slot and tells the trainer that they are
-// complete. A save that is never sealed is aborted.
+// complete. It may be called once. A save that is never sealed is aborted.
 func (s *Save) Seal(ctx context.Context) error {
+	if s.sealed.Swap(true) {
+		return fmt.Errorf("save: %s is sealed already: the next save may be using its memory", s.Checkpoint)
+	}
 	m, err := mapArena(s.slot.Arena, s.slot.Size, true)
+	if errors.Is(err, fs.ErrNotExist) {
+		// The trainer has taken the memory back, and knows why.
+		if why := s.Wait(ctx, Begun); why != nil {
+			return fmt.Errorf("save: %w", why)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("save: %w", err)
 	}
