@@ -60,7 +60,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	if err = s.space.check(keepToOwn); err != nil {
 		return w, err
 	}
-	if w.server, err = jetlog.StartServer(context.WithoutCancel(ctx), jetlog.ServerOptions{Dir: filepath.Join(dir, "log"), Logger: s.opts.Logger}); err != nil {
+	if w.server, err = jetlog.StartServer(context.WithoutCancel(ctx), jetlog.ServerOptions{Dir: filepath.Join(dir, "log"), Logger: serverLogger(s.opts.Logger)}); err != nil {
 		return w, err
 	}
 	if w.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(w.server), Logger: s.opts.Logger}); err != nil {
@@ -105,13 +105,19 @@ func follow(ctx context.Context, db *viewdb.DB, log *jetlog.Log, s *Store) (*fol
 	return f, nil
 }
 
+// close ends the views. That they have failed was said when they did, and is
+// no failure of what was done with the store: they are a cache.
 func (f *follower) close() error {
 	f.cancel()
 	err := <-f.done
 	if errors.Is(err, context.Canceled) {
 		err = nil
 	}
-	return errors.Join(err, f.db.Close())
+	err = errors.Join(err, f.db.Close())
+	if errors.Is(err, viewdb.ErrFailed) {
+		return nil
+	}
+	return err
 }
 
 // listen opens the sockets of the owner and says in owner.json where they are.
@@ -127,6 +133,9 @@ func (w *ownership) listen(s *Store) error {
 		if err := abandoned(path); err != nil {
 			return err
 		}
+	}
+	if err := sweepJobs(s.Runtime); err != nil {
+		return err
 	}
 	stem := filepath.Join(s.Runtime, fmt.Sprintf("o%d-%x", c.PID, c.Started.UnixNano()&0xffffff))
 	c.Log, c.API = stem+".log", stem+".api"

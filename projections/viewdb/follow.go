@@ -61,7 +61,7 @@ func (db *DB) update(ctx context.Context, src Source, follow bool) error {
 	defer context.AfterFunc(db.life, cancel)()
 
 	db.advance(func() { db.halted = nil })
-	err := db.run(within, src, follow)
+	err := db.fail.guard(func() error { return db.run(within, src, follow) })
 	switch {
 	case err == nil:
 		return nil

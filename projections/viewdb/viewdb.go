@@ -95,6 +95,7 @@ type DB struct {
 	dir    string
 	store  string
 	pebble *pebble.DB
+	fail   *failure
 
 	life context.Context // ends when Close is called
 	end  context.CancelFunc
@@ -117,24 +118,31 @@ func Open(dir string, o Options) (*DB, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open views in %s: %w", dir, err)
 	}
-	p, err := pebble.Open(dir, pebbleOptions(o))
-	if err != nil {
-		return nil, fmt.Errorf("open views in %s: %w; if no other process has them open, delete the directory, it is rebuilt from the log", dir, err)
-	}
-	db := &DB{dir: dir, store: o.Store, pebble: p, changed: make(chan struct{})}
+	db := &DB{dir: dir, store: o.Store, fail: &failure{done: make(chan struct{})}, changed: make(chan struct{})}
 	db.life, db.end = context.WithCancel(context.Background())
-	if err := db.start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("open views in %s: %w", dir, err), p.Close())
+	err := db.fail.guard(func() error {
+		p, err := pebble.Open(dir, pebbleOptions(o, db.fail))
+		if err != nil {
+			return fmt.Errorf("open views in %s: %w; if no other process has them open, delete the directory, it is rebuilt from the log", dir, err)
+		}
+		db.pebble = p
+		if err := db.start(); err != nil {
+			return errors.Join(fmt.Errorf("open views in %s: %w", dir, err), p.Close())
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	return db, nil
 }
 
-func pebbleOptions(o Options) *pebble.Options {
+func pebbleOptions(o Options, fail *failure) *pebble.Options {
 	po := &pebble.Options{
 		FS:                 ordered{o.FS},
 		FormatMajorVersion: pebble.FormatNewest,
 		MemTableSize:       16 << 20,
-		Logger:             quiet{o.Logger},
+		Logger:             quiet{o.Logger, fail},
 	}
 	for i := range po.Levels {
 		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
@@ -207,6 +215,8 @@ func (db *DB) Wait(ctx context.Context, seq uint64) error {
 		}
 		select {
 		case <-changed:
+		case <-db.fail.done:
+			return fmt.Errorf("wait for event %d in the views: they stopped at %d: %w", seq, at, db.fail.err)
 		case <-db.life.Done():
 			return fmt.Errorf("wait for event %d in the views: %w", seq, ErrClosed)
 		case <-ctx.Done():
@@ -232,19 +242,21 @@ func (db *DB) View(read func(projections.Reader) error) error {
 }
 
 // ViewAt is [DB.View] with the sequence that the rows stand for.
-func (db *DB) ViewAt(read func(r projections.Reader, cursor uint64) error) (err error) {
+func (db *DB) ViewAt(read func(r projections.Reader, cursor uint64) error) error {
 	release, err := db.acquire()
 	if err != nil {
 		return err
 	}
 	defer release()
-	snapshot := db.pebble.NewSnapshot()
-	defer func() { err = errors.Join(err, snapshot.Close()) }()
-	c, _, err := readCursor(snapshot)
-	if err != nil {
-		return fmt.Errorf("read views in %s: %w", db.dir, err)
-	}
-	return read(reader{snapshot}, c.Sequence)
+	return db.fail.guard(func() (err error) {
+		snapshot := db.pebble.NewSnapshot()
+		defer func() { err = errors.Join(err, snapshot.Close()) }()
+		c, _, err := readCursor(snapshot)
+		if err != nil {
+			return fmt.Errorf("read views in %s: %w", db.dir, err)
+		}
+		return read(reader{snapshot}, c.Sequence)
+	})
 }
 
 // Digest is the digest of the rows, without the cursor, and the sequence that
@@ -270,7 +282,8 @@ func (db *DB) acquire() (release func(), err error) {
 
 // Close ends a running update, waits for those who read, and closes the
 // database. All that was folded is durable on return without an error, since
-// every update ends with a sync. Further calls do nothing.
+// every update ends with a sync. A failed database is left as it is, with an
+// error that is [ErrFailed]. Further calls do nothing.
 func (db *DB) Close() error {
 	db.end()
 	db.updating.Lock()
@@ -281,27 +294,8 @@ func (db *DB) Close() error {
 		return nil
 	}
 	db.closed = true
-	if err := db.pebble.Close(); err != nil {
+	if err := db.fail.guard(db.pebble.Close); err != nil {
 		return fmt.Errorf("close views in %s: %w", db.dir, err)
 	}
 	return nil
-}
-
-// quiet passes on what Pebble says, most of it for debugging.
-type quiet struct{ log *slog.Logger }
-
-var _ pebble.Logger = quiet{}
-
-// Infof implements [pebble.Logger].
-func (q quiet) Infof(format string, args ...any) { q.log.Debug(fmt.Sprintf(format, args...)) }
-
-// Errorf implements [pebble.Logger].
-func (q quiet) Errorf(format string, args ...any) { q.log.Error(fmt.Sprintf(format, args...)) }
-
-// Fatalf implements [pebble.Logger]: Pebble cannot go on, as after a write
-// to its own log that was lost, and counts on not being returned to.
-func (q quiet) Fatalf(format string, args ...any) {
-	message := fmt.Sprintf(format, args...)
-	q.log.Error(message)
-	panic("views: " + message)
 }

@@ -1,0 +1,120 @@
+package viewdb
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// ErrFailed is a view whose database could not go on, as when its directory
+// was deleted under it. What it held is in the log.
+var ErrFailed = errors.New("views failed")
+
+// failure is the end of a database that cannot go on. Pebble says so to its
+// logger and counts on not being returned to: it may hold its locks there. So
+// that goroutine stays where it is, nobody touches the database again, and
+// whoever is inside it is not waited for.
+type failure struct {
+	once sync.Once
+	done chan struct{} // closed when the database has failed
+	err  error         // why; set before done is closed
+}
+
+func (f *failure) set(message string) {
+	f.once.Do(func() {
+		f.err = fmt.Errorf("%w: %s: they are rebuilt when the store is next opened", ErrFailed, message)
+		close(f.done)
+	})
+}
+
+func (f *failure) get() error {
+	select {
+	case <-f.done:
+		return f.err
+	default:
+		return nil
+	}
+}
+
+// leaveTime is how long one who is inside a failed database has to come out,
+// so that what it shares with its caller is not written any more.
+const leaveTime = time.Second
+
+// guard runs do, which uses the database, and returns without it when the
+// database fails.
+func (f *failure) guard(do func() error) error {
+	if err := f.get(); err != nil {
+		return err
+	}
+	type outcome struct {
+		err      error
+		finished bool
+		panicked any
+	}
+	ended := make(chan outcome, 1)
+	go func() {
+		var o outcome
+		defer func() {
+			if !o.finished {
+				o.panicked = recover()
+			}
+			ended <- o
+		}()
+		o.err = do()
+		o.finished = true
+	}()
+	var o outcome
+	select {
+	case o = <-ended:
+	case <-f.done:
+		timer := time.NewTimer(leaveTime)
+		defer timer.Stop()
+		select {
+		case <-ended:
+		case <-timer.C:
+		}
+		return f.err
+	}
+	if o.finished {
+		return o.err
+	}
+	// Pebble panics with an error where it cannot rotate its log.
+	if err, ok := o.panicked.(error); ok && !errors.As(err, new(runtime.Error)) {
+		f.set(err.Error())
+		return f.err
+	}
+	if o.panicked != nil {
+		panic(o.panicked)
+	}
+	runtime.Goexit() // as do has
+	return nil
+}
+
+// quiet passes on what Pebble says, most of it for debugging.
+type quiet struct {
+	log  *slog.Logger
+	fail *failure
+}
+
+var _ pebble.Logger = quiet{}
+
+// Infof implements [pebble.Logger].
+func (q quiet) Infof(format string, args ...any) { q.log.Debug(fmt.Sprintf(format, args...)) }
+
+// Errorf implements [pebble.Logger].
+func (q quiet) Errorf(format string, args ...any) {
+	if q.fail.get() == nil { // after that, all it says is known
+		q.log.Error(fmt.Sprintf(format, args...))
+	}
+}
+
+// Fatalf implements [pebble.Logger] and does not return.
+func (q quiet) Fatalf(format string, args ...any) {
+	q.fail.set(fmt.Sprintf(format, args...))
+	select {}
+}
