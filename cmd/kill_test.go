@@ -168,6 +168,7 @@ func checkAgainstReference(t *testing.T, dir string) {
 			t.Error(err)
 		}
 	}()
+	noneNamed(t, checkResumes(t, s))
 	if left, err := filepath.Glob("/dev/shm/ckptstore-" + s.ID[len(s.ID)-12:] + "-*"); err != nil || len(left) > 0 {
 		t.Errorf("left in shared memory: %v %v", left, err)
 	}

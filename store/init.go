@@ -19,6 +19,9 @@ import (
 // ErrExists says that there is a store already.
 var ErrExists = errors.New("store exists")
 
+// ErrNotEmpty says that somebody else's files are where a store was to be made.
+var ErrNotEmpty = errors.New("not empty")
+
 // Init makes a new store and returns its identity. In a directory, store.json
 // is renamed into place last: without it an init that was cut is redone. With
 // a URL, data says where checkpoints go; it must be a directory that every
@@ -94,7 +97,7 @@ func vacant(dir string) error {
 				continue
 			}
 		case name != "views" && name != cardName: // which only a store has
-			return fmt.Errorf("init: %s is not empty (it has %q): choose an empty or a new directory", dir, name)
+			return fmt.Errorf("init: %s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, name)
 		}
 		return fmt.Errorf("init: %w: %s has the %s of a store but no store.json: restore that file from a backup, or choose an empty directory", ErrDamaged, dir, e.Name())
 	}

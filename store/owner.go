@@ -87,9 +87,11 @@ func (o *owner) join(ctx context.Context) error {
 		switch {
 		case err == nil:
 			return nil
-		case took, ctx.Err() != nil, errors.Is(err, ErrForeign), errors.Is(err, ErrNewer), errors.Is(err, ErrDamaged):
+		case ctx.Err() != nil:
+			return fmt.Errorf("open the store: %w: %w", ctx.Err(), err)
+		case took, errors.Is(err, ErrForeign), errors.Is(err, ErrNewer), errors.Is(err, ErrDamaged):
 			return err
-		case !sleep(patient, 20*time.Millisecond):
+		case !sleep(patient, 20*time.Millisecond) && ctx.Err() == nil:
 			return o.locked(err)
 		}
 	}

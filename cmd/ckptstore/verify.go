@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -21,8 +22,19 @@ type verified struct {
 	Files       int       `json:"files"`
 	Chunks      int       `json:"chunks"`
 	Bytes       int64     `json:"bytes"`
+	Log         *readLog  `json:"log,omitempty"` // with no REF
 	Findings    []finding `json:"findings"`
 }
+
+// readLog is what of the log could be read; why not more of it is a finding.
+type readLog struct {
+	Events uint64 `json:"events"`
+	First  uint64 `json:"first"`
+	Last   uint64 `json:"last"`
+}
+
+// logDamage is the kind of a finding in the log, which is of no checkpoint.
+const logDamage storage.Kind = "log"
 
 type finding struct {
 	Run        string `json:"run"`
@@ -36,7 +48,7 @@ func (a *app) verifyCommand() *cobra.Command {
 		Long: `Read every file of the committed checkpoints, or of REF, and compare it with
 what vouches for it: data with the index, the index with the manifest, the
 manifest with the log. Damage is named by file, tensor and block; the exit
-code is then 6.`,
+code is then 6. Without REF the log is read from end to end too.`,
 		RunE: func(c *cobra.Command, refs []string) error {
 			return a.with(c.Context(), func(s *store.Store) error { return a.verify(c.Context(), s, refs) })
 		},
@@ -70,9 +82,28 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string) error {
 		}
 	}
 	bar.done()
+	if len(refs) == 0 {
+		read, damage, err := checkLog(ctx, s.Log)
+		if err != nil {
+			return err
+		}
+		out.Log = &read
+		if damage != nil {
+			out.Findings = append(out.Findings, finding{Finding: storage.Finding{
+				Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: damage.Error(),
+			}})
+		}
+	}
 	err = emit(a, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 		for _, f := range out.Findings {
+			if f.Kind == logDamage {
+				fmt.Fprintf(w, "log: %s\n", f.Problem)
+				continue
+			}
 			fmt.Fprintf(w, "%s@%s: %s\n", f.Run, f.Checkpoint, f.Finding)
+		}
+		if out.Log != nil {
+			fmt.Fprintf(w, "log: %d of %d events read\n", out.Log.Events, out.Log.Last)
 		}
 		fmt.Fprintf(w, "%d checkpoints, %d files, %d chunks, %s: %d findings\n",
 			out.Checkpoints, out.Files, out.Chunks, size(out.Bytes), len(out.Findings))
@@ -81,6 +112,26 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string) error {
 		return errFindings
 	}
 	return err
+}
+
+// checkLog reads every event of the log. That it ends early is damage: a
+// reader survives everything else.
+func checkLog(ctx context.Context, log *jetlog.Log) (out readLog, damage, err error) {
+	if out.Last, err = log.Last(ctx); err != nil {
+		return out, nil, err
+	}
+	for r, err := range log.Read(ctx, 1, out.Last) {
+		if ctx.Err() != nil {
+			return out, nil, ctx.Err()
+		}
+		if err != nil {
+			return out, err, nil
+		}
+		if out.Events++; out.Events == 1 {
+			out.First = r.Sequence
+		}
+	}
+	return out, nil, ctx.Err()
 }
 
 // verifyTargets are the checkpoints that refs name, or all committed ones.

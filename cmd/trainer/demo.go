@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
@@ -78,6 +79,7 @@ type demo struct {
 	dir   string
 	began time.Time
 	log   *slog.Logger
+	mark  *os.File // locked while the demo runs
 	store *store.Store
 	out   *progress
 }
@@ -95,6 +97,11 @@ const (
 func (d *demo) run(ctx context.Context) (r result, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("the demo takes longer than 10 minutes"))
 	defer cancel()
+	defer func() {
+		if d.mark != nil {
+			err = errors.Join(err, d.mark.Close())
+		}
+	}()
 	if err := d.prepare(ctx); err != nil {
 		return r, err
 	}
@@ -164,15 +171,24 @@ func (d *demo) prepare(ctx context.Context) error {
 		if _, err := os.Stat(mark); err != nil {
 			return fmt.Errorf("%w: %s is not an earlier demo's directory: choose another with --dir", worker.ErrConfig, d.dir)
 		}
-		if err := os.RemoveAll(d.dir); err != nil {
-			return fmt.Errorf("remove the earlier demo: %w", err)
-		}
 	}
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return fmt.Errorf("make the demo's directory: %w", err)
 	}
-	if err := os.WriteFile(mark, nil, 0o600); err != nil {
+	if d.mark, err = os.OpenFile(mark, os.O_CREATE|os.O_RDWR, 0o600); err != nil {
 		return fmt.Errorf("mark the demo's directory: %w", err)
+	}
+	// Held until the demo ends: the store's lock is not, while it is replaced
+	// and while the views are rebuilt.
+	err = unix.Flock(int(d.mark.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("%w: another demo runs in %s: wait for it, or choose another directory with --dir", store.ErrLocked, d.dir)
+	}
+	if err != nil {
+		return fmt.Errorf("lock the demo's directory: %w", err)
+	}
+	if err := store.Remove(d.storeDir()); err != nil {
+		return fmt.Errorf("remove the earlier demo: %w", err)
 	}
 	if _, err := store.Init(ctx, d.storeDir(), ""); err != nil {
 		return err

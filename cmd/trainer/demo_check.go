@@ -211,9 +211,9 @@ func (d *demo) flip(ctx context.Context) (found bool, err error) {
 	}
 	for _, f := range report.Findings {
 		d.out.note("    verify: %s", f)
-		found = found || f.File == file && f.FQN != "" && f.Block >= 0
+		found = f.File == file && f.FQN != "" && f.Block >= 0
 	}
-	return found && clean.Clean(), nil
+	return found && len(report.Findings) == 1 && clean.Clean(), nil
 }
 
 func flipBit(path string, at int64) error {

@@ -50,6 +50,7 @@ type streams struct {
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := untilSignal(ctx)
 	defer stop()
+	defer ignorePipes()()
 	std := streams{stdin, stdout, stderr}
 	root := &cobra.Command{
 		Use:           "trainer",
@@ -74,6 +75,10 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	})
 	root.AddCommand(runCommand(std), demoCommand(std), guardCommand(std), demoWorkerCommand())
 	err := root.ExecuteContext(ctx)
+	// What was waited for says only that the context ended, not why.
+	if sig := (signaled{}); errors.Is(err, context.Canceled) && errors.As(context.Cause(ctx), &sig) && !errors.As(err, new(signaled)) {
+		err = fmt.Errorf("%w: %w", sig, err)
+	}
 	if err != nil {
 		fmt.Fprintln(stderr, "trainer:", err)
 		var failed *worker.FailedError
@@ -84,12 +89,25 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return exitCode(err)
 }
 
-// untilSignal ends the context with the first SIGINT or SIGTERM as its cause;
-// a second one kills, as if nobody had asked.
+// ignorePipes makes output that nobody reads any more an error of its write
+// instead of the training's end. The signal is caught and dropped, not
+// ignored: what is ignored stays so in the programs that are started, which
+// have to end at a pipe that is closed.
+func ignorePipes() func() {
+	dropped := make(chan os.Signal, 1)
+	signal.Notify(dropped, syscall.SIGPIPE)
+	return func() { signal.Stop(dropped) }
+}
+
+// untilSignal ends the context with the first SIGINT, SIGTERM or SIGHUP as its
+// cause; a second one kills, as if nobody had asked.
 func untilSignal(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	go func() {
 		select {
 		case sig := <-signals:
@@ -113,14 +131,15 @@ func exitCode(err error) int {
 		return 128 + int(sig.sig)
 	case errors.As(err, &failed), errors.Is(err, syscall.ENOSPC):
 		return exitFailed
-	case errors.As(err, &running), errors.Is(err, worker.ErrFenced), errors.Is(err, store.ErrLeaseLost):
+	case errors.As(err, &running), errors.Is(err, worker.ErrFenced), errors.Is(err, worker.ErrBusy),
+		errors.Is(err, store.ErrLeaseLost):
 		return exitConflict
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked):
 		return exitLocked
 	case errors.As(err, &usage), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrReference),
-		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNewer), errors.Is(err, store.ErrDamaged):
+		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNotEmpty), errors.Is(err, store.ErrNewer), errors.Is(err, store.ErrDamaged):
 		return exitConfig
 	}
 	return exitInternal

@@ -22,7 +22,6 @@ import (
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 	"github.com/ckptstore/ckptstore/worker"
 )
 
@@ -63,6 +62,9 @@ func runCommand(std streams) *cobra.Command {
 		Short: "Run a command as a group of workers, restarted from the last committed checkpoint",
 		Long:  runHelp,
 		RunE: func(c *cobra.Command, args []string) error {
+			if c.Flags().Changed("name") && o.name == "" {
+				return fmt.Errorf("%w: --name is empty: give the run a name, or leave the flag out", worker.ErrConfig)
+			}
 			return runJob(c.Context(), std, o, args)
 		},
 	}
@@ -110,7 +112,7 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 	}
 	log := newLogger(std.err, o.quiet)
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
-	if err := ensureStore(ctx, o.store, log); err != nil {
+	if err := ensureStore(ctx, o.store, o.wait, log); err != nil {
 		return err
 	}
 	st, err := store.Open(ctx, store.Options{Location: o.store, Patience: o.wait, Logger: log})
@@ -161,6 +163,12 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	}
 	if o.name == "" {
 		o.name = defaultRun(args)
+	}
+	if err := checkName(o.name); err != nil {
+		return bad("--name %q: %s: choose another", o.name, err)
+	}
+	if err := checkReference(o.resume); err != nil {
+		return worker.Config{}, fmt.Errorf("--resume: %w", err)
 	}
 	return worker.Config{
 		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
@@ -218,25 +226,6 @@ func parseSet(pairs []string) (map[string]any, error) {
 	return config, nil
 }
 
-// ensureStore makes a store where there is nothing at all.
-func ensureStore(ctx context.Context, location string, log *slog.Logger) error {
-	if store.IsURL(location) {
-		return nil
-	}
-	entries, err := os.ReadDir(location)
-	if err != nil && !errors.Is(err, os.ErrNotExist) || len(entries) > 0 {
-		return nil // opening it says what is wrong
-	}
-	id, err := store.Init(ctx, location, "")
-	if errors.Is(err, store.ErrExists) || errors.Is(err, store.ErrLocked) {
-		return nil // another trainer was faster
-	}
-	if err == nil {
-		log.Info("made a new store", "store", location, "id", id)
-	}
-	return err
-}
-
 // sharedMemory is where staging slots live.
 func sharedMemory(log *slog.Logger) string {
 	const dir = "/dev/shm"
@@ -245,31 +234,6 @@ func sharedMemory(log *slog.Logger) string {
 	}
 	log.Warn("no /dev/shm on this machine: staging goes to files on disk, which is slower", "dir", os.TempDir())
 	return os.TempDir()
-}
-
-// views are the questions of a job, put to the store.
-type views struct{ source web.Source }
-
-var _ worker.Views = views{}
-
-// Trial implements worker.Views.
-func (v views) Trial(ctx context.Context, run, trial string) (projections.Trial, error) {
-	return web.Ask(ctx, v.source, web.Trial, web.Params{Run: run, Trial: trial})
-}
-
-// Attempts implements worker.Views.
-func (v views) Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error) {
-	return web.Ask(ctx, v.source, web.Attempts, web.Params{Run: run, Trial: trial})
-}
-
-// OpenCheckpoints implements worker.Views.
-func (v views) OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error) {
-	return web.Ask(ctx, v.source, web.OpenCheckpoints, web.Params{Run: run, Trial: trial})
-}
-
-// Resolve implements worker.Views.
-func (v views) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
-	return web.Ask(ctx, v.source, web.Resolve, web.Params{Ref: ref})
 }
 
 // lines writes whole lines of several workers one at a time.

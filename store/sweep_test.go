@@ -1,0 +1,93 @@
+package store
+
+import (
+	"bytes"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestSweepJobs: only directories whose sockets all refuse go, and not at once.
+func TestSweepJobs(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t, "sweep")
+	old := time.Now().Add(-2 * sweepAge)
+	made := func(name string, age time.Time, listening ...bool) {
+		t.Helper()
+		job := filepath.Join(dir, name)
+		if err := os.Mkdir(job, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(job, "a1-r0.error.json"), "{}")
+		for i, on := range listening {
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(job, string(rune('a'+i))), Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if on {
+				t.Cleanup(func() { _ = l.Close() })
+				continue
+			}
+			l.SetUnlinkOnClose(false) // as when it is killed
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Chtimes(job, age, age); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made("job-dead", old, false, false)
+	made("job-new", time.Now(), false)
+	made("job-half", old, true, false)
+	made("job-between", old)
+	if err := sweepJobs(dir); err != nil {
+		t.Fatal(err)
+	}
+	left, err := filepath.Glob(filepath.Join(dir, "job-*"))
+	if err != nil || len(left) != 3 || strings.Contains(strings.Join(left, " "), "dead") {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// TestServerWarnings are for debugging; its errors are not.
+func TestServerWarnings(t *testing.T) {
+	t.Parallel()
+	for level, want := range map[slog.Level]string{slog.LevelDebug: "DEBUG about its cache", slog.LevelInfo: ""} {
+		var out bytes.Buffer
+		log := serverLogger(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: level})))
+		log.Warn("about its cache")
+		if got := strings.ReplaceAll(out.String(), "msg=\"", ""); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("at level %v: %q", level, got)
+		}
+		log.Error("broken")
+		if !strings.Contains(out.String(), "level=ERROR msg=broken") {
+			t.Errorf("at level %v an error is lost: %q", level, out.String())
+		}
+	}
+}
+
+// TestRemove: what is in use or somebody else's stays.
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	if err := Remove(filepath.Join(t.TempDir(), "none")); err != nil {
+		t.Error(err)
+	}
+	dir := made(t)
+	s := open(t, dir)
+	wrong(t, Remove(dir), ErrLocked, dir)
+	shut(t, s)
+	if err := Remove(dir); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("it is still there")
+	}
+	other := t.TempDir()
+	write(t, filepath.Join(other, "precious"), "text")
+	wrong(t, Remove(other), ErrNotEmpty, "precious")
+}
