@@ -81,7 +81,49 @@ func layouts() *rapid.Generator[plan.Layout] {
 		return plan.Tensor{FQN: s.FQN, DType: s.DType, Shape: s.Global, Chunks: some(t, chunk)}
 	})
 	return rapid.Custom(func(t *rapid.T) plan.Layout {
-		return plan.Layout{Tensors: some(t, whole), Values: some(t, value)}
+		return plan.Layout{Tensors: some(t, rapid.OneOf(whole, meshes())), Values: some(t, value)}
+	})
+}
+
+// meshes draws a layout of a tensor as a mesh makes it, now and then with a
+// chunk that is out of line.
+func meshes() *rapid.Generator[plan.Tensor] {
+	return rapid.Custom(func(t *rapid.T) plan.Tensor {
+		out := plan.Tensor{FQN: "mesh", DType: tensor.Int8, Shape: tensor.Shape{}}
+		dims := rapid.SliceOfN(rapid.Int64Range(1, 7), 0, 3).Draw(t, "shape")
+		count := int64(1)
+		var cells, parts []int64
+		for _, n := range dims {
+			out.Shape = append(out.Shape, n)
+			cells = append(cells, rapid.Int64Range(1, n).Draw(t, "cell"))
+			parts = append(parts, (n-1)/cells[len(cells)-1]+1)
+			count *= parts[len(parts)-1]
+		}
+		rank, step := rapid.IntRange(0, 5).Draw(t, "rank"), rapid.IntRange(0, 2).Draw(t, "step")
+		outer := rapid.Int64Range(1, count).Draw(t, "outer")
+		for i := range count {
+			at := i
+			if count%outer == 0 {
+				at = i%outer*(count/outer) + i/outer
+			}
+			b := box(make([]int64, len(dims)), make([]int64, len(dims)))
+			for d := len(dims) - 1; d >= 0; d-- {
+				b.Offsets[d] = at % parts[d] * cells[d]
+				b.Sizes[d] = min(cells[d], dims[d]-b.Offsets[d])
+				at /= parts[d]
+			}
+			out.Chunks = append(out.Chunks, plan.Chunk{Rank: rank + int(i)*step, Box: b})
+		}
+		odd := rapid.IntRange(0, 4*int(count)).Draw(t, "odd")
+		switch c := out.Chunks; {
+		case odd < int(count) && rapid.Bool().Draw(t, "box"):
+			c[odd].Box = boxIn(t, out.Shape)
+		case odd < int(count):
+			c[odd].Rank = rapid.IntRange(0, 9).Draw(t, "other rank")
+		case odd == int(count):
+			out.Chunks = append(c, c[0])
+		}
+		return out
 	})
 }
 

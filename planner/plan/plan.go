@@ -7,6 +7,53 @@
 //	          every rank's index file; a pure function of the log
 //	Want      one box of a tensor, or one value, that a rank wants to load
 //	Read      one overlap of a want with a stored chunk
+//
+// The binary forms begin with four magic bytes and a version byte. Numbers
+// are unsigned varints, differences (±) zigzag, flags and dtypes bytes; text
+// has its length in front. A column is a list whose entries lie together:
+// [x y] is a column of x, then one of y. Encoding is canonical: equal values
+// give equal bytes, so the digest of an encoded plan is its fingerprint, and
+// what decodes is encoded as the same bytes again.
+//
+//	local     "CKLP" 1  rank  items  length  structure  parts
+//	structure [flags name] of all items, [dtype ndim dims] of the shards:
+//	          what the ranks have in common, decoded once for all of them
+//	parts     of each item: a value's size in bytes, or for each dimension of
+//	          a shard the elements before its box and behind it
+//
+//	  0        offset      offset+size        n
+//	  +---------+--------------+--------------+
+//	  | before  |     box      |    behind    |
+//	  +---------+--------------+--------------+
+//
+//	layout    "CKLY" 1  tensors  [name dtype ndim dims]  chunks of each tensor
+//	          values    [name ±rank bytes flags]
+//	chunks    0  cell size of each dimension (0: whole)  rank
+//	             and, if that makes several cells, step and interleave
+//	          1+count  [±rank], for each dimension [±offset ±size]
+//	manifest  "CKMF" 1  store run trial checkpoint name step attempt world
+//	          ranks  [±rank digest]  layout
+//	name      bytes shared with the name before (127 at most), the others
+//
+// Chunks that are the cells of a regular grid, on ranks in an arithmetic run,
+// are told by that rule and never listed:
+//
+//	shape [6 5], cells [2 3], rank 4, step 1    interleave 1   interleave 3
+//	                                   +---+--+     4 5            4 7
+//	chunk i lies in cell               |   |  |
+//	  i % interleave × n/interleave    +---+--+     6 7            5 8
+//	  + i / interleave                 |   |  |
+//	of n, row by row, on rank          +---+--+     8 9            6 9
+//	  rank + i × step                  |   |  |
+//	                                   +---+--+
+//
+// Rows and blocks have interleave 1. Columns, and a dimension that two meshes
+// cut one after the other, have the size of the mesh that cuts first.
+//
+// Hostile bytes cost memory in proportion to their number, but for rules,
+// which stand for at most 8 MiB of chunks a tensor and 1 GiB a form, and are
+// not expanded before all of the form has been read. Tensors beyond that are
+// listed.
 package plan
 
 import (
@@ -51,10 +98,10 @@ func ParseDigest(s string) (Digest, error) {
 // Item is one thing that a rank saves: a shard of a tensor, or a value, which
 // is a sequence of bytes under a name.
 type Item struct {
-	Value   bool
 	Shard   tensor.Shard // of a value, only the FQN is set
 	Bytes   int64        // size of the chunk or value
-	PerRank bool         // a value that every rank has its own of, such as RNG state
+	Value   bool
+	PerRank bool // a value that every rank has its own of, such as RNG state
 }
 
 // Local is what one rank wants to save, in the rank's own order.

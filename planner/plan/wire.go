@@ -3,24 +3,11 @@ package plan
 import (
 	"encoding/binary"
 	"fmt"
-	"iter"
 	"math"
 
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// All binary forms of this package begin with four magic bytes and a version
-// byte. Numbers are unsigned varints, strings and lists begin with their
-// length. Encoding is canonical: equal values give equal bytes, so the digest
-// of an encoded plan is the plan's fingerprint.
-//
-//	local     "CKLP" 1 rank count item*
-//	layout    "CKLY" 1 count tensor* count value*
-//	manifest  "CKMF" 1 store run trial checkpoint name step attempt world
-//	          count (rank digest)* layout
-//	item      flags fqn bytes [dtype ndim dim* (offset size)*]
-//	tensor    fqn dtype ndim dim* count (rank (offset size)*)*
-//	value     fqn rank bytes flags
 const (
 	magicLocal    = "CKLP"
 	magicLayout   = "CKLY"
@@ -29,64 +16,83 @@ const (
 
 	flagValue   = 1
 	flagPerRank = 2
+
+	maxRank   = 1 << 31
+	maxShared = 127 // bytes that a name may share with the one before
 )
 
 type encoder struct{ b []byte }
 
-func (e *encoder) uint(v uint64)      { e.b = binary.AppendUvarint(e.b, v) }
-func (e *encoder) int(v int)          { e.uint(uint64(v)) }
-func (e *encoder) int64(v int64)      { e.uint(uint64(v)) }
-func (e *encoder) string(s string)    { e.int(len(s)); e.b = append(e.b, s...) }
-func (e *encoder) begin(magic string) { e.b = append(append(e.b, magic...), version) }
+func (e *encoder) uint(v uint64)       { e.b = binary.AppendUvarint(e.b, v) }
+func (e *encoder) int(v int)           { e.uint(uint64(v)) }
+func (e *encoder) int64(v int64)       { e.uint(uint64(v)) }
+func (e *encoder) delta(v, from int64) { e.uint(zigzag(v - from)) }
+func (e *encoder) string(s string)     { e.int(len(s)); e.b = append(e.b, s...) }
+func (e *encoder) begin(magic string)  { e.b = append(append(e.b, magic...), version) }
 
-func (e *encoder) dims(s tensor.Shape) {
-	e.int(len(s))
-	for _, n := range s {
-		e.int64(n)
-	}
-}
+// zigzag maps small numbers of either sign to small unsigned ones.
+func zigzag(v int64) uint64   { return uint64(v)<<1 ^ uint64(v>>63) }
+func unzigzag(v uint64) int64 { return int64(v>>1) ^ -int64(v&1) }
 
-func (e *encoder) box(b tensor.Box) {
-	for d := range b.Offsets {
-		e.int64(b.Offsets[d])
-		e.int64(b.Sizes[d])
+// names front-codes the names at(0) to at(n-1).
+func (e *encoder) names(n int, at func(i int) string) {
+	last := ""
+	for i := range n {
+		name := at(i)
+		shared := 0
+		for shared < min(len(last), len(name), maxShared) && last[shared] == name[shared] {
+			shared++
+		}
+		e.int(shared)
+		e.string(name[shared:])
+		last = name
 	}
 }
 
 // decoder reads an encoded form. The first error sticks; counts are checked
 // against the bytes that are left before anything is allocated.
 type decoder struct {
-	b    []byte
-	size int
-	err  error
+	b   []byte
+	at  int
+	err error
 }
 
 func (d *decoder) fail(format string, args ...any) {
 	if d.err == nil {
-		d.err = fmt.Errorf("offset %d: %s", d.size-len(d.b), fmt.Sprintf(format, args...))
-		d.b = nil
+		d.err = fmt.Errorf("offset %d: %s", d.at, fmt.Sprintf(format, args...))
+		d.at = len(d.b)
 	}
 }
 
+func (d *decoder) left() int { return len(d.b) - d.at }
+
 func (d *decoder) begin(magic string) {
-	if len(d.b) < 5 || string(d.b[:4]) != magic {
+	if d.left() < 5 || string(d.b[d.at:d.at+4]) != magic {
 		d.fail("not a %s: bad magic", magic)
 		return
 	}
-	if d.b[4] != version {
-		d.fail("version %d of %s is not known, upgrade to read it", d.b[4], magic)
+	if v := d.b[d.at+4]; v != version {
+		d.fail("version %d of %s is not known, upgrade to read it", v, magic)
 		return
 	}
-	d.b = d.b[5:]
+	d.at += 5
 }
 
 func (d *decoder) uint() uint64 {
-	v, n := binary.Uvarint(d.b)
-	if n <= 0 || n > 1 && d.b[n-1] == 0 { // truncated, too long, or padded
+	if d.at < len(d.b) && d.b[d.at] < 0x80 {
+		d.at++
+		return uint64(d.b[d.at-1])
+	}
+	return d.longUint()
+}
+
+func (d *decoder) longUint() uint64 {
+	v, n := binary.Uvarint(d.b[d.at:])
+	if n <= 0 || n > 1 && d.b[d.at+n-1] == 0 { // truncated, too long, or padded
 		d.fail("bad number")
 		return 0
 	}
-	d.b = d.b[n:]
+	d.at += n
 	return v
 }
 
@@ -101,90 +107,153 @@ func (d *decoder) int64() int64 {
 
 func (d *decoder) int() int {
 	v := d.uint()
-	if v > 1<<31 {
+	if v > maxRank {
 		d.fail("number %d is too large", v)
 		return 0
 	}
 	return int(v)
 }
 
-// count reads the length of a list whose entries have at least size bytes.
-func (d *decoder) count(size int) int {
-	v := d.uint()
-	if v > uint64(len(d.b)/size) {
-		d.fail("a list of %d entries does not fit in the %d bytes that are left", v, len(d.b))
+// rank reads a rank as the difference from the one before.
+func (d *decoder) rank(last int) int {
+	v := int64(last) + unzigzag(d.uint())
+	if v < 0 || v > maxRank {
+		d.fail("rank %d is out of range", v)
 		return 0
 	}
 	return int(v)
 }
 
-// entries yields once for each entry of a list, and stops at the first error:
-// what is made of broken bytes stays small.
-func (d *decoder) entries(size int) iter.Seq[int] {
-	n := d.count(size)
-	return func(yield func(int) bool) {
-		for i := 0; i < n && d.err == nil && yield(i); i++ {
-		}
+// count reads the length of a list whose entries have at least size bytes.
+func (d *decoder) count(size int) int { return d.fits(d.uint(), size) }
+
+func (d *decoder) fits(v uint64, size int) int {
+	if v > uint64(d.left()/size) {
+		d.fail("a list of %d entries does not fit in the %d bytes that are left", v, d.left())
+		return 0
 	}
+	return int(v)
 }
 
-func (d *decoder) string() string {
+func (d *decoder) bytes() []byte {
 	n := d.count(1)
-	s := string(d.b[:n])
-	d.b = d.b[n:]
-	return s
+	d.at += n
+	return d.b[d.at-n : d.at]
 }
 
-// name is a string that is not empty.
-func (d *decoder) name(of string) string {
-	s := d.string()
-	if s == "" {
-		d.fail("%s without a name", of)
+// flags reads a column of n bytes, each of which sets no other bit than those
+// of allowed.
+func (d *decoder) flags(n int, allowed byte) []byte {
+	if n > d.left() {
+		d.fail("truncated flags")
+		return nil
 	}
-	return s
+	column := d.b[d.at : d.at+n]
+	for _, f := range column {
+		if f&^allowed != 0 {
+			d.fail("unknown flags %d", f)
+			return nil
+		}
+		d.at++
+	}
+	return column
+}
+
+// names reads n front-coded names. They share one allocation, which
+// maxShared bounds to a multiple of the bytes that were read.
+func (d *decoder) names(n int, of string) []string {
+	if n == 0 || d.err != nil {
+		return nil
+	}
+	var text []byte
+	var ends []int
+	begin := 0 // of the name before
+	for range n {
+		last := text[begin:]
+		shared, suffix := d.uint(), d.bytes()
+		switch {
+		case d.err != nil:
+			return nil
+		case shared > uint64(min(len(last), maxShared)):
+			d.fail("%s: %d bytes of the name before are not there to share", of, shared)
+			return nil
+		case shared == 0 && len(suffix) == 0:
+			d.fail("%s without a name", of)
+			return nil
+		case shared < maxShared && int(shared) < len(last) && len(suffix) > 0 && last[shared] == suffix[0]:
+			d.fail("%s shares more of the name before than it says", of)
+			return nil
+		}
+		next := len(text)
+		text = append(append(text, last[:shared]...), suffix...)
+		begin = next
+		ends = append(ends, len(text))
+	}
+	whole, names := string(text), make([]string, n)
+	begin = 0
+	for i, end := range ends {
+		names[i], begin = whole[begin:end], end
+	}
+	return names
 }
 
 func (d *decoder) digest() (out Digest) {
-	if len(d.b) < len(out) {
+	if d.left() < len(out) {
 		d.fail("truncated digest")
 		return out
 	}
-	d.b = d.b[copy(out[:], d.b):]
+	d.at += copy(out[:], d.b[d.at:])
 	return out
 }
 
-func (d *decoder) dtype() tensor.DType {
-	v := d.uint()
-	if v > 255 || !tensor.DType(v).Valid() {
-		d.fail("unknown dtype %d", v)
-		return 0
+// dtypes reads a column of n dtypes, a byte each.
+func (d *decoder) dtypes(n int) []byte {
+	if n > d.left() {
+		d.fail("truncated dtypes")
+		return nil
 	}
-	return tensor.DType(v)
+	column := d.b[d.at : d.at+n]
+	for _, v := range column {
+		if !tensor.DType(v).Valid() {
+			d.fail("unknown dtype %d", v)
+			return nil
+		}
+		d.at++
+	}
+	return column
 }
 
-func (d *decoder) dims() tensor.Shape {
-	s := make(tensor.Shape, d.count(1))
-	for i := range s {
-		s[i] = d.int64()
+// shapes reads n shapes, which share one allocation: a column of their
+// numbers of dimensions, then one of the dimensions.
+func (d *decoder) shapes(n int) []tensor.Shape {
+	if n == 0 || d.err != nil {
+		return nil
 	}
-	return s
-}
-
-func (d *decoder) box(ndim int) tensor.Box {
-	if ndim > len(d.b) {
-		d.fail("truncated box")
-		return tensor.Box{}
+	start, sum := d.at, 0
+	for range n {
+		k := d.uint()
+		if k > tensor.MaxDims {
+			d.fail("shape has %d dimensions, at most %d are allowed", k, tensor.MaxDims)
+		}
+		sum += int(k)
 	}
-	b := tensor.Box{Offsets: make([]int64, ndim), Sizes: make([]int64, ndim)}
-	for i := range ndim {
-		b.Offsets[i], b.Sizes[i] = d.int64(), d.int64()
+	if d.fits(uint64(sum), 1); d.err != nil {
+		return nil
 	}
-	return b
+	slab, shapes := make([]int64, sum), make([]tensor.Shape, n)
+	for i := range slab {
+		slab[i] = d.int64()
+	}
+	for i := range shapes {
+		k := int(d.b[start+i]) // at most MaxDims: one byte each
+		shapes[i], slab = slab[:k:k], slab[k:]
+	}
+	return shapes
 }
 
 func (d *decoder) end(what string) error {
-	if d.err == nil && len(d.b) > 0 {
-		d.fail("%d bytes after the end", len(d.b))
+	if d.err == nil && d.left() > 0 {
+		d.fail("%d bytes after the end", d.left())
 	}
 	if d.err != nil {
 		return fmt.Errorf("decode %s: %w", what, d.err)

@@ -1,0 +1,176 @@
+package planner
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// cover checks one tensor after the other; its buffers are reused.
+type cover struct {
+	starts []int64
+	edges  [][]int64
+	taken  []uint64 // a bit for each cell
+}
+
+// check reports chunks of t that overlap and, if it must be whole, parts that
+// none covers.
+func (v *cover) check(t plan.Tensor, whole bool) []error {
+	volume := int64(0)
+	for _, c := range t.Chunks {
+		volume += c.Box.Volume()
+	}
+	if whole && volume != t.Shape.Volume() || !v.cellular(t) {
+		return sweep(t, whole)
+	}
+	return nil
+}
+
+// cellular reports whether every chunk is just one cell of the grid that the
+// starts of all chunks make, and no two are the same: then none overlap. All
+// that a mesh makes is such a grid, cut in any order of dimensions, and
+// costs one sort a dimension; what is not has to be swept.
+func (v *cover) cellular(t plan.Tensor) bool {
+	v.edges = v.edges[:0]
+	total := 1
+	for d, n := range t.Shape {
+		v.starts = v.starts[:0]
+		last := int64(-1)
+		for i := range t.Chunks {
+			// Neighbours mostly start at the same place in all dimensions
+			// but one: leaving them out leaves little to sort.
+			if at := t.Chunks[i].Box.Offsets[d]; at != last {
+				v.starts = append(v.starts, at)
+				last = at
+			}
+		}
+		slices.Sort(v.starts)
+		edges := append(slices.Compact(v.starts), n)
+		v.edges = append(v.edges, slices.Clone(edges))
+		if total *= len(edges) - 1; total > 8*len(t.Chunks)+64 {
+			return false // the bits are bounded by the chunks
+		}
+	}
+	v.taken = append(v.taken[:0], make([]uint64, total/64+1)...)
+	for i := range t.Chunks {
+		b, at := t.Chunks[i].Box, 0
+		for d, edges := range v.edges {
+			k := 0
+			if len(edges) > 2 {
+				k = cellAt(edges, b.Offsets[d])
+			}
+			if b.Offsets[d]+b.Sizes[d] > edges[k+1] {
+				return false
+			}
+			at = at*(len(edges)-1) + k
+		}
+		if v.taken[at/64]&(1<<(at%64)) != 0 {
+			return false
+		}
+		v.taken[at/64] |= 1 << (at % 64)
+	}
+	return true
+}
+
+// cellAt is the index of an edge. Where all cells but the last are equal it
+// is a division away.
+func cellAt(edges []int64, at int64) int {
+	if width := edges[1] - edges[0]; edges[0] == 0 {
+		if k := at / width; k < int64(len(edges)) && edges[k] == at {
+			return int(k)
+		}
+	}
+	k, _ := slices.BinarySearch(edges, at)
+	return k
+}
+
+// sweep finds every overlap and every hole of a tensor that is no grid.
+func sweep(t plan.Tensor, whole bool) (problems []error) {
+	volume := int64(0)
+	// Chunks sorted by their start in one dimension can only overlap with
+	// those that have not ended there yet.
+	chunks, dim := slices.Clone(t.Chunks), divided(t)
+	if dim >= 0 {
+		slices.SortStableFunc(chunks, func(a, b plan.Chunk) int {
+			return cmp.Compare(a.Box.Offsets[dim], b.Box.Offsets[dim])
+		})
+	}
+	var active []plan.Chunk
+	for _, c := range chunks {
+		volume += c.Box.Volume()
+		active = slices.DeleteFunc(active, func(a plan.Chunk) bool {
+			return dim >= 0 && a.Box.Offsets[dim]+a.Box.Sizes[dim] <= c.Box.Offsets[dim]
+		})
+		for _, a := range active {
+			if both, ok := a.Box.Intersect(c.Box); ok {
+				problems = append(problems, fmt.Errorf("tensor %q: box %v of rank %d and box %v of rank %d overlap in %v",
+					t.FQN, a.Box, a.Rank, c.Box, c.Rank, both))
+			}
+		}
+		active = append(active, c)
+	}
+	if whole && (len(problems) > 0 || volume != t.Shape.Volume()) {
+		for _, hole := range missing(t.Shape.Full(), t.Chunks) {
+			problems = append(problems, fmt.Errorf("tensor %q: no rank saves %v of shape %v", t.FQN, hole, t.Shape))
+		}
+	}
+	return problems
+}
+
+// divided is the dimension that the first chunk of t takes the least of, or
+// -1 where there is none: few chunks of a regular layout share a place in it.
+func divided(t plan.Tensor) int {
+	dim, least := -1, 2.0
+	for d, n := range t.Shape {
+		if len(t.Chunks) > 0 && n > 0 {
+			if part := float64(t.Chunks[0].Box.Sizes[d]) / float64(n); part < least {
+				dim, least = d, part
+			}
+		}
+	}
+	return dim
+}
+
+// missing is the part of box that no chunk covers, as disjoint boxes.
+func missing(box tensor.Box, chunks []plan.Chunk) []tensor.Box {
+	if box.Empty() {
+		return nil
+	}
+	left := []tensor.Box{box}
+	for _, c := range chunks {
+		var next []tensor.Box
+		for _, b := range left {
+			next = append(next, subtract(b, c.Box)...)
+		}
+		left = next
+	}
+	return left
+}
+
+// subtract is b without cut, as disjoint boxes: two slabs a dimension at
+// most, each cut off before the next dimension is looked at.
+func subtract(b, cut tensor.Box) []tensor.Box {
+	in, ok := b.Intersect(cut)
+	if !ok {
+		return []tensor.Box{b}
+	}
+	var out []tensor.Box
+	rest := tensor.Box{Offsets: slices.Clone(b.Offsets), Sizes: slices.Clone(b.Sizes)}
+	slab := func(d int, lo, hi int64) {
+		if hi > lo {
+			s := tensor.Box{Offsets: slices.Clone(rest.Offsets), Sizes: slices.Clone(rest.Sizes)}
+			s.Offsets[d], s.Sizes[d] = lo, hi-lo
+			out = append(out, s)
+		}
+	}
+	for d := range b.Sizes {
+		inEnd := in.Offsets[d] + in.Sizes[d]
+		slab(d, rest.Offsets[d], in.Offsets[d])
+		slab(d, inEnd, rest.Offsets[d]+rest.Sizes[d])
+		rest.Offsets[d], rest.Sizes[d] = in.Offsets[d], in.Sizes[d]
+	}
+	return out
+}

@@ -1,0 +1,106 @@
+package planner_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/tensor"
+	"pgregory.net/rapid"
+)
+
+// What is found wrong does not depend on how it was looked for: a tensor is
+// refused just when some element has no chunk, or two.
+func TestCoverIsExact(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		shape := shapes().Draw(t, "shape")
+		boxes := splits(t, shape)
+		switch n := len(boxes); rapid.IntRange(0, 3).Draw(t, "change") {
+		case 0:
+			boxes = slices.Delete(boxes, n-1, n)
+		case 1:
+			b := boxes[rapid.IntRange(0, n-1).Draw(t, "moved")]
+			for d := range b.Offsets {
+				b.Offsets[d] = rapid.Int64Range(0, shape[d]-b.Sizes[d]).Draw(t, "to")
+			}
+		}
+		seen := map[string]bool{}
+		counts := make([]int, max(shape.Volume(), 1))
+		var locals []plan.Local
+		for rank, b := range boxes {
+			locals = append(locals, plan.Local{Rank: rank, Items: []plan.Item{item(shard("w", shape, b))}})
+			if seen[fmt.Sprint(b)] || b.Empty() {
+				continue
+			}
+			seen[fmt.Sprint(b)] = true
+			for at := range counts {
+				left, in := int64(at), true
+				for d := len(shape) - 1; d >= 0; d-- {
+					x := left % shape[d]
+					left /= shape[d]
+					in = in && x >= b.Offsets[d] && x < b.Offsets[d]+b.Sizes[d]
+				}
+				if in {
+					counts[at]++
+				}
+			}
+		}
+		locals = append(locals, plan.Local{Rank: len(boxes)}, plan.Local{Rank: len(boxes) + 1})
+		bad := len(boxes) > 0 && shape.Volume() > 0 && slices.ContainsFunc(counts, func(n int) bool { return n != 1 })
+		if _, err := planner.Global(locals); (err != nil) != bad {
+			t.Fatalf("boxes %v of shape %v: %v, and elements are covered %v times", boxes, shape, err, counts)
+		}
+	})
+}
+
+// Grids in any order of dimensions, with and without equal cells, and what
+// has replicas, are found whole; one box that is moved is found out.
+func TestCoverOfLargeGrids(t *testing.T) {
+	edges := func(n, parts int64, even bool) []int64 {
+		out := []int64{0}
+		for i := int64(1); i < parts; i++ {
+			at := i * n / parts
+			if !even {
+				at += i % 3
+			}
+			out = append(out, at)
+		}
+		return append(out, n)
+	}
+	for name, c := range map[string]struct {
+		parts []int64
+		even  bool
+	}{
+		"rows": {[]int64{900, 1, 1}, true}, "uneven rows": {[]int64{900, 1, 1}, false},
+		"columns": {[]int64{1, 1, 900}, true}, "blocks": {[]int64{30, 1, 30}, true},
+		"uneven blocks": {[]int64{30, 1, 30}, false}, "cubes": {[]int64{9, 10, 10}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			shape := tensor.Shape{9000, 9000, 9000}
+			x, y, z := edges(9000, c.parts[0], c.even), edges(9000, c.parts[1], c.even), edges(9000, c.parts[2], c.even)
+			var locals []plan.Local
+			for k := range len(z) - 1 {
+				for j := range len(y) - 1 {
+					for i := range len(x) - 1 {
+						b := box([]int64{x[i], y[j], z[k]}, []int64{x[i+1] - x[i], y[j+1] - y[j], z[k+1] - z[k]})
+						locals = append(locals, plan.Local{Rank: len(locals), Items: []plan.Item{item(shard("w", shape, b))}})
+					}
+				}
+			}
+			count := len(locals)
+			for _, l := range locals[:count:count] {
+				locals = append(locals, plan.Local{Rank: len(locals), Items: l.Items})
+			}
+			if got := global(t, locals); len(got.Tensors[0].Chunks) != count {
+				t.Errorf("%d boxes of %d are stored", len(got.Tensors[0].Chunks), count)
+			}
+			locals = locals[:count]
+			locals[500].Items = locals[501].Items
+			if _, err := planner.Global(locals); err == nil {
+				t.Error("a hole was not found")
+			}
+		})
+	}
+}
