@@ -29,6 +29,7 @@ import (
 type Coordinator struct {
 	cfg      CoordinatorConfig
 	saves    map[string]*save
+	decoder  plan.LocalDecoder
 	ended    map[string]bool // IDs that were committed or aborted
 	exited   map[int]string  // ranks whose process ended, and how
 	draining string          // reason, when no new save may begin
@@ -90,6 +91,7 @@ type save struct {
 	staged       bool
 	locals       map[int]plan.Local
 	layout       *plan.Layout
+	shares       plan.Shares // of the layout
 	sealed       map[int]bool
 	writes       map[int]plan.Digest
 	failure      *events.CheckpointAborted // why it must be aborted
@@ -233,7 +235,7 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 			_, done := s.writes[rank]
 			if s.sealed[rank] && !done && !s.written[rank] {
 				s.written[rank] = true
-				due = append(due, Write{Checkpoint: s.id, Rank: rank, Items: s.layout.Items(rank)})
+				due = append(due, Write{Checkpoint: s.id, Rank: rank, Items: s.shares.Items(rank)})
 			}
 		}
 	}

@@ -60,7 +60,7 @@ func (c *Coordinator) progress(body events.Body) error {
 			if err != nil {
 				return fmt.Errorf("plan.global of %s: %w", b.Checkpoint, err)
 			}
-			s.layout = &layout
+			s.layout, s.shares = &layout, layout.Shares()
 		}
 	case *events.WriteSealed:
 		if s := c.saves[b.Checkpoint]; s != nil && slices.Contains(s.participants, b.Rank) {
@@ -108,7 +108,7 @@ func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) error {
 	if c.ended[b.Checkpoint] {
 		return nil
 	}
-	local, err := plan.DecodeLocal(b.Plan.Inline)
+	local, err := c.decoder.Decode(b.Plan.Inline)
 	if err != nil {
 		return fmt.Errorf("plan.local of rank %d of %s: %w", b.Rank, b.Checkpoint, err)
 	}

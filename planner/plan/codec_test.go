@@ -217,4 +217,10 @@ func TestItemsAndBytesOfALayout(t *testing.T) {
 	if got := sampleLayout.Items(7); got != nil {
 		t.Errorf("rank 7 writes %+v", got)
 	}
+	shares := sampleLayout.Shares()
+	for rank := range 8 {
+		if got, want := shares.Items(rank), sampleLayout.Items(rank); !reflect.DeepEqual(got, want) {
+			t.Errorf("rank %d has the share %+v, want %+v", rank, got, want)
+		}
+	}
 }

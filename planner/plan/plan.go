@@ -141,21 +141,70 @@ type Layout struct {
 }
 
 // Items is what rank has to write: its chunks, then its values, in the order
-// of the layout.
+// of the layout. Who asks for more than one rank asks [Layout.Shares].
 func (l Layout) Items(rank int) []Item {
 	var items []Item
 	for _, t := range l.Tensors {
 		for _, c := range t.Chunks {
 			if c.Rank == rank {
-				s := tensor.Shard{FQN: t.FQN, DType: t.DType, Global: t.Shape, Box: c.Box}
-				items = append(items, Item{Shard: s, Bytes: s.Bytes()})
+				items = append(items, t.item(c))
 			}
 		}
 	}
 	for _, v := range l.Values {
 		if v.Rank == rank {
-			items = append(items, Item{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Bytes: v.Bytes, PerRank: v.PerRank})
+			items = append(items, v.item())
 		}
+	}
+	return items
+}
+
+func (t Tensor) item(c Chunk) Item {
+	s := tensor.Shard{FQN: t.FQN, DType: t.DType, Global: t.Shape, Box: c.Box}
+	return Item{Shard: s, Bytes: s.Bytes()}
+}
+
+func (v Value) item() Item {
+	return Item{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Bytes: v.Bytes, PerRank: v.PerRank}
+}
+
+// Shares is a layout by rank: looking through all of it for each rank would
+// cost the square of the ranks.
+type Shares struct {
+	layout Layout
+	at     map[int][]share
+}
+
+// share is a chunk of a tensor or, where chunk is -1, a value.
+type share struct{ entry, chunk int32 }
+
+// Shares indexes a layout, which must not change any more.
+func (l Layout) Shares() Shares {
+	s := Shares{layout: l, at: map[int][]share{}}
+	for i, t := range l.Tensors {
+		for k, c := range t.Chunks {
+			s.at[c.Rank] = append(s.at[c.Rank], share{int32(i), int32(k)})
+		}
+	}
+	for i, v := range l.Values {
+		s.at[v.Rank] = append(s.at[v.Rank], share{int32(i), -1})
+	}
+	return s
+}
+
+// Items is [Layout.Items].
+func (s Shares) Items(rank int) []Item {
+	if len(s.at[rank]) == 0 {
+		return nil
+	}
+	items := make([]Item, 0, len(s.at[rank]))
+	for _, at := range s.at[rank] {
+		if at.chunk < 0 {
+			items = append(items, s.layout.Values[at.entry].item())
+			continue
+		}
+		t := &s.layout.Tensors[at.entry]
+		items = append(items, t.item(t.Chunks[at.chunk]))
 	}
 	return items
 }
