@@ -11,9 +11,8 @@ import (
 
 // cover checks one tensor after the other; its buffers are reused.
 type cover struct {
-	starts []int64
-	edges  [][]int64
-	taken  []uint64 // a bit for each cell
+	edges [][]int64 // of the cells, in each dimension
+	taken []uint64  // a bit for each cell
 }
 
 // check reports chunks of t that overlap and, if it must be whole, parts that
@@ -34,30 +33,30 @@ func (v *cover) check(t plan.Tensor, whole bool) []error {
 // that a mesh makes is such a grid, cut in any order of dimensions, and
 // costs one sort a dimension; what is not has to be swept.
 func (v *cover) cellular(t plan.Tensor) bool {
-	v.edges = v.edges[:0]
-	total := 1
+	for len(v.edges) < len(t.Shape) {
+		v.edges = append(v.edges, nil)
+	}
+	edges, total := v.edges[:len(t.Shape)], 1
 	for d, n := range t.Shape {
-		v.starts = v.starts[:0]
-		last := int64(-1)
+		starts, last := edges[d][:0], int64(-1)
 		for i := range t.Chunks {
 			// Neighbours mostly start at the same place in all dimensions
 			// but one: leaving them out leaves little to sort.
 			if at := t.Chunks[i].Box.Offsets[d]; at != last {
-				v.starts = append(v.starts, at)
+				starts = append(starts, at)
 				last = at
 			}
 		}
-		slices.Sort(v.starts)
-		edges := append(slices.Compact(v.starts), n)
-		v.edges = append(v.edges, slices.Clone(edges))
-		if total *= len(edges) - 1; total > 8*len(t.Chunks)+64 {
+		slices.Sort(starts)
+		edges[d] = append(slices.Compact(starts), n)
+		if total *= len(edges[d]) - 1; total > 8*len(t.Chunks)+64 {
 			return false // the bits are bounded by the chunks
 		}
 	}
 	v.taken = append(v.taken[:0], make([]uint64, total/64+1)...)
 	for i := range t.Chunks {
 		b, at := t.Chunks[i].Box, 0
-		for d, edges := range v.edges {
+		for d, edges := range edges {
 			k := 0
 			if len(edges) > 2 {
 				k = cellAt(edges, b.Offsets[d])

@@ -216,7 +216,7 @@ func (o *Offers) dedup(t *offered, load []int64) (problems []problem) {
 			}
 			continue
 		}
-		s, empty := spanOf(it.Shard)
+		s, empty := spanOf(&it.Shard)
 		if empty {
 			continue // nothing to store, and nothing to overlap with
 		}
@@ -240,8 +240,8 @@ func (o *Offers) dedup(t *offered, load []int64) (problems []problem) {
 		}
 	}
 	if !repeated {
-		for _, at := range t.sole {
-			load[at.local] += o.bytes(at)
+		for _, s := range spans {
+			load[s.local] += s.bytes
 		}
 		return problems
 	}
@@ -250,7 +250,7 @@ func (o *Offers) dedup(t *offered, load []int64) (problems []problem) {
 		for n < len(spans) && compareSpans(spans[n], spans[0]) == 0 {
 			n++
 		}
-		r := replica{holders: spans[:1:n], first: spans[0].place, holder: spans[0].local, bytes: o.bytes(spans[0].place)}
+		r := replica{holders: spans[:1:n], first: spans[0].place, holder: spans[0].local, bytes: spans[0].bytes}
 		for _, s := range spans[1:n] {
 			if s.local == r.holders[len(r.holders)-1].local {
 				l := o.locals[s.local]
@@ -268,8 +268,6 @@ func (o *Offers) dedup(t *offered, load []int64) (problems []problem) {
 	}
 	return problems
 }
-
-func (o *Offers) bytes(at place) int64 { return o.locals[at.local].Items[at.item].Shard.Bytes() }
 
 // fits reports how an item differs from the first description of its tensor.
 func (t *offered) fits(rank int, it *plan.Item) (errs []error) {

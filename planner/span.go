@@ -13,11 +13,13 @@ import (
 // are, which is cheaper to find out than by any key made of the dimensions.
 type span struct {
 	first, last int64
+	bytes       int64
 	place
 }
 
 // spanOf is the span of a valid shard, and whether it is empty.
-func spanOf(s tensor.Shard) (at span, empty bool) {
+func spanOf(s *tensor.Shard) (at span, empty bool) {
+	at.bytes = int64(s.DType.Size())
 	for d, n := range s.Global {
 		offset, size := s.Box.Offsets[d], s.Box.Sizes[d]
 		if size == 0 {
@@ -25,6 +27,7 @@ func spanOf(s tensor.Shard) (at span, empty bool) {
 		}
 		at.first = at.first*n + offset
 		at.last = at.last*n + offset + size - 1
+		at.bytes *= size
 	}
 	return at, false
 }
