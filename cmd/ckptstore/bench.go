@@ -114,7 +114,7 @@ func (b *planBench) run() error {
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
 		return fmt.Errorf("ask for the peak of memory: %w", err)
 	}
-	b.PeakRSSBytes = int64(usage.Maxrss) << 10
+	b.PeakRSSBytes = usage.Maxrss << 10
 	return nil
 }
 
