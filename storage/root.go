@@ -33,12 +33,33 @@ func Open(fs vfs.FS, dir string) (*Root, error) {
 	return &Root{fs: fs, dir: dir}, nil
 }
 
-// Ref says where a checkpoint lies: the names of three nested directories.
-// The caller encodes them so that they are safe as file names.
+// Ref says where a checkpoint lies: the names of three nested directories,
+// which are safe as file names. [RefOf] makes one of any names.
 type Ref struct {
 	Run        string
 	Trial      string
 	Checkpoint string
+}
+
+// RefOf is where the files of a checkpoint are, given by its ID. Different
+// names give different directories.
+func RefOf(run, trial, checkpoint string) Ref {
+	return Ref{Run: fileName(run), Trial: fileName(trial), Checkpoint: fileName(checkpoint)}
+}
+
+// fileName turns any name into that of a file: letters, digits, "-", "_" and
+// dots that do not come first stay, every other byte becomes %XX.
+func fileName(name string) string {
+	var b strings.Builder
+	for i := range len(name) {
+		switch c := name[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.' && i > 0:
+			b.WriteByte(c)
+		default:
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	return b.String()
 }
 
 // String is the path of the checkpoint below the root.

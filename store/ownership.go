@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
@@ -219,9 +218,7 @@ func (w *ownership) close() error {
 
 // RefOf is where a checkpoint's files are.
 func RefOf(c projections.Checkpoint) storage.Ref {
-	return storage.Ref{
-		Run: events.EncodeName(c.Run), Trial: events.EncodeName(c.Trial), Checkpoint: events.EncodeName(c.ID),
-	}
+	return storage.RefOf(c.Run, c.Trial, c.ID)
 }
 
 func dialServer(s *jetlog.Server) func(context.Context) (net.Conn, error) {

@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/web"
 	"github.com/ckptstore/ckptstore/worker"
@@ -252,7 +253,7 @@ func trialOf(t *testing.T) projections.Trial {
 
 // dirOf is where a checkpoint of the test's run lies.
 func dirOf(t *testing.T, id string) string {
-	return filepath.Join(home.DataDir, events.EncodeName(runOf(t)), projections.DefaultTrial, events.EncodeName(id))
+	return filepath.Join(home.DataDir, storage.RefOf(runOf(t), projections.DefaultTrial, id).String())
 }
 
 // survivors lists the live processes that carry the marker of a job.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"slices"
 	"strings"
@@ -163,12 +164,10 @@ func (s *rankServer) resolve(ctx context.Context, ld *load) error {
 	if err != nil {
 		return fmt.Errorf("checkpoint %s: %w", c.ID, err)
 	}
-	reader := s.store.Data.Reader(storage.Ref{
-		Run: events.EncodeName(c.Run), Trial: events.EncodeName(c.Trial), Checkpoint: events.EncodeName(c.ID),
-	}).WithManifest(digest)
+	reader := s.store.Data.Reader(storage.RefOf(c.Run, c.Trial, c.ID)).WithManifest(digest)
 	m, err := reader.ReadMetadata(ctx)
 	if err != nil {
-		return err
+		return unreadable(c, err)
 	}
 	if err := reader.SetUp(ctx, m, true); err != nil {
 		return err
@@ -206,7 +205,7 @@ func (s *rankServer) read(ctx context.Context, ld *load, items []client.Item) (c
 		return client.LoadReply{}, &problem{http.StatusBadRequest, fmt.Errorf("load %s: %w", ld.ckpt.ID, err)}
 	}
 	if reads, err = ld.reader.PrepareLocalPlan(ctx, reads); err != nil {
-		return client.LoadReply{}, err
+		return client.LoadReply{}, unreadable(ld.ckpt, err)
 	}
 	sizes := make([]int64, len(wants))
 	for i, w := range wants {
@@ -231,7 +230,7 @@ func (s *rankServer) read(ctx context.Context, ld *load, items []client.Item) (c
 		err = s.finish(ctx, ld, len(reads), n)
 	}
 	if err != nil {
-		return client.LoadReply{}, errors.Join(err, s.loader.arenas.drop(a))
+		return client.LoadReply{}, errors.Join(unreadable(ld.ckpt, err), s.loader.arenas.drop(a))
 	}
 	s.loader.lend(a)
 	return reply, nil
@@ -292,6 +291,15 @@ type loadTarget [][]byte
 
 // Want implements storage.Destination.
 func (t loadTarget) Want(i int) []byte { return t[i] }
+
+// unreadable says what to do about a checkpoint that is damaged or gone: the
+// next attempt would resume from it too.
+func unreadable(c projections.Checkpoint, err error) error {
+	if !errors.As(err, new(*storage.CorruptError)) && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return fmt.Errorf("%w; `ckptstore ls %s` lists the others: end the job and start it with --resume %s@ID of an intact one", err, c.Run, c.Run)
+}
 
 // qualify makes a reference of a run out of what a worker names: a full
 // reference, or an ID or name in its own run.

@@ -62,7 +62,7 @@ func startProcess(rank int, command, env []string, prefix string, stdout, stderr
 	}{{&p.cmd.Stdout, stdout}, {&p.cmd.Stderr, stderr}} {
 		r, w, err := os.Pipe()
 		if err != nil {
-			return nil, fmt.Errorf("start rank %d: %w", rank, err)
+			return nil, notStarted(rank, err)
 		}
 		p.pipes, ends = append(p.pipes, r), append(ends, w)
 		*out.fd = w
@@ -74,9 +74,20 @@ func startProcess(rank int, command, env []string, prefix string, stdout, stderr
 		}
 		ends = nil
 		closeOutput(slog.New(slog.DiscardHandler), p)
-		return nil, fmt.Errorf("start rank %d: %w", rank, err)
+		return nil, notStarted(rank, err)
 	}
 	return p, nil
+}
+
+func notStarted(rank int, err error) error {
+	hint := ""
+	switch {
+	case errors.Is(err, syscall.EMFILE):
+		hint = "; raise the limit of open files (ulimit -n), or start fewer ranks"
+	case errors.Is(err, syscall.EAGAIN):
+		hint = "; raise the limit of processes (ulimit -u), or start fewer ranks"
+	}
+	return fmt.Errorf("start rank %d: %w%s", rank, err, hint)
 }
 
 // maxLine is the longest piece of output that is kept together, in bytes.

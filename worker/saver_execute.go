@@ -53,9 +53,7 @@ func (s *saver) publish(ctx context.Context, body events.Body) error {
 }
 
 func (s *saver) ref(checkpoint string) storage.Ref {
-	return storage.Ref{
-		Run: events.EncodeName(s.lane.run), Trial: events.EncodeName(s.lane.trial), Checkpoint: events.EncodeName(checkpoint),
-	}
+	return storage.RefOf(s.lane.run, s.lane.trial, checkpoint)
 }
 
 // write makes one rank's sealed bytes durable and says so. A failure to

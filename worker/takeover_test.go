@@ -98,7 +98,7 @@ func (g *ghost) saves(step int64, staged bool, written ...int) string {
 	if staged {
 		g.decides(&events.CheckpointStaged{Attempt: g.attempt, Checkpoint: id})
 	}
-	w := home.Data.Writer(storage.Ref{Run: events.EncodeName(runOf(g.t)), Trial: projections.DefaultTrial, Checkpoint: events.EncodeName(id)})
+	w := home.Data.Writer(storage.RefOf(runOf(g.t), projections.DefaultTrial, id))
 	for _, rank := range written {
 		if err := w.SetUp(g.t.Context(), rank == 0); err != nil {
 			g.t.Fatal(err)
@@ -151,7 +151,7 @@ func TestTakeOver(t *testing.T) {
 			}
 			wantEnded(t, []string{id}, nil)
 			wantText(t, j.out, "resumes "+id+"\n")
-			ref := storage.Ref{Run: events.EncodeName(runOf(t)), Trial: projections.DefaultTrial, Checkpoint: events.EncodeName(id)}
+			ref := storage.RefOf(runOf(t), projections.DefaultTrial, id)
 			report, err := home.Data.Verify(t.Context(), ref, plan.Digest{}, nil)
 			if err != nil || !report.Clean() {
 				t.Errorf("the checkpoint is not whole: %+v, %v", report, err)

@@ -3,9 +3,11 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 )
 
 // emit prints a result: as one JSON object, its rows as JSON lines, or a table.
@@ -34,8 +36,11 @@ func row(w *tabwriter.Writer, cells ...any) {
 	text := make([]string, len(cells))
 	for i, c := range cells {
 		text[i] = fmt.Sprint(c)
-		if text[i] == "" {
+		switch {
+		case text[i] == "":
 			text[i] = "-"
+		case strings.ContainsFunc(text[i], unicode.IsControl): // one line, one row
+			text[i] = strconv.Quote(text[i])
 		}
 	}
 	fmt.Fprintln(w, strings.Join(text, "\t"))
