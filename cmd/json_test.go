@@ -112,7 +112,7 @@ func TestDemoJSON(t *testing.T) {
 		t.Errorf("verify says %s", verify)
 	}
 
-	damage(t, filepath.Join(dir, "store", "data", "reference", "main", "step-40%2Ea1", "r00002.safetensors"))
+	damage(t, filepath.Join(dir, "store", "data", "reference", "main", "step-40.a1", "r00002.safetensors"))
 	schema(t, "verify-findings", output(t, 6, "ckptstore", "verify", "--json", store))
 
 	offlineAgrees(t, dir, store, state)
