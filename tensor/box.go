@@ -43,13 +43,15 @@ func (b Box) Equal(c Box) bool {
 // Intersect is the box that lies in both, and whether it has any element.
 // The boxes must have the same number of dimensions.
 func (b Box) Intersect(c Box) (Box, bool) {
+	for d := range b.Sizes { // most boxes of a tensor do not meet: they cost no memory
+		if min(b.Offsets[d]+b.Sizes[d], c.Offsets[d]+c.Sizes[d]) <= max(b.Offsets[d], c.Offsets[d]) {
+			return Box{}, false
+		}
+	}
 	out := Box{Offsets: make([]int64, len(b.Sizes)), Sizes: make([]int64, len(b.Sizes))}
 	for d := range b.Sizes {
 		lo := max(b.Offsets[d], c.Offsets[d])
 		hi := min(b.Offsets[d]+b.Sizes[d], c.Offsets[d]+c.Sizes[d])
-		if hi <= lo {
-			return Box{}, false
-		}
 		out.Offsets[d], out.Sizes[d] = lo, hi-lo
 	}
 	return out, true
