@@ -45,8 +45,8 @@ type UnreadValue struct {
 	Rank int    `json:"rank"`
 }
 
-// maxPreview bounds the ranks of a preview, whose size grows with them.
-const maxPreview = 1 << 16
+// MaxPreview bounds the ranks of a preview, whose size grows with them.
+const MaxPreview = 1 << 16
 
 // Rows is the part of a tensor that rank has under Shard(0) on so many ranks:
 // equal parts rounded up, the last ones shorter or empty. The shape must have
@@ -70,8 +70,8 @@ func rowsEach(n int64, ranks int) int64 {
 // NewPreview makes the preview of a load on so many ranks. Bytes are read and
 // verified in blocks of block bytes, counted from the start of a chunk.
 func NewPreview(l plan.Layout, ranks int, block int64) (Preview, error) {
-	if ranks < 1 || ranks > maxPreview {
-		return Preview{}, fmt.Errorf("preview a load on %d ranks: want 1 to %d", ranks, maxPreview)
+	if ranks < 1 || ranks > MaxPreview {
+		return Preview{}, fmt.Errorf("preview a load on %d ranks: want 1 to %d", ranks, MaxPreview)
 	}
 	if block < 1 {
 		return Preview{}, fmt.Errorf("preview a load: blocks of %d bytes", block)
