@@ -7,8 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/ckptstore/ckptstore/web"
@@ -22,6 +24,7 @@ type shown struct {
 	Tensors    []shownTensor          `json:"tensors"`
 	Values     []shownValue           `json:"values"`
 	Ranks      []shownRank            `json:"ranks"`
+	Reshard    *planner.Preview       `json:"reshard,omitempty"`
 }
 
 type shownTensor struct {
@@ -50,16 +53,27 @@ type shownRank struct {
 }
 
 func (a *app) showCommand() *cobra.Command {
-	return &cobra.Command{
+	reshard := 0
+	c := &cobra.Command{
 		Use: "show REF", Short: "Show what is in a checkpoint", Args: args(cobra.ExactArgs(1)),
-		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json",
+		Long: `Show what is in a checkpoint.
+
+With --reshard N, show what N ranks would read of it, and from which files, if
+each wanted its rows of every tensor (Shard(0)), all of every tensor without
+dimensions, every shared value and its own per-rank values.`,
+		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show bert --reshard 64",
 		RunE: func(c *cobra.Command, refs []string) error {
-			return a.with(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0]) })
+			if c.Flags().Changed("reshard") && (reshard < 1 || reshard > planner.MaxPreview) {
+				return usageError{fmt.Errorf("--reshard %d: want a number of ranks from 1 to %d", reshard, planner.MaxPreview)}
+			}
+			return a.with(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0], reshard) })
 		},
 	}
+	c.Flags().IntVar(&reshard, "reshard", 0, "show what so many ranks would read, from which files")
+	return c
 }
 
-func (a *app) show(ctx context.Context, s *store.Store, ref string) error {
+func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int) error {
 	c, err := web.Ask(ctx, s.Views(), web.Resolve, web.Params{Ref: ref})
 	if err != nil {
 		return err
@@ -95,20 +109,19 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string) error {
 	for _, r := range m.Ranks {
 		out.Ranks = append(out.Ranks, shownRank(r))
 	}
+	if reshard > 0 {
+		p, err := planner.NewPreview(m.Layout, reshard, storage.BlockSize)
+		if err != nil {
+			return err
+		}
+		out.Reshard = &p
+		return emit(a, out, p.Ranks, func(w *tabwriter.Writer, wide bool) { out.printReshard(w, wide) })
+	}
 	return emit(a, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
 }
 
 func (s shown) print(w *tabwriter.Writer, wide bool) {
-	c := s.Checkpoint
-	row(w, "checkpoint", c.Run+"@"+c.ID)
-	row(w, "step", c.Step)
-	row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
-	row(w, "committed", fmt.Sprintf("%s, sequence %d", when(c.EndedAt), c.CommittedSeq))
-	row(w, "continues", c.Parent)
-	row(w, "size", size(c.Bytes))
-	row(w, "manifest", c.Manifest)
-	row(w, "path", s.Path)
-	fmt.Fprintln(w)
+	s.printHead(w)
 	head := []any{"TENSOR", "DTYPE", "SHAPE", "SIZE", "CHUNKS"}
 	if wide {
 		head = append(head, "RANK:BOX")
@@ -132,4 +145,17 @@ func (s shown) print(w *tabwriter.Writer, wide bool) {
 			row(w, v.FQN, v.Rank, size(v.Bytes), v.PerRank)
 		}
 	}
+}
+
+func (s shown) printHead(w *tabwriter.Writer) {
+	c := s.Checkpoint
+	row(w, "checkpoint", c.Run+"@"+c.ID)
+	row(w, "step", c.Step)
+	row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
+	row(w, "committed", fmt.Sprintf("%s, sequence %d", when(c.EndedAt), c.CommittedSeq))
+	row(w, "continues", c.Parent)
+	row(w, "size", size(c.Bytes))
+	row(w, "manifest", c.Manifest)
+	row(w, "path", s.Path)
+	fmt.Fprintln(w)
 }
