@@ -38,6 +38,20 @@ type GlobalPlan struct {
 	Attempt    int    `json:"attempt"`
 	Checkpoint string `json:"checkpoint"`
 	Layout     Blob   `json:"layout"` // plan.EncodeLayout
+	// Disagreements are the replicas of this save whose bytes differ between
+	// ranks; so many more would not fit the event.
+	Disagreements     []Disagreement `json:"disagreements,omitempty"`
+	MoreDisagreements int            `json:"more_disagreements,omitempty"`
+}
+
+// Disagreement is a box of a tensor, or a value, whose bytes differ between
+// ranks.
+type Disagreement struct {
+	FQN     string  `json:"fqn"`
+	Offsets []int64 `json:"offsets,omitempty"` // of the box; a value has none
+	Sizes   []int64 `json:"sizes,omitempty"`
+	Kept    int     `json:"kept"`  // the rank whose bytes are stored
+	Ranks   []int   `json:"ranks"` // whose bytes differ from those
 }
 
 // LoadPlan says what one rank reads in a load.

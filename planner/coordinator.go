@@ -47,6 +47,9 @@ type CoordinatorConfig struct {
 	// Timeout is how long a save may stay open, counted from the first Tick
 	// that sees it. A save in which a rank never takes part ends here.
 	Timeout time.Duration
+	// Strict aborts a save in which replicas disagree, instead of taking the
+	// lowest rank's.
+	Strict bool
 }
 
 // Command is something that a coordinator wants done: [Decide], [Publish],
@@ -214,14 +217,7 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 		return due
 	}
 	if s.layout == nil && s.failure == nil && len(s.locals) == len(s.participants) && s.ask("global") {
-		if layout, err := Global(slices.Collect(maps.Values(s.locals))); err != nil {
-			s.fail("the plans of the ranks do not fit together: "+shorten(err.Error()), s.participants...)
-		} else {
-			due = append(due, Publish{&events.GlobalPlan{
-				Attempt: c.cfg.Attempt, Checkpoint: s.id,
-				Layout: events.InlineBlob(plan.EncodeLayout(layout)),
-			}})
-		}
+		due = append(due, c.global(s)...)
 	}
 	if s.failure != nil {
 		if s.ask("abort") {
@@ -246,6 +242,22 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 		due = append(due, Commit{Manifest: c.manifest(s), Bytes: s.layout.Bytes()})
 	}
 	return due
+}
+
+// global makes the global plan of a save, or finds out why there is none.
+func (c *Coordinator) global(s *save) []Command {
+	made, err := Global(slices.Collect(maps.Values(s.locals)))
+	if err != nil {
+		s.fail("the plans of the ranks do not fit together: "+shorten(err.Error()), s.participants...)
+		return nil
+	}
+	if err := made.Disagreements.Err(); err != nil && c.cfg.Strict {
+		s.fail("replicas differ between the ranks: "+shorten(err.Error()), made.Disagreements.ranks()...)
+		return nil
+	}
+	g := &events.GlobalPlan{Attempt: c.cfg.Attempt, Checkpoint: s.id, Layout: events.InlineBlob(plan.EncodeLayout(made.Layout))}
+	g.Disagreements, g.MoreDisagreements = made.Disagreements.listed()
+	return []Command{Publish{g}}
 }
 
 // manifest is a pure function of the log up to the last write.
