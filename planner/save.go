@@ -24,10 +24,21 @@ import (
 // boxes and ranks. Holes are allowed where there is one plan only, as in
 // PyTorch: a lone rank may save the part of a tensor that it has, and who
 // wants more than that part is told when it loads.
-func Global(locals []plan.Local) (plan.Layout, error) {
+//
+// A tensor of which some replicas differ, as their checks say, is not spread
+// over its holders: each box comes from the lowest rank that offers it, so
+// that boxes of one copy of the model stay together. That is no error here:
+// see [Disagreements.Err].
+func Global(locals []plan.Local) (Result, error) {
 	o := Dedup(locals)
 	layout := o.Layout()
-	return layout, o.Validate(layout)
+	return Result{layout, o.Disagreements()}, o.Validate(layout)
+}
+
+// Result is what [Global] makes of the local plans.
+type Result struct {
+	Layout        plan.Layout
+	Disagreements Disagreements
 }
 
 // Layout gives every box one holder and sorts everything.
@@ -47,7 +58,7 @@ func (o *Offers) Layout() plan.Layout {
 	slab := make([]plan.Chunk, total)
 	for i, id := range order {
 		t := o.tensors[id]
-		l.Tensors[i] = plan.Tensor{FQN: t.shard.FQN, DType: t.shard.DType, Shape: t.shard.Global}
+		l.Tensors[i] = plan.Tensor{FQN: t.shard.FQN, Path: t.path, DType: t.shard.DType, Shape: t.shard.Global}
 		if n := t.boxes(); n > 0 {
 			l.Tensors[i].Chunks, slab = slab[:n:n], slab[n:]
 		}
@@ -64,6 +75,9 @@ func (o *Offers) Layout() plan.Layout {
 func (o *Offers) balance() {
 	var replicas []*replica
 	for _, t := range o.tensors {
+		if t.differ != nil {
+			continue // all of it is the lowest ranks', so that it is from one copy
+		}
 		for i := range t.replicas {
 			if r := &t.replicas[i]; len(r.holders) > 1 {
 				replicas = append(replicas, r)
