@@ -90,7 +90,7 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string) error {
 		out.Tensors = append(out.Tensors, st)
 	}
 	for _, v := range m.Layout.Values {
-		out.Values = append(out.Values, shownValue(v))
+		out.Values = append(out.Values, shownValue{FQN: v.FQN, Rank: v.Rank, Bytes: v.Bytes, PerRank: v.PerRank})
 	}
 	for _, r := range m.Ranks {
 		out.Ranks = append(out.Ranks, shownRank(r))
