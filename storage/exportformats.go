@@ -42,12 +42,12 @@ func (x *exporter) dcp() ([]outFile, func() ([]outFile, error), error) {
 			return nil, nil, err
 		}
 		where := add(v.Rank, int64(len(archive)), part{before: archive})
-		m.Values = append(m.Values, dcp.Value{FQN: v.FQN, Where: where})
+		m.Values = append(m.Values, dcp.Value{FQN: v.FQN, Path: elementsOf(v.FQN, v.Path), Where: where})
 		x.out.Values++
 		x.out.Bytes += v.Bytes
 	}
 	for _, t := range x.m.Layout.Tensors {
-		out := dcp.Tensor{FQN: t.FQN, DType: t.DType, Shape: t.Shape}
+		out := dcp.Tensor{FQN: t.FQN, Path: elementsOf(t.FQN, t.Path), DType: t.DType, Shape: t.Shape}
 		for _, c := range t.Chunks {
 			frame, err := dcp.TensorArchive(t.DType, c.Box.Sizes)
 			if err != nil {

@@ -40,6 +40,7 @@ type Foreign struct {
 	format   Format
 	manifest plan.Manifest
 	ranks    map[int]*rankIndex
+	paths    map[string]plan.Path
 }
 
 var _ Reader = (*Foreign)(nil)
@@ -50,7 +51,7 @@ var _ Reader = (*Foreign)(nil)
 // [*CorruptError] or a [*dcp.FormatError]; a path with nothing to read there,
 // an error with [fs.ErrNotExist] in its chain.
 func OpenForeign(ctx context.Context, files vfs.FS, name string) (*Foreign, error) {
-	f := &Foreign{fs: files, path: name, ranks: map[int]*rankIndex{}}
+	f := &Foreign{fs: files, path: name, ranks: map[int]*rankIndex{}, paths: map[string]plan.Path{}}
 	err := errors.Join(ctx.Err(), validatePath(name))
 	if err == nil {
 		err = f.open(ctx)
@@ -88,6 +89,12 @@ func (f *Foreign) adoptIndexes(b *foreignBuilder) error {
 	m.Layout = b.layout
 	slices.SortFunc(m.Layout.Tensors, func(a, c plan.Tensor) int { return strings.Compare(a.FQN, c.FQN) })
 	slices.SortFunc(m.Layout.Values, func(a, c plan.Value) int { return strings.Compare(a.FQN, c.FQN) })
+	for _, t := range m.Layout.Tensors {
+		f.paths[t.FQN] = t.Path
+	}
+	for _, v := range m.Layout.Values {
+		f.paths[v.FQN] = v.Path
+	}
 	for rank, x := range b.indexes {
 		for i := range x.entries {
 			e := &x.entries[i]
@@ -126,6 +133,7 @@ func (f *Foreign) Items(rank int) []plan.Item {
 	items := make([]plan.Item, len(r.index.entries))
 	for i, e := range r.index.entries {
 		items[i] = e.item
+		items[i].Path = f.paths[e.item.Shard.FQN]
 	}
 	return items
 }

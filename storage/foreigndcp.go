@@ -90,7 +90,11 @@ func (b *foreignBuilder) contents(m dcp.Metadata) ([]*stored, error) {
 	parts := map[*stored]part{}
 	values := map[*stored]int{}
 	for i, t := range m.Tensors {
-		out := plan.Tensor{FQN: t.FQN, DType: t.DType, Shape: t.Shape}
+		path, err := pathOf(t.FQN, t.Path)
+		if err != nil {
+			return nil, err
+		}
+		out := plan.Tensor{FQN: t.FQN, Path: path, DType: t.DType, Shape: t.Shape}
 		if len(t.Chunks) == 0 {
 			return nil, fmt.Errorf("tensor %q has no chunk", t.FQN)
 		}
@@ -107,9 +111,13 @@ func (b *foreignBuilder) contents(m dcp.Metadata) ([]*stored, error) {
 		}
 	}
 	for i, v := range m.Values {
+		path, err := pathOf(v.FQN, v.Path)
+		if err != nil {
+			return nil, err
+		}
 		it := plan.Item{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Bytes: v.Where.Length}
 		values[add(it, v.Where)] = i
-		b.layout.Values = append(b.layout.Values, plan.Value{FQN: v.FQN, Bytes: it.Bytes})
+		b.layout.Values = append(b.layout.Values, plan.Value{FQN: v.FQN, Path: path, Bytes: it.Bytes})
 	}
 	ranks := ranksOf(all)
 	for _, s := range all {
@@ -124,6 +132,42 @@ func (b *foreignBuilder) contents(m dcp.Metadata) ([]*stored, error) {
 		slices.SortStableFunc(t.Chunks, func(a, c plan.Chunk) int { return a.Rank - c.Rank })
 	}
 	return all, nil
+}
+
+// pathOf is an entry of planner_data; nil where it says no more than the name.
+func pathOf(fqn string, elements []any) (plan.Path, error) {
+	var p plan.Path
+	for _, e := range elements {
+		switch e := e.(type) {
+		case string:
+			p = append(p, plan.Key(e))
+		case int:
+			p = append(p, plan.Index(e))
+		default:
+			return nil, fmt.Errorf("%q: planner_data has an element %v of type %T", fqn, e, e)
+		}
+	}
+	if err := p.Validate(fqn); err != nil {
+		return nil, fmt.Errorf("planner_data: %w", err)
+	}
+	if p.Plain(fqn) {
+		return nil, nil
+	}
+	return p, nil
+}
+
+// elementsOf is the entry of planner_data for a path.
+func elementsOf(fqn string, p plan.Path) []any {
+	if p.Plain(fqn) {
+		return []any{fqn}
+	}
+	out := make([]any, len(p))
+	for i, e := range p {
+		if out[i] = e.Key; e.List {
+			out[i] = e.Index
+		}
+	}
+	return out
 }
 
 var dataFileName = regexp.MustCompile(`^__(0|[1-9][0-9]{0,8})_(?:0|[1-9][0-9]*)\.distcp$`)
