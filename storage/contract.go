@@ -105,7 +105,8 @@ type Reader interface {
 	// PrepareGlobalPlan does the same for all ranks. The coordinator calls it.
 	PrepareGlobalPlan(ctx context.Context, reads [][]plan.Read) ([][]plan.Read, error)
 
-	// ReadData fills the wants. Only the blocks that overlap a read are read,
+	// ReadData fills the wants, converted where a want has another dtype than
+	// was stored ([tensor.Convertible]). Only the blocks that overlap a read are read,
 	// each once, and no byte of a block reaches dst before its checksum was
 	// found right; damage gives a [*CorruptError]. After an error the contents
 	// of dst are undefined. The regions of a want's reads must not overlap.

@@ -44,7 +44,8 @@ type chunkRead struct {
 // copyTo is one region of a chunk and where it goes.
 type copyTo struct {
 	region tensor.Box
-	box    tensor.Box // of the buffer
+	box    tensor.Box   // of the buffer
+	dtype  tensor.DType // of the buffer; that of the chunk, unless it is converted
 	dst    []byte
 	lo, hi int64 // elements of the chunk that hold the region
 }
@@ -187,13 +188,14 @@ func newChunkRead(x *index, i int) *chunkRead {
 
 // add checks one read and plans it.
 func (c *chunkRead) add(want plan.Want, read plan.Read, dst []byte) error {
-	to := copyTo{region: read.Region, box: want.Shard.Box, dst: dst}
+	stored := c.entry.item.Shard
+	to := copyTo{region: read.Region, box: want.Shard.Box, dtype: want.Shard.DType, dst: dst}
+	size := to.dtype.Size()
 	if want.Value {
-		to.region, to.box = c.box, c.box
+		to.region, to.box, to.dtype, size = c.box, c.box, stored.DType, 1
 	} else {
-		stored := c.entry.item.Shard
-		if want.Shard.DType != stored.DType {
-			return fmt.Errorf("stored as %s, wanted as %s", stored.DType, want.Shard.DType)
+		if err := tensor.Convertible(stored.DType, to.dtype); err != nil {
+			return err
 		}
 		if !want.Shard.Global.Equal(stored.Global) {
 			return fmt.Errorf("stored with shape %v, wanted with shape %v", stored.Global, want.Shard.Global)
@@ -208,7 +210,7 @@ func (c *chunkRead) add(want plan.Want, read plan.Read, dst []byte) error {
 			return fmt.Errorf("region %v does not lie in chunk %v and want %v", to.region, c.box, to.box)
 		}
 	}
-	if need := to.box.Volume() * int64(c.size); int64(len(dst)) != need {
+	if need := to.box.Volume() * int64(size); int64(len(dst)) != need {
 		return fmt.Errorf("the buffer has %d bytes, %v needs %d", len(dst), to.box, need)
 	}
 	if to.lo, to.hi = tensor.Span(c.box, to.region); to.lo == to.hi {
@@ -280,7 +282,9 @@ func (c *chunkRead) readBlocks(ctx context.Context, f *sharedFile, span []byte, 
 		if err := c.verify(f.path, lo, window); err != nil {
 			return total, err
 		}
-		c.copyOut(window, start)
+		if err := c.copyOut(window, start); err != nil {
+			return total, fmt.Errorf("%q: %w", c.entry.item.Shard.FQN, err)
+		}
 	}
 	return total, nil
 }
@@ -333,7 +337,7 @@ func (c *chunkRead) missing(path string, err error) error {
 
 // copyOut copies from window, the chunk's bytes from start on, whatever is
 // wanted of it.
-func (c *chunkRead) copyOut(window []byte, start int64) {
+func (c *chunkRead) copyOut(window []byte, start int64) error {
 	size := int64(c.size)
 	// Blocks are a multiple of every element's size.
 	lo, hi := start/size, (start+int64(len(window)))/size
@@ -347,9 +351,22 @@ func (c *chunkRead) copyOut(window []byte, start int64) {
 		}
 		for _, s := range parts {
 			region, ok := s.box.Intersect(to.region)
-			if ok {
-				tensor.CopyRegion(to.dst, to.box, window[(s.at-lo)*size:], s.box, region, c.size)
+			if !ok {
+				continue
+			}
+			if err := c.copyRegion(to, window[(s.at-lo)*size:], s.box, region); err != nil {
+				return err
 			}
 		}
 	}
+	return nil
+}
+
+// copyRegion copies a region of src, which holds a box of the chunk.
+func (c *chunkRead) copyRegion(to copyTo, src []byte, box, region tensor.Box) error {
+	if stored := c.entry.item.Shard.DType; to.dtype != stored {
+		return tensor.ConvertRegion(to.dst, to.box, to.dtype, src, box, stored, region)
+	}
+	tensor.CopyRegion(to.dst, to.box, src, box, region, c.size)
+	return nil
 }

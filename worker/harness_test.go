@@ -57,7 +57,7 @@ func (v views) Resolve(ctx context.Context, ref string) (projections.Checkpoint,
 // storeOf is what a job gets of a store.
 func storeOf(st *store.Store, shared string) worker.Store {
 	return worker.Store{
-		ID: st.ID, Log: st.Log, Views: views{st.Views()}, Blobs: st.Blobs, Data: st.Data,
+		ID: st.ID, Log: st.Log, Views: views{st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
 		Runtime:  st.Runtime, Shared: shared,
 	}

@@ -267,7 +267,7 @@ func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64) err
 func (j *job) coordinator(attempt, world int) planner.CoordinatorConfig {
 	return planner.CoordinatorConfig{
 		Store: j.store.ID, Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: attempt,
-		WorldSize: world, Timeout: j.cfg.SaveTimeout,
+		WorldSize: world, Timeout: j.cfg.SaveTimeout, Strict: j.cfg.StrictReplicas,
 	}
 }
 
@@ -284,6 +284,13 @@ func (j *job) firstResume(ctx context.Context, trial projections.Trial) (string,
 			return "", fmt.Errorf("%w: --resume require: run %q has no committed checkpoint; use --resume auto to start afresh", ErrConfig, j.cfg.Run)
 		}
 		return trial.Head, nil
+	}
+	if isPath(j.cfg.Resume) {
+		f, err := j.store.Foreign(ctx, j.cfg.Resume)
+		if err != nil {
+			return "", fmt.Errorf("%w: --resume: %w", ErrConfig, err)
+		}
+		return f.Path(), nil
 	}
 	c, err := j.store.Views.Resolve(ctx, qualify(j.cfg.Run, j.cfg.Resume))
 	if err != nil {

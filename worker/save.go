@@ -29,18 +29,9 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 	if err != nil {
 		return client.SaveReply{}, err
 	}
-	local := plan.Local{Rank: s.rank}
-	seen := map[string]bool{}
-	for _, it := range req.Items {
-		p, err := planItem(it)
-		if err != nil {
-			return client.SaveReply{}, err
-		}
-		if seen[itemKey(p)] {
-			return client.SaveReply{}, badRequest("%q is saved twice", it.FQN)
-		}
-		seen[itemKey(p)] = true
-		local.Items = append(local.Items, p)
+	local, token, err := s.local(req)
+	if err != nil {
+		return client.SaveReply{}, err
 	}
 
 	s.mu.Lock()
@@ -57,14 +48,9 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 	if err != nil {
 		return client.SaveReply{}, err
 	}
-	encoded := plan.EncodeLocal(local)
-	blob, err := s.store.Blobs.Put(ctx, encoded)
-	if err == nil {
-		err = s.lane.sayAs(ctx, s.lane.trial, events.Rank(s.rank), &events.LocalPlan{
-			Attempt: s.attempt, Checkpoint: id, Name: req.Name, Step: req.Step, Rank: s.rank,
-			Participants: participants, Fingerprint: plan.Sum(encoded).String(), Plan: blob,
-		})
-	}
+	said, full := s.says(id, req, participants, local)
+	s.saver.keep(full)
+	err = s.saver.sayPlan(ctx, said)
 	if now := s.saver.state(id, s.rank); err == nil && now.State == client.Aborted {
 		err = aborted(id, now)
 	}
@@ -72,7 +58,7 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 		s.slots.abort(id, s.rank)
 		return client.SaveReply{}, err
 	}
-	return client.SaveReply{Checkpoint: id, Arena: a.path, Size: size, Offsets: offsets}, nil
+	return client.SaveReply{Checkpoint: id, Plan: token, Arena: a.path, Size: size, Offsets: offsets}, nil
 }
 
 // participants is the sorted list of ranks that take part in a save.
@@ -95,8 +81,11 @@ func (s *rankServer) participants(asked []int) ([]int, error) {
 
 // planItem checks one item of a request.
 func planItem(it client.Item) (plan.Item, error) {
-	out := plan.Item{Value: it.Value, PerRank: it.PerRank, Bytes: it.Bytes, Shard: tensor.Shard{FQN: it.FQN}}
+	check, err := parseCheck(it.Check)
+	out := plan.Item{Value: it.Value, PerRank: it.PerRank, Bytes: it.Bytes, Shard: tensor.Shard{FQN: it.FQN}, Check: check}
 	switch {
+	case err != nil:
+		return out, err
 	case it.FQN == "":
 		return out, badRequest("an item has no name")
 	case it.Bytes < 0:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -37,12 +38,13 @@ type saver struct {
 	mu      sync.Mutex
 	states  map[string]client.WaitReply // of each save of the attempt
 	moved   chan struct{}               // closed when states or refused changed
-	refused map[refusal]string          // why a rank has no part in a save
+	refused map[rankSave]string         // why a rank has no part in a save
+	plans   map[rankSave]*events.LocalPlan // in full, of the saves that are open
 	err     error                       // why the saver stopped
 }
 
-// refusal is a rank's save that came too late.
-type refusal struct {
+// rankSave is one rank's part in a save.
+type rankSave struct {
 	checkpoint string
 	rank       int
 }
@@ -60,7 +62,7 @@ func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger
 		lane: l, store: store, log: log, now: l.now, coord: coord, slots: slots,
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
-		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), refused: map[refusal]string{},
+		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
 	}
 	s.put = s.writeData
 	return s
@@ -195,6 +197,8 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	switch b := body.(type) {
 	case *events.LocalPlan:
 		s.late(b)
+	case *events.GlobalPlan:
+		s.disagree(b)
 	case *events.CheckpointBegun:
 		s.move(b.Checkpoint, client.WaitReply{State: client.Begun})
 	case *events.CheckpointStaged:
@@ -228,11 +232,22 @@ func (s *saver) late(b *events.LocalPlan) {
 		now.Reason = fmt.Sprintf("rank %d came after it was committed by other ranks: ranks that save one name must all name the same participants", b.Rank)
 	}
 	s.mu.Lock()
-	s.refused[refusal{b.Checkpoint, b.Rank}] = now.Reason
+	s.refused[rankSave{b.Checkpoint, b.Rank}] = now.Reason
 	close(s.moved)
 	s.moved = make(chan struct{})
 	s.mu.Unlock()
 	s.slots.abort(b.Checkpoint, b.Rank)
+}
+
+// disagree warns of replicas that are none.
+func (s *saver) disagree(b *events.GlobalPlan) {
+	for _, d := range b.Disagreements {
+		s.log.Warn("replicas differ between ranks; one rank's bytes are saved", "checkpoint", b.Checkpoint,
+			"fqn", d.FQN, "offsets", d.Offsets, "sizes", d.Sizes, "saved", d.Kept, "differ", d.Ranks)
+	}
+	if b.MoreDisagreements > 0 {
+		s.log.Warn("more replicas differ", "checkpoint", b.Checkpoint, "count", b.MoreDisagreements)
+	}
 }
 
 func (s *saver) move(id string, state client.WaitReply) {
@@ -242,6 +257,9 @@ func (s *saver) move(id string, state client.WaitReply) {
 		return
 	}
 	s.states[id] = state
+	if order(state.State) >= order(client.Committed) {
+		maps.DeleteFunc(s.plans, func(p rankSave, _ *events.LocalPlan) bool { return p.checkpoint == id })
+	}
 	close(s.moved)
 	s.moved = make(chan struct{})
 }
@@ -250,7 +268,7 @@ func (s *saver) move(id string, state client.WaitReply) {
 func (s *saver) state(id string, rank int) client.WaitReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if why, ok := s.refused[refusal{id, rank}]; ok {
+	if why, ok := s.refused[rankSave{id, rank}]; ok {
 		return client.WaitReply{State: client.Aborted, Reason: why}
 	}
 	return s.states[id]

@@ -23,6 +23,8 @@ func (s *saver) execute(ctx context.Context, c planner.Command) error {
 		return err
 	case planner.Publish:
 		return s.publish(ctx, c.Body)
+	case planner.Ask:
+		return s.answer(ctx, c)
 	case planner.Write:
 		s.writing++
 		go func() { s.written <- s.write(ctx, c) }()
@@ -50,6 +52,36 @@ func (s *saver) publish(ctx context.Context, body events.Body) error {
 		g.Layout = b
 	}
 	return s.lane.say(ctx, body)
+}
+
+// keep remembers the plan of a rank in full, until its save has ended.
+func (s *saver) keep(p *events.LocalPlan) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.plans[rankSave{p.Checkpoint, p.Rank}] = p
+}
+
+// answer says in full what a rank has said by a fingerprint.
+func (s *saver) answer(ctx context.Context, c planner.Ask) error {
+	s.mu.Lock()
+	p := s.plans[rankSave{c.Checkpoint, c.Rank}]
+	s.mu.Unlock()
+	if p == nil {
+		return nil // the save has ended meanwhile, or is another trainer's and runs into its deadline
+	}
+	return s.sayPlan(ctx, p)
+}
+
+// sayPlan appends a rank's plan to the log.
+func (s *saver) sayPlan(ctx context.Context, p *events.LocalPlan) error {
+	said := *p
+	if said.Plan.Size > 0 {
+		var err error
+		if said.Plan, err = s.store.Blobs.Put(ctx, p.Plan.Inline); err != nil {
+			return err
+		}
+	}
+	return s.lane.sayAs(ctx, s.lane.trial, events.Rank(p.Rank), &said)
 }
 
 func (s *saver) ref(checkpoint string) storage.Ref {

@@ -48,6 +48,7 @@ type rankServer struct {
 	once  sync.Once
 	mu    sync.Mutex
 	saves map[string]int // how often each name was saved
+	plans localPlans
 }
 
 // problem is an error with its HTTP status.
@@ -73,7 +74,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 		_ = l.Close()
 		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
 	}
-	s := &rankServer{group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}}
+	s := &rankServer{group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/hello", handle(s, s.onHello))
 	mux.Handle("POST /v1/report", s.raw(func(r *http.Request, body []byte) ([]byte, error) {

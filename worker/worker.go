@@ -64,6 +64,10 @@ type Blobs interface {
 	Get(ctx context.Context, b events.Blob) ([]byte, error)
 }
 
+// Foreign opens a checkpoint of another program by its path, and checks that
+// it is whole. An error names what is wrong and where.
+type Foreign func(ctx context.Context, path string) (*storage.Foreign, error)
+
 // Store is where a job keeps its log and data.
 type Store struct {
 	ID       string // identity
@@ -71,6 +75,7 @@ type Store struct {
 	Views    Views
 	Blobs    Blobs
 	Data     *storage.Root
+	Foreign  Foreign
 	Conflict func(error) bool // whether Log.Decide failed because another decision came first
 	Runtime  string           // private directory for sockets, with a short path
 	Shared   string           // directory in memory for staging, such as /dev/shm
@@ -84,7 +89,10 @@ type Config struct {
 	Command     []string
 	NProc       int
 	MaxRestarts int    // failures that are tolerated; -1: any number
-	Resume      string // auto, none, require or a reference
+	Resume      string // auto, none, require, a reference or the path of another program's checkpoint
+	// StrictReplicas aborts a save in which ranks offer copies of a tensor or
+	// value that differ, instead of saving the lowest rank's with a warning.
+	StrictReplicas bool
 	Config      map[string]any
 	Backend     string
 

@@ -131,7 +131,7 @@ func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) 
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	return worker.Run(ctx, cfg, worker.Store{
-		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data,
+		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
 		Runtime:  st.Runtime, Shared: sharedMemory(cfg.Logger),
 	})

@@ -36,6 +36,7 @@ type Client struct {
 	http  *http.Client
 	token string
 	seq   atomic.Uint64
+	plans plans
 }
 
 // ErrNoTrainer says that the process was not started by a trainer.

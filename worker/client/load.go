@@ -9,6 +9,13 @@ import (
 type LoadOptions struct {
 	Ref    string // run@name or a full ID; default: what the trainer says to resume from
 	Strict bool   // keys of the checkpoint that no rank asks for are an error
+	// Partial leaves the Data of keys that the checkpoint lacks as they are,
+	// and lists them, where a load otherwise is an error that lists them.
+	Partial bool
+	// StrictDType makes it an error when a tensor's dtype is not the saved
+	// one. Without it, elements are converted as PyTorch's copy_ does, unless
+	// that would lose more than precision and range.
+	StrictDType bool
 }
 
 // Loaded says what a load found.
@@ -16,6 +23,7 @@ type Loaded struct {
 	Checkpoint string // full ID
 	Step       int64
 	Unread     []string // keys of the checkpoint that no rank asked for
+	Absent     []string // keys that a partial load, or one of optional values, has left out
 }
 
 // Load fills the tensors' Data with their boxes and sets the values' Data.
@@ -33,7 +41,8 @@ func (c *Client) Load(ctx context.Context, state *State, o LoadOptions) (Loaded,
 		}
 	}
 	var r LoadReply
-	if err := c.call(ctx, "load", LoadRequest{Ref: o.Ref, Strict: o.Strict, Items: state.items()}, &r); err != nil {
+	req := LoadRequest{Ref: o.Ref, Strict: o.Strict, Partial: o.Partial, StrictDType: o.StrictDType, Items: state.items()}
+	if err := c.call(ctx, "load", req, &r); err != nil {
 		return Loaded{}, err
 	}
 	m, err := mapArena(r.Arena, r.Size, false)
@@ -41,23 +50,28 @@ func (c *Client) Load(ctx context.Context, state *State, o LoadOptions) (Loaded,
 		return Loaded{}, fmt.Errorf("load: %w", err)
 	}
 	i := 0
-	get := func() []byte {
-		data := m.data[r.Offsets[i] : r.Offsets[i]+r.Sizes[i]]
+	var absent []string
+	get := func(fqn string) (data []byte, ok bool) {
+		if ok = r.Sizes[i] >= 0; ok {
+			data = m.data[r.Offsets[i] : r.Offsets[i]+r.Sizes[i]]
+		} else {
+			absent = append(absent, fqn)
+		}
 		i++
-		return data
+		return data, ok
 	}
 	for _, t := range state.Tensors {
-		copy(t.Data, get())
-	}
-	for j := range state.Values {
-		if r.Sizes[i] < 0 {
-			i++
-			continue
+		if data, ok := get(t.FQN); ok {
+			copy(t.Data, data)
 		}
-		state.Values[j].Data = append([]byte(nil), get()...)
+	}
+	for j, v := range state.Values {
+		if data, ok := get(v.FQN); ok {
+			state.Values[j].Data = append([]byte(nil), data...)
+		}
 	}
 	if err := m.close(); err != nil {
 		return Loaded{}, fmt.Errorf("load: %w", err)
 	}
-	return Loaded{r.Checkpoint, r.Step, r.Unread}, c.call(ctx, "loaded", LoadedRequest{r.Arena}, nil)
+	return Loaded{r.Checkpoint, r.Step, r.Unread, absent}, c.call(ctx, "loaded", LoadedRequest{r.Arena}, nil)
 }

@@ -22,7 +22,7 @@ import "github.com/ckptstore/ckptstore/tensor"
 // one. Their headers are [HeaderSeq], counted from 1 by each rank over both
 // kinds, and, of a broadcast, [HeaderRoot] and [HeaderSize]. An error is a [Problem] with a status of 400 (bad
 // request), 401 (token), 409 (conflict with other ranks), 410 (the attempt is
-// over), 500 or 504 (deadline).
+// over), 412 (a plan that is not known: send the items), 500 or 504 (deadline).
 const (
 	Protocol   = 1
 	HeaderSeq  = "Ckptstore-Seq"
@@ -78,6 +78,9 @@ type Item struct {
 	Offsets  []int64      `json:"offsets,omitempty"`
 	Sizes    []int64      `json:"sizes,omitempty"`
 	Bytes    int64        `json:"bytes"` // save: size of the data
+	// Check is, in a save, a short digest of the data in hexadecimal: ranks
+	// whose copies of a tensor differ have different ones. It may be left out.
+	Check string `json:"check,omitempty"`
 }
 
 // SaveRequest asks for a slot. Participants are the ranks that take part, by
@@ -86,12 +89,14 @@ type SaveRequest struct {
 	Name         string `json:"name,omitempty"` // default step-<step>
 	Step         int64  `json:"step"`
 	Participants []int  `json:"participants,omitempty"`
-	Items        []Item `json:"items"`
+	Items        []Item `json:"items,omitempty"`
+	Plan         string `json:"plan,omitempty"` // instead of the items: that of a reply to the same ones
 }
 
 // SaveReply is the slot: item i's bytes go to Offsets[i] of the file Arena.
 type SaveReply struct {
 	Checkpoint string  `json:"checkpoint"`
+	Plan       string  `json:"plan"` // stands for the items in later saves of the attempt
 	Arena      string  `json:"arena"`
 	Size       int64   `json:"size"`
 	Offsets    []int64 `json:"offsets"`
@@ -128,12 +133,17 @@ type WaitReply struct {
 type LoadRequest struct {
 	Ref    string `json:"ref,omitempty"` // default: the checkpoint to resume from
 	Strict bool   `json:"strict,omitempty"`
+	// Partial leaves out the items whose key the checkpoint lacks.
+	Partial bool `json:"partial,omitempty"`
+	// StrictDType makes it an error when an item has another dtype than was
+	// saved, instead of converting it.
+	StrictDType bool `json:"strict_dtype,omitempty"`
 	Items  []Item `json:"items"`
 }
 
 // LoadReply says where the bytes are: item i's are Sizes[i] bytes at
 // Offsets[i] of the file Arena, tensors row-major in the wanted box. The size
-// of an optional value that nobody saved is -1.
+// of what was left out is -1.
 type LoadReply struct {
 	Checkpoint string   `json:"checkpoint"`
 	Step       int64    `json:"step"`

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/tensor"
@@ -75,7 +76,8 @@ func (c *Client) Save(ctx context.Context, step int64, state State, o SaveOption
 }
 
 // Begin is the first half of [Client.Save]: it gets a staging slot. The
-// state's bytes are read by [Save.Seal], not before.
+// state's bytes are copied by [Save.Seal]; here the first save of a set of
+// items reads samples of them, by which replicas that differ are found.
 func (c *Client) Begin(ctx context.Context, step int64, state State, o SaveOptions) (*Save, error) {
 	for _, t := range state.Tensors {
 		if err := t.Validate(); err != nil {
@@ -86,10 +88,20 @@ func (c *Client) Begin(ctx context.Context, step int64, state State, o SaveOptio
 		}
 	}
 	s := &Save{c: c, state: state}
-	req := SaveRequest{Name: o.Name, Step: step, Participants: o.Participants, Items: state.items()}
-	if err := c.call(ctx, "save", req, &s.slot); err != nil {
+	req := SaveRequest{Name: o.Name, Step: step, Participants: o.Participants}
+	items := state.items()
+	if req.Plan = c.plans.find(items); req.Plan == "" {
+		req.Items = state.checked(items, c.WorldSize)
+	}
+	err := c.call(ctx, "save", req, &s.slot)
+	if refused := (*Error)(nil); req.Plan != "" && errors.As(err, &refused) && refused.Status == http.StatusPreconditionFailed {
+		req.Plan, req.Items = "", state.checked(items, c.WorldSize) // the trainer has forgotten it
+		err = c.call(ctx, "save", req, &s.slot)
+	}
+	if err != nil {
 		return nil, err
 	}
+	c.plans.add(items, s.slot.Plan)
 	s.Checkpoint = s.slot.Checkpoint
 	return s, nil
 }
