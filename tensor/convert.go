@@ -1,9 +1,6 @@
 package tensor
 
-import (
-	"encoding/binary"
-	"fmt"
-)
+import "fmt"
 
 // Convertible reports why elements of type from cannot be loaded as type to;
 // it is nil where [Convert] can convert them.
@@ -107,21 +104,13 @@ func convert(dst []byte, to DType, src []byte, from DType) {
 	case to.part() != 0:
 		toComplex(dst, to, src, from)
 	case from == Float32 && to == BFloat16:
-		for i := range len(src) / 4 {
-			binary.LittleEndian.PutUint16(dst[2*i:2*i+2], toBFloat16(binary.LittleEndian.Uint32(src[4*i:4*i+4])))
-		}
+		toBFloat16s(dst, src)
 	case from == Float32 && to == Float16:
-		for i := range len(src) / 4 {
-			binary.LittleEndian.PutUint16(dst[2*i:2*i+2], toFloat16(binary.LittleEndian.Uint32(src[4*i:4*i+4])))
-		}
+		toFloat16s(dst, src)
 	case from == BFloat16 && to == Float32:
-		for i := range len(src) / 2 {
-			binary.LittleEndian.PutUint32(dst[4*i:4*i+4], uint32(binary.LittleEndian.Uint16(src[2*i:2*i+2]))<<16)
-		}
+		fromBFloat16s(dst, src)
 	case from == Float16 && to == Float32:
-		for i := range len(src) / 2 {
-			binary.LittleEndian.PutUint32(dst[4*i:4*i+4], fromFloat16(binary.LittleEndian.Uint16(src[2*i:2*i+2])))
-		}
+		fromFloat16s(dst, src)
 	default:
 		throughWide(dst, to, src, from)
 	}
