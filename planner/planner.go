@@ -4,6 +4,7 @@
 // ([Coordinator]). Everything here is pure: events and times come in as
 // values, plans and commands go out as values, and the edges execute them.
 //
+//	state dict ──Flatten──▶ names and paths
 //	local plans ──Global──▶ layout ──Items(rank)──▶ what a rank writes
 //	layout + wants ──Loader──▶ reads
 //	layout + ranks ──NewPreview──▶ bytes by rank and file

@@ -15,7 +15,8 @@ import (
 // Replicas (the same box of the same tensor offered by several ranks) are
 // stored once. Chunks that only one rank has are counted first; then each
 // replica, largest first, goes to the rank of its holders with the fewest
-// bytes so far, the lowest rank on ties. PyTorch's dedup counts whole tensors
+// bytes so far, the lowest rank on ties; then the busiest rank gives replicas
+// away as long as that lowers the most that a rank has. PyTorch's dedup counts whole tensors
 // and breaks ties in set order; readers do not care. A value goes to the
 // lowest rank that offers it, a per-rank value stays with every rank.
 //
@@ -69,34 +70,6 @@ func (o *Offers) Layout() plan.Layout {
 	slices.SortStableFunc(values, func(a, b []plan.Value) int { return cmp.Compare(a[0].FQN, b[0].FQN) })
 	l.Values = slices.Concat(values...)
 	return l
-}
-
-// balance gives each replica to one of its holders.
-func (o *Offers) balance() {
-	var replicas []*replica
-	for _, t := range o.tensors {
-		if t.differ != nil {
-			continue // all of it is the lowest ranks', so that it is from one copy
-		}
-		for i := range t.replicas {
-			if r := &t.replicas[i]; len(r.holders) > 1 {
-				replicas = append(replicas, r)
-			}
-		}
-	}
-	slices.SortFunc(replicas, func(a, b *replica) int {
-		return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.first.local, b.first.local), cmp.Compare(a.first.item, b.first.item))
-	})
-	load := slices.Clone(o.load)
-	for _, r := range replicas {
-		r.holder = r.holders[0].local
-		for _, h := range r.holders[1:] {
-			if load[h.local] < load[r.holder] {
-				r.holder = h.local
-			}
-		}
-		load[r.holder] += r.bytes
-	}
 }
 
 // assign makes the chunks of a tensor, in (rank, item) order.
