@@ -2,7 +2,11 @@ package store
 
 import (
 	"context"
+	"errors"
+	"strings"
+	"unicode"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/web"
 )
@@ -28,4 +32,15 @@ func (q Queries) OpenCheckpoints(ctx context.Context, run, trial string) ([]proj
 // Resolve is the checkpoint that a reference stands for.
 func (q Queries) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
 	return web.Ask(ctx, q.From, web.Resolve, web.Params{Ref: ref})
+}
+
+// ValidRun reports a name that no run can have.
+func ValidRun(name string) error {
+	switch {
+	case name == "":
+		return errors.New("it is empty")
+	case strings.ContainsFunc(name, unicode.IsControl):
+		return errors.New("it has a control character")
+	}
+	return events.Scope{Run: name, Actor: events.Server}.Validate()
 }

@@ -26,8 +26,8 @@ type ImportConfig struct {
 	Job     string // a UUID
 	Step    int64
 	From    *storage.Foreign
-	InPlace bool             // adopt the files instead of copying them
-	Command []string         // for the log
+	InPlace bool              // adopt the files instead of copying them
+	Command []string          // for the log
 	Read    func(bytes int64) // told the size of each item that was copied; may be nil
 
 	Logger   *slog.Logger

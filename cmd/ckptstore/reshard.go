@@ -6,17 +6,29 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
 )
+
+// preview is what so many ranks would read of a layout; nil for none.
+func preview(l plan.Layout, ranks int) (*planner.Preview, error) {
+	if ranks == 0 {
+		return nil, nil
+	}
+	p, err := planner.NewPreview(l, ranks, storage.BlockSize)
+	return &p, err
+}
 
 // printReshard is the table of what each rank of another group would read.
 // OVER-READ is what is read of the disk for each byte that is wanted: bytes
 // are read in the blocks that checksums cover.
-func (s shown) printReshard(w *tabwriter.Writer, wide bool) {
-	s.printHead(w)
-	p := s.Reshard
+func printReshard(w *tabwriter.Writer, wide bool, p *planner.Preview) {
+	fmt.Fprintln(w)
 	row(w, "RANK", "SIZE", "OVER-READ", "READS", "MISSING", "FROM RANKS")
 	for _, r := range p.Ranks {
-		row(w, r.Rank, size(r.Bytes), factor(r.Read, r.Bytes), r.Reads, size(r.Missing), s.from(r.Rank, wide))
+		row(w, r.Rank, size(r.Bytes), factor(r.Read, r.Bytes), r.Reads, size(r.Missing), from(r, wide))
 	}
 	row(w, "all", size(p.Bytes), factor(p.Read, p.Bytes))
 	lack, unread := map[string][]int{}, map[string][]int{}
@@ -45,10 +57,10 @@ func factor(read, bytes int64) string {
 }
 
 // from lists the ranks whose files a rank reads; a wide table says how much.
-func (s shown) from(rank int, wide bool) string {
+func from(r planner.RankPreview, wide bool) string {
 	var ranks []int
 	var sizes []string
-	for _, f := range s.Reshard.Ranks[rank].Files {
+	for _, f := range r.Files {
 		ranks = append(ranks, f.Rank)
 		sizes = append(sizes, fmt.Sprintf("%d: %s", f.Rank, size(f.Bytes)))
 	}

@@ -10,10 +10,8 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // shown is `show --json`.
@@ -56,15 +54,20 @@ func (a *app) showCommand() *cobra.Command {
 	reshard := 0
 	c := &cobra.Command{
 		Use: "show REF", Short: "Show what is in a checkpoint", Args: args(cobra.ExactArgs(1)),
-		Long: `Show what is in a checkpoint.
+		Long: `Show what is in a checkpoint: its tensors, values and ranks.
 
 With --reshard N, show what N ranks would read of it, and from which files, if
 each wanted its rows of every tensor (Shard(0)), all of every tensor without
-dimensions, every shared value and its own per-rank values.`,
-		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show bert --reshard 64",
+dimensions, every shared value and its own per-rank values.
+
+` + pathHelp,
+		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show bert --reshard 64\n  ckptstore show out/checkpoint-2000",
 		RunE: func(c *cobra.Command, refs []string) error {
 			if c.Flags().Changed("reshard") && (reshard < 1 || reshard > planner.MaxPreview) {
 				return usageError{fmt.Errorf("--reshard %d: want a number of ranks from 1 to %d", reshard, planner.MaxPreview)}
+			}
+			if isPath(refs[0]) {
+				return a.showPath(c.Context(), refs[0], reshard)
 			}
 			return a.with(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0], reshard) })
 		},
@@ -74,12 +77,9 @@ dimensions, every shared value and its own per-rank values.`,
 }
 
 func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int) error {
-	c, err := web.Ask(ctx, s.Views(), web.Resolve, web.Params{Ref: ref})
+	c, err := committed(ctx, s, ref)
 	if err != nil {
 		return err
-	}
-	if c.State != projections.Committed {
-		return fmt.Errorf("checkpoint %s@%s is %s: %s", c.Run, c.ID, c.State, c.Reason)
 	}
 	digest, err := plan.ParseDigest(c.Manifest)
 	if err != nil {
@@ -91,60 +91,27 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int)
 	}
 	out := shown{
 		Store: s.ID, Checkpoint: c, Path: s.DataDir + "/" + store.RefOf(c).String(),
-		Tensors: []shownTensor{}, Values: []shownValue{}, Ranks: []shownRank{},
+		Ranks: []shownRank{},
 	}
-	for _, t := range m.Layout.Tensors {
-		st := shownTensor{
-			FQN: t.FQN, DType: t.DType, Shape: t.Shape,
-			Bytes: t.Shape.Volume() * int64(t.DType.Size()), Chunks: []shownChunk{},
-		}
-		for _, ch := range t.Chunks {
-			st.Chunks = append(st.Chunks, shownChunk{ch.Rank, ch.Box})
-		}
-		out.Tensors = append(out.Tensors, st)
-	}
-	for _, v := range m.Layout.Values {
-		out.Values = append(out.Values, shownValue{FQN: v.FQN, Rank: v.Rank, Bytes: v.Bytes, PerRank: v.PerRank})
-	}
+	out.Tensors, out.Values = shownLayout(m.Layout)
 	for _, r := range m.Ranks {
 		out.Ranks = append(out.Ranks, shownRank(r))
 	}
-	if reshard > 0 {
-		p, err := planner.NewPreview(m.Layout, reshard, storage.BlockSize)
-		if err != nil {
-			return err
-		}
-		out.Reshard = &p
-		return emit(a, out, p.Ranks, func(w *tabwriter.Writer, wide bool) { out.printReshard(w, wide) })
+	if out.Reshard, err = preview(m.Layout, reshard); err != nil {
+		return err
+	}
+	if out.Reshard != nil {
+		return emit(a, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
+			out.printHead(w)
+			printReshard(w, wide, out.Reshard)
+		})
 	}
 	return emit(a, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
 }
 
 func (s shown) print(w *tabwriter.Writer, wide bool) {
 	s.printHead(w)
-	head := []any{"TENSOR", "DTYPE", "SHAPE", "SIZE", "CHUNKS"}
-	if wide {
-		head = append(head, "RANK:BOX")
-	}
-	row(w, head...)
-	for _, t := range s.Tensors {
-		cells := []any{t.FQN, t.DType, fmt.Sprint([]int64(t.Shape)), size(t.Bytes), len(t.Chunks)}
-		if wide {
-			boxes := ""
-			for _, ch := range t.Chunks {
-				boxes += fmt.Sprintf("%d:%v ", ch.Rank, ch.Box)
-			}
-			cells = append(cells, boxes)
-		}
-		row(w, cells...)
-	}
-	if len(s.Values) > 0 {
-		fmt.Fprintln(w)
-		row(w, "VALUE", "RANK", "SIZE", "PER RANK")
-		for _, v := range s.Values {
-			row(w, v.FQN, v.Rank, size(v.Bytes), v.PerRank)
-		}
-	}
+	printLayout(w, wide, s.Tensors, s.Values)
 }
 
 func (s shown) printHead(w *tabwriter.Writer) {
@@ -157,5 +124,4 @@ func (s shown) printHead(w *tabwriter.Writer) {
 	row(w, "size", size(c.Bytes))
 	row(w, "manifest", c.Manifest)
 	row(w, "path", s.Path)
-	fmt.Fprintln(w)
 }

@@ -164,7 +164,7 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	if o.name == "" {
 		o.name = defaultRun(args)
 	}
-	if err := checkName(o.name); err != nil {
+	if err := store.ValidRun(o.name); err != nil {
 		return bad("--name %q: %s: choose another", o.name, err)
 	}
 	if err := checkReference(o.resume); err != nil {

@@ -139,7 +139,9 @@ func small(t testing.TB) files {
 	m.Values = []dcp.Value{
 		{FQN: "step", Path: []any{"step"}, Where: value(int64(7))},
 		{FQN: "optim.groups", Path: []any{"optim", "groups"}, Where: value(dcp.Dict{
-			{"lr", 0.5}, {"betas", dcp.Tuple{0.9, 0.95}}, {int64(3), []any{nil, true, "name", []byte{0, 200}, []byte{}}},
+			{"lr", 0.5},
+			{"betas", dcp.Tuple{0.9, 0.95}},
+			{int64(3), []any{nil, true, "name", []byte{0, 200}, []byte{}}},
 			{"big", new(big.Int).Lsh(big.NewInt(-1), 70)},
 		})},
 	}
