@@ -191,7 +191,8 @@ func TestRefusedReads(t *testing.T) {
 			*b = make([]byte, 72)
 		},
 		"short buffer":  func(_ *plan.Want, _ *plan.Read, b *[]byte) { *b = (*b)[1:] },
-		"other dtype":   func(w *plan.Want, _ *plan.Read, _ *[]byte) { w.Shard.DType = tensor.Int32 },
+		"refused dtype": func(w *plan.Want, _ *plan.Read, _ *[]byte) { w.Shard.DType = tensor.Bool },
+		"wider dtype":   func(w *plan.Want, _ *plan.Read, _ *[]byte) { w.Shard.DType = tensor.Int64 },
 		"other shape":   func(w *plan.Want, _ *plan.Read, _ *[]byte) { w.Shard.Global = tensor.Shape{4, 7} },
 		"value instead": func(w *plan.Want, _ *plan.Read, _ *[]byte) { w.Value = true },
 	}
