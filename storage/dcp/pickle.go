@@ -2,6 +2,7 @@ package dcp
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"math/big"
@@ -84,7 +85,12 @@ func (m *machine) run() (any, error) {
 		if op == opStop {
 			break
 		}
-		if err := m.step(op); err != nil {
+		err = m.step(op)
+		var opaque *OpaqueError
+		if errors.As(err, &opaque) {
+			return nil, err
+		}
+		if err != nil {
 			return nil, fmt.Errorf("opcode %s: %w", opName(op), err)
 		}
 	}
@@ -223,6 +229,9 @@ func (m *machine) float(b []byte) {
 func (m *machine) find(g global) error {
 	if !m.globals(g) {
 		if m.opaque {
+			if g.module == "__builtin__" { // up to protocol 2
+				g.module = "builtins"
+			}
 			return &OpaqueError{Global: clip(g.String())}
 		}
 		return fmt.Errorf("global %s is not allowed", clip(g.String()))

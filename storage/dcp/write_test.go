@@ -3,6 +3,7 @@ package dcp_test
 import (
 	"archive/zip"
 	"bytes"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -50,13 +51,16 @@ func rewrite(t testing.TB, all files, m dcp.Metadata) (files, dcp.Metadata) {
 	out := files{}
 	m2 := dcp.Metadata{Version: m.Version, SaveID: m.SaveID}
 	for _, v := range m.Values {
+		b := all[v.Where.File][v.Where.Offset : v.Where.Offset+v.Where.Length]
 		x, err := all.value(v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := dcp.ValueArchive(x)
-		if err != nil {
-			t.Fatal(err)
+		var opaque *dcp.OpaqueError
+		if !errors.As(err, &opaque) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b, err = dcp.ValueArchive(x); err != nil {
+				t.Fatal(err)
+			}
 		}
 		v.Where = out.appendBytes(v.Where.File, b)
 		m2.Values = append(m2.Values, v)
@@ -102,7 +106,7 @@ func TestRewriteFixtures(t *testing.T) {
 			for i, v := range got.Values {
 				a, err := out.value(v)
 				b, err2 := all.value(m.Values[i])
-				if err != nil || err2 != nil || !reflect.DeepEqual(a, b) {
+				if (err == nil) != (err2 == nil) || !reflect.DeepEqual(a, b) {
 					t.Errorf("value %s is %v, want %v; %v, %v", v.FQN, a, b, err, err2)
 				}
 			}
@@ -151,7 +155,7 @@ func small(t testing.TB) files {
 		return b
 	}
 	m.Tensors = []dcp.Tensor{
-		{FQN: "w", Path: []any{"layers", 0, "w"}, DType: tensor.Float32, Shape: tensor.Shape{4, 3}, RequiresGrad: true, Chunks: []dcp.Chunk{
+		{FQN: "layers.0.w", Path: []any{"layers", 0, "w"}, DType: tensor.Float32, Shape: tensor.Shape{4, 3}, RequiresGrad: true, Chunks: []dcp.Chunk{
 			{tensor.Box{Offsets: []int64{0, 0}, Sizes: []int64{2, 3}}, all.appendTensor(t, dcp.DataFile(0, 0), tensor.Float32, []int64{2, 3}, elements(24))},
 			{tensor.Box{Offsets: []int64{2, 0}, Sizes: []int64{2, 3}}, all.appendTensor(t, dcp.DataFile(1, 0), tensor.Float32, []int64{2, 3}, elements(24))},
 		}},
