@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -240,9 +241,13 @@ func (m *machine) find(g global) error {
 	return nil
 }
 
+// clip is text in a message, without the quotes.
 func clip(s string) string {
 	q := quote(s)
-	return q[1 : len(q)-1]
+	if end := strings.LastIndexByte(q, '"'); end > 0 {
+		return q[1:end] + q[end+1:]
+	}
+	return q
 }
 
 // put stores the top in the memo. Picklers number their memo from 0 without

@@ -16,7 +16,7 @@ import (
 type pickler struct {
 	b     []byte
 	proto byte
-	memo  map[any]uint32 // string or global → place
+	memo  map[any]uint32 // string, global or memoKey → place
 	count uint32
 }
 
