@@ -238,8 +238,12 @@ func TestValuesOfEveryKind(t *testing.T) {
 	big2, _ := new(big.Int).SetString("-1180591620717411303424", 10)
 	want := map[string]any{
 		"plain": dcp.Tuple{
-			[]byte{0, 0x80, 0xff}, []byte{}, big1, big2, nil, dcp.Tuple{int64(1), dcp.Tuple{int64(2), "ü"}, []any{}},
-			math.Inf(1), strings.Repeat("x", 300), int64(-5), dcp.Dict{{"a", dcp.Dict{{int64(1), []any{true}}}}},
+			[]byte{0, 0x80, 0xff},
+			[]byte{},
+			big1, big2, nil,
+			dcp.Tuple{int64(1), dcp.Tuple{int64(2), "ü"}, []any{}},
+			math.Inf(1), strings.Repeat("x", 300), int64(-5),
+			dcp.Dict{{"a", dcp.Dict{{int64(1), []any{true}}}}},
 		},
 		"bytesio": "_io.BytesIO", "set": "builtins.set", "tensors": "torch._utils._rebuild_tensor_v2",
 	}
