@@ -43,7 +43,7 @@ func TestEveryByteOfMetadata(t *testing.T) {
 		}
 		outcomes := map[string]int{}
 		for i := range b {
-			for _, flip := range []byte{0x01, 0x20, 0xff} {
+			for _, flip := range []byte{0x01, 0xff} {
 				b[i] ^= flip
 				m, err := dcp.ReadMetadata(b)
 				b[i] ^= flip
@@ -115,7 +115,7 @@ func TestEveryByteOfAnArchive(t *testing.T) {
 		}
 		errs := 0
 		for i := where.Offset; i < where.Offset+where.Length; i++ {
-			for _, flip := range []byte{0x01, 0x80, 0xff} {
+			for _, flip := range []byte{0x01, 0xff} {
 				b[i] ^= flip
 				got, err := dcp.ReadArchive(bytes.NewReader(b), where)
 				b[i] ^= flip
@@ -127,7 +127,7 @@ func TestEveryByteOfAnArchive(t *testing.T) {
 				}
 			}
 		}
-		t.Logf("%s: %d of %d changes are errors", dir, errs, 3*where.Length)
+		t.Logf("%s: %d of %d changes are errors", dir, errs, 2*where.Length)
 	}
 }
 
@@ -148,7 +148,7 @@ func TestEveryByteOfAValue(t *testing.T) {
 		if _, err := dcp.DecodeValue(b[:i]); !isFormat(err) {
 			t.Fatalf("%d of %d bytes: %v", i, len(b), err)
 		}
-		for _, flip := range []byte{0x01, 0x80, 0xff} {
+		for _, flip := range []byte{0x01, 0xff} {
 			b[i] ^= flip
 			got, err := dcp.DecodeValue(b)
 			b[i] ^= flip

@@ -71,11 +71,18 @@ func TestHostileArchives(t *testing.T) {
 			le.PutUint64(b[end64+24:], 7)
 			return put64(end64+32, 7)(b)
 		}, "directory of 6 records, its end says 7"},
-		"two disks":                {put16(end+4, 1), "in several parts"},
-		"locator elsewhere":        {put64(locator+8, 0), "do not fit"},
-		"comment":                  {put16(end+20, 5), "truncated, or something follows it"},
-		"junk behind":              {func(b []byte) []byte { return append(b, "junk"...) }, "truncated, or something follows it"},
-		"junk in front":            {func(b []byte) []byte { return append([]byte("junkjunk"), b...) }, "do not fit"},
+		"two disks":         {put16(end+4, 1), "in several parts"},
+		"locator elsewhere": {put64(locator+8, 0), "do not fit"},
+		"comment":           {put16(end+20, 5), "truncated, or something follows it"},
+		"junk behind":       {func(b []byte) []byte { return append(b, "junk"...) }, "truncated, or something follows it"},
+		"junk in front":     {func(b []byte) []byte { return append([]byte("junkjunk"), b...) }, "do not fit"},
+		"junk in front, accounted for": {func([]byte) []byte {
+			w := zipWriter{b: []byte("junkjunk")}
+			for _, r := range append([]forge{{"data.pkl", pickle}}, rest...) {
+				w.record(r.name, r.data)
+			}
+			return w.finish()
+		}, "a gap or an overlap"},
 		"truncated":                {func(b []byte) []byte { return b[:len(b)-1] }, "truncated"},
 		"empty":                    {func(b []byte) []byte { return nil }, "is not within the archive's 0 bytes"},
 		"record outside":           {put32(central+42, 1<<30), "are not within the archive's"},
