@@ -33,6 +33,7 @@ type problem struct {
 // offered is everything that the ranks offer of one tensor.
 type offered struct {
 	shard    tensor.Shard // as the first rank described it
+	path     plan.Path    // likewise; nil where it is the FQN alone
 	rank     int          // that rank
 	valid    bool         // its shape and dtype are
 	refused  bool         // a shard was left out for a problem: holes mean nothing
@@ -166,9 +167,22 @@ func (o *Offers) addShard(k *key, at place, it *plan.Item) bool {
 		k.tensor = len(o.tensors)
 		whole := it.Shard
 		whole.Box = whole.Global.Full()
-		o.tensors = append(o.tensors, &offered{shard: it.Shard, rank: rank, valid: whole.Validate() == nil})
+		o.tensors = append(o.tensors, &offered{shard: it.Shard, path: o.path(at, it), rank: rank, valid: whole.Validate() == nil})
 	}
 	return true
+}
+
+// path is the path of an item that is the first of its name: the lowest
+// rank's stands for all.
+func (o *Offers) path(at place, it *plan.Item) plan.Path {
+	if it.Path.Plain(it.Shard.FQN) {
+		return nil
+	}
+	if err := it.Path.Validate(it.Shard.FQN); err != nil {
+		o.problem(at, "rank %d: %w", o.locals[at.local].Rank, err)
+		return nil
+	}
+	return it.Path
 }
 
 func (o *Offers) addValue(k *key, at place, it *plan.Item) {
@@ -184,11 +198,14 @@ func (o *Offers) addValue(k *key, at place, it *plan.Item) {
 		return
 	}
 	k.last = int(at.local)
+	var path plan.Path
 	if k.value < 0 {
 		k.value = len(o.values)
 		o.values = append(o.values, nil)
+		path = o.path(at, it)
 	} else {
 		have := o.values[k.value]
+		path = have[0].Path
 		last := have[len(have)-1]
 		switch {
 		case last.PerRank != it.PerRank:
@@ -199,7 +216,7 @@ func (o *Offers) addValue(k *key, at place, it *plan.Item) {
 		}
 	}
 	o.load[at.local] += it.Bytes
-	o.values[k.value] = append(o.values[k.value], plan.Value{FQN: fqn, Rank: rank, Bytes: it.Bytes, PerRank: it.PerRank})
+	o.values[k.value] = append(o.values[k.value], plan.Value{FQN: fqn, Path: path, Rank: rank, Bytes: it.Bytes, PerRank: it.PerRank})
 }
 
 // dedup checks the shards of one tensor and finds equal boxes. Bytes that one

@@ -47,7 +47,7 @@ func (o *Offers) Layout() plan.Layout {
 	slab := make([]plan.Chunk, total)
 	for i, id := range order {
 		t := o.tensors[id]
-		l.Tensors[i] = plan.Tensor{FQN: t.shard.FQN, DType: t.shard.DType, Shape: t.shard.Global}
+		l.Tensors[i] = plan.Tensor{FQN: t.shard.FQN, Path: t.path, DType: t.shard.DType, Shape: t.shard.Global}
 		if n := t.boxes(); n > 0 {
 			l.Tensors[i].Chunks, slab = slab[:n:n], slab[n:]
 		}

@@ -64,8 +64,9 @@ type Decision struct {
 // Source gives out the bytes to write.
 type Source interface {
 	// Item is the bytes of items[i], in place. They must be exactly as many
-	// as the item says, and must not change until WriteData returns; they are
-	// not written to. It is called once for each item, by one goroutine.
+	// as the item says, and must not change until Item is called again or
+	// WriteData returns; they are not written to. It is called once for each
+	// item, by one goroutine, so that one buffer can serve all items.
 	Item(i int) ([]byte, error)
 }
 

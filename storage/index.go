@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -15,11 +16,14 @@ import (
 const BlockSize = 64 << 10
 
 const (
-	indexMagic   = "CKIX"
-	indexVersion = 1
+	indexMagic     = "CKIX"
+	indexVersion   = 1
+	adoptedVersion = 2
 
 	flagValue   = 1
 	flagPerRank = 2
+	flagStrided = 4 // of adopted chunks: strides follow
+	flagRecord  = 8 // of adopted chunks: a checksum of the other program's follows
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -27,9 +31,15 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // index says what the data files of one rank hold.
 type index struct {
 	rank    int
-	files   []File
+	files   []File  // named by absolute paths where they are adopted
 	entries []entry // in the order of the rank's items
+	// modified is when each file was last written, in ns since 1970, if the
+	// files are adopted; nil if they are the checkpoint's own.
+	modified []int64
 }
+
+// adopted reports whether the files are another program's, in their place.
+func (x index) adopted() bool { return x.modified != nil }
 
 // entry is one stored chunk or value.
 type entry struct {
@@ -38,8 +48,14 @@ type entry struct {
 	file   int    // index of files
 	offset int64  // in the file, in bytes
 	digest plan.Digest
-	sums   []uint32 // CRC-32C of each block
+	sums   []uint32 // CRC-32C of each block; nil while those of an adopted chunk are not learned
+
+	strides []int64 // of an adopted chunk that is not row-major: see [strided]
+	record  *record // of an adopted chunk, if its file has a checksum
 }
+
+// learned reports whether the chunk's digest and sums are known.
+func (e *entry) learned() bool { return e.digest != (plan.Digest{}) }
 
 // key names a chunk or value within a checkpoint. The box of a value is empty.
 type key struct {
@@ -94,12 +110,19 @@ func (x index) encode() []byte {
 	number := func(v int64) { b = binary.AppendUvarint(b, uint64(v)) }
 	text := func(s string) { number(int64(len(s))); b = append(b, s...) }
 
-	b = append(append(b, indexMagic...), indexVersion)
+	version := byte(indexVersion)
+	if x.adopted() {
+		version = adoptedVersion
+	}
+	b = append(append(b, indexMagic...), version)
 	number(int64(x.rank))
 	number(int64(len(x.files)))
-	for _, f := range x.files {
+	for i, f := range x.files {
 		text(f.Name)
 		number(f.Size)
+		if x.adopted() {
+			number(x.modified[i])
+		}
 	}
 	number(int64(len(x.entries)))
 	for _, e := range x.entries {
@@ -110,9 +133,17 @@ func (x index) encode() []byte {
 		if e.item.PerRank {
 			flags |= flagPerRank
 		}
+		if e.strides != nil {
+			flags |= flagStrided
+		}
+		if e.record != nil {
+			flags |= flagRecord
+		}
 		number(flags)
 		text(e.item.Shard.FQN)
-		text(e.key)
+		if !x.adopted() {
+			text(e.key)
+		}
 		number(int64(e.file))
 		number(e.offset)
 		number(e.item.Bytes)
@@ -126,6 +157,17 @@ func (x index) encode() []byte {
 				number(s.Box.Offsets[d])
 				number(s.Box.Sizes[d])
 			}
+		}
+		if x.adopted() {
+			for _, n := range e.strides {
+				number(n)
+			}
+			if e.record != nil {
+				number(e.record.offset)
+				number(e.record.size)
+				b = binary.LittleEndian.AppendUint32(b, e.record.crc)
+			}
+			continue
 		}
 		b = append(b, e.digest[:]...)
 		for _, sum := range e.sums {
@@ -141,7 +183,8 @@ func decodeIndex(data []byte) (index, error) {
 	if body < len(indexMagic)+1 || string(data[:len(indexMagic)]) != indexMagic {
 		return index{}, errors.New("decode index: bad magic or too short")
 	}
-	if v := data[len(indexMagic)]; v != indexVersion {
+	version := data[len(indexMagic)]
+	if v := version; v != indexVersion && v != adoptedVersion {
 		return index{}, fmt.Errorf("decode index: version %d is not known, upgrade to read it", v)
 	}
 	want, got := binary.LittleEndian.Uint32(data[body:]), crc32.Checksum(data[:body], castagnoli)
@@ -150,17 +193,24 @@ func decodeIndex(data []byte) (index, error) {
 	}
 	d := &indexDecoder{b: data[len(indexMagic)+1 : body], size: body}
 	x := index{rank: int(d.number(1 << 31))}
+	valid, least := validateName, 6+len(plan.Digest{})
+	if version == adoptedVersion {
+		valid, least, x.modified = validatePath, 4, []int64{}
+	}
 	for range d.count(2) {
 		f := File{Name: d.text(), Size: d.number(1 << 62)}
-		if err := validateName(f.Name); err != nil && d.err == nil {
+		if err := valid(f.Name); err != nil && d.err == nil {
 			d.fail("file %d: %v", len(x.files), err)
 		}
 		x.files = append(x.files, f)
+		if x.adopted() {
+			x.modified = append(x.modified, d.number(math.MaxInt64))
+		}
 	}
-	n := d.count(6 + len(plan.Digest{}))
+	n := d.count(least)
 	x.entries = make([]entry, 0, n)
 	for range n {
-		x.entries = append(x.entries, d.entry(x.files))
+		x.entries = append(x.entries, d.entry(x.files, x.adopted()))
 		if d.err != nil {
 			break
 		}
@@ -174,11 +224,17 @@ func decodeIndex(data []byte) (index, error) {
 	return x, nil
 }
 
-func (d *indexDecoder) entry(files []File) entry {
-	flags := d.number(flagValue | flagPerRank)
+func (d *indexDecoder) entry(files []File, adopted bool) entry {
+	known := int64(flagValue | flagPerRank)
+	if adopted {
+		known |= flagStrided | flagRecord
+	}
+	flags := d.number(known)
 	e := entry{item: plan.Item{Value: flags&flagValue != 0, PerRank: flags&flagPerRank != 0}}
 	e.item.Shard.FQN = d.text()
-	e.key = d.text()
+	if !adopted {
+		e.key = d.text()
+	}
 	e.file = int(d.number(1 << 31))
 	e.offset = d.number(1 << 62)
 	e.item.Bytes = d.number(1 << 62)
@@ -195,12 +251,22 @@ func (d *indexDecoder) entry(files []File) entry {
 			e.item.Shard.Box.Sizes[i] = d.number(1 << 62)
 		}
 	}
-	copy(e.digest[:], d.bytes(int64(len(e.digest))))
+	if adopted {
+		d.adoptedPart(&e, flags)
+	} else {
+		copy(e.digest[:], d.bytes(int64(len(e.digest))))
+	}
 	if d.err != nil {
 		return e
 	}
 	if err := validateItem(e.item); err != nil {
 		d.fail("%v", err)
+		return e
+	}
+	if adopted {
+		if err := e.validatePlace(files); err != nil {
+			d.fail("%v", err)
+		}
 		return e
 	}
 	if e.file >= len(files) || e.offset+e.item.Bytes > files[e.file].Size {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -21,10 +22,19 @@ const (
 	taskBlocks   = 64 // read by one goroutine in one go: 4 MiB
 )
 
+// chunkReader reads the chunks that indexes describe, wherever their files
+// lie.
+type chunkReader struct {
+	fs   vfs.FS
+	load func(rank int) (*rankIndex, error)
+	path func(x *index, n int) string // of the n-th file of an index
+}
+
 // chunkRead is all that is wanted of one stored chunk.
 type chunkRead struct {
 	entry  *entry
-	file   File
+	index  *index
+	path   string
 	box    tensor.Box // of a value, its bytes in one dimension
 	size   int        // of an element
 	copies []copyTo
@@ -53,18 +63,30 @@ func (r *FileReader) readData(ctx context.Context, wants []plan.Want, reads []pl
 	if r.ranks == nil {
 		return 0, errors.New("SetUp was not called")
 	}
+	return r.chunks().read(ctx, wants, reads, dst)
+}
+
+// chunks reads what the indexes name.
+func (r *FileReader) chunks() chunkReader {
+	return chunkReader{fs: r.root.fs, load: r.load, path: func(x *index, n int) string { return r.root.filePath(r.ref, x, n) }}
+}
+
+func (r chunkReader) read(ctx context.Context, wants []plan.Want, reads []plan.Read, dst Destination) (int64, error) {
 	chunks, err := r.resolve(ctx, wants, reads, dst)
 	if err != nil {
 		return 0, err
 	}
 	files := map[string]*sharedFile{}
 	for _, c := range chunks {
-		f := files[c.file.Name]
+		f := files[c.path]
 		if f == nil {
-			f = &sharedFile{fs: r.root.fs, path: r.root.path(r.ref, c.file.Name)}
-			files[c.file.Name] = f
+			f = &sharedFile{fs: r.fs, path: c.path}
+			if c.index.adopted() {
+				f.check = func(info vfs.FileInfo) error { return c.index.unchanged(c.entry.file, info) }
+			}
+			files[c.path] = f
 		}
-		for _, b := range c.blocks {
+		for _, b := range c.tasks() {
 			f.users += int((b.hi - b.lo + taskBlocks - 1) / taskBlocks)
 		}
 	}
@@ -72,7 +94,18 @@ func (r *FileReader) readData(ctx context.Context, wants []plan.Want, reads []pl
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0) + 2) // some wait for the disk
 	for _, c := range chunks {
-		f := files[c.file.Name]
+		f := files[c.path]
+		if c.entry.strides != nil {
+			for range c.tasks() {
+				g.Go(func() error {
+					defer f.done()
+					n, err := c.readStrided(ctx, f)
+					total.Add(n)
+					return err
+				})
+			}
+			continue
+		}
 		for _, b := range c.blocks {
 			for lo := b.lo; lo < b.hi; lo += taskBlocks {
 				g.Go(func() error {
@@ -90,7 +123,7 @@ func (r *FileReader) readData(ctx context.Context, wants []plan.Want, reads []pl
 
 // resolve finds the stored chunk of every read, checks that all boxes fit, and
 // groups the reads by chunk, in the order of the files.
-func (r *FileReader) resolve(ctx context.Context, wants []plan.Want, reads []plan.Read, dst Destination) ([]*chunkRead, error) {
+func (r chunkReader) resolve(ctx context.Context, wants []plan.Want, reads []plan.Read, dst Destination) ([]*chunkRead, error) {
 	byKey := map[key]*chunkRead{}
 	var chunks []*chunkRead
 	for _, read := range reads {
@@ -116,6 +149,7 @@ func (r *FileReader) resolve(ctx context.Context, wants []plan.Want, reads []pla
 				return nil, fmt.Errorf("%q %s is not among the chunks of rank %d", read.FQN, k.box, read.Rank)
 			}
 			c = newChunkRead(x.index, i)
+			c.path = r.path(x.index, c.entry.file)
 			byKey[k] = c
 			chunks = append(chunks, c)
 		}
@@ -128,9 +162,9 @@ func (r *FileReader) resolve(ctx context.Context, wants []plan.Want, reads []pla
 	}
 	slices.SortStableFunc(chunks, func(a, b *chunkRead) int {
 		switch {
-		case a.file.Name < b.file.Name:
+		case a.path < b.path:
 			return -1
-		case a.file.Name > b.file.Name:
+		case a.path > b.path:
 			return 1
 		case a.entry.offset < b.entry.offset:
 			return -1
@@ -144,7 +178,7 @@ func (r *FileReader) resolve(ctx context.Context, wants []plan.Want, reads []pla
 
 func newChunkRead(x *index, i int) *chunkRead {
 	e := &x.entries[i]
-	c := &chunkRead{entry: e, file: x.files[e.file], box: e.item.Shard.Box, size: e.item.Shard.DType.Size()}
+	c := &chunkRead{entry: e, index: x, box: e.item.Shard.Box, size: e.item.Shard.DType.Size()}
 	if e.item.Value {
 		c.box, c.size = tensor.Shape{e.item.Bytes}.Full(), 1
 	}
@@ -193,6 +227,37 @@ func contains(outer, inner tensor.Box) bool {
 
 // read reads, verifies and copies some blocks, a window at a time.
 func (c *chunkRead) read(ctx context.Context, f *sharedFile, b blockRange) (int64, error) {
+	return c.readBlocks(ctx, f, nil, b)
+}
+
+// tasks are the ranges of blocks that are read at a time, whatever their size:
+// a strided chunk is read as a whole.
+func (c *chunkRead) tasks() []blockRange {
+	if c.entry.strides != nil && len(c.blocks) > 0 {
+		return []blockRange{{0, 1}}
+	}
+	return c.blocks
+}
+
+// readStrided reads all of a chunk whose elements are not in order.
+func (c *chunkRead) readStrided(ctx context.Context, f *sharedFile) (int64, error) {
+	file, err := f.open()
+	if err != nil {
+		return 0, c.missing(f.path, err)
+	}
+	span, err := c.entry.readSpan(file)
+	if err != nil {
+		return 0, c.short(f.path, 0, err)
+	}
+	for _, b := range c.blocks {
+		if _, err := c.readBlocks(ctx, f, span, b); err != nil {
+			return 0, err
+		}
+	}
+	return int64(len(span)), nil
+}
+
+func (c *chunkRead) readBlocks(ctx context.Context, f *sharedFile, span []byte, b blockRange) (int64, error) {
 	file, err := f.open()
 	if err != nil {
 		return 0, c.missing(f.path, err)
@@ -207,7 +272,7 @@ func (c *chunkRead) read(ctx context.Context, f *sharedFile, b blockRange) (int6
 		start := lo * BlockSize
 		end := min(min(lo+windowBlocks, b.hi)*BlockSize, c.entry.item.Bytes)
 		window := (*buf)[:end-start]
-		n, err := file.ReadAt(window, c.entry.offset+start)
+		n, err := c.entry.window(file, span, window, start)
 		total += int64(n)
 		if n < len(window) {
 			return total, c.short(f.path, start+int64(n), err)
@@ -221,8 +286,11 @@ func (c *chunkRead) read(ctx context.Context, f *sharedFile, b blockRange) (int6
 }
 
 // verify compares the checksum of each block of window, which begins with
-// block first.
+// block first, if they are known.
 func (c *chunkRead) verify(path string, first int64, window []byte) error {
+	if !c.entry.learned() {
+		return nil
+	}
 	for block := first; len(window) > 0; block++ {
 		n := min(BlockSize, len(window))
 		if got, want := crc32.Checksum(window[:n], castagnoli), c.entry.sums[block]; got != want {
@@ -240,7 +308,7 @@ func (c *chunkRead) verify(path string, first int64, window []byte) error {
 // short is the error of a file that ends, or cannot be read, at a byte of the
 // chunk.
 func (c *chunkRead) short(path string, at int64, err error) error {
-	if err != nil && !errors.Is(err, io.EOF) {
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("read %s at %d: %w", path, c.entry.offset+at, err)
 	}
 	return &CorruptError{
@@ -250,6 +318,12 @@ func (c *chunkRead) short(path string, at int64, err error) error {
 }
 
 func (c *chunkRead) missing(path string, err error) error {
+	if changed := (*ChangedError)(nil); errors.As(err, &changed) {
+		return fmt.Errorf("%q %s: %w", c.entry.item.Shard.FQN, c.entry.box(), err)
+	}
+	if errors.Is(err, fs.ErrNotExist) && c.index.adopted() {
+		return fmt.Errorf("%q %s: %w", c.entry.item.Shard.FQN, c.entry.box(), &ChangedError{File: path, Gone: true})
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%q %s: %w; load another checkpoint, and verify this one to see all damage",
 			c.entry.item.Shard.FQN, c.entry.box(), err)

@@ -145,17 +145,27 @@ func (r *FileReader) load(rank int) (*rankIndex, error) {
 		return x, nil
 	}
 	loaded, err := r.root.readIndex(r.ref, x.want)
+	if err == nil && loaded.adopted() {
+		var learned bool
+		if learned, err = r.root.readSums(r.ref, &loaded, x.want.Index); err == nil && !learned {
+			r.root.unverified(r.ref)
+		}
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w; load another checkpoint, and verify this one to see all damage", err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	x.index, x.at = &loaded, make(map[key]int, len(loaded.entries))
-	for i, e := range loaded.entries {
-		x.at[itemKey(rank, e.item)] = i
-	}
+	x.set(&loaded)
 	return x, nil
+}
+
+func (x *rankIndex) set(loaded *index) {
+	x.index, x.at = loaded, make(map[key]int, len(loaded.entries))
+	for i, e := range loaded.entries {
+		x.at[itemKey(loaded.rank, e.item)] = i
+	}
 }
 
 // PrepareLocalPlan implements [Reader]. The reads come back ordered by rank,

@@ -21,6 +21,10 @@ type Root struct {
 	space   sync.Mutex
 	pending int64 // bytes that running WriteData calls have yet to write
 	keep    int64 // bytes that they leave free
+
+	tell sync.Mutex
+	told map[Ref]bool // refs that were told to say
+	say  func(Ref)    // nil: nobody is told
 }
 
 // Open names the data directory of a store, STORE/data. It touches nothing:
@@ -199,4 +203,21 @@ func (r *Root) release(bytes int64) {
 	r.space.Lock()
 	defer r.space.Unlock()
 	r.pending -= bytes
+}
+
+// OnUnverified sets who is told, once for each checkpoint, that bytes of
+// adopted files are read whose sums are not learned yet. It is called before
+// any reader is made; say must not block.
+func (r *Root) OnUnverified(say func(Ref)) { r.say, r.told = say, map[Ref]bool{} }
+
+func (r *Root) unverified(ref Ref) {
+	if r.say == nil {
+		return
+	}
+	r.tell.Lock()
+	defer r.tell.Unlock()
+	if !r.told[ref] {
+		r.told[ref] = true
+		r.say(ref)
+	}
 }

@@ -9,8 +9,9 @@ import (
 // sharedFile is a file that is open from its first user to its last. Since
 // users come in the order of the files, few are open at a time.
 type sharedFile struct {
-	fs   vfs.FS
-	path string
+	fs    vfs.FS
+	path  string
+	check func(vfs.FileInfo) error // of the open file; nil: none
 
 	mu    sync.Mutex
 	users int
@@ -24,6 +25,16 @@ func (f *sharedFile) open() (vfs.File, error) {
 		file, err := f.fs.Open(f.path)
 		if err != nil {
 			return nil, err
+		}
+		if f.check != nil {
+			info, err := file.Stat()
+			if err == nil {
+				err = f.check(info)
+			}
+			if err != nil {
+				_ = file.Close() // nothing was written to it
+				return nil, err
+			}
 		}
 		f.file = file
 	}

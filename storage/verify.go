@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -64,6 +65,12 @@ type Report struct {
 	Chunks   int       // chunks and values whose bytes were digested
 	Bytes    int64     // of those
 	Extra    []string  // files that the manifest does not name: harmless
+
+	// Of adopted files: what is known of their bytes, and how many chunks had
+	// no digest to be compared with, only the checksum of the program that
+	// wrote them, or none.
+	Sums    []Sums
+	Unknown int
 }
 
 // Clean reports whether nothing is wrong.
@@ -77,29 +84,61 @@ func (r Report) Clean() bool { return len(r.Findings) == 0 }
 // takes what the receipt says. progress, if not nil, is called with the number
 // of bytes digested so far, by one goroutine at a time.
 func (r *Root) Verify(ctx context.Context, ref Ref, manifest plan.Digest, progress func(bytes int64)) (Report, error) {
+	return r.verify(ctx, ref, manifest, &verifier{progress: progress})
+}
+
+// Learn is [Root.Verify] for a checkpoint that may be adopted: what it finds
+// out about bytes of which no digest is known, it makes durable beside the
+// index, for later readers. It does so for each rank whose files are as the
+// program that wrote them says, as far as that program has left checksums. The
+// caller records [Report.Sums] in the log. It may be repeated. pace, if not
+// nil, is called with the number of bytes read since the last call, and may
+// take its time.
+func (r *Root) Learn(ctx context.Context, ref Ref, manifest plan.Digest, progress func(bytes int64), pace func(ctx context.Context, bytes int64) error) (Report, error) {
+	return r.verify(ctx, ref, manifest, &verifier{progress: progress, pace: pace, learn: true})
+}
+
+func (r *Root) verify(ctx context.Context, ref Ref, manifest plan.Digest, v *verifier) (Report, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
-	v := &verifier{root: r, ref: ref, progress: progress, known: map[string]bool{}}
+	v.root, v.ref, v.known, v.broken = r, ref, map[string]bool{}, map[int]bool{}
+	v.fs, v.path = r.fs, func(x *index, n int) string { return r.filePath(ref, x, n) }
 	if err == nil {
 		err = v.run(ctx, manifest)
 	}
 	if err != nil {
 		return Report{}, fmt.Errorf("verify checkpoint %s: %w", ref, err)
 	}
+	v.sort()
+	return v.report, nil
+}
+
+func (v *verifier) sort() {
 	slices.SortStableFunc(v.report.Findings, func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.FQN, b.FQN))
 	})
-	return v.report, nil
 }
 
 // verifier collects the report of one verification.
 type verifier struct {
 	root     *Root
 	ref      Ref
+	fs       vfs.FS
+	path     func(x *index, n int) string
 	progress func(int64)
+	pace     func(context.Context, int64) error
+	learn    bool
 	known    map[string]bool // files that are part of the checkpoint
 
-	mu     sync.Mutex
-	report Report
+	mu      sync.Mutex
+	report  Report
+	broken  map[int]bool // ranks with files of which nothing is to be learned
+	unknown []*unlearned
+}
+
+// unlearned is an adopted index whose sums are not known yet.
+type unlearned struct {
+	index  *index
+	digest plan.Digest
 }
 
 func (v *verifier) find(kind Kind, file, format string, args ...any) {
@@ -152,7 +191,7 @@ func (v *verifier) run(ctx context.Context, digest plan.Digest) error {
 		digest = receipt.Manifest
 	}
 	var g errgroup.Group
-	g.SetLimit(runtime.GOMAXPROCS(0) + 2) // some wait for the disk
+	g.SetLimit(verifiers())
 	if m := v.manifest(digest, receipt); m != nil {
 		items := itemsByRank(m.Layout)
 		for _, rank := range m.Ranks {
@@ -175,6 +214,9 @@ func (v *verifier) run(ctx context.Context, digest plan.Digest) error {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := v.writeSums(); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -263,8 +305,15 @@ func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *
 			v.find(Mismatch, name, "%s", problem)
 		}
 	}
+	if x.adopted() {
+		v.known[dataFile(rank)] = false
+		v.sums(&x, plan.Sum(data))
+	}
 	for i, f := range x.files {
 		v.known[f.Name] = true
-		v.data(ctx, g, x, i)
+		v.data(ctx, g, &x, i)
 	}
 }
+
+// verifiers is how many chunks are read at a time: some wait for the disk.
+func verifiers() int { return runtime.GOMAXPROCS(0) + 2 }

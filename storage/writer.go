@@ -152,6 +152,9 @@ func (w *FileWriter) checkWritten(ctx context.Context, m plan.Manifest) error {
 				return fmt.Errorf("index of rank %d is not that of the layout: %s",
 					r.Rank, strings.Join(append(missing, extra...), ", "))
 			}
+			if x.adopted() {
+				return w.root.checkUnchanged(&x)
+			}
 			for _, f := range x.files {
 				path := w.root.path(w.ref, f.Name)
 				info, err := w.root.fs.Stat(path)

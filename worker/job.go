@@ -61,11 +61,7 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
 	}
 	store.Log = newLastWords(ctx, store.Log)
-	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: newHunt(cfg.Job)}
-	j.scribe = &scribe{
-		log: store.Log, run: cfg.Run, trial: cfg.Trial, source: "trainer/" + cfg.Job,
-		node: events.Node(0), now: cfg.Now, newID: cfg.NewID,
-	}
+	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: newHunt(cfg.Job), scribe: newScribe(cfg, store.Log)}
 	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)

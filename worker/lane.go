@@ -31,6 +31,14 @@ type scribe struct {
 	newID  func() string
 }
 
+// newScribe speaks for a job on its one node.
+func newScribe(cfg Config, log Log) *scribe {
+	return &scribe{
+		log: log, run: cfg.Run, trial: cfg.Trial, source: "trainer/" + cfg.Job,
+		node: events.Node(0), now: cfg.Now, newID: cfg.NewID,
+	}
+}
+
 func (s *scribe) stamp() events.Stamp {
 	return events.Stamp{ID: s.newID(), Source: s.source, Time: s.now()}
 }

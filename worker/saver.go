@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/worker/client"
 )
 
@@ -24,6 +25,8 @@ type saver struct {
 	now   func() time.Time
 	coord *planner.Coordinator // owned by the goroutine of run
 	slots *staging
+	// put writes the bytes of one rank, out of the slots unless it is set.
+	put func(context.Context, planner.Write) (storage.Written, error)
 
 	drain   chan drain // once
 	idle    chan struct{}
@@ -53,12 +56,14 @@ type drain struct {
 
 // newSaver makes the shell of a coordinator that writes from slots.
 func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging) *saver {
-	return &saver{
+	s := &saver{
 		lane: l, store: store, log: log, now: l.now, coord: coord, slots: slots,
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), refused: map[refusal]string{},
 	}
+	s.put = s.writeData
+	return s
 }
 
 // run follows the log from a sequence until ctx ends, the attempt is fenced,

@@ -64,7 +64,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	s.permits <- struct{}{}
 	defer func() { <-s.permits }()
 	attempt := s.lane.attempt
-	w, err := s.writeData(ctx, c)
+	w, err := s.put(ctx, c)
 	if err != nil && ctx.Err() != nil {
 		return nil // the attempt is over, not the disk
 	}

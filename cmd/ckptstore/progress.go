@@ -24,10 +24,15 @@ type bar struct {
 }
 
 func (a *app) progress(what string, targets []projections.Checkpoint) *bar {
-	b := &bar{what: what, began: time.Now()}
+	total := int64(0)
 	for _, c := range targets {
-		b.total += c.Bytes
+		total += c.Bytes
 	}
+	return a.progressOf(what, total)
+}
+
+func (a *app) progressOf(what string, total int64) *bar {
+	b := &bar{what: what, total: total, began: time.Now()}
 	if f, ok := a.err.(*os.File); ok && !a.quiet {
 		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
 			b.to = f
@@ -57,4 +62,11 @@ func (b *bar) done() {
 		fmt.Fprint(b.to, "\r\x1b[K")
 	}
 	b.ended = true
+}
+
+// warn says something on stderr that is no error.
+func (a *app) warn(format string, values ...any) {
+	if !a.quiet {
+		fmt.Fprintf(a.err, "ckptstore: "+format+"\n", values...)
+	}
 }

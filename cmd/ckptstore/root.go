@@ -15,7 +15,9 @@ import (
 
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/storage/dcp"
 	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/worker"
 )
 
 // Exit codes.
@@ -36,8 +38,10 @@ const rootHelp = `Look after a store of checkpoints.
 
 A checkpoint is named by a reference: RUN (the newest of its line),
 RUN@latest, RUN@NAME, RUN@ID or the beginning of an ID, RUN@best:METRIC:min.
+show, verify, export and cat also take the path of a checkpoint of PyTorch DCP,
+safetensors or Hugging Face.
 
-Exit codes: 0 ok, 1 failed, 2 usage, 4 not found, 5 conflict, 6 findings,
+Exit codes: 0 ok, 1 failed, 2 usage, 4 not found, 5 conflict, 6 damage found,
 10 no store, 11 locked, 12 not allowed, 130 interrupted.`
 
 // errFindings says that a check has found something; what, is on stdout.
@@ -94,7 +98,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
-		a.eventsCommand(), a.replayCommand(), a.verifyCommand(), a.benchCommand())
+		a.eventsCommand(), a.replayCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.benchCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
 	if err != nil && !errors.Is(err, errFindings) {
@@ -104,7 +108,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func exitCode(err error, interrupted bool) int {
-	var usage usageError
+	var (
+		usage     usageError
+		running   *store.RunningError
+		taken     *storage.OccupiedError
+		corrupt   *storage.CorruptError
+		changed   *storage.ChangedError
+		malformed *dcp.FormatError
+	)
 	switch {
 	case err == nil:
 		return exitOK
@@ -112,12 +123,14 @@ func exitCode(err error, interrupted bool) int {
 		return exitFindings
 	case interrupted && errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, projections.ErrAmbiguous):
+	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrAmbiguous):
 		return exitUsage
 	case errors.Is(err, projections.ErrNotFound):
 		return exitNotFound
-	case errors.Is(err, store.ErrExists):
+	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken):
 		return exitConflict
+	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed):
+		return exitFindings
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked):

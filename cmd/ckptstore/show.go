@@ -11,7 +11,6 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // shown is `show --json`.
@@ -52,20 +51,21 @@ type shownRank struct {
 func (a *app) showCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show REF", Short: "Show what is in a checkpoint", Args: args(cobra.ExactArgs(1)),
-		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json",
+		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show out/checkpoint-2000",
+		Long:    "Show what is in a checkpoint: its tensors, values and ranks.\n\n" + pathHelp,
 		RunE: func(c *cobra.Command, refs []string) error {
+			if isPath(refs[0]) {
+				return a.showPath(c.Context(), refs[0])
+			}
 			return a.with(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0]) })
 		},
 	}
 }
 
 func (a *app) show(ctx context.Context, s *store.Store, ref string) error {
-	c, err := web.Ask(ctx, s.Views(), web.Resolve, web.Params{Ref: ref})
+	c, err := committed(ctx, s, ref)
 	if err != nil {
 		return err
-	}
-	if c.State != projections.Committed {
-		return fmt.Errorf("checkpoint %s@%s is %s: %s", c.Run, c.ID, c.State, c.Reason)
 	}
 	digest, err := plan.ParseDigest(c.Manifest)
 	if err != nil {
@@ -77,21 +77,9 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string) error {
 	}
 	out := shown{
 		Store: s.ID, Checkpoint: c, Path: s.DataDir + "/" + store.RefOf(c).String(),
-		Tensors: []shownTensor{}, Values: []shownValue{}, Ranks: []shownRank{},
+		Ranks: []shownRank{},
 	}
-	for _, t := range m.Layout.Tensors {
-		st := shownTensor{
-			FQN: t.FQN, DType: t.DType, Shape: t.Shape,
-			Bytes: t.Shape.Volume() * int64(t.DType.Size()), Chunks: []shownChunk{},
-		}
-		for _, ch := range t.Chunks {
-			st.Chunks = append(st.Chunks, shownChunk{ch.Rank, ch.Box})
-		}
-		out.Tensors = append(out.Tensors, st)
-	}
-	for _, v := range m.Layout.Values {
-		out.Values = append(out.Values, shownValue(v))
-	}
+	out.Tensors, out.Values = shownLayout(m.Layout)
 	for _, r := range m.Ranks {
 		out.Ranks = append(out.Ranks, shownRank(r))
 	}
@@ -108,28 +96,5 @@ func (s shown) print(w *tabwriter.Writer, wide bool) {
 	row(w, "size", size(c.Bytes))
 	row(w, "manifest", c.Manifest)
 	row(w, "path", s.Path)
-	fmt.Fprintln(w)
-	head := []any{"TENSOR", "DTYPE", "SHAPE", "SIZE", "CHUNKS"}
-	if wide {
-		head = append(head, "RANK:BOX")
-	}
-	row(w, head...)
-	for _, t := range s.Tensors {
-		cells := []any{t.FQN, t.DType, fmt.Sprint([]int64(t.Shape)), size(t.Bytes), len(t.Chunks)}
-		if wide {
-			boxes := ""
-			for _, ch := range t.Chunks {
-				boxes += fmt.Sprintf("%d:%v ", ch.Rank, ch.Box)
-			}
-			cells = append(cells, boxes)
-		}
-		row(w, cells...)
-	}
-	if len(s.Values) > 0 {
-		fmt.Fprintln(w)
-		row(w, "VALUE", "RANK", "SIZE", "PER RANK")
-		for _, v := range s.Values {
-			row(w, v.FQN, v.Rank, size(v.Bytes), v.PerRank)
-		}
-	}
+	printLayout(w, wide, s.Tensors, s.Values)
 }

@@ -50,6 +50,9 @@ what vouches for it: data with the index, the index with the manifest, the
 manifest with the log. Damage is named by file, tensor and block; the exit
 code is then 6. Without REF the log is read from end to end too.`,
 		RunE: func(c *cobra.Command, refs []string) error {
+			if len(refs) == 1 && isPath(refs[0]) {
+				return a.verifyPath(c.Context(), refs[0])
+			}
 			return a.with(c.Context(), func(s *store.Store) error { return a.verify(c.Context(), s, refs) })
 		},
 	}
@@ -137,10 +140,7 @@ func checkLog(ctx context.Context, log *jetlog.Log) (out readLog, damage, err er
 // verifyTargets are the checkpoints that refs name, or all committed ones.
 func verifyTargets(ctx context.Context, s *store.Store, refs []string) ([]projections.Checkpoint, error) {
 	if len(refs) == 1 {
-		c, err := web.Ask(ctx, s.Views(), web.Resolve, web.Params{Ref: refs[0]})
-		if err == nil && c.State != projections.Committed {
-			err = fmt.Errorf("checkpoint %s@%s is %s: %s", c.Run, c.ID, c.State, c.Reason)
-		}
+		c, err := committed(ctx, s, refs[0])
 		return []projections.Checkpoint{c}, err
 	}
 	runs, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})

@@ -131,7 +131,7 @@ func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) 
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	return worker.Run(ctx, cfg, worker.Store{
-		ID: st.ID, Log: st.Log, Views: views{st.Views()}, Blobs: st.Blobs, Data: st.Data,
+		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
 		Runtime:  st.Runtime, Shared: sharedMemory(cfg.Logger),
 	})
@@ -164,7 +164,7 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	if o.name == "" {
 		o.name = defaultRun(args)
 	}
-	if err := checkName(o.name); err != nil {
+	if err := store.ValidRun(o.name); err != nil {
 		return bad("--name %q: %s: choose another", o.name, err)
 	}
 	if err := checkReference(o.resume); err != nil {

@@ -1,26 +1,12 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"unicode"
 
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
 )
-
-// checkName refuses a run's name that the log cannot hold, or that nobody
-// could read in a list.
-func checkName(name string) error {
-	switch {
-	case name == "":
-		return errors.New("it is empty")
-	case strings.ContainsFunc(name, unicode.IsControl):
-		return errors.New("it has a control character")
-	}
-	return events.Scope{Run: name, Actor: events.Server}.Validate()
-}
 
 // checkReference refuses what no store could resolve, before one is opened.
 func checkReference(ref string) error {

@@ -8,10 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
-	"github.com/ckptstore/ckptstore/worker"
 )
 
 // ensureStore makes a store where there is none, also where a trainer was
@@ -44,29 +41,4 @@ func ensureStore(ctx context.Context, location string, patience time.Duration, l
 			return err
 		}
 	}
-}
-
-// views are the questions of a job, put to the store.
-type views struct{ source web.Source }
-
-var _ worker.Views = views{}
-
-// Trial implements worker.Views.
-func (v views) Trial(ctx context.Context, run, trial string) (projections.Trial, error) {
-	return web.Ask(ctx, v.source, web.Trial, web.Params{Run: run, Trial: trial})
-}
-
-// Attempts implements worker.Views.
-func (v views) Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error) {
-	return web.Ask(ctx, v.source, web.Attempts, web.Params{Run: run, Trial: trial})
-}
-
-// OpenCheckpoints implements worker.Views.
-func (v views) OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error) {
-	return web.Ask(ctx, v.source, web.OpenCheckpoints, web.Params{Run: run, Trial: trial})
-}
-
-// Resolve implements worker.Views.
-func (v views) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
-	return web.Ask(ctx, v.source, web.Resolve, web.Params{Ref: ref})
 }

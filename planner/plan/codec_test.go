@@ -200,7 +200,7 @@ func TestItemsAndBytesOfALayout(t *testing.T) {
 			seen.Items = append(seen.Items, it)
 		}
 	}
-	if got := sampleLayout.Bytes(); got != sum || sum != 32+32+8+100+1+2 {
+	if got := sampleLayout.Bytes(); got != sum || sum != 32+32+8+100+8+1+2 {
 		t.Errorf("the layout has %d bytes, its items %d", got, sum)
 	}
 	// What a rank has to write is itself a plan that can be told.
@@ -209,6 +209,7 @@ func TestItemsAndBytesOfALayout(t *testing.T) {
 	}
 	want := []plan.Item{
 		{Shard: tensor.Shard{FQN: "layers.0.weight", DType: tensor.Float32, Global: tensor.Shape{4, 4}, Box: box([]int64{2, 0}, []int64{2, 4})}, Bytes: 32},
+		{Value: true, Shard: tensor.Shard{FQN: "optim.lr.0"}, Bytes: 8},
 		{Value: true, Shard: tensor.Shard{FQN: "rng"}, Bytes: 2, PerRank: true},
 	}
 	if got := sampleLayout.Items(1); !reflect.DeepEqual(got, want) {

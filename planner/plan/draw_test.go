@@ -2,6 +2,7 @@ package plan_test
 
 import (
 	"math"
+	"strconv"
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -12,8 +13,35 @@ import (
 func names() *rapid.Generator[string] {
 	return rapid.OneOf(
 		rapid.StringN(1, 8, 32),
-		rapid.SampledFrom([]string{"w", "layers.0.w", "a/b@0", "\x00", "\xff", "../x", "模型", strings.Repeat("x", 300)}),
+		rapid.SampledFrom([]string{"w", "layers.0.w", "0.10.007.-1", "..", "5", "a/b@0", "\x00", "\xff", "../x", "模型", strings.Repeat("x", 300)}),
 	)
+}
+
+// paths draws one of the paths that a name may have: cut at some of its dots.
+func paths(t *rapid.T, fqn string) plan.Path {
+	var p plan.Path
+	for part := range strings.SplitSeq(fqn, ".") {
+		n, err := strconv.Atoi(part)
+		switch last := len(p) - 1; {
+		case last >= 0 && !p[last].List && rapid.Bool().Draw(t, "joined"):
+			p[last].Key += "." + part
+		case err == nil && strconv.Itoa(n) == part && n >= 0 && n < 1<<31 && rapid.Bool().Draw(t, "index"):
+			p = append(p, plan.Index(n))
+		default:
+			p = append(p, plan.Key(part))
+		}
+	}
+	if p.Plain(fqn) {
+		return nil
+	}
+	return p
+}
+
+func checks() *rapid.Generator[plan.Check] {
+	return rapid.Custom(func(t *rapid.T) (c plan.Check) {
+		c[rapid.IntRange(0, 15).Draw(t, "at")] = rapid.SampledFrom([]byte{0, 0, 1, 255}).Draw(t, "check")
+		return c
+	})
 }
 
 func sizes() *rapid.Generator[int64] {
@@ -53,13 +81,15 @@ func boxIn(t *rapid.T, shape tensor.Shape) tensor.Box {
 func locals() *rapid.Generator[plan.Local] {
 	item := rapid.Custom(func(t *rapid.T) plan.Item {
 		if rapid.Bool().Draw(t, "value") {
-			return plan.Item{
-				Value: true, Shard: tensor.Shard{FQN: names().Draw(t, "name")},
+			it := plan.Item{
+				Value: true, Shard: tensor.Shard{FQN: names().Draw(t, "name")}, Check: checks().Draw(t, "check"),
 				Bytes: sizes().Draw(t, "bytes"), PerRank: rapid.Bool().Draw(t, "per rank"),
 			}
+			it.Path = paths(t, it.Shard.FQN)
+			return it
 		}
 		s := shards().Draw(t, "shard")
-		return plan.Item{Shard: s, Bytes: s.Bytes()}
+		return plan.Item{Shard: s, Bytes: s.Bytes(), Path: paths(t, s.FQN), Check: checks().Draw(t, "check")}
 	})
 	return rapid.Custom(func(t *rapid.T) plan.Local {
 		return plan.Local{Rank: ranks().Draw(t, "rank"), Items: some(t, item)}
@@ -68,17 +98,19 @@ func locals() *rapid.Generator[plan.Local] {
 
 func layouts() *rapid.Generator[plan.Layout] {
 	value := rapid.Custom(func(t *rapid.T) plan.Value {
-		return plan.Value{
+		v := plan.Value{
 			FQN: names().Draw(t, "name"), Rank: ranks().Draw(t, "rank"),
 			Bytes: sizes().Draw(t, "bytes"), PerRank: rapid.Bool().Draw(t, "per rank"),
 		}
+		v.Path = paths(t, v.FQN)
+		return v
 	})
 	whole := rapid.Custom(func(t *rapid.T) plan.Tensor {
 		s := shards().Draw(t, "tensor")
 		chunk := rapid.Custom(func(t *rapid.T) plan.Chunk {
 			return plan.Chunk{Rank: ranks().Draw(t, "rank"), Box: boxIn(t, s.Global)}
 		})
-		return plan.Tensor{FQN: s.FQN, DType: s.DType, Shape: s.Global, Chunks: some(t, chunk)}
+		return plan.Tensor{FQN: s.FQN, Path: paths(t, s.FQN), DType: s.DType, Shape: s.Global, Chunks: some(t, chunk)}
 	})
 	return rapid.Custom(func(t *rapid.T) plan.Layout {
 		return plan.Layout{Tensors: some(t, rapid.OneOf(whole, meshes())), Values: some(t, value)}

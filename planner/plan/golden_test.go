@@ -22,22 +22,24 @@ func box(offsets, sizes []int64) tensor.Box { return tensor.Box{Offsets: offsets
 // of values.
 var (
 	sampleLocal = plan.Local{Rank: 300, Items: []plan.Item{
-		{Shard: tensor.Shard{FQN: "layers.0.weight", DType: tensor.BFloat16, Global: tensor.Shape{4096, 512}, Box: box([]int64{1024, 0}, []int64{1024, 512})}, Bytes: 1 << 20},
-		{Shard: tensor.Shard{FQN: "step", DType: tensor.Int64, Global: tensor.Shape{}, Box: box([]int64{}, []int64{})}, Bytes: 8},
+		{Shard: tensor.Shard{FQN: "layers.0.weight", DType: tensor.BFloat16, Global: tensor.Shape{4096, 512}, Box: box([]int64{1024, 0}, []int64{1024, 512})}, Bytes: 1 << 20, Path: plan.Path{plan.Key("layers"), plan.Index(0), plan.Key("weight")}},
+		{Shard: tensor.Shard{FQN: "step", DType: tensor.Int64, Global: tensor.Shape{}, Box: box([]int64{}, []int64{})}, Bytes: 8, Check: plan.Check{0: 1, 15: 2}},
 		{Shard: tensor.Shard{FQN: "empty", DType: tensor.Bool, Global: tensor.Shape{2, 3}, Box: box([]int64{2, 0}, []int64{0, 3})}},
-		{Value: true, Shard: tensor.Shard{FQN: "config"}, Bytes: 1234},
+		{Value: true, Shard: tensor.Shard{FQN: "config"}, Bytes: 1234, Check: plan.Check{7: 3}},
 		{Value: true, PerRank: true, Shard: tensor.Shard{FQN: "rng"}, Bytes: 5000},
+		{Value: true, Shard: tensor.Shard{FQN: "optim.param_groups.12"}, Bytes: 10, Path: plan.Path{plan.Key("optim"), plan.Key("param_groups"), plan.Index(12)}},
 	}}
 	sampleLayout = plan.Layout{
 		Tensors: []plan.Tensor{
 			{FQN: "empty", DType: tensor.Bool, Shape: tensor.Shape{0, 3}},
-			{FQN: "layers.0.weight", DType: tensor.Float32, Shape: tensor.Shape{4, 4}, Chunks: []plan.Chunk{
+			{FQN: "layers.0.weight", Path: plan.Path{plan.Key("layers.0"), plan.Key("weight")}, DType: tensor.Float32, Shape: tensor.Shape{4, 4}, Chunks: []plan.Chunk{
 				{Rank: 0, Box: box([]int64{0, 0}, []int64{2, 4})}, {Rank: 1, Box: box([]int64{2, 0}, []int64{2, 4})},
 			}},
 			{FQN: "step", DType: tensor.Int64, Shape: tensor.Shape{}, Chunks: []plan.Chunk{{Rank: 0, Box: box([]int64{}, []int64{})}}},
 		},
 		Values: []plan.Value{
 			{FQN: "config", Rank: 0, Bytes: 100},
+			{FQN: "optim.lr.0", Rank: 1, Bytes: 8, Path: plan.Path{plan.Key("optim"), plan.Key("lr"), plan.Index(0)}},
 			{FQN: "rng", Rank: 0, Bytes: 1, PerRank: true},
 			{FQN: "rng", Rank: 1, Bytes: 2, PerRank: true},
 		},

@@ -23,6 +23,9 @@ func (e *encoder) layout(l Layout) {
 				dtype = min(dtype, wireDType(t.DType, t.Shape, c.Box))
 			}
 		}
+		if !t.Path.Plain(t.FQN) {
+			dtype |= dtypePath
+		}
 		e.b = append(e.b, dtype)
 	}
 	for _, t := range l.Tensors {
@@ -31,6 +34,11 @@ func (e *encoder) layout(l Layout) {
 	for _, t := range l.Tensors {
 		for _, n := range t.Shape {
 			e.int64(n)
+		}
+	}
+	for _, t := range l.Tensors {
+		if !t.Path.Plain(t.FQN) {
+			e.path(t.Path, t.FQN)
 		}
 	}
 	var spent budget
@@ -79,7 +87,12 @@ func (e *encoder) values(values []Value) {
 		e.int64(v.Bytes)
 	}
 	for _, v := range values {
-		e.b = append(e.b, Item{PerRank: v.PerRank}.flags())
+		e.b = append(e.b, Item{PerRank: v.PerRank, Path: v.Path, Shard: tensor.Shard{FQN: v.FQN}}.flags())
+	}
+	for _, v := range values {
+		if !v.Path.Plain(v.FQN) {
+			e.path(v.Path, v.FQN)
+		}
 	}
 }
 
@@ -97,7 +110,8 @@ func DecodeLayout(data []byte) (Layout, error) {
 func (d *decoder) layout() (l Layout) {
 	d.begin(magicLayout)
 	n := d.count(5)
-	names, dtypes, shapes := d.names(n, "tensor"), d.dtypes(n), d.shapes(n)
+	names, dtypes, shapes := d.names(n, "tensor"), d.dtypes(n, dtypePath), d.shapes(n)
+	paths := d.paths(dtypes, dtypePath, names)
 	if d.err == nil && n > 0 {
 		l.Tensors = make([]Tensor, n)
 	}
@@ -105,7 +119,7 @@ func (d *decoder) layout() (l Layout) {
 	rules := make([]grid, len(l.Tensors))
 	for i := range l.Tensors {
 		t := &l.Tensors[i]
-		*t = Tensor{FQN: names[i], DType: tensor.DType(dtypes[i]), Shape: shapes[i]}
+		*t = Tensor{FQN: names[i], Path: paths[i], DType: tensor.DType(dtypes[i] &^ dtypePath), Shape: shapes[i]}
 		if err := validShape(t.FQN, t.DType, t.Shape); err != nil {
 			d.fail("%v", err)
 		}
@@ -187,8 +201,9 @@ func (d *decoder) values() []Value {
 	for i := range values {
 		values[i].Bytes = d.int64()
 	}
-	for i, f := range d.flags(n, flagPerRank) {
-		values[i].PerRank = f != 0
+	flags := d.flags(n, flagPerRank|flagPath)
+	for i, path := range d.paths(flags, flagPath, names) {
+		values[i].PerRank, values[i].Path = flags[i]&flagPerRank != 0, path
 	}
 	return values
 }

@@ -19,6 +19,11 @@ func EncodeLocal(l Local) []byte {
 	}
 	s.names(len(l.Items), func(i int) string { return l.Items[i].Shard.FQN })
 	for _, it := range l.Items {
+		if it.flags()&flagPath != 0 {
+			s.path(it.Path, it.Shard.FQN)
+		}
+	}
+	for _, it := range l.Items {
 		if !it.Value {
 			s.b = append(s.b, wireDType(it.Shard.DType, it.Shard.Global, it.Shard.Box))
 		}
@@ -53,6 +58,11 @@ func EncodeLocal(l Local) []byte {
 			}
 		}
 	}
+	for _, it := range l.Items {
+		if it.Check != (Check{}) {
+			e.b = append(e.b, it.Check[:]...)
+		}
+	}
 	return e.b
 }
 
@@ -73,6 +83,12 @@ func (it Item) flags() byte {
 	if it.PerRank {
 		flags |= flagPerRank
 	}
+	if !it.Path.Plain(it.Shard.FQN) {
+		flags |= flagPath
+	}
+	if it.Check != (Check{}) {
+		flags |= flagCheck
+	}
 	return flags
 }
 
@@ -89,6 +105,7 @@ type LocalDecoder struct {
 	structure []byte // as encoded
 	items     []Item // without boxes
 	numbers   int    // that the boxes need: two a dimension
+	checked   []int  // indexes of the items that have a check
 }
 
 // Decode is [DecodeLocal].
@@ -116,14 +133,16 @@ func (c *LocalDecoder) Decode(data []byte) (Local, error) {
 // readStructure reads everything of n items but their boxes and sizes.
 func readStructure(d *decoder, n int) (c LocalDecoder) {
 	structure := d.b[d.at:]
-	flags := d.flags(n, flagValue|flagPerRank)
+	flags := d.flags(n, flagValue|flagPerRank|flagPath|flagCheck)
 	shards := 0
 	for _, f := range flags {
 		if f&flagValue == 0 {
 			shards++
 		}
 	}
-	names, dtypes, shapes := d.names(n, "item"), d.dtypes(shards), d.shapes(shards)
+	names := d.names(n, "item")
+	paths := d.paths(flags, flagPath, names)
+	dtypes, shapes := d.dtypes(shards, 0), d.shapes(shards)
 	if d.err == nil && d.left() > 0 {
 		d.fail("%d bytes after the last shape", d.left())
 	}
@@ -134,7 +153,10 @@ func readStructure(d *decoder, n int) (c LocalDecoder) {
 	for i, next := 0, 0; i < n; i++ {
 		it := &c.items[i]
 		it.Value, it.PerRank = flags[i]&flagValue != 0, flags[i]&flagPerRank != 0
-		it.Shard.FQN = names[i]
+		it.Shard.FQN, it.Path = names[i], paths[i]
+		if flags[i]&flagCheck != 0 {
+			c.checked = append(c.checked, i)
+		}
 		if it.Value {
 			continue
 		}
@@ -187,6 +209,16 @@ func (c *LocalDecoder) boxes(d *decoder) []Item {
 		}
 		it.Shard.Box = tensor.Box{Offsets: offsets, Sizes: sizes}
 		it.Bytes = volume
+	}
+	if d.fits(uint64(len(c.checked)), len(Check{})); d.err != nil {
+		return nil
+	}
+	for _, i := range c.checked {
+		check := &items[i].Check
+		if d.at += copy(check[:], d.b[d.at:]); *check == (Check{}) {
+			d.fail("the check of %q is zero, which says that there is none", items[i].Shard.FQN)
+			return nil
+		}
 	}
 	return items
 }

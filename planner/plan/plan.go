@@ -16,24 +16,29 @@
 // what decodes is encoded as the same bytes again.
 //
 //	local     "CKLP" 1  rank  items  length  structure  parts
-//	structure [flags name] of all items, [dtype ndim dims] of the shards:
+//	structure [flags name path] of all items, [dtype ndim dims] of the shards:
 //	          what the ranks have in common, decoded once for all of them
 //	parts     of each item: a value's size in bytes, or for each dimension of
-//	          a shard the elements before its box and behind it
+//	          a shard the elements before its box and behind it; then the
+//	          checks of the items whose flags say that they have one
 //
 //	  0        offset      offset+size        n
 //	  +---------+--------------+--------------+
 //	  | before  |     box      |    behind    |
 //	  +---------+--------------+--------------+
 //
-//	layout    "CKLY" 1  tensors  [name dtype ndim dims]  chunks of each tensor
-//	          values    [name ±rank bytes flags]
+//	layout    "CKLY" 1  tensors  [name dtype ndim dims path]  chunks of each
+//	          values    [name ±rank bytes flags path]
 //	chunks    0  cell size of each dimension (0: whole)  rank
 //	             and, if that makes several cells, step and interleave
 //	          1+count  [±rank], for each dimension [±offset ±size]
 //	manifest  "CKMF" 1  store run trial checkpoint name step attempt world
 //	          ranks  [±rank digest]  layout
 //	name      bytes shared with the name before (127 at most), the others
+//	path      only where it is not the name alone, which a flag says (of a
+//	          tensor in a layout, the high bit of its dtype): elements × 2 + 1
+//	          if the last is an index, then of each other the bytes of the
+//	          name × 2 + 1 if it is an index; the dots between do not count
 //
 // Chunks that are the cells of a regular grid, on ranks in an arithmetic run,
 // are told by that rule and never listed:
@@ -95,13 +100,20 @@ func ParseDigest(s string) (Digest, error) {
 	return d, nil
 }
 
+// Check is a short digest of the bytes of an item, such that replicas which
+// differ have different ones. Zero is none.
+type Check [16]byte
+
 // Item is one thing that a rank saves: a shard of a tensor, or a value, which
-// is a sequence of bytes under a name.
+// is a sequence of bytes under a name. Path and Check are for the local plan:
+// a [Layout] knows the path, and its items have neither.
 type Item struct {
 	Shard   tensor.Shard // of a value, only the FQN is set
 	Bytes   int64        // size of the chunk or value
 	Value   bool
 	PerRank bool // a value that every rank has its own of, such as RNG state
+	Path    Path
+	Check   Check
 }
 
 // Local is what one rank wants to save, in the rank's own order.
@@ -120,6 +132,7 @@ type Chunk struct {
 // the shape unless a single rank saved only a part.
 type Tensor struct {
 	FQN    string
+	Path   Path // nil where it is the FQN alone
 	DType  tensor.DType
 	Shape  tensor.Shape
 	Chunks []Chunk // in (rank, item) order
@@ -128,7 +141,8 @@ type Tensor struct {
 // Value is a value in a layout. A per-rank one stands once for each rank.
 type Value struct {
 	FQN     string
-	Rank    int // whose file holds it
+	Path    Path // nil where it is the FQN alone
+	Rank    int  // whose file holds it
 	Bytes   int64
 	PerRank bool
 }

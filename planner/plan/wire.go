@@ -16,9 +16,14 @@ const (
 
 	flagValue   = 1
 	flagPerRank = 2
+	flagPath    = 4
+	flagCheck   = 8
+
+	dtypePath = 1 << 7 // in a column of dtypes, where a path follows
 
 	maxRank   = 1 << 31
-	maxShared = 127 // bytes that a name may share with the one before
+	maxIndex  = 1 << 31 // of a list
+	maxShared = 127     // bytes that a name may share with the one before
 )
 
 type encoder struct{ b []byte }
@@ -206,15 +211,16 @@ func (d *decoder) digest() (out Digest) {
 	return out
 }
 
-// dtypes reads a column of n dtypes, a byte each.
-func (d *decoder) dtypes(n int) []byte {
+// dtypes reads a column of n dtypes, a byte each, beside which the bits of
+// allowed may be set.
+func (d *decoder) dtypes(n int, allowed byte) []byte {
 	if n > d.left() {
 		d.fail("truncated dtypes")
 		return nil
 	}
 	column := d.b[d.at : d.at+n]
 	for _, v := range column {
-		if !tensor.DType(v).Valid() {
+		if !tensor.DType(v &^ allowed).Valid() {
 			d.fail("unknown dtype %d", v)
 			return nil
 		}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/store"
+)
+
+const exportHelp = `Write a checkpoint for other programs into the directory DIR.
+
+  dcp          a directory of PyTorch Distributed Checkpoint, for dcp.load: a
+               file for each rank, and .metadata; values as they were saved
+  safetensors  model.safetensors with whole tensors
+  hf           a Hugging Face directory: files of at most --max-shard-size and
+               model.safetensors.index.json
+
+Safetensors files hold no values: those are listed on stderr, and in JSON as
+left_out. Everything is written and synced beside DIR and renamed at the end,
+so DIR is whole or not there. A DIR with files in it is refused; --force
+replaces it if it holds nothing but an export.
+
+` + pathHelp + `
+
+Exit codes: 0 exported, 1 failed, 2 usage, 4 no such checkpoint,
+5 DIR is not empty, 6 bytes of the checkpoint are damaged.`
+
+// exported is `export --json`.
+type exported struct {
+	Checkpoint string `json:"checkpoint"`
+	storage.Exported
+}
+
+func (a *app) exportCommand() *cobra.Command {
+	var o storage.ExportOptions
+	var format, shard string
+	c := &cobra.Command{
+		Use: "export REF DIR --format dcp|safetensors|hf", Short: "Write a checkpoint for PyTorch DCP, safetensors or Hugging Face", Long: exportHelp,
+		Args: args(cobra.ExactArgs(2)),
+		Example: `  ckptstore export bert@step-2000 out/dcp --format dcp
+  ckptstore export bert out/hf --format hf --max-shard-size 2GB`,
+		RunE: func(c *cobra.Command, given []string) (err error) {
+			switch o.Format = storage.Format(format); o.Format {
+			case storage.DCP, storage.SafeTensors, storage.HuggingFace:
+			default:
+				return usageError{fmt.Errorf("--format %q: give dcp, safetensors or hf", format)}
+			}
+			if o.MaxShard, err = parseSize(shard); err != nil {
+				return usageError{fmt.Errorf("--max-shard-size: %w", err)}
+			}
+			return a.withSource(c.Context(), given[0], func(s source) error { return a.export(c.Context(), s, given[1], o) })
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&format, "format", "", "dcp, safetensors or hf")
+	f.StringVar(&shard, "max-shard-size", "5GB", "size above which hf begins another file, such as 500MB or 2GiB")
+	f.BoolVar(&o.Replace, "force", false, "replace an export that is in DIR")
+	return c
+}
+
+func (a *app) export(ctx context.Context, s source, dir string, o storage.ExportOptions) error {
+	bar := a.progressOf("export", s.manifest.Layout.Bytes())
+	defer bar.done()
+	o.Progress = bar.set
+	done, err := store.ExportTo(ctx, s.reader, dir, o)
+	if err != nil {
+		return err
+	}
+	bar.done()
+	for _, v := range done.LeftOut {
+		a.warn("left out: value %q of rank %d (%s): %s", v.FQN, v.Rank, size(v.Bytes), v.Reason)
+	}
+	out := exported{s.name, done}
+	return emit(a, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
+		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s\n", out.Checkpoint, out.Tensors, out.Values, size(out.Bytes), out.Files, out.Path)
+	})
+}
+
+// parseSize reads a number of bytes, with K, M, G or T, decimal before B and
+// binary before iB.
+func parseSize(text string) (int64, error) {
+	bad := fmt.Errorf("%q is not a size such as 500MB, 2GiB or 1000000", text)
+	number := strings.TrimRight(text, "KMGTkmgtiB")
+	unit := strings.ToUpper(strings.TrimSuffix(text[len(number):], "B"))
+	base, power := int64(1000), 0
+	if strings.HasSuffix(unit, "I") {
+		base, unit = 1024, strings.TrimSuffix(unit, "I")
+		if unit == "" {
+			return 0, bad
+		}
+	}
+	if unit != "" {
+		if power = strings.Index("KMGT", unit) + 1; power == 0 || len(unit) > 1 {
+			return 0, bad
+		}
+	}
+	n, err := strconv.ParseFloat(number, 64)
+	if err != nil || n <= 0 {
+		return 0, bad
+	}
+	for range power {
+		n *= float64(base)
+	}
+	if n >= 1<<62 || n < 1 {
+		return 0, bad
+	}
+	return int64(n), nil
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// shownForeign is `show PATH --json`.
+type shownForeign struct {
+	Path    string         `json:"path"`
+	Format  storage.Format `json:"format"`
+	Ranks   int            `json:"ranks"` // that hold something
+	Bytes   int64          `json:"bytes"`
+	Tensors []shownTensor  `json:"tensors"`
+	Values  []shownValue   `json:"values"`
+}
+
+// showPath shows a checkpoint of another program.
+func (a *app) showPath(ctx context.Context, path string) error {
+	s, err := openPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	tensors, values := shownLayout(s.manifest.Layout)
+	out := shownForeign{
+		Path: s.foreign.Path(), Format: s.foreign.Format(), Ranks: len(s.manifest.Ranks), Bytes: s.manifest.Layout.Bytes(),
+		Tensors: tensors, Values: values,
+	}
+	return emit(a, out, out.Tensors, func(w *tabwriter.Writer, wide bool) {
+		row(w, "path", out.Path)
+		row(w, "format", out.Format)
+		row(w, "saved by", fmt.Sprintf("%d ranks", out.Ranks))
+		row(w, "size", size(out.Bytes))
+		printLayout(w, wide, tensors, values)
+	})
+}
+
+// shownLayout is what show prints of a layout.
+func shownLayout(l plan.Layout) (tensors []shownTensor, values []shownValue) {
+	tensors, values = []shownTensor{}, []shownValue{}
+	for _, t := range l.Tensors {
+		st := shownTensor{
+			FQN: t.FQN, DType: t.DType, Shape: append(tensor.Shape{}, t.Shape...),
+			Bytes: t.Shape.Volume() * int64(t.DType.Size()), Chunks: []shownChunk{},
+		}
+		for _, ch := range t.Chunks {
+			st.Chunks = append(st.Chunks, shownChunk{ch.Rank, ch.Box})
+		}
+		tensors = append(tensors, st)
+	}
+	for _, v := range l.Values {
+		values = append(values, shownValue{FQN: v.FQN, Rank: v.Rank, Bytes: v.Bytes, PerRank: v.PerRank})
+	}
+	return tensors, values
+}
+
+// printLayout prints tensors and values as tables.
+func printLayout(w *tabwriter.Writer, wide bool, tensors []shownTensor, values []shownValue) {
+	fmt.Fprintln(w)
+	head := []any{"TENSOR", "DTYPE", "SHAPE", "SIZE", "CHUNKS"}
+	if wide {
+		head = append(head, "RANK:BOX")
+	}
+	row(w, head...)
+	for _, t := range tensors {
+		cells := []any{t.FQN, t.DType, fmt.Sprint([]int64(t.Shape)), size(t.Bytes), len(t.Chunks)}
+		if wide {
+			boxes := ""
+			for _, ch := range t.Chunks {
+				boxes += fmt.Sprintf("%d:%v ", ch.Rank, ch.Box)
+			}
+			cells = append(cells, boxes)
+		}
+		row(w, cells...)
+	}
+	if len(values) > 0 {
+		fmt.Fprintln(w)
+		row(w, "VALUE", "RANK", "SIZE", "PER RANK")
+		for _, v := range values {
+			row(w, v.FQN, v.Rank, size(v.Bytes), v.PerRank)
+		}
+	}
+}
+
+// verifiedPath is `verify PATH --json`.
+type verifiedPath struct {
+	Path     string            `json:"path"`
+	Format   storage.Format    `json:"format"`
+	Files    int               `json:"files"`
+	Chunks   int               `json:"chunks"`
+	Bytes    int64             `json:"bytes"`
+	Unknown  int               `json:"unknown"` // chunks of which the files have no checksum
+	Findings []storage.Finding `json:"findings"`
+}
+
+// verifyPath reads every byte of a checkpoint of another program.
+func (a *app) verifyPath(ctx context.Context, path string) error {
+	s, err := openPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	bar := a.progressOf("verify", s.manifest.Layout.Bytes())
+	defer bar.done()
+	report, err := s.foreign.Verify(ctx, bar.set)
+	if err != nil {
+		return err
+	}
+	bar.done()
+	out := verifiedPath{
+		Path: s.foreign.Path(), Format: s.foreign.Format(), Files: report.Files, Chunks: report.Chunks, Bytes: report.Bytes,
+		Unknown: report.Unknown, Findings: append([]storage.Finding{}, report.Findings...),
+	}
+	err = emit(a, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
+		for _, f := range out.Findings {
+			fmt.Fprintln(w, f)
+		}
+		fmt.Fprintf(w, "%d files, %d chunks, %s: %d findings\n", out.Files, out.Chunks, size(out.Bytes), len(out.Findings))
+		if out.Unknown > 0 {
+			fmt.Fprintf(w, "%d chunks and values have no checksum of their tensor in the files\n", out.Unknown)
+		}
+	})
+	if err == nil && len(out.Findings) > 0 {
+		return errFindings
+	}
+	return err
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/worker"
+)
+
+const importHelp = `Make a checkpoint of PyTorch DCP, a .safetensors file or a Hugging Face
+directory one of a run. Ranks, boxes, dtypes, values and the paths of the state
+dict stay as they are. In the log it is a job of the run with an attempt of its
+own, which continues the run's line; the next trainer resumes from it.
+
+Without --in-place all bytes are copied, digested and checked from then on.
+With --in-place none is copied: the store notes where in the files each tensor
+lies, and reads them there. The files must stay where they are, unchanged: one
+whose size or time of writing changes is refused. They are never removed. Their
+digests are learned later, by ` + "`ckptstore verify`" + ` at once or by the owner of
+the store in the background; until then damage of them is not noticed.
+
+Exit codes: 0 imported, 1 failed, 2 usage, 4 no such path, 5 a job of the run
+is alive, 6 the files are damaged.`
+
+// imported is `import --json`.
+type imported struct {
+	Store      string         `json:"store"`
+	Run        string         `json:"run"`
+	Checkpoint string         `json:"checkpoint"`
+	Step       int64          `json:"step"`
+	Attempt    int            `json:"attempt"`
+	From       string         `json:"from"`
+	Format     storage.Format `json:"format"`
+	InPlace    bool           `json:"in_place"`
+	Ranks      int            `json:"ranks"`
+	Tensors    int            `json:"tensors"`
+	Values     int            `json:"values"`
+	Bytes      int64          `json:"bytes"`
+	Copied     int64          `json:"copied"` // of them
+}
+
+type importOptions struct {
+	run     string
+	step    int64
+	inPlace bool
+}
+
+func (a *app) importCommand() *cobra.Command {
+	var o importOptions
+	c := &cobra.Command{
+		Use: "import DIR|FILE --run NAME --step N", Short: "Make a checkpoint of another program one of a run", Long: importHelp,
+		Args: args(cobra.ExactArgs(1)),
+		Example: `  ckptstore import out/checkpoint-2000 --run bert --step 2000
+  ckptstore import model.safetensors --run llama --step 0 --in-place --json`,
+		RunE: func(c *cobra.Command, paths []string) error {
+			if o.run == "" || !c.Flags().Changed("step") {
+				return usageError{errors.New("--run and --step are needed: which run, and which step of it, is this? see `ckptstore import --help`")}
+			}
+			if o.step < 0 {
+				return usageError{fmt.Errorf("--step %d: give 0 or more", o.step)}
+			}
+			if err := store.ValidRun(o.run); err != nil {
+				return usageError{fmt.Errorf("--run %q: %w: choose another", o.run, err)}
+			}
+			return a.importPath(c.Context(), paths[0], o)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.run, "run", "", "name of the run; it is made if there is none")
+	f.Int64Var(&o.step, "step", 0, "training step of the checkpoint, which is named step-N")
+	f.BoolVar(&o.inPlace, "in-place", false, "adopt the files where they are instead of copying them")
+	return c
+}
+
+func (a *app) importPath(ctx context.Context, path string, o importOptions) error {
+	from, err := openPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	return a.with(ctx, func(s *store.Store) (err error) {
+		job := store.NewID()
+		ctx, release, err := s.HoldRun(ctx, o.run, job)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, release()) }()
+		out := imported{
+			Store: s.ID, Run: o.run, Step: o.step, From: from.foreign.Path(), Format: from.foreign.Format(), InPlace: o.inPlace,
+			Tensors: len(from.manifest.Layout.Tensors), Values: len(from.manifest.Layout.Values),
+		}
+		bar := a.progressOf("import", from.manifest.Layout.Bytes())
+		defer bar.done()
+		read := int64(0)
+		got, err := worker.Import(ctx, worker.ImportConfig{
+			Run: o.run, Trial: projections.DefaultTrial, Job: job, Step: o.step, From: from.foreign, InPlace: o.inPlace,
+			Command: os.Args, Read: func(n int64) { read += n; bar.set(read) },
+			Logger: a.logger(), NewID: store.NewID,
+			ExitCode: func(err error) int { return exitCode(err, ctx.Err() != nil) },
+		}, worker.Store{
+			ID: s.ID, Log: s.Log, Views: store.Queries{From: s.Views()}, Blobs: s.Blobs, Data: s.Data,
+			Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
+		})
+		if err != nil {
+			return err
+		}
+		bar.done()
+		out.Checkpoint, out.Attempt, out.Ranks, out.Bytes, out.Copied = got.Checkpoint, got.Attempt, got.Ranks, got.Bytes, got.Written
+		return emit(a, out, []imported{out}, func(w *tabwriter.Writer, _ bool) {
+			how := "copied"
+			if out.InPlace {
+				how = "adopted in place; run `ckptstore verify " + out.Run + "@" + out.Checkpoint + "` to learn its digests"
+			}
+			fmt.Fprintf(w, "%s@%s: %d tensors, %d values, %s of %d ranks, %s\n",
+				out.Run, out.Checkpoint, out.Tensors, out.Values, size(out.Bytes), out.Ranks, how)
+		})
+	})
+}

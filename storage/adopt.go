@@ -1,0 +1,146 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+)
+
+// AdoptData stands where [FileWriter.WriteData] does, for a rank of a
+// checkpoint of another program: it writes an index that says where in from's
+// files each chunk lies, and none of the chunks. The items must be those of
+// from. On return the index is durable; as WriteData, it may be repeated.
+func (w *FileWriter) AdoptData(ctx context.Context, rank int, items []plan.Item, from *Foreign) (Written, error) {
+	written, err := w.adoptData(ctx, rank, items, from)
+	return written, w.wrap(fmt.Sprintf("adopt the files of rank %d", rank), err)
+}
+
+func (w *FileWriter) adoptData(ctx context.Context, rank int, items []plan.Item, from *Foreign) (Written, error) {
+	if err := w.check(ctx); err != nil {
+		return Written{}, err
+	}
+	r := from.ranks[rank]
+	if r == nil {
+		return Written{}, fmt.Errorf("%s has no file of this rank", from.path)
+	}
+	if missing, extra := r.index.compare(items); len(missing)+len(extra) > 0 {
+		return Written{}, fmt.Errorf("%s holds something else: %s", from.path, strings.Join(append(missing, extra...), ", "))
+	}
+	if err := w.root.checkUnchanged(r.index); err != nil {
+		return Written{}, err
+	}
+	data := r.index.encode()
+	path := w.root.path(w.ref, indexFile(rank))
+	sealed, err := w.sealed()
+	if err != nil {
+		return Written{}, err
+	}
+	if sealed {
+		there, err := w.root.readFile(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return Written{}, err
+		}
+		if string(there) != string(data) {
+			return Written{}, fmt.Errorf("%s: %w; import under another step", path, ErrSealed)
+		}
+		return adoptedAs(rank, data), nil
+	}
+	claim := &claim{root: w.root, left: int64(len(data))}
+	if err := w.root.reserve(claim.left); err != nil {
+		return Written{}, err
+	}
+	defer claim.give()
+	temp, err := w.root.writeTemp(path, data)
+	if err != nil {
+		return Written{}, err
+	}
+	if err := w.root.rename(temp, path); err != nil {
+		return Written{}, err
+	}
+	if err := w.root.syncDirs(w.ref); err != nil {
+		return Written{}, err
+	}
+	return adoptedAs(rank, data), nil
+}
+
+// adoptedAs is the result for an adopted index whose file is data.
+func adoptedAs(rank int, data []byte) Written {
+	return Written{Index: plan.Sum(data), Files: []File{{Name: indexFile(rank), Size: int64(len(data))}}}
+}
+
+// Unlearned lists the ranks of a checkpoint whose files are adopted and whose
+// sums are not learned. It opens no file.
+func (r *Root) Unlearned(ref Ref) ([]int, error) {
+	if err := ref.Validate(); err != nil {
+		return nil, err
+	}
+	names, err := r.fs.List(r.path(ref))
+	if err != nil {
+		return nil, fmt.Errorf("look for adopted files of checkpoint %s: %w", ref, err)
+	}
+	var ranks []int
+	for _, name := range names {
+		rank := -1
+		if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err != nil || rank < 0 || name != indexFile(rank) {
+			continue
+		}
+		if !slices.Contains(names, dataFile(rank)) && !slices.Contains(names, sumsFile(rank)) {
+			ranks = append(ranks, rank)
+		}
+	}
+	slices.Sort(ranks)
+	return ranks, nil
+}
+
+// CopySource gives a [Writer] the items of one rank of a checkpoint, read by a
+// [Reader]: the way to copy a checkpoint from one place to another. It holds
+// one item at a time.
+type CopySource struct {
+	ctx   context.Context
+	from  Reader
+	rank  int
+	items []plan.Item
+	buf   []byte
+	read  func(bytes int64)
+}
+
+var _ Source = (*CopySource)(nil)
+
+// NewCopySource reads items of rank. from was set up. read, if not nil, is
+// told the size of each item that was read.
+func NewCopySource(ctx context.Context, from Reader, rank int, items []plan.Item, read func(bytes int64)) *CopySource {
+	return &CopySource{ctx: ctx, from: from, rank: rank, items: items, read: read}
+}
+
+// Item implements [Source].
+func (s *CopySource) Item(i int) ([]byte, error) {
+	it := s.items[i]
+	if int64(cap(s.buf)) < it.Bytes {
+		s.buf = nil // the old one goes first
+		s.buf = make([]byte, it.Bytes)
+	}
+	buf := s.buf[:it.Bytes]
+	want := plan.Want{Value: it.Value, Shard: it.Shard, Rank: s.rank}
+	read := plan.Read{FQN: it.Shard.FQN, Rank: s.rank}
+	if !it.Value {
+		read.Chunk, read.Region = it.Shard.Box, it.Shard.Box
+	}
+	if _, err := s.from.ReadData(s.ctx, []plan.Want{want}, []plan.Read{read}, oneBuffer(buf)); err != nil {
+		return nil, err
+	}
+	if s.read != nil {
+		s.read(it.Bytes)
+	}
+	return buf, nil
+}
+
+// oneBuffer is the destination of a single want.
+type oneBuffer []byte
+
+// Want implements [Destination].
+func (b oneBuffer) Want(int) []byte { return b }

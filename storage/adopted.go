@@ -1,0 +1,157 @@
+package storage
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// record is a run of bytes in an adopted file, of which the program that wrote
+// the file has left a checksum.
+type record struct {
+	offset int64 // in the file, in bytes
+	size   int64
+	crc    uint32 // CRC-32 (IEEE), as in ZIP archives
+}
+
+// maxPath is the length in bytes of the longest path that Linux takes.
+const maxPath = 4096
+
+// validatePath reports what is not the clean absolute path of a file.
+func validatePath(name string) error {
+	switch {
+	case len(name) > maxPath:
+		return fmt.Errorf("path of %d bytes, at most %d are allowed", len(name), maxPath)
+	case !path.IsAbs(name) || path.Clean(name) != name || name == "/":
+		return fmt.Errorf("path %q of an adopted file is not absolute and clean", name)
+	case strings.ContainsRune(name, 0):
+		return fmt.Errorf("path %q has a NUL", name)
+	}
+	return nil
+}
+
+// adoptedPart reads what an adopted chunk has instead of a digest and sums.
+func (d *indexDecoder) adoptedPart(e *entry, flags int64) {
+	if flags&flagStrided != 0 {
+		if e.item.Value {
+			d.fail("value %q has strides", e.item.Shard.FQN)
+			return
+		}
+		e.strides = make([]int64, len(e.item.Shard.Global))
+		for i := range e.strides {
+			e.strides[i] = d.number(1 << 62)
+		}
+	}
+	if flags&flagRecord != 0 {
+		e.record = &record{offset: d.number(1 << 62), size: d.number(1 << 62)}
+		if crc := d.bytes(4); crc != nil {
+			e.record.crc = binary.LittleEndian.Uint32(crc)
+		}
+	}
+}
+
+// validatePlace checks that an adopted chunk lies in its file.
+func (e *entry) validatePlace(files []File) error {
+	if e.file < 0 || e.file >= len(files) {
+		return fmt.Errorf("%q: there is no file %d", e.item.Shard.FQN, e.file)
+	}
+	size := files[e.file].Size
+	need, ok := e.item.Bytes, true
+	if e.strides != nil {
+		need, ok = e.span(size)
+	}
+	if !ok || e.offset < 0 || e.offset > size || need > size-e.offset {
+		return fmt.Errorf("%q: its bytes at %d do not lie in the %d bytes of %s", e.item.Shard.FQN, e.offset, size, files[e.file].Name)
+	}
+	if r := e.record; r != nil && (r.offset < 0 || r.size < 0 || r.offset > size || r.size > size-r.offset) {
+		return fmt.Errorf("%q: the record of %d bytes at %d does not lie in the %d bytes of %s",
+			e.item.Shard.FQN, r.size, r.offset, size, files[e.file].Name)
+	}
+	return nil
+}
+
+// path is where the n-th file of an index lies.
+func (r *Root) filePath(ref Ref, x *index, n int) string {
+	if x.adopted() {
+		return x.files[n].Name
+	}
+	return r.path(ref, x.files[n].Name)
+}
+
+// ChangedError says that an adopted file is not what it was when it was
+// adopted, so that nothing is known of its bytes any more. None were handed
+// out.
+type ChangedError struct {
+	File               string // path
+	Size, WantSize     int64  // in bytes
+	Modified, WantTime time.Time
+	Gone               bool
+}
+
+// Error names the file, what has changed and the next step.
+func (e *ChangedError) Error() string {
+	what := fmt.Sprintf("it was written at %s, and at %s when it was adopted",
+		e.Modified.UTC().Format(time.RFC3339Nano), e.WantTime.UTC().Format(time.RFC3339Nano))
+	switch {
+	case e.Gone:
+		what = "it is not there any more"
+	case e.Size != e.WantSize:
+		what = fmt.Sprintf("it has %d bytes, and had %d when it was adopted", e.Size, e.WantSize)
+	}
+	return fmt.Sprintf("adopted file %s has changed: %s; put the old file back, or import it again", e.File, what)
+}
+
+// Is makes errors.Is(err, fs.ErrNotExist) hold for a file that is gone.
+func (e *ChangedError) Is(target error) bool { return e.Gone && target == fs.ErrNotExist }
+
+// unchanged compares an adopted file with what it was. info is of the open
+// file, so that what is read afterwards is what was compared.
+func (x *index) unchanged(n int, info vfs.FileInfo) error {
+	want := x.files[n]
+	if info.Size() == want.Size && info.ModTime().UnixNano() == x.modified[n] {
+		return nil
+	}
+	return &ChangedError{
+		File: want.Name, Size: info.Size(), WantSize: want.Size,
+		Modified: info.ModTime(), WantTime: time.Unix(0, x.modified[n]),
+	}
+}
+
+// checkUnchanged does that by name.
+func (r *Root) checkUnchanged(x *index) error {
+	var errs []error
+	for n, f := range x.files {
+		info, err := r.fs.Stat(f.Name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			err = &ChangedError{File: f.Name, WantSize: f.Size, Gone: true}
+		case err == nil:
+			err = x.unchanged(n, info)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// rowMajor reports whether elements of a box with these sizes and strides lie
+// one after the other.
+func rowMajor(sizes, strides []int64) bool {
+	if slices.Contains(sizes, 0) {
+		return true
+	}
+	next := int64(1)
+	for d := len(sizes) - 1; d >= 0; d-- {
+		if sizes[d] != 1 && strides[d] != next {
+			return false
+		}
+		next *= sizes[d]
+	}
+	return true
+}

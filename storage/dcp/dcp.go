@@ -1,0 +1,132 @@
+package dcp
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// MetadataFile is the name of the metadata in a checkpoint's directory. It is
+// the last file that a save writes.
+const MetadataFile = ".metadata"
+
+// Metadata is what a .metadata file says. Tensors and values are in the
+// file's order; a name stands once.
+type Metadata struct {
+	Tensors []Tensor
+	Values  []Value
+	Version string // of the metadata format, "1.0.0"; empty before PyTorch 2.7
+	SaveID  string // of storage_meta, a UUID; empty when the file has none
+}
+
+// Tensor is a tensor in the checkpoint. The chunks lie in the shape, each at
+// offsets of its own; whether they cover it and do not overlap is not checked.
+type Tensor struct {
+	FQN string
+	// Path is where the tensor is in the nested state dict, of string and
+	// int; nil when the file does not say.
+	Path         []any
+	DType        tensor.DType
+	Shape        tensor.Shape
+	RequiresGrad bool
+	Chunks       []Chunk
+}
+
+// Chunk is a stored box of a tensor.
+type Chunk struct {
+	Box   tensor.Box
+	Where Location
+}
+
+// Value is a stored object that is not a tensor.
+type Value struct {
+	FQN   string
+	Path  []any // as in [Tensor]
+	Where Location
+}
+
+// Location is a complete torch.save archive in a data file, in bytes.
+type Location struct {
+	File           string // name in the checkpoint's directory, such as "__3_0.distcp"
+	Offset, Length int64
+}
+
+// DataFile is the name of the n-th data file of a rank.
+func DataFile(rank, n int) string { return fmt.Sprintf("__%d_%d.distcp", rank, n) }
+
+// Validate reports a file that may not lie in the checkpoint's directory, or
+// a range that no file has.
+func (l Location) Validate() error {
+	switch {
+	case l.File == "" || len(l.File) > maxName:
+		return fmt.Errorf("file name of %d bytes", len(l.File))
+	case path.IsAbs(l.File) || strings.ContainsAny(l.File, "\\:\x00"):
+		return fmt.Errorf("file name %s is not a plain relative one", quote(l.File))
+	case path.Clean(l.File) != l.File || l.File == "." || l.File == ".." || strings.HasPrefix(l.File, "../"):
+		return fmt.Errorf("file name %s does not stay in the directory of the checkpoint", quote(l.File))
+	case l.Offset < 0 || l.Length < 0 || l.Offset+l.Length < 0:
+		return fmt.Errorf("range of %d bytes at offset %d of %s", l.Length, l.Offset, quote(l.File))
+	}
+	return nil
+}
+
+// FormatError is a file that is damaged, or in a form that this package does
+// not read.
+type FormatError struct {
+	File    string // empty for bytes without a file
+	Offset  int64  // in the file, in bytes: of the record, or of the opcode in a pickle
+	Problem string
+}
+
+// Error says file, offset and problem.
+func (e *FormatError) Error() string {
+	if e.File == "" {
+		return fmt.Sprintf("archive: offset %d: %s", e.Offset, e.Problem)
+	}
+	return fmt.Sprintf("%s: offset %d: %s", e.File, e.Offset, e.Problem)
+}
+
+// OpaqueError is a value that is well-formed and not of the plain kinds that
+// [DecodeValue] knows. Its archive can only be passed on as it is.
+type OpaqueError struct {
+	// Global is the Python class or function that the value needs, such as
+	// "collections.deque"; empty when it is another reason.
+	Global string
+	Reason string
+}
+
+// Error names the global or the reason.
+func (e *OpaqueError) Error() string {
+	if e.Global != "" {
+		return fmt.Sprintf("value needs %s of Python: only None, bool, int, float, str, bytes, list, tuple and dict are decoded", e.Global)
+	}
+	return "value is not decoded: " + e.Reason
+}
+
+const (
+	maxName = 1 << 12 // bytes of a file name
+	maxFQN  = 1 << 16 // bytes of the name of a tensor or value
+	maxPath = 256     // elements of a path
+)
+
+// quote shows text from a file, clipped: a message does not grow with the
+// file.
+func quote(s string) string {
+	if len(s) > 96 {
+		return fmt.Sprintf("%.96q…", s)
+	}
+	return fmt.Sprintf("%q", s)
+}
+
+// at adds file and offset to a problem that was found below them.
+func at(file string, offset int64, err error) error {
+	var known *FormatError
+	var opaque *OpaqueError
+	if err == nil || errors.As(err, &known) || errors.As(err, &opaque) {
+		return err
+	}
+	return &FormatError{File: file, Offset: offset, Problem: err.Error()}
+}

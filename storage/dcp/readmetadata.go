@@ -1,0 +1,341 @@
+package dcp
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// ReadMetadata reads a .metadata file. Errors are of type [*FormatError].
+// It needs memory in proportion to data, and shares none with it. Paths of
+// names that are not in the checkpoint are left out.
+func ReadMetadata(data []byte) (Metadata, error) {
+	root, err := unpickle(metadataDialect, data, MetadataFile, 0)
+	if err != nil {
+		return Metadata{}, fmt.Errorf("read metadata: %w", err)
+	}
+	r := &metadataReader{stored: map[string]map[string]Location{}, last: root}
+	m, err := r.metadata(root)
+	if err != nil {
+		return Metadata{}, fmt.Errorf("read metadata: %w", at(MetadataFile, r.offset(), err))
+	}
+	return m, nil
+}
+
+// metadataReader turns the object graph into structures. The graph may share
+// and repeat objects, so each loop below ends at a key that stands twice, at
+// a stored archive that is used twice, or at a limit.
+type metadataReader struct {
+	stored map[string]map[string]Location // FQN → key of offsets → archive
+	left   int                            // of stored, not taken yet
+	last   any                            // object that is read, for messages
+}
+
+// noOffset is the key of an archive without offsets, a value's. It is not
+// that of empty offsets, a scalar's.
+const noOffset = "none"
+
+func (r *metadataReader) offset() int64 {
+	if c, ok := r.last.(*call); ok {
+		return int64(c.pos)
+	}
+	return 0
+}
+
+func (r *metadataReader) metadata(root any) (Metadata, error) {
+	f, _, err := fields(root, classMetadata, false,
+		"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
+	if err != nil {
+		return Metadata{}, err
+	}
+	var m Metadata
+	if err := r.storage(f[2]); err != nil {
+		return m, fmt.Errorf("storage_data: %w", err)
+	}
+	paths, err := r.paths(f[1])
+	if err != nil {
+		return m, fmt.Errorf("planner_data: %w", err)
+	}
+	if err := r.stateDict(f[0], paths, &m); err != nil {
+		return m, fmt.Errorf("state_dict_metadata: %w", err)
+	}
+	if r.left > 0 {
+		r.last = root
+		return m, fmt.Errorf("storage_data has %s, which state_dict_metadata has not", quote(r.leftover()))
+	}
+	r.last = root
+	if m.SaveID, err = r.storageMeta(f[3]); err != nil {
+		return m, fmt.Errorf("storage_meta: %w", err)
+	}
+	if m.Version, err = optional(f[4]); err != nil {
+		return m, fmt.Errorf("version: %w", err)
+	}
+	return m, nil
+}
+
+func (r *metadataReader) leftover() string {
+	for fqn, chunks := range r.stored {
+		for range chunks {
+			return fqn
+		}
+	}
+	return ""
+}
+
+func optional(v any) (string, error) {
+	switch v := v.(type) {
+	case nil, absent:
+		return "", nil
+	case string:
+		if len(v) > maxName {
+			return "", fmt.Errorf("text of %d bytes", len(v))
+		}
+		return v, nil
+	}
+	return "", fmt.Errorf("want a str, got %s", kind(v))
+}
+
+func fqnOf(v any) (string, error) {
+	name, ok := v.(string)
+	if !ok || name == "" {
+		return "", fmt.Errorf("want a name, got %s", kind(v))
+	}
+	if len(name) > maxFQN {
+		return "", fmt.Errorf("name %s has %d bytes, at most %d are allowed", quote(name), len(name), maxFQN)
+	}
+	return name, nil
+}
+
+func (r *metadataReader) storage(v any) error {
+	d, ok := v.(*dict)
+	if !ok {
+		return fmt.Errorf("want a dict, got %s", kind(v))
+	}
+	for i := 0; i < len(d.pairs); i += 2 {
+		r.last = d.pairs[i]
+		f, _, err := fields(d.pairs[i], classIndex, false, "fqn", "offset", "index")
+		if err != nil {
+			return err
+		}
+		fqn, err := fqnOf(f[0])
+		if err != nil {
+			return err
+		}
+		key := noOffset
+		if f[1] != nil && f[1] != any(absent{}) {
+			offsets, err := integers(f[1])
+			if err != nil {
+				return fmt.Errorf("%s: offset: %w", quote(fqn), err)
+			}
+			key = tensor.Box{Offsets: offsets}.Key()
+		}
+		// index is a hint for PyTorch's look-up; the key decides.
+		switch f[2].(type) {
+		case nil, absent, int64:
+		default:
+			return fmt.Errorf("%s: index is %s", quote(fqn), kind(f[2]))
+		}
+		r.last = d.pairs[i+1]
+		where, err := location(d.pairs[i+1])
+		if err != nil {
+			return fmt.Errorf("%s: %w", quote(fqn), err)
+		}
+		if _, twice := r.stored[fqn][key]; twice {
+			return fmt.Errorf("%s stands twice with the same offset", quote(fqn))
+		}
+		if r.stored[fqn] == nil {
+			r.stored[fqn] = map[string]Location{}
+		}
+		r.stored[fqn][key] = where
+		r.left++
+	}
+	return nil
+}
+
+func location(v any) (Location, error) {
+	f, _, err := fields(v, classStorageInfo, false, "relative_path", "offset", "length", "transform_descriptors")
+	if err != nil {
+		return Location{}, err
+	}
+	file, ok := f[0].(string)
+	offset, ok1 := f[1].(int64)
+	length, ok2 := f[2].(int64)
+	if !ok || !ok1 || !ok2 {
+		return Location{}, errors.New("_StorageInfo has not relative_path, offset and length")
+	}
+	switch t := f[3].(type) {
+	case nil, absent:
+	case *list:
+		if len(t.items) > 0 {
+			name, _ := t.items[0].(string)
+			return Location{}, fmt.Errorf("written through the transform %s: only untransformed files are read; save again without extensions", quote(name))
+		}
+	case tuple:
+		if len(t) > 0 {
+			name, _ := t[0].(string)
+			return Location{}, fmt.Errorf("written through the transform %s: only untransformed files are read; save again without extensions", quote(name))
+		}
+	default:
+		return Location{}, fmt.Errorf("transform_descriptors is %s", kind(t))
+	}
+	where := Location{File: file, Offset: offset, Length: length}
+	return where, where.Validate()
+}
+
+func (r *metadataReader) take(fqn, key string) (Location, bool) {
+	where, ok := r.stored[fqn][key]
+	if ok {
+		delete(r.stored[fqn], key)
+		r.left--
+	}
+	return where, ok
+}
+
+func (r *metadataReader) paths(v any) (map[string][]any, error) {
+	if v == nil || v == any(absent{}) {
+		return nil, nil
+	}
+	d, ok := v.(*dict)
+	if !ok {
+		return nil, fmt.Errorf("want a dict, got %s", kind(v))
+	}
+	out := make(map[string][]any, len(d.pairs)/2)
+	for i := 0; i < len(d.pairs); i += 2 {
+		fqn, err := fqnOf(d.pairs[i])
+		if err != nil {
+			return nil, err
+		}
+		t, ok := d.pairs[i+1].(tuple)
+		if !ok || len(t) == 0 || len(t) > maxPath {
+			return nil, fmt.Errorf("path of %s is %s, want a tuple of 1 to %d keys", quote(fqn), kind(d.pairs[i+1]), maxPath)
+		}
+		if _, twice := out[fqn]; twice {
+			return nil, fmt.Errorf("%s stands twice", quote(fqn))
+		}
+		path := make([]any, len(t))
+		for j, key := range t {
+			switch key := key.(type) {
+			case string:
+				path[j] = key
+			case int64:
+				path[j] = int(key)
+				if int64(int(key)) != key || key < 0 {
+					return nil, fmt.Errorf("path of %s has the index %d", quote(fqn), key)
+				}
+			default:
+				return nil, fmt.Errorf("path of %s has %s as a key", quote(fqn), kind(key))
+			}
+		}
+		out[fqn] = path
+	}
+	return out, nil
+}
+
+func (r *metadataReader) stateDict(v any, paths map[string][]any, m *Metadata) error {
+	d, ok := v.(*dict)
+	if !ok {
+		return fmt.Errorf("want a dict, got %s", kind(v))
+	}
+	seen := make(map[string]struct{}, len(d.pairs)/2)
+	for i := 0; i < len(d.pairs); i += 2 {
+		fqn, err := fqnOf(d.pairs[i])
+		if err != nil {
+			return err
+		}
+		if _, twice := seen[fqn]; twice {
+			return fmt.Errorf("%s stands twice", quote(fqn))
+		}
+		seen[fqn] = struct{}{}
+		r.last = d.pairs[i+1]
+		if c, err := object(d.pairs[i+1], classBytes); err == nil {
+			if state, ok := c.state.(*dict); c.state != nil && (!ok || len(state.pairs) > 0) {
+				return fmt.Errorf("%s: BytesStorageMetadata has fields", quote(fqn))
+			}
+			where, ok := r.take(fqn, noOffset)
+			if !ok {
+				return fmt.Errorf("%s has no archive in storage_data", quote(fqn))
+			}
+			m.Values = append(m.Values, Value{FQN: fqn, Path: paths[fqn], Where: where})
+			continue
+		}
+		t, err := r.tensor(fqn, d.pairs[i+1])
+		if err != nil {
+			return fmt.Errorf("%s: %w", quote(fqn), err)
+		}
+		t.FQN, t.Path = fqn, paths[fqn]
+		m.Tensors = append(m.Tensors, t)
+	}
+	return nil
+}
+
+func (r *metadataReader) tensor(fqn string, v any) (Tensor, error) {
+	f, _, err := fields(v, classTensor, false, "properties", "size", "chunks")
+	if err != nil {
+		return Tensor{}, err
+	}
+	var t Tensor
+	if t.DType, t.RequiresGrad, err = properties(f[0]); err != nil {
+		return t, err
+	}
+	shape, err := integers(f[1])
+	if err != nil {
+		return t, fmt.Errorf("size: %w", err)
+	}
+	t.Shape = shape
+	if err := checkShape(t.DType, t.Shape); err != nil {
+		return t, err
+	}
+	chunks, ok := f[2].(*list)
+	if !ok {
+		return t, fmt.Errorf("chunks is %s", kind(f[2]))
+	}
+	for i, v := range chunks.items {
+		f, c, err := fields(v, classChunk, false, "offsets", "sizes")
+		if err != nil {
+			return t, fmt.Errorf("chunk %d: %w", i, err)
+		}
+		r.last = c
+		var b tensor.Box
+		if b.Offsets, err = integers(f[0]); err != nil {
+			return t, fmt.Errorf("chunk %d: offsets: %w", i, err)
+		}
+		if b.Sizes, err = integers(f[1]); err != nil {
+			return t, fmt.Errorf("chunk %d: sizes: %w", i, err)
+		}
+		if err := b.Validate(t.Shape); err != nil {
+			return t, fmt.Errorf("chunk %d: %w", i, err)
+		}
+		where, ok := r.take(fqn, tensor.Box{Offsets: b.Offsets}.Key())
+		if !ok {
+			return t, fmt.Errorf("chunk %d: no archive in storage_data is left for offsets %v", i, b.Offsets)
+		}
+		t.Chunks = append(t.Chunks, Chunk{Box: b, Where: where})
+	}
+	return t, nil
+}
+
+// checkShape reports a shape whose bytes cannot be counted.
+func checkShape(dtype tensor.DType, shape tensor.Shape) error {
+	if err := shape.Validate(); err != nil {
+		return err
+	}
+	if shape.Volume() > math.MaxInt64/int64(dtype.Size()) {
+		return fmt.Errorf("shape %v needs more than 2^63 bytes", shape)
+	}
+	return nil
+}
+
+// storageMeta gives the save_id. What else is there tells about the process
+// that saved.
+func (r *metadataReader) storageMeta(v any) (string, error) {
+	if v == nil || v == any(absent{}) {
+		return "", nil
+	}
+	f, _, err := fields(v, classStorageMeta, true, "save_id")
+	if err != nil {
+		return "", err
+	}
+	return optional(f[0])
+}

@@ -1,0 +1,176 @@
+package storage
+
+import (
+	"archive/zip"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sync/errgroup"
+)
+
+// breaks takes note that nothing is to be learned of a rank.
+func (v *verifier) breaks(x *index) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.broken[x.rank] = true
+}
+
+// sums reads what is known of an adopted index, or takes note that it is to be
+// learned.
+func (v *verifier) sums(x *index, digest plan.Digest) {
+	name := sumsFile(x.rank)
+	v.known[name] = true
+	known, err := v.root.readSums(v.ref, x, digest)
+	var damaged *CorruptError
+	switch {
+	case errors.As(err, &damaged):
+		v.find(Corrupt, name, "%s; remove it, and verify again to learn it anew", damaged.Problem)
+	case err != nil:
+		v.findError(name, err)
+	case known:
+		data := encodeSums(x, digest)
+		v.count(1, 0, 0)
+		v.report.Sums = append(v.report.Sums, Sums{Name: name, Digest: plan.Sum(data), Size: int64(len(data))})
+	default:
+		v.report.Unknown += len(x.entries)
+		v.unknown = append(v.unknown, &unlearned{x, digest})
+	}
+}
+
+// writeSums keeps what was learned of ranks in which nothing is wrong.
+func (v *verifier) writeSums() error {
+	if !v.learn {
+		return nil
+	}
+	for _, u := range v.unknown {
+		if v.broken[u.index.rank] {
+			continue
+		}
+		// A file that changed while it was read may have given some chunks
+		// of before and some of after.
+		if err := v.root.checkUnchanged(u.index); err != nil {
+			v.find(Mismatch, indexFile(u.index.rank), "%v", err)
+			continue
+		}
+		sums, err := v.root.writeSums(v.ref, u.index, u.digest)
+		if err != nil {
+			return err
+		}
+		v.report.Sums = append(v.report.Sums, sums)
+		v.report.Unknown -= len(u.index.entries)
+	}
+	return nil
+}
+
+// recordSum takes the checksum of a record, as far as the chunk's own bytes are
+// those of the record.
+type recordSum struct {
+	*record
+	crc  uint32
+	next int64 // offset of the first byte that is not summed
+}
+
+func (r *recordSum) add(p []byte, at int64) {
+	if r.record == nil {
+		return
+	}
+	if r.next == 0 {
+		r.next = r.offset
+	}
+	if at == r.next {
+		r.crc = crc32.Update(r.crc, crc32.IEEETable, p)
+		r.next += int64(len(p))
+	}
+}
+
+// problem reads the rest of the record and reports bytes that are not those of
+// its checksum.
+func (r *recordSum) problem(ctx context.Context, file vfs.File, buf []byte) (string, error) {
+	if r.record == nil {
+		return "", nil
+	}
+	if r.next == 0 {
+		r.next = r.offset
+	}
+	for end := r.offset + r.size; r.next < end; {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+		window := buf[:min(int64(len(buf)), end-r.next)]
+		if n, err := file.ReadAt(window, r.next); n < len(window) {
+			return fmt.Sprintf("the record cannot be read at %d: %v", r.next+int64(n), err), nil
+		}
+		r.crc = crc32.Update(r.crc, crc32.IEEETable, window)
+		r.next += int64(len(window))
+	}
+	if r.next > r.offset+r.size {
+		return "the chunk goes beyond its record", nil
+	}
+	if r.crc != r.record.crc {
+		return fmt.Sprintf("CRC-32 of the archive's record is %08x, want %08x", r.crc, r.record.crc), nil
+	}
+	return "", nil
+}
+
+// archiveProblem reads a value's archive to its end, if it is one: its records
+// have checksums of their own. A value of another kind has none.
+func archiveProblem(file vfs.File, e *entry) string {
+	section := io.NewSectionReader(file, e.offset, e.item.Bytes)
+	var magic [4]byte
+	if n, err := section.ReadAt(magic[:], 0); n < len(magic) || err != nil || !bytes.Equal(magic[:], []byte("PK\x03\x04")) {
+		return ""
+	}
+	z, err := zip.NewReader(section, e.item.Bytes)
+	if err != nil {
+		return fmt.Sprintf("the archive: %v", err)
+	}
+	for _, f := range z.File {
+		r, err := f.Open()
+		if err == nil {
+			_, err = io.Copy(io.Discard, io.LimitReader(r, e.item.Bytes+1)) //nolint:gosec // bounded by the archive
+			err = errors.Join(err, r.Close())
+		}
+		if err != nil {
+			return fmt.Sprintf("the archive's record %q: %v", f.Name, err)
+		}
+	}
+	return ""
+}
+
+// Verify reads every byte and compares it with the checksums that the program
+// which wrote it has left: those of the records of DCP archives. Safetensors
+// files have none; of them, and of what else has none, it only finds out that
+// they can be read, and counts the chunks as unknown. progress is as in
+// [Root.Verify].
+func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Report, error) {
+	v := &verifier{
+		fs: f.fs, path: f.chunks().path, progress: progress,
+		known: map[string]bool{}, broken: map[int]bool{},
+	}
+	var g errgroup.Group
+	g.SetLimit(verifiers())
+	for _, want := range f.manifest.Ranks {
+		// The sums that are found are of no use to anyone.
+		x := *f.ranks[want.Rank].index
+		x.entries = append([]entry(nil), x.entries...)
+		for _, e := range x.entries {
+			if e.record == nil {
+				v.report.Unknown++
+			}
+		}
+		for n := range x.files {
+			v.data(ctx, &g, &x, n)
+		}
+	}
+	if err := errors.Join(g.Wait(), ctx.Err()); err != nil {
+		return Report{}, fmt.Errorf("verify checkpoint %s: %w", f.path, err)
+	}
+	v.sort()
+	return v.report, nil
+}

@@ -1,0 +1,46 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"unicode"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// Queries are the questions that a job puts to the views.
+type Queries struct{ From web.Source }
+
+// Trial is the row of a trial.
+func (q Queries) Trial(ctx context.Context, run, trial string) (projections.Trial, error) {
+	return web.Ask(ctx, q.From, web.Trial, web.Params{Run: run, Trial: trial})
+}
+
+// Attempts are those of a trial.
+func (q Queries) Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error) {
+	return web.Ask(ctx, q.From, web.Attempts, web.Params{Run: run, Trial: trial})
+}
+
+// OpenCheckpoints are the saves of a trial that have not ended.
+func (q Queries) OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error) {
+	return web.Ask(ctx, q.From, web.OpenCheckpoints, web.Params{Run: run, Trial: trial})
+}
+
+// Resolve is the checkpoint that a reference stands for.
+func (q Queries) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
+	return web.Ask(ctx, q.From, web.Resolve, web.Params{Ref: ref})
+}
+
+// ValidRun reports a name that no run can have.
+func ValidRun(name string) error {
+	switch {
+	case name == "":
+		return errors.New("it is empty")
+	case strings.ContainsFunc(name, unicode.IsControl):
+		return errors.New("it has a control character")
+	}
+	return events.Scope{Run: name, Actor: events.Server}.Validate()
+}

@@ -1,0 +1,238 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// ImportBackend is what an attempt that imports says instead of the backend of
+// its workers.
+const ImportBackend = "import"
+
+// ImportConfig says what to import, and as what.
+type ImportConfig struct {
+	Run     string
+	Trial   string
+	Job     string // a UUID
+	Step    int64
+	From    *storage.Foreign
+	InPlace bool              // adopt the files instead of copying them
+	Command []string          // for the log
+	Read    func(bytes int64) // told the size of each item that was copied; may be nil
+
+	Logger   *slog.Logger
+	Now      func() time.Time // default time.Now
+	NewID    func() string    // mints UUIDv7s
+	ExitCode func(error) int  // for job.ended; default 0 or 1
+}
+
+// Imported is a checkpoint that was imported.
+type Imported struct {
+	Checkpoint string // ID
+	Attempt    int
+	Ranks      int   // that hold something
+	Bytes      int64 // of tensors and values
+	Written    int64 // of them, bytes that were copied
+}
+
+// Import makes a checkpoint of another program one of a run: an ordinary job
+// with one attempt and one save, whose ranks are those of the other program.
+// The line of the run goes on with it. The caller holds the run's lease. When
+// ctx ends, the save is aborted and what was copied is removed.
+func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error) {
+	m := cfg.From.Manifest()
+	if len(m.Ranks) == 0 {
+		return Imported{}, fmt.Errorf("import %s: %w: it holds no tensor and no value", cfg.From.Path(), ErrConfig)
+	}
+	if cfg.Step < 0 {
+		return Imported{}, fmt.Errorf("import %s: %w: step %d is negative", cfg.From.Path(), ErrConfig, cfg.Step)
+	}
+	bytes := m.Layout.Bytes()
+	full := Config{
+		Run: cfg.Run, Trial: cfg.Trial, Job: cfg.Job, Command: cfg.Command, NProc: m.WorldSize, Backend: ImportBackend,
+		Logger: cfg.Logger, Now: cfg.Now, NewID: cfg.NewID, ExitCode: cfg.ExitCode,
+		// A disk that is slower than this does not work.
+		SaveTimeout: 10*time.Minute + time.Duration(bytes>>20)*time.Second/4,
+	}.withDefaults()
+	store.Log = newLastWords(ctx, store.Log)
+	j := &job{cfg: full, store: store, log: full.Logger, scribe: newScribe(full, store.Log)}
+	host, err := os.Hostname()
+	if err != nil {
+		return Imported{}, fmt.Errorf("hostname: %w", err)
+	}
+	err = j.scribe.sayAs(ctx, events.None, j.scribe.node, &events.JobStarted{
+		Job: full.Job, Host: host, PID: os.Getpid(), Command: full.Command, NProc: full.NProc, NNodes: 1, Resume: full.Resume,
+	})
+	if err != nil {
+		return Imported{}, err
+	}
+	im := &importer{job: j, cfg: cfg}
+	err = im.run(ctx)
+	// As at the end of other jobs: told within a deadline of its own.
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
+	defer cancel()
+	ended := &events.JobEnded{Job: full.Job, ExitCode: full.ExitCode(err)}
+	if err != nil {
+		ended.Reason = err.Error()
+	}
+	out := Imported{Checkpoint: im.id, Attempt: im.attempt, Ranks: len(m.Ranks), Bytes: bytes}
+	if !cfg.InPlace {
+		out.Written = bytes
+	}
+	return out, errors.Join(err, j.scribe.sayAs(end, events.None, j.scribe.node, ended))
+}
+
+// importer is the state of one Import.
+type importer struct {
+	*job
+	cfg     ImportConfig
+	attempt int
+	id      string // of the checkpoint
+}
+
+// run opens an attempt, saves in it, and closes it.
+func (im *importer) run(ctx context.Context) error {
+	trial, err := im.openTrial(ctx)
+	if err != nil {
+		return err
+	}
+	if err := im.reapEarlier(ctx); err != nil {
+		return err
+	}
+	im.attempt = trial.Attempt + 1
+	im.id = planner.CheckpointID(planner.DefaultName(im.cfg.Step), im.attempt, 1)
+	im.lane.attempt = im.attempt
+	started, err := im.lane.decide(ctx, &events.GroupStarted{
+		Attempt: im.attempt, Job: im.job.cfg.Job, WorldSize: im.job.cfg.NProc, Backend: ImportBackend, Resume: trial.Head,
+	})
+	if err != nil {
+		return err
+	}
+	err = im.save(ctx, started.Sequence)
+	reason := fmt.Sprintf("%s was imported from %s", im.id, im.cfg.From.Path())
+	if err != nil {
+		reason = err.Error()
+	}
+	// Each has a deadline of its own.
+	after := context.WithoutCancel(ctx)
+	if stopped := im.lane.say(after, &events.GroupStopped{Attempt: im.attempt, Reason: reason}); stopped != nil {
+		return errors.Join(err, stopped)
+	}
+	_, paused := im.lane.decide(after, &events.TrialPaused{Attempt: im.attempt, Reason: reason})
+	return errors.Join(err, paused)
+}
+
+// save runs the coordinator's shell until the checkpoint is committed.
+func (im *importer) save(ctx context.Context, from uint64) error {
+	coord := planner.NewCoordinator(im.coordinator(im.attempt, im.job.cfg.NProc))
+	s := newSaver(im.lane, im.store, coord, im.log, newStaging(nil))
+	s.permits = make(chan struct{}, 1) // each holds a whole chunk in memory
+	s.put = func(_ context.Context, c planner.Write) (storage.Written, error) { return im.put(ctx, s, c) }
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	saving := make(chan error, 1)
+	go func() { saving <- s.run(work, from, from) }()
+
+	err := im.offer(ctx)
+	var reply client.WaitReply
+	if err == nil {
+		// Not ctx: a copy that is cut off fails its write, and the abort of
+		// the save says so in the log.
+		reply, err = s.wait(work, im.id, im.cfg.From.Manifest().Ranks[0].Rank, client.Committed)
+	}
+	if err == nil && reply.State == client.Aborted {
+		if err = context.Cause(ctx); err == nil {
+			err = errors.New(reply.Reason)
+		}
+		err = fmt.Errorf("import %s: %w", im.cfg.From.Path(), err)
+	}
+	end, lastErr := im.store.Log.Last(work)
+	if lastErr != nil {
+		stop()
+		<-saving
+		return errors.Join(err, lastErr)
+	}
+	s.drain <- drain{"the import ended before the save was complete", end}
+	timer := time.NewTimer(im.job.cfg.DrainTimeout)
+	defer timer.Stop()
+	select {
+	case drained := <-saving:
+		return errors.Join(err, drained)
+	case <-timer.C:
+		return errors.Join(err, fmt.Errorf("%w: the import is not finished in time; the next job of the run ends it", errDrain))
+	}
+}
+
+// offer says what every rank saves, and that its bytes are there.
+func (im *importer) offer(ctx context.Context) error {
+	m := im.cfg.From.Manifest()
+	var participants []int
+	for _, r := range m.Ranks {
+		participants = append(participants, r.Rank)
+	}
+	var plans, seals []events.Fact
+	add := func(to *[]events.Fact, rank int, body events.Body) error {
+		f, err := events.NewFact(im.lane.stamp(), events.Scope{Run: im.job.cfg.Run, Trial: im.job.cfg.Trial, Actor: events.Rank(rank)}, body)
+		*to = append(*to, f)
+		return err
+	}
+	for _, rank := range participants {
+		local := plan.Local{Rank: rank, Items: im.cfg.From.Items(rank)}
+		bytes := int64(0)
+		for _, it := range local.Items {
+			bytes += it.Bytes
+		}
+		if !im.cfg.InPlace {
+			prepared, err := im.store.Data.Writer(im.ref()).PrepareLocalPlan(ctx, local)
+			if err != nil {
+				return err
+			}
+			local = prepared
+		}
+		encoded := plan.EncodeLocal(local)
+		blob, err := im.store.Blobs.Put(ctx, encoded)
+		if err != nil {
+			return err
+		}
+		err = errors.Join(
+			add(&plans, rank, &events.LocalPlan{
+				Attempt: im.attempt, Checkpoint: im.id, Name: planner.DefaultName(im.cfg.Step), Step: im.cfg.Step, Rank: rank,
+				Participants: participants, Fingerprint: plan.Sum(encoded).String(), Plan: blob,
+			}),
+			add(&seals, rank, &events.WriteSealed{Attempt: im.attempt, Checkpoint: im.id, Rank: rank, Bytes: bytes}),
+		)
+		if err != nil {
+			return err
+		}
+	}
+	_, err := im.store.Log.Append(ctx, append(plans, seals...)...)
+	return err
+}
+
+func (im *importer) ref() storage.Ref {
+	return storage.Ref{
+		Run: events.EncodeName(im.job.cfg.Run), Trial: events.EncodeName(im.job.cfg.Trial), Checkpoint: events.EncodeName(im.id),
+	}
+}
+
+// put copies or adopts what the global plan wants of one rank.
+func (im *importer) put(ctx context.Context, s *saver, c planner.Write) (storage.Written, error) {
+	w := im.store.Data.Writer(s.ref(c.Checkpoint))
+	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
+		return storage.Written{}, err
+	}
+	if im.cfg.InPlace {
+		return w.AdoptData(ctx, c.Rank, c.Items, im.cfg.From)
+	}
+	return w.WriteData(ctx, c.Rank, c.Items, storage.NewCopySource(ctx, im.cfg.From, c.Rank, c.Items, im.cfg.Read))
+}
