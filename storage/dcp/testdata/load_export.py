@@ -1,9 +1,10 @@
-"""Loads a DCP directory with PyTorch and compares all of it with SUMS.json.
+"""Loads DCP directories with PyTorch and compares all of each with its SUMS.json.
 
 Twice, single process and without a process group: with dcp.load into fresh
 tensors of the dtypes and shapes that SUMS.json says, and by way of
 dcp_to_torch_save, which builds the state dict from the directory's own
-metadata. Prints one line of JSON; exit code 1 on any difference, each of
+metadata. Prints one line of JSON
+for each; exit code 1 on any difference, each of
 which is a line on standard error.
 """
 
@@ -68,23 +69,20 @@ def convert(directory: Path, want: dict[str, Any]) -> list[str]:
     return sums.compare(flat, want, "dcp_to_torch_save")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="written by `ckptstore export --format dcp` or dcp.save")
-    parser.add_argument("sums", type=Path, metavar="SUMS.json", help="what must be in it, as make_fixture.py writes it")
-    given = parser.parse_args()
-    warnings.filterwarnings("ignore", message=".*torch.distributed is disabled")
-    warnings.filterwarnings("ignore", message="ComplexHalf")
-    want = sums.read(given.sums)
-    if not (given.directory / ".metadata").is_file():
-        raise SystemExit(f"{given.directory}: no .metadata in it; want a DCP directory")
-    state, bad = load(given.directory, want)
-    bad += convert(given.directory, want)
+def check(directory: Path, sums_file: Path) -> int:
+    """The number of differences, each told on standard error."""
+    want = sums.read(sums_file)
+    if not (directory / ".metadata").is_file():
+        print(f"{directory}: no .metadata in it; want a DCP directory", file=sys.stderr)
+        return 1
+    state, bad = load(directory, want)
+    bad += convert(directory, want)
     for line in bad:
-        print(line, file=sys.stderr)
+        print(f"{directory}: {line}", file=sys.stderr)
     tensors = [v for v in state.values() if isinstance(v, torch.Tensor)]
     values = len(state) - len(tensors)
     report = {
+        "directory": str(directory),
         "torch": torch.__version__,
         "tensors": len(tensors),
         "bytes": sum(t.numel() * t.element_size() for t in tensors),
@@ -92,7 +90,21 @@ def main() -> int:
         "values_compared": values if "values" in want else 0,
         "differences": len(bad),
     }
-    print(json.dumps(report))
+    print(json.dumps(report), flush=True)
+    return len(bad)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "pairs", type=Path, nargs="+", metavar="DIR SUMS.json", help="a DCP directory, and what must be in it, as make_fixture.py says it"
+    )
+    given = parser.parse_args()
+    if len(given.pairs) % 2:
+        parser.error("want pairs of a directory and a SUMS.json")
+    warnings.filterwarnings("ignore", message=".*torch.distributed is disabled")
+    warnings.filterwarnings("ignore", message="ComplexHalf")
+    bad = sum(check(*pair) for pair in zip(given.pairs[::2], given.pairs[1::2], strict=True))
     return 1 if bad else 0
 
 

@@ -1,9 +1,9 @@
-"""Loads safetensors with the reference package and compares with SUMS.json.
+"""Loads safetensors with the reference package and compares each with its SUMS.json.
 
 PATH is a single .safetensors file, or a Hugging Face directory: one file
 named model.safetensors, or model.safetensors.index.json and the files that it
 names. The index must name each tensor of each file once, and the right total.
-Prints one line of JSON; exit code 1 on any difference, each of which is a line
+Prints one line of JSON for each; exit code 1 on any difference, each of which is a line
 on standard error. Values other than tensors have no place in this format.
 """
 
@@ -39,18 +39,17 @@ def parts(path: Path) -> tuple[list[Path], dict[str, str] | None, int]:
     return [path / name for name in sorted(set(where.values()))], where, total
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, metavar="PATH", help="file or Hugging Face directory")
-    parser.add_argument("sums", type=Path, metavar="SUMS.json", help="what must be in it, as make_fixture.py writes it")
-    given = parser.parse_args()
-    want = sums.read(given.sums)
-    want = {"tensors": want["tensors"]}
-    files, where, total = parts(given.path)
-    if given.path.is_dir():
-        stray = {p.name for p in given.path.glob("*.safetensors")} - {p.name for p in files}
+def check(path: Path, sums_file: Path) -> int:
+    """The number of differences, each told on standard error."""
+    if not path.exists():
+        print(f"{path}: not there", file=sys.stderr)
+        return 1
+    want = {"tensors": sums.read(sums_file)["tensors"]}
+    files, where, total = parts(path)
+    if path.is_dir():
+        stray = {p.name for p in path.glob("*.safetensors")} - {p.name for p in files}
         if stray:
-            raise SystemExit(f"{given.path}: files that the index does not name: {', '.join(sorted(stray))}")
+            raise SystemExit(f"{path}: files that the index does not name: {', '.join(sorted(stray))}")
 
     state: dict[str, torch.Tensor] = {}
     bad = []
@@ -74,8 +73,25 @@ def main() -> int:
             bad.append(f"the index says {total} bytes in all, the tensors have {size}")
     bad += sums.compare(state, want, "safetensors")
     for line in bad:
-        print(line, file=sys.stderr)
-    print(json.dumps({"files": len(files), "tensors": len(state), "bytes": size, "differences": len(bad)}))
+        print(f"{path}: {line}", file=sys.stderr)
+    report = {"path": str(path), "files": len(files), "tensors": len(state), "bytes": size, "differences": len(bad)}
+    print(json.dumps(report), flush=True)
+    return len(bad)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "pairs",
+        type=Path,
+        nargs="+",
+        metavar="PATH SUMS.json",
+        help="a file or Hugging Face directory, and what must be in it, as make_fixture.py says it",
+    )
+    given = parser.parse_args()
+    if len(given.pairs) % 2:
+        parser.error("want pairs of a path and a SUMS.json")
+    bad = sum(check(*pair) for pair in zip(given.pairs[::2], given.pairs[1::2], strict=True))
     return 1 if bad else 0
 
 
