@@ -36,9 +36,11 @@ func (v *verifier) sums(x *index, digest plan.Digest) {
 	case known:
 		data := encodeSums(x, digest)
 		v.count(1, 0, 0)
+		if !v.agrees(name, plan.Sum(data)) {
+			return
+		}
 		v.report.Sums = append(v.report.Sums, Sums{Name: name, Digest: plan.Sum(data), Size: int64(len(data))})
 	default:
-		v.report.Unknown += len(x.entries)
 		v.unknown = append(v.unknown, &unlearned{x, digest})
 	}
 }
@@ -58,14 +60,26 @@ func (v *verifier) writeSums() error {
 			v.find(Mismatch, indexFile(u.index.rank), "%v", err)
 			continue
 		}
+		if !v.agrees(sumsFile(u.index.rank), plan.Sum(encodeSums(u.index, u.digest))) {
+			continue
+		}
 		sums, err := v.root.writeSums(v.ref, u.index, u.digest)
 		if err != nil {
 			return err
 		}
 		v.report.Sums = append(v.report.Sums, sums)
-		v.report.Unknown -= len(u.index.entries)
 	}
 	return nil
+}
+
+// agrees compares a file of sums with what the log has recorded of it.
+func (v *verifier) agrees(name string, got plan.Digest) bool {
+	want, known := v.recorded[name]
+	if known && want != got {
+		v.find(Mismatch, name, "the bytes of the adopted files give sums with digest %s, the log has recorded %s", got, want)
+		return false
+	}
+	return true
 }
 
 // recordSum takes the checksum of a record, as far as the chunk's own bytes are
@@ -120,15 +134,15 @@ func (r *recordSum) problem(ctx context.Context, file vfs.File, buf []byte) (str
 
 // archiveProblem reads a value's archive to its end, if it is one: its records
 // have checksums of their own. A value of another kind has none.
-func archiveProblem(file vfs.File, e *entry) string {
+func archiveProblem(file vfs.File, e *entry) (problem string, checked bool) {
 	section := io.NewSectionReader(file, e.offset, e.item.Bytes)
 	var magic [4]byte
 	if n, err := section.ReadAt(magic[:], 0); n < len(magic) || err != nil || !bytes.Equal(magic[:], []byte("PK\x03\x04")) {
-		return ""
+		return "", false
 	}
 	z, err := zip.NewReader(section, e.item.Bytes)
 	if err != nil {
-		return fmt.Sprintf("the archive: %v", err)
+		return fmt.Sprintf("the archive: %v", err), true
 	}
 	for _, f := range z.File {
 		r, err := f.Open()
@@ -137,10 +151,10 @@ func archiveProblem(file vfs.File, e *entry) string {
 			err = errors.Join(err, r.Close())
 		}
 		if err != nil {
-			return fmt.Sprintf("the archive's record %q: %v", f.Name, err)
+			return fmt.Sprintf("the archive's record %q: %v", f.Name, err), true
 		}
 	}
-	return ""
+	return "", true
 }
 
 // Verify reads every byte and compares it with the checksums that the program
@@ -159,11 +173,6 @@ func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Repor
 		// The sums that are found are of no use to anyone.
 		x := *f.ranks[want.Rank].index
 		x.entries = append([]entry(nil), x.entries...)
-		for _, e := range x.entries {
-			if e.record == nil {
-				v.report.Unknown++
-			}
-		}
 		for n := range x.files {
 			v.data(ctx, &g, &x, n)
 		}

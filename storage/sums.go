@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
+	"os"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 )
@@ -115,7 +116,8 @@ type Sums struct {
 func (r *Root) writeSums(ref Ref, x *index, of plan.Digest) (Sums, error) {
 	data := encodeSums(x, of)
 	path := r.path(ref, sumsFile(x.rank))
-	temp, err := r.writeTemp(path, data)
+	// Another process may be learning the same.
+	temp, err := r.writeTemp(fmt.Sprintf("%s.%d", path, os.Getpid()), data)
 	if err != nil {
 		return Sums{}, err
 	}

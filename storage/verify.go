@@ -66,10 +66,11 @@ type Report struct {
 	Bytes    int64     // of those
 	Extra    []string  // files that the manifest does not name: harmless
 
-	// Of adopted files: what is known of their bytes, and how many chunks had
-	// no digest to be compared with, only the checksum of the program that
-	// wrote them, or none.
-	Sums    []Sums
+	// Of adopted files: what is known of their bytes.
+	Sums []Sums
+	// Unknown counts the chunks and values that could be compared with
+	// nothing: no digest is known, and the program that wrote them has left no
+	// checksum.
 	Unknown int
 }
 
@@ -87,15 +88,24 @@ func (r *Root) Verify(ctx context.Context, ref Ref, manifest plan.Digest, progre
 	return r.verify(ctx, ref, manifest, &verifier{progress: progress})
 }
 
+// LearnOptions say how to learn.
+type LearnOptions struct {
+	Progress func(bytes int64) // as in [Root.Verify]
+	// Pace, if not nil, is called with the number of bytes read since the last
+	// call, by several goroutines, and may take its time.
+	Pace func(ctx context.Context, bytes int64) error
+	// Recorded are the digests of files of sums that the log knows, by name.
+	// What is learned now must be that.
+	Recorded map[string]plan.Digest
+}
+
 // Learn is [Root.Verify] for a checkpoint that may be adopted: what it finds
 // out about bytes of which no digest is known, it makes durable beside the
 // index, for later readers. It does so for each rank whose files are as the
 // program that wrote them says, as far as that program has left checksums. The
-// caller records [Report.Sums] in the log. It may be repeated. pace, if not
-// nil, is called with the number of bytes read since the last call, and may
-// take its time.
-func (r *Root) Learn(ctx context.Context, ref Ref, manifest plan.Digest, progress func(bytes int64), pace func(ctx context.Context, bytes int64) error) (Report, error) {
-	return r.verify(ctx, ref, manifest, &verifier{progress: progress, pace: pace, learn: true})
+// caller records [Report.Sums] in the log. It may be repeated.
+func (r *Root) Learn(ctx context.Context, ref Ref, manifest plan.Digest, o LearnOptions) (Report, error) {
+	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, pace: o.Pace, recorded: o.Recorded, learn: true})
 }
 
 func (r *Root) verify(ctx context.Context, ref Ref, manifest plan.Digest, v *verifier) (Report, error) {
@@ -127,6 +137,7 @@ type verifier struct {
 	progress func(int64)
 	pace     func(context.Context, int64) error
 	learn    bool
+	recorded map[string]plan.Digest
 	known    map[string]bool // files that are part of the checkpoint
 
 	mu      sync.Mutex

@@ -71,6 +71,13 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 	}
 }
 
+// uncheckable counts a chunk that could be compared with nothing.
+func (v *verifier) uncheckable() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.report.Unknown++
+}
+
 // header checks what other readers of the file see. A rank's own file has the
 // one header that its items give, byte for byte.
 func (v *verifier) header(x *index, n int, file vfs.File, size int64) {
@@ -176,11 +183,14 @@ func (v *verifier) chunk(ctx context.Context, x *index, name string, file vfs.Fi
 	var got plan.Digest
 	hash.Sum(got[:0])
 	if !known {
-		problem, err := "", error(nil)
+		problem, checked, err := "", e.record != nil, error(nil)
 		if e.item.Value {
-			problem = archiveProblem(file, e)
+			problem, checked = archiveProblem(file, e)
 		} else {
 			problem, err = rec.problem(ctx, file, *buf)
+		}
+		if !checked {
+			v.uncheckable()
 		}
 		if err != nil {
 			return err

@@ -30,6 +30,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -75,9 +76,12 @@ type Store struct {
 	DataDir  string
 
 	opts  Options
-	space *gauge    // of the disk that log and data share, in a directory
-	owner *owner    // of a directory; nil with a URL
-	local *follower // of a URL; nil with a directory
+	space *gauge   // of the disk that log and data share, in a directory
+	owner *owner   // of a directory; nil with a URL
+	study *learner // with an owner
+
+	learning sync.Mutex // one checkpoint at a time
+	local    *follower  // of a URL; nil with a directory
 }
 
 // Views answers queries from the projections. An answer holds at least what
@@ -163,6 +167,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err := s.owner.join(ctx); err != nil {
 		return nil, errors.Join(err, s.owner.close())
 	}
+	s.study = startLearner(s, learnAfter)
 	return s, nil
 }
 
@@ -173,6 +178,9 @@ func (s *Store) openData(data, blobs string) (err error) {
 		return err
 	}
 	s.Data.KeepFree(keepForLog)
+	s.Data.OnUnverified(func(ref storage.Ref) {
+		s.opts.Logger.Warn("adopted files are read whose digests are not learned yet: damage of them would not be noticed; `ckptstore verify` learns them", "checkpoint", ref.String())
+	})
 	s.space = newGauge(s.Location, s.Data)
 	return nil
 }
@@ -196,6 +204,9 @@ func (s *Store) Close() error {
 		err := s.local.close()
 		s.Log.Close()
 		return err
+	}
+	if s.study != nil {
+		s.study.stop()
 	}
 	return s.owner.close()
 }

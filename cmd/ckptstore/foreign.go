@@ -94,7 +94,7 @@ type verifiedPath struct {
 	Files    int               `json:"files"`
 	Chunks   int               `json:"chunks"`
 	Bytes    int64             `json:"bytes"`
-	Unknown  int               `json:"unknown"` // chunks of which the files have no checksum
+	Unknown  int               `json:"unknown"` // chunks that the files have no checksum of
 	Findings []storage.Finding `json:"findings"`
 }
 
@@ -121,7 +121,7 @@ func (a *app) verifyPath(ctx context.Context, path string) error {
 		}
 		fmt.Fprintf(w, "%d files, %d chunks, %s: %d findings\n", out.Files, out.Chunks, size(out.Bytes), len(out.Findings))
 		if out.Unknown > 0 {
-			fmt.Fprintf(w, "%d chunks and values have no checksum of their tensor in the files\n", out.Unknown)
+			fmt.Fprintf(w, "%d chunks were read, but the files have no checksum of them\n", out.Unknown)
 		}
 	})
 	if err == nil && len(out.Findings) > 0 {

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
@@ -22,8 +21,16 @@ type verified struct {
 	Files       int       `json:"files"`
 	Chunks      int       `json:"chunks"`
 	Bytes       int64     `json:"bytes"`
-	Log         *readLog  `json:"log,omitempty"` // with no REF
+	Log         *readLog  `json:"log,omitempty"`     // with no REF
+	Learned     []learned `json:"learned,omitempty"` // digests of adopted files, now recorded
 	Findings    []finding `json:"findings"`
+}
+
+// learned is a file of sums that this verification has made.
+type learned struct {
+	Run        string `json:"run"`
+	Checkpoint string `json:"checkpoint"`
+	File       string `json:"file"`
 }
 
 // readLog is what of the log could be read; why not more of it is a finding.
@@ -47,8 +54,12 @@ func (a *app) verifyCommand() *cobra.Command {
 		Use: "verify [REF]", Short: "Read every byte of one or all checkpoints and name what is damaged", Args: args(cobra.MaximumNArgs(1)),
 		Long: `Read every file of the committed checkpoints, or of REF, and compare it with
 what vouches for it: data with the index, the index with the manifest, the
-manifest with the log. Damage is named by file, tensor and block; the exit
-code is then 6. Without REF the log is read from end to end too.`,
+manifest with the log. Of files that were imported in place, digests that are
+not known yet are learned, if the files' own checksums are right. Damage is named by file, tensor and block; the exit
+code is then 6. Without REF the log is read from end to end too.
+
+` + pathHelp + `
+Of such files only what checksums they have is compared.`,
 		RunE: func(c *cobra.Command, refs []string) error {
 			if len(refs) == 1 && isPath(refs[0]) {
 				return a.verifyPath(c.Context(), refs[0])
@@ -67,12 +78,8 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string) error {
 	bar := a.progress("verify", targets)
 	defer bar.done()
 	for _, c := range targets {
-		digest, err := plan.ParseDigest(c.Manifest)
-		if err != nil {
-			return err
-		}
 		before := out.Bytes
-		report, err := s.Data.Verify(ctx, store.RefOf(c), digest, func(n int64) { bar.set(before + n) })
+		report, err := s.Learn(ctx, c, func(n int64) { bar.set(before + n) })
 		if err != nil {
 			return err
 		}
@@ -80,6 +87,11 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string) error {
 		out.Files += report.Files
 		out.Chunks += report.Chunks
 		out.Bytes += report.Bytes
+		for _, sums := range report.Sums {
+			if sums.New {
+				out.Learned = append(out.Learned, learned{c.Run, c.ID, sums.Name})
+			}
+		}
 		for _, f := range report.Findings {
 			out.Findings = append(out.Findings, finding{c.Run, c.ID, f})
 		}
@@ -104,6 +116,9 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string) error {
 				continue
 			}
 			fmt.Fprintf(w, "%s@%s: %s\n", f.Run, f.Checkpoint, f.Finding)
+		}
+		for _, l := range out.Learned {
+			fmt.Fprintf(w, "%s@%s: learned the digests of its adopted files (%s)\n", l.Run, l.Checkpoint, l.File)
 		}
 		if out.Log != nil {
 			fmt.Fprintf(w, "log: %d of %d events read\n", out.Log.Events, out.Log.Last)

@@ -1,0 +1,177 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+const (
+	// learnAfter is how long after opening a store its owner begins to learn
+	// the digests of adopted files, and how often it looks for more.
+	learnAfter = time.Minute
+	// learnRate is how many bytes a second it reads at most for that, so that
+	// a training does not notice.
+	learnRate = 32 << 20
+	// attachTimeout bounds one decision, over all retries.
+	attachTimeout = time.Minute
+)
+
+// Learn verifies a checkpoint. Digests of adopted files that are not known yet
+// are learned by that, and recorded in the log: see [storage.Root.Learn]. What
+// the log has recorded and is found otherwise is a finding.
+func (s *Store) Learn(ctx context.Context, c projections.Checkpoint, progress func(bytes int64)) (storage.Report, error) {
+	return s.learn(ctx, c, storage.LearnOptions{Progress: progress})
+}
+
+func (s *Store) learn(ctx context.Context, c projections.Checkpoint, o storage.LearnOptions) (storage.Report, error) {
+	s.learning.Lock()
+	defer s.learning.Unlock()
+	digest, err := plan.ParseDigest(c.Manifest)
+	if err != nil {
+		return storage.Report{}, err
+	}
+	o.Recorded = map[string]plan.Digest{}
+	for _, a := range c.Attachments {
+		if o.Recorded[a.Name], err = plan.ParseDigest(a.Digest); err != nil {
+			return storage.Report{}, fmt.Errorf("attachment %q of %s@%s: %w", a.Name, c.Run, c.ID, err)
+		}
+	}
+	report, err := s.Data.Learn(ctx, RefOf(c), digest, o)
+	if err != nil {
+		return report, err
+	}
+	for _, sums := range report.Sums {
+		if _, known := o.Recorded[sums.Name]; known {
+			continue
+		}
+		err := s.decide(ctx, events.Aggregate{Run: c.Run, Trial: c.Trial}, &events.CheckpointAttached{
+			Checkpoint: c.ID, Name: sums.Name, Digest: sums.Digest.String(), Size: sums.Size,
+		})
+		if err != nil {
+			return report, fmt.Errorf("record %s of checkpoint %s@%s: %w", sums.Name, c.Run, c.ID, err)
+		}
+	}
+	return report, nil
+}
+
+// decide appends a decision that is right whatever else was decided.
+func (s *Store) decide(ctx context.Context, agg events.Aggregate, body events.Body) error {
+	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
+	defer cancel()
+	d, err := events.NewDecision(Stamp("ckptstore"), agg, body)
+	if err != nil {
+		return err
+	}
+	for {
+		trial, err := Queries{s.Views()}.Trial(ctx, agg.Run, agg.Trial)
+		if err != nil {
+			return err
+		}
+		if _, err = s.Log.Decide(ctx, d, trial.LaneSeq); !errors.Is(err, jetlog.ErrConflict) {
+			return err
+		}
+	}
+}
+
+// learner learns in the background while this process owns the store.
+type learner struct {
+	store  *Store
+	cancel context.CancelFunc
+	done   chan struct{}
+	seen   map[storage.Ref]bool // nothing is left to learn there, or nothing can be
+}
+
+func startLearner(s *Store, every time.Duration) *learner {
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &learner{store: s, cancel: cancel, done: make(chan struct{}), seen: map[storage.Ref]bool{}}
+	go func() {
+		defer close(l.done)
+		for sleep(ctx, every) {
+			if !s.Owns() {
+				continue
+			}
+			if err := l.pass(ctx); err != nil && ctx.Err() == nil {
+				s.opts.Logger.Warn("digests of adopted files could not be learned; it is tried again", "error", err)
+			}
+		}
+	}()
+	return l
+}
+
+func (l *learner) stop() {
+	l.cancel()
+	<-l.done
+}
+
+// pass looks at every checkpoint that it has not done with.
+func (l *learner) pass(ctx context.Context) error {
+	runs, err := web.Ask(ctx, l.store.Views(), web.Runs, web.Params{})
+	if err != nil {
+		return err
+	}
+	for _, run := range runs {
+		list, err := web.Ask(ctx, l.store.Views(), web.Checkpoints, web.Params{Run: run.Name, All: true})
+		if err != nil {
+			return err
+		}
+		for _, c := range list {
+			if c.State != projections.Committed || l.seen[RefOf(c)] {
+				continue
+			}
+			if err := l.one(ctx, c); err != nil {
+				return fmt.Errorf("checkpoint %s@%s: %w", c.Run, c.ID, err)
+			}
+			l.seen[RefOf(c)] = true
+		}
+	}
+	return nil
+}
+
+func (l *learner) one(ctx context.Context, c projections.Checkpoint) error {
+	ranks, err := l.store.Data.Unlearned(RefOf(c))
+	if err != nil || len(ranks) == 0 {
+		return err
+	}
+	p := pacer{rate: learnRate}
+	report, err := l.store.learn(ctx, c, storage.LearnOptions{Pace: p.pace})
+	if err != nil {
+		return err
+	}
+	for _, f := range report.Findings {
+		l.store.opts.Logger.Error("an adopted file is damaged, or has changed", "checkpoint", c.Run+"@"+c.ID, "finding", f.String())
+	}
+	return nil
+}
+
+// pacer lets bytes pass at a rate.
+type pacer struct {
+	rate int64 // bytes a second
+
+	mu   sync.Mutex
+	next time.Time // when the next byte may pass
+}
+
+func (p *pacer) pace(ctx context.Context, bytes int64) error {
+	p.mu.Lock()
+	now := time.Now()
+	if p.next.Before(now) {
+		p.next = now
+	}
+	p.next = p.next.Add(time.Duration(bytes) * time.Second / time.Duration(p.rate))
+	wait := p.next.Sub(now)
+	p.mu.Unlock()
+	if !sleep(ctx, wait) {
+		return ctx.Err()
+	}
+	return nil
+}
