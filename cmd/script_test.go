@@ -24,6 +24,12 @@ func TestScripts(t *testing.T) {
 			short, err := os.MkdirTemp("/tmp", "ck") //nolint:usetesting // t.TempDir is long too
 			e.Defer(func() { _ = os.RemoveAll(short) })
 			e.Setenv("XDG_RUNTIME_DIR", short)
+			if err != nil {
+				return err
+			}
+			// A checkpoint that PyTorch has written.
+			torch, err := filepath.Abs(filepath.Join("..", "storage", "dcp", "testdata", "torch-2.14", "single_nested"))
+			e.Setenv("DCP", torch)
 			return err
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){

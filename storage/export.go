@@ -105,6 +105,7 @@ type exporter struct {
 	out  Exported
 	buf  []byte
 	done int64
+	made []string // directories above dir that were made, from the bottom
 }
 
 // outFile is a file to write, as parts that follow each other.
@@ -167,7 +168,7 @@ func (x *exporter) look() (occupied bool, err error) {
 	names, err := x.fs.List(x.dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return false, x.fs.MkdirAll(path.Dir(x.dir), 0o755)
+		return false, x.parents()
 	case errors.Is(err, syscall.ENOTDIR):
 		return false, fmt.Errorf("it is a file: choose another directory")
 	case err != nil:
@@ -185,6 +186,21 @@ func (x *exporter) look() (occupied bool, err error) {
 		return false, &OccupiedError{Dir: x.dir, Holds: names[0]}
 	}
 	return true, nil
+}
+
+// parents makes the directories above dir.
+func (x *exporter) parents() error {
+	for dir := path.Dir(x.dir); ; dir = path.Dir(dir) {
+		_, err := x.fs.Stat(dir)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) || dir == "/" {
+			return err
+		}
+		x.made = append(x.made, dir)
+	}
+	return noSpace(x.fs.MkdirAll(path.Dir(x.dir), 0o755))
 }
 
 // write makes the files durable in a directory of their own.
@@ -278,8 +294,10 @@ func (x *exporter) place(partial string, occupied bool) error {
 		}
 		return errors.Join(err, x.fs.RemoveAll(partial))
 	}
-	if err := r.syncDir(parent); err != nil {
-		return err
+	for _, dir := range append([]string{parent}, parentsOf(x.made)...) {
+		if err := r.syncDir(dir); err != nil {
+			return err
+		}
 	}
 	if !occupied {
 		return nil
@@ -288,4 +306,13 @@ func (x *exporter) place(partial string, occupied bool) error {
 		return fmt.Errorf("the export is whole, but what it replaced could not be removed: %w", err)
 	}
 	return nil
+}
+
+// parentsOf is the directory that holds each.
+func parentsOf(dirs []string) []string {
+	out := make([]string, len(dirs))
+	for i, dir := range dirs {
+		out[i] = path.Dir(dir)
+	}
+	return out
 }
