@@ -36,11 +36,11 @@ type saver struct {
 	permits chan struct{}
 
 	mu      sync.Mutex
-	states  map[string]client.WaitReply // of each save of the attempt
-	moved   chan struct{}               // closed when states or refused changed
-	refused map[rankSave]string         // why a rank has no part in a save
+	states  map[string]client.WaitReply    // of each save of the attempt
+	moved   chan struct{}                  // closed when states or refused changed
+	refused map[rankSave]string            // why a rank has no part in a save
 	plans   map[rankSave]*events.LocalPlan // in full, of the saves that are open
-	err     error                       // why the saver stopped
+	err     error                          // why the saver stopped
 }
 
 // rankSave is one rank's part in a save.

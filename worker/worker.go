@@ -93,8 +93,8 @@ type Config struct {
 	// StrictReplicas aborts a save in which ranks offer copies of a tensor or
 	// value that differ, instead of saving the lowest rank's with a warning.
 	StrictReplicas bool
-	Config      map[string]any
-	Backend     string
+	Config         map[string]any
+	Backend        string
 
 	SaveTimeout  time.Duration // begun to committed; default 10 min
 	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
