@@ -28,13 +28,14 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []plan.Item,
 	if r == nil {
 		return Written{}, fmt.Errorf("%s has no file of this rank", from.path)
 	}
-	if missing, extra := r.index.compare(items); len(missing)+len(extra) > 0 {
-		return Written{}, fmt.Errorf("%s holds something else: %s", from.path, strings.Join(append(missing, extra...), ", "))
+	index, err := r.of(items)
+	if err != nil {
+		return Written{}, fmt.Errorf("%s: %w", from.path, err)
 	}
-	if err := w.root.checkUnchanged(r.index); err != nil {
+	if err := w.root.checkUnchanged(index); err != nil {
 		return Written{}, err
 	}
-	data := r.index.encode()
+	data := index.encode()
 	path := w.root.path(w.ref, indexFile(rank))
 	sealed, err := w.sealed()
 	if err != nil {
@@ -66,6 +67,20 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []plan.Item,
 		return Written{}, err
 	}
 	return adoptedAs(rank, data), nil
+}
+
+// of is the part of an index that holds items. PyTorch writes empty chunks,
+// which no layout has.
+func (x *rankIndex) of(items []plan.Item) (*index, error) {
+	if missing, _ := x.index.compare(items); len(missing) > 0 {
+		return nil, fmt.Errorf("it holds something else: %s", strings.Join(missing, ", "))
+	}
+	part := *x.index
+	part.entries = make([]entry, len(items))
+	for i, it := range items {
+		part.entries[i] = x.index.entries[x.at[itemKey(part.rank, it)]]
+	}
+	return &part, nil
 }
 
 // adoptedAs is the result for an adopted index whose file is data.
