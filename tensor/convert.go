@@ -11,6 +11,9 @@ import "fmt"
 //	float          no     yes       yes     yes       no
 //	complex        no     no        no      yes       no
 //	float8_e8m0    no     no        no      no        same
+//
+// The float8 types of AMD, whose names end with fnuz, are only loaded as they
+// are.
 func Convertible(from, to DType) error {
 	switch {
 	case !from.Valid() || !to.Valid():
@@ -20,6 +23,8 @@ func Convertible(from, to DType) error {
 	case from == Float8E8M0 || to == Float8E8M0:
 		return fmt.Errorf("%v cannot be converted to %v: %v holds the scales of other elements, which mean nothing without them",
 			from, to, Float8E8M0)
+	case from.opaque() || to.opaque():
+		return fmt.Errorf("%v cannot be converted to %v: elements that end with fnuz are only loaded as they were saved", from, to)
 	case to == Bool:
 		return fmt.Errorf("%v cannot be converted to bool: only whether each element is zero would be left", from)
 	case from.part() != 0 && to.part() == 0:
@@ -27,6 +32,9 @@ func Convertible(from, to DType) error {
 	}
 	return nil
 }
+
+// opaque reports whether elements of d are moved and never read.
+func (d DType) opaque() bool { return d == Float8E4M3FNUZ || d == Float8E5M2FNUZ }
 
 // part is the type of the two parts of a complex type, 0 for other types.
 func (d DType) part() DType {

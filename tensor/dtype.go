@@ -27,6 +27,9 @@ const (
 	Float8E4M3 DType = 17 // e4m3fn: no infinities
 	Float8E5M2 DType = 18
 	Float8E8M0 DType = 19 // e8m0fnu: exponent only
+
+	Float8E4M3FNUZ DType = 20 // of AMD: no infinities, no negative zero
+	Float8E5M2FNUZ DType = 21
 )
 
 var dtypes = [...]struct {
@@ -41,6 +44,7 @@ var dtypes = [...]struct {
 	Float32: {"float32", 4}, Float64: {"float64", 8},
 	Complex32: {"complex32", 4}, Complex64: {"complex64", 8}, Complex128: {"complex128", 16},
 	Float8E4M3: {"float8_e4m3fn", 1}, Float8E5M2: {"float8_e5m2", 1}, Float8E8M0: {"float8_e8m0fnu", 1},
+	Float8E4M3FNUZ: {"float8_e4m3fnuz", 1}, Float8E5M2FNUZ: {"float8_e5m2fnuz", 1},
 }
 
 // Valid reports whether d is one of the declared types.

@@ -92,7 +92,7 @@ func TestShardValidate(t *testing.T) {
 	for bad, change := range map[string]func(*tensor.Shard){
 		"without a name":            func(s *tensor.Shard) { s.FQN = "" },
 		"invalid dtype":             func(s *tensor.Shard) { s.DType = 0 },
-		"invalid dtype ":            func(s *tensor.Shard) { s.DType = tensor.Float8E8M0 + 1 },
+		"invalid dtype ":            func(s *tensor.Shard) { s.DType = tensor.Float8E5M2FNUZ + 1 },
 		"dimension 0 is negative":   func(s *tensor.Shard) { s.Global = tensor.Shape{-4, 8} },
 		"more than 2^63 bytes":      func(s *tensor.Shard) { s.Global = tensor.Shape{1 << 62}; s.Box = s.Global.Full() },
 		"is out of bounds of shape": func(s *tensor.Shard) { s.Box.Offsets = []int64{3, 0} },
@@ -141,7 +141,7 @@ func TestDTypes(t *testing.T) {
 	want := map[tensor.DType]string{
 		1: "bool 1", 2: "uint8 1", 3: "int8 1", 4: "uint16 2", 5: "int16 2", 6: "uint32 4", 7: "int32 4", 8: "uint64 8", 9: "int64 8",
 		10: "float16 2", 11: "bfloat16 2", 12: "float32 4", 13: "float64 8", 14: "complex32 4", 15: "complex64 8", 16: "complex128 16",
-		17: "float8_e4m3fn 1", 18: "float8_e5m2 1", 19: "float8_e8m0fnu 1",
+		17: "float8_e4m3fn 1", 18: "float8_e5m2 1", 19: "float8_e8m0fnu 1", 20: "float8_e4m3fnuz 1", 21: "float8_e5m2fnuz 1",
 	}
 	for n := range 256 {
 		d := tensor.DType(n)

@@ -105,15 +105,11 @@ func TestUnknownPlan(t *testing.T) {
 var differs = workerRole("has replicas that differ", func(ctx context.Context, c *client.Client) error {
 	mine := state(5, c.Rank, c.WorldSize)
 	mine.Tensors[1].Data[6] += byte(c.Rank)
-	s, err := c.Save(ctx, 5, mine, client.SaveOptions{})
-	if err != nil {
-		return err
-	}
-	if err := s.Wait(ctx, client.Committed); err != nil {
+	if err := saveAll(ctx, c, 5, mine, client.SaveOptions{}); err != nil {
 		say("%v", err)
 		return nil
 	}
-	return load(ctx, c, s.Checkpoint, 5) // rank 0's bytes
+	return load(ctx, c, "step-5", 5) // rank 0's bytes
 })
 
 // Copies that differ are told of. The lowest rank's are saved, or none.
@@ -129,7 +125,11 @@ func TestReplicasDiffer(t *testing.T) {
 	strict := newJob(t, 2, differs...)
 	strict.cfg.StrictReplicas, strict.cfg.Resume = true, "none"
 	strict.must()
-	wantText(t, strict.out, "step-5.a2 was aborted: replicas differ between the ranks", `"bias"`)
+	for _, rank := range []string{"[rank0] ", "[rank1] "} {
+		if got := fmt.Sprint(strict.out.lines(rank)); !strings.Contains(got, "step-5.a2 was aborted: replicas differ between the ranks") || !strings.Contains(got, `"bias"`) {
+			t.Errorf("%swas told %s", rank, got)
+		}
+	}
 	wantEnded(t, []string{"step-5.a1"}, []string{"step-5.a2"})
 }
 

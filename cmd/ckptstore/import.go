@@ -17,7 +17,7 @@ import (
 )
 
 const importHelp = `Make a checkpoint of PyTorch DCP, a .safetensors file or a Hugging Face
-directory one of a run. Ranks, boxes, dtypes, values and the paths of the state
+directory one of a run. A store is made if there is none. Ranks, boxes, dtypes, values and the paths of the state
 dict stay as they are. In the log it is a job of the run with an attempt of its
 own, which continues the run's line; the next trainer resumes from it.
 
@@ -84,6 +84,9 @@ func (a *app) importCommand() *cobra.Command {
 func (a *app) importPath(ctx context.Context, path string, o importOptions) error {
 	from, err := openPath(ctx, path)
 	if err != nil {
+		return err
+	}
+	if err := store.Ensure(ctx, a.location, a.wait, a.logger()); err != nil {
 		return err
 	}
 	return a.with(ctx, func(s *store.Store) (err error) {

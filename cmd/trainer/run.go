@@ -112,7 +112,7 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 	}
 	log := newLogger(std.err, o.quiet)
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
-	if err := ensureStore(ctx, o.store, o.wait, log); err != nil {
+	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
 		return err
 	}
 	st, err := store.Open(ctx, store.Options{Location: o.store, Patience: o.wait, Logger: log})

@@ -60,7 +60,7 @@ func TestHostileForms(t *testing.T) {
 		"shared too little":  {0, rawLocal(2, of{1, 1, 0, "vw", 1, "wx"}, 9, 9), "shares more of the name before than it says"},
 		"shared beyond most": {0, rawLocal(2, of{1, 1, 0, long, 128, "v"}, 9, 9), "128 bytes of the name before are not there"},
 		"negative size":      {0, rawLocal(1, of{1, 0, "v"}, beyond), "number 18446744073709551615 is too large"},
-		"dtype":              {0, rawLocal(1, of{0, 0, "w", 20, 0}), "unknown dtype 20"},
+		"dtype":              {0, rawLocal(1, of{0, 0, "w", 99, 0}), "unknown dtype 99"},
 		"no dtype":           {0, rawLocal(1, of{0, 0, "w", 0, 0}), "unknown dtype 0"},
 		"dimensions":         {0, rawLocal(1, of{0, 0, "w", 12, huge}), "9223372036854775807 dimensions, at most 64"},
 		"65 dimensions":      {0, rawLocal(1, of{0, 0, "w", 12, 65, make([]byte, 65)}, make([]byte, 130)), "65 dimensions"},

@@ -70,7 +70,7 @@ var types = [...]struct {
 }
 
 // TypeOf is the name of d, and whether the format has one. It has none that
-// every reader knows for complex numbers and float8_e8m0fnu: store those as
+// every reader knows for complex numbers, float8_e8m0fnu and those of AMD: store those as
 // [Raw].
 func TypeOf(d tensor.DType) (Type, bool) {
 	for _, t := range types {

@@ -27,7 +27,7 @@ func TestTypes(t *testing.T) {
 	for d := tensor.Bool; d.Valid(); d++ {
 		name, ok := TypeOf(d)
 		switch d {
-		case tensor.Complex32, tensor.Complex64, tensor.Complex128, tensor.Float8E8M0:
+		case tensor.Complex32, tensor.Complex64, tensor.Complex128, tensor.Float8E8M0, tensor.Float8E4M3FNUZ, tensor.Float8E5M2FNUZ:
 			if ok {
 				t.Errorf("%s has the name %s", d, name)
 			}

@@ -1,4 +1,4 @@
-package main
+package store
 
 import (
 	"context"
@@ -7,14 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"time"
-
-	"github.com/ckptstore/ckptstore/store"
 )
 
-// ensureStore makes a store where there is none, also where a trainer was
-// killed while it made one.
-func ensureStore(ctx context.Context, location string, patience time.Duration, log *slog.Logger) error {
-	if store.IsURL(location) {
+// Ensure makes a store where there is none, also where a process was killed
+// while it made one. On a server a store is made by [Init] alone.
+func Ensure(ctx context.Context, location string, patience time.Duration, log *slog.Logger) error {
+	if IsURL(location) {
 		return nil
 	}
 	patient, cancel := context.WithTimeout(ctx, patience)
@@ -25,14 +23,14 @@ func ensureStore(ctx context.Context, location string, patience time.Duration, l
 		if _, err := os.Lstat(filepath.Join(location, "store.json")); err == nil || !errors.Is(err, os.ErrNotExist) {
 			return nil // opening it says what is wrong with it
 		}
-		id, err := store.Init(ctx, location, "")
+		id, err := Init(ctx, location, "")
 		switch {
 		case err == nil:
 			log.Info("made a new store", "store", location, "id", id)
 			return nil
-		case errors.Is(err, store.ErrExists):
+		case errors.Is(err, ErrExists):
 			return nil // another trainer was faster
-		case !errors.Is(err, store.ErrLocked):
+		case !errors.Is(err, ErrLocked):
 			return err
 		}
 		select { // another trainer is making it
