@@ -157,8 +157,15 @@ func properties(v any) (tensor.DType, bool, error) {
 		legacy = true
 	}
 	state, ok := c.state.(tuple)
-	if !ok || len(state) != 5 {
-		return 0, false, errors.New("TensorProperties has not the 5 fields dtype, layout, requires_grad, memory_format, pin_memory")
+	if !ok || (len(state) != 5 && len(state) != 6) {
+		return 0, false, errors.New("TensorProperties has not the fields dtype, layout, requires_grad, memory_format, pin_memory and perhaps strides")
+	}
+	if len(state) == 6 && state[5] != nil {
+		// PyTorch 2.15 adds the strides that the tensor had in memory; a
+		// chunk's are in its archive.
+		if _, err := integers(state[5]); err != nil {
+			return 0, false, fmt.Errorf("strides: %w", err)
+		}
 	}
 	g, ok := state[0].(global)
 	if !ok || !isDType(g) {

@@ -9,8 +9,11 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
+	"math"
+	"math/big"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +25,7 @@ import (
 // expected is the JSON beside a fixture.
 type expected struct {
 	Torch   string
+	Opaque  []string // values that are not of plain kinds
 	Tensors map[string]struct {
 		DType  tensor.DType
 		Shape  tensor.Shape
@@ -38,7 +42,7 @@ type fixture struct {
 // fixtures are those in testdata, and more where they are on the machine.
 func fixtures(t testing.TB) []fixture {
 	t.Helper()
-	roots := []string{"testdata/torch-2.14", "testdata/torch-2.6"}
+	roots := []string{"testdata/torch-2.6", "testdata/torch-2.14", "testdata/torch-2.15"}
 	more := os.Getenv("CKPTSTORE_FIXTURES")
 	if more == "" {
 		more = "../../../shared/fixtures"
@@ -175,7 +179,7 @@ func TestFixtures(t *testing.T) {
 				t.Fatal(err)
 			}
 			verify(t, all, m, f.want)
-			if (m.Version != "1.0.0") == strings.HasPrefix(f.want.Torch, "2.14") || len(m.SaveID) != 36 {
+			if (m.Version == "") != strings.HasPrefix(f.want.Torch, "2.6") || len(m.SaveID) != 36 {
 				t.Errorf("PyTorch %s wrote version %q and save ID %q", f.want.Torch, m.Version, m.SaveID)
 			}
 			for _, x := range m.Tensors {
@@ -184,7 +188,9 @@ func TestFixtures(t *testing.T) {
 				}
 			}
 			for _, v := range m.Values {
-				if _, err := all.value(v); err != nil || len(v.Path) == 0 {
+				_, err := all.value(v)
+				var opaque *dcp.OpaqueError
+				if errors.As(err, &opaque) != slices.Contains(f.want.Opaque, v.FQN) || (err != nil && opaque == nil) || len(v.Path) == 0 {
 					t.Errorf("value %s at %v: %v", v.FQN, v.Path, err)
 				}
 			}
@@ -219,5 +225,39 @@ func TestNestedFixtureInDetail(t *testing.T) {
 	}
 	if scalar := m.Tensors[len(m.Tensors)-1]; scalar.FQN != "model.scalar" || len(scalar.Shape) != 0 || len(scalar.Chunks) != 1 || scalar.Chunks[0].Box.Volume() != 1 {
 		t.Errorf("the scalar is %+v", scalar)
+	}
+}
+
+func TestValuesOfEveryKind(t *testing.T) {
+	all := load(t, "testdata/torch-2.15/every")
+	m, err := dcp.ReadMetadata(all[dcp.MetadataFile])
+	if err != nil {
+		t.Fatal(err)
+	}
+	big1, _ := new(big.Int).SetString("1267650600228229401496703205376", 10)
+	big2, _ := new(big.Int).SetString("-1180591620717411303424", 10)
+	want := map[string]any{
+		"plain": dcp.Tuple{
+			[]byte{0, 0x80, 0xff},
+			[]byte{},
+			big1, big2, nil,
+			dcp.Tuple{int64(1), dcp.Tuple{int64(2), "ü"}, []any{}},
+			math.Inf(1), strings.Repeat("x", 300), int64(-5),
+			dcp.Dict{{"a", dcp.Dict{{int64(1), []any{true}}}}},
+		},
+		"bytesio": "_io.BytesIO", "set": "builtins.set", "tensors": "torch._utils._rebuild_tensor_v2",
+	}
+	if len(m.Values) != len(want) {
+		t.Errorf("%d values, want %d", len(m.Values), len(want))
+	}
+	for _, v := range m.Values {
+		got, err := all.value(v)
+		var opaque *dcp.OpaqueError
+		if errors.As(err, &opaque) {
+			got = opaque.Global
+		}
+		if !reflect.DeepEqual(got, want[v.FQN]) {
+			t.Errorf("value %s is %#v, %v, want %#v", v.FQN, got, err, want[v.FQN])
+		}
 	}
 }

@@ -2,9 +2,11 @@ package dcp
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"math/big"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -84,7 +86,12 @@ func (m *machine) run() (any, error) {
 		if op == opStop {
 			break
 		}
-		if err := m.step(op); err != nil {
+		err = m.step(op)
+		var opaque *OpaqueError
+		if errors.As(err, &opaque) {
+			return nil, err
+		}
+		if err != nil {
 			return nil, fmt.Errorf("opcode %s: %w", opName(op), err)
 		}
 	}
@@ -223,6 +230,9 @@ func (m *machine) float(b []byte) {
 func (m *machine) find(g global) error {
 	if !m.globals(g) {
 		if m.opaque {
+			if g.module == "__builtin__" { // up to protocol 2
+				g.module = "builtins"
+			}
 			return &OpaqueError{Global: clip(g.String())}
 		}
 		return fmt.Errorf("global %s is not allowed", clip(g.String()))
@@ -231,9 +241,13 @@ func (m *machine) find(g global) error {
 	return nil
 }
 
+// clip is text in a message, without the quotes.
 func clip(s string) string {
 	q := quote(s)
-	return q[1 : len(q)-1]
+	if end := strings.LastIndexByte(q, '"'); end > 0 {
+		return q[1:end] + q[end+1:]
+	}
+	return q
 }
 
 // put stores the top in the memo. Picklers number their memo from 0 without

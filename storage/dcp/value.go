@@ -31,8 +31,10 @@ var valueDialect = dialect{ops: valueOps, opaque: true, globals: func(g global) 
 const (
 	maxDepth = 200 // of nested containers
 	// Objects that stand in several places are counted, and returned, in each
-	// of them: so many places are decoded for each byte of the pickle.
-	placesPerByte = 64
+	// of them: so many places are decoded for each byte of the pickle, a key's
+	// bytes counted as places.
+	placesPerByte = 16
+	somePlaces    = 1024 // for those of a few bytes
 )
 
 // DecodeValue decodes an archive of plain Python objects: nil for None, bool,
@@ -67,7 +69,7 @@ func decodeValue(b []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &valueDecoder{left: placesPerByte * (len(data) + 1)}
+	d := &valueDecoder{left: somePlaces + placesPerByte*len(data)}
 	v, err := d.value(root, 0)
 	return v, at(a.where.File, rec.data, err)
 }

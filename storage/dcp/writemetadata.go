@@ -53,7 +53,7 @@ func (w *metadataWriter) check(m Metadata) error {
 			if err := c.Box.Validate(t.Shape); err != nil {
 				return fmt.Errorf("tensor %s: chunk %d: %w", quote(t.FQN), i, err)
 			}
-			if err := c.Where.Validate(); err != nil {
+			if err := checkLocation(c.Where); err != nil {
 				return fmt.Errorf("tensor %s: chunk %d: %w", quote(t.FQN), i, err)
 			}
 			key := tensor.Box{Offsets: c.Box.Offsets}.Key()
@@ -74,11 +74,8 @@ func (w *metadataWriter) name(fqn string, path []any, where Location) error {
 		return fmt.Errorf("name %s stands twice", quote(fqn))
 	}
 	w.names[fqn] = struct{}{}
-	if err := where.Validate(); err != nil {
+	if err := checkLocation(where); err != nil {
 		return fmt.Errorf("%s: %w", quote(fqn), err)
-	}
-	if !utf8.ValidString(where.File) {
-		return fmt.Errorf("%s: file name %s is not UTF-8", quote(fqn), quote(where.File))
 	}
 	if path == nil {
 		return nil
@@ -94,7 +91,7 @@ func (w *metadataWriter) name(fqn string, path []any, where Location) error {
 				return fmt.Errorf("path of %s has the index %d", quote(fqn), key)
 			}
 		case string:
-			if !utf8.ValidString(key) || len(key) > maxFQN {
+			if !utf8.ValidString(key) {
 				return fmt.Errorf("path of %s has the key %s", quote(fqn), quote(key))
 			}
 		default:
@@ -102,6 +99,13 @@ func (w *metadataWriter) name(fqn string, path []any, where Location) error {
 		}
 	}
 	return nil
+}
+
+func checkLocation(where Location) error {
+	if !utf8.ValidString(where.File) {
+		return fmt.Errorf("file name %s is not UTF-8", quote(where.File))
+	}
+	return where.Validate()
 }
 
 // begin and end stand around the fields of an object.
@@ -112,9 +116,39 @@ func (w *metadataWriter) begin(class global) {
 
 func (w *metadataWriter) end() { w.op(opSetItems, opBuild) }
 
-// size writes a torch.Size, once for each: most offsets and sizes come again.
-func (w *metadataWriter) size(ns []int64) {
-	key := sizeKey(ns)
+// section is a part of the file with a memo of its own. Names and offsets are
+// in state_dict_metadata and in storage_data; were they written once for
+// both, a damaged byte would change both and go unnoticed.
+type section int
+
+const (
+	described section = iota // state_dict_metadata, planner_data
+	stored                   // storage_data
+)
+
+type memoKey struct {
+	section section
+	size    bool // text is that of a torch.Size
+	text    string
+}
+
+// fqn writes a name, once for its section.
+func (w *metadataWriter) fqn(s section, name string) {
+	key := memoKey{section: s, text: name}
+	if w.get(key) {
+		return
+	}
+	w.once(name)
+	w.put(key)
+}
+
+// size writes a torch.Size, once for its section: most come again.
+func (w *metadataWriter) size(s section, ns []int64) {
+	var text []byte
+	for _, n := range ns {
+		text = append(strconv.AppendInt(text, n, 10), ',')
+	}
+	key := memoKey{section: s, size: true, text: string(text)}
 	if w.get(key) {
 		return
 	}
@@ -124,26 +158,16 @@ func (w *metadataWriter) size(ns []int64) {
 	w.put(key)
 }
 
-type sizeText string
-
-func sizeKey(ns []int64) sizeText {
-	var b []byte
-	for _, n := range ns {
-		b = append(strconv.AppendInt(b, n, 10), ',')
-	}
-	return sizeText(b)
-}
-
 func (w *metadataWriter) metadata(m Metadata) {
 	w.begin(classMetadata)
 	w.text("state_dict_metadata")
 	w.op(opEmptyDict, opMark)
 	for _, t := range m.Tensors {
-		w.text(t.FQN)
+		w.fqn(described, t.FQN)
 		w.tensor(t)
 	}
 	for _, v := range m.Values {
-		w.text(v.FQN)
+		w.fqn(described, v.FQN)
 		w.global(classBytes)
 		w.op(opEmptyTuple, opNewObj)
 	}
@@ -198,15 +222,15 @@ func (w *metadataWriter) tensor(t Tensor) {
 	w.int(0) // contiguous
 	w.op(opTuple1, opReduce, opNewFalse, opTuple, opBuild)
 	w.text("size")
-	w.size(t.Shape)
+	w.size(described, t.Shape)
 	w.text("chunks")
 	w.op(opEmptyList, opMark)
 	for _, c := range t.Chunks {
 		w.begin(classChunk)
 		w.text("offsets")
-		w.size(c.Box.Offsets)
+		w.size(described, c.Box.Offsets)
 		w.text("sizes")
-		w.size(c.Box.Sizes)
+		w.size(described, c.Box.Sizes)
 		w.end()
 	}
 	w.op(opAppends)
@@ -232,7 +256,7 @@ func (w *metadataWriter) path(fqn string, path []any) {
 	if path == nil {
 		return
 	}
-	w.text(fqn)
+	w.fqn(described, fqn)
 	w.tuple(len(path))
 	for _, key := range path {
 		switch key := key.(type) {
@@ -251,14 +275,14 @@ func (w *metadataWriter) path(fqn string, path []any) {
 func (w *metadataWriter) index(fqn string, offsets []int64, hint int) {
 	w.begin(classIndex)
 	w.text("fqn")
-	w.text(fqn)
+	w.fqn(stored, fqn)
 	w.text("index")
 	if hint < 0 {
 		w.op(opNone)
 	} else {
 		w.int(int64(hint))
 		w.text("offset")
-		w.size(offsets)
+		w.size(stored, offsets)
 	}
 	w.end()
 }
