@@ -21,7 +21,8 @@ func InlineBlob(data []byte) Blob { return Blob{Inline: data, Size: int64(len(da
 const MaxInline = 192 << 10 // base64 makes it 256 KiB
 
 // LocalPlan is what one rank wants to save. It asks for the checkpoint to be
-// begun if it is not.
+// begun if it is not. A rank whose plan is the one that it sent before leaves
+// out the plan: the fingerprint stands for it.
 type LocalPlan struct {
 	Attempt      int    `json:"attempt"`
 	Checkpoint   string `json:"checkpoint"`
@@ -29,8 +30,8 @@ type LocalPlan struct {
 	Step         int64  `json:"step"`
 	Rank         int    `json:"rank"`
 	Participants []int  `json:"participants"` // ranks that take part, ascending
-	Fingerprint  string `json:"fingerprint"`  // digest of the encoded plan
-	Plan         Blob   `json:"plan"`         // plan.EncodeLocal
+	Fingerprint  string `json:"fingerprint"`  // planner.Fingerprint
+	Plan         Blob   `json:"plan"`         // plan.EncodeLocal, or nothing and size 0
 }
 
 // GlobalPlan says which rank writes which chunk.
@@ -38,6 +39,20 @@ type GlobalPlan struct {
 	Attempt    int    `json:"attempt"`
 	Checkpoint string `json:"checkpoint"`
 	Layout     Blob   `json:"layout"` // plan.EncodeLayout
+	// Disagreements are the replicas of this save whose bytes differ between
+	// ranks; so many more would not fit the event.
+	Disagreements     []Disagreement `json:"disagreements,omitempty"`
+	MoreDisagreements int            `json:"more_disagreements,omitempty"`
+}
+
+// Disagreement is a box of a tensor, or a value, whose bytes differ between
+// ranks.
+type Disagreement struct {
+	FQN     string  `json:"fqn"`
+	Offsets []int64 `json:"offsets,omitempty"` // of the box; a value has none
+	Sizes   []int64 `json:"sizes,omitempty"`
+	Kept    int     `json:"kept"`  // the rank whose bytes are stored
+	Ranks   []int   `json:"ranks"` // whose bytes differ from those
 }
 
 // LoadPlan says what one rank reads in a load.

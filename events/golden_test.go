@@ -38,7 +38,9 @@ var samples = []Body{
 		Others: []RankMetrics{{Rank: 1, Metrics: map[string]any{"loss": 2.75}}}, Seconds: 0.125,
 	},
 	LocalPlan{Attempt: 2, Checkpoint: "step-200.a2", Name: "step-200", Step: 200, Rank: 1, Participants: []int{0, 1}, Fingerprint: strings.Repeat("0a", 32), Plan: Blob{Inline: []byte{0, 1, 254, 255}, Size: 4}},
-	GlobalPlan{Attempt: 2, Checkpoint: "step-200.a2", Layout: Blob{Digest: strings.Repeat("1b", 32), Size: 300_000}},
+	GlobalPlan{Attempt: 2, Checkpoint: "step-200.a2", Layout: Blob{Digest: strings.Repeat("1b", 32), Size: 300_000}, Disagreements: []Disagreement{
+		{FQN: "model.norm.weight", Offsets: []int64{0}, Sizes: []int64{8192}, Kept: 0, Ranks: []int{1, 3}}, {FQN: "config", Kept: 0, Ranks: []int{2}},
+	}, MoreDisagreements: 7},
 	LoadPlan{Attempt: 2, Load: 1, Checkpoint: "step-100.a1", Rank: 1, Reads: 12, Bytes: 4096},
 	WriteSealed{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Bytes: 1 << 31},
 	WriteCompleted{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Files: []File{{Name: "r00001.safetensors", Size: 1 << 31}, {Name: "r00001.idx", Size: 8192}}, IndexDigest: strings.Repeat("2c", 32), BytesWritten: 1 << 30, BytesReused: 1 << 30},

@@ -17,6 +17,7 @@ import (
 // over wherever that one stopped.
 //
 //	plan.local of the first rank           → decide checkpoint.begun
+//	begun, a fingerprint nobody knows      → ask that rank
 //	begun, all local plans in the log      → publish plan.global, or abort
 //	plan.global, write.sealed of a rank    → write that rank
 //	write.sealed of all                    → decide checkpoint.staged
@@ -29,6 +30,7 @@ import (
 type Coordinator struct {
 	cfg      CoordinatorConfig
 	saves    map[string]*save
+	cache    *Cache
 	decoder  plan.LocalDecoder
 	ended    map[string]bool // IDs that were committed or aborted
 	exited   map[int]string  // ranks whose process ended, and how
@@ -47,11 +49,21 @@ type CoordinatorConfig struct {
 	// Timeout is how long a save may stay open, counted from the first Tick
 	// that sees it. A save in which a rank never takes part ends here.
 	Timeout time.Duration
+	// Strict aborts a save in which replicas disagree, instead of taking the
+	// lowest rank's.
+	Strict bool
 }
 
 // Command is something that a coordinator wants done: [Decide], [Publish],
-// [Write] or [Commit].
+// [Write], [Commit] or [Ask].
 type Command interface{ command() }
+
+// Ask asks a rank to say its plan.local of a checkpoint again, in full: the
+// fingerprint that it sent is not known.
+type Ask struct {
+	Checkpoint string
+	Rank       int
+}
 
 // Decide asks to append a decision to the trial's lane.
 type Decide struct{ Body events.Body }
@@ -77,6 +89,7 @@ func (Decide) command()  {}
 func (Publish) command() {}
 func (Write) command()   {}
 func (Commit) command()  {}
+func (Ask) command()     {}
 
 // save is one open save. The fields up to writes are folded from the log;
 // the rest remembers what was already asked for.
@@ -89,9 +102,9 @@ type save struct {
 	seq          uint64 // of its first event: saves are served in this order
 	begun        bool
 	staged       bool
-	locals       map[int]plan.Local
-	layout       *plan.Layout
-	shares       plan.Shares // of the layout
+	offers       map[int]offer // by rank
+	unknown      []int         // ranks whose fingerprint was not known when it came
+	shared       *Shared       // the layout, once it is in the log
 	sealed       map[int]bool
 	writes       map[int]plan.Digest
 	failure      *events.CheckpointAborted // why it must be aborted
@@ -104,7 +117,7 @@ type save struct {
 // NewCoordinator starts with nothing open; feed it the log from the
 // attempt's group.started on.
 func NewCoordinator(cfg CoordinatorConfig) *Coordinator {
-	return &Coordinator{cfg: cfg, saves: map[string]*save{}, ended: map[string]bool{}, exited: map[int]string{}}
+	return &Coordinator{cfg: cfg, saves: map[string]*save{}, cache: NewCache(cachedSets), ended: map[string]bool{}, exited: map[int]string{}}
 }
 
 // Fenced is the number of the newer attempt that took over, or 0.
@@ -185,7 +198,7 @@ func (c *Coordinator) judge(s *save, now time.Time) {
 // complete reports whether only decisions are missing.
 func (s *save) complete() bool {
 	n := len(s.participants)
-	return s.layout != nil && len(s.sealed) == n && len(s.writes) == n
+	return s.shared != nil && len(s.sealed) == n && len(s.writes) == n
 }
 
 func (s *save) fail(reason string, ranks ...int) {
@@ -213,15 +226,8 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 		}
 		return due
 	}
-	if s.layout == nil && s.failure == nil && len(s.locals) == len(s.participants) && s.ask("global") {
-		if layout, err := Global(slices.Collect(maps.Values(s.locals))); err != nil {
-			s.fail("the plans of the ranks do not fit together: "+shorten(err.Error()), s.participants...)
-		} else {
-			due = append(due, Publish{&events.GlobalPlan{
-				Attempt: c.cfg.Attempt, Checkpoint: s.id,
-				Layout: events.InlineBlob(plan.EncodeLayout(layout)),
-			}})
-		}
+	if s.shared == nil && s.failure == nil && len(s.offers) == len(s.participants) && s.ask("global") {
+		due = append(due, c.global(s)...)
 	}
 	if s.failure != nil {
 		if s.ask("abort") {
@@ -230,12 +236,13 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 		}
 		return due
 	}
-	if s.layout != nil {
+	due = append(due, c.ask(s)...)
+	if s.shared != nil {
 		for _, rank := range s.participants {
 			_, done := s.writes[rank]
 			if s.sealed[rank] && !done && !s.written[rank] {
 				s.written[rank] = true
-				due = append(due, Write{Checkpoint: s.id, Rank: rank, Items: s.shares.Items(rank)})
+				due = append(due, Write{Checkpoint: s.id, Rank: rank, Items: s.shared.Shares.Items(rank)})
 			}
 		}
 	}
@@ -243,7 +250,7 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 		due = append(due, Decide{&events.CheckpointStaged{Attempt: c.cfg.Attempt, Checkpoint: s.id}})
 	}
 	if s.staged && s.complete() && s.ask("commit") {
-		due = append(due, Commit{Manifest: c.manifest(s), Bytes: s.layout.Bytes()})
+		due = append(due, Commit{Manifest: c.manifest(s), Bytes: s.shared.Layout.Bytes()})
 	}
 	return due
 }
@@ -252,7 +259,7 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 func (c *Coordinator) manifest(s *save) plan.Manifest {
 	m := plan.Manifest{
 		Store: c.cfg.Store, Run: c.cfg.Run, Trial: c.cfg.Trial, Checkpoint: s.id, Name: s.name,
-		Step: s.step, Attempt: c.cfg.Attempt, WorldSize: c.cfg.WorldSize, Layout: *s.layout,
+		Step: s.step, Attempt: c.cfg.Attempt, WorldSize: c.cfg.WorldSize, Layout: s.shared.Layout,
 	}
 	for _, rank := range s.participants {
 		m.Ranks = append(m.Ranks, plan.RankIndex{Rank: rank, Index: s.writes[rank]})

@@ -56,11 +56,7 @@ func (c *Coordinator) progress(body events.Body) error {
 	switch b := body.(type) {
 	case *events.GlobalPlan:
 		if s := c.saves[b.Checkpoint]; s != nil {
-			layout, err := plan.DecodeLayout(b.Layout.Inline)
-			if err != nil {
-				return fmt.Errorf("plan.global of %s: %w", b.Checkpoint, err)
-			}
-			s.layout, s.shares = &layout, layout.Shares()
+			return c.globalPlan(s, b)
 		}
 	case *events.WriteSealed:
 		if s := c.saves[b.Checkpoint]; s != nil && slices.Contains(s.participants, b.Rank) {
@@ -90,7 +86,7 @@ func (c *Coordinator) open(id string, seq uint64) *save {
 	s := c.saves[id]
 	if s == nil {
 		s = &save{
-			id: id, seq: seq, locals: map[int]plan.Local{}, sealed: map[int]bool{},
+			id: id, seq: seq, offers: map[int]offer{}, sealed: map[int]bool{},
 			writes: map[int]plan.Digest{}, asked: map[string]bool{}, written: map[int]bool{},
 		}
 		c.saves[id] = s
@@ -102,33 +98,6 @@ func (c *Coordinator) open(id string, seq uint64) *save {
 func (c *Coordinator) end(id string) {
 	delete(c.saves, id)
 	c.ended[id] = true
-}
-
-func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) error {
-	if c.ended[b.Checkpoint] {
-		return nil
-	}
-	local, err := c.decoder.Decode(b.Plan.Inline)
-	if err != nil {
-		return fmt.Errorf("plan.local of rank %d of %s: %w", b.Rank, b.Checkpoint, err)
-	}
-	known := c.saves[b.Checkpoint] != nil
-	s := c.open(b.Checkpoint, seq)
-	if !known {
-		s.name, s.step, s.participants, s.first = b.Name, b.Step, b.Participants, b.Rank
-	}
-	both := []int{min(s.first, b.Rank), max(s.first, b.Rank)}
-	switch {
-	case s.step != b.Step:
-		s.fail(fmt.Sprintf("rank %d saves step %d, rank %d saves step %d under the same name", s.first, s.step, b.Rank, b.Step), both...)
-	case !slices.Equal(s.participants, b.Participants):
-		s.fail(fmt.Sprintf("rank %d names the participants %v, rank %d names %v", s.first, s.participants, b.Rank, b.Participants), both...)
-	case !slices.Contains(s.participants, b.Rank):
-		s.fail(fmt.Sprintf("rank %d saves without being one of the participants %v", b.Rank, s.participants), b.Rank)
-	default:
-		s.locals[b.Rank] = local
-	}
-	return nil
 }
 
 // exited says how a worker ended, for the reason of an abort.

@@ -17,6 +17,9 @@ type Offers struct {
 	locals   []plan.Local // by rank
 	tensors  []*offered
 	values   [][]plan.Value // by name
+	checks   []plan.Check   // that later offers of each value are compared with
+	differ   map[int][]int  // by value, the ranks that have other bytes
+	checked  bool           // some item has a check
 	load     []int64        // bytes that only this rank has, by local
 	problems []problem
 }
@@ -39,6 +42,7 @@ type offered struct {
 	refused  bool         // a shard was left out for a problem: holes mean nothing
 	sole     []place      // who offers a box; each box once unless there are replicas
 	replicas []replica    // every box, if one is offered twice
+	differ   Disagreements
 }
 
 // replica is one box and who has it.
@@ -128,6 +132,7 @@ func (o *Offers) collect() {
 				keys[it.Shard.FQN] = k
 			}
 			thisKeys = append(thisKeys, k)
+			o.checked = o.checked || it.Check != (plan.Check{})
 			slab[next] = -1
 			if it.Value {
 				o.addValue(k, place{int32(i), int32(j)}, it)
@@ -170,53 +175,6 @@ func (o *Offers) addShard(k *key, at place, it *plan.Item) bool {
 		o.tensors = append(o.tensors, &offered{shard: it.Shard, path: o.path(at, it), rank: rank, valid: whole.Validate() == nil})
 	}
 	return true
-}
-
-// path is the path of an item that is the first of its name: the lowest
-// rank's stands for all.
-func (o *Offers) path(at place, it *plan.Item) plan.Path {
-	if it.Path.Plain(it.Shard.FQN) {
-		return nil
-	}
-	if err := it.Path.Validate(it.Shard.FQN); err != nil {
-		o.problem(at, "rank %d: %w", o.locals[at.local].Rank, err)
-		return nil
-	}
-	return it.Path
-}
-
-func (o *Offers) addValue(k *key, at place, it *plan.Item) {
-	rank, fqn := o.locals[at.local].Rank, it.Shard.FQN
-	if k.tensor >= 0 {
-		t := o.tensors[k.tensor]
-		o.problem(at, "%q is a tensor on rank %d and a value on rank %d", fqn, t.rank, rank)
-		t.refused = true
-		return
-	}
-	if k.last == int(at.local) {
-		o.problem(at, "value %q is offered twice by rank %d", fqn, rank)
-		return
-	}
-	k.last = int(at.local)
-	var path plan.Path
-	if k.value < 0 {
-		k.value = len(o.values)
-		o.values = append(o.values, nil)
-		path = o.path(at, it)
-	} else {
-		have := o.values[k.value]
-		path = have[0].Path
-		last := have[len(have)-1]
-		switch {
-		case last.PerRank != it.PerRank:
-			o.problem(at, "value %q is per rank on one of the ranks %d and %d and shared on the other", fqn, last.Rank, rank)
-			return
-		case !it.PerRank:
-			return // the lowest rank's stands for all
-		}
-	}
-	o.load[at.local] += it.Bytes
-	o.values[k.value] = append(o.values[k.value], plan.Value{FQN: fqn, Path: path, Rank: rank, Bytes: it.Bytes, PerRank: it.PerRank})
 }
 
 // dedup checks the shards of one tensor and finds equal boxes. Bytes that one
@@ -277,11 +235,16 @@ func (o *Offers) dedup(t *offered, load []int64) (problems []problem) {
 			}
 			r.holders = append(r.holders, s)
 		}
-		if len(r.holders) == 1 {
-			load[r.holder] += r.bytes
+		if o.checked {
+			o.compare(t, r.holders)
 		}
 		t.replicas = append(t.replicas, r)
 		spans = spans[n:]
+	}
+	for _, r := range t.replicas {
+		if len(r.holders) == 1 || t.differ != nil {
+			load[r.holder] += r.bytes
+		}
 	}
 	return problems
 }

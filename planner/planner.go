@@ -3,6 +3,7 @@
 // ([Coordinator]). Everything here is pure: events and times come in as
 // values, plans and commands go out as values, and the edges execute them.
 //
+//	state dict ──Flatten──▶ names and paths
 //	local plans ──Global──▶ layout ──Items(rank)──▶ what a rank writes
 //	layout + wants ──Load──▶ reads
 //	log ──Coordinator.Apply──▶ state ──Tick(now)──▶ commands, next deadline

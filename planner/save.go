@@ -15,7 +15,8 @@ import (
 // Replicas (the same box of the same tensor offered by several ranks) are
 // stored once. Chunks that only one rank has are counted first; then each
 // replica, largest first, goes to the rank of its holders with the fewest
-// bytes so far, the lowest rank on ties. PyTorch's dedup counts whole tensors
+// bytes so far, the lowest rank on ties; then the busiest rank gives replicas
+// away as long as that lowers the most that a rank has. PyTorch's dedup counts whole tensors
 // and breaks ties in set order; readers do not care. A value goes to the
 // lowest rank that offers it, a per-rank value stays with every rank.
 //
@@ -24,10 +25,21 @@ import (
 // boxes and ranks. Holes are allowed where there is one plan only, as in
 // PyTorch: a lone rank may save the part of a tensor that it has, and who
 // wants more than that part is told when it loads.
-func Global(locals []plan.Local) (plan.Layout, error) {
+//
+// A tensor of which some replicas differ, as their checks say, is not spread
+// over its holders: each box comes from the lowest rank that offers it, so
+// that boxes of one copy of the model stay together. That is no error here:
+// see [Disagreements.Err].
+func Global(locals []plan.Local) (Result, error) {
 	o := Dedup(locals)
 	layout := o.Layout()
-	return layout, o.Validate(layout)
+	return Result{layout, o.Disagreements()}, o.Validate(layout)
+}
+
+// Result is what [Global] makes of the local plans.
+type Result struct {
+	Layout        plan.Layout
+	Disagreements Disagreements
 }
 
 // Layout gives every box one holder and sorts everything.
@@ -58,31 +70,6 @@ func (o *Offers) Layout() plan.Layout {
 	slices.SortStableFunc(values, func(a, b []plan.Value) int { return cmp.Compare(a[0].FQN, b[0].FQN) })
 	l.Values = slices.Concat(values...)
 	return l
-}
-
-// balance gives each replica to one of its holders.
-func (o *Offers) balance() {
-	var replicas []*replica
-	for _, t := range o.tensors {
-		for i := range t.replicas {
-			if r := &t.replicas[i]; len(r.holders) > 1 {
-				replicas = append(replicas, r)
-			}
-		}
-	}
-	slices.SortFunc(replicas, func(a, b *replica) int {
-		return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.first.local, b.first.local), cmp.Compare(a.first.item, b.first.item))
-	})
-	load := slices.Clone(o.load)
-	for _, r := range replicas {
-		r.holder = r.holders[0].local
-		for _, h := range r.holders[1:] {
-			if load[h.local] < load[r.holder] {
-				r.holder = h.local
-			}
-		}
-		load[r.holder] += r.bytes
-	}
 }
 
 // assign makes the chunks of a tensor, in (rank, item) order.

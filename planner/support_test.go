@@ -62,11 +62,11 @@ func show(l plan.Layout) string {
 
 // global is the layout of plans that must fit together.
 func global(t interface{ Fatal(...any) }, locals []plan.Local) plan.Layout {
-	layout, err := planner.Global(locals)
+	made, err := planner.Global(locals)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return layout
+	return made.Layout
 }
 
 // problems checks that err is exactly these lines.

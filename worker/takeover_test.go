@@ -77,10 +77,11 @@ func (g *ghost) saves(step int64, staged bool, written ...int) string {
 		item := plan.Item{Value: true, PerRank: true, Bytes: 1, Shard: tensor.Shard{FQN: "rng"}}
 		locals = append(locals, plan.Local{Rank: rank, Items: []plan.Item{item}})
 	}
-	layout, err := planner.Global(locals)
+	made, err := planner.Global(locals)
 	if err != nil {
 		g.t.Fatal(err)
 	}
+	layout := made.Layout
 	for rank, l := range locals {
 		encoded := plan.EncodeLocal(l)
 		g.says(events.Rank(rank), &events.LocalPlan{

@@ -25,7 +25,10 @@ type planBench struct {
 	Seconds       planSeconds `json:"seconds"`
 	MetadataBytes int         `json:"metadata_bytes"` // of the encoded layout
 	Imbalance     float64     `json:"imbalance"`      // bytes of the busiest rank over the mean
-	PeakRSSBytes  int64       `json:"peak_rss_bytes"`
+	// ImbalanceBound is the imbalance that the largest chunk alone forces,
+	// where that is above 1.
+	ImbalanceBound float64 `json:"imbalance_bound,omitempty"`
+	PeakRSSBytes   int64   `json:"peak_rss_bytes"`
 }
 
 type planSeconds struct {
@@ -147,13 +150,10 @@ func (b *planBench) once(data [][]byte, took *planSeconds) error {
 	for _, l := range locals {
 		b.Items += len(l.Items)
 	}
-	load, busiest := make([]int64, b.Ranks), int64(0)
-	for _, t := range layout.Tensors {
-		for _, c := range t.Chunks {
-			load[c.Rank] += c.Box.Volume() * int64(t.DType.Size())
-			busiest = max(busiest, load[c.Rank])
-		}
+	even := planner.BalanceOf(layout, b.Ranks)
+	b.Imbalance = float64(even.Busiest) / even.Mean
+	if bound := float64(even.Largest) / even.Mean; bound > 1 {
+		b.ImbalanceBound = bound
 	}
-	b.Imbalance = float64(busiest) * float64(b.Ranks) / float64(layout.Bytes())
 	return nil
 }

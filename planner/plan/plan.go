@@ -112,8 +112,8 @@ type Item struct {
 	Bytes   int64        // size of the chunk or value
 	Value   bool
 	PerRank bool // a value that every rank has its own of, such as RNG state
-	Path    Path
 	Check   Check
+	Path    Path
 }
 
 // Local is what one rank wants to save, in the rank's own order.

@@ -1,0 +1,322 @@
+package planner_test
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/tensor"
+	"pgregory.net/rapid"
+)
+
+// known are local plans as a cache takes them.
+func known(locals []plan.Local, world int) (plans []planner.Known) {
+	var ranks []int
+	for _, l := range locals {
+		ranks = append(ranks, l.Rank)
+	}
+	for _, l := range locals {
+		plans = append(plans, planner.Known{Fingerprint: planner.Fingerprint(l, world, ranks), Rank: l.Rank, Participants: ranks, Plan: plan.EncodeLocal(l)})
+	}
+	return plans
+}
+
+func shared(l plan.Layout) planner.Shared {
+	return planner.Shared{Layout: l, Shares: l.Shares(), Encoded: plan.EncodeLayout(l)}
+}
+
+// changes are ways in which a plan may differ from the one before.
+var changes = map[string]func(l *plan.Local){
+	"dtype":          func(l *plan.Local) { l.Items[0].Shard.DType = tensor.Float64 },
+	"shape":          func(l *plan.Local) { l.Items[0].Shard.Global = tensor.Shape{20} },
+	"box":            func(l *plan.Local) { l.Items[0].Shard.Box = part(4, 4) },
+	"name":           func(l *plan.Local) { l.Items[0].Shard.FQN = "v" },
+	"path":           func(l *plan.Local) { l.Items[1].Path = plan.Path{plan.Key("a"), plan.Key("b")} },
+	"size":           func(l *plan.Local) { l.Items[1].Bytes++ },
+	"per rank":       func(l *plan.Local) { l.Items[1].PerRank = true },
+	"kind":           func(l *plan.Local) { l.Items[0] = value("w", 8, false) },
+	"one item more":  func(l *plan.Local) { l.Items = append(l.Items, value("more", 1, true)) },
+	"one item fewer": func(l *plan.Local) { l.Items = l.Items[1:] },
+	"order":          func(l *plan.Local) { slices.Reverse(l.Items) },
+	"rank":           func(l *plan.Local) { l.Rank++ },
+}
+
+func somePlan(rank int) plan.Local {
+	return plan.Local{Rank: rank, Items: []plan.Item{item(shard("w", tensor.Shape{10}, part(0, 10))), value("a.b", 3, false)}}
+}
+
+func TestFingerprint(t *testing.T) {
+	of := func(l plan.Local, world int, ranks ...int) plan.Digest { return planner.Fingerprint(l, world, ranks) }
+	same := of(somePlan(0), 4, 0, 1)
+	for name, change := range changes {
+		l := somePlan(0)
+		if change(&l); of(l, 4, 0, 1) == same {
+			t.Errorf("another %s has the same fingerprint", name)
+		}
+	}
+	for _, other := range []plan.Digest{of(somePlan(0), 5, 0, 1), of(somePlan(0), 4, 0, 2), of(somePlan(0), 4, 0), of(somePlan(0), 4, 0, 1, 2)} {
+		if other == same {
+			t.Error("another world or other participants have the same fingerprint")
+		}
+	}
+	l := somePlan(0)
+	l.Items[0] = checked(l.Items[0], "a")
+	if of(l, 4, 0, 1) != same || l.Items[0].Check == (plan.Check{}) {
+		t.Error("a check changes the fingerprint, or is lost by making it")
+	}
+	// A fingerprint outlives the program that made it: it may change with
+	// planner.Version only.
+	const want = "92c824fd2168e4ada84f3a68d00efaa39c13c989415e42bd5fde6a59c416060e"
+	if same.String() != want {
+		t.Errorf("fingerprint %s, want %s", same, want)
+	}
+}
+
+// Whatever changes between saves, the layout from the cache is the one that
+// would be made again; a set is found if and only if it is one of the last
+// ones that were added; nothing is found that was not valid.
+func TestCacheEqualsPlanningAgain(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := rapid.IntRange(1, 3).Draw(t, "size")
+		cache := planner.NewCache(size)
+		var recent []string // model of the cache: what was added, oldest first
+		names := slices.Sorted(func(yield func(string) bool) {
+			for name := range changes {
+				if name != "rank" && !yield(name) {
+					return
+				}
+			}
+		})
+		for range rapid.IntRange(1, 12).Draw(t, "saves") {
+			world := rapid.IntRange(1, 3).Draw(t, "world")
+			var locals []plan.Local
+			for rank := range world {
+				l := somePlan(rank)
+				if name := rapid.SampledFrom(append([]string{"", "", ""}, names...)).Draw(t, "change"); name != "" {
+					changes[name](&l)
+				}
+				locals = append(locals, l)
+			}
+			made, err := planner.Global(locals)
+			plans := known(locals, world)
+			what := fmt.Sprint(locals)
+			got, hit := cache.Layout(plans)
+			if want := slices.Contains(recent, what); hit != want {
+				t.Fatalf("found is %v, want %v", hit, want)
+			}
+			for _, p := range plans {
+				if have, ok := cache.Plan(p.Fingerprint); hit && !ok || ok && !bytes.Equal(have.Plan, p.Plan) {
+					t.Fatalf("rank %d: plan %v, %x, want %x", p.Rank, ok, have.Plan, p.Plan)
+				}
+			}
+			if err != nil {
+				if hit {
+					t.Fatalf("plans that do not fit together (%v) were found", err)
+				}
+				continue
+			}
+			if hit && !bytes.Equal(got.Encoded, plan.EncodeLayout(made.Layout)) {
+				t.Fatalf("the cache says\n%s\nwant\n%s", show(got.Layout), show(made.Layout))
+			}
+			slices.Reverse(plans)
+			cache.Add(plans, shared(made.Layout))
+			recent = append(slices.DeleteFunc(recent, func(s string) bool { return s == what }), what)
+			recent = recent[max(0, len(recent)-size):]
+		}
+	})
+}
+
+// saver plays the ranks of a cluster, which send a plan or its fingerprint.
+type saver struct {
+	cluster
+	coord *planner.Coordinator
+	due   []planner.Command // what was asked for beside the log
+}
+
+func newSaver(t *testing.T, world int) *saver {
+	return &saver{cluster: cluster{t: t, world: world}, coord: planner.NewCoordinator(config(world))}
+}
+
+// say sends local plans of a checkpoint: in full, or the fingerprint alone.
+func (s *saver) say(id string, full bool, locals ...plan.Local) {
+	for _, l := range locals {
+		p := &events.LocalPlan{Attempt: 2, Checkpoint: id, Name: strings.TrimSuffix(id, ".a2"), Step: 5, Rank: l.Rank}
+		for rank := range s.world {
+			p.Participants = append(p.Participants, rank)
+		}
+		p.Fingerprint = planner.Fingerprint(l, s.world, p.Participants).String()
+		if full {
+			p.Plan = events.InlineBlob(plan.EncodeLocal(l))
+		}
+		s.tell(p)
+	}
+}
+
+func (s *saver) tell(body events.Body) {
+	if err := s.coord.Apply(s.append(body)); err != nil {
+		s.t.Fatal(err)
+	}
+	s.run()
+}
+
+// run executes what is due; Ask and Write are only noted.
+func (s *saver) run() {
+	for {
+		due, _ := s.coord.Tick(start)
+		if len(due) == 0 {
+			return
+		}
+		for _, command := range due {
+			switch c := command.(type) {
+			case planner.Decide:
+				s.tell(c.Body)
+			case planner.Publish:
+				s.tell(c.Body)
+			case planner.Commit:
+				s.tell(committed(c))
+			}
+			s.due = append(s.due, command)
+		}
+	}
+}
+
+// finish seals and writes a checkpoint; it must be committed by that.
+func (s *saver) finish(id string) {
+	for rank := range s.world {
+		s.tell(sealed(id, rank))
+		s.tell(written(id, rank))
+	}
+	if _, ends := outcome(s.log, id); ends != " committed" {
+		s.t.Fatal(id, "ended as", ends)
+	}
+}
+
+// layout is what the log says about a checkpoint, or nothing.
+func (s *saver) layout(id string) (text string) {
+	for _, r := range s.log {
+		body, err := r.Body()
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if g, ok := body.(*events.GlobalPlan); ok && g.Checkpoint == id {
+			l, err := plan.DecodeLayout(g.Layout.Inline)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			text += show(l)
+		}
+	}
+	return text
+}
+
+func (s *saver) asked() (asks []planner.Ask) {
+	for _, c := range s.due {
+		if a, ok := c.(planner.Ask); ok {
+			asks = append(asks, a)
+		}
+	}
+	return asks
+}
+
+func TestUnchangedPlansAreNotSentAgain(t *testing.T) {
+	s := newSaver(t, 3)
+	locals := halves("abcd", "abcd", "axcd")
+	s.say("one.a2", true, locals...)
+	s.finish("one.a2")
+	s.say("two.a2", false, locals...)
+	s.finish("two.a2")
+	if one, two := s.layout("one.a2"), s.layout("two.a2"); one != two || !strings.Contains(one, "r0: w[0]+[4] w[4]+[4]") {
+		t.Errorf("the first layout is\n%s\nthe second\n%s", one, two)
+	}
+	if asks := s.asked(); asks != nil {
+		t.Errorf("known plans were asked for: %v", asks)
+	}
+	// Whoever takes over from the log knows as much.
+	s.coord = replay(t, 3, s.log)
+	changed := locals[1]
+	changed.Items = append(slices.Clone(changed.Items), checked(value("more", 1, true), "z"))
+	s.say("three.a2", false, locals[0], locals[2])
+	s.say("three.a2", true, changed)
+	s.finish("three.a2")
+	if got := s.layout("three.a2"); strings.Count(got, "more(1)") != 1 || s.asked() != nil {
+		t.Errorf("one plan changed, the layout is\n%s\nasked for %v", got, s.asked())
+	}
+	// Checks of another save say nothing about this one.
+	if body, _ := s.log[len(s.log)-1].Body(); strings.Contains(fmt.Sprint(body), "differ") {
+		t.Errorf("%v", body)
+	}
+	for _, r := range s.log {
+		if body, _ := r.Body(); body.Kind() == "plan.global" {
+			g := body.(*events.GlobalPlan)
+			if (g.Checkpoint == "one.a2") != (g.Disagreements != nil) {
+				t.Errorf("%s lists the disagreements %v", g.Checkpoint, g.Disagreements)
+			}
+		}
+	}
+}
+
+func TestUnknownFingerprintIsAskedAbout(t *testing.T) {
+	s := newSaver(t, 2)
+	locals := halves("----", "----")
+	s.say("one.a2", false, locals...)
+	want := []planner.Ask{{Checkpoint: "one.a2", Rank: 0}, {Checkpoint: "one.a2", Rank: 1}}
+	if !slices.Equal(s.asked(), want) || s.layout("one.a2") != "" {
+		t.Fatalf("asked for %v, want %v", s.asked(), want)
+	}
+	s.run()
+	if len(s.asked()) != 2 {
+		t.Errorf("asked again: %v", s.asked())
+	}
+	// A save that is still open knows the plan too.
+	s.say("one.a2", true, locals[0])
+	s.say("two.a2", false, locals[0])
+	s.say("one.a2", true, locals[1])
+	s.finish("one.a2")
+	s.say("two.a2", false, locals[1])
+	s.finish("two.a2")
+	if len(s.asked()) != 2 || s.layout("two.a2") != s.layout("one.a2") {
+		t.Errorf("asked for %v; the layouts are\n%s\nand\n%s", s.asked(), s.layout("one.a2"), s.layout("two.a2"))
+	}
+	// Another rank's fingerprint, or one of other participants, is not known.
+	other := planner.Fingerprint(locals[0], 2, []int{0, 1}).String()
+	s.tell(&events.LocalPlan{Attempt: 2, Checkpoint: "x.a2", Name: "x", Step: 5, Rank: 1, Participants: []int{0, 1}, Fingerprint: other})
+	s.tell(&events.LocalPlan{Attempt: 2, Checkpoint: "y.a2", Name: "y", Step: 5, Rank: 0, Participants: []int{0}, Fingerprint: other})
+	if asks := s.asked()[2:]; !slices.Equal(asks, []planner.Ask{{Checkpoint: "x.a2", Rank: 1}, {Checkpoint: "y.a2", Rank: 0}}) {
+		t.Errorf("asked for %v", asks)
+	}
+	bad := &events.LocalPlan{Attempt: 2, Checkpoint: "z.a2", Name: "z", Rank: 0, Participants: []int{0}, Fingerprint: "xyz"}
+	if err := s.coord.Apply(s.append(bad)); err == nil || !strings.Contains(err.Error(), "plan.local of rank 0 of z.a2: neither a plan nor its fingerprint") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What did not fit together is not remembered, nor are its plans.
+func TestInvalidPlansAreNotRemembered(t *testing.T) {
+	s := newSaver(t, 2)
+	locals := parts(tensor.Shape{8}, []tensor.Box{part(0, 4)}, []tensor.Box{part(2, 4)})
+	s.say("one.a2", true, locals...)
+	if _, ends := outcome(s.log, "one.a2"); ends != " aborted" {
+		t.Fatalf("ended as%s", ends)
+	}
+	s.say("two.a2", false, locals...)
+	if len(s.asked()) != 2 || s.layout("two.a2") != "" {
+		t.Errorf("asked for %v, the layout is %s", s.asked(), s.layout("two.a2"))
+	}
+}
+
+// Plans that come with checks are compared even if their layout is known.
+func TestKnownPlansAreStillCompared(t *testing.T) {
+	s := newSaver(t, 2)
+	s.say("one.a2", true, halves("abcd", "abcd")...)
+	s.finish("one.a2")
+	s.say("two.a2", true, halves("abcd", "abxd")...)
+	s.finish("two.a2")
+	if one, two := s.layout("one.a2"), s.layout("two.a2"); one == two || !strings.Contains(two, "r0: other[0]+[8]") {
+		t.Errorf("the first layout is\n%s\nthe second\n%s", one, two)
+	}
+}

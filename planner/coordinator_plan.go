@@ -1,0 +1,182 @@
+package planner
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner/plan"
+)
+
+// cachedSets is how many sets of local plans a coordinator remembers: those
+// of a full checkpoint, of one without the optimizer, and of their
+// predecessors when something changes.
+const cachedSets = 4
+
+// offer is the local plan of one rank in one save.
+type offer struct {
+	known   Known
+	local   *plan.Local // nil until it is needed, if only the fingerprint came
+	checked bool        // some of its items have checks
+}
+
+// localPlan folds the plan of a rank. One that was in this log before need
+// not come again: its fingerprint stands for it. A fingerprint that is not
+// known, since the plan's save was aborted or is long ago, is asked about.
+func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) error {
+	if c.ended[b.Checkpoint] {
+		return nil
+	}
+	var made offer
+	var known bool
+	var err error
+	if b.Plan.Size == 0 && len(b.Plan.Inline) == 0 {
+		made, known, err = c.recall(b)
+	} else {
+		made, err = c.learn(b)
+		known = true
+	}
+	if err != nil {
+		return fmt.Errorf("plan.local of rank %d of %s: %w", b.Rank, b.Checkpoint, err)
+	}
+	old := c.saves[b.Checkpoint] != nil
+	s := c.open(b.Checkpoint, seq)
+	if !old {
+		s.name, s.step, s.participants, s.first = b.Name, b.Step, b.Participants, b.Rank
+	}
+	both := []int{min(s.first, b.Rank), max(s.first, b.Rank)}
+	switch {
+	case s.step != b.Step:
+		s.fail(fmt.Sprintf("rank %d saves step %d, rank %d saves step %d under the same name", s.first, s.step, b.Rank, b.Step), both...)
+	case !slices.Equal(s.participants, b.Participants):
+		s.fail(fmt.Sprintf("rank %d names the participants %v, rank %d names %v", s.first, s.participants, b.Rank, b.Participants), both...)
+	case !slices.Contains(s.participants, b.Rank):
+		s.fail(fmt.Sprintf("rank %d saves without being one of the participants %v", b.Rank, s.participants), b.Rank)
+	case known:
+		s.offers[b.Rank] = made
+	case s.offers[b.Rank].known.Plan == nil:
+		s.unknown = append(s.unknown, b.Rank)
+	}
+	return nil
+}
+
+// learn makes an offer of a plan that came in full. Its fingerprint is made
+// here and not taken from the event, so that no event can pass a plan off as
+// another.
+func (c *Coordinator) learn(b *events.LocalPlan) (offer, error) {
+	local, err := c.decoder.Decode(b.Plan.Inline)
+	if err != nil {
+		return offer{}, err
+	}
+	o := offer{local: &local, checked: hasChecks(local)}
+	encoded := b.Plan.Inline
+	if o.checked {
+		encoded = unchecked(local)
+	}
+	o.known = Known{Rank: b.Rank, Participants: b.Participants, Plan: encoded}
+	o.known.Fingerprint = fingerprint(encoded, c.cfg.WorldSize, b.Participants)
+	return o, nil
+}
+
+// recall makes an offer of a fingerprint.
+func (c *Coordinator) recall(b *events.LocalPlan) (offer, bool, error) {
+	digest, err := plan.ParseDigest(b.Fingerprint)
+	if err != nil {
+		return offer{}, false, fmt.Errorf("neither a plan nor its fingerprint: %w", err)
+	}
+	known, ok := c.cache.Plan(digest)
+	if !ok {
+		for _, s := range c.saves {
+			if o := s.offers[b.Rank]; o.known.Plan != nil && o.known.Fingerprint == digest {
+				known, ok = o.known, true
+			}
+		}
+	}
+	if !ok || known.Rank != b.Rank || !slices.Equal(known.Participants, b.Participants) {
+		return offer{}, false, nil
+	}
+	return offer{known: known}, true, nil
+}
+
+// plans are those of all participants, in their order.
+func (s *save) plans() []Known {
+	plans := make([]Known, len(s.participants))
+	for i, rank := range s.participants {
+		plans[i] = s.offers[rank].known
+	}
+	return plans
+}
+
+// global makes the global plan of a save, or finds out why there is none.
+func (c *Coordinator) global(s *save) []Command {
+	g := &events.GlobalPlan{Attempt: c.cfg.Attempt, Checkpoint: s.id}
+	checked := false
+	for _, o := range s.offers {
+		checked = checked || o.checked
+	}
+	if made, ok := c.cache.Layout(s.plans()); ok && !checked {
+		g.Layout = events.InlineBlob(made.Encoded)
+		return []Command{Publish{g}}
+	}
+	var locals []plan.Local
+	for _, rank := range s.participants {
+		o := s.offers[rank]
+		if o.local == nil {
+			local, err := c.decoder.Decode(o.known.Plan)
+			if err != nil {
+				s.fail(fmt.Sprintf("the plan of rank %d, which was there before: %v", rank, err), rank)
+				return nil
+			}
+			o.local = &local
+		}
+		locals = append(locals, *o.local)
+	}
+	made, err := Global(locals)
+	if err != nil {
+		s.fail("the plans of the ranks do not fit together: "+shorten(err.Error()), s.participants...)
+		return nil
+	}
+	if err := made.Disagreements.Err(); err != nil && c.cfg.Strict {
+		s.fail("replicas differ between the ranks: "+shorten(err.Error()), made.Disagreements.ranks()...)
+		return nil
+	}
+	g.Layout = events.InlineBlob(plan.EncodeLayout(made.Layout))
+	g.Disagreements, g.MoreDisagreements = made.Disagreements.listed()
+	return []Command{Publish{g}}
+}
+
+// globalPlan folds a global plan, and remembers it. The cache follows from
+// the log alone: a coordinator that takes over knows what its predecessor
+// knew.
+func (c *Coordinator) globalPlan(s *save, b *events.GlobalPlan) error {
+	plans, whole := s.plans(), len(s.offers) == len(s.participants)
+	made, ok := c.cache.Layout(plans)
+	if !ok || !bytes.Equal(made.Encoded, b.Layout.Inline) {
+		layout, err := plan.DecodeLayout(b.Layout.Inline)
+		if err != nil {
+			return fmt.Errorf("plan.global of %s: %w", b.Checkpoint, err)
+		}
+		made = Shared{Layout: layout, Shares: layout.Shares(), Encoded: b.Layout.Inline}
+	}
+	if whole {
+		c.cache.Add(plans, made)
+	}
+	s.shared = &made
+	for rank, o := range s.offers {
+		o.local = nil // nobody asks for its items any more
+		s.offers[rank] = o
+	}
+	return nil
+}
+
+// ask returns what the ranks are to be asked for.
+func (c *Coordinator) ask(s *save) (due []Command) {
+	for _, rank := range s.unknown {
+		if s.offers[rank].known.Plan == nil {
+			due = append(due, Ask{Checkpoint: s.id, Rank: rank})
+		}
+	}
+	s.unknown = nil
+	return due
+}
