@@ -14,7 +14,8 @@ import (
 // AdoptData stands where [FileWriter.WriteData] does, for a rank of a
 // checkpoint of another program: it writes an index that says where in from's
 // files each chunk lies, and none of the chunks. The items must be those of
-// from. On return the index is durable; as WriteData, it may be repeated.
+// from; only empty ones may be left out, of which planners keep one of each
+// box. On return the index is durable; as WriteData, it may be repeated.
 func (w *FileWriter) AdoptData(ctx context.Context, rank int, items []plan.Item, from *Foreign) (Written, error) {
 	written, err := w.adoptData(ctx, rank, items, from)
 	return written, w.wrap(fmt.Sprintf("adopt the files of rank %d", rank), err)
@@ -28,14 +29,14 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []plan.Item,
 	if r == nil {
 		return Written{}, fmt.Errorf("%s has no file of this rank", from.path)
 	}
-	index, err := r.of(items)
+	x, err := r.only(items)
 	if err != nil {
 		return Written{}, fmt.Errorf("%s: %w", from.path, err)
 	}
-	if err := w.root.checkUnchanged(index); err != nil {
+	if err := w.root.checkUnchanged(x); err != nil {
 		return Written{}, err
 	}
-	data := index.encode()
+	data := x.encode()
 	path := w.root.path(w.ref, indexFile(rank))
 	sealed, err := w.sealed()
 	if err != nil {
@@ -69,18 +70,27 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []plan.Item,
 	return adoptedAs(rank, data), nil
 }
 
-// of is the part of an index that holds items. PyTorch writes empty chunks,
-// which no layout has.
-func (x *rankIndex) of(items []plan.Item) (*index, error) {
-	if missing, _ := x.index.compare(items); len(missing) > 0 {
-		return nil, fmt.Errorf("it holds something else: %s", strings.Join(missing, ", "))
+// only is the index with the entries of items, which may lack empty ones.
+func (r *rankIndex) only(items []plan.Item) (*index, error) {
+	x := *r.index
+	x.entries = make([]entry, 0, len(items))
+	wanted := make(map[key]bool, len(items))
+	for _, it := range items {
+		k := itemKey(x.rank, it)
+		wanted[k] = true
+		if i, ok := r.at[k]; ok {
+			x.entries = append(x.entries, r.index.entries[i])
+		}
 	}
-	part := *x.index
-	part.entries = make([]entry, len(items))
-	for i, it := range items {
-		part.entries[i] = x.index.entries[x.at[itemKey(part.rank, it)]]
+	for k, i := range r.at {
+		if e := r.index.entries[i]; !wanted[k] && e.item.Bytes > 0 {
+			return nil, fmt.Errorf("%q %s is left out", e.item.Shard.FQN, e.box())
+		}
 	}
-	return &part, nil
+	if missing, extra := x.compare(items); len(missing)+len(extra) > 0 {
+		return nil, fmt.Errorf("it holds something else: %s", strings.Join(append(missing, extra...), ", "))
+	}
+	return &x, nil
 }
 
 // adoptedAs is the result for an adopted index whose file is data.

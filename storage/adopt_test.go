@@ -15,6 +15,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -44,8 +45,16 @@ func adopt(t *testing.T, from fixture) *adoptedScene {
 	}
 	m := f.Manifest()
 	m.Store, m.Run, m.Trial, m.Checkpoint, m.Attempt = "s", "run", "main", s.ref.Checkpoint, 1
+	var locals []plan.Local
+	for _, r := range m.Ranks {
+		locals = append(locals, plan.Local{Rank: r.Rank, Items: f.Items(r.Rank)})
+	}
+	// As a save plans it, which may leave out what is empty.
+	if m.Layout, err = planner.Global(locals); err != nil {
+		t.Fatal(err)
+	}
 	for i, r := range m.Ranks {
-		written, err := w.AdoptData(t.Context(), r.Rank, f.Items(r.Rank), f)
+		written, err := w.AdoptData(t.Context(), r.Rank, m.Layout.Items(r.Rank), f)
 		if err != nil {
 			t.Fatal(err)
 		}
