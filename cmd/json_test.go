@@ -52,6 +52,42 @@ func TestDemoJSON(t *testing.T) {
 		t.Errorf("show says %+v, ls says %q", shown, state["killed "+shown.Checkpoint.ID])
 	}
 
+	// Five ranks would read all tensors between them, whoever saved them.
+	reshard := output(t, 0, "ckptstore", "show", "killed@latest", "--reshard", "5", "--json", store)
+	schema(t, "show-reshard", reshard)
+	var resharded struct {
+		Tensors []struct {
+			Shape []int
+			Bytes int
+		}
+		Values []struct {
+			Bytes   int
+			PerRank bool `json:"per_rank"`
+		}
+		Reshard struct {
+			Bytes, Read int
+			Ranks       []struct {
+				Missing int
+				Files   []struct{ Rank, Bytes, Read int }
+			}
+		}
+	}
+	decode(t, reshard, &resharded)
+	wanted := 0
+	for _, t := range resharded.Tensors {
+		if wanted += t.Bytes; len(t.Shape) == 0 {
+			wanted += 4 * t.Bytes
+		}
+	}
+	for _, v := range resharded.Values {
+		if wanted += v.Bytes; !v.PerRank {
+			wanted += 4 * v.Bytes
+		}
+	}
+	if r := resharded.Reshard; r.Bytes != wanted || r.Read < r.Bytes || len(r.Ranks) != 5 || r.Ranks[0].Missing != 0 || len(r.Ranks[4].Files) == 0 {
+		t.Errorf("5 ranks want %d bytes; %s", wanted, reshard)
+	}
+
 	events := output(t, 0, "ckptstore", "events", "killed", "--json", store)
 	perKind := map[string]int{}
 	for line := range strings.Lines(events) {

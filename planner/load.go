@@ -3,27 +3,77 @@ package planner
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/tensor"
 )
 
 // MissingError says that a key which a rank wants is not in the checkpoint.
-type MissingError struct{ FQN string }
+type MissingError struct {
+	FQN     string
+	PerRank bool // the value is there, but was not saved by rank Rank
+	Rank    int
+}
 
 func (e *MissingError) Error() string {
+	if e.PerRank {
+		return fmt.Sprintf("value %q was saved by each rank for itself, and rank %d saved none", e.FQN, e.Rank)
+	}
 	return fmt.Sprintf("missing key %q: the checkpoint has no tensor or value of that name", e.FQN)
+}
+
+// MissingRegionError says that a part of what a rank wants of a tensor was not
+// saved. PyTorch leaves such a part of the target as it was, and says nothing.
+type MissingRegionError struct {
+	FQN    string
+	Region tensor.Box // that no chunk covers
+	Want   tensor.Box
+}
+
+func (e *MissingRegionError) Error() string {
+	return fmt.Sprintf("tensor %q: the checkpoint does not cover %v of the wanted %v", e.FQN, e.Region, e.Want)
+}
+
+// UnreadError says that a strict load leaves out keys of the checkpoint.
+type UnreadError struct{ FQNs []string }
+
+func (e *UnreadError) Error() string {
+	return fmt.Sprintf("saved keys that no rank asks for: %q; ask for them, or load without strict", e.FQNs)
+}
+
+// LoadOptions says what a load makes errors of.
+type LoadOptions struct {
+	// Partial leaves out the wants whose key the checkpoint lacks, instead of
+	// a [MissingError]. A key that is there must still be there as wanted.
+	Partial bool
+	// Strict makes an [UnreadError] of saved keys that are not asked for.
+	Strict bool
+	// Asked are the keys that the other ranks of a collective load ask for.
+	Asked map[string]bool
+	// StrictDType makes an error of every dtype that differs from the saved
+	// one. Without it, only those are errors that [tensor.Convert] refuses.
+	StrictDType bool
+}
+
+// Loaded is the plan of a load.
+type Loaded struct {
+	Reads  []plan.Read
+	Absent []int    // wants that a partial load leaves out, ascending
+	Unread []string // saved keys that are not asked for, sorted
 }
 
 // Loader plans reads from one layout. It may be used by several goroutines.
 type Loader struct {
+	layout  plan.Layout
 	tensors map[string]plan.Tensor
 	values  map[string][]plan.Value
 }
 
 // NewLoader indexes a layout.
 func NewLoader(l plan.Layout) *Loader {
-	p := &Loader{tensors: make(map[string]plan.Tensor, len(l.Tensors)), values: map[string][]plan.Value{}}
+	p := &Loader{layout: l, tensors: make(map[string]plan.Tensor, len(l.Tensors)), values: map[string][]plan.Value{}}
 	for _, t := range l.Tensors {
 		p.tensors[t.FQN] = t
 	}
@@ -33,80 +83,112 @@ func NewLoader(l plan.Layout) *Loader {
 	return p
 }
 
-// Load finds the stored chunks that overlap each want, in any number of
-// dimensions, whatever layout they were saved in. The error joins every
-// problem: a missing key, another dtype or shape than saved, and each region
-// of a wanted box that no chunk covers.
+// Load is [Loader.LoadWith] without options, for who asks for part of a
+// checkpoint and needs all of that part.
 func (p *Loader) Load(wants []plan.Want) ([]plan.Read, error) {
-	var reads []plan.Read
-	var problems []error
-	for i, w := range wants {
-		var got []plan.Read
-		var err error
-		if w.Value {
-			got, err = p.value(i, w)
-		} else {
-			got, err = p.tensor(i, w)
-		}
-		reads = append(reads, got...)
-		if err != nil {
-			problems = append(problems, err)
-		}
-	}
-	return reads, errors.Join(problems...)
+	l, err := p.load(wants, LoadOptions{})
+	return l.Reads, err
 }
 
-func (p *Loader) tensor(i int, w plan.Want) ([]plan.Read, error) {
+// LoadWith finds the stored chunks that overlap each want, in any number of
+// dimensions, whatever layout and dtype they were saved in.
+//
+// The error joins every problem, each once: a [MissingError] for each key, a
+// tensor that is wanted as a value or the other way round, another shape than
+// saved, a dtype that the saved one cannot be converted to, a
+// [MissingRegionError] for each part of a wanted box that no chunk covers, and
+// an [UnreadError].
+func (p *Loader) LoadWith(wants []plan.Want, o LoadOptions) (Loaded, error) {
+	l, err := p.load(wants, o)
+	asked := maps.Clone(o.Asked)
+	if asked == nil {
+		asked = map[string]bool{}
+	}
+	for _, w := range wants {
+		asked[w.Shard.FQN] = true
+	}
+	if l.Unread = Unread(p.layout, asked); o.Strict && len(l.Unread) > 0 {
+		err = errors.Join(err, &UnreadError{l.Unread})
+	}
+	return l, err
+}
+
+func (p *Loader) load(wants []plan.Want, o LoadOptions) (l Loaded, err error) {
+	var problems []error
+	said := map[string]bool{}
+	for i, w := range wants {
+		var reads []plan.Read
+		var errs []error
+		if w.Value {
+			reads, errs = p.value(i, w)
+		} else {
+			reads, errs = p.tensor(i, w, o.StrictDType)
+		}
+		l.Reads = append(l.Reads, reads...)
+		for _, err := range errs {
+			if missing := (*MissingError)(nil); o.Partial && errors.As(err, &missing) {
+				l.Absent = append(l.Absent, i)
+			} else if text := err.Error(); !said[text] {
+				said[text] = true
+				problems = append(problems, err)
+			}
+		}
+	}
+	return l, errors.Join(problems...)
+}
+
+func (p *Loader) tensor(i int, w plan.Want, strict bool) (reads []plan.Read, problems []error) {
 	t, ok := p.tensors[w.Shard.FQN]
 	if _, value := p.values[w.Shard.FQN]; !ok && value {
-		return nil, fmt.Errorf("%q is a value in the checkpoint and a tensor in the target", w.Shard.FQN)
+		return nil, []error{fmt.Errorf("%q is a value in the checkpoint and a tensor in the target", w.Shard.FQN)}
 	} else if !ok {
-		return nil, &MissingError{w.Shard.FQN}
+		return nil, []error{&MissingError{FQN: w.Shard.FQN}}
 	}
 	if err := w.Shard.Validate(); err != nil {
-		return nil, err
+		return nil, []error{err} // nothing in it can be relied on
+	}
+	if strict && t.DType != w.Shard.DType {
+		problems = append(problems, fmt.Errorf("dtype mismatch for %q: the checkpoint has %v, the target %v", t.FQN, t.DType, w.Shard.DType))
+	} else if err := tensor.Convertible(t.DType, w.Shard.DType); err != nil {
+		problems = append(problems, fmt.Errorf("dtype mismatch for %q: %w; load it as %v", t.FQN, err, t.DType))
 	}
 	if !t.Shape.Equal(w.Shard.Global) {
-		return nil, fmt.Errorf("size mismatch for %q: the checkpoint has shape %v, the target %v", t.FQN, t.Shape, w.Shard.Global)
+		return nil, append(problems, fmt.Errorf("size mismatch for %q: the checkpoint has shape %v, the target %v", t.FQN, t.Shape, w.Shard.Global))
 	}
-	if t.DType != w.Shard.DType {
-		return nil, fmt.Errorf("dtype mismatch for %q: the checkpoint has %v, the target %v", t.FQN, t.DType, w.Shard.DType)
-	}
-	var reads []plan.Read
 	covered := int64(0)
 	for _, c := range t.Chunks {
 		if region, ok := c.Box.Intersect(w.Shard.Box); ok {
 			covered += region.Volume()
-			reads = append(reads, plan.Read{Want: i, FQN: t.FQN, Rank: c.Rank, Chunk: c.Box, Region: region})
+			reads = append(reads, plan.Read{Want: i, FQN: t.FQN, Rank: c.Rank, DType: t.DType, Chunk: c.Box, Region: region})
 		}
 	}
-	if covered == w.Shard.Box.Volume() {
-		return reads, nil
+	switch volume := w.Shard.Box.Volume(); {
+	case covered > volume:
+		problems = append(problems, fmt.Errorf("tensor %q: chunks of the checkpoint overlap in the wanted %v, its manifest is damaged", t.FQN, w.Shard.Box))
+	case covered < volume:
+		for _, hole := range missing(w.Shard.Box, t.Chunks) {
+			problems = append(problems, &MissingRegionError{FQN: t.FQN, Region: hole, Want: w.Shard.Box})
+		}
 	}
-	if covered > w.Shard.Box.Volume() {
-		return nil, fmt.Errorf("tensor %q: chunks of the checkpoint overlap in the wanted %v, its manifest is damaged", t.FQN, w.Shard.Box)
+	if len(problems) > 0 {
+		return nil, problems
 	}
-	var problems []error
-	for _, hole := range missing(w.Shard.Box, t.Chunks) {
-		problems = append(problems, fmt.Errorf("tensor %q: the checkpoint does not cover %v of the wanted %v", t.FQN, hole, w.Shard.Box))
-	}
-	return nil, errors.Join(problems...)
+	return reads, nil
 }
 
-func (p *Loader) value(i int, w plan.Want) ([]plan.Read, error) {
+func (p *Loader) value(i int, w plan.Want) ([]plan.Read, []error) {
 	have := p.values[w.Shard.FQN]
 	if _, tensor := p.tensors[w.Shard.FQN]; tensor && len(have) == 0 {
-		return nil, fmt.Errorf("%q is a tensor in the checkpoint and a value in the target", w.Shard.FQN)
+		return nil, []error{fmt.Errorf("%q is a tensor in the checkpoint and a value in the target", w.Shard.FQN)}
 	} else if len(have) == 0 {
-		return nil, &MissingError{w.Shard.FQN}
+		return nil, []error{&MissingError{FQN: w.Shard.FQN}}
+	}
+	if p.Lacks(w) {
+		return nil, []error{&MissingError{FQN: w.Shard.FQN, PerRank: true, Rank: w.Rank}}
 	}
 	v := have[0]
 	if v.PerRank {
-		at := slices.IndexFunc(have, func(v plan.Value) bool { return v.Rank == w.Rank })
-		if at < 0 {
-			return nil, fmt.Errorf("value %q was saved by each rank for itself, and rank %d saved none", w.Shard.FQN, w.Rank)
-		}
-		v = have[at]
+		v = have[slices.IndexFunc(have, func(v plan.Value) bool { return v.Rank == w.Rank })]
 	}
 	return []plan.Read{{Want: i, FQN: v.FQN, Rank: v.Rank}}, nil
 }

@@ -1,11 +1,13 @@
 // Package planner decides: what each rank writes ([Global]), what each rank
-// reads ([Load]), and when a checkpoint is begun, committed or aborted
+// reads ([Loader]), what it would read on another number of ranks
+// ([NewPreview]), and when a checkpoint is begun, committed or aborted
 // ([Coordinator]). Everything here is pure: events and times come in as
 // values, plans and commands go out as values, and the edges execute them.
 //
 //	state dict ──Flatten──▶ names and paths
 //	local plans ──Global──▶ layout ──Items(rank)──▶ what a rank writes
-//	layout + wants ──Load──▶ reads
+//	layout + wants ──Loader──▶ reads
+//	layout + ranks ──NewPreview──▶ bytes by rank and file
 //	log ──Coordinator.Apply──▶ state ──Tick(now)──▶ commands, next deadline
 package planner
 

@@ -42,6 +42,31 @@ func parts(shape tensor.Shape, ranks ...[]tensor.Box) []plan.Local {
 	return locals
 }
 
+// spread is parts of a shape on as many ranks as there are boxes.
+func spread(shape tensor.Shape, boxes ...tensor.Box) []plan.Local {
+	var ranks [][]tensor.Box
+	for _, b := range boxes {
+		ranks = append(ranks, []tensor.Box{b})
+	}
+	return parts(shape, ranks...)
+}
+
+// split is Shard(dim) as PyTorch places it: equal parts rounded up, the last
+// ones shorter or empty.
+func split(b tensor.Box, dim, ranks int) (boxes []tensor.Box) {
+	n := b.Sizes[dim]
+	each := (n + int64(ranks) - 1) / int64(ranks)
+	for rank := range int64(ranks) {
+		lo := min(rank*each, n)
+		cut := box(slices.Clone(b.Offsets), slices.Clone(b.Sizes))
+		cut.Offsets[dim], cut.Sizes[dim] = b.Offsets[dim]+lo, min(each, n-lo)
+		boxes = append(boxes, cut)
+	}
+	return boxes
+}
+
+func rows(shape tensor.Shape, ranks int) []tensor.Box { return split(shape.Full(), 0, ranks) }
+
 // show is a layout as text, one line a rank.
 func show(l plan.Layout) string {
 	lines := map[int]string{}

@@ -71,26 +71,26 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []plan.Item,
 }
 
 // only is the index with the entries of items, which may lack empty ones.
-func (r *rankIndex) only(items []plan.Item) (*index, error) {
-	x := *r.index
-	x.entries = make([]entry, 0, len(items))
+func (x *rankIndex) only(items []plan.Item) (*index, error) {
+	part := *x.index
+	part.entries = make([]entry, 0, len(items))
 	wanted := make(map[key]bool, len(items))
 	for _, it := range items {
-		k := itemKey(x.rank, it)
+		k := itemKey(part.rank, it)
 		wanted[k] = true
-		if i, ok := r.at[k]; ok {
-			x.entries = append(x.entries, r.index.entries[i])
+		if i, ok := x.at[k]; ok {
+			part.entries = append(part.entries, x.index.entries[i])
 		}
 	}
-	for k, i := range r.at {
-		if e := r.index.entries[i]; !wanted[k] && e.item.Bytes > 0 {
+	for k, i := range x.at {
+		if e := x.index.entries[i]; !wanted[k] && e.item.Bytes > 0 {
 			return nil, fmt.Errorf("%q %s is left out", e.item.Shard.FQN, e.box())
 		}
 	}
-	if missing, extra := x.compare(items); len(missing)+len(extra) > 0 {
+	if missing, extra := part.compare(items); len(missing)+len(extra) > 0 {
 		return nil, fmt.Errorf("it holds something else: %s", strings.Join(append(missing, extra...), ", "))
 	}
-	return &x, nil
+	return &part, nil
 }
 
 // adoptedAs is the result for an adopted index whose file is data.

@@ -50,9 +50,11 @@ func adopt(t *testing.T, from fixture) *adoptedScene {
 		locals = append(locals, plan.Local{Rank: r.Rank, Items: f.Items(r.Rank)})
 	}
 	// As a save plans it, which may leave out what is empty.
-	if m.Layout, err = planner.Global(locals); err != nil {
+	planned, err := planner.Global(locals)
+	if err != nil {
 		t.Fatal(err)
 	}
+	m.Layout = planned.Layout
 	for i, r := range m.Ranks {
 		written, err := w.AdoptData(t.Context(), r.Rank, m.Layout.Items(r.Rank), f)
 		if err != nil {

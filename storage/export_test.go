@@ -76,7 +76,7 @@ func TestExportOfPyTorchIsTheSame(t *testing.T) {
 				dir := filepath.Join(t.TempDir(), "a", "b")
 				out, err := Export(t.Context(), from, vfs.Default, dir, ExportOptions{Format: format, MaxShard: 300})
 				var unfit *UnfitError
-				if errors.As(err, &unfit) && strings.Contains(name, "dtypes") && format != DCP {
+				if errors.As(err, &unfit) && (strings.Contains(name, "dtypes") || strings.Contains(name, "every")) && format != DCP {
 					if _, err := os.Stat(dir); !os.IsNotExist(err) {
 						t.Errorf("something was written: %v", err)
 					}

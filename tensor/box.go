@@ -43,13 +43,15 @@ func (b Box) Equal(c Box) bool {
 // Intersect is the box that lies in both, and whether it has any element.
 // The boxes must have the same number of dimensions.
 func (b Box) Intersect(c Box) (Box, bool) {
+	for d := range b.Sizes { // most boxes of a tensor do not meet: they cost no memory
+		if min(b.Offsets[d]+b.Sizes[d], c.Offsets[d]+c.Sizes[d]) <= max(b.Offsets[d], c.Offsets[d]) {
+			return Box{}, false
+		}
+	}
 	out := Box{Offsets: make([]int64, len(b.Sizes)), Sizes: make([]int64, len(b.Sizes))}
 	for d := range b.Sizes {
 		lo := max(b.Offsets[d], c.Offsets[d])
 		hi := min(b.Offsets[d]+b.Sizes[d], c.Offsets[d]+c.Sizes[d])
-		if hi <= lo {
-			return Box{}, false
-		}
 		out.Offsets[d], out.Sizes[d] = lo, hi-lo
 	}
 	return out, true
@@ -122,21 +124,29 @@ func Span(outer, region Box) (lo, hi int64) {
 // bytes. region must lie in both boxes; boxes and region are in coordinates
 // of the same tensor.
 func CopyRegion(dst []byte, dstBox Box, src []byte, srcBox, region Box, size int) {
+	n := int64(size)
+	pieces(dstBox, srcBox, region, func(to, from, run int64) {
+		copy(dst[to*n:(to+run)*n], src[from*n:(from+run)*n])
+	})
+}
+
+// pieces calls do for each part of region that is contiguous in both boxes,
+// with where it begins in each, counted in elements, and how many it has. The
+// boxes and region are in coordinates of the same tensor.
+func pieces(a, b, region Box, do func(inA, inB, n int64)) {
 	if region.Empty() {
 		return
 	}
 	// The inner piece is contiguous on both sides; the outer dimensions
 	// are walked like an odometer.
-	run := min(Run(srcBox, region), Run(dstBox, region))
+	run := min(Run(a, region), Run(b, region))
 	inner := len(region.Sizes) // first dimension that lies wholly in the piece
 	for volume := int64(1); inner > 0 && volume*region.Sizes[inner-1] <= run; inner-- {
 		volume *= region.Sizes[inner-1]
 	}
 	at := slices.Clone(region.Offsets)
-	piece := run * int64(size)
 	for {
-		from, to := srcBox.index(at)*int64(size), dstBox.index(at)*int64(size)
-		copy(dst[to:to+piece], src[from:from+piece])
+		do(a.index(at), b.index(at), run)
 		d := inner - 1
 		for ; d >= 0; d-- {
 			at[d]++

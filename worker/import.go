@@ -159,8 +159,7 @@ func (im *importer) save(ctx context.Context, from uint64) error {
 	end, lastErr := im.store.Log.Last(work)
 	if lastErr != nil {
 		stop()
-		<-saving
-		return errors.Join(err, lastErr)
+		return errors.Join(err, lastErr, <-saving)
 	}
 	s.drain <- drain{"the import ended before the save was complete", end}
 	timer := time.NewTimer(im.job.cfg.DrainTimeout)

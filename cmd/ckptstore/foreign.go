@@ -36,6 +36,7 @@ func (a *app) showPath(ctx context.Context, path string) error {
 		row(w, "format", out.Format)
 		row(w, "saved by", fmt.Sprintf("%d ranks", out.Ranks))
 		row(w, "size", size(out.Bytes))
+		fmt.Fprintln(w)
 		printLayout(w, wide, tensors, values)
 	})
 }
@@ -61,7 +62,6 @@ func shownLayout(l plan.Layout) (tensors []shownTensor, values []shownValue) {
 
 // printLayout prints tensors and values as tables.
 func printLayout(w *tabwriter.Writer, wide bool, tensors []shownTensor, values []shownValue) {
-	fmt.Fprintln(w)
 	head := []any{"TENSOR", "DTYPE", "SHAPE", "SIZE", "CHUNKS"}
 	if wide {
 		head = append(head, "RANK:BOX")

@@ -7,8 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -21,6 +23,7 @@ type shown struct {
 	Tensors    []shownTensor          `json:"tensors"`
 	Values     []shownValue           `json:"values"`
 	Ranks      []shownRank            `json:"ranks"`
+	Reshard    *planner.Preview       `json:"reshard,omitempty"`
 }
 
 type shownTensor struct {
@@ -49,20 +52,35 @@ type shownRank struct {
 }
 
 func (a *app) showCommand() *cobra.Command {
-	return &cobra.Command{
+	reshard := 0
+	c := &cobra.Command{
 		Use: "show REF", Short: "Show what is in a checkpoint", Args: args(cobra.ExactArgs(1)),
-		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show out/checkpoint-2000",
-		Long:    "Show what is in a checkpoint: its tensors, values and ranks.\n\n" + pathHelp,
+		Long: `Show what is in a checkpoint.
+
+With --reshard N, show what N ranks would read of it, and from which files, if
+each wanted its rows of every tensor (Shard(0)), all of every tensor without
+dimensions, every shared value and its own per-rank values.
+
+` + pathHelp,
+		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show bert --reshard 64\n  ckptstore show out/checkpoint-2000",
 		RunE: func(c *cobra.Command, refs []string) error {
+			if c.Flags().Changed("reshard") && (reshard < 1 || reshard > planner.MaxPreview) {
+				return usageError{fmt.Errorf("--reshard %d: want a number of ranks from 1 to %d", reshard, planner.MaxPreview)}
+			}
 			if isPath(refs[0]) {
+				if reshard > 0 {
+					return usageError{fmt.Errorf("--reshard takes a checkpoint of a store: `ckptstore import %s --run NAME --step N --in-place` makes it one and copies nothing", refs[0])}
+				}
 				return a.showPath(c.Context(), refs[0])
 			}
-			return a.with(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0]) })
+			return a.with(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0], reshard) })
 		},
 	}
+	c.Flags().IntVar(&reshard, "reshard", 0, "show what so many ranks would read, from which files")
+	return c
 }
 
-func (a *app) show(ctx context.Context, s *store.Store, ref string) error {
+func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int) error {
 	c, err := committed(ctx, s, ref)
 	if err != nil {
 		return err
@@ -83,10 +101,23 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string) error {
 	for _, r := range m.Ranks {
 		out.Ranks = append(out.Ranks, shownRank(r))
 	}
+	if reshard > 0 {
+		p, err := planner.NewPreview(m.Layout, reshard, storage.BlockSize)
+		if err != nil {
+			return err
+		}
+		out.Reshard = &p
+		return emit(a, out, p.Ranks, func(w *tabwriter.Writer, wide bool) { out.printReshard(w, wide) })
+	}
 	return emit(a, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
 }
 
 func (s shown) print(w *tabwriter.Writer, wide bool) {
+	s.printHead(w)
+	printLayout(w, wide, s.Tensors, s.Values)
+}
+
+func (s shown) printHead(w *tabwriter.Writer) {
 	c := s.Checkpoint
 	row(w, "checkpoint", c.Run+"@"+c.ID)
 	row(w, "step", c.Step)
@@ -96,5 +127,5 @@ func (s shown) print(w *tabwriter.Writer, wide bool) {
 	row(w, "size", size(c.Bytes))
 	row(w, "manifest", c.Manifest)
 	row(w, "path", s.Path)
-	printLayout(w, wide, s.Tensors, s.Values)
+	fmt.Fprintln(w)
 }

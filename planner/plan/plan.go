@@ -267,12 +267,14 @@ type Want struct {
 
 // Read is one overlap of a want with a stored chunk: the elements of Region
 // go from chunk Chunk in the file of Rank to the box of the want. All boxes
-// are in coordinates of the whole tensor. For a value, only Want, FQN and
-// Rank are set.
+// are in coordinates of the whole tensor. Where the dtype of the want is
+// another than that of the chunk, they are converted on the way. For a value,
+// only Want, FQN and Rank are set.
 type Read struct {
 	Want   int // index of the want
 	FQN    string
 	Rank   int
+	DType  tensor.DType // of the chunk
 	Chunk  tensor.Box
 	Region tensor.Box
 }

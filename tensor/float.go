@@ -1,0 +1,104 @@
+package tensor
+
+import "math"
+
+// The float types as bits: s sign, e exponent, m significand.
+//
+//	float32         s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm
+//	bfloat16        s eeeeeeee mmmmmmm                   a float32 cut short
+//	float16         s eeeee mmmmmmmmmm
+//	float8_e5m2     s eeeee mm                           a float16 cut short
+//	float8_e4m3fn   s eeee mmm                           all ones is NaN
+//
+// All functions here take and give bits. A float32 is rounded to the nearest
+// by adding almost half of what will be cut off, and all of the half where
+// the last bit that stays is odd; a carry into the exponent is right as it is.
+
+const (
+	signBit32 = 1 << 31
+	infBits32 = 0xff << 23
+)
+
+// toBFloat16 keeps of a NaN what fits, and a bit so that it stays one.
+func toBFloat16(b uint32) uint16 {
+	if b&^signBit32 > infBits32 {
+		return uint16(b>>16) | 0x40
+	}
+	return uint16((b + 0x7fff + b>>16&1) >> 16)
+}
+
+// toFloat16 keeps of a NaN what fits, and a bit so that it stays one.
+func toFloat16(b uint32) uint16 {
+	sign := uint16(b >> 16 & 0x8000)
+	b &^= signBit32
+	switch {
+	case b > infBits32:
+		return sign | 0x7e00 | uint16(b>>13&0x3ff)
+	case b >= 0x477ff000: // 65520, half way to the first power of two that there is not
+		return sign | 0x7c00
+	case b < 113<<23:
+		return sign | uint16(subnormal(b, 126<<23))
+	}
+	return sign | uint16((b-112<<23+0xfff+b>>13&1)>>13)
+}
+
+// subnormal is b in units of a type's smallest number, rounded. Of a float32
+// as large as magic, that is the last bit; so the addition does the rounding.
+func subnormal(b, magic uint32) uint32 {
+	return math.Float32bits(math.Float32frombits(b)+math.Float32frombits(magic)) - magic
+}
+
+func toFloat8E5M2(b uint32) byte {
+	sign := byte(b >> 24 & 0x80)
+	b &^= signBit32
+	switch {
+	case b > infBits32:
+		return sign | 0x7f
+	case b >= 0x47700000: // 61440, half way to the first power of two that there is not
+		return sign | 0x7c
+	case b < 113<<23:
+		return sign | byte(subnormal(b, 134<<23))
+	}
+	return sign | byte((b-112<<23+0xfffff+b>>21&1)>>21)
+}
+
+func toFloat8E4M3(b uint32) byte {
+	sign := byte(b >> 24 & 0x80)
+	b &^= signBit32
+	switch {
+	case b > infBits32:
+		return sign | 0x7f
+	case b >= 0x43e00000: // 448, the largest
+		return sign | 0x7e
+	case b < 121<<23:
+		return sign | byte(subnormal(b, 141<<23))
+	}
+	return sign | byte((b-120<<23+0x7ffff+b>>20&1)>>20)
+}
+
+// fromFloat16 makes a NaN quiet, as processors do.
+func fromFloat16(h uint16) uint32 {
+	sign, b := uint32(h&0x8000)<<16, uint32(h&0x7fff)
+	switch {
+	case b > 0x7c00:
+		return sign | infBits32 | 1<<22 | b<<13
+	case b == 0x7c00:
+		return sign | infBits32
+	case b < 0x400:
+		return sign | math.Float32bits(float32(b)*0x1p-24)
+	}
+	return sign | (b<<13 + 112<<23)
+}
+
+func fromFloat8E5M2(x byte) uint32 { return fromFloat16(uint16(x) << 8) }
+
+func fromFloat8E4M3(x byte) uint32 {
+	sign, b := uint32(x&0x80)<<24, uint32(x&0x7f)
+	switch {
+	case b == 0x7f:
+		return sign | infBits32 | 7<<20
+	case b < 8:
+		return sign | math.Float32bits(float32(b)*0x1p-9)
+	}
+	return sign | (b<<20 + 120<<23)
+}
