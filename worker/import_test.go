@@ -1,0 +1,129 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/worker"
+)
+
+// pytorch is a checkpoint that PyTorch wrote on four ranks.
+func pytorch(t *testing.T) *storage.Foreign {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "saved")
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join("..", "storage", "dcp", "testdata", "torch-2.14", "mesh2x2"))); err != nil {
+		t.Fatal(err)
+	}
+	f, err := store.OpenForeign(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func importInto(ctx context.Context, t *testing.T, run string, from *storage.Foreign, change func(*worker.ImportConfig)) (worker.Imported, error) {
+	t.Helper()
+	cfg := worker.ImportConfig{
+		Run: run, Trial: projections.DefaultTrial, Job: store.NewID(), Step: 5, From: from, Command: []string{"import"},
+		Logger: slog.New(slog.DiscardHandler), NewID: store.NewID,
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	return worker.Import(ctx, cfg, storeOf(home, memory))
+}
+
+// TestImportIsAnOrdinaryJob imports the same step twice, and looks at the log
+// and the line.
+func TestImportIsAnOrdinaryJob(t *testing.T) {
+	run, from := runOf(t), pytorch(t)
+	for attempt, want := range []string{"step-5.a1", "step-5.a2"} {
+		got, err := importInto(t.Context(), t, run, from, func(c *worker.ImportConfig) { c.InPlace = attempt == 1 })
+		if err != nil || got.Checkpoint != want || got.Attempt != attempt+1 || got.Ranks != 4 {
+			t.Fatalf("imported %+v, %v", got, err)
+		}
+		if got.Written != 0 && attempt == 1 {
+			t.Errorf("%d bytes were copied in place", got.Written)
+		}
+	}
+	if jobs := said[events.JobEnded](t, run); len(jobs) != 2 || jobs[0].ExitCode != 0 || jobs[1].ExitCode != 0 {
+		t.Errorf("jobs ended %+v", jobs)
+	}
+	groups := said[events.GroupStarted](t, run)
+	if len(groups) != 2 || groups[0].WorldSize != 4 || groups[0].Backend != worker.ImportBackend || groups[1].Resume != "step-5.a1" {
+		t.Errorf("groups %+v", groups)
+	}
+	if n := len(said[events.WriteCompleted](t, run)); n != 8 {
+		t.Errorf("%d writes, want 8", n)
+	}
+	q := store.Queries{From: home.Views()}
+	trial, err := q.Trial(t.Context(), run, projections.DefaultTrial)
+	if err != nil || trial.Head != "step-5.a2" || trial.Status != projections.Paused {
+		t.Errorf("trial %+v, %v", trial, err)
+	}
+	for _, id := range []string{"step-5.a1", "step-5.a2"} {
+		c, err := q.Resolve(t.Context(), run+"@"+id)
+		if err != nil || !c.Visible() {
+			t.Fatalf("%s: %+v, %v", id, c, err)
+		}
+		report, err := home.Learn(t.Context(), c, nil)
+		if err != nil || !report.Clean() {
+			t.Errorf("%s: %v, %v", id, report.Findings, err)
+		}
+		again, err := q.Resolve(t.Context(), run+"@"+id)
+		if wantSums := map[string]int{"step-5.a1": 0, "step-5.a2": 4}[id]; err != nil || len(again.Attachments) != wantSums {
+			t.Errorf("%s has attachments %v, %v", id, again.Attachments, err)
+		}
+	}
+}
+
+// TestImportThatFails aborts its save, says so, and leaves nothing.
+func TestImportThatFails(t *testing.T) {
+	for name, spoil := range map[string]func(*worker.ImportConfig, context.CancelCauseFunc){
+		"interrupted": func(c *worker.ImportConfig, cancel context.CancelCauseFunc) {
+			c.Read = func(int64) { cancel(errors.New("the user is impatient")) }
+		},
+		"file is gone": func(c *worker.ImportConfig, _ context.CancelCauseFunc) {
+			c.Read = func(int64) { _ = os.Remove(filepath.Join(c.From.Path(), "__3_0.distcp")) }
+		},
+		"adopted file changed": func(c *worker.ImportConfig, _ context.CancelCauseFunc) {
+			c.InPlace = true
+			_ = os.Truncate(filepath.Join(c.From.Path(), "__3_0.distcp"), 5)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run, from := runOf(t), pytorch(t)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			_, err := importInto(ctx, t, run, from, func(c *worker.ImportConfig) { spoil(c, cancel) })
+			if err == nil {
+				t.Fatal("it succeeds")
+			}
+			aborted := one[events.CheckpointAborted](t, run)
+			if aborted.Checkpoint != "step-5.a1" || !strings.Contains(aborted.Reason, "could not be written") {
+				t.Errorf("aborted %+v", aborted)
+			}
+			one[events.GroupStopped](t, run)
+			if ended := one[events.JobEnded](t, run); ended.ExitCode == 0 {
+				t.Errorf("ended %+v", ended)
+			}
+			dir := filepath.Join(home.DataDir, events.EncodeName(run), projections.DefaultTrial, events.EncodeName("step-5.a1"))
+			if _, err := os.Stat(dir); !os.IsNotExist(err) {
+				t.Errorf("%s is left: %v", dir, err)
+			}
+			// The run is good for another import.
+			if _, err := importInto(t.Context(), t, run, pytorch(t), nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
