@@ -9,12 +9,17 @@
 //	index     a rank's file that says what its data file holds, with digests
 //	manifest  what the checkpoint is, with the digest of every index
 //	receipt   COMMIT.json, which says that the manifest is committed
+//	foreign   a checkpoint that another program wrote, read where it lies
+//	adopted   a rank whose chunks lie in the files of a foreign checkpoint
+//	sums      the digests of adopted chunks, learned by reading them once
+//	export    a checkpoint written for another program
 //
 // The files of a checkpoint, in the order in which they become durable:
 //
 //	<run>/<trial>/<checkpoint>/
 //	  r00003.safetensors   chunks of rank 3
-//	  r00003.idx           its index
+//	  r00003.idx           its index; of an adopted rank, without the file above
+//	  r00003.sums          of an adopted rank, once they are learned
 //	  manifest-<digest>    plan.EncodeManifest; the digest is that of its bytes
 //	  COMMIT.json          the receipt; without it this is no checkpoint
 //	  *.tmp                a file being written; never read
@@ -47,6 +52,19 @@
 // The checksum covers all bytes in front of it. Offsets count from the start
 // of the file. An index's own digest, over all of its bytes, stands in the
 // manifest.
+//
+// The index of an adopted rank has version 2. Its files are named by absolute
+// paths, with their size and the time at which they were last written: a file
+// that has changed in either is refused. It has no digests; they are in the
+// file of sums, which is drawn in sums.go, and whose digest the log records.
+// Adopted files are never written to, and never removed.
+//
+//	file   path size modified (ns since 1970)
+//	entry  flags fqn file offset length         flags: 4 strided, 8 record
+//	       [dtype ndim dim* (offset size)*]     absent for a value
+//	       [stride*]                            if strided: see strided.go
+//	       [offset size CRC-32 (u32 LE)]        record: bytes with a checksum
+//	                                            of the program that wrote them
 //
 // Crash safety rests on four rules. A file is written under a temporary name,
 // synced, and renamed. An index is written after the data that it vouches for

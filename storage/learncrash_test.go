@@ -1,0 +1,59 @@
+package storage
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+)
+
+// TestSumsCrash crashes the writing of sums at every operation: they are whole
+// or not there, and what writeSums has said is durable.
+func TestSumsCrash(t *testing.T) {
+	x, of := learnedSample()
+	ref := Ref{"run", "main", "c"}
+	for k := 1; ; k++ {
+		mem := vfs.NewCrashableMem()
+		root, err := Open(mem, "data")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := root.makeDirs(ref); err != nil {
+			t.Fatal(err)
+		}
+		check := func(on vfs.FS, must bool) {
+			t.Helper()
+			r, err := Open(on, "data")
+			if err != nil {
+				t.Fatal(err)
+			}
+			back := adoptedSample()
+			known, err := r.readSums(ref, &back, of)
+			if err != nil || must && !known {
+				t.Fatalf("operation %d: the sums are known: %v, %v", k, known, err)
+			}
+		}
+		faulty, n := failAt(mem, k, true, func() {
+			for _, percent := range []int{0, 50, 100} {
+				check(mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(uint64(k), 2))}), false)
+			}
+		})
+		broken, err := Open(faulty, "data")
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums, err := broken.writeSums(ref, &x, of)
+		check(mem.CrashClone(vfs.CrashCloneCfg{}), err == nil)
+		if *n < k {
+			if err != nil || sums.Digest == (plan.Digest{}) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if err == nil {
+			t.Fatalf("operation %d failed, and nobody said so", k)
+		}
+	}
+}
