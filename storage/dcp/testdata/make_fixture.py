@@ -83,9 +83,13 @@ def dtypes(_: DeviceMesh | None) -> dict[str, Any]:
     state["channels_last"] = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     state["tied"] = state["float32"]
     state["parameter"] = nn.Parameter(torch.randn(3))
-    state["conj"] = torch.randn(2, 2, dtype=torch.complex64).conj()
     state["five_dims"] = torch.randn(2, 1, 3, 1, 2)
     return state
+
+
+def lazy(_: DeviceMesh | None) -> dict[str, Any]:
+    """A view whose elements are not in its storage."""
+    return {"plain": torch.ones(2), "conj": torch.randn(2, 2, dtype=torch.complex64).conj()}
 
 
 def shard0(mesh: DeviceMesh | None) -> dict[str, Any]:
@@ -158,6 +162,7 @@ Case = tuple[Callable[[DeviceMesh | None], dict[str, Any]], tuple[int, ...], tup
 CASES: dict[str, Case] = {
     "single_nested": (nested, (), ()),
     "single_dtypes": (dtypes, (), ()),
+    "refused_conj": (lazy, (), ()),
     "shard0_of3": (shard0, (3,), ("dp",)),
     "mesh2x2": (mesh2x2, (2, 2), ("dp", "tp")),
     "fsdp_adam": (trained, (2,), ("dp",)),
