@@ -219,9 +219,7 @@ func (im *importer) offer(ctx context.Context) error {
 }
 
 func (im *importer) ref() storage.Ref {
-	return storage.Ref{
-		Run: events.EncodeName(im.job.cfg.Run), Trial: events.EncodeName(im.job.cfg.Trial), Checkpoint: events.EncodeName(im.id),
-	}
+	return storage.RefOf(im.job.cfg.Run, im.job.cfg.Trial, im.id)
 }
 
 // put copies or adopts what the global plan wants of one rank.

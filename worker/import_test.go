@@ -116,7 +116,7 @@ func TestImportThatFails(t *testing.T) {
 			if ended := one[events.JobEnded](t, run); ended.ExitCode == 0 {
 				t.Errorf("ended %+v", ended)
 			}
-			dir := filepath.Join(home.DataDir, events.EncodeName(run), projections.DefaultTrial, events.EncodeName("step-5.a1"))
+			dir := filepath.Join(home.DataDir, storage.RefOf(run, projections.DefaultTrial, "step-5.a1").String())
 			if _, err := os.Stat(dir); !os.IsNotExist(err) {
 				t.Errorf("%s is left: %v", dir, err)
 			}
