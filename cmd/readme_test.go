@@ -34,8 +34,14 @@ func TestReadme(t *testing.T) {
 		t.Fatalf("the README has %d shell blocks: where are the others?", blocks)
 	}
 	dir := t.TempDir()
-	if err := os.Symlink(bin, filepath.Join(dir, "bin")); err != nil {
+	storage, err := filepath.Abs(filepath.Join("..", "storage"))
+	if err != nil {
 		t.Fatal(err)
+	}
+	for name, to := range map[string]string{"bin": bin, "storage": storage} {
+		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script.String())
 	cmd.Dir = dir
@@ -43,7 +49,7 @@ func TestReadme(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{"step-60.a1", "step-80.a2", "0 findings", "model.layer1.weight"} {
+	for _, want := range []string{"step-60.a1", "step-80.a2", "0 findings", "model.layer1.weight", "adopted in place", "learned the digests", "932 B in 2 files of"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the README's commands do not print %q:\n%s", want, out)
 		}

@@ -45,14 +45,16 @@ type runOptions struct {
 	nnodes      string
 	maxRestarts int
 	resume      string
-	backend     string
-	set         []string
-	saveTimeout time.Duration
-	drain       time.Duration
-	grace       time.Duration
-	collective  time.Duration
-	wait        time.Duration
-	quiet       bool
+
+	strictReplicas bool
+	backend        string
+	set            []string
+	saveTimeout    time.Duration
+	drain          time.Duration
+	grace          time.Duration
+	collective     time.Duration
+	wait           time.Duration
+	quiet          bool
 }
 
 func runCommand(std streams) *cobra.Command {
@@ -74,7 +76,8 @@ func runCommand(std streams) *cobra.Command {
 	f.StringVar(&o.nproc, "nproc", "1", "workers: a number, gpu (one a device), or auto (devices, or else cores)")
 	f.StringVar(&o.nnodes, "nnodes", "1", "nodes of the job")
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
-	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, or a checkpoint reference")
+	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
+	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "abort a save in which copies of a tensor differ between ranks")
 	f.StringVar(&o.backend, "backend", "none", "name of the workers' communication backend, for the log")
 	f.StringArrayVar(&o.set, "set", nil, "trial configuration, KEY=VALUE with a JSON or plain value; repeatable")
 	f.DurationVar(&o.saveTimeout, "save-timeout", 10*time.Minute, "longest time from the begin of a save to its commit")
@@ -172,7 +175,7 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	}
 	return worker.Config{
 		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
-		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, Backend: o.backend, Config: config,
+		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Backend: o.backend, Config: config,
 		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
 		NewID: store.NewID, ExitCode: exitCode,
 	}, nil
