@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
@@ -101,33 +100,26 @@ func fillLog(ctx context.Context, log *jetlog.Log, count int) error {
 	if err := decide(&events.GroupStarted{Attempt: 1, WorldSize: 1}); err != nil {
 		return err
 	}
-	facts, inner := errgroup.WithContext(ctx)
-	facts.SetLimit(4)
 	for from := 0; from < count; from += every {
-		facts.Go(func() error {
-			var some []events.Fact
-			for i := from; i < min(from+every, count); i++ {
-				fact, err := benchReport(0, i+1)
-				if err != nil {
-					return err
-				}
-				some = append(some, fact)
+		some := make([]events.Fact, min(every, count-from))
+		for i := range some {
+			var err error
+			if some[i], err = benchReport(0, from+i+1); err != nil {
+				return err
 			}
-			_, err := log.Append(inner, some...)
+		}
+		if _, err := log.Append(ctx, some...); err != nil {
 			return err
-		})
-		step := from + every
+		}
+		step := from + len(some)
 		name := fmt.Sprintf("step-%d", step)
 		save := name + ".a1"
-		if step > count {
-			break
-		}
 		if err := decide(&events.CheckpointBegun{Attempt: 1, Checkpoint: save, Name: name, Step: int64(step), WorldSize: 1, Participants: []int{0}}); err != nil {
-			return errors.Join(err, facts.Wait())
+			return err
 		}
 		if err := decide(&events.CheckpointCommitted{Attempt: 1, Checkpoint: save, Manifest: "m", Bytes: 1 << 30}); err != nil {
-			return errors.Join(err, facts.Wait())
+			return err
 		}
 	}
-	return facts.Wait()
+	return nil
 }

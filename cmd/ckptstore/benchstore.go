@@ -93,4 +93,3 @@ func sorted(d []time.Duration) []time.Duration {
 	slices.Sort(d)
 	return d
 }
-
