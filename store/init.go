@@ -140,8 +140,7 @@ func largestFile(dir string) (size int64, err error) {
 }
 
 func createLog(ctx context.Context, dir, id string) error {
-	// As in takeOwnership, a start is not cut short.
-	server, err := jetlog.StartServer(context.WithoutCancel(ctx), jetlog.ServerOptions{Dir: dir})
+	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: dir})
 	if err != nil {
 		return err
 	}

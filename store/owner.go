@@ -153,6 +153,11 @@ func (o *owner) watch() {
 			if err == nil {
 				break // the log reconnects by itself
 			}
+			if errors.Is(err, ErrDamaged) {
+				// Each try starts a server on it. Appends end at their deadlines.
+				o.store.opts.Logger.Error("the store cannot be taken over from its last owner", "error", err)
+				return
+			}
 			o.store.opts.Logger.Debug("the store has no owner that answers", "error", err)
 			if !sleep(o.life, 50*time.Millisecond) {
 				return

@@ -23,6 +23,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	}
 	defer func() {
 		if err != nil {
+			err = damage(err)
 			log.Close()
 		}
 	}()
@@ -46,6 +47,10 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := s.openData(filepath.Join(created.Data, "data"), filepath.Join(created.Data, "blobs")); err != nil {
 		return nil, err
 	}
+	receipts, err := recorded(ctx, s, log)
+	if err != nil {
+		return nil, err
+	}
 	db, err := viewdb.Open("views", viewdb.Options{FS: vfs.NewMem(), Store: s.ID, Logger: o.Logger})
 	if err != nil {
 		return nil, err
@@ -54,7 +59,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	// Nobody owns the data of a server's store: whoever opens it repairs it.
-	if err = repair(ctx, s, log, s.local); err != nil {
+	if err = repair(ctx, s, log, s.local, receipts); err != nil {
 		return nil, errors.Join(err, s.local.close())
 	}
 	return s, nil

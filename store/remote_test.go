@@ -15,7 +15,13 @@ import (
 // server is a NATS server in another process.
 func server(t *testing.T) (url string, p *process) {
 	t.Helper()
-	p = start(t, "server", "CKPTSTORE_TEST_DIR="+filepath.Join(t.TempDir(), "log"))
+	return serverIn(t, filepath.Join(t.TempDir(), "log"))
+}
+
+// serverIn is one over the streams in dir.
+func serverIn(t *testing.T, dir string) (url string, p *process) {
+	t.Helper()
+	p = start(t, "server", "CKPTSTORE_TEST_DIR="+dir)
 	return p.hear("start").Text, p
 }
 

@@ -221,7 +221,7 @@ func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
 	case errors.Is(err, jetlog.ErrForeign):
 		return fmt.Errorf("%w: %w", ErrForeign, err)
 	case err != nil:
-		return err
+		return damage(err)
 	}
 	if created.Format > Format {
 		return fmt.Errorf("%w: its log has format %d, this program knows format %d: upgrade it", ErrNewer, created.Format, Format)
