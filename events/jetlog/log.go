@@ -34,6 +34,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 
@@ -98,10 +99,44 @@ func (o Options) where() string {
 	if o.Dial != nil {
 		return "the owner of the store"
 	}
-	if u, err := url.Parse(o.URL); err == nil {
-		return u.Redacted()
+	return Redacted(o.URL)
+}
+
+// Redacted is a URL, or several separated by commas, for messages: what stands
+// before the host, which may be a password or a token, is replaced. One that
+// cannot be parsed is not shown.
+func Redacted(urls string) string {
+	list := strings.Split(urls, ",")
+	for i, text := range list {
+		text = strings.TrimSpace(text)
+		if !strings.Contains(text, "://") {
+			text = "nats://" + text // as the client reads it
+		}
+		u, err := url.Parse(text)
+		switch {
+		case err != nil || u.Host == "":
+			list[i] = "a URL that cannot be read"
+		case u.User != nil:
+			u.User = url.User("xxxxx")
+			fallthrough
+		default:
+			list[i] = (&url.URL{Scheme: u.Scheme, User: u.User, Host: u.Host}).String()
+		}
 	}
-	return "the given URL"
+	return strings.Join(list, ",")
+}
+
+// parse checks URLs. The client's own error would show a password.
+func parse(urls string) error {
+	for i, text := range strings.Split(urls, ",") {
+		if text = strings.TrimSpace(text); !strings.Contains(text, "://") {
+			text = "nats://" + text
+		}
+		if u, err := url.Parse(text); err != nil || u.Host == "" {
+			return fmt.Errorf("URL %d of %s is none: want nats://HOST:PORT, characters such as @ and : in a password written as %%40 and %%3A", i+1, Redacted(urls))
+		}
+	}
+	return nil
 }
 
 // Log is a connection to the log of a store. Its methods may be called
@@ -136,6 +171,11 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Dial == nil {
+		if err := parse(o.URL); err != nil {
+			return nil, fmt.Errorf("connect to the log: %w", err)
+		}
+	}
 	l := &Log{
 		opts: o, stall: 5 * time.Second, epoch: 1,
 		watchers: map[int]context.CancelFunc{}, idle: make(chan struct{}),
@@ -166,7 +206,7 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 	nc, err := connect(ctx, target, opts)
 	if err != nil {
 		l.cancel()
-		hint := "check that a server runs there, or start one with 'ckptstore serve'"
+		hint := "check that a NATS server with JetStream runs there ('nats-server -js' starts one)"
 		if o.Dial != nil {
 			hint = "check that the process that holds the store is alive"
 		}
