@@ -111,5 +111,10 @@ func openViews(s *Store, dir string) (*viewdb.DB, error) {
 			return nil, err
 		}
 	}
-	return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	return nil, viewsError{fmt.Errorf("%w: %w", ErrDamaged, err)}
 }
+
+// viewsError is damage of the views alone: the log may be whole.
+type viewsError struct{ error }
+
+func (e viewsError) Unwrap() error { return e.error }

@@ -1,10 +1,12 @@
 package store
 
 import (
+	"context"
 	"maps"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -57,6 +59,7 @@ func TestRollback(t *testing.T) {
 			c.spoil(t, dir, early)
 			remove(t, dir, "views")
 			before := snapshot(t, filepath.Join(dir, "data"))
+			was := snapshot(t, filepath.Dir(filepath.Dir(blocksOf(t, dir)[0])))
 			for range 2 { // the first one changes nothing of that
 				begin := time.Now()
 				refused(t, Options{Location: dir}, ErrDamaged, "restore")
@@ -66,6 +69,16 @@ func TestRollback(t *testing.T) {
 			}
 			if c.name != "a flipped bit" { // which event it hits is not ours to say
 				refused(t, Options{Location: dir}, ErrDamaged, filepath.Join(newest, storage.ReceiptFile), "run@step-2.a1", c.says, "rolled back", "ls --offline")
+			}
+			if c.name == "a flipped bit" { // whose block the server has cut
+				kept := map[string]string{}
+				for path, text := range snapshot(t, filepath.Join(dir, damagedName)) {
+					kept[strings.Replace(path, filepath.Join(dir, damagedName), filepath.Dir(filepath.Dir(blocksOf(t, dir)[0])), 1)] = text
+				}
+				if !maps.Equal(kept, was) {
+					t.Errorf("kept %d files of %d, or others", len(kept), len(was))
+				}
+				refused(t, Options{Location: dir}, ErrDamaged, filepath.Join(dir, damagedName))
 			}
 			if !maps.Equal(before, snapshot(t, filepath.Join(dir, "data"))) {
 				t.Error("checkpoints were changed")
@@ -155,4 +168,52 @@ func TestUnrecoveredLog(t *testing.T) {
 	if took := time.Since(begin); took > 10*time.Second {
 		t.Errorf("it took %s", took)
 	}
+}
+
+// TestCopyOfLog: what was copied for the case of damage goes when there is none.
+func TestCopyOfLog(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	owner := actors(t, dir, 1)[0]
+	owner.kill()
+	// One that a kill has cut.
+	write(t, filepath.Join(dir, copyName+".tmp", "msgs", "1.blk"), "half")
+	if err := keepLog(&Store{opts: Options{}, space: roomy()}, dir, true); err != nil {
+		t.Fatal(err)
+	}
+	if kept := snapshot(t, filepath.Join(dir, copyName)); len(kept) < 4 {
+		t.Errorf("copied %d files", len(kept))
+	}
+	shut(t, open(t, dir))
+	left, err := os.ReadDir(dir)
+	if err != nil || strings.Contains(strings.Join(names(left), " "), "copy") {
+		t.Errorf("left: %v, %v", names(left), err)
+	}
+	// Without room there is none, which is said.
+	wrong(t, keepLog(&Store{space: &gauge{free: func() (uint64, error) { return 1 << 20, nil }}}, dir, true), syscall.ENOSPC)
+	if exists(filepath.Join(dir, copyName)) {
+		t.Error("it was copied")
+	}
+}
+
+func roomy() *gauge {
+	return &gauge{free: func() (uint64, error) { return 1 << 40, nil }}
+}
+
+// TestOpenIsCalledOff: the lock is free when Open returns.
+func TestOpenIsCalledOff(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Open(ctx, Options{Location: dir})
+	wrong(t, err, context.Canceled)
+	lock, err := tryLock(dir)
+	if err != nil || lock == nil {
+		t.Fatalf("the lock is held: %v", err)
+	}
+	if err := lock.Close(); err != nil {
+		t.Error(err)
+	}
+	shut(t, open(t, dir))
 }
