@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -26,6 +27,7 @@ type watch struct {
 	servers     []*rankServer
 	port        *heldPort
 	exits       chan exit
+	living      atomic.Int64 // processes that have not ended, also before the news is taken from exits
 	reported    chan error // the handoff's end
 	iterations  int        // valid once reported
 }
@@ -97,7 +99,12 @@ func (w *watch) start(restart int) (err error) {
 		root.group = root.pid // the kernel has made it so before the program ran
 		w.prey.add(root)
 		w.guard.watch(root)
-		go func() { w.exits <- p.wait() }()
+		w.living.Add(1)
+		go func() {
+			e := p.wait()
+			w.living.Add(-1)
+			w.exits <- e
+		}()
 	}
 	return nil
 }
@@ -114,7 +121,11 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	var giveUp <-chan time.Time
 	killed := make(chan struct{})
 	grace := time.AfterFunc(math.MaxInt64, func() {
-		w.log.Warn("some workers ignore SIGTERM and are killed", "grace", w.cfg.Grace)
+		n := w.living.Load()
+		if n == 0 {
+			return
+		}
+		w.log.Warn("some workers ignore SIGTERM and are killed", "workers", n, "grace", w.cfg.Grace)
 		w.signal(syscall.SIGKILL)
 		close(killed)
 	})
@@ -177,6 +188,10 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			killed = nil
 			giveUp = time.After(reapTimeout)
 		case <-giveUp:
+			if w.living.Load() == 0 {
+				giveUp = nil // they died in time, it is the news that came late
+				continue
+			}
 			return cause, errors.Join(err, fmt.Errorf("workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", w.group.attempt, reapTimeout))
 		}
 	}
