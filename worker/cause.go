@@ -2,6 +2,8 @@ package worker
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"slices"
 )
 
@@ -39,4 +41,15 @@ func rootCause(failures []failure) failure {
 		return cmp.Compare(when(a), when(b))
 	})
 	return order[0]
+}
+
+// caused puts the cause of ctx's end in front of an error that follows from
+// it, such as that of a log that does not answer while the job is ending. A
+// used up budget is a cause of its own.
+func caused(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	if err == nil || cause == nil || errors.Is(err, cause) || errors.As(err, new(*FailedError)) {
+		return err
+	}
+	return errors.Join(cause, err)
 }

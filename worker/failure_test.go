@@ -5,11 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/client"
 )
@@ -80,4 +84,84 @@ func TestEndedIsNotKilled(t *testing.T) {
 	if strings.Contains(j.log.String(), "ignore SIGTERM") {
 		t.Errorf("a worker that has ended is complained of:\n%s", j.log)
 	}
+}
+
+// An attempt whose processes cannot be started ends in the log.
+func TestNotStarted(t *testing.T) {
+	t.Parallel()
+	program := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(program, []byte("echo without an interpreter\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	j := newJob(t, 2, program)
+	if err := j.run(); !errors.Is(err, worker.ErrConfig) || !strings.Contains(err.Error(), "exec format error") {
+		t.Errorf("error %v", err)
+	}
+	if got := one[events.GroupStopped](t, runOf(t)); got.Attempt != 1 || !strings.Contains(got.Reason, "exec format error") {
+		t.Errorf("group.stopped: %+v", got)
+	}
+	if got := one[events.TrialErrored](t, runOf(t)); got.Attempt != 1 || !strings.Contains(got.Message, "exec format error") {
+		t.Errorf("trial.errored: %+v", got)
+	}
+	if trial := trialOf(t); trial.Status != projections.Errored {
+		t.Errorf("trial %+v", trial)
+	}
+}
+
+// A rank whose save is refused does not make the others wait: whoever comes
+// first, they learn at once which rank it was and why.
+func TestRefusedSave(t *testing.T) {
+	t.Parallel()
+	const good, bad = `{"step":5,"items":[{"fqn":"w","value":true,"bytes":3}]}`, `{"step":5,"items":[{"fqn":"w","value":true,"bytes":4611686018427387904}]}`
+	for _, first := range []int{0, 1} {
+		t.Run(fmt.Sprint("rank ", first, " first"), func(t *testing.T) {
+			t.Parallel()
+			_, ranks := doors(t, 2)
+			began := time.Now()
+			for _, rank := range []int{first, 1 - first} {
+				status, reply := ranks[rank].post("save", []string{good, bad}[rank])
+				if rank == 1 && (status == 200 || !strings.Contains(reply, "reserve 4611686018427387904 bytes")) {
+					t.Errorf("rank 1: %d %s", status, reply)
+				}
+			}
+			status, reply := ranks[0].post("wait", `{"checkpoint":"step-5.a1","state":"committed"}`)
+			if status != 200 || !strings.Contains(reply, client.Aborted) || !strings.Contains(reply, "rank 1 could not save: reserve 4611686018427387904 bytes") {
+				t.Errorf("rank 0: %d %s", status, reply)
+			}
+			if took := time.Since(began); took > patience/2 {
+				t.Errorf("it took %v", took)
+			}
+			if got := one[events.CheckpointAborted](t, runOf(t)); !slices.Equal(got.Ranks, []int{1}) {
+				t.Errorf("checkpoint.aborted: %+v", got)
+			}
+		})
+	}
+}
+
+// Metrics that would not fit the log are refused, and those that do from every
+// rank at once are taken.
+func TestLargeReport(t *testing.T) {
+	t.Parallel()
+	const world = 20
+	_, ranks := doors(t, world)
+	report := func(rank, size int) (int, string) {
+		return ranks[rank].post("report", fmt.Sprintf(`{"step":1,"metrics":{"%02d":%q}}`, rank, strings.Repeat("x", size)))
+	}
+	limit := worker.ReportLimit(world) - len(`{"00":""}`)
+	if status, reply := report(3, limit+1); status != 400 || !strings.Contains(reply, "each of 20 ranks may report") {
+		t.Errorf("%d %s", status, reply)
+	}
+	if status, reply := report(3, 2<<20); status != 400 {
+		t.Errorf("%d %s", status, reply)
+	}
+	var all sync.WaitGroup
+	for rank := range world {
+		all.Go(func() {
+			if status, reply := report(rank, limit); status != 200 {
+				t.Errorf("rank %d: %d %.200s", rank, status, reply)
+			}
+		})
+	}
+	all.Wait()
+	one[events.Metrics](t, runOf(t))
 }
