@@ -42,7 +42,11 @@ func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower) err
 			if _, gone := os.Lstat(filepath.Join(s.DataDir, ref.String())); gone != nil {
 				continue
 			}
-			err = s.Data.Remove(ctx, ref)
+			if c.State == projections.Deleted {
+				err = s.Data.RemoveCommitted(ctx, ref)
+			} else {
+				err = s.Data.Remove(ctx, ref)
+			}
 		default:
 			continue
 		}

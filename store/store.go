@@ -177,6 +177,7 @@ func (s *Store) openData(data, blobs string) (err error) {
 	if s.Data, err = storage.Open(vfs.Default, data); err != nil {
 		return err
 	}
+	s.Data.OfStore(s.ID)
 	s.Data.KeepFree(keepForLog)
 	s.Data.OnUnverified(func(ref storage.Ref) {
 		s.opts.Logger.Warn("adopted files are read whose digests are not learned yet: damage of them would not be noticed; `ckptstore verify` learns them", "checkpoint", ref.String())
