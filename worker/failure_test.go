@@ -80,9 +80,8 @@ func TestEndedIsNotKilled(t *testing.T) {
 	j := newJob(t, 2, shell("exit 3")...)
 	j.cfg.Grace = shortly / 5
 	j.store.Log = lateLog{home.Log, shortly}
-	j.fails()
-	if strings.Contains(j.log.String(), "ignore SIGTERM") {
-		t.Errorf("a worker that has ended is complained of:\n%s", j.log)
+	if failed := j.fails(); strings.Contains(j.log.String(), "ignore SIGTERM") {
+		t.Errorf("a worker that has ended is complained of, after %v:\n%s", failed, j.log)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -109,7 +110,11 @@ func (j *job) run(ctx context.Context) (err error) {
 		ended.Reason = beginning(err.Error(), maxMessage)
 	}
 	left := &events.NodeLeft{Job: j.cfg.Job, Node: 0, Reason: "the job ended"}
-	return errors.Join(err, j.scribe.sayAs(end, events.None, j.scribe.node, left, ended))
+	unsaid := j.scribe.sayAs(end, events.None, j.scribe.node, left, ended)
+	if full := syscall.ENOSPC; errors.Is(err, full) && errors.Is(unsaid, full) {
+		return err // and for the same reason the log does not hear of it
+	}
+	return errors.Join(err, unsaid)
 }
 
 // attempts runs the worker group until it is done or may not be restarted.

@@ -160,8 +160,8 @@ func (c *Client) post(ctx context.Context, what string, body []byte, header map[
 	return nil, &Error{Op: what, Status: resp.StatusCode, Message: p.Message}
 }
 
-// ErrNoSpace, to errors.Is, is a request that was refused because a disk or
-// shared memory is full. The text of the error names it.
+// ErrNoSpace says that a request was refused because a disk or shared memory
+// is full. It is to be asked for with errors.Is; the text names what is full.
 var ErrNoSpace = errors.New("no space")
 
 // Error is the trainer's refusal of a request.
