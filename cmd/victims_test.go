@@ -72,8 +72,8 @@ func (v *victims) killWorker(t *testing.T, random *rand.Rand, run string) {
 			who.attempt = number
 		}
 	}
-	if syscall.Kill(pid, syscall.SIGKILL) == nil {
-		v.sent[who] = v.sent[who] // false unless it has died already
+	if syscall.Kill(pid, syscall.SIGKILL) == nil && !v.sent[who] {
+		v.sent[who] = false
 	}
 }
 

@@ -47,7 +47,7 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 	}
 	if err != nil {
 		s.slots.abort(id, s.rank)
-		return client.SaveReply{}, errors.Join(err, s.saver.refuse(ctx, id, s.rank, err))
+		return client.SaveReply{}, errors.Join(err, s.saver.refuse(ctx, s.attempt, id, s.rank, err))
 	}
 	reply.Plan = token
 	return reply, nil

@@ -96,16 +96,17 @@ func (s *saver) sayPlan(ctx context.Context, p *events.LocalPlan) error {
 }
 
 // refuse says that a rank cannot save, so that the others need not wait for it.
-// It is the rank's last word on this save, also when its worker is gone.
-func (s *saver) refuse(ctx context.Context, checkpoint string, rank int, cause error) error {
+// It is the rank's last word on this save, also when its worker is gone and the
+// attempt over.
+func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank int, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWordsTimeout)
 	defer cancel()
 	text := beginning(cause.Error(), maxMessage)
 	err := s.lane.sayAs(ctx, s.lane.trial, events.Rank(rank), &events.WriteFailed{
-		Attempt: s.lane.attempt, Checkpoint: checkpoint, Rank: rank, Error: text,
+		Attempt: attempt, Checkpoint: checkpoint, Rank: rank, Error: text,
 	})
 	if errors.Is(err, syscall.ENOSPC) {
-		return s.abort(ctx, s.lane.attempt, checkpoint, fmt.Sprintf("rank %d could not save: %s", rank, text), rank)
+		return s.abort(ctx, attempt, checkpoint, fmt.Sprintf("rank %d could not save: %s", rank, text), rank)
 	}
 	return err
 }

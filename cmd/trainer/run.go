@@ -36,8 +36,8 @@ name resumes where the last one ended.
 
 Of a failure the log keeps what the worker wrote to $TORCHELASTIC_ERROR_FILE,
 up to 16 KiB of its message and the last 64 KiB of its traceback. On a disk that
-is nearly full, metrics are refused and the training goes on; saves are aborted;
-a worker that ends then ends the job.
+is nearly full, metrics are refused and saves aborted, and the training goes on
+if its workers do; a worker that ends then ends the job.
 
 The store is made if its directory does not exist. Durations are more than 0.
 Exit codes: 0 done, 1 no restart is left or a disk is full, 5 the run is being
