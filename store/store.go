@@ -67,7 +67,7 @@ type Options struct {
 // Store is an open store. Its parts may be used concurrently until Close.
 type Store struct {
 	ID       string
-	Location string
+	Location string // for messages: a URL is without its password
 	Log      *jetlog.Log
 	Data     *storage.Root
 	Blobs    *Blobs
