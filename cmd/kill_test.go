@@ -100,7 +100,7 @@ func TestKillAtRandomMoments(t *testing.T) {
 		t.Fatalf("last run: %v\n%s", err, out)
 	}
 	waitGone(t, last)
-	t.Logf("died of SIGKILL: %d trainers, %d workers of %d that were sent it, in %d runs", v.trainers, v.workers(), len(v.sent), runs)
+	t.Logf("died of SIGKILL: %d trainers, %d workers of %d signals, in %d runs", v.trainers, v.workers(), v.signals, runs)
 	checkAgainstReference(t, dir, planted)
 	checkPlanted(t, planted, files)
 }

@@ -28,7 +28,8 @@ type victim struct {
 // ended by itself before the signal came.
 type victims struct {
 	trainers int
-	sent     map[victim]bool // true: the log has its end by SIGKILL
+	signals  int             // that workers were sent
+	sent     map[victim]bool // workers; true: the log has its end by SIGKILL
 }
 
 func (v *victims) workers() (n int) {
@@ -73,11 +74,14 @@ func (v *victims) killWorker(t *testing.T, random *rand.Rand, run string) {
 		}
 	}
 	if syscall.Kill(pid, syscall.SIGKILL) == nil && !v.sent[who] {
+		v.signals++
 		v.sent[who] = false
 	}
 }
 
-// count looks into the log for those that have died of it.
+// count looks into the log for those that have died of it, when their job has
+// ended: there is no hope for the others, which had ended by themselves or with
+// a trainer that could not say so any more.
 func (v *victims) count(t *testing.T, dir string) {
 	t.Helper()
 	s, err := store.Open(t.Context(), store.Options{Location: dir})
@@ -110,6 +114,7 @@ func (v *victims) count(t *testing.T, dir string) {
 			v.sent[who] = true
 		}
 	}
+	maps.DeleteFunc(v.sent, func(_ victim, died bool) bool { return !died })
 }
 
 // diedOf is the signal that has ended a command, or 0.
