@@ -24,11 +24,13 @@ import (
 )
 
 const (
-	kills      = 44
-	killSteps  = 400 // of one run
-	killEvery  = 4   // steps between saves
-	killWorld  = 2
-	killSettle = 20 * time.Second // for a killed job to be gone, on a slow machine
+	kills       = 40  // deaths by SIGKILL at least, of trainers and workers
+	killsOfKind = 10  // of each at least
+	killSteps   = 400 // of one run
+	killEvery   = 4   // steps between saves
+	killWorld   = 2
+	killSettle  = 20 * time.Second // for a killed job to be gone, on a slow machine
+	killLimit   = 4 * time.Minute  // for all of them, on a slow machine
 )
 
 // TestKillAtRandomMoments kills the trainer or a worker at random moments and
@@ -49,8 +51,12 @@ func TestKillAtRandomMoments(t *testing.T) {
 		t.Fatalf("reference run: %v\n%s", err, out)
 	}
 
-	trainers, workers, runs := 0, 0, 1
-	for trainers+workers < kills {
+	planted, files := plant(t, dir, "killed-1")
+	v, runs, began := victims{sent: map[victim]bool{}}, 1, time.Now()
+	for !v.enough(false) {
+		if time.Since(began) > killLimit {
+			t.Fatalf("%d trainers and %d workers were killed within %v: too few", v.trainers, v.workers(), killLimit)
+		}
 		run := fmt.Sprint("killed-", runs)
 		cmd := job(t, dir, run)
 		var out bytes.Buffer
@@ -60,43 +66,43 @@ func TestKillAtRandomMoments(t *testing.T) {
 		}
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
-		alive := true
-		for alive && trainers+workers < kills {
+		var err error
+		for alive := true; alive; {
+			var next <-chan time.Time
+			if !v.enough(true) { // otherwise the run may end
+				next = time.After(time.Duration(random.IntN(600)) * time.Millisecond)
+			}
 			select {
-			case err := <-ended:
-				if err != nil {
-					t.Fatalf("run %s: %v\n%s", run, err, out.String())
-				}
-				runs++ // it got to its end; the next victim is a new run
+			case err = <-ended:
 				alive = false
-			case <-time.After(time.Duration(random.IntN(600)) * time.Millisecond):
+			case <-next:
 				if random.IntN(2) == 0 {
-					trainers++
 					_ = cmd.Process.Kill() // it may have ended by itself
-					if <-ended == nil {
-						runs++
-					}
-					waitGone(t, run)
-					alive = false
-				} else if pid := pick(random, marked(t, run, "RANK=")); pid > 0 {
-					workers++
-					_ = syscall.Kill(pid, syscall.SIGKILL)
+					err, alive = <-ended, false
+				} else {
+					v.killWorker(t, random, run)
 				}
 			}
 		}
-		if alive { // the last kill hit a worker: let the run end
-			if err := <-ended; err != nil {
-				t.Fatalf("run %s: %v\n%s", run, err, out.String())
-			}
+		switch {
+		case err == nil:
+			runs++ // it got to its end; the next victim is a new run
+		case diedOf(cmd) == syscall.SIGKILL:
+			v.trainers++
+			waitGone(t, run)
+		default:
+			t.Fatalf("run %s: %v\n%s", run, err, out.String())
 		}
+		v.count(t, dir)
 	}
 	last := fmt.Sprint("killed-", runs)
 	if out, err := job(t, dir, last).CombinedOutput(); err != nil {
 		t.Fatalf("last run: %v\n%s", err, out)
 	}
 	waitGone(t, last)
-	t.Logf("killed trainers: %d, workers: %d, in %d runs", trainers, workers, runs)
-	checkAgainstReference(t, dir)
+	t.Logf("died of SIGKILL: %d trainers, %d workers of %d signals, in %d runs", v.trainers, v.workers(), v.signals, runs)
+	checkAgainstReference(t, dir, planted)
+	checkPlanted(t, planted, files)
 }
 
 func job(t *testing.T, dir, run string) *exec.Cmd {
@@ -156,8 +162,9 @@ func waitGone(t *testing.T, run string) {
 }
 
 // checkAgainstReference verifies every committed checkpoint and compares its
-// contents with the reference's of the same step.
-func checkAgainstReference(t *testing.T, dir string) {
+// contents with the reference's of the same step. Of aborted ones nothing is
+// left, but for what was planted.
+func checkAgainstReference(t *testing.T, dir, planted string) {
 	ctx := t.Context()
 	s, err := store.Open(ctx, store.Options{Location: dir})
 	if err != nil {
@@ -188,7 +195,8 @@ func checkAgainstReference(t *testing.T, dir string) {
 			case projections.Committed:
 			case projections.Aborted:
 				aborted++
-				if _, err := os.Stat(filepath.Join(s.DataDir, store.RefOf(c).String())); err == nil {
+				path := filepath.Join(s.DataDir, store.RefOf(c).String())
+				if _, err := os.Stat(path); err == nil && path != planted {
 					t.Errorf("%s@%s was aborted and its files are still there", c.Run, c.ID)
 				}
 				continue

@@ -22,7 +22,8 @@ import (
 //	plan.global, write.sealed of a rank    → write that rank
 //	write.sealed of all                    → decide checkpoint.staged
 //	staged, write.completed of all         → commit
-//	write.failed, a death before its seal,
+//	write.failed (also before any plan),
+//	a death before its seal,
 //	a deadline, a drain                    → decide checkpoint.aborted
 //
 // Every node of a job may run one; only the coordinating node executes
@@ -32,11 +33,12 @@ type Coordinator struct {
 	saves    map[string]*save
 	cache    *Cache
 	decoder  plan.LocalDecoder
-	ended    map[string]bool // IDs that were committed or aborted
-	exited   map[int]string  // ranks whose process ended, and how
-	draining string          // reason, when no new save may begin
-	lost     bool            // staged bytes are gone: only complete saves can be finished
-	fenced   int             // the newer attempt that ended this one
+	ended    map[string]bool                  // IDs that were committed or aborted
+	refused  map[string][]*events.WriteFailed // of saves that no plan has opened yet
+	exited   map[int]string                   // ranks whose process ended, and how
+	draining string                           // reason, when no new save may begin
+	lost     bool                             // staged bytes are gone: only complete saves can be finished
+	fenced   int                              // the newer attempt that ended this one
 }
 
 // CoordinatorConfig says whose saves a coordinator coordinates.
@@ -117,7 +119,7 @@ type save struct {
 // NewCoordinator starts with nothing open; feed it the log from the
 // attempt's group.started on.
 func NewCoordinator(cfg CoordinatorConfig) *Coordinator {
-	return &Coordinator{cfg: cfg, saves: map[string]*save{}, cache: NewCache(cachedSets), ended: map[string]bool{}, exited: map[int]string{}}
+	return &Coordinator{cfg: cfg, saves: map[string]*save{}, cache: NewCache(cachedSets), ended: map[string]bool{}, refused: map[string][]*events.WriteFailed{}, exited: map[int]string{}}
 }
 
 // Fenced is the number of the newer attempt that took over, or 0.

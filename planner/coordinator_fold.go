@@ -26,6 +26,7 @@ func (c *Coordinator) Apply(r events.Recorded) error {
 		if b.Attempt > c.cfg.Attempt {
 			c.fenced = b.Attempt
 			clear(c.saves)
+			clear(c.refused)
 		}
 	case *events.LocalPlan:
 		if b.Attempt == c.cfg.Attempt {
@@ -75,11 +76,27 @@ func (c *Coordinator) progress(body events.Body) error {
 			s.writes[b.Rank] = index
 		}
 	case *events.WriteFailed:
-		if s := c.saves[b.Checkpoint]; s != nil {
-			s.fail(fmt.Sprintf("rank %d could not be written: %s", b.Rank, b.Error), b.Rank)
-		}
+		c.failed(b)
 	}
 	return nil
+}
+
+// failed folds the end of a rank's part in a save. It may come before any
+// plan of that save: then it waits for the one that opens it.
+func (c *Coordinator) failed(b *events.WriteFailed) {
+	if b.Attempt != c.cfg.Attempt || c.ended[b.Checkpoint] {
+		return
+	}
+	s := c.saves[b.Checkpoint]
+	switch {
+	case s == nil:
+		c.refused[b.Checkpoint] = append(c.refused[b.Checkpoint], b)
+	case !slices.Contains(s.participants, b.Rank): // it saves something else under this name, or nothing
+	case s.sealed[b.Rank]:
+		s.fail(fmt.Sprintf("rank %d could not be written: %s", b.Rank, b.Error), b.Rank)
+	default:
+		s.fail(fmt.Sprintf("rank %d could not save: %s", b.Rank, b.Error), b.Rank)
+	}
 }
 
 func (c *Coordinator) open(id string, seq uint64) *save {
@@ -97,6 +114,7 @@ func (c *Coordinator) open(id string, seq uint64) *save {
 // end closes a save for good: a plan that comes later does not open it again.
 func (c *Coordinator) end(id string) {
 	delete(c.saves, id)
+	delete(c.refused, id)
 	c.ended[id] = true
 }
 

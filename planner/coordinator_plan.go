@@ -44,6 +44,10 @@ func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) error {
 	s := c.open(b.Checkpoint, seq)
 	if !old {
 		s.name, s.step, s.participants, s.first = b.Name, b.Step, b.Participants, b.Rank
+		for _, r := range c.refused[b.Checkpoint] {
+			c.failed(r)
+		}
+		delete(c.refused, b.Checkpoint)
 	}
 	both := []int{min(s.first, b.Rank), max(s.first, b.Rank)}
 	switch {

@@ -38,6 +38,7 @@ func adopt(t *testing.T, from fixture) *adoptedScene {
 	if s.root, err = Open(vfs.Default, filepath.Join(t.TempDir(), "data")); err != nil {
 		t.Fatal(err)
 	}
+	s.root.OfStore("s")
 	f := openForeign(t, s.dir)
 	w := s.root.Writer(s.ref)
 	if err := w.SetUp(t.Context(), true); err != nil {
@@ -143,7 +144,7 @@ func TestAdopted(t *testing.T) {
 				}
 			}
 			f.check(t, s.root.Reader(s.ref))
-			if err := s.root.Remove(t.Context(), s.ref); err != nil {
+			if err := s.root.RemoveCommitted(t.Context(), s.ref); err != nil {
 				t.Fatal(err)
 			}
 			f.check(t, openForeign(t, s.dir))

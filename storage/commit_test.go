@@ -42,6 +42,7 @@ func TestHostileRefs(t *testing.T) {
 			"SetUp to read":    func() error { return r.SetUp(ctx, plan.Manifest{}, true) },
 			"Verify":           func() error { _, err := root.Verify(ctx, ref, plan.Digest{}, nil); return err },
 			"Remove":           func() error { return root.Remove(ctx, ref) },
+			"RemoveCommitted":  func() error { return root.RemoveCommitted(ctx, ref) },
 			"WriteReceipt":     func() error { return root.WriteReceipt(ctx, ref, storage.Receipt{}) },
 		}
 		for name, call := range calls {
@@ -219,12 +220,12 @@ func TestReceipts(t *testing.T) {
 
 func TestRemove(t *testing.T) {
 	root := open(t, memory(t))
-	if err := root.Remove(t.Context(), ref); err != nil {
+	if err := root.RemoveCommitted(t.Context(), ref); err != nil {
 		t.Fatalf("nothing there: %v", err)
 	}
 	small().save(t, root)
 	for range 2 {
-		if err := root.Remove(t.Context(), ref); err != nil {
+		if err := root.RemoveCommitted(t.Context(), ref); err != nil {
 			t.Fatal(err)
 		}
 	}

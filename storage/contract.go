@@ -18,7 +18,9 @@ type Writer interface {
 	// before the event that begins the checkpoint is acknowledged: whoever
 	// sweeps leftovers takes a directory without that event for one. On return
 	// the directory's name is durable up to the store. isCoordinator changes
-	// nothing on local files, where any node may come first.
+	// nothing on local files, where any node may come first. A directory that
+	// holds another checkpoint, perhaps of another store, is a [*TakenError],
+	// here and in WriteData and Finish, and stays as it is.
 	SetUp(ctx context.Context, isCoordinator bool) error
 
 	// PrepareLocalPlan checks what a rank wants to save, and returns it as

@@ -184,7 +184,7 @@ func TestCrashInRemove(t *testing.T) {
 		receipt := m.save(t, open(t, fs))
 		var crashed []snapshot
 		injected, _ := faulty(fs, k, true, errorfs.ErrInjected, func() { crashed = snapshots(fs, k) })
-		if err := open(t, injected).Remove(t.Context(), ref); err == nil {
+		if err := open(t, injected).RemoveCommitted(t.Context(), ref); err == nil {
 			crashed, done = snapshots(fs, k), true
 		}
 		for _, s := range crashed {
@@ -200,7 +200,7 @@ func TestCrashInRemove(t *testing.T) {
 				if len(receipts) > 0 && !verify(t, root, receipt.Manifest).Clean() {
 					t.Error("listed, but damaged")
 				}
-				if err := root.Remove(t.Context(), ref); err != nil {
+				if err := root.RemoveCommitted(t.Context(), ref); err != nil {
 					t.Fatal(err)
 				}
 				if names, err := s.fs.List("store/data/run/t0"); err != nil || len(names) > 0 {

@@ -91,14 +91,27 @@ func (r *Root) subdirs(ctx context.Context, dir string) ([]string, error) {
 	return dirs, nil
 }
 
-// Remove removes a checkpoint's directory: the receipt first, durably, so that
-// a crash never leaves a receipt without its data; then the rest, then the
-// directory. One that is gone, or half gone, is success. It is durable on
+// Remove removes what a save that was not committed has left. A directory with
+// a receipt, or with a manifest of another checkpoint or store, is a
+// [*TakenError] and stays as it is; so only a manifest whose decision was never
+// made goes. One that is gone, or half gone, is success. It is durable on
 // return.
 func (r *Root) Remove(ctx context.Context, ref Ref) error {
+	return r.removeDir(ctx, ref, false)
+}
+
+// RemoveCommitted removes a checkpoint that the log says was committed and
+// then deleted: the receipt first, durably, so that a crash never leaves a
+// receipt without its data; then the rest, then the directory. What is not this
+// store's checkpoint is refused as in [Root.Remove].
+func (r *Root) RemoveCommitted(ctx context.Context, ref Ref) error {
+	return r.removeDir(ctx, ref, true)
+}
+
+func (r *Root) removeDir(ctx context.Context, ref Ref, committed bool) error {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	if err == nil {
-		err = r.remove(ctx, ref)
+		err = r.remove(ctx, ref, committed)
 	}
 	if err != nil {
 		return fmt.Errorf("remove checkpoint %s: %w", ref, err)
@@ -106,7 +119,7 @@ func (r *Root) Remove(ctx context.Context, ref Ref) error {
 	return nil
 }
 
-func (r *Root) remove(ctx context.Context, ref Ref) error {
+func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
 	dir := r.path(ref)
 	names, err := r.fs.List(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,7 +132,14 @@ func (r *Root) remove(ctx context.Context, ref Ref) error {
 	if err != nil {
 		return err
 	}
-	if slices.Contains(names, ReceiptFile) {
+	receipt, _, err := r.own(ref, names)
+	if err != nil {
+		return err
+	}
+	if receipt && !committed {
+		return &TakenError{Ref: ref, File: r.path(ref, ReceiptFile), What: "the receipt of a committed checkpoint"}
+	}
+	if receipt {
 		if err := gone(r.fs.Remove(r.path(ref, ReceiptFile))); err != nil {
 			return err
 		}
@@ -127,7 +147,6 @@ func (r *Root) remove(ctx context.Context, ref Ref) error {
 	if err := gone(r.syncDir(dir)); err != nil {
 		return err
 	}
-	slices.Sort(names)
 	for _, name := range names {
 		if err := ctx.Err(); err != nil {
 			return err

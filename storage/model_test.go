@@ -143,6 +143,7 @@ func open(t testing.TB, fs vfs.FS) *storage.Root {
 	if err != nil {
 		t.Fatal(err)
 	}
+	root.OfStore("store-1")
 	return root
 }
 

@@ -54,6 +54,7 @@ func onDisk(t testing.TB) *storage.Root {
 	if err != nil {
 		t.Fatal(err)
 	}
+	root.OfStore("store-1")
 	return root
 }
 

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -96,4 +97,31 @@ func (e *entry) window(file vfs.File, span, buf []byte, start int64) (int, error
 	}
 	e.gather(buf, span, start)
 	return len(buf), nil
+}
+
+// tasks are the ranges of blocks that are read at a time, whatever their size:
+// a strided chunk is read as a whole.
+func (c *chunkRead) tasks() []blockRange {
+	if c.entry.strides != nil && len(c.blocks) > 0 {
+		return []blockRange{{0, 1}}
+	}
+	return c.blocks
+}
+
+// readStrided reads all of a chunk whose elements are not in order.
+func (c *chunkRead) readStrided(ctx context.Context, f *sharedFile) (int64, error) {
+	file, err := f.open()
+	if err != nil {
+		return 0, c.missing(f.path, err)
+	}
+	span, err := c.entry.readSpan(file)
+	if err != nil {
+		return 0, c.short(f.path, 0, err)
+	}
+	for _, b := range c.blocks {
+		if _, err := c.readBlocks(ctx, f, span, b); err != nil {
+			return 0, err
+		}
+	}
+	return int64(len(span)), nil
 }

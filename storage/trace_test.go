@@ -121,7 +121,7 @@ func TestTrace(t *testing.T) {
 	step("Finish", err)
 	m.check(t, root.Reader(ref), m.wantAll())
 	step("ReadData", nil)
-	step("Remove", root.Remove(t.Context(), ref))
+	step("Remove", root.RemoveCommitted(t.Context(), ref))
 
 	got := regexp.MustCompile(`manifest-[0-9a-f]{64}`).ReplaceAllString(fs.lines.String(), "manifest-DIGEST")
 	golden(t, "testdata/commit.trace", []byte(got))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -105,12 +104,8 @@ func (w *FileWriter) sealed() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list %s, which SetUp makes: %w", dir, err)
 	}
-	for _, name := range names {
-		if name == ReceiptFile || strings.HasPrefix(name, manifestPrefix) && !strings.HasSuffix(name, tempSuffix) {
-			return true, nil
-		}
-	}
-	return false, nil
+	receipt, manifest, err := w.root.own(w.ref, names)
+	return receipt || manifest, err
 }
 
 // compare is a repeated write into a sealed checkpoint: the same bytes are

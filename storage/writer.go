@@ -40,6 +40,9 @@ func (w *FileWriter) check(ctx context.Context) error {
 func (w *FileWriter) SetUp(ctx context.Context, _ bool) error {
 	err := w.check(ctx)
 	if err == nil {
+		err = w.root.free(w.ref)
+	}
+	if err == nil {
 		err = w.root.makeDirs(w.ref)
 	}
 	return w.wrap("set up the directory", err)
@@ -84,6 +87,10 @@ func (w *FileWriter) PrepareGlobalPlan(ctx context.Context, layout plan.Layout) 
 // Finish implements [Writer].
 func (w *FileWriter) Finish(ctx context.Context, m plan.Manifest, commit Commit) (Receipt, error) {
 	err := w.check(ctx)
+	if err == nil {
+		// What somebody has put there since the writes.
+		err = w.root.free(w.ref)
+	}
 	if err == nil {
 		err = w.checkWritten(ctx, m)
 	}

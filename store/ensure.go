@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -12,7 +13,11 @@ import (
 // Ensure makes a store where there is none, also where a process was killed
 // while it made one. On a server a store is made by [Init] alone.
 func Ensure(ctx context.Context, location string, patience time.Duration, log *slog.Logger) error {
-	if IsURL(location) {
+	_, isURL, err := parseLocation(location)
+	if err != nil {
+		return fmt.Errorf("make the store: %w", err)
+	}
+	if isURL {
 		return nil
 	}
 	patient, cancel := context.WithTimeout(ctx, patience)

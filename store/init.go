@@ -27,8 +27,15 @@ var ErrNotEmpty = errors.New("not empty")
 // a URL, data says where checkpoints go; it must be a directory that every
 // node of every job sees under that path.
 func Init(ctx context.Context, location, data string) (string, error) {
-	if IsURL(location) {
+	location, isURL, err := parseLocation(location)
+	if err != nil {
+		return "", fmt.Errorf("init: %w", err)
+	}
+	if isURL {
 		return initURL(ctx, location, data)
+	}
+	if data != "" {
+		return "", fmt.Errorf("init %s: %w: --data goes with a URL; in a directory, the data is in its data/", location, ErrLocation)
 	}
 	dir, err := filepath.Abs(location)
 	if err != nil {
@@ -140,8 +147,7 @@ func largestFile(dir string) (size int64, err error) {
 }
 
 func createLog(ctx context.Context, dir, id string) error {
-	// As in takeOwnership, a start is not cut short.
-	server, err := jetlog.StartServer(context.WithoutCancel(ctx), jetlog.ServerOptions{Dir: dir})
+	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: dir})
 	if err != nil {
 		return err
 	}

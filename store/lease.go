@@ -167,3 +167,15 @@ func startTime(pid int) (start string, zombie bool, err error) {
 	}
 	return string(fields[19]), fields[0][0] == 'Z', nil
 }
+
+// sleep reports whether the whole time passed before ctx ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

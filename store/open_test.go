@@ -112,13 +112,13 @@ func TestViews(t *testing.T) {
 				shut(t, s)
 				return
 			}
-			wrong(t, err, nil, views, "delete")
+			wrong(t, err, ErrDamaged, views, "delete")
 		})
 	}
 	t.Run("no directory", func(t *testing.T) {
 		remove(t, dir, "views")
 		write(t, views, "a file")
-		refused(t, Options{Location: dir}, nil, views, "delete")
+		refused(t, Options{Location: dir}, ErrDamaged, views, "delete")
 	})
 	t.Run("deleted", func(t *testing.T) {
 		remove(t, dir, "views")
@@ -135,7 +135,7 @@ func TestViews(t *testing.T) {
 		if err := os.Rename(filepath.Join(other, "views"), views); err != nil {
 			t.Fatal(err)
 		}
-		refused(t, Options{Location: dir}, nil, views, "delete")
+		refused(t, Options{Location: dir}, ErrDamaged, views, "delete")
 	})
 }
 
@@ -150,7 +150,7 @@ func TestRolledBackLog(t *testing.T) {
 	digest(t, s)
 	shut(t, s)
 	put(t, log, early)
-	refused(t, Options{Location: dir}, nil, "rolled back")
+	refused(t, Options{Location: dir}, ErrDamaged, "rolled back")
 }
 
 // TestReadOnly opens a store as somebody who may only read it.

@@ -153,6 +153,11 @@ func (o *owner) watch() {
 			if err == nil {
 				break // the log reconnects by itself
 			}
+			if errors.Is(err, ErrDamaged) {
+				// Each try starts a server on it. Appends end at their deadlines.
+				o.store.opts.Logger.Error("the store cannot be taken over from its last owner", "error", err)
+				return
+			}
 			o.store.opts.Logger.Debug("the store has no owner that answers", "error", err)
 			if !sleep(o.life, 50*time.Millisecond) {
 				return
@@ -173,11 +178,7 @@ func (o *owner) tryOwn(ctx context.Context) (bool, error) {
 	if err != nil || lock == nil {
 		return false, err
 	}
-	// Who owned the store before is not whom to wait for, or to end.
-	own, err := (*ownership)(nil), removed(filepath.Join(o.dir, cardName))
-	if err == nil {
-		own, err = takeOwnership(ctx, o.store, o.dir, lock)
-	}
+	own, err := succeed(ctx, o.store, o.dir, lock)
 	if err != nil {
 		return false, errors.Join(err, lock.Close())
 	}
@@ -289,16 +290,4 @@ func readCard(dir string) (card, error) {
 func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
 	return d.DialContext(ctx, "unix", path)
-}
-
-// sleep reports whether the whole time passed before ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -48,18 +48,17 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	w := &ownership{dir: dir, served: make(chan error, 2)}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("own the store %s: %w", dir, err), w.close())
+			err = errors.Join(fmt.Errorf("own the store %s: %w", dir, damage(err)), w.close())
 		}
 	}()
 	// A server would make a new log, and then miss the events.
 	if _, err = os.Stat(filepath.Join(dir, "log")); err != nil {
 		return w, fmt.Errorf("%w: its log is not there: %w: restore log/ from a backup; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
 	}
-	// A start that is cut short may go on writing when the lock is let go.
 	if err = s.space.check(keepToOwn); err != nil {
 		return w, err
 	}
-	if w.server, err = jetlog.StartServer(context.WithoutCancel(ctx), jetlog.ServerOptions{Dir: filepath.Join(dir, "log"), Logger: serverLogger(s.opts.Logger)}); err != nil {
+	if w.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: filepath.Join(dir, "log"), Logger: serverLogger(s.opts.Logger)}); err != nil {
 		return w, err
 	}
 	if w.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(w.server), Logger: s.opts.Logger}); err != nil {
@@ -68,14 +67,18 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	if err = checkLog(ctx, w.log, s.ID); err != nil {
 		return w, err
 	}
-	db, err := viewdb.Open(filepath.Join(dir, "views"), viewdb.Options{Store: s.ID, Logger: s.opts.Logger})
+	receipts, err := recorded(ctx, s, w.log)
+	if err != nil {
+		return w, err
+	}
+	db, err := openViews(s, filepath.Join(dir, "views"))
 	if err != nil {
 		return w, err
 	}
 	if w.views, err = follow(ctx, db, w.log, s); err != nil {
 		return w, err
 	}
-	if err = repair(ctx, s, w.log, w.views); err != nil {
+	if err = repair(ctx, s, w.log, w.views, receipts); err != nil {
 		return w, err
 	}
 	if err = w.listen(s); err != nil {

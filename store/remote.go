@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	neturl "net/url"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -23,12 +21,13 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	}
 	defer func() {
 		if err != nil {
+			err = damage(err)
 			log.Close()
 		}
 	}()
 	created, _, err := log.Open(ctx)
 	if errors.Is(err, jetlog.ErrNoLog) {
-		return nil, fmt.Errorf("%w at %s: make one with `ckptstore init --store URL --data DIR`: %w", ErrNoStore, redacted(o.Location), err)
+		return nil, fmt.Errorf("%w at %s: make one with `ckptstore init --store URL --data DIR`: %w", ErrNoStore, jetlog.Redacted(o.Location), err)
 	}
 	if err != nil {
 		return nil, err
@@ -36,14 +35,21 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := checkLog(ctx, log, created.Store); err != nil {
 		return nil, err
 	}
-	s := &Store{ID: created.Store, Location: o.Location, Log: log, opts: o}
+	s := &Store{ID: created.Store, Location: jetlog.Redacted(o.Location), Log: log, opts: o}
 	if s.Runtime, err = runtimeDir(created.Store); err != nil {
 		return nil, err
+	}
+	if err := sweepJobs(s.Runtime); err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
 	}
 	if err := probe(created.Data); err != nil {
 		return nil, err
 	}
 	if err := s.openData(filepath.Join(created.Data, "data"), filepath.Join(created.Data, "blobs")); err != nil {
+		return nil, err
+	}
+	receipts, err := recorded(ctx, s, log)
+	if err != nil {
 		return nil, err
 	}
 	db, err := viewdb.Open("views", viewdb.Options{FS: vfs.NewMem(), Store: s.ID, Logger: o.Logger})
@@ -54,7 +60,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	// Nobody owns the data of a server's store: whoever opens it repairs it.
-	if err = repair(ctx, s, log, s.local); err != nil {
+	if err = repair(ctx, s, log, s.local, receipts); err != nil {
 		return nil, errors.Join(err, s.local.close())
 	}
 	return s, nil
@@ -63,7 +69,15 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 // initURL makes the log on a server and the data directory beside it.
 func initURL(ctx context.Context, url, data string) (string, error) {
 	if data == "" || !filepath.IsAbs(data) {
-		return "", fmt.Errorf("init %s: --data must be the absolute path of a directory that every node sees, got %q", redacted(url), data)
+		return "", fmt.Errorf("init %s: %w: --data must be the absolute path of a directory that every node sees, got %q", jetlog.Redacted(url), ErrLocation, data)
+	}
+	log, err := jetlog.Connect(ctx, jetlog.Options{URL: url})
+	if err != nil {
+		return "", fmt.Errorf("init: %w: %w", ErrNoStore, err)
+	}
+	defer log.Close()
+	if created, _, err := log.Open(ctx); err == nil {
+		return "", fmt.Errorf("init %s: %w: it is %s, with its data in %s", jetlog.Redacted(url), ErrExists, created.Store, created.Data)
 	}
 	for _, sub := range []string{"data", "blobs"} {
 		if err := os.MkdirAll(filepath.Join(data, sub), 0o700); err != nil {
@@ -73,32 +87,8 @@ func initURL(ctx context.Context, url, data string) (string, error) {
 	if err := probe(data); err != nil {
 		return "", err
 	}
-	log, err := jetlog.Connect(ctx, jetlog.Options{URL: url})
-	if err != nil {
-		return "", fmt.Errorf("init: %w", err)
-	}
-	defer log.Close()
-	if created, _, err := log.Open(ctx); err == nil {
-		return "", fmt.Errorf("init %s: %w: it is %s, with its data in %s", redacted(url), ErrExists, created.Store, created.Data)
-	}
 	id := NewID()
 	return id, create(ctx, log, id, data)
-}
-
-// redacted is a URL, or several, for messages: without passwords and tokens.
-func redacted(location string) string {
-	urls := strings.Split(location, ",")
-	for i, text := range urls {
-		u, err := neturl.Parse(text)
-		if err != nil {
-			return "the given URL"
-		}
-		if u.User != nil {
-			u.User = neturl.User("xxxxx")
-		}
-		urls[i] = u.String()
-	}
-	return strings.Join(urls, ",")
 }
 
 // probe checks by a file that the data location can be written and read here.

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -15,7 +17,13 @@ import (
 // server is a NATS server in another process.
 func server(t *testing.T) (url string, p *process) {
 	t.Helper()
-	p = start(t, "server", "CKPTSTORE_TEST_DIR="+filepath.Join(t.TempDir(), "log"))
+	return serverIn(t, filepath.Join(t.TempDir(), "log"))
+}
+
+// serverIn is one over the streams in dir.
+func serverIn(t *testing.T, dir string) (url string, p *process) {
+	t.Helper()
+	p = start(t, "server", "CKPTSTORE_TEST_DIR="+dir)
 	return p.hear("start").Text, p
 }
 
@@ -113,8 +121,9 @@ func TestNobody(t *testing.T) {
 	begin := time.Now()
 	_, err = Init(t.Context(), url, t.TempDir())
 	for _, err := range []error{err, openError(t, url)} {
-		wrong(t, err, nil, address, "check that a server runs there")
-		if err != nil && strings.Contains(err.Error(), "secret") {
+		wrong(t, err, nil, address, "check that a NATS server", "nats-server")
+		wrong(t, err, ErrNoStore)
+		if err != nil && (strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "ckptstore serve")) {
 			t.Errorf("error %v says the password", err)
 		}
 	}
@@ -132,24 +141,43 @@ func openError(t *testing.T, location string) error {
 	return err
 }
 
-func TestRedacted(t *testing.T) {
-	t.Parallel()
-	for location, want := range map[string]string{
-		"nats://host:4222":                    "nats://host:4222",
-		"nats://me:secret@host:4222":          "nats://xxxxx@host:4222",
-		"tls://secret@host":                   "tls://xxxxx@host",
-		"nats://a:secret@b:1,nats://secret@d": "nats://xxxxx@b:1,nats://xxxxx@d",
-		"nats://me:secret@host:port":          "the given URL",
+func TestLocation(t *testing.T) {
+	for given, want := range map[string]string{
+		"nats://h":                     "nats://h",
+		"NATS://Me:Secret@H:1":         "nats://Me:Secret@H:1",
+		"Tls://h:1, nats://i,NATS://j": "tls://h:1,nats://i,nats://j",
+		"nats://h:1,i:2":               "nats://h:1,i:2",
+		"ckpts":                        "",
+		"./nats":                       "",
+		"nats":                         "",
+		"/a://b":                       "",
+		"./s3://b":                     "",
+		"a,b":                          "",
+		"2026:07":                      "",
 	} {
-		if got := redacted(location); got != want {
-			t.Errorf("%s is shown as %s", location, got)
+		got, isURL, err := parseLocation(given)
+		if want == "" {
+			want = given
+		}
+		if err != nil || got != want || isURL != strings.Contains(want, "://") && want[0] != '/' && want[0] != '.' || IsURL(given) != isURL {
+			t.Errorf("%s is %s, a URL: %v, %v", given, got, isURL, err)
 		}
 	}
-	for location, want := range map[string]bool{
-		"nats://h": true, "tls://h:1": true, "./nats": false, "nats": false, "/a://b": false, "http://h": false,
-	} {
-		if IsURL(location) != want {
-			t.Errorf("%s is a URL: %v", location, !want)
+	for _, bad := range []string{"s3://bucket", "http://h", "nats:/h", "NATS:/h", "gs:/b", "nats://h,http://i", "s3+x://token@b", "://h"} {
+		if _, _, err := parseLocation(bad); !errors.Is(err, ErrLocation) || !strings.Contains(err.Error(), "nats://") || strings.Contains(err.Error(), "token") {
+			t.Errorf("%s: %v", bad, err)
 		}
+		dir := t.TempDir()
+		t.Run(bad, func(t *testing.T) {
+			t.Chdir(dir)
+			_, err := Init(t.Context(), bad, "")
+			_, data := OpenData(bad)
+			for _, err := range []error{err, data, openError(t, bad), Ensure(t.Context(), bad, time.Second, slog.New(slog.DiscardHandler))} {
+				wrong(t, err, ErrLocation, "nats://")
+			}
+			if left, err := os.ReadDir("."); err != nil || len(left) > 0 {
+				t.Errorf("made %v, %v", left, err)
+			}
+		})
 	}
 }

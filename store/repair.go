@@ -13,17 +13,10 @@ import (
 )
 
 // repair writes the receipts that a crash between a commit and its receipt has
-// left out, and removes what aborted saves have left. The directory is listed
-// before the log is known to its end, and a directory that the log does not
+// left out, and removes what aborted saves have left. The receipts were listed
+// before the log was known to its end, and a directory that the log does not
 // know is left as it is: it may be somebody's copy.
-func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower) error {
-	receipts, damaged, err := s.Data.Checkpoints(ctx)
-	if err != nil {
-		return fmt.Errorf("list receipts: %w", err)
-	}
-	for _, d := range damaged {
-		s.opts.Logger.Warn("a receipt is damaged and is written again if the log knows its checkpoint", "path", d.File, "error", d.Err)
-	}
+func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower, receipts []storage.Receipt) error {
 	have := map[storage.Ref]bool{}
 	for _, r := range receipts {
 		have[r.Ref] = true
@@ -42,7 +35,11 @@ func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower) err
 			if _, gone := os.Lstat(filepath.Join(s.DataDir, ref.String())); gone != nil {
 				continue
 			}
-			err = s.Data.Remove(ctx, ref)
+			if c.State == projections.Deleted {
+				err = s.Data.RemoveCommitted(ctx, ref)
+			} else {
+				err = s.Data.Remove(ctx, ref)
+			}
 		default:
 			continue
 		}

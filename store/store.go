@@ -29,7 +29,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -68,7 +67,7 @@ type Options struct {
 // Store is an open store. Its parts may be used concurrently until Close.
 type Store struct {
 	ID       string
-	Location string
+	Location string // for messages: a URL is without its password
 	Log      *jetlog.Log
 	Data     *storage.Root
 	Blobs    *Blobs
@@ -91,12 +90,6 @@ func (s *Store) Views() web.Source {
 		return s.local.source
 	}
 	return s.owner
-}
-
-// IsURL reports whether a location names a server rather than a directory.
-func IsURL(location string) bool {
-	scheme, _, ok := strings.Cut(location, "://")
-	return ok && (scheme == "nats" || scheme == "tls")
 }
 
 // identity is store.json.
@@ -144,7 +137,11 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if IsURL(o.Location) {
+	location, isURL, err := parseLocation(o.Location)
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	if o.Location = location; isURL {
 		return openURL(ctx, o)
 	}
 	dir, err := filepath.Abs(o.Location)
@@ -177,23 +174,32 @@ func (s *Store) openData(data, blobs string) (err error) {
 	if s.Data, err = storage.Open(vfs.Default, data); err != nil {
 		return err
 	}
+	s.Data.OfStore(s.ID)
 	s.Data.KeepFree(keepForLog)
 	s.Data.OnUnverified(func(ref storage.Ref) {
 		s.opts.Logger.Warn("adopted files are read whose digests are not learned yet: damage of them would not be noticed; `ckptstore verify` learns them", "checkpoint", ref.String())
 	})
-	s.space = newGauge(s.Location, s.Data)
+	s.space = newGauge(data, s.Data)
 	return nil
 }
 
 // OpenData opens the data of a store's directory alone, for reading without the
 // lock, the log or write permission. It works when the log is gone.
 func OpenData(location string) (*storage.Root, error) {
-	if IsURL(location) {
-		return nil, fmt.Errorf("%s is a server: give the directory of the store's data", location)
+	_, isURL, err := parseLocation(location)
+	if err != nil {
+		return nil, fmt.Errorf("open data: %w", err)
+	}
+	if isURL {
+		return nil, fmt.Errorf("%w: %s is a server: give the directory of the store's data", ErrLocation, jetlog.Redacted(location))
 	}
 	dir := filepath.Join(location, "data")
-	if _, err := os.Stat(dir); err != nil {
+	_, err = os.Stat(dir)
+	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("%w in %s: %w: name another with --store", ErrNoStore, location, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open data: %w", err)
 	}
 	return storage.Open(vfs.Default, dir)
 }
@@ -220,7 +226,7 @@ func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
 	case errors.Is(err, jetlog.ErrForeign):
 		return fmt.Errorf("%w: %w", ErrForeign, err)
 	case err != nil:
-		return err
+		return damage(err)
 	}
 	if created.Format > Format {
 		return fmt.Errorf("%w: its log has format %d, this program knows format %d: upgrade it", ErrNewer, created.Format, Format)

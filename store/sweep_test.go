@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
@@ -52,6 +53,35 @@ func TestSweepJobs(t *testing.T) {
 	if err != nil || len(left) != 3 || strings.Contains(strings.Join(left, " "), "dead") {
 		t.Errorf("left: %v, %v", left, err)
 	}
+}
+
+// TestSweepJobsOfServer: a store that nobody owns is swept by whoever opens it.
+func TestSweepJobsOfServer(t *testing.T) {
+	t.Parallel()
+	url, p := server(t)
+	if _, err := Init(t.Context(), url, t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, url)
+	job := filepath.Join(s.Runtime, "job-dead")
+	if err := os.Mkdir(job, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(job, "a"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	old := time.Now().Add(-2 * sweepAge)
+	if err := errors.Join(l.Close(), os.Chtimes(job, old, old)); err != nil {
+		t.Fatal(err)
+	}
+	shut(t, open(t, url))
+	if _, err := os.Stat(job); err == nil {
+		t.Error("the directory of a dead job is still there")
+	}
+	shut(t, s)
+	p.end()
 }
 
 // TestServerWarnings are for debugging; its errors are not.

@@ -127,7 +127,7 @@ func (u until) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Re
 // leaves the old views or the new ones.
 func RebuildViews(ctx context.Context, o Options) (out RebuiltViews, err error) {
 	if IsURL(o.Location) {
-		return out, fmt.Errorf("rebuild views of %s: the views of a server's store are rebuilt by each process that opens it", redacted(o.Location))
+		return out, fmt.Errorf("rebuild views of %s: the views of a server's store are rebuilt by each process that opens it", jetlog.Redacted(o.Location))
 	}
 	dir, err := filepath.Abs(o.Location)
 	if err != nil {

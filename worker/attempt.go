@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/dist"
@@ -14,13 +15,33 @@ import (
 // attempt runs the worker group once. It returns nil when all workers ended
 // well, a cause when the group failed and may be started again, and an error
 // when the job cannot go on. On return no process of the job is left and no
-// save is open.
+// save is open, unless the error says so, and the log has the attempt's end.
 func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*FailedError, error) {
 	j.lane.attempt = n
 	started, err := j.lane.decide(ctx, j.groupStarted(n, resume))
 	if err != nil {
 		return nil, err
 	}
+	cause, err := j.live(ctx, n, restart, resume, started.Sequence)
+	if err != nil {
+		return nil, j.broken(ctx, n, cause, err)
+	}
+	reason := "all workers ended"
+	if cause != nil {
+		reason = cause.Cause
+	}
+	if err := j.lane.say(context.WithoutCancel(ctx), &events.GroupStopped{Attempt: n, Reason: reason}); err != nil {
+		return nil, j.broken(ctx, n, cause, err)
+	}
+	if cause != nil && ctx.Err() != nil {
+		return nil, errors.Join(context.Cause(ctx), j.paused(context.WithoutCancel(ctx), n, reason))
+	}
+	return cause, nil
+}
+
+// live is an attempt from its group.started, which has the sequence from, to
+// the end of its last process and save.
+func (j *job) live(ctx context.Context, n, restart int, resume string, from uint64) (*FailedError, error) {
 	// What must still be said and finished is not cut short by ctx: it ends
 	// the processes, and each later step has its own deadline.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -35,12 +56,13 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.say)
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
 	saving := make(chan error, 1)
-	go func() { saving <- g.saver.run(work, started.Sequence, started.Sequence) }()
+	go func() { saving <- g.saver.run(work, from, from) }()
 
 	w := &watch{job: j, group: g, saving: saving}
 	cause, err := w.run(ctx, work, restart)
-	if err == nil {
-		err = j.finishSaves(work, w, cause)
+	var saves error
+	if err == nil || errors.Is(err, syscall.ENOSPC) && !w.savingEnded { // decisions are not refused
+		saves = j.finishSaves(work, w, cause)
 	}
 	stop()
 	if !w.savingEnded {
@@ -52,38 +74,54 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 				j.log.Warn("the saver ended with an error after the attempt", "error", err)
 			}
 		case <-timer.C:
-			return nil, errors.Join(err, fmt.Errorf("%w: its writes were stopped %v ago and have not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
+			return cause, errors.Join(err, saves, fmt.Errorf("%w: its writes were stopped %v ago and have not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
 		}
 	}
-	if errors.Is(err, errDrain) {
-		err = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, started.Sequence)
+	if errors.Is(saves, errDrain) {
+		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return cause, j.groupStopped(ctx, n, cause)
+	return cause, errors.Join(err, saves)
 }
 
-// groupStopped says how the attempt ended. When it was ctx that ended it, the
-// trial is paused and the error is the cause of ctx's end.
-func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) error {
-	reason := "all workers ended"
+// broken closes an attempt in the log after an error that ends the job.
+func (j *job) broken(ctx context.Context, n int, cause *FailedError, err error) error {
 	if cause != nil {
-		reason = cause.Cause
+		err = fmt.Errorf("%s; %w", cause.Cause, err)
 	}
-	if cause == nil || ctx.Err() == nil {
-		return j.lane.say(context.WithoutCancel(ctx), &events.GroupStopped{Attempt: n, Reason: reason})
+	if errors.Is(err, ErrFenced) {
+		return err // the newer attempt has closed it
 	}
-	err := j.lane.say(context.WithoutCancel(ctx), &events.GroupStopped{Attempt: n, Reason: reason})
-	if err == nil {
-		err = j.paused(ctx, n, reason)
+	if !errors.Is(err, errLeft) {
+		words, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWordsTimeout)
+		defer cancel()
+		stopped := &events.GroupStopped{Attempt: n, Reason: beginning(err.Error(), maxMessage)}
+		if serr := j.lane.say(words, stopped); !errors.Is(err, syscall.ENOSPC) { // which refuses this too
+			err = errors.Join(err, serr)
+		}
 	}
-	return errors.Join(context.Cause(ctx), err)
+	return j.undecided(ctx, n, cause, err)
 }
 
-// paused says that the trial stands after an attempt because ctx has ended.
+// undecided says how the trial stands after attempt n, when err ends the job
+// before it could be restarted or completed: paused when that was not the
+// training's fault.
+func (j *job) undecided(ctx context.Context, n int, cause *FailedError, err error) error {
+	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWordsTimeout)
+	defer cancel()
+	if ctx.Err() != nil {
+		return errors.Join(err, j.paused(words, n, context.Cause(ctx).Error()))
+	}
+	text := beginning(err.Error(), maxMessage)
+	if errors.Is(err, syscall.ENOSPC) && cause == nil {
+		return errors.Join(err, j.paused(words, n, text))
+	}
+	_, derr := j.lane.decide(words, &events.TrialErrored{Attempt: n, Message: text})
+	return errors.Join(err, derr)
+}
+
+// paused says that the trial stands after an attempt, to be continued.
 func (j *job) paused(ctx context.Context, n int, reason string) error {
-	_, err := j.lane.decide(context.WithoutCancel(ctx), &events.TrialPaused{Attempt: n, Reason: reason})
+	_, err := j.lane.decide(ctx, &events.TrialPaused{Attempt: n, Reason: reason})
 	return err
 }
 
@@ -121,6 +159,9 @@ func (j *job) finishSaves(ctx context.Context, w *watch, cause *FailedError) err
 
 // errDrain asks for the recovery of what a drain could not finish.
 var errDrain = errors.New("staged saves were not finished in time")
+
+// errLeft says that processes of the attempt are alive at its end.
+var errLeft = errors.New("processes of the job are left")
 
 // errStuck says that a write does not even end when it is given up.
 var errStuck = errors.New("a disk does not answer")

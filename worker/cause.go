@@ -2,10 +2,9 @@ package worker
 
 import (
 	"cmp"
-	"encoding/json"
-	"os"
+	"context"
+	"errors"
 	"slices"
-	"strconv"
 )
 
 // failure is the bad end of one rank's process.
@@ -44,40 +43,13 @@ func rootCause(failures []failure) failure {
 	return order[0]
 }
 
-// told is what a worker says of its own failure, in the file of torchelastic's
-// record decorator:
-//
-//	{"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": "<unix>"}}}
-//	{"message": "…"}
-type told struct {
-	message   string
-	traceback string
-	at        int64 // unix seconds; 0 when it does not say
-}
-
-// errorFile is what rank has told, if anything.
-func (w *watch) errorFile(rank int) told {
-	data, err := os.ReadFile(w.file(rank, "error.json"))
-	if err != nil {
-		return told{} // most workers leave none
+// caused puts the cause of ctx's end in front of an error that follows from
+// it, such as that of a log that does not answer while the job is ending. A
+// used up budget is a cause of its own.
+func caused(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	if err == nil || cause == nil || errors.Is(err, cause) || errors.As(err, new(*FailedError)) {
+		return err
 	}
-	var full struct {
-		Message struct {
-			Message   string
-			ExtraInfo struct {
-				Callstack string `json:"py_callstack"`
-				Timestamp string
-			}
-		}
-	}
-	if json.Unmarshal(data, &full) == nil {
-		m := full.Message
-		at, _ := strconv.ParseInt(m.ExtraInfo.Timestamp, 10, 64) // 0 when it is not a number
-		return told{m.Message, m.ExtraInfo.Callstack, at}
-	}
-	var plain struct{ Message string }
-	if json.Unmarshal(data, &plain) == nil {
-		return told{message: plain.Message}
-	}
-	return told{message: string(data[:min(len(data), 1000)])}
+	return errors.Join(cause, err)
 }

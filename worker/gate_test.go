@@ -65,6 +65,7 @@ func (j *job) gated(part string) *gate {
 	if j.store.Data, err = storage.Open(g, home.DataDir); err != nil {
 		j.t.Fatal(err)
 	}
+	j.store.Data.OfStore(home.ID)
 	return g
 }
 

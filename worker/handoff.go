@@ -3,9 +3,11 @@ package worker
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
+	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -86,8 +88,9 @@ func (h *handoff) answer(d delivery, err error) {
 	<-h.boxes[d.rank]
 }
 
-// run collects iterations until every rank has ended, and returns how many
-// there were. Ranks that disagree on whether there is one more are an error
+// run collects iterations until every rank has ended, and returns how many are
+// in the log. One that is refused for lack of space is an error of its reports
+// alone. Ranks that disagree on whether there is one more are an error
 // that names them.
 func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 	defer func() {
@@ -100,15 +103,18 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		if err != nil || got == nil {
 			return iterations, err
 		}
-		iterations++
-		err = h.say(ctx, h.merge(iterations, got, got[0].at.Sub(last)))
+		err = h.say(ctx, h.merge(iterations+1, got, got[0].at.Sub(last)))
 		last = h.now()
 		for _, d := range got {
 			h.answer(d, err)
 		}
+		if errors.Is(err, syscall.ENOSPC) {
+			continue // the workers know; what they train is worth more than its metrics
+		}
 		if err != nil {
 			return iterations, err
 		}
+		iterations++
 	}
 }
 
@@ -191,14 +197,33 @@ func (h *handoff) merge(iteration int, got []delivery, took time.Duration) *even
 	return m
 }
 
-// checkMetrics reports a value that an event cannot hold.
-func checkMetrics(metrics map[string]any) error {
+// Bounds of the metrics of an iteration, in bytes.
+const (
+	maxEvent   = 1 << 20  // what the log takes
+	eventSpare = 16 << 10 // of it, for all else than metrics
+	rankSpare  = 64       // of a rank's part, for all else than its metrics
+	maxReport  = 64 << 10 // of one rank, if there is room for as much from each
+)
+
+// reportLimit is how many bytes the metrics of a rank may have, as JSON: those
+// of all ranks are one event.
+func reportLimit(world int) int { return min(maxReport, (maxEvent-eventSpare)/world-rankSpare) }
+
+// checkMetrics reports what an event cannot hold, from one rank of a world.
+func checkMetrics(metrics map[string]any, world int) error {
 	for k, v := range metrics {
 		switch v.(type) {
 		case float64, string, bool, nil:
 		default:
 			return fmt.Errorf("metric %q is a %T: metrics are numbers, strings or booleans", k, v)
 		}
+	}
+	body, err := json.Marshal(metrics)
+	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	if limit := reportLimit(world); len(body) > limit {
+		return fmt.Errorf("the metrics have %d bytes; each of %d ranks may report %d at a time: report fewer, or put large values into a file", len(body), world, limit)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -84,7 +85,8 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	return j.run(ctx)
 }
 
-func (j *job) run(ctx context.Context) error {
+func (j *job) run(ctx context.Context) (err error) {
+	defer func() { err = caused(ctx, err) }()
 	host, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("hostname: %w", err)
@@ -98,17 +100,21 @@ func (j *job) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = j.attempts(ctx)
+	err = caused(ctx, j.attempts(ctx))
 	// The job's end is told even when ctx has ended, within the decision's
 	// own deadline.
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
 	defer cancel()
 	ended := &events.JobEnded{Job: j.cfg.Job, ExitCode: j.cfg.ExitCode(err)}
 	if err != nil {
-		ended.Reason = err.Error()
+		ended.Reason = beginning(err.Error(), maxMessage)
 	}
 	left := &events.NodeLeft{Job: j.cfg.Job, Node: 0, Reason: "the job ended"}
-	return errors.Join(err, j.scribe.sayAs(end, events.None, j.scribe.node, left, ended))
+	unsaid := j.scribe.sayAs(end, events.None, j.scribe.node, left, ended)
+	if full := syscall.ENOSPC; errors.Is(err, full) && errors.Is(unsaid, full) {
+		return err // and for the same reason the log does not hear of it
+	}
+	return errors.Join(err, unsaid)
 }
 
 // attempts runs the worker group until it is done or may not be restarted.
@@ -142,15 +148,16 @@ func (j *job) attempts(ctx context.Context) error {
 			_, err := j.lane.decide(context.WithoutCancel(ctx), &events.TrialErrored{Attempt: trial.Attempt, Message: cause.Cause})
 			return errors.Join(cause, err)
 		}
+		n := trial.Attempt
 		if trial, err = j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial); err != nil {
-			return err
+			return j.undecided(ctx, n, cause, err)
 		}
 		resume = trial.Head
 		wait := backoff.after(time.Since(began), trial.Head != head)
 		head = trial.Head
 		j.log.Warn("restarting the group", "cause", cause.Cause, "from", or(resume, "the beginning: nothing is committed"), "after", wait)
 		if err := pause(ctx, wait); err != nil {
-			return errors.Join(err, j.paused(ctx, trial.Attempt, err.Error()))
+			return errors.Join(err, j.paused(context.WithoutCancel(ctx), trial.Attempt, err.Error()))
 		}
 	}
 }

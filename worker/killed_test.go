@@ -34,6 +34,7 @@ var trainer = role("trainer", func(ctx context.Context, args []string) error {
 		if s.Data, err = storage.Open(g, st.DataDir); err != nil {
 			return err
 		}
+		s.Data.OfStore(st.ID)
 		go func() {
 			<-g.reached
 			say("now")

@@ -2,12 +2,17 @@ package worker
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // unserved is a log that does not answer unless served.
@@ -80,5 +85,73 @@ func TestBackoffWaits(t *testing.T) {
 	}
 	if got := b.after(0, false); got != maxBackoff {
 		t.Errorf("at last %v", got)
+	}
+}
+
+// lost is a log and views that have gone with the job.
+type lost struct {
+	Log
+	Views
+	job context.Context
+}
+
+// Append implements Log.
+func (l *lost) Append(ctx context.Context, _ ...events.Fact) ([]uint64, error) {
+	if l.job.Err() == nil {
+		return nil, nil
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Trial implements Views.
+func (l *lost) Trial(ctx context.Context, _, _ string) (projections.Trial, error) {
+	<-ctx.Done()
+	return projections.Trial{}, errors.New("the log does not answer")
+}
+
+// The error of a job that was told to end begins with why, also when nobody
+// answers it any more.
+func TestCauseWithoutLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		why := errors.New("the lease is lost")
+		time.AfterFunc(time.Minute, func() { cancel(why) })
+		var told error
+		cfg := Config{Run: "run", Trial: "main", Job: "job", NewID: rand.Text, ExitCode: func(err error) int {
+			told = err
+			return 5
+		}}.withDefaults()
+		gone := &lost{job: ctx}
+		j := &job{cfg: cfg, store: Store{Log: newLastWords(ctx, gone), Views: gone}, log: slog.New(slog.DiscardHandler)}
+		j.scribe = newScribe(cfg, j.store.Log)
+		began := time.Now()
+		err := j.run(ctx)
+		if !errors.Is(err, why) || !strings.HasPrefix(err.Error(), why.Error()) || !errors.Is(told, why) {
+			t.Errorf("error %v, told %v", err, told)
+		}
+		if took := time.Since(began); took != time.Minute+lastWordsTimeout {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+func TestCaused(t *testing.T) {
+	why, other := errors.New("told to stop"), errors.New("other")
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	for _, c := range []struct {
+		ctx       context.Context
+		err, want error
+	}{
+		{ended, nil, nil},
+		{ended, other, errors.Join(why, other)},
+		{ended, why, why},
+		{ended, &FailedError{Cause: "a bug"}, &FailedError{Cause: "a bug"}},
+		{t.Context(), other, other},
+	} {
+		if got := caused(c.ctx, c.err); fmt.Sprint(got) != fmt.Sprint(c.want) {
+			t.Errorf("%v: %v, want %v", c.err, got, c.want)
+		}
 	}
 }

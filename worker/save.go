@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -39,7 +40,23 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 	id := planner.CheckpointID(req.Name, s.attempt, s.saves[req.Name])
 	s.mu.Unlock()
 
-	if local, err = s.store.Data.Writer(s.saver.ref(id)).PrepareLocalPlan(ctx, local); err != nil {
+	reply, err := s.stage(ctx, id, req, participants, local)
+	if now := s.saver.state(id, s.rank); now.State == client.Aborted {
+		s.slots.abort(id, s.rank)
+		return client.SaveReply{}, aborted(id, now)
+	}
+	if err != nil {
+		s.slots.abort(id, s.rank)
+		return client.SaveReply{}, errors.Join(err, s.saver.refuse(ctx, s.attempt, id, s.rank, err))
+	}
+	reply.Plan = token
+	return reply, nil
+}
+
+// stage gives a rank its slot for a save and says what it will put there.
+func (s *rankServer) stage(ctx context.Context, id string, req client.SaveRequest, participants []int, local plan.Local) (client.SaveReply, error) {
+	local, err := s.store.Data.Writer(s.saver.ref(id)).PrepareLocalPlan(ctx, local)
+	if err != nil {
 		return client.SaveReply{}, badRequest("%w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.SaveTimeout)
@@ -50,15 +67,10 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 	}
 	said, full := s.says(id, req, participants, local)
 	s.saver.keep(full)
-	err = s.saver.sayPlan(ctx, said)
-	if now := s.saver.state(id, s.rank); err == nil && now.State == client.Aborted {
-		err = aborted(id, now)
-	}
-	if err != nil {
-		s.slots.abort(id, s.rank)
+	if err := s.saver.sayPlan(ctx, said); err != nil {
 		return client.SaveReply{}, err
 	}
-	return client.SaveReply{Checkpoint: id, Plan: token, Arena: a.path, Size: size, Offsets: offsets}, nil
+	return client.SaveReply{Checkpoint: id, Arena: a.path, Size: size, Offsets: offsets}, nil
 }
 
 // participants is the sorted list of ranks that take part in a save.

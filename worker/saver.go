@@ -37,7 +37,8 @@ type saver struct {
 
 	mu      sync.Mutex
 	states  map[string]client.WaitReply    // of each save of the attempt
-	moved   chan struct{}                  // closed when states or refused changed
+	moved   chan struct{}                  // closed when something below or states changed
+	part    map[rankSave]bool              // ranks whose plan has come by
 	refused map[rankSave]string            // why a rank has no part in a save
 	plans   map[rankSave]*events.LocalPlan // in full, of the saves that are open
 	err     error                          // why the saver stopped
@@ -62,7 +63,7 @@ func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger
 		lane: l, store: store, log: log, now: l.now, coord: coord, slots: slots,
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
-		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
+		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[rankSave]bool{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
 	}
 	s.put = s.writeData
 	return s
@@ -196,7 +197,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	}
 	switch b := body.(type) {
 	case *events.LocalPlan:
-		s.late(b)
+		s.joined(b)
 	case *events.GlobalPlan:
 		s.disagree(b)
 	case *events.CheckpointBegun:
@@ -221,22 +222,37 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	return nil
 }
 
-// late refuses the plan of a rank for a save that has ended without it: the
-// checkpoint that has that ID is not this rank's.
-func (s *saver) late(b *events.LocalPlan) {
-	now := s.state(b.Checkpoint, b.Rank)
-	if b.Attempt != s.lane.attempt || order(now.State) < order(client.Committed) {
+// joined notes that the plan of a rank has come by. It refuses one for a save
+// that has ended without it: the checkpoint that has that ID is not this
+// rank's.
+func (s *saver) joined(b *events.LocalPlan) {
+	if b.Attempt != s.lane.attempt {
 		return
 	}
-	if now.State == client.Committed {
-		now.Reason = fmt.Sprintf("rank %d came after it was committed by other ranks: ranks that save one name must all name the same participants", b.Rank)
-	}
+	who, now := rankSave{b.Checkpoint, b.Rank}, s.state(b.Checkpoint, b.Rank)
+	late := order(now.State) >= order(client.Committed)
 	s.mu.Lock()
-	s.refused[rankSave{b.Checkpoint, b.Rank}] = now.Reason
+	again := s.part[who]
+	s.part[who] = true
+	if late = late && !again; late {
+		if now.State == client.Committed {
+			now.Reason = fmt.Sprintf("rank %d came after it was committed by other ranks: ranks that save one name must all name the same participants", b.Rank)
+		}
+		s.refused[who] = now.Reason
+	}
 	close(s.moved)
 	s.moved = make(chan struct{})
 	s.mu.Unlock()
-	s.slots.abort(b.Checkpoint, b.Rank)
+	if late {
+		s.slots.abort(b.Checkpoint, b.Rank)
+	}
+}
+
+// has reports whether the plan of a rank for a save has come by.
+func (s *saver) has(id string, rank int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.part[rankSave{id, rank}]
 }
 
 // disagree warns of replicas that are none.
@@ -284,8 +300,10 @@ func (s *saver) wait(ctx context.Context, id string, rank int, state string) (cl
 		s.mu.Lock()
 		moved, err := s.moved, s.err
 		s.mu.Unlock()
-		now := s.state(id, rank)
-		if order(now.State) >= order(state) {
+		// Until the rank's own plan has come by, others may have committed a
+		// checkpoint of that name in which it has no part.
+		now, own := s.state(id, rank), s.has(id, rank)
+		if own && order(now.State) >= order(state) || now.State == client.Aborted {
 			return now, nil
 		}
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
@@ -24,7 +25,7 @@ func (s *saver) execute(ctx context.Context, c planner.Command) error {
 	case planner.Publish:
 		return s.publish(ctx, c.Body)
 	case planner.Ask:
-		return s.answer(ctx, c)
+		return s.unsaid(ctx, s.lane.attempt, c.Checkpoint, s.answer(ctx, c))
 	case planner.Write:
 		s.writing++
 		go func() { s.written <- s.write(ctx, c) }()
@@ -43,15 +44,25 @@ func (s *saver) publish(ctx context.Context, body events.Body) error {
 		}
 		w := s.store.Data.Writer(s.ref(g.Checkpoint))
 		if layout, err = w.PrepareGlobalPlan(ctx, layout); err != nil {
-			return s.abort(ctx, plan.Manifest{Attempt: g.Attempt, Checkpoint: g.Checkpoint}, err)
+			return s.abort(ctx, g.Attempt, g.Checkpoint, "commit: "+err.Error())
 		}
 		b, err := s.store.Blobs.Put(ctx, plan.EncodeLayout(layout))
 		if err != nil {
-			return err
+			return s.unsaid(ctx, g.Attempt, g.Checkpoint, err)
 		}
 		g.Layout = b
+		return s.unsaid(ctx, g.Attempt, g.Checkpoint, s.lane.say(ctx, g))
 	}
 	return s.lane.say(ctx, body)
+}
+
+// unsaid aborts the save of which a fact was refused because the disk is
+// nearly full: the log still takes decisions. Any other error is returned.
+func (s *saver) unsaid(ctx context.Context, attempt int, checkpoint string, err error) error {
+	if !errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
+	return s.abort(ctx, attempt, checkpoint, err.Error())
 }
 
 // keep remembers the plan of a rank in full, until its save has ended.
@@ -84,6 +95,22 @@ func (s *saver) sayPlan(ctx context.Context, p *events.LocalPlan) error {
 	return s.lane.sayAs(ctx, s.lane.trial, events.Rank(p.Rank), &said)
 }
 
+// refuse says that a rank cannot save, so that the others need not wait for it.
+// It is the rank's last word on this save, also when its worker is gone and the
+// attempt over.
+func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank int, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWordsTimeout)
+	defer cancel()
+	text := beginning(cause.Error(), maxMessage)
+	err := s.lane.sayAs(ctx, s.lane.trial, events.Rank(rank), &events.WriteFailed{
+		Attempt: attempt, Checkpoint: checkpoint, Rank: rank, Error: text,
+	})
+	if errors.Is(err, syscall.ENOSPC) {
+		return s.abort(ctx, attempt, checkpoint, fmt.Sprintf("rank %d could not save: %s", rank, text), rank)
+	}
+	return err
+}
+
 func (s *saver) ref(checkpoint string) storage.Ref {
 	return storage.RefOf(s.lane.run, s.lane.trial, checkpoint)
 }
@@ -104,7 +131,8 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	}
 	if err != nil {
 		s.log.Error("write failed", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", err)
-		return s.lane.say(ctx, &events.WriteFailed{Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank, Error: err.Error()})
+		failed := &events.WriteFailed{Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank, Error: beginning(err.Error(), maxMessage)}
+		return s.unsaid(ctx, attempt, c.Checkpoint, s.lane.say(ctx, failed))
 	}
 	done := &events.WriteCompleted{
 		Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank,
@@ -113,7 +141,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	for _, f := range w.Files {
 		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
 	}
-	return s.lane.say(ctx, done)
+	return s.unsaid(ctx, attempt, c.Checkpoint, s.lane.say(ctx, done))
 }
 
 func (s *saver) writeData(ctx context.Context, c planner.Write) (storage.Written, error) {
@@ -151,15 +179,16 @@ func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	case err != nil:
 		// The files are not as their writers said: the save has failed, the
 		// training has not.
-		return s.abort(ctx, c.Manifest, err)
+		return s.abort(ctx, c.Manifest.Attempt, id, "commit: "+err.Error())
 	}
 	return nil
 }
 
-func (s *saver) abort(ctx context.Context, m plan.Manifest, cause error) error {
-	s.log.Error("commit failed", "checkpoint", m.Checkpoint, "error", cause)
+// abort ends a save that cannot be finished. Ranks are those that caused it.
+func (s *saver) abort(ctx context.Context, attempt int, checkpoint, reason string, ranks ...int) error {
+	s.log.Error("a save cannot be finished", "checkpoint", checkpoint, "reason", reason)
 	_, err := s.lane.decide(ctx, &events.CheckpointAborted{
-		Attempt: m.Attempt, Checkpoint: m.Checkpoint, Reason: "commit: " + cause.Error(),
+		Attempt: attempt, Checkpoint: checkpoint, Reason: beginning(reason, maxMessage), Ranks: ranks,
 	})
 	if errors.Is(err, errEnded) {
 		return nil

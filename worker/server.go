@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 
 	"github.com/ckptstore/ckptstore/dist"
 	"github.com/ckptstore/ckptstore/worker/client"
@@ -117,6 +118,8 @@ func (s *rankServer) raw(h rawHandler) http.Handler {
 			status = p.status
 		case errors.Is(err, context.DeadlineExceeded):
 			status = http.StatusGatewayTimeout
+		case errors.Is(err, syscall.ENOSPC):
+			status = http.StatusInsufficientStorage
 		}
 		body, _ := json.Marshal(client.Problem{Message: err.Error()}) // a string always encodes
 		w.WriteHeader(status)
@@ -165,10 +168,14 @@ func (s *rankServer) onHello(_ context.Context, h client.Hello) (client.Context,
 }
 
 func (s *rankServer) onReport(ctx context.Context, r client.Report) (struct{}, error) {
-	if err := checkMetrics(r.Metrics); err != nil {
+	if err := checkMetrics(r.Metrics, s.cfg.NProc); err != nil {
 		return struct{}{}, badRequest("%w", err)
 	}
-	if err := s.handoff.report(ctx, s.rank, r); err != nil {
+	err := s.handoff.report(ctx, s.rank, r)
+	if errors.Is(err, syscall.ENOSPC) {
+		return struct{}{}, fmt.Errorf("the metrics of step %d are not kept: %w", r.Step, err)
+	}
+	if err != nil {
 		return struct{}{}, &problem{http.StatusConflict, err}
 	}
 	return struct{}{}, nil

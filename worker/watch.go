@@ -49,7 +49,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 		w.prey.forget()
 		w.guard.release()
 	} else {
-		err = errors.Join(err, rerr)
+		err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, rerr))
 	}
 	closeOutput(w.log, w.procs...)
 	for _, s := range w.servers {
@@ -114,7 +114,11 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	var giveUp <-chan time.Time
 	killed := make(chan struct{})
 	grace := time.AfterFunc(math.MaxInt64, func() {
-		w.log.Warn("some workers ignore SIGTERM and are killed", "grace", w.cfg.Grace)
+		n := w.living()
+		if n == 0 {
+			return
+		}
+		w.log.Warn("some workers ignore SIGTERM and are killed", "workers", n, "grace", w.cfg.Grace)
 		w.signal(syscall.SIGKILL)
 		close(killed)
 	})
@@ -133,11 +137,18 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			term()
 		}
 	}
+	say := func(body events.Body) {
+		serr := w.lane.say(work, body)
+		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
+			return // said once, not by each rank
+		}
+		err = errors.Join(err, serr)
+	}
 	var failures []failure
 	greeted := map[int]bool{}
 	greet := func(rank int) {
 		if greeted[rank] = true; len(greeted) == w.cfg.NProc {
-			err = errors.Join(err, w.lane.say(work, &events.TrainingStarted{Attempt: w.group.attempt}))
+			say(&events.TrainingStarted{Attempt: w.group.attempt})
 		}
 	}
 	reported, done := w.reported, ctx.Done()
@@ -154,10 +165,10 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				end(&FailedError{Rank: e.rank, Cause: failures[0].String()})
 			}
 			w.gone(e)
-			err = errors.Join(err, w.lane.say(work, &events.WorkerExited{
+			say(&events.WorkerExited{
 				Attempt: w.group.attempt, Rank: e.rank, Code: e.code, Signal: e.signal,
 				Message: told.message, Traceback: told.traceback,
-			}))
+			})
 		case rank := <-w.group.hello:
 			greet(rank)
 		case rerr := <-reported:
@@ -177,7 +188,11 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			killed = nil
 			giveUp = time.After(reapTimeout)
 		case <-giveUp:
-			return cause, errors.Join(err, fmt.Errorf("workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", w.group.attempt, reapTimeout))
+			if w.living() == 0 {
+				giveUp = nil // they died in time, it is the news that came late
+				continue
+			}
+			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", errLeft, w.group.attempt, reapTimeout))
 		}
 	}
 	if cause != nil && cause.Rank >= 0 {
@@ -188,6 +203,17 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		w.log.Warn("the workers ran until completion without reporting; call report once an iteration to see metrics")
 	}
 	return cause, err
+}
+
+// living counts the processes that have not ended. It is ahead of the news of
+// their ends, which wait until the log has taken the one before.
+func (w *watch) living() (n int) {
+	for _, p := range w.procs {
+		if !p.ended.Load() {
+			n++
+		}
+	}
+	return n
 }
 
 // gone releases the ranks that wait for one that has ended.

@@ -6,6 +6,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"log/slog"
+	"math"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -19,8 +22,8 @@ import (
 // A worker that not even SIGKILL ends does not hold the trainer for ever.
 func TestUnkillableWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &process{}
-		p.ended.Store(true) // there is nobody to send a signal to
+		// There is nobody to send a signal to.
+		p := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}}}
 		say := func(context.Context, ...events.Body) error { return nil }
 		w := &watch{
 			job:   &job{cfg: Config{NProc: 1, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler), prey: newHunt("none")},

@@ -78,7 +78,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			}
 			return usageError{fmt.Errorf("unknown command %q; see `ckptstore --help`", args[0])}
 		},
-		PersistentPreRunE: func(*cobra.Command, []string) error { return a.checkOutput() },
+		PersistentPreRunE: func(*cobra.Command, []string) error { return a.checkFlags() },
 	}
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -123,7 +123,8 @@ func exitCode(err error, interrupted bool) int {
 		return exitFindings
 	case interrupted && errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrAmbiguous):
+	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrAmbiguous),
+		errors.Is(err, store.ErrLocation):
 		return exitUsage
 	case errors.Is(err, projections.ErrNotFound):
 		return exitNotFound
@@ -135,15 +136,18 @@ func exitCode(err error, interrupted bool) int {
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked):
 		return exitLocked
-	case errors.Is(err, os.ErrPermission):
+	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
 		return exitNotAllowed
 	}
 	return exitFailed
 }
 
-func (a *app) checkOutput() error {
+func (a *app) checkFlags() error {
 	if a.json {
 		a.output = "json"
+	}
+	if a.wait <= 0 {
+		return usageError{fmt.Errorf("--wait %s: want a time above zero, such as 10s", a.wait)}
 	}
 	switch a.output {
 	case "table", "wide", "json", "jsonl":
@@ -169,9 +173,13 @@ func (a *app) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
+func (a *app) open(ctx context.Context) (*store.Store, error) {
+	return store.Open(ctx, store.Options{Location: a.location, Patience: a.wait, Logger: a.logger()})
+}
+
 // with opens the store for one command.
 func (a *app) with(ctx context.Context, do func(*store.Store) error) (err error) {
-	s, err := store.Open(ctx, store.Options{Location: a.location, Patience: a.wait, Logger: a.logger()})
+	s, err := a.open(ctx)
 	if err != nil {
 		return err
 	}

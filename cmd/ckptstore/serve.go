@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/store"
 )
 
@@ -23,12 +24,16 @@ same on every node of every job.`,
 			if err != nil {
 				return err
 			}
+			where := a.location
+			if store.IsURL(where) {
+				where = jetlog.Redacted(where)
+			}
 			made := struct {
 				Store    string `json:"store"`
 				Location string `json:"location"`
-			}{id, a.location}
+			}{id, where}
 			return emit(a, made, []any{made}, func(w *tabwriter.Writer, _ bool) {
-				fmt.Fprintf(w, "made store %s in %s\n", id, a.location)
+				fmt.Fprintf(w, "made store %s in %s\n", id, where)
 			})
 		},
 	}
@@ -43,6 +48,10 @@ func (a *app) serveCommand() *cobra.Command {
 machine connect to its owner; without one, each owns the store while it runs.
 When another process owns the store, stand by and own it when that one ends.`,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if store.IsURL(a.location) {
+				return usageError{fmt.Errorf("serve %s: a store on a server has no owner, there is nothing to serve: start a NATS server there (`nats-server -js`), or name a directory with --store",
+					jetlog.Redacted(a.location))}
+			}
 			return a.with(c.Context(), func(s *store.Store) error {
 				state := "serving"
 				if !s.Owns() {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"text/tabwriter"
 
@@ -55,8 +56,10 @@ func (a *app) verifyCommand() *cobra.Command {
 		Long: `Read every file of the committed checkpoints, or of REF, and compare it with
 what vouches for it: data with the index, the index with the manifest, the
 manifest with the log. Of files that were imported in place, digests that are
-not known yet are learned, if the files' own checksums are right. Damage is named by file, tensor and block; the exit
-code is then 6. Without REF the log is read from end to end too.
+not known yet are learned, if the files' own checksums are right. Damage is
+named by file, tensor and block; the exit code is then 6. Without REF the log is
+read from end to end too; when it does not open, what the receipts say is
+committed is read all the same.
 
 ` + pathHelp + `
 Of such files only what checksums they have is compared.`,
@@ -64,7 +67,14 @@ Of such files only what checksums they have is compared.`,
 			if len(refs) == 1 && isPath(refs[0]) {
 				return a.verifyPath(c.Context(), refs[0])
 			}
-			return a.with(c.Context(), func(s *store.Store) error { return a.verify(c.Context(), s, refs) })
+			s, err := a.open(c.Context())
+			if len(refs) == 0 && errors.Is(err, store.ErrDamaged) {
+				return a.verifyReceipts(c.Context(), err)
+			}
+			if err != nil {
+				return err
+			}
+			return errors.Join(a.verify(c.Context(), s, refs), s.Close())
 		},
 	}
 }
@@ -83,18 +93,7 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string) error {
 		if err != nil {
 			return err
 		}
-		out.Checkpoints++
-		out.Files += report.Files
-		out.Chunks += report.Chunks
-		out.Bytes += report.Bytes
-		for _, sums := range report.Sums {
-			if sums.New {
-				out.Learned = append(out.Learned, learned{c.Run, c.ID, sums.Name})
-			}
-		}
-		for _, f := range report.Findings {
-			out.Findings = append(out.Findings, finding{c.Run, c.ID, f})
-		}
+		out.add(c.Run, c.ID, report)
 	}
 	bar.done()
 	if len(refs) == 0 {
@@ -104,12 +103,15 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string) error {
 		}
 		out.Log = &read
 		if damage != nil {
-			out.Findings = append(out.Findings, finding{Finding: storage.Finding{
-				Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: damage.Error(),
-			}})
+			out.Findings = append(out.Findings, logFinding(damage))
 		}
 	}
-	err = emit(a, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
+	return a.printVerified(out)
+}
+
+// printVerified prints what was found; if anything was, that is the error.
+func (a *app) printVerified(out verified) error {
+	err := emit(a, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 		for _, f := range out.Findings {
 			if f.Kind == logDamage {
 				fmt.Fprintf(w, "log: %s\n", f.Problem)

@@ -139,7 +139,8 @@ func exitCode(err error) int {
 	case errors.Is(err, store.ErrLocked):
 		return exitLocked
 	case errors.As(err, &usage), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrReference),
-		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNotEmpty), errors.Is(err, store.ErrNewer), errors.Is(err, store.ErrDamaged):
+		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNotEmpty), errors.Is(err, store.ErrNewer), errors.Is(err, store.ErrDamaged), errors.Is(err, store.ErrLocation),
+		errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS): // the store is not for this user
 		return exitConfig
 	}
 	return exitInternal

@@ -34,9 +34,15 @@ name resumes where the last one ended.
   trainer run --name bert --nproc 4 --max-restarts 10 -- python3 train.py
   trainer run --name bert --resume bert@step-2000 train.py --lr 1e-4
 
-The store is made if its directory does not exist. Exit codes: 0 done,
-1 no restart is left, 5 the run is being run elsewhere, 10 no store,
-11 the store is locked, 64 bad configuration, 70 internal, 128+n signal n.`
+Of a failure the log keeps what the worker wrote to $TORCHELASTIC_ERROR_FILE,
+up to 16 KiB of its message and the last 64 KiB of its traceback. On a disk that
+is nearly full, metrics are refused and saves aborted, and the training goes on
+if its workers do; a worker that ends then ends the job.
+
+The store is made if its directory does not exist. Durations are more than 0.
+Exit codes: 0 done, 1 no restart is left or a disk is full, 5 the run is being
+run elsewhere, 10 no store, 11 the store is locked, 64 bad configuration,
+70 internal, 128+n signal n.`
 
 type runOptions struct {
 	store       string
@@ -153,6 +159,11 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	if o.maxRestarts < -1 {
 		return bad("--max-restarts %d: give 0 or more, or -1 for any number", o.maxRestarts)
 	}
+	for _, d := range o.durations() {
+		if d.value <= 0 {
+			return bad("--%s %v: give a duration of more than 0, such as 30s", d.flag, d.value)
+		}
+	}
 	nproc, err := workers(ctx, o.nproc)
 	if err != nil {
 		return worker.Config{}, err
@@ -179,6 +190,22 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
 		NewID: store.NewID, ExitCode: exitCode,
 	}, nil
+}
+
+// duration is what a flag says.
+type duration struct {
+	flag  string
+	value time.Duration
+}
+
+func (o runOptions) durations() []duration {
+	return []duration{
+		{"save-timeout", o.saveTimeout},
+		{"drain-timeout", o.drain},
+		{"grace", o.grace},
+		{"collective-timeout", o.collective},
+		{"wait", o.wait},
+	}
 }
 
 // defaultRun names a run after its script, or else its program.

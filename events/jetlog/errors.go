@@ -23,6 +23,8 @@ var (
 	// ErrGap: an event that was in the log is not there any more, or cannot be
 	// read.
 	ErrGap = errors.New("gap in the log")
+	// ErrUnrecovered: the embedded server could not make sense of its files.
+	ErrUnrecovered = errors.New("the log cannot be recovered")
 	// ErrEnd: the log ends before the event that was asked for.
 	ErrEnd = errors.New("end of the log")
 	// ErrConflict: another decision of the aggregate came first.

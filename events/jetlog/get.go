@@ -83,6 +83,35 @@ func (l *Log) get(ctx context.Context, q msgGet) (events.Recorded, error) {
 	return recorded(m.Subject, header, m.Data, m.Seq, m.Time)
 }
 
+// At is the event at a sequence. It is [ErrEnd] when the log ends before it,
+// and [ErrGap] when it is missing.
+func (l *Log) At(ctx context.Context, seq uint64) (events.Recorded, error) {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	var found events.Recorded
+	err := l.retry(ctx, func(ctx context.Context) (err error) {
+		if err = l.known(ctx); err == nil {
+			found, err = l.get(ctx, msgGet{Seq: seq})
+		}
+		return err
+	})
+	if errors.Is(err, errNoMessage) {
+		last, lerr := l.Last(ctx)
+		switch {
+		case lerr != nil:
+			err = lerr
+		case last < seq:
+			err = fmt.Errorf("%w: it has %d events", ErrEnd, last)
+		default:
+			err = fmt.Errorf("%w: it is not there, although the log has %d events", ErrGap, last)
+		}
+	}
+	if err != nil {
+		return events.Recorded{}, fmt.Errorf("read event %d of the log at %s: %w", seq, l.opts.where(), err)
+	}
+	return found, nil
+}
+
 func recorded(subject string, header nats.Header, data []byte, seq uint64, at time.Time) (events.Recorded, error) {
 	e, err := events.Decode(events.Message{Subject: subject, Header: header, Data: data})
 	if err != nil {

@@ -33,7 +33,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/url"
 	"sync"
 	"time"
 
@@ -98,10 +97,7 @@ func (o Options) where() string {
 	if o.Dial != nil {
 		return "the owner of the store"
 	}
-	if u, err := url.Parse(o.URL); err == nil {
-		return u.Redacted()
-	}
-	return "the given URL"
+	return Redacted(o.URL)
 }
 
 // Log is a connection to the log of a store. Its methods may be called
@@ -136,6 +132,11 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Dial == nil {
+		if err := parse(o.URL); err != nil {
+			return nil, fmt.Errorf("connect to the log: %w", err)
+		}
+	}
 	l := &Log{
 		opts: o, stall: 5 * time.Second, epoch: 1,
 		watchers: map[int]context.CancelFunc{}, idle: make(chan struct{}),
@@ -166,7 +167,7 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 	nc, err := connect(ctx, target, opts)
 	if err != nil {
 		l.cancel()
-		hint := "check that a server runs there, or start one with 'ckptstore serve'"
+		hint := "check that a NATS server with JetStream runs there ('nats-server -js' starts one)"
 		if o.Dial != nil {
 			hint = "check that the process that holds the store is alive"
 		}

@@ -101,7 +101,7 @@ func (r *reader) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.judge(info.State); err != nil {
+	if err := r.judge(once, info.State); err != nil {
 		return err
 	}
 	name := nuid.Next()
@@ -139,7 +139,7 @@ func (r *reader) session(ctx context.Context) error {
 }
 
 // judge looks at what the server says of the stream before a session.
-func (r *reader) judge(s jetstream.StreamState) error {
+func (r *reader) judge(ctx context.Context, s jetstream.StreamState) error {
 	if err := whole(s); err != nil {
 		return err
 	}
@@ -149,7 +149,17 @@ func (r *reader) judge(s jetstream.StreamState) error {
 	switch more := s.LastSeq >= r.next; {
 	case r.idle == 0:
 	case more && r.owed:
-		return fmt.Errorf("%w: event %d of %d is not delivered: its block is damaged; stop, and restore the log from a copy", ErrGap, r.next, s.LastSeq)
+		// Not delivered twice: its block is damaged, or the machine is so busy
+		// that nothing arrives in time. A damaged one cannot be asked for.
+		_, err := r.l.get(ctx, msgGet{Seq: r.next})
+		switch {
+		case err == nil:
+			r.idle, r.owed = 0, false
+		case transient(err):
+			return err
+		default:
+			return fmt.Errorf("%w: event %d of %d is not delivered: its block is damaged (%w); stop, and restore the log from a copy", ErrGap, r.next, s.LastSeq, err)
+		}
 	case !more && r.idle > 1 && r.until != 0:
 		return fmt.Errorf("%w: it has %d events, event %d was asked for", ErrEnd, s.LastSeq, r.until)
 	default:

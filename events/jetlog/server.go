@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,7 +42,9 @@ type Server struct {
 
 // StartServer starts a server and returns when it has recovered its streams
 // and is healthy, never before. Without a deadline in ctx it gives up after a
-// minute. On an error nothing keeps running.
+// minute. A stream that could not be recovered is [ErrUnrecovered] at once. On an
+// error, also when ctx ends, nothing keeps running: a start that is recovering
+// is waited for, because it writes to the directory.
 func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if o.Dir == "" {
 		return nil, errors.New("start the log's server: it needs a directory")
@@ -83,9 +86,8 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 		defer close(started)
 		ns.Start()
 	}()
-	if err := s.healthy(ctx); err != nil {
-		// A start that is still recovering writes to the directory, whose
-		// lock the caller gives up when we return.
+	if err := s.healthy(ctx, started); err != nil {
+		// The caller gives the lock of the directory up when we return.
 		<-started
 		s.Shutdown()
 		return bad(err)
@@ -93,8 +95,9 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	return s, nil
 }
 
-// healthy waits until the server says so, dies, or ctx ends.
-func (s *Server) healthy(ctx context.Context) error {
+// healthy waits until the server says so, dies, or ctx ends. What was not
+// recovered when its start has ended never will be.
+func (s *Server) healthy(ctx context.Context, started <-chan struct{}) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	status := "it is not up yet"
@@ -110,11 +113,20 @@ func (s *Server) healthy(ctx context.Context) error {
 		if !s.ns.ReadyForConnections(time.Millisecond) || !s.ns.JetStreamEnabled() {
 			continue
 		}
+		over := false
+		select {
+		case <-started:
+			over = true
+		default:
+		}
 		h := s.ns.Healthz(nil)
 		if h.StatusCode == 200 || h.Status == "ok" {
 			return nil
 		}
 		status = h.Status + " " + h.Error
+		if over && strings.Contains(h.Error, "could not be recovered") {
+			return fmt.Errorf("%w: %s: restore it from a backup", ErrUnrecovered, h.Error)
+		}
 	}
 }
 

@@ -76,7 +76,11 @@ func Connect(ctx context.Context) (*Client, error) {
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // Report hands one iteration's metrics to the trainer and blocks until it
-// took those of every rank. Values are numbers, strings or booleans.
+// took those of every rank. Values are numbers, strings or booleans, 64 KiB of
+// them as JSON at most, and less in a world of more than 15 ranks; more is an
+// [Error] of status 400. When the disk of the store is nearly full, metrics are
+// not kept and every rank's Report is [ErrNoSpace]: the group goes on, and a
+// worker may do so too.
 func (c *Client) Report(ctx context.Context, step int64, metrics map[string]any) error {
 	safe := make(map[string]any, len(metrics))
 	for k, v := range metrics {
@@ -156,6 +160,10 @@ func (c *Client) post(ctx context.Context, what string, body []byte, header map[
 	return nil, &Error{Op: what, Status: resp.StatusCode, Message: p.Message}
 }
 
+// ErrNoSpace says that a request was refused because a disk or shared memory
+// is full. It is to be asked for with errors.Is; the text names what is full.
+var ErrNoSpace = errors.New("no space")
+
 // Error is the trainer's refusal of a request.
 type Error struct {
 	Op      string // such as "save"
@@ -164,3 +172,8 @@ type Error struct {
 }
 
 func (e *Error) Error() string { return e.Op + ": " + e.Message }
+
+// Is makes errors.Is(err, [ErrNoSpace]) true.
+func (e *Error) Is(target error) bool {
+	return target == ErrNoSpace && e.Status == http.StatusInsufficientStorage
+}

@@ -22,7 +22,8 @@ import "github.com/ckptstore/ckptstore/tensor"
 // one. Their headers are [HeaderSeq], counted from 1 by each rank over both
 // kinds, and, of a broadcast, [HeaderRoot] and [HeaderSize]. An error is a [Problem] with a status of 400 (bad
 // request), 401 (token), 409 (conflict with other ranks), 410 (the attempt is
-// over), 412 (a plan that is not known: send the items), 500 or 504 (deadline).
+// over), 412 (a plan that is not known: send the items), 500, 504 (deadline) or
+// 507 (a disk or shared memory is full).
 const (
 	Protocol   = 1
 	HeaderSeq  = "Ckptstore-Seq"

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/store"
+)
+
+// verifyReceipts verifies what the receipts say is committed, when the log does
+// not open and why is known. On a server, where the data lies is in the log.
+func (a *app) verifyReceipts(ctx context.Context, why error) error {
+	out := verified{Findings: []finding{logFinding(why)}}
+	if store.IsURL(a.location) {
+		a.warn("where the data lies is in the log, so none of it was read")
+		return a.printVerified(out)
+	}
+	data, err := a.data()
+	if err != nil {
+		return errors.Join(why, err)
+	}
+	receipts, damaged, err := data.Checkpoints(ctx)
+	if err != nil {
+		return errors.Join(why, err)
+	}
+	for _, d := range damaged {
+		out.Findings = append(out.Findings, finding{d.Ref.Run, d.Ref.Checkpoint, storage.Finding{
+			Kind: storage.Corrupt, File: storage.ReceiptFile, Block: -1, Offset: -1, Problem: d.Err.Error(),
+		}})
+	}
+	bar := a.progressOf("verify", 0)
+	defer bar.done()
+	for _, r := range receipts {
+		before := out.Bytes
+		report, err := data.Verify(ctx, r.Ref, r.Manifest, func(n int64) { bar.set(before + n) })
+		if err != nil {
+			return errors.Join(why, err)
+		}
+		out.Store = r.Store
+		out.add(r.Run, r.Checkpoint, report)
+	}
+	bar.done()
+	return a.printVerified(out)
+}
+
+// add counts what was verified of one checkpoint.
+func (v *verified) add(run, checkpoint string, report storage.Report) {
+	v.Checkpoints++
+	v.Files += report.Files
+	v.Chunks += report.Chunks
+	v.Bytes += report.Bytes
+	for _, sums := range report.Sums {
+		if sums.New {
+			v.Learned = append(v.Learned, learned{run, checkpoint, sums.Name})
+		}
+	}
+	for _, f := range report.Findings {
+		v.Findings = append(v.Findings, finding{run, checkpoint, f})
+	}
+}
+
+func logFinding(damage error) finding {
+	return finding{Finding: storage.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: damage.Error()}}
+}

@@ -1,0 +1,115 @@
+package storage
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// resolve finds the stored chunk of every read, checks that all boxes fit, and
+// groups the reads by chunk, in the order of the files.
+func (r chunkReader) resolve(ctx context.Context, wants []plan.Want, reads []plan.Read, dst Destination) ([]*chunkRead, error) {
+	byKey := map[key]*chunkRead{}
+	var chunks []*chunkRead
+	for _, read := range reads {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if read.Want < 0 || read.Want >= len(wants) {
+			return nil, fmt.Errorf("%q: a read is for want %d of %d", read.FQN, read.Want, len(wants))
+		}
+		want := wants[read.Want]
+		k := key{value: want.Value, rank: read.Rank, fqn: read.FQN}
+		if !want.Value {
+			k.box = read.Chunk.Key()
+		}
+		c := byKey[k]
+		if c == nil {
+			x, err := r.load(read.Rank)
+			if err != nil {
+				return nil, err
+			}
+			i, ok := x.at[k]
+			if !ok {
+				return nil, fmt.Errorf("%q %s is not among the chunks of rank %d", read.FQN, k.box, read.Rank)
+			}
+			c = newChunkRead(x.index, i)
+			c.path = r.path(x.index, c.entry.file)
+			byKey[k] = c
+			chunks = append(chunks, c)
+		}
+		if err := c.add(want, read, dst.Want(read.Want)); err != nil {
+			return nil, fmt.Errorf("%q: %w", read.FQN, err)
+		}
+	}
+	for _, c := range chunks {
+		c.blocks = merge(c.blocks)
+	}
+	slices.SortStableFunc(chunks, func(a, b *chunkRead) int {
+		switch {
+		case a.path < b.path:
+			return -1
+		case a.path > b.path:
+			return 1
+		case a.entry.offset < b.entry.offset:
+			return -1
+		case a.entry.offset > b.entry.offset:
+			return 1
+		}
+		return 0
+	})
+	return chunks, nil
+}
+
+func newChunkRead(x *index, i int) *chunkRead {
+	e := &x.entries[i]
+	c := &chunkRead{entry: e, index: x, box: e.item.Shard.Box, size: e.item.Shard.DType.Size()}
+	if e.item.Value {
+		c.box, c.size = tensor.Shape{e.item.Bytes}.Full(), 1
+	}
+	return c
+}
+
+// add checks one read and plans it.
+func (c *chunkRead) add(want plan.Want, read plan.Read, dst []byte) error {
+	stored := c.entry.item.Shard
+	to := copyTo{region: read.Region, box: want.Shard.Box, dtype: want.Shard.DType, dst: dst}
+	size := to.dtype.Size()
+	if want.Value {
+		to.region, to.box, to.dtype, size = c.box, c.box, stored.DType, 1
+	} else {
+		if err := tensor.Convertible(stored.DType, to.dtype); err != nil {
+			return err
+		}
+		if !want.Shard.Global.Equal(stored.Global) {
+			return fmt.Errorf("stored with shape %v, wanted with shape %v", stored.Global, want.Shard.Global)
+		}
+		if err := want.Shard.Validate(); err != nil {
+			return err
+		}
+		if err := to.region.Validate(stored.Global); err != nil {
+			return err
+		}
+		if !to.region.Empty() && (!contains(c.box, to.region) || !contains(to.box, to.region)) {
+			return fmt.Errorf("region %v does not lie in chunk %v and want %v", to.region, c.box, to.box)
+		}
+	}
+	if need := to.box.Volume() * int64(size); int64(len(dst)) != need {
+		return fmt.Errorf("the buffer has %d bytes, %v needs %d", len(dst), to.box, need)
+	}
+	if to.lo, to.hi = tensor.Span(c.box, to.region); to.lo == to.hi {
+		return nil
+	}
+	c.copies = append(c.copies, to)
+	c.blocks = append(c.blocks, touched(c.box, to.region, int64(c.size))...)
+	return nil
+}
+
+// contains reports whether inner, which is not empty, lies in outer.
+func contains(outer, inner tensor.Box) bool {
+	both, ok := outer.Intersect(inner)
+	return ok && both.Equal(inner)
+}

@@ -1,0 +1,105 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+)
+
+// TakenError says that a directory holds a checkpoint which is not the one
+// that was to be written or removed, as when somebody has copied it there.
+// Nothing in the directory was changed.
+type TakenError struct {
+	Ref  Ref
+	File string // path of the manifest or receipt that says so
+	What string // what it is
+	Err  error  // a [*CorruptError] when it is damaged
+}
+
+// Error says what is there and the next step.
+func (e *TakenError) Error() string {
+	return fmt.Sprintf("%s is %s, which is left as it is; move its directory away, and use it in its own store or import an export of it", e.File, e.What)
+}
+
+// Unwrap is the damage, if there is any.
+func (e *TakenError) Unwrap() error { return e.Err }
+
+// OfStore names the store whose checkpoints lie here. Without it, no manifest
+// and no receipt is taken for this store's own, so that none is written beside
+// or removed. It is called before anything is written.
+func (r *Root) OfStore(id string) { r.store = id }
+
+// contents are the names in the directory of ref. One that is not there has
+// none.
+func (r *Root) contents(ref Ref) ([]string, error) {
+	names, err := r.fs.List(r.path(ref))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return names, err
+}
+
+// own looks at every manifest and receipt among the names in the directory of
+// ref. One that is not certainly of this checkpoint in this store is a
+// [*TakenError]: a damaged one too, because nobody can tell whose it is. It
+// reports whether there is a receipt, and whether a manifest.
+func (r *Root) own(ref Ref, names []string) (receipt, manifest bool, err error) {
+	damaged := func(name, what string, err error) (bool, bool, error) {
+		return false, false, &TakenError{Ref: ref, File: r.path(ref, name), What: "a damaged " + what, Err: err}
+	}
+	slices.Sort(names) // the receipt says most and comes first
+	for _, name := range names {
+		var what, of string
+		var at Ref
+		switch {
+		case name == ReceiptFile:
+			x, err := r.readReceipt(ref)
+			switch corrupt := (*CorruptError)(nil); {
+			case errors.Is(err, ErrNotCommitted):
+				continue // it was removed meanwhile
+			case errors.As(err, &corrupt):
+				return damaged(name, "receipt", err)
+			case err != nil:
+				return false, false, err
+			}
+			receipt, what, of, at = true, "receipt", x.Store, RefOf(x.Run, x.Trial, x.Checkpoint)
+		case isManifest(name):
+			data, err := r.readFile(r.path(ref, name))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return false, false, err
+			}
+			m, err := plan.DecodeManifest(data)
+			if err != nil {
+				return damaged(name, "manifest", &CorruptError{File: r.path(ref, name), Block: -1, Problem: err.Error()})
+			}
+			manifest, what, of, at = true, "manifest", m.Store, RefOf(m.Run, m.Trial, m.Checkpoint)
+		default:
+			continue
+		}
+		if of != r.store || at != ref {
+			return false, false, &TakenError{Ref: ref, File: r.path(ref, name), What: fmt.Sprintf("the %s of checkpoint %s of store %s", what, at, of)}
+		}
+	}
+	return receipt, manifest, nil
+}
+
+func isManifest(name string) bool {
+	return strings.HasPrefix(name, manifestPrefix) && !strings.HasSuffix(name, tempSuffix)
+}
+
+// free checks that the directory of ref, if there is one, has nothing of
+// another checkpoint.
+func (r *Root) free(ref Ref) error {
+	names, err := r.contents(ref)
+	if err == nil {
+		_, _, err = r.own(ref, names)
+	}
+	return err
+}

@@ -1,0 +1,120 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/projections/viewdb"
+	"github.com/ckptstore/ckptstore/storage"
+)
+
+// compareAll is how many receipts are all compared with the log when a store
+// is opened. Of more, the newest of each run are.
+const compareAll = 1000
+
+// recorded lists the receipts, and compares those of this store with the log:
+// a log that lacks the event of a receipt was rolled back or cut, however whole
+// it looks. Whoever went on with it would save again under the names of
+// checkpoints that are there, and number its events as theirs.
+func recorded(ctx context.Context, s *Store, log *jetlog.Log) ([]storage.Receipt, error) {
+	receipts, damaged, err := s.Data.Checkpoints(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list receipts: %w", err)
+	}
+	for _, d := range damaged {
+		s.opts.Logger.Warn("a receipt is damaged and is written again if the log knows its checkpoint", "path", d.File, "error", d.Err)
+	}
+	last, err := log.Last(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range toCompare(receipts, s.ID, compareAll) {
+		if err := compareReceipt(ctx, s, log, r, last); err != nil {
+			return nil, err
+		}
+	}
+	return receipts, nil
+}
+
+// toCompare are the receipts of a store that are compared, the newest first.
+func toCompare(receipts []storage.Receipt, id string, all int) []storage.Receipt {
+	mine := slices.DeleteFunc(slices.Clone(receipts), func(r storage.Receipt) bool { return r.Store != id })
+	slices.SortFunc(mine, func(a, b storage.Receipt) int { return cmp.Compare(b.Sequence, a.Sequence) })
+	if len(mine) <= all {
+		return mine
+	}
+	seen := map[string]bool{}
+	return slices.DeleteFunc(mine, func(r storage.Receipt) bool {
+		older := seen[r.Run]
+		seen[r.Run] = true
+		return older
+	})
+}
+
+func compareReceipt(ctx context.Context, s *Store, log *jetlog.Log, r storage.Receipt, last uint64) error {
+	has := fmt.Sprintf("the log ends at event %d", last)
+	if r.Sequence <= last {
+		event, err := log.At(ctx, r.Sequence)
+		switch {
+		case err == nil && event.ID == r.Event:
+			return nil
+		case err == nil:
+			has = fmt.Sprintf("in the log that is %s, %s", event.ID, event.Kind)
+		case errors.Is(err, jetlog.ErrEnd), errors.Is(err, jetlog.ErrGap):
+			has = err.Error()
+		default:
+			return err
+		}
+	}
+	where, offline := "log/", s.Location
+	if IsURL(s.Location) {
+		where, offline = "the server's stream "+jetlog.Stream, filepath.Dir(s.DataDir)
+	}
+	return fmt.Errorf("%w: the log was rolled back: by %s, event %d is %s, which commits %s@%s; %s: restore %s from a backup, or, to go on without that checkpoint, move its directory away; `ckptstore ls --offline --store %s` reads the checkpoints",
+		ErrDamaged, filepath.Join(s.DataDir, r.Ref.String(), storage.ReceiptFile), r.Sequence, r.Event, r.Run, r.Checkpoint, has, where, offline)
+}
+
+// damage makes what the log and the views call by their own names a damaged
+// store.
+func damage(err error) error {
+	if err == nil || errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
+		return err
+	}
+	for _, is := range []error{
+		jetlog.ErrGap, jetlog.ErrUnsafe, jetlog.ErrUnrecovered,
+		viewdb.ErrForeign, viewdb.ErrRolledBack, viewdb.ErrGap, viewdb.ErrFailed,
+	} {
+		if errors.Is(err, is) {
+			return fmt.Errorf("%w: %w", ErrDamaged, err)
+		}
+	}
+	return err
+}
+
+// openViews opens the views of a directory. What is wrong with them is damage,
+// unless the machine lacks something.
+func openViews(s *Store, dir string) (*viewdb.DB, error) {
+	db, err := viewdb.Open(dir, viewdb.Options{Store: s.ID, Logger: s.opts.Logger})
+	if err == nil {
+		return db, nil
+	}
+	for _, lack := range []error{
+		syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN,
+	} {
+		if errors.Is(err, lack) {
+			return nil, err
+		}
+	}
+	return nil, viewsError{fmt.Errorf("%w: %w", ErrDamaged, err)}
+}
+
+// viewsError is damage of the views alone: the log may be whole.
+type viewsError struct{ error }
+
+func (e viewsError) Unwrap() error { return e.error }

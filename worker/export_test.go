@@ -1,0 +1,4 @@
+package worker
+
+// ReportLimit is for tests from outside.
+var ReportLimit = reportLimit
