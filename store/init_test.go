@@ -66,7 +66,7 @@ func TestInitRefuses(t *testing.T) {
 			remove(t, dir, "views", "data", "blobs")
 		}},
 		{name: "a log whose server sees none", mislay: true, is: ErrDamaged, says: "log", spoil: func(t *testing.T, dir string) {
-			remove(t, dir, "views", "data", "blobs", "log/jetstream/$G/streams/CKPT/meta.inf")
+			remove(t, dir, "views", "data", "blobs", "log/jetstream/ckpt/streams/CKPT/meta.inf")
 		}},
 		{name: "checkpoints", mislay: true, is: ErrDamaged, says: "data", spoil: func(t *testing.T, dir string) {
 			remove(t, dir, "views", "log")
@@ -138,7 +138,7 @@ func remove(t *testing.T, dir string, names ...string) {
 func TestInitAgain(t *testing.T) {
 	t.Parallel()
 	ready := made(t) // what it would have become
-	const stream = "log/jetstream/$G/streams/CKPT"
+	const stream = "log/jetstream/ckpt/streams/CKPT"
 	block := read(t, filepath.Join(ready, stream, "msgs/1.blk"))
 	type step struct {
 		name string
@@ -245,7 +245,7 @@ func TestCutLogLimit(t *testing.T) {
 	s := open(t, dir)
 	must(t, s, "r", events.TrialCreated{})
 	shut(t, s)
-	size, err := largestFile(filepath.Join(log, "jetstream/$G/streams/CKPT/msgs"))
+	size, err := largestFile(filepath.Join(log, "jetstream/ckpt/streams/CKPT/msgs"))
 	if err != nil || size <= maxCutLog {
 		t.Errorf("a log with two events has %d bytes, %v", size, err)
 	}

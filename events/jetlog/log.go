@@ -29,6 +29,7 @@ package jetlog
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -55,6 +56,12 @@ type Options struct {
 	// again for every reconnect, so that a new owner of the store is found.
 	// Its context ends after Timeout.
 	Dial func(ctx context.Context) (net.Conn, error)
+	// Token that the server asks for; "" shows none. One in the URL goes before.
+	Token string
+	// TLS, when set, is how the server is checked; nothing is then sent in
+	// clear. Without it a tls:// URL, or a server that asks for it, uses the
+	// machine's certificates.
+	TLS *tls.Config
 	// Replicas of what [Log.Create] makes, on a cluster. 0 means 1.
 	Replicas int
 	// Name of this client in the server's listings.
@@ -159,19 +166,19 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 		nats.DisconnectErrHandler(l.onDisconnect),
 		nats.ReconnectHandler(l.onReconnect),
 		nats.ErrorHandler(l.onError),
+		// Who is refused keeps trying: the server's token may be put right.
+		nats.IgnoreAuthErrorAbort(),
 	}
+	opts = append(opts, nats.SetCustomDialer(dialer{l}))
 	if o.Dial != nil {
 		target = "nats://owner"
-		opts = append(opts, nats.SetCustomDialer(dialer{l}), nats.SkipHostLookup())
+		opts = append(opts, nats.SkipHostLookup())
 	}
+	opts = append(opts, o.credentials()...)
 	nc, err := connect(ctx, target, opts)
 	if err != nil {
 		l.cancel()
-		hint := "check that a NATS server with JetStream runs there ('nats-server -js' starts one)"
-		if o.Dial != nil {
-			hint = "check that the process that holds the store is alive"
-		}
-		return nil, fmt.Errorf("connect to the log at %s: %w; %s", o.where(), err, hint)
+		return nil, fmt.Errorf("connect to the log at %s: %w", o.where(), o.refused(err))
 	}
 	l.nc = nc
 	if l.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(o.Timeout)); err != nil {
@@ -216,13 +223,20 @@ func (l *Log) Close() {
 	<-l.idle
 }
 
-// dialer adapts [Options.Dial] to the library.
+// dialer makes every connection of the log. The library says that there is a
+// new one some time after it has begun to use it: what was known of the server
+// is forgotten before.
 type dialer struct{ l *Log }
 
-func (d dialer) Dial(_, _ string) (net.Conn, error) {
+func (d dialer) Dial(network, address string) (net.Conn, error) {
+	d.l.renew()
 	ctx, cancel := context.WithTimeout(d.l.ctx, d.l.opts.Timeout)
 	defer cancel()
-	return d.l.opts.Dial(ctx)
+	if d.l.opts.Dial != nil {
+		return d.l.opts.Dial(ctx)
+	}
+	var tcp net.Dialer
+	return tcp.DialContext(ctx, network, address)
 }
 
 func (l *Log) onDisconnect(_ *nats.Conn, err error) {
@@ -237,6 +251,11 @@ func (l *Log) onDisconnect(_ *nats.Conn, err error) {
 
 func (l *Log) onReconnect(*nats.Conn) {
 	l.opts.Logger.Info("connection to the log is back", "server", l.opts.where())
+	l.renew()
+}
+
+// renew begins an epoch: nothing is known of the server behind the connection.
+func (l *Log) renew() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.epoch++

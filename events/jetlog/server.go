@@ -21,16 +21,20 @@ type ServerOptions struct {
 	Dir    string       // made if absent; only this user may read it
 	Name   string       // of the server; "" means "ckptstore"
 	Logger *slog.Logger // nil discards what the server says
+	// Listen, when set, is where [Server.Listen] will let clients in.
+	Listen *Listen
 }
 
 // Server is an embedded NATS server with JetStream in a directory. Everything
-// that it acknowledges was synced to the disk. It listens nowhere: clients
-// come through [Server.Dial] and [Server.Serve].
+// that it acknowledges was synced to the disk. Clients come through
+// [Server.Dial] and [Server.Serve], and over TCP once [Server.Listen] was
+// called. All are users of one account, [Account].
 //
 // The directory has no lock of its own, and two servers on it corrupt it: the
 // caller must hold the lock of the store for as long as the server lives.
 type Server struct {
-	ns *server.Server
+	ns     *server.Server
+	listen *Listen
 
 	mu       sync.Mutex
 	stopped  bool
@@ -63,23 +67,19 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if err := os.MkdirAll(filepath.Clean(o.Dir), 0o700); err != nil {
 		return bad(err)
 	}
-	ns, err := server.NewServer(&server.Options{
-		ServerName:             o.Name,
-		JetStream:              true,
-		StoreDir:               o.Dir,
-		SyncAlways:             true,
-		DontListen:             true,
-		NoSigs:                 true,
-		DisableJetStreamBanner: true,
-		// A quota that no disk reaches: the store watches the disk itself, and
-		// the server's own guess would refuse decisions before it does.
-		JetStreamMaxStore:  1 << 50,
-		JetStreamMaxMemory: 256 << 20,
-	})
+	doorman := newDoorman(o.Listen)
+	opts, err := o.server(doorman)
 	if err != nil {
 		return bad(err)
 	}
-	s := &Server{ns: ns, closers: map[io.Closer]struct{}{}, fatal: make(chan string, 1)}
+	ns, err := server.NewServer(opts)
+	if err != nil {
+		return bad(err)
+	}
+	if doorman.account, err = ns.LookupAccount(Account); err != nil {
+		return bad(err)
+	}
+	s := &Server{ns: ns, listen: o.Listen, closers: map[io.Closer]struct{}{}, fatal: make(chan string, 1)}
 	ns.SetLoggerV2(serverLog{o.Logger, s.fatal}, false, false, false)
 	started := make(chan struct{})
 	go func() {
@@ -93,6 +93,28 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 		return bad(err)
 	}
 	return s, nil
+}
+
+// server is what the embedded server is told.
+func (o ServerOptions) server(d *doorman) (*server.Options, error) {
+	opts := &server.Options{}
+	if err := opts.ProcessConfigString(accounts); err != nil {
+		return nil, err
+	}
+	if err := o.Listen.apply(opts); err != nil {
+		return nil, err
+	}
+	opts.ServerName = o.Name
+	opts.JetStream, opts.StoreDir, opts.SyncAlways = true, o.Dir, true
+	// [Server.Listen] opens the port later.
+	opts.DontListen, opts.NoSigs, opts.DisableJetStreamBanner = true, true, true
+	opts.CustomClientAuthentication = d
+	// Seconds to say who one is. A busy machine takes more than the default.
+	opts.AuthTimeout, opts.TLSTimeout = 30, 10
+	// A quota that no disk reaches: the store watches the disk itself, and
+	// the server's own guess would refuse decisions before it does.
+	opts.JetStreamMaxStore, opts.JetStreamMaxMemory = 1<<50, 256<<20
+	return opts, nil
 }
 
 // healthy waits until the server says so, dies, or ctx ends. What was not
@@ -141,7 +163,7 @@ func (s *Server) Dial() (net.Conn, error) {
 
 // Serve connects whoever l accepts to the server. It returns nil when l is
 // closed, which [Server.Shutdown] does too. Who may connect is decided by the
-// listener: the mode of a unix socket, or TLS.
+// listener alone, such as by the mode of a unix socket.
 func (s *Server) Serve(l net.Listener) error {
 	if !s.hold(l) {
 		return nil

@@ -1,0 +1,183 @@
+package jetlog
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// Accounts of the embedded server. The directory of the streams has the name
+// of their account, so it is part of the format of a store.
+const (
+	Account       = "ckpt" // has the log; every client is a user of it
+	systemAccount = "SYS"
+)
+
+const accounts = `accounts { ` + Account + ` { jetstream: enabled }, ` + systemAccount + ` {} }
+system_account: ` + systemAccount
+
+// minToken is the shortest token in bytes: 128 bits in hexadecimal.
+const minToken = 32
+
+// ErrExposed says that the server would let strangers in.
+var ErrExposed = errors.New("not safe to listen")
+
+// Listen is where and how clients come in over TCP.
+type Listen struct {
+	Address string      // HOST:PORT; port 0 is any free one
+	Token   string      // which clients must show; "" asks for none
+	TLS     *tls.Config // nil: in clear. It may ask for client certificates.
+}
+
+// Validate refuses what would let strangers in, or a token be overheard. On
+// loopback anything goes, though all users of the machine can connect then.
+func (o Listen) Validate() error {
+	_, _, err := o.hostPort()
+	if err != nil {
+		return err
+	}
+	if o.Token != "" && len(o.Token) < minToken {
+		return fmt.Errorf("listen on %s: %w: the token has %d bytes, want at least %d: make one with `openssl rand -hex 32`", o.Address, ErrExposed, len(o.Token), minToken)
+	}
+	switch {
+	case o.Local():
+		return nil
+	case o.TLS == nil:
+		return fmt.Errorf("listen on %s: %w: other machines reach it, and what they send, a token too, would cross the network in clear: give it a certificate and key, or a loopback address", o.Address, ErrExposed)
+	case o.Token == "" && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert:
+		return fmt.Errorf("listen on %s: %w: other machines reach it, and anybody could write: give it a token, or the CA of client certificates", o.Address, ErrExposed)
+	}
+	return nil
+}
+
+// Local reports whether only this machine reaches the address.
+func (o Listen) Local() bool {
+	host, _, err := o.hostPort()
+	addr, perr := netip.ParseAddr(host)
+	return err == nil && (host == "localhost" || perr == nil && addr.IsLoopback())
+}
+
+// Open reports whether clients need nothing to be let in.
+func (o Listen) Open() bool {
+	return o.Token == "" && (o.TLS == nil || o.TLS.ClientAuth != tls.RequireAndVerifyClientCert)
+}
+
+func (o Listen) hostPort() (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(o.Address)
+	if err == nil {
+		var n uint64
+		n, err = strconv.ParseUint(text, 10, 16)
+		port = int(n)
+	}
+	if err == nil && host == "" {
+		err = errors.New("which address of this machine? 127.0.0.1 is for this machine alone, 0.0.0.0 for every network it is in")
+	}
+	if err != nil {
+		return "", 0, fmt.Errorf("listen on %q: want HOST:PORT: %w", o.Address, err)
+	}
+	return host, port, nil
+}
+
+// apply sets the options of a server that is to listen when told to.
+func (o *Listen) apply(to *server.Options) error {
+	if o == nil {
+		return nil
+	}
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	host, port, err := o.hostPort()
+	if err != nil {
+		return err
+	}
+	if port == 0 {
+		port = server.RANDOM_PORT
+	}
+	to.Host, to.Port, to.TLSConfig = host, port, o.TLS
+	return nil
+}
+
+// Listen opens the port of [ServerOptions].Listen and returns its address. It
+// is called once, when the log was found to be sound.
+func (s *Server) Listen() (net.Addr, error) {
+	if s.listen == nil {
+		return nil, errors.New("listen: the log's server was started without an address")
+	}
+	bad := func(err error) (net.Addr, error) {
+		return nil, fmt.Errorf("listen on %s: %w; choose another address, or end the process that has it", s.listen.Address, err)
+	}
+	// The server itself would only log why it cannot.
+	probe, err := net.Listen("tcp", s.listen.Address)
+	if err != nil {
+		return bad(err)
+	}
+	if err := probe.Close(); err != nil {
+		return bad(err)
+	}
+	s.ns.AcceptLoop(make(chan struct{}))
+	if addr := s.ns.Addr(); addr != nil {
+		return addr, nil
+	}
+	select {
+	case why := <-s.fatal:
+		return bad(errors.New(why))
+	default:
+		return bad(errors.New("the server is shutting down"))
+	}
+}
+
+// doorman decides who is let in, and as which user. Whoever comes through the
+// process or a unix socket has been let in by its mode; whoever comes over TCP
+// shows the token. Client certificates are checked by TLS before this.
+type doorman struct {
+	account *server.Account
+	token   *[sha256.Size]byte // of which this is the digest; nil asks for none
+}
+
+var _ server.Authentication = (*doorman)(nil)
+
+func newDoorman(o *Listen) *doorman {
+	d := &doorman{}
+	if o != nil && o.Token != "" {
+		sum := sha256.Sum256([]byte(o.Token))
+		d.token = &sum
+	}
+	return d
+}
+
+// Check implements [server.Authentication].
+func (d *doorman) Check(c server.ClientAuthentication) bool {
+	from := c.RemoteAddress()
+	if c.Kind() != server.CLIENT || from == nil {
+		return false
+	}
+	if from.Network() == "pipe" {
+		c.RegisterUser(&server.User{Username: "owner", Account: d.account})
+		return true
+	}
+	if d.token != nil {
+		// Digests have one length: the time tells nothing of the token's.
+		got := sha256.Sum256([]byte(c.GetOpts().Token))
+		if subtle.ConstantTimeCompare(got[:], d.token[:]) != 1 {
+			return false
+		}
+	}
+	c.RegisterUser(&server.User{Username: "client", Account: d.account, Permissions: &server.Permissions{
+		Publish: &server.SubjectPermission{Deny: destructive},
+	}})
+	return true
+}
+
+// destructive are the requests by which a log could be changed behind the
+// back of its events. Nothing of ours makes them.
+var destructive = []string{
+	"$JS.API.STREAM.UPDATE." + Stream, "$JS.API.STREAM.DELETE." + Stream, "$JS.API.STREAM.PURGE." + Stream,
+	"$JS.API.STREAM.MSG.DELETE." + Stream, "$JS.API.STREAM.RESTORE." + Stream,
+}
