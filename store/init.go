@@ -25,14 +25,15 @@ var ErrNotEmpty = errors.New("not empty")
 // Init makes a new store and returns its identity. In a directory, store.json
 // is renamed into place last: without it an init that was cut is redone. With
 // a URL, data says where checkpoints go; it must be a directory that every
-// node of every job sees under that path.
+// node of every job sees under that path; see [InitURL].
 func Init(ctx context.Context, location, data string) (string, error) {
 	location, isURL, err := parseLocation(location)
 	if err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
 	if isURL {
-		return initURL(ctx, location, data)
+		made, err := InitURL(ctx, location, URLOptions{Data: data})
+		return made.Store, err
 	}
 	if data != "" {
 		return "", fmt.Errorf("init %s: %w: --data goes with a URL; in a directory, the data is in its data/", location, ErrLocation)

@@ -37,8 +37,9 @@ type card struct {
 	Host    string    `json:"host"`
 	PID     int       `json:"pid"`
 	Started time.Time `json:"started"`
-	Log     string    `json:"log"` // socket for NATS
-	API     string    `json:"api"` // socket for queries
+	Log     string    `json:"log"`               // socket for NATS
+	API     string    `json:"api"`               // socket for queries
+	Address string    `json:"address,omitempty"` // HOST:PORT for clients over TCP
 }
 
 const lockName, cardName = "LOCK", "owner.json"

@@ -58,7 +58,9 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	if err = s.space.check(keepToOwn); err != nil {
 		return w, err
 	}
-	if w.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: filepath.Join(dir, "log"), Logger: serverLogger(s.opts.Logger)}); err != nil {
+	if w.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{
+		Dir: filepath.Join(dir, "log"), Logger: serverLogger(s.opts.Logger), Listen: s.opts.Listen,
+	}); err != nil {
 		return w, err
 	}
 	if w.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(w.server), Logger: s.opts.Logger}); err != nil {
@@ -156,11 +158,27 @@ func (w *ownership) listen(s *Store) error {
 	w.api = &http.Server{Handler: web.Handler(w.views.db), ReadHeaderTimeout: 10 * time.Second}
 	w.nserve++
 	go func() { w.served <- w.api.Serve(api) }()
+	var bound net.Addr
+	if s.opts.Listen != nil {
+		if err := w.log.Announce(jetlog.Served{Store: s.ID, Directory: w.dir, Host: c.Host}); err != nil {
+			return err
+		}
+		if bound, err = w.server.Listen(); err != nil {
+			return err
+		}
+		c.Address = bound.String()
+	}
 	text, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {
 		return err
 	}
-	return writeDurable(filepath.Join(w.dir, cardName), append(text, '\n'))
+	if err := writeDurable(filepath.Join(w.dir, cardName), append(text, '\n')); err != nil {
+		return err
+	}
+	if bound != nil && s.opts.Bound != nil {
+		s.opts.Bound(bound)
+	}
+	return nil
 }
 
 // abandoned removes a socket that nobody listens on.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -13,11 +12,33 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// openURL connects to a NATS server. The views are folded in memory.
-func openURL(ctx context.Context, o Options) (_ *Store, err error) {
-	log, err := jetlog.Connect(ctx, jetlog.Options{URL: o.Location, Logger: o.Logger})
+// dialURL connects to the server of a URL.
+func dialURL(ctx context.Context, url string, a *Access, o jetlog.Options) (*jetlog.Log, error) {
+	if a == nil {
+		env := AccessFromEnv()
+		a = &env
+	}
+	if err := a.client(&o); err != nil {
+		return nil, err
+	}
+	o.URL = url
+	log, err := jetlog.Connect(ctx, o)
+	if errors.Is(err, jetlog.ErrNotAllowed) {
+		return nil, fmt.Errorf("%w; $%s or $%s is the token, $%s the CA that the server is checked by, $%s and $%s this client's certificate",
+			err, EnvToken, EnvTokenFile, EnvTLSCA, EnvTLSCert, EnvTLSKey)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoStore, err)
+	}
+	return log, nil
+}
+
+// openURL connects to a NATS server, or to the owner of a directory that
+// listens. The views are folded in memory.
+func openURL(ctx context.Context, o Options) (_ *Store, err error) {
+	log, err := dialURL(ctx, o.Location, o.Access, jetlog.Options{Logger: o.Logger})
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -27,7 +48,8 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	}()
 	created, _, err := log.Open(ctx)
 	if errors.Is(err, jetlog.ErrNoLog) {
-		return nil, fmt.Errorf("%w at %s: make one with `ckptstore init --store URL --data DIR`: %w", ErrNoStore, jetlog.Redacted(o.Location), err)
+		return nil, fmt.Errorf("%w at %s: %w; if it never had one, `ckptstore init --store URL --data DIR` makes it; if it had, its server runs on another directory, with another account or with another encryption key: start it as it was, nothing was created or changed",
+			ErrNoStore, jetlog.Redacted(o.Location), err)
 	}
 	if err != nil {
 		return nil, err
@@ -42,10 +64,14 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := sweepJobs(s.Runtime); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
-	if err := probe(created.Data); err != nil {
+	at, err := locate(ctx, log, created)
+	if err != nil {
 		return nil, err
 	}
-	if err := s.openData(filepath.Join(created.Data, "data"), filepath.Join(created.Data, "blobs")); err != nil {
+	if err := at.probe(); err != nil {
+		return nil, err
+	}
+	if err := s.openData(filepath.Join(at.dir, "data"), filepath.Join(at.dir, "blobs")); err != nil {
 		return nil, err
 	}
 	receipts, err := recorded(ctx, s, log)
@@ -59,56 +85,12 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if s.local, err = follow(ctx, db, log, s); err != nil {
 		return nil, err
 	}
+	if at.owned {
+		return s, nil
+	}
 	// Nobody owns the data of a server's store: whoever opens it repairs it.
 	if err = repair(ctx, s, log, s.local, receipts); err != nil {
 		return nil, errors.Join(err, s.local.close())
 	}
 	return s, nil
-}
-
-// initURL makes the log on a server and the data directory beside it.
-func initURL(ctx context.Context, url, data string) (string, error) {
-	if data == "" || !filepath.IsAbs(data) {
-		return "", fmt.Errorf("init %s: %w: --data must be the absolute path of a directory that every node sees, got %q", jetlog.Redacted(url), ErrLocation, data)
-	}
-	log, err := jetlog.Connect(ctx, jetlog.Options{URL: url})
-	if err != nil {
-		return "", fmt.Errorf("init: %w: %w", ErrNoStore, err)
-	}
-	defer log.Close()
-	if created, _, err := log.Open(ctx); err == nil {
-		return "", fmt.Errorf("init %s: %w: it is %s, with its data in %s", jetlog.Redacted(url), ErrExists, created.Store, created.Data)
-	}
-	for _, sub := range []string{"data", "blobs"} {
-		if err := os.MkdirAll(filepath.Join(data, sub), 0o700); err != nil {
-			return "", fmt.Errorf("init: %w", err)
-		}
-	}
-	if err := probe(data); err != nil {
-		return "", err
-	}
-	id := NewID()
-	return id, create(ctx, log, id, data)
-}
-
-// probe checks by a file that the data location can be written and read here.
-func probe(dir string) error {
-	hint := "the log says that this store's data is there; mount it on this machine"
-	f, err := os.CreateTemp(dir, ".probe-*")
-	if err != nil {
-		return fmt.Errorf("probe the data location: %w: %s", err, hint)
-	}
-	name := f.Name()
-	_, err = f.WriteString("probe")
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		var back []byte
-		if back, err = os.ReadFile(name); err == nil && string(back) != "probe" {
-			err = fmt.Errorf("%s reads back %q", name, back)
-		}
-	}
-	if err = errors.Join(err, os.Remove(name)); err != nil {
-		return fmt.Errorf("probe the data location: %w: %s", err, hint)
-	}
-	return nil
 }

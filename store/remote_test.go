@@ -93,7 +93,7 @@ func TestURL(t *testing.T) {
 	}
 	p.end()
 	left, err := os.ReadDir(data)
-	if err != nil || !slices.Equal(names(left), []string{"blobs", "data"}) {
+	if err != nil || !slices.Equal(names(left), []string{"blobs", "data", markName}) {
 		t.Errorf("in the data location: %v, %v", names(left), err)
 	}
 	srv.end()

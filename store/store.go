@@ -5,7 +5,7 @@
 //	STORE/
 //	  store.json     identity and format; renamed into place last
 //	  LOCK           flock(2) of the owner
-//	  owner.json     who the owner is, and where its sockets are
+//	  owner.json     who the owner is, and where its sockets and its port are
 //	  log/           the embedded NATS server's streams
 //	  views/         projections; may be deleted, is rebuilt from the log
 //	  blobs/         event bodies that are too large for the log
@@ -17,8 +17,15 @@
 // find it by owner.json. Appends in flight are retried under their event IDs.
 //
 // With a NATS URL there is no owner: every process connects to the server and
-// folds its own views in memory, and the data lies where the log's first
-// event says.
+// folds its own views in memory. The data lies where the log's first event
+// says, and location.json there says whose it is:
+//
+//	DATA/
+//	  location.json  identity; without it the directory is not used
+//	  blobs/, data/  as above
+//
+// An owner may listen on TCP ([Options].Listen). Then its directory is behind a
+// URL too, for machines that have it mounted under the same path.
 package store
 
 import (
@@ -27,6 +34,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -62,6 +70,12 @@ type Options struct {
 	// default 10 s.
 	Patience time.Duration
 	Logger   *slog.Logger // default: discard
+	// Access to the server of a URL; nil reads the environment.
+	Access *Access
+	// Listen, when set, lets clients in over TCP while this process owns the
+	// directory; Bound, when set, is told of each address. It must not block.
+	Listen *jetlog.Listen
+	Bound  func(net.Addr)
 }
 
 // Store is an open store. Its parts may be used concurrently until Close.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/dcp"
@@ -124,7 +125,7 @@ func exitCode(err error, interrupted bool) int {
 	case interrupted && errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrAmbiguous),
-		errors.Is(err, store.ErrLocation):
+		errors.Is(err, store.ErrLocation), errors.Is(err, store.ErrAccess), errors.Is(err, jetlog.ErrExposed):
 		return exitUsage
 	case errors.Is(err, projections.ErrNotFound):
 		return exitNotFound
@@ -136,7 +137,7 @@ func exitCode(err error, interrupted bool) int {
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked):
 		return exitLocked
-	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
+	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, jetlog.ErrNotAllowed):
 		return exitNotAllowed
 	}
 	return exitFailed
@@ -174,12 +175,20 @@ func (a *app) logger() *slog.Logger {
 }
 
 func (a *app) open(ctx context.Context) (*store.Store, error) {
-	return store.Open(ctx, store.Options{Location: a.location, Patience: a.wait, Logger: a.logger()})
+	return store.Open(ctx, a.options())
+}
+
+func (a *app) options() store.Options {
+	return store.Options{Location: a.location, Patience: a.wait, Logger: a.logger()}
 }
 
 // with opens the store for one command.
-func (a *app) with(ctx context.Context, do func(*store.Store) error) (err error) {
-	s, err := a.open(ctx)
+func (a *app) with(ctx context.Context, do func(*store.Store) error) error {
+	return a.withOptions(ctx, a.options(), do)
+}
+
+func (a *app) withOptions(ctx context.Context, o store.Options, do func(*store.Store) error) (err error) {
+	s, err := store.Open(ctx, o)
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,8 @@ package main
 
 import (
 	"fmt"
-	"text/tabwriter"
+	"net"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -10,49 +11,61 @@ import (
 	"github.com/ckptstore/ckptstore/store"
 )
 
-func (a *app) initCommand() *cobra.Command {
-	var data string
-	c := &cobra.Command{
-		Use: "init", Short: "Make a new store", Args: args(cobra.NoArgs),
-		Long: `Make a new store in the directory --store, or on the NATS server that it
-names. On a server, --data is the directory for checkpoints; it must be the
-same on every node of every job.`,
-		Example: `  ckptstore init --store ckpts
-  ckptstore init --store nats://127.0.0.1:4222 --data /mnt/shared/ckpts`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			id, err := store.Init(c.Context(), a.location, data)
-			if err != nil {
-				return err
-			}
-			where := a.location
-			if store.IsURL(where) {
-				where = jetlog.Redacted(where)
-			}
-			made := struct {
-				Store    string `json:"store"`
-				Location string `json:"location"`
-			}{id, where}
-			return emit(a, made, []any{made}, func(w *tabwriter.Writer, _ bool) {
-				fmt.Fprintf(w, "made store %s in %s\n", id, where)
-			})
-		},
-	}
-	c.Flags().StringVar(&data, "data", "", "directory for checkpoints, with a URL")
-	return c
-}
+const serveHelp = `Own the store until SIGINT or SIGTERM. Trainers and other commands on this
+machine connect to its owner; without one, each owns the store while it runs.
+When another process owns the store, stand by and own it when that one ends.
+
+With --listen, NATS clients come in over TCP too, among them this program with
+--store nats://HOST:PORT. Port 0 is any free one; which, is said on stderr and
+in owner.json. The data stays files: other machines mount the store's directory
+under the same path. On an address that other machines reach, --tls-cert and
+--tls-key are needed, and a token or --tls-ca. The token is in --token-file or
+in $CKPTSTORE_STORE_TOKEN, never on the command line. With --tls-ca, clients
+show a certificate of that CA. On loopback, without a token every user of this
+machine can write.
+` + accessHelp
 
 func (a *app) serveCommand() *cobra.Command {
-	return &cobra.Command{
+	var (
+		address string
+		access  store.Access
+	)
+	c := &cobra.Command{
 		Use: "serve", Short: "Own a store until stopped, so that others connect to it", Args: args(cobra.NoArgs),
-		Long: `Own the store until SIGINT or SIGTERM. Trainers and other commands on this
-machine connect to its owner; without one, each owns the store while it runs.
-When another process owns the store, stand by and own it when that one ends.`,
+		Long: serveHelp,
+		Example: `  ckptstore serve --store ckpts
+  ckptstore serve --store ckpts --listen 0.0.0.0:4222 --token-file token --tls-cert cert.pem --tls-key key.pem`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if store.IsURL(a.location) {
 				return usageError{fmt.Errorf("serve %s: a store on a server has no owner, there is nothing to serve: start a NATS server there (`nats-server -js`), or name a directory with --store",
 					jetlog.Redacted(a.location))}
 			}
-			return a.with(c.Context(), func(s *store.Store) error {
+			o := a.options()
+			if address == "" && access != (store.Access{}) {
+				return usageError{fmt.Errorf("serve: --token-file, --tls-cert, --tls-key and --tls-ca are for clients over TCP: say where with --listen HOST:PORT")}
+			}
+			if address != "" {
+				if access.TokenFile == "" {
+					access.Token = os.Getenv(store.EnvToken)
+					access.TokenFile = os.Getenv(store.EnvTokenFile)
+				}
+				listen, err := access.Listen(address)
+				if err != nil {
+					return fmt.Errorf("serve: %w", err)
+				}
+				if listen.Open() && !a.quiet {
+					fmt.Fprintf(a.err, "without a token, every user of this machine can write to the store on %s; see --token-file\n", address)
+				}
+				o.Listen = listen
+				o.Bound = func(addr net.Addr) {
+					scheme := "nats"
+					if listen.TLS != nil {
+						scheme = "tls"
+					}
+					fmt.Fprintf(a.err, "listening on %s://%s\n", scheme, addr)
+				}
+			}
+			return a.withOptions(c.Context(), o, func(s *store.Store) error {
 				state := "serving"
 				if !s.Owns() {
 					state = "another process owns this store; standing by for"
@@ -63,4 +76,11 @@ When another process owns the store, stand by and own it when that one ends.`,
 			})
 		},
 	}
+	f := c.Flags()
+	f.StringVar(&address, "listen", "", "HOST:PORT for clients over TCP")
+	f.StringVar(&access.TokenFile, "token-file", "", "file of the token that clients show; only its user may read it ($CKPTSTORE_STORE_TOKEN_FILE)")
+	f.StringVar(&access.Cert, "tls-cert", "", "the server's certificate in PEM")
+	f.StringVar(&access.Key, "tls-key", "", "its key; only its user may read it")
+	f.StringVar(&access.CA, "tls-ca", "", "CA of the certificates that clients must show")
+	return c
 }

@@ -20,6 +20,8 @@ var (
 	ErrForeign = errors.New("foreign log")
 	// ErrUnsafe: the stream is configured so that it could lose events.
 	ErrUnsafe = errors.New("unsafe log")
+	// ErrReplicas: the server cannot keep as many copies as were asked for.
+	ErrReplicas = errors.New("too few servers")
 	// ErrGap: an event that was in the log is not there any more, or cannot be
 	// read.
 	ErrGap = errors.New("gap in the log")
@@ -64,6 +66,8 @@ const (
 	codeBatchInflight    = jetstream.ErrorCode(10210) // too many open batches
 	codeStoreFailed      = jetstream.ErrorCode(10077) // disk or quota
 	codeInsufficient     = jetstream.ErrorCode(10023) // the server's quota
+	codeNoPeers          = jetstream.ErrorCode(10005) // the cluster has too few servers
+	codeNotClustered     = jetstream.ErrorCode(10074) // more than one replica without a cluster
 	codeNoMessage        = jetstream.ErrorCode(10037)
 	codeNotLeader        = jetstream.ErrorCode(10009)
 )

@@ -62,7 +62,8 @@ type Options struct {
 	// clear. Without it a tls:// URL, or a server that asks for it, uses the
 	// machine's certificates.
 	TLS *tls.Config
-	// Replicas of what [Log.Create] makes, on a cluster. 0 means 1.
+	// Replicas of what [Log.Create] makes. 0 means three on a cluster that has
+	// as many servers, and one otherwise.
 	Replicas int
 	// Name of this client in the server's listings.
 	Name string
@@ -86,9 +87,6 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.Timeout <= 0 {
 		o.Timeout = DefaultTimeout
-	}
-	if o.Replicas <= 0 {
-		o.Replicas = 1
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -46,7 +46,7 @@ func (l *Log) Create(ctx context.Context, created events.Decision) error {
 func (l *Log) createOnce(ctx context.Context, created events.Decision, want events.StoreCreated) error {
 	info, err := l.streamInfo(ctx)
 	if errors.Is(err, ErrNoLog) {
-		if _, err = l.js.CreateStream(ctx, streamConfig(l.opts.Replicas)); err != nil {
+		if err = l.createStream(ctx); err != nil {
 			return err
 		}
 		info, err = l.streamInfo(ctx)
@@ -72,6 +72,28 @@ func (l *Log) createOnce(ctx context.Context, created events.Decision, want even
 	}
 	l.adopt(info.Created)
 	return nil
+}
+
+func (l *Log) createStream(ctx context.Context) error {
+	want := []int{l.opts.Replicas}
+	if l.opts.Replicas == 0 {
+		want = []int{1}
+		if l.nc.ConnectedClusterName() != "" {
+			want = []int{3, 1}
+		}
+	}
+	for {
+		_, err := l.js.CreateStream(ctx, streamConfig(want[0]))
+		few := hasCode(err, codeNoPeers, codeNotClustered, codeInsufficient)
+		if few && len(want) > 1 {
+			want = want[1:]
+			continue
+		}
+		if few {
+			return fmt.Errorf("%w: the server cannot keep %d copies of the log: start as many servers of one cluster, or ask for fewer: %w", ErrReplicas, want[0], err)
+		}
+		return err
+	}
 }
 
 // Open checks that the log is there, whole, and safely configured, and says
