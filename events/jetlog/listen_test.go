@@ -97,6 +97,7 @@ func listening(t *testing.T, o Listen) (*Log, string) {
 }
 
 func TestWhoIsLetIn(t *testing.T) {
+	t.Parallel()
 	ours, theirs := newAuthority(t, "ours"), newAuthority(t, "theirs")
 	server := func(clients *authority) *tls.Config {
 		c := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{ours.sign(t)}}
@@ -164,6 +165,7 @@ func TestWhoIsLetIn(t *testing.T) {
 
 // A client with the token may write, and cannot rewrite.
 func TestClientCannotRewrite(t *testing.T) {
+	t.Parallel()
 	mine, addr := listening(t, Listen{Token: token})
 	if _, err := mine.Append(t.Context(), factsOf(t, 5)...); err != nil {
 		t.Fatal(err)
@@ -185,6 +187,7 @@ func TestClientCannotRewrite(t *testing.T) {
 // A client that was let in comes back when the server does, also when it was
 // refused in between.
 func TestTokenPutRight(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	at := "127.0.0.1:0"
 	own := func(token string) *Server {
