@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/web"
 	"go.uber.org/goleak"
@@ -169,13 +170,42 @@ func (a *actor) append(ctx context.Context, run, id string, iteration int) error
 	return a.say(reply{Acknowledged: id})
 }
 
-// hammer appends until it is told to stop.
+// settle takes a decision, however many others come first.
+func (a *actor) settle(ctx context.Context, run, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	agg := events.Aggregate{Run: run, Trial: trialName}
+	d, err := events.NewDecision(events.Stamp{ID: id, Source: "test", Time: time.Now()}, agg, begun(id))
+	if err != nil {
+		return err
+	}
+	for {
+		end, err := a.store.Log.LaneEnd(ctx, agg)
+		if err != nil {
+			return err
+		}
+		_, err = a.store.Log.Decide(ctx, d, end)
+		switch {
+		case err == nil:
+			return a.say(reply{Acknowledged: id})
+		case !errors.Is(err, jetlog.ErrConflict):
+			return err
+		}
+	}
+}
+
+// hammer appends facts and takes decisions until it is told to stop.
 func (a *actor) hammer(ctx context.Context, run, prefix string) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for i := 1; ; i++ {
 		if err := a.append(ctx, run, fmt.Sprintf("%s-%d", prefix, i), i); err != nil {
 			return err
+		}
+		if i%3 == 0 {
+			if err := a.settle(ctx, run, fmt.Sprintf("%s-d%d", prefix, i)); err != nil {
+				return err
+			}
 		}
 		select {
 		case <-a.stop:

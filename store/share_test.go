@@ -98,17 +98,26 @@ func owned(t *testing.T, dir string, ps ...*process) int {
 	return at
 }
 
-// TestOwnersKilled kills one owner after the other while all append. Every
-// second one dies before the others have found it.
+// TestOwnersKilled kills one owner after the other while 20 processes append
+// facts and, two on a lane, decide. Every second owner dies before the others
+// have found it.
 func TestOwnersKilled(t *testing.T) {
 	t.Parallel()
+	const trainers, kills = 20, 6
 	dir := made(t)
-	ps := actors(t, dir, 8)
+	ps := make([]*process, trainers)
+	for i := range ps {
+		ps[i] = start(t, "actor")
+		ps[i].tell(request{Do: "open", Location: dir})
+	}
 	for i, p := range ps {
-		p.do(request{Do: "hammer", Run: fmt.Sprintf("run-%d", i), Name: fmt.Sprintf("p%d", i)})
+		if r := p.hear("open"); r.Error != "" {
+			t.Fatal(r.Error)
+		}
+		p.do(request{Do: "hammer", Run: fmt.Sprintf("run-%d", i/2), Name: fmt.Sprintf("p%d", i)})
 	}
 	var acked []string
-	for len(ps) > 2 {
+	for len(ps) > trainers-kills {
 		if len(ps)%2 == 0 {
 			for _, p := range ps {
 				progress(t, p)
@@ -128,8 +137,14 @@ func TestOwnersKilled(t *testing.T) {
 		p.end()
 		acked = append(acked, p.acknowledged()...)
 	}
-	if len(acked) < 20 {
-		t.Errorf("only %d events", len(acked))
+	decisions := 0
+	for _, id := range acked {
+		if strings.Contains(id, "-d") {
+			decisions++
+		}
+	}
+	if len(acked) < 100 || decisions < trainers {
+		t.Errorf("only %d events, %d of them decisions", len(acked), decisions)
 	}
 	onceEach(t, open(t, dir), acked)
 }
