@@ -344,3 +344,30 @@ func TestInitCut(t *testing.T) {
 	srv.end()
 	other.end()
 }
+
+// TestTwoServers: one log directory is never served twice, by a process with
+// the store's lock or without.
+func TestTwoServers(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	log := filepath.Join(dir, "log")
+	again := func() error {
+		s, err := jetlog.StartServer(t.Context(), jetlog.ServerOptions{Dir: log})
+		if err == nil {
+			s.Shutdown()
+		}
+		return err
+	}
+	_, first := serverIn(t, log)
+	wrong(t, again(), jetlog.ErrServed, log)
+	// Who has the store's lock, but not that of the log, is no owner either.
+	refused(t, Options{Location: dir, Patience: 100 * time.Millisecond}, jetlog.ErrServed, log)
+	first.kill()
+	owner := actors(t, dir, 1)[0]
+	wrong(t, again(), jetlog.ErrServed, log)
+	must(t, open(t, dir), "run", begun("step-1"))
+	owner.kill()
+	if err := again(); err != nil {
+		t.Error(err)
+	}
+}

@@ -48,7 +48,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	}()
 	created, _, err := log.Open(ctx)
 	if errors.Is(err, jetlog.ErrNoLog) {
-		return nil, fmt.Errorf("%w at %s: %w; if it never had one, `ckptstore init --store URL --data DIR` makes it; if it had, its server runs on another directory, with another account or with another encryption key: start it as it was, nothing was created or changed",
+		return nil, fmt.Errorf("%w at %s: %w; start the server as it was, or, if there never was a store, make one with `ckptstore init --store URL --data DIR`",
 			ErrNoStore, jetlog.Redacted(o.Location), err)
 	}
 	if err != nil {

@@ -135,7 +135,7 @@ func exitCode(err error, interrupted bool) int {
 		return exitFindings
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
-	case errors.Is(err, store.ErrLocked):
+	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):
 		return exitLocked
 	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, jetlog.ErrNotAllowed):
 		return exitNotAllowed

@@ -15,6 +15,8 @@ import (
 var (
 	// ErrNoLog: there is no stream, or an empty one whose first boot was cut.
 	ErrNoLog = errors.New("no log")
+	// ErrServed: another server has the directory.
+	ErrServed = errors.New("another server has the log open")
 	// ErrForeign: the log is another store's, or was made anew since it was
 	// opened.
 	ErrForeign = errors.New("foreign log")

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"golang.org/x/sys/unix"
 )
 
 // ServerOptions say where an embedded server keeps its streams.
@@ -30,11 +31,13 @@ type ServerOptions struct {
 // [Server.Dial] and [Server.Serve], and over TCP once [Server.Listen] was
 // called. All are users of one account, [Account].
 //
-// The directory has no lock of its own, and two servers on it corrupt it: the
-// caller must hold the lock of the store for as long as the server lives.
+// Two servers on one directory would both acknowledge the same sequences. So
+// the server holds a lock, flock(2), on it for as long as it lives; the store's
+// own lock is taken before and says who has it.
 type Server struct {
 	ns     *server.Server
 	listen *Listen
+	lock   *os.File // the directory
 
 	mu       sync.Mutex
 	stopped  bool
@@ -67,19 +70,19 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if err := os.MkdirAll(filepath.Clean(o.Dir), 0o700); err != nil {
 		return bad(err)
 	}
+	lock, err := lockDir(o.Dir)
+	if err != nil {
+		return bad(err)
+	}
 	doorman := newDoorman(o.Listen)
-	opts, err := o.server(doorman)
+	ns, err := o.newServer(doorman)
+	if err == nil {
+		doorman.account, err = ns.LookupAccount(Account)
+	}
 	if err != nil {
-		return bad(err)
+		return bad(errors.Join(err, lock.Close()))
 	}
-	ns, err := server.NewServer(opts)
-	if err != nil {
-		return bad(err)
-	}
-	if doorman.account, err = ns.LookupAccount(Account); err != nil {
-		return bad(err)
-	}
-	s := &Server{ns: ns, listen: o.Listen, closers: map[io.Closer]struct{}{}, fatal: make(chan string, 1)}
+	s := &Server{ns: ns, listen: o.Listen, lock: lock, closers: map[io.Closer]struct{}{}, fatal: make(chan string, 1)}
 	ns.SetLoggerV2(serverLog{o.Logger, s.fatal}, false, false, false)
 	started := make(chan struct{})
 	go func() {
@@ -95,8 +98,24 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	return s, nil
 }
 
-// server is what the embedded server is told.
-func (o ServerOptions) server(d *doorman) (*server.Options, error) {
+// lockDir takes the lock of a directory, which the kernel gives back when the
+// process ends.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("%w: connect to that one, or end it", ErrServed)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func (o ServerOptions) newServer(d *doorman) (*server.Server, error) {
 	opts := &server.Options{}
 	if err := opts.ProcessConfigString(accounts); err != nil {
 		return nil, err
@@ -114,7 +133,7 @@ func (o ServerOptions) server(d *doorman) (*server.Options, error) {
 	// A quota that no disk reaches: the store watches the disk itself, and
 	// the server's own guess would refuse decisions before it does.
 	opts.JetStreamMaxStore, opts.JetStreamMaxMemory = 1<<50, 256<<20
-	return opts, nil
+	return server.NewServer(opts)
 }
 
 // healthy waits until the server says so, dies, or ctx ends. What was not
@@ -244,6 +263,8 @@ func (s *Server) Shutdown() {
 	s.stopOnce.Do(s.ns.Shutdown)
 	s.ns.WaitForShutdown()
 	s.bridges.Wait()
+	// A second time it is closed already.
+	_ = s.lock.Close()
 }
 
 // serverLog passes the server's messages on. Under it, a fatal error does not

@@ -186,7 +186,7 @@ func whole(s jetstream.StreamState) error {
 func (l *Log) streamInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
 	s, err := l.js.Stream(ctx, Stream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, fmt.Errorf("%w: there is no stream %s; create the store with 'ckptstore init'", ErrNoLog, Stream)
+		return nil, fmt.Errorf("%w: the server shows no stream %s: either it was never made, or the server runs on another directory, with another account or with another encryption key; nothing was created or changed", ErrNoLog, Stream)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("stream %s: %w", Stream, err)
