@@ -92,6 +92,37 @@ func TestServed(t *testing.T) {
 	}
 }
 
+// TestAnotherAtTheAddress: a client that comes back to its address and finds
+// another store there writes nothing to it.
+func TestAnotherAtTheAddress(t *testing.T) {
+	t.Parallel()
+	owner, addr := listening(t, made(t), &jetlog.Listen{Address: "127.0.0.1:0"})
+	remote := openWith(t, Options{Location: "nats://" + addr, Access: &Access{}})
+	defer func() { // its views may have found out too
+		if err := remote.Close(); err != nil && !errors.Is(err, jetlog.ErrForeign) {
+			t.Error(err)
+		}
+	}()
+	must(t, remote, "run", begun("step-1"))
+	shut(t, owner)
+	other, _ := listening(t, made(t), &jetlog.Listen{Address: addr})
+	before, err := other.Log.Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fact, err := metrics("late", "run", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = remote.Log.Append(t.Context(), fact)
+	wrong(t, err, jetlog.ErrForeign)
+	_, err = decide(t.Context(), remote, "run", begun("step-2"))
+	wrong(t, err, jetlog.ErrForeign)
+	if after, err := other.Log.Last(t.Context()); err != nil || after != before {
+		t.Errorf("the other store had %d events and has %d, %v", before, after, err)
+	}
+}
+
 // TestNotLetIn: who is refused is told why, and what to set.
 func TestNotLetIn(t *testing.T) {
 	t.Parallel()

@@ -51,7 +51,7 @@ func (a *app) serveCommand() *cobra.Command {
 				}
 				listen, err := access.Listen(address)
 				if err != nil {
-					return fmt.Errorf("serve: %w", err)
+					return usageError{fmt.Errorf("serve: %w", err)}
 				}
 				if listen.Open() && !a.quiet {
 					fmt.Fprintf(a.err, "without a token, every user of this machine can write to the store on %s; see --token-file\n", address)
@@ -69,6 +69,9 @@ func (a *app) serveCommand() *cobra.Command {
 				state := "serving"
 				if !s.Owns() {
 					state = "another process owns this store; standing by for"
+					if address != "" {
+						state = "another process owns this store, nobody is let in on " + address + " until it ends; standing by for"
+					}
 				}
 				fmt.Fprintf(a.err, "%s store %s in %s; stop with Ctrl-C\n", state, s.ID, s.Location)
 				<-c.Context().Done()

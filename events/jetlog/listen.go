@@ -175,9 +175,13 @@ func (d *doorman) Check(c server.ClientAuthentication) bool {
 	return true
 }
 
-// destructive are the requests by which a log could be changed behind the
-// back of its events. Nothing of ours makes them.
-var destructive = []string{
-	"$JS.API.STREAM.UPDATE." + Stream, "$JS.API.STREAM.DELETE." + Stream, "$JS.API.STREAM.PURGE." + Stream,
-	"$JS.API.STREAM.MSG.DELETE." + Stream, "$JS.API.STREAM.RESTORE." + Stream,
-}
+// destructive are the requests by which the log or the leases could be changed
+// behind the back of their events. Nothing of ours makes them.
+var destructive = func() (subjects []string) {
+	for _, stream := range []string{Stream, leaseStream} {
+		for _, verb := range []string{"UPDATE", "DELETE", "PURGE", "MSG.DELETE", "RESTORE"} {
+			subjects = append(subjects, "$JS.API.STREAM."+verb+"."+stream)
+		}
+	}
+	return subjects
+}()
