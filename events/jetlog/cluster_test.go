@@ -1,117 +1,16 @@
 package jetlog
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/nats-io/nats-server/v2/server"
 )
-
-// cluster is three servers of one cluster, each in its own directory.
-type cluster struct {
-	t       *testing.T
-	servers []*server.Server
-}
-
-func startCluster(t *testing.T, n int) *cluster {
-	t.Helper()
-	c := &cluster{t: t}
-	var routes []*url.URL
-	for range n {
-		// Every server must know the ports of all before it starts.
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		routes = append(routes, &url.URL{Scheme: "nats", Host: l.Addr().String()})
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i, route := range routes {
-		o := &server.Options{}
-		if err := o.ProcessConfigString(accounts); err != nil {
-			t.Fatal(err)
-		}
-		port, err := net.LookupPort("tcp", route.Port())
-		if err != nil {
-			t.Fatal(err)
-		}
-		o.ServerName, o.Host, o.Port, o.NoSigs, o.NoLog = fmt.Sprint("n", i), "127.0.0.1", server.RANDOM_PORT, true, true
-		o.JetStream, o.StoreDir, o.SyncAlways = true, t.TempDir(), true
-		o.Cluster = server.ClusterOpts{Name: "ckpt", Host: "127.0.0.1", Port: port}
-		o.Routes = routes
-		d := newDoorman(nil)
-		o.CustomClientAuthentication = d
-		ns, err := server.NewServer(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if d.account, err = ns.LookupAccount(Account); err != nil {
-			t.Fatal(err)
-		}
-		ns.Start()
-		c.servers = append(c.servers, ns)
-		t.Cleanup(func() {
-			ns.Shutdown()
-			ns.WaitForShutdown()
-		})
-	}
-	c.wait("a leader and all peers", func() bool {
-		for _, ns := range c.servers {
-			if ns.JetStreamIsLeader() {
-				return len(ns.JetStreamClusterPeers()) == n
-			}
-		}
-		return false
-	})
-	return c
-}
-
-func (c *cluster) wait(what string, is func() bool) {
-	c.t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	late := time.After(20 * time.Second)
-	for !is() {
-		select {
-		case <-tick.C:
-		case <-late:
-			c.t.Fatalf("no %s", what)
-		}
-	}
-}
-
-func (c *cluster) url() string {
-	var all []string
-	for _, ns := range c.servers {
-		all = append(all, ns.ClientURL())
-	}
-	return strings.Join(all, ",")
-}
-
-// stopLeader stops the server that leads the log.
-func (c *cluster) stopLeader() {
-	c.t.Helper()
-	c.wait("leader of the log", func() bool {
-		for _, ns := range c.servers {
-			if ns.Running() && ns.JetStreamIsStreamLeader(Account, Stream) {
-				ns.Shutdown()
-				return true
-			}
-		}
-		return false
-	})
-}
 
 // acked is an event with the sequence that its writer was told, and for a
 // decision the end of the lane that it expected.
@@ -328,80 +227,4 @@ func TestReplicas(t *testing.T) {
 	if err := lonely.Create(t.Context(), created(t, "store-2")); !errors.Is(err, ErrReplicas) {
 		t.Errorf("three of one: %v", err)
 	}
-}
-
-// forget deletes the log from within a server, which clients cannot.
-func (c *cluster) forget() {
-	c.t.Helper()
-	l := connectTo(c.t, Options{Dial: func(context.Context) (net.Conn, error) { return c.servers[0].InProcessConn() }})
-	if err := l.js.DeleteStream(c.t.Context(), Stream); err != nil {
-		c.t.Fatal(err)
-	}
-}
-
-// TestConflictCodes: a replicated stream may refuse a decision by either code.
-// What is pending is settled by asking again.
-func TestConflictCodes(t *testing.T) {
-	t.Parallel()
-	_, s := newLog(t)
-	for name, pending := range map[string]int{"10071": 0, "10164 once, then 10071": 1, "10164 three times": 3} {
-		w := &pendings{s: s, left: pending}
-		l := connectTo(t, Options{Dial: w.dial})
-		if _, _, err := l.Open(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		end, err := l.LaneEnd(t.Context(), trial)
-		if err != nil {
-			t.Fatal(err)
-		}
-		d := begun(t, name)
-		at, err := l.Decide(t.Context(), d, end)
-		if err != nil {
-			t.Fatal(err)
-		}
-		// It finds itself, whatever the server says of it.
-		if again, err := l.Decide(t.Context(), d, end); err != nil || again != at {
-			t.Errorf("%s: again: %d, %v, want %d", name, again, err, at)
-		}
-		w.mu.Lock()
-		w.left = pending
-		w.mu.Unlock()
-		var c *ConflictError
-		if _, err := l.Decide(t.Context(), begun(t, "late"), end); !errors.As(err, &c) || c.Actual != at {
-			t.Errorf("%s: %v", name, err)
-		}
-		if w.mu.Lock(); w.left != 0 {
-			t.Errorf("%s: %d were not used", name, w.left)
-		}
-		w.mu.Unlock()
-	}
-}
-
-// pendings is a way to a server that tells of conflicts as a replicated one
-// may while another append is in flight.
-type pendings struct {
-	s    *Server
-	mu   sync.Mutex
-	left int
-}
-
-func (w *pendings) dial(context.Context) (net.Conn, error) {
-	c, err := w.s.Dial()
-	return &pendingConn{c, w}, err
-}
-
-type pendingConn struct {
-	net.Conn
-	w *pendings
-}
-
-func (c *pendingConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	c.w.mu.Lock()
-	defer c.w.mu.Unlock()
-	if at := bytes.Index(p[:n], []byte(`"err_code":10071`)); at >= 0 && c.w.left > 0 {
-		c.w.left--
-		copy(p[at:], `"err_code":10164`)
-	}
-	return n, err
 }

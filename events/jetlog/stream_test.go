@@ -192,6 +192,36 @@ func TestReconnectToAnotherStore(t *testing.T) {
 	}
 }
 
+// The same while the library has not yet said that there is a new connection.
+func TestReconnectUnheard(t *testing.T) {
+	_, a := newLog(t)
+	other, b := newLog(t)
+	var now atomic.Pointer[Server]
+	now.Store(a)
+	lost, heard := make(chan struct{}, 1), make(chan struct{})
+	l := connectTo(t, Options{
+		Dial: func(context.Context) (net.Conn, error) { return now.Load().Dial() },
+		// What is said after this waits for it.
+		OnDisconnect: func(error) {
+			lost <- struct{}{}
+			<-heard
+		},
+	})
+	if _, _, err := l.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	now.Store(b)
+	a.Shutdown()
+	<-lost
+	if _, err := l.Append(t.Context(), fact(t, 1)); !errors.Is(err, ErrForeign) {
+		t.Errorf("append: %v", err)
+	}
+	close(heard)
+	if last, _ := other.Last(t.Context()); last != 1 {
+		t.Errorf("the other store has %d events, want 1", last)
+	}
+}
+
 // The wire, as other programs see it: canonical spelling, one value each.
 func TestStoredHeaders(t *testing.T) {
 	l, _ := newLog(t)

@@ -1,0 +1,119 @@
+package jetlog
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// cluster is three servers of one cluster, each in its own directory.
+type cluster struct {
+	t       *testing.T
+	servers []*server.Server
+}
+
+func startCluster(t *testing.T, n int) *cluster {
+	t.Helper()
+	c := &cluster{t: t}
+	var routes []*url.URL
+	for range n {
+		// Every server must know the ports of all before it starts.
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		routes = append(routes, &url.URL{Scheme: "nats", Host: l.Addr().String()})
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, route := range routes {
+		o := &server.Options{}
+		if err := o.ProcessConfigString(accounts); err != nil {
+			t.Fatal(err)
+		}
+		port, err := net.LookupPort("tcp", route.Port())
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.ServerName, o.Host, o.Port, o.NoSigs, o.NoLog = fmt.Sprint("n", i), "127.0.0.1", server.RANDOM_PORT, true, true
+		o.JetStream, o.StoreDir, o.SyncAlways = true, t.TempDir(), true
+		o.Cluster = server.ClusterOpts{Name: "ckpt", Host: "127.0.0.1", Port: port}
+		o.Routes = routes
+		d := newDoorman(nil)
+		o.CustomClientAuthentication = d
+		ns, err := server.NewServer(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.account, err = ns.LookupAccount(Account); err != nil {
+			t.Fatal(err)
+		}
+		ns.Start()
+		c.servers = append(c.servers, ns)
+		t.Cleanup(func() {
+			ns.Shutdown()
+			ns.WaitForShutdown()
+		})
+	}
+	c.wait("a leader and all peers", func() bool {
+		for _, ns := range c.servers {
+			if ns.JetStreamIsLeader() {
+				return len(ns.JetStreamClusterPeers()) == n
+			}
+		}
+		return false
+	})
+	return c
+}
+
+func (c *cluster) wait(what string, is func() bool) {
+	c.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(20 * time.Second)
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-late:
+			c.t.Fatalf("no %s", what)
+		}
+	}
+}
+
+func (c *cluster) url() string {
+	var all []string
+	for _, ns := range c.servers {
+		all = append(all, ns.ClientURL())
+	}
+	return strings.Join(all, ",")
+}
+
+// stopLeader stops the server that leads the log.
+func (c *cluster) stopLeader() {
+	c.t.Helper()
+	c.wait("leader of the log", func() bool {
+		for _, ns := range c.servers {
+			if ns.Running() && ns.JetStreamIsStreamLeader(Account, Stream) {
+				ns.Shutdown()
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// forget deletes the log from within a server, which clients cannot.
+func (c *cluster) forget() {
+	c.t.Helper()
+	l := connectTo(c.t, Options{Dial: func(context.Context) (net.Conn, error) { return c.servers[0].InProcessConn() }})
+	if err := l.js.DeleteStream(c.t.Context(), Stream); err != nil {
+		c.t.Fatal(err)
+	}
+}
