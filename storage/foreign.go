@@ -170,8 +170,11 @@ func (f *Foreign) PrepareGlobalPlan(ctx context.Context, reads [][]plan.Read) ([
 	return out, nil
 }
 
-// ReadData implements [Reader]. No checksum of a block is known: only
-// [Foreign.Verify] compares what the files' own checksums say.
+// ReadData implements [Reader]. No checksum of a block is known. Those that the
+// files have, of the records of DCP archives, are compared when all of a chunk
+// is read, by one call or several: bytes that are damaged may be in dst, but
+// the call that reads the last of them gives a [*CorruptError]. A chunk that is
+// read in part is compared by [Foreign.Verify] alone.
 func (f *Foreign) ReadData(ctx context.Context, wants []plan.Want, reads []plan.Read, dst Destination) (int64, error) {
 	n, err := f.chunks().read(ctx, wants, reads, dst)
 	if err != nil {
@@ -228,14 +231,14 @@ func (b *foreignBuilder) directory(ctx context.Context) (Format, error) {
 // file adds a file to the index of a rank and opens it.
 func (b *foreignBuilder) file(rank int, name string) (*index, int, vfs.File, error) {
 	full := path.Join(b.dir, name)
+	if err := regular(b.fs, full); err != nil {
+		return nil, 0, nil, err
+	}
 	file, err := b.fs.Open(full)
 	if err != nil {
 		return nil, 0, nil, err
 	}
 	info, err := file.Stat()
-	if err == nil && info.IsDir() {
-		err = fmt.Errorf("%s is a directory", full)
-	}
 	if err != nil {
 		return nil, 0, nil, errors.Join(err, file.Close())
 	}
@@ -317,6 +320,9 @@ func (b *foreignBuilder) safetensors(ctx context.Context, names []string, where 
 
 // readSmall reads a file of at most limit bytes.
 func readSmall(files vfs.FS, name string, limit int64) ([]byte, error) {
+	if err := regular(files, name); err != nil {
+		return nil, err
+	}
 	info, err := files.Stat(name)
 	if err != nil {
 		return nil, err

@@ -22,6 +22,13 @@ import (
 // a thousand tensors each has 160 MB.
 const maxMetadata = 2 << 30
 
+// A tensor that was expanded before it was saved has more bytes than its
+// storage. Beyond both limits a small file would fill memory and disks.
+const (
+	maxExpanded  = 1 << 30 // bytes of a chunk
+	maxExpansion = 1 << 10 // times the bytes of its storage
+)
+
 // stored is one archive of a DCP directory.
 type stored struct {
 	where dcp.Location
@@ -225,6 +232,8 @@ func archives(ctx context.Context, file vfs.File, size int64, of []*stored) erro
 		}
 		shard := e.item.Shard
 		switch {
+		case shard.Bytes() > max(maxExpanded, p.Length*maxExpansion):
+			return bad("its %d bytes are stored in %d, each element many times: save it contiguous", shard.Bytes(), p.Length)
 		case p.DType != shard.DType:
 			return bad("the metadata says %v, the archive %v", shard.DType, p.DType)
 		case !slices.Equal(p.Sizes, shard.Box.Sizes):
