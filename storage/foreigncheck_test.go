@@ -84,9 +84,8 @@ func TestWindowsFindFlips(t *testing.T) {
 	const rows = 3 * BlockSize / 4
 	dir := t.TempDir()
 	writeDCP(t, dir, tensor.Float32, []int64{rows}, func(_ string, b []byte) []byte { return b })
-	f := openForeign(t, dir)
 	rewrite(t, filepath.Join(dir, "__0_0.distcp"), func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
-	f = openForeign(t, dir)
+	f := openForeign(t, dir)
 	full := tensor.Shape{rows}.Full()
 	for pass := range 2 {
 		for _, n := range []int64{2, 0, 1} {
