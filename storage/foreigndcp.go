@@ -67,7 +67,13 @@ func (b *foreignBuilder) dcp(ctx context.Context) error {
 		rest = rest[n:]
 		x, at, file, err := b.file(of[0].rank, of[0].where.File)
 		if err != nil {
-			return errors.Join(err, g.Wait())
+			return errors.Join(lost(err, path.Join(b.dir, of[0].where.File), func(yield func(string) bool) {
+				for _, s := range of {
+					if !yield(s.entry.item.Shard.FQN) {
+						return
+					}
+				}
+			}), g.Wait())
 		}
 		size := x.files[at].Size
 		for _, s := range of {
