@@ -1,8 +1,10 @@
 package projections
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // best compares the reports at the steps of the line's checkpoints.
@@ -28,24 +30,36 @@ func (p place) best(ref, rest string) (Checkpoint, error) {
 // at the checkpoint's step in its attempt; a checkpoint without one does not
 // take part. NaN is worse than anything, and the newer one wins a tie.
 func Best(r Reader, run, trial, metric string, greatest bool) (best Checkpoint, found bool, err error) {
-	top := math.NaN()
-	err = each(r, key(keyCheckpoint, run, trial), func(c Checkpoint) error {
-		if !c.Visible() {
-			return nil
+	all, err := values(r, run, trial, metric)
+	if err != nil {
+		return best, false, err
+	}
+	// All committed ones have values, also those that are superseded: the
+	// line is not asked before it must be.
+	slices.SortStableFunc(all, func(a, b numbered) int {
+		switch {
+		case math.IsNaN(a.value) || math.IsNaN(b.value):
+			return cmp.Compare(worst(a.value), worst(b.value))
+		case greatest:
+			return cmp.Compare(b.value, a.value)
 		}
-		value, ok, err := MetricAt(r, c, metric)
-		if err != nil || !ok {
-			return err
-		}
-		if !greatest {
-			value = -value
-		}
-		if better := value > top || math.IsNaN(top) && !math.IsNaN(value); better || !found {
-			best, top, found = c, value, true
-		}
-		return nil
+		return cmp.Compare(a.value, b.value)
 	})
-	return best, found, err
+	for _, v := range all {
+		c, found, err := load[Checkpoint](r, checkpointKey(run, trial, v.begun))
+		if err != nil || found && c.Visible() {
+			return c, found, err
+		}
+	}
+	return Checkpoint{}, false, nil
+}
+
+// worst is 1 for what is worse than any number.
+func worst(v float64) int {
+	if math.IsNaN(v) {
+		return 1
+	}
+	return 0
 }
 
 // MetricAt is the value of a metric in the report at a checkpoint's step; ok
@@ -59,17 +73,6 @@ func MetricAt(r Reader, c Checkpoint, metric string) (value float64, ok bool, er
 	if err != nil || !found || at.Step != c.Step {
 		return 0, false, err
 	}
-	switch v := at.Metrics[metric].(type) {
-	case float64:
-		return v, true, nil
-	case string:
-		value, ok := nonFinite[v]
-		return value, ok, nil
-	}
-	return 0, false, nil
-}
-
-// nonFinite are the numbers that JSON cannot hold.
-var nonFinite = map[string]float64{
-	"NaN": math.NaN(), "Infinity": math.Inf(1), "-Infinity": math.Inf(-1),
+	value, ok = asNumber(at.Metrics[metric])
+	return value, ok, nil
 }

@@ -80,7 +80,7 @@ func dump(t *testing.T, r Reader) map[string]string {
 // grammar is the layout of keys: names, numbers, complements, a rest.
 var grammar = map[byte]string{
 	's': "", 'r': "s", 'j': "ss", 't': "ss", 'a': "ssn", 'w': "ssnn", 'l': "ssnn", 'm': "ssnc",
-	'c': "ssc", 'i': "ssr", 'o': "ssc", 'g': "sss", 'p': "sssn",
+	'c': "ssc", 'i': "ssr", 'o': "ssc", 'g': "sss", 'p': "sssn", 'b': "sssc", 'q': "ssnn",
 }
 
 func describe(t *testing.T, k []byte) string {

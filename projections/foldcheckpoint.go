@@ -159,6 +159,11 @@ func (f *fold) deleted(b *events.CheckpointDeleted) error {
 	if err != nil || !found || c.State == Deleted {
 		return err
 	}
+	if c.State == Committed {
+		if err := f.unvalue(c); err != nil {
+			return err
+		}
+	}
 	c.State, c.Reason, c.DeletedSeq = Deleted, b.Reason, f.r.Sequence
 	writes, err := Writes(f.t, f.run, f.name, c.ID)
 	if err != nil {

@@ -140,8 +140,9 @@ type reportRow struct {
 	Report   json.RawMessage `json:"report"`
 }
 
-// reported stores a report and touches nothing else, so that reports, which
-// are most of a log, cost one row each. What follows from them is derived.
+// reported stores a report and touches nothing else that is not awaiting it,
+// so that reports, which are most of a log, cost one row each. What follows
+// from them is derived.
 func (f *fold) reported(b *events.Metrics) error {
 	k := reportKey(f.run, f.name, b.Attempt, b.Iteration)
 	if old, err := f.t.Get(k); err != nil || old != nil {
@@ -154,7 +155,10 @@ func (f *fold) reported(b *events.Metrics) error {
 	row = f.at().AppendFormat(row, time.RFC3339Nano)
 	row = append(row, `","report":`...)
 	row = append(row, f.r.Data...)
-	return f.t.Set(k, append(row, '}'))
+	if err := f.t.Set(k, append(row, '}')); err != nil {
+		return err
+	}
+	return f.awaited(b.Attempt, Report{Iteration: b.Iteration, Step: b.Step, Metrics: b.Metrics})
 }
 
 // restoreBegun answers a load. When the present attempt loads another

@@ -21,6 +21,8 @@ const (
 	keyOpen       = 'o'
 	keyTag        = 'g'
 	keyWrite      = 'p'
+	keyValue      = 'b'
+	keyAwait      = 'q'
 )
 
 // key starts a key of kind about the named things.
@@ -68,6 +70,17 @@ func tagKey(run, trial, tag string) []byte { return key(keyTag, run, trial, tag)
 
 func writeKey(run, trial, checkpoint string, rank int) []byte {
 	return number(key(keyWrite, run, trial, checkpoint), uint64(rank))
+}
+
+func valueKey(run, trial, metric string, begun uint64) []byte {
+	return number(key(keyValue, run, trial, metric), ^begun)
+}
+
+// begunOf is the sequence at the end of a key.
+func begunOf(k []byte) uint64 { return ^binary.BigEndian.Uint64(k[len(k)-8:]) }
+
+func awaitKey(run, trial string, attempt, iteration int) []byte {
+	return number(number(key(keyAwait, run, trial), uint64(attempt)), uint64(iteration))
 }
 
 // after is the first key that does not start with prefix.

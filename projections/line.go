@@ -94,6 +94,9 @@ func (f *fold) extend(c *Checkpoint) error {
 	if c.Iteration, err = iterationAt(f.t, *c, from); err != nil {
 		return err
 	}
+	if err := f.value(*c, from); err != nil {
+		return err
+	}
 	if c.Attempt < f.trial.Attempt || found && c.BegunSeq < a.last().Seq {
 		c.Superseded = true
 		return nil
@@ -210,11 +213,18 @@ func reportAt(r Reader, c Checkpoint, from int) (at Report, found bool, err erro
 	at.Iteration = max(c.Iteration, from)
 	for {
 		next, more, err := loadReport(r, c.Run, c.Trial, c.Attempt, at.Iteration+1)
-		if err != nil || !more || next.Step > c.Step || found && next.Step <= at.Step && next.Step != c.Step {
+		if err != nil || !more || !stands(c.Step, next, at.Step, found) {
 			return at, found, err
 		}
 		at, found = next, true
 	}
+}
+
+// stands reports whether the next report takes the place of the one before it,
+// at another step, if there was one: steps grow up to the checkpoint's own,
+// which may be reported several times.
+func stands(step int64, next Report, before int64, found bool) bool {
+	return next.Step <= step && (!found || next.Step > before || next.Step == step)
 }
 
 // window is a stretch of the line within one attempt: the reports with

@@ -35,6 +35,9 @@
 //	'o' run trial ~begun              true, while the checkpoint is open or staged
 //	'g' run trial tag                 sequence of the checkpoint's begun event
 //	'p' run trial checkpoint rank     [Write], until the checkpoint is deleted
+//	'b' run trial metric ~begun       a committed checkpoint's value of a metric
+//	'q' run trial attempt iteration   the committed checkpoints whose values
+//	                                  the report of that iteration may change
 package projections
 
 import (
@@ -47,7 +50,7 @@ import (
 
 // Version is that of the folds and rows. Rows of another version are of no
 // use: they are folded again from the start of the log.
-const Version = 1
+const Version = 2
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"

@@ -17,8 +17,8 @@ import (
 type Views interface {
 	// Wait blocks until the views have folded the event at seq.
 	Wait(ctx context.Context, seq uint64) error
-	// View calls read with one consistent state.
-	View(read func(projections.Reader) error) error
+	// ViewAt calls read with one consistent state, that of the log at cursor.
+	ViewAt(read func(r projections.Reader, cursor uint64) error) error
 }
 
 // waitLimit bounds how long a question waits for the views to catch up.
@@ -43,7 +43,10 @@ func (l *Local) Answer(ctx context.Context, query string, p Params) (json.RawMes
 
 func answer(ctx context.Context, v Views, query string, p Params, atLeast uint64) (json.RawMessage, error) {
 	ask, ok := answers[query]
-	if !ok {
+	switch {
+	case query == State.Name:
+		return answerState(v)
+	case !ok:
 		return nil, &projections.NotFoundError{What: "query", Ref: query}
 	}
 	ctx, cancel := context.WithTimeout(ctx, waitLimit)
@@ -52,7 +55,7 @@ func answer(ctx context.Context, v Views, query string, p Params, atLeast uint64
 		return nil, fmt.Errorf("the views have not reached sequence %d of the log: %w", atLeast, err)
 	}
 	var out json.RawMessage
-	err := v.View(func(r projections.Reader) error {
+	err := v.ViewAt(func(r projections.Reader, _ uint64) error {
 		value, err := ask(r, p)
 		if err == nil {
 			out, err = json.Marshal(value)

@@ -29,12 +29,16 @@ var layer = []weight{
 	{"post_attention_layernorm.weight", tensor.Shape{hidden}, -1},
 }
 
+func tensorName(i int) string {
+	return fmt.Sprintf("model.layers.%d.%s", i/len(layer), layer[i%len(layer)].name)
+}
+
 // modelPlan is what one of the ranks saves of a model.
 func modelPlan(rank, ranks, tensors int, cut func(w weight, rank, ranks int) tensor.Box) plan.Local {
 	l := plan.Local{Rank: rank, Items: make([]plan.Item, tensors)}
 	for i := range l.Items {
 		w := layer[i%len(layer)]
-		s := tensor.Shard{FQN: fmt.Sprintf("model.layers.%d.%s", i/len(layer), w.name), DType: tensor.BFloat16, Global: w.shape, Box: cut(w, rank, ranks)}
+		s := tensor.Shard{FQN: tensorName(i), DType: tensor.BFloat16, Global: w.shape, Box: cut(w, rank, ranks)}
 		l.Items[i] = plan.Item{Shard: s, Bytes: s.Bytes()}
 	}
 	return l

@@ -5,13 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/web"
 )
@@ -54,7 +51,7 @@ With --json or -o jsonl each line is one event as a JSON object.`,
 
 func (a *app) events(ctx context.Context, s *store.Store, sel selection) error {
 	if sel.run != "" {
-		if err := knownRun(ctx, s, sel.run); err != nil {
+		if err := knownRun(ctx, s.Views(), sel.run); err != nil {
 			return err
 		}
 	}
@@ -80,8 +77,8 @@ func (a *app) events(ctx context.Context, s *store.Store, sel selection) error {
 	return nil
 }
 
-func knownRun(ctx context.Context, s *store.Store, run string) error {
-	_, err := web.Ask(ctx, s.Views(), web.Run, web.Params{Run: run})
+func knownRun(ctx context.Context, views web.Source, run string) error {
+	_, err := web.Ask(ctx, views, web.Run, web.Params{Run: run})
 	return err
 }
 
@@ -123,133 +120,4 @@ func (a *app) eventPrinter() func(events.Recorded) error {
 			r.Sequence, r.Time.Local().Format("15:04:05.000"), r.Kind, r.Scope.Run, r.Scope.Actor, data)
 		return err
 	}
-}
-
-// replayed is what `replay` ends with.
-type replayed struct {
-	Sequence    uint64   `json:"sequence"`
-	Digest      string   `json:"digest"`                // of all projections as of the sequence
-	ViewsEqual  *bool    `json:"views_equal,omitempty"` // at the log's end: whether the live views have that digest
-	Checkpoints []listed `json:"checkpoints"`
-}
-
-func (a *app) replayCommand() *cobra.Command {
-	sel := selection{from: 1}
-	c := &cobra.Command{
-		Use: "replay", Short: "Rebuild the state as of any sequence from the log alone", Args: args(cobra.NoArgs),
-		Long: `Fold the log from its first event to --until-seq in memory and print the
-state that everybody saw then: the checkpoints, and the digest of all
-projections. At the log's end the digest is compared with the live views';
-a difference exits with 6.
-
-With --json each event is printed as one JSON line, and then the state as the
-last line, {"replay": …}.`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			return a.with(c.Context(), func(s *store.Store) error { return a.replay(c.Context(), s, sel) })
-		},
-	}
-	c.Flags().Uint64Var(&sel.until, "until-seq", 0, "last sequence (default: the log's end)")
-	return c
-}
-
-func (a *app) replay(ctx context.Context, s *store.Store, sel selection) error {
-	until, err := end(ctx, s, sel)
-	if err != nil {
-		return err
-	}
-	asJSON := a.output == "json" || a.output == "jsonl"
-	emitEvent := func(events.Recorded) error { return nil }
-	if asJSON {
-		emitEvent = a.eventPrinter()
-	}
-	state := projections.NewMemory()
-	if err := fold(s.Log.Read(ctx, 1, until), state, emitEvent); err != nil {
-		return err
-	}
-	out, err := asOf(state, until)
-	if err != nil {
-		return err
-	}
-	if sel.until == 0 {
-		if out.ViewsEqual, err = compareViews(ctx, s, until, out.Digest); err != nil {
-			return err
-		}
-	}
-	if asJSON {
-		err = json.NewEncoder(a.out).Encode(map[string]replayed{"replay": out})
-	} else {
-		err = a.printReplay(out)
-	}
-	if err == nil && out.ViewsEqual != nil && !*out.ViewsEqual {
-		return errFindings
-	}
-	return err
-}
-
-func fold(log iter.Seq2[events.Recorded, error], state *projections.Memory, emitEvent func(events.Recorded) error) error {
-	for r, err := range log {
-		if err != nil {
-			return err
-		}
-		if err := projections.Apply(state, r); err != nil {
-			return err
-		}
-		if err := emitEvent(r); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func asOf(state *projections.Memory, seq uint64) (replayed, error) {
-	out := replayed{Sequence: seq, Checkpoints: []listed{}}
-	sum, err := projections.Digest(state)
-	if err != nil {
-		return out, err
-	}
-	out.Digest = fmt.Sprintf("%x", sum)
-	runs, err := projections.Runs(state)
-	if err != nil {
-		return out, err
-	}
-	for _, run := range runs {
-		rows, err := projections.Checkpoints(state, run.Name, true)
-		if err != nil {
-			return out, err
-		}
-		for _, c := range rows {
-			out.Checkpoints = append(out.Checkpoints, fromRow(c))
-		}
-	}
-	return out, nil
-}
-
-// compareViews asks the live views for their digest; nil when the log has
-// grown meanwhile, so that the two stand for different sequences.
-func compareViews(ctx context.Context, s *store.Store, until uint64, digest string) (*bool, error) {
-	live, err := web.Ask(ctx, s.Views(), web.Digest, web.Params{})
-	if err != nil {
-		return nil, err
-	}
-	last, err := s.Log.Last(ctx)
-	if err != nil || last != until {
-		return nil, err
-	}
-	equal := live == digest
-	return &equal, nil
-}
-
-func (a *app) printReplay(out replayed) error {
-	return emit(a, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
-		row(w, "sequence", out.Sequence)
-		row(w, "digest", out.Digest)
-		if out.ViewsEqual != nil {
-			row(w, "live views equal", *out.ViewsEqual)
-		}
-		fmt.Fprintln(w)
-		row(w, "RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "CONTINUES")
-		for _, c := range out.Checkpoints {
-			row(w, c.Run, c.ID, c.Step, c.State, c.WorldSize, c.Parent)
-		}
-	})
 }

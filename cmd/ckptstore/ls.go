@@ -45,6 +45,7 @@ type listing struct {
 
 func (a *app) lsCommand() *cobra.Command {
 	var all, offline bool
+	var asOf *string
 	c := &cobra.Command{
 		Use: "ls [RUN]", Short: "List checkpoints, newest first", Args: args(cobra.MaximumNArgs(1)),
 		Long: `List the committed checkpoints of the present line of each run, or of RUN.
@@ -52,31 +53,46 @@ func (a *app) lsCommand() *cobra.Command {
 With --offline the list is made from the receipts in the data directory alone,
 without the lock, the log or the views. It has every committed checkpoint:
 which of them are superseded is known to the log alone, so it equals
-"ls --all" without those that are open, aborted or deleted.`,
+"ls --all" without those that are open, aborted or deleted.
+
+With --as-of the list is what it was then; the log is folded up to there.`,
+		Example: "  ckptstore ls bert --all\n  ckptstore ls --as-of 1200\n  ckptstore ls --as-of 2026-11-21T14:05:06Z",
 		RunE: func(c *cobra.Command, names []string) error {
 			run := ""
 			if len(names) == 1 {
 				run = names[0]
 			}
+			then, err := parseMoment("as-of", *asOf)
+			if err != nil {
+				return err
+			}
+			if offline && !then.isEnd() {
+				return usageError{errors.New("--offline reads no log, --as-of needs it: give one of them")}
+			}
 			if offline {
 				return a.lsOffline(c.Context(), run)
 			}
-			return a.with(c.Context(), func(s *store.Store) error { return a.ls(c.Context(), s, run, all) })
+			return a.with(c.Context(), func(s *store.Store) error { return a.ls(c.Context(), s, run, all, then) })
 		},
 	}
+	asOf = asOfFlag(c)
 	c.Flags().BoolVarP(&all, "all", "a", false, "also superseded, open, aborted and deleted checkpoints")
 	c.Flags().BoolVar(&offline, "offline", false, "read receipts only: no lock, no log")
 	return c
 }
 
-func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool) error {
+func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then moment) error {
+	views, err := past(ctx, s, then)
+	if err != nil {
+		return err
+	}
 	runs := []string{run}
 	if run != "" {
-		if err := knownRun(ctx, s, run); err != nil {
+		if err := knownRun(ctx, views, run); err != nil {
 			return err
 		}
 	} else {
-		rows, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})
+		rows, err := web.Ask(ctx, views, web.Runs, web.Params{})
 		if err != nil {
 			return err
 		}
@@ -87,7 +103,7 @@ func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool) erro
 	}
 	l := listing{Store: s.ID, Checkpoints: []listed{}}
 	for _, name := range runs {
-		rows, err := web.Ask(ctx, s.Views(), web.Checkpoints, web.Params{Run: name, All: all})
+		rows, err := web.Ask(ctx, views, web.Checkpoints, web.Params{Run: name, All: all})
 		if err != nil {
 			return err
 		}

@@ -52,6 +52,7 @@ type shownRank struct {
 
 func (a *app) showCommand() *cobra.Command {
 	reshard := 0
+	var asOf *string
 	c := &cobra.Command{
 		Use: "show REF", Short: "Show what is in a checkpoint", Args: args(cobra.ExactArgs(1)),
 		Long: `Show what is in a checkpoint: its tensors, values and ranks.
@@ -60,24 +61,39 @@ With --reshard N, show what N ranks would read of it, and from which files, if
 each wanted its rows of every tensor (Shard(0)), all of every tensor without
 dimensions, every shared value and its own per-rank values.
 
+With --as-of, REF stands for what it stood for then, and the checkpoint is as it
+was; its files are read as they are now.
+
 ` + pathHelp,
 		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show bert --reshard 64\n  ckptstore show out/checkpoint-2000",
 		RunE: func(c *cobra.Command, refs []string) error {
 			if c.Flags().Changed("reshard") && (reshard < 1 || reshard > planner.MaxPreview) {
 				return usageError{fmt.Errorf("--reshard %d: want a number of ranks from 1 to %d", reshard, planner.MaxPreview)}
 			}
+			then, err := parseMoment("as-of", *asOf)
+			if err != nil {
+				return err
+			}
+			if isPath(refs[0]) && !then.isEnd() {
+				return usageError{fmt.Errorf("--as-of: %s is a path, which has no history", refs[0])}
+			}
 			if isPath(refs[0]) {
 				return a.showPath(c.Context(), refs[0], reshard)
 			}
-			return a.with(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0], reshard) })
+			return a.with(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0], reshard, then) })
 		},
 	}
+	asOf = asOfFlag(c)
 	c.Flags().IntVar(&reshard, "reshard", 0, "show what so many ranks would read, from which files")
 	return c
 }
 
-func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int) error {
-	c, err := committed(ctx, s, ref)
+func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int, then moment) error {
+	views, err := past(ctx, s, then)
+	if err != nil {
+		return err
+	}
+	c, err := committed(ctx, views, ref)
 	if err != nil {
 		return err
 	}

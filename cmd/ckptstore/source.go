@@ -66,8 +66,8 @@ func openPath(ctx context.Context, path string) (source, error) {
 }
 
 // committed is the committed checkpoint that a reference stands for.
-func committed(ctx context.Context, s *store.Store, ref string) (projections.Checkpoint, error) {
-	c, err := web.Ask(ctx, s.Views(), web.Resolve, web.Params{Ref: ref})
+func committed(ctx context.Context, views web.Source, ref string) (projections.Checkpoint, error) {
+	c, err := web.Ask(ctx, views, web.Resolve, web.Params{Ref: ref})
 	if err == nil && c.State != projections.Committed {
 		err = fmt.Errorf("checkpoint %s@%s is %s: %s", c.Run, c.ID, c.State, c.Reason)
 	}
@@ -87,7 +87,7 @@ func (a *app) withSource(ctx context.Context, ref string, do func(source) error)
 		return do(s)
 	}
 	return a.with(ctx, func(st *store.Store) error {
-		c, err := committed(ctx, st, ref)
+		c, err := committed(ctx, st.Views(), ref)
 		if err != nil {
 			return err
 		}

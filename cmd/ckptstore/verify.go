@@ -157,7 +157,7 @@ func checkLog(ctx context.Context, log *jetlog.Log) (out readLog, damage, err er
 // verifyTargets are the checkpoints that refs name, or all committed ones.
 func verifyTargets(ctx context.Context, s *store.Store, refs []string) ([]projections.Checkpoint, error) {
 	if len(refs) == 1 {
-		c, err := committed(ctx, s, refs[0])
+		c, err := committed(ctx, s.Views(), refs[0])
 		return []projections.Checkpoint{c}, err
 	}
 	runs, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})

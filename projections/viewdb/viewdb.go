@@ -141,8 +141,11 @@ func pebbleOptions(o Options, fail *failure) *pebble.Options {
 	po := &pebble.Options{
 		FS:                 ordered{o.FS},
 		FormatMajorVersion: pebble.FormatNewest,
-		MemTableSize:       16 << 20,
-		Logger:             quiet{o.Logger, fail},
+		MemTableSize:       32 << 20,
+		// Every report is looked up before it is stored. With the default of
+		// 8 MB, a rebuild read the same blocks from the file again and again.
+		CacheSize: 64 << 20,
+		Logger:    quiet{o.Logger, fail},
 	}
 	for i := range po.Levels {
 		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)

@@ -1,0 +1,47 @@
+package cmd_test
+
+import (
+	"path/filepath"
+	"testing"
+)
+
+// TestBenchStoreJSON records what the benchmarks of log and views print with
+// --json, and that they leave nothing behind.
+func TestBenchStoreJSON(t *testing.T) {
+	dir := t.TempDir()
+	for _, b := range []struct {
+		name string
+		args []string
+		want []string // members above zero
+	}{
+		{"log", []string{"--events", "300", "--writers", "4", "--outstanding", "2"}, []string{"events_per_second", "p50_ms", "p99_ms", "fsync_p50_ms"}},
+		{"replay", []string{"--events", "1500"}, []string{"rebuild_events_per_second", "read_events_per_second"}},
+		{"lookup", []string{"--checkpoints", "20", "--tensors", "10"}, []string{"p50_ms", "p99_ms", "list_ms", "best_ms"}},
+	} {
+		args := append([]string{"bench", b.name, "--dir", dir, "--json"}, b.args...)
+		text := output(t, 0, "ckptstore", args...)
+		schema(t, "bench-"+b.name, text)
+		var got map[string]any
+		decode(t, text, &got)
+		for _, member := range b.want {
+			if v, ok := got[member].(float64); !ok || v <= 0 {
+				t.Errorf("bench %s: %s is %v", b.name, member, got[member])
+			}
+		}
+	}
+	left, err := filepath.Glob(filepath.Join(dir, ".*"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v (%v)", left, err)
+	}
+	output(t, 2, "ckptstore", "bench", "log", "--writers", "0")
+}
+
+// TestViewsJSON records what the commands on views print with --json.
+func TestViewsJSON(t *testing.T) {
+	at := "--store=" + filepath.Join(t.TempDir(), "store")
+	output(t, 0, "ckptstore", "init", at)
+	text := output(t, 0, "ckptstore", "views", "verify", "--json", at)
+	schema(t, "views-verify", text)
+	schema(t, "views-status", output(t, 0, "ckptstore", "views", "status", "--json", at))
+	schema(t, "views-verify", output(t, 0, "ckptstore", "views", "rebuild", "--json", at))
+}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// moment is a point of the log: a sequence, or a time on its server's clock.
+// The zero moment is the end of the log.
+type moment struct {
+	seq uint64
+	at  time.Time
+}
+
+// momentHelp says how a moment is written.
+const momentHelp = `a sequence, or a time as 2026-11-21, "2026-11-21 14:05:06" (local) or
+2026-11-21T14:05:06Z. A time stands for the last event that was stored by then.`
+
+func (m moment) isEnd() bool { return m.seq == 0 && m.at.IsZero() }
+
+// parseTime reads a time in the forms that commands print or take.
+func parseTime(flag, text string) (time.Time, error) {
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	for _, form := range []string{time.DateTime, time.DateOnly} {
+		if at, err := time.ParseInLocation(form, text, time.Local); err == nil {
+			return at, nil
+		}
+	}
+	return time.Time{}, usageError{fmt.Errorf("--%s %q: want a time as 2026-11-21, \"2026-11-21 14:05:06\" or 2026-11-21T14:05:06Z", flag, text)}
+}
+
+func parseMoment(flag, text string) (moment, error) {
+	if text == "" {
+		return moment{}, nil
+	}
+	if seq, err := strconv.ParseUint(text, 10, 64); err == nil {
+		if seq == 0 {
+			return moment{}, usageError{fmt.Errorf("--%s 0: sequences count from 1", flag)}
+		}
+		return moment{seq: seq}, nil
+	}
+	at, err := parseTime(flag, text)
+	if err != nil {
+		return moment{}, usageError{fmt.Errorf("--%s %q: want a sequence, or a time as 2026-11-21, \"2026-11-21 14:05:06\" or 2026-11-21T14:05:06Z", flag, text)}
+	}
+	return moment{at: at}, nil
+}
+
+// asOfFlag adds --as-of to a command.
+func asOfFlag(c *cobra.Command) *string {
+	return c.Flags().String("as-of", "", "the state that everybody saw then: "+momentHelp)
+}
+
+// past is what answers queries as of a moment: the live views at the end of
+// the log, before it rows that are folded in memory from its first event on.
+func past(ctx context.Context, s *store.Store, m moment) (web.Source, error) {
+	if m.isEnd() {
+		return s.Views(), nil
+	}
+	last, err := s.Log.Last(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if m.seq > last {
+		return nil, fmt.Errorf("--as-of %d: the log ends at %d", m.seq, last)
+	}
+	rows := projections.NewMemory()
+	seq, err := foldTo(ctx, s, last, m, rows, func(events.Recorded) error { return nil })
+	if err != nil {
+		return nil, err
+	}
+	return web.Past{Rows: rows, Sequence: seq}, nil
+}
+
+// foldTo folds the log up to a moment, at most to the sequence last, and
+// returns the sequence that the rows stand for.
+func foldTo(ctx context.Context, s *store.Store, last uint64, m moment, rows *projections.Memory, each func(events.Recorded) error) (uint64, error) {
+	if m.seq > 0 {
+		last = m.seq
+	}
+	at := uint64(0)
+	for r, err := range s.Log.Read(ctx, 1, last) {
+		if err != nil {
+			return at, err
+		}
+		if !m.at.IsZero() && r.Stored.After(m.at) {
+			break
+		}
+		if err := projections.Apply(rows, r); err != nil {
+			return at, err
+		}
+		at = r.Sequence
+		if err := each(r); err != nil {
+			return at, err
+		}
+	}
+	if at == 0 {
+		return 0, fmt.Errorf("%w: the log has no event before %s", projections.ErrNotFound, m.at.Format(time.RFC3339))
+	}
+	return at, nil
+}

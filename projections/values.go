@@ -1,0 +1,225 @@
+package projections
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+)
+
+// A committed checkpoint has a row for each metric of the report that stands
+// for it: a question for the best one must not decode every checkpoint and
+// its reports. Reports are queued and decisions are not, so the report may
+// come after the commit. Until a report comes that ends its step, the
+// checkpoint is on the list of those that await the next one. A report looks its
+// own list up, and no other row.
+
+// awaiting is what a list says of one checkpoint: enough to pass over a report
+// that changes nothing without reading another row.
+type awaiting struct {
+	Begun uint64 `json:"begun"`
+	Step  int64  `json:"step"`            // the checkpoint's
+	Found bool   `json:"found,omitempty"` // the report before the awaited one stands for it, so far
+	At    int64  `json:"at,omitempty"`    // step of that report
+}
+
+// value writes the rows of a committed checkpoint's values, and puts it on
+// the list of the report that could change them.
+func (f *fold) value(c Checkpoint, from int) error {
+	at, found, err := reportAt(f.t, c, from)
+	if err != nil {
+		return err
+	}
+	if found {
+		if err := f.setValues(c, at); err != nil {
+			return err
+		}
+	}
+	next := at.Iteration + 1
+	if reported, err := f.t.Get(reportKey(f.run, f.name, c.Attempt, next)); err != nil || reported != nil {
+		return err // which has said what there is to say
+	}
+	return f.await(c.Attempt, next, awaiting{c.BegunSeq, c.Step, found, at.Step})
+}
+
+func (f *fold) await(attempt, iteration int, some ...awaiting) error {
+	k := awaitKey(f.run, f.name, attempt, iteration)
+	list, _, err := load[[]awaiting](f.t, k)
+	if err != nil {
+		return err
+	}
+	return store(f.t, k, append(list, some...))
+}
+
+// awaited gives a report that is new to the checkpoints that await it, and
+// what was reported ahead of it.
+func (f *fold) awaited(attempt int, report Report) error {
+	k := awaitKey(f.run, f.name, attempt, report.Iteration)
+	list, found, err := load[[]awaiting](f.t, k)
+	if err != nil || !found {
+		return err
+	}
+	if err := f.t.Delete(k); err != nil {
+		return err
+	}
+	for {
+		kept := list[:0]
+		for _, w := range list {
+			if !stands(w.Step, report, w.At, w.Found) {
+				continue // nor does any later one
+			}
+			if err := f.replace(w, attempt, report); err != nil {
+				return err
+			}
+			kept = append(kept, awaiting{w.Begun, w.Step, true, report.Step})
+		}
+		if list = kept; len(list) == 0 {
+			return nil
+		}
+		next, more, err := loadReport(f.t, f.run, f.name, attempt, report.Iteration+1)
+		if err != nil {
+			return err
+		}
+		if !more {
+			return f.await(attempt, report.Iteration+1, list...)
+		}
+		report = next
+	}
+}
+
+// replace makes the report the one that stands for a checkpoint.
+func (f *fold) replace(w awaiting, attempt int, report Report) error {
+	had, has := w.Found && w.At == w.Step, report.Step == w.Step
+	if !had && !has {
+		return nil
+	}
+	c, found, err := load[Checkpoint](f.t, checkpointKey(f.run, f.name, w.Begun))
+	if err != nil || !found || c.State != Committed {
+		return err
+	}
+	if had {
+		old, _, err := loadReport(f.t, f.run, f.name, attempt, report.Iteration-1)
+		if err != nil {
+			return err
+		}
+		if err := f.dropValues(c, old); err != nil {
+			return err
+		}
+	}
+	return f.setValues(c, report)
+}
+
+// unvalue removes the rows of a checkpoint that is no longer committed.
+func (f *fold) unvalue(c Checkpoint) error {
+	a, _, err := load[Attempt](f.t, attemptKey(f.run, f.name, c.Attempt))
+	if err != nil {
+		return err
+	}
+	at, found, err := reportAt(f.t, c, a.segment(c.BegunSeq).From)
+	if err != nil || !found {
+		return err
+	}
+	return f.dropValues(c, at)
+}
+
+// setValues writes a row for each metric that is a number. Only a report of
+// the checkpoint's own step speaks for it.
+func (f *fold) setValues(c Checkpoint, at Report) error {
+	if at.Step != c.Step {
+		return nil
+	}
+	for _, metric := range sortedNames(at.Metrics) {
+		v, ok := asNumber(at.Metrics[metric])
+		if !ok {
+			continue
+		}
+		if err := f.t.Set(valueKey(f.run, f.name, metric, c.BegunSeq), encodeNumber(v)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *fold) dropValues(c Checkpoint, at Report) error {
+	if at.Step != c.Step {
+		return nil
+	}
+	for _, metric := range sortedNames(at.Metrics) {
+		if err := f.t.Delete(valueKey(f.run, f.name, metric, c.BegunSeq)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sortedNames keeps a fold's writes in one order, whatever the map's is.
+func sortedNames(metrics map[string]any) []string {
+	names := make([]string, 0, len(metrics))
+	for name := range metrics {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// nonFinite are the numbers that JSON cannot hold.
+var nonFinite = map[string]float64{
+	"NaN": math.NaN(), "Infinity": math.Inf(1), "-Infinity": math.Inf(-1),
+}
+
+// asNumber is a metric's value; ok is false if it is not a number.
+func asNumber(v any) (value float64, ok bool) {
+	switch v := v.(type) {
+	case float64:
+		return v, true
+	case string:
+		value, ok = nonFinite[v]
+		return value, ok
+	}
+	return 0, false
+}
+
+func encodeNumber(v float64) []byte {
+	for name, n := range nonFinite {
+		if v == n || math.IsNaN(v) && math.IsNaN(n) {
+			return strconv.AppendQuote(nil, name)
+		}
+	}
+	return strconv.AppendFloat(nil, v, 'g', -1, 64)
+}
+
+func decodeNumber(key, value []byte) (float64, error) {
+	if v, err := strconv.ParseFloat(string(value), 64); err == nil {
+		return v, nil
+	}
+	var v any
+	if err := decode(key, value, &v); err != nil {
+		return 0, err
+	}
+	n, ok := asNumber(v)
+	if !ok {
+		return 0, fmt.Errorf("row %q is damaged: %s is no number; delete the views, they are rebuilt from the log", key, value)
+	}
+	return n, nil
+}
+
+// numbered is a value and the checkpoint that it belongs to.
+type numbered struct {
+	value float64
+	begun uint64
+}
+
+// values are those of a metric, of the newest checkpoint first.
+func values(r Reader, run, trial, metric string) (found []numbered, err error) {
+	prefix := key(keyValue, run, trial, metric)
+	err = r.Scan(prefix, after(prefix), func(k, value []byte) error {
+		if len(k) != len(prefix)+8 {
+			return errors.New("the key of a checkpoint's value has another length")
+		}
+		v, err := decodeNumber(k, value)
+		found = append(found, numbered{v, begunOf(k)})
+		return err
+	})
+	return found, err
+}

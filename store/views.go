@@ -1,0 +1,214 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/projections/viewdb"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// RebuiltViews is the outcome of a rebuild of the views from the log.
+type RebuiltViews struct {
+	Sequence uint64 `json:"sequence"`          // of the log that both contain
+	Equal    bool   `json:"equal"`             // whether the views had the rebuilt rows
+	Digest   string `json:"digest"`            // of the rebuilt rows
+	Had      string `json:"had"`               // digest that the views had; empty if there were none, or with a problem
+	Problem  string `json:"problem,omitempty"` // why they cannot be read
+}
+
+// FullRead is the last time that the log was read from its first event on
+// without a finding. STORE/read.json holds it.
+type FullRead struct {
+	Sequence uint64    `json:"sequence"` // of the last event that was read
+	At       time.Time `json:"at"`
+}
+
+const readName = "read.json"
+
+// LastFullRead is found false before the first.
+func (s *Store) LastFullRead() (r FullRead, found bool, err error) {
+	if s.local != nil {
+		return r, false, nil // a server's store has no directory of ours
+	}
+	text, err := os.ReadFile(filepath.Join(s.Location, readName))
+	if errors.Is(err, os.ErrNotExist) {
+		return r, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &r)
+	}
+	if err != nil {
+		return r, false, fmt.Errorf("when the log was last read: %w: delete %s, it is written by the next `ckptstore views verify`", err, filepath.Join(s.Location, readName))
+	}
+	return r, true, nil
+}
+
+func noteFullRead(dir string, seq uint64) error {
+	text, err := json.Marshal(FullRead{seq, time.Now().UTC()})
+	if err != nil {
+		return err
+	}
+	return writeDurable(filepath.Join(dir, readName), append(text, '\n'))
+}
+
+// VerifyViews rebuilds the views from the log beside the live ones, compares
+// the two as of one sequence, and keeps the live ones.
+func (s *Store) VerifyViews(ctx context.Context) (out RebuiltViews, err error) {
+	beside := s.Location
+	if s.local != nil {
+		beside = os.TempDir()
+	}
+	dir, err := os.MkdirTemp(beside, tempPrefix+"views-*")
+	if err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	fresh, err := viewdb.Open(dir, viewdb.Options{Store: s.ID, Logger: s.opts.Logger})
+	if err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	defer func() { err = errors.Join(err, fresh.Close()) }()
+	if err := fresh.CatchUp(ctx, s.Log); err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	// Any other question waits until the views are where the log is now.
+	if _, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{}); err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	live, err := web.Ask(ctx, s.Views(), web.State, web.Params{})
+	if err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	if err := fresh.CatchUp(ctx, until{s.Log, live.Sequence}); err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	sum, at, err := fresh.Digest()
+	if err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	out = RebuiltViews{Sequence: at, Digest: fmt.Sprintf("%x", sum), Had: live.Digest}
+	out.Equal = out.Digest == out.Had && at == live.Sequence
+	if s.local == nil {
+		err = noteFullRead(s.Location, at)
+	}
+	return out, err
+}
+
+// until is a log that ends early.
+type until struct {
+	log  *jetlog.Log
+	last uint64
+}
+
+var _ viewdb.Source = until{}
+
+// Last implements [viewdb.Source].
+func (u until) Last(context.Context) (uint64, error) { return u.last, nil }
+
+// Read implements [viewdb.Source].
+func (u until) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error] {
+	return u.log.Read(ctx, from, until)
+}
+
+// RebuildViews rebuilds the views of a directory from its log, compares them
+// with those that are there, and puts them in their place in one step. Nobody
+// may own the store meanwhile; an owner is [ErrLocked]. Cut at any moment, it
+// leaves the old views or the new ones.
+func RebuildViews(ctx context.Context, o Options) (out RebuiltViews, err error) {
+	if IsURL(o.Location) {
+		return out, fmt.Errorf("rebuild views of %s: the views of a server's store are rebuilt by each process that opens it", jetlog.Redacted(o.Location))
+	}
+	dir, err := filepath.Abs(o.Location)
+	if err != nil {
+		return out, fmt.Errorf("rebuild views: %w", err)
+	}
+	id, err := readIdentity(dir)
+	if err != nil {
+		return out, err
+	}
+	lock, err := tryLock(dir)
+	if err == nil && lock == nil {
+		err = fmt.Errorf("%w: another process owns %s: end it first, or compare with `ckptstore views verify`, which needs no lock", ErrLocked, dir)
+	}
+	if err != nil {
+		return out, fmt.Errorf("rebuild views: %w", err)
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	if _, err := os.Stat(filepath.Join(dir, "log")); err != nil {
+		return out, fmt.Errorf("rebuild views: %w: the log of %s is not there: %w: restore log/ from a backup", ErrDamaged, dir, err)
+	}
+	// As in takeOwnership, a start is not cut short.
+	server, err := jetlog.StartServer(context.WithoutCancel(ctx), jetlog.ServerOptions{Dir: filepath.Join(dir, "log")})
+	if err != nil {
+		return out, err
+	}
+	defer server.Shutdown()
+	log, err := jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(server)})
+	if err != nil {
+		return out, err
+	}
+	defer log.Close()
+	if err := checkLog(ctx, log, id.Store); err != nil {
+		return out, err
+	}
+	if out, err = rebuildBeside(ctx, dir, id.Store, log); err != nil {
+		return out, fmt.Errorf("rebuild views: %w", err)
+	}
+	return out, noteFullRead(dir, out.Sequence)
+}
+
+// rebuildBeside works under the store's lock.
+func rebuildBeside(ctx context.Context, dir, id string, log *jetlog.Log) (out RebuiltViews, err error) {
+	fresh, views := filepath.Join(dir, tempPrefix+"views"), filepath.Join(dir, "views")
+	if err := os.RemoveAll(fresh); err != nil { // of a rebuild that was cut
+		return out, err
+	}
+	if out.Digest, out.Sequence, err = foldInto(ctx, fresh, id, log); err != nil {
+		return out, errors.Join(err, os.RemoveAll(fresh))
+	}
+	_, err = os.Stat(views)
+	if errors.Is(err, os.ErrNotExist) {
+		return out, errors.Join(os.Rename(fresh, views), syncDir(dir))
+	}
+	if err != nil {
+		return out, err
+	}
+	had, at, err := foldInto(ctx, views, id, log)
+	switch {
+	case ctx.Err() != nil:
+		return out, errors.Join(ctx.Err(), os.RemoveAll(fresh))
+	case err != nil:
+		out.Problem = err.Error() // which is why somebody rebuilds them
+	default:
+		out.Had, out.Equal = had, had == out.Digest && at == out.Sequence
+	}
+	if err := unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, views, unix.RENAME_EXCHANGE); err != nil {
+		return out, fmt.Errorf("exchange %s and %s: %w: delete %s, it is rebuilt when the store is next opened", fresh, views, err, views)
+	}
+	return out, errors.Join(syncDir(dir), os.RemoveAll(fresh))
+}
+
+// foldInto brings the views in dir up to date and closes them.
+func foldInto(ctx context.Context, dir, id string, log *jetlog.Log) (digest string, at uint64, err error) {
+	db, err := viewdb.Open(dir, viewdb.Options{Store: id})
+	if err != nil {
+		return "", 0, err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if err := db.CatchUp(ctx, log); err != nil {
+		return "", 0, err
+	}
+	sum, at, err := db.Digest()
+	return fmt.Sprintf("%x", sum), at, err
+}
