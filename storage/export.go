@@ -21,11 +21,11 @@ const DefaultMaxShard = 5_000_000_000
 // ExportOptions say how to export.
 type ExportOptions struct {
 	Format   Format
-	MaxShard int64             // in bytes, of [HuggingFace]; 0 for [DefaultMaxShard]
-	Replace  bool              // an export that is there already is replaced
-	Keep     *Root             // a store: no file that it has adopted is replaced, nor one of the store that is read; may be nil
-	Stale    func(dir string)  // told what exports that were killed have left beside the directory; may be nil
-	Progress func(bytes int64) // told how many bytes of tensors and values are written so far; may be nil
+	MaxShard int64                           // in bytes, of [HuggingFace]; 0 for [DefaultMaxShard]
+	Replace  bool                            // an export that is there already is replaced
+	Keep     *Root                           // a store: no file that it has adopted is replaced, nor one of the store that is read; may be nil
+	Stale    func(dir string, replaced bool) // told what exports that were killed have left beside the directory: their files, or what they replaced; may be nil
+	Progress func(bytes int64)               // told how many bytes of tensors and values are written so far; may be nil
 }
 
 // Exported says what was written.
@@ -142,6 +142,7 @@ func (x *exporter) run() (err error) {
 	if err != nil {
 		return err
 	}
+	defer working.Delete(partial)
 	if err = x.write(partial, list); err == nil {
 		err = x.unlock(partial, lock)
 	} else if lock != nil {

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -31,6 +32,10 @@ const (
 	replacedMark = ".replaced-"
 	exportLock   = ".lock"
 )
+
+// working has the paths of the new files of all exports of this process: its
+// own locks do not keep it out.
+var working sync.Map
 
 // exportNames are the names that an export gives to files.
 var exportNames = regexp.MustCompile(`^(` + strings.Join([]string{
@@ -208,22 +213,38 @@ func (x *exporter) stale() error {
 		if !ok || !strings.HasPrefix(rest, partialMark) && !strings.HasPrefix(rest, replacedMark) {
 			continue
 		}
-		lock := path.Join(full, exportLock)
-		if _, err := x.fs.Stat(lock); err == nil {
-			held, err := x.fs.Lock(lock)
-			if errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EACCES) {
-				continue // that one is at work
-			}
-			if err == nil {
-				err = held.Close()
-			}
-			if err != nil && !lockless(err) {
-				return fmt.Errorf("look whether %s is at work: %w", full, err)
-			}
+		busy, err := x.busy(full)
+		if err != nil {
+			return fmt.Errorf("look whether %s is at work: %w", full, err)
 		}
-		x.o.Stale(full)
+		if !busy {
+			x.o.Stale(full, strings.HasPrefix(rest, replacedMark))
+		}
 	}
 	return nil
+}
+
+// busy reports whether an export writes to a directory. One whose lock may not
+// be opened, or cannot be had, is not known to be busy.
+func (x *exporter) busy(dir string) (bool, error) {
+	if _, ok := working.Load(dir); ok {
+		return true, nil
+	}
+	lock := path.Join(dir, exportLock)
+	if _, err := x.fs.Stat(lock); err != nil {
+		return false, gone(err)
+	}
+	held, err := x.fs.Lock(lock)
+	var opened *fs.PathError
+	switch {
+	case err == nil:
+		return false, held.Close()
+	case lockless(err), errors.As(err, &opened) && (errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS)):
+		return false, nil
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.EACCES):
+		return true, nil // or it has ended just now
+	}
+	return false, err
 }
 
 // lockless reports the error of a filesystem that has no locks.
@@ -236,8 +257,10 @@ func lockless(err error) bool {
 func (x *exporter) claim() (partial string, lock io.Closer, err error) {
 	x.suffix = strings.ToLower(rand.Text()[:13])
 	partial = x.dir + partialMark + x.suffix
-	if _, err := x.fs.Stat(partial); !errors.Is(err, fs.ErrNotExist) {
-		return "", nil, errors.Join(fmt.Errorf("%s is there already: try again", partial), err)
+	if _, err := x.fs.Stat(partial); err == nil {
+		return "", nil, fmt.Errorf("%s is there already: try again", partial)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return "", nil, err
 	}
 	if err := x.fs.MkdirAll(partial, 0o755); err != nil {
 		return "", nil, unwritable(noSpace(err))
@@ -246,6 +269,7 @@ func (x *exporter) claim() (partial string, lock io.Closer, err error) {
 	if err != nil && !lockless(err) {
 		return "", nil, errors.Join(noSpace(err), x.fs.RemoveAll(partial))
 	}
+	working.Store(partial, nil)
 	return partial, lock, nil
 }
 
@@ -295,7 +319,10 @@ func (x *exporter) place(partial string, there bool) (err error) {
 		}
 	}
 	if err == nil {
-		err = x.fs.Rename(partial, x.dir)
+		if err = x.fs.Rename(partial, x.dir); errors.Is(err, fs.ErrExist) {
+			_, now := x.look(x.dir) // somebody has made it
+			err = errors.Join(err, now)
+		}
 	}
 	if err != nil {
 		if moved {

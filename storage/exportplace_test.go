@@ -3,14 +3,18 @@ package storage
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 )
@@ -172,7 +176,12 @@ func TestExportTellsOfWhatIsStale(t *testing.T) {
 	put(t, dir+".replaced-killed/.metadata", "x")
 	put(t, dir+"put.partial-other/x", "x")
 	var told []string
-	o := ExportOptions{Format: DCP, Stale: func(dir string) { told = append(told, filepath.Base(dir)) }}
+	o := ExportOptions{Format: DCP, Stale: func(dir string, replaced bool) {
+		if replaced != strings.Contains(dir, ".replaced-") {
+			t.Errorf("%s: replaced is %v", dir, replaced)
+		}
+		told = append(told, filepath.Base(dir))
+	}}
 	if _, err := Export(t.Context(), from, vfs.Default, dir, o); err != nil {
 		t.Fatal(err)
 	}
@@ -180,18 +189,89 @@ func TestExportTellsOfWhatIsStale(t *testing.T) {
 	if want := []string{"out.partial-4711", "out.partial-killed", "out.replaced-killed"}; !slices.Equal(told, want) {
 		t.Errorf("told of %v, want %v", told, want)
 	}
-	// One that is at work is not told of.
-	mem := vfs.NewMem()
-	var inner []string
-	_, err := Export(t.Context(), from, mem, "/out", ExportOptions{Format: DCP, Progress: func(int64) {
-		o := ExportOptions{Format: HuggingFace, Stale: func(dir string) { inner = append(inner, dir) }}
-		x := &exporter{ctx: t.Context(), from: from, fs: mem, dir: "/out", o: o}
+}
+
+// TestExportAtWorkIsNotStale asks while one is at work, in this process, on a
+// filesystem that many processes share, and in another process.
+func TestExportAtWorkIsNotStale(t *testing.T) {
+	from := openForeign(t, nested(t).dir)
+	asked := 0
+	ask := func(on vfs.FS, dir string) {
+		asked++
+		o := ExportOptions{Format: HuggingFace, Stale: func(dir string, _ bool) { t.Errorf("told of %s", dir) }}
+		x := &exporter{ctx: t.Context(), from: from, fs: on, dir: dir, o: o}
 		if err := x.stale(); err != nil {
 			t.Error(err)
 		}
+	}
+	top := t.TempDir()
+	for dir, on := range map[string]vfs.FS{"/out": vfs.NewMem(), filepath.Join(top, "out"): vfs.Default} {
+		if _, err := Export(t.Context(), from, on, dir, ExportOptions{Format: DCP, Progress: func(int64) { ask(on, dir) }}); err != nil {
+			t.Error(err)
+		}
+	}
+	// A lock of an open file keeps out those of processes, this one's too.
+	lock := filepath.Join(top, "other.partial-x", ".lock")
+	put(t, lock, "")
+	held, err := os.OpenFile(lock, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close() //nolint:errcheck // only read
+	if err := unix.FcntlFlock(held.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		t.Fatal(err)
+	}
+	ask(vfs.Default, filepath.Join(top, "other"))
+	if asked < 3 {
+		t.Errorf("asked %d times", asked)
+	}
+}
+
+// TestExportsToOneDirectory lets one export end while another is at work: the
+// first is kept whole, and the second leaves nothing.
+func TestExportsToOneDirectory(t *testing.T) {
+	from := openForeign(t, nested(t).dir)
+	dir := filepath.Join(t.TempDir(), "out")
+	var first map[string]string
+	_, err := Export(t.Context(), from, vfs.Default, dir, ExportOptions{Format: DCP, Progress: func(int64) {
+		if first != nil {
+			return
+		}
+		if _, err := Export(t.Context(), from, vfs.Default, dir, ExportOptions{Format: HuggingFace}); err != nil {
+			t.Error(err)
+		}
+		first = tree(t, dir)
 	}})
-	if err != nil || len(inner) > 0 {
-		t.Errorf("%v, told of %v", err, inner)
+	var occupied *OccupiedError
+	if !errors.As(err, &occupied) {
+		t.Errorf("error %v, want an OccupiedError", err)
+	}
+	if now := tree(t, dir); len(first) < 2 || !maps.Equal(now, first) {
+		t.Errorf("%d paths are there, want the %d of the first", len(now), len(first))
+	}
+	if beside, err := os.ReadDir(filepath.Dir(dir)); err != nil || len(beside) != 1 {
+		t.Errorf("%v are left: %v", beside, err)
+	}
+}
+
+// TestExportReadOnly says once what is wrong, and what to do.
+func TestExportReadOnly(t *testing.T) {
+	from := openForeign(t, nested(t).dir)
+	readOnly := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			return syscall.EROFS
+		}
+		return nil
+	}))
+	for _, dir := range []string{"/out", "/new/out"} {
+		_, err := Export(t.Context(), from, readOnly, dir, ExportOptions{Format: DCP})
+		if !errors.Is(err, syscall.EROFS) {
+			t.Fatalf("error %v", err)
+		}
+		text := err.Error()
+		if strings.Count(text, syscall.EROFS.Error()) != 1 || !strings.HasSuffix(text, "; choose a directory where you may write") {
+			t.Error(text)
+		}
 	}
 }
 

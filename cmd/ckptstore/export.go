@@ -71,7 +71,11 @@ func (a *app) export(ctx context.Context, s source, dir string, o storage.Export
 	bar := a.progressOf("export", s.manifest.Layout.Bytes())
 	defer bar.done()
 	o.Progress = bar.set
-	o.Stale = func(dir string) {
+	o.Stale = func(dir string, replaced bool) {
+		if replaced {
+			a.warn("%s holds what an export that did not end has replaced: move it back, or remove it", dir)
+			return
+		}
 		a.warn("%s is left by an export that did not end: remove it if none is at work", dir)
 	}
 	if s.foreign != nil {
