@@ -217,7 +217,7 @@ func TestExportAtWorkIsNotStale(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer held.Close() //nolint:errcheck // only read
+	defer held.Close()
 	if err := unix.FcntlFlock(held.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +307,7 @@ func TestExportHoldsOneValueAtATime(t *testing.T) {
 	_, err := Export(t.Context(), from, vfs.Default, filepath.Join(t.TempDir(), "out"), ExportOptions{
 		Format: DCP, Progress: func(int64) { most = max(most, heap()) },
 	})
-	if err != nil || most > before+8*each {
+	if err != nil || most == 0 || most > before+8*each {
 		t.Errorf("%d bytes were in use, %d before: %v", most, before, err)
 	}
 }
