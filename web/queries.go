@@ -89,9 +89,28 @@ type Source interface {
 	Answer(ctx context.Context, query string, p Params) (json.RawMessage, error)
 }
 
+// Rows is a source that may have the rows in this process. A question then
+// reads them itself: to encode the answer and decode it again took longer than
+// to find it.
+type Rows interface {
+	// Read calls read with rows that hold at least what was in the log when
+	// the call began. It reports false, without calling it, when this process
+	// does not have them.
+	Read(ctx context.Context, read func(projections.Reader) error) (here bool, err error)
+}
+
 // Ask puts a question to a source.
 func Ask[T any](ctx context.Context, from Source, q Query[T], p Params) (T, error) {
 	var out T
+	if rows, ok := from.(Rows); ok && q.answer != nil {
+		here, err := rows.Read(ctx, func(r projections.Reader) (err error) {
+			out, err = q.answer(r, p)
+			return err
+		})
+		if here {
+			return out, err
+		}
+	}
 	data, err := from.Answer(ctx, q.Name, p)
 	if err != nil {
 		return out, err

@@ -30,7 +30,19 @@ type Local struct {
 	Last  func(context.Context) (uint64, error) // sequence of the log's end
 }
 
-var _ Source = (*Local)(nil)
+var (
+	_ Source = (*Local)(nil)
+	_ Rows   = (*Local)(nil)
+)
+
+// Read implements [Rows].
+func (l *Local) Read(ctx context.Context, read func(projections.Reader) error) (here bool, err error) {
+	seq, err := l.Last(ctx)
+	if err != nil {
+		return true, err
+	}
+	return true, view(ctx, l.Views, seq, func(r projections.Reader, _ uint64) error { return read(r) })
+}
 
 // Answer implements [Source].
 func (l *Local) Answer(ctx context.Context, query string, p Params) (json.RawMessage, error) {
@@ -49,13 +61,8 @@ func answer(ctx context.Context, v Views, query string, p Params, atLeast uint64
 	case !ok:
 		return nil, &projections.NotFoundError{What: "query", Ref: query}
 	}
-	ctx, cancel := context.WithTimeout(ctx, waitLimit)
-	defer cancel()
-	if err := v.Wait(ctx, atLeast); err != nil {
-		return nil, fmt.Errorf("the views have not reached sequence %d of the log: %w", atLeast, err)
-	}
 	var out json.RawMessage
-	err := v.ViewAt(func(r projections.Reader, _ uint64) error {
+	err := view(ctx, v, atLeast, func(r projections.Reader, _ uint64) error {
 		value, err := ask(r, p)
 		if err == nil {
 			out, err = json.Marshal(value)
@@ -63,6 +70,16 @@ func answer(ctx context.Context, v Views, query string, p Params, atLeast uint64
 		return err
 	})
 	return out, err
+}
+
+// view reads what views hold once they have reached a sequence.
+func view(ctx context.Context, v Views, atLeast uint64, read func(r projections.Reader, cursor uint64) error) error {
+	ctx, cancel := context.WithTimeout(ctx, waitLimit)
+	defer cancel()
+	if err := v.Wait(ctx, atLeast); err != nil {
+		return fmt.Errorf("the views have not reached sequence %d of the log: %w", atLeast, err)
+	}
+	return v.ViewAt(read)
 }
 
 // Handler serves every query of v.

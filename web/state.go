@@ -43,6 +43,7 @@ type Past struct {
 var (
 	_ Source = Past{}
 	_ Views  = Past{}
+	_ Rows   = Past{}
 )
 
 // Wait implements [Views]: the past waits for nothing.
@@ -57,4 +58,9 @@ func (p Past) ViewAt(read func(r projections.Reader, cursor uint64) error) error
 // and nothing later.
 func (p Past) Answer(ctx context.Context, query string, params Params) (json.RawMessage, error) {
 	return answer(ctx, p, query, params, 0)
+}
+
+// Read implements [Rows].
+func (p Past) Read(_ context.Context, read func(projections.Reader) error) (here bool, err error) {
+	return true, read(p.Rows)
 }

@@ -13,7 +13,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -75,7 +74,7 @@ func (b *lookupBench) run(ctx context.Context, dir string) (err error) {
 	if err := b.fill(&history, dir); err != nil {
 		return err
 	}
-	data, err := storage.Open(vfs.Default, dir)
+	data, err := store.OpenData(dir)
 	if err != nil {
 		return err
 	}
@@ -175,7 +174,7 @@ func (b *lookupBench) fill(l *savedLog, dir string) error {
 		m.Checkpoint = m.Name + ".a1"
 		encoded := plan.EncodeManifest(m)
 		digest := plan.Sum(encoded)
-		place := filepath.Join(dir, storage.RefOf(m.Run, m.Trial, m.Checkpoint).String())
+		place := filepath.Join(dir, "data", storage.RefOf(m.Run, m.Trial, m.Checkpoint).String())
 		if err := os.MkdirAll(place, 0o700); err != nil {
 			return err
 		}

@@ -1,0 +1,23 @@
+package store
+
+import (
+	"context"
+
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+var _ web.Rows = (*owner)(nil)
+
+// Read implements [web.Rows]: the owner of a store has the rows.
+func (o *owner) Read(ctx context.Context, read func(projections.Reader) error) (here bool, err error) {
+	own := o.ownership()
+	if own == nil || o.life.Err() != nil {
+		return false, nil
+	}
+	rows, ok := own.views.source.(web.Rows)
+	if !ok {
+		return false, nil
+	}
+	return rows.Read(ctx, read)
+}
