@@ -5,7 +5,9 @@ import (
 	"errors"
 	"io"
 	"math"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -118,6 +120,34 @@ func TestCatOfAHole(t *testing.T) {
 	err := a.cat(t.Context(), sourceOf(r, shape, tensor.Box{Offsets: []int64{0}, Sizes: []int64{1 << 29}}), "x", -1, false)
 	if errors.Is(err, errFull) || err == nil || r.sum != 0 {
 		t.Errorf("%v after %d bytes", err, r.sum)
+	}
+}
+
+// told is a reader with a manifest.
+type told struct {
+	endless
+	manifest plan.Manifest
+}
+
+func (r *told) ReadMetadata(context.Context) (plan.Manifest, error) { return r.manifest, nil }
+func (r *told) SetUp(context.Context, plan.Manifest, bool) error    { return nil }
+func (r *told) PrepareLocalPlan(_ context.Context, reads []plan.Read) ([]plan.Read, error) {
+	return reads, nil
+}
+
+// TestExportSaysHoles writes what is there, and says what is not.
+func TestExportSaysHoles(t *testing.T) {
+	var said strings.Builder
+	r := &told{}
+	from := sourceOf(r, tensor.Shape{4}, tensor.Box{Offsets: []int64{0}, Sizes: []int64{3}})
+	from.manifest.Ranks = []plan.RankIndex{{}}
+	r.manifest = from.manifest
+	a := &app{out: io.Discard, err: &said}
+	if err := a.export(t.Context(), from, filepath.Join(t.TempDir(), "out"), storage.ExportOptions{Format: storage.DCP}); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(said.String(), `exported as it is: tensor "x"`) {
+		t.Errorf("said %q", said.String())
 	}
 }
 

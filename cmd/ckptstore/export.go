@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 )
@@ -89,6 +90,9 @@ func (a *app) export(ctx context.Context, s source, dir string, o storage.Export
 		return err
 	}
 	bar.done()
+	for _, hole := range planner.Holes(s.manifest.Layout) {
+		a.warn("exported as it is: %v", hole)
+	}
 	for _, v := range done.LeftOut {
 		a.warn("left out: value %q of rank %d (%s): %s", v.FQN, v.Rank, size(v.Bytes), v.Reason)
 	}
