@@ -86,7 +86,17 @@ func cellAt(edges []int64, at int64) int {
 	return k
 }
 
-// sweep finds every overlap and every hole of a tensor that is no grid.
+// What is reported of one tensor and of all, and how many boxes a search for
+// holes may hold: a plan in which everything overlaps has more overlaps than
+// memory, and nobody reads them.
+const (
+	maxPerTensor = 20
+	maxProblems  = 100
+	maxBoxes     = 2000
+)
+
+// sweep finds the overlaps and the holes of a tensor that is no grid, as many
+// as are reported.
 func sweep(t plan.Tensor, whole bool) (problems []error) {
 	volume := int64(0)
 	// Chunks sorted by their start in one dimension can only overlap with
@@ -105,6 +115,10 @@ func sweep(t plan.Tensor, whole bool) (problems []error) {
 		})
 		for _, a := range active {
 			if both, ok := a.Box.Intersect(c.Box); ok {
+				if len(problems) >= maxPerTensor {
+					// Where so much overlaps, holes are no news.
+					return append(problems, fmt.Errorf("tensor %q: more of its %d boxes overlap", t.FQN, len(chunks)))
+				}
 				problems = append(problems, fmt.Errorf("tensor %q: box %v of rank %d and box %v of rank %d overlap in %v",
 					t.FQN, a.Box, a.Rank, c.Box, c.Rank, both))
 			}
@@ -112,9 +126,24 @@ func sweep(t plan.Tensor, whole bool) (problems []error) {
 		active = append(active, c)
 	}
 	if whole && (len(problems) > 0 || volume != t.Shape.Volume()) {
-		for _, hole := range missing(t.Shape.Full(), t.Chunks) {
+		boxes, all := missing(t.Shape.Full(), t.Chunks)
+		for i, hole := range boxes {
+			if all = all && i < maxPerTensor; !all {
+				break
+			}
 			problems = append(problems, fmt.Errorf("tensor %q: no rank saves %v of shape %v", t.FQN, hole, t.Shape))
 		}
+		if !all {
+			problems = append(problems, fmt.Errorf("tensor %q: its %d boxes leave more holes in shape %v than are listed", t.FQN, len(t.Chunks), t.Shape))
+		}
+	}
+	return problems
+}
+
+// capped keeps the first errors, and says how many more there are.
+func capped(problems []error) []error {
+	if more := len(problems) - maxProblems; more > 0 {
+		problems = append(problems[:maxProblems:maxProblems], fmt.Errorf("and %d more problems", more))
 	}
 	return problems
 }
@@ -133,20 +162,23 @@ func divided(t plan.Tensor) int {
 	return dim
 }
 
-// missing is the part of box that no chunk covers, as disjoint boxes.
-func missing(box tensor.Box, chunks []plan.Chunk) []tensor.Box {
+// missing is the part of box that no chunk covers, as disjoint boxes; not all,
+// where chunks cut it into more than maxBoxes: what is left then is no finding.
+func missing(box tensor.Box, chunks []plan.Chunk) (left []tensor.Box, all bool) {
 	if box.Empty() {
-		return nil
+		return nil, true
 	}
-	left := []tensor.Box{box}
+	left = []tensor.Box{box}
 	for _, c := range chunks {
 		var next []tensor.Box
 		for _, b := range left {
 			next = append(next, subtract(b, c.Box)...)
 		}
-		left = next
+		if left = next; len(left) > maxBoxes {
+			return nil, false
+		}
 	}
-	return left
+	return left, true
 }
 
 // subtract is b without cut, as disjoint boxes: two slabs a dimension at

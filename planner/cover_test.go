@@ -3,6 +3,7 @@ package planner_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/planner"
@@ -100,6 +101,48 @@ func TestCoverOfLargeGrids(t *testing.T) {
 			locals[500].Items = locals[501].Items
 			if _, err := planner.Global(locals); err == nil {
 				t.Error("a hole was not found")
+			}
+		})
+	}
+}
+
+// What is wrong with a plan in which all boxes overlap, or none but every other
+// one is there, is told in a few lines.
+func TestCoverFindsFew(t *testing.T) {
+	const n = 3000
+	shape := tensor.Shape{3*n + 2, 2}
+	for name, c := range map[string]struct {
+		step, size int64
+		tensors    int
+		want       string
+		most       int
+	}{
+		"overlaps":           {1, n, 1, "more of its 3000 boxes overlap", 30},
+		"holes":              {3, 2, 1, "more holes", 30},
+		"overlaps of many":   {1, 30, 200, "more problems", 110},
+		"holes in many":      {3, 2, 200, "more problems", 110},
+		"overlaps and holes": {3, 4, 1, "more of its 3000 boxes overlap", 30},
+	} {
+		t.Run(name, func(t *testing.T) {
+			locals := []plan.Local{{Rank: 0}, {Rank: 1}}
+			for k := range c.tensors {
+				for i := range int64(n / c.tensors) {
+					b := box([]int64{i * c.step, 0}, []int64{c.size, 2})
+					locals[0].Items = append(locals[0].Items, item(shard(fmt.Sprint("w", k), shape, b)))
+				}
+			}
+			made, err := planner.Global(locals)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("error %v, want %q", err, c.want)
+			}
+			if lines := strings.Count(err.Error(), "\n") + 1; lines > c.most {
+				t.Errorf("%d lines", lines)
+			}
+			if found := planner.Holes(made.Layout); c.step == 3 && (len(found) == 0 || len(found) > 101) && c.size == 2 {
+				t.Errorf("%d holes", len(found))
+			}
+			if err := planner.Dedup(locals).Overlaps(made.Layout); (err != nil) != (c.size > c.step) {
+				t.Errorf("overlaps: %v", err)
 			}
 		})
 	}

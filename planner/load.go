@@ -166,14 +166,45 @@ func (p *Loader) tensor(i int, w plan.Want, strict bool) (reads []plan.Read, pro
 	case covered > volume:
 		problems = append(problems, fmt.Errorf("tensor %q: chunks of the checkpoint overlap in the wanted %v, its manifest is damaged", t.FQN, w.Shard.Box))
 	case covered < volume:
-		for _, hole := range missing(w.Shard.Box, t.Chunks) {
-			problems = append(problems, &MissingRegionError{FQN: t.FQN, Region: hole, Want: w.Shard.Box})
-		}
+		problems = append(problems, holes(t, w.Shard.Box)...)
 	}
 	if len(problems) > 0 {
 		return nil, problems
 	}
 	return reads, nil
+}
+
+// holes are the parts of a wanted box that no chunk of t covers, of which there
+// is one at least.
+func holes(t plan.Tensor, want tensor.Box) (problems []error) {
+	boxes, all := missing(want, t.Chunks)
+	for i, hole := range boxes {
+		if all = all && i < maxPerTensor; !all {
+			break
+		}
+		problems = append(problems, &MissingRegionError{FQN: t.FQN, Region: hole, Want: want})
+	}
+	if !all {
+		problems = append(problems, fmt.Errorf("tensor %q: the checkpoint has %d chunks and does not cover more of the wanted %v", t.FQN, len(t.Chunks), want))
+	}
+	return problems
+}
+
+// Holes reports the parts of tensors that no chunk of a layout without overlaps
+// covers, at most a hundred, as [MissingRegionError] and errors that say that
+// there are more. Checkpoints of other programs may have some: PyTorch does not
+// look for them where one rank alone saves.
+func Holes(l plan.Layout) (problems []error) {
+	for _, t := range l.Tensors {
+		volume := int64(0)
+		for _, c := range t.Chunks {
+			volume += c.Box.Volume()
+		}
+		if volume != t.Shape.Volume() {
+			problems = append(problems, holes(t, t.Shape.Full())...)
+		}
+	}
+	return capped(problems)
 }
 
 func (p *Loader) value(i int, w plan.Want) ([]plan.Read, []error) {

@@ -89,9 +89,18 @@ func (o *Offers) assign(t *offered, chunks []plan.Chunk) {
 	}
 }
 
-// Validate reports everything that is wrong with the offers, and with the
-// layout that was made of them: see [Global].
+// Validate reports what is wrong with the offers, and with the layout that was
+// made of them: see [Global]. It names the first hundred problems, twenty of a
+// tensor, and says that there are more.
 func (o *Offers) Validate(l plan.Layout) error {
+	return o.validate(l, len(o.locals) > 1)
+}
+
+// Overlaps is Validate without the parts that no rank saves: for a checkpoint
+// that is there already, whose holes are [Holes].
+func (o *Offers) Overlaps(l plan.Layout) error { return o.validate(l, false) }
+
+func (o *Offers) validate(l plan.Layout, whole bool) error {
 	slices.SortStableFunc(o.problems, func(a, b problem) int {
 		return cmp.Or(cmp.Compare(a.at.local, b.at.local), cmp.Compare(a.at.item, b.at.item))
 	})
@@ -109,8 +118,8 @@ func (o *Offers) Validate(l plan.Layout) error {
 	covers := make([]cover, runtime.GOMAXPROCS(0))
 	each(len(covers), len(l.Tensors), func(worker, i int) {
 		if !refused[l.Tensors[i].FQN] {
-			found[i] = covers[worker].check(l.Tensors[i], len(o.locals) > 1)
+			found[i] = covers[worker].check(l.Tensors[i], whole)
 		}
 	})
-	return errors.Join(append(all, slices.Concat(found...)...)...)
+	return errors.Join(capped(append(all, slices.Concat(found...)...))...)
 }

@@ -6,16 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
-	"os"
 	"path"
-	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage/dcp"
-	"github.com/ckptstore/ckptstore/storage/safetensors"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -26,9 +21,11 @@ const DefaultMaxShard = 5_000_000_000
 // ExportOptions say how to export.
 type ExportOptions struct {
 	Format   Format
-	MaxShard int64             // in bytes, of [HuggingFace]; 0 for [DefaultMaxShard]
-	Replace  bool              // an export that is there already is replaced
-	Progress func(bytes int64) // told how many bytes of tensors and values are written so far; may be nil
+	MaxShard int64                           // in bytes, of [HuggingFace]; 0 for [DefaultMaxShard]
+	Replace  bool                            // an export that is there already is replaced
+	Keep     *Root                           // a store: no file that it has adopted is replaced, nor one of the store that is read; may be nil
+	Stale    func(dir string, replaced bool) // told what exports that were killed have left beside the directory: their files, or what they replaced; may be nil
+	Progress func(bytes int64)               // told how many bytes of tensors and values are written so far; may be nil
 }
 
 // Exported says what was written.
@@ -50,21 +47,6 @@ type LeftOut struct {
 	Reason string `json:"reason"`
 }
 
-// OccupiedError says that there is something where an export should go.
-type OccupiedError struct {
-	Dir   string
-	Holds string // a file in it
-	Alien bool   // no export writes such a file
-}
-
-// Error says what is there and the next step.
-func (e *OccupiedError) Error() string {
-	if e.Alien {
-		return fmt.Sprintf("%s holds %q, which no export has written: choose another directory", e.Dir, e.Holds)
-	}
-	return fmt.Sprintf("%s is not empty (it holds %q): choose another directory, or replace what is there with --force", e.Dir, e.Holds)
-}
-
 // UnfitError lists tensors that a format has no element type for. Nothing was
 // written.
 type UnfitError struct {
@@ -82,7 +64,8 @@ func (e *UnfitError) Error() string {
 }
 
 // Export writes a checkpoint in the format of another program into the
-// absolute path dir of a filesystem. It holds one tensor in memory at a time.
+// absolute path dir of a filesystem. It holds one tensor or
+// value in memory at a time.
 // All is written and synced beside dir first, so that dir is either whole or
 // not there: an error, or a crash, leaves at most a directory with ".partial-"
 // in its name.
@@ -96,16 +79,17 @@ func Export(ctx context.Context, from Reader, files vfs.FS, dir string, o Export
 
 // exporter is the state of one export.
 type exporter struct {
-	ctx  context.Context
-	from Reader
-	fs   vfs.FS
-	dir  string
-	o    ExportOptions
-	m    plan.Manifest
-	out  Exported
-	buf  []byte
-	done int64
-	made []string // directories above dir that were made, from the bottom
+	ctx    context.Context
+	from   Reader
+	fs     vfs.FS
+	dir    string
+	o      ExportOptions
+	m      plan.Manifest
+	out    Exported
+	buf    []byte
+	done   int64
+	suffix string   // of what lies beside dir
+	made   []string // directories above dir that were made, from the bottom
 }
 
 // outFile is a file to write, as parts that follow each other.
@@ -121,10 +105,14 @@ type part struct {
 	reads  []plan.Read
 	bytes  int64                   // that are read
 	after  func(crc uint32) []byte // of the CRC-32 of those; may be nil
+	value  *plan.Value             // instead of all that: its archive, of so many bytes
 }
 
 func (x *exporter) run() (err error) {
 	if err := validatePath(x.dir); err != nil {
+		return err
+	}
+	if x.dir, err = real(x.fs, x.dir); err != nil {
 		return err
 	}
 	if x.m, err = x.from.ReadMetadata(x.ctx); err != nil {
@@ -133,88 +121,61 @@ func (x *exporter) run() (err error) {
 	if err := x.from.SetUp(x.ctx, x.m, true); err != nil {
 		return err
 	}
-	var list []outFile
-	var last func() ([]outFile, error) // files that are known when the others are laid out
-	switch x.o.Format {
-	case DCP:
-		list, last, err = x.dcp()
-	case SafeTensors, HuggingFace:
-		list, err = x.safetensors()
-	default:
-		err = fmt.Errorf("unknown format %q: dcp, safetensors or hf", x.o.Format)
+	if err := x.spare(); err != nil {
+		return err
 	}
-	if err == nil && last != nil {
-		var more []outFile
-		more, err = last()
-		list = append(list, more...)
-	}
+	there, err := x.look(x.dir)
 	if err != nil {
 		return err
 	}
-	occupied, err := x.look()
+	if err := x.stale(); err != nil {
+		return err
+	}
+	list, err := x.layOut()
 	if err != nil {
 		return err
 	}
-	partial := fmt.Sprintf("%s.partial-%d", x.dir, os.Getpid())
-	if err := x.write(partial, list); err != nil {
+	if err := x.parents(); err != nil {
+		return err
+	}
+	partial, lock, err := x.claim()
+	if err != nil {
+		return err
+	}
+	defer working.Delete(partial)
+	if err = x.write(partial, list); err == nil {
+		err = x.unlock(partial, lock)
+	} else if lock != nil {
+		err = errors.Join(err, lock.Close())
+	}
+	if err == nil {
+		r := Root{fs: x.fs}
+		err = r.syncDir(partial)
+	}
+	if err != nil {
 		// What cannot be removed has a name that nobody takes for the export.
 		return errors.Join(err, x.fs.RemoveAll(partial))
 	}
-	return x.place(partial, occupied)
+	return x.place(partial, there)
 }
 
-// look reports whether something is at dir that is to be replaced.
-func (x *exporter) look() (occupied bool, err error) {
-	names, err := x.fs.List(x.dir)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return false, x.parents()
-	case errors.Is(err, syscall.ENOTDIR):
-		return false, fmt.Errorf("it is a file: choose another directory")
-	case err != nil:
-		return false, err
+// layOut is the files to write.
+func (x *exporter) layOut() ([]outFile, error) {
+	switch x.o.Format {
+	case DCP:
+		return x.dcp()
+	case SafeTensors, HuggingFace:
+		return x.safetensors()
 	}
-	for _, name := range names {
-		known := name == dcp.MetadataFile || name == safetensors.IndexFile ||
-			strings.HasSuffix(name, safetensors.Suffix) || strings.HasSuffix(name, ".distcp")
-		if !known {
-			return false, &OccupiedError{Dir: x.dir, Holds: name, Alien: true}
-		}
-	}
-	if len(names) > 0 && !x.o.Replace {
-		slices.Sort(names)
-		return false, &OccupiedError{Dir: x.dir, Holds: names[0]}
-	}
-	return true, nil
+	return nil, fmt.Errorf("unknown format %q: dcp, safetensors or hf", x.o.Format)
 }
 
-// parents makes the directories above dir.
-func (x *exporter) parents() error {
-	for dir := path.Dir(x.dir); ; dir = path.Dir(dir) {
-		_, err := x.fs.Stat(dir)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, fs.ErrNotExist) || dir == "/" {
-			return err
-		}
-		x.made = append(x.made, dir)
-	}
-	return noSpace(x.fs.MkdirAll(path.Dir(x.dir), 0o755))
-}
-
-// write makes the files durable in a directory of their own.
+// write makes the files durable; their names are not yet.
 func (x *exporter) write(partial string, list []outFile) error {
 	if usage, err := x.fs.GetDiskUsage(path.Dir(x.dir)); err == nil {
 		if need := x.m.Layout.Bytes(); uint64(need) > usage.AvailBytes {
 			return fmt.Errorf("no space in %s: %d bytes are needed and %d are free: %w", path.Dir(x.dir), need, usage.AvailBytes, syscall.ENOSPC)
 		}
-	}
-	if err := x.fs.RemoveAll(partial); err != nil {
-		return err
-	}
-	if err := x.fs.MkdirAll(partial, 0o755); err != nil {
-		return noSpace(err)
 	}
 	for _, f := range list {
 		if err := x.file(path.Join(partial, f.name), f); err != nil {
@@ -222,8 +183,7 @@ func (x *exporter) write(partial string, list []outFile) error {
 		}
 		x.out.Files++
 	}
-	r := Root{fs: x.fs}
-	return r.syncDir(partial)
+	return nil
 }
 
 func (x *exporter) file(name string, f outFile) (err error) {
@@ -247,6 +207,9 @@ func (x *exporter) file(name string, f outFile) (err error) {
 }
 
 func (x *exporter) part(w *bufio.Writer, p part) error {
+	if p.value != nil {
+		return x.value(w, *p.value, p.bytes)
+	}
 	if _, err := w.Write(p.before); err != nil {
 		return err
 	}
@@ -266,10 +229,7 @@ func (x *exporter) part(w *bufio.Writer, p part) error {
 		if _, err := w.Write(buf); err != nil {
 			return err
 		}
-		x.done += p.bytes
-		if x.o.Progress != nil {
-			x.o.Progress(x.done)
-		}
+		x.progress(p.bytes)
 	}
 	if p.after == nil {
 		return nil
@@ -278,41 +238,26 @@ func (x *exporter) part(w *bufio.Writer, p part) error {
 	return err
 }
 
-// place gives the whole directory its name.
-func (x *exporter) place(partial string, occupied bool) error {
-	r := Root{fs: x.fs}
-	parent := path.Dir(x.dir)
-	old := fmt.Sprintf("%s.replaced-%d", x.dir, os.Getpid())
-	if occupied {
-		if err := x.fs.Rename(x.dir, old); err != nil {
-			return errors.Join(err, x.fs.RemoveAll(partial))
-		}
+// value writes an archive, which is made again since the files were laid out,
+// so that the values are never in memory all at once.
+func (x *exporter) value(w *bufio.Writer, v plan.Value, size int64) error {
+	archive, err := x.archive(v)
+	if err != nil {
+		return err
 	}
-	if err := x.fs.Rename(partial, x.dir); err != nil {
-		if occupied {
-			err = errors.Join(err, x.fs.Rename(old, x.dir))
-		}
-		return errors.Join(err, x.fs.RemoveAll(partial))
+	if int64(len(archive)) != size {
+		return fmt.Errorf("value %q of rank %d has changed while it was exported: its archive has %d bytes, and had %d", v.FQN, v.Rank, len(archive), size)
 	}
-	for _, dir := range append([]string{parent}, parentsOf(x.made)...) {
-		if err := r.syncDir(dir); err != nil {
-			return err
-		}
+	if _, err := w.Write(archive); err != nil {
+		return err
 	}
-	if !occupied {
-		return nil
-	}
-	if err := x.fs.RemoveAll(old); err != nil {
-		return fmt.Errorf("the export is whole, but what it replaced could not be removed: %w", err)
-	}
+	x.progress(v.Bytes)
 	return nil
 }
 
-// parentsOf is the directory that holds each.
-func parentsOf(dirs []string) []string {
-	out := make([]string, len(dirs))
-	for i, dir := range dirs {
-		out[i] = path.Dir(dir)
+func (x *exporter) progress(bytes int64) {
+	x.done += bytes
+	if x.o.Progress != nil {
+		x.o.Progress(x.done)
 	}
-	return out
 }

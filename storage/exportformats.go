@@ -15,7 +15,7 @@ import (
 )
 
 // dcp lays out a file for each rank, with values first, and then the metadata.
-func (x *exporter) dcp() ([]outFile, func() ([]outFile, error), error) {
+func (x *exporter) dcp() ([]outFile, error) {
 	m := dcp.Metadata{Version: "1.0.0"}
 	byRank := map[int]*outFile{}
 	ends := map[int]int64{}
@@ -39,9 +39,10 @@ func (x *exporter) dcp() ([]outFile, func() ([]outFile, error), error) {
 		seen[v.FQN] = true
 		archive, err := x.archive(v)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		where := add(v.Rank, int64(len(archive)), part{before: archive})
+		size := int64(len(archive)) // all that is kept of it
+		where := add(v.Rank, size, part{value: &v, bytes: size})
 		m.Values = append(m.Values, dcp.Value{FQN: v.FQN, Path: elementsOf(v.FQN, v.Path), Where: where})
 		x.out.Values++
 		x.out.Bytes += v.Bytes
@@ -51,7 +52,7 @@ func (x *exporter) dcp() ([]outFile, func() ([]outFile, error), error) {
 		for _, c := range t.Chunks {
 			frame, err := dcp.TensorArchive(t.DType, c.Box.Sizes)
 			if err != nil {
-				return nil, nil, fmt.Errorf("tensor %q: %w", t.FQN, err)
+				return nil, fmt.Errorf("tensor %q: %w", t.FQN, err)
 			}
 			shard := tensor.Shard{FQN: t.FQN, DType: t.DType, Global: t.Shape, Box: c.Box}
 			where := add(c.Rank, frame.Size, part{
@@ -69,10 +70,8 @@ func (x *exporter) dcp() ([]outFile, func() ([]outFile, error), error) {
 		list = append(list, *f)
 	}
 	slices.SortFunc(list, func(a, b outFile) int { return cmp.Compare(a.name, b.name) })
-	return list, func() ([]outFile, error) {
-		text, err := dcp.WriteMetadata(m)
-		return []outFile{{name: dcp.MetadataFile, parts: []part{{before: text}}}}, err
-	}, nil
+	text, err := dcp.WriteMetadata(m)
+	return append(list, outFile{name: dcp.MetadataFile, parts: []part{{before: text}}}), err
 }
 
 // archive is a value as torch.save writes it. One that PyTorch has saved is

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -170,8 +171,11 @@ func (f *Foreign) PrepareGlobalPlan(ctx context.Context, reads [][]plan.Read) ([
 	return out, nil
 }
 
-// ReadData implements [Reader]. No checksum of a block is known: only
-// [Foreign.Verify] compares what the files' own checksums say.
+// ReadData implements [Reader]. No checksum of a block is known. Those that the
+// files have, of the records of DCP archives, are compared when all of a chunk
+// is read, by one call or several: bytes that are damaged may be in dst, but
+// the call that reads the last of them gives a [*CorruptError]. A chunk that is
+// read in part is compared by [Foreign.Verify] alone.
 func (f *Foreign) ReadData(ctx context.Context, wants []plan.Want, reads []plan.Read, dst Destination) (int64, error) {
 	n, err := f.chunks().read(ctx, wants, reads, dst)
 	if err != nil {
@@ -225,30 +229,6 @@ func (b *foreignBuilder) directory(ctx context.Context) (Format, error) {
 	return "", fmt.Errorf("%w: it holds neither %s nor %s nor a %s file", fs.ErrNotExist, dcp.MetadataFile, safetensors.IndexFile, safetensors.Suffix)
 }
 
-// file adds a file to the index of a rank and opens it.
-func (b *foreignBuilder) file(rank int, name string) (*index, int, vfs.File, error) {
-	full := path.Join(b.dir, name)
-	file, err := b.fs.Open(full)
-	if err != nil {
-		return nil, 0, nil, err
-	}
-	info, err := file.Stat()
-	if err == nil && info.IsDir() {
-		err = fmt.Errorf("%s is a directory", full)
-	}
-	if err != nil {
-		return nil, 0, nil, errors.Join(err, file.Close())
-	}
-	x := b.indexes[rank]
-	if x == nil {
-		x = &index{rank: rank, modified: []int64{}}
-		b.indexes[rank] = x
-	}
-	x.files = append(x.files, File{Name: full, Size: info.Size()})
-	x.modified = append(x.modified, info.ModTime().UnixNano())
-	return x, len(x.files) - 1, file, nil
-}
-
 // tensor adds a tensor to the layout, without chunks.
 func (b *foreignBuilder) tensor(t plan.Tensor) error {
 	if _, twice := b.tensors[t.FQN]; twice {
@@ -290,6 +270,15 @@ func (b *foreignBuilder) safetensors(ctx context.Context, names []string, where 
 			return err
 		}
 		x, n, file, err := b.file(rank, name)
+		if err != nil && where != nil {
+			return lost(err, path.Join(b.dir, name), func(yield func(string) bool) {
+				for _, fqn := range slices.Sorted(maps.Keys(where)) {
+					if where[fqn] == name && !yield(fqn) {
+						return
+					}
+				}
+			})
+		}
 		if err != nil {
 			return err
 		}
@@ -313,17 +302,4 @@ func (b *foreignBuilder) safetensors(ctx context.Context, names []string, where 
 		}
 	}
 	return nil
-}
-
-// readSmall reads a file of at most limit bytes.
-func readSmall(files vfs.FS, name string, limit int64) ([]byte, error) {
-	info, err := files.Stat(name)
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > limit {
-		return nil, fmt.Errorf("%s has %d bytes, at most %d are read", name, info.Size(), limit)
-	}
-	r := Root{fs: files}
-	return r.readFile(name)
 }

@@ -28,7 +28,7 @@ func TestForeignRefuses(t *testing.T) {
 	}{
 		"no metadata":        {DCP, func(_ *testing.T, dir string) { _ = os.Remove(filepath.Join(dir, ".metadata")) }, "the save that wrote them did not end"},
 		"empty metadata":     {DCP, func(t *testing.T, dir string) { put(t, filepath.Join(dir, ".metadata"), "") }, ".metadata"},
-		"data file is gone":  {DCP, func(_ *testing.T, dir string) { _ = os.Remove(filepath.Join(dir, "__0_0.distcp")) }, "__0_0.distcp"},
+		"data file is gone":  {DCP, func(_ *testing.T, dir string) { _ = os.Remove(filepath.Join(dir, "__0_0.distcp")) }, `__0_0.distcp is damaged: the file is not there, and the checkpoint has parts in it of "`},
 		"data file is cut":   {DCP, func(_ *testing.T, dir string) { _ = os.Truncate(filepath.Join(dir, "__0_0.distcp"), 3000) }, "do not lie in the 3000 bytes of the file"},
 		"data file is empty": {DCP, func(_ *testing.T, dir string) { _ = os.Truncate(filepath.Join(dir, "__0_0.distcp"), 0) }, "cut off"},
 		"data file is zeros": {DCP, func(t *testing.T, dir string) {
@@ -46,7 +46,7 @@ func TestForeignRefuses(t *testing.T) {
 			put(t, filepath.Join(dir, safetensors.IndexFile), `{"weight_map": {"no.such": "`+safetensors.ShardFile(1, 1)+`"}}`)
 		}, "says that it lies in"},
 		"shard is cut":        {HuggingFace, func(_ *testing.T, dir string) { _ = os.Truncate(filepath.Join(dir, safetensors.ShardFile(1, 1)), 4100) }, "bytes of data"},
-		"shard is gone":       {HuggingFace, func(_ *testing.T, dir string) { _ = os.Remove(filepath.Join(dir, safetensors.ShardFile(1, 1))) }, safetensors.ShardFile(1, 1)},
+		"shard is gone":       {HuggingFace, func(_ *testing.T, dir string) { _ = os.Remove(filepath.Join(dir, safetensors.ShardFile(1, 1))) }, safetensors.ShardFile(1, 1) + " is damaged: the file is not there"},
 		"several files":       {SafeTensors, func(t *testing.T, dir string) { put(t, filepath.Join(dir, "b.safetensors"), "") }, "name one of the files"},
 		"nothing":             {SafeTensors, func(_ *testing.T, dir string) { _ = os.Remove(filepath.Join(dir, safetensors.SingleFile)) }, "holds neither"},
 		"checkpoint of ours":  {SafeTensors, func(t *testing.T, dir string) { put(t, filepath.Join(dir, ReceiptFile), "{}") }, "name it by RUN@ID"},
@@ -63,8 +63,8 @@ func TestForeignRefuses(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("error %v, want one that says %q", err, c.want)
 			}
-			if gone := strings.Contains(name, "no metadata") || name == "nothing"; gone && !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("%v is not fs.ErrNotExist", err)
+			if gone := strings.Contains(name, "no metadata") || name == "nothing" || name == "the whole directory"; gone != errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%v: is it fs.ErrNotExist? want %v", err, gone)
 			}
 		})
 	}

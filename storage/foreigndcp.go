@@ -22,6 +22,13 @@ import (
 // a thousand tensors each has 160 MB.
 const maxMetadata = 2 << 30
 
+// A tensor that was expanded before it was saved has more bytes than its
+// storage. Beyond both limits a small file would fill memory and disks.
+const (
+	maxExpanded  = 1 << 30 // bytes of a chunk
+	maxExpansion = 1 << 10 // times the bytes of its storage
+)
+
 // stored is one archive of a DCP directory.
 type stored struct {
 	where dcp.Location
@@ -60,7 +67,13 @@ func (b *foreignBuilder) dcp(ctx context.Context) error {
 		rest = rest[n:]
 		x, at, file, err := b.file(of[0].rank, of[0].where.File)
 		if err != nil {
-			return errors.Join(err, g.Wait())
+			return errors.Join(lost(err, path.Join(b.dir, of[0].where.File), func(yield func(string) bool) {
+				for _, s := range of {
+					if !yield(s.entry.item.Shard.FQN) {
+						return
+					}
+				}
+			}), g.Wait())
 		}
 		size := x.files[at].Size
 		for _, s := range of {
@@ -225,6 +238,8 @@ func archives(ctx context.Context, file vfs.File, size int64, of []*stored) erro
 		}
 		shard := e.item.Shard
 		switch {
+		case shard.Bytes() > max(maxExpanded, p.Length*maxExpansion):
+			return bad("its %d bytes are stored in %d, each element many times: save it contiguous", shard.Bytes(), p.Length)
 		case p.DType != shard.DType:
 			return bad("the metadata says %v, the archive %v", shard.DType, p.DType)
 		case !slices.Equal(p.Sizes, shard.Box.Sizes):

@@ -33,6 +33,8 @@ type chunkReader struct {
 type chunkRead struct {
 	entry  *entry
 	index  *index
+	rank   *rankIndex // of the index
+	at     int        // of the entry in it
 	path   string
 	box    tensor.Box // of a value, its bytes in one dimension
 	size   int        // of an element
@@ -91,6 +93,7 @@ func (r chunkReader) read(ctx context.Context, wants []plan.Want, reads []plan.R
 		}
 	}
 	var total atomic.Int64
+	outer := ctx
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0) + 2) // some wait for the disk
 	for _, c := range chunks {
@@ -117,8 +120,27 @@ func (r chunkReader) read(ctx context.Context, wants []plan.Want, reads []plan.R
 			}
 		}
 	}
-	err = g.Wait()
-	return total.Load(), err
+	if err := g.Wait(); err != nil {
+		return total.Load(), err
+	}
+	return total.Load(), checkRecords(outer, chunks, files)
+}
+
+// checkRecords compares the chunks that have no sums, and of which everything
+// is read by now, with the checksums of their records.
+func checkRecords(ctx context.Context, chunks []*chunkRead, files map[string]*sharedFile) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0) + 2)
+	for _, c := range chunks {
+		if c.checkable() && c.rank.cover(c.at, c.blocks) {
+			f := files[c.path].again()
+			g.Go(func() error {
+				defer f.done()
+				return c.checkRecord(ctx, f)
+			})
+		}
+	}
+	return g.Wait()
 }
 
 // read reads, verifies and copies some blocks, a window at a time.

@@ -29,7 +29,8 @@ type rankIndex struct {
 
 	mu    sync.Mutex
 	index *index
-	at    map[key]int // entries by key
+	at    map[key]int          // entries by key
+	seen  map[int][]blockRange // of entries that are not learned: what was read
 }
 
 // Reader reads the checkpoint at ref. An invalid ref is an error of each step.

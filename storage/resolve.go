@@ -37,6 +37,7 @@ func (r chunkReader) resolve(ctx context.Context, wants []plan.Want, reads []pla
 				return nil, fmt.Errorf("%q %s is not among the chunks of rank %d", read.FQN, k.box, read.Rank)
 			}
 			c = newChunkRead(x.index, i)
+			c.rank, c.at = x, i
 			c.path = r.path(x.index, c.entry.file)
 			byKey[k] = c
 			chunks = append(chunks, c)

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"fmt"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -22,6 +23,9 @@ func (f *sharedFile) open() (vfs.File, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.file == nil {
+		if err := regular(f.fs, f.path); err != nil {
+			return nil, err
+		}
 		file, err := f.fs.Open(f.path)
 		if err != nil {
 			return nil, err
@@ -41,6 +45,14 @@ func (f *sharedFile) open() (vfs.File, error) {
 	return f.file, nil
 }
 
+// again adds a user, who may come when the file was closed already.
+func (f *sharedFile) again() *sharedFile {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.users++
+	return f
+}
+
 // done closes the file after its last user. Nothing was written to it, so that
 // its closing can lose nothing.
 func (f *sharedFile) done() {
@@ -50,4 +62,19 @@ func (f *sharedFile) done() {
 		_ = f.file.Close()
 		f.file = nil
 	}
+}
+
+// regular refuses what is no plain file before it is opened: opening a pipe
+// waits for whoever writes to it, and nothing ends that.
+func regular(files vfs.FS, name string) error {
+	info, err := files.Stat(name)
+	switch {
+	case err != nil:
+		return err
+	case info.IsDir():
+		return fmt.Errorf("%s is a directory", name)
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is not a regular file (%v), so it is not read", name, info.Mode().Type())
+	}
+	return nil
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -13,8 +14,8 @@ import (
 )
 
 // OpenForeign opens a checkpoint of another program by its path: see
-// [storage.OpenForeign]. No store is needed. Chunks that overlap or leave a
-// hole are an error that names them all.
+// [storage.OpenForeign]. No store is needed. Chunks that overlap are an error
+// that names them. What no chunk covers is none yet: see [VerifyForeign].
 func OpenForeign(ctx context.Context, path string) (*storage.Foreign, error) {
 	full, err := filepath.Abs(path)
 	if err == nil {
@@ -32,10 +33,28 @@ func OpenForeign(ctx context.Context, path string) (*storage.Foreign, error) {
 	for _, r := range f.Manifest().Ranks {
 		locals = append(locals, plan.Local{Rank: r.Rank, Items: f.Items(r.Rank)})
 	}
-	if _, err := planner.Global(locals); err != nil {
+	offers := planner.Dedup(locals)
+	if err := offers.Overlaps(offers.Layout()); err != nil {
 		return nil, fmt.Errorf("open checkpoint %s: %w", path, err)
 	}
 	return f, nil
+}
+
+// VerifyForeign is [storage.Foreign.Verify]. Parts of tensors that no chunk
+// covers are findings as well.
+func VerifyForeign(ctx context.Context, f *storage.Foreign, progress func(bytes int64)) (storage.Report, error) {
+	report, err := f.Verify(ctx, progress)
+	if err != nil {
+		return report, err
+	}
+	for _, hole := range planner.Holes(f.Manifest().Layout) {
+		found := storage.Finding{Kind: storage.Missing, File: f.Path(), Block: -1, Offset: -1, Problem: hole.Error()}
+		if region := (*planner.MissingRegionError)(nil); errors.As(hole, &region) {
+			found.FQN, found.Chunk, found.Problem = region.FQN, region.Region.String(), "no file holds this part of the tensor"
+		}
+		report.Findings = append(report.Findings, found)
+	}
+	return report, nil
 }
 
 // ExportTo writes a checkpoint into a directory: see [storage.Export].

@@ -28,7 +28,8 @@ type holder struct {
 	Start string `json:"start"` // of the process, in the kernel's ticks
 }
 
-// RunningError says that a run has a live job.
+// RunningError says that a run has a live job. A command adds how another run
+// is chosen.
 type RunningError struct {
 	Run  string
 	Job  string
@@ -37,7 +38,7 @@ type RunningError struct {
 }
 
 func (e *RunningError) Error() string {
-	return fmt.Sprintf("run %q is being run by job %s (process %d on %s): wait for it, stop it, or choose another --name", e.Run, e.Job, e.PID, e.Host)
+	return fmt.Sprintf("run %q is being run by job %s (process %d on %s): wait for it or stop it", e.Run, e.Job, e.PID, e.Host)
 }
 
 // ErrLeaseLost says that the run may be somebody else's by now.

@@ -28,7 +28,7 @@ func TestHoldRun(t *testing.T) {
 	if !errors.As(err, &running) || *running != (RunningError{Run: strange, Job: "job-1", Host: host, PID: p.pid()}) {
 		t.Fatalf("error %v", err)
 	}
-	wrong(t, err, nil, "job-1", host, fmt.Sprint(p.pid()), "--name")
+	wrong(t, err, nil, "job-1", host, fmt.Sprint(p.pid()), "wait for it or stop it")
 
 	held, release, err := s.HoldRun(t.Context(), "another run", "job-3")
 	if err != nil {

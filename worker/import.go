@@ -47,7 +47,8 @@ type Imported struct {
 
 // Import makes a checkpoint of another program one of a run: an ordinary job
 // with one attempt and one save, whose ranks are those of the other program.
-// The line of the run goes on with it. The caller holds the run's lease. When
+// The line of the run goes on with it; so parts of tensors that no file holds
+// are a [storage.CorruptError]. The caller holds the run's lease. When
 // ctx ends, the save is aborted and what was copied is removed.
 func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error) {
 	m := cfg.From.Manifest()
@@ -56,6 +57,14 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 	}
 	if cfg.Step < 0 {
 		return Imported{}, fmt.Errorf("import %s: %w: step %d is negative", cfg.From.Path(), ErrConfig, cfg.Step)
+	}
+	// Nobody could resume from it, and a lone rank's plan may have holes.
+	if holes := planner.Holes(m.Layout); len(holes) > 0 {
+		problem := holes[0].Error()
+		if len(holes) > 1 {
+			problem += ", nor other parts"
+		}
+		return Imported{}, fmt.Errorf("import %s: %w", cfg.From.Path(), &storage.CorruptError{File: cfg.From.Path(), Block: -1, Problem: problem})
 	}
 	bytes := m.Layout.Bytes()
 	full := Config{

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/storage/dcp"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
 )
@@ -83,6 +86,78 @@ func TestImportIsAnOrdinaryJob(t *testing.T) {
 		if wantSums := map[string]int{"step-5.a1": 0, "step-5.a2": 4}[id]; err != nil || len(again.Attachments) != wantSums {
 			t.Errorf("%s has attachments %v, %v", id, again.Attachments, err)
 		}
+	}
+}
+
+// TestImportOfHoles leaves chunks out of a checkpoint, of one rank and of four:
+// it can be looked at, and does not become one of a run.
+func TestImportOfHoles(t *testing.T) {
+	for name, keep := range map[string]func(c dcp.Chunk, nth int) bool{
+		"one rank":   func(c dcp.Chunk, _ int) bool { return c.Where.File == "__0_0.distcp" },
+		"four ranks": func(_ dcp.Chunk, nth int) bool { return nth > 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			run, dir := runOf(t), pytorch(t).Path()
+			file := filepath.Join(dir, dcp.MetadataFile)
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := dcp.ReadMetadata(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			holes := map[string]bool{}
+			for i := range m.Tensors {
+				x, nth := &m.Tensors[i], 0
+				whole := len(x.Chunks)
+				x.Chunks = slices.DeleteFunc(x.Chunks, func(c dcp.Chunk) bool { nth++; return whole > 1 && !keep(c, nth-1) })
+				if len(x.Chunks) < whole {
+					holes[x.FQN] = true
+				}
+			}
+			m.Tensors = slices.DeleteFunc(m.Tensors, func(x dcp.Tensor) bool {
+				gone := name == "one rank" && (len(x.Chunks) == 0 || x.Chunks[0].Where.File != "__0_0.distcp")
+				if gone {
+					delete(holes, x.FQN)
+				}
+				return gone
+			})
+			m.Values = slices.DeleteFunc(m.Values, func(v dcp.Value) bool { return name == "one rank" && v.Where.File != "__0_0.distcp" })
+			if text, err = dcp.WriteMetadata(m); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			from, err := store.OpenForeign(t.Context(), dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ranks := len(from.Manifest().Ranks); (ranks == 1) != (name == "one rank") || len(holes) == 0 {
+				t.Fatalf("%d ranks, holes in %v", ranks, holes)
+			}
+			report, err := store.VerifyForeign(t.Context(), from, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found := map[string]bool{}
+			for _, f := range report.Findings {
+				if f.Kind != storage.Missing || f.Chunk == "" {
+					t.Errorf("finding %v", f)
+				}
+				found[f.FQN] = true
+			}
+			if !maps.Equal(found, holes) {
+				t.Errorf("holes in %v, want %v", found, holes)
+			}
+			for _, inPlace := range []bool{false, true} {
+				_, err = importInto(t.Context(), t, run, from, func(c *worker.ImportConfig) { c.InPlace = inPlace })
+				if corrupt := (*storage.CorruptError)(nil); !errors.As(err, &corrupt) || !strings.Contains(err.Error(), "does not cover") {
+					t.Errorf("imported with holes: %v", err)
+				}
+			}
+		})
 	}
 }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -92,17 +94,76 @@ func (a *app) cat(ctx context.Context, s source, fqn string, rank int, force boo
 		return err
 	}
 	loader := planner.NewLoader(s.manifest.Layout)
+	if want.Value {
+		return a.catPart(ctx, s, loader, want, make(single, loader.Size(want)))
+	}
+	if _, err := loader.Load([]plan.Want{want}); err != nil {
+		return err // before anything is written: a window might lie before what is missing
+	}
+	var buf single
+	for box := range windows(want.Shard.Box, catWindow/int64(want.Shard.DType.Size())) {
+		part := want
+		part.Shard.Box = box
+		n := loader.Size(part)
+		if buf == nil {
+			buf = make(single, n) // the first is the largest
+		}
+		if err := a.catPart(ctx, s, loader, part, buf[:n]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// catPart reads what fits into buf and writes it.
+func (a *app) catPart(ctx context.Context, s source, loader *planner.Loader, want plan.Want, buf single) error {
 	wants := []plan.Want{want}
 	reads, err := loader.Load(wants)
 	if err != nil {
 		return err
 	}
-	buf := make(single, loader.Size(want))
 	if _, err := s.reader.ReadData(ctx, wants, reads, buf); err != nil {
 		return err
 	}
 	_, err = a.out.Write(buf)
 	return err
+}
+
+// catWindow is how many bytes of a tensor are in memory at a time.
+const catWindow = 64 << 20
+
+// windows cuts a box into boxes of at most limit elements, which follow each
+// other in row-major order. An empty box has none.
+func windows(box tensor.Box, limit int64) iter.Seq[tensor.Box] {
+	return func(yield func(tensor.Box) bool) { cut(box, 0, limit, yield) }
+}
+
+// cut cuts a box from a dimension on; those before have one index.
+func cut(box tensor.Box, dim int, limit int64, yield func(tensor.Box) bool) bool {
+	if box.Empty() {
+		return true
+	}
+	row := int64(1) // elements behind one index, counted as far as the limit
+	for d := len(box.Sizes) - 1; d > dim; d-- {
+		if row > limit/box.Sizes[d] {
+			row = limit + 1
+			break
+		}
+		row *= box.Sizes[d]
+	}
+	if dim >= len(box.Sizes) || box.Sizes[dim] <= limit/row {
+		return yield(box)
+	}
+	step := max(limit/row, 1)
+	for at := int64(0); at < box.Sizes[dim]; at += step {
+		part := tensor.Box{Offsets: slices.Clone(box.Offsets), Sizes: slices.Clone(box.Sizes)}
+		part.Offsets[dim] += at
+		part.Sizes[dim] = min(step, box.Sizes[dim]-at)
+		if row > limit && !cut(part, dim+1, limit, yield) || row <= limit && !yield(part) {
+			return false
+		}
+	}
+	return true
 }
 
 // want is the whole tensor or value of a name.

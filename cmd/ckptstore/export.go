@@ -2,13 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strconv"
+	"math/big"
+	"regexp"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 )
@@ -24,7 +27,8 @@ const exportHelp = `Write a checkpoint for other programs into the directory DIR
 Safetensors files hold no values: those are listed on stderr, and in JSON as
 left_out. Everything is written and synced beside DIR and renamed at the end,
 so DIR is whole or not there. A DIR with files in it is refused; --force
-replaces it if it holds nothing but an export.
+replaces it if it holds nothing but an export, and no file that a checkpoint is
+read from: neither this one, nor one that the store has adopted.
 
 ` + pathHelp + `
 
@@ -68,11 +72,27 @@ func (a *app) export(ctx context.Context, s source, dir string, o storage.Export
 	bar := a.progressOf("export", s.manifest.Layout.Bytes())
 	defer bar.done()
 	o.Progress = bar.set
+	o.Stale = func(dir string, replaced bool) {
+		if replaced {
+			a.warn("%s holds what an export that did not end has replaced: move it back, or remove it", dir)
+			return
+		}
+		a.warn("%s is left by an export that did not end: remove it if none is at work", dir)
+	}
+	if s.foreign != nil {
+		var err error
+		if o.Keep, err = a.adopting(); err != nil {
+			return err
+		}
+	}
 	done, err := store.ExportTo(ctx, s.reader, dir, o)
 	if err != nil {
 		return err
 	}
 	bar.done()
+	for _, hole := range planner.Holes(s.manifest.Layout) {
+		a.warn("exported as it is: %v", hole)
+	}
 	for _, v := range done.LeftOut {
 		a.warn("left out: value %q of rank %d (%s): %s", v.FQN, v.Rank, size(v.Bytes), v.Reason)
 	}
@@ -82,33 +102,45 @@ func (a *app) export(ctx context.Context, s source, dir string, o storage.Export
 	})
 }
 
-// parseSize reads a number of bytes, with K, M, G or T, decimal before B and
-// binary before iB.
+// adopting is the data of the store whose adopted files an export of a path
+// leaves alone; nil where there is none.
+func (a *app) adopting() (*storage.Root, error) {
+	if store.IsURL(a.location) {
+		return nil, nil
+	}
+	data, err := a.data()
+	if errors.Is(err, store.ErrNoStore) {
+		return nil, nil
+	}
+	return data, err
+}
+
+// sizeText is digits, perhaps with a fraction, and a unit: K, M, G or T,
+// decimal before nothing or B and binary before iB.
+var sizeText = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)(?:([KMGT])(I?))?B?$`)
+
+// parseSize reads a number of bytes, from 1 to 1<<62-1. Upper and lower case of
+// the unit are the same.
 func parseSize(text string) (int64, error) {
 	bad := fmt.Errorf("%q is not a size such as 500MB, 2GiB or 1000000", text)
-	number := strings.TrimRight(text, "KMGTkmgtiB")
-	unit := strings.ToUpper(strings.TrimSuffix(text[len(number):], "B"))
-	base, power := int64(1000), 0
-	if strings.HasSuffix(unit, "I") {
-		base, unit = 1024, strings.TrimSuffix(unit, "I")
-		if unit == "" {
-			return 0, bad
-		}
-	}
-	if unit != "" {
-		if power = strings.Index("KMGT", unit) + 1; power == 0 || len(unit) > 1 {
-			return 0, bad
-		}
-	}
-	n, err := strconv.ParseFloat(number, 64)
-	if err != nil || n <= 0 {
+	parts := sizeText.FindStringSubmatch(strings.ToUpper(text))
+	if parts == nil {
 		return 0, bad
 	}
-	for range power {
-		n *= float64(base)
-	}
-	if n >= 1<<62 || n < 1 {
+	n, ok := new(big.Rat).SetString(parts[1])
+	if !ok {
 		return 0, bad
 	}
-	return int64(n), nil
+	base := int64(1000)
+	if parts[3] != "" {
+		base = 1024
+	}
+	for range strings.Index(" KMGT", parts[2]) {
+		n.Mul(n, new(big.Rat).SetInt64(base))
+	}
+	whole := new(big.Int).Quo(n.Num(), n.Denom())
+	if whole.Sign() <= 0 || whole.BitLen() > 62 {
+		return 0, bad
+	}
+	return whole.Int64(), nil
 }

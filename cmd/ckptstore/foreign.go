@@ -8,6 +8,7 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -122,7 +123,7 @@ func (a *app) verifyPath(ctx context.Context, path string) error {
 	}
 	bar := a.progressOf("verify", s.manifest.Layout.Bytes())
 	defer bar.done()
-	report, err := s.foreign.Verify(ctx, bar.set)
+	report, err := store.VerifyForeign(ctx, s.foreign, bar.set)
 	if err != nil {
 		return err
 	}

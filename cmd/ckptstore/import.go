@@ -92,6 +92,9 @@ func (a *app) importPath(ctx context.Context, path string, o importOptions) erro
 	return a.with(ctx, func(s *store.Store) (err error) {
 		job := store.NewID()
 		ctx, release, err := s.HoldRun(ctx, o.run, job)
+		if running := (*store.RunningError)(nil); errors.As(err, &running) {
+			return fmt.Errorf("%w, or choose another --run", err)
+		}
 		if err != nil {
 			return err
 		}

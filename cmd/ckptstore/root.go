@@ -57,6 +57,7 @@ func (u usageError) Unwrap() error { return u.error }
 type app struct {
 	out, err io.Writer
 	location string
+	named    bool   // the location was given, not assumed
 	output   string // table, wide, json or jsonl
 	json     bool
 	quiet    bool
@@ -79,7 +80,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			}
 			return usageError{fmt.Errorf("unknown command %q; see `ckptstore --help`", args[0])}
 		},
-		PersistentPreRunE: func(*cobra.Command, []string) error { return a.checkFlags() },
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+			a.named = os.Getenv("CKPTSTORE_STORE") != "" || c.Flags().Changed("store")
+			return a.checkFlags()
+		},
 	}
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -74,10 +74,14 @@ was; its files are read as they are now.
 			if err != nil {
 				return err
 			}
-			if isPath(refs[0]) && !then.isEnd() {
+			path, err := a.isPath(c.Context(), refs[0])
+			if err != nil {
+				return err
+			}
+			if path && !then.isEnd() {
 				return usageError{fmt.Errorf("--as-of: %s is a path, which has no history", refs[0])}
 			}
-			if isPath(refs[0]) {
+			if path {
 				return a.showPath(c.Context(), refs[0], reshard)
 			}
 			return a.with(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0], reshard, then) })

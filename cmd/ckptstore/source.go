@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -30,26 +31,92 @@ type source struct {
 // pathHelp says what of a REF is a path.
 const pathHelp = `REF may be the path of a PyTorch DCP directory, of a .safetensors file, or of
 a Hugging Face directory; then no store is needed. A REF is a path if it begins
-with / or ./ or ../, or if it names such a directory or file.`
+with / or ./ or ../, or if it names such a directory or file. A name without /
+that is also a run of the store is refused: ./NAME is the path, NAME@latest the
+checkpoint.`
 
-// isPath reports whether a reference is meant as a path. A run may have the
-// name of any directory, so that only a checkpoint counts.
-func isPath(ref string) bool {
-	if filepath.IsAbs(ref) || ref == "." || ref == ".." || strings.HasPrefix(ref, "./") || strings.HasPrefix(ref, "../") {
-		return true
-	}
-	info, err := os.Stat(ref)
+// spelledPath reports whether a reference can be nothing but a path.
+func spelledPath(ref string) bool {
+	return filepath.IsAbs(ref) || ref == "." || ref == ".." || strings.HasPrefix(ref, "./") || strings.HasPrefix(ref, "../")
+}
+
+// checkpointAt reports whether a path has a checkpoint. A run may have the name
+// of any directory, so that no other counts.
+func checkpointAt(path string) bool {
+	info, err := os.Stat(path)
 	if err != nil {
 		return false
 	}
 	if !info.IsDir() {
 		return true
 	}
-	if _, err := os.Stat(filepath.Join(ref, ".metadata")); err == nil {
+	if _, err := os.Stat(filepath.Join(path, ".metadata")); err == nil {
 		return true
 	}
-	tensors, err := filepath.Glob(filepath.Join(ref, "*.safetensors"))
+	tensors, err := filepath.Glob(filepath.Join(path, "*.safetensors"))
 	return err == nil && len(tensors) > 0
+}
+
+// isPath reports whether a reference is meant as a path. A bare name is looked
+// for in the store first: what is at the path has nothing to do with a run of
+// that name, and would pass for it.
+func (a *app) isPath(ctx context.Context, ref string) (bool, error) {
+	if spelledPath(ref) {
+		return true, nil
+	}
+	if !checkpointAt(ref) {
+		return false, nil
+	}
+	if strings.Contains(ref, "/") {
+		return true, nil
+	}
+	known := false
+	err := a.with(ctx, func(s *store.Store) (err error) {
+		known, err = knows(ctx, s, ref)
+		return err
+	})
+	switch {
+	case errors.Is(err, store.ErrNoStore) && !a.named:
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("there is a path ./%s, and whether %q is also in the store %s cannot be seen: say ./%s for the path: %w", ref, ref, jetlog.Redacted(a.location), ref, err)
+	case known && strings.Contains(ref, "@"):
+		a.warn("%s is read from the store %s; say ./%s for the path of that name", ref, jetlog.Redacted(a.location), ref)
+		return false, nil
+	case known:
+		return false, usageError{fmt.Errorf("%q is a run of the store %s and a path: say ./%s or %s@latest", ref, jetlog.Redacted(a.location), ref, ref)}
+	}
+	if a.named {
+		a.warn("the path ./%s is read: the store %s has no run or checkpoint of that name", ref, jetlog.Redacted(a.location))
+	}
+	return true, nil
+}
+
+// knows reports whether a store has a checkpoint that a reference stands for,
+// or a run that it begins with.
+func knows(ctx context.Context, s *store.Store, ref string) (bool, error) {
+	runs, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})
+	if err != nil {
+		return false, err
+	}
+	for _, run := range runs {
+		if ref == run.Name || strings.HasPrefix(ref, run.Name+"@") {
+			return true, nil
+		}
+	}
+	_, err = web.Ask(ctx, s.Views(), web.Resolve, web.Params{Ref: ref})
+	if errors.Is(err, projections.ErrNotFound) || errors.Is(err, projections.ErrReference) {
+		return false, nil
+	}
+	return err == nil || errors.Is(err, projections.ErrAmbiguous), ignored(err, projections.ErrAmbiguous)
+}
+
+// ignored is err unless it is a certain one.
+func ignored(err, one error) error {
+	if errors.Is(err, one) {
+		return nil
+	}
+	return err
 }
 
 // openPath opens a checkpoint of another program.
@@ -79,7 +146,11 @@ func committed(ctx context.Context, views web.Source, ref string) (projections.C
 
 // withSource opens what a reference names for one command.
 func (a *app) withSource(ctx context.Context, ref string, do func(source) error) error {
-	if isPath(ref) {
+	path, err := a.isPath(ctx, ref)
+	if err != nil {
+		return err
+	}
+	if path {
 		s, err := openPath(ctx, ref)
 		if err != nil {
 			return err

@@ -64,8 +64,14 @@ committed is read all the same.
 ` + pathHelp + `
 Of such files only what checksums they have is compared.`,
 		RunE: func(c *cobra.Command, refs []string) error {
-			if len(refs) == 1 && isPath(refs[0]) {
-				return a.verifyPath(c.Context(), refs[0])
+			if len(refs) == 1 {
+				path, err := a.isPath(c.Context(), refs[0])
+				if err != nil {
+					return err
+				}
+				if path {
+					return a.verifyPath(c.Context(), refs[0])
+				}
 			}
 			s, err := a.open(c.Context())
 			if len(refs) == 0 && errors.Is(err, store.ErrDamaged) {

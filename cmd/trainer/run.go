@@ -135,6 +135,9 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 // runOn runs a job of a run that no other job runs.
 func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) {
 	ctx, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
+	if running := (*store.RunningError)(nil); errors.As(err, &running) {
+		return fmt.Errorf("%w, or choose another --name", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -141,7 +141,7 @@ func pebbleOptions(o Options, fail *failure) *pebble.Options {
 	po := &pebble.Options{
 		FS:                 ordered{o.FS},
 		FormatMajorVersion: pebble.FormatNewest,
-		MemTableSize:       32 << 20,
+		MemTableSize:       16 << 20, // the size of the WAL on disk from the first byte
 		// Every report is looked up before it is stored. With the default of
 		// 8 MB, a rebuild read the same blocks from the file again and again.
 		CacheSize: 64 << 20,

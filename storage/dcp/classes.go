@@ -3,7 +3,9 @@ package dcp
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -37,7 +39,7 @@ var (
 		legacyProperties, legacyMemFormat, classPath, classPathLocal,
 	}
 	metadataDialect = dialect{ops: metadataOps, globals: func(g global) bool {
-		return isDType(g) || slices.Contains(metadataClasses, g)
+		return isDType(g) || isOtherDType(g) || slices.Contains(metadataClasses, g)
 	}}
 )
 
@@ -48,6 +50,30 @@ func isDType(g global) bool {
 	}
 	_, err := tensor.ParseDType(g.name)
 	return err == nil
+}
+
+// otherDTypes are PyTorch's dtypes that no tensor here has. Their elements are
+// parts of bytes, or mean nothing without a scale that lies elsewhere.
+var otherDTypes = []string{
+	"quint8", "qint8", "qint32", "quint4x2", "quint2x4", "float4_e2m1fn_x2", "bcomplex32",
+	"bits1x8", "bits2x4", "bits4x2", "bits8", "bits16",
+	"int1", "int2", "int3", "int4", "int5", "int6", "int7",
+	"uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7",
+}
+
+// isOtherDType reports a dtype that is known by name only: a message about it
+// has to name the tensor.
+func isOtherDType(g global) bool { return g.module == "torch" && slices.Contains(otherDTypes, g.name) }
+
+// supported lists the dtypes of tensors, for messages.
+func supported() string {
+	var names []string
+	for d := tensor.DType(0); d < math.MaxUint8; d++ {
+		if d.Valid() {
+			names = append(names, d.String())
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // absent stands for a field that an object does not set.
@@ -168,6 +194,9 @@ func properties(v any) (tensor.DType, bool, error) {
 		}
 	}
 	g, ok := state[0].(global)
+	if ok && isOtherDType(g) {
+		return 0, false, fmt.Errorf("dtype %s is not supported, those that are: %s", g.name, supported())
+	}
 	if !ok || !isDType(g) {
 		return 0, false, fmt.Errorf("dtype is %s", kind(state[0]))
 	}

@@ -3,6 +3,7 @@ package dcp
 import (
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/tensor"
@@ -188,7 +189,9 @@ func TestContradictoryMetadata(t *testing.T) {
 		"absolute file":      {location(Location{"/etc/passwd", 0, 1}), `"/etc/passwd" is not a plain relative one`},
 		"negative offset":    {location(Location{"f", -1, 1}), "range of 1 bytes at offset -1"},
 		"end beyond 2^63":    {location(Location{"f", 1 << 62, 1 << 62}), "range of"},
-		"dtype unknown":      {properties("qint8", classMemFormat, 0), "global torch.qint8 is not allowed"},
+		"dtype unknown":      {properties("float1", classMemFormat, 0), "global torch.float1 is not allowed"},
+		"name empty":         {index("", []int64{0, 0}, 0), "storage_data: empty name"},
+		"name long":          {index(strings.Repeat("k", 70000), []int64{0, 0}, 0), "storage_data: name of 70000 bytes, at most 65536 are allowed"},
 		"dtype is a class":   {properties("Size", classMemFormat, 0), "dtype is the global torch.Size"},
 		"format of another":  {properties("float32", legacyMemFormat, 0), "memory_format: want _MEM_FORMAT_ENCODING"},
 		"format unknown":     {properties("float32", classMemFormat, 7), "encoding 7 is not known"},
@@ -226,6 +229,11 @@ func TestContradictoryMetadata(t *testing.T) {
 			wantFormatError(t, err, c.want)
 			wantFormatError(t, err, "read metadata: .metadata: offset ")
 		})
+	}
+	for _, dtype := range otherDTypes {
+		_, err := ReadMetadata(properties(dtype, classMemFormat, 0).pickle())
+		wantFormatError(t, err, `tensor "w": dtype `+dtype+" is not supported, those that are: bool, uint8")
+		wantFormatError(t, err, "float8_e5m2fnuz")
 	}
 }
 

@@ -1,6 +1,7 @@
 package dcp
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -98,11 +99,13 @@ func optional(v any) (string, error) {
 
 func fqnOf(v any) (string, error) {
 	name, ok := v.(string)
-	if !ok || name == "" {
+	switch {
+	case !ok:
 		return "", fmt.Errorf("want a name, got %s", kind(v))
-	}
-	if len(name) > maxFQN {
-		return "", fmt.Errorf("name %s has %d bytes, at most %d are allowed", quote(name), len(name), maxFQN)
+	case name == "":
+		return "", errors.New("empty name: give the tensor or value a key, then save again")
+	case len(name) > maxFQN:
+		return "", fmt.Errorf("name of %d bytes, at most %d are allowed: %s", len(name), maxFQN, quote(name))
 	}
 	return name, nil
 }
@@ -177,7 +180,7 @@ func (r *metadataReader) stateDict(v any, paths map[string][]any, m *Metadata) e
 		}
 		t, err := r.tensor(fqn, d.pairs[i+1])
 		if err != nil {
-			return fmt.Errorf("%s: %w", quote(fqn), err)
+			return fmt.Errorf("tensor %s: %w", quote(fqn), err)
 		}
 		t.FQN, t.Path = fqn, paths[fqn]
 		m.Tensors = append(m.Tensors, t)
