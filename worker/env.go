@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -59,6 +60,14 @@ func mergeEnv(base []string, set map[string]string) []string {
 		out = append(out, k+"="+v)
 	}
 	return out
+}
+
+// inherited is this process's environment without what is withheld.
+func inherited(withheld []string) []string {
+	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(withheld, name)
+	})
 }
 
 // heldPort is a TCP port that nobody else is handed while it is held: it is

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -84,7 +83,7 @@ func (w *watch) start(restart int) (err error) {
 		if w.cfg.NProc > 1 {
 			prefix = fmt.Sprintf("[rank%d] ", rank)
 		}
-		p, err := startProcess(rank, w.cfg.Command, mergeEnv(os.Environ(), set), prefix, w.cfg.Stdout, w.cfg.Stderr)
+		p, err := startProcess(rank, w.cfg.Command, mergeEnv(inherited(w.cfg.Withheld), set), prefix, w.cfg.Stdout, w.cfg.Stderr)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrConfig, err)
 		}

@@ -95,6 +95,9 @@ type Config struct {
 	StrictReplicas bool
 	Config         map[string]any
 	Backend        string
+	// Withheld names variables of the environment that workers do not inherit,
+	// such as the trainer's credentials: a worker is given a socket of its own.
+	Withheld []string
 
 	SaveTimeout  time.Duration // begun to committed; default 10 min
 	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
