@@ -61,9 +61,17 @@ and --run which checkpoints; all of the log is folded in any case.`,
 }
 
 func (a *app) replay(ctx context.Context, s *store.Store, sel selection, then moment) error {
-	last, err := end(ctx, s, sel)
-	if err != nil {
+	last, err := s.Log.Last(ctx)
+	switch {
+	case err != nil:
 		return err
+	case sel.until > last:
+		return fmt.Errorf("--until-seq %d: the log ends at %d", sel.until, last)
+	case sel.until > 0:
+		last = sel.until
+	}
+	if sel.from > last {
+		return fmt.Errorf("--from-seq %d: the log, or what is asked of it, ends at %d", sel.from, last)
 	}
 	asJSON := a.output == "json" || a.output == "jsonl"
 	emitEvent := func(events.Recorded) error { return nil }

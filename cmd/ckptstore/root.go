@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/dcp"
@@ -111,6 +112,7 @@ func exitCode(err error, interrupted bool) int {
 	var (
 		usage     usageError
 		running   *store.RunningError
+		followed  *store.FollowedError
 		taken     *storage.OccupiedError
 		corrupt   *storage.CorruptError
 		changed   *storage.ChangedError
@@ -128,7 +130,7 @@ func exitCode(err error, interrupted bool) int {
 		return exitUsage
 	case errors.Is(err, projections.ErrNotFound):
 		return exitNotFound
-	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken):
+	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken), errors.As(err, &followed), errors.Is(err, jetlog.ErrCursorMoved):
 		return exitConflict
 	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed):
 		return exitFindings

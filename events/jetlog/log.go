@@ -9,6 +9,7 @@
 //	decision  appended only if its lane has not moved ([Log.Decide])
 //	lane      ckpt.<run>.<trial>.s.>, the one filter of an aggregate
 //	lease     a key of the bucket CKPT_LEASES, held for a term ([Log.Lease])
+//	cursor    a key of the bucket CKPT_CURSORS: how far a subscriber has come
 //	server    an embedded NATS server in a directory ([StartServer])
 //
 // A message is stored as package events encodes it: the subject, the headers
