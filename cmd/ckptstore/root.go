@@ -99,7 +99,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
-		a.eventsCommand(), a.replayCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.viewsCommand(), a.benchCommand())
+		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.viewsCommand(), a.benchCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
 	if err != nil && !errors.Is(err, errFindings) {
