@@ -303,4 +303,20 @@ func TestRecordedJSON(t *testing.T) {
 	if string(data) != want {
 		t.Errorf("got\n%s, want\n%s", data, want)
 	}
+	var back Recorded
+	if err := json.Unmarshal(data, &back); err != nil {
+		t.Fatal(err)
+	}
+	again, err := json.Marshal(back)
+	if err != nil || !bytes.Equal(again, data) || back.Scope != e.Scope || back.Kind != e.Kind || back.Version != 1 {
+		t.Errorf("read back as %+v, %v", back, err)
+	}
+	for old, bad := range map[string]string{
+		`"sequence":42`: `"sequence":0`, `completed.v1`: `completed.v0`, `"type":"ckpt.trial`: `"type":"ckpt.trail`,
+		`.main.s.`: `.main.z.`, `,"data":{"attempt":2}`: ``, `"time":"2026`: `"time":"year`,
+	} {
+		if err := json.Unmarshal([]byte(strings.Replace(want, old, bad, 1)), new(Recorded)); err == nil {
+			t.Errorf("%s instead of %s is accepted", bad, old)
+		}
+	}
 }
