@@ -227,10 +227,14 @@ func (p place) begin() {
 
 func (p place) write() {
 	id := p.save(projections.Open, projections.Staged, projections.Committed, projections.Aborted)
+	attempt := max(p.attempt-p.pick("late", 4)/3, 0)
+	if p.pick("not begun", 8) == 0 { // by an attempt that is fenced, or not yet
+		id = fmt.Sprintf("step-%d.a%d", p.pick("at", 6), attempt)
+	}
 	bodies := []events.Body{
-		events.WriteSealed{Attempt: p.attempt, Checkpoint: id, Rank: p.rank, Bytes: 8},
-		events.WriteCompleted{Attempt: p.attempt, Checkpoint: id, Rank: p.rank, IndexDigest: "d", BytesWritten: 8, BytesReused: 1},
-		events.WriteFailed{Attempt: p.attempt, Checkpoint: id, Rank: p.rank, Error: "disk full"},
+		events.WriteSealed{Attempt: attempt, Checkpoint: id, Rank: p.rank, Bytes: 8},
+		events.WriteCompleted{Attempt: attempt, Checkpoint: id, Rank: p.rank, IndexDigest: "d", BytesWritten: 8, BytesReused: 1},
+		events.WriteFailed{Attempt: attempt, Checkpoint: id, Rank: p.rank, Error: "disk full"},
 	}
 	p.observe(bodies[p.pick("body", len(bodies))])
 }
