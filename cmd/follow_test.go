@@ -94,7 +94,7 @@ func TestFollowOwnersThatDie(t *testing.T) {
 	first := serve()
 	waitOwner(t, dir, first.Process.Pid)
 	second := serve()
-	f := follow(t, dir)
+	f := follow(t, dir, "--cursor", "durable")
 	f.until(1, 1)
 	s, err := store.Open(t.Context(), store.Options{Location: dir})
 	if err != nil {
@@ -123,6 +123,9 @@ func TestFollowOwnersThatDie(t *testing.T) {
 	}
 	if code := f.end(os.Interrupt); code != 0 {
 		t.Errorf("exit code %d\n%s", code, f.stderr.String())
+	}
+	if list, err := s.Log.ListCursors(t.Context()); err != nil || len(list) != 1 || list[0].Sequence != next-1 {
+		t.Errorf("the cursor is %+v, want it at %d: %v", list, next-1, err)
 	}
 }
 

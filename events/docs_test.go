@@ -176,7 +176,7 @@ func (d docs) sentence(t *testing.T, name string) string {
 			break
 		}
 	}
-	return strings.NewReplacer("[MaxInline]", strconv.Itoa(MaxInline)+" bytes").Replace(text)
+	return strings.NewReplacer("[MaxInline]", strconv.Itoa(MaxInline)+" bytes", "<", "&lt;").Replace(text)
 }
 
 func firstSentence(text string) string {
