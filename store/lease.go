@@ -54,8 +54,8 @@ func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context
 	})
 }
 
-// hold takes a lease for a job, or for this process. busy is the error when
-// another process has it that may be alive.
+// hold takes a lease for a job, or for whatever else has an identity of its
+// own in this process. busy is the error when another has it that may be alive.
 func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) error) (_ context.Context, release func() error, err error) {
 	me, err := thisProcess(job)
 	if err != nil {
@@ -72,7 +72,8 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 		if jerr := json.Unmarshal(held.Holder, &other); jerr != nil {
 			return nil, nil, errors.Join(err, jerr)
 		}
-		if !deadSoon(ctx, other, me) {
+		// What this job could not renew, or release, is still its own.
+		if other != me && !deadSoon(ctx, other, me) {
 			return nil, nil, busy(other)
 		}
 		lease, err = s.Log.TakeOver(ctx, held, text, leaseTerm)

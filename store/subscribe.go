@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -21,17 +22,28 @@ func (e *FollowedError) Error() string {
 	return fmt.Sprintf("cursor %q is being followed by process %d on %s: stop it, or choose another --cursor", e.Cursor, e.PID, e.Host)
 }
 
-// cursorEvery is how often a cursor moves over events that were passed over,
-// and the longest that it lags behind one that was handled.
-const cursorEvery = time.Second
+const (
+	// cursorEvery is how often a cursor moves over events that were passed
+	// over, and the pause after it could not be moved or held.
+	cursorEvery = time.Second
+	// cursorLast bounds the last move, when the subscriber wants to end.
+	cursorLast = 5 * time.Second
+)
 
 // Subscription is a cursor that this process alone moves. It is moved in the
 // background, by whole stretches: an event may be handled again after a
 // crash, and is never left out.
+//
+// A lease keeps others from the cursor. When it could not be renewed, as in a
+// long outage of the log's server, it is taken again: that nobody else moved
+// the cursor meanwhile is seen by the next move.
 type Subscription struct {
-	cursor  *jetlog.Cursor
+	name    string
+	cursor  mover
+	hold    func(context.Context) (held context.Context, release func() error, err error)
 	release func() error
 	fail    context.CancelCauseFunc
+	log     *slog.Logger
 
 	mu      sync.Mutex
 	at      uint64
@@ -40,30 +52,48 @@ type Subscription struct {
 	stopped chan struct{}
 }
 
+// mover is a cursor. Move is durable on return, and may be repeated.
+type mover interface {
+	Sequence() uint64
+	Move(ctx context.Context, sequence uint64) error
+}
+
+var _ mover = (*jetlog.Cursor)(nil)
+
 // Subscribe takes a named cursor. While it is held no other process can; a
 // holder of this machine that has died is succeeded at once, one of another
 // after 15 s. The context that comes back ends, with the reason as its cause,
-// when the cursor may be somebody else's.
+// when the cursor is somebody else's.
 func (s *Store) Subscribe(ctx context.Context, name string) (context.Context, *Subscription, error) {
-	held, release, err := s.holdCursor(ctx, name)
+	sub := &Subscription{name: name, log: s.opts.Logger}
+	id := NewID()
+	sub.hold = func(ctx context.Context) (context.Context, func() error, error) { return s.holdCursor(ctx, name, id) }
+	open := func(ctx context.Context) (mover, error) { return s.Log.Cursor(ctx, name) }
+	within, err := sub.begin(ctx, open)
 	if err != nil {
 		return nil, nil, fmt.Errorf("subscribe: %w", err)
 	}
-	cursor, err := s.Log.Cursor(ctx, name)
-	if err != nil {
-		return nil, nil, errors.Join(err, release())
-	}
-	held, fail := context.WithCancelCause(held)
-	sub := &Subscription{
-		cursor: cursor, release: release, fail: fail, at: cursor.Sequence(),
-		hurry: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
-	}
-	go sub.run(held)
-	return held, sub, nil
+	return within, sub, nil
 }
 
-func (s *Store) holdCursor(ctx context.Context, name string) (context.Context, func() error, error) {
-	return s.hold(ctx, "cursor."+name, "", func(other holder) error {
+func (s *Subscription) begin(ctx context.Context, open func(context.Context) (mover, error)) (context.Context, error) {
+	held, release, err := s.hold(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if s.cursor, err = open(ctx); err != nil {
+		return nil, errors.Join(err, release())
+	}
+	within, fail := context.WithCancelCause(ctx)
+	s.release, s.fail, s.at = release, fail, s.cursor.Sequence()
+	s.hurry, s.stop, s.stopped = make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
+	go s.run(within, held)
+	return within, nil
+}
+
+// holdCursor takes the lease of a cursor for one subscription.
+func (s *Store) holdCursor(ctx context.Context, name, id string) (context.Context, func() error, error) {
+	return s.hold(ctx, "cursor."+name, id, func(other holder) error {
 		return &FollowedError{Cursor: name, Host: other.Host, PID: other.PID}
 	})
 }
@@ -71,7 +101,7 @@ func (s *Store) holdCursor(ctx context.Context, name string) (context.Context, f
 // RemoveCursor forgets a cursor that nobody follows; of one that somebody
 // does, the error is a [*FollowedError].
 func (s *Store) RemoveCursor(ctx context.Context, name string) error {
-	_, release, err := s.holdCursor(ctx, name)
+	_, release, err := s.holdCursor(ctx, name, NewID())
 	if err != nil {
 		return fmt.Errorf("remove cursor: %w", err)
 	}
@@ -101,25 +131,59 @@ func (s *Subscription) Passed(seq uint64) {
 	s.at = max(s.at, seq)
 }
 
-func (s *Subscription) run(ctx context.Context) {
+// run moves the cursor and keeps it held until stop, or until it is somebody
+// else's.
+func (s *Subscription) run(ctx, held context.Context) {
 	defer close(s.stopped)
 	tick := time.NewTicker(cursorEvery)
 	defer tick.Stop()
+	lost := held.Done()
 	for {
+		var err error
 		select {
 		case <-s.stop:
 			return
 		case <-ctx.Done():
 			return
+		case <-lost:
+			lost = nil // tried again with each tick
 		case <-s.hurry:
+			err = s.move(ctx)
 		case <-tick.C:
+			if lost == nil {
+				if held, err = s.again(ctx); err == nil {
+					lost = held.Done()
+				}
+			}
+			if err == nil {
+				err = s.move(ctx)
+			}
 		}
-		// Not the subscriber's context: an interrupt must not cut a write.
-		if err := s.move(context.WithoutCancel(ctx)); err != nil {
+		var followed *FollowedError
+		switch {
+		case err == nil || ctx.Err() != nil:
+		case errors.Is(err, jetlog.ErrCursorMoved) || errors.As(err, &followed):
 			s.fail(err)
 			return
+		default:
+			s.log.Warn("the cursor of a subscriber stays behind; after a crash, events since then are handled again", "cursor", s.name, "error", err)
 		}
 	}
+}
+
+// again takes the lease that was lost.
+func (s *Subscription) again(ctx context.Context) (context.Context, error) {
+	release := s.release
+	s.release = func() error { return nil } // once
+	if err := release(); err != nil {
+		return nil, err
+	}
+	held, release, err := s.hold(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.release = release
+	return held, nil
 }
 
 func (s *Subscription) move(ctx context.Context) error {
@@ -136,7 +200,9 @@ func (s *Subscription) move(ctx context.Context) error {
 func (s *Subscription) Close(ctx context.Context) error {
 	close(s.stop)
 	<-s.stopped
-	err := s.move(context.WithoutCancel(ctx))
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), cursorLast)
+	defer cancel()
+	err := s.move(last)
 	s.fail(nil)
 	return errors.Join(err, s.release())
 }

@@ -26,7 +26,7 @@ const Cursors = "CKPT_CURSORS"
 
 const cursorStream = "KV_" + Cursors
 
-// ErrCursorMoved: another subscriber moved the cursor, or it was removed.
+// ErrCursorMoved says that another subscriber moved the cursor, or it was removed.
 var ErrCursorMoved = errors.New("the cursor was moved by somebody else")
 
 type cursorValue struct {
