@@ -20,7 +20,7 @@ import (
 // the log had just that event last: the same rows, and the same answers.
 func TestAsOfEqualsTheViewsOfThen(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		h := drawHistory(t, 80)
+		h := drawHistory(t, 50)
 		n := rapid.IntRange(1, len(h.log)).Draw(t, "as of")
 		then, err := viewdb.Replay(context.Background(), newLog(h.log...), uint64(n))
 		if err != nil {
@@ -93,7 +93,7 @@ func answers(t fatal, r projections.Reader) string {
 // sequences, the rows are the same.
 func TestOrderOfIndependentFacts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		h := drawHistory(t, 120)
+		h := drawHistory(t, 80)
 		log := slices.Clone(h.log)
 		swaps := 0
 		for range 3 {

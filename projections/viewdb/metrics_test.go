@@ -17,7 +17,7 @@ import (
 // and a table of few rows has the same extremes as one of all reports.
 func TestMetricsKeepEveryReport(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		h := drawHistory(t, 120)
+		h := drawHistory(t, 60)
 		runs, err := projections.Runs(h.rows)
 		if err != nil {
 			t.Fatal(err)
