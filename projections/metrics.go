@@ -2,7 +2,6 @@ package projections
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -73,7 +72,7 @@ func Metrics(r Reader, q MetricsRange) (MetricsTable, error) {
 	branches, err := lineBranches(r, t)
 	if err == nil && q.All {
 		var left []branch
-		left, err = hiddenBranches(r, t)
+		left, err = hiddenBranches(r, t, branches)
 		branches = append(branches, left...)
 	}
 	if err != nil {
@@ -91,7 +90,7 @@ func Metrics(r Reader, q MetricsRange) (MetricsTable, error) {
 	}
 	s.width = out.Width
 	for _, b := range branches {
-		if err := s.read(r, t, b, branches); err != nil {
+		if err := s.read(r, t, b); err != nil {
 			return out, err
 		}
 	}
@@ -104,108 +103,6 @@ func Metrics(r Reader, q MetricsRange) (MetricsTable, error) {
 	out.Names = slices.AppendSeq(out.Names, maps.Keys(s.names))
 	slices.Sort(out.Names)
 	return out, nil
-}
-
-// branch is a stretch of one attempt: the reports with from < iteration <= to,
-// which follow base iterations of those that it continues.
-type branch struct {
-	attempt, from, to, base int
-	hidden                  bool
-}
-
-// lineBranches are the windows of the line, the newest first.
-func lineBranches(r Reader, t Trial) ([]branch, error) {
-	line, err := windows(r, t)
-	if err != nil {
-		return nil, err
-	}
-	branches := make([]branch, len(line))
-	base := 0
-	for i, w := range slices.Backward(line) {
-		branches[i] = branch{attempt: w.attempt, from: w.from, to: w.to, base: base}
-		base += w.to - w.from
-	}
-	return branches, nil
-}
-
-// hiddenBranches are all segments of all attempts, with what of them is in
-// the line.
-func hiddenBranches(r Reader, t Trial) ([]branch, error) {
-	var branches []branch
-	bases := map[uint64]int{}
-	for attempt := 0; ; attempt++ {
-		next, found, err := reportedAttempt(r, t, attempt)
-		if err != nil || !found {
-			return branches, err
-		}
-		attempt = next
-		newest, _, err := newestReport(r, t.Run, t.Name, attempt)
-		if err != nil {
-			return nil, err
-		}
-		a, started, err := load[Attempt](r, attemptKey(t.Run, t.Name, attempt))
-		if err != nil {
-			return nil, err
-		}
-		if !started { // nobody decided to begin it, but it was reported
-			a.Segments = []Segment{{}}
-		}
-		for i, s := range a.Segments {
-			b := branch{attempt: attempt, from: s.From, to: max(newest.Iteration, s.From), hidden: true}
-			if i+1 < len(a.Segments) {
-				b.to = a.Segments[i+1].From
-			}
-			if b.base, err = baseOf(r, t, s, bases); err != nil {
-				return nil, err
-			}
-			branches = append(branches, b)
-		}
-	}
-}
-
-// reportedAttempt is the first attempt at or after one that has a report.
-func reportedAttempt(r Reader, t Trial, from int) (attempt int, found bool, err error) {
-	prefix := key(keyReport, t.Run, t.Name)
-	err = r.Scan(number(prefix, uint64(from)), after(prefix), func(k, value []byte) error {
-		report, err := decodeReport(k, value)
-		if err != nil {
-			return err
-		}
-		attempt, found = report.Attempt, true
-		return errFound
-	})
-	if errors.Is(err, errFound) {
-		err = nil
-	}
-	return attempt, found, err
-}
-
-// baseOf is how many iterations a segment continues. known keeps those of
-// others, by the sequence that opened them.
-func baseOf(r Reader, t Trial, s Segment, known map[uint64]int) (int, error) {
-	if base, ok := known[s.Seq]; ok || s.ResumeSeq == 0 {
-		return base, nil
-	}
-	c, found, err := load[Checkpoint](r, checkpointKey(t.Run, t.Name, s.ResumeSeq))
-	if err != nil || !found {
-		return 0, err
-	}
-	a, found, err := load[Attempt](r, attemptKey(t.Run, t.Name, c.Attempt))
-	if err != nil || !found {
-		return 0, err
-	}
-	before := a.segment(c.BegunSeq)
-	at, _, err := reportAt(r, c, before.From)
-	if err != nil {
-		return 0, err
-	}
-	base, err := baseOf(r, t, before, known)
-	if err != nil {
-		return 0, err
-	}
-	base += at.Iteration - before.From
-	known[s.Seq] = base
-	return base, nil
 }
 
 // summing collects reports into rows.
@@ -225,7 +122,7 @@ type rowKey struct {
 
 // read sums up what a branch has in the range. Rows come newest first, and so
 // do the branches of the line.
-func (s *summing) read(r Reader, t Trial, b branch, all []branch) error {
+func (s *summing) read(r Reader, t Trial, b branch) error {
 	first := max(b.from+1, s.lo-b.base+b.from)
 	last := min(b.to, s.hi-b.base+b.from)
 	if first > last {
@@ -235,18 +132,12 @@ func (s *summing) read(r Reader, t Trial, b branch, all []branch) error {
 	hi := reportKey(t.Run, t.Name, b.attempt, first-1)
 	return r.Scan(lo, hi, func(k, value []byte) error {
 		report, err := decodeReport(k, value)
-		if err != nil || b.hidden && inLine(all, report) {
+		if err != nil {
 			return err
 		}
 		report.LineIteration = b.base + report.Iteration - b.from
 		s.add(report, b.hidden)
 		return nil
-	})
-}
-
-func inLine(branches []branch, report Report) bool {
-	return slices.ContainsFunc(branches, func(b branch) bool {
-		return !b.hidden && b.attempt == report.Attempt && b.from < report.Iteration && report.Iteration <= b.to
 	})
 }
 
