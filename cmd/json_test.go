@@ -114,6 +114,8 @@ func TestDemoJSON(t *testing.T) {
 		t.Errorf("events has %d commits of run killed, ls %d", n, killedCommits)
 	}
 
+	metricsAgree(t, store, perKind["ckpt.report.metrics.v1"])
+
 	replay := strings.Split(strings.TrimSpace(output(t, 0, "ckptstore", "replay", "--json", store)), "\n")
 	whole := replay[len(replay)-1]
 	schema(t, "replay", whole)
@@ -152,6 +154,33 @@ func TestDemoJSON(t *testing.T) {
 	schema(t, "verify-findings", output(t, 6, "ckptstore", "verify", "--json", store))
 
 	offlineAgrees(t, dir, store, state)
+}
+
+// metricsAgree: the metrics of all attempts are all reports, and those of the
+// line are one for each of its iterations.
+func metricsAgree(t *testing.T, store string, reports int) {
+	t.Helper()
+	type table struct {
+		Iterations, Width int
+		Rows              []struct {
+			Iteration, Reports int
+			Metrics            map[string]map[string]any
+		}
+	}
+	var line, all, few table
+	text := output(t, 0, "ckptstore", "metrics", "killed", "--metric", "loss", "--json", store)
+	schema(t, "metrics", text)
+	decode(t, text, &line)
+	text = output(t, 0, "ckptstore", "metrics", "killed", "--all", "--json", store)
+	schema(t, "metrics-all", text)
+	decode(t, text, &all)
+	decode(t, output(t, 0, "ckptstore", "metrics", "killed", "--points", "7", "--json", store), &few)
+	if len(all.Rows) != reports || len(line.Rows) != line.Iterations || len(all.Rows) <= len(line.Rows) {
+		t.Errorf("metrics has %d rows, and with --all %d; the line has %d iterations, the log %d reports", len(line.Rows), len(all.Rows), line.Iterations, reports)
+	}
+	if len(few.Rows) > 7 || few.Rows[len(few.Rows)-1].Metrics["loss"]["last"] != line.Rows[len(line.Rows)-1].Metrics["loss"]["last"] {
+		t.Errorf("in few rows: %+v", few)
+	}
 }
 
 // damage flips a bit near the end of a file, where its last chunks are.

@@ -157,7 +157,7 @@ type CheckpointTagged struct {
 // CheckpointAttached adds a file beside the tensors.
 type CheckpointAttached struct {
 	Checkpoint string `json:"checkpoint"`
-	Name       string `json:"name"`
+	Name       string `json:"name"` // of the file
 	Digest     string `json:"digest"`
 	Size       int64  `json:"size"`
 }

@@ -96,18 +96,3 @@ func Decode(m Message) (Event, error) {
 		Time: at, Scope: scope, Data: m.Data,
 	}, nil
 }
-
-// MarshalJSON writes a recorded event as one structured CloudEvent, with its
-// place in the log beside it.
-func (r Recorded) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		Sequence uint64          `json:"sequence"`
-		Stored   time.Time       `json:"stored"`
-		ID       string          `json:"id"`
-		Type     string          `json:"type"`
-		Source   string          `json:"source"`
-		Time     time.Time       `json:"time"`
-		Subject  string          `json:"subject"`
-		Data     json.RawMessage `json:"data"`
-	}{r.Sequence, r.Stored.UTC(), r.ID, r.Type(), r.Source, r.Time.UTC(), Subject(r.Scope, r.Kind), r.Data})
-}

@@ -17,6 +17,8 @@
 // order of events is the sequence of the stream, never an ID or a clock.
 package events
 
+//go:generate go test -run ^TestDocs$ . -update
+
 import (
 	"encoding/json"
 	"fmt"

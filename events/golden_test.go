@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-var update = flag.Bool("update", false, "write golden files that are missing; existing ones are never changed")
+var update = flag.Bool("update", false, "write golden files that are missing, and docs/events.md; existing golden files are never changed")
 
 // samples is one event of each kind, every field set.
 var samples = []Body{
@@ -302,5 +302,21 @@ func TestRecordedJSON(t *testing.T) {
 		`"subject":"ckpt.gpt%2Esmall.main.s.trial.completed","data":{"attempt":2}}`
 	if string(data) != want {
 		t.Errorf("got\n%s, want\n%s", data, want)
+	}
+	var back Recorded
+	if err := json.Unmarshal(data, &back); err != nil {
+		t.Fatal(err)
+	}
+	again, err := json.Marshal(back)
+	if err != nil || !bytes.Equal(again, data) || back.Scope != e.Scope || back.Kind != e.Kind || back.Version != 1 {
+		t.Errorf("read back as %+v, %v", back, err)
+	}
+	for old, bad := range map[string]string{
+		`"sequence":42`: `"sequence":0`, `completed.v1`: `completed.v0`, `"type":"ckpt.trial`: `"type":"ckpt.trail`,
+		`.main.s.`: `.main.z.`, `,"data":{"attempt":2}`: ``, `"time":"2026`: `"time":"year`,
+	} {
+		if err := json.Unmarshal([]byte(strings.Replace(want, old, bad, 1)), new(Recorded)); err == nil {
+			t.Errorf("%s instead of %s is accepted", bad, old)
+		}
 	}
 }

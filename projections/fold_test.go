@@ -184,7 +184,7 @@ func (s *scene) show(d *datadriven.TestData) string {
 		rows, failed := OpenCheckpoints(s.rows, s.run, s.trial)
 		v, err = names(rows, func(c Checkpoint) string { return c.ID }), failed
 	case "metrics":
-		rows, failed := Metrics(s.rows, s.run, s.trial)
+		rows, failed := Reports(s.rows, s.run, s.trial)
 		if failed != nil {
 			return failed.Error()
 		}

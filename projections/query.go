@@ -166,27 +166,26 @@ func Writes(r Reader, run, trial, checkpoint string) ([]Write, error) {
 	return all[Write](r, key(keyWrite, run, trial, checkpoint))
 }
 
-// Metrics are the reports of the trial's present line, the oldest first: of
+// Reports are the reports of the trial's present line, the oldest first: of
 // each attempt up to where the next one resumed. Those of a trial that this
-// one was forked from are not among them.
-func Metrics(r Reader, run, trial string) ([]Report, error) {
+// one was forked from are not among them. See [Metrics] for a part of them.
+func Reports(r Reader, run, trial string) ([]Report, error) {
 	t, found, err := load[Trial](r, trialKey(run, trial))
 	if err != nil || !found {
 		return nil, err
 	}
-	line, err := windows(r, t)
+	line, err := lineBranches(r, t)
 	if err != nil {
 		return nil, err
 	}
 	var rows []Report
-	base := 0
-	for _, w := range slices.Backward(line) {
+	for _, b := range slices.Backward(line) {
 		start := len(rows)
-		lo := reportKey(run, trial, w.attempt, w.to)
-		hi := reportKey(run, trial, w.attempt, w.from)
+		lo := reportKey(run, trial, b.attempt, b.to)
+		hi := reportKey(run, trial, b.attempt, b.from)
 		err := r.Scan(lo, hi, func(k, value []byte) error {
 			report, err := decodeReport(k, value)
-			report.LineIteration = base + report.Iteration - w.from
+			report.LineIteration = b.base + report.Iteration - b.from
 			rows = append(rows, report)
 			return err
 		})
@@ -194,7 +193,6 @@ func Metrics(r Reader, run, trial string) ([]Report, error) {
 			return nil, err
 		}
 		slices.Reverse(rows[start:])
-		base += w.to - w.from
 	}
 	return rows, nil
 }

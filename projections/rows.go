@@ -166,7 +166,7 @@ type Report struct {
 	Time          time.Time            `json:"time"`
 	Attempt       int                  `json:"attempt"`
 	Iteration     int                  `json:"iteration"`                // from 1 within the attempt
-	LineIteration int                  `json:"line_iteration,omitempty"` // from 1 along the line; only of [Metrics]
+	LineIteration int                  `json:"line_iteration,omitempty"` // from 1 along the line; only of [Reports]
 	Step          int64                `json:"step"`
 	Metrics       map[string]any       `json:"metrics"` // rank 0's
 	Others        []events.RankMetrics `json:"others,omitempty"`

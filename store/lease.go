@@ -41,8 +41,8 @@ func (e *RunningError) Error() string {
 	return fmt.Sprintf("run %q is being run by job %s (process %d on %s): wait for it or stop it", e.Run, e.Job, e.PID, e.Host)
 }
 
-// ErrLeaseLost says that the run may be somebody else's by now.
-var ErrLeaseLost = errors.New("the lease of the run could not be renewed")
+// ErrLeaseLost says that what was held may be somebody else's by now.
+var ErrLeaseLost = errors.New("the lease could not be renewed")
 
 // HoldRun takes the lease of a run for a job. While it is held no other job of
 // that run starts. A lease whose holder is dead, on this machine, is taken
@@ -50,6 +50,14 @@ var ErrLeaseLost = errors.New("the lease of the run could not be renewed")
 // cause, when the lease could not be renewed for half its term. release gives
 // the lease up.
 func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context, release func() error, err error) {
+	return s.hold(ctx, "run."+run, job, func(other holder) error {
+		return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}
+	})
+}
+
+// hold takes a lease for a job, or for whatever else has an identity of its
+// own in this process. busy is the error when another has it that may be alive.
+func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) error) (_ context.Context, release func() error, err error) {
 	me, err := thisProcess(job)
 	if err != nil {
 		return nil, nil, err
@@ -58,7 +66,6 @@ func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context
 	if err != nil {
 		return nil, nil, err
 	}
-	name := "run." + run
 	lease, err := s.Log.Lease(ctx, name, text, leaseTerm)
 	// Somebody else may see the holder's death first.
 	for held := (*jetlog.LeaseHeldError)(nil); errors.As(err, &held); {
@@ -66,13 +73,14 @@ func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context
 		if jerr := json.Unmarshal(held.Holder, &other); jerr != nil {
 			return nil, nil, errors.Join(err, jerr)
 		}
-		if !deadSoon(ctx, other, me) {
-			return nil, nil, &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}
+		// What this job could not renew, or release, is still its own.
+		if other != me && !deadSoon(ctx, other, me) {
+			return nil, nil, busy(other)
 		}
 		lease, err = s.Log.TakeOver(ctx, held, text, leaseTerm)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("take the lease of run %q: %w", run, err)
+		return nil, nil, fmt.Errorf("take the lease %q: %w", name, err)
 	}
 	held2, lost := context.WithCancelCause(ctx)
 	stop, stopped := make(chan struct{}), make(chan struct{})

@@ -4,6 +4,7 @@
 //	query    one question: its name, and how rows answer it
 //	params   what a question is about
 //	Server   GET /v1/<query>?run=…&trial=…&ref=…&attempt=…&all=…&at_least=…
+//	         for metrics also metric=… (repeated), from=…, until=…, points=…
 //	Client   asks a server
 //
 // An answer is the JSON of the query's type. It holds at least what was in the
@@ -25,7 +26,11 @@ type Params struct {
 	Trial   string
 	Ref     string // a reference to a checkpoint
 	Attempt int
-	All     bool // also what is hidden
+	All     bool     // also what is hidden
+	Metrics []string // names; none: all
+	From    int      // first iteration along the line; 0: the first
+	Until   int      // last iteration; 0: the last
+	Points  int      // most rows; 0: as many as there are
 }
 
 // Query is one question and the type of its answer.
@@ -62,8 +67,13 @@ var (
 	Resolve = Query[projections.Checkpoint]{"resolve", func(r projections.Reader, p Params) (projections.Checkpoint, error) {
 		return projections.Resolve(r, p.Ref)
 	}}
-	Metrics = Query[[]projections.Report]{"metrics", func(r projections.Reader, p Params) ([]projections.Report, error) {
-		return projections.Metrics(r, p.Run, p.Trial)
+	Reports = Query[[]projections.Report]{"reports", func(r projections.Reader, p Params) ([]projections.Report, error) {
+		return projections.Reports(r, p.Run, p.Trial)
+	}}
+	Metrics = Query[projections.MetricsTable]{"metrics", func(r projections.Reader, p Params) (projections.MetricsTable, error) {
+		return projections.Metrics(r, projections.MetricsRange{
+			Run: p.Run, Trial: p.Trial, Names: p.Metrics, From: p.From, Until: p.Until, Points: p.Points, All: p.All,
+		})
 	}}
 	Digest = Query[string]{"digest", func(r projections.Reader, _ Params) (string, error) {
 		sum, err := projections.Digest(r)
@@ -75,7 +85,7 @@ var (
 var answers = map[string]func(projections.Reader, Params) (any, error){
 	Runs.Name: erase(Runs), Run.Name: erase(Run), Jobs.Name: erase(Jobs), Trials.Name: erase(Trials), Trial.Name: erase(Trial),
 	Attempts.Name: erase(Attempts), Workers.Name: erase(Workers), Checkpoints.Name: erase(Checkpoints),
-	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Metrics.Name: erase(Metrics),
+	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Reports.Name: erase(Reports), Metrics.Name: erase(Metrics),
 	Digest.Name: erase(Digest),
 }
 

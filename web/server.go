@@ -128,14 +128,23 @@ func classify(err error) (status int, kind string) {
 }
 
 func (p Params) encode(atLeast uint64) string {
-	return url.Values{
+	v := url.Values{
 		"run": {p.Run}, "trial": {p.Trial}, "ref": {p.Ref}, "attempt": {strconv.Itoa(p.Attempt)},
 		"all": {strconv.FormatBool(p.All)}, "at_least": {strconv.FormatUint(atLeast, 10)},
-	}.Encode()
+	}
+	if len(p.Metrics) > 0 {
+		v["metric"] = p.Metrics
+	}
+	for name, n := range map[string]int{"from": p.From, "until": p.Until, "points": p.Points} {
+		if n != 0 {
+			v.Set(name, strconv.Itoa(n))
+		}
+	}
+	return v.Encode()
 }
 
 func parseParams(q url.Values) (p Params, atLeast uint64, err error) {
-	p = Params{Run: q.Get("run"), Trial: q.Get("trial"), Ref: q.Get("ref")}
+	p = Params{Run: q.Get("run"), Trial: q.Get("trial"), Ref: q.Get("ref"), Metrics: q["metric"]}
 	var errs []error
 	parse := func(name string, set func(string) error) {
 		if v := q.Get(name); v != "" {
@@ -144,7 +153,9 @@ func parseParams(q url.Values) (p Params, atLeast uint64, err error) {
 			}
 		}
 	}
-	parse("attempt", func(v string) (err error) { p.Attempt, err = strconv.Atoi(v); return err })
+	for name, n := range map[string]*int{"attempt": &p.Attempt, "from": &p.From, "until": &p.Until, "points": &p.Points} {
+		parse(name, func(v string) (err error) { *n, err = strconv.Atoi(v); return err })
+	}
 	parse("all", func(v string) (err error) { p.All, err = strconv.ParseBool(v); return err })
 	parse("at_least", func(v string) (err error) { atLeast, err = strconv.ParseUint(v, 10, 64); return err })
 	if err := errors.Join(errs...); err != nil {

@@ -133,7 +133,11 @@ func TestAnswers(t *testing.T) {
 	if got := agree(t, s, Resolve, Params{Ref: "run@latest"}); got.ID != "step-1.a1" {
 		t.Errorf("resolved %+v", got)
 	}
-	if got := agree(t, s, Metrics, main); len(got) != 3 || got[2].Attempt != 2 || got[0].Metrics["nan"] != "NaN" {
+	few := Params{Run: "run", Trial: projections.DefaultTrial, Metrics: []string{"loss", "nan"}, From: 1, Until: 9, Points: 1, All: true}
+	if got := agree(t, s, Metrics, few); len(got.Rows) != 2 || len(got.Rows[0].Metrics) != 2 || got.Rows[0].Metrics["nan"].Last != "NaN" || got.Rows[0].Hidden == got.Rows[1].Hidden {
+		t.Errorf("metrics are %+v", got)
+	}
+	if got := agree(t, s, Reports, main); len(got) != 3 || got[2].Attempt != 2 || got[0].Metrics["nan"] != "NaN" {
 		t.Errorf("metrics %+v", got)
 	}
 	sum, _, err := s.views.Digest()

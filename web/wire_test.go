@@ -58,6 +58,10 @@ func TestWire(t *testing.T) {
 		{"/v1/workers?attempt=99999999999999999999", 400, "bad_reference", []string{"attempt", "range"}},
 		{"/v1/checkpoints?all=perhaps", 400, "bad_reference", []string{"all", "perhaps"}},
 		{"/v1/runs?at_least=-1", 400, "bad_reference", []string{"at_least", "-1"}},
+		{"/v1/metrics?run=run&trial=main&metric=loss&metric=nan&points=1", 200, "", []string{`"nans":`, `"min":`}},
+		{"/v1/metrics?run=run&trial=main&from=x&points=y", 400, "bad_reference", []string{"from", "points"}},
+		{"/v1/metrics?run=run&trial=main&from=9&until=3", 400, "bad_reference", []string{"from iteration 9 until 3"}},
+		{"/v1/metrics?run=run&trial=nobody", 404, "not_found", []string{"nobody"}},
 		{"/v1/runs?at_least=x&all=y", 400, "bad_reference", []string{"at_least", "all"}},
 	} {
 		status, header, body := get(t, s, http.MethodGet, c.path)

@@ -104,7 +104,7 @@ func TestPythonNumbers(t *testing.T) {
 	if status, reply := ranks[0].post("report", `{"step":4,"metrics":{"a":NaN,"b":-Infinity,"c":"NaN, or not"}}`); status != 200 {
 		t.Fatal(status, reply)
 	}
-	got, err := web.Ask(t.Context(), home.Views(), web.Metrics, web.Params{Run: runOf(t), Trial: projections.DefaultTrial})
+	got, err := web.Ask(t.Context(), home.Views(), web.Reports, web.Params{Run: runOf(t), Trial: projections.DefaultTrial})
 	if err != nil || len(got) != 1 {
 		t.Fatal(got, err)
 	}

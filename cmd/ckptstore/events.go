@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/web"
 )
@@ -16,91 +19,200 @@ import (
 // selection says which events a command is about.
 type selection struct {
 	run    string
-	kind   string
+	types  []events.Pattern // none: all
 	from   uint64
-	until  uint64
+	until  uint64 // 0: the log's end
 	follow bool
+	start  string // --from of `events`, which becomes from
+	cursor string
+}
+
+// wants reports whether an event is of the run and types that were asked for.
+func (sel selection) wants(r events.Recorded) bool {
+	if sel.run != "" && r.Scope.Run != sel.run {
+		return false
+	}
+	return len(sel.types) == 0 || slices.ContainsFunc(sel.types, func(p events.Pattern) bool { return p.Match(r.Kind) })
 }
 
 func (a *app) eventsCommand() *cobra.Command {
 	var sel selection
+	var types []string
 	c := &cobra.Command{
-		Use: "events [RUN]", Short: "Print the log, oldest first", Args: args(cobra.MaximumNArgs(1)),
+		Use: "events [RUN]", Short: "Print the log, oldest first, and follow it", Args: args(cobra.MaximumNArgs(1)),
 		Long: `Print the events of the log, or of RUN, in the order of their sequence.
-With --json or -o jsonl each line is one event as a JSON object.`,
-		Example: "  ckptstore events bert --type checkpoint.committed\n  ckptstore events --follow --json",
+With --json or -o jsonl each line is one event as a JSON object.
+
+--type may be given several times; checkpoint.* is a whole family. --from is
+all, last (the newest event that matches), new (only what is appended from now
+on; needs --follow) or a sequence.
+
+With --cursor NAME the store keeps how far this subscriber has come, and the
+next call of that name goes on after it, on any machine; --from says where a
+new cursor starts. The cursor moves after an event was printed, so that an
+event may be printed again after a crash and is never left out. A second
+subscriber of the same name ends with exit code 5.
+
+--follow goes on when the process that owns the store ends and another takes
+its place.`,
+		Example: `  ckptstore events bert --type checkpoint.committed
+  ckptstore events --follow --type checkpoint.committed --run bert --from last --json
+  ckptstore events --follow --type 'checkpoint.*' --cursor alerts
+  ckptstore events cursors`,
 		RunE: func(c *cobra.Command, runs []string) error {
 			if len(runs) == 1 {
+				if sel.run != "" && sel.run != runs[0] {
+					return usageError{fmt.Errorf("run %q and --run %q: give one of them", runs[0], sel.run)}
+				}
 				sel.run = runs[0]
 			}
-			if sel.from == 0 {
-				return usageError{errors.New("--from-seq 0: sequences count from 1")}
-			}
-			if sel.kind != "" && !events.Kind(sel.kind).Known() {
-				return usageError{fmt.Errorf("--type %q: no such type; it is FAMILY.KIND, such as checkpoint.committed", sel.kind)}
+			if err := sel.parse(types); err != nil {
+				return err
 			}
 			return a.with(c.Context(), func(s *store.Store) error { return a.events(c.Context(), s, sel) })
 		},
 	}
-	c.Flags().StringVar(&sel.kind, "type", "", "only events of this type, such as checkpoint.committed")
-	c.Flags().Uint64Var(&sel.from, "from-seq", 1, "first sequence")
-	c.Flags().Uint64Var(&sel.until, "until-seq", 0, "last sequence (default: the log's end)")
-	c.Flags().BoolVarP(&sel.follow, "follow", "f", false, "go on with new events until interrupted")
+	f := c.Flags()
+	f.StringVar(&sel.run, "run", "", "only events of this run")
+	f.StringArrayVar(&types, "type", nil, "only events of this type, such as checkpoint.committed or checkpoint.*")
+	f.StringVar(&sel.start, "from", "all", "where to begin: all, last, new or a sequence")
+	f.Uint64Var(&sel.until, "until-seq", 0, "last sequence (default: the log's end)")
+	f.BoolVarP(&sel.follow, "follow", "f", false, "go on with new events until interrupted")
+	f.StringVar(&sel.cursor, "cursor", "", "go on where the last call with this name ended")
+	c.AddCommand(a.cursorsCommand())
 	return c
 }
 
-func (a *app) events(ctx context.Context, s *store.Store, sel selection) error {
+// parse checks what can be checked without a store.
+func (sel *selection) parse(types []string) error {
+	for _, text := range types {
+		p, err := events.ParsePattern(text)
+		if err != nil {
+			return usageError{fmt.Errorf("--type: %w", err)}
+		}
+		sel.types = append(sel.types, p)
+	}
+	switch sel.start {
+	case "all":
+		sel.from = 1
+	case "last":
+	case "new":
+		if !sel.follow {
+			return usageError{errors.New("--from new: there is nothing new without --follow")}
+		}
+	default:
+		seq, err := strconv.ParseUint(sel.start, 10, 64)
+		if err != nil || seq == 0 {
+			return usageError{fmt.Errorf("--from %q: want all, last, new or a sequence from 1 on", sel.start)}
+		}
+		sel.from = seq
+	}
+	return nil
+}
+
+func (a *app) events(ctx context.Context, s *store.Store, sel selection) (err error) {
 	if sel.run != "" {
-		if err := knownRun(ctx, s.Views(), sel.run); err != nil {
+		err := knownRun(ctx, s.Views(), sel.run)
+		switch {
+		case sel.follow && errors.Is(err, projections.ErrNotFound):
+			a.logger().Warn("there is no such run yet; its events are printed once it starts", "run", sel.run)
+		case err != nil:
 			return err
 		}
 	}
-	until, err := end(ctx, s, sel)
-	if err != nil || until == 0 && !sel.follow {
+	within, note := ctx, func(uint64, bool) {}
+	if sel.cursor != "" {
+		held, sub, err := s.Subscribe(ctx, sel.cursor)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, sub.Close(ctx)) }()
+		within, note = held, func(seq uint64, printed bool) {
+			if printed {
+				sub.Handled(seq)
+			} else {
+				sub.Passed(seq)
+			}
+		}
+		if at := sub.Sequence(); at > 0 {
+			sel.start, sel.from = "cursor", at+1
+		}
+	}
+	until, some, err := sel.bounds(ctx, s)
+	if err != nil || !some {
 		return err
 	}
 	emitEvent := a.eventPrinter()
-	for r, err := range s.Log.Read(ctx, sel.from, until) {
+	for r, err := range s.Log.Read(within, sel.from, until) {
 		if err != nil {
 			if sel.follow && ctx.Err() != nil {
 				return nil
 			}
 			return err
 		}
-		if sel.run != "" && r.Scope.Run != sel.run || sel.kind != "" && string(r.Kind) != sel.kind {
-			continue
+		wanted := sel.wants(r)
+		if wanted {
+			if err := emitEvent(r); err != nil {
+				return fmt.Errorf("print event %d: %w", r.Sequence, err)
+			}
 		}
-		if err := emitEvent(r); err != nil {
-			return err
-		}
+		note(r.Sequence, wanted)
 	}
 	return nil
+}
+
+// bounds finds the first sequence and the last, 0 to follow without end. some
+// is false when there is nothing between them.
+func (sel *selection) bounds(ctx context.Context, s *store.Store) (until uint64, some bool, err error) {
+	last, err := s.Log.Last(ctx)
+	if err != nil {
+		return 0, false, err
+	}
+	switch {
+	case sel.start == "new":
+		sel.from = last + 1
+	case sel.start == "last":
+		if sel.from, err = s.Log.Latest(ctx, sel.subjects()...); err != nil {
+			return 0, false, err
+		}
+		if sel.from == 0 { // none matches yet
+			sel.from = last + 1
+		}
+	case sel.start != "cursor" && sel.from > last && !(sel.follow && sel.from == last+1):
+		return 0, false, fmt.Errorf("--from %d: the log ends at %d; --from new --follow waits for what comes", sel.from, last)
+	}
+	switch {
+	case sel.until > 0 && sel.until < sel.from:
+		if sel.start != "cursor" {
+			err = fmt.Errorf("--until-seq %d: it is before the first sequence to print, %d", sel.until, sel.from)
+		}
+		return 0, false, err
+	case sel.follow:
+		return sel.until, true, nil
+	case sel.until > last:
+		return 0, false, fmt.Errorf("--until-seq %d: the log ends at %d", sel.until, last)
+	case sel.until > 0:
+		return sel.until, true, nil
+	}
+	return last, sel.from <= last, nil
+}
+
+// subjects are the server's filters for what is wanted.
+func (sel selection) subjects() []string {
+	types := sel.types
+	if len(types) == 0 {
+		types = []events.Pattern{"*.*"}
+	}
+	var filters []string
+	for _, p := range types {
+		filters = append(filters, p.Subjects(sel.run))
+	}
+	return filters
 }
 
 func knownRun(ctx context.Context, views web.Source, run string) error {
 	_, err := web.Ask(ctx, views, web.Run, web.Params{Run: run})
 	return err
-}
-
-// end is the last sequence to read; 0 to follow, or when there is nothing.
-func end(ctx context.Context, s *store.Store, sel selection) (uint64, error) {
-	if sel.follow && sel.until == 0 {
-		return 0, nil
-	}
-	last, err := s.Log.Last(ctx)
-	if err != nil {
-		return 0, err
-	}
-	if sel.until > last {
-		return 0, fmt.Errorf("--until-seq %d: the log ends at %d", sel.until, last)
-	}
-	if sel.until > 0 {
-		last = sel.until
-	}
-	if sel.from > last {
-		return 0, fmt.Errorf("--from-seq %d: the log, or what is asked of it, ends at %d", sel.from, last)
-	}
-	return last, nil
 }
 
 // eventPrinter prints events one by one, so that a followed log is seen as it

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,9 +24,18 @@ type replayed struct {
 	Checkpoints []listed `json:"checkpoints"`
 }
 
+// replaying says what a replay prints, and how fast.
+type replaying struct {
+	selection
+	since  time.Time // print nothing stored before; zero: everything
+	then   moment    // where it ends
+	speed  *pacer
+	listed bool // print events, also in a table
+}
+
 func (a *app) replayCommand() *cobra.Command {
-	sel := selection{from: 1}
-	until := ""
+	o := replaying{selection: selection{from: 1}}
+	since, until, speed := "", "", ""
 	c := &cobra.Command{
 		Use: "replay", Short: "Rebuild the state as of any sequence from the log alone", Args: args(cobra.NoArgs),
 		Long: `Fold the log from its first event to --until-seq or --until-time in memory and
@@ -34,58 +44,94 @@ projections. At the log's end the digest is compared with the live views';
 a difference exits with 6.
 
 With --json each event is printed as one JSON line, and then the state as the
-last line, {"replay": …}. --from-seq and --run choose which events are printed,
-and --run which checkpoints; all of the log is folded in any case.`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			then := moment{seq: sel.until}
+last line, {"replay": …}. --from-seq or --from-time and --run choose which events
+are printed, and --run which checkpoints; all of the log is folded in any case.
+
+With --speed the events are printed also without --json: all at once (instant),
+in the distances that they had when they were stored (original), or so many
+times as fast (10x).`,
+		Example: `  ckptstore replay --until-seq 1200
+  ckptstore replay --from-time 2026-11-21T14:00:00Z --speed 10x --run bert --json`,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			if o.from == 0 {
+				return usageError{errors.New("--from-seq 0: sequences count from 1")}
+			}
+			o.then = moment{seq: o.until}
 			if until != "" {
-				if sel.until != 0 {
+				if o.until != 0 {
 					return usageError{errors.New("--until-seq and --until-time: give one of them")}
 				}
-				var err error
-				if then.at, err = parseTime("until-time", until); err != nil {
+				if o.then.at, err = parseTime("until-time", until); err != nil {
 					return err
 				}
 			}
-			if sel.from == 0 {
-				return usageError{errors.New("--from-seq 0: sequences count from 1")}
+			if since != "" {
+				if c.Flags().Changed("from-seq") {
+					return usageError{errors.New("--from-seq and --from-time: give one of them")}
+				}
+				if o.since, err = parseTime("from-time", since); err != nil {
+					return err
+				}
 			}
-			return a.with(c.Context(), func(s *store.Store) error { return a.replay(c.Context(), s, sel, then) })
+			o.listed = c.Flags().Changed("speed")
+			if o.speed, err = parseSpeed(speed); err != nil {
+				return err
+			}
+			return a.with(c.Context(), func(s *store.Store) error { return a.replay(c.Context(), s, o) })
 		},
 	}
-	c.Flags().Uint64Var(&sel.from, "from-seq", 1, "first sequence to print")
-	c.Flags().Uint64Var(&sel.until, "until-seq", 0, "last sequence (default: the log's end)")
-	c.Flags().StringVar(&until, "until-time", "", "last time that an event was stored, such as 2026-11-21T14:05:06Z")
-	c.Flags().StringVar(&sel.run, "run", "", "print only events and checkpoints of this run")
+	f := c.Flags()
+	f.Uint64Var(&o.from, "from-seq", 1, "first sequence to print")
+	f.StringVar(&since, "from-time", "", "print what was stored from this time on, such as 2026-11-21T14:05:06Z")
+	f.Uint64Var(&o.until, "until-seq", 0, "last sequence (default: the log's end)")
+	f.StringVar(&until, "until-time", "", "last time that an event was stored, such as 2026-11-21T14:05:06Z")
+	f.StringVar(&o.run, "run", "", "print only events and checkpoints of this run")
+	f.StringVar(&speed, "speed", "instant", "how fast events are printed: instant, original, or 10x")
 	return c
 }
 
-func (a *app) replay(ctx context.Context, s *store.Store, sel selection, then moment) error {
-	last, err := end(ctx, s, sel)
-	if err != nil {
+// prints reports whether an event is printed.
+func (o replaying) prints(r events.Recorded) bool {
+	return r.Sequence >= o.from && !r.Stored.Before(o.since) && o.wants(r)
+}
+
+func (a *app) replay(ctx context.Context, s *store.Store, o replaying) error {
+	last, err := s.Log.Last(ctx)
+	switch {
+	case err != nil:
 		return err
+	case o.until > last:
+		return fmt.Errorf("--until-seq %d: the log ends at %d", o.until, last)
+	case o.until > 0:
+		last = o.until
+	}
+	if o.from > last {
+		return fmt.Errorf("--from-seq %d: the log, or what is asked of it, ends at %d", o.from, last)
 	}
 	asJSON := a.output == "json" || a.output == "jsonl"
 	emitEvent := func(events.Recorded) error { return nil }
-	if asJSON {
-		all := a.eventPrinter()
+	if asJSON || o.listed {
+		printEvent := a.eventPrinter()
 		emitEvent = func(r events.Recorded) error {
-			if r.Sequence < sel.from || sel.run != "" && r.Scope.Run != sel.run {
+			if !o.prints(r) {
 				return nil
 			}
-			return all(r)
+			if err := o.speed.wait(ctx, r.Stored); err != nil {
+				return err
+			}
+			return printEvent(r)
 		}
 	}
 	state := projections.NewMemory()
-	seq, err := foldTo(ctx, s, last, then, state, emitEvent)
+	seq, err := foldTo(ctx, s, last, o.then, state, emitEvent)
 	if err != nil {
 		return err
 	}
-	out, err := asOf(state, seq, sel.run)
+	out, err := asOf(state, seq, o.run)
 	if err != nil {
 		return err
 	}
-	if then.isEnd() {
+	if o.then.isEnd() {
 		if out.ViewsEqual, err = compareViews(ctx, s, seq, out.Digest); err != nil {
 			return err
 		}

@@ -19,7 +19,7 @@ import (
 )
 
 func (d *demo) metrics(ctx context.Context, run string) ([]projections.Report, error) {
-	return web.Ask(ctx, d.store.Views(), web.Metrics, web.Params{Run: run, Trial: projections.DefaultTrial})
+	return web.Ask(ctx, d.store.Views(), web.Reports, web.Params{Run: run, Trial: projections.DefaultTrial})
 }
 
 // accuracy is what the run reported last.

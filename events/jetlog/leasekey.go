@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -76,7 +74,7 @@ func moved(err error) bool {
 }
 
 // key spells the name in the characters that a key may have.
-func (e *Lease) key() string { return strings.ReplaceAll(events.EncodeName(e.name), "%", "=") }
+func (e *Lease) key() string { return bucketKey(e.name) }
 
 func (e *Lease) encode() []byte {
 	data, err := json.Marshal(e.value)
@@ -86,22 +84,7 @@ func (e *Lease) encode() []byte {
 	return data
 }
 
-// leases opens the bucket and makes it, with as many replicas as the log has,
-// when there is none.
+// leases is the bucket of leases.
 func (l *Log) leases(ctx context.Context) (jetstream.KeyValue, error) {
-	kv, err := l.js.KeyValue(ctx, Leases)
-	if !errors.Is(err, jetstream.ErrBucketNotFound) {
-		return kv, err
-	}
-	info, err := l.ours(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return l.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
-		Bucket:      Leases,
-		Description: "leases of a checkpoint store",
-		History:     1,
-		Storage:     jetstream.FileStorage,
-		Replicas:    info.Config.Replicas,
-	})
+	return l.bucket(ctx, Leases, "leases of a checkpoint store")
 }

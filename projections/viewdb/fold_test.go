@@ -123,7 +123,7 @@ func checkLine(t *rapid.T, r projections.Reader, trial projections.Trial, rows [
 }
 
 func checkMetrics(t *rapid.T, r projections.Reader, trial projections.Trial) {
-	reports, err := projections.Metrics(r, trial.Run, trial.Name)
+	reports, err := projections.Reports(r, trial.Run, trial.Name)
 	if err != nil {
 		t.Fatal(err)
 	}

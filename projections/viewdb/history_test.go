@@ -161,7 +161,7 @@ func (h *history) step() {
 	}
 	steps := []func(){
 		p.job, p.group, p.group, p.begin, p.begin, p.write, p.write, p.write, p.end, p.end, p.end,
-		p.report, p.report, p.report, p.load, p.label, p.worker, p.trial, p.again, p.again,
+		p.report, p.report, p.report, p.load, p.label, p.worker, p.trial, p.again, p.again, p.burst, p.burst,
 	}
 	steps[h.pick("step", len(steps))]()
 }
@@ -227,12 +227,34 @@ func (p place) begin() {
 
 func (p place) write() {
 	id := p.save(projections.Open, projections.Staged, projections.Committed, projections.Aborted)
+	attempt := max(p.attempt-p.pick("late", 4)/3, 0)
+	if p.pick("not begun", 8) == 0 { // by an attempt that is fenced, or not yet
+		id = fmt.Sprintf("step-%d.a%d", p.pick("at", 6), attempt)
+	}
 	bodies := []events.Body{
-		events.WriteSealed{Attempt: p.attempt, Checkpoint: id, Rank: p.rank, Bytes: 8},
-		events.WriteCompleted{Attempt: p.attempt, Checkpoint: id, Rank: p.rank, IndexDigest: "d", BytesWritten: 8, BytesReused: 1},
-		events.WriteFailed{Attempt: p.attempt, Checkpoint: id, Rank: p.rank, Error: "disk full"},
+		events.WriteSealed{Attempt: attempt, Checkpoint: id, Rank: p.rank, Bytes: 8},
+		events.WriteCompleted{Attempt: attempt, Checkpoint: id, Rank: p.rank, IndexDigest: "d", BytesWritten: 8, BytesReused: 1},
+		events.WriteFailed{Attempt: attempt, Checkpoint: id, Rank: p.rank, Error: "disk full"},
 	}
 	p.observe(bodies[p.pick("body", len(bodies))])
+}
+
+// burst is what all ranks say at about the same time.
+func (p place) burst() {
+	id := p.save(projections.Open, projections.Open, projections.Staged)
+	step := int64(p.pick("at", 6))
+	for rank := range 3 {
+		p.observe(events.Metrics{Attempt: p.attempt, Iteration: 1 + (p.rank+rank)%8, Step: step + int64(rank)/2, Metrics: map[string]any{"loss": rank, "bad": "NaN"}})
+		if id != "" {
+			p.observe(events.WriteSealed{Attempt: p.attempt, Checkpoint: id, Rank: rank, Bytes: 8})
+			p.observe(events.WriteCompleted{Attempt: p.attempt, Checkpoint: id, Rank: rank, IndexDigest: "d", BytesWritten: int64(rank), BytesReused: 1})
+		}
+	}
+	if p.pick("exit", 3) == 0 {
+		for rank := range 2 {
+			p.observe(events.WorkerExited{Attempt: p.attempt, Rank: rank, Code: rank})
+		}
+	}
 }
 
 func (p place) end() {

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// TestGoldenLs: what ls prints of the log that package projections keeps is
+// what it printed when the log was recorded.
+func TestGoldenLs(t *testing.T) {
+	defer func(zone *time.Location) { time.Local = zone }(time.Local)
+	time.Local = time.UTC
+	text, err := os.ReadFile(filepath.Join("..", "..", "projections", "testdata", "golden-log-v1.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := projections.NewMemory()
+	for line := range bytes.Lines(text) {
+		var r events.Recorded
+		if err := json.Unmarshal(line, &r); err != nil {
+			t.Fatal(err)
+		}
+		if err := projections.Apply(rows, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	a := &app{out: &out, err: &out, output: "table"}
+	for _, all := range []bool{false, true} {
+		l := listing{Checkpoints: []listed{}}
+		for _, run := range []string{"killed", "sweep"} {
+			list, err := projections.Checkpoints(rows, run, all)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range list {
+				l.Checkpoints = append(l.Checkpoints, fromRow(c))
+			}
+		}
+		if err := a.printListing(l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(filepath.Join("testdata", "golden-ls.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out.String() != string(want) {
+		t.Errorf("ls prints\n%s\nwant\n%s", out.String(), want)
+	}
+}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+func (a *app) metricsCommand() *cobra.Command {
+	var p web.Params
+	var asCSV bool
+	var asOf *string
+	c := &cobra.Command{
+		Use: "metrics RUN", Short: "Print what a run has reported", Args: args(cobra.ExactArgs(1)),
+		Long: `Print the metrics of a run along its present line: of each attempt up to where
+the next one resumed. Iterations count along the line. --all also prints what a
+resume has left behind, with its attempt; nothing reported is ever deleted.
+
+With --points N there are at most N rows, and with --all as many again for each
+hidden attempt; each sums up the same number of iterations and has the least,
+the greatest and the last value of each metric, so that spikes stay visible.
+Numbers that are not finite are printed as NaN, Infinity and -Infinity. Only the
+reports of the iterations that are asked for are read.`,
+		Example: `  ckptstore metrics bert --metric loss --points 100
+  ckptstore metrics bert --from-iteration 900 --until-iteration 1000 --all
+  ckptstore metrics bert --metric loss --metric lr --csv > bert.csv
+  ckptstore metrics bert --as-of 1200 --json`,
+		RunE: func(c *cobra.Command, runs []string) error {
+			p.Run = runs[0]
+			switch {
+			case p.From < 0, p.Until < 0, p.Points < 0:
+				return usageError{errors.New("--from-iteration, --until-iteration and --points: want numbers from 1 on")}
+			case p.Until != 0 && p.Until < p.From:
+				return usageError{fmt.Errorf("--until-iteration %d is before --from-iteration %d", p.Until, p.From)}
+			case asCSV && c.Flags().Changed("output") || asCSV && a.json:
+				return usageError{errors.New("--csv, --json and --output: give one of them")}
+			}
+			then, err := parseMoment("as-of", *asOf)
+			if err != nil {
+				return err
+			}
+			return a.with(c.Context(), func(s *store.Store) error {
+				views, err := past(c.Context(), s, then)
+				if err != nil {
+					return err
+				}
+				table, err := askMetrics(c.Context(), views, p)
+				if err != nil {
+					return err
+				}
+				if asCSV {
+					return a.metricsCSV(table, p.Metrics)
+				}
+				return a.metricsTable(table, p.Metrics)
+			})
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&p.Trial, "trial", "", "trial of the run, if it has several")
+	f.StringArrayVar(&p.Metrics, "metric", nil, "only this metric; may be given several times")
+	f.IntVar(&p.From, "from-iteration", 0, "first iteration (default: the first)")
+	f.IntVar(&p.Until, "until-iteration", 0, "last iteration (default: the last)")
+	f.IntVar(&p.Points, "points", 0, "at most so many rows (default: one a report)")
+	f.BoolVarP(&p.All, "all", "a", false, "also reports that a resume has left behind")
+	f.BoolVar(&asCSV, "csv", false, "comma-separated values")
+	asOf = asOfFlag(c)
+	return c
+}
+
+// askMetrics finds the trial and asks for its metrics. A metric that nobody
+// reported in the range is an error that names those that somebody did.
+func askMetrics(ctx context.Context, views web.Source, p web.Params) (projections.MetricsTable, error) {
+	var table projections.MetricsTable
+	if p.Trial == "" {
+		if err := knownRun(ctx, views, p.Run); err != nil {
+			return table, err
+		}
+		trials, err := web.Ask(ctx, views, web.Trials, web.Params{Run: p.Run})
+		if err != nil {
+			return table, err
+		}
+		var names []string
+		for _, t := range trials {
+			names = append(names, t.Name)
+		}
+		switch {
+		case len(names) == 1:
+			p.Trial = names[0]
+		case slices.Contains(names, projections.DefaultTrial):
+			p.Trial = projections.DefaultTrial
+		case len(names) == 0:
+			return table, &projections.NotFoundError{What: "trial of run", Ref: p.Run, Hint: "there is none yet"}
+		default:
+			return table, usageError{fmt.Errorf("run %q has several trials: choose one with --trial of %q", p.Run, names)}
+		}
+	}
+	table, err := web.Ask(ctx, views, web.Metrics, p)
+	if err != nil {
+		return table, err
+	}
+	for _, name := range p.Metrics {
+		if !slices.Contains(table.Names, name) {
+			return table, &projections.NotFoundError{
+				What: "metric", Ref: name,
+				Hint: fmt.Sprintf("in these iterations were reported %q", table.Names),
+			}
+		}
+	}
+	return table, nil
+}
+
+// columns are the metrics to print, in the order that was asked for.
+func columns(table projections.MetricsTable, asked []string) []string {
+	if len(asked) > 0 {
+		return asked
+	}
+	return table.Names
+}
+
+func (a *app) metricsTable(table projections.MetricsTable, asked []string) error {
+	return emit(a, table, table.Rows, func(w *tabwriter.Writer, wide bool) {
+		head := []any{"ITERATION", "ATTEMPT", "STEP"}
+		if wide {
+			head = append(head, "TIME", "SECONDS", "REPORTS")
+		}
+		names := columns(table, asked)
+		for _, name := range names {
+			head = append(head, name)
+		}
+		row(w, head...)
+		for _, r := range table.Rows {
+			iterations := strconv.Itoa(r.Iteration)
+			if table.Width > 1 {
+				iterations += "–" + strconv.Itoa(r.UntilIteration)
+			}
+			attempt := strconv.Itoa(r.Attempt)
+			if r.Hidden {
+				attempt += " (hidden)"
+			}
+			cells := []any{iterations, attempt, r.Step}
+			if wide {
+				cells = append(cells, when(r.Time), number(r.Seconds), r.Reports)
+			}
+			for _, name := range names {
+				cells = append(cells, summary(r.Metrics[name], table.Width > 1))
+			}
+			row(w, cells...)
+		}
+		if len(table.Rows) == 0 && !a.quiet {
+			fmt.Fprintln(a.err, "no reports in these iterations")
+		}
+	})
+}
+
+// summary is one cell: the last value, and in what bounds the others were.
+func summary(s projections.Summary, several bool) string {
+	if s.Count == 0 {
+		return ""
+	}
+	text := number(s.Last)
+	if several && s.Min != nil {
+		text += fmt.Sprintf(" [%s, %s]", number(s.Min), number(s.Max))
+	}
+	if several && s.NaNs > 0 {
+		text += fmt.Sprintf(" %d NaN", s.NaNs)
+	}
+	return text
+}
+
+// number prints a metric's value in full: as many digits as tell it from its
+// neighbours.
+func number(v any) string {
+	if f, ok := v.(float64); ok {
+		return strconv.FormatFloat(f, 'g', -1, 64)
+	}
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprint(v)
+}
+
+func (a *app) metricsCSV(table projections.MetricsTable, asked []string) error {
+	head := []string{"iteration", "until_iteration", "attempt", "hidden", "step", "time", "seconds", "reports"}
+	names := columns(table, asked)
+	for _, name := range names {
+		if table.Width == 1 {
+			head = append(head, name)
+		} else {
+			head = append(head, name+".min", name+".max", name+".last", name+".nans")
+		}
+	}
+	w := csv.NewWriter(a.out)
+	err := w.Write(head)
+	for _, r := range table.Rows {
+		cells := []string{
+			strconv.Itoa(r.Iteration), strconv.Itoa(r.UntilIteration), strconv.Itoa(r.Attempt), strconv.FormatBool(r.Hidden),
+			strconv.FormatInt(r.Step, 10), r.Time.UTC().Format(time.RFC3339Nano), number(r.Seconds), strconv.Itoa(r.Reports),
+		}
+		for _, name := range names {
+			s := r.Metrics[name]
+			if table.Width == 1 {
+				cells = append(cells, number(s.Last))
+			} else {
+				cells = append(cells, number(s.Min), number(s.Max), number(s.Last), strconv.Itoa(s.NaNs))
+			}
+		}
+		err = errors.Join(err, w.Write(cells))
+	}
+	w.Flush()
+	if err = errors.Join(err, w.Error()); err != nil {
+		return fmt.Errorf("print metrics: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+package projections
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+var update = flag.Bool("update", false, "write golden files of a new version of the folds; existing ones are never changed")
+
+const goldenLog = "golden-log-v1.jsonl"
+
+// readGolden is the recorded log. It is what users have in their stores, so
+// it is never edited.
+func readGolden(t *testing.T) []events.Recorded {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", goldenLog))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "15f76672b0821d2f78ee05efa144f12840282f06374713540a271fecdb4df0cf"
+	if got := fmt.Sprintf("%x", sha256.Sum256(text)); got != want {
+		t.Fatalf("%s has SHA-256 %s, want %s: it was edited; take the change back", goldenLog, got, want)
+	}
+	var log []events.Recorded
+	for line := range bytes.Lines(text) {
+		var r events.Recorded
+		if err := json.Unmarshal(line, &r); err != nil {
+			t.Fatalf("line %d: %v", len(log)+1, err)
+		}
+		if log = append(log, r); r.Sequence != uint64(len(log)) {
+			t.Fatalf("event %d is in line %d", r.Sequence, len(log))
+		}
+	}
+	return log
+}
+
+// TestGoldenLog: a log that was recorded long ago is replayed to the state
+// that was recorded with it, by every version of the program that has the same
+// version of the folds.
+func TestGoldenLog(t *testing.T) {
+	log := readGolden(t)
+	kinds := map[events.Kind]bool{}
+	rows := NewMemory()
+	for _, r := range log {
+		kinds[r.Kind] = true
+		if err := Apply(rows, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, k := range events.Pattern("*.*").Kinds() {
+		if !kinds[k] {
+			t.Errorf("the log has no event of kind %s: record another log beside it that has", k)
+		}
+	}
+	got := goldenState(t, rows, len(log))
+	path := filepath.Join("testdata", fmt.Sprintf("golden-log-v1.folds-%d.txt", Version))
+	want, err := os.ReadFile(path)
+	if os.IsNotExist(err) && *update {
+		want = []byte(got)
+		err = os.WriteFile(path, want, 0o644)
+	}
+	if err != nil {
+		t.Fatalf("%v: the version of the folds is new; record its state with -update", err)
+	}
+	if got != string(want) {
+		t.Errorf("the recorded log is folded to another state now. Views on disk are kept as long as projections.Version (%d) stays: "+
+			"raise it, and record the new state with -update.\n%s", Version, lineDiff(string(want), got))
+	}
+}
+
+// goldenState is the digest of all rows, and the checkpoints for people to
+// compare.
+func goldenState(t *testing.T, rows *Memory, events int) string {
+	t.Helper()
+	var b strings.Builder
+	sum, err := Digest(rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(&b, "folds %d\nevents %d\nrows %d\ndigest %x\n", Version, events, rows.Len(), sum)
+	runs, err := Runs(rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, run := range runs {
+		list, err := Checkpoints(rows, run.Name, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range list {
+			fmt.Fprintf(&b, "%s/%s@%s %s visible=%v parent=%q bytes=%d\n", c.Run, c.Trial, c.ID, c.State, c.Visible(), c.Parent, c.Bytes)
+		}
+	}
+	return b.String()
+}
+
+// lineDiff are the lines that differ.
+func lineDiff(want, got string) string {
+	var b strings.Builder
+	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
+	for i := range max(len(w), len(g)) {
+		var before, now string
+		if i < len(w) {
+			before = w[i]
+		}
+		if i < len(g) {
+			now = g[i]
+		}
+		if before != now {
+			fmt.Fprintf(&b, "- %s\n+ %s\n", before, now)
+		}
+	}
+	return b.String()
+}
