@@ -53,7 +53,7 @@ whether it has them all. The log is made in a new directory, which is removed.`,
 	f.IntVar(&b.Events, "events", 200_000, "events to append")
 	f.IntVar(&b.Writers, "writers", 64, "concurrent writers")
 	f.IntVar(&b.Outstanding, "outstanding", 4, "appends that a writer keeps in flight")
-	f.StringVar(&dir, "dir", ".", "directory beside whose files the log is made")
+	f.StringVar(&dir, "dir", ".", "directory in which the new one is made, so that its disk is measured")
 	return c
 }
 

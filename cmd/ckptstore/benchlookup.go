@@ -65,7 +65,7 @@ and decoded. Views and manifests are made in a new directory, which is removed.`
 	f := c.Flags()
 	f.IntVar(&b.Checkpoints, "checkpoints", 10_000, "checkpoints in the views")
 	f.IntVar(&b.Tensors, "tensors", 500, "tensors of each")
-	f.StringVar(&dir, "dir", ".", "directory beside whose files views and manifests are made")
+	f.StringVar(&dir, "dir", ".", "directory in which the new one is made, so that its disk is measured")
 	return c
 }
 

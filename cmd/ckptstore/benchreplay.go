@@ -50,7 +50,7 @@ directory, which is removed.`,
 	}
 	f := c.Flags()
 	f.IntVar(&count, "events", 500_000, "events in the log")
-	f.StringVar(&dir, "dir", ".", "directory beside whose files log and views are made")
+	f.StringVar(&dir, "dir", ".", "directory in which the new one is made, so that its disk is measured")
 	return c
 }
 
