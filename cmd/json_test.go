@@ -183,7 +183,7 @@ func offlineAgrees(t *testing.T, dir, store string, want map[string]string) {
 		t.Errorf("ls --offline says %v, ls --all said %v", got, want)
 	}
 	// And without the log every other command fails clearly.
-	if out := output(t, 1, "ckptstore", "ls", store); out != "" {
+	if out := output(t, 6, "ckptstore", "ls", store); out != "" {
 		t.Errorf("ls without a log prints %q", out)
 	}
 }

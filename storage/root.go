@@ -15,9 +15,9 @@ import (
 // Root is the data directory of a store. It is safe for concurrent use, also
 // by several processes: everything shared lies in the filesystem.
 type Root struct {
-	fs    vfs.FS
-	dir   string
-	store string // whose checkpoints these are
+	fs     vfs.FS
+	dir    string
+	stores []string // whose checkpoints these are
 
 	space   sync.Mutex
 	pending int64 // bytes that running WriteData calls have yet to write

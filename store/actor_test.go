@@ -23,6 +23,8 @@ func play(role string) error {
 	switch role {
 	case "server":
 		return serveLog(ctx)
+	case "recover":
+		return recoverAndDie(ctx)
 	case "actor":
 		a := &actor{out: json.NewEncoder(os.Stdout), stop: make(chan struct{}), stopped: make(chan error, 1)}
 		if err := a.run(ctx); err != nil {

@@ -25,6 +25,9 @@ const maxCopy = 64 << 20
 // succeed takes the store over from its last owner, and keeps the log as that
 // one has left it when it is found to be damaged.
 func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (*ownership, error) {
+	if err := recovering(dir); err != nil { // since this process looked
+		return nil, err
+	}
 	card := filepath.Join(dir, cardName)
 	if err := keepLog(s, dir, exists(card)); err != nil {
 		s.opts.Logger.Warn("the log is opened without a copy of it, as its last owner was killed or its index is gone: should it be damaged, its server may change it", "error", err)

@@ -160,8 +160,8 @@ func createLog(ctx context.Context, dir, id string) error {
 	return create(ctx, log, id, "data")
 }
 
-func create(ctx context.Context, log *jetlog.Log, id, data string) error {
-	created, err := events.NewDecision(Stamp("init"), events.Aggregate{}, &events.StoreCreated{Store: id, Format: Format, Data: data})
+func create(ctx context.Context, log *jetlog.Log, id, data string, formerly ...string) error {
+	created, err := events.NewDecision(Stamp("init"), events.Aggregate{}, &events.StoreCreated{Store: id, Format: Format, Data: data, Formerly: formerly})
 	if err != nil {
 		return err
 	}

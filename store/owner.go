@@ -153,7 +153,7 @@ func (o *owner) watch() {
 			if err == nil {
 				break // the log reconnects by itself
 			}
-			if errors.Is(err, ErrDamaged) {
+			if errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
 				// Each try starts a server on it. Appends end at their deadlines.
 				o.store.opts.Logger.Error("the store cannot be taken over from its last owner", "error", err)
 				return

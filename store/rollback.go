@@ -34,6 +34,10 @@ func recorded(ctx context.Context, s *Store, log *jetlog.Log) ([]storage.Receipt
 	if err != nil {
 		return nil, err
 	}
+	if last < s.recovered {
+		return nil, fmt.Errorf("%w: the log was rolled back: it ends at event %d, and when the store was recovered it had %d: restore log/ from a backup, or move it away and run `ckptstore recover` again",
+			ErrDamaged, last, s.recovered)
+	}
 	for _, r := range toCompare(receipts, s.ID, compareAll) {
 		if err := compareReceipt(ctx, s, log, r, last); err != nil {
 			return nil, err
