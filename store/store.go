@@ -81,6 +81,7 @@ type Store struct {
 	space *gauge   // of the disk that log and data share, in a directory
 	owner *owner   // of a directory; nil with a URL
 	study *learner // with an owner
+	scrub *scrubber
 
 	learning sync.Mutex // one checkpoint at a time
 	local    *follower  // of a URL; nil with a directory
@@ -187,6 +188,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, errors.Join(err, s.owner.close())
 	}
 	s.study = startLearner(s, learnAfter)
+	s.scrub = startScrubber(s, scrubAfter, scrubEvery)
 	return s, nil
 }
 
@@ -235,6 +237,7 @@ func (s *Store) Close() error {
 	}
 	if s.study != nil {
 		s.study.stop()
+		s.scrub.stop()
 	}
 	return s.owner.close()
 }

@@ -107,7 +107,7 @@ type Log struct {
 	opts  Options
 	nc    *nats.Conn
 	js    jetstream.JetStream
-	stall time.Duration // without an event, after which a reader looks at the log again; twice is too long
+	stall time.Duration // without an event, after which a reader looks at the log again
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
