@@ -23,6 +23,10 @@ func play(role string) error {
 	switch role {
 	case "server":
 		return serveLog(ctx)
+	case "disk":
+		return fillDisk(ctx)
+	case "disk again":
+		return afterFull(ctx)
 	case "recover":
 		return recoverAndDie(ctx)
 	case "actor":

@@ -33,7 +33,7 @@ func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (*ownersh
 	}
 	card := filepath.Join(dir, cardName)
 	if err := keepLog(s, dir, exists(card)); err != nil {
-		s.opts.Logger.Warn("the log is opened without a copy of it, as its last owner was killed or its index is gone: should it be damaged, its server may change it", "error", err)
+		s.opts.Logger.Warn("the log is opened without a copy of what its server may change, should it be damaged", "error", err)
 	}
 	// Who owned the store before is not whom to wait for, or to end.
 	if err := removed(card); err != nil {

@@ -93,7 +93,7 @@ func vacant(dir string) error {
 	}
 	for _, e := range entries {
 		switch name := e.Name(); {
-		case name == lockName || name == "log" || strings.HasPrefix(name, tempPrefix):
+		case name == lockName || name == ballastName || name == "log" || strings.HasPrefix(name, tempPrefix):
 			continue
 		case name == "data" || name == "blobs":
 			left, err := os.ReadDir(filepath.Join(dir, name))
@@ -103,7 +103,7 @@ func vacant(dir string) error {
 			if len(left) == 0 {
 				continue
 			}
-		case name != "views" && name != cardName: // which only a store has
+		case name != "views" && name != cardName && name != readName: // which only a store has
 			return fmt.Errorf("init: %s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, name)
 		}
 		return fmt.Errorf("init: %w: %s has the %s of a store but no store.json: restore that file from a backup, or choose an empty directory", ErrDamaged, dir, e.Name())

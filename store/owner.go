@@ -101,7 +101,7 @@ func (o *owner) join(ctx context.Context) error {
 func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
 		Dial: o.dialLog, Logger: o.store.opts.Logger,
-		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit,
+		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit, Deciding: o.store.ballast().release,
 	})
 	if err != nil {
 		return err

@@ -68,6 +68,9 @@ type Options struct {
 	// Admit, when set, is asked before facts are appended. Its error refuses
 	// them, as when the disk is nearly full; decisions pass.
 	Admit func() error
+	// Deciding, when set, is called before each decision is appended, so that
+	// room can be made for it. It refuses nothing.
+	Deciding func()
 	// OnDisconnect, when set, is called each time the connection is lost. It
 	// must not block. The log reconnects by itself.
 	OnDisconnect func(error)

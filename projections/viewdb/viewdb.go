@@ -126,6 +126,7 @@ func Open(dir string, o Options) (*DB, error) {
 			return fmt.Errorf("open views in %s: %w; if no other process has them open, delete the directory, it is rebuilt from the log", dir, err)
 		}
 		db.pebble = p
+		db.fail.opened.Store(true)
 		if err := db.start(); err != nil {
 			return errors.Join(fmt.Errorf("open views in %s: %w", dir, err), p.Close())
 		}
@@ -139,7 +140,7 @@ func Open(dir string, o Options) (*DB, error) {
 
 func pebbleOptions(o Options, fail *failure) *pebble.Options {
 	po := &pebble.Options{
-		FS:                 ordered{o.FS},
+		FS:                 ordered{o.FS, fail},
 		FormatMajorVersion: pebble.FormatNewest,
 		MemTableSize:       32 << 20,
 		// Every report is looked up before it is stored. With the default of
