@@ -94,6 +94,7 @@ var firstRow = []byte{1}
 type DB struct {
 	dir    string
 	store  string
+	log    *slog.Logger
 	pebble *pebble.DB
 	fail   *failure
 
@@ -118,7 +119,7 @@ func Open(dir string, o Options) (*DB, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open views in %s: %w", dir, err)
 	}
-	db := &DB{dir: dir, store: o.Store, fail: &failure{done: make(chan struct{})}, changed: make(chan struct{})}
+	db := &DB{dir: dir, store: o.Store, log: o.Logger, fail: &failure{done: make(chan struct{})}, changed: make(chan struct{})}
 	db.life, db.end = context.WithCancel(context.Background())
 	err := db.fail.guard(func() error {
 		p, err := pebble.Open(dir, pebbleOptions(o, db.fail))
@@ -166,6 +167,9 @@ func (db *DB) start() error {
 	case found && c.Reducer == projections.Version:
 		db.sequence = c.Sequence
 		return nil
+	}
+	if found {
+		db.log.Warn("the views are of another version of this program and are made anew from the log", "theirs", c.Reducer, "ours", projections.Version)
 	}
 	b := db.pebble.NewBatch()
 	err = b.DeleteRange(firstRow, []byte{0xff}, nil)
