@@ -150,6 +150,16 @@ func TestDemoJSON(t *testing.T) {
 		t.Errorf("verify says %s", verify)
 	}
 
+	schema(t, "verify-log", output(t, 0, "ckptstore", "verify", "--log", "--json", store))
+	status := output(t, 0, "ckptstore", "views", "status", "--json", store)
+	schema(t, "views-status", status)
+	var read struct {
+		FullRead struct{ Sequence int } `json:"full_read"`
+	}
+	if decode(t, status, &read); read.FullRead.Sequence != full.Replay.Sequence {
+		t.Errorf("the log has %d events, the last full read ended at %d", full.Replay.Sequence, read.FullRead.Sequence)
+	}
+
 	damage(t, filepath.Join(dir, "store", "data", "reference", "main", "step-40.a1", "r00002.safetensors"))
 	schema(t, "verify-findings", output(t, 6, "ckptstore", "verify", "--json", store))
 
@@ -212,7 +222,7 @@ func offlineAgrees(t *testing.T, dir, store string, want map[string]string) {
 		t.Errorf("ls --offline says %v, ls --all said %v", got, want)
 	}
 	// And without the log every other command fails clearly.
-	if out := output(t, 1, "ckptstore", "ls", store); out != "" {
+	if out := output(t, 6, "ckptstore", "ls", store); out != "" {
 		t.Errorf("ls without a log prints %q", out)
 	}
 }

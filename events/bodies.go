@@ -8,6 +8,9 @@ type StoreCreated struct {
 	Store  string `json:"store"`  // identity, a UUID
 	Format int    `json:"format"` // of the store's directory and log
 	Data   string `json:"data"`   // where checkpoint data lives
+	// Formerly are the identities under which its oldest checkpoints were
+	// committed, the newest first: their log was lost.
+	Formerly []string `json:"formerly,omitempty"`
 }
 
 // JobStarted says that a trainer was launched for a run.

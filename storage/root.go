@@ -15,13 +15,13 @@ import (
 // Root is the data directory of a store. It is safe for concurrent use, also
 // by several processes: everything shared lies in the filesystem.
 type Root struct {
-	fs    vfs.FS
-	dir   string
-	store string // whose checkpoints these are
+	fs     vfs.FS
+	dir    string
+	stores []string // whose checkpoints these are
 
 	space   sync.Mutex
-	pending int64 // bytes that running WriteData calls have yet to write
-	keep    int64 // bytes that they leave free
+	pending int64             // bytes that running WriteData calls have yet to write
+	keep    func(Usage) int64 // bytes that they leave free; nil: none
 
 	tell sync.Mutex
 	told map[Ref]bool // refs that were told to say
@@ -176,10 +176,18 @@ func (r *Root) writeTemp(path string, data []byte) (temp string, err error) {
 // removed goes with its directory.
 func (r *Root) discard(temp string) { _ = r.fs.Remove(temp) }
 
-// Free is the number of bytes that this process may still write below the
-// root, as the filesystem tells it. It is [vfs.ErrUnsupported] where the
-// filesystem does not tell.
-func (r *Root) Free() (bytes uint64, err error) {
+// Usage is the room on a filesystem, in bytes.
+type Usage struct {
+	Free uint64 // that this process may still write
+	Size uint64 // that and what is used
+}
+
+// Share is percent of the size.
+func (u Usage) Share(percent uint64) uint64 { return u.Size / 100 * percent }
+
+// Usage is the room below the root, as the filesystem tells it. It is
+// [vfs.ErrUnsupported] where the filesystem does not tell.
+func (r *Root) Usage() (Usage, error) {
 	// The root and its parent may not have been made yet.
 	for dir := r.dir; ; {
 		usage, err := r.fs.GetDiskUsage(dir)
@@ -189,18 +197,29 @@ func (r *Root) Free() (bytes uint64, err error) {
 			continue
 		}
 		if err != nil {
-			return 0, fmt.Errorf("free space of %s: %w", dir, err)
+			return Usage{}, fmt.Errorf("free space of %s: %w", dir, err)
 		}
-		return usage.AvailBytes, nil
+		return Usage{Free: usage.AvailBytes, Size: usage.UsedBytes + usage.AvailBytes}, nil
 	}
+}
+
+// Free is what of the [Root.Usage] is free.
+func (r *Root) Free() (bytes uint64, err error) {
+	u, err := r.Usage()
+	return u.Free, err
 }
 
 // KeepFree makes WriteData refuse what would leave less than bytes free: a
 // disk that saves have filled has no room for the log that says so.
 func (r *Root) KeepFree(bytes int64) {
+	r.KeepFreeOf(func(Usage) int64 { return bytes })
+}
+
+// KeepFreeOf is [Root.KeepFree] with bytes that depend on the disk.
+func (r *Root) KeepFreeOf(keep func(Usage) (bytes int64)) {
 	r.space.Lock()
 	defer r.space.Unlock()
-	r.keep = bytes
+	r.keep = keep
 }
 
 // reserve claims need bytes of the free space, together with what other
@@ -208,14 +227,18 @@ func (r *Root) KeepFree(bytes int64) {
 func (r *Root) reserve(need int64) error {
 	r.space.Lock()
 	defer r.space.Unlock()
-	free, err := r.Free()
+	usage, err := r.Usage()
+	keep := int64(0)
+	if err == nil && r.keep != nil {
+		keep = r.keep(usage)
+	}
 	switch {
 	case errors.Is(err, vfs.ErrUnsupported):
 		// Then the disk itself is the check: a full one fails the write.
 	case err != nil:
 		return err
-	case uint64(need+r.pending+r.keep) > free:
-		return &NoSpaceError{Dir: r.dir, Need: need, Pending: r.pending, Keep: r.keep, Free: free}
+	case uint64(need+r.pending+keep) > usage.Free:
+		return &NoSpaceError{Dir: r.dir, Need: need, Pending: r.pending, Keep: keep, Free: usage.Free}
 	}
 	r.pending += need
 	return nil

@@ -28,10 +28,13 @@ func (e *TakenError) Error() string {
 // Unwrap is the damage, if there is any.
 func (e *TakenError) Unwrap() error { return e.Err }
 
-// OfStore names the store whose checkpoints lie here. Without it, no manifest
-// and no receipt is taken for this store's own, so that none is written beside
-// or removed. It is called before anything is written.
-func (r *Root) OfStore(id string) { r.store = id }
+// OfStore names the store whose checkpoints lie here, and what it was called
+// when it committed the older ones. Without it, no manifest and no receipt is
+// taken for this store's own, so that none is written beside or removed. It is
+// called before anything is written.
+func (r *Root) OfStore(id string, formerly ...string) {
+	r.stores = append([]string{id}, formerly...)
+}
 
 // contents are the names in the directory of ref. One that is not there has
 // none.
@@ -83,7 +86,7 @@ func (r *Root) own(ref Ref, names []string) (receipt, manifest bool, err error) 
 		default:
 			continue
 		}
-		if of != r.store || at != ref {
+		if !slices.Contains(r.stores, of) || at != ref {
 			return false, false, &TakenError{Ref: ref, File: r.path(ref, name), What: fmt.Sprintf("the %s of checkpoint %s of store %s", what, at, of)}
 		}
 	}

@@ -24,6 +24,12 @@ func play(role string) error {
 	switch role {
 	case "server":
 		return serveLog(ctx)
+	case "disk":
+		return fillDisk(ctx)
+	case "disk again":
+		return afterFull(ctx)
+	case "recover":
+		return recoverAndDie(ctx)
 	case "actor":
 		a := &actor{out: json.NewEncoder(os.Stdout), stop: make(chan struct{}), stopped: make(chan error, 1)}
 		if err := a.run(ctx); err != nil {

@@ -1,12 +1,15 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 )
@@ -25,9 +28,12 @@ const maxCopy = 64 << 20
 // succeed takes the store over from its last owner, and keeps the log as that
 // one has left it when it is found to be damaged.
 func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (*ownership, error) {
+	if err := recovering(dir); err != nil { // since this process looked
+		return nil, err
+	}
 	card := filepath.Join(dir, cardName)
 	if err := keepLog(s, dir, exists(card)); err != nil {
-		s.opts.Logger.Warn("the log is opened without a copy of it, as its last owner was killed or its index is gone: should it be damaged, its server may change it", "error", err)
+		s.opts.Logger.Warn("the log is opened without a copy of what its server may change, should it be damaged", "error", err)
 	}
 	// Who owned the store before is not whom to wait for, or to end.
 	if err := removed(card); err != nil {
@@ -43,10 +49,11 @@ func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (*ownersh
 	return own, nil
 }
 
-// keepLog copies the events' files aside if the server will not find them as
-// it left them: its last owner was killed, or its index is gone. Then it reads
-// the blocks one by one, cuts off what is damaged, and goes on behind it. A
-// copy from an earlier try that did not end is the better one and stays.
+// keepLog copies the files aside that the server may rewrite: all of them if it
+// will not find them as it left them, because its last owner was killed or its
+// index is gone. Then it reads the blocks one by one, cuts off what is damaged,
+// and goes on behind it. Otherwise that is the last block alone. A copy from an
+// earlier try that did not end is the better one and stays.
 func keepLog(s *Store, dir string, killed bool) error {
 	to := filepath.Join(dir, copyName)
 	if exists(to) || exists(filepath.Join(dir, damagedName)) {
@@ -56,10 +63,14 @@ func keepLog(s *Store, dir string, killed bool) error {
 	if err != nil || len(streams) != 1 {
 		return err // what is wrong then, the server says
 	}
+	from := os.DirFS(streams[0])
 	if !killed && exists(filepath.Join(streams[0], "msgs", "index.db")) {
-		return nil
+		// Then it compares the last block with the index, and cuts that one.
+		if from, err = lastBlock(streams[0]); from == nil || err != nil {
+			return err
+		}
 	}
-	size, err := sizeOf(streams[0])
+	size, err := sizeOf(from)
 	if err != nil {
 		return err
 	}
@@ -73,7 +84,7 @@ func keepLog(s *Store, dir string, killed bool) error {
 	temp := to + ".tmp"
 	err = errors.Join(os.RemoveAll(temp), os.Mkdir(temp, 0o700))
 	if err == nil {
-		err = os.CopyFS(temp, os.DirFS(streams[0]))
+		err = os.CopyFS(temp, from)
 	}
 	if err == nil {
 		err = os.Rename(temp, to)
@@ -108,9 +119,35 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// sizeOf is the bytes of all files in dir.
-func sizeOf(dir string) (size int64, err error) {
-	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+// lastBlock is the file with a stream's last events; nil when there is none.
+func lastBlock(stream string) (fs.FS, error) {
+	blocks, err := filepath.Glob(filepath.Join(stream, "msgs", "*.blk"))
+	if err != nil || len(blocks) == 0 {
+		return nil, err
+	}
+	// They are named by numbers without zeros in front.
+	last := slices.MaxFunc(blocks, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
+	return only{os.DirFS(stream), path.Join("msgs", filepath.Base(last))}, nil
+}
+
+// only is a file system with one file of another.
+type only struct {
+	fs.FS
+	name string
+}
+
+// ReadDir implements [fs.ReadDirFS].
+func (o only) ReadDir(dir string) ([]fs.DirEntry, error) {
+	all, err := fs.ReadDir(o.FS, dir)
+	return slices.DeleteFunc(all, func(e fs.DirEntry) bool {
+		at := path.Join(dir, e.Name())
+		return at != o.name && at != path.Dir(o.name)
+	}), err
+}
+
+// sizeOf is the bytes of all files.
+func sizeOf(files fs.FS) (size int64, err error) {
+	err = fs.WalkDir(files, ".", func(_ string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}

@@ -94,7 +94,7 @@ func vacant(dir string) error {
 	}
 	for _, e := range entries {
 		switch name := e.Name(); {
-		case name == lockName || name == "log" || strings.HasPrefix(name, tempPrefix):
+		case name == lockName || name == ballastName || name == "log" || strings.HasPrefix(name, tempPrefix):
 			continue
 		case name == "data" || name == "blobs":
 			left, err := os.ReadDir(filepath.Join(dir, name))
@@ -104,7 +104,7 @@ func vacant(dir string) error {
 			if len(left) == 0 {
 				continue
 			}
-		case name != "views" && name != cardName: // which only a store has
+		case name != "views" && name != cardName && name != readName: // which only a store has
 			return fmt.Errorf("init: %s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, name)
 		}
 		return fmt.Errorf("init: %w: %s has the %s of a store but no store.json: restore that file from a backup, or choose an empty directory", ErrDamaged, dir, e.Name())
@@ -161,8 +161,8 @@ func createLog(ctx context.Context, dir, id string) error {
 	return create(ctx, log, id, "data")
 }
 
-func create(ctx context.Context, log *jetlog.Log, id, data string) error {
-	created, err := events.NewDecision(Stamp("init"), events.Aggregate{}, &events.StoreCreated{Store: id, Format: Format, Data: data})
+func create(ctx context.Context, log *jetlog.Log, id, data string, formerly ...string) error {
+	created, err := events.NewDecision(Stamp("init"), events.Aggregate{}, &events.StoreCreated{Store: id, Format: Format, Data: data, Formerly: formerly})
 	if err != nil {
 		return err
 	}

@@ -102,7 +102,7 @@ func (o *owner) join(ctx context.Context) error {
 func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
 		Dial: o.dialLog, Logger: o.store.opts.Logger,
-		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit,
+		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit, Deciding: o.store.ballast().release,
 	})
 	if err != nil {
 		return err
@@ -154,7 +154,7 @@ func (o *owner) watch() {
 			if err == nil {
 				break // the log reconnects by itself
 			}
-			if errors.Is(err, ErrDamaged) {
+			if errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
 				// Each try starts a server on it. Appends end at their deadlines.
 				o.store.opts.Logger.Error("the store cannot be taken over from its last owner", "error", err)
 				return

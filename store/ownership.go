@@ -31,6 +31,7 @@ type ownership struct {
 	socket net.Listener // for NATS
 	served chan error   // two: of the API and of the socket
 	nserve int
+	unload func() // ends the keeping of the ballast
 }
 
 // follower keeps views up to date with a log.
@@ -55,6 +56,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	if _, err = os.Stat(filepath.Join(dir, "log")); err != nil {
 		return w, fmt.Errorf("%w: its log is not there: %w: restore log/ from a backup; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
 	}
+	s.ballast().release()
 	if err = s.space.check(keepToOwn); err != nil {
 		return w, err
 	}
@@ -85,6 +87,16 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	}
 	if err = w.listen(s); err != nil {
 		return w, err
+	}
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	kept := make(chan struct{})
+	go func() {
+		defer close(kept)
+		s.ballast().keep(life)
+	}()
+	w.unload = func() {
+		cancel()
+		<-kept
 	}
 	w.lock = lock
 	return w, nil
@@ -207,6 +219,9 @@ func listenUnix(path string) (net.Listener, error) {
 // close gives everything up, the lock last.
 func (w *ownership) close() error {
 	var errs []error
+	if w.unload != nil {
+		w.unload()
+	}
 	if w.lock != nil {
 		// Whoever reads it from here on must not find us.
 		errs = append(errs, removed(filepath.Join(w.dir, cardName)))

@@ -57,7 +57,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := checkLog(ctx, log, created.Store); err != nil {
 		return nil, err
 	}
-	s := &Store{ID: created.Store, Location: jetlog.Redacted(o.Location), Log: log, opts: o}
+	s := &Store{ID: created.Store, Location: jetlog.Redacted(o.Location), Log: log, opts: o, formerly: created.Formerly}
 	if s.Runtime, err = runtimeDir(created.Store); err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
@@ -34,12 +35,38 @@ func recorded(ctx context.Context, s *Store, log *jetlog.Log) ([]storage.Receipt
 	if err != nil {
 		return nil, err
 	}
+	if last < s.recovered {
+		return nil, fmt.Errorf("%w: the log was rolled back: it ends at event %d, and when the store was recovered it had %d: restore log/ from a backup, or move it away and run `ckptstore recover` again",
+			ErrDamaged, last, s.recovered)
+	}
+	if err := wasRead(s, last); err != nil {
+		return nil, err
+	}
 	for _, r := range toCompare(receipts, s.ID, compareAll) {
 		if err := compareReceipt(ctx, s, log, r, last); err != nil {
 			return nil, err
 		}
 	}
 	return receipts, nil
+}
+
+// wasRead holds the log to be as long as it was when it was last read: of a
+// log whose views are gone, and whose end no receipt is about, nothing else
+// knows.
+func wasRead(s *Store, last uint64) error {
+	if IsURL(s.opts.Location) {
+		return nil
+	}
+	read, _, err := lastFullRead(s.Location)
+	if err != nil {
+		s.opts.Logger.Warn("that the log is as long as it was is not known", "error", err)
+		return nil
+	}
+	if last < read.Sequence {
+		return fmt.Errorf("%w: the log was rolled back: it ends at event %d, and on %s it was read up to event %d: restore log/ from a backup, or, to go on without what it lost, delete %s",
+			ErrDamaged, last, read.At.Local().Format(time.DateTime), read.Sequence, filepath.Join(s.Location, readName))
+	}
+	return nil
 }
 
 // toCompare are the receipts of a store that are compared, the newest first.

@@ -190,14 +190,14 @@ func TestCopyOfLog(t *testing.T) {
 		t.Errorf("left: %v, %v", names(left), err)
 	}
 	// Without room there is none, which is said.
-	wrong(t, keepLog(&Store{space: &gauge{free: func() (uint64, error) { return 1 << 20, nil }}}, dir, true), syscall.ENOSPC)
+	wrong(t, keepLog(&Store{space: &gauge{free: func() (storage.Usage, error) { return storage.Usage{Free: 1 << 20, Size: 1 << 40}, nil }}}, dir, true), syscall.ENOSPC)
 	if exists(filepath.Join(dir, copyName)) {
 		t.Error("it was copied")
 	}
 }
 
 func roomy() *gauge {
-	return &gauge{free: func() (uint64, error) { return 1 << 40, nil }}
+	return &gauge{free: func() (storage.Usage, error) { return storage.Usage{Free: 1 << 40, Size: 1 << 40}, nil }}
 }
 
 // TestOpenIsCalledOff: the lock is free when Open returns.

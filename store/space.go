@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"syscall"
 	"time"
@@ -12,25 +13,45 @@ import (
 	"github.com/ckptstore/ckptstore/storage"
 )
 
-// Space that must be free on the disk of a store, in bytes. Saves stop first,
-// then facts, and last the store itself; so there is always room to say why.
+// Space that must be free on the disk of a store, in bytes and as a share of the
+// disk. Saves stop first, then facts, and last the store itself; so there is
+// always room to say why:
+//
+//	free  ──────────────────────────────────────────────────────────▶ none
+//	      │ a save would leave     │ 10 %, or   │ 8 MiB     │
+//	      │ 10 % and 16 MiB, or    │ 16 MiB     │           │
+//	      │ 32 MiB                 │            │           │
+//	      ▼                        ▼            ▼           ▼
+//	      it is aborted        facts are    the ballast   nobody owns
+//	      before it writes     refused      is released   the store
 const (
+	keepPercent  = 10       // of the disk: with less, facts are refused and decisions pass
+	keepForFacts = 16 << 20 // the same
 	keepForLog   = 32 << 20 // a save that would leave less is aborted
-	keepForFacts = 16 << 20 // with less, facts are refused and decisions pass
-	keepToOwn    = 8 << 20  // with less, nobody owns the store
+	keepToOwn    = 8 << 20  // with less, and no ballast, nobody owns the store
 )
+
+// keepOfSaves is what saves leave free: room for the facts that end them.
+func keepOfSaves(u storage.Usage) int64 {
+	return int64(max(keepForLog, u.Share(keepPercent)+keepForLog-keepForFacts)) //nolint:gosec // bytes of a disk
+}
 
 // NoSpaceError says that the disk of a store is nearly full. It is
 // [syscall.ENOSPC] to errors.Is.
 type NoSpaceError struct {
 	Dir  string
 	Free uint64
+	Size uint64 // of the disk
 	Need uint64
 }
 
 func (e *NoSpaceError) Error() string {
-	return fmt.Sprintf("the disk of %s has %d bytes free and the log needs %d: free space, then run the command again; `ckptstore ls --offline` works meanwhile",
-		e.Dir, e.Free, e.Need)
+	full := ""
+	if e.Size > 0 {
+		full = fmt.Sprintf(", which is %d %% full,", 100-e.Free*100/e.Size)
+	}
+	return fmt.Sprintf("the disk of %s%s has %d bytes free and the log needs %d: free space, then run the command again; `ckptstore ls --offline` works meanwhile",
+		e.Dir, full, e.Free, e.Need)
 }
 
 // Is makes errors.Is(err, syscall.ENOSPC) true.
@@ -39,34 +60,54 @@ func (e *NoSpaceError) Is(target error) bool { return target == syscall.ENOSPC }
 // gauge tells whether a disk has room, looking at most ten times a second.
 type gauge struct {
 	dir  string
-	free func() (uint64, error)
+	free func() (storage.Usage, error)
 
 	mu   sync.Mutex
 	at   time.Time
-	last uint64
+	last storage.Usage
 }
 
-func newGauge(dir string, data *storage.Root) *gauge { return &gauge{dir: dir, free: data.Free} }
+func newGauge(dir string, data *storage.Root) *gauge { return &gauge{dir: dir, free: data.Usage} }
 
-// check wants need bytes to be free.
-func (g *gauge) check(need uint64) error {
+// look is the room on the disk. A filesystem that does not tell has plenty: a
+// full one fails the write.
+func (g *gauge) look() (storage.Usage, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if time.Since(g.at) > 100*time.Millisecond {
-		free, err := g.free()
+		u, err := g.free()
 		if errors.Is(err, vfs.ErrUnsupported) {
-			return nil // the filesystem does not tell: a full one fails the write
+			return storage.Usage{Free: math.MaxUint64}, nil
 		}
 		if err != nil {
-			return err
+			return u, err
 		}
-		g.at, g.last = time.Now(), free
+		g.at, g.last = time.Now(), u
 	}
-	if g.last < need {
-		return &NoSpaceError{Dir: g.dir, Free: g.last, Need: need}
+	return g.last, nil
+}
+
+// forget makes the next look a new one.
+func (g *gauge) forget() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.at = time.Time{}
+}
+
+// check wants need bytes to be free.
+func (g *gauge) check(need uint64) error {
+	u, err := g.look()
+	if err == nil && u.Free < need {
+		err = &NoSpaceError{Dir: g.dir, Free: u.Free, Size: u.Size, Need: need}
 	}
-	return nil
+	return err
 }
 
 // admit is the gate for facts.
-func (g *gauge) admit() error { return g.check(keepForFacts) }
+func (g *gauge) admit() error {
+	u, err := g.look()
+	if err != nil {
+		return err
+	}
+	return g.check(max(keepForFacts, u.Share(keepPercent)+1))
+}

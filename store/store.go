@@ -88,10 +88,14 @@ type Store struct {
 	Runtime  string // private directory for sockets of this store
 	DataDir  string
 
+	formerly  []string // its identities before it was recovered
+	recovered uint64   // where its log ended then
+
 	opts  Options
 	space *gauge   // of the disk that log and data share, in a directory
 	owner *owner   // of a directory; nil with a URL
 	study *learner // with an owner
+	scrub *scrubber
 
 	learning sync.Mutex // one checkpoint at a time
 	local    *follower  // of a URL; nil with a directory
@@ -112,12 +116,31 @@ type identity struct {
 	Store   string    `json:"store"`
 	Format  int       `json:"format"`
 	Created time.Time `json:"created"`
+	// Of a store that was recovered from receipts: its identities before, the
+	// newest first, and the sequence at which its log ended then.
+	Formerly  []string `json:"formerly,omitempty"`
+	Recovered uint64   `json:"recovered,omitempty"`
 }
 
 const product = "ckptstore"
 
-// readIdentity reads and checks DIR/store.json.
+// readIdentity reads and checks DIR/store.json. A recovery that was cut must be
+// finished first.
 func readIdentity(dir string) (identity, error) {
+	if err := recovering(dir); err != nil {
+		return identity{}, err
+	}
+	return identityIn(dir)
+}
+
+func recovering(dir string) error {
+	if path := filepath.Join(dir, recoverName); exists(path) {
+		return fmt.Errorf("%w: %s says that a recovery was cut: run the same `ckptstore recover` again, which finishes it", ErrDamaged, path)
+	}
+	return nil
+}
+
+func identityIn(dir string) (identity, error) {
 	path := filepath.Join(dir, "store.json")
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -170,7 +193,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
-	s := &Store{ID: id.Store, Location: dir, Runtime: runtime, opts: o}
+	s := &Store{ID: id.Store, Location: dir, Runtime: runtime, opts: o, formerly: id.Formerly, recovered: id.Recovered}
 	if err := s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs")); err != nil {
 		return nil, err
 	}
@@ -179,6 +202,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, errors.Join(err, s.owner.close())
 	}
 	s.study = startLearner(s, learnAfter)
+	s.scrub = startScrubber(s, scrubAfter, scrubEvery)
 	return s, nil
 }
 
@@ -188,8 +212,8 @@ func (s *Store) openData(data, blobs string) (err error) {
 	if s.Data, err = storage.Open(vfs.Default, data); err != nil {
 		return err
 	}
-	s.Data.OfStore(s.ID)
-	s.Data.KeepFree(keepForLog)
+	s.Data.OfStore(s.ID, s.formerly...)
+	s.Data.KeepFreeOf(keepOfSaves)
 	s.Data.OnUnverified(func(ref storage.Ref) {
 		s.opts.Logger.Warn("adopted files are read whose digests are not learned yet: damage of them would not be noticed; `ckptstore verify` learns them", "checkpoint", ref.String())
 	})
@@ -227,6 +251,7 @@ func (s *Store) Close() error {
 	}
 	if s.study != nil {
 		s.study.stop()
+		s.scrub.stop()
 	}
 	return s.owner.close()
 }

@@ -2,13 +2,11 @@ package store
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 	"os"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,41 +23,6 @@ type RebuiltViews struct {
 	Digest   string `json:"digest"`            // of the rebuilt rows
 	Had      string `json:"had"`               // digest that the views had; empty if there were none, or with a problem
 	Problem  string `json:"problem,omitempty"` // why they cannot be read
-}
-
-// FullRead is the last time that the log was read from its first event on
-// without a finding. STORE/read.json holds it.
-type FullRead struct {
-	Sequence uint64    `json:"sequence"` // of the last event that was read
-	At       time.Time `json:"at"`
-}
-
-const readName = "read.json"
-
-// LastFullRead is found false before the first.
-func (s *Store) LastFullRead() (r FullRead, found bool, err error) {
-	if s.local != nil {
-		return r, false, nil // a server's store has no directory of ours
-	}
-	text, err := os.ReadFile(filepath.Join(s.Location, readName))
-	if errors.Is(err, os.ErrNotExist) {
-		return r, false, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(text, &r)
-	}
-	if err != nil {
-		return r, false, fmt.Errorf("when the log was last read: %w: delete %s, it is written by the next `ckptstore views verify`", err, filepath.Join(s.Location, readName))
-	}
-	return r, true, nil
-}
-
-func noteFullRead(dir string, seq uint64) error {
-	text, err := json.Marshal(FullRead{seq, time.Now().UTC()})
-	if err != nil {
-		return err
-	}
-	return writeDurable(filepath.Join(dir, readName), append(text, '\n'))
 }
 
 // VerifyViews rebuilds the views from the log beside the live ones, compares

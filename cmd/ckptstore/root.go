@@ -103,7 +103,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
-		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.viewsCommand(), a.benchCommand())
+		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.recoverCommand(), a.viewsCommand(), a.benchCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
 	if err != nil && !errors.Is(err, errFindings) {
@@ -136,8 +136,10 @@ func exitCode(err error, interrupted bool) int {
 		return exitNotFound
 	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken), errors.As(err, &followed), errors.Is(err, jetlog.ErrCursorMoved):
 		return exitConflict
-	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed):
+	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed), errors.Is(err, store.ErrDamaged):
 		return exitFindings
+	case errors.Is(err, store.ErrNothing):
+		return exitNotFound
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):

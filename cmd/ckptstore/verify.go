@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
@@ -17,14 +16,14 @@ import (
 
 // verified is `verify --json`.
 type verified struct {
-	Store       string    `json:"store"`
-	Checkpoints int       `json:"checkpoints"`
-	Files       int       `json:"files"`
-	Chunks      int       `json:"chunks"`
-	Bytes       int64     `json:"bytes"`
-	Log         *readLog  `json:"log,omitempty"`     // with no REF
-	Learned     []learned `json:"learned,omitempty"` // digests of adopted files, now recorded
-	Findings    []finding `json:"findings"`
+	Store       string         `json:"store"`
+	Checkpoints int            `json:"checkpoints"`
+	Files       int            `json:"files"`
+	Chunks      int            `json:"chunks"`
+	Bytes       int64          `json:"bytes"`
+	Log         *store.ReadLog `json:"log,omitempty"`     // with no REF
+	Learned     []learned      `json:"learned,omitempty"` // digests of adopted files, now recorded
+	Findings    []finding      `json:"findings"`
 }
 
 // learned is a file of sums that this verification has made.
@@ -34,13 +33,6 @@ type learned struct {
 	File       string `json:"file"`
 }
 
-// readLog is what of the log could be read; why not more of it is a finding.
-type readLog struct {
-	Events uint64 `json:"events"`
-	First  uint64 `json:"first"`
-	Last   uint64 `json:"last"`
-}
-
 // logDamage is the kind of a finding in the log, which is of no checkpoint.
 const logDamage storage.Kind = "log"
 
@@ -48,10 +40,13 @@ type finding struct {
 	Run        string `json:"run"`
 	Checkpoint string `json:"checkpoint"`
 	storage.Finding
+	Sequence uint64 `json:"sequence,omitempty"` // of the log
+	Until    uint64 `json:"until,omitempty"`
 }
 
 func (a *app) verifyCommand() *cobra.Command {
-	return &cobra.Command{
+	log := false
+	c := &cobra.Command{
 		Use: "verify [REF]", Short: "Read every byte of one or all checkpoints and name what is damaged", Args: args(cobra.MaximumNArgs(1)),
 		Long: `Read every file of the committed checkpoints, or of REF, and compare it with
 what vouches for it: data with the index, the index with the manifest, the
@@ -61,9 +56,17 @@ named by file, tensor and block; the exit code is then 6. Without REF the log is
 read from end to end too; when it does not open, what the receipts say is
 committed is read all the same.
 
+With --log only the log is read: every sequence, against the server's counts;
+every message, against its ID; every decision, against the one before it in its
+lane; every blob, against its digest. What is damaged is named by sequence. The
+owner of a store does the same every six hours: see ` + "`ckptstore views status`" + `.
+
 ` + pathHelp + `
 Of such files only what checksums they have is compared.`,
 		RunE: func(c *cobra.Command, refs []string) error {
+			if log && len(refs) > 0 {
+				return usageError{errors.New("--log: the log is that of all checkpoints: leave out REF")}
+			}
 			if len(refs) == 1 {
 				path, err := a.isPath(c.Context(), refs[0])
 				if err != nil {
@@ -74,15 +77,28 @@ Of such files only what checksums they have is compared.`,
 				}
 			}
 			s, err := a.open(c.Context())
+			if log && errors.Is(err, store.ErrDamaged) {
+				return a.printVerified(verified{Findings: []finding{logFinding(err)}})
+			}
 			if len(refs) == 0 && errors.Is(err, store.ErrDamaged) {
 				return a.verifyReceipts(c.Context(), err)
 			}
 			if err != nil {
 				return err
 			}
+			if log {
+				out := verified{Store: s.ID, Findings: []finding{}}
+				err := a.readLog(c.Context(), s, &out)
+				if err == nil {
+					err = a.printVerified(out)
+				}
+				return errors.Join(err, s.Close())
+			}
 			return errors.Join(a.verify(c.Context(), s, refs), s.Close())
 		},
 	}
+	c.Flags().BoolVar(&log, "log", false, "read the log alone")
+	return c
 }
 
 func (a *app) verify(ctx context.Context, s *store.Store, refs []string) error {
@@ -103,16 +119,27 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string) error {
 	}
 	bar.done()
 	if len(refs) == 0 {
-		read, damage, err := checkLog(ctx, s.Log)
-		if err != nil {
+		if err := a.readLog(ctx, s, &out); err != nil {
 			return err
-		}
-		out.Log = &read
-		if damage != nil {
-			out.Findings = append(out.Findings, logFinding(damage))
 		}
 	}
 	return a.printVerified(out)
+}
+
+// readLog reads the log alone.
+func (a *app) readLog(ctx context.Context, s *store.Store, out *verified) error {
+	read, err := s.VerifyLog(ctx, nil)
+	if err != nil {
+		return err
+	}
+	out.Log = &read
+	for _, f := range read.Findings {
+		out.Findings = append(out.Findings, finding{
+			Finding:  storage.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: f.String()},
+			Sequence: f.Sequence, Until: f.Until,
+		})
+	}
+	return nil
 }
 
 // printVerified prints what was found; if anything was, that is the error.
@@ -129,7 +156,7 @@ func (a *app) printVerified(out verified) error {
 			fmt.Fprintf(w, "%s@%s: learned the digests of its adopted files (%s)\n", l.Run, l.Checkpoint, l.File)
 		}
 		if out.Log != nil {
-			fmt.Fprintf(w, "log: %d of %d events read\n", out.Log.Events, out.Log.Last)
+			fmt.Fprintf(w, "log: %d of %d events read, %d decisions, %d blobs\n", out.Log.Events, out.Log.Last, out.Log.Decisions, out.Log.Blobs)
 		}
 		fmt.Fprintf(w, "%d checkpoints, %d files, %d chunks, %s: %d findings\n",
 			out.Checkpoints, out.Files, out.Chunks, size(out.Bytes), len(out.Findings))
@@ -138,26 +165,6 @@ func (a *app) printVerified(out verified) error {
 		return errFindings
 	}
 	return err
-}
-
-// checkLog reads every event of the log. That it ends early is damage: a
-// reader survives everything else.
-func checkLog(ctx context.Context, log *jetlog.Log) (out readLog, damage, err error) {
-	if out.Last, err = log.Last(ctx); err != nil {
-		return out, nil, err
-	}
-	for r, err := range log.Read(ctx, 1, out.Last) {
-		if ctx.Err() != nil {
-			return out, nil, ctx.Err()
-		}
-		if err != nil {
-			return out, err, nil
-		}
-		if out.Events++; out.Events == 1 {
-			out.First = r.Sequence
-		}
-	}
-	return out, nil, ctx.Err()
 }
 
 // verifyTargets are the checkpoints that refs name, or all committed ones.

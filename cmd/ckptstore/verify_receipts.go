@@ -25,7 +25,7 @@ func (a *app) verifyReceipts(ctx context.Context, why error) error {
 		return errors.Join(why, err)
 	}
 	for _, d := range damaged {
-		out.Findings = append(out.Findings, finding{d.Ref.Run, d.Ref.Checkpoint, storage.Finding{
+		out.Findings = append(out.Findings, finding{Run: d.Ref.Run, Checkpoint: d.Ref.Checkpoint, Finding: storage.Finding{
 			Kind: storage.Corrupt, File: storage.ReceiptFile, Block: -1, Offset: -1, Problem: d.Err.Error(),
 		}})
 	}
@@ -56,7 +56,7 @@ func (v *verified) add(run, checkpoint string, report storage.Report) {
 		}
 	}
 	for _, f := range report.Findings {
-		v.Findings = append(v.Findings, finding{run, checkpoint, f})
+		v.Findings = append(v.Findings, finding{Run: run, Checkpoint: checkpoint, Finding: f})
 	}
 }
 

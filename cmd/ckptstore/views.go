@@ -17,9 +17,11 @@ type viewsStatus struct {
 	Store string `json:"store"`
 	web.ViewsState
 	Lag      uint64          `json:"lag"`                 // events of the log that the views have not folded
-	FullRead *store.FullRead `json:"full_read,omitempty"` // absent before the first
+	FullRead *store.FullRead `json:"full_read,omitempty"` // absent before the first, also if that found something
 	// Age is that of the full read, in seconds.
 	Age *float64 `json:"full_read_age_s,omitempty"`
+	// Damage is what the newest reading of the log has found.
+	Damage *store.LogDamage `json:"log_damage,omitempty"`
 }
 
 func (a *app) viewsCommand() *cobra.Command {
@@ -36,7 +38,10 @@ func (a *app) viewsCommand() *cobra.Command {
 		Use: "status", Short: "Say what the views stand for", Args: args(cobra.NoArgs),
 		Long: `Say which sequence of the log the views contain and how far that is behind its
 end, the version of the folds that made them, the digest of all rows, and how
-long ago the log was last read from its first event by a views command.`,
+long ago the log was last read from its first event to its end without a
+finding: by views verify or rebuild, by verify, or by the owner of the store,
+which reads it every six hours. What the newest reading has found is listed
+until one finds nothing; the exit code is then 6.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.with(c.Context(), func(s *store.Store) error { return a.viewsStatus(c.Context(), s) })
 		},
@@ -86,18 +91,28 @@ func (a *app) viewsStatus(ctx context.Context, s *store.Store) error {
 		return err
 	}
 	age := ""
-	if found {
+	out.Damage = read.Damage
+	if read.Damage = nil; found && read.Sequence > 0 {
 		seconds := time.Since(read.At).Seconds()
 		out.FullRead, out.Age = &read, &seconds
 		age = fmt.Sprintf("%v ago, up to sequence %d", time.Since(read.At).Round(time.Second), read.Sequence)
 	}
-	return emit(a, out, []viewsStatus{out}, func(w *tabwriter.Writer, _ bool) {
+	err = emit(a, out, []viewsStatus{out}, func(w *tabwriter.Writer, _ bool) {
 		row(w, "sequence", out.Sequence)
 		row(w, "lag", out.Lag)
 		row(w, "reducer", out.Reducer)
 		row(w, "digest", out.Digest)
 		row(w, "log last read in full", age)
+		if out.Damage != nil {
+			for _, f := range out.Damage.Findings {
+				row(w, "log damaged", f)
+			}
+		}
 	})
+	if err == nil && out.Damage != nil {
+		return errFindings
+	}
+	return err
 }
 
 func (a *app) printRebuilt(out store.RebuiltViews) error {

@@ -35,6 +35,9 @@ func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint
 		return 0, fmt.Errorf("decide %s: wait for an earlier decision on %s: %w", d.Kind, lane, err)
 	}
 	defer release()
+	if l.opts.Deciding != nil {
+		l.opts.Deciding()
+	}
 
 	sequence := uint64(0)
 	err = l.retry(ctx, func(ctx context.Context) error {

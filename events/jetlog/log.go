@@ -85,6 +85,9 @@ type Options struct {
 	// Admit, when set, is asked before facts are appended. Its error refuses
 	// them, as when the disk is nearly full; decisions pass.
 	Admit func() error
+	// Deciding, when set, is called before each decision is appended, so that
+	// room can be made for it. It refuses nothing.
+	Deciding func()
 	// OnDisconnect, when set, is called each time the connection is lost. It
 	// must not block. The log reconnects by itself.
 	OnDisconnect func(error)
@@ -121,7 +124,7 @@ type Log struct {
 	opts  Options
 	nc    *nats.Conn
 	js    jetstream.JetStream
-	stall time.Duration // without an event, after which a reader looks at the log again; twice is too long
+	stall time.Duration // without an event, after which a reader looks at the log again
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc

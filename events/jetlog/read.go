@@ -32,7 +32,7 @@ func (l *Log) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Rec
 			yield(events.Recorded{}, errors.New("read the log: it starts at sequence 1, not 0"))
 			return
 		}
-		r := &reader{l: l, next: from, until: until, yield: yield}
+		r := &reader{l: l, next: from, until: until, yield: yield, stall: l.stall}
 		err := r.run(ctx)
 		if err != nil && !errors.Is(err, errStop) {
 			yield(events.Recorded{}, fmt.Errorf("read the log at %s from event %d: %w", l.opts.where(), r.next, err))
@@ -54,7 +54,9 @@ type reader struct {
 	yield func(events.Recorded, error) bool
 	leap  uint64 // next at which the server went on with a later event
 	idle  int    // sessions in a row that ended because nothing came
-	owed  bool   // the last of them began although the log had more
+	stall time.Duration
+
+	header nats.Header // of the event that is being yielded
 }
 
 // run starts sessions until one ends for good.
@@ -65,7 +67,7 @@ func (r *reader) run(ctx context.Context) error {
 		err := r.session(ctx)
 		if r.next > before {
 			b.reset()
-			r.idle, r.owed = 0, false
+			r.idle = 0
 		}
 		if errors.Is(err, errIdle) {
 			if r.l.nc.IsConnected() {
@@ -146,31 +148,29 @@ func (r *reader) judge(ctx context.Context, s jetstream.StreamState) error {
 	if s.LastSeq < r.next-1 {
 		return fmt.Errorf("%w: it ends at event %d, but event %d was in it: it was rolled back", ErrGap, s.LastSeq, r.next-1)
 	}
-	switch more := s.LastSeq >= r.next; {
+	switch {
 	case r.idle == 0:
-	case more && r.owed:
-		// Not delivered twice: its block is damaged, or the machine is so busy
-		// that nothing arrives in time. A damaged one cannot be asked for.
+	case s.LastSeq >= r.next:
+		// Not delivered: its block is damaged, or the machine is so busy that
+		// nothing arrives in time. A damaged one cannot be asked for.
 		_, err := r.l.get(ctx, msgGet{Seq: r.next})
 		switch {
 		case err == nil:
-			r.idle, r.owed = 0, false
+			r.idle = 0
 		case transient(err):
 			return err
 		default:
 			return fmt.Errorf("%w: event %d of %d is not delivered: its block is damaged (%w); stop, and restore the log from a copy", ErrGap, r.next, s.LastSeq, err)
 		}
-	case !more && r.idle > 1 && r.until != 0:
+	case r.idle > 1 && r.until != 0:
 		return fmt.Errorf("%w: it has %d events, event %d was asked for", ErrEnd, s.LastSeq, r.until)
-	default:
-		r.owed = more
 	}
 	return nil
 }
 
 // drain yields what the consumer delivers.
 func (r *reader) drain(ctx context.Context, cancel context.CancelCauseFunc, messages jetstream.MessagesContext) error {
-	watchdog := time.AfterFunc(r.l.stall, func() { cancel(errIdle) })
+	watchdog := time.AfterFunc(r.stall, func() { cancel(errIdle) })
 	defer watchdog.Stop()
 	wait := jetstream.NextContext(ctx)
 	for r.until == 0 || r.next <= r.until {
@@ -203,10 +203,11 @@ func (r *reader) drain(ctx context.Context, cancel context.CancelCauseFunc, mess
 			return err
 		}
 		r.next++
+		r.header = m.Headers()
 		if !r.yield(event, nil) {
 			return errStop
 		}
-		watchdog.Reset(r.l.stall)
+		watchdog.Reset(r.stall)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -23,6 +24,8 @@ type failure struct {
 	once sync.Once
 	done chan struct{} // closed when the database has failed
 	err  error         // why; set before done is closed
+
+	opened atomic.Bool // the database is open
 }
 
 func (f *failure) set(message string) {
@@ -30,6 +33,16 @@ func (f *failure) set(message string) {
 		f.err = fmt.Errorf("%w: %s: they are rebuilt when the store is next opened", ErrFailed, message)
 		close(f.done)
 	})
+}
+
+// lasting is err, or does not return: after an error of an open database's
+// write-ahead log there is nothing to go on with.
+func (f *failure) lasting(err error) error {
+	if err != nil && f.opened.Load() {
+		f.set(err.Error())
+		select {}
+	}
+	return err
 }
 
 func (f *failure) get() error {

@@ -94,6 +94,7 @@ var firstRow = []byte{1}
 type DB struct {
 	dir    string
 	store  string
+	log    *slog.Logger
 	pebble *pebble.DB
 	fail   *failure
 
@@ -118,7 +119,7 @@ func Open(dir string, o Options) (*DB, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open views in %s: %w", dir, err)
 	}
-	db := &DB{dir: dir, store: o.Store, fail: &failure{done: make(chan struct{})}, changed: make(chan struct{})}
+	db := &DB{dir: dir, store: o.Store, log: o.Logger, fail: &failure{done: make(chan struct{})}, changed: make(chan struct{})}
 	db.life, db.end = context.WithCancel(context.Background())
 	err := db.fail.guard(func() error {
 		p, err := pebble.Open(dir, pebbleOptions(o, db.fail))
@@ -126,6 +127,7 @@ func Open(dir string, o Options) (*DB, error) {
 			return fmt.Errorf("open views in %s: %w; if no other process has them open, delete the directory, it is rebuilt from the log", dir, err)
 		}
 		db.pebble = p
+		db.fail.opened.Store(true)
 		if err := db.start(); err != nil {
 			return errors.Join(fmt.Errorf("open views in %s: %w", dir, err), p.Close())
 		}
@@ -139,7 +141,7 @@ func Open(dir string, o Options) (*DB, error) {
 
 func pebbleOptions(o Options, fail *failure) *pebble.Options {
 	po := &pebble.Options{
-		FS:                 ordered{o.FS},
+		FS:                 ordered{o.FS, fail},
 		FormatMajorVersion: pebble.FormatNewest,
 		MemTableSize:       16 << 20, // the size of the WAL on disk from the first byte
 		// Every report is looked up before it is stored. With the default of
@@ -165,6 +167,9 @@ func (db *DB) start() error {
 	case found && c.Reducer == projections.Version:
 		db.sequence = c.Sequence
 		return nil
+	}
+	if found {
+		db.log.Warn("the views are of another version of this program and are made anew from the log", "theirs", c.Reducer, "ours", projections.Version)
 	}
 	b := db.pebble.NewBatch()
 	err = b.DeleteRange(firstRow, []byte{0xff}, nil)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -254,7 +255,8 @@ func TestRebuild(t *testing.T) {
 		rebuilt(t, dir)
 	})
 	for name, cursor := range map[string]string{
-		"other version": `{"sequence":3,"reducer":999,"store":"store-1"}`,
+		"newer version": `{"sequence":3,"reducer":999,"store":"store-1"}`,
+		"older version": `{"sequence":3,"reducer":0,"store":"store-1"}`,
 		"no cursor":     "",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -276,6 +278,42 @@ func TestRebuild(t *testing.T) {
 			}
 			rebuilt(t, dir)
 		})
+	}
+}
+
+// Views in a format of a newer database are refused, with what to do, and stay
+// as they are; those in an older one are taken over.
+func TestFormats(t *testing.T) {
+	dir := t.TempDir()
+	p, err := pebble.Open(dir, &pebble.Options{FormatMajorVersion: pebble.FormatMinSupported, Logger: noLog{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	db := open(t, nil, dir)
+	if err := db.CatchUp(t.Context(), newLog(story()...)); err != nil {
+		t.Error(err)
+	}
+	shut(t, db)
+	markers, err := filepath.Glob(filepath.Join(dir, "marker.format-version.*"))
+	if err != nil || len(markers) == 0 {
+		t.Fatal(markers, err)
+	}
+	newest := markers[len(markers)-1]
+	newer := newest[:strings.LastIndexByte(newest, '.')] + ".999"
+	if err := os.Rename(newest, newer); err != nil {
+		t.Fatal(err)
+	}
+	if db, err = viewdb.Open(dir, viewdb.Options{Store: storeID}); err == nil {
+		shut(t, db)
+	}
+	if err == nil || !strings.Contains(err.Error(), "999") || !strings.Contains(err.Error(), "delete the directory, it is rebuilt from the log") {
+		t.Errorf("views of a newer format: %v", err)
+	}
+	if _, err := os.Stat(newer); err != nil {
+		t.Error(err)
 	}
 }
 

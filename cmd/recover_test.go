@@ -1,0 +1,81 @@
+package cmd_test
+
+import (
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// TestRecoverAndTrainOn deletes the log and the views of a run that is half
+// done, recovers the store in place and beside, and trains on: the end is
+// equal, bit by bit, to that of a run that nothing happened to.
+func TestRecoverAndTrainOn(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	train := func(dir, run, steps string) {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), "trainer", "run", "--store", dir, "--name", run, "--resume", "auto", "--nproc=2",
+			"--", "trainer", "demo-worker", "--steps="+steps, "--save-every=10").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s up to step %s: %v\n%s", run, steps, err, out)
+		}
+	}
+	train(dir, "reference", "40")
+	train(dir, "cut", "20")
+	for _, part := range []string{"log", "views"} {
+		if err := os.RemoveAll(filepath.Join(dir, part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// One that nobody committed, and a damaged receipt.
+	reference := filepath.Join(dir, "data", "reference", "main")
+	if err := os.CopyFS(filepath.Join(reference, "step-40.a9"), os.DirFS(filepath.Join(reference, "step-40.a1"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(reference, "step-40.a9", "COMMIT.json")); err != nil {
+		t.Fatal(err)
+	}
+	damage(t, filepath.Join(reference, "step-10.a1", "COMMIT.json"))
+
+	output(t, 6, "ckptstore", "ls", "--store", dir)
+	beside := filepath.Join(filepath.Dir(dir), "beside")
+	schema(t, "recover", output(t, 0, "ckptstore", "recover", "--from", dir, "--store", beside, "--json"))
+	said := output(t, 0, "ckptstore", "recover", "--store", dir)
+	for _, part := range []string{"5 checkpoints recovered, 2 directories rejected", "rejected as uncommitted: " + filepath.Join(reference, "step-40.a9"), "rejected as damaged: " + filepath.Join(reference, "step-10.a1"), "not known any more: metrics"} {
+		if !strings.Contains(said, part) {
+			t.Errorf("it does not say %q:\n%s", part, said)
+		}
+	}
+	output(t, 5, "ckptstore", "recover", "--store", dir)
+	output(t, 10, "ckptstore", "recover", "--from", t.TempDir(), "--store", filepath.Join(dir, "none"))
+	for _, dir := range []string{dir, beside} {
+		train(dir, "cut", "40")
+		output(t, 0, "ckptstore", "verify", "--store", dir)
+		s, err := store.Open(t.Context(), store.Options{Location: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		weights := func(ref string) map[string]plan.Digest {
+			c, err := web.Ask(t.Context(), s.Views(), web.Resolve, web.Params{Ref: ref})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ref == "cut" && (c.Step != 40 || c.Attempt != 3) {
+				t.Errorf("%s is %s", ref, c.ID)
+			}
+			return contents(t.Context(), t, s, c)
+		}
+		if end := weights("cut"); len(end) == 0 || !maps.Equal(end, weights("reference")) {
+			t.Errorf("in %s, the run that was recovered ends with other weights", dir)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,248 @@
+package jetlog
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Finding is something in the log that should not be.
+type Finding struct {
+	Sequence uint64 // the first one that is meant; 0: the log as a whole
+	Until    uint64 // the last one; the same when it is one event
+	Problem  string
+}
+
+// String names the events and the problem.
+func (f Finding) String() string {
+	switch {
+	case f.Sequence == 0:
+		return "the log: " + f.Problem
+	case f.Until > f.Sequence:
+		return fmt.Sprintf("events %d to %d: %s", f.Sequence, f.Until, f.Problem)
+	}
+	return fmt.Sprintf("event %d: %s", f.Sequence, f.Problem)
+}
+
+// Checked is the outcome of [Log.Check].
+type Checked struct {
+	First, Last uint64 // as the server says
+	Events      uint64 // that were read
+	Decisions   uint64 // of them
+	Repeated    uint64 // facts that were stored again by a late retry: harmless
+	Findings    []Finding
+}
+
+// CheckOptions say how to check. Both functions may be nil.
+type CheckOptions struct {
+	// Each is called for every event that could be read, in order. What it
+	// returns is a finding about that event.
+	Each func(events.Recorded) (problems []string)
+	// Pace is called with the size in bytes of each event, and may take its
+	// time. Its error ends the check.
+	Pace func(ctx context.Context, bytes int64) error
+}
+
+// Check reads every sequence from 1 to the end that the log has now, and does
+// not stop at damage: a sequence that cannot be read is a finding, and the next
+// one that can is looked for. It holds the server's counts to be those of what
+// was read, every message to be an event with its own ID, no decision to be
+// there twice, and every decision to follow the one that it was made after:
+//
+//	lane ckpt.a.main.s.>      4 ──▶ 7 ──▶ 12     each message has the sequence
+//	                          0     4     7      that was the end of its lane
+//
+// An error is that of a check which could not be done.
+func (l *Log) Check(ctx context.Context, o CheckOptions) (Checked, error) {
+	c := &checker{l: l, o: o, ids: map[[16]byte]uint64{}, lanes: map[events.Scope]uint64{}}
+	err := c.run(ctx)
+	if err != nil {
+		err = fmt.Errorf("check the log at %s: %w", l.opts.where(), err)
+	}
+	return c.out, err
+}
+
+type checker struct {
+	l     *Log
+	o     CheckOptions
+	out   Checked
+	ids   map[[16]byte]uint64     // sequences, by digests of IDs
+	lanes map[events.Scope]uint64 // the last decision of each
+}
+
+func (c *checker) find(seq uint64, problem string) {
+	if n := len(c.out.Findings); n > 0 {
+		// A damaged block is one finding, not a thousand.
+		if last := &c.out.Findings[n-1]; seq > 0 && last.Until+1 == seq && last.Problem == problem {
+			last.Until = seq
+			return
+		}
+	}
+	c.out.Findings = append(c.out.Findings, Finding{Sequence: seq, Until: seq, Problem: problem})
+}
+
+func (c *checker) run(ctx context.Context) error {
+	state, err := c.state(ctx)
+	if err != nil {
+		return err
+	}
+	c.out.First, c.out.Last = state.FirstSeq, state.LastSeq
+	partial := whole(state)
+	if partial != nil {
+		c.find(0, partial.Error())
+	}
+	for next := uint64(1); next <= c.out.Last; {
+		// A log that the server itself knows to be damaged is read singly.
+		if partial == nil {
+			if next, err = c.read(ctx, next); err != nil {
+				return err
+			}
+		}
+		if next, err = c.pass(ctx, next, partial != nil); err != nil {
+			return err
+		}
+	}
+	if n := c.out.Events; partial == nil && len(c.out.Findings) == 0 && n != state.Msgs {
+		c.find(0, fmt.Sprintf("the server counts %d events, %d were read", state.Msgs, n))
+	}
+	return nil
+}
+
+func (c *checker) state(ctx context.Context) (state jetstream.StreamState, err error) {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	err = c.l.retry(ctx, func(ctx context.Context) error {
+		info, err := c.l.ours(ctx)
+		if err == nil {
+			state = info.State
+		}
+		return err
+	})
+	return state, err
+}
+
+// read reads on from next until damage, and returns the first sequence that it
+// did not get.
+func (c *checker) read(ctx context.Context, next uint64) (uint64, error) {
+	r := &reader{l: c.l, next: next, until: c.out.Last, stall: min(c.l.stall, time.Second)}
+	var stopped error
+	r.yield = func(e events.Recorded, _ error) bool {
+		stopped = c.see(ctx, e, r.header)
+		return stopped == nil
+	}
+	err := r.run(ctx)
+	switch {
+	case stopped != nil:
+		return r.next, stopped
+	case ctx.Err() != nil:
+		return r.next, ctx.Err()
+	case errors.Is(err, ErrForeign), errors.Is(err, ErrClosed), errors.Is(err, ErrNoLog):
+		return r.next, err
+	}
+	return r.next, nil // why it ended, the sequence itself will tell
+}
+
+// pass goes over what cannot be read, sequence by sequence, up to the first
+// event that can; with all, to the end of the log.
+func (c *checker) pass(ctx context.Context, next uint64, all bool) (uint64, error) {
+	for ; next <= c.out.Last; next++ {
+		e, header, err := c.one(ctx, next)
+		switch {
+		case ctx.Err() != nil:
+			return next, ctx.Err()
+		case errors.Is(err, ErrClosed) || errors.Is(err, ErrForeign) || err != nil && transient(err):
+			return next, err
+		case errors.Is(err, errNoMessage):
+			c.find(next, fmt.Sprintf("it is not there, or cannot be read, although the log goes up to event %d; stop, and restore the log from a copy", c.out.Last))
+		case err != nil:
+			c.find(next, err.Error())
+		default:
+			if err := c.see(ctx, e, header); err != nil {
+				return next, err
+			}
+			if !all {
+				return next + 1, nil
+			}
+		}
+	}
+	return next, nil
+}
+
+// one asks for one event.
+func (c *checker) one(ctx context.Context, seq uint64) (e events.Recorded, header nats.Header, err error) {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	var m stored
+	err = c.l.retry(ctx, func(ctx context.Context) (err error) {
+		if err = c.l.known(ctx); err == nil {
+			m, err = c.l.getStored(ctx, Stream, msgGet{Seq: seq})
+		}
+		return err
+	})
+	if err == nil && m.Seq != seq {
+		err = fmt.Errorf("the server answers with event %d", m.Seq)
+	}
+	if err != nil {
+		return e, nil, err
+	}
+	if header, err = m.header(); err != nil {
+		return e, nil, fmt.Errorf("its headers: %w", err)
+	}
+	e, err = recorded(m.Subject, header, m.Data, m.Seq, m.Time)
+	return e, header, err
+}
+
+// see checks one event.
+func (c *checker) see(ctx context.Context, e events.Recorded, header nats.Header) error {
+	c.out.Events++
+	if id := header.Get(events.HeaderMsgID); id != e.ID {
+		c.find(e.Sequence, fmt.Sprintf("it is %s, its message ID is %q", e.ID, id))
+	}
+	sum := sha256.Sum256([]byte(e.ID))
+	id := [16]byte(sum[:])
+	before := c.ids[id]
+	switch {
+	case before == 0:
+		c.ids[id] = e.Sequence
+	case e.Kind.Decides():
+		c.find(e.Sequence, fmt.Sprintf("decision %s is event %d too", e.ID, before))
+	default:
+		c.out.Repeated++
+	}
+	if e.Scope.Actor == events.Server {
+		c.out.Decisions++
+		c.chain(e, header)
+		c.lanes[e.Scope] = e.Sequence
+	}
+	if c.o.Each != nil {
+		for _, problem := range c.o.Each(e) {
+			c.find(e.Sequence, problem)
+		}
+	}
+	if c.o.Pace != nil {
+		return c.o.Pace(ctx, int64(len(e.Data))+256)
+	}
+	return nil
+}
+
+// chain holds a decision to follow the one that its decider had seen.
+func (c *checker) chain(e events.Recorded, header nats.Header) {
+	if e.Sequence == 1 {
+		return // store.created has nothing before it
+	}
+	text := header.Get(jetstream.ExpectedLastSubjSeqHeader)
+	after, err := strconv.ParseUint(text, 10, 64)
+	switch before := c.lanes[e.Scope]; {
+	case err != nil:
+		c.find(e.Sequence, fmt.Sprintf("decision %s was appended without a condition (%q)", e.ID, text))
+	case after != before:
+		c.find(e.Sequence, fmt.Sprintf("decision %s was made after event %d of its lane, and follows event %d", e.ID, after, before))
+	}
+}

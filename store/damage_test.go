@@ -1,0 +1,178 @@
+package store
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// spacious is a store whose log has several blocks, the last of them short. It
+// has a checkpoint at its beginning and one at its end.
+func spacious(t *testing.T) (dir string, last uint64) {
+	t.Helper()
+	dir = made(t)
+	s := open(t, dir)
+	must(t, s, "run", events.TrialCreated{}, events.GroupStarted{Attempt: 1, Job: "j", WorldSize: 1})
+	committed(t, s, "run", 1)
+	random := rand.NewChaCha8([32]byte{1})
+	text := make([]byte, 300<<10)
+	for i := range 60 {
+		if _, err := random.Read(text); err != nil {
+			t.Fatal(err)
+		}
+		f, err := events.NewFact(Stamp("test"), events.Scope{Run: "run", Trial: trialName, Actor: events.Rank(0)},
+			events.Metrics{Attempt: 1, Iteration: i + 1, Step: int64(i), Metrics: map[string]any{"x": fmt.Sprintf("%x", text)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Log.Append(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	committed(t, s, "run", 2)
+	for i := range 20 { // after the last receipt
+		say(t, s, "run", events.WriteFailed{Attempt: 1, Checkpoint: "x", Rank: i, Error: "test"})
+	}
+	last, err := s.Log.Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	shut(t, s)
+	if blocks := blocksOf(t, dir); len(blocks) < 4 {
+		t.Fatalf("%d blocks", len(blocks))
+	}
+	return dir, last
+}
+
+// TestDamagedLog damages the files of a log in every way that is known, with
+// its index and without, with the views and without. Either the store does not
+// open, and says that it is damaged, or reading the whole log finds the damage
+// and names the event. Nothing is appended under a sequence that was
+// acknowledged, and the damaged file is kept.
+func TestDamagedLog(t *testing.T) {
+	t.Parallel()
+	whole, last := spacious(t)
+	for _, damage := range []struct {
+		name string
+		do   func(t *testing.T, blocks []string) (hit string)
+	}{
+		{"flip in a middle block", func(t *testing.T, blocks []string) string { return flip(t, blocks[len(blocks)/2]) }},
+		{"flip in the last block", func(t *testing.T, blocks []string) string { return flip(t, blocks[len(blocks)-1]) }},
+		{"truncated tail", func(t *testing.T, blocks []string) string {
+			path := blocks[len(blocks)-1]
+			write(t, path, read(t, path)[:len(read(t, path))*2/3])
+			return path
+		}},
+		{"middle block deleted", func(t *testing.T, blocks []string) string {
+			remove(t, filepath.Dir(blocks[0]), filepath.Base(blocks[len(blocks)/2]))
+			return ""
+		}},
+		{"last block deleted", func(t *testing.T, blocks []string) string {
+			remove(t, filepath.Dir(blocks[0]), filepath.Base(blocks[len(blocks)-1]))
+			return ""
+		}},
+	} {
+		for _, index := range []bool{true, false} {
+			for _, views := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s, index %v, views %v", damage.name, index, views), func(t *testing.T) {
+					t.Parallel()
+					dir := filepath.Join(t.TempDir(), "store")
+					if err := os.CopyFS(dir, os.DirFS(whole)); err != nil {
+						t.Fatal(err)
+					}
+					blocks := blocksInOrder(t, dir)
+					hit := damage.do(t, blocks)
+					was := ""
+					if hit != "" {
+						was = read(t, hit)
+					}
+					if !index {
+						remove(t, filepath.Dir(blocks[0]), "index.db")
+					}
+					if !views {
+						remove(t, dir, "views")
+					}
+					holdDamaged(t, dir, last)
+					if hit == "" {
+						return
+					}
+					kept, err := filepath.Glob(filepath.Join(dir, damagedName, "*", filepath.Base(hit)))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !slices.ContainsFunc(append(kept, hit), func(path string) bool {
+						text, err := os.ReadFile(path)
+						return err == nil && strings.HasPrefix(string(text), was)
+					}) {
+						t.Error("the damaged file is not kept as it was")
+					}
+				})
+			}
+		}
+	}
+}
+
+// holdDamaged opens a store with a damaged log.
+func holdDamaged(t *testing.T, dir string, last uint64) {
+	t.Helper()
+	s, err := Open(t.Context(), Options{Location: dir})
+	if err != nil {
+		wrong(t, err, ErrDamaged)
+		t.Logf("does not open: %.200v", err)
+		return
+	}
+	defer shut(t, s)
+	out, err := s.VerifyLog(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(out.Findings) == 0 || out.Last != last {
+		t.Errorf("it opens, ends at event %d instead of %d, and the whole log is read without a finding", out.Last, last)
+	}
+	for _, f := range out.Findings {
+		t.Logf("finds %.200s", f)
+		if f.Sequence == 0 {
+			t.Errorf("a finding names no event: %s", f)
+		}
+	}
+	read, found, err := s.LastFullRead()
+	if err != nil || !found || read.Sequence != 0 || read.Damage == nil || len(read.Damage.Findings) != len(out.Findings) {
+		t.Errorf("of the reading is kept %+v, %v, %v", read, found, err)
+	}
+	fact, err := metrics("another", "other", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seq, err := s.Log.Append(t.Context(), fact); err == nil && seq[0] <= last {
+		t.Errorf("sequence %d was given out twice", seq[0])
+	}
+}
+
+// flip flips a bit in the middle of a file.
+func flip(t *testing.T, path string) string {
+	t.Helper()
+	data := []byte(read(t, path))
+	data[len(data)/2] ^= 1
+	write(t, path, string(data))
+	return path
+}
+
+// blocksInOrder are the blocks of a log, the oldest first.
+func blocksInOrder(t *testing.T, dir string) []string {
+	t.Helper()
+	blocks := blocksOf(t, dir)
+	number := func(path string) (n int) {
+		if _, err := fmt.Sscanf(filepath.Base(path), "%d.blk", &n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	slices.SortFunc(blocks, func(a, b string) int { return number(a) - number(b) })
+	return blocks
+}

@@ -1,0 +1,179 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+)
+
+// ReadLog is the outcome of reading a whole log.
+type ReadLog struct {
+	Events    uint64 `json:"events"` // that were read
+	First     uint64 `json:"first"`
+	Last      uint64 `json:"last"`
+	Decisions uint64 `json:"decisions"`
+	Repeated  uint64 `json:"repeated"` // facts that a late retry has stored again: harmless
+	Blobs     uint64 `json:"blobs"`    // claim checks that were compared with their digests
+
+	Findings []LogFinding `json:"-"`
+}
+
+// LogFinding is something in the log, or in a blob that it names, that should
+// not be.
+type LogFinding struct {
+	Sequence uint64 `json:"sequence,omitempty"` // absent: the log as a whole
+	Until    uint64 `json:"until,omitempty"`    // the last event that is meant
+	Problem  string `json:"problem"`
+}
+
+// String is the finding for people.
+func (f LogFinding) String() string {
+	return jetlog.Finding{Sequence: f.Sequence, Until: f.Until, Problem: f.Problem}.String()
+}
+
+// VerifyLog reads every event of the log, as [jetlog.Log.Check] does, and every
+// blob that one names, and keeps the outcome for `views status`. progress, if
+// not nil, is called with the number of events read so far.
+func (s *Store) VerifyLog(ctx context.Context, progress func(events uint64)) (ReadLog, error) {
+	seen := uint64(0)
+	return s.readLog(ctx, func(context.Context, int64) error {
+		if seen++; progress != nil {
+			progress(seen)
+		}
+		return nil
+	})
+}
+
+func (s *Store) readLog(ctx context.Context, pace func(context.Context, int64) error) (ReadLog, error) {
+	blobs := map[string]error{}
+	checked, err := s.Log.Check(ctx, jetlog.CheckOptions{
+		Pace: pace,
+		Each: func(e events.Recorded) (problems []string) {
+			named, err := blobsOf(e)
+			if err != nil {
+				return []string{err.Error()}
+			}
+			for _, b := range named {
+				got, known := blobs[b.Digest]
+				if !known {
+					_, got = s.Blobs.Get(ctx, b)
+					blobs[b.Digest] = got
+				}
+				if got != nil {
+					problems = append(problems, got.Error())
+				}
+			}
+			return problems
+		},
+	})
+	out := ReadLog{
+		Events: checked.Events, First: checked.First, Last: checked.Last,
+		Decisions: checked.Decisions, Repeated: checked.Repeated, Blobs: uint64(len(blobs)),
+	}
+	for _, f := range checked.Findings {
+		out.Findings = append(out.Findings, LogFinding(f))
+	}
+	if err == nil && s.local == nil {
+		err = noteReadLog(s.Location, out)
+	}
+	return out, err
+}
+
+// blobsOf are the claim checks of an event.
+func blobsOf(e events.Recorded) ([]events.Blob, error) {
+	body, err := e.Body()
+	if err != nil {
+		return nil, err
+	}
+	var b events.Blob
+	switch body := body.(type) {
+	case *events.LocalPlan:
+		b = body.Plan
+	case *events.GlobalPlan:
+		b = body.Layout
+	}
+	if b.Digest == "" {
+		return nil, nil
+	}
+	return []events.Blob{b}, nil
+}
+
+// FullRead is the last time that the log was read from its first event to its
+// end without a finding, and what was found since. STORE/read.json holds it.
+type FullRead struct {
+	Sequence uint64     `json:"sequence"`         // of the last event that was read; 0 before the first time
+	At       time.Time  `json:"at"`               // when that ended
+	Damage   *LogDamage `json:"damage,omitempty"` // nil: nothing
+}
+
+// LogDamage is what the newest reading has found.
+type LogDamage struct {
+	At       time.Time    `json:"at"`
+	Findings []LogFinding `json:"findings"`
+}
+
+const readName = "read.json"
+
+// LastFullRead is found false before the first.
+func (s *Store) LastFullRead() (r FullRead, found bool, err error) {
+	if s.local != nil {
+		return r, false, nil // a server's store has no directory of ours
+	}
+	return lastFullRead(s.Location)
+}
+
+func lastFullRead(dir string) (r FullRead, found bool, err error) {
+	path := filepath.Join(dir, readName)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return r, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &r)
+	}
+	if err != nil {
+		return r, false, fmt.Errorf("when the log was last read: %w: delete %s, it is written by the next `ckptstore verify --log`", err, path)
+	}
+	return r, true, nil
+}
+
+// noteReadLog keeps the outcome of reading the log. What was found stays until
+// a reading finds nothing.
+func noteReadLog(dir string, out ReadLog) error {
+	r, _, err := lastFullRead(dir)
+	if err != nil {
+		r = FullRead{} // it is written anew
+	}
+	if now := time.Now().UTC(); len(out.Findings) == 0 {
+		r = FullRead{Sequence: out.Last, At: now}
+	} else {
+		r.Damage = &LogDamage{At: now, Findings: out.Findings}
+	}
+	return writeFullRead(dir, r)
+}
+
+// noteFullRead keeps that the views were folded from the whole log, which reads
+// every event but not what else [Store.VerifyLog] looks at.
+func noteFullRead(dir string, seq uint64) error {
+	r, _, err := lastFullRead(dir)
+	if err != nil {
+		r = FullRead{}
+	}
+	r.Sequence, r.At = seq, time.Now().UTC()
+	return writeFullRead(dir, r)
+}
+
+func writeFullRead(dir string, r FullRead) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return writeDurable(filepath.Join(dir, readName), append(text, '\n'))
+}
