@@ -77,7 +77,7 @@ func keepLog(s *Store, dir string, killed bool) error {
 	if size > maxCopy {
 		return fmt.Errorf("%s has %d bytes, up to %d are copied", streams[0], size, maxCopy)
 	}
-	if err := s.space.check(uint64(size) + keepForLog); err != nil {
+	if err := s.space.check(uint64(size) + keepForFacts + keepForEnds); err != nil {
 		return err
 	}
 	// A copy that is cut has another name.

@@ -18,22 +18,30 @@ import (
 // always room to say why:
 //
 //	free  ──────────────────────────────────────────────────────────▶ none
-//	      │ a save would leave     │ 10 %, or   │ 8 MiB     │
-//	      │ 10 % and 16 MiB, or    │ 16 MiB     │           │
-//	      │ 32 MiB                 │            │           │
+//	      │ a save would leave     │ 10 %, but  │ 8 MiB     │
+//	      │ 16 MiB more than       │ 16 MiB to  │           │
+//	      │ that                   │ 4 GiB      │           │
 //	      ▼                        ▼            ▼           ▼
 //	      it is aborted        facts are    the ballast   nobody owns
 //	      before it writes     refused      is released   the store
+//
+// A tenth of a large disk is more than a log needs: 4 GiB are millions of events.
 const (
 	keepPercent  = 10       // of the disk: with less, facts are refused and decisions pass
-	keepForFacts = 16 << 20 // the same
-	keepForLog   = 32 << 20 // a save that would leave less is aborted
+	keepForFacts = 16 << 20 // at least
+	keepAtMost   = 4 << 30
+	keepForEnds  = 16 << 20 // beyond this, for the facts that end a save
 	keepToOwn    = 8 << 20  // with less, and no ballast, nobody owns the store
 )
 
-// keepOfSaves is what saves leave free: room for the facts that end them.
+// keepOfFacts is what must be free for facts to be taken.
+func keepOfFacts(u storage.Usage) uint64 {
+	return min(max(keepForFacts, u.Share(keepPercent)+1), keepAtMost)
+}
+
+// keepOfSaves is what saves leave free.
 func keepOfSaves(u storage.Usage) int64 {
-	return int64(max(keepForLog, u.Share(keepPercent)+keepForLog-keepForFacts)) //nolint:gosec // bytes of a disk
+	return int64(keepOfFacts(u) + keepForEnds) //nolint:gosec // bytes of a disk
 }
 
 // NoSpaceError says that the disk of a store is nearly full. It is
@@ -109,5 +117,5 @@ func (g *gauge) admit() error {
 	if err != nil {
 		return err
 	}
-	return g.check(max(keepForFacts, u.Share(keepPercent)+1))
+	return g.check(keepOfFacts(u))
 }

@@ -53,6 +53,8 @@ func TestShares(t *testing.T) {
 		refused    bool
 	}{
 		{1 << 40, 1 << 39, false},
+		{10 << 40, 4 << 30, false}, // a large disk: 4 GiB are enough
+		{10 << 40, 4<<30 - 1, true},
 		{1000 << 20, 100<<20 + 1, false},
 		{1000 << 20, 100 << 20, true}, // exactly 90 %
 		{1000 << 20, 10 << 20, true},
