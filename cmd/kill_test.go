@@ -37,6 +37,7 @@ const (
 // finds every committed checkpoint whole and equal, bit by bit, to that of a
 // run that was never killed.
 func TestKillAtRandomMoments(t *testing.T) {
+	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("KILL_SEED"); s != "" {
 		var err error

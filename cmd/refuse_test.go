@@ -54,6 +54,7 @@ func TestTrainerStoppedPastItsLease(t *testing.T) {
 // TestDemoLeavesOthers: a demo removes an earlier one's store and nothing
 // else, and neither while somebody uses it.
 func TestDemoLeavesOthers(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "demo")
 	kept := filepath.Join(dir, "notes")
 	for _, file := range []string{filepath.Join(dir, "this-is-a-demo"), kept} {
@@ -90,6 +91,7 @@ func TestDemoLeavesOthers(t *testing.T) {
 
 // TestViewsDeletedInUse: a training goes on.
 func TestViewsDeletedInUse(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ckpts")
 	job := []string{"run", "--store", dir, "--name", "a", "--", "trainer", "demo-worker", "--steps=40", "--save-every=1"}
 	output(t, 0, "ckptstore", "init", "--store", dir)
@@ -105,6 +107,7 @@ func TestViewsDeletedInUse(t *testing.T) {
 
 // TestVerifyFindsDamagedLog damages an event that nobody reads at the start.
 func TestVerifyFindsDamagedLog(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ckpts")
 	output(t, 0, "trainer", "run", "-q", "--store", dir, "--name", "a", "--", "trainer", "demo-worker", "--steps=8", "--save-every=4")
 	blocks, err := filepath.Glob(filepath.Join(dir, "log", "jetstream", "*", "streams", "CKPT", "msgs", "*.blk"))
