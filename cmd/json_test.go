@@ -21,9 +21,13 @@ var update = flag.Bool("update", false, "write the schemas in testdata/schema an
 func TestDemoJSON(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "demo")
+	kept := formerDemo(t, dir)
 	lines := strings.Split(strings.TrimSpace(output(t, 0, "trainer", "demo", "--json", "--dir", dir)), "\n")
 	last := lines[len(lines)-1]
 	schema(t, "demo", last)
+	if _, err := os.Stat(kept); err != nil {
+		t.Errorf("the demo removed what is not its own: %v", err)
+	}
 	var demo struct {
 		Accuracy                                                   float64
 		BitwiseEqual, ReshardedEqual, ReplayEqual, CorruptionFound bool
