@@ -11,6 +11,7 @@ import (
 // TestReadme runs the shell blocks of the README, in order, in one directory.
 // Only the build is replaced: bin/ holds the commands that the tests built.
 func TestReadme(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "README.md"))
 	if err != nil {
 		t.Fatal(err)
