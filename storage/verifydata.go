@@ -130,7 +130,7 @@ func (v *verifier) chunk(ctx context.Context, x *index, name string, file vfs.Fi
 	hash := blake3.New()
 	damaged, known := false, e.learned()
 	var sums blockSums
-	rec := recordSum{record: e.record}
+	rec := recordSum{Record: e.record}
 	var span []byte
 	if e.strides != nil {
 		var err error

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/disk"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/zeebo/blake3"
 )
@@ -72,7 +73,7 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []plan.Item,
 func (r *Root) rename(temp, path string) error {
 	if err := r.fs.Rename(temp, path); err != nil {
 		r.discard(temp)
-		return fmt.Errorf("rename %s: %w", temp, noSpace(err))
+		return fmt.Errorf("rename %s: %w", temp, disk.NoSpace(err))
 	}
 	return nil
 }
@@ -137,7 +138,7 @@ func (w *FileWriter) writeFile(ctx context.Context, path string, x index, order 
 	}
 	f, err := w.root.fs.OpenReadWrite(temp, vfs.WriteCategoryUnspecified)
 	if err != nil {
-		return "", fmt.Errorf("create %s: %w", temp, noSpace(err))
+		return "", fmt.Errorf("create %s: %w", temp, disk.NoSpace(err))
 	}
 	s := newStream(f, int64(len(header)), c)
 	err = s.run(ctx, x, order, src)
@@ -149,7 +150,7 @@ func (w *FileWriter) writeFile(ctx context.Context, path string, x index, order 
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		w.root.discard(temp)
-		return "", fmt.Errorf("write %s: %w", temp, noSpace(err))
+		return "", fmt.Errorf("write %s: %w", temp, disk.NoSpace(err))
 	}
 	return temp, nil
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/disk"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -218,7 +219,7 @@ func (w *FileWriter) createManifest(m plan.Manifest) (plan.Digest, error) {
 			}
 		}
 	} else if err != nil {
-		err = fmt.Errorf("create %s: %w", path, noSpace(err))
+		err = fmt.Errorf("create %s: %w", path, disk.NoSpace(err))
 	}
 	if err != nil {
 		w.root.discard(temp)
