@@ -39,7 +39,7 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []plan.Item,
 	}
 	data := x.encode()
 	path := w.root.path(w.ref, indexFile(rank))
-	sealed, err := w.sealed()
+	_, sealed, err := w.there()
 	if err != nil {
 		return Written{}, err
 	}

@@ -23,6 +23,9 @@ type Root struct {
 	pending int64             // bytes that running WriteData calls have yet to write
 	keep    func(Usage) int64 // bytes that they leave free; nil: none
 
+	reuse sync.Mutex
+	bases []*base // whose indexes are kept, the latest used first
+
 	tell sync.Mutex
 	told map[Ref]bool // refs that were told to say
 	say  func(Ref)    // nil: nobody is told

@@ -29,16 +29,20 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []plan.Item,
 	if rank < 0 {
 		return Written{}, errors.New("the rank is negative")
 	}
-	x, order, header, err := layOut(rank, items)
+	there, sealed, err := w.there()
 	if err != nil {
 		return Written{}, err
 	}
-	sealed, err := w.sealed()
+	if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
+		return written, err
+	}
+	u, err := w.reuse(ctx, rank, items, src)
 	if err != nil {
 		return Written{}, err
 	}
-	if sealed {
-		return w.compare(ctx, x, order, header, src)
+	x, order, header, err := layOut(rank, items, u)
+	if err != nil {
+		return Written{}, err
 	}
 	indexSize := x.encodedSize()
 	claim := &claim{root: w.root, left: x.files[0].Size + indexSize}
@@ -46,10 +50,17 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []plan.Item,
 		return Written{}, err
 	}
 	defer claim.give()
+	if err := w.clear(rank, there); err != nil {
+		return Written{}, err
+	}
 
 	path := w.root.path(w.ref, x.files[0].Name)
 	temp, err := w.writeFile(ctx, path, x, order, header, src, claim)
 	if err != nil {
+		return Written{}, err
+	}
+	if err := x.tie(u); err != nil {
+		w.root.discard(temp)
 		return Written{}, err
 	}
 	if err := w.root.rename(temp, path); err != nil {
@@ -83,8 +94,12 @@ func (x index) written(data []byte) Written {
 	out := Written{Index: plan.Sum(data)}
 	out.Files = append(append(out.Files, x.files...), File{Name: indexFile(x.rank), Size: int64(len(data))})
 	for _, e := range x.entries {
-		out.BytesWritten += e.item.Bytes
+		out.BytesReused += e.item.Bytes
 	}
+	for _, i := range x.own() {
+		out.BytesWritten += x.entries[i].item.Bytes
+	}
+	out.BytesReused -= out.BytesWritten
 	return out
 }
 
@@ -95,37 +110,6 @@ func (x index) encodedSize() int64 {
 		size += 4 * (blocks(e.item.Bytes) - int64(len(e.sums)))
 	}
 	return size
-}
-
-// sealed reports whether the checkpoint has a manifest or a receipt, so that
-// its bytes may have been committed.
-func (w *FileWriter) sealed() (bool, error) {
-	dir := w.root.path(w.ref)
-	names, err := w.root.fs.List(dir)
-	if err != nil {
-		return false, fmt.Errorf("list %s, which SetUp makes: %w", dir, err)
-	}
-	receipt, manifest, err := w.root.own(w.ref, names)
-	return receipt || manifest, err
-}
-
-// compare is a repeated write into a sealed checkpoint: the same bytes are
-// success, and nothing is written.
-func (w *FileWriter) compare(ctx context.Context, x index, order []int, header []byte, src Source) (Written, error) {
-	s := newStream(nil, int64(len(header)), nil)
-	if err := s.run(ctx, x, order, src); err != nil {
-		return Written{}, err
-	}
-	data := x.encode()
-	path := w.root.path(w.ref, indexFile(x.rank))
-	there, err := w.root.readFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Written{}, err
-	}
-	if string(there) != string(data) {
-		return Written{}, fmt.Errorf("%s: %w; save under another name", path, ErrSealed)
-	}
-	return x.written(data), nil
 }
 
 // writeFile writes a data file under a temporary name and syncs it, the header
@@ -170,12 +154,9 @@ func (s *stream) items(ctx context.Context, x index, order []int, src Source) er
 	hash := blake3.New()
 	for _, i := range order {
 		e := &x.entries[i]
-		data, err := src.Item(i)
+		data, err := itemBytes(ctx, src, i, e.item)
 		if err != nil {
-			return fmt.Errorf("bytes of %q: %w", e.item.Shard.FQN, err)
-		}
-		if int64(len(data)) != e.item.Bytes {
-			return fmt.Errorf("bytes of %q: got %d, the plan says %d", e.item.Shard.FQN, len(data), e.item.Bytes)
+			return err
 		}
 		hash.Reset()
 		sums := blockSums{sums: make([]uint32, 0, blocks(e.item.Bytes))}
