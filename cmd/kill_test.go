@@ -216,7 +216,8 @@ func checkAgainstReference(t *testing.T, dir, planted string) {
 		}
 	}
 	t.Logf("checkpoints of killed runs: %d committed, all equal to the reference; %d aborted", committed, aborted)
-	if len(want) != killSteps/killEvery || committed < len(want) {
+	// One save of the first run is refused: its name is that of what was planted.
+	if len(want) != killSteps/killEvery || committed < len(want)-1 {
 		t.Errorf("%d checkpoints of the reference and %d of the killed runs were compared: too few to mean anything", len(want), committed)
 	}
 }

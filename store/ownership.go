@@ -58,7 +58,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	}()
 	// A server would make a new log, and then miss the events.
 	if _, err = os.Stat(filepath.Join(dir, "log")); err != nil {
-		return w, fmt.Errorf("%w: its log is not there: %w: restore log/ from a backup; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
+		return w, fmt.Errorf("%w: its log is not there: %w: restore log/ from a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
 	}
 	if w.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{
 		Dir: filepath.Join(dir, "log"), Logger: serverLogger(s.opts.Logger), Listen: s.opts.Listen,
