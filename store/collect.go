@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -104,6 +105,7 @@ func (s *Store) Collect(ctx context.Context, o CollectOptions) (Collection, erro
 			continue
 		}
 		list, err := c.run(ctx, run)
+		slices.SortFunc(list, func(a, b Collected) int { return cmp.Compare(b.row.BegunSeq, a.row.BegunSeq) })
 		out.Checkpoints = append(out.Checkpoints, list...)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("collect run %s: %w", run, err))
@@ -173,12 +175,7 @@ func oldestFirst(all []Collected) (places []int) {
 			places = append(places, i)
 		}
 	}
-	slices.SortFunc(places, func(a, b int) int {
-		if all[a].row.BegunSeq < all[b].row.BegunSeq {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(places, func(a, b int) int { return cmp.Compare(all[a].row.BegunSeq, all[b].row.BegunSeq) })
 	return places
 }
 
