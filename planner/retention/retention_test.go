@@ -109,8 +109,8 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%s: %s keeps %s, want %s", name, p, got, c.kept)
 		}
 		for _, v := range verdicts {
-			if v.Reason == "" {
-				t.Errorf("%s: no reason for %s", name, v.Checkpoint.ID)
+			if v.Reason == "" || v.Checkpoint.State != projections.Committed {
+				t.Errorf("%s: %s, which is %s: reason %q", name, v.Checkpoint.ID, v.Checkpoint.State, v.Reason)
 			}
 		}
 	}

@@ -169,12 +169,13 @@ func (all needs) hold(t *Trial) {
 	t.Holds = map[string][]string{}
 	newest := t.newest().ID
 	for _, c := range t.Checkpoints {
+		full := c.Run + "@" + c.ID
 		for _, n := range all {
 			own := (n.run == "" || n.run == t.Run) && (n.trial == "" || n.trial == t.Name) && n.id == c.ID
 			if own && n.head && c.ID == newest {
 				continue // which says the same
 			}
-			if !own && n.id != c.Run+"@"+c.ID {
+			if !own && n.id != full {
 				continue
 			}
 			if !slices.Contains(t.Holds[c.ID], n.why) {
