@@ -135,7 +135,7 @@ func (c *collector) exclusive(dir string) (bytes int64, err error) {
 		if !ok {
 			return fmt.Errorf("%s: this system does not say how many links a file has", path)
 		}
-		id := inode{uint64(stat.Dev), stat.Ino}
+		id := inode{uint64(stat.Dev), stat.Ino} //nolint:unconvert // narrower on other systems
 		links[id]++
 		infos[id] = stat
 		return nil
@@ -144,7 +144,7 @@ func (c *collector) exclusive(dir string) (bytes int64, err error) {
 		return 0, fmt.Errorf("measure %s: %w", dir, err)
 	}
 	for id, stat := range infos {
-		if links[id]+c.gone[id] >= uint64(stat.Nlink) {
+		if links[id]+c.gone[id] >= uint64(stat.Nlink) { //nolint:unconvert // narrower on other systems
 			bytes += stat.Size
 		}
 		if !c.opts.Apply {
