@@ -25,15 +25,27 @@ const (
 // maxCopy is the size in bytes of the largest log that is copied.
 const maxCopy = 64 << 20
 
-// succeed takes the store over from its last owner, and keeps the log as that
-// one has left it when it is found to be damaged.
-func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (*ownership, error) {
-	if err := recovering(dir); err != nil { // since this process looked
+// succeed takes the store over from its last owner.
+func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (own *ownership, err error) {
+	err = guarded(s, dir, func() (err error) {
+		own, err = takeOwnership(ctx, s, dir, lock)
+		return err
+	})
+	if err != nil {
 		return nil, err
+	}
+	return own, nil
+}
+
+// guarded does what starts a server over the log, under the store's lock, and
+// keeps the log as the last owner has left it when it is found to be damaged.
+func guarded(s *Store, dir string, do func() error) error {
+	if err := recovering(dir); err != nil { // since this process looked
+		return err
 	}
 	s.ballast().release()
 	if err := s.space.check(keepToOwn); err != nil {
-		return nil, fmt.Errorf("own the store %s: %w", dir, err)
+		return fmt.Errorf("own the store %s: %w", dir, err)
 	}
 	card := filepath.Join(dir, cardName)
 	if err := keepLog(s, dir, exists(card)); err != nil {
@@ -41,16 +53,15 @@ func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (*ownersh
 	}
 	// Who owned the store before is not whom to wait for, or to end.
 	if err := removed(card); err != nil {
-		return nil, err
+		return err
 	}
-	own, err := takeOwnership(ctx, s, dir, lock)
-	if err != nil {
-		return nil, keepCopy(dir, err)
+	if err := do(); err != nil {
+		return keepCopy(dir, err)
 	}
 	if err := os.RemoveAll(filepath.Join(dir, copyName)); err != nil {
 		s.opts.Logger.Warn("a copy of the log is left over", "error", err)
 	}
-	return own, nil
+	return nil
 }
 
 // keepLog copies the files aside that the server may rewrite: all of them if it

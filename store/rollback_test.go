@@ -28,6 +28,7 @@ func TestRollback(t *testing.T) {
 		}, "the log ends at event "},
 		{"an older copy that went on", func(t *testing.T, dir string, early map[string]string) {
 			put(t, filepath.Join(dir, "log"), early)
+			remove(t, dir, endName)
 			away(t, filepath.Join(dir, "data"), func() {
 				s := open(t, dir)
 				for range 20 {

@@ -152,7 +152,7 @@ func noteReadLog(dir string, out ReadLog) error {
 		r = FullRead{} // it is written anew
 	}
 	if now := time.Now().UTC(); len(out.Findings) == 0 {
-		r = FullRead{Sequence: out.Last, At: now}
+		r = FullRead{Sequence: max(r.Sequence, out.Last), At: now}
 	} else {
 		r.Damage = &LogDamage{At: now, Findings: out.Findings}
 	}
@@ -166,7 +166,8 @@ func noteFullRead(dir string, seq uint64) error {
 	if err != nil {
 		r = FullRead{}
 	}
-	r.Sequence, r.At = seq, time.Now().UTC()
+	// What was once read was there.
+	r.Sequence, r.At = max(r.Sequence, seq), time.Now().UTC()
 	return writeFullRead(dir, r)
 }
 
