@@ -195,6 +195,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err := s.owner.join(ctx); err != nil {
 		return nil, errors.Join(err, s.owner.close())
 	}
+	s.warnOfDamage()
 	s.study = startLearner(s, learnAfter)
 	s.scrub = startScrubber(s, scrubAfter, scrubEvery)
 	return s, nil

@@ -52,6 +52,10 @@ func (s *Store) VerifyLog(ctx context.Context, progress func(events uint64)) (Re
 }
 
 func (s *Store) readLog(ctx context.Context, pace func(context.Context, int64) error) (ReadLog, error) {
+	files, err := s.logFiles()
+	if err != nil {
+		return ReadLog{}, err
+	}
 	blobs := map[string]error{}
 	checked, err := s.Log.Check(ctx, jetlog.CheckOptions{
 		Pace: pace,
@@ -79,6 +83,11 @@ func (s *Store) readLog(ctx context.Context, pace func(context.Context, int64) e
 	}
 	for _, f := range checked.Findings {
 		out.Findings = append(out.Findings, LogFinding(f))
+	}
+	if err == nil {
+		var missing []LogFinding
+		missing, err = s.onDisk(files, checked.Bytes)
+		out.Findings = append(out.Findings, missing...)
 	}
 	if err == nil && s.local == nil {
 		err = noteReadLog(s.Location, out)

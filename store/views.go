@@ -102,6 +102,9 @@ func RebuildViews(ctx context.Context, o Options) (out RebuiltViews, err error) 
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	s, err := closedStore(dir, o)
+	if err == nil {
+		err = sound(dir)
+	}
 	if err != nil {
 		return out, err
 	}
