@@ -104,8 +104,8 @@ type Source interface {
 // to find it.
 type Rows interface {
 	// Read calls read with rows that hold at least what was in the log when
-	// the call began. It reports false, without calling it, when this process
-	// does not have them.
+	// the call began. It reports false when this process does not have them, or
+	// lost them meanwhile: then what read has found does not count.
 	Read(ctx context.Context, read func(projections.Reader) error) (here bool, err error)
 }
 
