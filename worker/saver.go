@@ -29,6 +29,9 @@ type saver struct {
 	// put writes the bytes of one rank, out of the slots unless it is set.
 	put func(context.Context, planner.Write) (storage.Written, error)
 
+	resume string // what the attempt was resumed from: a reference or a path
+	reuse  bases
+
 	drain   chan drain // once
 	idle    chan struct{}
 	written chan error
