@@ -4,16 +4,18 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"text/tabwriter"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -81,7 +83,10 @@ each figure is the median. A new directory in --dir is used, and removed.`,
 func (b *saveBench) run(ctx context.Context, dir string) error {
 	each := b.Bytes / int64(b.Ranks) / int64(b.Tensors)
 	b.Bytes = each * int64(b.Ranks) * int64(b.Tensors)
-	root, err := storage.Open(vfs.Default, dir+"/data")
+	if err := os.Mkdir(filepath.Join(dir, "data"), 0o700); err != nil {
+		return err
+	}
+	root, err := store.OpenData(dir)
 	if err != nil {
 		return err
 	}
