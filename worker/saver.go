@@ -31,6 +31,9 @@ type saver struct {
 	// kept is told of each commit, before anybody who waits for it.
 	kept func()
 
+	resume string // what the attempt was resumed from: a reference or a path
+	reuse  bases
+
 	drain   chan drain // once
 	idle    chan struct{}
 	written chan error

@@ -136,7 +136,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	}
 	done := &events.WriteCompleted{
 		Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank,
-		IndexDigest: w.Index.String(), BytesWritten: w.BytesWritten,
+		IndexDigest: w.Index.String(), BytesWritten: w.BytesWritten, BytesReused: w.BytesReused,
 	}
 	for _, f := range w.Files {
 		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
@@ -150,7 +150,7 @@ func (s *saver) writeData(ctx context.Context, c planner.Write) (storage.Written
 		return storage.Written{}, err
 	}
 	defer release()
-	w := s.store.Data.Writer(s.ref(c.Checkpoint))
+	w := s.reusing(ctx, c.Checkpoint)
 	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
 		return storage.Written{}, err
 	}

@@ -29,6 +29,8 @@ type listed struct {
 	WorldSize   int       `json:"world_size"`
 	State       string    `json:"state"`
 	Bytes       int64     `json:"bytes"`
+	Written     *int64    `json:"bytes_written,omitempty"` // of the bytes, those that this save wrote
+	Reused      *int64    `json:"bytes_reused,omitempty"`  // and those that were stored already
 	Manifest    string    `json:"manifest,omitempty"`
 	Sequence    uint64    `json:"sequence,omitempty"` // of the committed event
 	CommittedAt time.Time `json:"committed_at,omitzero"`
@@ -121,6 +123,7 @@ func fromRow(c projections.Checkpoint) listed {
 	out := listed{
 		Run: c.Run, Trial: c.Trial, ID: c.ID, Name: c.Name, Step: c.Step, Attempt: c.Attempt,
 		WorldSize: c.WorldSize, State: string(c.State), Bytes: c.Bytes, Manifest: c.Manifest,
+		Written: &c.BytesWritten, Reused: &c.BytesReused,
 		Sequence: c.CommittedSeq, Superseded: &c.Superseded, Parent: c.Parent, Reason: c.Reason,
 		Pinned: &c.Pinned, Tags: c.Tags,
 	}
@@ -173,7 +176,7 @@ func (a *app) printListing(l listing) error {
 	return emit(a, l, l.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "SIZE", "COMMITTED", "CONTINUES"}
 		if wide {
-			head = append(head, "SEQUENCE", "MANIFEST", "REASON")
+			head = append(head, "WRITTEN", "REUSED", "SEQUENCE", "MANIFEST", "REASON")
 		}
 		marked := slices.ContainsFunc(l.Checkpoints, func(c listed) bool { return c.marks() != "" })
 		if marked {
@@ -187,7 +190,7 @@ func (a *app) printListing(l listing) error {
 			}
 			cells := []any{c.Run, c.ID, c.Step, state, c.WorldSize, size(c.Bytes), when(c.CommittedAt), c.Parent}
 			if wide {
-				cells = append(cells, c.Sequence, short(c.Manifest), c.Reason)
+				cells = append(cells, maybeSize(c.Written), maybeSize(c.Reused), c.Sequence, short(c.Manifest), c.Reason)
 			}
 			if marked {
 				cells = append(cells, c.marks())

@@ -141,7 +141,7 @@ func (s shown) printHead(w *tabwriter.Writer) {
 	row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
 	row(w, "committed", fmt.Sprintf("%s, sequence %d", when(c.EndedAt), c.CommittedSeq))
 	row(w, "continues", c.Parent)
-	row(w, "size", size(c.Bytes))
+	row(w, "size", fmt.Sprintf("%s: %s written, %s reused", size(c.Bytes), size(c.BytesWritten), size(c.BytesReused)))
 	row(w, "manifest", c.Manifest)
 	row(w, "path", s.Path)
 }
