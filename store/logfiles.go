@@ -1,10 +1,13 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 )
@@ -24,8 +27,9 @@ func (s *Store) logFiles() ([]string, error) {
 
 // onDisk holds the log to be in its directory: a server goes on to answer from
 // its memory, and from files that are open, when they were deleted. had are the
-// files before the reading, want the bytes of what it read at least.
-func (s *Store) onDisk(had []string, want uint64) (findings []LogFinding, err error) {
+// files before the reading. Their sizes say nothing: the server compresses a
+// block when it begins the next one.
+func (s *Store) onDisk(had []string) (findings []LogFinding, err error) {
 	if IsURL(s.opts.Location) {
 		return nil, nil
 	}
@@ -33,22 +37,61 @@ func (s *Store) onDisk(had []string, want uint64) (findings []LogFinding, err er
 	if err != nil {
 		return nil, err
 	}
+	const then = "its server goes on with what it has in memory: save that by `ckptstore events --json` before that process ends, then restore log/ from a backup"
+	if len(has) == 0 {
+		return []LogFinding{{Problem: fmt.Sprintf("there is no file of it in %s; %s", filepath.Join(s.Location, "log"), then)}}, nil
+	}
+	gone, err := s.deleted()
+	if err != nil {
+		return nil, err
+	}
 	for _, path := range had {
-		if !slices.Contains(has, path) {
-			findings = append(findings, LogFinding{Problem: fmt.Sprintf("its file %s was deleted while it was read", path)})
+		if !slices.Contains(has, path) && !slices.Contains(gone, path) {
+			gone = append(gone, path)
 		}
 	}
-	size := uint64(0)
-	for _, path := range has {
-		info, err := os.Stat(path)
-		if err != nil {
-			return nil, fmt.Errorf("look at the files of the log: %w", err)
+	for _, path := range gone {
+		if _, err := os.Stat(path); err == nil {
+			findings = append(findings, LogFinding{Problem: fmt.Sprintf("its file %s is not the one that its server writes; %s", path, then)})
+			continue
 		}
-		size += uint64(info.Size()) //nolint:gosec // a file's size
-	}
-	if size < want {
-		findings = append(findings, LogFinding{Problem: fmt.Sprintf("its server answers, and has %d bytes of events, but the %d files of them in %s have %d: some were deleted or cut under it; end no process of this store before `ckptstore events --json` has saved the log, then restore log/ from a backup",
-			want, len(has), filepath.Join(s.Location, "log"), size)})
+		findings = append(findings, LogFinding{Problem: fmt.Sprintf("its file %s was deleted; %s", path, then)})
 	}
 	return findings, nil
+}
+
+// deleted are the blocks that the owner has open, as the one that it writes, and
+// whose names are gone. Of an owner on another machine, or of another user, the
+// system does not tell.
+func (s *Store) deleted() (gone []string, err error) {
+	process := "self"
+	if s.owner != nil && !s.Owns() {
+		c, err := readCard(s.Location)
+		if err != nil {
+			return nil, err
+		}
+		if host, err := os.Hostname(); err != nil || host != c.Host {
+			return nil, err
+		}
+		process = strconv.Itoa(c.PID)
+	}
+	dir := filepath.Join("/proc", process, "fd")
+	open, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at the files that the log's server has open: %w", err)
+	}
+	for _, e := range open {
+		path, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue // closed since
+		}
+		path, is := strings.CutSuffix(path, " (deleted)")
+		if is && filepath.Ext(path) == ".blk" && strings.HasPrefix(path, filepath.Join(s.Location, "log")+"/") && !slices.Contains(gone, path) {
+			gone = append(gone, path)
+		}
+	}
+	return gone, nil
 }

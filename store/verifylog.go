@@ -86,7 +86,7 @@ func (s *Store) readLog(ctx context.Context, pace func(context.Context, int64) e
 	}
 	if err == nil {
 		var missing []LogFinding
-		missing, err = s.onDisk(files, checked.Bytes)
+		missing, err = s.onDisk(files)
 		out.Findings = append(out.Findings, missing...)
 	}
 	if err == nil && s.local == nil {

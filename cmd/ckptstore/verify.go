@@ -155,10 +155,10 @@ func (a *app) verifyKnownDamage(ctx context.Context) error {
 	return a.printVerified(out)
 }
 
-func (out *verified) addLog(read store.ReadLog) {
-	out.Log = &read
+func (v *verified) addLog(read store.ReadLog) {
+	v.Log = &read
 	for _, f := range read.Findings {
-		out.Findings = append(out.Findings, finding{
+		v.Findings = append(v.Findings, finding{
 			Finding:  storage.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: f.String()},
 			Sequence: f.Sequence, Until: f.Until,
 		})
