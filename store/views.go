@@ -109,7 +109,7 @@ func RebuildViews(ctx context.Context, o Options) (out RebuiltViews, err error) 
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	if _, err := os.Stat(filepath.Join(dir, "log")); err != nil {
-		return out, fmt.Errorf("rebuild views: %w: the log of %s is not there: %w: restore log/ from a backup", ErrDamaged, dir, err)
+		return out, fmt.Errorf("rebuild views: %w: the log of %s is not there: %w: restore log/ from a backup, or run `ckptstore recover`", ErrDamaged, dir, err)
 	}
 	// As in takeOwnership, a start is not cut short.
 	server, err := jetlog.StartServer(context.WithoutCancel(ctx), jetlog.ServerOptions{Dir: filepath.Join(dir, "log")})

@@ -136,9 +136,9 @@ func exitCode(err error, interrupted bool) int {
 		return exitNotFound
 	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken), errors.As(err, &followed), errors.Is(err, jetlog.ErrCursorMoved):
 		return exitConflict
-	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed), errors.Is(err, store.ErrDamaged):
+	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed), store.IsDamage(err):
 		return exitFindings
-	case errors.Is(err, store.ErrNothing):
+	case errors.Is(err, store.ErrNothing), errors.Is(err, jetlog.ErrEnd):
 		return exitNotFound
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
