@@ -101,10 +101,10 @@ func (r *recovery) vacantFor() error {
 	switch {
 	case errors.Is(err, ErrExists):
 		return fmt.Errorf("%w: with --from, a new store is made: choose an empty or a new directory for --store", ErrExists)
-	case errors.Is(err, ErrNotEmpty), errors.Is(err, ErrDamaged):
+	case err != nil:
 		return fmt.Errorf("a new store is made there: %w", err)
 	}
-	return err
+	return nil
 }
 
 // mayLeave holds From to be lost: nobody has it open, and its log does not

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Exit codes.
@@ -82,7 +84,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		},
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.named = os.Getenv("CKPTSTORE_STORE") != "" || c.Flags().Changed("store")
-			return a.checkFlags()
+			return errors.Join(noneEmpty(c), a.checkFlags())
 		},
 	}
 	root.SetOut(stdout)
@@ -130,7 +132,7 @@ func exitCode(err error, interrupted bool) int {
 	case interrupted && errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrAmbiguous),
-		errors.Is(err, store.ErrLocation), errors.Is(err, store.ErrAccess), errors.Is(err, jetlog.ErrExposed):
+		errors.Is(err, store.ErrLocation), errors.Is(err, store.ErrCursorName), errors.Is(err, store.ErrAccess), errors.Is(err, jetlog.ErrExposed):
 		return exitUsage
 	case errors.Is(err, projections.ErrNotFound):
 		return exitNotFound
@@ -162,6 +164,22 @@ func (a *app) checkFlags() error {
 		return nil
 	}
 	return usageError{fmt.Errorf("--output %q: want table, wide, json or jsonl", a.output)}
+}
+
+// noneEmpty refuses options that were given without a value, such as by a
+// variable that a script has not set: they would be as if they were left out.
+func noneEmpty(c *cobra.Command) error {
+	var errs []error
+	c.Flags().Visit(func(f *pflag.Flag) {
+		empty := f.Value.String() == ""
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			empty = len(list.GetSlice()) == 0 || slices.Contains(list.GetSlice(), "")
+		}
+		if empty {
+			errs = append(errs, usageError{fmt.Errorf("--%s: it is empty: give a value, or leave it out", f.Name)})
+		}
+	})
+	return errors.Join(errs...)
 }
 
 // args is cobra's check of the arguments as a usage error.
