@@ -37,8 +37,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"syscall"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
