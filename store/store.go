@@ -40,6 +40,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -145,6 +146,12 @@ func recovering(dir string) error {
 func identityIn(dir string) (identity, error) {
 	path := filepath.Join(dir, "store.json")
 	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) && hasData(dir) {
+		return identity{}, fmt.Errorf("%w in %s: store.json is not there, and data/ is: restore that file from a backup, or run `ckptstore recover --store %s`; `ckptstore ls --offline` lists the checkpoints", ErrNoStore, dir, dir)
+	}
+	if errors.Is(err, syscall.ENOTDIR) {
+		return identity{}, fmt.Errorf("%w in %s: it is a file: name a directory with --store", ErrNoStore, dir)
+	}
 	if errors.Is(err, os.ErrNotExist) {
 		return identity{}, fmt.Errorf("%w in %s: make one with `ckptstore init --store %s`, or name another with --store", ErrNoStore, dir, dir)
 	}
@@ -153,7 +160,7 @@ func identityIn(dir string) (identity, error) {
 	}
 	var id identity
 	if err := json.Unmarshal(data, &id); err != nil {
-		return id, fmt.Errorf("%w: %s is not valid JSON: %w: restore the file from a backup; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, path, err)
+		return id, fmt.Errorf("%w: %s is not valid JSON: %w: restore the file from a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, path, err)
 	}
 	switch {
 	case id.Product != product:
@@ -161,9 +168,16 @@ func identityIn(dir string) (identity, error) {
 	case id.Format > Format:
 		return id, fmt.Errorf("%w: %s has format %d, this program knows format %d: upgrade it", ErrNewer, path, id.Format, Format)
 	case id.Format < 1 || id.Store == "":
-		return id, fmt.Errorf("%w: %s has no identity or format: restore the file from a backup", ErrDamaged, path)
+		return id, fmt.Errorf("%w: %s has no identity or format: restore the file from a backup, or run `ckptstore recover`", ErrDamaged, path)
 	}
 	return id, nil
+}
+
+// hasData reports whether a directory has what may be checkpoints. One whose
+// making was cut has none.
+func hasData(dir string) bool {
+	entries, err := os.ReadDir(filepath.Join(dir, "data"))
+	return err == nil && len(entries) > 0
 }
 
 // Open opens an existing store. It never creates one: see [Init]. Without a
@@ -242,7 +256,7 @@ func OpenData(location string) (*storage.Root, error) {
 	}
 	dir := filepath.Join(location, "data")
 	_, err = os.Stat(dir)
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil, fmt.Errorf("%w in %s: %w: name another with --store", ErrNoStore, location, err)
 	}
 	if err != nil {

@@ -91,8 +91,12 @@ func (u until) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Re
 // was is [ErrDamaged], as when the store is opened, and the views stay. Cut at
 // any moment, it leaves the old views or the new ones.
 func RebuildViews(ctx context.Context, o Options) (out RebuiltViews, err error) {
-	if IsURL(o.Location) {
-		return out, fmt.Errorf("rebuild views of %s: the views of a server's store are rebuilt by each process that opens it", jetlog.Redacted(o.Location))
+	_, isURL, err := parseLocation(o.Location)
+	if err != nil {
+		return out, fmt.Errorf("rebuild views: %w", err)
+	}
+	if isURL {
+		return out, fmt.Errorf("%w %s: the views of a server's store are rebuilt by each process that opens it: `ckptstore views verify` compares them", ErrLocation, jetlog.Redacted(o.Location))
 	}
 	dir, err := filepath.Abs(o.Location)
 	if err != nil {

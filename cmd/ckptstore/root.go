@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Exit codes.
@@ -84,7 +86,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		},
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.named = os.Getenv("CKPTSTORE_STORE") != "" || c.Flags().Changed("store")
-			return a.checkFlags()
+			return errors.Join(noneEmpty(c), a.checkFlags())
 		},
 	}
 	root.SetOut(stdout)
@@ -133,16 +135,16 @@ func exitCode(err error, interrupted bool) int {
 	case interrupted && errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrAmbiguous),
-		errors.Is(err, store.ErrLocation), errors.Is(err, retention.ErrPolicy), errors.Is(err, store.ErrTag),
+		errors.Is(err, store.ErrLocation), errors.Is(err, retention.ErrPolicy), errors.Is(err, store.ErrTag), errors.Is(err, store.ErrCursorName),
 		errors.Is(err, store.ErrAccess), errors.Is(err, jetlog.ErrExposed):
 		return exitUsage
 	case errors.Is(err, projections.ErrNotFound):
 		return exitNotFound
 	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken), errors.As(err, &followed), errors.Is(err, jetlog.ErrCursorMoved):
 		return exitConflict
-	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed), errors.Is(err, store.ErrDamaged):
+	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed), store.IsDamage(err):
 		return exitFindings
-	case errors.Is(err, store.ErrNothing):
+	case errors.Is(err, store.ErrNothing), errors.Is(err, jetlog.ErrEnd):
 		return exitNotFound
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
@@ -166,6 +168,22 @@ func (a *app) checkFlags() error {
 		return nil
 	}
 	return usageError{fmt.Errorf("--output %q: want table, wide, json or jsonl", a.output)}
+}
+
+// noneEmpty refuses options that were given without a value, such as by a
+// variable that a script has not set: they would be as if they were left out.
+func noneEmpty(c *cobra.Command) error {
+	var errs []error
+	c.Flags().Visit(func(f *pflag.Flag) {
+		empty := f.Value.String() == ""
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			empty = len(list.GetSlice()) == 0 || slices.Contains(list.GetSlice(), "")
+		}
+		if empty {
+			errs = append(errs, usageError{fmt.Errorf("--%s: it is empty: give a value, or leave it out", f.Name)})
+		}
+	})
+	return errors.Join(errs...)
 }
 
 // args is cobra's check of the arguments as a usage error.

@@ -98,6 +98,9 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int,
 		return err
 	}
 	c, err := committed(ctx, views, ref)
+	if err != nil && !then.isEnd() {
+		return fmt.Errorf("as of %s: %w", then, err)
+	}
 	if err != nil {
 		return err
 	}
