@@ -111,6 +111,13 @@ func config(run string, nproc int, command []string, out, log io.Writer) worker.
 	}
 }
 
+// runJobIn runs a job in the store that the tests share.
+func runJobIn(tb testing.TB, cfg worker.Config) error {
+	tb.Helper()
+	cfg.SaveTimeout = 10 * patience
+	return worker.Run(tb.Context(), cfg, storeOf(home, memory))
+}
+
 // start runs the job until wait.
 func (j *job) start() *job {
 	ctx, cancel := context.WithCancelCause(context.Background())

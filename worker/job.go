@@ -261,7 +261,7 @@ func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64) err
 	const why = "the trainer ended before the save was complete"
 	coord := planner.NewCoordinator(j.coordinator(attempt, world))
 	coord.Abandon(why)
-	s := newSaver(j.lane, j.store, coord, j.log, newStaging(j.arenas))
+	s := newSaver(j.lane, j.store, coord, j.log, newStaging(j.arenas, j.staging()))
 	s.drain <- drain{why, known}
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.DrainTimeout)
 	defer cancel()
