@@ -295,7 +295,8 @@ func (f *arena) touch(ctx context.Context, from int) error {
 	return g.Wait()
 }
 
-// close unmaps and removes everything.
+// close unmaps and removes everything, but what a dead trainer left and was not
+// freed: the next trainer may be able to finish it.
 func (a *arenas) close() error {
 	a.mu.Lock()
 	a.closed = true
@@ -307,7 +308,10 @@ func (a *arenas) close() error {
 	for f := range a.live {
 		errs = append(errs, a.remove(f))
 	}
-	errs = append(errs, os.RemoveAll(a.dir), a.lock.Close())
+	if len(a.left) == 0 {
+		errs = append(errs, os.RemoveAll(a.dir))
+	}
+	errs = append(errs, a.lock.Close())
 	return errors.Join(errs...)
 }
 

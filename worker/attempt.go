@@ -78,7 +78,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		}
 	}
 	if errors.Is(saves, errDrain) {
-		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from)
+		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from, nil)
 	}
 	return cause, errors.Join(err, saves)
 }

@@ -123,6 +123,9 @@ func (j *job) attempts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := j.arenas.freeLeft(); err != nil { // what could be finished is
+		return err
+	}
 	resume, err := j.firstResume(ctx, trial)
 	if err != nil {
 		return err
@@ -249,19 +252,37 @@ func (j *job) recoverSaves(ctx context.Context, trial projections.Trial) error {
 	if at < 0 {
 		return fmt.Errorf("trial %s of run %s: the views have no attempt %d; run `ckptstore verify`", trial.Name, trial.Run, trial.Attempt)
 	}
-	return j.takeOver(ctx, trial.Attempt, attempts[at].WorldSize, attempts[at].StartedSeq)
+	world, from := attempts[at].WorldSize, attempts[at].StartedSeq
+	kept, err := j.adopt(ctx, trial.Attempt, world, from)
+	if err != nil {
+		return err
+	}
+	defer kept.close()
+	err = j.takeOver(ctx, trial.Attempt, world, from, kept)
+	if len(kept.saves) > 0 && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		j.log.Warn("staged saves of a dead trainer are not finished in time and are given up", "drain_timeout", j.cfg.DrainTimeout, "error", err)
+		err = j.takeOver(ctx, trial.Attempt, world, from, nil)
+	}
+	return err
 }
 
 // takeOver replays an attempt into a new coordinator, which ends its saves.
-func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64) error {
+// Those that are kept have their bytes in shared memory and are finished.
+func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64, kept *adopted) error {
 	known, err := j.store.Log.Last(ctx)
 	if err != nil {
 		return err
 	}
 	const why = "the trainer ended before the save was complete"
 	coord := planner.NewCoordinator(j.coordinator(attempt, world))
-	coord.Abandon(why)
 	s := newSaver(j.lane, j.store, coord, j.log, newStaging(j.arenas, j.staging()))
+	if kept == nil {
+		coord.Abandon(why)
+	} else {
+		coord.Abandon(why, kept.saves...)
+		kept.serve(s)
+	}
+	defer s.slots.close()
 	s.drain <- drain{why, known}
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.DrainTimeout)
 	defer cancel()

@@ -184,6 +184,11 @@ func (s *saver) writeData(ctx context.Context, c planner.Write) (storage.Written
 		return storage.Written{}, err
 	}
 	defer release()
+	return s.writeFrom(ctx, c, src)
+}
+
+// writeFrom makes the bytes of one rank durable.
+func (s *saver) writeFrom(ctx context.Context, c planner.Write, src storage.Source) (storage.Written, error) {
 	w := s.store.Data.Writer(s.ref(c.Checkpoint))
 	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
 		return storage.Written{}, err

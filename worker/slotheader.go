@@ -152,6 +152,9 @@ func readSlotHeader(data []byte) (h slotHeader, sealed bool, err error) {
 	if crc32.Checksum(data[20:slotFixed+n], castagnoli) != le.Uint32(data[16:]) {
 		return bad("its checksum is wrong")
 	}
+	if at, size := le.Uint64(data[32:]), le.Uint64(data[40:]); at > uint64(len(data)) || size > uint64(len(data))-at {
+		return bad("its data is longer than the file")
+	}
 	b := data[slotFixed : slotFixed+n]
 	if len(b) < 4+4+len(h.Fingerprint)+4 {
 		return bad("its description is too short")
