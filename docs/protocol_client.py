@@ -27,6 +27,15 @@ class Connection(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
 
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
 class Refused(Exception):
     def __init__(self, name, status, message):
         super().__init__(f"{name}: {message}")
@@ -66,6 +75,28 @@ class Client:
                 os.close(file)
         return self.maps[slot][1]
 
+    def check_slot(self, memory, reply, state):
+        """Compare the header with what the reply says."""
+        magic, sealed, crc, version, generation = struct.unpack_from("<8sQIIQ", memory, 0)
+        data_at, data_size, length, zero = struct.unpack_from("<QQQQ", memory, 32)
+        said = memory[64 : 64 + length]
+        attempt, rank = struct.unpack_from("<II", said)
+        (name_length,) = struct.unpack_from("<I", said, 40)
+        name = said[44 : 44 + name_length].decode()
+        (count,) = struct.unpack_from("<I", said, 44 + name_length)
+        spans = [struct.unpack_from("<QQ", said, 48 + name_length + 16 * i) for i in range(count)]
+        offsets = self.plans[json.dumps([dict(item, bytes=len(data)) for item, data in state])][1]
+        want = [(offset, len(data)) for offset, (_, data) in zip(offsets, state)]
+        if (
+            (magic, version, generation, zero, rank, name, spans) != (b"CKPTSLOT", 1, reply["generation"], 0, self.rank, reply["checkpoint"], want)
+            or attempt != int(os.environ["CKPTSTORE_ATTEMPT"])
+            or sealed == generation
+            or data_at % 4096 != 0
+            or data_at + data_size != reply["size"]
+            or crc != crc32c(memory[20 : 64 + length])
+        ):
+            raise RuntimeError(f"the header of {reply} is {memory[: 64 + length]!r}")
+
     def save(self, step, state):
         """state is a list of items and their bytes."""
         items = [dict(item, bytes=len(data)) for item, data in state]
@@ -81,6 +112,7 @@ class Client:
         if "offsets" in reply:
             self.plans[key] = (reply["plan"], reply["offsets"])
         memory = self.map(reply["slot"], reply["arena"], reply["size"])
+        self.check_slot(memory, reply, state)
         for (_, data), offset in zip(state, self.plans[key][1]):
             memory[offset : offset + len(data)] = data
         if self.version > 1:

@@ -123,9 +123,21 @@ func (s *rankServer) lost(checkpoint string, err error) {
 		return // the attempt is over, and with it every open save
 	}
 	s.saver.log.Error("the log does not take a fact of a save", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	s.saver.reject(checkpoint, s.rank, err.Error())
 	s.slots.abort(checkpoint, s.rank)
 	if err := s.saver.refuse(s.work, s.attempt, checkpoint, s.rank, err); err != nil {
 		s.saver.log.Error("nor that the save cannot be finished", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	}
+}
+
+// reject ends a rank's part in a save before the log does.
+func (s *saver) reject(checkpoint string, rank int, why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused[rankSave{checkpoint, rank}] = why
+	if s.moved != nil {
+		close(s.moved)
+		s.moved = make(chan struct{})
 	}
 }
 

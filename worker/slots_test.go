@@ -76,6 +76,7 @@ func TestWhenBusy(t *testing.T) {
 				}
 			}
 			committed, aborted := ended(t, runOf(t))
+			slices.Sort(committed)
 			if len(committed) != 3 || committed[0] != "step-0.a1" || committed[1] != "step-1.a1" || len(aborted) > 0 {
 				t.Errorf("committed %q, aborted %q", committed, aborted)
 			}
@@ -125,7 +126,7 @@ func TestSaveBesideWrite(t *testing.T) {
 	if err := j.wait(); err != nil {
 		t.Fatal(err)
 	}
-	wantEnded(t, []string{"step-0.a1", "step-1.a1"}, nil)
+	wantCommitted(t, "step-0.a1", "step-1.a1")
 }
 
 var saysSize = workerRole("saves what it can", func(ctx context.Context, c *client.Client) error {

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/ckptstore/ckptstore/worker/client"
 )
@@ -67,13 +69,13 @@ var blocks = role("blocks", func(ctx context.Context, args []string) error {
 		if err := s.Wait(ctx, client.Committed); err != nil {
 			return err
 		}
-		say("used %s", used(c))
+		say("used %s", used(c.Run))
 	}
 	return nil
 })
 
 // used is the memory of this process in KiB, its descriptors and its maps.
-func used(c *client.Client) string {
+func used(run string) string {
 	status, err := os.ReadFile("/proc/self/status")
 	fds, ferr := os.ReadDir("/proc/self/fd")
 	maps, merr := os.ReadFile("/proc/self/maps")
@@ -86,7 +88,50 @@ func used(c *client.Client) string {
 			rss = strings.Fields(text)[0]
 		}
 	}
-	return fmt.Sprintf("%s %d %d", rss, len(fds), strings.Count(string(maps), c.Run))
+	return fmt.Sprintf("%s %d %d", rss, len(fds), strings.Count(string(maps), events.EncodeName(run)))
+}
+
+// BenchmarkSoak saves 3,500 tensors a hundred times, and prints what trainer
+// and worker have of this machine meanwhile.
+func BenchmarkSoak(b *testing.B) {
+	for b.Loop() {
+		out, shown := newTranscript(), 0
+		run := fmt.Sprint("soak ", time.Now().UnixNano())
+		cfg := config(run, 1, append(slices.Clone(blocks), "3500", "14000000", "100"), out, newTranscript())
+		done := make(chan error, 1)
+		go func() { done <- runJobIn(b, cfg) }()
+		for ended := false; !ended; {
+			select {
+			case err := <-done:
+				if err != nil {
+					b.Fatalf("%v\n%s", err, out)
+				}
+				ended = true
+			case <-out.next():
+			}
+			for _, line := range out.lines("used ")[shown:] {
+				if shown++; shown%20 == 0 || shown == 2 {
+					files, bytes := inMemory(b, run)
+					b.Logf("after %3d saves: worker RSS (KiB), descriptors, maps: %s; trainer: %s; shared memory: %d files, %d bytes", shown, line, used(run), files, bytes)
+				}
+			}
+		}
+	}
+}
+
+// inMemory is the staging files of a run and their bytes.
+func inMemory(tb testing.TB, run string) (files int, bytes int64) {
+	tb.Helper()
+	paths, err := filepath.Glob(filepath.Join(memory, "*"+events.EncodeName(run)+"*", "r*"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, path := range paths {
+		if info, err := os.Stat(path); err == nil { // it may just have gone
+			files, bytes = files+1, bytes+info.Size()
+		}
+	}
+	return files, bytes
 }
 
 // BenchmarkBlocking reports how long a save blocks its rank, beside a copy of
