@@ -59,7 +59,8 @@ func TestSteadySaveWaitsForNothing(t *testing.T) {
 	j := newJob(t, 2, trainsOn...)
 	open := make(chan struct{})
 	j.store.Log = deafUntil{
-		j.store.Log, []events.Kind{events.LocalPlan{}.Kind(), events.WriteSealed{}.Kind(), events.GlobalPlan{}.Kind(), events.WriteCompleted{}.Kind()},
+		j.store.Log,
+		[]events.Kind{events.LocalPlan{}.Kind(), events.WriteSealed{}.Kind(), events.GlobalPlan{}.Kind(), events.WriteCompleted{}.Kind()},
 		7, new(atomic.Int64), open, // the first save is two plans, two seals, a global plan, two writes
 	}
 	j.start()
