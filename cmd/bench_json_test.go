@@ -8,6 +8,7 @@ import (
 // TestBenchStoreJSON records what the benchmarks of log and views print with
 // --json, and that they leave nothing behind.
 func TestBenchStoreJSON(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, b := range []struct {
 		name string
@@ -38,6 +39,7 @@ func TestBenchStoreJSON(t *testing.T) {
 
 // TestViewsJSON records what the commands on views print with --json.
 func TestViewsJSON(t *testing.T) {
+	t.Parallel()
 	at := "--store=" + filepath.Join(t.TempDir(), "store")
 	output(t, 0, "ckptstore", "init", at)
 	text := output(t, 0, "ckptstore", "views", "verify", "--json", at)

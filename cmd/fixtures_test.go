@@ -30,6 +30,7 @@ type fixture struct {
 // TestImportEveryFixture imports all checkpoints of PyTorch that are at hand,
 // copied and in place, and compares every tensor with what PyTorch said of it.
 func TestImportEveryFixture(t *testing.T) {
+	t.Parallel()
 	var fixtures []fixture
 	for _, place := range []string{filepath.Join("..", "storage", "dcp", "testdata"), filepath.Join("..", "..", "shared", "fixtures")} {
 		found, err := filepath.Glob(filepath.Join(place, "*", "*", ".metadata"))
@@ -126,6 +127,7 @@ func (f fixture) compare(t *testing.T, s *store.Store, c projections.Checkpoint)
 
 // TestBenchPlanJSON records what bench plan prints with --json.
 func TestBenchPlanJSON(t *testing.T) {
+	t.Parallel()
 	for _, layout := range []string{"shard0", "fsdp-tp", "hsdp", "replicated"} {
 		text := output(t, 0, "ckptstore", "bench", "plan", "--ranks", "8", "--tensors", "20", "--layout", layout, "--json")
 		var b struct {

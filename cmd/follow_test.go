@@ -82,6 +82,7 @@ func (f *follower) end(sig os.Signal) int {
 // TestFollowOwnersThatDie: who follows the log sees every event once while one
 // owner of the store after the other is killed.
 func TestFollowOwnersThatDie(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "store")
 	output(t, 0, "ckptstore", "init", "--store", dir)
 	serve := func() *exec.Cmd {
@@ -164,6 +165,7 @@ func waitOwner(t *testing.T, dir string, pid int) {
 // TestCursor: a subscriber goes on where it was killed, nobody else can have
 // its name meanwhile, and the list says where it is.
 func TestCursor(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "store")
 	output(t, 0, "ckptstore", "init", "--store", dir)
 	s, err := store.Open(t.Context(), store.Options{Location: dir})

@@ -9,6 +9,7 @@ import (
 // TestImportJSON records what import, export, cat and the commands that take
 // paths print with --json.
 func TestImportJSON(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	saved := filepath.Join(dir, "saved")
 	if err := os.CopyFS(saved, os.DirFS(filepath.Join("..", "storage", "dcp", "testdata", "torch-2.14", "single_nested"))); err != nil {

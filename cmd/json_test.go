@@ -19,10 +19,15 @@ var update = flag.Bool("update", false, "write the schemas in testdata/schema an
 // TestDemoJSON runs the demo and then every command on its store, with --json.
 // All must state the same facts, in the form that testdata/schema records.
 func TestDemoJSON(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "demo")
+	kept := formerDemo(t, dir)
 	lines := strings.Split(strings.TrimSpace(output(t, 0, "trainer", "demo", "--json", "--dir", dir)), "\n")
 	last := lines[len(lines)-1]
 	schema(t, "demo", last)
+	if _, err := os.Stat(kept); err != nil {
+		t.Errorf("the demo removed what is not its own: %v", err)
+	}
 	var demo struct {
 		Accuracy                                                   float64
 		BitwiseEqual, ReshardedEqual, ReplayEqual, CorruptionFound bool

@@ -24,10 +24,9 @@ import (
 )
 
 const (
-	kills       = 40  // deaths by SIGKILL at least, of trainers and workers
-	killsOfKind = 10  // of each at least
-	killSteps   = 400 // of one run
-	killEvery   = 4   // steps between saves
+	kills       = 40 // deaths by SIGKILL at least, of trainers and workers
+	killsOfKind = 10 // of each at least
+	killEvery   = 4  // steps between saves
 	killWorld   = 2
 	killSettle  = 20 * time.Second // for a killed job to be gone, on a slow machine
 	killLimit   = 4 * time.Minute  // for all of them, on a slow machine
@@ -37,6 +36,7 @@ const (
 // finds every committed checkpoint whole and equal, bit by bit, to that of a
 // run that was never killed.
 func TestKillAtRandomMoments(t *testing.T) {
+	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("KILL_SEED"); s != "" {
 		var err error
@@ -216,7 +216,8 @@ func checkAgainstReference(t *testing.T, dir, planted string) {
 		}
 	}
 	t.Logf("checkpoints of killed runs: %d committed, all equal to the reference; %d aborted", committed, aborted)
-	if len(want) != killSteps/killEvery || committed < len(want) {
+	// One save of the first run is refused: its name is that of what was planted.
+	if len(want) != killSteps/killEvery || committed < len(want)-1 {
 		t.Errorf("%d checkpoints of the reference and %d of the killed runs were compared: too few to mean anything", len(want), committed)
 	}
 }

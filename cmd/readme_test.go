@@ -11,6 +11,7 @@ import (
 // TestReadme runs the shell blocks of the README, in order, in one directory.
 // Only the build is replaced: bin/ holds the commands that the tests built.
 func TestReadme(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "README.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +50,7 @@ func TestReadme(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{"step-60.a1", "step-80.a2", "0 findings", "model.layer1.weight", "adopted in place", "learned the digests", "932 B in 2 files of"} {
+	for _, want := range []string{"step-60.a1", "step-80.a2", "0 findings", "model.layer1.weight", "adopted in place", "learned the digests", "932 B in 2 files of", "checkpoints recovered, 0 directories rejected", "step-100.a"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the README's commands do not print %q:\n%s", want, out)
 		}

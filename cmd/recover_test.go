@@ -17,6 +17,7 @@ import (
 // done, recovers the store in place and beside, and trains on: the end is
 // equal, bit by bit, to that of a run that nothing happened to.
 func TestRecoverAndTrainOn(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "store")
 	train := func(dir, run, steps string) {
 		t.Helper()

@@ -16,6 +16,7 @@ import (
 // TestClosedPipe: a training goes on when nobody reads its output any more,
 // and its workers have the default disposition of every signal.
 func TestClosedPipe(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	script := `grep SigIgn /proc/self/status; touch first; while [ ! -e closed ]; do sleep 0.01; done; i=0; while [ $i -lt 50 ]; do echo line; i=$((i+1)); done; touch done`
 	cmd := exec.CommandContext(t.Context(), "trainer", "run", "-q", "--store", "ckpts", "--name", "a", "--", "sh", "-c", script)
@@ -52,6 +53,7 @@ func TestClosedPipe(t *testing.T) {
 
 // TestStopSignals: each ends the job in order, with its own exit code.
 func TestStopSignals(t *testing.T) {
+	t.Parallel()
 	for sig, name := range map[syscall.Signal]string{syscall.SIGHUP: "SIGHUP", syscall.SIGTERM: "SIGTERM", syscall.SIGINT: "SIGINT"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -88,6 +90,7 @@ func TestStopSignals(t *testing.T) {
 // TestStopWhileOpening: a command that waits for the store's owner ends with
 // the signal's code.
 func TestStopWhileOpening(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ckpts")
 	output(t, 0, "ckptstore", "init", "--store", dir)
 	// The lock of an owner that never answers.

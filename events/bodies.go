@@ -8,9 +8,8 @@ type StoreCreated struct {
 	Store  string `json:"store"`  // identity, a UUID
 	Format int    `json:"format"` // of the store's directory and log
 	Data   string `json:"data"`   // where checkpoint data lives
-	// Formerly are the identities under which its oldest checkpoints were
-	// committed, the newest first: their log was lost.
-	Formerly []string `json:"formerly,omitempty"`
+
+	Formerly []string `json:"formerly,omitempty"` // identities of before: those of its receipts whose log was lost, the newest first
 }
 
 // JobStarted says that a trainer was launched for a run.

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/disk"
 )
 
 // AdoptData stands where [FileWriter.WriteData] does, for a rank of a
@@ -38,7 +39,7 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []plan.Item,
 	}
 	data := x.encode()
 	path := w.root.path(w.ref, indexFile(rank))
-	sealed, err := w.sealed()
+	_, sealed, err := w.there()
 	if err != nil {
 		return Written{}, err
 	}
@@ -122,50 +123,41 @@ func (r *Root) Unlearned(ref Ref) ([]int, error) {
 	return ranks, nil
 }
 
-// CopySource gives a [Writer] the items of one rank of a checkpoint, read by a
-// [Reader]: the way to copy a checkpoint from one place to another. It holds
-// one item at a time.
-type CopySource struct {
-	ctx   context.Context
-	from  Reader
-	rank  int
-	items []plan.Item
-	buf   []byte
-	read  func(bytes int64)
+// Adopted lists the paths of all files of other programs that checkpoints
+// below the root are read from, committed or not, sorted.
+func (r *Root) Adopted(ctx context.Context) ([]string, error) {
+	var files []string
+	var problems []error
+	err := r.walk(ctx, func(ref Ref) {
+		names, err := r.fs.List(r.path(ref))
+		if err != nil {
+			problems = append(problems, disk.Gone(err))
+		}
+		for _, name := range names {
+			rank := -1
+			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err != nil || name != indexFile(rank) || slices.Contains(names, dataFile(rank)) {
+				continue
+			}
+			data, err := r.readFile(r.path(ref, name))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // its checkpoint was removed just now
+			}
+			var x index
+			if err == nil {
+				x, err = decodeIndex(data)
+			}
+			if err != nil {
+				problems = append(problems, fmt.Errorf("%s: %w", r.path(ref, name), err))
+			} else if x.adopted() {
+				for _, f := range x.files {
+					files = append(files, f.Name)
+				}
+			}
+		}
+	})
+	if err = errors.Join(append(problems, err)...); err != nil {
+		return nil, fmt.Errorf("list the adopted files of %s: %w", r.dir, err)
+	}
+	slices.Sort(files)
+	return slices.Compact(files), nil
 }
-
-var _ Source = (*CopySource)(nil)
-
-// NewCopySource reads items of rank. from was set up. read, if not nil, is
-// told the size of each item that was read.
-func NewCopySource(ctx context.Context, from Reader, rank int, items []plan.Item, read func(bytes int64)) *CopySource {
-	return &CopySource{ctx: ctx, from: from, rank: rank, items: items, read: read}
-}
-
-// Item implements [Source].
-func (s *CopySource) Item(i int) ([]byte, error) {
-	it := s.items[i]
-	if int64(cap(s.buf)) < it.Bytes {
-		s.buf = nil // the old one goes first
-		s.buf = make([]byte, it.Bytes)
-	}
-	buf := s.buf[:it.Bytes]
-	want := plan.Want{Value: it.Value, Shard: it.Shard, Rank: s.rank}
-	read := plan.Read{FQN: it.Shard.FQN, Rank: s.rank}
-	if !it.Value {
-		read.Chunk, read.Region = it.Shard.Box, it.Shard.Box
-	}
-	if _, err := s.from.ReadData(s.ctx, []plan.Want{want}, []plan.Read{read}, oneBuffer(buf)); err != nil {
-		return nil, err
-	}
-	if s.read != nil {
-		s.read(it.Bytes)
-	}
-	return buf, nil
-}
-
-// oneBuffer is the destination of a single want.
-type oneBuffer []byte
-
-// Want implements [Destination].
-func (b oneBuffer) Want(int) []byte { return b }

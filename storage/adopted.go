@@ -5,37 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
-
-// record is a run of bytes in an adopted file, of which the program that wrote
-// the file has left a checksum.
-type record struct {
-	offset int64 // in the file, in bytes
-	size   int64
-	crc    uint32 // CRC-32 (IEEE), as in ZIP archives
-}
-
-// maxPath is the length in bytes of the longest path that Linux takes.
-const maxPath = 4096
-
-// validatePath reports what is not the clean absolute path of a file.
-func validatePath(name string) error {
-	switch {
-	case len(name) > maxPath:
-		return fmt.Errorf("path of %d bytes, at most %d are allowed", len(name), maxPath)
-	case !path.IsAbs(name) || path.Clean(name) != name || name == "/":
-		return fmt.Errorf("path %q of an adopted file is not absolute and clean", name)
-	case strings.ContainsRune(name, 0):
-		return fmt.Errorf("path %q has a NUL", name)
-	}
-	return nil
-}
 
 // adoptedPart reads what an adopted chunk has instead of a digest and sums.
 func (d *indexDecoder) adoptedPart(e *entry, flags int64) {
@@ -50,9 +23,9 @@ func (d *indexDecoder) adoptedPart(e *entry, flags int64) {
 		}
 	}
 	if flags&flagRecord != 0 {
-		e.record = &record{offset: d.number(1 << 62), size: d.number(1 << 62)}
+		e.record = &Record{Offset: d.number(1 << 62), Size: d.number(1 << 62)}
 		if crc := d.bytes(4); crc != nil {
-			e.record.crc = binary.LittleEndian.Uint32(crc)
+			e.record.CRC = binary.LittleEndian.Uint32(crc)
 		}
 	}
 }
@@ -70,9 +43,9 @@ func (e *entry) validatePlace(files []File) error {
 	if !ok || e.offset < 0 || e.offset > size || need > size-e.offset {
 		return fmt.Errorf("%q: its bytes at %d do not lie in the %d bytes of %s", e.item.Shard.FQN, e.offset, size, files[e.file].Name)
 	}
-	if r := e.record; r != nil && (r.offset < 0 || r.size < 0 || r.offset > size || r.size > size-r.offset) {
+	if r := e.record; r != nil && (r.Offset < 0 || r.Size < 0 || r.Offset > size || r.Size > size-r.Offset) {
 		return fmt.Errorf("%q: the record of %d bytes at %d does not lie in the %d bytes of %s",
-			e.item.Shard.FQN, r.size, r.offset, size, files[e.file].Name)
+			e.item.Shard.FQN, r.Size, r.Offset, size, files[e.file].Name)
 	}
 	return nil
 }
@@ -138,20 +111,4 @@ func (r *Root) checkUnchanged(x *index) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-// rowMajor reports whether elements of a box with these sizes and strides lie
-// one after the other.
-func rowMajor(sizes, strides []int64) bool {
-	if slices.Contains(sizes, 0) {
-		return true
-	}
-	next := int64(1)
-	for d := len(sizes) - 1; d >= 0; d-- {
-		if sizes[d] != 1 && strides[d] != next {
-			return false
-		}
-		next *= sizes[d]
-	}
-	return true
 }

@@ -32,7 +32,8 @@ type Writer interface {
 	// this storage would have it. The coordinator calls it. It writes nothing.
 	PrepareGlobalPlan(ctx context.Context, layout plan.Layout) (plan.Layout, error)
 
-	// WriteData writes the items of one rank, in one pass over their bytes.
+	// WriteData writes the items of one rank, in one pass over their bytes;
+	// those that may be stored already, where chunks are reused, in two.
 	// The node of that rank calls it; calls for different ranks may run at the
 	// same time, those for one rank may not. On return the rank's files and
 	// their names are durable, and stay so while the call is repeated. With
@@ -67,8 +68,10 @@ type Decision struct {
 type Source interface {
 	// Item is the bytes of items[i], in place. They must be exactly as many
 	// as the item says, and must not change until Item is called again or
-	// WriteData returns; they are not written to. It is called once for each
-	// item, by one goroutine, so that one buffer can serve all items.
+	// WriteData returns; they are not written to. One goroutine calls it, so
+	// that one buffer can serve all items; once for each item, unless files of
+	// the rank are there already or chunks are reused: then it may be called
+	// again for any, and must give the same bytes.
 	Item(i int) ([]byte, error)
 }
 
@@ -80,9 +83,10 @@ type File struct {
 
 // Written says what a rank wrote.
 type Written struct {
-	Files        []File      // the data file, then the index
+	Files        []File      // the data file, files that were linked in, then the index
 	Index        plan.Digest // of the index file
-	BytesWritten int64       // of chunks and values
+	BytesWritten int64       // of chunks and values in the data file
+	BytesReused  int64       // of those that were stored already
 }
 
 // Reader reads one checkpoint in five steps, called in the order below. Each

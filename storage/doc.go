@@ -12,7 +12,6 @@
 //	foreign   a checkpoint that another program wrote, read where it lies
 //	adopted   a rank whose chunks lie in the files of a foreign checkpoint
 //	sums      the digests of adopted chunks, learned by reading them once
-//	export    a checkpoint written for another program
 //
 // The files of a checkpoint, in the order in which they become durable:
 //

@@ -41,17 +41,6 @@ func (e *NoSpaceError) Error() string {
 // later.
 func (e *NoSpaceError) Unwrap() error { return syscall.ENOSPC }
 
-// noSpace adds the next step to an error of a full disk.
-func noSpace(err error) error {
-	switch {
-	case errors.Is(err, syscall.ENOSPC):
-		return fmt.Errorf("%w; free space, then save again", err)
-	case errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%w; raise the quota or free space, then save again", err)
-	}
-	return err
-}
-
 // CorruptError says that stored bytes are not those that were written. None
 // of them were handed out.
 type CorruptError struct {

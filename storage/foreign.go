@@ -4,17 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"path"
 	"slices"
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage/dcp"
-	"github.com/ckptstore/ckptstore/storage/safetensors"
-	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/ckptstore/ckptstore/storage/disk"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sync/errgroup"
 )
 
 // Format is a layout of files that other programs write and read.
@@ -27,14 +24,8 @@ const (
 	HuggingFace Format = "hf"          // a directory with model.safetensors.index.json
 )
 
-// Foreign is a checkpoint that another program wrote, read where it lies. Its
-// indexes are made in memory when it is opened, which reads no tensor: of a
-// DCP directory its .metadata and the directory of each archive, of
-// safetensors files their headers. It is safe for concurrent use.
-//
-// A chunk is of rank R if it lies in a file __R_N.distcp, or in the (R+1)-th
-// safetensors file by name. Of DCP files with other names, R counts all files
-// by name. A value is its torch.save archive, and is never looked into.
+// Foreign is a checkpoint that another program wrote, read where it lies. It
+// is safe for concurrent use. Package storage/foreign opens one.
 type Foreign struct {
 	fs       vfs.FS
 	path     string
@@ -46,48 +37,46 @@ type Foreign struct {
 
 var _ Reader = (*Foreign)(nil)
 
-// OpenForeign opens a DCP directory, a safetensors file, or a directory with a
-// Hugging Face index or a single safetensors file. The path is absolute, and
-// of no symbolic link: adopted files are found by it later. Damage gives a
-// [*CorruptError] or a [*dcp.FormatError]; a path with nothing to read there,
-// an error with [fs.ErrNotExist] in its chain.
-func OpenForeign(ctx context.Context, files vfs.FS, name string) (*Foreign, error) {
-	f := &Foreign{fs: files, path: name, ranks: map[int]*rankIndex{}, paths: map[string]plan.Path{}}
-	err := errors.Join(ctx.Err(), validatePath(name))
-	if err == nil {
-		err = f.open(ctx)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open checkpoint %s: %w", name, err)
-	}
-	return f, nil
+// Part is what the files of a foreign checkpoint hold of one rank.
+type Part struct {
+	Rank   int
+	Files  []PlacedFile
+	Chunks []Place // in the order in which they lie in the files
 }
 
-func (f *Foreign) open(ctx context.Context) error {
-	info, err := f.fs.Stat(f.path)
-	if err != nil {
-		return err
-	}
-	b := &foreignBuilder{fs: f.fs, dir: f.path, indexes: map[int]*index{}, tensors: map[string]int{}}
-	if !info.IsDir() {
-		f.format, b.dir = SafeTensors, path.Dir(f.path)
-		err = b.safetensors(ctx, []string{path.Base(f.path)}, nil)
-	} else {
-		f.format, err = b.directory(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	return f.adoptIndexes(b)
+// PlacedFile is a file of another program, as it was when it was looked at.
+type PlacedFile struct {
+	Path     string // absolute and clean
+	Size     int64  // in bytes
+	Modified int64  // when it was last written, in ns since 1970
 }
 
-// adoptIndexes checks what was found as if it came from a file of ours, and
-// makes the manifest of it.
-func (f *Foreign) adoptIndexes(b *foreignBuilder) error {
+// Place says where a chunk or value lies.
+type Place struct {
+	Item    plan.Item
+	File    int     // index of the part's files
+	Offset  int64   // in the file, in bytes
+	Strides []int64 // in elements, of a chunk that is not row-major; else nil
+	Record  *Record // nil if the file has no checksum of it
+}
+
+// Record is a run of bytes in the file of another program, of which that
+// program has left a checksum.
+type Record struct {
+	Offset int64 // in the file, in bytes
+	Size   int64
+	CRC    uint32 // CRC-32 (IEEE), as in ZIP archives
+}
+
+// NewForeign is the checkpoint at an absolute path, of which a layout says
+// what it holds and parts where that lies. It opens no file, and trusts
+// nothing: a chunk that does not lie in its file is an error.
+func NewForeign(files vfs.FS, name string, format Format, layout plan.Layout, parts []Part) (*Foreign, error) {
+	f := &Foreign{fs: files, path: name, format: format, ranks: map[int]*rankIndex{}, paths: map[string]plan.Path{}}
 	m := &f.manifest
 	m.Checkpoint = path.Base(f.path)
 	m.Run, m.Trial, m.Name = m.Checkpoint, "main", m.Checkpoint
-	m.Layout = b.layout
+	m.Layout = layout
 	slices.SortFunc(m.Layout.Tensors, func(a, c plan.Tensor) int { return strings.Compare(a.FQN, c.FQN) })
 	slices.SortFunc(m.Layout.Values, func(a, c plan.Value) int { return strings.Compare(a.FQN, c.FQN) })
 	for _, t := range m.Layout.Tensors {
@@ -96,23 +85,53 @@ func (f *Foreign) adoptIndexes(b *foreignBuilder) error {
 	for _, v := range m.Layout.Values {
 		f.paths[v.FQN] = v.Path
 	}
-	for rank, x := range b.indexes {
-		for i := range x.entries {
-			e := &x.entries[i]
-			if err := errors.Join(validateItem(e.item), e.validatePlace(x.files)); err != nil {
-				return err
-			}
+	for _, p := range parts {
+		x, err := p.index()
+		if err != nil {
+			return nil, err
 		}
-		r := &rankIndex{want: plan.RankIndex{Rank: rank, Index: plan.Sum(x.encode())}}
-		if r.set(x); len(r.at) != len(x.entries) {
-			return fmt.Errorf("rank %d has a chunk or value twice", rank)
+		r := &rankIndex{want: plan.RankIndex{Rank: p.Rank, Index: plan.Sum(x.encode())}}
+		if r.set(x); len(r.at) != len(x.entries) || f.ranks[p.Rank] != nil {
+			return nil, fmt.Errorf("rank %d has a chunk or value twice", p.Rank)
 		}
-		f.ranks[rank] = r
+		f.ranks[p.Rank] = r
 		m.Ranks = append(m.Ranks, r.want)
-		m.WorldSize = max(m.WorldSize, rank+1)
+		m.WorldSize = max(m.WorldSize, p.Rank+1)
 	}
 	slices.SortFunc(m.Ranks, func(a, c plan.RankIndex) int { return a.Rank - c.Rank })
-	return nil
+	return f, nil
+}
+
+// index is that of an adopted rank, checked as if it came from a file.
+func (p Part) index() (*index, error) {
+	x := &index{rank: p.Rank, modified: []int64{}}
+	for _, f := range p.Files {
+		if err := disk.ValidatePath(f.Path); err != nil {
+			return nil, err
+		}
+		x.files = append(x.files, File{Name: f.Path, Size: f.Size})
+		x.modified = append(x.modified, f.Modified)
+	}
+	for _, c := range p.Chunks {
+		e := entry{item: c.Item, file: c.File, offset: c.Offset, strides: c.Strides, record: c.Record}
+		if err := errors.Join(validateItem(e.item), e.validatePlace(x.files)); err != nil {
+			return nil, err
+		}
+		x.entries = append(x.entries, e)
+	}
+	return x, nil
+}
+
+// Files are the paths of the files that it is read from, in the order of
+// ranks.
+func (f *Foreign) Files() []string {
+	var names []string
+	for _, r := range f.manifest.Ranks {
+		for _, file := range f.ranks[r.Rank].index.files {
+			names = append(names, file.Name)
+		}
+	}
+	return names
 }
 
 // Format says what was opened.
@@ -196,110 +215,29 @@ func (f *Foreign) load(rank int) (*rankIndex, error) {
 	return r, nil
 }
 
-// foreignBuilder collects the indexes of the files of a directory.
-type foreignBuilder struct {
-	fs      vfs.FS
-	dir     string
-	indexes map[int]*index
-	layout  plan.Layout
-	tensors map[string]int // in the layout, by FQN
-}
-
-// directory finds out what a directory is.
-func (b *foreignBuilder) directory(ctx context.Context) (Format, error) {
-	names, err := b.fs.List(b.dir)
-	if err != nil {
-		return "", err
+// Verify reads every byte and compares it with the checksums that the program
+// which wrote it has left: those of the records of DCP archives. Safetensors
+// files have none; of them, and of what else has none, it only finds out that
+// they can be read, and counts the chunks as unknown. progress is as in
+// [Root.Verify].
+func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Report, error) {
+	v := &verifier{
+		fs: f.fs, path: f.chunks().path, progress: progress,
+		known: map[string]bool{}, broken: map[int]bool{},
 	}
-	single := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !strings.HasSuffix(n, safetensors.Suffix) })
-	switch {
-	case slices.Contains(names, dcp.MetadataFile):
-		return DCP, b.dcp(ctx)
-	case slices.Contains(names, ReceiptFile):
-		return "", fmt.Errorf("it is the checkpoint of a store: name it by RUN@ID with --store, not by its path")
-	case slices.Contains(names, safetensors.IndexFile):
-		return HuggingFace, b.huggingFace(ctx)
-	case len(single) == 1:
-		return SafeTensors, b.safetensors(ctx, single, nil)
-	case len(single) > 1:
-		return "", fmt.Errorf("it holds %d %s files and no %s: name one of the files", len(single), safetensors.Suffix, safetensors.IndexFile)
-	case slices.ContainsFunc(names, func(n string) bool { return strings.HasSuffix(n, ".distcp") }):
-		return "", fmt.Errorf("%w: it holds .distcp files and no %s, so the save that wrote them did not end", fs.ErrNotExist, dcp.MetadataFile)
-	}
-	return "", fmt.Errorf("%w: it holds neither %s nor %s nor a %s file", fs.ErrNotExist, dcp.MetadataFile, safetensors.IndexFile, safetensors.Suffix)
-}
-
-// tensor adds a tensor to the layout, without chunks.
-func (b *foreignBuilder) tensor(t plan.Tensor) error {
-	if _, twice := b.tensors[t.FQN]; twice {
-		return fmt.Errorf("tensor %q stands twice", t.FQN)
-	}
-	b.tensors[t.FQN] = len(b.layout.Tensors)
-	b.layout.Tensors = append(b.layout.Tensors, t)
-	return nil
-}
-
-// huggingFace reads a directory with an index, which must say of each tensor
-// where it lies, and of no other.
-func (b *foreignBuilder) huggingFace(ctx context.Context) error {
-	name := path.Join(b.dir, safetensors.IndexFile)
-	text, err := readSmall(b.fs, name, safetensors.MaxIndex)
-	if err != nil {
-		return err
-	}
-	x, err := safetensors.ParseIndex(text)
-	if err != nil {
-		return &CorruptError{File: name, Block: -1, Problem: err.Error()}
-	}
-	if err := b.safetensors(ctx, x.Shards(), x.Files); err != nil {
-		return err
-	}
-	for fqn, file := range x.Files {
-		if _, ok := b.tensors[fqn]; !ok {
-			return &CorruptError{File: name, Block: -1, Problem: fmt.Sprintf("it says that %q is in %s, which does not hold it", fqn, file)}
+	var g errgroup.Group
+	g.SetLimit(verifiers())
+	for _, want := range f.manifest.Ranks {
+		// The sums that are found are of no use to anyone.
+		x := *f.ranks[want.Rank].index
+		x.entries = append([]entry(nil), x.entries...)
+		for n := range x.files {
+			v.data(ctx, &g, &x, n)
 		}
 	}
-	return nil
-}
-
-// safetensors reads the headers of files, in the order of ranks. where says
-// which file holds each tensor; nil: nobody says.
-func (b *foreignBuilder) safetensors(ctx context.Context, names []string, where map[string]string) error {
-	for rank, name := range names {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		x, n, file, err := b.file(rank, name)
-		if err != nil && where != nil {
-			return lost(err, path.Join(b.dir, name), func(yield func(string) bool) {
-				for _, fqn := range slices.Sorted(maps.Keys(where)) {
-					if where[fqn] == name && !yield(fqn) {
-						return
-					}
-				}
-			})
-		}
-		if err != nil {
-			return err
-		}
-		h, err := safetensors.Parse(file, x.files[n].Size)
-		if err = errors.Join(err, file.Close()); err != nil {
-			return &CorruptError{File: x.files[n].Name, Block: -1, Problem: err.Error()}
-		}
-		for _, t := range h.Tensors {
-			if where != nil && where[t.Name] != name {
-				return &CorruptError{File: x.files[n].Name, FQN: t.Name, Block: -1, Problem: fmt.Sprintf("%s says that it lies in %q", safetensors.IndexFile, where[t.Name])}
-			}
-			dtype, ok := t.Type.DType()
-			if !ok {
-				return fmt.Errorf("%s: tensor %q has the unknown dtype %q", x.files[n].Name, t.Name, t.Type)
-			}
-			shard := tensor.Shard{FQN: t.Name, DType: dtype, Global: t.Shape, Box: t.Shape.Full()}
-			x.entries = append(x.entries, entry{item: plan.Item{Shard: shard, Bytes: t.End - t.Start}, file: n, offset: h.DataStart + t.Start})
-			if err := b.tensor(plan.Tensor{FQN: t.Name, DType: dtype, Shape: t.Shape, Chunks: []plan.Chunk{{Box: shard.Box, Rank: rank}}}); err != nil {
-				return err
-			}
-		}
+	if err := errors.Join(g.Wait(), ctx.Err()); err != nil {
+		return Report{}, fmt.Errorf("verify checkpoint %s: %w", f.path, err)
 	}
-	return nil
+	v.sort()
+	return v.report, nil
 }

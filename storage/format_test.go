@@ -141,7 +141,7 @@ func hostileItems() []plan.Item {
 // holes, aligned chunks, and the reference's limits.
 func TestLayOut(t *testing.T) {
 	items := hostileItems()
-	x, order, header, err := layOut(3, items)
+	x, order, header, err := layOut(3, items, reuse{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func sample(t testing.TB) index {
 		shardItem("scale", tensor.Float64, nil, tensor.Box{}),
 		shardItem("empty", tensor.Complex32, tensor.Shape{0}, tensor.Shape{0}.Full()),
 		valueItem("rng", 9),
-	})
+	}, reuse{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"golang.org/x/sync/errgroup"
 )
 
 // breaks takes note that nothing is to be learned of a rank.
@@ -85,17 +84,17 @@ func (v *verifier) agrees(name string, got plan.Digest) bool {
 // recordSum takes the checksum of a record, as far as the chunk's own bytes are
 // those of the record.
 type recordSum struct {
-	*record
+	*Record
 	crc  uint32
 	next int64 // offset of the first byte that is not summed
 }
 
 func (r *recordSum) add(p []byte, at int64) {
-	if r.record == nil {
+	if r.Record == nil {
 		return
 	}
 	if r.next == 0 {
-		r.next = r.offset
+		r.next = r.Offset
 	}
 	if at == r.next {
 		r.crc = crc32.Update(r.crc, crc32.IEEETable, p)
@@ -106,13 +105,13 @@ func (r *recordSum) add(p []byte, at int64) {
 // problem reads the rest of the record and reports bytes that are not those of
 // its checksum.
 func (r *recordSum) problem(ctx context.Context, file vfs.File, buf []byte) (string, error) {
-	if r.record == nil {
+	if r.Record == nil {
 		return "", nil
 	}
 	if r.next == 0 {
-		r.next = r.offset
+		r.next = r.Offset
 	}
-	for end := r.offset + r.size; r.next < end; {
+	for end := r.Offset + r.Size; r.next < end; {
 		if err := ctx.Err(); err != nil {
 			return "", err
 		}
@@ -123,11 +122,11 @@ func (r *recordSum) problem(ctx context.Context, file vfs.File, buf []byte) (str
 		r.crc = crc32.Update(r.crc, crc32.IEEETable, window)
 		r.next += int64(len(window))
 	}
-	if r.next > r.offset+r.size {
+	if r.next > r.Offset+r.Size {
 		return "the chunk goes beyond its record", nil
 	}
-	if r.crc != r.record.crc {
-		return fmt.Sprintf("CRC-32 of the archive's record is %08x, want %08x", r.crc, r.record.crc), nil
+	if r.crc != r.CRC {
+		return fmt.Sprintf("CRC-32 of the archive's record is %08x, want %08x", r.crc, r.CRC), nil
 	}
 	return "", nil
 }
@@ -155,31 +154,4 @@ func archiveProblem(file vfs.File, e *entry) (problem string, checked bool) {
 		}
 	}
 	return "", true
-}
-
-// Verify reads every byte and compares it with the checksums that the program
-// which wrote it has left: those of the records of DCP archives. Safetensors
-// files have none; of them, and of what else has none, it only finds out that
-// they can be read, and counts the chunks as unknown. progress is as in
-// [Root.Verify].
-func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Report, error) {
-	v := &verifier{
-		fs: f.fs, path: f.chunks().path, progress: progress,
-		known: map[string]bool{}, broken: map[int]bool{},
-	}
-	var g errgroup.Group
-	g.SetLimit(verifiers())
-	for _, want := range f.manifest.Ranks {
-		// The sums that are found are of no use to anyone.
-		x := *f.ranks[want.Rank].index
-		x.entries = append([]entry(nil), x.entries...)
-		for n := range x.files {
-			v.data(ctx, &g, &x, n)
-		}
-	}
-	if err := errors.Join(g.Wait(), ctx.Err()); err != nil {
-		return Report{}, fmt.Errorf("verify checkpoint %s: %w", f.path, err)
-	}
-	v.sort()
-	return v.report, nil
 }

@@ -2,12 +2,31 @@ package storage
 
 import (
 	"math/rand/v2"
+	"syscall"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 )
+
+// failAt fails the k-th write operation, and all later ones too if forever is
+// set. Just before, it calls at.
+func failAt(on vfs.FS, k int, forever bool, at func()) (vfs.FS, *int) {
+	n := new(int)
+	return errorfs.Wrap(on, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() != errorfs.OpIsWrite {
+			return nil
+		}
+		if *n++; *n == k {
+			at()
+		}
+		if *n == k || *n > k && forever {
+			return syscall.EIO
+		}
+		return nil
+	})), n
+}
 
 // TestSumsCrash crashes the writing of sums at every operation: they are whole
 // or not there, and what writeSums has said is durable.

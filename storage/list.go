@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+
+	"github.com/ckptstore/ckptstore/storage/disk"
 )
 
 // Damaged is a receipt that could not be read. Its checkpoint is not listed.
@@ -140,11 +142,11 @@ func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
 		return &TakenError{Ref: ref, File: r.path(ref, ReceiptFile), What: "the receipt of a committed checkpoint"}
 	}
 	if receipt {
-		if err := gone(r.fs.Remove(r.path(ref, ReceiptFile))); err != nil {
+		if err := disk.Gone(r.fs.Remove(r.path(ref, ReceiptFile))); err != nil {
 			return err
 		}
 	}
-	if err := gone(r.syncDir(dir)); err != nil {
+	if err := disk.Gone(r.syncDir(dir)); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -154,20 +156,12 @@ func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
 		if name == ReceiptFile {
 			continue
 		}
-		if err := gone(r.fs.RemoveAll(r.path(ref, name))); err != nil {
+		if err := disk.Gone(r.fs.RemoveAll(r.path(ref, name))); err != nil {
 			return err
 		}
 	}
-	if err := gone(r.fs.Remove(dir)); err != nil {
+	if err := disk.Gone(r.fs.Remove(dir)); err != nil {
 		return err
 	}
 	return r.syncDir(r.fs.PathDir(dir))
-}
-
-// gone takes what is already removed for removed.
-func gone(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }

@@ -43,6 +43,9 @@ func (r *FileReader) WithManifest(digest plan.Digest) *FileReader {
 	return r
 }
 
+// Root is the data directory that the reader reads from.
+func (r *FileReader) Root() *Root { return r.root }
+
 func (r *FileReader) wrap(step string, err error) error {
 	if err == nil {
 		return nil

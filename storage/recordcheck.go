@@ -58,6 +58,6 @@ func recordProblem(ctx context.Context, file vfs.File, e *entry) (string, error)
 	}
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
-	sum := recordSum{record: e.record}
+	sum := recordSum{Record: e.record}
 	return sum.problem(ctx, file, *buf)
 }

@@ -3,12 +3,12 @@ package storage
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/storage/disk"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -22,6 +22,9 @@ type Root struct {
 	space   sync.Mutex
 	pending int64             // bytes that running WriteData calls have yet to write
 	keep    func(Usage) int64 // bytes that they leave free; nil: none
+
+	reuse sync.Mutex
+	bases []*base // whose indexes are kept, the latest used first
 
 	tell sync.Mutex
 	told map[Ref]bool // refs that were told to say
@@ -37,6 +40,9 @@ func Open(fs vfs.FS, dir string) (*Root, error) {
 	}
 	return &Root{fs: fs, dir: dir}, nil
 }
+
+// Dir is the directory that was opened.
+func (r *Root) Dir() string { return r.dir }
 
 // Ref says where a checkpoint lies: the names of three nested directories,
 // which are safe as file names. [RefOf] makes one of any names.
@@ -110,7 +116,7 @@ func (r *Root) path(ref Ref, file ...string) string {
 func (r *Root) makeDirs(ref Ref) error {
 	dir := r.path(ref)
 	if err := r.fs.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make directory %s: %w", dir, noSpace(err))
+		return fmt.Errorf("make directory %s: %w", dir, disk.NoSpace(err))
 	}
 	return r.syncDirs(ref)
 }
@@ -128,29 +134,10 @@ func (r *Root) syncDirs(ref Ref) error {
 	return r.syncDir(dir)
 }
 
-func (r *Root) syncDir(dir string) error {
-	d, err := r.fs.OpenDir(dir)
-	if err != nil {
-		return fmt.Errorf("sync directory %s: %w", dir, err)
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("sync directory %s: %w", dir, noSpace(err))
-	}
-	return nil
-}
+func (r *Root) syncDir(dir string) error { return disk.SyncDir(r.fs, dir) }
 
 // readFile is the content of a small file.
-func (r *Root) readFile(path string) ([]byte, error) {
-	f, err := r.fs.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("read: %w", err)
-	}
-	data, err := io.ReadAll(f)
-	if err := errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
-	}
-	return data, nil
-}
+func (r *Root) readFile(path string) ([]byte, error) { return disk.ReadFile(r.fs, path) }
 
 // writeTemp writes data to path under a temporary name and syncs it. The
 // caller gives it its name. On an error nothing stays behind.
@@ -158,7 +145,7 @@ func (r *Root) writeTemp(path string, data []byte) (temp string, err error) {
 	temp = path + tempSuffix
 	f, err := r.fs.Create(temp, vfs.WriteCategoryUnspecified)
 	if err != nil {
-		return "", fmt.Errorf("create %s: %w", temp, noSpace(err))
+		return "", fmt.Errorf("create %s: %w", temp, disk.NoSpace(err))
 	}
 	_, err = f.Write(slices.Clone(data)) // a file may change what it is given
 	if err == nil {
@@ -166,7 +153,7 @@ func (r *Root) writeTemp(path string, data []byte) (temp string, err error) {
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		r.discard(temp)
-		return "", fmt.Errorf("write %s: %w", temp, noSpace(err))
+		return "", fmt.Errorf("write %s: %w", temp, disk.NoSpace(err))
 	}
 	return temp, nil
 }

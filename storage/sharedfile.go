@@ -1,9 +1,9 @@
 package storage
 
 import (
-	"fmt"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/storage/disk"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -23,7 +23,7 @@ func (f *sharedFile) open() (vfs.File, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.file == nil {
-		if err := regular(f.fs, f.path); err != nil {
+		if err := disk.Regular(f.fs, f.path); err != nil {
 			return nil, err
 		}
 		file, err := f.fs.Open(f.path)
@@ -62,19 +62,4 @@ func (f *sharedFile) done() {
 		_ = f.file.Close()
 		f.file = nil
 	}
-}
-
-// regular refuses what is no plain file before it is opened: opening a pipe
-// waits for whoever writes to it, and nothing ends that.
-func regular(files vfs.FS, name string) error {
-	info, err := files.Stat(name)
-	switch {
-	case err != nil:
-		return err
-	case info.IsDir():
-		return fmt.Errorf("%s is a directory", name)
-	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s is not a regular file (%v), so it is not read", name, info.Mode().Type())
-	}
-	return nil
 }

@@ -82,14 +82,18 @@ func (v *verifier) uncheckable() {
 // one header that its items give, byte for byte.
 func (v *verifier) header(x *index, n int, file vfs.File, size int64) {
 	name := x.files[n].Name
-	items := make([]plan.Item, len(x.entries))
-	first := int64(math.MaxInt64)
-	for i, e := range x.entries {
-		items[i] = e.item
-		first = min(first, e.offset)
+	if n > 0 && isLink(name) {
+		v.linkHeader(x, n, file, size)
+		return
 	}
-	_, _, want, err := layOut(x.rank, items)
-	if err != nil || name != dataFile(x.rank) || len(x.entries) > 0 && first != int64(len(want)) {
+	var items []plan.Item
+	first := int64(math.MaxInt64)
+	for _, i := range x.own() {
+		items = append(items, x.entries[i].item)
+		first = min(first, x.entries[i].offset)
+	}
+	_, _, want, err := layOut(x.rank, items, reuse{})
+	if err != nil || n > 0 || name != dataFile(x.rank) || len(items) > 0 && first != int64(len(want)) {
 		v.find(Mismatch, name, "the index does not describe a file of this version (%v)", err)
 		return
 	}
@@ -130,7 +134,7 @@ func (v *verifier) chunk(ctx context.Context, x *index, name string, file vfs.Fi
 	hash := blake3.New()
 	damaged, known := false, e.learned()
 	var sums blockSums
-	rec := recordSum{record: e.record}
+	rec := recordSum{Record: e.record}
 	var span []byte
 	if e.strides != nil {
 		var err error

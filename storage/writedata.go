@@ -7,6 +7,7 @@ import (
 	"io/fs"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/disk"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/zeebo/blake3"
 )
@@ -28,16 +29,20 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []plan.Item,
 	if rank < 0 {
 		return Written{}, errors.New("the rank is negative")
 	}
-	x, order, header, err := layOut(rank, items)
+	there, sealed, err := w.there()
 	if err != nil {
 		return Written{}, err
 	}
-	sealed, err := w.sealed()
+	if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
+		return written, err
+	}
+	u, err := w.reuse(ctx, rank, items, src)
 	if err != nil {
 		return Written{}, err
 	}
-	if sealed {
-		return w.compare(ctx, x, order, header, src)
+	x, order, header, err := layOut(rank, items, u)
+	if err != nil {
+		return Written{}, err
 	}
 	indexSize := x.encodedSize()
 	claim := &claim{root: w.root, left: x.files[0].Size + indexSize}
@@ -45,10 +50,17 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []plan.Item,
 		return Written{}, err
 	}
 	defer claim.give()
+	if err := w.clear(rank, there); err != nil {
+		return Written{}, err
+	}
 
 	path := w.root.path(w.ref, x.files[0].Name)
 	temp, err := w.writeFile(ctx, path, x, order, header, src, claim)
 	if err != nil {
+		return Written{}, err
+	}
+	if err := x.tie(u); err != nil {
+		w.root.discard(temp)
 		return Written{}, err
 	}
 	if err := w.root.rename(temp, path); err != nil {
@@ -72,7 +84,7 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []plan.Item,
 func (r *Root) rename(temp, path string) error {
 	if err := r.fs.Rename(temp, path); err != nil {
 		r.discard(temp)
-		return fmt.Errorf("rename %s: %w", temp, noSpace(err))
+		return fmt.Errorf("rename %s: %w", temp, disk.NoSpace(err))
 	}
 	return nil
 }
@@ -82,8 +94,12 @@ func (x index) written(data []byte) Written {
 	out := Written{Index: plan.Sum(data)}
 	out.Files = append(append(out.Files, x.files...), File{Name: indexFile(x.rank), Size: int64(len(data))})
 	for _, e := range x.entries {
-		out.BytesWritten += e.item.Bytes
+		out.BytesReused += e.item.Bytes
 	}
+	for _, i := range x.own() {
+		out.BytesWritten += x.entries[i].item.Bytes
+	}
+	out.BytesReused -= out.BytesWritten
 	return out
 }
 
@@ -96,37 +112,6 @@ func (x index) encodedSize() int64 {
 	return size
 }
 
-// sealed reports whether the checkpoint has a manifest or a receipt, so that
-// its bytes may have been committed.
-func (w *FileWriter) sealed() (bool, error) {
-	dir := w.root.path(w.ref)
-	names, err := w.root.fs.List(dir)
-	if err != nil {
-		return false, fmt.Errorf("list %s, which SetUp makes: %w", dir, err)
-	}
-	receipt, manifest, err := w.root.own(w.ref, names)
-	return receipt || manifest, err
-}
-
-// compare is a repeated write into a sealed checkpoint: the same bytes are
-// success, and nothing is written.
-func (w *FileWriter) compare(ctx context.Context, x index, order []int, header []byte, src Source) (Written, error) {
-	s := newStream(nil, int64(len(header)), nil)
-	if err := s.run(ctx, x, order, src); err != nil {
-		return Written{}, err
-	}
-	data := x.encode()
-	path := w.root.path(w.ref, indexFile(x.rank))
-	there, err := w.root.readFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Written{}, err
-	}
-	if string(there) != string(data) {
-		return Written{}, fmt.Errorf("%s: %w; save under another name", path, ErrSealed)
-	}
-	return x.written(data), nil
-}
-
 // writeFile writes a data file under a temporary name and syncs it, the header
 // after the data: a file that was cut off has none. It fills in the digests
 // and sums of x.
@@ -137,7 +122,7 @@ func (w *FileWriter) writeFile(ctx context.Context, path string, x index, order 
 	}
 	f, err := w.root.fs.OpenReadWrite(temp, vfs.WriteCategoryUnspecified)
 	if err != nil {
-		return "", fmt.Errorf("create %s: %w", temp, noSpace(err))
+		return "", fmt.Errorf("create %s: %w", temp, disk.NoSpace(err))
 	}
 	s := newStream(f, int64(len(header)), c)
 	err = s.run(ctx, x, order, src)
@@ -149,7 +134,7 @@ func (w *FileWriter) writeFile(ctx context.Context, path string, x index, order 
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		w.root.discard(temp)
-		return "", fmt.Errorf("write %s: %w", temp, noSpace(err))
+		return "", fmt.Errorf("write %s: %w", temp, disk.NoSpace(err))
 	}
 	return temp, nil
 }
@@ -169,12 +154,9 @@ func (s *stream) items(ctx context.Context, x index, order []int, src Source) er
 	hash := blake3.New()
 	for _, i := range order {
 		e := &x.entries[i]
-		data, err := src.Item(i)
+		data, err := itemBytes(ctx, src, i, e.item)
 		if err != nil {
-			return fmt.Errorf("bytes of %q: %w", e.item.Shard.FQN, err)
-		}
-		if int64(len(data)) != e.item.Bytes {
-			return fmt.Errorf("bytes of %q: got %d, the plan says %d", e.item.Shard.FQN, len(data), e.item.Bytes)
+			return err
 		}
 		hash.Reset()
 		sums := blockSums{sums: make([]uint32, 0, blocks(e.item.Bytes))}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/disk"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -16,6 +17,10 @@ import (
 type FileWriter struct {
 	root *Root
 	ref  Ref
+
+	reusing bool
+	bases   []Base
+	say     func(error) // why something was not reused
 }
 
 var _ Writer = (*FileWriter)(nil)
@@ -55,7 +60,7 @@ func (w *FileWriter) PrepareLocalPlan(ctx context.Context, local plan.Local) (pl
 		err = fmt.Errorf("rank %d is negative", local.Rank)
 	}
 	if err == nil {
-		_, _, _, err = layOut(local.Rank, local.Items)
+		_, _, _, err = layOut(local.Rank, local.Items, reuse{})
 	}
 	if err != nil {
 		return plan.Local{}, w.wrap(fmt.Sprintf("local plan of rank %d", local.Rank), err)
@@ -162,17 +167,7 @@ func (w *FileWriter) checkWritten(ctx context.Context, m plan.Manifest) error {
 			if x.adopted() {
 				return w.root.checkUnchanged(&x)
 			}
-			for _, f := range x.files {
-				path := w.root.path(w.ref, f.Name)
-				info, err := w.root.fs.Stat(path)
-				if err != nil {
-					return fmt.Errorf("file of rank %d: %w", r.Rank, err)
-				}
-				if info.Size() != f.Size {
-					return fmt.Errorf("file of rank %d: %s has %d bytes, %d were written", r.Rank, path, info.Size(), f.Size)
-				}
-			}
-			return nil
+			return w.root.checkFiles(w.ref, &x)
 		})
 	}
 	return g.Wait()
@@ -218,7 +213,7 @@ func (w *FileWriter) createManifest(m plan.Manifest) (plan.Digest, error) {
 			}
 		}
 	} else if err != nil {
-		err = fmt.Errorf("create %s: %w", path, noSpace(err))
+		err = fmt.Errorf("create %s: %w", path, disk.NoSpace(err))
 	}
 	if err != nil {
 		w.root.discard(temp)

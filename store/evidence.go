@@ -31,6 +31,10 @@ func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (*ownersh
 	if err := recovering(dir); err != nil { // since this process looked
 		return nil, err
 	}
+	s.ballast().release()
+	if err := s.space.check(keepToOwn); err != nil {
+		return nil, fmt.Errorf("own the store %s: %w", dir, err)
+	}
 	card := filepath.Join(dir, cardName)
 	if err := keepLog(s, dir, exists(card)); err != nil {
 		s.opts.Logger.Warn("the log is opened without a copy of what its server may change, should it be damaged", "error", err)

@@ -6,15 +6,15 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/storage/foreign"
+	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // OpenForeign opens a checkpoint of another program by its path: see
-// [storage.OpenForeign]. No store is needed. Chunks that overlap are an error
+// [foreign.Open]. No store is needed. Chunks that overlap are an error
 // that names them. What no chunk covers is none yet: see [VerifyForeign].
 func OpenForeign(ctx context.Context, path string) (*storage.Foreign, error) {
 	full, err := filepath.Abs(path)
@@ -25,7 +25,7 @@ func OpenForeign(ctx context.Context, path string) (*storage.Foreign, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint %s: %w", path, err)
 	}
-	f, err := storage.OpenForeign(ctx, vfs.Default, full)
+	f, err := foreign.Open(ctx, vfs.Default, full)
 	if err != nil {
 		return nil, err
 	}
@@ -57,11 +57,11 @@ func VerifyForeign(ctx context.Context, f *storage.Foreign, progress func(bytes 
 	return report, nil
 }
 
-// ExportTo writes a checkpoint into a directory: see [storage.Export].
-func ExportTo(ctx context.Context, from storage.Reader, dir string, o storage.ExportOptions) (storage.Exported, error) {
+// ExportTo writes a checkpoint into a directory: see [foreign.Export].
+func ExportTo(ctx context.Context, from storage.Reader, dir string, o foreign.ExportOptions) (foreign.Exported, error) {
 	full, err := filepath.Abs(dir)
 	if err != nil {
-		return storage.Exported{}, fmt.Errorf("export to %s: %w", dir, err)
+		return foreign.Exported{}, fmt.Errorf("export to %s: %w", dir, err)
 	}
-	return storage.Export(ctx, from, vfs.Default, full, o)
+	return foreign.Export(ctx, from, vfs.Default, full, o)
 }

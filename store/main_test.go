@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -30,9 +32,19 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	var err error
+	// These tests wait for the disk and for other processes more than they
+	// compute. A number on the command line goes before.
+	err := flag.Set("test.parallel", "8")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	// Their garbage is blocks of logs, large and read once.
+	debug.SetGCPercent(400)
 	if short, err = os.MkdirTemp("", "ck"); err == nil {
-		err = errors.Join(os.Chmod(short, 0o711), os.Mkdir(filepath.Join(short, "run"), 0o700),
+		// With the race detector, every process would sleep for a second before
+		// it ends.
+		err = errors.Join(os.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE")), os.Chmod(short, 0o711), os.Mkdir(filepath.Join(short, "run"), 0o700),
 			os.Setenv("XDG_RUNTIME_DIR", filepath.Join(short, "run")))
 	}
 	if err != nil {

@@ -24,12 +24,14 @@ type owner struct {
 
 	life   context.Context // ends with close
 	cancel context.CancelFunc
-	lost   chan struct{} // the connection to the owner broke, or could not be made
-	done   chan struct{} // the watcher has ended; nil before it started
+	lost   chan struct{}   // the connection to the owner broke, or could not be made
+	broke  chan *ownership // of this process, which can do its work no more
+	done   chan struct{}   // the watcher has ended; nil before it started
 	client *web.Client
 
 	mu  sync.Mutex
 	own *ownership // nil while another process owns the store
+	why error      // the store has no owner; nil while it has one
 }
 
 // card is owner.json: who owns the store and where to reach it.
@@ -45,7 +47,7 @@ type card struct {
 const lockName, cardName = "LOCK", "owner.json"
 
 func newOwner(dir string, s *Store) *owner {
-	o := &owner{dir: dir, store: s, lost: make(chan struct{}, 1)}
+	o := &owner{dir: dir, store: s, lost: make(chan struct{}, 1), broke: make(chan *ownership, 1)}
 	o.life, o.cancel = context.WithCancel(context.Background())
 	return o
 }
@@ -102,7 +104,7 @@ func (o *owner) join(ctx context.Context) error {
 func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
 		Dial: o.dialLog, Logger: o.store.opts.Logger,
-		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit, Deciding: o.store.ballast().release,
+		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit, Deciding: o.store.ballast().release, Down: o.down,
 	})
 	if err != nil {
 		return err
@@ -134,39 +136,6 @@ func (o *owner) locked(cause error) error {
 		ErrLocked, who, filepath.Join(o.dir, lockName), cause)
 }
 
-// watch takes the store over when its owner goes.
-func (o *owner) watch() {
-	defer close(o.done)
-	for {
-		select {
-		case <-o.life.Done():
-			return
-		case <-o.lost:
-		}
-		for {
-			took, err := o.tryOwn(o.life)
-			if err == nil && !took {
-				var conn net.Conn
-				if conn, err = o.dialOwner(o.life); err == nil {
-					_ = conn.Close()
-				}
-			}
-			if err == nil {
-				break // the log reconnects by itself
-			}
-			if errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
-				// Each try starts a server on it. Appends end at their deadlines.
-				o.store.opts.Logger.Error("the store cannot be taken over from its last owner", "error", err)
-				return
-			}
-			o.store.opts.Logger.Debug("the store has no owner that answers", "error", err)
-			if !sleep(o.life, 50*time.Millisecond) {
-				return
-			}
-		}
-	}
-}
-
 // tryOwn takes the lock and starts serving. It reports false when another
 // process holds the lock.
 func (o *owner) tryOwn(ctx context.Context) (bool, error) {
@@ -183,7 +152,7 @@ func (o *owner) tryOwn(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, errors.Join(err, lock.Close())
 	}
-	o.own = own
+	o.own, o.why = own, nil
 	return true, nil
 }
 
@@ -231,11 +200,24 @@ func (o *owner) Answer(ctx context.Context, query string, p web.Params) (json.Ra
 		if o.life.Err() != nil {
 			return nil, fmt.Errorf("ask %s: %w", query, errClosed)
 		}
-		if own := o.ownership(); own != nil {
-			return own.views.source.Answer(ctx, query, p)
+		var answer json.RawMessage
+		var err error
+		own := o.ownership()
+		if own != nil {
+			answer, err = own.views.source.Answer(ctx, query, p)
+			if err == nil || o.ownership() == own {
+				return answer, err
+			}
+		} else {
+			answer, err = o.client.Answer(ctx, query, p)
+			if !errors.Is(err, web.ErrUnreachable) {
+				return answer, err
+			}
 		}
-		answer, err := o.client.Answer(ctx, query, p)
-		if !errors.Is(err, web.ErrUnreachable) || !sleep(patient, 20*time.Millisecond) {
+		if !sleep(patient, 20*time.Millisecond) {
+			if why := o.down(); why != nil {
+				err = fmt.Errorf("%w: %w", err, why)
+			}
 			return answer, err
 		}
 	}

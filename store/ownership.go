@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
@@ -23,6 +24,8 @@ import (
 // given up in the reverse order of its fields.
 type ownership struct {
 	dir    string
+	since  time.Time
+	why    error // it is of no use any more; set before the owner is told
 	lock   *os.File
 	server *jetlog.Server
 	log    *jetlog.Log // the owner's own connection
@@ -31,7 +34,7 @@ type ownership struct {
 	socket net.Listener // for NATS
 	served chan error   // two: of the API and of the socket
 	nserve int
-	unload func() // ends the keeping of the ballast
+	unload func() // ends the keeping of the ballast and the watch on the server
 }
 
 // follower keeps views up to date with a log.
@@ -40,13 +43,14 @@ type follower struct {
 	source web.Source
 	cancel context.CancelFunc
 	done   chan error
+	failed chan error // of capacity 1: the database could not go on
 }
 
 // takeOwnership starts the server, brings the views up to date, repairs what a
 // crash has left, and opens the sockets. The lock belongs to the ownership
 // from then on; on an error it stays the caller's.
 func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ *ownership, err error) {
-	w := &ownership{dir: dir, served: make(chan error, 2)}
+	w := &ownership{dir: dir, since: time.Now(), served: make(chan error, 2)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("own the store %s: %w", dir, damage(err)), w.close())
@@ -54,11 +58,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	}()
 	// A server would make a new log, and then miss the events.
 	if _, err = os.Stat(filepath.Join(dir, "log")); err != nil {
-		return w, fmt.Errorf("%w: its log is not there: %w: restore log/ from a backup; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
-	}
-	s.ballast().release()
-	if err = s.space.check(keepToOwn); err != nil {
-		return w, err
+		return w, fmt.Errorf("%w: its log is not there: %w: restore log/ from a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
 	}
 	if w.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{
 		Dir: filepath.Join(dir, "log"), Logger: serverLogger(s.opts.Logger), Listen: s.opts.Listen,
@@ -89,14 +89,12 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 		return w, err
 	}
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	kept := make(chan struct{})
-	go func() {
-		defer close(kept)
-		s.ballast().keep(life)
-	}()
+	var kept sync.WaitGroup
+	kept.Go(func() { s.ballast().keep(life) })
+	kept.Go(func() { w.watch(life, s) })
 	w.unload = func() {
 		cancel()
-		<-kept
+		kept.Wait()
 	}
 	w.lock = lock
 	return w, nil
@@ -108,12 +106,15 @@ func follow(ctx context.Context, db *viewdb.DB, log *jetlog.Log, s *Store) (*fol
 		return nil, errors.Join(err, db.Close())
 	}
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	f := &follower{db: db, source: &web.Local{Views: db, Last: log.Last}, cancel: cancel, done: make(chan error, 1)}
+	f := &follower{db: db, source: &web.Local{Views: db, Last: log.Last}, cancel: cancel, done: make(chan error, 1), failed: make(chan error, 1)}
 	go func() {
 		err := db.Follow(life, log)
 		if life.Err() == nil {
 			// Queries fail from here on, with this error: see viewdb's Wait.
 			s.opts.Logger.Error("the views have halted", "error", err)
+			if errors.Is(err, viewdb.ErrFailed) {
+				f.failed <- err
+			}
 		}
 		f.done <- err
 		close(f.done)

@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/web"
 	"golang.org/x/sys/unix"
 )
 
@@ -138,6 +139,11 @@ func fillDisk(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
+	other, err := Open(ctx, Options{Location: dir})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, other.Close()) }()
 	for path := filepath.Join(dir, ballastName); !exists(path); {
 		if !sleep(ctx, time.Millisecond) {
 			return ctx.Err()
@@ -220,10 +226,58 @@ func fillDisk(ctx context.Context) (err error) {
 		return errors.New("the log took nothing more")
 	}
 
-	// With room again, all is there, and nothing twice. It is the next owner
-	// that finds it: views that have failed stay as they are in their process.
+	// Whoever appends while the log cannot be written hears why, in the owner's
+	// process and in others.
+	within, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	for _, in := range []*Store{s, other} {
+		_, err := decide(within, in, "run", begun("unheard"))
+		if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "bytes free and the log needs") {
+			return fmt.Errorf("a decision on a log that cannot be written: %w", err)
+		}
+	}
+	// Who is patient enough is served once there is room, by processes that have
+	// never ended.
+	type saying struct {
+		id  string
+		err error
+	}
+	patient := make(chan saying)
+	for i, in := range []*Store{s, other, s} {
+		go func() {
+			within, cancel := context.WithTimeout(ctx, limit)
+			defer cancel()
+			r, err := decide(within, in, fmt.Sprint("patient-", i), begun("step-1"))
+			patient <- saying{r.ID, err}
+		}()
+	}
+	if err := os.Remove(fill); err != nil {
+		return err
+	}
+	err = nil
+	for range 3 {
+		said := <-patient
+		if err = errors.Join(err, said.err); said.err == nil {
+			acked = append(acked, said.id)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("with room again: %w", err)
+	}
+	for _, in := range []*Store{s, other} {
+		runs, err := web.Ask(ctx, in.Views(), web.Runs, web.Params{})
+		if err != nil || len(runs) != 4 {
+			return fmt.Errorf("with room again, asked for runs: %v %w", runs, err)
+		}
+	}
+	s.space.forget()
+	if err := say(s.Log, 10); err != nil {
+		return fmt.Errorf("a fact with room again: %w", err)
+	}
+
+	// All is there, and nothing twice, which the next owner finds too.
 	text := strings.Join(acked, " ")
-	if err := errors.Join(s.Close(), os.Remove(fill), os.WriteFile(fill, []byte(text), 0o600)); err != nil {
+	if err := errors.Join(other.Close(), s.Close(), os.WriteFile(fill, []byte(text), 0o600)); err != nil {
 		return err
 	}
 	if err := os.Setenv(roleEnv, "disk again"); err != nil {

@@ -261,7 +261,7 @@ func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
 	created, _, err := l.Open(ctx)
 	switch {
 	case errors.Is(err, jetlog.ErrNoLog):
-		return fmt.Errorf("%w: its log holds no event: restore log/ from a backup; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged)
+		return fmt.Errorf("%w: its log holds no event: restore log/ from a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged)
 	case errors.Is(err, jetlog.ErrForeign):
 		return fmt.Errorf("%w: %w", ErrForeign, err)
 	case err != nil:

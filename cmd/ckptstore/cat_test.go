@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/storage/foreign"
 	"github.com/ckptstore/ckptstore/tensor"
+	"pgregory.net/rapid"
 )
 
 // ordinal is the place of a box's first element in row-major order.
@@ -143,7 +143,7 @@ func TestExportSaysHoles(t *testing.T) {
 	from.manifest.Ranks = []plan.RankIndex{{}}
 	r.manifest = from.manifest
 	a := &app{out: io.Discard, err: &said}
-	if err := a.export(t.Context(), from, filepath.Join(t.TempDir(), "out"), storage.ExportOptions{Format: storage.DCP}); err != nil {
+	if err := a.export(t.Context(), from, filepath.Join(t.TempDir(), "out"), foreign.ExportOptions{Format: storage.DCP}); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(said.String(), `exported as it is: tensor "x"`) {

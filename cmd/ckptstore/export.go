@@ -9,11 +9,11 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/spf13/cobra"
-
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/storage/foreign"
 	"github.com/ckptstore/ckptstore/store"
+	"github.com/spf13/cobra"
 )
 
 const exportHelp = `Write a checkpoint for other programs into the directory DIR.
@@ -38,11 +38,11 @@ Exit codes: 0 exported, 1 failed, 2 usage, 4 no such checkpoint,
 // exported is `export --json`.
 type exported struct {
 	Checkpoint string `json:"checkpoint"`
-	storage.Exported
+	foreign.Exported
 }
 
 func (a *app) exportCommand() *cobra.Command {
-	var o storage.ExportOptions
+	var o foreign.ExportOptions
 	var format, shard string
 	c := &cobra.Command{
 		Use: "export REF DIR --format dcp|safetensors|hf", Short: "Write a checkpoint for PyTorch DCP, safetensors or Hugging Face", Long: exportHelp,
@@ -68,7 +68,7 @@ func (a *app) exportCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) export(ctx context.Context, s source, dir string, o storage.ExportOptions) error {
+func (a *app) export(ctx context.Context, s source, dir string, o foreign.ExportOptions) error {
 	bar := a.progressOf("export", s.manifest.Layout.Bytes())
 	defer bar.done()
 	o.Progress = bar.set

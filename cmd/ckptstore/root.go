@@ -11,14 +11,14 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/dcp"
+	"github.com/ckptstore/ckptstore/storage/foreign"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
+	"github.com/spf13/cobra"
 )
 
 // Exit codes.
@@ -117,7 +117,7 @@ func exitCode(err error, interrupted bool) int {
 		usage     usageError
 		running   *store.RunningError
 		followed  *store.FollowedError
-		taken     *storage.OccupiedError
+		taken     *foreign.OccupiedError
 		corrupt   *storage.CorruptError
 		changed   *storage.ChangedError
 		malformed *dcp.FormatError

@@ -24,6 +24,8 @@ type verified struct {
 	Log         *store.ReadLog `json:"log,omitempty"`     // with no REF
 	Learned     []learned      `json:"learned,omitempty"` // digests of adopted files, now recorded
 	Findings    []finding      `json:"findings"`
+
+	logAlone bool // no checkpoint was asked for
 }
 
 // learned is a file of sums that this verification has made.
@@ -78,7 +80,7 @@ Of such files only what checksums they have is compared.`,
 			}
 			s, err := a.open(c.Context())
 			if log && errors.Is(err, store.ErrDamaged) {
-				return a.printVerified(verified{Findings: []finding{logFinding(err)}})
+				return a.printVerified(verified{Findings: []finding{logFinding(err)}, logAlone: true})
 			}
 			if len(refs) == 0 && errors.Is(err, store.ErrDamaged) {
 				return a.verifyReceipts(c.Context(), err)
@@ -87,7 +89,7 @@ Of such files only what checksums they have is compared.`,
 				return err
 			}
 			if log {
-				out := verified{Store: s.ID, Findings: []finding{}}
+				out := verified{Store: s.ID, Findings: []finding{}, logAlone: true}
 				err := a.readLog(c.Context(), s, &out)
 				if err == nil {
 					err = a.printVerified(out)
@@ -157,6 +159,10 @@ func (a *app) printVerified(out verified) error {
 		}
 		if out.Log != nil {
 			fmt.Fprintf(w, "log: %d of %d events read, %d decisions, %d blobs\n", out.Log.Events, out.Log.Last, out.Log.Decisions, out.Log.Blobs)
+		}
+		if out.logAlone {
+			fmt.Fprintf(w, "%d findings\n", len(out.Findings))
+			return
 		}
 		fmt.Fprintf(w, "%d checkpoints, %d files, %d chunks, %s: %d findings\n",
 			out.Checkpoints, out.Files, out.Chunks, size(out.Bytes), len(out.Findings))

@@ -58,7 +58,7 @@ func (l *Log) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error
 	select {
 	case err = <-j.done:
 	case <-ctx.Done():
-		err = fmt.Errorf("%w: %w%s", ErrUnacknowledged, context.Cause(ctx), l.down())
+		err = fmt.Errorf("%w: %w", ErrUnacknowledged, l.because(context.Cause(ctx)))
 	case <-l.ctx.Done():
 		err = fmt.Errorf("%w: %w", ErrUnacknowledged, ErrClosed)
 	}
@@ -70,14 +70,6 @@ func (l *Log) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error
 		return nil, fmt.Errorf("append %s to the log at %s: %w", what, l.opts.where(), err)
 	}
 	return j.sequences, nil
-}
-
-// down says so when the reason for a wait is the connection.
-func (l *Log) down() string {
-	if l.nc.IsConnected() {
-		return ""
-	}
-	return " (nobody serves the log at the moment)"
 }
 
 // check reports what the log could not store, and the event's size in bytes.

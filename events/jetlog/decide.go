@@ -51,7 +51,7 @@ func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint
 	case errors.As(err, &conflict):
 		return 0, conflict
 	case ctx.Err() != nil || l.ctx.Err() != nil:
-		err = fmt.Errorf("%w: %w%s", ErrUnacknowledged, err, l.down())
+		err = fmt.Errorf("%w: %w", ErrUnacknowledged, err)
 	}
 	return 0, fmt.Errorf("decide %s at %s: %w", d.Kind, l.opts.where(), err)
 }

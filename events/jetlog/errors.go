@@ -154,9 +154,23 @@ func (l *Log) retry(ctx context.Context, f func(ctx context.Context) error) erro
 			return err
 		}
 		if b.wait(ctx) != nil {
-			return fmt.Errorf("%w (%w)", context.Cause(ctx), err)
+			return l.because(fmt.Errorf("%w (%w)", context.Cause(ctx), err))
 		}
 	}
+}
+
+// because adds to the error of a wait that was given up why it was so long,
+// where that is known.
+func (l *Log) because(err error) error {
+	if !l.nc.IsConnected() {
+		err = fmt.Errorf("%w (nobody serves the log at the moment)", err)
+	}
+	if l.opts.Down != nil {
+		if why := l.opts.Down(); why != nil {
+			err = fmt.Errorf("%w: %w", err, why)
+		}
+	}
+	return err
 }
 
 // attempt bounds one attempt: by the time-out of a request, and by the next

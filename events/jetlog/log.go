@@ -88,6 +88,9 @@ type Options struct {
 	// Deciding, when set, is called before each decision is appended, so that
 	// room can be made for it. It refuses nothing.
 	Deciding func()
+	// Down, when set, is asked why nobody serves the log, or why it takes nothing,
+	// when a request is given up at its deadline. nil is no answer.
+	Down func() error
 	// OnDisconnect, when set, is called each time the connection is lost. It
 	// must not block. The log reconnects by itself.
 	OnDisconnect func(error)

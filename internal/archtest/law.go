@@ -56,7 +56,9 @@ func Repository() Law {
 
 			{Path: "events/jetlog", May: []string{"tensor", "events"}},
 			{Path: "projections/viewdb", May: core},
-			{Path: "storage", May: []string{"tensor", "planner/plan", "storage/safetensors", "storage/dcp"}},
+			{Path: "storage", May: []string{"tensor", "planner/plan", "storage/safetensors", "storage/disk"}},
+			{Path: "storage/disk"},
+			{Path: "storage/foreign", May: []string{"tensor", "planner/plan", "storage", "storage/disk", "storage/safetensors", "storage/dcp"}},
 			{Path: "storage/safetensors", Core: true, May: []string{"tensor", "planner/plan"}},
 			{Path: "storage/dcp", Core: true, May: []string{"tensor", "planner/plan"}},
 			{Path: "gpu"},
@@ -64,7 +66,7 @@ func Repository() Law {
 			{Path: "worker", May: with("worker/client", "storage", "gpu", "dist")},
 			{Path: "worker/client", May: []string{"tensor"}, NoDeps: true},
 			{Path: "web", May: core},
-			{Path: "store", May: with("events/jetlog", "projections/viewdb", "storage", "web")},
+			{Path: "store", May: with("events/jetlog", "projections/viewdb", "storage", "storage/foreign", "web")},
 
 			{Path: "cmd/ckptstore", May: []string{Any}, Closed: true},
 			{Path: "cmd/trainer", May: []string{Any}, Closed: true},
@@ -72,7 +74,7 @@ func Repository() Law {
 		},
 		Engines: []Engine{
 			{Prefix: "github.com/nats-io", Owners: []string{"events/jetlog"}},
-			{Prefix: "github.com/cockroachdb/pebble/v2/vfs", Owners: []string{"projections/viewdb", "storage", "store"}},
+			{Prefix: "github.com/cockroachdb/pebble/v2/vfs", Owners: []string{"projections/viewdb", "storage", "storage/disk", "storage/foreign", "store"}},
 			{Prefix: "github.com/cockroachdb/pebble", Owners: []string{"projections/viewdb"}},
 			{Prefix: "github.com/NVIDIA/go-nvml", Owners: []string{"gpu"}},
 		},

@@ -64,4 +64,12 @@ func TestDeletedInUse(t *testing.T) {
 	if err := db.Close(); err != nil {
 		t.Errorf("closed again: %v", err)
 	}
+	// Its directory is free for the next, here and now.
+	again, err := viewdb.Open(dir, viewdb.Options{Store: storeID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(again.CatchUp(t.Context(), src), again.Close()); err != nil || again.Cursor() != at {
+		t.Errorf("opened again: at event %d, %v", again.Cursor(), err)
+	}
 }

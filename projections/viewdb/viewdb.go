@@ -97,6 +97,7 @@ type DB struct {
 	log    *slog.Logger
 	pebble *pebble.DB
 	fail   *failure
+	gate   *gate // of its file system
 
 	life context.Context // ends when Close is called
 	end  context.CancelFunc
@@ -119,7 +120,9 @@ func Open(dir string, o Options) (*DB, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open views in %s: %w", dir, err)
 	}
-	db := &DB{dir: dir, store: o.Store, log: o.Logger, fail: &failure{done: make(chan struct{})}, changed: make(chan struct{})}
+	disk := newFence(o.FS)
+	db := &DB{dir: dir, store: o.Store, log: o.Logger, fail: &failure{done: make(chan struct{})}, gate: disk.gate, changed: make(chan struct{})}
+	o.FS = disk
 	db.life, db.end = context.WithCancel(context.Background())
 	err := db.fail.guard(func() error {
 		p, err := pebble.Open(dir, pebbleOptions(o, db.fail))
@@ -134,6 +137,9 @@ func Open(dir string, o Options) (*DB, error) {
 		return nil
 	})
 	if err != nil {
+		if why := db.fail.get(); why != nil {
+			db.gate.raise(why)
+		}
 		return nil, err
 	}
 	return db, nil
@@ -290,8 +296,9 @@ func (db *DB) acquire() (release func(), err error) {
 
 // Close ends a running update, waits for those who read, and closes the
 // database. All that was folded is durable on return without an error, since
-// every update ends with a sync. A failed database is left as it is, with an
-// error that is [ErrFailed]. Further calls do nothing.
+// every update ends with a sync. A failed database keeps its goroutines, with
+// an error that is [ErrFailed], but not its directory, which may be opened
+// again: it is as after a kill. Further calls do nothing.
 func (db *DB) Close() error {
 	db.end()
 	db.updating.Lock()
@@ -303,6 +310,9 @@ func (db *DB) Close() error {
 	}
 	db.closed = true
 	if err := db.fail.guard(db.pebble.Close); err != nil {
+		if why := db.fail.get(); why != nil {
+			db.gate.raise(why)
+		}
 		return fmt.Errorf("close views in %s: %w", db.dir, err)
 	}
 	return nil

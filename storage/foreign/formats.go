@@ -1,4 +1,4 @@
-package storage
+package foreign
 
 import (
 	"archive/zip"
@@ -9,10 +9,14 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/dcp"
 	"github.com/ckptstore/ckptstore/storage/safetensors"
 	"github.com/ckptstore/ckptstore/tensor"
 )
+
+// fileFormat tells other readers of safetensors whose names these are.
+var fileFormat = map[string]string{"format": "pt"}
 
 // dcp lays out a file for each rank, with values first, and then the metadata.
 func (x *exporter) dcp() ([]outFile, error) {
@@ -79,7 +83,7 @@ func (x *exporter) dcp() ([]outFile, error) {
 func (x *exporter) archive(v plan.Value) ([]byte, error) {
 	data := make([]byte, v.Bytes)
 	want := plan.Want{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Rank: v.Rank}
-	if _, err := x.from.ReadData(x.ctx, []plan.Want{want}, []plan.Read{{FQN: v.FQN, Rank: v.Rank}}, oneBuffer(data)); err != nil {
+	if _, err := x.from.ReadData(x.ctx, []plan.Want{want}, []plan.Read{{FQN: v.FQN, Rank: v.Rank}}, buffer(data)); err != nil {
 		return nil, err
 	}
 	if z, err := zip.NewReader(bytes.NewReader(data), v.Bytes); err == nil {
@@ -121,7 +125,7 @@ func (x *exporter) safetensors() ([]outFile, error) {
 	var list []outFile
 	for i, group := range groups {
 		name := safetensors.SingleFile
-		if x.o.Format == HuggingFace {
+		if x.o.Format == storage.HuggingFace {
 			name = safetensors.ShardFile(i+1, len(groups))
 		}
 		f, err := wholeTensors(name, group)
@@ -137,7 +141,7 @@ func (x *exporter) safetensors() ([]outFile, error) {
 			x.out.Bytes += size
 		}
 	}
-	if x.o.Format == HuggingFace {
+	if x.o.Format == storage.HuggingFace {
 		text, err := safetensors.EncodeIndex(index)
 		if err != nil {
 			return nil, err
@@ -158,7 +162,7 @@ func (x *exporter) shards() [][]plan.Tensor {
 	for _, t := range x.m.Layout.Tensors {
 		bytes := t.Shape.Volume() * int64(t.DType.Size())
 		last := len(groups) - 1
-		if x.o.Format == HuggingFace && len(groups[last]) > 0 && bytes > limit-size {
+		if x.o.Format == storage.HuggingFace && len(groups[last]) > 0 && bytes > limit-size {
 			groups, size = append(groups, nil), 0
 			last++
 		}

@@ -1,4 +1,4 @@
-package storage
+package foreign
 
 import (
 	"bufio"
@@ -11,32 +11,34 @@ import (
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/storage/disk"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // DefaultMaxShard is the size in bytes above which an export of the format
-// [HuggingFace] begins another file.
+// [storage.HuggingFace] begins another file.
 const DefaultMaxShard = 5_000_000_000
 
 // ExportOptions say how to export.
 type ExportOptions struct {
-	Format   Format
-	MaxShard int64                           // in bytes, of [HuggingFace]; 0 for [DefaultMaxShard]
+	Format   storage.Format
+	MaxShard int64                           // in bytes, of [storage.HuggingFace]; 0 for [DefaultMaxShard]
 	Replace  bool                            // an export that is there already is replaced
-	Keep     *Root                           // a store: no file that it has adopted is replaced, nor one of the store that is read; may be nil
+	Keep     *storage.Root                   // a store: no file that it has adopted is replaced, nor one of the store that is read; may be nil
 	Stale    func(dir string, replaced bool) // told what exports that were killed have left beside the directory: their files, or what they replaced; may be nil
 	Progress func(bytes int64)               // told how many bytes of tensors and values are written so far; may be nil
 }
 
 // Exported says what was written.
 type Exported struct {
-	Path    string    `json:"path"` // of the directory
-	Format  Format    `json:"format"`
-	Files   int       `json:"files"`
-	Tensors int       `json:"tensors"`
-	Values  int       `json:"values"`
-	Bytes   int64     `json:"bytes"` // of tensors and values
-	LeftOut []LeftOut `json:"left_out"`
+	Path    string         `json:"path"` // of the directory
+	Format  storage.Format `json:"format"`
+	Files   int            `json:"files"`
+	Tensors int            `json:"tensors"`
+	Values  int            `json:"values"`
+	Bytes   int64          `json:"bytes"` // of tensors and values
+	LeftOut []LeftOut      `json:"left_out"`
 }
 
 // LeftOut is a value that the format cannot hold.
@@ -50,7 +52,7 @@ type LeftOut struct {
 // UnfitError lists tensors that a format has no element type for. Nothing was
 // written.
 type UnfitError struct {
-	Format  Format
+	Format  storage.Format
 	Tensors []string // with their types
 }
 
@@ -69,7 +71,7 @@ func (e *UnfitError) Error() string {
 // All is written and synced beside dir first, so that dir is either whole or
 // not there: an error, or a crash, leaves at most a directory with ".partial-"
 // in its name.
-func Export(ctx context.Context, from Reader, files vfs.FS, dir string, o ExportOptions) (Exported, error) {
+func Export(ctx context.Context, from storage.Reader, files vfs.FS, dir string, o ExportOptions) (Exported, error) {
 	x := &exporter{ctx: ctx, from: from, fs: files, dir: path.Clean(dir), o: o, out: Exported{Path: dir, Format: o.Format, LeftOut: []LeftOut{}}}
 	if err := x.run(); err != nil {
 		return Exported{}, fmt.Errorf("export to %s: %w", dir, err)
@@ -77,10 +79,13 @@ func Export(ctx context.Context, from Reader, files vfs.FS, dir string, o Export
 	return x.out, nil
 }
 
+// writeSize is the number of bytes of one write.
+const writeSize = 1 << 20
+
 // exporter is the state of one export.
 type exporter struct {
 	ctx    context.Context
-	from   Reader
+	from   storage.Reader
 	fs     vfs.FS
 	dir    string
 	o      ExportOptions
@@ -109,7 +114,7 @@ type part struct {
 }
 
 func (x *exporter) run() (err error) {
-	if err := validatePath(x.dir); err != nil {
+	if err := disk.ValidatePath(x.dir); err != nil {
 		return err
 	}
 	if x.dir, err = real(x.fs, x.dir); err != nil {
@@ -149,8 +154,7 @@ func (x *exporter) run() (err error) {
 		err = errors.Join(err, lock.Close())
 	}
 	if err == nil {
-		r := Root{fs: x.fs}
-		err = r.syncDir(partial)
+		err = disk.SyncDir(x.fs, partial)
 	}
 	if err != nil {
 		// What cannot be removed has a name that nobody takes for the export.
@@ -162,9 +166,9 @@ func (x *exporter) run() (err error) {
 // layOut is the files to write.
 func (x *exporter) layOut() ([]outFile, error) {
 	switch x.o.Format {
-	case DCP:
+	case storage.DCP:
 		return x.dcp()
-	case SafeTensors, HuggingFace:
+	case storage.SafeTensors, storage.HuggingFace:
 		return x.safetensors()
 	}
 	return nil, fmt.Errorf("unknown format %q: dcp, safetensors or hf", x.o.Format)
@@ -179,7 +183,7 @@ func (x *exporter) write(partial string, list []outFile) error {
 	}
 	for _, f := range list {
 		if err := x.file(path.Join(partial, f.name), f); err != nil {
-			return fmt.Errorf("%s: %w", f.name, noSpace(err))
+			return fmt.Errorf("%s: %w", f.name, disk.NoSpace(err))
 		}
 		x.out.Files++
 	}
@@ -191,7 +195,7 @@ func (x *exporter) file(name string, f outFile) (err error) {
 	if err != nil {
 		return err
 	}
-	w := bufio.NewWriterSize(to, pieceSize)
+	w := bufio.NewWriterSize(to, writeSize)
 	for _, p := range f.parts {
 		if err = x.part(w, p); err != nil {
 			break
@@ -220,7 +224,7 @@ func (x *exporter) part(w *bufio.Writer, p part) error {
 	buf := x.buf[:p.bytes]
 	crc := uint32(0)
 	if len(p.reads) > 0 {
-		if _, err := x.from.ReadData(x.ctx, []plan.Want{p.want}, p.reads, oneBuffer(buf)); err != nil {
+		if _, err := x.from.ReadData(x.ctx, []plan.Want{p.want}, p.reads, buffer(buf)); err != nil {
 			return err
 		}
 		if p.after != nil {
@@ -261,3 +265,9 @@ func (x *exporter) progress(bytes int64) {
 		x.o.Progress(x.done)
 	}
 }
+
+// buffer is the destination of a single want.
+type buffer []byte
+
+// Want implements [storage.Destination].
+func (b buffer) Want(int) []byte { return b }

@@ -1,4 +1,4 @@
-package storage
+package foreign
 
 import (
 	"errors"
@@ -9,13 +9,15 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/storage/disk"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// file adds a file to the index of a rank and opens it.
-func (b *foreignBuilder) file(rank int, name string) (*index, int, vfs.File, error) {
+// file adds a file to the part of a rank and opens it.
+func (b *builder) file(rank int, name string) (*storage.Part, int, vfs.File, error) {
 	full := path.Join(b.dir, name)
-	if err := regular(b.fs, full); err != nil {
+	if err := disk.Regular(b.fs, full); err != nil {
 		return nil, 0, nil, err
 	}
 	file, err := b.fs.Open(full)
@@ -26,14 +28,13 @@ func (b *foreignBuilder) file(rank int, name string) (*index, int, vfs.File, err
 	if err != nil {
 		return nil, 0, nil, errors.Join(err, file.Close())
 	}
-	x := b.indexes[rank]
-	if x == nil {
-		x = &index{rank: rank, modified: []int64{}}
-		b.indexes[rank] = x
+	p := b.parts[rank]
+	if p == nil {
+		p = &storage.Part{Rank: rank}
+		b.parts[rank] = p
 	}
-	x.files = append(x.files, File{Name: full, Size: info.Size()})
-	x.modified = append(x.modified, info.ModTime().UnixNano())
-	return x, len(x.files) - 1, file, nil
+	p.Files = append(p.Files, storage.PlacedFile{Path: full, Size: info.Size(), Modified: info.ModTime().UnixNano()})
+	return p, len(p.Files) - 1, file, nil
 }
 
 // lost says what a checkpoint lacks without a file that it names: the
@@ -55,12 +56,12 @@ func lost(err error, file string, fqns iter.Seq[string]) error {
 	if more := len(seen) - len(named); more > 0 {
 		of += fmt.Sprintf(" and %d more", more)
 	}
-	return &CorruptError{File: file, Block: -1, Problem: "the file is not there, and the checkpoint has parts in it of " + of}
+	return &storage.CorruptError{File: file, Block: -1, Problem: "the file is not there, and the checkpoint has parts in it of " + of}
 }
 
 // readSmall reads a file of at most limit bytes.
 func readSmall(files vfs.FS, name string, limit int64) ([]byte, error) {
-	if err := regular(files, name); err != nil {
+	if err := disk.Regular(files, name); err != nil {
 		return nil, err
 	}
 	info, err := files.Stat(name)
@@ -70,6 +71,5 @@ func readSmall(files vfs.FS, name string, limit int64) ([]byte, error) {
 	if info.Size() > limit {
 		return nil, fmt.Errorf("%s has %d bytes, at most %d are read", name, info.Size(), limit)
 	}
-	r := Root{fs: files}
-	return r.readFile(name)
+	return disk.ReadFile(files, name)
 }

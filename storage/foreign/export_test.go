@@ -1,4 +1,4 @@
-package storage
+package foreign
 
 import (
 	"bytes"
@@ -8,15 +8,15 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/safetensors"
+	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-func openForeign(t *testing.T, dir string) *Foreign {
+func openForeign(t *testing.T, dir string) *storage.Foreign {
 	t.Helper()
-	f, err := OpenForeign(t.Context(), vfs.Default, dir)
+	f, err := Open(t.Context(), vfs.Default, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +24,7 @@ func openForeign(t *testing.T, dir string) *Foreign {
 }
 
 // same compares everything that two readers give.
-func same(t *testing.T, got, want Reader, values bool) {
+func same(t *testing.T, got, want storage.Reader, values bool) {
 	t.Helper()
 	gotM, err := got.ReadMetadata(t.Context())
 	if err != nil {
@@ -72,15 +72,15 @@ func same(t *testing.T, got, want Reader, values bool) {
 func TestExportOfPyTorchIsTheSame(t *testing.T) {
 	for name, f := range fixtures(t) {
 		from := openForeign(t, f.dir)
-		for _, format := range []Format{DCP, SafeTensors, HuggingFace} {
+		for _, format := range []storage.Format{storage.DCP, storage.SafeTensors, storage.HuggingFace} {
 			t.Run(name+"/"+string(format), func(t *testing.T) {
 				dir := filepath.Join(t.TempDir(), "a", "b")
 				out, err := Export(t.Context(), from, vfs.Default, dir, ExportOptions{Format: format, MaxShard: 300})
 				var unfit *UnfitError
-				if lacks := slices.ContainsFunc(from.manifest.Layout.Tensors, func(t plan.Tensor) bool {
+				if lacks := slices.ContainsFunc(from.Manifest().Layout.Tensors, func(t plan.Tensor) bool {
 					_, has := safetensors.TypeOf(t.DType)
 					return !has
-				}); lacks && format != DCP {
+				}); lacks && format != storage.DCP {
 					if !errors.As(err, &unfit) {
 						t.Errorf("types that the format lacks: %v", err)
 					}
@@ -94,13 +94,13 @@ func TestExportOfPyTorchIsTheSame(t *testing.T) {
 				}
 				back := openForeign(t, dir)
 				f.check(t, back)
-				same(t, back, from, format == DCP)
-				if format == DCP {
+				same(t, back, from, format == storage.DCP)
+				if format == storage.DCP {
 					if report, err := back.Verify(t.Context(), nil); err != nil || !report.Clean() {
 						t.Errorf("%v %v", report.Findings, err)
 					}
-				} else if len(out.LeftOut) != len(from.manifest.Layout.Values) {
-					t.Errorf("left out %v, want %v", out.LeftOut, from.manifest.Layout.Values)
+				} else if len(out.LeftOut) != len(from.Manifest().Layout.Values) {
+					t.Errorf("left out %v, want %v", out.LeftOut, from.Manifest().Layout.Values)
 				}
 				left, err := filepath.Glob(filepath.Join(filepath.Dir(dir), "*"))
 				if err != nil || len(left) != 1 {

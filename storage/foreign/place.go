@@ -1,7 +1,6 @@
-package storage
+package foreign
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,10 +12,11 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/dcp"
+	"github.com/ckptstore/ckptstore/storage/disk"
 	"github.com/ckptstore/ckptstore/storage/safetensors"
+	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // exportNames are the names that an export gives to files.
@@ -44,61 +44,17 @@ func (e *OccupiedError) Error() string {
 	return fmt.Sprintf("%s is not empty (it holds %q): choose another directory, or replace what is there with --force", e.Dir, e.Holds)
 }
 
-// Adopted lists the paths of all files of other programs that checkpoints
-// below the root are read from, committed or not, sorted.
-func (r *Root) Adopted(ctx context.Context) ([]string, error) {
-	var files []string
-	var problems []error
-	err := r.walk(ctx, func(ref Ref) {
-		names, err := r.fs.List(r.path(ref))
-		if err != nil {
-			problems = append(problems, gone(err))
-		}
-		for _, name := range names {
-			rank := -1
-			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err != nil || name != indexFile(rank) || slices.Contains(names, dataFile(rank)) {
-				continue
-			}
-			data, err := r.readFile(r.path(ref, name))
-			if errors.Is(err, fs.ErrNotExist) {
-				continue // its checkpoint was removed just now
-			}
-			var x index
-			if err == nil {
-				x, err = decodeIndex(data)
-			}
-			if err != nil {
-				problems = append(problems, fmt.Errorf("%s: %w", r.path(ref, name), err))
-			} else if x.adopted() {
-				for _, f := range x.files {
-					files = append(files, f.Name)
-				}
-			}
-		}
-	})
-	if err = errors.Join(append(problems, err)...); err != nil {
-		return nil, fmt.Errorf("list the adopted files of %s: %w", r.dir, err)
-	}
-	slices.Sort(files)
-	return slices.Compact(files), nil
-}
-
 // spare refuses a directory that touches what the exported checkpoint is read
 // from, and one with files that any checkpoint of the store is read from.
 func (x *exporter) spare() error {
 	var paths []string
-	roots := []*Root{x.o.Keep}
+	roots := []*storage.Root{x.o.Keep}
 	switch from := x.from.(type) {
-	case *Foreign:
-		paths = append(paths, from.path)
-		for _, r := range from.ranks {
-			for _, f := range r.index.files {
-				paths = append(paths, f.Name)
-			}
-		}
-	case *FileReader:
-		paths = append(paths, from.root.dir)
-		roots = append(roots, from.root)
+	case *storage.Foreign:
+		paths = append(append(paths, from.Path()), from.Files()...)
+	case *storage.FileReader:
+		paths = append(paths, from.Root().Dir())
+		roots = append(roots, from.Root())
 	}
 	if names, err := x.fs.List(x.dir); err == nil && len(names) > 0 && x.o.Replace {
 		for _, r := range roots {
@@ -203,7 +159,7 @@ func (x *exporter) parents() error {
 		}
 		x.made = append(x.made, dir)
 	}
-	return unwritable(noSpace(x.fs.MkdirAll(path.Dir(x.dir), 0o755)))
+	return unwritable(disk.NoSpace(x.fs.MkdirAll(path.Dir(x.dir), 0o755)))
 }
 
 // place gives the whole directory its name. What is there is moved aside and
@@ -217,7 +173,7 @@ func (x *exporter) place(partial string, there bool) (err error) {
 		if moved = err == nil; moved {
 			_, err = x.look(old)
 		} else {
-			err = gone(err) // somebody has removed it
+			err = disk.Gone(err) // somebody has removed it
 		}
 	}
 	if err == nil {
@@ -232,9 +188,8 @@ func (x *exporter) place(partial string, there bool) (err error) {
 		}
 		return errors.Join(err, x.fs.RemoveAll(partial))
 	}
-	r := Root{fs: x.fs}
 	for _, dir := range append([]string{path.Dir(x.dir)}, parentsOf(x.made)...) {
-		if err := r.syncDir(dir); err != nil {
+		if err := disk.SyncDir(x.fs, dir); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package storage
+package foreign
 
 import (
 	"cmp"
@@ -12,6 +12,7 @@ import (
 	"strconv"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/dcp"
 	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -33,12 +34,12 @@ const (
 type stored struct {
 	where dcp.Location
 	rank  int
-	entry entry
+	place storage.Place
 }
 
 // dcp reads the metadata of a DCP directory, and the directory of each archive
 // that it names.
-func (b *foreignBuilder) dcp(ctx context.Context) error {
+func (b *builder) dcp(ctx context.Context) error {
 	name := path.Join(b.dir, dcp.MetadataFile)
 	text, err := readSmall(b.fs, name, maxMetadata)
 	if err != nil {
@@ -65,19 +66,19 @@ func (b *foreignBuilder) dcp(ctx context.Context) error {
 		}
 		of := rest[:n]
 		rest = rest[n:]
-		x, at, file, err := b.file(of[0].rank, of[0].where.File)
+		p, at, file, err := b.file(of[0].rank, of[0].where.File)
 		if err != nil {
 			return errors.Join(lost(err, path.Join(b.dir, of[0].where.File), func(yield func(string) bool) {
 				for _, s := range of {
-					if !yield(s.entry.item.Shard.FQN) {
+					if !yield(s.place.Item.Shard.FQN) {
 						return
 					}
 				}
 			}), g.Wait())
 		}
-		size := x.files[at].Size
+		size := p.Files[at].Size
 		for _, s := range of {
-			s.entry.file = at
+			s.place.File = at
 		}
 		g.Go(func() error { return errors.Join(archives(ctx, file, size, of), file.Close()) })
 	}
@@ -85,17 +86,17 @@ func (b *foreignBuilder) dcp(ctx context.Context) error {
 		return err
 	}
 	for _, s := range all {
-		x := b.indexes[s.rank]
-		x.entries = append(x.entries, s.entry)
+		p := b.parts[s.rank]
+		p.Chunks = append(p.Chunks, s.place)
 	}
 	return nil
 }
 
 // contents makes the layout, and a list of all that is stored.
-func (b *foreignBuilder) contents(m dcp.Metadata) ([]*stored, error) {
+func (b *builder) contents(m dcp.Metadata) ([]*stored, error) {
 	var all []*stored
 	add := func(it plan.Item, where dcp.Location) *stored {
-		s := &stored{where: where, entry: entry{item: it}}
+		s := &stored{where: where, place: storage.Place{Item: it}}
 		all = append(all, s)
 		return s
 	}
@@ -222,21 +223,21 @@ func archives(ctx context.Context, file vfs.File, size int64, of []*stored) erro
 			return err
 		}
 		bad := func(format string, args ...any) error {
-			return &dcp.FormatError{File: s.where.File, Offset: s.where.Offset, Problem: fmt.Sprintf("%q: ", s.entry.item.Shard.FQN) + fmt.Sprintf(format, args...)}
+			return &dcp.FormatError{File: s.where.File, Offset: s.where.Offset, Problem: fmt.Sprintf("%q: ", s.place.Item.Shard.FQN) + fmt.Sprintf(format, args...)}
 		}
 		if s.where.Offset > size || s.where.Length > size-s.where.Offset {
 			return bad("its %d bytes do not lie in the %d bytes of the file, which was cut off", s.where.Length, size)
 		}
-		e := &s.entry
-		if e.item.Value {
-			e.offset = s.where.Offset
+		e := &s.place
+		if e.Item.Value {
+			e.Offset = s.where.Offset
 			continue
 		}
 		p, err := dcp.ReadArchive(file, s.where)
 		if err != nil {
-			return fmt.Errorf("tensor %q: %w", e.item.Shard.FQN, err)
+			return fmt.Errorf("tensor %q: %w", e.Item.Shard.FQN, err)
 		}
-		shard := e.item.Shard
+		shard := e.Item.Shard
 		switch {
 		case shard.Bytes() > max(maxExpanded, p.Length*maxExpansion):
 			return bad("its %d bytes are stored in %d, each element many times: save it contiguous", shard.Bytes(), p.Length)
@@ -247,13 +248,13 @@ func archives(ctx context.Context, file vfs.File, size int64, of []*stored) erro
 		case p.BigEndian && shard.DType.Size() > 1:
 			return bad("it was written on a big-endian machine, which is not supported: save it again on a little-endian one")
 		}
-		e.offset = p.Offset + p.First*int64(shard.DType.Size())
-		e.record = &record{offset: p.Offset, size: p.Length, crc: p.CRC32}
+		e.Offset = p.Offset + p.First*int64(shard.DType.Size())
+		e.Record = &storage.Record{Offset: p.Offset, Size: p.Length, CRC: p.CRC32}
 		if !rowMajor(p.Sizes, p.Strides) {
-			e.strides = p.Strides
+			e.Strides = p.Strides
 		}
 		if shard.Box.Empty() {
-			e.offset = p.Offset
+			e.Offset = p.Offset
 		}
 	}
 	return nil
@@ -265,4 +266,20 @@ func named(file string, err error) error {
 		return &dcp.FormatError{File: file, Offset: bad.Offset, Problem: bad.Problem}
 	}
 	return fmt.Errorf("%s: %w", file, err)
+}
+
+// rowMajor reports whether elements of a box with these sizes and strides lie
+// one after the other.
+func rowMajor(sizes, strides []int64) bool {
+	if slices.Contains(sizes, 0) {
+		return true
+	}
+	next := int64(1)
+	for d := len(sizes) - 1; d >= 0; d-- {
+		if sizes[d] != 1 && strides[d] != next {
+			return false
+		}
+		next *= sizes[d]
+	}
+	return true
 }

@@ -1,4 +1,4 @@
-package storage
+package foreign
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 )
@@ -33,19 +34,19 @@ func failAt(on vfs.FS, k int, forever bool, at func()) (vfs.FS, *int) {
 }
 
 // whole opens what is at dir, which is nothing, or one of these checkpoints.
-func whole(t *testing.T, on vfs.FS, dir string, oneOf ...Reader) (there bool) {
+func whole(t *testing.T, on vfs.FS, dir string, oneOf ...storage.Reader) (there bool) {
 	t.Helper()
 	names, err := on.List(dir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(names) == 0 {
 		return false
 	}
-	got, err := OpenForeign(t.Context(), on, dir)
+	got, err := Open(t.Context(), on, dir)
 	if err != nil {
 		t.Fatalf("something is there that is no checkpoint: %v", err)
 	}
 	for _, want := range oneOf {
-		if len(want.(*Foreign).manifest.Layout.Tensors) == len(got.manifest.Layout.Tensors) {
-			same(t, got, want, got.format == DCP)
+		if len(want.(*storage.Foreign).Manifest().Layout.Tensors) == len(got.Manifest().Layout.Tensors) {
+			same(t, got, want, got.Format() == storage.DCP)
 		}
 	}
 	return true
@@ -57,7 +58,7 @@ func TestExportCrash(t *testing.T) {
 	from := openForeign(t, nested(t).dir)
 	old := openForeign(t, strings.Replace(nested(t).dir, "single_nested", "mesh2x2", 1))
 	const dir = "/new/out/export"
-	for _, format := range []Format{DCP, HuggingFace} {
+	for _, format := range []storage.Format{storage.DCP, storage.HuggingFace} {
 		for _, replace := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, replaces %v", format, replace), func(t *testing.T) {
 				ops := 0
@@ -65,7 +66,7 @@ func TestExportCrash(t *testing.T) {
 					ops = k
 					mem := vfs.NewCrashableMem()
 					if replace {
-						if _, err := Export(t.Context(), old, mem, dir, ExportOptions{Format: DCP}); err != nil {
+						if _, err := Export(t.Context(), old, mem, dir, ExportOptions{Format: storage.DCP}); err != nil {
 							t.Fatal(err)
 						}
 					}

@@ -1,4 +1,4 @@
-package storage
+package foreign
 
 import (
 	"context"
@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // fixture is a checkpoint that PyTorch wrote, and what is in it.
@@ -30,11 +30,11 @@ type fixture struct {
 // fixtures are those of this repository, and more where they are at hand.
 func fixtures(t *testing.T) map[string]fixture {
 	t.Helper()
-	places := []string{filepath.Join("dcp", "testdata")}
+	places := []string{filepath.Join("..", "dcp", "testdata")}
 	if more := os.Getenv("CKPTSTORE_FIXTURES"); more != "" {
 		places = append(places, more)
 	} else {
-		places = append(places, filepath.Join("..", "..", "shared", "fixtures"))
+		places = append(places, filepath.Join("..", "..", "..", "shared", "fixtures"))
 	}
 	found := map[string]fixture{}
 	for _, place := range places {
@@ -71,7 +71,7 @@ func fixtures(t *testing.T) map[string]fixture {
 }
 
 // contents are all whole tensors that a reader gives, by name.
-func contents(ctx context.Context, r Reader, m plan.Manifest) (map[string][]byte, error) {
+func contents(ctx context.Context, r storage.Reader, m plan.Manifest) (map[string][]byte, error) {
 	if err := r.SetUp(ctx, m, true); err != nil {
 		return nil, err
 	}
@@ -102,11 +102,11 @@ func contents(ctx context.Context, r Reader, m plan.Manifest) (map[string][]byte
 
 type buffersOf [][]byte
 
-// Want implements [Destination].
+// Want implements [storage.Destination].
 func (b buffersOf) Want(i int) []byte { return b[i] }
 
 // check compares a checkpoint with what the fixture says.
-func (f fixture) check(t *testing.T, r Reader) map[string][]byte {
+func (f fixture) check(t *testing.T, r storage.Reader) map[string][]byte {
 	t.Helper()
 	m, err := r.ReadMetadata(t.Context())
 	if err != nil {
@@ -134,7 +134,7 @@ func (f fixture) check(t *testing.T, r Reader) map[string][]byte {
 func TestForeignReadsPyTorch(t *testing.T) {
 	for name, f := range fixtures(t) {
 		t.Run(name, func(t *testing.T) {
-			r, err := OpenForeign(t.Context(), vfs.Default, f.dir)
+			r, err := Open(t.Context(), vfs.Default, f.dir)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,4 +1,4 @@
-package storage
+package foreign
 
 import (
 	"archive/zip"
@@ -14,12 +14,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/dcp"
 	"github.com/ckptstore/ckptstore/storage/safetensors"
 	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // copied is a directory of PyTorch that a test may spoil.
@@ -32,19 +32,29 @@ func copied(t *testing.T) string {
 	return dir
 }
 
+// places are the chunks and values of rank 0.
+func places(t *testing.T, dir string) []storage.Place {
+	t.Helper()
+	b, _, err := survey(t.Context(), vfs.Default, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.parts[0].Chunks
+}
+
 // flipped is a directory of PyTorch in which one bit of an item is wrong.
-func flipped(t *testing.T, value bool) (dir string, of entry) {
+func flipped(t *testing.T, value bool) (dir string, of storage.Place) {
 	t.Helper()
 	dir = copied(t)
-	for _, e := range openForeign(t, dir).ranks[0].index.entries {
-		if e.item.Value == value && e.item.Bytes > 0 {
+	for _, e := range places(t, dir) {
+		if e.Item.Value == value && e.Item.Bytes > 0 {
 			of = e
 			break
 		}
 	}
-	at := of.offset + of.item.Bytes/2
+	at := of.Offset + of.Item.Bytes/2
 	if value {
-		at = of.offset + 66 // in its first record, behind the header
+		at = of.Offset + 66 // in its first record, behind the header
 	}
 	rewrite(t, filepath.Join(dir, "__0_0.distcp"), func(b []byte) []byte { b[at] ^= 4; return b })
 	return dir, of
@@ -56,16 +66,16 @@ func TestCopiesFindFlips(t *testing.T) {
 			dir, of := flipped(t, value)
 			damaged := func(what string, err error) {
 				t.Helper()
-				var corrupt *CorruptError
-				if !errors.As(err, &corrupt) || corrupt.FQN != of.item.Shard.FQN || !strings.HasSuffix(corrupt.File, "__0_0.distcp") {
-					t.Errorf("%s: %v, want a CorruptError of %q", what, err, of.item.Shard.FQN)
+				var corrupt *storage.CorruptError
+				if !errors.As(err, &corrupt) || corrupt.FQN != of.Item.Shard.FQN || !strings.HasSuffix(corrupt.File, "__0_0.distcp") {
+					t.Errorf("%s: %v, want a storage.CorruptError of %q", what, err, of.Item.Shard.FQN)
 				}
 			}
 			f := openForeign(t, dir)
-			_, err := NewCopySource(t.Context(), f, 0, []plan.Item{of.item}, nil).Item(0)
+			_, err := storage.NewCopySource(t.Context(), f, 0, []plan.Item{of.Item}, nil).Item(0)
 			damaged("copy", err)
 			out := filepath.Join(t.TempDir(), "out")
-			_, err = Export(t.Context(), openForeign(t, dir), vfs.Default, out, ExportOptions{Format: DCP})
+			_, err = Export(t.Context(), openForeign(t, dir), vfs.Default, out, ExportOptions{Format: storage.DCP})
 			damaged("export", err)
 			if _, err := os.Stat(out); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("the export is there: %v", err)
@@ -81,7 +91,7 @@ func TestCopiesFindFlips(t *testing.T) {
 // TestWindowsFindFlips reads a chunk in parts: the last read of it fails, of
 // each pass.
 func TestWindowsFindFlips(t *testing.T) {
-	const rows = 3 * BlockSize / 4
+	const rows = 3 * storage.BlockSize / 4
 	dir := t.TempDir()
 	writeDCP(t, dir, tensor.Float32, []int64{rows}, func(_ string, b []byte) []byte { return b })
 	rewrite(t, filepath.Join(dir, "__0_0.distcp"), func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
@@ -91,8 +101,8 @@ func TestWindowsFindFlips(t *testing.T) {
 		for _, n := range []int64{2, 0, 1} {
 			part := tensor.Box{Offsets: []int64{n * rows / 3}, Sizes: []int64{rows / 3}}
 			want := plan.Want{Shard: tensor.Shard{FQN: "t", DType: tensor.Float32, Global: tensor.Shape{rows}, Box: part}}
-			_, err := f.ReadData(t.Context(), []plan.Want{want}, []plan.Read{{FQN: "t", Chunk: full, Region: part}}, make(oneBuffer, BlockSize))
-			if corrupt := (*CorruptError)(nil); errors.As(err, &corrupt) != (n == 1) {
+			_, err := f.ReadData(t.Context(), []plan.Want{want}, []plan.Read{{FQN: "t", Chunk: full, Region: part}}, make(buffer, storage.BlockSize))
+			if corrupt := (*storage.CorruptError)(nil); errors.As(err, &corrupt) != (n == 1) {
 				t.Errorf("pass %d, part %d: %v", pass, n, err)
 			}
 		}
@@ -162,7 +172,7 @@ func TestBigEndianDirectory(t *testing.T) {
 			}
 			return b
 		})
-		_, err := OpenForeign(t.Context(), vfs.Default, dir)
+		_, err := Open(t.Context(), vfs.Default, dir)
 		if got := err != nil; got != (want != "") || got && !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v", dtype, err)
 		}
@@ -190,7 +200,7 @@ func TestExpandedTensor(t *testing.T) {
 			t.Fatal(err)
 		}
 		saveDCP(t, dir, tensor.Float32, []int64{int64(n)}, archive)
-		_, err = OpenForeign(t.Context(), vfs.Default, dir)
+		_, err = Open(t.Context(), vfs.Default, dir)
 		if (err == nil) != ok || !ok && !strings.Contains(err.Error(), "each element many times") {
 			t.Errorf("%d elements in 4 bytes: %v", n, err)
 		}
@@ -212,7 +222,7 @@ func TestPipesAreNotOpened(t *testing.T) {
 			t.Fatal(err)
 		}
 		said := make(chan error, 1)
-		go func() { _, err := OpenForeign(t.Context(), vfs.Default, dir); said <- err }()
+		go func() { _, err := Open(t.Context(), vfs.Default, dir); said <- err }()
 		select {
 		case err := <-said:
 			if err == nil || !strings.Contains(err.Error(), "not a regular file") {

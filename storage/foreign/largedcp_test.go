@@ -1,4 +1,4 @@
-package storage
+package foreign
 
 import (
 	"context"
@@ -11,14 +11,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/dcp"
 	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// sparseDCP makes a DCP directory whose archives are real and whose tensors
+// sparseDCP makes a storage.DCP directory whose archives are real and whose tensors
 // are holes, so that it takes no space.
 func sparseDCP(t *testing.T, ranks, tensors int, elements int64) string {
 	t.Helper()
@@ -70,7 +70,7 @@ func sparseDCP(t *testing.T, ranks, tensors int, elements int64) string {
 func TestAdoptionIsCheap(t *testing.T) {
 	const ranks, tensors, elements = 2, 3500, 72_000
 	began := time.Now()
-	root, err := Open(vfs.Default, t.TempDir())
+	root, err := storage.Open(vfs.Default, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestAdoptionIsCheap(t *testing.T) {
 	began = time.Now()
 	from := openForeign(t, dir)
 	opened := time.Since(began)
-	w := root.Writer(Ref{"run", "main", "large"})
+	w := root.Writer(storage.Ref{Run: "run", Trial: "main", Checkpoint: "large"})
 	if err := w.SetUp(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -104,11 +104,11 @@ func TestAdoptionIsCheap(t *testing.T) {
 // that is in use meanwhile.
 func TestCopyIsBounded(t *testing.T) {
 	from := openForeign(t, sparseDCP(t, 1, 64, 1<<20))
-	root, err := Open(vfs.Default, t.TempDir())
+	root, err := storage.Open(vfs.Default, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := root.Writer(Ref{"run", "main", "copied"})
+	w := root.Writer(storage.Ref{Run: "run", Trial: "main", Checkpoint: "copied"})
 	if err := w.SetUp(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestCopyIsBounded(t *testing.T) {
 	before := inUse()
 	var most atomic.Uint64
 	items := from.Items(0)
-	src := NewCopySource(context.Background(), from, 0, items, func(int64) { most.Store(max(most.Load(), inUse())) })
+	src := storage.NewCopySource(context.Background(), from, 0, items, func(int64) { most.Store(max(most.Load(), inUse())) })
 	if _, err := w.WriteData(t.Context(), 0, items, src); err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package storage
+package foreign
 
 import (
 	"context"
@@ -12,11 +12,11 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"golang.org/x/sys/unix"
-
-	"github.com/ckptstore/ckptstore/planner/plan"
 )
 
 // put writes a file with its directories.
@@ -50,7 +50,7 @@ func tree(t *testing.T, dir string) map[string]string {
 }
 
 // unharmed exports and wants a refusal that changes nothing below dir.
-func unharmed(t *testing.T, below string, from Reader, dir string, o ExportOptions) (alien bool) {
+func unharmed(t *testing.T, below string, from storage.Reader, dir string, o ExportOptions) (alien bool) {
 	t.Helper()
 	before := tree(t, below)
 	_, err := Export(t.Context(), from, vfs.Default, dir, o)
@@ -87,7 +87,7 @@ func TestExportReplacesExportsAlone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "out")
 			prepare(dir)
-			if !unharmed(t, filepath.Dir(dir), from, dir, ExportOptions{Format: SafeTensors, Replace: true}) {
+			if !unharmed(t, filepath.Dir(dir), from, dir, ExportOptions{Format: storage.SafeTensors, Replace: true}) {
 				t.Error("it is taken for an export")
 			}
 		})
@@ -105,34 +105,39 @@ func TestExportSparesWhatIsRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	from := openForeign(t, source)
-	root, err := Open(vfs.Default, filepath.Join(top, "store", "data"))
+	root, err := storage.Open(vfs.Default, filepath.Join(top, "store", "data"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := adoptedForExport(t, root, from)
 	other := openForeign(t, nested(t).dir)
-	force := ExportOptions{Format: DCP, Replace: true}
+	force := ExportOptions{Format: storage.DCP, Replace: true}
 	for _, dir := range []string{source, link, filepath.Join(source, "sub"), filepath.Join(link, "sub"), top} {
 		unharmed(t, top, from, dir, force)
 	}
 	for _, dir := range []string{source, link} {
 		unharmed(t, top, w, dir, force)
-		unharmed(t, top, other, dir, ExportOptions{Format: DCP, Replace: true, Keep: root})
+		unharmed(t, top, other, dir, ExportOptions{Format: storage.DCP, Replace: true, Keep: root})
 	}
 	unharmed(t, top, w, filepath.Join(top, "store", "data", "new"), force)
 }
 
-// adoptedForExport writes and commits nothing but the index: enough to read.
-func adoptedForExport(t *testing.T, root *Root, from *Foreign) Reader {
+// adoptedForExport writes the indexes and the manifest: enough to read.
+func adoptedForExport(t *testing.T, root *storage.Root, from *storage.Foreign) storage.Reader {
 	t.Helper()
-	ref := RefOf("r", "main", "c")
-	for _, r := range from.manifest.Ranks {
-		path := root.path(ref, indexFile(r.Rank))
-		put(t, path, string(from.ranks[r.Rank].index.encode()))
+	ref := storage.RefOf("r", "main", "c")
+	w := root.Writer(ref)
+	if err := w.SetUp(t.Context(), true); err != nil {
+		t.Fatal(err)
 	}
-	data := plan.EncodeManifest(from.manifest)
+	for _, r := range from.Manifest().Ranks {
+		if _, err := w.AdoptData(t.Context(), r.Rank, from.Items(r.Rank), from); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data := plan.EncodeManifest(from.Manifest())
 	digest := plan.Sum(data)
-	put(t, root.path(ref, manifestFile(digest)), string(data))
+	put(t, filepath.Join(root.Dir(), ref.String(), "manifest-"+digest.String()), string(data))
 	return root.Reader(ref).WithManifest(digest)
 }
 
@@ -145,13 +150,13 @@ func TestExportKeepsFilesThatCome(t *testing.T) {
 				t.Fatal(err)
 			}
 			if replace {
-				if _, err := Export(t.Context(), from, vfs.Default, dir, ExportOptions{Format: DCP}); err != nil {
+				if _, err := Export(t.Context(), from, vfs.Default, dir, ExportOptions{Format: storage.DCP}); err != nil {
 					t.Fatal(err)
 				}
 			}
 			late := filepath.Join(dir, "late")
 			_, err := Export(t.Context(), from, vfs.Default, dir, ExportOptions{
-				Format: DCP, Replace: replace, Progress: func(int64) { put(t, late, "x") },
+				Format: storage.DCP, Replace: replace, Progress: func(int64) { put(t, late, "x") },
 			})
 			var occupied *OccupiedError
 			if !errors.As(err, &occupied) || occupied.Holds != "late" && !replace && occupied.Holds == "" {
@@ -176,7 +181,7 @@ func TestExportTellsOfWhatIsStale(t *testing.T) {
 	put(t, dir+".replaced-killed/.metadata", "x")
 	put(t, dir+"put.partial-other/x", "x")
 	var told []string
-	o := ExportOptions{Format: DCP, Stale: func(dir string, replaced bool) {
+	o := ExportOptions{Format: storage.DCP, Stale: func(dir string, replaced bool) {
 		if replaced != strings.Contains(dir, ".replaced-") {
 			t.Errorf("%s: replaced is %v", dir, replaced)
 		}
@@ -198,7 +203,7 @@ func TestExportAtWorkIsNotStale(t *testing.T) {
 	asked := 0
 	ask := func(on vfs.FS, dir string) {
 		asked++
-		o := ExportOptions{Format: HuggingFace, Stale: func(dir string, _ bool) { t.Errorf("told of %s", dir) }}
+		o := ExportOptions{Format: storage.HuggingFace, Stale: func(dir string, _ bool) { t.Errorf("told of %s", dir) }}
 		x := &exporter{ctx: t.Context(), from: from, fs: on, dir: dir, o: o}
 		if err := x.stale(); err != nil {
 			t.Error(err)
@@ -206,7 +211,7 @@ func TestExportAtWorkIsNotStale(t *testing.T) {
 	}
 	top := t.TempDir()
 	for dir, on := range map[string]vfs.FS{"/out": vfs.NewMem(), filepath.Join(top, "out"): vfs.Default} {
-		if _, err := Export(t.Context(), from, on, dir, ExportOptions{Format: DCP, Progress: func(int64) { ask(on, dir) }}); err != nil {
+		if _, err := Export(t.Context(), from, on, dir, ExportOptions{Format: storage.DCP, Progress: func(int64) { ask(on, dir) }}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -233,11 +238,11 @@ func TestExportsToOneDirectory(t *testing.T) {
 	from := openForeign(t, nested(t).dir)
 	dir := filepath.Join(t.TempDir(), "out")
 	var first map[string]string
-	_, err := Export(t.Context(), from, vfs.Default, dir, ExportOptions{Format: DCP, Progress: func(int64) {
+	_, err := Export(t.Context(), from, vfs.Default, dir, ExportOptions{Format: storage.DCP, Progress: func(int64) {
 		if first != nil {
 			return
 		}
-		if _, err := Export(t.Context(), from, vfs.Default, dir, ExportOptions{Format: HuggingFace}); err != nil {
+		if _, err := Export(t.Context(), from, vfs.Default, dir, ExportOptions{Format: storage.HuggingFace}); err != nil {
 			t.Error(err)
 		}
 		first = tree(t, dir)
@@ -264,7 +269,7 @@ func TestExportReadOnly(t *testing.T) {
 		return nil
 	}))
 	for _, dir := range []string{"/out", "/new/out"} {
-		_, err := Export(t.Context(), from, readOnly, dir, ExportOptions{Format: DCP})
+		_, err := Export(t.Context(), from, readOnly, dir, ExportOptions{Format: storage.DCP})
 		if !errors.Is(err, syscall.EROFS) {
 			t.Fatalf("error %v", err)
 		}
@@ -277,13 +282,13 @@ func TestExportReadOnly(t *testing.T) {
 
 // manyValues is a checkpoint of large values that are made when they are read.
 type manyValues struct {
-	Reader
+	storage.Reader
 	m plan.Manifest
 }
 
 func (r manyValues) ReadMetadata(context.Context) (plan.Manifest, error) { return r.m, nil }
 func (r manyValues) SetUp(context.Context, plan.Manifest, bool) error    { return nil }
-func (r manyValues) ReadData(_ context.Context, _ []plan.Want, reads []plan.Read, dst Destination) (int64, error) {
+func (r manyValues) ReadData(_ context.Context, _ []plan.Want, reads []plan.Read, dst storage.Destination) (int64, error) {
 	for i := range reads {
 		copy(dst.Want(i), reads[i].FQN)
 	}
@@ -292,7 +297,7 @@ func (r manyValues) ReadData(_ context.Context, _ []plan.Want, reads []plan.Read
 
 func TestExportHoldsOneValueAtATime(t *testing.T) {
 	const each, n = 4 << 20, 24
-	from := manyValues{m: openForeign(t, nested(t).dir).manifest}
+	from := manyValues{m: openForeign(t, nested(t).dir).Manifest()}
 	from.m.Layout = plan.Layout{}
 	for i := range n {
 		from.m.Layout.Values = append(from.m.Layout.Values, plan.Value{FQN: strings.Repeat("v", i+1), Bytes: each})
@@ -305,7 +310,7 @@ func TestExportHoldsOneValueAtATime(t *testing.T) {
 	}
 	before, most := heap(), uint64(0)
 	_, err := Export(t.Context(), from, vfs.Default, filepath.Join(t.TempDir(), "out"), ExportOptions{
-		Format: DCP, Progress: func(int64) { most = max(most, heap()) },
+		Format: storage.DCP, Progress: func(int64) { most = max(most, heap()) },
 	})
 	if err != nil || most == 0 || most > before+8*each {
 		t.Errorf("%d bytes were in use, %d before: %v", most, before, err)

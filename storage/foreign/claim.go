@@ -1,4 +1,4 @@
-package storage
+package foreign
 
 import (
 	"crypto/rand"
@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+
+	"github.com/ckptstore/ckptstore/storage/disk"
 )
 
 // Beside the directory of an export lie, while it is made:
@@ -31,7 +33,7 @@ var working sync.Map
 func (x *exporter) stale() error {
 	names, err := x.fs.List(path.Dir(x.dir))
 	if err != nil || x.o.Stale == nil {
-		return gone(err)
+		return disk.Gone(err)
 	}
 	for _, name := range names {
 		full := path.Join(path.Dir(x.dir), name)
@@ -58,7 +60,7 @@ func (x *exporter) busy(dir string) (bool, error) {
 	}
 	lock := path.Join(dir, exportLock)
 	if _, err := x.fs.Stat(lock); err != nil {
-		return false, gone(err)
+		return false, disk.Gone(err)
 	}
 	held, err := x.fs.Lock(lock)
 	var opened *fs.PathError
@@ -89,11 +91,11 @@ func (x *exporter) claim() (partial string, lock io.Closer, err error) {
 		return "", nil, err
 	}
 	if err := x.fs.MkdirAll(partial, 0o755); err != nil {
-		return "", nil, unwritable(noSpace(err))
+		return "", nil, unwritable(disk.NoSpace(err))
 	}
 	lock, err = x.fs.Lock(path.Join(partial, exportLock))
 	if err != nil && !lockless(err) {
-		return "", nil, errors.Join(noSpace(err), x.fs.RemoveAll(partial))
+		return "", nil, errors.Join(disk.NoSpace(err), x.fs.RemoveAll(partial))
 	}
 	working.Store(partial, nil)
 	return partial, lock, nil

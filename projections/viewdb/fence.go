@@ -1,0 +1,221 @@
+package viewdb
+
+import (
+	"io"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// fence is a file system that is taken away from a database that has failed.
+// That one cannot be closed, and what it still does in the background would
+// spoil the directory for the next that opens it: it removes files that it
+// takes for its own. After raise nothing that it does reaches the disk, its
+// files and its lock are closed, and another may open the directory in this
+// process.
+type fence struct {
+	vfs.FS
+	gate *gate
+}
+
+var _ vfs.FS = fence{}
+
+// gate is shared by a fence and its files. Whatever uses the disk holds it, so
+// that raise waits for those that are in it.
+type gate struct {
+	mu   sync.RWMutex
+	why  error // set when it is closed
+	hold sync.Mutex
+	open map[io.Closer]struct{}
+}
+
+func newFence(fs vfs.FS) fence { return fence{fs, &gate{open: map[io.Closer]struct{}{}}} }
+
+// raise closes the gate for good. Further calls do nothing.
+func (g *gate) raise(why error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.why != nil {
+		return
+	}
+	g.why = why
+	for c := range g.open {
+		// The database has failed: there is nobody to tell, and its next owner
+		// reads what is there as after a kill.
+		_ = c.Close()
+	}
+	clear(g.open)
+}
+
+// pass runs do unless the gate is closed.
+func (g *gate) pass(do func() error) error {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	if g.why != nil {
+		return g.why
+	}
+	return do()
+}
+
+// keep remembers what must be closed with the gate. It is called inside it.
+func (g *gate) keep(c io.Closer) {
+	g.hold.Lock()
+	defer g.hold.Unlock()
+	g.open[c] = struct{}{}
+}
+
+// close is the owner's own close, which comes too late when the gate is closed.
+func (g *gate) close(c io.Closer) error {
+	return g.pass(func() error {
+		g.hold.Lock()
+		delete(g.open, c)
+		g.hold.Unlock()
+		return c.Close()
+	})
+}
+
+func (f fence) file(open func() (vfs.File, error)) (file vfs.File, err error) {
+	err = f.gate.pass(func() error {
+		inner, err := open()
+		if err == nil {
+			f.gate.keep(inner)
+			file = fenced{inner, f.gate}
+		}
+		return err
+	})
+	return file, err
+}
+
+// Create implements [vfs.FS].
+func (f fence) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return f.file(func() (vfs.File, error) { return f.FS.Create(name, c) })
+}
+
+// Open implements [vfs.FS].
+func (f fence) Open(name string, o ...vfs.OpenOption) (vfs.File, error) {
+	return f.file(func() (vfs.File, error) { return f.FS.Open(name, o...) })
+}
+
+// OpenReadWrite implements [vfs.FS].
+func (f fence) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
+	return f.file(func() (vfs.File, error) { return f.FS.OpenReadWrite(name, c, o...) })
+}
+
+// OpenDir implements [vfs.FS].
+func (f fence) OpenDir(name string) (vfs.File, error) {
+	return f.file(func() (vfs.File, error) { return f.FS.OpenDir(name) })
+}
+
+// ReuseForWrite implements [vfs.FS].
+func (f fence) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return f.file(func() (vfs.File, error) { return f.FS.ReuseForWrite(from, to, c) })
+}
+
+// Link implements [vfs.FS].
+func (f fence) Link(from, to string) error {
+	return f.gate.pass(func() error { return f.FS.Link(from, to) })
+}
+
+// Remove implements [vfs.FS].
+func (f fence) Remove(name string) error {
+	return f.gate.pass(func() error { return f.FS.Remove(name) })
+}
+
+// RemoveAll implements [vfs.FS].
+func (f fence) RemoveAll(name string) error {
+	return f.gate.pass(func() error { return f.FS.RemoveAll(name) })
+}
+
+// Rename implements [vfs.FS].
+func (f fence) Rename(from, to string) error {
+	return f.gate.pass(func() error { return f.FS.Rename(from, to) })
+}
+
+// Lock implements [vfs.FS].
+func (f fence) Lock(name string) (lock io.Closer, err error) {
+	err = f.gate.pass(func() error {
+		inner, err := f.FS.Lock(name)
+		if err == nil {
+			f.gate.keep(inner)
+			lock = fencedLock{inner, f.gate}
+		}
+		return err
+	})
+	return lock, err
+}
+
+// Unwrap implements [vfs.FS].
+func (f fence) Unwrap() vfs.FS { return f.FS }
+
+// fencedLock is the lock of a directory.
+type fencedLock struct {
+	lock io.Closer
+	gate *gate
+}
+
+// Close implements [io.Closer].
+func (l fencedLock) Close() error { return l.gate.close(l.lock) }
+
+// fenced is a file behind a fence.
+type fenced struct {
+	vfs.File
+	gate *gate
+}
+
+var _ vfs.File = fenced{}
+
+func (f fenced) count(do func() (int, error)) (n int, err error) {
+	err = f.gate.pass(func() (err error) { n, err = do(); return err })
+	return n, err
+}
+
+// Close implements [vfs.File].
+func (f fenced) Close() error { return f.gate.close(f.File) }
+
+// Read implements [vfs.File].
+func (f fenced) Read(p []byte) (int, error) {
+	return f.count(func() (int, error) { return f.File.Read(p) })
+}
+
+// ReadAt implements [vfs.File].
+func (f fenced) ReadAt(p []byte, at int64) (int, error) {
+	return f.count(func() (int, error) { return f.File.ReadAt(p, at) })
+}
+
+// Write implements [vfs.File].
+func (f fenced) Write(p []byte) (int, error) {
+	return f.count(func() (int, error) { return f.File.Write(p) })
+}
+
+// WriteAt implements [vfs.File].
+func (f fenced) WriteAt(p []byte, at int64) (int, error) {
+	return f.count(func() (int, error) { return f.File.WriteAt(p, at) })
+}
+
+// Preallocate implements [vfs.File].
+func (f fenced) Preallocate(offset, length int64) error {
+	return f.gate.pass(func() error { return f.File.Preallocate(offset, length) })
+}
+
+// Stat implements [vfs.File].
+func (f fenced) Stat() (info vfs.FileInfo, err error) {
+	err = f.gate.pass(func() error { info, err = f.File.Stat(); return err })
+	return info, err
+}
+
+// Sync implements [vfs.File].
+func (f fenced) Sync() error { return f.gate.pass(f.File.Sync) }
+
+// SyncData implements [vfs.File].
+func (f fenced) SyncData() error { return f.gate.pass(f.File.SyncData) }
+
+// SyncTo implements [vfs.File].
+func (f fenced) SyncTo(length int64) (full bool, err error) {
+	err = f.gate.pass(func() error { full, err = f.File.SyncTo(length); return err })
+	return full, err
+}
+
+// Prefetch implements [vfs.File].
+func (f fenced) Prefetch(offset, length int64) error {
+	return f.gate.pass(func() error { return f.File.Prefetch(offset, length) })
+}
