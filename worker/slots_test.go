@@ -4,16 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/client"
 )
 
-var fillsSlots = workerRole("fills its slots", func(ctx context.Context, c *client.Client) error {
+var fillsSlots = role("fills its slots", func(ctx context.Context, args []string) error {
+	c, err := client.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
 	// The plan is in the log, and all slots are in use.
 	var saves []*client.Save
 	for step := range int64(2) {
@@ -26,8 +35,18 @@ var fillsSlots = workerRole("fills its slots", func(ctx context.Context, c *clie
 	if err := meet(ctx, c); err != nil {
 		return err
 	}
-	if c.Rank == 0 {
+	if c.Rank == 0 { // the test lets it go on
 		say("full")
+		pipe, err := os.Open(args[0])
+		if err != nil {
+			return err
+		}
+		if err := pipe.Close(); err != nil {
+			return err
+		}
+	}
+	if err := meet(ctx, c); err != nil {
+		return err
 	}
 	for step := int64(2); step < 4; step++ {
 		_, err := c.Save(ctx, step, state(step, c.Rank, 2), client.SaveOptions{})
@@ -54,12 +73,21 @@ func TestWhenBusy(t *testing.T) {
 	for _, busy := range []worker.WhenBusy{worker.BusySkip, worker.BusyFail} {
 		t.Run(string(busy), func(t *testing.T) {
 			t.Parallel()
-			j := newJob(t, 2, fillsSlots...)
+			pipe := filepath.Join(t.TempDir(), "pipe")
+			if err := unix.Mkfifo(pipe, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			j := newJob(t, 2, append(slices.Clone(fillsSlots), pipe)...)
 			j.cfg.WhenBusy = busy
 			g := j.gated("r00001.safetensors")
 			j.start()
 			g.await(t)
 			j.out.await(t, 1, "[rank0] full")
+			// Rank 0 has a free slot then, and rank 1 has none.
+			awaitWritten(t, 0, "step-0.a1")
+			if f, err := os.OpenFile(pipe, os.O_WRONLY, 0); err != nil || f.Close() != nil {
+				t.Fatal(err)
+			}
 			j.out.await(t, 1, "[rank0] told")
 			close(g.open)
 			if err := j.wait(); err != nil {
@@ -89,6 +117,28 @@ func TestWhenBusy(t *testing.T) {
 				t.Errorf("write.failed of skipped saves: %v", told)
 			}
 		})
+	}
+}
+
+// awaitWritten waits until the log has a rank's files of a checkpoint.
+func awaitWritten(t *testing.T, rank int, id string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for r, err := range home.Log.Read(ctx, 1, 0) {
+		if err != nil {
+			t.Fatalf("the files of rank %d of %s are not written: %v", rank, id, err)
+		}
+		if r.Scope.Run != runOf(t) {
+			continue
+		}
+		body, err := r.Body()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w, ok := body.(*events.WriteCompleted); ok && w.Rank == rank && w.Checkpoint == id {
+			return
+		}
 	}
 }
 
