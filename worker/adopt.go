@@ -167,10 +167,10 @@ func (o *openSave) matches(a *adopted, world int) bool {
 		if !ok || s.local.Rank != rank {
 			return false
 		}
-		print := planner.Fingerprint(s.local, world, o.begun.Participants)
+		own := planner.Fingerprint(s.local, world, o.begun.Participants)
 		said, planned := o.planned[rank]
 		bytes, sealed := o.sealed[rank]
-		if print != s.Fingerprint || planned && said != print.String() || sealed && bytes != s.bytes() {
+		if own != s.Fingerprint || planned && said != own.String() || sealed && bytes != s.bytes() {
 			a.log.Warn("a staging slot of a dead trainer is not of the save that the log has, and is freed", "checkpoint", o.begun.Checkpoint, "rank", rank)
 			return false
 		}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -275,16 +274,6 @@ func parseSet(pairs []string) (map[string]any, error) {
 		config[key] = value
 	}
 	return config, nil
-}
-
-// sharedMemory is where staging slots live.
-func sharedMemory(log *slog.Logger) string {
-	const dir = "/dev/shm"
-	if info, err := os.Stat(dir); err == nil && info.IsDir() {
-		return dir
-	}
-	log.Warn("no /dev/shm on this machine: staging goes to files on disk, which is slower", "dir", os.TempDir())
-	return os.TempDir()
 }
 
 // lines writes whole lines of several workers one at a time.

@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
+	"os"
 
 	"github.com/ckptstore/ckptstore/worker"
 )
@@ -23,4 +25,14 @@ func (o runOptions) staging() (memory worker.StagingMemory, err error) {
 		return memory, fmt.Errorf("%w: --staging-memory: %w", worker.ErrConfig, err)
 	}
 	return memory, nil
+}
+
+// sharedMemory is where staging slots live.
+func sharedMemory(log *slog.Logger) string {
+	const dir = "/dev/shm"
+	if info, err := os.Stat(dir); err == nil && info.IsDir() {
+		return dir
+	}
+	log.Warn("no /dev/shm on this machine: staging goes to files on disk, which is slower", "dir", os.TempDir())
+	return os.TempDir()
 }
