@@ -154,6 +154,12 @@ type CheckpointTagged struct {
 	Tag        string `json:"tag"`
 }
 
+// CheckpointUntagged takes a tag back.
+type CheckpointUntagged struct {
+	Checkpoint string `json:"checkpoint"`
+	Tag        string `json:"tag"`
+}
+
 // CheckpointAttached adds a file beside the tensors.
 type CheckpointAttached struct {
 	Checkpoint string `json:"checkpoint"`
@@ -183,5 +189,6 @@ func (CheckpointSuperseded) Kind() Kind { return "checkpoint.superseded" }
 func (CheckpointPinned) Kind() Kind     { return "checkpoint.pinned" }
 func (CheckpointUnpinned) Kind() Kind   { return "checkpoint.unpinned" }
 func (CheckpointTagged) Kind() Kind     { return "checkpoint.tagged" }
+func (CheckpointUntagged) Kind() Kind   { return "checkpoint.untagged" }
 func (CheckpointAttached) Kind() Kind   { return "checkpoint.attached" }
 func (CheckpointDeleted) Kind() Kind    { return "checkpoint.deleted" }

@@ -92,8 +92,12 @@ func vacant(dir string) error {
 	if err != nil {
 		return fmt.Errorf("init: %w", err)
 	}
+	ended := false
 	for _, e := range entries {
 		switch name := e.Name(); {
+		case name == endName: // what else is there says more
+			ended = true
+			continue
 		case name == lockName || name == ballastName || name == "log" || strings.HasPrefix(name, tempPrefix):
 			continue
 		case name == "data" || name == "blobs":
@@ -108,6 +112,9 @@ func vacant(dir string) error {
 			return fmt.Errorf("init: %s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, name)
 		}
 		return fmt.Errorf("init: %w: %s has the %s of a store but no store.json: restore that file from a backup, or choose an empty directory", ErrDamaged, dir, e.Name())
+	}
+	if ended {
+		return fmt.Errorf("init: %w: %s has the %s of a store, which had a log, but no store.json: restore that file from a backup, or choose an empty directory", ErrDamaged, dir, endName)
 	}
 	return nil
 }

@@ -223,10 +223,7 @@ func (r *recovery) build(ctx context.Context) error {
 			return err
 		}
 	} else if exists(filepath.Join(r.dir, "log")) {
-		r.report.Aside = filepath.Join(r.dir, damagedName)
-		for n := 2; exists(r.report.Aside); n++ {
-			r.report.Aside = filepath.Join(r.dir, fmt.Sprintf("%s-%d", damagedName, n))
-		}
+		r.report.Aside = nextIncident(r.dir, len(incidents(r.dir)))
 	}
 	temp := filepath.Join(r.dir, recoverTemp)
 	err = errors.Join(os.RemoveAll(temp), os.Mkdir(temp, 0o700))

@@ -47,7 +47,7 @@ func recorded(ctx context.Context, s *Store, log *jetlog.Log) ([]storage.Receipt
 			return nil, err
 		}
 	}
-	return receipts, nil
+	return receipts, hadEnd(ctx, s, log, last)
 }
 
 // wasRead holds the log to be as long as it was when it was last read: of a

@@ -6,6 +6,8 @@
 //	  store.json     identity and format; renamed into place last
 //	  LOCK           flock(2) of the owner
 //	  owner.json     who the owner is, and where its sockets and its port are
+//	  end.json       where the log ended: it is not shorter
+//	  read.json      how far the log was read, and what was found
 //	  log/           the embedded NATS server's streams
 //	  views/         projections; may be deleted, is rebuilt from the log
 //	  blobs/         event bodies that are too large for the log
@@ -185,6 +187,22 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
+	s, err := closedStore(dir, o)
+	if err != nil {
+		return nil, err
+	}
+	s.owner = newOwner(dir, s)
+	if err := s.owner.join(ctx); err != nil {
+		return nil, errors.Join(err, s.owner.close())
+	}
+	s.warnOfDamage()
+	s.study = startLearner(s, learnAfter)
+	s.scrub = startScrubber(s, scrubAfter, scrubEvery)
+	return s, nil
+}
+
+// closedStore is the store of a directory without its log.
+func closedStore(dir string, o Options) (*Store, error) {
 	id, err := readIdentity(dir)
 	if err != nil {
 		return nil, err
@@ -194,16 +212,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
 	s := &Store{ID: id.Store, Location: dir, Runtime: runtime, opts: o, formerly: id.Formerly, recovered: id.Recovered}
-	if err := s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs")); err != nil {
-		return nil, err
-	}
-	s.owner = newOwner(dir, s)
-	if err := s.owner.join(ctx); err != nil {
-		return nil, errors.Join(err, s.owner.close())
-	}
-	s.study = startLearner(s, learnAfter)
-	s.scrub = startScrubber(s, scrubAfter, scrubEvery)
-	return s, nil
+	return s, s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs"))
 }
 
 func (s *Store) openData(data, blobs string) (err error) {

@@ -55,6 +55,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	defer g.loader.close()
 	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.say)
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
+	g.saver.kept = j.keeper.committed
 	saving := make(chan error, 1)
 	go func() { saving <- g.saver.run(work, from, from) }()
 

@@ -43,6 +43,7 @@ type job struct {
 	guard   *guard
 	prey    *hunt // the processes of this job
 	arenas  *arenas
+	keeper  *keeper
 	runtime string // directory of this job's sockets
 }
 
@@ -82,6 +83,8 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 		return err
 	}
 	defer j.guard.stop()
+	j.keeper = startKeeper(cfg.Collect, cfg.Logger)
+	defer j.keeper.stop(ctx, cfg.DrainTimeout)
 	return j.run(ctx)
 }
 

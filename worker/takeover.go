@@ -67,6 +67,7 @@ func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 	const why = "the trainer ended before the save was complete"
 	coord := planner.NewCoordinator(j.coordinator(attempt, world))
 	s := newSaver(j.lane, j.store, coord, j.log, newStaging(j.arenas, j.staging()))
+	s.kept = j.keeper.committed
 	if kept == nil {
 		coord.Abandon(why)
 	} else {

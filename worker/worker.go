@@ -107,6 +107,10 @@ type Config struct {
 	StagingSlots  int
 	StagingMemory StagingMemory
 	WhenBusy      WhenBusy
+	// Collect deletes the checkpoints that are not to be kept, after commits
+	// and beside the training; nil deletes none. It returns soon after its
+	// context ends, and what it has not done a later call does.
+	Collect func(context.Context) error
 
 	SaveTimeout  time.Duration // begun to committed; default 10 min
 	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min

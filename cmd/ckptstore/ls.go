@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -34,6 +35,8 @@ type listed struct {
 	Superseded  *bool     `json:"superseded,omitempty"`
 	Parent      string    `json:"parent,omitempty"`
 	Reason      string    `json:"reason,omitempty"`
+	Pinned      *bool     `json:"pinned,omitempty"`
+	Tags        []string  `json:"tags,omitempty"`
 }
 
 // listing is `ls --json`.
@@ -119,6 +122,7 @@ func fromRow(c projections.Checkpoint) listed {
 		Run: c.Run, Trial: c.Trial, ID: c.ID, Name: c.Name, Step: c.Step, Attempt: c.Attempt,
 		WorldSize: c.WorldSize, State: string(c.State), Bytes: c.Bytes, Manifest: c.Manifest,
 		Sequence: c.CommittedSeq, Superseded: &c.Superseded, Parent: c.Parent, Reason: c.Reason,
+		Pinned: &c.Pinned, Tags: c.Tags,
 	}
 	if c.CommittedSeq > 0 {
 		out.CommittedAt = c.EndedAt
@@ -171,6 +175,10 @@ func (a *app) printListing(l listing) error {
 		if wide {
 			head = append(head, "SEQUENCE", "MANIFEST", "REASON")
 		}
+		marked := slices.ContainsFunc(l.Checkpoints, func(c listed) bool { return c.marks() != "" })
+		if marked {
+			head = append(head, "MARKS")
+		}
 		row(w, head...)
 		for _, c := range l.Checkpoints {
 			state := c.State
@@ -181,10 +189,22 @@ func (a *app) printListing(l listing) error {
 			if wide {
 				cells = append(cells, c.Sequence, short(c.Manifest), c.Reason)
 			}
+			if marked {
+				cells = append(cells, c.marks())
+			}
 			row(w, cells...)
 		}
 		if len(l.Checkpoints) == 0 && !a.quiet {
 			fmt.Fprintln(a.err, "no checkpoints yet")
 		}
 	})
+}
+
+// marks are the tags of a checkpoint, and whether it is pinned.
+func (c listed) marks() string {
+	marks := slices.Clone(c.Tags)
+	if c.Pinned != nil && *c.Pinned {
+		marks = append([]string{"(pinned)"}, marks...)
+	}
+	return strings.Join(marks, ", ")
 }

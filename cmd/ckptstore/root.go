@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/dcp"
@@ -38,7 +39,8 @@ const (
 const rootHelp = `Look after a store of checkpoints.
 
 A checkpoint is named by a reference: RUN (the newest of its line),
-RUN@latest, RUN@NAME, RUN@ID or the beginning of an ID, RUN@best:METRIC:min.
+RUN@latest, RUN@NAME, RUN@ID or the beginning of an ID, RUN@TAG,
+RUN@best:METRIC:min.
 show, verify, export and cat also take the path of a checkpoint of PyTorch DCP,
 safetensors or Hugging Face.
 
@@ -103,7 +105,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
-		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.recoverCommand(), a.viewsCommand(), a.benchCommand())
+		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.recoverCommand(),
+		a.gcCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), a.benchCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
 	if err != nil && !errors.Is(err, errFindings) {
@@ -130,7 +133,8 @@ func exitCode(err error, interrupted bool) int {
 	case interrupted && errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrAmbiguous),
-		errors.Is(err, store.ErrLocation), errors.Is(err, store.ErrAccess), errors.Is(err, jetlog.ErrExposed):
+		errors.Is(err, store.ErrLocation), errors.Is(err, retention.ErrPolicy), errors.Is(err, store.ErrTag),
+		errors.Is(err, store.ErrAccess), errors.Is(err, jetlog.ErrExposed):
 		return exitUsage
 	case errors.Is(err, projections.ErrNotFound):
 		return exitNotFound

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
@@ -38,11 +39,17 @@ up to 16 KiB of its message and the last 64 KiB of its traceback. On a disk that
 is nearly full, metrics are refused and saves aborted, and the training goes on
 if its workers do; a worker that ends then ends the job.
 
+<<<<<<< HEAD
 A save returns when the worker's bytes are copied into a slot in shared memory.
 A rank has --staging-slots of them, or one, said aloud, where --staging-memory
 has no room for more. When all are in use, a save waits for one; with --when-busy
 skip the training goes on without that checkpoint, with fail the save is an
 error, on all ranks alike.
+=======
+With --keep, old checkpoints of the run are deleted after each commit, beside the
+training. What is pinned, tagged, forked from or being restored stays, and so
+does the newest.
+>>>>>>> 6270f0f1e996a703c981a24642487b87a05fc72a
 
 The store is made if its directory does not exist. Durations are more than 0.
 Exit codes: 0 done, 1 no restart is left or a disk is full, 5 the run is being
@@ -56,6 +63,7 @@ type runOptions struct {
 	nnodes      string
 	maxRestarts int
 	resume      string
+	keep        string
 
 	strictReplicas bool
 	stagingSlots   int
@@ -81,6 +89,9 @@ func runCommand(std streams) *cobra.Command {
 			if c.Flags().Changed("name") && o.name == "" {
 				return fmt.Errorf("%w: --name is empty: give the run a name, or leave the flag out", worker.ErrConfig)
 			}
+			if c.Flags().Changed("keep") && o.keep == "" {
+				return fmt.Errorf("%w: --keep is empty: give a policy such as last=2, or leave the flag out", worker.ErrConfig)
+			}
 			return runJob(c.Context(), std, o, args)
 		},
 	}
@@ -91,6 +102,7 @@ func runCommand(std streams) *cobra.Command {
 	f.StringVar(&o.nnodes, "nnodes", "1", "nodes of the job")
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
 	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
+	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see `ckptstore gc --help`)")
 	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "abort a save in which copies of a tensor differ between ranks")
 	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
 	f.StringVar(&o.stagingMemory, "staging-memory", "", "most shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
@@ -141,6 +153,11 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
+	if o.keep != "" {
+		if cfg.Collect, err = keep(st, cfg.Run, o.keep, log); err != nil {
+			return err
+		}
+	}
 	return runOn(ctx, st, cfg)
 }
 
@@ -199,6 +216,11 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	}
 	if err := store.ValidRun(o.name); err != nil {
 		return bad("--name %q: %s: choose another", o.name, err)
+	}
+	if o.keep != "" {
+		if _, err := retention.Parse(o.keep); err != nil {
+			return bad("--keep: %s", err)
+		}
 	}
 	if err := checkReference(o.resume); err != nil {
 		return worker.Config{}, fmt.Errorf("--resume: %w", err)

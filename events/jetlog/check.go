@@ -34,6 +34,7 @@ func (f Finding) String() string {
 // Checked is the outcome of [Log.Check].
 type Checked struct {
 	First, Last uint64 // as the server says
+	Bytes       uint64 // of all messages, as the server says
 	Events      uint64 // that were read
 	Decisions   uint64 // of them
 	Repeated    uint64 // facts that were stored again by a late retry: harmless
@@ -93,7 +94,7 @@ func (c *checker) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.out.First, c.out.Last = state.FirstSeq, state.LastSeq
+	c.out.First, c.out.Last, c.out.Bytes = state.FirstSeq, state.LastSeq, state.Bytes
 	partial := whole(state)
 	if partial != nil {
 		c.find(0, partial.Error())
