@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -40,9 +39,17 @@ up to 16 KiB of its message and the last 64 KiB of its traceback. On a disk that
 is nearly full, metrics are refused and saves aborted, and the training goes on
 if its workers do; a worker that ends then ends the job.
 
+<<<<<<< HEAD
+A save returns when the worker's bytes are copied into a slot in shared memory.
+A rank has --staging-slots of them, or one, said aloud, where --staging-memory
+has no room for more. When all are in use, a save waits for one; with --when-busy
+skip the training goes on without that checkpoint, with fail the save is an
+error, on all ranks alike.
+=======
 With --keep, old checkpoints of the run are deleted after each commit, beside the
 training. What is pinned, tagged, forked from or being restored stays, and so
 does the newest.
+>>>>>>> 6270f0f1e996a703c981a24642487b87a05fc72a
 
 The store is made if its directory does not exist. Durations are more than 0.
 Exit codes: 0 done, 1 no restart is left or a disk is full, 5 the run is being
@@ -59,6 +66,9 @@ type runOptions struct {
 	keep        string
 
 	strictReplicas bool
+	stagingSlots   int
+	stagingMemory  string
+	whenBusy       string
 	backend        string
 	set            []string
 	saveTimeout    time.Duration
@@ -94,6 +104,9 @@ func runCommand(std streams) *cobra.Command {
 	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
 	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see `ckptstore gc --help`)")
 	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "abort a save in which copies of a tensor differ between ranks")
+	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
+	f.StringVar(&o.stagingMemory, "staging-memory", "", "most shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
+	f.StringVar(&o.whenBusy, "when-busy", string(worker.BusyWait), "what a save does when all slots are in use: wait, skip or fail")
 	f.StringVar(&o.backend, "backend", "none", "name of the workers' communication backend, for the log")
 	f.StringArrayVar(&o.set, "set", nil, "trial configuration, KEY=VALUE with a JSON or plain value; repeatable")
 	f.DurationVar(&o.saveTimeout, "save-timeout", 10*time.Minute, "longest time from the begin of a save to its commit")
@@ -178,6 +191,10 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	if o.maxRestarts < -1 {
 		return bad("--max-restarts %d: give 0 or more, or -1 for any number", o.maxRestarts)
 	}
+	memory, err := o.staging()
+	if err != nil {
+		return worker.Config{}, err
+	}
 	for _, d := range o.durations() {
 		if d.value <= 0 {
 			return bad("--%s %v: give a duration of more than 0, such as 30s", d.flag, d.value)
@@ -211,6 +228,7 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	return worker.Config{
 		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
 		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Backend: o.backend, Config: config,
+		StagingSlots: o.stagingSlots, StagingMemory: memory, WhenBusy: worker.WhenBusy(o.whenBusy),
 		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
 		NewID: store.NewID, ExitCode: exitCode,
 	}, nil
@@ -278,16 +296,6 @@ func parseSet(pairs []string) (map[string]any, error) {
 		config[key] = value
 	}
 	return config, nil
-}
-
-// sharedMemory is where staging slots live.
-func sharedMemory(log *slog.Logger) string {
-	const dir = "/dev/shm"
-	if info, err := os.Stat(dir); err == nil && info.IsDir() {
-		return dir
-	}
-	log.Warn("no /dev/shm on this machine: staging goes to files on disk, which is slower", "dir", os.TempDir())
-	return os.TempDir()
 }
 
 // lines writes whole lines of several workers one at a time.
