@@ -10,6 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// SharedDir is where staging slots live on this machine, and whether that is
+// memory: without /dev/shm they are files on a disk.
+func SharedDir() (dir string, memory bool) {
+	const shm = "/dev/shm"
+	if info, err := os.Stat(shm); err == nil && info.IsDir() {
+		return shm, true
+	}
+	return os.TempDir(), false
+}
+
 // FreeStaging removes the staging directories in shared, such as /dev/shm, that
 // no trainer uses: those whose lock is free. It returns their paths and the
 // bytes of memory that they held. A save that a dead trainer had staged in one

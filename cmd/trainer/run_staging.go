@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"log/slog"
-	"os"
 
 	"github.com/ckptstore/ckptstore/worker"
 )
@@ -29,10 +28,9 @@ func (o runOptions) staging() (memory worker.StagingMemory, err error) {
 
 // sharedMemory is where staging slots live.
 func sharedMemory(log *slog.Logger) string {
-	const dir = "/dev/shm"
-	if info, err := os.Stat(dir); err == nil && info.IsDir() {
-		return dir
+	dir, memory := worker.SharedDir()
+	if !memory {
+		log.Warn("no /dev/shm on this machine: staging goes to files on disk, which is slower", "dir", dir)
 	}
-	log.Warn("no /dev/shm on this machine: staging goes to files on disk, which is slower", "dir", os.TempDir())
-	return os.TempDir()
+	return dir
 }
