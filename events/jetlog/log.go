@@ -48,6 +48,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/semaphore"
 )
 
 // Defaults of [Options] and of calls without a deadline of their own.
@@ -131,8 +132,9 @@ type Log struct {
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	queue  queue         // facts that wait for the committer
-	idle   chan struct{} // closed when the committer has ended
+	queue  queue               // facts that wait for the committer
+	room   *semaphore.Weighted // of all facts whose callers wait
+	idle   chan struct{}       // closed when the committer has ended
 
 	lanes sync.Map // lane → chan struct{} of capacity 1: who decides now
 
@@ -161,7 +163,7 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 		opts: o, stall: 5 * time.Second, epoch: 1,
 		watchers: map[int]context.CancelFunc{}, idle: make(chan struct{}),
 	}
-	l.queue.ready = make(chan struct{}, 1)
+	l.queue.ready, l.room = make(chan struct{}, 1), semaphore.NewWeighted(queueBytes)
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 
 	target := o.URL
