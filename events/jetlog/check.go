@@ -59,6 +59,9 @@ type CheckOptions struct {
 //	lane ckpt.a.main.s.>      4 ──▶ 7 ──▶ 12     each message has the sequence
 //	                          0     4     7      that was the end of its lane
 //
+// Of the cursors, their witnesses and the leases beside the log it holds every
+// key to be readable, and every cursor to be there and within the log.
+//
 // An error is that of a check which could not be done.
 func (l *Log) Check(ctx context.Context, o CheckOptions) (Checked, error) {
 	c := &checker{l: l, o: o, ids: map[[16]byte]uint64{}, lanes: map[events.Scope]uint64{}}
@@ -112,7 +115,7 @@ func (c *checker) run(ctx context.Context) error {
 	if n := c.out.Events; partial == nil && len(c.out.Findings) == 0 && n != state.Msgs {
 		c.find(0, fmt.Sprintf("the server counts %d events, %d were read", state.Msgs, n))
 	}
-	return nil
+	return c.buckets(ctx)
 }
 
 func (c *checker) state(ctx context.Context) (state jetstream.StreamState, err error) {

@@ -10,15 +10,17 @@
 //	lane      ckpt.<run>.<trial>.s.>, the one filter of an aggregate
 //	lease     a key of the bucket CKPT_LEASES, held for a term ([Log.Lease])
 //	cursor    a key of the bucket CKPT_CURSORS: how far a subscriber has come
+//	witness   a key of the bucket CKPT_CURSOR_WITNESSES: that there is a cursor
 //	server    an embedded NATS server in a directory ([StartServer]); its
 //	          clients are users of the account ckpt, and come in through the
 //	          process, a unix socket, or TCP with a token or certificate
 //
 // A server's directory is named by the account:
 //
-//	DIR/jetstream/ckpt/streams/CKPT/             the log
-//	DIR/jetstream/ckpt/streams/KV_CKPT_LEASES/   the leases
-//	DIR/jetstream/ckpt/streams/KV_CKPT_CURSORS/  the cursors
+//	DIR/jetstream/ckpt/streams/CKPT/                      the log
+//	DIR/jetstream/ckpt/streams/KV_CKPT_LEASES/            the leases
+//	DIR/jetstream/ckpt/streams/KV_CKPT_CURSORS/           the cursors
+//	DIR/jetstream/ckpt/streams/KV_CKPT_CURSOR_WITNESSES/  their witnesses
 //
 // A message is stored as package events encodes it: the subject, the headers
 // in the spelling of the wire, the body byte for byte. The append adds
