@@ -18,6 +18,7 @@ func TestBenchStoreJSON(t *testing.T) {
 		{"log", []string{"--events", "300", "--writers", "4", "--outstanding", "2"}, []string{"events_per_second", "p50_ms", "p99_ms", "fsync_p50_ms"}},
 		{"replay", []string{"--events", "1500"}, []string{"rebuild_events_per_second", "read_events_per_second"}},
 		{"lookup", []string{"--checkpoints", "20", "--tensors", "10"}, []string{"p50_ms", "p99_ms", "list_ms", "best_ms"}},
+		{"save", []string{"--ranks", "2", "--size", "33MB", "--tensors", "8", "--unchanged", "0.75"}, []string{"bytes", "bytes_written", "seconds", "bytes_per_second", "raw_bytes_per_second", "ratio", "blocking_seconds_per_gb", "copy_seconds_per_gb"}},
 	} {
 		args := append([]string{"bench", b.name, "--dir", dir, "--json"}, b.args...)
 		text := output(t, 0, "ckptstore", args...)
@@ -30,6 +31,7 @@ func TestBenchStoreJSON(t *testing.T) {
 			}
 		}
 	}
+	output(t, 2, "ckptstore", "bench", "save", "--unchanged", "2")
 	left, err := filepath.Glob(filepath.Join(dir, ".*"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v (%v)", left, err)

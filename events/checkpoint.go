@@ -17,8 +17,10 @@ type Blob struct {
 // when it is larger than [MaxInline].
 func InlineBlob(data []byte) Blob { return Blob{Inline: data, Size: int64(len(data))} }
 
-// MaxInline is the size in bytes above which a blob goes to a file.
-const MaxInline = 192 << 10 // base64 makes it 256 KiB
+// MaxInline is the size in bytes above which a blob goes to a file. In the JSON
+// body it is base64, four bytes for three: 192 KiB of it are 256 KiB of an
+// event, which may have 1 MiB.
+const MaxInline = 192 << 10
 
 // LocalPlan is what one rank wants to save. It asks for the checkpoint to be
 // begun if it is not. A rank whose plan is the one that it sent before leaves
@@ -154,6 +156,12 @@ type CheckpointTagged struct {
 	Tag        string `json:"tag"`
 }
 
+// CheckpointUntagged takes a tag back.
+type CheckpointUntagged struct {
+	Checkpoint string `json:"checkpoint"`
+	Tag        string `json:"tag"`
+}
+
 // CheckpointAttached adds a file beside the tensors.
 type CheckpointAttached struct {
 	Checkpoint string `json:"checkpoint"`
@@ -183,5 +191,6 @@ func (CheckpointSuperseded) Kind() Kind { return "checkpoint.superseded" }
 func (CheckpointPinned) Kind() Kind     { return "checkpoint.pinned" }
 func (CheckpointUnpinned) Kind() Kind   { return "checkpoint.unpinned" }
 func (CheckpointTagged) Kind() Kind     { return "checkpoint.tagged" }
+func (CheckpointUntagged) Kind() Kind   { return "checkpoint.untagged" }
 func (CheckpointAttached) Kind() Kind   { return "checkpoint.attached" }
 func (CheckpointDeleted) Kind() Kind    { return "checkpoint.deleted" }

@@ -291,6 +291,6 @@ var usual = map[string]string{
 	"files":              "that were written",
 	"index_digest":       "BLAKE3-256 of the rank's index file",
 	"bytes_written":      "bytes of chunks that were written",
-	"bytes_reused":       "bytes of chunks that another checkpoint had already",
+	"bytes_reused":       "bytes of chunks that were stored already, by an earlier checkpoint or under another name",
 	"tag":                "the further name",
 }

@@ -54,6 +54,7 @@ var samples = []Body{
 	CheckpointPinned{Checkpoint: "step-200.a2", Reason: "paper"},
 	CheckpointUnpinned{Checkpoint: "step-200.a2"},
 	CheckpointTagged{Checkpoint: "step-200.a2", Tag: "released"},
+	CheckpointUntagged{Checkpoint: "step-200.a2", Tag: "released"},
 	CheckpointAttached{Checkpoint: "step-200.a2", Name: "tokenizer.json", Digest: strings.Repeat("4e", 32), Size: 1234},
 	CheckpointDeleted{Checkpoint: "step-200.a2", Reason: "retention"},
 	RestoreBegun{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", WorldSize: 2},

@@ -80,6 +80,7 @@ var kinds = map[Kind]spec{
 	"checkpoint.pinned":     decision[CheckpointPinned](),
 	"checkpoint.unpinned":   decision[CheckpointUnpinned](),
 	"checkpoint.tagged":     decision[CheckpointTagged](),
+	"checkpoint.untagged":   decision[CheckpointUntagged](),
 	"checkpoint.attached":   decision[CheckpointAttached](),
 	"checkpoint.deleted":    decision[CheckpointDeleted](),
 

@@ -37,7 +37,8 @@ type Coordinator struct {
 	refused  map[string][]*events.WriteFailed // of saves that no plan has opened yet
 	exited   map[int]string                   // ranks whose process ended, and how
 	draining string                           // reason, when no new save may begin
-	lost     bool                             // staged bytes are gone: only complete saves can be finished
+	lost     bool                             // staged bytes are gone: only complete saves can be finished,
+	kept     []string                         // and these, whose bytes are not gone
 	fenced   int                              // the newer attempt that ended this one
 }
 
@@ -140,8 +141,11 @@ func (c *Coordinator) Drain(reason string) { c.draining = reason }
 
 // Abandon is [Coordinator.Drain] for a coordinator that takes over from a dead
 // one: staged bytes are gone too, so only a save whose files are all written
-// is committed.
-func (c *Coordinator) Abandon(reason string) { c.draining, c.lost = reason, true }
+// is committed. Of the saves whose IDs are in kept, the staged bytes of all
+// participants are still there: those are written, and committed.
+func (c *Coordinator) Abandon(reason string, kept ...string) {
+	c.draining, c.lost, c.kept = reason, true, kept
+}
 
 // Tick returns the commands that are due at now, each exactly once, and the
 // time at which Tick must be called again if no event comes before; zero if
@@ -188,7 +192,7 @@ func (c *Coordinator) judge(s *save, now time.Time) {
 	case s.failure != nil:
 	case c.draining != "" && len(unsealed) > 0:
 		s.fail(c.draining, unsealed...)
-	case c.lost && len(unwritten) > 0:
+	case c.lost && len(unwritten) > 0 && !slices.Contains(c.kept, s.id):
 		s.fail(c.draining, unwritten...)
 	case !now.Before(s.deadline) && len(unsealed) > 0:
 		s.fail("these ranks did not call save, or did not finish copying, within "+c.cfg.Timeout.String(), unsealed...)

@@ -296,7 +296,7 @@ func TestEveryKindIsFolded(t *testing.T) {
 		"report.metrics", "plan.local", "plan.global", "plan.load",
 		"write.sealed", "write.completed", "write.failed",
 		"checkpoint.begun", "checkpoint.staged", "checkpoint.committed", "checkpoint.aborted",
-		"checkpoint.superseded", "checkpoint.pinned", "checkpoint.unpinned", "checkpoint.tagged",
+		"checkpoint.superseded", "checkpoint.pinned", "checkpoint.unpinned", "checkpoint.tagged", "checkpoint.untagged",
 		"checkpoint.attached", "checkpoint.deleted",
 		"restore.begun", "restore.completed", "restore.failed", "gpu.unhealthy", "gpu.recovered",
 	}

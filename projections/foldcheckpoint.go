@@ -214,3 +214,19 @@ func (f *fold) tagged(b *events.CheckpointTagged) error {
 	}
 	return f.put(c)
 }
+
+// untagged takes a tag from the checkpoint that has it.
+func (f *fold) untagged(b *events.CheckpointUntagged) error {
+	c, found, err := f.checkpoint(b.Checkpoint)
+	if err != nil || !found || !slices.Contains(c.Tags, b.Tag) {
+		return err
+	}
+	c.Tags = slices.DeleteFunc(c.Tags, func(tag string) bool { return tag == b.Tag })
+	if len(c.Tags) == 0 {
+		c.Tags = nil
+	}
+	if err := f.t.Delete(tagKey(f.run, f.name, b.Tag)); err != nil {
+		return err
+	}
+	return f.put(c)
+}

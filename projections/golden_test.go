@@ -16,19 +16,22 @@ import (
 
 var update = flag.Bool("update", false, "write golden files of a new version of the folds; existing ones are never changed")
 
-const goldenLog = "golden-log-v1.jsonl"
+// goldenLogs are the recorded logs with their SHA-256, in the order in which
+// they were recorded. They are what users have in their stores, so they are
+// never edited: a kind that came later has a log of its own.
+var goldenLogs = []struct{ name, sum string }{
+	{"golden-log-v1", "15f76672b0821d2f78ee05efa144f12840282f06374713540a271fecdb4df0cf"},
+	{"golden-log-tags", "642ad735c9428dec07eea6e3c2debf48ad9ea63c1e4da4325012f9fcaa373d52"},
+}
 
-// readGolden is the recorded log. It is what users have in their stores, so
-// it is never edited.
-func readGolden(t *testing.T) []events.Recorded {
+func readGolden(t *testing.T, name, want string) []events.Recorded {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", goldenLog))
+	text, err := os.ReadFile(filepath.Join("testdata", name+".jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = "15f76672b0821d2f78ee05efa144f12840282f06374713540a271fecdb4df0cf"
 	if got := fmt.Sprintf("%x", sha256.Sum256(text)); got != want {
-		t.Fatalf("%s has SHA-256 %s, want %s: it was edited; take the change back", goldenLog, got, want)
+		t.Fatalf("%s has SHA-256 %s, want %s: it was edited; take the change back", name, got, want)
 	}
 	var log []events.Recorded
 	for line := range bytes.Lines(text) {
@@ -43,37 +46,39 @@ func readGolden(t *testing.T) []events.Recorded {
 	return log
 }
 
-// TestGoldenLog: a log that was recorded long ago is replayed to the state
-// that was recorded with it, by every version of the program that has the same
-// version of the folds.
+// TestGoldenLog: logs that were recorded long ago are replayed to the states
+// that were recorded with them, by every version of the program that has the
+// same version of the folds.
 func TestGoldenLog(t *testing.T) {
-	log := readGolden(t)
 	kinds := map[events.Kind]bool{}
-	rows := NewMemory()
-	for _, r := range log {
-		kinds[r.Kind] = true
-		if err := Apply(rows, r); err != nil {
-			t.Fatal(err)
+	for _, g := range goldenLogs {
+		log := readGolden(t, g.name, g.sum)
+		rows := NewMemory()
+		for _, r := range log {
+			kinds[r.Kind] = true
+			if err := Apply(rows, r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := goldenState(t, rows, len(log))
+		path := filepath.Join("testdata", fmt.Sprintf("%s.folds-%d.txt", g.name, Version))
+		want, err := os.ReadFile(path)
+		if os.IsNotExist(err) && *update {
+			want = []byte(got)
+			err = os.WriteFile(path, want, 0o644)
+		}
+		if err != nil {
+			t.Fatalf("%v: the version of the folds is new; record its state with -update", err)
+		}
+		if got != string(want) {
+			t.Errorf("the recorded log is folded to another state now. Views on disk are kept as long as projections.Version (%d) stays: "+
+				"raise it, and record the new state with -update.\n%s", Version, lineDiff(string(want), got))
 		}
 	}
 	for _, k := range events.Pattern("*.*").Kinds() {
 		if !kinds[k] {
-			t.Errorf("the log has no event of kind %s: record another log beside it that has", k)
+			t.Errorf("no log has an event of kind %s: record another log beside them that has", k)
 		}
-	}
-	got := goldenState(t, rows, len(log))
-	path := filepath.Join("testdata", fmt.Sprintf("golden-log-v1.folds-%d.txt", Version))
-	want, err := os.ReadFile(path)
-	if os.IsNotExist(err) && *update {
-		want = []byte(got)
-		err = os.WriteFile(path, want, 0o644)
-	}
-	if err != nil {
-		t.Fatalf("%v: the version of the folds is new; record its state with -update", err)
-	}
-	if got != string(want) {
-		t.Errorf("the recorded log is folded to another state now. Views on disk are kept as long as projections.Version (%d) stays: "+
-			"raise it, and record the new state with -update.\n%s", Version, lineDiff(string(want), got))
 	}
 }
 

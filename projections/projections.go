@@ -206,6 +206,8 @@ func (f *fold) decision(body events.Body) error {
 		return f.change(b.Checkpoint, func(c *Checkpoint) { c.Pinned, c.PinReason = false, "" })
 	case *events.CheckpointTagged:
 		return f.tagged(b)
+	case *events.CheckpointUntagged:
+		return f.untagged(b)
 	case *events.CheckpointAttached:
 		return f.change(b.Checkpoint, func(c *Checkpoint) { c.attach(b) })
 	case *events.CheckpointDeleted:

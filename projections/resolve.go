@@ -128,7 +128,7 @@ func (p place) latest(ref string) (Checkpoint, error) {
 		return c, found && c.Visible(), err
 	})
 	if err == nil && !found {
-		err = &NotFoundError{What: "checkpoint", Ref: ref, Hint: "none is committed in the present line"}
+		err = &NotFoundError{What: "checkpoint", Ref: ref, Hint: "none is committed in its line"}
 	}
 	return c, err
 }

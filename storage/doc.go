@@ -11,12 +11,16 @@
 //	receipt   COMMIT.json, which says that the manifest is committed
 //	foreign   a checkpoint that another program wrote, read where it lies
 //	adopted   a rank whose chunks lie in the files of a foreign checkpoint
+//	base      a committed checkpoint whose chunks a save may reuse
 //	sums      the digests of adopted chunks, learned by reading them once
 //
 // The files of a checkpoint, in the order in which they become durable:
 //
 //	<run>/<trial>/<checkpoint>/
 //	  r00003.safetensors   chunks of rank 3
+//	  <name>-<hash>.link   a file of an earlier checkpoint, linked in because it
+//	                       holds chunks that are reused; it has this name in
+//	                       every checkpoint
 //	  r00003.idx           its index; of an adopted rank, without the file above
 //	  r00003.sums          of an adopted rank, once they are learned
 //	  manifest-<digest>    plan.EncodeManifest; the digest is that of its bytes
@@ -34,6 +38,12 @@
 // that key already. Values, and element types that the format lacks, are
 // stored as bytes (U8, one dimension). Keys are for other readers: this
 // package finds chunks by the index alone.
+//
+// Of chunks that are reused, the index names the linked file, and the key that
+// they have there; of equal chunks of 1 MiB or more in one data file, which
+// lie there once, all have the place and key of the first. So a data file need
+// not hold all of a rank's tensors, for readers that know no index: they take
+// an export.
 //
 // An index, numbers as unsigned varints unless a width is given, strings with
 // their length in front:

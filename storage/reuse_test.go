@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -349,26 +350,28 @@ func (c collector) Link(from, to string) error {
 func TestReuseOfWhatIsCollected(t *testing.T) {
 	nothing := func(string) {}
 	for name, before := range map[string]bool{"before": true, "after": false} {
-		for _, replaced := range []string{"", "other bytes", "shorter"} {
+		for _, replaced := range []string{"", "other bytes", "cut"} {
 			t.Run(name+" "+replaced, func(t *testing.T) {
 				fs := memory(t)
 				s := newSeries(t, fs, 2, mib, mib)
 				base := s.save(t, "base")
+				held := map[string][]byte{}
 				collect := func(from string) {
+					held[from] = read(t, fs, from)
 					if err := s.root.RemoveCommitted(t.Context(), base.ref); err != nil {
 						t.Error(err)
 					}
 					if replaced == "" {
 						return
 					}
-					size := int64(3 * mib)
-					if replaced == "other bytes" {
-						size = base.written[0].Files[0].Size
+					data := noise("other", base.written[0].Files[0].Size)
+					if replaced == "cut" {
+						data = held[from][:len(held[from])-100_000]
 					}
 					_ = fs.MkdirAll(fs.PathDir(from), 0o755)
 					f, err := fs.Create(from, vfs.WriteCategoryUnspecified)
 					if err == nil {
-						_, err = f.Write(noise("other", size))
+						_, err = f.Write(data)
 						err = errors.Join(err, f.Close())
 					}
 					if err != nil {
@@ -402,6 +405,54 @@ func TestReuseOfWhatIsCollected(t *testing.T) {
 					t.Error("nobody was told")
 				}
 			})
+		}
+	}
+}
+
+// read is a file's bytes; nil if it is gone.
+func read(t testing.TB, fs vfs.FS, name string) []byte {
+	t.Helper()
+	f, err := fs.Open(name)
+	if err != nil {
+		return nil
+	}
+	b, err := io.ReadAll(f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestRewriteCrash crashes the second write of a rank, of other bytes in as
+// many, at every operation: the index that is found is never beside the data of
+// the first.
+func TestRewriteCrash(t *testing.T) {
+	for k, done := 1, false; !done; k++ {
+		fs := memory(t)
+		s := newSeries(t, fs, 1, 5000)
+		w := s.root.Writer(storage.RefOf("run", "t0", "next"))
+		if err := w.SetUp(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.WriteData(t.Context(), 0, s.items[0], s.source(0)); err != nil {
+			t.Fatal(err)
+		}
+		s.change("layers.0.r0", 0, 1)
+		var crashed []snapshot
+		injected, _ := faulty(fs, k, true, errDisk, func() {
+			for seed := range 20 {
+				crashed = append(crashed, snapshots(fs, 100*k+seed)...)
+			}
+		})
+		_, err := s.try(t.Context(), open(t, injected), "next")
+		done = err == nil
+		for _, c := range crashed {
+			root := open(t, c.fs)
+			next, err := s.try(t.Context(), root, "next")
+			if err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			next.whole(t, root)
 		}
 	}
 }

@@ -52,10 +52,10 @@ func spacious(t *testing.T) (dir string, last uint64) {
 }
 
 // TestDamagedLog damages the files of a log in every way that is known, with
-// its index and without, with the views and without. Either the store does not
-// open, and says that it is damaged, or reading the whole log finds the damage
-// and names the event. Nothing is appended under a sequence that was
-// acknowledged, and the damaged file is kept.
+// its index and without, with the views and without. Whatever command comes
+// first, either the store does not open, and says that it is damaged, or reading
+// the whole log finds the damage and names the event. Nothing is appended under a
+// sequence that was acknowledged, and the damaged file is kept.
 func TestDamagedLog(t *testing.T) {
 	t.Parallel()
 	whole, last := spacious(t)
@@ -63,8 +63,10 @@ func TestDamagedLog(t *testing.T) {
 		name string
 		do   func(t *testing.T, blocks []string) (hit string)
 	}{
-		{"flip in a middle block", func(t *testing.T, blocks []string) string { return flip(t, blocks[len(blocks)/2]) }},
-		{"flip in the last block", func(t *testing.T, blocks []string) string { return flip(t, blocks[len(blocks)-1]) }},
+		{"flip in a middle block", func(t *testing.T, blocks []string) string { return flip(t, blocks[len(blocks)/2], middle) }},
+		{"flip in the last block", func(t *testing.T, blocks []string) string { return flip(t, blocks[len(blocks)-1], middle) }},
+		{"flip near the end", func(t *testing.T, blocks []string) string { return flip(t, blocks[len(blocks)-1], 1500) }},
+		{"flip at the end", func(t *testing.T, blocks []string) string { return flip(t, blocks[len(blocks)-1], 100) }},
 		{"truncated tail", func(t *testing.T, blocks []string) string {
 			path := blocks[len(blocks)-1]
 			write(t, path, read(t, path)[:len(read(t, path))*2/3])
@@ -80,43 +82,81 @@ func TestDamagedLog(t *testing.T) {
 		}},
 	} {
 		for _, index := range []bool{true, false} {
-			for _, views := range []bool{true, false} {
-				t.Run(fmt.Sprintf("%s, index %v, views %v", damage.name, index, views), func(t *testing.T) {
-					t.Parallel()
-					dir := filepath.Join(t.TempDir(), "store")
-					if err := os.CopyFS(dir, os.DirFS(whole)); err != nil {
-						t.Fatal(err)
+			for _, first := range firstCommands {
+				for _, views := range []bool{true, false} {
+					if index && !first.whole || !views && !first.bare {
+						continue
 					}
-					blocks := blocksInOrder(t, dir)
-					hit := damage.do(t, blocks)
-					was := ""
-					if hit != "" {
-						was = read(t, hit)
-					}
-					if !index {
-						remove(t, filepath.Dir(blocks[0]), "index.db")
-					}
-					if !views {
-						remove(t, dir, "views")
-					}
-					holdDamaged(t, dir, last)
-					if hit == "" {
-						return
-					}
-					kept, err := filepath.Glob(filepath.Join(dir, damagedName, "*", filepath.Base(hit)))
-					if err != nil {
-						t.Fatal(err)
-					}
-					if !slices.ContainsFunc(append(kept, hit), func(path string) bool {
-						text, err := os.ReadFile(path)
-						return err == nil && strings.HasPrefix(string(text), was)
-					}) {
-						t.Error("the damaged file is not kept as it was")
-					}
-				})
+					t.Run(fmt.Sprintf("%s, index %v, views %v, first %s", damage.name, index, views, first.name), func(t *testing.T) {
+						t.Parallel()
+						dir := filepath.Join(t.TempDir(), "store")
+						if err := os.CopyFS(dir, os.DirFS(whole)); err != nil {
+							t.Fatal(err)
+						}
+						blocks := blocksInOrder(t, dir)
+						hit := damage.do(t, blocks)
+						was := ""
+						if hit != "" {
+							was = read(t, hit)
+						}
+						if !index {
+							remove(t, filepath.Dir(blocks[0]), "index.db")
+						}
+						if !views {
+							remove(t, dir, "views")
+						}
+						first.do(t, dir)
+						holdDamaged(t, dir, last)
+						if hit == "" {
+							return
+						}
+						kept, err := filepath.Glob(filepath.Join(dir, damagedName, "*", filepath.Base(hit)))
+						if err != nil {
+							t.Fatal(err)
+						}
+						if !slices.ContainsFunc(append(kept, hit), func(path string) bool {
+							text, err := os.ReadFile(path)
+							return err == nil && strings.HasPrefix(string(text), was)
+						}) {
+							t.Error("the damaged file is not kept as it was")
+						}
+					})
+				}
 			}
 		}
 	}
+}
+
+// firstCommands are what somebody may do first with a store whose log is
+// damaged. Those that fail must say that it is.
+var firstCommands = []struct {
+	name  string
+	whole bool // it is tried with an index too
+	bare  bool // it is tried without views too
+	do    func(t *testing.T, dir string)
+}{
+	{"open", true, true, func(*testing.T, string) {}},
+	{"views rebuild", false, true, func(t *testing.T, dir string) {
+		path := filepath.Join(dir, "views")
+		had, missing := os.Stat(path)
+		if _, err := RebuildViews(t.Context(), Options{Location: dir}); err != nil {
+			wrong(t, err, ErrDamaged)
+			has, err := os.Stat(path)
+			if missing == nil && (err != nil || !os.SameFile(had, has)) || missing != nil && err == nil {
+				t.Error("the views were replaced")
+			}
+		}
+	}},
+	{"views verify", true, false, func(t *testing.T, dir string) {
+		s, err := Open(t.Context(), Options{Location: dir})
+		if err == nil {
+			_, err = s.VerifyViews(t.Context())
+			shut(t, s)
+		}
+		if err != nil {
+			wrong(t, damage(err), ErrDamaged)
+		}
+	}},
 }
 
 // holdDamaged opens a store with a damaged log.
@@ -155,11 +195,18 @@ func holdDamaged(t *testing.T, dir string, last uint64) {
 	}
 }
 
-// flip flips a bit in the middle of a file.
-func flip(t *testing.T, path string) string {
+// middle is where flip flips a bit in the middle of a file.
+const middle = 0
+
+// flip flips a bit of a file, so many bytes before its end.
+func flip(t *testing.T, path string, before int) string {
 	t.Helper()
 	data := []byte(read(t, path))
-	data[len(data)/2] ^= 1
+	at := len(data) - before
+	if before == middle {
+		at = len(data) / 2
+	}
+	data[at] ^= 1
 	write(t, path, string(data))
 	return path
 }

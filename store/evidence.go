@@ -1,165 +1,159 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 )
 
 // The log as it was before a server started over it, when that server may
 // rewrite what it cannot read: copyName until the store is open, damagedName
-// when it was found to be damaged.
+// when it was found to be damaged, and of a second time damagedName-2:
+//
+//	STORE/log.damaged/   files of the stream CKPT
+//	  msgs/7.blk         its events
+//	  NOT-KEPT           names of files for which there was no room, one a line
 const (
 	copyName    = ".log-copy"
 	damagedName = "log.damaged"
+	notKeptName = "NOT-KEPT"
 )
 
-// maxCopy is the size in bytes of the largest log that is copied.
-const maxCopy = 64 << 20
-
-// succeed takes the store over from its last owner, and keeps the log as that
-// one has left it when it is found to be damaged.
-func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (*ownership, error) {
-	if err := recovering(dir); err != nil { // since this process looked
+// succeed takes the store over from its last owner.
+func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (own *ownership, err error) {
+	if err := sound(dir); err != nil {
+		return nil, fmt.Errorf("own the store %s: %w", dir, err)
+	}
+	err = guarded(s, dir, func() (err error) {
+		own, err = takeOwnership(ctx, s, dir, lock)
+		return err
+	})
+	if err != nil {
 		return nil, err
+	}
+	return own, nil
+}
+
+// guarded does what starts a server over the log, under the store's lock, and
+// keeps the log as the last owner has left it when it is found to be damaged.
+func guarded(s *Store, dir string, do func() error) error {
+	if err := recovering(dir); err != nil { // since this process looked
+		return err
 	}
 	s.ballast().release()
 	if err := s.space.check(keepToOwn); err != nil {
-		return nil, fmt.Errorf("own the store %s: %w", dir, err)
+		return fmt.Errorf("own the store %s: %w", dir, err)
 	}
 	card := filepath.Join(dir, cardName)
-	if err := keepLog(s, dir, exists(card)); err != nil {
-		s.opts.Logger.Warn("the log is opened without a copy of what its server may change, should it be damaged", "error", err)
+	had, lack := keepLog(s, dir, exists(card), maxCopy)
+	if lack != nil {
+		s.opts.Logger.Warn("the log is opened without a copy of all that its server may change, should it be damaged", "error", lack)
 	}
 	// Who owned the store before is not whom to wait for, or to end.
 	if err := removed(card); err != nil {
-		return nil, err
+		return err
 	}
-	own, err := takeOwnership(ctx, s, dir, lock)
-	if err != nil {
-		return nil, keepCopy(dir, err)
+	if err := do(); err != nil {
+		return keepCopy(dir, had, lack, err)
 	}
 	if err := os.RemoveAll(filepath.Join(dir, copyName)); err != nil {
 		s.opts.Logger.Warn("a copy of the log is left over", "error", err)
 	}
-	return own, nil
+	return nil
 }
 
 // keepLog copies the files aside that the server may rewrite: all of them if it
 // will not find them as it left them, because its last owner was killed or its
 // index is gone. Then it reads the blocks one by one, cuts off what is damaged,
 // and goes on behind it. Otherwise that is the last block alone. A copy from an
-// earlier try that did not end is the better one and stays.
-func keepLog(s *Store, dir string, killed bool) error {
+// earlier try that did not end is the better one and stays. Evidence that has
+// all of it already is had, and then nothing is copied. The error is that some
+// or all of it could not be copied.
+func keepLog(s *Store, dir string, killed bool, limit int64) (had string, err error) {
 	to := filepath.Join(dir, copyName)
-	if exists(to) || exists(filepath.Join(dir, damagedName)) {
-		return nil
+	if exists(to) {
+		return "", notKept(to)
 	}
 	streams, err := filepath.Glob(filepath.Join(dir, "log", "jetstream", "*", "streams", jetlog.Stream))
 	if err != nil || len(streams) != 1 {
-		return err // what is wrong then, the server says
+		return "", err // what is wrong then, the server says
 	}
-	from := os.DirFS(streams[0])
-	if !killed && exists(filepath.Join(streams[0], "msgs", "index.db")) {
-		// Then it compares the last block with the index, and cuts that one.
-		if from, err = lastBlock(streams[0]); from == nil || err != nil {
-			return err
+	// With an index it compares the last block with that, and cuts that one.
+	c := copying{from: streams[0], to: to, all: killed || !exists(filepath.Join(streams[0], "msgs", "index.db")), limit: limit, space: s.space}
+	if err := c.list(); err != nil || len(c.blocks) == 0 {
+		return "", err
+	}
+	for _, had := range slices.Backward(incidents(dir)) {
+		if same, err := c.within(had); same || err != nil {
+			return had, err
 		}
 	}
-	size, err := sizeOf(from)
-	if err != nil {
-		return err
+	return "", c.run()
+}
+
+// incidents are the logs that were found to be damaged, the oldest first.
+func incidents(dir string) (found []string) {
+	for path := filepath.Join(dir, damagedName); exists(path); path = nextIncident(dir, len(found)) {
+		found = append(found, path)
 	}
-	if size > maxCopy {
-		return fmt.Errorf("%s has %d bytes, up to %d are copied", streams[0], size, maxCopy)
+	return found
+}
+
+// nextIncident is the name of the one after n.
+func nextIncident(dir string, n int) string {
+	if n == 0 {
+		return filepath.Join(dir, damagedName)
 	}
-	if err := s.space.check(uint64(size) + keepForFacts + keepForEnds); err != nil {
-		return err
-	}
-	// A copy that is cut has another name.
-	temp := to + ".tmp"
-	err = errors.Join(os.RemoveAll(temp), os.Mkdir(temp, 0o700))
-	if err == nil {
-		err = os.CopyFS(temp, from)
-	}
-	if err == nil {
-		err = os.Rename(temp, to)
-	}
-	if err != nil {
-		return errors.Join(err, os.RemoveAll(temp))
-	}
-	return nil
+	return filepath.Join(dir, fmt.Sprintf("%s-%d", damagedName, n+1))
 }
 
 // keepCopy ends what keepLog began when the store could not be opened: if that
 // is because it is damaged, the copy gets its lasting name, and the error says
-// where it is. After any other error it waits for the next try.
-func keepCopy(dir string, why error) error {
-	from, to := filepath.Join(dir, copyName), filepath.Join(dir, damagedName)
+// where it is, and what it lacks. After any other error it waits for the next
+// try.
+func keepCopy(dir, had string, lack, why error) error {
+	from := filepath.Join(dir, copyName)
 	if !errors.Is(why, ErrDamaged) || errors.As(why, new(viewsError)) {
 		return why
 	}
 	if exists(from) {
-		if err := os.Rename(from, to); err != nil {
+		had = nextIncident(dir, len(incidents(dir)))
+		if err := os.Rename(from, had); err != nil {
 			return errors.Join(why, fmt.Errorf("keep the copy of the log: %w", err))
 		}
+		lack = notKept(had)
 	}
-	if exists(to) {
-		return fmt.Errorf("%w (the log's files as they were before they were first opened are in %s; remove that when it is no longer needed)", why, to)
+	switch {
+	case had != "" && lack != nil:
+		return fmt.Errorf("%w (of the log's files as they were before they were first opened, some are in %s; %v)", why, had, lack) //nolint:errorlint // it is not what went wrong
+	case had != "":
+		return fmt.Errorf("%w (the log's files as they were before they were first opened are in %s; remove that when it is no longer needed)", why, had)
+	case lack != nil:
+		return fmt.Errorf("%w (there is no copy of the log's files as they were before they were opened: %v)", why, lack) //nolint:errorlint // as above
 	}
 	return why
+}
+
+// notKept is the error that a copy is not whole; nil if it is.
+func notKept(dir string) error {
+	text, err := os.ReadFile(filepath.Join(dir, notKeptName))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	names := strings.Fields(string(text))
+	if err != nil || len(names) == 0 {
+		return fmt.Errorf("what the copy %s of the log lacks is not known: %w", dir, err)
+	}
+	return fmt.Errorf("there was no room for a copy of %d more files, %s to %s, which the log's server may have changed", len(names), names[len(names)-1], names[0])
 }
 
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
-}
-
-// lastBlock is the file with a stream's last events; nil when there is none.
-func lastBlock(stream string) (fs.FS, error) {
-	blocks, err := filepath.Glob(filepath.Join(stream, "msgs", "*.blk"))
-	if err != nil || len(blocks) == 0 {
-		return nil, err
-	}
-	// They are named by numbers without zeros in front.
-	last := slices.MaxFunc(blocks, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
-	return only{os.DirFS(stream), path.Join("msgs", filepath.Base(last))}, nil
-}
-
-// only is a file system with one file of another.
-type only struct {
-	fs.FS
-	name string
-}
-
-// ReadDir implements [fs.ReadDirFS].
-func (o only) ReadDir(dir string) ([]fs.DirEntry, error) {
-	all, err := fs.ReadDir(o.FS, dir)
-	return slices.DeleteFunc(all, func(e fs.DirEntry) bool {
-		at := path.Join(dir, e.Name())
-		return at != o.name && at != path.Dir(o.name)
-	}), err
-}
-
-// sizeOf is the bytes of all files.
-func sizeOf(files fs.FS) (size int64, err error) {
-	err = fs.WalkDir(files, ".", func(_ string, e fs.DirEntry, err error) error {
-		if err != nil || !e.Type().IsRegular() {
-			return err
-		}
-		info, err := e.Info()
-		if err == nil {
-			size += info.Size()
-		}
-		return err
-	})
-	return size, err
 }

@@ -47,7 +47,7 @@ func Init(ctx context.Context, location, data string) (string, error) {
 	}
 	// Before the lock is a file in it: somebody else's directory stays as it is.
 	if err := vacant(dir); err != nil {
-		return "", err
+		return "", fmt.Errorf("init %s: %w", dir, err)
 	}
 	lock, err := tryLock(dir)
 	if err != nil {
@@ -58,7 +58,7 @@ func Init(ctx context.Context, location, data string) (string, error) {
 	}
 	defer func() { _ = lock.Close() }()
 	if err := vacant(dir); err != nil {
-		return "", err
+		return "", fmt.Errorf("init %s: %w", dir, err)
 	}
 	if err := clearCutLog(dir); err != nil {
 		return "", fmt.Errorf("init: %w", err)
@@ -86,28 +86,35 @@ func Init(ctx context.Context, location, data string) (string, error) {
 // of a cut init, above all a store whose store.json is lost.
 func vacant(dir string) error {
 	if _, err := readIdentity(dir); !errors.Is(err, ErrNoStore) {
-		return errors.Join(fmt.Errorf("init %s: %w", dir, ErrExists), err)
+		return errors.Join(ErrExists, err)
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return fmt.Errorf("init: %w", err)
+		return err
 	}
+	ended := false
 	for _, e := range entries {
 		switch name := e.Name(); {
+		case name == endName: // what else is there says more
+			ended = true
+			continue
 		case name == lockName || name == ballastName || name == "log" || strings.HasPrefix(name, tempPrefix):
 			continue
 		case name == "data" || name == "blobs":
 			left, err := os.ReadDir(filepath.Join(dir, name))
 			if err != nil {
-				return fmt.Errorf("init: %w", err)
+				return err
 			}
 			if len(left) == 0 {
 				continue
 			}
 		case name != "views" && name != cardName && name != readName: // which only a store has
-			return fmt.Errorf("init: %s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, name)
+			return fmt.Errorf("%s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, name)
 		}
-		return fmt.Errorf("init: %w: %s has the %s of a store but no store.json: restore that file from a backup, or choose an empty directory", ErrDamaged, dir, e.Name())
+		return fmt.Errorf("%w: %s has the %s of a store but no store.json: restore that file from a backup, or run `ckptstore recover --store %s`, or choose an empty directory", ErrDamaged, dir, e.Name(), dir)
+	}
+	if ended {
+		return fmt.Errorf("init: %w: %s has the %s of a store, which had a log, but no store.json: restore that file from a backup, or choose an empty directory", ErrDamaged, dir, endName)
 	}
 	return nil
 }
@@ -128,7 +135,7 @@ func clearCutLog(dir string) error {
 	case err != nil:
 		return err
 	case size > maxCutLog:
-		return fmt.Errorf("%w: %s has a log of more than its first event but no store.json: restore that file from a backup, or move the log away", ErrDamaged, dir)
+		return fmt.Errorf("%w: %s has a log of more than its first event but no store.json: restore that file from a backup, or run `ckptstore recover`, or move the log away", ErrDamaged, dir)
 	}
 	return os.RemoveAll(path)
 }

@@ -24,6 +24,7 @@ import (
 // given up in the reverse order of its fields.
 type ownership struct {
 	dir    string
+	store  *Store
 	since  time.Time
 	why    error // it is of no use any more; set before the owner is told
 	lock   *os.File
@@ -50,28 +51,14 @@ type follower struct {
 // crash has left, and opens the sockets. The lock belongs to the ownership
 // from then on; on an error it stays the caller's.
 func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ *ownership, err error) {
-	w := &ownership{dir: dir, since: time.Now(), served: make(chan error, 2)}
+	w := &ownership{dir: dir, store: s, since: time.Now(), served: make(chan error, 2)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("own the store %s: %w", dir, damage(err)), w.close())
 		}
 	}()
-	// A server would make a new log, and then miss the events.
-	if _, err = os.Stat(filepath.Join(dir, "log")); err != nil {
-		return w, fmt.Errorf("%w: its log is not there: %w: restore log/ from a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
-	}
-	if w.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{
-		Dir: filepath.Join(dir, "log"), Logger: serverLogger(s.opts.Logger), Listen: s.opts.Listen,
-	}); err != nil {
-		return w, err
-	}
-	if w.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(w.server), Logger: s.opts.Logger}); err != nil {
-		return w, err
-	}
-	if err = checkLog(ctx, w.log, s.ID); err != nil {
-		return w, err
-	}
-	receipts, err := recorded(ctx, s, w.log)
+	opened, err := openLog(ctx, s, dir, s.opts.Listen)
+	w.server, w.log = opened.server, opened.log
 	if err != nil {
 		return w, err
 	}
@@ -82,7 +69,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	if w.views, err = follow(ctx, db, w.log, s); err != nil {
 		return w, err
 	}
-	if err = repair(ctx, s, w.log, w.views, receipts); err != nil {
+	if err = repair(ctx, s, w.log, w.views, opened.receipts); err != nil {
 		return w, err
 	}
 	if err = w.listen(s); err != nil {
@@ -92,6 +79,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	var kept sync.WaitGroup
 	kept.Go(func() { s.ballast().keep(life) })
 	kept.Go(func() { w.watch(life, s) })
+	kept.Go(func() { w.keepEnd(life, s) })
 	w.unload = func() {
 		cancel()
 		kept.Wait()
@@ -120,6 +108,15 @@ func follow(ctx context.Context, db *viewdb.DB, log *jetlog.Log, s *Store) (*fol
 		close(f.done)
 	}()
 	return f, nil
+}
+
+// finish ends the following of the log, and folds what it has left.
+func (f *follower) finish(ctx context.Context, log *jetlog.Log) error {
+	f.cancel()
+	if err := <-f.done; !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return f.db.CatchUp(ctx, log)
 }
 
 // close ends the views. That they have failed was said when they did, and is
@@ -237,6 +234,9 @@ func (w *ownership) close() error {
 		if err := <-w.served; !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			errs = append(errs, err)
 		}
+	}
+	if w.lock != nil && w.why == nil {
+		w.settle()
 	}
 	if w.views != nil {
 		errs = append(errs, w.views.close())

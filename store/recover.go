@@ -13,7 +13,6 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/storage"
 )
 
@@ -89,7 +88,8 @@ var unknown = []string{
 // the old log is set aside and no file of data/ changes. Cut at any moment,
 // nothing is lost, nobody opens the directory, and the same call finishes it.
 //
-// A store that opens is [ErrExists]. Without any checkpoint that could be
+// A store that opens is [ErrExists], here and in From; one that somebody has
+// open is [ErrLocked]. Without any checkpoint that could be
 // recovered the error is [ErrNothing], and the report says why; nothing was
 // changed then.
 func Recover(ctx context.Context, o RecoverOptions) (Recovered, error) {
@@ -100,10 +100,10 @@ func Recover(ctx context.Context, o RecoverOptions) (Recovered, error) {
 	if r.step == nil {
 		r.step = func(string) error { return nil }
 	}
-	err := r.places()
-	if err == nil {
-		err = r.run(ctx)
+	if err := r.places(); err != nil {
+		return r.report, fmt.Errorf("recover: %w", err)
 	}
+	err := r.run(ctx)
 	if err != nil {
 		err = fmt.Errorf("recover %s: %w", r.dir, err)
 	}
@@ -116,29 +116,6 @@ type recovery struct {
 	dir, data string // of the store; where the checkpoints are
 	report    Recovered
 	newest    map[string]int // attempts, by trial
-}
-
-func (r *recovery) places() error {
-	if IsURL(r.Location) {
-		return fmt.Errorf("%w: %s is a server: recover into a directory, with --from the directory of the data", ErrLocation, jetlog.Redacted(r.Location))
-	}
-	dir, err := filepath.Abs(r.Location)
-	if err != nil {
-		return err
-	}
-	r.dir, r.data = dir, filepath.Join(dir, "data")
-	if r.From == "" {
-		return nil
-	}
-	from, err := filepath.Abs(r.From)
-	if err != nil {
-		return err
-	}
-	if from == dir {
-		return fmt.Errorf("%w: --from is the store itself: leave it out to recover in place", ErrLocation)
-	}
-	r.From, r.data = from, filepath.Join(from, "data")
-	return nil
 }
 
 func (r *recovery) run(ctx context.Context) error {
@@ -183,28 +160,6 @@ func (r *recovery) run(ctx context.Context) error {
 	return r.finish()
 }
 
-// mayBegin holds the place to be one that a recovery is for: an empty one with
-// From, a store that does not open without.
-func (r *recovery) mayBegin(ctx context.Context) error {
-	if r.From != "" {
-		return vacant(r.dir)
-	}
-	if _, err := identityIn(r.dir); errors.Is(err, ErrForeign) || errors.Is(err, ErrNewer) {
-		return err
-	} else if err != nil || !exists(filepath.Join(r.dir, "log")) {
-		return nil
-	}
-	s, err := Open(ctx, Options{Location: r.dir, Logger: r.Logger})
-	if err == nil {
-		return errors.Join(fmt.Errorf("%w: its log opens, and has more than receipts say: `ckptstore verify --log` reads all of it; to go on without it anyway, move log/ away and run this again", ErrExists), s.Close())
-	}
-	if errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
-		r.Logger.Info("the log does not open, so the store is recovered from receipts", "error", err)
-		return nil
-	}
-	return err
-}
-
 // build makes the new log, and what describes it durable. It may be repeated.
 func (r *recovery) build(ctx context.Context) error {
 	if err := r.believed(ctx); err != nil {
@@ -223,10 +178,7 @@ func (r *recovery) build(ctx context.Context) error {
 			return err
 		}
 	} else if exists(filepath.Join(r.dir, "log")) {
-		r.report.Aside = filepath.Join(r.dir, damagedName)
-		for n := 2; exists(r.report.Aside); n++ {
-			r.report.Aside = filepath.Join(r.dir, fmt.Sprintf("%s-%d", damagedName, n))
-		}
+		r.report.Aside = nextIncident(r.dir, len(incidents(r.dir)))
 	}
 	temp := filepath.Join(r.dir, recoverTemp)
 	err = errors.Join(os.RemoveAll(temp), os.Mkdir(temp, 0o700))

@@ -160,14 +160,15 @@ func TestRecover(t *testing.T) {
 				wrong(t, err, ErrDamaged, "store.json is gone", "--of", id)
 				o.Of = []string{id}
 			}
+			whole := snapshot(t, dir)
 			r, err := Recover(t.Context(), o)
 			if err != nil {
 				t.Fatal(err)
 			}
-			holdRecovered(t, r, o.Location, id)
-			if !maps.Equal(before, snapshot(t, filepath.Join(dir, "data"))) {
-				t.Error("the data that it was made from was changed")
+			if !maps.Equal(whole, snapshot(t, dir)) {
+				t.Error("what it was made from was changed")
 			}
+			holdRecovered(t, r, o.Location, id)
 			o.Location, o.From = dir, ""
 			if r, err = Recover(t.Context(), o); err != nil {
 				t.Fatal(err)

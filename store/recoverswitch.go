@@ -46,7 +46,7 @@ func (r *recovery) finish() error {
 	}{
 		{"remove the views", func() error {
 			var errs []error
-			for _, name := range []string{"views", readName, cardName, copyName} {
+			for _, name := range []string{"views", readName, endName, cardName, copyName} {
 				errs = append(errs, os.RemoveAll(filepath.Join(r.dir, name)))
 			}
 			return errors.Join(errs...)

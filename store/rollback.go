@@ -47,7 +47,7 @@ func recorded(ctx context.Context, s *Store, log *jetlog.Log) ([]storage.Receipt
 			return nil, err
 		}
 	}
-	return receipts, nil
+	return receipts, hadEnd(ctx, s, log, last)
 }
 
 // wasRead holds the log to be as long as it was when it was last read: of a
@@ -63,7 +63,7 @@ func wasRead(s *Store, last uint64) error {
 		return nil
 	}
 	if last < read.Sequence {
-		return fmt.Errorf("%w: the log was rolled back: it ends at event %d, and on %s it was read up to event %d: restore log/ from a backup, or, to go on without what it lost, delete %s",
+		return fmt.Errorf("%w: the log was rolled back: it ends at event %d, and on %s it was read up to event %d: restore log/ from a backup, or run `ckptstore recover`, which makes a log of the receipts; to go on without what it lost, delete %s",
 			ErrDamaged, last, read.At.Local().Format(time.DateTime), read.Sequence, filepath.Join(s.Location, readName))
 	}
 	return nil
@@ -103,7 +103,7 @@ func compareReceipt(ctx context.Context, s *Store, log *jetlog.Log, r storage.Re
 	if IsURL(s.Location) {
 		where, offline = "the server's stream "+jetlog.Stream, filepath.Dir(s.DataDir)
 	}
-	return fmt.Errorf("%w: the log was rolled back: by %s, event %d is %s, which commits %s@%s; %s: restore %s from a backup, or, to go on without that checkpoint, move its directory away; `ckptstore ls --offline --store %s` reads the checkpoints",
+	return fmt.Errorf("%w: the log was rolled back: by %s, event %d is %s, which commits %s@%s; %s: restore %s from a backup, or run `ckptstore recover`, which makes a log of the receipts; to go on without that checkpoint, move its directory away; `ckptstore ls --offline --store %s` reads the checkpoints",
 		ErrDamaged, filepath.Join(s.DataDir, r.Ref.String(), storage.ReceiptFile), r.Sequence, r.Event, r.Run, r.Checkpoint, has, where, offline)
 }
 
@@ -123,6 +123,11 @@ func damage(err error) error {
 	}
 	return err
 }
+
+// IsDamage reports whether err says that a log or views are damaged: what
+// [Open] calls [ErrDamaged], and what reading on may find later under the names
+// of the log and the views.
+func IsDamage(err error) bool { return errors.Is(damage(err), ErrDamaged) }
 
 // openViews opens the views of a directory. What is wrong with them is damage,
 // unless the machine lacks something.

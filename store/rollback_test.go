@@ -28,6 +28,7 @@ func TestRollback(t *testing.T) {
 		}, "the log ends at event "},
 		{"an older copy that went on", func(t *testing.T, dir string, early map[string]string) {
 			put(t, filepath.Join(dir, "log"), early)
+			remove(t, dir, endName)
 			away(t, filepath.Join(dir, "data"), func() {
 				s := open(t, dir)
 				for range 20 {
@@ -178,8 +179,8 @@ func TestCopyOfLog(t *testing.T) {
 	owner.kill()
 	// One that a kill has cut.
 	write(t, filepath.Join(dir, copyName+".tmp", "msgs", "1.blk"), "half")
-	if err := keepLog(&Store{opts: Options{}, space: roomy()}, dir, true); err != nil {
-		t.Fatal(err)
+	if had, err := keepLog(&Store{opts: Options{}, space: roomy()}, dir, true, maxCopy); err != nil || had != "" {
+		t.Fatal(had, err)
 	}
 	if kept := snapshot(t, filepath.Join(dir, copyName)); len(kept) < 4 {
 		t.Errorf("copied %d files", len(kept))
@@ -190,7 +191,8 @@ func TestCopyOfLog(t *testing.T) {
 		t.Errorf("left: %v, %v", names(left), err)
 	}
 	// Without room there is none, which is said.
-	wrong(t, keepLog(&Store{space: &gauge{free: func() (storage.Usage, error) { return storage.Usage{Free: 1 << 20, Size: 1 << 40}, nil }}}, dir, true), syscall.ENOSPC)
+	_, err = keepLog(&Store{space: &gauge{free: func() (storage.Usage, error) { return storage.Usage{Free: 1 << 20, Size: 1 << 40}, nil }}}, dir, true, maxCopy)
+	wrong(t, err, syscall.ENOSPC)
 	if exists(filepath.Join(dir, copyName)) {
 		t.Error("it was copied")
 	}

@@ -19,5 +19,10 @@ func (o *owner) Read(ctx context.Context, read func(projections.Reader) error) (
 	if !ok {
 		return false, nil
 	}
-	return rows.Read(ctx, read)
+	here, err = rows.Read(ctx, read)
+	if err != nil && o.ownership() != own {
+		// The store was given up meanwhile: whoever owns it next is asked.
+		return false, nil
+	}
+	return here, err
 }

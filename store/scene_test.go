@@ -195,7 +195,11 @@ func written(t *testing.T, s *Store, run string, step int64) (*storage.FileWrite
 	if err != nil {
 		t.Fatal(err)
 	}
-	say(t, s, run, events.WriteCompleted{Attempt: 1, Checkpoint: b.Checkpoint, IndexDigest: got.Index.String(), BytesWritten: got.BytesWritten})
+	done := events.WriteCompleted{Attempt: 1, Checkpoint: b.Checkpoint, IndexDigest: got.Index.String(), BytesWritten: got.BytesWritten}
+	for _, f := range got.Files {
+		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
+	}
+	say(t, s, run, done)
 	return w, plan.Manifest{
 		Store: s.ID, Run: run, Trial: trialName, Checkpoint: b.Checkpoint, Name: name, Step: step, Attempt: 1, WorldSize: 1,
 		Ranks: []plan.RankIndex{{Rank: 0, Index: got.Index}}, Layout: layout,
@@ -206,14 +210,18 @@ func written(t *testing.T, s *Store, run string, step int64) (*storage.FileWrite
 func committed(t *testing.T, s *Store, run string, step int64) string {
 	t.Helper()
 	w, m := written(t, s, run, step)
-	_, err := w.Finish(t.Context(), m, func(ctx context.Context, sum plan.Digest) (storage.Decision, error) {
-		r, err := decide(ctx, s, run, events.CheckpointCommitted{Attempt: 1, Checkpoint: m.Checkpoint, Manifest: sum.String(), Bytes: m.Layout.Bytes()})
-		return storage.Decision{Sequence: r.Sequence, Event: r.ID, Time: r.Time}, err
-	})
-	if err != nil {
+	if _, err := w.Finish(t.Context(), m, decision(s, m)); err != nil {
 		t.Fatal(err)
 	}
 	return filepath.Join(s.DataDir, refOf(run, m.Checkpoint).String())
+}
+
+// decision commits a checkpoint in the log.
+func decision(s *Store, m plan.Manifest) func(context.Context, plan.Digest) (storage.Decision, error) {
+	return func(ctx context.Context, sum plan.Digest) (storage.Decision, error) {
+		r, err := decide(ctx, s, m.Run, events.CheckpointCommitted{Attempt: 1, Checkpoint: m.Checkpoint, Manifest: sum.String(), Bytes: m.Layout.Bytes()})
+		return storage.Decision{Sequence: r.Sequence, Event: r.ID, Time: r.Time}, err
+	}
 }
 
 // refuse is a log that takes no commit.

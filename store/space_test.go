@@ -213,13 +213,14 @@ func fillDisk(ctx context.Context) (err error) {
 	if _, _, err := log.Open(ctx); err != nil {
 		return err
 	}
-	before := len(acked)
-	for err = nil; err == nil; {
-		err = say(log, 200<<10)
-	}
+	before, end := len(acked), time.Now().Add(limit)
 	var st unix.Statfs_t
-	if err := unix.Statfs(disk, &st); err != nil {
-		return err
+	for err == nil || s.Owns() || other.Owns() || st.Bavail*uint64(st.Bsize) >= keepToOwn { //nolint:gosec // a size
+		if time.Now().After(end) {
+			return fmt.Errorf("the log is still written, or owned, with %d blocks free: %w", st.Bavail, err)
+		}
+		// An error alone may be of views that have failed first.
+		err = errors.Join(say(log, 200<<10), unix.Statfs(disk, &st))
 	}
 	fmt.Printf("%d events were acknowledged, %d of them until %d bytes were free: %v\n", len(acked), len(acked)-before, st.Bavail*uint64(st.Bsize), err) //nolint:gosec // a size
 	if len(acked) == before {

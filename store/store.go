@@ -6,6 +6,8 @@
 //	  store.json     identity and format; renamed into place last
 //	  LOCK           flock(2) of the owner
 //	  owner.json     who the owner is, and where its sockets and its port are
+//	  end.json       where the log ended: it is not shorter
+//	  read.json      how far the log was read, and what was found
 //	  log/           the embedded NATS server's streams
 //	  views/         projections; may be deleted, is rebuilt from the log
 //	  blobs/         event bodies that are too large for the log
@@ -38,6 +40,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -143,6 +146,12 @@ func recovering(dir string) error {
 func identityIn(dir string) (identity, error) {
 	path := filepath.Join(dir, "store.json")
 	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) && hasData(dir) {
+		return identity{}, fmt.Errorf("%w in %s: store.json is not there, and data/ is: restore that file from a backup, or run `ckptstore recover --store %s`; `ckptstore ls --offline` lists the checkpoints", ErrNoStore, dir, dir)
+	}
+	if errors.Is(err, syscall.ENOTDIR) {
+		return identity{}, fmt.Errorf("%w in %s: it is a file: name a directory with --store", ErrNoStore, dir)
+	}
 	if errors.Is(err, os.ErrNotExist) {
 		return identity{}, fmt.Errorf("%w in %s: make one with `ckptstore init --store %s`, or name another with --store", ErrNoStore, dir, dir)
 	}
@@ -151,7 +160,7 @@ func identityIn(dir string) (identity, error) {
 	}
 	var id identity
 	if err := json.Unmarshal(data, &id); err != nil {
-		return id, fmt.Errorf("%w: %s is not valid JSON: %w: restore the file from a backup; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, path, err)
+		return id, fmt.Errorf("%w: %s is not valid JSON: %w: restore the file from a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, path, err)
 	}
 	switch {
 	case id.Product != product:
@@ -159,9 +168,16 @@ func identityIn(dir string) (identity, error) {
 	case id.Format > Format:
 		return id, fmt.Errorf("%w: %s has format %d, this program knows format %d: upgrade it", ErrNewer, path, id.Format, Format)
 	case id.Format < 1 || id.Store == "":
-		return id, fmt.Errorf("%w: %s has no identity or format: restore the file from a backup", ErrDamaged, path)
+		return id, fmt.Errorf("%w: %s has no identity or format: restore the file from a backup, or run `ckptstore recover`", ErrDamaged, path)
 	}
 	return id, nil
+}
+
+// hasData reports whether a directory has what may be checkpoints. One whose
+// making was cut has none.
+func hasData(dir string) bool {
+	entries, err := os.ReadDir(filepath.Join(dir, "data"))
+	return err == nil && len(entries) > 0
 }
 
 // Open opens an existing store. It never creates one: see [Init]. Without a
@@ -185,6 +201,22 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
+	s, err := closedStore(dir, o)
+	if err != nil {
+		return nil, err
+	}
+	s.owner = newOwner(dir, s)
+	if err := s.owner.join(ctx); err != nil {
+		return nil, errors.Join(err, s.owner.close())
+	}
+	s.warnOfDamage()
+	s.study = startLearner(s, learnAfter)
+	s.scrub = startScrubber(s, scrubAfter, scrubEvery)
+	return s, nil
+}
+
+// closedStore is the store of a directory without its log.
+func closedStore(dir string, o Options) (*Store, error) {
 	id, err := readIdentity(dir)
 	if err != nil {
 		return nil, err
@@ -194,16 +226,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
 	s := &Store{ID: id.Store, Location: dir, Runtime: runtime, opts: o, formerly: id.Formerly, recovered: id.Recovered}
-	if err := s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs")); err != nil {
-		return nil, err
-	}
-	s.owner = newOwner(dir, s)
-	if err := s.owner.join(ctx); err != nil {
-		return nil, errors.Join(err, s.owner.close())
-	}
-	s.study = startLearner(s, learnAfter)
-	s.scrub = startScrubber(s, scrubAfter, scrubEvery)
-	return s, nil
+	return s, s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs"))
 }
 
 func (s *Store) openData(data, blobs string) (err error) {
@@ -233,7 +256,7 @@ func OpenData(location string) (*storage.Root, error) {
 	}
 	dir := filepath.Join(location, "data")
 	_, err = os.Stat(dir)
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil, fmt.Errorf("%w in %s: %w: name another with --store", ErrNoStore, location, err)
 	}
 	if err != nil {

@@ -60,6 +60,13 @@ type mover interface {
 
 var _ mover = (*jetlog.Cursor)(nil)
 
+// MaxCursorName is the length in bytes of the longest name that a new cursor may
+// have. One that is there already goes on.
+const MaxCursorName = 64
+
+// ErrCursorName says that a cursor cannot have that name.
+var ErrCursorName = errors.New("bad name of a cursor")
+
 // Subscribe takes a named cursor. While it is held no other process can; a
 // holder of this machine that has died is succeeded at once, one of another
 // after 15 s. The context that comes back ends, with the reason as its cause,
@@ -68,7 +75,13 @@ func (s *Store) Subscribe(ctx context.Context, name string) (context.Context, *S
 	sub := &Subscription{name: name, log: s.opts.Logger}
 	id := NewID()
 	sub.hold = func(ctx context.Context) (context.Context, func() error, error) { return s.holdCursor(ctx, name, id) }
-	open := func(ctx context.Context) (mover, error) { return s.Log.Cursor(ctx, name) }
+	open := func(ctx context.Context) (mover, error) {
+		c, err := s.Log.Cursor(ctx, name)
+		if err == nil && c.Sequence() == 0 && len(name) > MaxCursorName {
+			err = fmt.Errorf("%w: it has %d bytes, up to %d can be listed beside others", ErrCursorName, len(name), MaxCursorName)
+		}
+		return c, err
+	}
 	within, err := sub.begin(ctx, open)
 	if err != nil {
 		return nil, nil, fmt.Errorf("subscribe: %w", damage(err))

@@ -52,6 +52,10 @@ func (s *Store) VerifyLog(ctx context.Context, progress func(events uint64)) (Re
 }
 
 func (s *Store) readLog(ctx context.Context, pace func(context.Context, int64) error) (ReadLog, error) {
+	files, err := s.logFiles()
+	if err != nil {
+		return ReadLog{}, err
+	}
 	blobs := map[string]error{}
 	checked, err := s.Log.Check(ctx, jetlog.CheckOptions{
 		Pace: pace,
@@ -79,6 +83,11 @@ func (s *Store) readLog(ctx context.Context, pace func(context.Context, int64) e
 	}
 	for _, f := range checked.Findings {
 		out.Findings = append(out.Findings, LogFinding(f))
+	}
+	if err == nil {
+		var missing []LogFinding
+		missing, err = s.onDisk(files)
+		out.Findings = append(out.Findings, missing...)
 	}
 	if err == nil && s.local == nil {
 		err = noteReadLog(s.Location, out)
@@ -152,7 +161,7 @@ func noteReadLog(dir string, out ReadLog) error {
 		r = FullRead{} // it is written anew
 	}
 	if now := time.Now().UTC(); len(out.Findings) == 0 {
-		r = FullRead{Sequence: out.Last, At: now}
+		r = FullRead{Sequence: max(r.Sequence, out.Last), At: now}
 	} else {
 		r.Damage = &LogDamage{At: now, Findings: out.Findings}
 	}
@@ -166,7 +175,8 @@ func noteFullRead(dir string, seq uint64) error {
 	if err != nil {
 		r = FullRead{}
 	}
-	r.Sequence, r.At = seq, time.Now().UTC()
+	// What was once read was there.
+	r.Sequence, r.At = max(r.Sequence, seq), time.Now().UTC()
 	return writeFullRead(dir, r)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -86,49 +87,41 @@ func (u until) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Re
 
 // RebuildViews rebuilds the views of a directory from its log, compares them
 // with those that are there, and puts them in their place in one step. Nobody
-// may own the store meanwhile; an owner is [ErrLocked]. Cut at any moment, it
-// leaves the old views or the new ones.
+// may own the store meanwhile; an owner is [ErrLocked]. A log that is not what it
+// was is [ErrDamaged], as when the store is opened, and the views stay. Cut at
+// any moment, it leaves the old views or the new ones.
 func RebuildViews(ctx context.Context, o Options) (out RebuiltViews, err error) {
-	if IsURL(o.Location) {
-		return out, fmt.Errorf("rebuild views of %s: the views of a server's store are rebuilt by each process that opens it", jetlog.Redacted(o.Location))
+	_, isURL, err := parseLocation(o.Location)
+	if err != nil {
+		return out, fmt.Errorf("rebuild views: %w", err)
+	}
+	if isURL {
+		return out, fmt.Errorf("%w %s: the views of a server's store are rebuilt by each process that opens it: `ckptstore views verify` compares them", ErrLocation, jetlog.Redacted(o.Location))
 	}
 	dir, err := filepath.Abs(o.Location)
 	if err != nil {
 		return out, fmt.Errorf("rebuild views: %w", err)
 	}
-	id, err := readIdentity(dir)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	s, err := closedStore(dir, o)
+	if err == nil {
+		err = sound(dir)
+	}
 	if err != nil {
 		return out, err
 	}
-	lock, err := tryLock(dir)
-	if err == nil && lock == nil {
-		err = fmt.Errorf("%w: another process owns %s: end it first, or compare with `ckptstore views verify`, which needs no lock", ErrLocked, dir)
-	}
+	err = aloneWithLog(ctx, s, ", or compare with `ckptstore views verify`, which needs no lock", func(log *jetlog.Log) (err error) {
+		if out, err = rebuildBeside(ctx, dir, s.ID, log); err == nil {
+			err = noteFullRead(dir, out.Sequence)
+		}
+		return err
+	})
 	if err != nil {
-		return out, fmt.Errorf("rebuild views: %w", err)
+		err = fmt.Errorf("rebuild views: %w", err)
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
-	if _, err := os.Stat(filepath.Join(dir, "log")); err != nil {
-		return out, fmt.Errorf("rebuild views: %w: the log of %s is not there: %w: restore log/ from a backup", ErrDamaged, dir, err)
-	}
-	// As in takeOwnership, a start is not cut short.
-	server, err := jetlog.StartServer(context.WithoutCancel(ctx), jetlog.ServerOptions{Dir: filepath.Join(dir, "log")})
-	if err != nil {
-		return out, err
-	}
-	defer server.Shutdown()
-	log, err := jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(server)})
-	if err != nil {
-		return out, err
-	}
-	defer log.Close()
-	if err := checkLog(ctx, log, id.Store); err != nil {
-		return out, err
-	}
-	if out, err = rebuildBeside(ctx, dir, id.Store, log); err != nil {
-		return out, fmt.Errorf("rebuild views: %w", err)
-	}
-	return out, noteFullRead(dir, out.Sequence)
+	return out, err
 }
 
 // rebuildBeside works under the store's lock.
@@ -151,6 +144,9 @@ func rebuildBeside(ctx context.Context, dir, id string, log *jetlog.Log) (out Re
 	switch {
 	case ctx.Err() != nil:
 		return out, errors.Join(ctx.Err(), os.RemoveAll(fresh))
+	case errors.Is(err, viewdb.ErrRolledBack):
+		// Then they know what the log has lost.
+		return out, errors.Join(err, os.RemoveAll(fresh))
 	case err != nil:
 		out.Problem = err.Error() // which is why somebody rebuilds them
 	default:

@@ -4,7 +4,8 @@
 //	query    one question: its name, and how rows answer it
 //	params   what a question is about
 //	Server   GET /v1/<query>?run=…&trial=…&ref=…&attempt=…&all=…&at_least=…
-//	         for metrics also metric=… (repeated), from=…, until=…, points=…
+//	         for metrics also metric=… (repeated), from=…, until=…, points=…;
+//	         for retention also metric=…
 //	Client   asks a server
 //
 // An answer is the JSON of the query's type. It holds at least what was in the
@@ -17,6 +18,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -75,6 +77,9 @@ var (
 			Run: p.Run, Trial: p.Trial, Names: p.Metrics, From: p.From, Until: p.Until, Points: p.Points, All: p.All,
 		})
 	}}
+	Retention = Query[[]retention.Trial]{"retention", func(r projections.Reader, p Params) ([]retention.Trial, error) {
+		return retention.Read(r, p.Run, p.Metrics)
+	}}
 	Digest = Query[string]{"digest", func(r projections.Reader, _ Params) (string, error) {
 		sum, err := projections.Digest(r)
 		return fmt.Sprintf("%x", sum), err
@@ -86,7 +91,7 @@ var answers = map[string]func(projections.Reader, Params) (any, error){
 	Runs.Name: erase(Runs), Run.Name: erase(Run), Jobs.Name: erase(Jobs), Trials.Name: erase(Trials), Trial.Name: erase(Trial),
 	Attempts.Name: erase(Attempts), Workers.Name: erase(Workers), Checkpoints.Name: erase(Checkpoints),
 	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Reports.Name: erase(Reports), Metrics.Name: erase(Metrics),
-	Digest.Name: erase(Digest),
+	Retention.Name: erase(Retention), Digest.Name: erase(Digest),
 }
 
 func erase[T any](q Query[T]) func(projections.Reader, Params) (any, error) {
@@ -104,8 +109,8 @@ type Source interface {
 // to find it.
 type Rows interface {
 	// Read calls read with rows that hold at least what was in the log when
-	// the call began. It reports false, without calling it, when this process
-	// does not have them.
+	// the call began. It reports false when this process does not have them, or
+	// lost them meanwhile: then what read has found does not count.
 	Read(ctx context.Context, read func(projections.Reader) error) (here bool, err error)
 }
 

@@ -1,11 +1,15 @@
 package worker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -20,20 +24,25 @@ import (
 //	  r00002.save.7    what rank 2 saves, in the seventh use of an arena
 //	  r00002.load.9    what rank 2 loads
 //
-// Every use of an arena has a name of its own, and a new file if the last use
-// was not seen to its end: a worker that comes too late finds no file, or
+// Whoever takes an arena gives it a name of its own, and a new file if the last
+// use was not seen to its end: a worker that comes too late finds no file, or
 // writes to one that nobody reads. An arena that was given back is used again,
-// since memory that was touched before is far faster.
+// since memory that was touched before is far faster. A staging slot keeps its
+// arena, and so its name, for as many saves as all parties bring to their end.
 //
 // The kernel frees the lock when a trainer is killed; the next trainer of the
-// run takes the directory over and frees what is in it.
+// run takes the directory over, finishes the saves whose sealed slots are all
+// in it (see adopt), and frees what is in it.
 type arenas struct {
 	dir  string
 	lock *os.File
+	left []string // files of a dead trainer, until they are freed
 
-	mu   sync.Mutex
-	uses int
-	live map[*arena]bool // true: given back
+	mu     sync.Mutex
+	uses   int
+	live   map[*arena]bool // true: given back
+	taking sync.WaitGroup  // arenas whose memory is being made
+	closed bool
 }
 
 // arena is one mapped file. Whoever took it may use data until it is given
@@ -44,6 +53,7 @@ type arena struct {
 	use  string
 	file *os.File
 	data []byte
+	size atomic.Int64 // of data, for those who do not have the arena
 }
 
 // arenaPage is the unit of growth and the alignment of items, in bytes.
@@ -60,16 +70,33 @@ func openArenas(shared, store, run string) (*arenas, error) {
 	if err != nil {
 		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)
 	}
-	left, err := filepath.Glob(filepath.Join(dir, "r*"))
+	a := &arenas{dir: dir, lock: lock, live: map[*arena]bool{}}
+	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, lock.Close())
 	}
-	for _, path := range left {
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("free what a dead trainer left in shared memory: %w", err)
+	for _, e := range entries {
+		if e.Name() == "lock" {
+			continue
+		}
+		a.left = append(a.left, filepath.Join(dir, e.Name()))
+		// No new arena may have the name of one that is left.
+		if n, err := strconv.Atoi(e.Name()[strings.LastIndexByte(e.Name(), '.')+1:]); err == nil {
+			a.uses = max(a.uses, n)
 		}
 	}
-	return &arenas{dir: dir, lock: lock, live: map[*arena]bool{}}, nil
+	return a, nil
+}
+
+// freeLeft removes what a dead trainer has left.
+func (a *arenas) freeLeft() error {
+	for _, path := range a.left {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("free what a dead trainer left in shared memory: %w", err)
+		}
+	}
+	a.left = nil
+	return nil
 }
 
 // ErrBusy says that another trainer of the run is alive on this machine, also
@@ -111,9 +138,26 @@ func lockDir(dir string) (*os.File, error) {
 }
 
 // take returns an arena of at least size bytes, for one use by one rank.
-func (a *arenas) take(rank int, use string, size int64) (*arena, error) {
+func (a *arenas) take(ctx context.Context, rank int, use string, size int64) (*arena, error) {
+	f, err := a.name(rank, use)
+	if err != nil {
+		return nil, fmt.Errorf("open shared memory: %w", err)
+	}
+	defer a.taking.Done()
+	if err := f.grow(ctx, size); err != nil {
+		return nil, errors.Join(err, a.drop(f))
+	}
+	return f, nil
+}
+
+// name opens an arena that was given back under a new name, or a new one. The
+// caller says that it is taken when its memory is made.
+func (a *arenas) name(rank int, use string) (*arena, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.closed {
+		return nil, errors.New("the job has ended")
+	}
 	a.uses++
 	path := filepath.Join(a.dir, fmt.Sprintf("r%05d.%s.%d", rank, use, a.uses))
 	f, err := a.reuse(rank, use, path)
@@ -122,13 +166,21 @@ func (a *arenas) take(rank int, use string, size int64) (*arena, error) {
 		f.file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open shared memory: %w", err)
+		return nil, err
 	}
 	a.live[f] = false
-	if err := f.grow(size); err != nil {
-		return nil, errors.Join(err, a.remove(f))
-	}
+	a.taking.Add(1)
 	return f, nil
+}
+
+// held is how many bytes of shared memory the arenas have.
+func (a *arenas) held() (bytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for f := range a.live {
+		bytes += f.size.Load()
+	}
+	return bytes
 }
 
 // reuse finds an arena that was given back and gives it a new name; nil if
@@ -173,39 +225,23 @@ func (a *arenas) remove(f *arena) error {
 	return errors.Join(err, f.file.Close(), os.Remove(f.path))
 }
 
-func (f *arena) grow(size int64) error {
-	size = (size + arenaPage - 1) / arenaPage * arenaPage
-	if size <= int64(len(f.data)) {
-		return nil
-	}
-	// fallocate, not truncate: a full shared memory is an error here and
-	// would be a SIGBUS in the middle of a copy.
-	if err := unix.Fallocate(int(f.file.Fd()), 0, 0, size); err != nil {
-		return fmt.Errorf("reserve %d bytes in %s: %w: make room in shared memory", size, f.path, err)
-	}
-	if f.data != nil {
-		if err := unix.Munmap(f.data); err != nil {
-			return fmt.Errorf("unmap %s: %w", f.path, err)
-		}
-		f.data = nil
-	}
-	data, err := unix.Mmap(int(f.file.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("map %s: %w", f.path, err)
-	}
-	f.data = data
-	return nil
-}
-
-// close unmaps and removes everything.
+// close unmaps and removes everything, but what a dead trainer left and was not
+// freed: the next trainer may be able to finish it.
 func (a *arenas) close() error {
+	a.mu.Lock()
+	a.closed = true
+	a.mu.Unlock()
+	a.taking.Wait()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var errs []error
 	for f := range a.live {
 		errs = append(errs, a.remove(f))
 	}
-	errs = append(errs, os.RemoveAll(a.dir), a.lock.Close())
+	if len(a.left) == 0 {
+		errs = append(errs, os.RemoveAll(a.dir))
+	}
+	errs = append(errs, a.lock.Close())
 	return errors.Join(errs...)
 }
 

@@ -46,7 +46,7 @@ func TestArenasAreTakenOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slot, err := dead.take(3, "save", 5000)
+	slot, err := dead.take(t.Context(), 3, "save", 5000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,6 +63,9 @@ func TestArenasAreTakenOver(t *testing.T) {
 	}
 	next, err := openArenas(shared, storeA, "run [1]*")
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := next.freeLeft(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(slot.path); !os.IsNotExist(err) {
@@ -91,7 +94,7 @@ func TestArenaGrows(t *testing.T) {
 	var before *arena
 	last, same := "", false
 	for _, size := range []int64{0, 1, 4096, 100_000, 10} {
-		f, err := a.take(0, "load", size)
+		f, err := a.take(t.Context(), 0, "load", size)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,7 +117,7 @@ func TestArenaGrows(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := a.take(0, "load", 1<<60); err == nil || !strings.Contains(err.Error(), "make room in shared memory") {
+	if _, err := a.take(t.Context(), 0, "load", 1<<60); err == nil || !strings.Contains(err.Error(), "make room in shared memory") {
 		t.Errorf("a slot larger than the machine: %v", err)
 	}
 }

@@ -48,13 +48,14 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	defer stop()
 	g := &group{
 		cfg: j.cfg, attempt: n, resume: resume, store: j.store, lane: j.lane,
-		slots: newStaging(j.arenas), hub: dist.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
+		slots: newStaging(j.arenas, j.staging()), work: work, hub: dist.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
 	}
 	g.loader = newLoader(g, j.arenas)
 	defer g.slots.close()
 	defer g.loader.close()
 	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.say)
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
+	g.saver.kept, g.saver.resume = j.keeper.committed, resume
 	saving := make(chan error, 1)
 	go func() { saving <- g.saver.run(work, from, from) }()
 
@@ -78,7 +79,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		}
 	}
 	if errors.Is(saves, errDrain) {
-		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from)
+		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from, nil)
 	}
 	return cause, errors.Join(err, saves)
 }
@@ -123,6 +124,13 @@ func (j *job) undecided(ctx context.Context, n int, cause *FailedError, err erro
 func (j *job) paused(ctx context.Context, n int, reason string) error {
 	_, err := j.lane.decide(ctx, &events.TrialPaused{Attempt: n, Reason: reason})
 	return err
+}
+
+func (j *job) staging() stagingConfig {
+	return stagingConfig{
+		slots: j.cfg.StagingSlots, busy: j.cfg.WhenBusy, nproc: j.cfg.NProc,
+		memory: j.cfg.StagingMemory, shared: j.store.Shared, log: j.log,
+	}
 }
 
 func (j *job) groupStarted(n int, resume string) *events.GroupStarted {

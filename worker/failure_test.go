@@ -119,12 +119,12 @@ func TestRefusedSave(t *testing.T) {
 			began := time.Now()
 			for _, rank := range []int{first, 1 - first} {
 				status, reply := ranks[rank].post("save", []string{good, bad}[rank])
-				if rank == 1 && (status == 200 || !strings.Contains(reply, "reserve 4611686018427387904 bytes")) {
+				if rank == 1 && (status == 200 || !strings.Contains(reply, "reserve 4611686018427392000 bytes")) {
 					t.Errorf("rank 1: %d %s", status, reply)
 				}
 			}
 			status, reply := ranks[0].post("wait", `{"checkpoint":"step-5.a1","state":"committed"}`)
-			if status != 200 || !strings.Contains(reply, client.Aborted) || !strings.Contains(reply, "rank 1 could not save: reserve 4611686018427387904 bytes") {
+			if status != 200 || !strings.Contains(reply, client.Aborted) || !strings.Contains(reply, "rank 1 could not save: reserve 4611686018427392000 bytes") {
 				t.Errorf("rank 0: %d %s", status, reply)
 			}
 			if took := time.Since(began); took > patience/2 {

@@ -111,6 +111,13 @@ func config(run string, nproc int, command []string, out, log io.Writer) worker.
 	}
 }
 
+// runJobIn runs a job in the store that the tests share.
+func runJobIn(tb testing.TB, cfg worker.Config) error {
+	tb.Helper()
+	cfg.SaveTimeout = 10 * patience
+	return worker.Run(tb.Context(), cfg, storeOf(home, memory))
+}
+
 // start runs the job until wait.
 func (j *job) start() *job {
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -232,6 +239,16 @@ func wantEnded(t *testing.T, committed, aborted []string) {
 	}
 }
 
+// wantCommitted is for saves that overlap, which are committed in any order.
+func wantCommitted(t *testing.T, want ...string) {
+	t.Helper()
+	committed, aborted := ended(t, runOf(t))
+	slices.Sort(committed)
+	if !slices.Equal(committed, want) || len(aborted) > 0 {
+		t.Fatalf("committed %q and aborted %q, want %q", committed, aborted, want)
+	}
+}
+
 func wantText(t *testing.T, text fmt.Stringer, parts ...string) {
 	t.Helper()
 	for _, part := range parts {
@@ -307,6 +324,13 @@ func (s *transcript) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.String()
+}
+
+// next is closed at the next write.
+func (s *transcript) next() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.more
 }
 
 // lines are those that begin with a prefix, without it.

@@ -144,7 +144,7 @@ func (im *importer) run(ctx context.Context) error {
 // save runs the coordinator's shell until the checkpoint is committed.
 func (im *importer) save(ctx context.Context, from uint64) error {
 	coord := planner.NewCoordinator(im.coordinator(im.attempt, im.job.cfg.NProc))
-	s := newSaver(im.lane, im.store, coord, im.log, newStaging(nil))
+	s := newSaver(im.lane, im.store, coord, im.log, newStaging(nil, im.staging()))
 	s.permits = make(chan struct{}, 1) // each holds a whole chunk in memory
 	s.put = func(_ context.Context, c planner.Write) (storage.Written, error) { return im.put(ctx, s, c) }
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))

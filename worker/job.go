@@ -43,6 +43,7 @@ type job struct {
 	guard   *guard
 	prey    *hunt // the processes of this job
 	arenas  *arenas
+	keeper  *keeper
 	runtime string // directory of this job's sockets
 }
 
@@ -82,6 +83,8 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 		return err
 	}
 	defer j.guard.stop()
+	j.keeper = startKeeper(cfg.Collect, cfg.Logger)
+	defer j.keeper.stop(ctx, cfg.DrainTimeout)
 	return j.run(ctx)
 }
 
@@ -121,6 +124,9 @@ func (j *job) run(ctx context.Context) (err error) {
 func (j *job) attempts(ctx context.Context) error {
 	trial, err := j.openTrial(ctx)
 	if err != nil {
+		return err
+	}
+	if err := j.arenas.freeLeft(); err != nil { // what could be finished is
 		return err
 	}
 	resume, err := j.firstResume(ctx, trial)
@@ -215,60 +221,6 @@ func (j *job) openTrial(ctx context.Context) (projections.Trial, error) {
 		return trial, err
 	}
 	return j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial)
-}
-
-// recoverSaves ends what the trial's earlier attempts have left open. A save
-// of the newest attempt with all its files written is committed; all others
-// are aborted.
-func (j *job) recoverSaves(ctx context.Context, trial projections.Trial) error {
-	open, err := j.store.Views.OpenCheckpoints(ctx, j.cfg.Run, j.cfg.Trial)
-	if err != nil || len(open) == 0 {
-		return err
-	}
-	newest := false
-	for _, c := range open {
-		if c.Attempt == trial.Attempt {
-			newest = true
-			continue
-		}
-		_, err := j.lane.decide(ctx, &events.CheckpointAborted{
-			Attempt: c.Attempt, Checkpoint: c.ID, Reason: fmt.Sprintf("attempt %d took over", trial.Attempt),
-		})
-		if err != nil && !errors.Is(err, errEnded) {
-			return err
-		}
-	}
-	if !newest {
-		return nil
-	}
-	attempts, err := j.store.Views.Attempts(ctx, j.cfg.Run, j.cfg.Trial)
-	if err != nil {
-		return err
-	}
-	at := slices.IndexFunc(attempts, func(a projections.Attempt) bool { return a.Attempt == trial.Attempt })
-	if at < 0 {
-		return fmt.Errorf("trial %s of run %s: the views have no attempt %d; run `ckptstore verify`", trial.Name, trial.Run, trial.Attempt)
-	}
-	return j.takeOver(ctx, trial.Attempt, attempts[at].WorldSize, attempts[at].StartedSeq)
-}
-
-// takeOver replays an attempt into a new coordinator, which ends its saves.
-func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64) error {
-	known, err := j.store.Log.Last(ctx)
-	if err != nil {
-		return err
-	}
-	const why = "the trainer ended before the save was complete"
-	coord := planner.NewCoordinator(j.coordinator(attempt, world))
-	coord.Abandon(why)
-	s := newSaver(j.lane, j.store, coord, j.log, newStaging(j.arenas))
-	s.drain <- drain{why, known}
-	ctx, cancel := context.WithTimeout(ctx, j.cfg.DrainTimeout)
-	defer cancel()
-	if err := s.run(ctx, from, known); err != nil {
-		return fmt.Errorf("end the saves that attempt %d left open: %w", attempt, err)
-	}
-	return nil
 }
 
 func (j *job) coordinator(attempt, world int) planner.CoordinatorConfig {

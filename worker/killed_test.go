@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
@@ -21,7 +22,8 @@ import (
 )
 
 // trainer is a trainer in a process of its own: STORE MEMORY RUN GATE.
-// The gate, a part of a file's name, is where it stops for good.
+// The gate is where it stops for good: a part of a file's name, or "log:" and
+// the kind of a fact that its log does not take.
 var trainer = role("trainer", func(ctx context.Context, args []string) error {
 	st, err := store.Open(ctx, store.Options{Location: args[0]})
 	if err != nil {
@@ -29,7 +31,9 @@ var trainer = role("trainer", func(ctx context.Context, args []string) error {
 	}
 	defer func() { _ = st.Close() }()
 	s := storeOf(st, args[1])
-	if args[3] != "" {
+	if kind, ok := strings.CutPrefix(args[3], "log:"); ok {
+		s.Log = deafLog{s.Log, kind}
+	} else if args[3] != "" {
 		g := newGate(args[3])
 		if s.Data, err = storage.Open(g, st.DataDir); err != nil {
 			return err
@@ -42,6 +46,24 @@ var trainer = role("trainer", func(ctx context.Context, args []string) error {
 	}
 	return worker.Run(ctx, config(args[2], 2, savesWithFamily, os.Stdout, os.Stderr), s)
 })
+
+// deafLog never takes facts of a kind.
+type deafLog struct {
+	worker.Log
+	kind string
+}
+
+// Append implements worker.Log.
+func (l deafLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
+	for _, f := range facts {
+		if string(f.Kind) == l.kind {
+			say("now")
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+	}
+	return l.Log.Append(ctx, facts...)
+}
 
 // savesWithFamily saves step 1 to the end, and then step 2 as far as the test
 // lets it.
@@ -74,23 +96,29 @@ var savesWithFamily = workerRole("saves with a family", func(ctx context.Context
 	if err := s.Seal(ctx); err != nil {
 		return err
 	}
+	say("sealed")
 	<-ctx.Done()
 	return ctx.Err()
 })
 
 // A trainer that is killed in the middle of a save, wherever that is, leaves
-// no process behind; the next job of the run frees its memory, commits the
-// save if it is whole, aborts it otherwise, and goes on from there.
+// no process behind; the next job of the run commits the save if all ranks had
+// sealed their slots, aborts it otherwise, frees the memory, and goes on from
+// there.
 func TestKilledTrainer(t *testing.T) {
 	t.Parallel()
 	for _, moment := range []struct {
 		name, gate string
 		commits    bool
+		damage     int // bytes of a slot's header from here on are not what they were
 	}{
-		{"mid-copy", "", false},
-		{"between staged and written", "r00001.safetensors", false},
-		{"between written and committed", "manifest-", true},
-		{"between committed and receipt", storage.ReceiptFile, true},
+		{"mid-copy", "", false, 0},
+		{"between sealed and said so", "log:write.sealed", true, 0},
+		{"between staged and written", "r00001.safetensors", true, 0},
+		{"between staged and written, with a slot that is not sealed", "r00001.safetensors", false, 8},
+		{"between staged and written, with a damaged header", "r00001.safetensors", false, 24},
+		{"between written and committed", "manifest-", true, 0},
+		{"between committed and receipt", storage.ReceiptFile, true, 0},
 	} {
 		t.Run(moment.name, func(t *testing.T) {
 			t.Parallel()
@@ -101,6 +129,9 @@ func TestKilledTrainer(t *testing.T) {
 			j := newJob(t, 2, savesWithFamily...)
 			if left := slots(t, j); len(left) == 0 {
 				t.Error("a killed trainer left no slot: the test shows nothing")
+			}
+			if moment.damage > 0 {
+				damage(t, slots(t, j)[0], int64(moment.damage))
 			}
 			j.must()
 			if _, err := os.Stat(arenasOf(j)); !os.IsNotExist(err) {
@@ -114,6 +145,19 @@ func TestKilledTrainer(t *testing.T) {
 				wantText(t, j.out, "[rank0] resumes \n", "[rank1] resumes \n")
 			}
 		})
+	}
+}
+
+// damage changes eight bytes of a file.
+func damage(t *testing.T, path string, at int64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt(bytes.Repeat([]byte{0x5A}, 8), at)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -145,6 +189,10 @@ func killTrainer(t *testing.T, gate string) (pids []int) {
 		}
 	}
 	awaitText(t, out, "now\n")
+	if gate != "" {
+		out.await(t, 1, "[rank0] sealed")
+		out.await(t, 1, "[rank1] sealed")
+	}
 	var fds []int
 	for _, pid := range pids {
 		fd, err := unix.PidfdOpen(pid, 0)

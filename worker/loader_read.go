@@ -120,7 +120,7 @@ func (s *rankServer) read(ctx context.Context, ld *load, req client.LoadRequest)
 		}
 	}
 	offsets, size := place(sizes)
-	a, err := s.loader.arenas.take(s.rank, "load", size)
+	a, err := s.loader.arenas.take(ctx, s.rank, "load", size)
 	if err != nil {
 		return client.LoadReply{}, err
 	}

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"encoding/hex"
 	"errors"
 	"net/http"
@@ -20,78 +21,100 @@ const knownPlans = 4
 // once need not be sent again: a token stands for the items on the socket, a
 // fingerprint for the plan in the log.
 type localPlans struct {
-	plans []localPlan // the last one is the most recently added
+	plans []*localPlan // the last one is the most recently added
 	said  map[string]bool
 }
 
-// localPlan is the items of a save, without checks, and their token.
+// localPlan is the items of a save, without checks, and what follows from
+// them: a save by a plan that is known costs nothing for each of its items.
 type localPlan struct {
-	token string
-	local plan.Local
+	token   string // the digest of the encoded plan
+	bare    plan.Local
+	encoded []byte
+	slot    *slotPlan
+
+	// Of the last participants that saved by it.
+	participants []int
+	print        plan.Digest
 }
 
-// local is the plan of a request, and the token that stands for it. Its items
-// have checks if the worker has sent any.
-func (s *rankServer) local(req client.SaveRequest) (local plan.Local, token string, err error) {
+// local is the plan of a request, and, unless it is one that was sent before,
+// with the checks that the worker has sent.
+func (s *rankServer) local(ctx context.Context, req client.SaveRequest) (known *localPlan, checked *plan.Local, err error) {
 	if req.Plan != "" {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, p := range s.plans.plans {
 			if p.token == req.Plan {
-				return p.local, p.token, nil
+				return p, nil, nil
 			}
 		}
-		return plan.Local{}, "", &problem{http.StatusPreconditionFailed, errUnknownPlan}
+		return nil, nil, &problem{http.StatusPreconditionFailed, errUnknownPlan}
 	}
-	local.Rank = s.rank
+	local := plan.Local{Rank: s.rank}
 	seen := map[string]bool{}
 	for _, it := range req.Items {
 		p, err := planItem(it)
 		if err != nil {
-			return plan.Local{}, "", err
+			return nil, nil, err
 		}
 		if seen[itemKey(p)] {
-			return plan.Local{}, "", badRequest("%q is saved twice", it.FQN)
+			return nil, nil, badRequest("%q is saved twice", it.FQN)
 		}
 		seen[itemKey(p)] = true
 		local.Items = append(local.Items, p)
+	}
+	local, err = s.store.Data.Writer(s.saver.ref(req.Name)).PrepareLocalPlan(ctx, local)
+	if err != nil {
+		return nil, nil, badRequest("%w", err)
 	}
 	bare := plan.Local{Rank: local.Rank, Items: slices.Clone(local.Items)}
 	for i := range bare.Items {
 		bare.Items[i].Check = plan.Check{}
 	}
-	token = plan.Sum(plan.EncodeLocal(bare)).String()
+	made := &localPlan{bare: bare, encoded: plan.EncodeLocal(bare)}
+	made.token, made.slot = plan.Sum(made.encoded).String(), layOutSlot(bare.Items, made.encoded)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := &s.plans
-	p.plans = slices.DeleteFunc(p.plans, func(old localPlan) bool { return old.token == token })
+	p.plans = slices.DeleteFunc(p.plans, func(old *localPlan) bool { return old.token == made.token })
 	if len(p.plans) == knownPlans {
 		p.plans = slices.Delete(p.plans, 0, 1)
 	}
-	p.plans = append(p.plans, localPlan{token, bare})
-	return local, token, nil
+	p.plans = append(p.plans, made)
+	return made, &local, nil
 }
 
 // errUnknownPlan answers a token that stands for nothing here.
 var errUnknownPlan = errors.New("this plan is not known: send the items")
 
-// says is the event of a rank's plan: in full the first time that this
+// saying is the event of a rank's plan: in full the first time that this
 // attempt sees it, by its fingerprint alone after that.
-func (s *rankServer) says(id string, req client.SaveRequest, participants []int, local plan.Local) (said, full *events.LocalPlan) {
-	full = &events.LocalPlan{
-		Attempt: s.attempt, Checkpoint: id, Name: req.Name, Step: req.Step, Rank: s.rank,
-		Participants: participants, Fingerprint: planner.Fingerprint(local, s.cfg.NProc, participants).String(),
-		Plan: events.InlineBlob(plan.EncodeLocal(local)),
-	}
+type saying struct {
+	said, full *events.LocalPlan
+	print      plan.Digest
+}
+
+func (s *rankServer) says(id string, req client.SaveRequest, participants []int, p *localPlan, checked *plan.Local) saying {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if req.Plan != "" && s.plans.said[full.Fingerprint] {
+	if !slices.Equal(p.participants, participants) {
+		p.participants, p.print = participants, planner.Fingerprint(p.bare, s.cfg.NProc, participants)
+	}
+	full := &events.LocalPlan{
+		Attempt: s.attempt, Checkpoint: id, Name: req.Name, Step: req.Step, Rank: s.rank,
+		Participants: participants, Fingerprint: p.print.String(), Plan: events.InlineBlob(p.encoded),
+	}
+	if checked != nil {
+		full.Plan = events.InlineBlob(plan.EncodeLocal(*checked))
+	}
+	if checked == nil && s.plans.said[full.Fingerprint] {
 		short := *full
 		short.Plan = events.Blob{}
-		return &short, full
+		return saying{&short, full, p.print}
 	}
 	s.plans.said[full.Fingerprint] = true
-	return full, full
+	return saying{full, full, p.print}
 }
 
 // parseCheck is the inverse of the client's hexadecimal form.

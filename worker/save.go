@@ -30,7 +30,7 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 	if err != nil {
 		return client.SaveReply{}, err
 	}
-	local, token, err := s.local(req)
+	known, checked, err := s.local(ctx, req)
 	if err != nil {
 		return client.SaveReply{}, err
 	}
@@ -40,37 +40,62 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 	id := planner.CheckpointID(req.Name, s.attempt, s.saves[req.Name])
 	s.mu.Unlock()
 
-	reply, err := s.stage(ctx, id, req, participants, local)
+	reply, err := s.stage(ctx, id, req, participants, known, checked)
 	if now := s.saver.state(id, s.rank); now.State == client.Aborted {
 		s.slots.abort(id, s.rank)
 		return client.SaveReply{}, aborted(id, now)
+	}
+	if errors.Is(err, errNoSlotFree) {
+		return s.busy(id, err)
 	}
 	if err != nil {
 		s.slots.abort(id, s.rank)
 		return client.SaveReply{}, errors.Join(err, s.saver.refuse(ctx, s.attempt, id, s.rank, err))
 	}
-	reply.Plan = token
 	return reply, nil
 }
 
-// stage gives a rank its slot for a save and says what it will put there.
-func (s *rankServer) stage(ctx context.Context, id string, req client.SaveRequest, participants []int, local plan.Local) (client.SaveReply, error) {
-	local, err := s.store.Data.Writer(s.saver.ref(id)).PrepareLocalPlan(ctx, local)
-	if err != nil {
-		return client.SaveReply{}, badRequest("%w", err)
+// busy tells a worker, and the log, that a save is skipped or has failed for
+// want of a slot.
+func (s *rankServer) busy(id string, why error) (client.SaveReply, error) {
+	text := why.Error()
+	if s.cfg.WhenBusy == BusySkip {
+		text = "skipped: " + text
 	}
+	s.outbox.post(id, &events.WriteFailed{Attempt: s.attempt, Checkpoint: id, Rank: s.rank, Error: text})
+	if s.cfg.WhenBusy == BusySkip && s.protocol.Load() > 1 {
+		return client.SaveReply{Checkpoint: id, Skipped: why.Error()}, nil
+	}
+	return client.SaveReply{}, &problem{http.StatusServiceUnavailable, why}
+}
+
+// stage gives a rank its slot for a save and says what it will put there: for
+// a plan that the log has, after the rank has been answered.
+func (s *rankServer) stage(ctx context.Context, id string, req client.SaveRequest, participants []int, known *localPlan, checked *plan.Local) (client.SaveReply, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.SaveTimeout)
 	defer cancel()
-	a, size, offsets, err := s.slots.take(ctx, s.rank, id, local.Items)
+	say := s.says(id, req, participants, known, checked)
+	h := slotHeader{Attempt: s.attempt, Rank: s.rank, Fingerprint: say.print, Checkpoint: id}
+	sl, err := s.slots.take(ctx, s.rank, participants, h, known.slot)
 	if err != nil {
 		return client.SaveReply{}, err
 	}
-	said, full := s.says(id, req, participants, local)
-	s.saver.keep(full)
-	if err := s.saver.sayPlan(ctx, said); err != nil {
+	s.saver.keep(say.full)
+	if say.said == say.full {
+		err = s.outbox.sayNow(ctx, id, say.said)
+	} else {
+		s.outbox.post(id, say.said)
+	}
+	if err != nil {
 		return client.SaveReply{}, err
 	}
-	return client.SaveReply{Checkpoint: id, Arena: a.path, Size: size, Offsets: offsets}, nil
+	reply := client.SaveReply{
+		Checkpoint: id, Plan: known.token, Slot: sl.index, Arena: sl.path, Size: known.slot.end, Generation: sl.generation,
+	}
+	if checked != nil || s.protocol.Load() == 1 {
+		reply.Offsets = known.slot.offsets
+	}
+	return reply, nil
 }
 
 // participants is the sorted list of ranks that take part in a save.
@@ -126,18 +151,39 @@ func shard(it client.Item) tensor.Shard {
 	}
 }
 
-// onSeal takes the worker's word that its copy is complete.
+// onSeal takes the worker's word that its copy is complete. The log hears of
+// it after the worker has been answered: the sealed bytes are the trainer's.
 func (s *rankServer) onSeal(ctx context.Context, req client.CheckpointRef) (struct{}, error) {
-	size, ok := s.slots.sealed(s.rank, req.Checkpoint)
+	if now := s.saver.state(req.Checkpoint, s.rank); now.State == client.Aborted {
+		return struct{}{}, aborted(req.Checkpoint, now)
+	}
+	size, ok, err := s.slots.seal(s.rank, req.Checkpoint, int(s.protocol.Load()))
+	if err != nil {
+		return struct{}{}, err
+	}
+	// An abort that came in between has taken the slot.
 	if now := s.saver.state(req.Checkpoint, s.rank); now.State == client.Aborted {
 		return struct{}{}, aborted(req.Checkpoint, now)
 	}
 	if !ok {
 		return struct{}{}, &problem{http.StatusConflict, fmt.Errorf("rank %d has no staging slot for %q: call save first, and seal once", s.rank, req.Checkpoint)}
 	}
-	return struct{}{}, s.lane.sayAs(ctx, s.lane.trial, events.Rank(s.rank), &events.WriteSealed{
-		Attempt: s.attempt, Checkpoint: req.Checkpoint, Rank: s.rank, Bytes: size,
-	})
+	sealed := &events.WriteSealed{Attempt: s.attempt, Checkpoint: req.Checkpoint, Rank: s.rank, Bytes: size}
+	s.outbox.post(req.Checkpoint, sealed)
+	return struct{}{}, nil
+}
+
+// onSlots answers when the memory of the rank's other slots is made, so that a
+// worker can map it beside its training.
+func (s *rankServer) onSlots(ctx context.Context, _ struct{}) (client.Slots, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.SaveTimeout)
+	defer cancel()
+	made, err := s.slots.made(ctx, s.rank)
+	var out client.Slots
+	for _, sl := range made {
+		out.Slots = append(out.Slots, client.Slot{Slot: sl.index, Arena: sl.path, Size: sl.size})
+	}
+	return out, err
 }
 
 func aborted(id string, now client.WaitReply) error {

@@ -208,6 +208,7 @@ var savesTwice = workerRole("saves during a write", func(ctx context.Context, c 
 func TestSaveDuringWrite(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, savesTwice...)
+	j.cfg.StagingSlots = 1
 	g := j.gated("r00000.safetensors")
 	j.start()
 	g.await(t)

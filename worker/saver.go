@@ -28,6 +28,11 @@ type saver struct {
 	slots *staging
 	// put writes the bytes of one rank, out of the slots unless it is set.
 	put func(context.Context, planner.Write) (storage.Written, error)
+	// kept is told of each commit, before anybody who waits for it.
+	kept func()
+
+	resume string // what the attempt was resumed from: a reference or a path
+	reuse  bases
 
 	drain   chan drain // once
 	idle    chan struct{}
@@ -65,7 +70,7 @@ func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[rankSave]bool{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
 	}
-	s.put = s.writeData
+	s.put, s.kept = s.writeData, func() {}
 	return s
 }
 
@@ -206,6 +211,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		s.move(b.Checkpoint, client.WaitReply{State: client.Staged})
 	case *events.CheckpointCommitted:
 		s.log.Info("checkpoint committed", "checkpoint", b.Checkpoint, "bytes", b.Bytes)
+		s.kept()
 		s.move(b.Checkpoint, client.WaitReply{State: client.Committed})
 	case *events.CheckpointAborted:
 		s.log.Warn("checkpoint aborted", "checkpoint", b.Checkpoint, "reason", b.Reason, "ranks", b.Ranks)

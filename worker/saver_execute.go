@@ -85,14 +85,60 @@ func (s *saver) answer(ctx context.Context, c planner.Ask) error {
 
 // sayPlan appends a rank's plan to the log.
 func (s *saver) sayPlan(ctx context.Context, p *events.LocalPlan) error {
+	said, err := s.claim(ctx, p)
+	if err != nil {
+		return err
+	}
+	return s.lane.sayAs(ctx, s.lane.trial, events.Rank(p.Rank), said)
+}
+
+// claim is a rank's plan with a claim check where it is too large for the log.
+func (s *saver) claim(ctx context.Context, p *events.LocalPlan) (*events.LocalPlan, error) {
+	if p.Plan.Size == 0 {
+		return p, nil
+	}
 	said := *p
-	if said.Plan.Size > 0 {
-		var err error
-		if said.Plan, err = s.store.Blobs.Put(ctx, p.Plan.Inline); err != nil {
-			return err
+	var err error
+	said.Plan, err = s.store.Blobs.Put(ctx, p.Plan.Inline)
+	return &said, err
+}
+
+// sayAsRank appends facts of this rank, in order; they are durable on return.
+func (s *rankServer) sayAsRank(ctx context.Context, bodies ...events.Body) error {
+	for i, b := range bodies {
+		if p, ok := b.(*events.LocalPlan); ok {
+			said, err := s.saver.claim(ctx, p)
+			if err != nil {
+				return err
+			}
+			bodies[i] = said
 		}
 	}
-	return s.lane.sayAs(ctx, s.lane.trial, events.Rank(p.Rank), &said)
+	return s.lane.sayAs(ctx, s.lane.trial, events.Rank(s.rank), bodies...)
+}
+
+// lost ends the part of a rank in a save of which the log has not taken a fact.
+func (s *rankServer) lost(checkpoint string, err error) {
+	if s.work.Err() != nil {
+		return // the attempt is over, and with it every open save
+	}
+	s.saver.log.Error("the log does not take a fact of a save", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	s.saver.reject(checkpoint, s.rank, err.Error())
+	s.slots.abort(checkpoint, s.rank)
+	if err := s.saver.refuse(s.work, s.attempt, checkpoint, s.rank, err); err != nil {
+		s.saver.log.Error("nor that the save cannot be finished", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	}
+}
+
+// reject ends a rank's part in a save before the log does.
+func (s *saver) reject(checkpoint string, rank int, why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused[rankSave{checkpoint, rank}] = why
+	if s.moved != nil {
+		close(s.moved)
+		s.moved = make(chan struct{})
+	}
 }
 
 // refuse says that a rank cannot save, so that the others need not wait for it.
@@ -136,7 +182,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	}
 	done := &events.WriteCompleted{
 		Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank,
-		IndexDigest: w.Index.String(), BytesWritten: w.BytesWritten,
+		IndexDigest: w.Index.String(), BytesWritten: w.BytesWritten, BytesReused: w.BytesReused,
 	}
 	for _, f := range w.Files {
 		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
@@ -150,7 +196,12 @@ func (s *saver) writeData(ctx context.Context, c planner.Write) (storage.Written
 		return storage.Written{}, err
 	}
 	defer release()
-	w := s.store.Data.Writer(s.ref(c.Checkpoint))
+	return s.writeFrom(ctx, c, src)
+}
+
+// writeFrom makes the bytes of one rank durable.
+func (s *saver) writeFrom(ctx context.Context, c planner.Write, src storage.Source) (storage.Written, error) {
+	w := s.reusing(ctx, c.Checkpoint)
 	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
 		return storage.Written{}, err
 	}

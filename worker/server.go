@@ -13,11 +13,16 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/dist"
 	"github.com/ckptstore/ckptstore/worker/client"
 )
+
+// protocols are the versions that a trainer speaks. In the first one it is the
+// trainer that marks a slot as sealed, and every reply has the offsets.
+var protocols = []int{1, client.Protocol}
 
 // maxBody bounds the body of a request, in bytes. Tensors do not travel here.
 const maxBody = 1 << 30
@@ -30,6 +35,7 @@ type group struct {
 	store   Store
 	lane    *lane
 	slots   *staging
+	work    context.Context // ends with the attempt
 	saver   *saver
 	handoff *handoff
 	loader  *loader
@@ -45,6 +51,9 @@ type rankServer struct {
 	socket string
 	http   *http.Server
 	done   chan error
+
+	outbox   *outbox
+	protocol atomic.Int64 // the version that the worker speaks
 
 	once  sync.Once
 	mu    sync.Mutex
@@ -76,6 +85,8 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
 	}
 	s := &rankServer{group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
+	s.protocol.Store(client.Protocol)
+	s.outbox = &outbox{ctx: g.work, say: s.sayAsRank, lost: s.lost}
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/hello", handle(s, s.onHello))
 	mux.Handle("POST /v1/report", s.raw(func(r *http.Request, body []byte) ([]byte, error) {
@@ -83,6 +94,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	}))
 	mux.Handle("POST /v1/save", handle(s, s.onSave))
 	mux.Handle("POST /v1/seal", handle(s, s.onSeal))
+	mux.Handle("POST /v1/slots", handle(s, s.onSlots))
 	mux.Handle("POST /v1/wait", handle(s, s.onWait))
 	mux.Handle("POST /v1/load", handle(s, s.onLoad))
 	mux.Handle("POST /v1/loaded", handle(s, s.onLoaded))
@@ -157,12 +169,19 @@ func decoded[In, Out any](r *http.Request, body []byte, h func(context.Context, 
 }
 
 func (s *rankServer) onHello(_ context.Context, h client.Hello) (client.Context, error) {
-	if !slices.Contains(h.Protocols, client.Protocol) {
-		return client.Context{}, badRequest("the worker speaks protocol versions %v, this trainer speaks %d: upgrade the older of the two", h.Protocols, client.Protocol)
+	version := 0
+	for _, v := range h.Protocols {
+		if slices.Contains(protocols, v) {
+			version = max(version, v)
+		}
 	}
+	if version == 0 {
+		return client.Context{}, badRequest("the worker speaks protocol versions %v, this trainer speaks %v: upgrade the older of the two", h.Protocols, protocols)
+	}
+	s.protocol.Store(int64(version))
 	s.once.Do(func() { s.hello <- s.rank })
 	return client.Context{
-		Protocol: client.Protocol, Run: s.cfg.Run, Trial: s.cfg.Trial, Job: s.cfg.Job,
+		Protocol: version, Run: s.cfg.Run, Trial: s.cfg.Trial, Job: s.cfg.Job,
 		Attempt: s.attempt, Rank: s.rank, WorldSize: s.cfg.NProc, Resume: s.resume, Config: s.cfg.Config,
 	}, nil
 }
@@ -184,7 +203,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (struct{}, e
 func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {
 	op := r.PathValue("op")
 	if op != "gather" && op != "broadcast" {
-		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, report, save, seal, wait, load, loaded, gather and broadcast", op)}
+		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, report, save, seal, slots, wait, load, loaded, gather and broadcast", op)}
 	}
 	seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)
 	if err != nil {

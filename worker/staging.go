@@ -2,40 +2,84 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 )
 
-// staging is one slot a rank in shared memory. A slot is taken when its rank
-// calls save, filled by the worker, sealed, read by the writer, and free
-// again when its bytes are written or the save is aborted. The memory of an
-// aborted save is dropped: its worker may still be copying into it.
+// staging is the slots in shared memory of the ranks of one attempt. A slot is
+// taken when its rank calls save, filled by the worker, sealed, read by the
+// writer, and free again when its bytes are written or the save is aborted.
+// The memory of an aborted save that was not sealed is dropped: its worker may
+// still be copying into it.
+//
+//	free ─▶ reserved ─▶ copying ─▶ sealed ─▶ writing ─▶ free
 type staging struct {
 	arenas *arenas
+	cfg    stagingConfig
 
-	mu    sync.Mutex
-	ranks map[int]*slot
+	mu       sync.Mutex
+	moved    chan struct{}       // closed when a slot became free or was made
+	ranks    map[int][]*slot     // a free one with a low index is taken first: it is warm
+	verdicts map[string]*verdict // of saves that found no free slot, or might have
+	limit    int                 // slots a rank, 0 until the first plan
+	largest  int64               // size of a slot for which limit holds
+	making   sync.WaitGroup      // slots whose memory is being made
+	stop     context.CancelFunc  // ends that
+	ahead    context.Context     // of that
+	closed   bool                // no slot is free any more
 }
 
-// slot is the staging memory of one rank.
-type slot struct {
-	free chan struct{} // holds one token while nobody uses the slot
+// stagingConfig is what the user chose.
+type stagingConfig struct {
+	slots  int // a rank
+	busy   WhenBusy
+	nproc  int
+	memory StagingMemory
+	shared string
+	log    *slog.Logger
+}
 
-	// Valid while taken, under the lock of staging.
-	checkpoint string
+// phase is where a slot is on its way.
+type phase int
+
+const (
+	free phase = iota
+	reserved
+	copying
+	sealed
+	writing
+)
+
+// slot is a part of the staging memory of one rank. All of it is under the
+// lock of staging, but the arena is not touched by others while it is made.
+type slot struct {
+	index      int
+	phase      phase
+	making     bool   // its arena is being made or grown
+	doomed     bool   // the save was aborted meanwhile
+	checkpoint string // unless it is free
 	arena      *arena
-	at         map[string]span // by itemKey
-	writing    bool
-	dropped    bool // aborted while it was being written
+	generation uint64
+	plan       *slotPlan
 }
 
 // span is a range of bytes in an arena.
 type span struct{ off, size int64 }
 
-func newStaging(a *arenas) *staging { return &staging{arenas: a, ranks: map[int]*slot{}} }
+// errNoSlotFree says that a save was given up because all slots are in use.
+var errNoSlotFree = errors.New("all staging slots are in use by earlier saves")
+
+func newStaging(a *arenas, cfg stagingConfig) *staging {
+	s := &staging{arenas: a, cfg: cfg, moved: make(chan struct{}), ranks: map[int][]*slot{}, verdicts: map[string]*verdict{}}
+	s.ahead, s.stop = context.WithCancel(context.Background())
+	return s
+}
 
 func itemKey(it plan.Item) string {
 	if it.Value {
@@ -44,128 +88,209 @@ func itemKey(it plan.Item) string {
 	return "t" + it.Shard.Box.Key() + "@" + it.Shard.FQN
 }
 
-// take waits until rank's slot is free and lays the items out in it. It
-// returns the file, its size and the offset of each item.
-func (s *staging) take(ctx context.Context, rank int, checkpoint string, items []plan.Item) (*arena, int64, []int64, error) {
+// tell wakes those who wait for a slot. The caller holds the lock.
+func (s *staging) tell() {
+	close(s.moved)
+	s.moved = make(chan struct{})
+}
+
+// of is the slots of a rank, as many as there is memory for. The caller holds
+// the lock.
+func (s *staging) of(rank int) []*slot {
+	n := s.cfg.slots
+	if s.limit > 0 {
+		n = s.limit
+	}
+	for len(s.ranks[rank]) < n {
+		s.ranks[rank] = append(s.ranks[rank], &slot{index: len(s.ranks[rank])})
+	}
+	return s.ranks[rank][:n]
+}
+
+// fit decides how many slots of a size each rank can have. A bound that the
+// user gave is kept; the default one gives way to the first slot.
+func (s *staging) fit(size int64) error {
+	size = (size + arenaPage - 1) / arenaPage * arenaPage
 	s.mu.Lock()
-	sl := s.ranks[rank]
-	if sl == nil {
-		sl = &slot{free: make(chan struct{}, 1)}
-		sl.free <- struct{}{}
-		s.ranks[rank] = sl
+	defer s.mu.Unlock()
+	if size <= s.largest {
+		return nil
 	}
-	s.mu.Unlock()
-	select {
-	case <-sl.free:
-	case <-ctx.Done():
-		return nil, 0, nil, fmt.Errorf("the last save of rank %d still holds its staging slot: %w", rank, ctx.Err())
-	}
-	sizes := make([]int64, len(items))
-	for i, it := range items {
-		sizes[i] = it.Bytes
-	}
-	offsets, size := place(sizes)
-	a, err := s.arenas.take(rank, "save", size)
+	budget, err := s.cfg.memory.resolve(s.cfg.shared, s.arenas.held())
 	if err != nil {
-		sl.free <- struct{}{}
-		return nil, 0, nil, err
+		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	sl.checkpoint, sl.arena, sl.writing, sl.dropped, sl.at = checkpoint, a, false, false, make(map[string]span, len(items))
-	for i, it := range items {
-		sl.at[itemKey(it)] = span{offsets[i], it.Bytes}
+	n := int(min(int64(s.cfg.slots), budget/int64(s.cfg.nproc)/max(size, 1)))
+	switch {
+	case n < 1 && s.cfg.memory != (StagingMemory{}):
+		return fmt.Errorf("one staging slot of %d bytes for each of %d ranks is more than the %d bytes of --staging-memory: %w", size, s.cfg.nproc, budget, errTooSmall)
 	}
-	return a, size, offsets, nil
+	s.largest = size
+	if n = max(n, 1); s.limit > 0 {
+		n = min(n, s.limit)
+	}
+	if n < s.cfg.slots && n != s.limit {
+		s.cfg.log.Warn("there is memory for fewer staging slots than were asked for: a save waits until an earlier one is written",
+			"slots", n, "asked", s.cfg.slots, "slot_bytes", size, "ranks", s.cfg.nproc, "staging_memory", budget)
+	}
+	s.limit = n
+	return nil
 }
 
-// sealed is the number of bytes that rank has staged for a checkpoint, and
-// whether its slot still belongs to it.
-func (s *staging) sealed(rank int, checkpoint string) (int64, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	sl := s.ranks[rank]
-	if sl == nil || sl.checkpoint != checkpoint {
-		return 0, false
-	}
-	size := int64(0)
-	for _, at := range sl.at {
-		size += at.size
-	}
-	return size, true
+// errTooSmall is about a bound that the user has set.
+var errTooSmall = fmt.Errorf("raise it, or save less: %w", syscall.ENOSPC)
+
+// grant is a slot as its worker sees it.
+type grant struct {
+	index      int
+	path       string
+	size       int64 // of the file
+	generation uint64
 }
 
-// open gives the bytes of a sealed rank to the writer. release frees the slot.
-func (s *staging) open(checkpoint string, rank int, items []plan.Item) (src slotSource, release func(), err error) {
+// take gives a rank the slot for its part of a save, and writes its header.
+func (s *staging) take(ctx context.Context, rank int, participants []int, h slotHeader, p *slotPlan) (grant, error) {
+	if len(h.Checkpoint) > maxID {
+		return grant{}, badRequest("the ID %.64q… is longer than %d bytes", h.Checkpoint, maxID)
+	}
+	if err := s.fit(p.end); err != nil {
+		return grant{}, err
+	}
+	sl, err := s.find(ctx, rank, h.Checkpoint, participants)
+	if err != nil {
+		return grant{}, err
+	}
+	defer s.making.Done()
+	err = s.make(ctx, rank, sl, p.end)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sl := s.ranks[rank]
-	if sl == nil || sl.checkpoint != checkpoint {
-		return nil, nil, fmt.Errorf("the staged bytes of rank %d for %s are gone", rank, checkpoint)
+	sl.making = false
+	s.tell()
+	if sl.doomed || err != nil {
+		s.drop(sl)
+		return grant{}, cmpErr(err, fmt.Errorf("checkpoint %s was aborted", h.Checkpoint))
 	}
-	for _, it := range items {
-		at, ok := sl.at[itemKey(it)]
-		if !ok {
-			return nil, nil, fmt.Errorf("rank %d has not staged %q %v, which the global plan wants of it", rank, it.Shard.FQN, it.Shard.Box)
+	sl.generation++
+	h.Generation = sl.generation
+	sl.plan = p
+	writeSlotHeader(sl.arena.data, h, p)
+	s.makeAhead(rank, p.end)
+	return grant{sl.index, sl.arena.path, int64(len(sl.arena.data)), sl.generation}, nil
+}
+
+// find waits for a slot of a rank and marks it as being made.
+func (s *staging) find(ctx context.Context, rank int, checkpoint string, participants []int) (*slot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cfg.busy != BusyWait {
+		if skip := s.judge(rank, checkpoint, participants); skip {
+			return nil, fmt.Errorf("%s is not saved: %w", checkpoint, errNoSlotFree)
 		}
-		src = append(src, sl.arena.data[at.off:at.off+at.size])
 	}
-	sl.writing = true
-	return src, func() { s.written(sl) }, nil
+	for {
+		if s.closed {
+			return nil, errors.New("the attempt is over")
+		}
+		own := slices.ContainsFunc(s.of(rank), func(sl *slot) bool { return sl.checkpoint == checkpoint && sl.phase == reserved })
+		for _, sl := range s.of(rank) {
+			if sl.making || sl.phase != free && (sl.phase != reserved || sl.checkpoint != checkpoint) || own && sl.phase == free {
+				continue
+			}
+			s.unreserve(rank, checkpoint) // another one, if there is memory for fewer slots by now
+			sl.phase, sl.checkpoint, sl.making, sl.doomed = copying, checkpoint, true, false
+			s.making.Add(1)
+			return sl, nil
+		}
+		moved := s.moved
+		s.mu.Unlock()
+		select {
+		case <-moved:
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("rank %d has no free staging slot, earlier saves hold all %d: %w", rank, len(s.of(rank)), ctx.Err())
+		}
+	}
 }
 
-// written frees a slot whose writer is done.
-func (s *staging) written(sl *slot) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	sl.writing = false
-	if sl.dropped {
-		s.empty(sl)
-		return
+// make gives a slot that is marked as being made an arena of a size.
+func (s *staging) make(ctx context.Context, rank int, sl *slot, size int64) (err error) {
+	if sl.arena == nil {
+		sl.arena, err = s.arenas.take(ctx, rank, "save", size)
+		return err
 	}
-	s.arenas.give(sl.arena)
-	sl.checkpoint, sl.arena, sl.at = "", nil, nil
-	sl.free <- struct{}{}
+	return sl.arena.grow(ctx, size)
 }
 
-// abort frees the slots of a save that will not be written, of all ranks or of
-// one. One that is being written is freed by its writer.
-func (s *staging) abort(checkpoint string, ranks ...int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for rank, sl := range s.ranks {
-		if sl.checkpoint != checkpoint || len(ranks) > 0 && !slices.Contains(ranks, rank) {
+// makeAhead makes the memory of a rank's free slots before they are needed:
+// the first touch of memory takes several times as long as a copy. The caller
+// holds the lock.
+func (s *staging) makeAhead(rank int, size int64) {
+	for _, sl := range s.of(rank) {
+		if s.closed || sl.making || sl.phase != free && sl.phase != reserved || sl.arena != nil && int64(len(sl.arena.data)) >= size {
 			continue
 		}
-		if sl.writing {
-			sl.dropped = true
-			continue
-		}
-		s.empty(sl)
+		sl.making = true
+		s.making.Go(func() {
+			err := s.make(s.ahead, rank, sl, size)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			sl.making = false
+			if err != nil && s.ahead.Err() == nil {
+				// The save that needs the slot finds out for itself.
+				s.cfg.log.Warn("the memory of a staging slot cannot be made ahead", "rank", rank, "slot", sl.index, "error", err)
+			}
+			if err != nil && sl.arena != nil {
+				_ = s.arenas.drop(sl.arena) // a file that cannot be removed stays until the job ends
+				sl.arena = nil
+			}
+			s.tell()
+		})
 	}
 }
 
-// empty drops what is in a slot.
-func (s *staging) empty(sl *slot) {
-	// A file that cannot be removed stays until the job ends.
-	_ = s.arenas.drop(sl.arena)
-	sl.checkpoint, sl.arena, sl.at = "", nil, nil
-	sl.free <- struct{}{}
+// made waits until all slots of a rank that can be made ahead are made, and
+// returns those that have memory.
+func (s *staging) made(ctx context.Context, rank int) ([]grant, error) {
+	for {
+		s.mu.Lock()
+		moved, making := s.moved, false
+		var out []grant
+		for _, sl := range s.of(rank) {
+			making = making || sl.making
+			if !sl.making && sl.arena != nil {
+				out = append(out, grant{index: sl.index, path: sl.arena.path, size: int64(len(sl.arena.data))})
+			}
+		}
+		s.mu.Unlock()
+		if !making {
+			return out, nil
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the memory of rank %d's staging slots: %w", rank, ctx.Err())
+		}
+	}
 }
 
-// close drops what is left when no process and no writer is.
+// close gives back what is left when no process and no writer is.
 func (s *staging) close() {
+	s.stop()
+	s.mu.Lock()
+	s.closed = true
+	s.tell()
+	s.mu.Unlock()
+	s.making.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, sl := range s.ranks {
-		if sl.checkpoint != "" && !sl.writing {
-			s.empty(sl)
+	for _, slots := range s.ranks {
+		for _, sl := range slots {
+			if sl.phase != writing && sl.arena != nil {
+				s.arenas.give(sl.arena)
+				sl.phase, sl.arena = free, nil
+			}
 		}
 	}
 }
-
-// slotSource is the bytes of a rank's items, in the order of its write plan.
-type slotSource [][]byte
-
-// Item implements storage.Source.
-func (s slotSource) Item(i int) ([]byte, error) { return s[i], nil }

@@ -164,6 +164,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				end(&FailedError{Rank: e.rank, Cause: failures[0].String()})
 			}
 			w.gone(e)
+			w.flush(work, e.rank)
 			say(&events.WorkerExited{
 				Attempt: w.group.attempt, Rank: e.rank, Code: e.code, Signal: e.signal,
 				Message: told.message, Traceback: told.traceback,
@@ -221,6 +222,20 @@ func (w *watch) gone(e exit) {
 	why := fmt.Errorf("%s, so the group cannot meet any more", e)
 	w.group.hub.Close(why)
 	w.group.loader.end(why)
+}
+
+// flush waits until the log has what a rank was told is sealed.
+func (w *watch) flush(work context.Context, rank int) {
+	ctx, cancel := context.WithTimeout(work, w.cfg.DrainTimeout)
+	defer cancel()
+	for _, s := range w.servers {
+		if s.rank != rank {
+			continue
+		}
+		if err := s.outbox.flush(ctx); err != nil {
+			w.log.Warn("the log does not take what a rank has saved", "rank", rank, "error", err)
+		}
+	}
 }
 
 // signal sends sig to the process groups of all ranks. Before it, note is

@@ -9,7 +9,9 @@
 //	handoff      reports of all ranks, one iteration at a time
 //	saver        the log feeds the coordinator, its commands are executed
 //	loader       collective loads, resolved once for all ranks
-//	arenas       files in shared memory, one staging slot a rank
+//	arenas       files in shared memory: what ranks save and load
+//	staging      the slots of each rank in arenas: two saves may be on their way
+//	outbox       facts of saves that nobody waits for
 //	lane         this attempt's decisions, refused by the log once fenced
 //	guard        a process that kills the job's processes if the trainer dies
 //
@@ -99,6 +101,17 @@ type Config struct {
 	// such as the trainer's credentials: a worker is given a socket of its own.
 	Withheld []string
 
+	// StagingSlots is how many saves of a rank may be in shared memory at once,
+	// within StagingMemory; default 2. WhenBusy says what a save does when they
+	// all are in use; default [BusyWait].
+	StagingSlots  int
+	StagingMemory StagingMemory
+	WhenBusy      WhenBusy
+	// Collect deletes the checkpoints that are not to be kept, after commits
+	// and beside the training; nil deletes none. It returns soon after its
+	// context ends, and what it has not done a later call does.
+	Collect func(context.Context) error
+
 	SaveTimeout  time.Duration // begun to committed; default 10 min
 	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
 	Grace        time.Duration // SIGTERM to SIGKILL; default 10 s
@@ -133,6 +146,12 @@ func (c Config) withDefaults() Config {
 			}
 			return 0
 		}
+	}
+	if c.StagingSlots == 0 {
+		c.StagingSlots = 2
+	}
+	if c.WhenBusy == "" {
+		c.WhenBusy = BusyWait
 	}
 	if c.Resume == "" {
 		c.Resume = "auto"

@@ -27,6 +27,14 @@ const momentHelp = `a sequence, or a time as 2026-11-21, "2026-11-21 14:05:06" (
 
 func (m moment) isEnd() bool { return m.seq == 0 && m.at.IsZero() }
 
+// String is the moment as commands print it.
+func (m moment) String() string {
+	if m.seq > 0 {
+		return fmt.Sprint("sequence ", m.seq)
+	}
+	return m.at.Format(time.RFC3339)
+}
+
 // parseTime reads a time in the forms that commands print or take.
 func parseTime(flag, text string) (time.Time, error) {
 	if at, err := time.Parse(time.RFC3339, text); err == nil {
@@ -73,7 +81,7 @@ func past(ctx context.Context, s *store.Store, m moment) (web.Source, error) {
 		return nil, err
 	}
 	if m.seq > last {
-		return nil, fmt.Errorf("--as-of %d: the log ends at %d", m.seq, last)
+		return nil, pastEnd("as-of", m.seq, last)
 	}
 	rows := projections.NewMemory()
 	seq, err := foldTo(ctx, s, last, m, rows, func(events.Recorded) error { return nil })
@@ -81,6 +89,11 @@ func past(ctx context.Context, s *store.Store, m moment) (web.Source, error) {
 		return nil, err
 	}
 	return web.Past{Rows: rows, Sequence: seq}, nil
+}
+
+// pastEnd is the error for a sequence that the log does not have yet.
+func pastEnd(flag string, seq, last uint64) error {
+	return fmt.Errorf("%w: --%s %d: the log ends at %d", projections.ErrNotFound, flag, seq, last)
 }
 
 // foldTo folds the log up to a moment, at most to the sequence last, and

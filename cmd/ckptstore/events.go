@@ -66,6 +66,9 @@ its place.`,
 				}
 				sel.run = runs[0]
 			}
+			if c.Flags().Changed("until-seq") && sel.until == 0 {
+				return usageError{errors.New("--until-seq 0: sequences count from 1")}
+			}
 			if err := sel.parse(types); err != nil {
 				return err
 			}
@@ -78,7 +81,7 @@ its place.`,
 	f.StringVar(&sel.start, "from", "all", "where to begin: all, last, new or a sequence")
 	f.Uint64Var(&sel.until, "until-seq", 0, "last sequence (default: the log's end)")
 	f.BoolVarP(&sel.follow, "follow", "f", false, "go on with new events until interrupted")
-	f.StringVar(&sel.cursor, "cursor", "", "go on where the last call with this name ended")
+	f.StringVar(&sel.cursor, "cursor", "", "go on where the last call with this name ended; up to 64 bytes")
 	c.AddCommand(a.cursorsCommand())
 	return c
 }
@@ -106,6 +109,9 @@ func (sel *selection) parse(types []string) error {
 			return usageError{fmt.Errorf("--from %q: want all, last, new or a sequence from 1 on", sel.start)}
 		}
 		sel.from = seq
+	}
+	if sel.until > 0 && sel.until < sel.from {
+		return usageError{fmt.Errorf("--until-seq %d is before --from %d", sel.until, sel.from)}
 	}
 	return nil
 }
@@ -179,18 +185,18 @@ func (sel *selection) bounds(ctx context.Context, s *store.Store) (until uint64,
 			sel.from = last + 1
 		}
 	case sel.start != "cursor" && sel.from > last && !(sel.follow && sel.from == last+1):
-		return 0, false, fmt.Errorf("--from %d: the log ends at %d; --from new --follow waits for what comes", sel.from, last)
+		return 0, false, fmt.Errorf("%w; --from new --follow waits for what comes", pastEnd("from", sel.from, last))
 	}
 	switch {
 	case sel.until > 0 && sel.until < sel.from:
 		if sel.start != "cursor" {
-			err = fmt.Errorf("--until-seq %d: it is before the first sequence to print, %d", sel.until, sel.from)
+			err = usageError{fmt.Errorf("--until-seq %d: it is before the first sequence to print, %d", sel.until, sel.from)}
 		}
 		return 0, false, err
 	case sel.follow:
 		return sel.until, true, nil
 	case sel.until > last:
-		return 0, false, fmt.Errorf("--until-seq %d: the log ends at %d", sel.until, last)
+		return 0, false, pastEnd("until-seq", sel.until, last)
 	case sel.until > 0:
 		return sel.until, true, nil
 	}

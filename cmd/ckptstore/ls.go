@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -28,12 +29,16 @@ type listed struct {
 	WorldSize   int       `json:"world_size"`
 	State       string    `json:"state"`
 	Bytes       int64     `json:"bytes"`
+	Written     *int64    `json:"bytes_written,omitempty"` // of the bytes, those that this save wrote
+	Reused      *int64    `json:"bytes_reused,omitempty"`  // and those that were stored already
 	Manifest    string    `json:"manifest,omitempty"`
 	Sequence    uint64    `json:"sequence,omitempty"` // of the committed event
 	CommittedAt time.Time `json:"committed_at,omitzero"`
 	Superseded  *bool     `json:"superseded,omitempty"`
 	Parent      string    `json:"parent,omitempty"`
 	Reason      string    `json:"reason,omitempty"`
+	Pinned      *bool     `json:"pinned,omitempty"`
+	Tags        []string  `json:"tags,omitempty"`
 }
 
 // listing is `ls --json`.
@@ -118,7 +123,9 @@ func fromRow(c projections.Checkpoint) listed {
 	out := listed{
 		Run: c.Run, Trial: c.Trial, ID: c.ID, Name: c.Name, Step: c.Step, Attempt: c.Attempt,
 		WorldSize: c.WorldSize, State: string(c.State), Bytes: c.Bytes, Manifest: c.Manifest,
+		Written: &c.BytesWritten, Reused: &c.BytesReused,
 		Sequence: c.CommittedSeq, Superseded: &c.Superseded, Parent: c.Parent, Reason: c.Reason,
+		Pinned: &c.Pinned, Tags: c.Tags,
 	}
 	if c.CommittedSeq > 0 {
 		out.CommittedAt = c.EndedAt
@@ -169,7 +176,11 @@ func (a *app) printListing(l listing) error {
 	return emit(a, l, l.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "SIZE", "COMMITTED", "CONTINUES"}
 		if wide {
-			head = append(head, "SEQUENCE", "MANIFEST", "REASON")
+			head = append(head, "WRITTEN", "REUSED", "SEQUENCE", "MANIFEST", "REASON")
+		}
+		marked := slices.ContainsFunc(l.Checkpoints, func(c listed) bool { return c.marks() != "" })
+		if marked {
+			head = append(head, "MARKS")
 		}
 		row(w, head...)
 		for _, c := range l.Checkpoints {
@@ -179,7 +190,10 @@ func (a *app) printListing(l listing) error {
 			}
 			cells := []any{c.Run, c.ID, c.Step, state, c.WorldSize, size(c.Bytes), when(c.CommittedAt), c.Parent}
 			if wide {
-				cells = append(cells, c.Sequence, short(c.Manifest), c.Reason)
+				cells = append(cells, maybeSize(c.Written), maybeSize(c.Reused), c.Sequence, short(c.Manifest), c.Reason)
+			}
+			if marked {
+				cells = append(cells, c.marks())
 			}
 			row(w, cells...)
 		}
@@ -187,4 +201,13 @@ func (a *app) printListing(l listing) error {
 			fmt.Fprintln(a.err, "no checkpoints yet")
 		}
 	})
+}
+
+// marks are the tags of a checkpoint, and whether it is pinned.
+func (c listed) marks() string {
+	marks := slices.Clone(c.Tags)
+	if c.Pinned != nil && *c.Pinned {
+		marks = append([]string{"(pinned)"}, marks...)
+	}
+	return strings.Join(marks, ", ")
 }

@@ -38,8 +38,10 @@ reports of the iterations that are asked for are read.`,
   ckptstore metrics bert --as-of 1200 --json`,
 		RunE: func(c *cobra.Command, runs []string) error {
 			p.Run = runs[0]
+			given := c.Flags().Changed
 			switch {
-			case p.From < 0, p.Until < 0, p.Points < 0:
+			case given("from-iteration") && p.From == 0, given("until-iteration") && p.Until == 0, given("points") && p.Points == 0,
+				p.From < 0, p.Until < 0, p.Points < 0:
 				return usageError{errors.New("--from-iteration, --until-iteration and --points: want numbers from 1 on")}
 			case p.Until != 0 && p.Until < p.From:
 				return usageError{fmt.Errorf("--until-iteration %d is before --from-iteration %d", p.Until, p.From)}

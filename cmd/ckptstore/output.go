@@ -46,6 +46,14 @@ func row(w *tabwriter.Writer, cells ...any) {
 	fmt.Fprintln(w, strings.Join(text, "\t"))
 }
 
+// maybeSize is a size that may not be known.
+func maybeSize(n *int64) string {
+	if n == nil {
+		return ""
+	}
+	return size(*n)
+}
+
 // size is a number of bytes for people.
 func size(n int64) string {
 	const unit = 1024

@@ -56,6 +56,12 @@ times as fast (10x).`,
 			if o.from == 0 {
 				return usageError{errors.New("--from-seq 0: sequences count from 1")}
 			}
+			if c.Flags().Changed("until-seq") && o.until == 0 {
+				return usageError{errors.New("--until-seq 0: sequences count from 1")}
+			}
+			if o.until > 0 && o.until < o.from {
+				return usageError{fmt.Errorf("--until-seq %d is before --from-seq %d", o.until, o.from)}
+			}
 			o.then = moment{seq: o.until}
 			if until != "" {
 				if o.until != 0 {
@@ -72,6 +78,9 @@ times as fast (10x).`,
 				if o.since, err = parseTime("from-time", since); err != nil {
 					return err
 				}
+			}
+			if since != "" && until != "" && o.then.at.Before(o.since) {
+				return usageError{fmt.Errorf("--until-time %s is before --from-time %s", until, since)}
 			}
 			o.listed = c.Flags().Changed("speed")
 			if o.speed, err = parseSpeed(speed); err != nil {
@@ -101,12 +110,12 @@ func (a *app) replay(ctx context.Context, s *store.Store, o replaying) error {
 	case err != nil:
 		return err
 	case o.until > last:
-		return fmt.Errorf("--until-seq %d: the log ends at %d", o.until, last)
+		return pastEnd("until-seq", o.until, last)
 	case o.until > 0:
 		last = o.until
 	}
 	if o.from > last {
-		return fmt.Errorf("--from-seq %d: the log, or what is asked of it, ends at %d", o.from, last)
+		return pastEnd("from-seq", o.from, last)
 	}
 	asJSON := a.output == "json" || a.output == "jsonl"
 	emitEvent := func(events.Recorded) error { return nil }

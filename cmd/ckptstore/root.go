@@ -8,10 +8,12 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/dcp"
@@ -19,6 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Exit codes.
@@ -38,7 +41,8 @@ const (
 const rootHelp = `Look after a store of checkpoints.
 
 A checkpoint is named by a reference: RUN (the newest of its line),
-RUN@latest, RUN@NAME, RUN@ID or the beginning of an ID, RUN@best:METRIC:min.
+RUN@latest, RUN@NAME, RUN@ID or the beginning of an ID, RUN@TAG,
+RUN@best:METRIC:min.
 show, verify, export and cat also take the path of a checkpoint of PyTorch DCP,
 safetensors or Hugging Face.
 
@@ -82,7 +86,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		},
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.named = os.Getenv("CKPTSTORE_STORE") != "" || c.Flags().Changed("store")
-			return a.checkFlags()
+			return errors.Join(noneEmpty(c), a.checkFlags())
 		},
 	}
 	root.SetOut(stdout)
@@ -103,7 +107,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
-		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.recoverCommand(), a.viewsCommand(), a.benchCommand())
+		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.recoverCommand(),
+		a.gcCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), a.benchCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
 	if err != nil && !errors.Is(err, errFindings) {
@@ -130,15 +135,16 @@ func exitCode(err error, interrupted bool) int {
 	case interrupted && errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrAmbiguous),
-		errors.Is(err, store.ErrLocation), errors.Is(err, store.ErrAccess), errors.Is(err, jetlog.ErrExposed):
+		errors.Is(err, store.ErrLocation), errors.Is(err, retention.ErrPolicy), errors.Is(err, store.ErrTag), errors.Is(err, store.ErrCursorName),
+		errors.Is(err, store.ErrAccess), errors.Is(err, jetlog.ErrExposed):
 		return exitUsage
 	case errors.Is(err, projections.ErrNotFound):
 		return exitNotFound
 	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken), errors.As(err, &followed), errors.Is(err, jetlog.ErrCursorMoved):
 		return exitConflict
-	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed), errors.Is(err, store.ErrDamaged):
+	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed), store.IsDamage(err):
 		return exitFindings
-	case errors.Is(err, store.ErrNothing):
+	case errors.Is(err, store.ErrNothing), errors.Is(err, jetlog.ErrEnd):
 		return exitNotFound
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
@@ -162,6 +168,22 @@ func (a *app) checkFlags() error {
 		return nil
 	}
 	return usageError{fmt.Errorf("--output %q: want table, wide, json or jsonl", a.output)}
+}
+
+// noneEmpty refuses options that were given without a value, such as by a
+// variable that a script has not set: they would be as if they were left out.
+func noneEmpty(c *cobra.Command) error {
+	var errs []error
+	c.Flags().Visit(func(f *pflag.Flag) {
+		empty := f.Value.String() == ""
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			empty = len(list.GetSlice()) == 0 || slices.Contains(list.GetSlice(), "")
+		}
+		if empty {
+			errs = append(errs, usageError{fmt.Errorf("--%s: it is empty: give a value, or leave it out", f.Name)})
+		}
+	})
+	return errors.Join(errs...)
 }
 
 // args is cobra's check of the arguments as a usage error.

@@ -98,6 +98,9 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int,
 		return err
 	}
 	c, err := committed(ctx, views, ref)
+	if err != nil && !then.isEnd() {
+		return fmt.Errorf("as of %s: %w", then, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -141,7 +144,7 @@ func (s shown) printHead(w *tabwriter.Writer) {
 	row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
 	row(w, "committed", fmt.Sprintf("%s, sequence %d", when(c.EndedAt), c.CommittedSeq))
 	row(w, "continues", c.Parent)
-	row(w, "size", size(c.Bytes))
+	row(w, "size", fmt.Sprintf("%s: %s written, %s reused", size(c.Bytes), size(c.BytesWritten), size(c.BytesReused)))
 	row(w, "manifest", c.Manifest)
 	row(w, "path", s.Path)
 }

@@ -79,6 +79,9 @@ Of such files only what checksums they have is compared.`,
 				}
 			}
 			s, err := a.open(c.Context())
+			if log && errors.Is(err, store.ErrKnownDamage) {
+				return a.verifyKnownDamage(c.Context())
+			}
 			if log && errors.Is(err, store.ErrDamaged) {
 				return a.printVerified(verified{Findings: []finding{logFinding(err)}, logAlone: true})
 			}
@@ -134,14 +137,32 @@ func (a *app) readLog(ctx context.Context, s *store.Store, out *verified) error 
 	if err != nil {
 		return err
 	}
-	out.Log = &read
+	out.addLog(read)
+	return nil
+}
+
+// verifyKnownDamage reads a log again that is known to be damaged.
+func (a *app) verifyKnownDamage(ctx context.Context) error {
+	id, read, err := store.VerifyKnownDamage(ctx, a.options(), nil)
+	if errors.Is(err, store.ErrDamaged) {
+		return a.printVerified(verified{Findings: []finding{logFinding(err)}, logAlone: true})
+	}
+	if err != nil {
+		return err
+	}
+	out := verified{Store: id, Findings: []finding{}, logAlone: true}
+	out.addLog(read)
+	return a.printVerified(out)
+}
+
+func (v *verified) addLog(read store.ReadLog) {
+	v.Log = &read
 	for _, f := range read.Findings {
-		out.Findings = append(out.Findings, finding{
+		v.Findings = append(v.Findings, finding{
 			Finding:  storage.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: f.String()},
 			Sequence: f.Sequence, Until: f.Until,
 		})
 	}
-	return nil
 }
 
 // printVerified prints what was found; if anything was, that is the error.

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
@@ -136,10 +137,10 @@ func exitCode(err error) int {
 		return exitConflict
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
-	case errors.Is(err, store.ErrLocked):
+	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):
 		return exitLocked
 	case errors.As(err, &usage), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrReference),
-		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNotEmpty), errors.Is(err, store.ErrNewer), errors.Is(err, store.ErrDamaged), errors.Is(err, store.ErrLocation),
+		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNotEmpty), errors.Is(err, store.ErrNewer), store.IsDamage(err), errors.Is(err, store.ErrLocation),
 		errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS): // the store is not for this user
 		return exitConfig
 	}

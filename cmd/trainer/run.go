@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
@@ -39,6 +39,18 @@ up to 16 KiB of its message and the last 64 KiB of its traceback. On a disk that
 is nearly full, metrics are refused and saves aborted, and the training goes on
 if its workers do; a worker that ends then ends the job.
 
+<<<<<<< HEAD
+A save returns when the worker's bytes are copied into a slot in shared memory.
+A rank has --staging-slots of them, or one, said aloud, where --staging-memory
+has no room for more. When all are in use, a save waits for one; with --when-busy
+skip the training goes on without that checkpoint, with fail the save is an
+error, on all ranks alike.
+=======
+With --keep, old checkpoints of the run are deleted after each commit, beside the
+training. What is pinned, tagged, forked from or being restored stays, and so
+does the newest.
+>>>>>>> 6270f0f1e996a703c981a24642487b87a05fc72a
+
 The store is made if its directory does not exist. Durations are more than 0.
 Exit codes: 0 done, 1 no restart is left or a disk is full, 5 the run is being
 run elsewhere, 10 no store, 11 the store is locked, 64 bad configuration,
@@ -51,8 +63,12 @@ type runOptions struct {
 	nnodes      string
 	maxRestarts int
 	resume      string
+	keep        string
 
 	strictReplicas bool
+	stagingSlots   int
+	stagingMemory  string
+	whenBusy       string
 	backend        string
 	set            []string
 	saveTimeout    time.Duration
@@ -73,6 +89,9 @@ func runCommand(std streams) *cobra.Command {
 			if c.Flags().Changed("name") && o.name == "" {
 				return fmt.Errorf("%w: --name is empty: give the run a name, or leave the flag out", worker.ErrConfig)
 			}
+			if c.Flags().Changed("keep") && o.keep == "" {
+				return fmt.Errorf("%w: --keep is empty: give a policy such as last=2, or leave the flag out", worker.ErrConfig)
+			}
 			return runJob(c.Context(), std, o, args)
 		},
 	}
@@ -83,7 +102,11 @@ func runCommand(std streams) *cobra.Command {
 	f.StringVar(&o.nnodes, "nnodes", "1", "nodes of the job")
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
 	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
+	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see `ckptstore gc --help`)")
 	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "abort a save in which copies of a tensor differ between ranks")
+	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
+	f.StringVar(&o.stagingMemory, "staging-memory", "", "most shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
+	f.StringVar(&o.whenBusy, "when-busy", string(worker.BusyWait), "what a save does when all slots are in use: wait, skip or fail")
 	f.StringVar(&o.backend, "backend", "none", "name of the workers' communication backend, for the log")
 	f.StringArrayVar(&o.set, "set", nil, "trial configuration, KEY=VALUE with a JSON or plain value; repeatable")
 	f.DurationVar(&o.saveTimeout, "save-timeout", 10*time.Minute, "longest time from the begin of a save to its commit")
@@ -130,6 +153,11 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
+	if o.keep != "" {
+		if cfg.Collect, err = keep(st, cfg.Run, o.keep, log); err != nil {
+			return err
+		}
+	}
 	return runOn(ctx, st, cfg)
 }
 
@@ -163,6 +191,10 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	if o.maxRestarts < -1 {
 		return bad("--max-restarts %d: give 0 or more, or -1 for any number", o.maxRestarts)
 	}
+	memory, err := o.staging()
+	if err != nil {
+		return worker.Config{}, err
+	}
 	for _, d := range o.durations() {
 		if d.value <= 0 {
 			return bad("--%s %v: give a duration of more than 0, such as 30s", d.flag, d.value)
@@ -185,12 +217,18 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	if err := store.ValidRun(o.name); err != nil {
 		return bad("--name %q: %s: choose another", o.name, err)
 	}
+	if o.keep != "" {
+		if _, err := retention.Parse(o.keep); err != nil {
+			return bad("--keep: %s", err)
+		}
+	}
 	if err := checkReference(o.resume); err != nil {
 		return worker.Config{}, fmt.Errorf("--resume: %w", err)
 	}
 	return worker.Config{
 		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
 		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Backend: o.backend, Config: config,
+		StagingSlots: o.stagingSlots, StagingMemory: memory, WhenBusy: worker.WhenBusy(o.whenBusy),
 		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
 		NewID: store.NewID, ExitCode: exitCode,
 	}, nil
@@ -258,16 +296,6 @@ func parseSet(pairs []string) (map[string]any, error) {
 		config[key] = value
 	}
 	return config, nil
-}
-
-// sharedMemory is where staging slots live.
-func sharedMemory(log *slog.Logger) string {
-	const dir = "/dev/shm"
-	if info, err := os.Stat(dir); err == nil && info.IsDir() {
-		return dir
-	}
-	log.Warn("no /dev/shm on this machine: staging goes to files on disk, which is slower", "dir", os.TempDir())
-	return os.TempDir()
 }
 
 // lines writes whole lines of several workers one at a time.

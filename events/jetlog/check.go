@@ -170,7 +170,7 @@ func (c *checker) pass(ctx context.Context, next uint64, all bool) (uint64, erro
 		case errors.Is(err, ErrClosed) || errors.Is(err, ErrForeign) || err != nil && transient(err):
 			return next, err
 		case errors.Is(err, errNoMessage):
-			c.find(next, fmt.Sprintf("it is not there, or cannot be read, although the log goes up to event %d; stop, and restore the log from a copy", c.out.Last))
+			c.find(next, fmt.Sprintf("it is not there, or cannot be read, although the log goes up to event %d; %s", c.out.Last, restore))
 		case err != nil:
 			c.find(next, err.Error())
 		default:

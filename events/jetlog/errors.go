@@ -44,6 +44,10 @@ var (
 	ErrLeaseLost = errors.New("lease is lost")
 )
 
+// restore is what to do about a log that is not whole. A server that opens it
+// may cut off what it cannot read, hence the copy.
+const restore = "stop, keep a copy of the directory, and restore log/ from a backup; without one, move log/ away and run `ckptstore recover`, which makes a log of the receipts"
+
 // ConflictError says that a lane has moved since the caller looked.
 type ConflictError struct {
 	Lane   string

@@ -16,7 +16,7 @@ import (
 func ExampleLog_Read() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	log, done, err := exampleLog(ctx) // jetlog.Connect(ctx, jetlog.Options{URL: "nats://TOKEN@HOST:4222"})
+	log, done, err := exampleLog(ctx) // jetlog.Connect(ctx, jetlog.Options{URL: "nats://HOST:4222", Token: token})
 	if err != nil {
 		fmt.Println(err)
 		return

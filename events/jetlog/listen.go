@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"sync/atomic"
 
 	"github.com/nats-io/nats-server/v2/server"
 )
@@ -139,6 +140,7 @@ func (s *Server) Listen() (net.Addr, error) {
 type doorman struct {
 	account *server.Account
 	token   *[sha256.Size]byte // of which this is the digest; nil asks for none
+	closed  atomic.Bool        // over TCP nobody is let in any more
 }
 
 var _ server.Authentication = (*doorman)(nil)
@@ -161,6 +163,9 @@ func (d *doorman) Check(c server.ClientAuthentication) bool {
 	if from.Network() == "pipe" {
 		c.RegisterUser(&server.User{Username: "owner", Account: d.account})
 		return true
+	}
+	if d.closed.Load() {
+		return false
 	}
 	if d.token != nil {
 		// Digests have one length: the time tells nothing of the token's.

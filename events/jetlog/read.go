@@ -146,7 +146,7 @@ func (r *reader) judge(ctx context.Context, s jetstream.StreamState) error {
 		return err
 	}
 	if s.LastSeq < r.next-1 {
-		return fmt.Errorf("%w: it ends at event %d, but event %d was in it: it was rolled back", ErrGap, s.LastSeq, r.next-1)
+		return fmt.Errorf("%w: it ends at event %d, but event %d was in it: it was rolled back; %s", ErrGap, s.LastSeq, r.next-1, restore)
 	}
 	switch {
 	case r.idle == 0:
@@ -160,7 +160,7 @@ func (r *reader) judge(ctx context.Context, s jetstream.StreamState) error {
 		case transient(err):
 			return err
 		default:
-			return fmt.Errorf("%w: event %d of %d is not delivered: its block is damaged (%w); stop, and restore the log from a copy", ErrGap, r.next, s.LastSeq, err)
+			return fmt.Errorf("%w: event %d of %d is not delivered: its block is damaged (%w); %s", ErrGap, r.next, s.LastSeq, err, restore)
 		}
 	case r.idle > 1 && r.until != 0:
 		return fmt.Errorf("%w: it has %d events, event %d was asked for", ErrEnd, s.LastSeq, r.until)
@@ -193,7 +193,7 @@ func (r *reader) drain(ctx context.Context, cancel context.CancelCauseFunc, mess
 		case seq > r.next:
 			// Messages may get lost on the way to us, but not twice.
 			if r.leap == r.next {
-				return fmt.Errorf("%w: event %d is followed by event %d; stop, and restore the log from a copy", ErrGap, r.next-1, seq)
+				return fmt.Errorf("%w: event %d is followed by event %d; %s", ErrGap, r.next-1, seq, restore)
 			}
 			r.leap = r.next
 			return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -35,9 +36,10 @@ type ServerOptions struct {
 // the server holds a lock, flock(2), on it for as long as it lives; the store's
 // own lock is taken before and says who has it.
 type Server struct {
-	ns     *server.Server
-	listen *Listen
-	lock   *os.File // the directory
+	ns      *server.Server
+	doorman *doorman
+	listen  *Listen
+	lock    *os.File // the directory
 
 	mu       sync.Mutex
 	stopped  bool
@@ -82,7 +84,7 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if err != nil {
 		return bad(errors.Join(err, lock.Close()))
 	}
-	s := &Server{ns: ns, listen: o.Listen, lock: lock, closers: map[io.Closer]struct{}{}, fatal: make(chan string, 1)}
+	s := &Server{ns: ns, doorman: doorman, listen: o.Listen, lock: lock, closers: map[io.Closer]struct{}{}, fatal: make(chan string, 1)}
 	ns.SetLoggerV2(serverLog{o.Logger, s.fatal}, false, false, false)
 	started := make(chan struct{})
 	go func() {
@@ -248,6 +250,32 @@ func (s *Server) drop(c io.Closer) {
 	delete(s.closers, c)
 	s.mu.Unlock()
 	c.Close()
+}
+
+// Disconnect ends the connections of everybody but those of [Server.Dial], and
+// lets nobody else in. What is appended from then on is acknowledged to none of
+// them, so the end of the log that is read next is behind all that was.
+func (s *Server) Disconnect() {
+	s.mu.Lock()
+	s.stopped = true
+	for c := range s.closers {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.bridges.Wait()
+	s.doorman.closed.Store(true)
+	conns, err := s.ns.Connz(&server.ConnzOptions{Limit: math.MaxInt32})
+	if err != nil {
+		return // only of options that make no sense
+	}
+	for _, c := range conns.Conns {
+		client := s.ns.GetClient(c.Cid)
+		if client == nil || client.RemoteAddress() == nil || client.RemoteAddress().Network() == "pipe" {
+			continue
+		}
+		// One that is gone by itself is what we want.
+		_ = s.ns.DisconnectClientByID(c.Cid)
+	}
 }
 
 // Shutdown ends all connections, stops the server and waits until its files

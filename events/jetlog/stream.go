@@ -170,14 +170,13 @@ func infoOf(s *jetstream.StreamInfo) Info {
 
 // whole reports what the server itself knows to be missing.
 func whole(s jetstream.StreamState) error {
-	const next = "stop, keep the directory as it is, and restore the log from a copy"
 	switch {
 	case s.Lost != nil:
-		return fmt.Errorf("%w: the server lost %d events (%d bytes) to a damaged block; %s", ErrGap, len(s.Lost.Msgs), s.Lost.Bytes, next)
+		return fmt.Errorf("%w: the server lost %d events (%d bytes) to a damaged block; %s", ErrGap, len(s.Lost.Msgs), s.Lost.Bytes, restore)
 	case s.LastSeq > 0 && s.FirstSeq != 1:
-		return fmt.Errorf("%w: it begins at event %d; %s", ErrGap, s.FirstSeq, next)
+		return fmt.Errorf("%w: it begins at event %d; %s", ErrGap, s.FirstSeq, restore)
 	case s.NumDeleted > 0 || s.Msgs != s.LastSeq:
-		return fmt.Errorf("%w: %d of %d events are deleted; %s", ErrGap, s.LastSeq-s.Msgs, s.LastSeq, next)
+		return fmt.Errorf("%w: %d of %d events are deleted; %s", ErrGap, s.LastSeq-s.Msgs, s.LastSeq, restore)
 	}
 	return nil
 }

@@ -82,7 +82,7 @@ func (db *DB) run(ctx context.Context, src Source, follow bool) error {
 	}
 	at := db.Cursor()
 	if last < at {
-		return fmt.Errorf("%w: it ends at %d, the views are at %d; compare the log with a copy before you delete the views", ErrRolledBack, last, at)
+		return fmt.Errorf("%w: it ends at %d, the views are at %d; restore log/ from a backup, or run `ckptstore recover`, which makes a log of the receipts; compare the log with a copy before you delete the views", ErrRolledBack, last, at)
 	}
 	until := uint64(0)
 	if !follow {
@@ -206,7 +206,7 @@ func (u *updater) take(ctx context.Context, a arrival, ok bool, until uint64) er
 // check is what an event must be to follow the one at sequence at.
 func check(r events.Recorded, at uint64, store string) error {
 	if r.Sequence != at+1 {
-		return fmt.Errorf("%w: event %d follows event %d; run ckptstore audit", ErrGap, r.Sequence, at)
+		return fmt.Errorf("%w: event %d follows event %d; `ckptstore verify --log` lists what is missing, `ckptstore recover` makes a log of the receipts", ErrGap, r.Sequence, at)
 	}
 	if r.Kind != (events.StoreCreated{}).Kind() || store == "" {
 		return nil

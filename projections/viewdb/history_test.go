@@ -296,6 +296,7 @@ func (p place) label() {
 		events.CheckpointPinned{Checkpoint: id, Reason: "paper"},
 		events.CheckpointUnpinned{Checkpoint: id},
 		events.CheckpointTagged{Checkpoint: id, Tag: fmt.Sprintf("tag%d", p.pick("tag", 2))},
+		events.CheckpointUntagged{Checkpoint: id, Tag: fmt.Sprintf("tag%d", p.pick("tag", 2))},
 		events.CheckpointAttached{Checkpoint: id, Name: "eval.json", Digest: "x", Size: int64(p.pick("size", 3))},
 		events.CheckpointSuperseded{Checkpoint: id, Reason: "spike"},
 		events.CheckpointDeleted{Checkpoint: id, Reason: "retention"},

@@ -37,6 +37,7 @@ type Client struct {
 	token string
 	seq   atomic.Uint64
 	plans plans
+	maps  mappings
 }
 
 // ErrNoTrainer says that the process was not started by a trainer.
@@ -71,9 +72,12 @@ func Connect(ctx context.Context) (*Client, error) {
 	return c, nil
 }
 
-// Close drops idle connections. The trainer learns of a worker's end from its
+// Close drops idle connections and the memory of staging slots. The trainer learns of a worker's end from its
 // process.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+func (c *Client) Close() {
+	c.maps.close()
+	c.http.CloseIdleConnections()
+}
 
 // Report hands one iteration's metrics to the trainer and blocks until it
 // took those of every rank. Values are numbers, strings or booleans, 64 KiB of
@@ -173,7 +177,12 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Op + ": " + e.Message }
 
-// Is makes errors.Is(err, [ErrNoSpace]) true.
+// ErrBusy says that a save failed because earlier ones hold all staging slots,
+// and the trainer was told not to wait. It is to be asked for with errors.Is.
+var ErrBusy = errors.New("no staging slot is free")
+
+// Is makes errors.Is(err, [ErrNoSpace]) and errors.Is(err, [ErrBusy]) true.
 func (e *Error) Is(target error) bool {
-	return target == ErrNoSpace && e.Status == http.StatusInsufficientStorage
+	return target == ErrNoSpace && e.Status == http.StatusInsufficientStorage ||
+		target == ErrBusy && e.Status == http.StatusServiceUnavailable
 }

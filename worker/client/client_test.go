@@ -32,7 +32,7 @@ func serve(t *testing.T, status int, body string) *Client {
 		if r.Header.Get("Authorization") != "Bearer secret" {
 			w.WriteHeader(http.StatusUnauthorized)
 		}
-		_, _ = w.Write([]byte(`{"protocol":1,"run":"r","attempt":2,"rank":1,"world_size":3,"resume":"step-1.a1","config":{"lr":0.5}}`))
+		_, _ = w.Write([]byte(`{"protocol":2,"run":"r","attempt":2,"rank":1,"world_size":3,"resume":"step-1.a1","config":{"lr":0.5}}`))
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(status)
@@ -61,7 +61,7 @@ func serve(t *testing.T, status int, body string) *Client {
 
 func TestConnect(t *testing.T) {
 	c := serve(t, http.StatusOK, `{}`)
-	want := Context{Protocol: 1, Run: "r", Attempt: 2, Rank: 1, WorldSize: 3, Resume: "step-1.a1", Config: map[string]any{"lr": 0.5}}
+	want := Context{Protocol: 2, Run: "r", Attempt: 2, Rank: 1, WorldSize: 3, Resume: "step-1.a1", Config: map[string]any{"lr": 0.5}}
 	if !reflect.DeepEqual(c.Context, want) {
 		t.Errorf("context %+v", c.Context)
 	}

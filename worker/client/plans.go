@@ -19,28 +19,30 @@ type plans struct {
 }
 
 type sentPlan struct {
-	items []Item // without checks
-	token string
+	items   []Item // without checks
+	token   string
+	offsets []int64 // of the items in a slot
 }
 
-// find is what stands for items, or nothing.
-func (p *plans) find(items []Item) string {
+// find is what stands for items, and where they lie in a slot, or nothing.
+func (p *plans) find(items []Item) (token string, offsets []int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, sent := range p.known {
 		if slices.EqualFunc(sent.items, items, sameItem) {
-			return sent.token
+			return sent.token, sent.offsets
 		}
 	}
-	return ""
+	return "", nil
 }
 
-func (p *plans) add(items []Item, token string) {
+func (p *plans) add(items []Item, token string, offsets []int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if token == "" || slices.ContainsFunc(p.known, func(sent sentPlan) bool { return sent.token == token }) {
+	if token == "" || offsets == nil {
 		return
 	}
+	p.known = slices.DeleteFunc(p.known, func(sent sentPlan) bool { return sent.token == token })
 	if len(p.known) == knownPlans {
 		p.known = slices.Delete(p.known, 0, 1)
 	}
@@ -48,7 +50,7 @@ func (p *plans) add(items []Item, token string) {
 	for i, it := range own {
 		own[i].Shape, own[i].Offsets, own[i].Sizes = slices.Clone(it.Shape), slices.Clone(it.Offsets), slices.Clone(it.Sizes)
 	}
-	p.known = append(p.known, sentPlan{own, token})
+	p.known = append(p.known, sentPlan{own, token, offsets})
 }
 
 func sameItem(a, b Item) bool {

@@ -10,6 +10,7 @@ import "github.com/ckptstore/ckptstore/tensor"
 //	POST /v1/report      Report         → {}            blocks until the trainer took it
 //	POST /v1/save        SaveRequest    → SaveReply     a staging slot to copy into
 //	POST /v1/seal        CheckpointRef  → {}            the copy is complete
+//	POST /v1/slots       {}             → Slots         blocks until the memory of all slots is made
 //	POST /v1/wait        WaitRequest    → WaitReply     blocks until the state is reached
 //	POST /v1/load        LoadRequest    → LoadReply     a collective: every rank calls it
 //	POST /v1/loaded      LoadedRequest  → {}            the copy out of the arena is complete
@@ -20,12 +21,12 @@ import "github.com/ckptstore/ckptstore/tensor"
 // reply is a sequence of parts, each a little-endian uint64 length and its
 // bytes. All ranks' parts are equally long; of a broadcast only the root sends
 // one. Their headers are [HeaderSeq], counted from 1 by each rank over both
-// kinds, and, of a broadcast, [HeaderRoot] and [HeaderSize]. An error is a [Problem] with a status of 400 (bad
-// request), 401 (token), 409 (conflict with other ranks), 410 (the attempt is
-// over), 412 (a plan that is not known: send the items), 500, 504 (deadline) or
-// 507 (a disk or shared memory is full).
+// kinds, and, of a broadcast, [HeaderRoot] and [HeaderSize]. docs/protocol.md has
+// all of it. An error is a [Problem] with a status of 400 (bad request), 401 (token), 409 (conflict with other ranks), 410 (the attempt is
+// over), 412 (a plan that is not known: send the items), 500, 503 (no staging slot is
+// free), 504 (deadline) or 507 (a disk or shared memory is full).
 const (
-	Protocol   = 1
+	Protocol   = 2
 	HeaderSeq  = "Ckptstore-Seq"
 	HeaderRoot = "Ckptstore-Root"
 	HeaderSize = "Ckptstore-Size"
@@ -94,13 +95,30 @@ type SaveRequest struct {
 	Plan         string `json:"plan,omitempty"` // instead of the items: that of a reply to the same ones
 }
 
-// SaveReply is the slot: item i's bytes go to Offsets[i] of the file Arena.
+// SaveReply is the slot: item i's bytes go to Offsets[i] of the file Arena, and
+// then Generation to bytes 8 to 16 of it. The offsets are those of the plan, and
+// are left out when the request had its token.
 type SaveReply struct {
 	Checkpoint string  `json:"checkpoint"`
-	Plan       string  `json:"plan"` // stands for the items in later saves of the attempt
+	Skipped    string  `json:"skipped,omitempty"` // why there is no such save, and no slot
+	Plan       string  `json:"plan"`              // stands for the items in later saves of the attempt
+	Slot       int     `json:"slot"`              // number of the slot, from 0
 	Arena      string  `json:"arena"`
-	Size       int64   `json:"size"`
-	Offsets    []int64 `json:"offsets"`
+	Size       int64   `json:"size"` // of the file
+	Generation uint64  `json:"generation"`
+	Offsets    []int64 `json:"offsets,omitempty"` // from the beginning of the file
+}
+
+// Slots are a rank's slots whose memory is made.
+type Slots struct {
+	Slots []Slot `json:"slots"`
+}
+
+// Slot is the file of a staging slot, until a reply names another.
+type Slot struct {
+	Slot  int    `json:"slot"`
+	Arena string `json:"arena"`
+	Size  int64  `json:"size"`
 }
 
 // CheckpointRef names a checkpoint by its full ID.

@@ -61,6 +61,7 @@ type Save struct {
 	c          *Client
 	slot       SaveReply
 	sealed     atomic.Bool
+	fresh      bool // its plan was new to the trainer
 	state      State
 }
 
@@ -90,7 +91,8 @@ func (c *Client) Begin(ctx context.Context, step int64, state State, o SaveOptio
 	s := &Save{c: c, state: state}
 	req := SaveRequest{Name: o.Name, Step: step, Participants: o.Participants}
 	items := state.items()
-	if req.Plan = c.plans.find(items); req.Plan == "" {
+	var offsets []int64
+	if req.Plan, offsets = c.plans.find(items); req.Plan == "" {
 		req.Items = state.checked(items, c.WorldSize)
 	}
 	err := c.call(ctx, "save", req, &s.slot)
@@ -101,7 +103,18 @@ func (c *Client) Begin(ctx context.Context, step int64, state State, o SaveOptio
 	if err != nil {
 		return nil, err
 	}
-	c.plans.add(items, s.slot.Plan)
+	if s.slot.Skipped != "" {
+		return nil, &SkippedError{Checkpoint: s.slot.Checkpoint, Reason: s.slot.Skipped}
+	}
+	if req.Plan != "" {
+		s.slot.Offsets = offsets
+	} else {
+		c.plans.add(items, s.slot.Plan, s.slot.Offsets)
+		s.fresh = true
+	}
+	if len(s.slot.Offsets) != len(items) || s.slot.Size < sealedAt+8 {
+		return nil, fmt.Errorf("save: the trainer has sent %d offsets for %d items, in a slot of %d bytes", len(s.slot.Offsets), len(items), s.slot.Size)
+	}
 	s.Checkpoint = s.slot.Checkpoint
 	return s, nil
 }
@@ -112,7 +125,20 @@ func (s *Save) Seal(ctx context.Context) error {
 	if s.sealed.Swap(true) {
 		return fmt.Errorf("save: %s is sealed already: the next save may be using its memory", s.Checkpoint)
 	}
-	m, err := mapArena(s.slot.Arena, s.slot.Size, true)
+	err := s.c.maps.use(s.slot.Slot, s.slot.Arena, s.slot.Size, func(data []byte) {
+		i := 0
+		put := func(from []byte) {
+			copy(data[s.slot.Offsets[i]:], from)
+			i++
+		}
+		for _, t := range s.state.Tensors {
+			put(t.Data)
+		}
+		for _, v := range s.state.Values {
+			put(v.Data)
+		}
+		seal(data, s.slot.Generation)
+	})
 	if errors.Is(err, fs.ErrNotExist) {
 		// The trainer has taken the memory back, and knows why.
 		if why := s.Wait(ctx, Begun); why != nil {
@@ -122,21 +148,13 @@ func (s *Save) Seal(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("save: %w", err)
 	}
-	i := 0
-	put := func(data []byte) {
-		copy(m.data[s.slot.Offsets[i]:], data)
-		i++
+	if err := s.c.call(ctx, "seal", CheckpointRef{s.Checkpoint}, nil); err != nil {
+		return err
 	}
-	for _, t := range s.state.Tensors {
-		put(t.Data)
+	if s.fresh {
+		s.c.mapAhead()
 	}
-	for _, v := range s.state.Values {
-		put(v.Data)
-	}
-	if err := m.close(); err != nil {
-		return fmt.Errorf("save: %w", err)
-	}
-	return s.c.call(ctx, "seal", CheckpointRef{s.Checkpoint}, nil)
+	return nil
 }
 
 // Wait blocks until the checkpoint has reached a state: [Begun], [Staged] or
@@ -161,3 +179,19 @@ type AbortedError struct {
 func (e *AbortedError) Error() string {
 	return fmt.Sprintf("checkpoint %s was aborted: %s", e.Checkpoint, e.Reason)
 }
+
+// ErrSkipped says that a save was left out because earlier ones hold all
+// staging slots: there is no such checkpoint, on any rank. It is to be asked
+// for with errors.Is.
+var ErrSkipped = errors.New("save skipped")
+
+// SkippedError is [ErrSkipped] with its reason.
+type SkippedError struct {
+	Checkpoint string // full ID that it would have had
+	Reason     string
+}
+
+func (e *SkippedError) Error() string { return "save skipped: " + e.Reason }
+
+// Is makes errors.Is(err, [ErrSkipped]) true.
+func (e *SkippedError) Is(target error) bool { return target == ErrSkipped }

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	rawWrite  = 8 << 20 // bytes of one raw write
+	sharedDir = "/dev/shm"
+)
+
+// sharedMemory is a mapping that is shared as a slot is, of a file without a
+// name.
+func sharedMemory(size int64) ([]byte, error) {
+	f, err := os.CreateTemp(sharedDir, "ckptstore-bench-*")
+	if err != nil {
+		return nil, fmt.Errorf("stage in shared memory: %w", err)
+	}
+	err = os.Remove(f.Name())
+	if err == nil {
+		// Reserved, so that too little of it is an error here and not a fault later.
+		err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+	}
+	var data []byte
+	if err == nil {
+		data, err = unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("stage %d bytes in %s: %w; give a smaller --size", size, sharedDir, err)
+	}
+	return data, nil
+}
+
+// close gives the shared memory back.
+func (s *benchSaver) close() {
+	for _, r := range s.ranks {
+		_ = unix.Munmap(r.slot) // nothing of it is needed any more
+	}
+}
+
+// raw writes each rank's slot to a file of its own, all at the same time, and
+// syncs it: what the disk gives without digests, headers and names.
+func (s *benchSaver) raw(ctx context.Context) (took time.Duration, direct bool, err error) {
+	var cached atomic.Bool
+	began := time.Now()
+	g, ctx := errgroup.WithContext(ctx)
+	for rank, r := range s.ranks {
+		g.Go(func() error {
+			past, err := rawFile(ctx, filepath.Join(s.dir, fmt.Sprintf("raw%d", rank)), r.slot)
+			if !past {
+				cached.Store(true)
+			}
+			return err
+		})
+	}
+	err = g.Wait()
+	took = time.Since(began)
+	for rank := range s.ranks {
+		name := filepath.Join(s.dir, fmt.Sprintf("raw%d", rank))
+		if gone := os.Remove(name); !errors.Is(gone, os.ErrNotExist) {
+			err = errors.Join(err, gone)
+		}
+	}
+	return took, !cached.Load(), err
+}
+
+// rawFile writes data past the page cache, if the filesystem has that, but for
+// its end, which no such write can have.
+func rawFile(ctx context.Context, name string, data []byte) (direct bool, err error) {
+	const flags = os.O_WRONLY | os.O_CREATE | os.O_TRUNC
+	f, err := os.OpenFile(name, flags|syscall.O_DIRECT, 0o600)
+	direct = err == nil
+	if errors.Is(err, syscall.EINVAL) {
+		f, err = os.OpenFile(name, flags, 0o600)
+	}
+	if err != nil {
+		return direct, err
+	}
+	const block = 4096
+	whole := len(data) / block * block
+	for at := 0; at < whole && err == nil; at += rawWrite {
+		if err = ctx.Err(); err == nil {
+			_, err = f.WriteAt(data[at:min(at+rawWrite, whole)], int64(at))
+		}
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil || whole == len(data) {
+		return direct, err
+	}
+	if f, err = os.OpenFile(name, os.O_WRONLY, 0); err != nil {
+		return direct, err
+	}
+	_, err = f.WriteAt(data[whole:], int64(whole))
+	return direct, errors.Join(err, f.Sync(), f.Close())
+}

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// saveBench is `bench save --json`. Seconds and bytes written are medians of
+// benchRuns saves.
+type saveBench struct {
+	Bench        string  `json:"bench"`
+	Ranks        int     `json:"ranks"`
+	Tensors      int     `json:"tensors"` // of each rank
+	Unchanged    float64 `json:"unchanged"`
+	Bytes        int64   `json:"bytes"`
+	BytesWritten int64   `json:"bytes_written"`
+	Seconds      float64 `json:"seconds"` // from staged to committed
+	Rate         float64 `json:"bytes_per_second"`
+	RawRate      float64 `json:"raw_bytes_per_second"`
+	Ratio        float64 `json:"ratio"`
+	Direct       bool    `json:"raw_direct"` // whether the raw writes went past the page cache
+	Blocking     float64 `json:"blocking_seconds_per_gb"`
+	Copy         float64 `json:"copy_seconds_per_gb"`
+}
+
+func (a *app) benchSaveCommand() *cobra.Command {
+	b := saveBench{Bench: "save"}
+	dir, text := "", ""
+	c := &cobra.Command{
+		Use: "save", Short: "Time a save, from staged to committed, beside raw writes", Args: args(cobra.NoArgs),
+		Long: `Save --size bytes of --ranks ranks with --tensors tensors each, and time it from
+staged to committed: each rank is digested and written, all at once, and the
+checkpoint gets its manifest and receipt. The log, which is not the disk of the
+data, takes no part. Of the tensors, --unchanged stay as in the first save.
+
+After each save the same bytes are written raw, past the page cache where the
+filesystem has that, in writes of 8 MiB, and synced: ratio is the rate of the
+save over that. Blocking is the copy of the tensors, one by one, from warm memory
+into shared memory by the slowest rank, copy that of all its bytes at once; the
+trainer's socket takes no part. All is done five times after a first save, and
+each figure is the median. A new directory in --dir is used, and removed.`,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			if b.Bytes, err = parseSize(text); err != nil {
+				return usageError{fmt.Errorf("--size: %w", err)}
+			}
+			if b.Ranks < 1 || b.Tensors < 1 || b.Bytes < int64(b.Ranks)*int64(b.Tensors) || b.Unchanged < 0 || b.Unchanged > 1 {
+				return usageError{fmt.Errorf("--ranks %d --tensors %d --size %s --unchanged %v: want at least one of each, a byte a tensor, and a share from 0 to 1", b.Ranks, b.Tensors, text, b.Unchanged)}
+			}
+			if err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir) }); err != nil {
+				return err
+			}
+			return emit(a, b, []saveBench{b}, func(w *tabwriter.Writer, _ bool) {
+				row(w, "RANKS", "TENSORS", "BYTES", "WRITTEN", "SECONDS", "BYTES/S", "RAW BYTES/S", "RATIO", "BLOCKING S/GB", "COPY S/GB")
+				row(w, b.Ranks, b.Tensors, size(b.Bytes), size(b.BytesWritten), fmt.Sprintf("%.3f", b.Seconds), fmt.Sprintf("%.4g", b.Rate),
+					fmt.Sprintf("%.4g", b.RawRate), fmt.Sprintf("%.3f", b.Ratio), fmt.Sprintf("%.4f", b.Blocking), fmt.Sprintf("%.4f", b.Copy))
+			})
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&dir, "dir", ".", "where the data goes: a directory on the disk to measure")
+	f.IntVar(&b.Ranks, "ranks", 2, "ranks that save")
+	f.IntVar(&b.Tensors, "tensors", 64, "tensors of each rank")
+	f.StringVar(&text, "size", "2GB", "bytes of all ranks together")
+	f.Float64Var(&b.Unchanged, "unchanged", 0, "share of the tensors that stay as in the first save")
+	return c
+}
+
+// run fills in the figures.
+func (b *saveBench) run(ctx context.Context, dir string) error {
+	each := b.Bytes / int64(b.Ranks) / int64(b.Tensors)
+	b.Bytes = each * int64(b.Ranks) * int64(b.Tensors)
+	if err := os.Mkdir(filepath.Join(dir, "data"), 0o700); err != nil {
+		return err
+	}
+	root, err := store.OpenData(dir)
+	if err != nil {
+		return err
+	}
+	root.OfStore("bench")
+	s := &benchSaver{root: root, dir: dir}
+	defer s.close()
+	for rank := range b.Ranks {
+		if err := s.addRank(rank, b.Tensors, each); err != nil {
+			return err
+		}
+	}
+	var seconds, raw, blocking, copied, written []float64
+	for n := range benchRuns + 1 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		s.change(n, 1-b.Unchanged)
+		block, whole := s.stage()
+		took, bytes, err := s.save(ctx, n)
+		if err != nil {
+			return err
+		}
+		alone, direct, err := s.raw(ctx)
+		if err != nil {
+			return err
+		}
+		if b.Direct = direct; n == 0 {
+			continue // memory and disk are touched, and there is something to reuse
+		}
+		seconds, written = append(seconds, took.Seconds()), append(written, float64(bytes))
+		raw, blocking, copied = append(raw, alone.Seconds()), append(blocking, block.Seconds()), append(copied, whole.Seconds())
+	}
+	gb := float64(b.Bytes) / float64(b.Ranks) / 1e9
+	b.Seconds, b.BytesWritten = middle(seconds), int64(middle(written))
+	b.Rate, b.RawRate = float64(b.Bytes)/b.Seconds, float64(b.Bytes)/middle(raw)
+	b.Ratio, b.Blocking, b.Copy = b.Rate/b.RawRate, middle(blocking)/gb, middle(copied)/gb
+	return nil
+}
+
+// middle is the median.
+func middle(of []float64) float64 {
+	slices.Sort(of)
+	return of[len(of)/2]
+}
+
+// benchSaver saves what its ranks hold, again and again.
+type benchSaver struct {
+	root  *storage.Root
+	dir   string
+	ranks []*benchRank
+	base  []storage.Base
+}
+
+// benchRank is one rank: its memory, and its slot in shared memory.
+type benchRank struct {
+	memory, slot []byte
+	each         int64 // bytes of a tensor
+	items        []plan.Item
+}
+
+// Item implements [storage.Source].
+func (r *benchRank) Item(i int) ([]byte, error) {
+	return r.slot[int64(i)*r.each:][:r.each], nil
+}
+
+func (s *benchSaver) addRank(rank, tensors int, each int64) error {
+	slot, err := sharedMemory(each * int64(tensors))
+	if err != nil {
+		return err
+	}
+	r := &benchRank{memory: make([]byte, each*int64(tensors)), slot: slot, each: each}
+	s.ranks = append(s.ranks, r)
+	_, _ = rand.NewChaCha8([32]byte{byte(rank), byte(rank >> 8)}).Read(r.memory) // never fails
+	for i := range tensors {
+		shape := tensor.Shape{each}
+		shard := tensor.Shard{FQN: fmt.Sprintf("rank%d.layers.%d.weight", rank, i), DType: tensor.Uint8, Global: shape, Box: shape.Full()}
+		r.items = append(r.items, plan.Item{Shard: shard, Bytes: each})
+	}
+	return nil
+}
+
+// change gives a share of each rank's tensors other bytes.
+func (s *benchSaver) change(n int, share float64) {
+	for _, r := range s.ranks {
+		for i := range int(share*float64(len(r.items)) + 0.5) {
+			r.memory[int64(i)*r.each] ^= byte(1 + n)
+		}
+	}
+}
+
+// stage copies all ranks' memory to their slots at the same time, tensor by
+// tensor, and then in one go: each is the time of the slowest.
+func (s *benchSaver) stage() (block, whole time.Duration) {
+	slowest := func(stage func(*benchRank)) time.Duration {
+		took := make(chan time.Duration, len(s.ranks))
+		for _, r := range s.ranks {
+			go func() {
+				began := time.Now()
+				stage(r)
+				took <- time.Since(began)
+			}()
+		}
+		most := time.Duration(0)
+		for range s.ranks {
+			most = max(most, <-took)
+		}
+		return most
+	}
+	block = slowest(func(r *benchRank) {
+		for i := range r.items {
+			at := int64(i) * r.each
+			copy(r.slot[at:at+r.each], r.memory[at:at+r.each])
+		}
+	})
+	return block, slowest(func(r *benchRank) { copy(r.slot, r.memory) })
+}
+
+// save writes and commits what is staged, and removes the checkpoint before
+// the last.
+func (s *benchSaver) save(ctx context.Context, n int) (took time.Duration, written int64, err error) {
+	m := plan.Manifest{
+		Store: "bench", Run: "bench", Trial: "main", Checkpoint: fmt.Sprintf("step-%d.a1", n), Name: fmt.Sprintf("step-%d", n),
+		Step: int64(n), Attempt: 1, WorldSize: len(s.ranks), Ranks: make([]plan.RankIndex, len(s.ranks)),
+	}
+	for rank, r := range s.ranks {
+		for _, it := range r.items {
+			m.Layout.Tensors = append(m.Layout.Tensors, plan.Tensor{
+				FQN: it.Shard.FQN, DType: it.Shard.DType, Shape: it.Shard.Global, Chunks: []plan.Chunk{{Rank: rank, Box: it.Shard.Box}},
+			})
+		}
+	}
+	ref := storage.RefOf(m.Run, m.Trial, m.Checkpoint)
+	began := time.Now()
+	bytes := make([]int64, len(s.ranks))
+	g, inner := errgroup.WithContext(ctx)
+	for rank, r := range s.ranks {
+		g.Go(func() error {
+			w := s.root.Writer(ref).Reusing(nil, s.base...)
+			if err := w.SetUp(inner, rank == 0); err != nil {
+				return err
+			}
+			done, err := w.WriteData(inner, rank, r.items, r)
+			m.Ranks[rank], bytes[rank] = plan.RankIndex{Rank: rank, Index: done.Index}, done.BytesWritten
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return 0, 0, err
+	}
+	receipt, err := s.root.Writer(ref).Finish(ctx, m, func(context.Context, plan.Digest) (storage.Decision, error) {
+		return storage.Decision{Sequence: uint64(n + 1), Event: "bench", Time: began}, nil
+	})
+	took = time.Since(began)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, old := range s.base {
+		err = s.root.RemoveCommitted(ctx, old.Ref)
+	}
+	s.base = []storage.Base{{Ref: ref, Manifest: receipt.Manifest}}
+	for _, n := range bytes {
+		written += n
+	}
+	return took, written, err
+}

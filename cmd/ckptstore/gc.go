@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/planner/retention"
+	"github.com/ckptstore/ckptstore/store"
+)
+
+const gcHelp = `Delete the checkpoints that a policy does not keep, and sweep what aborted
+saves have left. Without --apply it only says what it would do, and why.
+
+A policy is a list of rules; a checkpoint stays if any of them keeps it:
+
+  last=N               the newest N of the line
+  every=Nsteps         the newest of each N steps: with 1000, of 1 to 1000, of
+                       1001 to 2000 and so on
+  best=N:METRIC:MODE   the N with the best METRIC; MODE is min or max
+  keep-tagged          only what stays under every policy
+  superseded=delete    delete also what a resume has left behind (default: keep)
+
+Under every policy stays what is pinned, tagged, the origin of a fork, being
+restored, or the newest. Without a policy only leftovers are swept.
+
+FREED counts the bytes that no other checkpoint has a link to. The decision is
+in the log before a file goes; a collection that was cut is finished by the
+next one, or when the store is next opened. Directories that the log does not
+know, and copies of other checkpoints, are left as they are.
+
+With --staging nothing of a store is touched: the shared memory of trainers
+that are dead is freed. What they had staged can then not be saved any more;
+without it, the next trainer of the run does that.
+
+Exit codes: 0 done or shown, 1 something could not be removed, 2 usage, 4 no
+such run, 6 the newest checkpoint is damaged, so that nothing of its trial was
+deleted.`
+
+func (a *app) gcCommand() *cobra.Command {
+	var policy string
+	var apply, dry, staging bool
+	c := &cobra.Command{
+		Use: "gc [RUN...]", Short: "Delete the checkpoints that a policy does not keep", Long: gcHelp,
+		Example: "  ckptstore gc bert --policy last=3,best=1:loss:min\n  ckptstore gc --policy last=2,every=1000steps --apply",
+		RunE: func(c *cobra.Command, runs []string) error {
+			o := store.CollectOptions{Runs: runs, Apply: apply}
+			if apply && dry {
+				return usageError{errors.New("--apply and --dry-run: give one of them")}
+			}
+			if c.Flags().Changed("policy") {
+				var err error
+				if o.Policy, err = retention.Parse(policy); err != nil {
+					return fmt.Errorf("--policy: %w", err)
+				}
+			}
+			if staging {
+				if apply || dry || c.Flags().Changed("policy") || len(runs) > 0 {
+					return usageError{errors.New("--staging: it goes with no other flag and no RUN")}
+				}
+				return a.freeStaging()
+			}
+			return a.with(c.Context(), func(s *store.Store) error { return a.gc(c.Context(), s, o) })
+		},
+	}
+	c.Flags().StringVar(&policy, "policy", "", "rules, such as last=2,every=1000steps,best=1:loss:min")
+	c.Flags().BoolVar(&staging, "staging", false, "free the shared memory of dead trainers on this machine")
+	c.Flags().BoolVar(&apply, "apply", false, "do it")
+	c.Flags().BoolVarP(&dry, "dry-run", "n", false, "only say what would be done (the default)")
+	return c
+}
+
+func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) error {
+	out, err := s.Collect(ctx, o)
+	if len(out.Checkpoints) == 0 && err != nil {
+		return err
+	}
+	printed := emit(a, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
+		head := []any{"RUN", "CHECKPOINT", "STEP", "ACTION", "SIZE", "FREED", "REASON"}
+		if wide {
+			head = append(head, "TRIAL", "STATE", "LEFT")
+		}
+		row(w, head...)
+		for _, c := range out.Checkpoints {
+			freed := ""
+			if c.Action != store.Keep {
+				freed = size(c.Freed)
+			}
+			cells := []any{c.Run, c.ID, c.Step, c.Action, size(c.Bytes), freed, c.Reason}
+			if wide {
+				cells = append(cells, c.Trial, c.State, c.Left)
+			}
+			row(w, cells...)
+		}
+	})
+	a.sayCollected(out)
+	return errors.Join(printed, err)
+}
+
+// sayCollected sums up for people.
+func (a *app) sayCollected(out store.Collection) {
+	if a.quiet {
+		return
+	}
+	n := map[store.Action]int{}
+	for _, c := range out.Checkpoints {
+		n[c.Action]++
+		if c.Left != "" {
+			fmt.Fprintf(a.err, "%s@%s: files are left: %s\n", c.Run, c.ID, c.Left)
+		}
+	}
+	text := fmt.Sprintf("%d kept, %d deleted, %d swept, %s freed", n[store.Keep], n[store.Delete], n[store.Sweep], size(out.Freed))
+	if !out.Applied {
+		text = fmt.Sprintf("nothing was done: %d would be kept, %d deleted, %d swept, %s freed; --apply does it", n[store.Keep], n[store.Delete], n[store.Sweep], size(out.Freed))
+	}
+	fmt.Fprintln(a.err, text)
+}

@@ -1,0 +1,178 @@
+"""A worker that speaks the protocol of docs/protocol.md, with Python's standard
+library alone. It saves three times, loads what it saved, and compares.
+
+    trainer run --nproc 2 -- python3 docs/protocol_client.py [VERSION...]
+"""
+
+import ctypes
+import http.client
+import json
+import mmap
+import os
+import socket
+import struct
+import sys
+
+
+class Connection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path):
+        super().__init__("trainer", timeout=60)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+class Refused(Exception):
+    def __init__(self, name, status, message):
+        super().__init__(f"{name}: {message}")
+        self.status = status
+
+
+class Client:
+    def __init__(self, versions):
+        self.connection = Connection(os.environ["CKPTSTORE_SOCKET"])
+        self.token = os.environ["CKPTSTORE_TOKEN"]
+        self.sequence = 0
+        self.plans = {}  # items as JSON: the plan and the offsets
+        self.maps = {}  # slot: the path and the memory
+        context = self.call("hello", protocols=versions, pid=os.getpid())
+        self.version = context["protocol"]
+        self.rank, self.world = context["rank"], context["world_size"]
+
+    def post(self, name, body, headers=()):
+        headers = {"Authorization": "Bearer " + self.token, **dict(headers)}
+        self.connection.request("POST", "/v1/" + name, body, headers)
+        reply = self.connection.getresponse()
+        data = reply.read()
+        if reply.status != 200:
+            raise Refused(name, reply.status, json.loads(data)["error"])
+        return data
+
+    def call(self, name, **request):
+        return json.loads(self.post(name, json.dumps(request)))
+
+    def map(self, slot, path, size):
+        have = self.maps.get(slot)
+        if have is None or have[0] != path or len(have[1]) < size:
+            file = os.open(path, os.O_RDWR)
+            try:
+                self.maps[slot] = (path, mmap.mmap(file, size, mmap.MAP_SHARED))
+            finally:
+                os.close(file)
+        return self.maps[slot][1]
+
+    def check_slot(self, memory, reply, state):
+        """Compare the header with what the reply says."""
+        magic, sealed, crc, version, generation = struct.unpack_from("<8sQIIQ", memory, 0)
+        data_at, data_size, length, zero = struct.unpack_from("<QQQQ", memory, 32)
+        said = memory[64 : 64 + length]
+        attempt, rank = struct.unpack_from("<II", said)
+        (name_length,) = struct.unpack_from("<I", said, 40)
+        name = said[44 : 44 + name_length].decode()
+        (count,) = struct.unpack_from("<I", said, 44 + name_length)
+        spans = [struct.unpack_from("<QQ", said, 48 + name_length + 16 * i) for i in range(count)]
+        offsets = self.plans[json.dumps([dict(item, bytes=len(data)) for item, data in state])][1]
+        want = [(offset, len(data)) for offset, (_, data) in zip(offsets, state)]
+        if (
+            (magic, version, generation, zero, rank, name, spans) != (b"CKPTSLOT", 1, reply["generation"], 0, self.rank, reply["checkpoint"], want)
+            or attempt != int(os.environ["CKPTSTORE_ATTEMPT"])
+            or sealed == generation
+            or data_at % 4096 != 0
+            or data_at + data_size != reply["size"]
+            or crc != crc32c(memory[20 : 64 + length])
+        ):
+            raise RuntimeError(f"the header of {reply} is {memory[: 64 + length]!r}")
+
+    def save(self, step, state):
+        """state is a list of items and their bytes."""
+        items = [dict(item, bytes=len(data)) for item, data in state]
+        key = json.dumps(items)
+        try:
+            if key not in self.plans:
+                raise Refused("save", 412, "not known here either")
+            reply = self.call("save", step=step, plan=self.plans[key][0])
+        except Refused as refused:
+            if refused.status != 412:
+                raise
+            reply = self.call("save", step=step, items=items)
+        if "offsets" in reply:
+            self.plans[key] = (reply["plan"], reply["offsets"])
+        memory = self.map(reply["slot"], reply["arena"], reply["size"])
+        self.check_slot(memory, reply, state)
+        for (_, data), offset in zip(state, self.plans[key][1]):
+            memory[offset : offset + len(data)] = data
+        if self.version > 1:
+            ctypes.c_uint64.from_buffer(memory, 8).value = reply["generation"]
+        self.call("seal", checkpoint=reply["checkpoint"])
+        return reply["checkpoint"]
+
+    def wait(self, checkpoint, state):
+        reply = self.call("wait", checkpoint=checkpoint, state=state)
+        if reply["state"] == "aborted":
+            raise RuntimeError(f"{checkpoint} was aborted: {reply['reason']}")
+
+    def load(self, ref, items):
+        reply = self.call("load", ref=ref, strict=True, items=items)
+        with open(reply["arena"], "rb") as file:
+            data = file.read(reply["size"])
+        out = [data[at : at + size] for at, size in zip(reply["offsets"], reply["sizes"])]
+        self.call("loaded", arena=reply["arena"])
+        return reply["step"], out
+
+    def gather(self, part):
+        self.sequence += 1
+        data = self.post("gather", part, {"Ckptstore-Seq": str(self.sequence)})
+        parts = []
+        while data:
+            (length,) = struct.unpack_from("<Q", data)
+            parts.append(data[8 : 8 + length])
+            data = data[8 + length :]
+        return parts
+
+
+def state_of(rank, world, step):
+    """A tensor in shards of rows, a replica of another, and a value a rank."""
+    rows = [struct.pack("<4f", *(100 * step + 10 * row + column for column in range(4))) for row in range(2 * rank, 2 * rank + 2)]
+    weight = {"fqn": "weight", "dtype": "float32", "shape": [2 * world, 4], "offsets": [2 * rank, 0], "sizes": [2, 4]}
+    bias = {"fqn": "bias", "dtype": "int64", "shape": [3], "offsets": [0], "sizes": [3]}
+    rng = {"fqn": "rng", "value": True, "per_rank": True}
+    return [(weight, b"".join(rows)), (bias, struct.pack("<3q", step, -step, 7)), (rng, b"rank %d at %04d" % (rank, step))]
+
+
+def main():
+    client = Client([int(version) for version in sys.argv[1:]] or [1, 2])
+    saved = []
+    for step in range(3):
+        state = state_of(client.rank, client.world, step)
+        saved.append(client.save(step, state))
+        if step == 0 and client.version > 1:
+            for slot in client.call("slots")["slots"]:
+                client.map(slot["slot"], slot["arena"], slot["size"])
+        client.call("report", step=step, metrics={"loss": 1 / (step + 1), "nothing": float("nan")})
+    if client.gather(struct.pack("<Q", client.rank)) != [struct.pack("<Q", rank) for rank in range(client.world)]:
+        raise RuntimeError("gather gives other parts")
+    for step, checkpoint in enumerate(saved):
+        client.wait(checkpoint, "committed")
+        state = state_of(client.rank, client.world, step)
+        got = client.load(checkpoint, [item for item, _ in state])
+        if got != (step, [data for _, data in state]):
+            raise RuntimeError(f"{checkpoint} is {got}, want {state}")
+    print(f"protocol {client.version}: {len(saved)} checkpoints are what was saved, in {len(client.maps)} slots", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+// Package retention decides which checkpoints stay. It reads rows and decides;
+// who asks appends the decisions and removes the files.
+//
+//	policy    rules, as data; written "last=2,best=1:loss:min"
+//	trial     what the rows say of one trial: the input of a decision
+//	held      a checkpoint that is needed whatever the policy says, and why
+//	verdict   keep or delete, for each committed checkpoint, with the reason
+//
+// A policy, items in any order, each at most once but best:
+//
+//	last=N               the newest N of the line
+//	every=Nsteps         of each N steps of the line the newest: with 1000,
+//	                     steps 1..1000, 1001..2000 and so on
+//	best=N:METRIC:MODE   the N of the line with the best METRIC, MODE is min
+//	                     or max; "," "%" and blanks in METRIC are %XX
+//	keep-tagged          no rule of its own: only what is held stays
+//	superseded=S         of checkpoints that are not in the line: keep (the
+//	                     default) or delete
+//
+// A checkpoint of the line stays if any rule keeps it. A policy without last,
+// every, best or keep-tagged keeps the whole line. Held are, under every
+// policy, what is pinned, what has a tag, what a trial was forked from, what
+// is being restored, the head of any line, and the newest of the trial: so
+// what is in the present line last is never deleted, and nothing is before its
+// successor is committed.
+package retention
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// Verdict is what becomes of one committed checkpoint.
+type Verdict struct {
+	Checkpoint projections.Checkpoint
+	Keep       bool
+	Reason     string // the rules and holds that keep it, or why none does
+}
+
+// Decide gives a verdict on each committed checkpoint of a trial, the newest
+// begun first. It is a function of its arguments alone. To decide again when
+// what it deleted is gone deletes nothing more.
+func Decide(p Policy, t Trial) []Verdict {
+	var verdicts []Verdict
+	for _, c := range t.Checkpoints {
+		if c.State == projections.Committed {
+			verdicts = append(verdicts, Verdict{Checkpoint: c})
+		}
+	}
+	slices.SortStableFunc(verdicts, func(a, b Verdict) int {
+		return cmp.Compare(b.Checkpoint.BegunSeq, a.Checkpoint.BegunSeq)
+	})
+	ruled := p.rule(t, verdicts)
+	for i := range verdicts {
+		c := verdicts[i].Checkpoint
+		why := slices.Concat(t.holds(c), ruled[c.BegunSeq])
+		switch {
+		case len(why) > 0:
+		case c.Superseded && p.Superseded == DeleteSuperseded:
+			verdicts[i].Reason = "superseded: not in the present line"
+			continue
+		case c.Superseded:
+			why = []string{"superseded, which the policy keeps"}
+		case p.keepsLine():
+			why = []string{"no rule is about the line"}
+		default:
+			verdicts[i].Reason = "no rule keeps it"
+			continue
+		}
+		verdicts[i].Keep, verdicts[i].Reason = true, strings.Join(why, ", ")
+	}
+	return verdicts
+}
+
+// rule is which rules keep which checkpoints of the line, by begun sequence.
+func (p Policy) rule(t Trial, verdicts []Verdict) map[uint64][]string {
+	kept := map[uint64][]string{}
+	var line []projections.Checkpoint // the newest first
+	for _, v := range verdicts {
+		if v.Checkpoint.Visible() {
+			line = append(line, v.Checkpoint)
+		}
+	}
+	keep := func(c projections.Checkpoint, why string, args ...any) {
+		kept[c.BegunSeq] = append(kept[c.BegunSeq], fmt.Sprintf(why, args...))
+	}
+	for i, c := range line[:min(p.Last, len(line))] {
+		keep(c, "number %d of last=%d", i+1, p.Last)
+	}
+	if p.Every > 0 {
+		newest := map[int64]projections.Checkpoint{}
+		for _, c := range slices.Backward(line) {
+			if old, ok := newest[p.window(c.Step)]; !ok || c.Step >= old.Step {
+				newest[p.window(c.Step)] = c
+			}
+		}
+		for _, c := range newest {
+			keep(c, "the newest of its steps of every=%dsteps", p.Every)
+		}
+	}
+	for _, b := range p.Best {
+		for i, c := range b.of(t, line) {
+			keep(c, "number %d of %s", i+1, b)
+		}
+	}
+	return kept
+}
+
+// window is the number of the stretch of Every steps that a step ends or is in.
+func (p Policy) window(step int64) int64 {
+	w := step / p.Every
+	if step > w*p.Every {
+		w++
+	}
+	return w
+}
+
+// of are the best of the line, the best first. What has no value, or NaN, is
+// never among them; of two that are equal the newer is better.
+func (b Best) of(t Trial, line []projections.Checkpoint) []projections.Checkpoint {
+	value := func(c projections.Checkpoint) float64 {
+		if v, ok := t.Values[b.Metric][c.ID]; ok {
+			return float64(v)
+		}
+		return math.NaN()
+	}
+	// Stable sorts keep the newer of two that are equal first, as it came.
+	line = slices.DeleteFunc(slices.Clone(line), func(c projections.Checkpoint) bool { return math.IsNaN(value(c)) })
+	slices.SortStableFunc(line, func(x, y projections.Checkpoint) int {
+		if b.Greatest {
+			x, y = y, x
+		}
+		return cmp.Compare(value(x), value(y))
+	})
+	return line[:min(b.N, len(line))]
+}

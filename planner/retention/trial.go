@@ -1,0 +1,267 @@
+package retention
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// Trial is what a decision about the checkpoints of one trial follows from.
+type Trial struct {
+	Run     string `json:"run"`
+	Name    string `json:"name"`
+	LaneSeq uint64 `json:"lane_seq"` // a decision is conditional on it
+	// Checkpoints are those of the trial in every state, the newest begun
+	// first.
+	Checkpoints []projections.Checkpoint `json:"checkpoints"`
+	// Values are those of the metrics that were asked for, by metric and
+	// checkpoint ID, of the line. What is not a number has none.
+	Values map[string]map[string]Value `json:"values,omitempty"`
+	// Holds say by checkpoint ID for what other trials, and workers, need it.
+	Holds map[string][]string `json:"holds,omitempty"`
+	// Loading are the IDs that a restore in progress reads.
+	Loading []string `json:"loading,omitempty"`
+	// Newest is the ID of the newest in the line, or of the trial if the line
+	// has none; empty if nothing is committed. Files are what its ranks wrote.
+	Newest string        `json:"newest,omitempty"`
+	Files  []events.File `json:"files,omitempty"`
+}
+
+// Value is a number that JSON takes also when it is infinite.
+type Value float64
+
+// MarshalJSON implements [json.Marshaler].
+func (v Value) MarshalJSON() ([]byte, error) {
+	return []byte(strconv.Quote(strconv.FormatFloat(float64(v), 'g', -1, 64))), nil
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (v *Value) UnmarshalJSON(text []byte) error {
+	var s string
+	if err := json.Unmarshal(text, &s); err != nil {
+		return err
+	}
+	n, err := strconv.ParseFloat(s, 64)
+	*v = Value(n)
+	return err
+}
+
+// holds are the reasons for which a checkpoint stays under every policy.
+func (t Trial) holds(c projections.Checkpoint) []string {
+	var why []string
+	if c.ID == t.Newest {
+		why = append(why, "the newest")
+	}
+	if c.Pinned {
+		why = append(why, "pinned")
+	}
+	for _, tag := range c.Tags {
+		why = append(why, fmt.Sprintf("tagged %q", tag))
+	}
+	return append(why, t.Holds[c.ID]...)
+}
+
+// Read collects what a decision about the trials of a run needs, and the
+// values of metrics. The trials of other runs are looked at as well: they may
+// need a checkpoint of this one.
+func Read(r projections.Reader, run string, metrics []string) ([]Trial, error) {
+	if _, err := projections.GetRun(r, run); err != nil {
+		return nil, err
+	}
+	rows, err := projections.Trials(r, run)
+	if err != nil {
+		return nil, err
+	}
+	all, err := projections.Checkpoints(r, run, true)
+	if err != nil {
+		return nil, err
+	}
+	needs, err := readNeeds(r)
+	if err != nil {
+		return nil, err
+	}
+	trials := make([]Trial, len(rows))
+	for i, row := range rows {
+		t := Trial{Run: run, Name: row.Name, LaneSeq: row.LaneSeq, Checkpoints: []projections.Checkpoint{}}
+		for _, c := range all {
+			if c.Trial == row.Name {
+				t.Checkpoints = append(t.Checkpoints, c)
+			}
+		}
+		needs.hold(&t)
+		if err := t.fill(r, metrics); err != nil {
+			return nil, err
+		}
+		trials[i] = t
+	}
+	return trials, nil
+}
+
+// fill reads the newest checkpoint's files and the values of metrics.
+func (t *Trial) fill(r projections.Reader, metrics []string) error {
+	newest := t.newest()
+	if newest.ID != "" {
+		t.Newest = newest.ID
+		writes, err := projections.Writes(r, t.Run, t.Name, newest.ID)
+		if err != nil {
+			return err
+		}
+		for _, w := range writes {
+			t.Files = append(t.Files, w.Files...)
+		}
+	}
+	t.Values = map[string]map[string]Value{}
+	for _, metric := range metrics {
+		values := map[string]Value{}
+		for _, c := range t.Checkpoints {
+			if !c.Visible() {
+				continue
+			}
+			v, ok, err := projections.MetricAt(r, c, metric)
+			if err != nil {
+				return err
+			}
+			if ok && !math.IsNaN(v) {
+				values[c.ID] = Value(v)
+			}
+		}
+		t.Values[metric] = values
+	}
+	return nil
+}
+
+// newest is the newest of the line. When a run was started afresh its line has
+// none for a while, and what was the newest before is all that there is.
+func (t Trial) newest() projections.Checkpoint {
+	newest := func(in func(projections.Checkpoint) bool) (found projections.Checkpoint) {
+		for _, c := range t.Checkpoints {
+			if in(c) && c.BegunSeq >= found.BegunSeq {
+				found = c
+			}
+		}
+		return found
+	}
+	if c := newest(projections.Checkpoint.Visible); c.ID != "" {
+		return c
+	}
+	return newest(func(c projections.Checkpoint) bool { return c.State == projections.Committed })
+}
+
+// need is a checkpoint that somebody needs.
+type need struct {
+	run, trial string // empty: any
+	id         string // or RUN@ID
+	why        string
+	head       bool
+	loading    bool
+}
+
+type needs []need
+
+func (all needs) hold(t *Trial) {
+	t.Holds = map[string][]string{}
+	newest := t.newest().ID
+	for _, c := range t.Checkpoints {
+		full := c.Run + "@" + c.ID
+		for _, n := range all {
+			own := (n.run == "" || n.run == t.Run) && (n.trial == "" || n.trial == t.Name) && n.id == c.ID
+			if own && n.head && c.ID == newest {
+				continue // which says the same
+			}
+			if !own && n.id != full {
+				continue
+			}
+			if !slices.Contains(t.Holds[c.ID], n.why) {
+				t.Holds[c.ID] = append(t.Holds[c.ID], n.why)
+			}
+			if n.loading && !slices.Contains(t.Loading, c.ID) {
+				t.Loading = append(t.Loading, c.ID)
+			}
+		}
+	}
+}
+
+// readNeeds looks at every trial.
+func readNeeds(r projections.Reader) (all needs, err error) {
+	runs, err := projections.Runs(r)
+	if err != nil {
+		return nil, err
+	}
+	for _, run := range runs {
+		trials, err := projections.Trials(r, run.Name)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range trials {
+			name := t.Run + "/" + t.Name
+			if p := t.Parent; p != nil {
+				all = append(all, need{run: p.Run, trial: p.Trial, id: p.Checkpoint, why: name + " was forked from it"})
+			}
+			if t.Head != "" {
+				all = append(all, need{run: t.Run, trial: t.Name, id: t.Head, why: "the head of " + name, head: true})
+			}
+			live, err := loads(r, t)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, live...)
+		}
+	}
+	return all, nil
+}
+
+// loads are what the live attempt of a trial reads or is going to.
+func loads(r projections.Reader, t projections.Trial) (all needs, err error) {
+	attempts, err := projections.Attempts(r, t.Run, t.Name)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(attempts, func(a projections.Attempt) bool { return a.Attempt == t.Attempt })
+	if at < 0 || !attempts[at].StoppedAt.IsZero() {
+		return nil, nil
+	}
+	a := attempts[at]
+	over, err := ended(r, t.Run, a.Job)
+	if err != nil || over {
+		return nil, err
+	}
+	restores, err := projections.Restores(r, t.Run, t.Name, a.Attempt)
+	if err != nil {
+		return nil, err
+	}
+	restored := false
+	for _, load := range restores {
+		if load.EndedSeq != 0 {
+			restored = restored || load.Checkpoint == a.Resume || strings.HasSuffix(a.Resume, "@"+load.Checkpoint)
+			continue
+		}
+		// It may belong to any run: the log has its ID alone.
+		all = append(all, need{id: load.Checkpoint, why: fmt.Sprintf("%s/%s is loading it", t.Run, t.Name), loading: true})
+	}
+	// What has saved has loaded before, or never will.
+	if head, err := projections.GetCheckpoint(r, t.Run, t.Name, t.Head); err == nil {
+		restored = restored || head.Attempt == a.Attempt
+	} else if !errors.Is(err, projections.ErrNotFound) {
+		return nil, err
+	}
+	if a.Resume != "" && !restored {
+		all = append(all, need{run: t.Run, trial: t.Name, id: a.Resume, why: fmt.Sprintf("attempt %d of %s/%s resumes from it", a.Attempt, t.Run, t.Name)})
+	}
+	return all, nil
+}
+
+// ended reports whether the job of an attempt said that it is over.
+func ended(r projections.Reader, run, id string) (bool, error) {
+	jobs, err := projections.Jobs(r, run)
+	if errors.Is(err, projections.ErrNotFound) {
+		return false, nil
+	}
+	return slices.ContainsFunc(jobs, func(j projections.Job) bool { return j.ID == id && j.Ended }), err
+}

@@ -1,0 +1,253 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/planner/retention"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// collectTries is how often a trial is decided anew because another decision
+// came first. Each time somebody else got on.
+const collectTries = 100
+
+// CollectOptions say what [Store.Collect] looks at.
+type CollectOptions struct {
+	Runs   []string // none: all
+	Policy retention.Policy
+	Apply  bool // otherwise nothing is decided and nothing removed
+
+	// at is told of each step that is about to be taken; an error ends the
+	// collection there, as a crash would.
+	at func(step string) error
+}
+
+// Action is what a collection does with a checkpoint.
+type Action string
+
+// Actions. What is swept was aborted or deleted before, and has left files.
+const (
+	Keep   Action = "keep"
+	Delete Action = "delete"
+	Sweep  Action = "sweep"
+)
+
+// Collected is what a collection did, or would do, with one checkpoint. Freed
+// counts each file once, and only if no checkpoint that stays has a link to it.
+type Collected struct {
+	Run    string            `json:"run"`
+	Trial  string            `json:"trial"`
+	ID     string            `json:"id"`
+	Step   int64             `json:"step"`
+	State  projections.State `json:"state"` // before the collection
+	Action Action            `json:"action"`
+	Reason string            `json:"reason"`
+	Bytes  int64             `json:"bytes"` // of tensors and values
+	Freed  int64             `json:"freed"` // bytes of files
+	// Left says why the files of what is deleted or swept stay for now.
+	Left string `json:"left,omitempty"`
+
+	row projections.Checkpoint
+}
+
+// Collection is the outcome of [Store.Collect].
+type Collection struct {
+	Store       string      `json:"store"`
+	Policy      string      `json:"policy"`
+	Applied     bool        `json:"applied"`
+	Checkpoints []Collected `json:"checkpoints"`
+	Freed       int64       `json:"freed"` // sum
+}
+
+// Collect deletes the checkpoints that a policy does not keep, and sweeps what
+// aborted saves and cut collections have left. For each trial the order is:
+//
+//  1. the newest checkpoint is looked at: all its files must be there
+//  2. the decision to delete each of the others, the oldest first, on the
+//     condition that nothing else was decided for the trial since it was made;
+//     otherwise it is made anew
+//  3. the log is read again for restores that began meanwhile; what they read
+//     is left for the next collection
+//  4. the files
+//
+// After a crash at any point, the next collection or the next process that
+// opens the store goes on. A file that is gone is removed. A directory that
+// the log does not know, or that has another checkpoint's files, is left.
+//
+// With an error the collection says how far it got; what failed for one
+// checkpoint keeps it from none of the others.
+func (s *Store) Collect(ctx context.Context, o CollectOptions) (Collection, error) {
+	out := Collection{Store: s.ID, Policy: o.Policy.String(), Applied: o.Apply, Checkpoints: []Collected{}}
+	runs := o.Runs
+	if len(runs) == 0 {
+		rows, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})
+		if err != nil {
+			return out, fmt.Errorf("collect: %w", err)
+		}
+		for _, r := range rows {
+			runs = append(runs, r.Name)
+		}
+	}
+	c := &collector{store: s, opts: o, gone: map[inode]uint64{}}
+	if o.at == nil {
+		c.opts.at = func(string) error { return nil }
+	}
+	var errs []error
+	for i, run := range runs {
+		if slices.Contains(runs[:i], run) {
+			continue
+		}
+		list, err := c.run(ctx, run)
+		slices.SortFunc(list, func(a, b Collected) int { return cmp.Compare(b.row.BegunSeq, a.row.BegunSeq) })
+		out.Checkpoints = append(out.Checkpoints, list...)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("collect run %s: %w", run, err))
+		}
+		if err := ctx.Err(); err != nil {
+			break
+		}
+	}
+	for _, x := range out.Checkpoints {
+		out.Freed += x.Freed
+	}
+	return out, errors.Join(errs...)
+}
+
+// collector is the state of one Collect.
+type collector struct {
+	store *Store
+	opts  CollectOptions
+	gone  map[inode]uint64 // links that would be removed, of a collection that removes nothing
+}
+
+func (c *collector) read(ctx context.Context, run string) ([]retention.Trial, error) {
+	return web.Ask(ctx, c.store.Views(), web.Retention, web.Params{Run: run, Metrics: c.opts.Policy.Metrics()})
+}
+
+func (c *collector) run(ctx context.Context, run string) (all []Collected, err error) {
+	trials, err := c.read(ctx, run)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	if c.opts.Apply {
+		for i := range trials {
+			list, err := c.decide(ctx, trials[i])
+			if err != nil {
+				errs = append(errs, err)
+			}
+			all = append(all, list...)
+		}
+		// What is deleted stays so, whatever happens from here on.
+		if trials, err = c.read(ctx, run); err != nil {
+			return all, errors.Join(append(errs, err)...)
+		}
+	} else {
+		for _, t := range trials {
+			all = append(all, c.verdicts(t)...)
+		}
+	}
+	for _, t := range trials {
+		all = append(all, c.leftovers(t, all)...)
+	}
+	for _, i := range oldestFirst(all) {
+		if err := c.free(ctx, &all[i], trials); err != nil {
+			errs = append(errs, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// oldestFirst are the places of what goes, in the order in which it goes.
+func oldestFirst(all []Collected) (places []int) {
+	for i, x := range all {
+		if x.Action != Keep {
+			places = append(places, i)
+		}
+	}
+	slices.SortFunc(places, func(a, b int) int { return cmp.Compare(all[a].row.BegunSeq, all[b].row.BegunSeq) })
+	return places
+}
+
+func collected(row projections.Checkpoint, action Action, reason string) Collected {
+	return Collected{
+		Run: row.Run, Trial: row.Trial, ID: row.ID, Step: row.Step, State: row.State, Bytes: row.Bytes,
+		Action: action, Reason: reason, row: row,
+	}
+}
+
+// verdicts is what the policy says of a trial, the newest first.
+func (c *collector) verdicts(t retention.Trial) (all []Collected) {
+	for _, v := range retention.Decide(c.opts.Policy, t) {
+		action := Delete
+		if v.Keep {
+			action = Keep
+		}
+		all = append(all, collected(v.Checkpoint, action, v.Reason))
+	}
+	return all
+}
+
+// decide appends a trial's decisions. It returns what was decided, also with
+// an error.
+func (c *collector) decide(ctx context.Context, t retention.Trial) (done []Collected, err error) {
+	for range collectTries {
+		all := c.verdicts(t)
+		victims := oldestFirst(all)
+		if len(victims) > 0 {
+			if err := c.successor(ctx, t); err != nil {
+				return slices.DeleteFunc(all, func(x Collected) bool { return x.Action == Delete }), err
+			}
+		}
+		lane := t.LaneSeq
+		for n, i := range victims {
+			row := all[i].row
+			if err = c.opts.at("decide " + row.ID); err != nil {
+				return done, err
+			}
+			lane, err = c.store.decideAfter(ctx, row, lane, &events.CheckpointDeleted{
+				Checkpoint: row.ID, Reason: fmt.Sprintf("retention %s: %s", c.opts.Policy, all[i].Reason),
+			})
+			if err != nil {
+				victims = victims[:n]
+				break
+			}
+		}
+		for _, i := range victims {
+			done = append(done, all[i])
+		}
+		switch {
+		case err == nil:
+			return append(slices.DeleteFunc(all, func(x Collected) bool { return x.Action == Delete }), done...), nil
+		case !errors.Is(err, jetlog.ErrConflict):
+			return done, fmt.Errorf("decide to delete checkpoints of trial %s: %w", t.Name, err)
+		}
+		if t, err = c.again(ctx, t); err != nil {
+			return done, err
+		}
+	}
+	return done, fmt.Errorf("trial %s: other decisions came first %d times; collect again when the run is quieter", t.Name, collectTries)
+}
+
+// again is the trial as it is now.
+func (c *collector) again(ctx context.Context, t retention.Trial) (retention.Trial, error) {
+	trials, err := c.read(ctx, t.Run)
+	if err != nil {
+		return t, err
+	}
+	i := slices.IndexFunc(trials, func(now retention.Trial) bool { return now.Name == t.Name })
+	if i < 0 {
+		return t, fmt.Errorf("trial %s is gone from the views", t.Name)
+	}
+	return trials[i], nil
+}

@@ -1,0 +1,191 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+)
+
+// places finds the directories of a recovery, and refuses those that lie in
+// each other: what is made anew would be among what is lost.
+func (r *recovery) places() error {
+	if IsURL(r.Location) {
+		return fmt.Errorf("%w: %s is a server: recover into a directory, with --from the directory of the data", ErrLocation, jetlog.Redacted(r.Location))
+	}
+	for _, location := range []string{r.Location, r.From} {
+		if _, isURL, err := parseLocation(location); err != nil {
+			return err
+		} else if isURL {
+			return fmt.Errorf("%w: --from %s is a server: give the directory that has the store's data/", ErrLocation, jetlog.Redacted(location))
+		}
+	}
+	dir, err := filepath.Abs(r.Location)
+	if err != nil {
+		return err
+	}
+	r.dir, r.data = dir, filepath.Join(dir, "data")
+	if r.From == "" {
+		return nil
+	}
+	from, err := filepath.Abs(r.From)
+	if err != nil {
+		return err
+	}
+	r.From, r.data = from, filepath.Join(from, "data")
+	to, of := resolved(dir), resolved(from)
+	switch {
+	case to == of:
+		return fmt.Errorf("%w: --from %s is the store itself: leave it out to recover in place", ErrLocation, from)
+	case within(to, of), within(of, to):
+		return fmt.Errorf("%w: --store %s and --from %s lie in each other: choose a --store beside the lost one", ErrLocation, dir, from)
+	}
+	return nil
+}
+
+// resolved is a path without symbolic links, as far as it exists.
+func resolved(path string) string {
+	real, err := filepath.EvalSymlinks(path)
+	if parent := filepath.Dir(path); err != nil && parent != path {
+		return filepath.Join(resolved(parent), filepath.Base(path))
+	}
+	if err != nil {
+		return path
+	}
+	return real
+}
+
+func within(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
+}
+
+// mayBegin holds the place to be one that a recovery is for: a store that does
+// not open, and with From an empty one beside it.
+func (r *recovery) mayBegin(ctx context.Context) error {
+	if r.From != "" {
+		if err := r.vacantFor(); err != nil {
+			return err
+		}
+		return r.mayLeave(ctx)
+	}
+	if _, err := identityIn(r.dir); errors.Is(err, ErrForeign) || errors.Is(err, ErrNewer) {
+		return err
+	} else if err != nil || !exists(filepath.Join(r.dir, "log")) {
+		return nil
+	}
+	s, err := Open(ctx, Options{Location: r.dir, Logger: r.Logger})
+	if err == nil {
+		return errors.Join(errOpens(r.dir), s.Close())
+	}
+	if errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
+		r.Logger.Info("the log does not open, so the store is recovered from receipts", "error", err)
+		return nil
+	}
+	return err
+}
+
+func errOpens(dir string) error {
+	return fmt.Errorf("%w: its log opens (%s), and has more than receipts say: `ckptstore verify --log` reads all of it; to go on without it anyway, move log/ away and run this again", ErrExists, filepath.Join(dir, "log"))
+}
+
+// vacantFor wants an empty place for the new store.
+func (r *recovery) vacantFor() error {
+	err := vacant(r.dir)
+	switch {
+	case errors.Is(err, ErrExists):
+		return fmt.Errorf("%w: with --from, a new store is made: choose an empty or a new directory for --store", ErrExists)
+	case err != nil:
+		return fmt.Errorf("a new store is made there: %w", err)
+	}
+	return nil
+}
+
+// mayLeave holds From to be lost: nobody has it open, and its log does not
+// open. Its files stay as they are, so that is found out by a copy of the log,
+// which a server may repair.
+func (r *recovery) mayLeave(ctx context.Context) error {
+	log := filepath.Join(r.From, "log")
+	for _, path := range []string{filepath.Join(r.From, lockName), log} {
+		release, err := lockExisting(path)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
+	id, err := identityIn(r.From)
+	if errors.Is(err, ErrForeign) || errors.Is(err, ErrNewer) {
+		return err
+	} else if err != nil || !exists(log) {
+		return nil // what it is, or its log, is lost
+	}
+	err = r.opensCopied(ctx, id)
+	switch {
+	case err == nil:
+		return errOpens(r.From)
+	case errors.Is(err, ErrDamaged), errors.Is(err, ErrForeign):
+		r.Logger.Info("the log does not open, so the store is recovered from receipts", "error", err)
+		return nil
+	}
+	return err
+}
+
+// opensCopied opens a copy of the log of From and compares it with what is
+// known of it, as whoever owned the store would.
+func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
+	log, temp := filepath.Join(r.From, "log"), filepath.Join(r.dir, tempPrefix+"log")
+	defer func() { err = errors.Join(damage(err), os.RemoveAll(temp)) }()
+	if err := errors.Join(os.RemoveAll(temp), os.MkdirAll(temp, 0o700)); err != nil {
+		return err
+	}
+	if err := os.CopyFS(temp, os.DirFS(log)); err != nil {
+		return fmt.Errorf("copy the log of %s to see whether it opens: %w: choose a --store with room for it, or move that log away", r.From, err)
+	}
+	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: temp, Logger: serverLogger(r.Logger)})
+	if err != nil {
+		return err
+	}
+	defer server.Shutdown()
+	l, err := jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(server)})
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if err := checkLog(ctx, l, id.Store); err != nil {
+		return err
+	}
+	data, err := OpenData(r.From)
+	if err != nil {
+		return err
+	}
+	s := &Store{ID: id.Store, Location: r.From, DataDir: r.data, Data: data, recovered: id.Recovered, opts: Options{Location: r.From, Logger: r.Logger}}
+	_, err = recorded(ctx, s, l)
+	return err
+}
+
+// lockExisting takes the lock of a file or directory of another store, if there
+// is such a path, and makes none. The lock is shared, which keeps an owner out
+// and needs no right to write.
+func lockExisting(path string) (release func(), err error) {
+	f, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return func() {}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("see whether somebody has %s open: %w", filepath.Dir(path), err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("%w: another process holds %s: a store that is in use is not lost; end that process first", ErrLocked, path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}

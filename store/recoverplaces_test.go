@@ -1,0 +1,83 @@
+package store
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestRecoverFromRefuses makes no second store of one that is not lost, and
+// none in a place that belongs to it. Neither is changed.
+func TestRecoverFromRefuses(t *testing.T) {
+	t.Parallel()
+	dir, _ := ruined(t)
+	beside := filepath.Join(filepath.Dir(dir), "beside")
+	before := snapshot(t, dir)
+	refuses := func(o RecoverOptions, is error, parts ...string) {
+		t.Helper()
+		_, err := Recover(t.Context(), o)
+		wrong(t, err, is, parts...)
+		if left, err := os.ReadDir(beside); err == nil && len(left) > 0 {
+			t.Errorf("%v is left in %s", left, beside)
+		}
+	}
+	refuses(RecoverOptions{Location: beside, From: dir}, ErrExists, "its log opens", "verify --log", "move log/ away")
+	refuses(RecoverOptions{Location: filepath.Join(dir, "sub", "sub"), From: dir}, ErrLocation, "lie in each other")
+	refuses(RecoverOptions{Location: filepath.Dir(dir), From: dir}, ErrLocation, "lie in each other")
+	link := filepath.Join(filepath.Dir(dir), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	refuses(RecoverOptions{Location: filepath.Join(link, "sub"), From: dir}, ErrLocation, "lie in each other")
+	refuses(RecoverOptions{Location: link, From: dir}, ErrLocation, "in place")
+	if !maps.Equal(before, snapshot(t, dir)) {
+		t.Error("the store was changed")
+	}
+	owner := open(t, dir)
+	refuses(RecoverOptions{Location: beside, From: dir}, ErrLocked, "in use is not lost")
+	if err := os.Remove(filepath.Join(dir, lockName)); err != nil {
+		t.Fatal(err)
+	}
+	refuses(RecoverOptions{Location: beside, From: dir}, ErrLocked, "in use is not lost")
+	shut(t, owner)
+}
+
+// TestRecoverFromRolledBack takes a log that lacks what a receipt says for lost,
+// as whoever opens the store does.
+func TestRecoverFromRolledBack(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	early := snapshot(t, filepath.Join(dir, "log"))
+	s := open(t, dir)
+	committed(t, s, "a", 1)
+	shut(t, s)
+	remove(t, dir, "log", "views")
+	put(t, filepath.Join(dir, "log"), early)
+	before := snapshot(t, dir)
+	r, err := Recover(t.Context(), RecoverOptions{Location: filepath.Join(filepath.Dir(dir), "beside"), From: dir})
+	if err != nil || len(r.Checkpoints) != 1 {
+		t.Errorf("%+v %v", r, err)
+	}
+	if !maps.Equal(before, snapshot(t, dir)) {
+		t.Error("what it was made from was changed")
+	}
+}
+
+// TestRecoverKeepsPasswords: a URL has one, and errors go into logs.
+func TestRecoverKeepsPasswords(t *testing.T) {
+	t.Parallel()
+	for _, o := range []RecoverOptions{
+		{Location: filepath.Join(t.TempDir(), "x"), From: "nats://u:SECRET@127.0.0.1:1"},
+		{Location: filepath.Join(t.TempDir(), "x"), From: "s3://u:SECRET@127.0.0.1:1"},
+		{Location: "nats://u:SECRET@127.0.0.1:1", From: t.TempDir()},
+		{Location: "s3://u:SECRET@127.0.0.1:1"},
+	} {
+		_, err := Recover(t.Context(), o)
+		wrong(t, err, ErrLocation, "127.0.0.1")
+		if strings.Contains(err.Error(), "SECRET") || strings.Contains(err.Error(), "recover :") {
+			t.Error(err)
+		}
+	}
+}

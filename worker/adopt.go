@@ -1,0 +1,251 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
+)
+
+// adopted is what a trainer finishes of a dead one: saves that have begun, and
+// of which every participant had sealed its slot. Slots and log are matched by
+// the checkpoint, the rank and the fingerprint of the rank's plan, which the
+// slot holds in full.
+type adopted struct {
+	saves []string // IDs
+	slots map[rankSave]leftSlot
+	plans []*events.LocalPlan // in full
+	log   *slog.Logger
+}
+
+// leftSlot is a sealed slot of a dead trainer.
+type leftSlot struct {
+	slotHeader
+	data  []byte
+	local plan.Local
+}
+
+// adopt looks for what can be finished of an attempt whose trainer is dead. It
+// says in the log what the dead one was told and had not said yet.
+func (j *job) adopt(ctx context.Context, attempt, world int, from uint64) (*adopted, error) {
+	a := &adopted{slots: map[rankSave]leftSlot{}, log: j.log}
+	if j.arenas == nil {
+		return a, nil
+	}
+	for _, path := range j.arenas.left {
+		a.look(path, attempt)
+	}
+	if len(a.slots) == 0 {
+		return a, nil
+	}
+	found, err := j.leftOpen(ctx, attempt, from)
+	if err != nil {
+		a.close()
+		return nil, err
+	}
+	for _, open := range found {
+		if !open.matches(a, world) {
+			continue
+		}
+		if err := j.sayLeft(ctx, a, open); err != nil {
+			a.close()
+			return nil, err
+		}
+		a.saves = append(a.saves, open.begun.Checkpoint)
+		j.log.Warn("a save that a dead trainer had staged is finished", "checkpoint", open.begun.Checkpoint)
+	}
+	return a, nil
+}
+
+// look keeps the slot in a file, if it is sealed and of an attempt.
+func (a *adopted) look(path string, attempt int) {
+	if !strings.Contains(filepath.Base(path), ".save.") {
+		return
+	}
+	data, err := mapLeft(path)
+	if err != nil || len(data) == 0 {
+		a.log.Warn("a staging slot of a dead trainer cannot be read and is freed", "file", path, "error", err)
+		return
+	}
+	h, complete, err := readSlotHeader(data)
+	s := leftSlot{slotHeader: h, data: data}
+	if err == nil && complete && h.Attempt == attempt {
+		if s.local, err = plan.DecodeLocal(h.Plan); err == nil && len(s.local.Items) == len(h.Spans) {
+			a.slots[rankSave{h.Checkpoint, h.Rank}] = s
+			return
+		}
+	}
+	_ = unix.Munmap(data) // it is only memory of this process
+	if err != nil {
+		a.log.Warn("a staging slot of a dead trainer has no good header and is freed", "file", path, "error", err)
+	}
+}
+
+func mapLeft(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 {
+		return nil, err
+	}
+	return unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+}
+
+// openSave is what the log has of a save that has not ended.
+type openSave struct {
+	begun   *events.CheckpointBegun
+	planned map[int]string // fingerprints of the ranks
+	sealed  map[int]int64  // bytes
+	written map[int]bool
+}
+
+// leftOpen reads the open saves of an attempt that have begun, in their order.
+func (j *job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*openSave, err error) {
+	end, err := j.store.Log.Last(ctx)
+	if err != nil {
+		return nil, err
+	}
+	saves := map[string]*openSave{}
+	of := func(id string) *openSave {
+		if saves[id] == nil {
+			saves[id] = &openSave{planned: map[int]string{}, sealed: map[int]int64{}, written: map[int]bool{}}
+		}
+		return saves[id]
+	}
+	for r, err := range j.store.Log.Read(ctx, from, end) {
+		if err != nil {
+			return nil, err
+		}
+		if r.Scope.Run != j.cfg.Run || r.Scope.Trial != j.cfg.Trial {
+			continue
+		}
+		body, err := r.Body()
+		if err != nil {
+			return nil, err
+		}
+		switch b := body.(type) {
+		case *events.LocalPlan:
+			of(b.Checkpoint).planned[b.Rank] = b.Fingerprint
+		case *events.CheckpointBegun:
+			if b.Attempt == attempt {
+				of(b.Checkpoint).begun = b
+				open = append(open, of(b.Checkpoint))
+			}
+		case *events.WriteSealed:
+			of(b.Checkpoint).sealed[b.Rank] = b.Bytes
+		case *events.WriteCompleted:
+			of(b.Checkpoint).written[b.Rank] = true
+		}
+		if id := ends(body); id != "" {
+			open = slices.DeleteFunc(open, func(o *openSave) bool { return o == saves[id] })
+		}
+	}
+	return open, nil
+}
+
+// matches reports whether the bytes of all participants are there: written, or
+// in a slot with the plan that the log names, or would name.
+func (o *openSave) matches(a *adopted, world int) bool {
+	for _, rank := range o.begun.Participants {
+		if _, sealed := o.sealed[rank]; sealed && o.written[rank] {
+			continue
+		}
+		s, ok := a.slots[rankSave{o.begun.Checkpoint, rank}]
+		if !ok || s.local.Rank != rank {
+			return false
+		}
+		own := planner.Fingerprint(s.local, world, o.begun.Participants)
+		said, planned := o.planned[rank]
+		bytes, sealed := o.sealed[rank]
+		if own != s.Fingerprint || planned && said != own.String() || sealed && bytes != s.bytes() {
+			a.log.Warn("a staging slot of a dead trainer is not of the save that the log has, and is freed", "checkpoint", o.begun.Checkpoint, "rank", rank)
+			return false
+		}
+	}
+	return true
+}
+
+// bytes is the size of the slot's items.
+func (s leftSlot) bytes() (n int64) {
+	for _, at := range s.Spans {
+		n += at.size
+	}
+	return n
+}
+
+// sayLeft says plans and seals that did not get into the log.
+func (j *job) sayLeft(ctx context.Context, a *adopted, o *openSave) error {
+	for _, rank := range o.begun.Participants {
+		s, ok := a.slots[rankSave{o.begun.Checkpoint, rank}]
+		if !ok {
+			continue
+		}
+		full := &events.LocalPlan{
+			Attempt: s.Attempt, Checkpoint: s.Checkpoint, Name: o.begun.Name, Step: o.begun.Step, Rank: rank,
+			Participants: o.begun.Participants, Fingerprint: s.Fingerprint.String(), Plan: events.InlineBlob(s.Plan),
+		}
+		a.plans = append(a.plans, full)
+		var facts []events.Body
+		if _, planned := o.planned[rank]; !planned {
+			said := *full
+			var err error
+			if said.Plan, err = j.store.Blobs.Put(ctx, s.Plan); err != nil {
+				return err
+			}
+			facts = append(facts, &said)
+		}
+		if _, sealed := o.sealed[rank]; !sealed {
+			facts = append(facts, &events.WriteSealed{Attempt: s.Attempt, Checkpoint: s.Checkpoint, Rank: rank, Bytes: s.bytes()})
+		}
+		if len(facts) == 0 {
+			continue
+		}
+		if err := j.scribe.sayAs(ctx, j.cfg.Trial, events.Rank(rank), facts...); err != nil {
+			return fmt.Errorf("say what rank %d had sealed for %s: %w", rank, s.Checkpoint, err)
+		}
+	}
+	return nil
+}
+
+// serve lets a saver write from the slots, and answer for their plans.
+func (a *adopted) serve(s *saver) {
+	for _, p := range a.plans {
+		s.keep(p)
+	}
+	s.put = func(ctx context.Context, c planner.Write) (storage.Written, error) {
+		slot, ok := a.slots[rankSave{c.Checkpoint, c.Rank}]
+		if !ok {
+			return storage.Written{}, fmt.Errorf("the staged bytes of rank %d for %s are gone", c.Rank, c.Checkpoint)
+		}
+		at := make(map[string]span, len(slot.Spans))
+		for i, it := range slot.local.Items {
+			at[itemKey(it)] = slot.Spans[i]
+		}
+		src, err := source(slot.data, at, c.Rank, c.Items)
+		if err != nil {
+			return storage.Written{}, err
+		}
+		return s.writeFrom(ctx, c, src)
+	}
+}
+
+// close unmaps the slots.
+func (a *adopted) close() {
+	for _, s := range a.slots {
+		_ = unix.Munmap(s.data) // it is only memory of this process
+	}
+	a.slots = nil
+}

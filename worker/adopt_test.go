@@ -1,0 +1,60 @@
+package worker
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/planner/plan"
+)
+
+// A slot is of the save that the log has only if plan, size and participants
+// are the same; a save is whole only if every rank has one, or is written.
+func TestSlotsMatchTheLog(t *testing.T) {
+	const world, id = 4, "step-9.a2"
+	participants := []int{1, 3}
+	slots := map[rankSave]leftSlot{}
+	prints := map[int]string{}
+	for _, rank := range participants {
+		_, h, _ := slotOf(t)
+		local, err := plan.DecodeLocal(h.Plan)
+		if err != nil {
+			t.Fatal(err)
+		}
+		local.Rank = rank
+		h.Rank, h.Fingerprint = rank, planner.Fingerprint(local, world, participants)
+		slots[rankSave{id, rank}] = leftSlot{slotHeader: h, local: local}
+		prints[rank] = h.Fingerprint.String()
+	}
+	for _, c := range []struct {
+		name    string
+		change  func(a *adopted, o *openSave)
+		matches bool
+	}{
+		{"whole", func(*adopted, *openSave) {}, true},
+		{"not in the log yet", func(_ *adopted, o *openSave) { clear(o.planned); clear(o.sealed) }, true},
+		{"another plan in the log", func(_ *adopted, o *openSave) { o.planned[3] = prints[1] }, false},
+		{"another size in the log", func(_ *adopted, o *openSave) { o.sealed[3]++ }, false},
+		{"other participants", func(_ *adopted, o *openSave) { o.begun.Participants = []int{1, 2, 3} }, false},
+		{"a rank without a slot", func(a *adopted, _ *openSave) { delete(a.slots, rankSave{id, 3}) }, false},
+		{"a rank without a slot that is written", func(a *adopted, o *openSave) {
+			delete(a.slots, rankSave{id, 3})
+			o.written[3] = true
+		}, true},
+		{"the slot of another rank", func(a *adopted, _ *openSave) { a.slots[rankSave{id, 3}] = a.slots[rankSave{id, 1}] }, false},
+	} {
+		a := &adopted{slots: map[rankSave]leftSlot{}, log: slog.New(slog.DiscardHandler)}
+		o := &openSave{
+			begun:   &events.CheckpointBegun{Checkpoint: id, Participants: participants},
+			planned: map[int]string{}, sealed: map[int]int64{}, written: map[int]bool{},
+		}
+		for _, rank := range participants {
+			a.slots[rankSave{id, rank}], o.planned[rank], o.sealed[rank] = slots[rankSave{id, rank}], prints[rank], 107
+		}
+		c.change(a, o)
+		if got := o.matches(a, world); got != c.matches {
+			t.Errorf("%s: matches %t", c.name, got)
+		}
+	}
+}

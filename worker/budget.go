@@ -1,0 +1,125 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// WhenBusy says what a save does that finds no free staging slot.
+type WhenBusy string
+
+// A save that is skipped or fails does so on all its participants: the first
+// of them that asks decides, and takes a slot for each.
+const (
+	BusyWait WhenBusy = "wait" // until a slot is free, within the save's timeout
+	BusySkip WhenBusy = "skip" // there is no such checkpoint, and the training goes on
+	BusyFail WhenBusy = "fail" // the save is an error
+)
+
+// StagingMemory bounds the memory of all staging slots of a node. The zero
+// value is [DefaultStagingMemory], but lets every rank have its first slot.
+type StagingMemory struct {
+	Bytes   int64 // not 0: this many
+	Percent int   // of the memory limit, and of what is free in shared memory
+}
+
+// DefaultStagingMemory leaves the training more than half of the memory.
+var DefaultStagingMemory = StagingMemory{Percent: 40}
+
+// ParseStagingMemory reads a percentage such as "40%" or a number of bytes,
+// with a unit of 1024 or 1000: "8GiB", "8G", "8GB".
+func ParseStagingMemory(text string) (StagingMemory, error) {
+	bad := fmt.Errorf("%q is neither a percentage from 1%% to 100%% nor a size such as 8GiB", text)
+	if number, ok := strings.CutSuffix(text, "%"); ok {
+		n, err := strconv.Atoi(number)
+		if err != nil || n < 1 || n > 100 {
+			return StagingMemory{}, bad
+		}
+		return StagingMemory{Percent: n}, nil
+	}
+	at := strings.IndexFunc(text, func(r rune) bool { return (r < '0' || r > '9') && r != '.' })
+	if at < 0 {
+		at = len(text)
+	}
+	n, err := strconv.ParseFloat(text[:at], 64)
+	unit, ok := map[string]float64{
+		"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40,
+		"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+	}[strings.ToUpper(strings.TrimSpace(text[at:]))]
+	if bytes := n * unit; err == nil && ok && bytes >= 1 && bytes < math.MaxInt64 {
+		return StagingMemory{Bytes: int64(bytes)}, nil
+	}
+	return StagingMemory{}, bad
+}
+
+// resolve is the bound in bytes, when the slots hold some bytes of shared
+// memory already.
+func (m StagingMemory) resolve(shared string, held int64) (int64, error) {
+	if m.Bytes > 0 {
+		return m.Bytes, nil
+	}
+	if m.Percent == 0 {
+		m = DefaultStagingMemory
+	}
+	limit, err := memoryLimit("/proc/self/cgroup", "/sys/fs/cgroup")
+	if err != nil {
+		return 0, fmt.Errorf("how much memory there is for staging: %w", err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(shared, &st); err != nil {
+		return 0, fmt.Errorf("how much room there is in %s: %w", shared, err)
+	}
+	limit = min(limit, int64(st.Bavail)*st.Bsize+held)
+	return int64(float64(limit) * float64(m.Percent) / 100), nil
+}
+
+// memoryLimit is the memory of this machine in bytes, or what the control
+// groups of this process leave of it.
+func memoryLimit(groups, root string) (int64, error) {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0, err
+	}
+	limit := int64(info.Totalram) * int64(info.Unit)
+	lines, err := os.ReadFile(groups)
+	if errors.Is(err, fs.ErrNotExist) {
+		return limit, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(lines)) {
+		// hierarchy:controllers:path, of which version 2 has no controllers.
+		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(part) < 3 {
+			continue
+		}
+		dir, file := root, "memory.max"
+		if part[1] != "" {
+			if part[1] != "memory" {
+				continue
+			}
+			dir, file = filepath.Join(root, "memory"), "memory.limit_in_bytes"
+		}
+		// A group is bound by its parents too. In a container, the path may be
+		// that of the host: then the root is the container's own group.
+		for path := part[2]; ; path = filepath.Dir(path) {
+			text, err := os.ReadFile(filepath.Join(dir, path, file))
+			if n, perr := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && perr == nil && n > 0 {
+				limit = min(limit, n)
+			}
+			if path == "/" || path == "." {
+				break
+			}
+		}
+	}
+	return limit, nil
+}

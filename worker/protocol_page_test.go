@@ -1,0 +1,31 @@
+package worker_test
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// A client in another language, which knows the protocol from its page alone,
+// saves, loads and reports; in both versions.
+func TestClientFromThePage(t *testing.T) {
+	t.Parallel()
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Fatalf("the example of docs/protocol.md needs python3: %v", err)
+	}
+	for version := 1; version <= 2; version++ {
+		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 2, python, filepath.Join("..", "docs", "protocol_client.py"), fmt.Sprint(version)).must()
+			wantCommitted(t, "step-0.a1", "step-1.a1", "step-2.a1")
+			for rank := range 2 {
+				wantText(t, j.out, fmt.Sprintf("[rank%d] protocol %d: 3 checkpoints are what was saved", rank, version))
+			}
+			if trial := trialOf(t); trial.Iterations != 3 {
+				t.Errorf("trial %+v", trial)
+			}
+		})
+	}
+}

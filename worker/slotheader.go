@@ -1,0 +1,185 @@
+package worker
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+)
+
+// The arena of a staging slot says itself what is in it, so that a trainer can
+// finish the save of one that is dead. All integers are little-endian.
+//
+//	 0  8  "CKPTSLOT"
+//	 8  8  sealed: the generation whose bytes are complete, or another number
+//	16  4  CRC-32C of the bytes from 20 to the end of the description
+//	20  4  version of this layout: 1
+//	24  8  generation: counts the uses of the slot, from 1
+//	32  8  where the data begins, a multiple of 4096
+//	40  8  size of the data
+//	48  8  length of the description
+//	56  8  zero
+//	64     the description: what is to be saved
+//	        4  attempt
+//	        4  rank
+//	       32  fingerprint of the rank's plan
+//	        4  length of the checkpoint's ID, and the ID
+//	        4  number of items, and for each of them, in the order of the plan:
+//	           8  offset from the beginning of the file, a multiple of 64
+//	           8  size
+//	        the rank's plan, encoded, to the end
+//
+// The trainer writes all of it but sealed, which it sets to zero first. The
+// worker copies, and then stores the generation to sealed, after the copy as
+// every processor sees it. Nothing else is ever written by a worker here.
+const (
+	slotMagic   = "CKPTSLOT"
+	slotVersion = 1
+	slotFixed   = 64 // bytes before the description
+	sealedAt    = 8
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// maxID bounds the length of a checkpoint's ID in bytes, so that the header of
+// a plan has one size in all its saves.
+const maxID = 256
+
+// slotPlan is how one rank's plan lies in a slot. It is the same in every save
+// by that plan and is never changed.
+type slotPlan struct {
+	at      map[string]span // by itemKey: from the beginning of the file
+	offsets []int64         // of the items
+	data    int64           // where the data begins
+	end     int64           // size of the file
+	bytes   int64           // of the items
+	tail    []byte          // the description after the ID
+}
+
+// layOutSlot lays out the items of a plan, of which encoded is the encoding.
+func layOutSlot(items []plan.Item, encoded []byte) *slotPlan {
+	p := &slotPlan{at: make(map[string]span, len(items))}
+	sizes := make([]int64, len(items))
+	for i, it := range items {
+		sizes[i] = it.Bytes
+		p.bytes += it.Bytes
+	}
+	offsets, size := place(sizes)
+	head := int64(slotFixed + 4 + 4 + len(plan.Digest{}) + 4 + maxID + 4 + 16*len(items) + len(encoded))
+	p.data = (head + arenaPage - 1) / arenaPage * arenaPage
+	p.end = p.data + size
+	p.tail = binary.LittleEndian.AppendUint32(make([]byte, 0, 4+16*len(items)+len(encoded)), uint32(len(items)))
+	for i, it := range items {
+		offsets[i] += p.data
+		p.at[itemKey(it)] = span{offsets[i], it.Bytes}
+		p.tail = binary.LittleEndian.AppendUint64(p.tail, uint64(offsets[i]))
+		p.tail = binary.LittleEndian.AppendUint64(p.tail, uint64(it.Bytes))
+	}
+	p.offsets = offsets
+	p.tail = append(p.tail, encoded...)
+	return p
+}
+
+// slotHeader says what a slot holds.
+type slotHeader struct {
+	Generation  uint64
+	Attempt     int
+	Rank        int
+	Fingerprint plan.Digest
+	Checkpoint  string
+	Spans       []span // of the items
+	Plan        []byte // encoded
+}
+
+// writeSlotHeader begins a use of a slot. Of h, the spans and the plan are
+// those of p.
+func writeSlotHeader(data []byte, h slotHeader, p *slotPlan) {
+	storeSealed(data, 0)
+	copy(data, slotMagic)
+	le := binary.LittleEndian
+	le.PutUint32(data[20:], slotVersion)
+	le.PutUint64(data[24:], h.Generation)
+	le.PutUint64(data[32:], uint64(p.data))
+	le.PutUint64(data[40:], uint64(p.end-p.data))
+	le.PutUint64(data[56:], 0)
+	b := data[slotFixed:slotFixed]
+	b = le.AppendUint32(b, uint32(h.Attempt))
+	b = le.AppendUint32(b, uint32(h.Rank))
+	b = append(b, h.Fingerprint[:]...)
+	b = le.AppendUint32(b, uint32(len(h.Checkpoint)))
+	b = append(append(b, h.Checkpoint...), p.tail...)
+	le.PutUint64(data[48:], uint64(len(b)))
+	le.PutUint32(data[16:], crc32.Checksum(data[20:slotFixed+len(b)], castagnoli))
+}
+
+// loadSealed is the generation that the worker says is complete.
+func loadSealed(data []byte) uint64 {
+	return atomic.LoadUint64((*uint64)(unsafe.Pointer(&data[sealedAt])))
+}
+
+func storeSealed(data []byte, generation uint64) {
+	atomic.StoreUint64((*uint64)(unsafe.Pointer(&data[sealedAt])), generation)
+}
+
+// errNoSlot says that a file is not a staging slot, or that its header was not
+// written to the end.
+var errNoSlot = errors.New("not a staging slot")
+
+// readSlotHeader reads the header of a slot that a dead trainer has left, and
+// checks that every item is inside of the file. sealed says whether the bytes
+// are complete.
+func readSlotHeader(data []byte) (h slotHeader, sealed bool, err error) {
+	bad := func(what string) (slotHeader, bool, error) {
+		return slotHeader{}, false, fmt.Errorf("%w: %s", errNoSlot, what)
+	}
+	if len(data) < slotFixed || string(data[:len(slotMagic)]) != slotMagic {
+		return bad("it does not begin with " + slotMagic)
+	}
+	// What was sealed before the rest was read is what the rest says.
+	seal := loadSealed(data)
+	le := binary.LittleEndian
+	if v := le.Uint32(data[20:]); v != slotVersion {
+		return bad(fmt.Sprintf("its layout has version %d", v))
+	}
+	n := le.Uint64(data[48:])
+	if n > uint64(len(data)-slotFixed) {
+		return bad("its description is longer than the file")
+	}
+	if crc32.Checksum(data[20:slotFixed+n], castagnoli) != le.Uint32(data[16:]) {
+		return bad("its checksum is wrong")
+	}
+	if at, size := le.Uint64(data[32:]), le.Uint64(data[40:]); at > uint64(len(data)) || size > uint64(len(data))-at {
+		return bad("its data is longer than the file")
+	}
+	b := data[slotFixed : slotFixed+n]
+	if len(b) < 4+4+len(h.Fingerprint)+4 {
+		return bad("its description is too short")
+	}
+	h.Generation = le.Uint64(data[24:])
+	h.Attempt, h.Rank = int(le.Uint32(b)), int(le.Uint32(b[4:]))
+	b = b[8+copy(h.Fingerprint[:], b[8:]):]
+	id := le.Uint32(b)
+	if b = b[4:]; uint64(id) > uint64(len(b)) {
+		return bad("its checkpoint's ID is longer than its description")
+	}
+	h.Checkpoint, b = string(b[:id]), b[id:]
+	if len(b) < 4 || uint64(le.Uint32(b))*16 > uint64(len(b)-4) {
+		return bad("its items are longer than its description")
+	}
+	count := int(le.Uint32(b))
+	b = b[4:]
+	for range count {
+		off, size := le.Uint64(b), le.Uint64(b[8:])
+		if off > uint64(len(data)) || size > uint64(len(data))-off {
+			return bad("an item is outside of the file")
+		}
+		h.Spans = append(h.Spans, span{int64(off), int64(size)})
+		b = b[16:]
+	}
+	h.Plan = append([]byte(nil), b...)
+	return h, h.Generation > 0 && seal == h.Generation, nil
+}

@@ -1,0 +1,97 @@
+package worker
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"reflect"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// slotOf is a file with the header of a plan of two values.
+func slotOf(tb testing.TB) ([]byte, slotHeader, *slotPlan) {
+	tb.Helper()
+	items := []plan.Item{
+		{Value: true, Bytes: 100, Shard: tensor.Shard{FQN: "config"}},
+		{Value: true, PerRank: true, Bytes: 7, Shard: tensor.Shard{FQN: "rng"}},
+	}
+	encoded := plan.EncodeLocal(plan.Local{Rank: 3, Items: items})
+	p := layOutSlot(items, encoded)
+	h := slotHeader{
+		Generation: 5, Attempt: 2, Rank: 3, Fingerprint: plan.Sum(encoded), Checkpoint: "step-9.a2",
+		Spans: []span{{p.offsets[0], 100}, {p.offsets[1], 7}}, Plan: encoded,
+	}
+	data := make([]byte, p.end)
+	writeSlotHeader(data, h, p)
+	return data, h, p
+}
+
+// A slot says what is in it, and that it is complete only in the generation
+// that was sealed.
+func TestSlotHeader(t *testing.T) {
+	data, want, p := slotOf(t)
+	if p.data != 4096 || want.Spans[0].off != 4096 || want.Spans[1].off != 4096+128 || p.bytes != 107 {
+		t.Errorf("the data of %+v begins at %d", want.Spans, p.data)
+	}
+	for generation, complete := range map[uint64]bool{0: false, 4: false, 5: true} {
+		storeSealed(data, generation)
+		got, sealed, err := readSlotHeader(data)
+		if err != nil || sealed != complete || !reflect.DeepEqual(got, want) {
+			t.Errorf("sealed at %d: %+v, %t, %v", generation, got, sealed, err)
+		}
+	}
+	// The next use begins unsealed.
+	want.Generation = 6
+	writeSlotHeader(data, want, p)
+	if _, sealed, err := readSlotHeader(data); sealed || err != nil {
+		t.Errorf("a slot in its next use is sealed: %t, %v", sealed, err)
+	}
+}
+
+// No byte of a header can change unseen, but that of the seal; and none of a
+// file that is cut is taken for a slot.
+func TestDamagedSlotHeader(t *testing.T) {
+	data, h, p := slotOf(t)
+	storeSealed(data, h.Generation)
+	end := int(slotFixed + binary.LittleEndian.Uint64(data[48:]))
+	for i := range end {
+		if i >= sealedAt && i < sealedAt+8 {
+			continue
+		}
+		data[i] ^= 0x10
+		if _, _, err := readSlotHeader(data); !errors.Is(err, errNoSlot) {
+			t.Errorf("byte %d is another: %v", i, err)
+		}
+		data[i] ^= 0x10
+	}
+	for n := range int(p.end) {
+		if _, _, err := readSlotHeader(data[:n:n]); !errors.Is(err, errNoSlot) {
+			t.Fatalf("cut to %d bytes: %v", n, err)
+		}
+	}
+}
+
+// Whatever is in a file, its items are inside of it.
+func FuzzReadSlotHeader(f *testing.F) {
+	data, _, _ := slotOf(f)
+	f.Add(data, true)
+	f.Add(data[:slotFixed], false)
+	f.Fuzz(func(t *testing.T, data []byte, sum bool) {
+		// The seal is read as one word, which a mapped file aligns.
+		data = append(make([]byte, 0, len(data)+8), data...)
+		if n := len(data); sum && n >= slotFixed {
+			if d := binary.LittleEndian.Uint64(data[48:]); d <= uint64(n-slotFixed) {
+				binary.LittleEndian.PutUint32(data[16:], crc32.Checksum(data[20:slotFixed+d], castagnoli))
+			}
+		}
+		h, _, err := readSlotHeader(data)
+		for _, at := range h.Spans {
+			if err == nil && (at.off < 0 || at.size < 0 || at.off > int64(len(data)) || at.size > int64(len(data))-at.off) {
+				t.Errorf("an item at %d of %d bytes in a file of %d", at.off, at.size, len(data))
+			}
+		}
+	})
+}

@@ -1,0 +1,128 @@
+package worker
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
+)
+
+// holding is the slot of a rank that holds a checkpoint, or nil. The caller
+// holds the lock.
+func (s *staging) holding(rank int, checkpoint string) *slot {
+	for _, sl := range s.ranks[rank] {
+		if sl.checkpoint == checkpoint && sl.phase >= copying && !sl.making {
+			return sl
+		}
+	}
+	return nil
+}
+
+// seal ends the copying of a rank's part of a save and returns its size. ok is
+// false when there is no slot that can be sealed. In the first version of the
+// protocol it is the trainer that marks the header.
+func (s *staging) seal(rank int, checkpoint string, protocol int) (size int64, ok bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sl := s.holding(rank, checkpoint)
+	if sl == nil || sl.phase != copying {
+		return 0, false, nil
+	}
+	if protocol == 1 {
+		storeSealed(sl.arena.data, sl.generation)
+	}
+	if got := loadSealed(sl.arena.data); got != sl.generation {
+		return 0, true, badRequest("the slot of rank %d for %s is not sealed: bytes 8 to 16 of %s are %d, want the generation %d", rank, checkpoint, sl.arena.path, got, sl.generation)
+	}
+	sl.phase = sealed
+	return sl.plan.bytes, true, nil
+}
+
+// open gives the bytes of a sealed rank to the writer. release frees the slot.
+func (s *staging) open(checkpoint string, rank int, items []plan.Item) (src slotSource, release func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sl := s.holding(rank, checkpoint)
+	if sl == nil || sl.phase != sealed {
+		return nil, nil, fmt.Errorf("the staged bytes of rank %d for %s are gone", rank, checkpoint)
+	}
+	if src, err = source(sl.arena.data, sl.plan.at, rank, items); err != nil {
+		return nil, nil, err
+	}
+	sl.phase = writing
+	return src, func() { s.written(sl) }, nil
+}
+
+// source is the bytes of items in an arena.
+func source(data []byte, at map[string]span, rank int, items []plan.Item) (src slotSource, err error) {
+	for _, it := range items {
+		at, ok := at[itemKey(it)]
+		if !ok || at.size != it.Bytes {
+			return nil, fmt.Errorf("rank %d has not staged %q %v, which the global plan wants of it", rank, it.Shard.FQN, it.Shard.Box)
+		}
+		src = append(src, data[at.off:at.off+at.size])
+	}
+	return src, nil
+}
+
+// written frees a slot whose writer is done.
+func (s *staging) written(sl *slot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.release(sl)
+	if s.closed {
+		s.arenas.give(sl.arena)
+		sl.arena = nil
+	}
+}
+
+// release makes a slot free whose worker is done with it. The caller holds the
+// lock.
+func (s *staging) release(sl *slot) {
+	sl.phase, sl.checkpoint, sl.plan, sl.doomed = free, "", nil, false
+	s.tell()
+}
+
+// drop frees a slot into which a worker may still be copying: in memory that
+// nobody else will use. The caller holds the lock.
+func (s *staging) drop(sl *slot) {
+	if sl.arena != nil {
+		_ = s.arenas.drop(sl.arena) // a file that cannot be removed stays until the job ends
+		sl.arena = nil
+	}
+	s.release(sl)
+}
+
+// abort frees the slots of a save that will not be written, of all ranks or of
+// some. One that is being written is freed by its writer.
+func (s *staging) abort(checkpoint string, ranks ...int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for rank, slots := range s.ranks {
+		if len(ranks) > 0 && !slices.Contains(ranks, rank) {
+			continue
+		}
+		for _, sl := range slots {
+			switch {
+			case sl.checkpoint != checkpoint || sl.phase == free || sl.phase == writing:
+			case sl.phase == copying && sl.making:
+				sl.doomed = true // who makes it drops it
+			case sl.phase == copying:
+				size := int64(len(sl.arena.data))
+				s.drop(sl)
+				s.makeAhead(rank, size)
+			default: // reserved, or sealed: the worker's copy is complete
+				s.release(sl)
+			}
+		}
+	}
+}
+
+// slotSource is the bytes of a rank's items, in the order of its write plan.
+type slotSource [][]byte
+
+// Item implements storage.Source.
+func (s slotSource) Item(i int) ([]byte, error) { return s[i], nil }
+
+var _ storage.Source = slotSource{}

@@ -1,0 +1,169 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// model is a state of so many equal tensors, which together have about so many
+// bytes.
+func model(tensors, bytes int) client.State {
+	var s client.State
+	size := int64(bytes / tensors)
+	for i := range tensors {
+		shape := tensor.Shape{size}
+		s.Tensors = append(s.Tensors, client.Tensor{
+			Shard: tensor.Shard{FQN: fmt.Sprintf("layers.%d.weight", i), DType: tensor.Uint8, Global: shape, Box: shape.Full()},
+			Data:  slices.Repeat([]byte{byte(i)}, int(size)),
+		})
+	}
+	return s
+}
+
+// blocks times the saves of a state and warm copies of it in turn: TENSORS
+// BYTES SAVES.
+var blocks = role("blocks", func(ctx context.Context, args []string) error {
+	var n [3]int
+	for i, arg := range args {
+		var err error
+		if n[i], err = strconv.Atoi(arg); err != nil {
+			return err
+		}
+	}
+	c, err := client.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	state := model(n[0], n[1])
+	warm := make([]byte, n[1])
+	duplicate := func() {
+		at := warm
+		for _, t := range state.Tensors {
+			at = at[copy(at, t.Data):]
+		}
+	}
+	duplicate()
+	for step := range n[2] {
+		began := time.Now()
+		duplicate()
+		copied := time.Since(began)
+		began = time.Now()
+		s, err := c.Save(ctx, int64(step), state, client.SaveOptions{})
+		if err != nil {
+			return err
+		}
+		say("save %d %d %d", step, time.Since(began), copied)
+		if err := s.Wait(ctx, client.Committed); err != nil {
+			return err
+		}
+		say("used %s", used(c.Run))
+	}
+	return nil
+})
+
+// used is the memory of this process in KiB, its descriptors and its maps.
+func used(run string) string {
+	status, err := os.ReadFile("/proc/self/status")
+	fds, ferr := os.ReadDir("/proc/self/fd")
+	maps, merr := os.ReadFile("/proc/self/maps")
+	if err := errors.Join(err, ferr, merr); err != nil {
+		return err.Error()
+	}
+	rss := ""
+	for line := range strings.Lines(string(status)) {
+		if text, ok := strings.CutPrefix(line, "RssAnon:"); ok {
+			rss = strings.Fields(text)[0]
+		}
+	}
+	return fmt.Sprintf("%s %d %d", rss, len(fds), strings.Count(string(maps), events.EncodeName(run)))
+}
+
+// BenchmarkSoak saves 3,500 tensors a hundred times, and prints what trainer
+// and worker have of this machine meanwhile.
+func BenchmarkSoak(b *testing.B) {
+	for b.Loop() {
+		out, shown := newTranscript(), 0
+		run := fmt.Sprint("soak ", time.Now().UnixNano())
+		cfg := config(run, 1, append(slices.Clone(blocks), "3500", "14000000", "100"), out, newTranscript())
+		done := make(chan error, 1)
+		go func() { done <- runJobIn(b, cfg) }()
+		for ended := false; !ended; {
+			select {
+			case err := <-done:
+				if err != nil {
+					b.Fatalf("%v\n%s", err, out)
+				}
+				ended = true
+			case <-out.next():
+			}
+			for _, line := range out.lines("used ")[shown:] {
+				if shown++; shown%20 == 0 || shown == 2 {
+					files, bytes := inMemory(b, run)
+					b.Logf("after %3d saves: worker RSS (KiB), descriptors, maps: %s; trainer: %s; shared memory: %d files, %d bytes", shown, line, used(run), files, bytes)
+				}
+			}
+		}
+	}
+}
+
+// inMemory is the staging files of a run and their bytes.
+func inMemory(tb testing.TB, run string) (files int, bytes int64) {
+	tb.Helper()
+	paths, err := filepath.Glob(filepath.Join(memory, "*"+events.EncodeName(run)+"*", "r*"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, path := range paths {
+		if info, err := os.Stat(path); err == nil { // it may just have gone
+			files, bytes = files+1, bytes+info.Size()
+		}
+	}
+	return files, bytes
+}
+
+// BenchmarkBlocking reports how long a save blocks its rank, beside a copy of
+// the same bytes into warm memory: medians of the saves 3 to 7.
+func BenchmarkBlocking(b *testing.B) {
+	const bytes = 256 << 20
+	for _, tensors := range []int{64, 3500} {
+		b.Run(fmt.Sprint(tensors, " tensors"), func(b *testing.B) {
+			for b.Loop() {
+				out := newTranscript()
+				cfg := config(fmt.Sprint("blocking ", time.Now().UnixNano()), 1, append(slices.Clone(blocks), fmt.Sprint(tensors), fmt.Sprint(bytes), "7"), out, newTranscript())
+				if err := runJobIn(b, cfg); err != nil {
+					b.Fatalf("%v\n%s", err, out)
+				}
+				var saves, copies []float64
+				for i, line := range out.lines("save ") {
+					var step, save, duplicate int64
+					if _, err := fmt.Sscan(line, &step, &save, &duplicate); err != nil {
+						b.Fatal(err)
+					}
+					b.Logf("save %d: %.1f ms, copy %.1f ms", i+1, float64(save)/1e6, float64(duplicate)/1e6)
+					if i >= 2 {
+						saves, copies = append(saves, float64(save)/1e6), append(copies, float64(duplicate)/1e6)
+					}
+				}
+				slices.Sort(saves)
+				slices.Sort(copies)
+				const gb = bytes / 1e9
+				b.ReportMetric(saves[len(saves)/2]/gb, "save-ms/GB")
+				b.ReportMetric(copies[len(copies)/2]/gb, "copy-ms/GB")
+				b.ReportMetric(saves[len(saves)/2]-1.25*copies[len(copies)/2], "ms-over-1.25-copies")
+			}
+		})
+	}
+}

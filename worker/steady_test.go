@@ -1,0 +1,209 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// deafUntil is a log that takes no facts of some kinds, from the n-th on,
+// before it may.
+type deafUntil struct {
+	worker.Log
+	kinds []events.Kind
+	after int64
+	seen  *atomic.Int64
+	open  chan struct{}
+}
+
+// Append implements worker.Log.
+func (l deafUntil) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
+	for _, f := range facts {
+		if slices.Contains(l.kinds, f.Kind) && l.seen.Add(1) > l.after {
+			select {
+			case <-l.open:
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+	}
+	return l.Log.Append(ctx, facts...)
+}
+
+var trainsOn = workerRole("trains on", func(ctx context.Context, c *client.Client) error {
+	if err := save(ctx, c, 0); err != nil {
+		return err
+	}
+	for step := int64(1); step < 3; step++ {
+		if _, err := c.Save(ctx, step, state(step, c.Rank, c.WorldSize), client.SaveOptions{}); err != nil {
+			return err
+		}
+	}
+	say("trained on")
+	return nil
+})
+
+// A later save by the same plan waits for nothing that is said in the log, nor
+// for another rank; what was sealed is committed all the same.
+func TestSteadySaveWaitsForNothing(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, trainsOn...)
+	open := make(chan struct{})
+	j.store.Log = deafUntil{
+		j.store.Log,
+		[]events.Kind{events.LocalPlan{}.Kind(), events.WriteSealed{}.Kind(), events.GlobalPlan{}.Kind(), events.WriteCompleted{}.Kind()},
+		7, new(atomic.Int64), open, // the first save is two plans, two seals, a global plan, two writes
+	}
+	j.start()
+	j.out.await(t, 1, "[rank0] trained on")
+	j.out.await(t, 1, "[rank1] trained on")
+	wantEnded(t, []string{"step-0.a1"}, nil)
+	close(open)
+	if err := j.wait(); err != nil {
+		t.Fatal(err)
+	}
+	wantCommitted(t, "step-0.a1", "step-1.a1", "step-2.a1")
+	if trial := trialOf(t); trial.Head != "step-2.a1" {
+		t.Errorf("trial %+v", trial)
+	}
+}
+
+// lateSeals takes its time with seals.
+type lateSeals struct{ worker.Log }
+
+// Append implements worker.Log.
+func (l lateSeals) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
+	if slices.ContainsFunc(facts, func(f events.Fact) bool { return f.Kind == (events.WriteSealed{}).Kind() }) {
+		select {
+		case <-time.After(shortly):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return l.Log.Append(ctx, facts...)
+}
+
+// A worker that was told that its bytes are sealed may end at once: the log
+// hears of its end after its seal.
+func TestSealBeforeTheEnd(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, savesAndEnds...)
+	j.store.Log = lateSeals{j.store.Log}
+	j.must()
+	wantEnded(t, []string{"step-1.a1"}, nil)
+}
+
+// refusesSecond has no room for the second fact of a kind of each rank.
+type refusesSecond struct {
+	worker.Log
+	kind events.Kind
+	seen *[2]atomic.Int64
+}
+
+// Append implements worker.Log.
+func (l refusesSecond) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
+	for _, f := range facts {
+		if f.Kind == l.kind && l.seen[strings.Count(fmt.Sprint(f.Scope.Actor), "1")].Add(1) == 2 {
+			return nil, errFull
+		}
+	}
+	return l.Log.Append(ctx, facts...)
+}
+
+var savesOnFull = workerRole("saves on a full disk", func(ctx context.Context, c *client.Client) error {
+	if err := save(ctx, c, 1); err != nil {
+		return err
+	}
+	s, err := c.Save(ctx, 2, state(2, c.Rank, c.WorldSize), client.SaveOptions{})
+	if err == nil {
+		err = s.Wait(ctx, client.Committed)
+	}
+	if err == nil || !strings.Contains(err.Error(), "aborted") || !strings.Contains(err.Error(), "no room") {
+		return fmt.Errorf("error %w, want no room", err)
+	}
+	if err := meet(ctx, c); err != nil {
+		return err
+	}
+	return save(ctx, c, 3)
+})
+
+// A fact of a steady save that the log has no room for aborts the save, and
+// whoever waits for it is told why. Its slot is free for the next one.
+func TestFullForSteadySaves(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []events.Kind{events.LocalPlan{}.Kind(), events.WriteSealed{}.Kind()} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 2, savesOnFull...)
+			j.cfg.StagingSlots = 1
+			j.store.Log = refusesSecond{j.store.Log, kind, new([2]atomic.Int64)}
+			j.must()
+			var aborted []string
+			if kind == (events.WriteSealed{}).Kind() { // without a plan, it never began
+				aborted = []string{"step-2.a1"}
+			}
+			wantEnded(t, []string{"step-1.a1", "step-3.a1"}, aborted)
+			for _, f := range said[events.WriteFailed](t, runOf(t)) {
+				if f.Checkpoint != "step-2.a1" || !strings.Contains(f.Error, "no room") {
+					t.Errorf("write.failed: %+v", f)
+				}
+			}
+		})
+	}
+}
+
+var sealsLate = workerRole("seals late", func(ctx context.Context, c *client.Client) error {
+	if err := save(ctx, c, 0); err != nil {
+		return err
+	}
+	if c.Rank == 1 { // and never saves step 1
+		return errors.Join(meet(ctx, c), save(ctx, c, 2))
+	}
+	late, err := c.Begin(ctx, 1, state(1, 0, 2), client.SaveOptions{})
+	if err != nil {
+		return err
+	}
+	if err := late.Wait(ctx, client.Committed); err == nil {
+		return errors.New("a save without rank 1 was committed")
+	}
+	s, err := c.Save(ctx, 2, state(2, 0, 2), client.SaveOptions{})
+	if err != nil {
+		return err
+	}
+	// The slot of the next save is sealed, and not written yet.
+	if err := late.Seal(ctx); err == nil || !strings.Contains(err.Error(), "aborted") {
+		return fmt.Errorf("a seal after the abort: %w", err)
+	}
+	if err := meet(ctx, c); err != nil {
+		return err
+	}
+	if err := s.Wait(ctx, client.Committed); err != nil {
+		return err
+	}
+	say("done")
+	return nil
+})
+
+var checksLate = workerRole("checks what was sealed late", func(ctx context.Context, c *client.Client) error {
+	return load(ctx, c, "step-2", 2)
+})
+
+// A worker that copies after its save was aborted does not change what the
+// next save has sealed in the same slot.
+func TestLateCopy(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, sealsLate...)
+	j.cfg.StagingSlots, j.cfg.SaveTimeout = 1, 2*time.Second
+	j.must()
+	wantEnded(t, []string{"step-0.a1", "step-2.a1"}, []string{"step-1.a1"})
+	newJob(t, 2, checksLate...).must()
+}
