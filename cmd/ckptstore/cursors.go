@@ -54,7 +54,7 @@ func (a *app) cursors(ctx context.Context, s *store.Store) error {
 	var damage error
 	for _, c := range list {
 		if c.Damage != nil {
-			damage = errors.Join(damage, fmt.Errorf("cursor %q: %w", c.Name, c.Damage))
+			damage = errors.Join(damage, fmt.Errorf("%w: cursor %q: %w", store.ErrDamaged, c.Name, c.Damage))
 			continue
 		}
 		rows = append(rows, cursorRow{Name: c.Name, Sequence: c.Sequence, Lag: last - min(last, c.Sequence), MovedAt: c.Moved.UTC()})

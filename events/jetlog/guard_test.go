@@ -22,7 +22,10 @@ func TestOneDecisionOfALane(t *testing.T) {
 	entered, leave := make(chan struct{}, 3), make(chan struct{})
 	l := connectTo(t, Options{Dial: dial(s), Deciding: func() {
 		entered <- struct{}{}
-		<-leave
+		select {
+		case <-leave:
+		case <-time.After(5 * time.Second): // let the test fail, and not hang
+		}
 	}})
 	if _, _, err := l.Open(t.Context()); err != nil {
 		t.Fatal(err)
