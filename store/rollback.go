@@ -114,7 +114,7 @@ func damage(err error) error {
 		return err
 	}
 	for _, is := range []error{
-		jetlog.ErrGap, jetlog.ErrUnsafe, jetlog.ErrUnrecovered,
+		jetlog.ErrGap, jetlog.ErrUnsafe, jetlog.ErrUnrecovered, jetlog.ErrCursorDamaged,
 		viewdb.ErrForeign, viewdb.ErrRolledBack, viewdb.ErrGap, viewdb.ErrFailed,
 	} {
 		if errors.Is(err, is) {

@@ -84,7 +84,7 @@ func (s *Store) Subscribe(ctx context.Context, name string) (context.Context, *S
 	}
 	within, err := sub.begin(ctx, open)
 	if err != nil {
-		return nil, nil, fmt.Errorf("subscribe: %w", err)
+		return nil, nil, fmt.Errorf("subscribe: %w", damage(err))
 	}
 	return within, sub, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"text/tabwriter"
 	"time"
@@ -50,18 +51,24 @@ func (a *app) cursors(ctx context.Context, s *store.Store) error {
 		return err
 	}
 	rows := []cursorRow{}
+	var damage error
 	for _, c := range list {
+		if c.Damage != nil {
+			damage = errors.Join(damage, fmt.Errorf("%w: cursor %q: %w", store.ErrDamaged, c.Name, c.Damage))
+			continue
+		}
 		rows = append(rows, cursorRow{Name: c.Name, Sequence: c.Sequence, Lag: last - min(last, c.Sequence), MovedAt: c.Moved.UTC()})
 	}
 	whole := struct {
 		Cursors []cursorRow `json:"cursors"`
 	}{rows}
-	return emit(a, whole, rows, func(w *tabwriter.Writer, _ bool) {
+	err = emit(a, whole, rows, func(w *tabwriter.Writer, _ bool) {
 		row(w, "CURSOR", "SEQUENCE", "LAG", "MOVED")
 		for _, c := range rows {
 			row(w, c.Name, c.Sequence, c.Lag, when(c.MovedAt))
 		}
 	})
+	return errors.Join(err, damage)
 }
 
 func removeCursor(ctx context.Context, s *store.Store, name string) error {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -29,6 +28,9 @@ const (
 // without a deadline); then the error is [ErrUnacknowledged] and the facts may
 // be in the log or not. Appending the same events again is safe and returns
 // the sequences that they have.
+//
+// At most 64 MiB, and 65536 facts, wait at a time: whoever comes then waits for
+// room, in the order of arrival, until ctx ends.
 func (l *Log) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	if len(facts) == 0 {
 		return nil, nil
@@ -53,16 +55,7 @@ func (l *Log) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
 	j.ctx = ctx
-	l.queue.push(j)
-	var err error
-	select {
-	case err = <-j.done:
-	case <-ctx.Done():
-		err = fmt.Errorf("%w: %w", ErrUnacknowledged, l.because(context.Cause(ctx)))
-	case <-l.ctx.Done():
-		err = fmt.Errorf("%w: %w", ErrUnacknowledged, ErrClosed)
-	}
-	if err != nil {
+	if err := l.enqueue(j); err != nil {
 		what := string(facts[0].Kind)
 		if len(facts) > 1 {
 			what = fmt.Sprintf("%d facts from %s on", len(facts), what)
@@ -103,50 +96,6 @@ func (l *Log) publish(ctx context.Context, e events.Event, opts ...jetstream.Pub
 		return 0, err
 	}
 	return ack.Sequence, nil
-}
-
-// job is one call of Append. Its sequences are valid after done was sent nil.
-type job struct {
-	ctx       context.Context
-	events    []events.Event
-	bytes     int
-	sequences []uint64
-	done      chan error
-}
-
-// queue holds jobs in the order of arrival.
-type queue struct {
-	mu    sync.Mutex
-	jobs  []*job
-	ready chan struct{} // holds a token when jobs may be there
-}
-
-func (q *queue) push(j *job) {
-	q.mu.Lock()
-	q.jobs = append(q.jobs, j)
-	q.mu.Unlock()
-	select {
-	case q.ready <- struct{}{}:
-	default:
-	}
-}
-
-// take removes the jobs that fit one batch. A larger job comes alone.
-func (q *queue) take() []*job {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	n, count, bytes := 0, 0, 0
-	for _, j := range q.jobs {
-		count += len(j.events)
-		bytes += j.bytes
-		if n > 0 && (count > maxBatch || bytes > maxBatchBytes) {
-			break
-		}
-		n++
-	}
-	taken := q.jobs[:n:n]
-	q.jobs = q.jobs[n:]
-	return taken
 }
 
 // commit sends what is queued whenever the previous batch is acknowledged:

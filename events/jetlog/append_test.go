@@ -181,6 +181,8 @@ func TestAppendRefuses(t *testing.T) {
 	l, _ := newLog(t)
 	large := fact(t, 1)
 	large.Data = []byte(`"` + strings.Repeat("x", MaxMessage) + `"`)
+	lane := fact(t, 1).Event
+	lane.Scope.Actor = events.Server
 	source := fact(t, 1)
 	source.Source = "two\nlines"
 	for name, tc := range map[string]struct {
@@ -188,6 +190,7 @@ func TestAppendRefuses(t *testing.T) {
 		want string
 	}{
 		"decision":  {events.Fact{Event: begun(t, "x").Event}, "decision"},
+		"in a lane": {events.Fact{Event: lane}, "has the actor of decisions"},
 		"too large": {large, "put large parts into a blob"},
 		"header":    {source, "which a header cannot hold"},
 	} {

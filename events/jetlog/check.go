@@ -59,6 +59,9 @@ type CheckOptions struct {
 //	lane ckpt.a.main.s.>      4 ──▶ 7 ──▶ 12     each message has the sequence
 //	                          0     4     7      that was the end of its lane
 //
+// Of the cursors, their witnesses and the leases beside the log it holds every
+// key to be readable, and every cursor to be there and within the log.
+//
 // An error is that of a check which could not be done.
 func (l *Log) Check(ctx context.Context, o CheckOptions) (Checked, error) {
 	c := &checker{l: l, o: o, ids: map[[16]byte]uint64{}, lanes: map[events.Scope]uint64{}}
@@ -109,10 +112,17 @@ func (c *checker) run(ctx context.Context) error {
 			return err
 		}
 	}
-	if n := c.out.Events; partial == nil && len(c.out.Findings) == 0 && n != state.Msgs {
-		c.find(0, fmt.Sprintf("the server counts %d events, %d were read", state.Msgs, n))
+	if partial == nil && len(c.out.Findings) == 0 {
+		c.count(state.Msgs)
 	}
-	return nil
+	return c.buckets(ctx)
+}
+
+// count holds as many events to have been read as the server says there are.
+func (c *checker) count(stored uint64) {
+	if n := c.out.Events; n != stored {
+		c.find(0, fmt.Sprintf("the server counts %d events, %d were read", stored, n))
+	}
 }
 
 func (c *checker) state(ctx context.Context) (state jetstream.StreamState, err error) {

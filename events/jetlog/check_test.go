@@ -195,3 +195,13 @@ func TestCheckCalledOff(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
+
+// The server's count is held against what was read.
+func TestCheckCounts(t *testing.T) {
+	for stored, want := range map[uint64]int{2: 1, 3: 0, 4: 1} {
+		c := &checker{out: Checked{Events: 3}}
+		if c.count(stored); len(c.out.Findings) != want {
+			t.Errorf("3 of %d events were read: %v", stored, c.out.Findings)
+		}
+	}
+}

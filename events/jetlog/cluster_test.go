@@ -18,13 +18,22 @@ type acked struct {
 	id              string
 	sequence, after uint64
 	decision        bool
+
+	called, returned time.Time
 }
 
 // history is what the writers of a log were told.
 type history struct {
 	mu        sync.Mutex
 	acked     []acked
+	ends      []ended
 	conflicts int
+}
+
+func (h *history) look(e ended) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ends = append(h.ends, e)
 }
 
 func (h *history) add(a ...acked) {
@@ -44,11 +53,14 @@ func (h *history) decide(ctx context.Context, t *testing.T, l *Log, who, n int) 
 	for i := range n {
 		d := begun(t, fmt.Sprintf("step-%d-%d", who, i))
 		for {
+			looked := time.Now()
 			end, err := l.LaneEnd(ctx, trial)
 			if err != nil {
 				t.Error(err)
 				return
 			}
+			h.look(ended{end, looked, time.Now()})
+			called := time.Now()
 			seq, err := l.Decide(ctx, d, end)
 			if errors.Is(err, ErrConflict) {
 				h.mu.Lock()
@@ -60,7 +72,7 @@ func (h *history) decide(ctx context.Context, t *testing.T, l *Log, who, n int) 
 				t.Error(err)
 				return
 			}
-			h.add(acked{d.ID, seq, end, true})
+			h.add(acked{d.ID, seq, end, true, called, time.Now()})
 			break
 		}
 	}
@@ -73,13 +85,15 @@ func (h *history) append(ctx context.Context, t *testing.T, l *Log, rounds int) 
 		if i%2 == 0 {
 			facts = factsOf(t, 30)
 		}
+		called := time.Now()
 		seqs, err := l.Append(ctx, facts...)
 		if err != nil {
 			t.Error(err)
 			return
 		}
+		returned := time.Now()
 		for j, f := range facts {
-			h.add(acked{id: f.ID, sequence: seqs[j]})
+			h.add(acked{id: f.ID, sequence: seqs[j], called: called, returned: returned})
 		}
 	}
 }
@@ -102,6 +116,9 @@ func (h *history) check(t *testing.T, l *Log) {
 		if trial.Owns(e.Event) {
 			before[e.ID], end = end, e.Sequence
 		}
+	}
+	for _, problem := range h.realTime() {
+		t.Error(problem)
 	}
 	saw := map[uint64]string{}
 	decisions := 0

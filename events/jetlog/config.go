@@ -16,8 +16,12 @@ const Stream = "CKPT"
 // MaxMessage is the size in bytes that an event may have, headers and body.
 const MaxMessage = 1 << 20
 
-// streamConfig is what [Log.Create] asks for. There is no MaxBytes: a log that
-// is full could not even record why saves are refused.
+// streamConfig is what [Log.Create] asks for. There is no MaxBytes: of a stream
+// that is full, DiscardNew refuses every append alike, and a log could not even
+// record why saves are aborted. The bound is [Options.Admit], by which the
+// store refuses facts by name while the disk still has room for decisions;
+// DiscardNew is set for an operator who gives the stream a limit of their own.
+// Then appends end with the server's refusal, and nothing old is dropped.
 func streamConfig(replicas int) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name:               Stream,

@@ -1,17 +1,13 @@
 package jetlog
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
 )
@@ -24,7 +20,10 @@ import (
 // lost is told from another subscriber's.
 const Cursors = "CKPT_CURSORS"
 
-const cursorStream = "KV_" + Cursors
+const (
+	cursorStream = "KV_" + Cursors
+	cursorsAre   = "how far the subscribers of a checkpoint store have come"
+)
 
 // ErrCursorMoved says that another subscriber moved the cursor, or it was removed.
 var ErrCursorMoved = errors.New("the cursor was moved by somebody else")
@@ -40,6 +39,7 @@ type CursorState struct {
 	Name     string    `json:"name"`
 	Sequence uint64    `json:"sequence"` // of the last event that was handled
 	Moved    time.Time `json:"moved"`    // by the server's clock
+	Damage   error     `json:"-"`        // why it cannot be read; then only Name is known
 }
 
 // Cursor is how far a subscriber has come, kept beside the log, so that it
@@ -53,6 +53,8 @@ type Cursor struct {
 	token    string
 	sequence uint64
 	revision uint64 // 0: there is no such key yet
+
+	unwitnessed bool // its witness is to be written after it
 }
 
 // Cursor opens the cursor called name. One that was never moved stands at 0
@@ -69,17 +71,44 @@ func (l *Log) Cursor(ctx context.Context, name string) (*Cursor, error) {
 		if err = l.known(ctx); err != nil {
 			return err
 		}
-		if c.kv, err = l.bucket(ctx, Cursors, "how far the subscribers of a checkpoint store have come"); err != nil {
+		if c.kv, err = l.bucket(ctx, Cursors, cursorsAre); err != nil {
 			return err
 		}
-		value, m, err := l.readCursor(ctx, bucketKey(name))
-		c.sequence, c.revision = value.Sequence, m.Seq
-		return err
+		return c.open(ctx)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open cursor %q at %s: %w", name, l.opts.where(), err)
 	}
 	return c, nil
+}
+
+func (c *Cursor) open(ctx context.Context) error {
+	value, m, err := c.l.readCursor(ctx, bucketKey(c.name))
+	if err != nil {
+		return err
+	}
+	c.sequence, c.revision = value.Sequence, m.Seq
+	known, err := c.l.witnessed(ctx, bucketKey(c.name))
+	switch {
+	case err != nil:
+		return err
+	case m.Seq == 0 && known:
+		return lostCursor()
+	case m.Seq == 0:
+		return nil
+	case !known: // its first move was cut, or knew nothing of witnesses
+		if err := c.l.witness(ctx, c.name); err != nil {
+			return err
+		}
+	}
+	info, err := c.l.ours(ctx)
+	if err != nil {
+		return err
+	}
+	if last := info.State.LastSeq; value.Sequence > last {
+		return fmt.Errorf("%w: it stands at event %d, and the log ends at %d, so the log was rolled back: restore log/ from a newer copy, or forget the cursor by `ckptstore events cursors rm NAME`", ErrCursorDamaged, value.Sequence, last)
+	}
+	return nil
 }
 
 // Sequence is the last event that was handled, 0 for none.
@@ -101,6 +130,7 @@ func (c *Cursor) Move(ctx context.Context, sequence uint64) error {
 	if err != nil {
 		return fmt.Errorf("encode cursor %q: %w", c.name, err)
 	}
+	c.unwitnessed = c.unwitnessed || c.revision == 0
 	err = c.l.retry(ctx, func(ctx context.Context) error {
 		if err := c.l.known(ctx); err != nil {
 			return err
@@ -111,10 +141,17 @@ func (c *Cursor) Move(ctx context.Context, sequence uint64) error {
 				next, err = c.write(ctx, text)
 			}
 		}
-		if err == nil {
-			c.revision, c.sequence = next, sequence
+		if err != nil {
+			return err
 		}
-		return err
+		c.revision, c.sequence = next, sequence
+		if c.unwitnessed {
+			if err := c.l.witness(ctx, c.name); err != nil {
+				return err
+			}
+			c.unwitnessed = false
+		}
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("move cursor %q to %d at %s: %w", c.name, sequence, c.l.opts.where(), err)
@@ -147,101 +184,15 @@ func (c *Cursor) reread(ctx context.Context) error {
 // readCursor asks once; a cursor that is not there has the revision 0.
 func (l *Log) readCursor(ctx context.Context, key string) (cursorValue, stored, error) {
 	var value cursorValue
-	m, err := l.getStored(ctx, cursorStream, msgGet{LastFor: "$KV." + Cursors + "." + key})
-	if errors.Is(err, errNoMessage) {
-		return value, stored{}, nil
+	m, err := l.entry(ctx, Cursors, key)
+	if errors.Is(err, errUnreadable) {
+		return value, stored{}, unreadableCursor(err)
 	}
-	if err != nil {
-		return value, stored{}, err
-	}
-	header, err := m.header()
-	if err != nil {
-		return value, stored{}, fmt.Errorf("headers of cursor %q: %w", key, err)
-	}
-	if header.Get("KV-Operation") != "" { // a mark that it was removed
-		return value, stored{}, nil
+	if err != nil || m.Seq == 0 {
+		return value, m, err
 	}
 	if err := json.Unmarshal(m.Data, &value); err != nil {
-		return value, stored{}, fmt.Errorf("value of cursor %q: %w", key, err)
+		return value, stored{}, unreadableCursor(fmt.Errorf("value of key %q: %w", key, err))
 	}
 	return value, m, nil
-}
-
-// ListCursors are all cursors by name.
-func (l *Log) ListCursors(ctx context.Context) ([]CursorState, error) {
-	ctx, cancel := deadline(ctx, DefaultAppend)
-	defer cancel()
-	var found []CursorState
-	err := l.retry(ctx, func(ctx context.Context) error {
-		found = nil
-		if err := l.known(ctx); err != nil {
-			return err
-		}
-		kv, err := l.js.KeyValue(ctx, Cursors)
-		if errors.Is(err, jetstream.ErrBucketNotFound) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		keys, err := kv.ListKeys(ctx)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = keys.Stop() }()
-		for key := range keys.Keys() {
-			value, m, err := l.readCursor(ctx, key)
-			if err != nil {
-				return err
-			}
-			if m.Seq != 0 {
-				found = append(found, CursorState{Name: value.Name, Sequence: value.Sequence, Moved: m.Time})
-			}
-		}
-		return ctx.Err()
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list the cursors at %s: %w", l.opts.where(), err)
-	}
-	slices.SortFunc(found, func(a, b CursorState) int { return cmp.Compare(a.Name, b.Name) })
-	return found, nil
-}
-
-// RemoveCursor forgets a cursor and reports whether there was one.
-func (l *Log) RemoveCursor(ctx context.Context, name string) (found bool, err error) {
-	c, err := l.Cursor(ctx, name)
-	if err != nil || c.revision == 0 {
-		return false, err
-	}
-	ctx, cancel := deadline(ctx, DefaultAppend)
-	defer cancel()
-	if err := l.retry(ctx, func(ctx context.Context) error { return c.kv.Delete(ctx, bucketKey(name)) }); err != nil {
-		return false, fmt.Errorf("remove cursor %q at %s: %w", name, l.opts.where(), err)
-	}
-	return true, nil
-}
-
-// bucketKey spells a name in the characters that a key may have.
-func bucketKey(name string) string {
-	return strings.ReplaceAll(events.EncodeName(name), "%", "=")
-}
-
-// bucket opens a bucket and makes it, with as many replicas as the log has,
-// when there is none.
-func (l *Log) bucket(ctx context.Context, name, description string) (jetstream.KeyValue, error) {
-	kv, err := l.js.KeyValue(ctx, name)
-	if !errors.Is(err, jetstream.ErrBucketNotFound) {
-		return kv, err
-	}
-	info, err := l.ours(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return l.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
-		Bucket:      name,
-		Description: description,
-		History:     1,
-		Storage:     jetstream.FileStorage,
-		Replicas:    info.Config.Replicas,
-	})
 }

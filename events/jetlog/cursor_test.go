@@ -10,6 +10,9 @@ import (
 func TestCursor(t *testing.T) {
 	l, s := newLog(t)
 	other := reopen(t, s)
+	if _, err := l.Append(t.Context(), factsOf(t, 10)...); err != nil {
+		t.Fatal(err)
+	}
 	if list, err := l.ListCursors(t.Context()); err != nil || len(list) != 0 {
 		t.Fatalf("before the first: %v, %v", list, err)
 	}

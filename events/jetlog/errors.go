@@ -76,6 +76,7 @@ const (
 	codeNotClustered     = jetstream.ErrorCode(10074) // more than one replica without a cluster
 	codeNoMessage        = jetstream.ErrorCode(10037)
 	codeNotLeader        = jetstream.ErrorCode(10009)
+	codeNoStream         = jetstream.ErrorCode(10059)
 )
 
 func hasCode(err error, codes ...jetstream.ErrorCode) bool {

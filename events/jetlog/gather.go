@@ -52,9 +52,3 @@ func (g *gather) wait(ctx context.Context, q *queue) {
 		}
 	}
 }
-
-func (q *queue) length() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return len(q.jobs)
-}

@@ -38,19 +38,12 @@ type leaseEntry struct {
 }
 
 func (e *Lease) read(ctx context.Context) (leaseEntry, error) {
-	m, err := e.l.getStored(ctx, leaseStream, msgGet{LastFor: "$KV." + Leases + "." + e.key()})
-	if errors.Is(err, errNoMessage) {
-		return leaseEntry{}, nil
+	m, err := e.l.entry(ctx, Leases, e.key())
+	if errors.Is(err, errUnreadable) {
+		return leaseEntry{}, fmt.Errorf("%w: who has it is not known: stop all that use the store, the server of its log too, and delete the directory %s of the log", err, leaseStream)
 	}
-	if err != nil {
+	if err != nil || m.Seq == 0 {
 		return leaseEntry{}, err
-	}
-	header, err := m.header()
-	if err != nil {
-		return leaseEntry{}, fmt.Errorf("headers of the lease: %w", err)
-	}
-	if header.Get("KV-Operation") != "" { // a mark that it was released
-		return leaseEntry{}, nil
 	}
 	entry := leaseEntry{revision: m.Seq, at: m.Time}
 	if err := json.Unmarshal(m.Data, &entry.value); err != nil {

@@ -10,15 +10,17 @@
 //	lane      ckpt.<run>.<trial>.s.>, the one filter of an aggregate
 //	lease     a key of the bucket CKPT_LEASES, held for a term ([Log.Lease])
 //	cursor    a key of the bucket CKPT_CURSORS: how far a subscriber has come
+//	witness   a key of the bucket CKPT_CURSOR_WITNESSES: that there is a cursor
 //	server    an embedded NATS server in a directory ([StartServer]); its
 //	          clients are users of the account ckpt, and come in through the
 //	          process, a unix socket, or TCP with a token or certificate
 //
 // A server's directory is named by the account:
 //
-//	DIR/jetstream/ckpt/streams/CKPT/             the log
-//	DIR/jetstream/ckpt/streams/KV_CKPT_LEASES/   the leases
-//	DIR/jetstream/ckpt/streams/KV_CKPT_CURSORS/  the cursors
+//	DIR/jetstream/ckpt/streams/CKPT/                      the log
+//	DIR/jetstream/ckpt/streams/KV_CKPT_LEASES/            the leases
+//	DIR/jetstream/ckpt/streams/KV_CKPT_CURSORS/           the cursors
+//	DIR/jetstream/ckpt/streams/KV_CKPT_CURSOR_WITNESSES/  their witnesses
 //
 // A message is stored as package events encodes it: the subject, the headers
 // in the spelling of the wire, the body byte for byte. The append adds
@@ -48,6 +50,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/semaphore"
 )
 
 // Defaults of [Options] and of calls without a deadline of their own.
@@ -131,8 +134,9 @@ type Log struct {
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	queue  queue         // facts that wait for the committer
-	idle   chan struct{} // closed when the committer has ended
+	queue  queue               // facts that wait for the committer
+	room   *semaphore.Weighted // of all facts whose callers wait
+	idle   chan struct{}       // closed when the committer has ended
 
 	lanes sync.Map // lane → chan struct{} of capacity 1: who decides now
 
@@ -161,7 +165,7 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 		opts: o, stall: 5 * time.Second, epoch: 1,
 		watchers: map[int]context.CancelFunc{}, idle: make(chan struct{}),
 	}
-	l.queue.ready = make(chan struct{}, 1)
+	l.queue.ready, l.room = make(chan struct{}, 1), semaphore.NewWeighted(queueBytes)
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 
 	target := o.URL

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -235,8 +236,8 @@ func TestKillServer(t *testing.T) {
 		}
 		read <- all
 	}()
-	for range 2 {
-		for range 20 { // amid the appends
+	for range 10 {
+		for range 12 { // amid the appends
 			select {
 			case <-acks:
 			case <-time.After(30 * time.Second):
@@ -244,7 +245,28 @@ func TestKillServer(t *testing.T) {
 			}
 		}
 		p.kill()
+		mu.Lock()
+		promised := maps.Clone(acked)
+		mu.Unlock()
 		p.start()
+		again := connectTo(t, Options{URL: p.url})
+		if _, _, err := again.Open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		last, err := again.Last(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range readAll(t, again, 1, last) {
+			if id, ok := promised[e.Sequence]; ok && id != e.ID {
+				t.Errorf("event %d has ID %s, acknowledged was %s", e.Sequence, e.ID, id)
+			}
+			delete(promised, e.Sequence)
+		}
+		if len(promised) > 0 {
+			t.Errorf("%d acknowledged events are lost, the log ends at %d", len(promised), last)
+		}
+		again.Close()
 	}
 	wg.Wait()
 	all := <-read
