@@ -17,7 +17,7 @@ import (
 func TestRowsAreOfTheCursorAtEachMoment(t *testing.T) {
 	log := rapid.Custom(func(t *rapid.T) []events.Recorded {
 		h := drawHistory(t, 0)
-		for len(h.log) < 200 {
+		for len(h.log) < 80 {
 			h.step()
 		}
 		return h.log
