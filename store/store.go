@@ -32,7 +32,6 @@ package store
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -111,73 +110,6 @@ func (s *Store) Views() web.Source {
 		return s.local.source
 	}
 	return s.owner
-}
-
-// identity is store.json.
-type identity struct {
-	Product string    `json:"product"`
-	Store   string    `json:"store"`
-	Format  int       `json:"format"`
-	Created time.Time `json:"created"`
-	// Of a store that was recovered from receipts: its identities before, the
-	// newest first, and the sequence at which its log ended then.
-	Formerly  []string `json:"formerly,omitempty"`
-	Recovered uint64   `json:"recovered,omitempty"`
-}
-
-const product = "ckptstore"
-
-// readIdentity reads and checks DIR/store.json. A recovery that was cut must be
-// finished first.
-func readIdentity(dir string) (identity, error) {
-	if err := recovering(dir); err != nil {
-		return identity{}, err
-	}
-	return identityIn(dir)
-}
-
-func recovering(dir string) error {
-	if path := filepath.Join(dir, recoverName); exists(path) {
-		return fmt.Errorf("%w: %s says that a recovery was cut: run the same `ckptstore recover` again, which finishes it", ErrDamaged, path)
-	}
-	return nil
-}
-
-func identityIn(dir string) (identity, error) {
-	path := filepath.Join(dir, "store.json")
-	data, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) && hasData(dir) {
-		return identity{}, fmt.Errorf("%w in %s: store.json is not there, and data/ is: restore that file from a backup, or run `ckptstore recover --store %s`; `ckptstore ls --offline` lists the checkpoints", ErrNoStore, dir, dir)
-	}
-	if errors.Is(err, syscall.ENOTDIR) {
-		return identity{}, fmt.Errorf("%w in %s: it is a file: name a directory with --store", ErrNoStore, dir)
-	}
-	if errors.Is(err, os.ErrNotExist) {
-		return identity{}, fmt.Errorf("%w in %s: make one with `ckptstore init --store %s`, or name another with --store", ErrNoStore, dir, dir)
-	}
-	if err != nil {
-		return identity{}, fmt.Errorf("open store: %w", err)
-	}
-	var id identity
-	if err := json.Unmarshal(data, &id); err != nil {
-		return id, fmt.Errorf("%w: %s is not valid JSON: %w: restore the file from a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, path, err)
-	}
-	switch {
-	case id.Product != product:
-		return id, fmt.Errorf("%w: %s was written by %q, not by %s: name another directory with --store", ErrForeign, path, id.Product, product)
-	case id.Format > Format:
-		return id, fmt.Errorf("%w: %s has format %d, this program knows format %d: upgrade it", ErrNewer, path, id.Format, Format)
-	case id.Format < 1 || id.Store == "":
-		return id, fmt.Errorf("%w: %s has no identity or format: restore the file from a backup, or run `ckptstore recover`", ErrDamaged, path)
-	}
-	return id, nil
-}
-
-// hasData reports whether a directory has what may be checkpoints. One whose
-// making was cut has none.
-func hasData(dir string) bool {
-	entries, err := os.ReadDir(filepath.Join(dir, "data"))
-	return err == nil && len(entries) > 0
 }
 
 // Open opens an existing store. It never creates one: see [Init]. Without a
@@ -296,49 +228,6 @@ func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
 	if want != "" && created.Store != want {
 		return fmt.Errorf("%w: store.json says %s, the log says %s: the directory was put together from two stores; restore log/ or store.json from a backup",
 			ErrForeign, want, created.Store)
-	}
-	return nil
-}
-
-// maxRuntime is the length of a runtime directory's path. A socket's may have
-// 107 bytes at most, and those of a job's workers lie one directory deeper.
-const maxRuntime = 107 - 40
-
-// runtimeDir is this user's directory for a store's sockets: in
-// XDG_RUNTIME_DIR, or where that is not there or too long, in the directory
-// for temporary files.
-func runtimeDir(id string) (string, error) {
-	if err := uuid.Validate(id); err != nil {
-		return "", fmt.Errorf("%w: its identity %q is none: %w", ErrDamaged, id, err)
-	}
-	name := "ckptstore-" + id[len(id)-12:]
-	base := os.Getenv("XDG_RUNTIME_DIR")
-	info, err := os.Stat(base)
-	if base == "" || err != nil || !info.IsDir() || len(filepath.Join(base, name)) > maxRuntime {
-		base = filepath.Join(os.TempDir(), fmt.Sprintf("ckptstore-%d", os.Getuid()))
-		if err := private(base); err != nil {
-			return "", err
-		}
-	}
-	dir := filepath.Join(base, name)
-	if len(dir) > maxRuntime {
-		return "", fmt.Errorf("runtime directory %s: the path has %d bytes, sockets need one of at most %d: set XDG_RUNTIME_DIR to a shorter one", dir, len(dir), maxRuntime)
-	}
-	return dir, private(dir)
-}
-
-// private makes a directory that only this user can look into. In a shared
-// one, somebody else could have put something in its place first.
-func private(dir string) error {
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("make the runtime directory: %w: set XDG_RUNTIME_DIR to another", err)
-	}
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return fmt.Errorf("runtime directory: %w", err)
-	}
-	if !info.IsDir() || info.Mode().Perm() != 0o700 || !ownedByMe(info) {
-		return fmt.Errorf("runtime directory %s is not private to this user (mode %v): remove it, or set XDG_RUNTIME_DIR", dir, info.Mode())
 	}
 	return nil
 }

@@ -1,0 +1,53 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/google/uuid"
+)
+
+// maxRuntime is the length of a runtime directory's path. A socket's may have
+// 107 bytes at most, and those of a job's workers lie one directory deeper.
+const maxRuntime = 107 - 40
+
+// runtimeDir is this user's directory for a store's sockets: in
+// XDG_RUNTIME_DIR, or where that is not there or too long, in the directory
+// for temporary files.
+func runtimeDir(id string) (string, error) {
+	if err := uuid.Validate(id); err != nil {
+		return "", fmt.Errorf("%w: its identity %q is none: %w", ErrDamaged, id, err)
+	}
+	name := "ckptstore-" + id[len(id)-12:]
+	base := os.Getenv("XDG_RUNTIME_DIR")
+	info, err := os.Stat(base)
+	if base == "" || err != nil || !info.IsDir() || len(filepath.Join(base, name)) > maxRuntime {
+		base = filepath.Join(os.TempDir(), fmt.Sprintf("ckptstore-%d", os.Getuid()))
+		if err := private(base); err != nil {
+			return "", err
+		}
+	}
+	dir := filepath.Join(base, name)
+	if len(dir) > maxRuntime {
+		return "", fmt.Errorf("runtime directory %s: the path has %d bytes, sockets need one of at most %d: set XDG_RUNTIME_DIR to a shorter one", dir, len(dir), maxRuntime)
+	}
+	return dir, private(dir)
+}
+
+// private makes a directory that only this user can look into. In a shared
+// one, somebody else could have put something in its place first.
+func private(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("make the runtime directory: %w: set XDG_RUNTIME_DIR to another", err)
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return fmt.Errorf("runtime directory: %w", err)
+	}
+	if !info.IsDir() || info.Mode().Perm() != 0o700 || !ownedByMe(info) {
+		return fmt.Errorf("runtime directory %s is not private to this user (mode %v): remove it, or set XDG_RUNTIME_DIR", dir, info.Mode())
+	}
+	return nil
+}
