@@ -158,7 +158,7 @@ func TestCards(t *testing.T) {
 		dir := made(t)
 		s := open(t, dir)
 		write(t, filepath.Join(dir, cardName), "garbage")
-		refused(t, Options{Location: dir, Patience: 100 * time.Millisecond}, ErrLocked, "another process", cardName)
+		refused(t, Options{Location: dir, Patience: 2 * time.Second}, ErrLocked, "another process", cardName)
 		shut(t, s)
 		must(t, open(t, dir), "run", begun("step-1"))
 	})
