@@ -133,7 +133,9 @@ func TestReportBeforeFailure(t *testing.T) {
 		order = append(order, string(r.Kind))
 	}
 	const want = "job.started job.node_joined trial.created group.started group.training_started report.metrics group.worker_exited group.stopped trial.errored job.node_left job.ended"
-	if got := strings.Join(order, " "); got != want {
+	// Who says that training has begun is not who reports: either may come first.
+	got := strings.Replace(strings.Join(order, " "), "report.metrics group.training_started", "group.training_started report.metrics", 1)
+	if got != want {
 		t.Errorf("the log says %s, want %s", got, want)
 	}
 }
