@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
 	"github.com/ckptstore/ckptstore/storage/disk"
 )
 
@@ -34,38 +35,33 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []plan.Item,
 	if err != nil {
 		return Written{}, fmt.Errorf("%s: %w", from.path, err)
 	}
-	if err := w.root.checkUnchanged(x); err != nil {
+	if err := w.root.checkUnchanged(ctx, x); err != nil {
 		return Written{}, err
 	}
 	data := x.encode()
-	path := w.root.path(w.ref, indexFile(rank))
-	_, sealed, err := w.there()
+	_, sealed, err := w.there(ctx)
 	if err != nil {
 		return Written{}, err
 	}
 	if sealed {
-		there, err := w.root.readFile(path)
+		there, err := w.root.readFile(ctx, w.ref, indexFile(rank))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return Written{}, err
 		}
 		if string(there) != string(data) {
-			return Written{}, fmt.Errorf("%s: %w; import under another step", path, ErrSealed)
+			return Written{}, fmt.Errorf("%s: %w; import under another step", w.root.path(w.ref, indexFile(rank)), ErrSealed)
 		}
 		return adoptedAs(rank, data), nil
 	}
 	claim := &claim{root: w.root, left: int64(len(data))}
-	if err := w.root.reserve(claim.left); err != nil {
+	if err := w.root.reserve(ctx, claim.left); err != nil {
 		return Written{}, err
 	}
 	defer claim.give()
-	temp, err := w.root.writeTemp(path, data)
-	if err != nil {
+	if err := w.root.writeFile(ctx, w.ref, indexFile(rank), data, backend.Replace); err != nil {
 		return Written{}, err
 	}
-	if err := w.root.rename(temp, path); err != nil {
-		return Written{}, err
-	}
-	if err := w.root.syncDirs(w.ref); err != nil {
+	if err := w.root.sync(ctx, w.ref); err != nil {
 		return Written{}, err
 	}
 	return adoptedAs(rank, data), nil
@@ -101,18 +97,18 @@ func adoptedAs(rank int, data []byte) Written {
 
 // Unlearned lists the ranks of a checkpoint whose files are adopted and whose
 // sums are not learned. It opens no file.
-func (r *Root) Unlearned(ref Ref) ([]int, error) {
+func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
 	if err := ref.Validate(); err != nil {
 		return nil, err
 	}
-	names, err := r.fs.List(r.path(ref))
+	names, err := r.b.List(ctx, name(ref))
 	if err != nil {
 		return nil, fmt.Errorf("look for adopted files of checkpoint %s: %w", ref, err)
 	}
 	var ranks []int
-	for _, name := range names {
+	for _, file := range names {
 		rank := -1
-		if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err != nil || rank < 0 || name != indexFile(rank) {
+		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || rank < 0 || file != indexFile(rank) {
 			continue
 		}
 		if !slices.Contains(names, dataFile(rank)) && !slices.Contains(names, sumsFile(rank)) {
@@ -129,16 +125,16 @@ func (r *Root) Adopted(ctx context.Context) ([]string, error) {
 	var files []string
 	var problems []error
 	err := r.walk(ctx, func(ref Ref) {
-		names, err := r.fs.List(r.path(ref))
+		names, err := r.b.List(ctx, name(ref))
 		if err != nil {
 			problems = append(problems, disk.Gone(err))
 		}
-		for _, name := range names {
+		for _, file := range names {
 			rank := -1
-			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err != nil || name != indexFile(rank) || slices.Contains(names, dataFile(rank)) {
+			if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || file != indexFile(rank) || slices.Contains(names, dataFile(rank)) {
 				continue
 			}
-			data, err := r.readFile(r.path(ref, name))
+			data, err := r.readFile(ctx, ref, file)
 			if errors.Is(err, fs.ErrNotExist) {
 				continue // its checkpoint was removed just now
 			}
@@ -147,7 +143,7 @@ func (r *Root) Adopted(ctx context.Context) ([]string, error) {
 				x, err = decodeIndex(data)
 			}
 			if err != nil {
-				problems = append(problems, fmt.Errorf("%s: %w", r.path(ref, name), err))
+				problems = append(problems, fmt.Errorf("%s: %w", r.path(ref, file), err))
 			} else if x.adopted() {
 				for _, f := range x.files {
 					files = append(files, f.Name)
@@ -156,7 +152,7 @@ func (r *Root) Adopted(ctx context.Context) ([]string, error) {
 		}
 	})
 	if err = errors.Join(append(problems, err)...); err != nil {
-		return nil, fmt.Errorf("list the adopted files of %s: %w", r.dir, err)
+		return nil, fmt.Errorf("list the adopted files of %s: %w", r.Dir(), err)
 	}
 	slices.Sort(files)
 	return slices.Compact(files), nil

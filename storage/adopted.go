@@ -1,13 +1,15 @@
 package storage
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/ckptstore/ckptstore/storage/backend"
+	"github.com/ckptstore/ckptstore/storage/backend/local"
 )
 
 // adoptedPart reads what an adopted chunk has instead of a digest and sums.
@@ -50,14 +52,6 @@ func (e *entry) validatePlace(files []File) error {
 	return nil
 }
 
-// path is where the n-th file of an index lies.
-func (r *Root) filePath(ref Ref, x *index, n int) string {
-	if x.adopted() {
-		return x.files[n].Name
-	}
-	return r.path(ref, x.files[n].Name)
-}
-
 // ChangedError says that an adopted file is not what it was when it was
 // adopted, so that nothing is known of its bytes any more. None were handed
 // out.
@@ -86,29 +80,29 @@ func (e *ChangedError) Is(target error) bool { return e.Gone && target == fs.Err
 
 // unchanged compares an adopted file with what it was. info is of the open
 // file, so that what is read afterwards is what was compared.
-func (x *index) unchanged(n int, info vfs.FileInfo) error {
+func (x *index) unchanged(n int, info backend.Info) error {
 	want := x.files[n]
-	if info.Size() == want.Size && info.ModTime().UnixNano() == x.modified[n] {
+	if info.Size == want.Size && info.Modified.UnixNano() == x.modified[n] {
 		return nil
 	}
 	return &ChangedError{
-		File: want.Name, Size: info.Size(), WantSize: want.Size,
-		Modified: info.ModTime(), WantTime: time.Unix(0, x.modified[n]),
+		File: want.Name, Size: info.Size, WantSize: want.Size,
+		Modified: info.Modified, WantTime: time.Unix(0, x.modified[n]),
 	}
 }
 
 // checkUnchanged does that by name.
-func (r *Root) checkUnchanged(x *index) error {
+func (r *Root) checkUnchanged(ctx context.Context, x *index) error {
 	var errs []error
 	for n, f := range x.files {
-		info, err := r.fs.Stat(f.Name)
+		info, err := local.Stat(r.outside, f.Name)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			err = &ChangedError{File: f.Name, WantSize: f.Size, Gone: true}
 		case err == nil:
 			err = x.unchanged(n, info)
 		}
-		errs = append(errs, err)
+		errs = append(errs, err, ctx.Err())
 	}
 	return errors.Join(errs...)
 }

@@ -40,7 +40,7 @@ type held struct {
 }
 
 // base is a checkpoint to reuse, read or kept from before.
-func (r *Root) base(of Base) (*base, error) {
+func (r *Root) base(ctx context.Context, of Base) (*base, error) {
 	if err := of.Ref.Validate(); err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func (r *Root) base(of Base) (*base, error) {
 		r.bases = append([]*base{b}, slices.Delete(r.bases, i, i+1)...)
 		return b, nil
 	}
-	m, err := r.readManifest(of.Ref, of.Manifest)
+	m, err := r.readManifest(ctx, of.Ref, of.Manifest)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func anyRank(it plan.Item) key { return itemKey(0, it) }
 
 // rank is what a rank holds; nil if its files are another program's, which
 // may change them.
-func (b *base) rank(rank int) (*baseRank, error) {
+func (b *base) rank(ctx context.Context, rank int) (*baseRank, error) {
 	if of, ok := b.ranks[rank]; ok {
 		return of, nil
 	}
@@ -73,7 +73,7 @@ func (b *base) rank(rank int) (*baseRank, error) {
 	if i < 0 {
 		return nil, nil
 	}
-	x, err := b.root.readIndex(b.of.Ref, b.manifest.Ranks[i])
+	x, err := b.root.readIndex(ctx, b.of.Ref, b.manifest.Ranks[i])
 	if err != nil {
 		return nil, err
 	}
@@ -93,11 +93,11 @@ func (b *base) rank(rank int) (*baseRank, error) {
 // holding is the parts of the base to search for a rank's items: that of the
 // same rank, and of those that held items which that one has not. What cannot
 // be read is an error beside the rest.
-func (b *base) holding(rank int, items []plan.Item) (parts []*baseRank, problems []error) {
+func (b *base) holding(ctx context.Context, rank int, items []plan.Item) (parts []*baseRank, problems []error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	wanted := []int{rank}
-	same, err := b.rank(rank)
+	same, err := b.rank(ctx, rank)
 	if err == nil {
 		for _, it := range items {
 			if it.Bytes < MinReuse || same != nil && same.keys[anyRank(it)] {
@@ -109,7 +109,7 @@ func (b *base) holding(rank int, items []plan.Item) (parts []*baseRank, problems
 		}
 	}
 	for _, at := range wanted {
-		of, err := b.rank(at)
+		of, err := b.rank(ctx, at)
 		if err != nil {
 			problems = append(problems, err)
 		} else if of != nil {
@@ -148,12 +148,12 @@ func (w *FileWriter) openBases(ctx context.Context, rank int, items []plan.Item)
 		if of.Ref == w.ref || ctx.Err() != nil {
 			continue
 		}
-		b, err := w.root.base(of)
+		b, err := w.root.base(ctx, of)
 		if err != nil {
 			w.unusable(fmt.Errorf("checkpoint %s is not reused: %w", of.Ref, err))
 			continue
 		}
-		parts, problems := b.holding(rank, items)
+		parts, problems := b.holding(ctx, rank, items)
 		for _, err := range problems {
 			w.unusable(fmt.Errorf("a rank of checkpoint %s is not reused: %w", of.Ref, err))
 		}
@@ -171,7 +171,7 @@ func (bs openedBases) find(p probe) []held {
 				e := &part.index.entries[i]
 				f := part.index.files[e.file]
 				out = append(out, held{e, heldFile{
-					name: linkName(b.of.Ref, f.Name), path: b.root.path(b.of.Ref, f.Name), size: f.Size,
+					name: linkName(b.of.Ref, f.Name), from: name(b.of.Ref, f.Name), size: f.Size,
 				}})
 			}
 		}

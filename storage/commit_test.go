@@ -241,7 +241,7 @@ func TestNoSpace(t *testing.T) {
 	m.full(1, "v", tensor.Uint8, 1<<20)
 	fs := memory(t)
 	root := open(t, fs)
-	if _, err := root.Free(); !errors.Is(err, vfs.ErrUnsupported) {
+	if _, err := root.Free(t.Context()); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("free: %v", err)
 	}
 	w := root.Writer(ref)
@@ -249,7 +249,7 @@ func TestNoSpace(t *testing.T) {
 		t.Fatal(err)
 	}
 	fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 20, TotalBytes: 1 << 40})
-	if free, err := root.Free(); free != 1<<20 || err != nil {
+	if free, err := root.Free(t.Context()); free != 1<<20 || err != nil {
 		t.Errorf("free: %d, %v", free, err)
 	}
 	// What would fit, but leave less than must stay free, is refused too.
@@ -293,7 +293,7 @@ func TestFreeOnDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if free, err := root.Free(); free == 0 || err != nil {
+	if free, err := root.Free(t.Context()); free == 0 || err != nil {
 		t.Errorf("free %d, %v", free, err)
 	}
 	if _, err := os.Stat(dir + "/not"); err == nil {

@@ -167,7 +167,7 @@ func TestCrash(t *testing.T) {
 			t.Run(s.name, func(t *testing.T) { afterwards(t, m, s.fs, &told) })
 		}
 		if err == nil {
-			if k < 40 {
+			if k < 30 {
 				t.Errorf("a save has only %d write operations", k)
 			}
 			return

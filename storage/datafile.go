@@ -18,7 +18,6 @@ const (
 	ReceiptFile = "COMMIT.json"
 
 	manifestPrefix = "manifest-"
-	tempSuffix     = ".tmp"
 )
 
 func dataFile(rank int) string  { return fmt.Sprintf("r%05d.safetensors", rank) }

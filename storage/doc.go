@@ -1,6 +1,7 @@
-// Package storage is the data plane on local files: it writes and reads the
-// bytes of checkpoints, verifies them, lists them without a log, and removes
-// them. It knows nothing of the log; its callers say what was decided there.
+// Package storage is the data plane: it writes and reads the bytes of
+// checkpoints, verifies them, lists them without a log, and removes them. It
+// knows nothing of the log; its callers say what was decided there. Nor does it
+// know where the files lie: [backend.Backend] keeps them, a directory for one.
 //
 //	root      STORE/data, everything below it
 //	ref       where one checkpoint lies: three names, safe as file names
@@ -75,8 +76,8 @@
 //	       [offset size CRC-32 (u32 LE)]        record: bytes with a checksum
 //	                                            of the program that wrote them
 //
-// Crash safety rests on four rules. A file is written under a temporary name,
-// synced, and renamed. An index is written after the data that it vouches for
+// Crash safety rests on four rules. A file has its name only once all of its
+// bytes are durable. An index is written after the data that it vouches for
 // is synced. Directories are synced after that, and before anyone is told. The
 // receipt comes last, after the decision that it records was acknowledged.
 package storage

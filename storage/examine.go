@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
+	"github.com/ckptstore/ckptstore/storage/backend/local"
 )
 
 // Examined is what the files in one directory say, without a log.
@@ -30,13 +32,13 @@ type Examined struct {
 func (r *Root) Examine(ctx context.Context, visit func(Examined) error) error {
 	var refs []Ref
 	if err := r.walk(ctx, func(ref Ref) { refs = append(refs, ref) }); err != nil {
-		return fmt.Errorf("examine the checkpoints in %s: %w", r.dir, err)
+		return fmt.Errorf("examine the checkpoints in %s: %w", r.Dir(), err)
 	}
 	for _, ref := range refs {
 		x := Examined{Ref: ref}
 		x.Err = r.examine(ctx, &x)
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("examine the checkpoints in %s: %w", r.dir, err)
+			return fmt.Errorf("examine the checkpoints in %s: %w", r.Dir(), err)
 		}
 		if err := visit(x); err != nil {
 			return err
@@ -46,13 +48,13 @@ func (r *Root) Examine(ctx context.Context, visit func(Examined) error) error {
 }
 
 func (r *Root) examine(ctx context.Context, x *Examined) (err error) {
-	if x.Receipt, err = r.readReceipt(x.Ref); err != nil {
+	if x.Receipt, err = r.readReceipt(ctx, x.Ref); err != nil {
 		return err
 	}
 	if of := RefOf(x.Receipt.Run, x.Receipt.Trial, x.Receipt.Checkpoint); of != x.Ref {
 		return fmt.Errorf("%s is that of %s: somebody has put it here", r.path(x.Ref, ReceiptFile), of)
 	}
-	x.Manifest, err = r.readManifest(x.Ref, x.Receipt.Manifest)
+	x.Manifest, err = r.readManifest(ctx, x.Ref, x.Receipt.Manifest)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the manifest that its receipt names is not there: %w", err)
 	}
@@ -75,51 +77,53 @@ func (r *Root) LinkTo(ctx context.Context, ref Ref, to *Root) error {
 		err = r.linkTo(ctx, ref, to)
 	}
 	if err != nil {
-		return fmt.Errorf("link checkpoint %s into %s: %w", ref, to.dir, err)
+		return fmt.Errorf("link checkpoint %s into %s: %w", ref, to.Dir(), err)
 	}
 	return nil
 }
 
 func (r *Root) linkTo(ctx context.Context, ref Ref, to *Root) error {
-	names, err := r.fs.List(r.path(ref))
+	here, ok := r.b.(*local.Dir)
+	there, same := to.b.(*local.Dir)
+	if !ok || !same {
+		return fmt.Errorf("one of them is no directory: %w", errors.ErrUnsupported)
+	}
+	names, err := r.b.List(ctx, name(ref))
 	if err != nil {
 		return err
 	}
-	if err := to.makeDirs(ref); err != nil {
+	if err := to.b.MakeDir(ctx, name(ref)); err != nil {
 		return err
 	}
 	slices.Sort(names)
-	for _, name := range names {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if strings.HasSuffix(name, tempSuffix) {
+	for _, file := range names {
+		if strings.HasSuffix(file, backend.Partial) {
 			continue // of a write that was cut
 		}
-		from, dest := r.path(ref, name), to.path(ref, name)
-		err := r.fs.Link(from, dest)
+		at := name(ref, file)
+		err := there.LinkFrom(ctx, here, at, at)
 		if errors.Is(err, fs.ErrExist) {
-			err = r.sameFile(from, dest)
+			err = sameFile(ctx, r.b, at, to.b, at)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return to.syncDir(to.path(ref))
+	return to.sync(ctx, ref)
 }
 
 // sameFile holds two names to be those of one file.
-func (r *Root) sameFile(a, b string) error {
-	x, err := r.fs.Stat(a)
+func sameFile(ctx context.Context, a backend.Backend, from string, b backend.Backend, to string) error {
+	x, err := a.Stat(ctx, from)
 	if err != nil {
 		return err
 	}
-	y, err := r.fs.Stat(b)
+	y, err := b.Stat(ctx, to)
 	if err != nil {
 		return err
 	}
-	if x.DeviceID() != y.DeviceID() || x.Size() != y.Size() || !x.ModTime().Equal(y.ModTime()) {
-		return fmt.Errorf("%s is another file than %s: remove it, then run the command again", b, a)
+	if x.ID != y.ID || x.Size != y.Size || !x.Modified.Equal(y.Modified) {
+		return fmt.Errorf("%s is another file than %s: remove it, then run the command again", b.Path(to), a.Path(from))
 	}
 	return nil
 }

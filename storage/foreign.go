@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
+	"github.com/ckptstore/ckptstore/storage/backend/local"
 	"github.com/ckptstore/ckptstore/storage/disk"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
@@ -204,10 +206,19 @@ func (f *Foreign) ReadData(ctx context.Context, wants []plan.Want, reads []plan.
 }
 
 func (f *Foreign) chunks() chunkReader {
-	return chunkReader{fs: f.fs, load: f.load, path: func(x *index, n int) string { return x.files[n].Name }}
+	return chunkReader{load: f.load, opener: foreignFiles{f.fs}}
 }
 
-func (f *Foreign) load(rank int) (*rankIndex, error) {
+// foreignFiles are files of another program, named by their paths.
+type foreignFiles struct{ fs vfs.FS }
+
+func (f foreignFiles) path(x *index, n int) string { return x.files[n].Name }
+
+func (f foreignFiles) open(_ context.Context, x *index, n int) (backend.Object, error) {
+	return local.Open(f.fs, x.files[n].Name)
+}
+
+func (f *Foreign) load(_ context.Context, rank int) (*rankIndex, error) {
 	r := f.ranks[rank]
 	if r == nil {
 		return nil, fmt.Errorf("no file is of rank %d", rank)
@@ -222,7 +233,7 @@ func (f *Foreign) load(rank int) (*rankIndex, error) {
 // [Root.Verify].
 func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Report, error) {
 	v := &verifier{
-		fs: f.fs, path: f.chunks().path, progress: progress,
+		files: foreignFiles{f.fs}, progress: progress,
 		known: map[string]bool{}, broken: map[int]bool{},
 	}
 	var g errgroup.Group

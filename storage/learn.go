@@ -10,7 +10,7 @@ import (
 	"io"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/ckptstore/ckptstore/storage/backend"
 )
 
 // breaks takes note that nothing is to be learned of a rank.
@@ -22,10 +22,10 @@ func (v *verifier) breaks(x *index) {
 
 // sums reads what is known of an adopted index, or takes note that it is to be
 // learned.
-func (v *verifier) sums(x *index, digest plan.Digest) {
+func (v *verifier) sums(ctx context.Context, x *index, digest plan.Digest) {
 	name := sumsFile(x.rank)
 	v.known[name] = true
-	known, err := v.root.readSums(v.ref, x, digest)
+	known, err := v.root.readSums(ctx, v.ref, x, digest)
 	var damaged *CorruptError
 	switch {
 	case errors.As(err, &damaged):
@@ -45,7 +45,7 @@ func (v *verifier) sums(x *index, digest plan.Digest) {
 }
 
 // writeSums keeps what was learned of ranks in which nothing is wrong.
-func (v *verifier) writeSums() error {
+func (v *verifier) writeSums(ctx context.Context) error {
 	if !v.learn {
 		return nil
 	}
@@ -55,14 +55,14 @@ func (v *verifier) writeSums() error {
 		}
 		// A file that changed while it was read may have given some chunks
 		// of before and some of after.
-		if err := v.root.checkUnchanged(u.index); err != nil {
+		if err := v.root.checkUnchanged(ctx, u.index); err != nil {
 			v.find(Mismatch, indexFile(u.index.rank), "%v", err)
 			continue
 		}
 		if !v.agrees(sumsFile(u.index.rank), plan.Sum(encodeSums(u.index, u.digest))) {
 			continue
 		}
-		sums, err := v.root.writeSums(v.ref, u.index, u.digest)
+		sums, err := v.root.writeSums(ctx, v.ref, u.index, u.digest)
 		if err != nil {
 			return err
 		}
@@ -104,7 +104,7 @@ func (r *recordSum) add(p []byte, at int64) {
 
 // problem reads the rest of the record and reports bytes that are not those of
 // its checksum.
-func (r *recordSum) problem(ctx context.Context, file vfs.File, buf []byte) (string, error) {
+func (r *recordSum) problem(ctx context.Context, file backend.Object, buf []byte) (string, error) {
 	if r.Record == nil {
 		return "", nil
 	}
@@ -133,7 +133,7 @@ func (r *recordSum) problem(ctx context.Context, file vfs.File, buf []byte) (str
 
 // archiveProblem reads a value's archive to its end, if it is one: its records
 // have checksums of their own. A value of another kind has none.
-func archiveProblem(file vfs.File, e *entry) (problem string, checked bool) {
+func archiveProblem(file backend.Object, e *entry) (problem string, checked bool) {
 	section := io.NewSectionReader(file, e.offset, e.item.Bytes)
 	var magic [4]byte
 	if n, err := section.ReadAt(magic[:], 0); n < len(magic) || err != nil || !bytes.Equal(magic[:], []byte("PK\x03\x04")) {

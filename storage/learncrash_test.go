@@ -39,7 +39,7 @@ func TestSumsCrash(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := root.makeDirs(ref); err != nil {
+		if err := root.b.MakeDir(t.Context(), name(ref)); err != nil {
 			t.Fatal(err)
 		}
 		check := func(on vfs.FS, must bool) {
@@ -49,7 +49,7 @@ func TestSumsCrash(t *testing.T) {
 				t.Fatal(err)
 			}
 			back := adoptedSample()
-			known, err := r.readSums(ref, &back, of)
+			known, err := r.readSums(t.Context(), ref, &back, of)
 			if err != nil || must && !known {
 				t.Fatalf("operation %d: the sums are known: %v, %v", k, known, err)
 			}
@@ -63,7 +63,7 @@ func TestSumsCrash(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sums, err := broken.writeSums(ref, &x, of)
+		sums, err := broken.writeSums(t.Context(), ref, &x, of)
 		check(mem.CrashClone(vfs.CrashCloneCfg{}), err == nil)
 		if *n < k {
 			if err != nil || sums.Digest == (plan.Digest{}) {

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage/disk"
 )
 
 // linkSuffix ends the name of a file of an earlier checkpoint that is linked
@@ -36,29 +36,26 @@ func linkName(ref Ref, name string) string {
 // else put there, since the base was read. The name becomes durable with the
 // directory. A file that does not fit may keep its name: another rank may use
 // it.
-func (w *FileWriter) link(f heldFile, u reuse, n int) error {
-	to := w.root.path(w.ref, f.name)
-	err := w.root.fs.Link(f.path, to)
+func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error {
+	to := name(w.ref, f.name)
+	err := w.root.b.Link(ctx, f.from, to)
 	if errors.Is(err, fs.ErrExist) {
 		// Of another rank, or of a call that was cut off. The base may be gone
 		// since.
-		if err = w.root.sameFile(f.path, to); errors.Is(err, fs.ErrNotExist) {
+		if err = sameFile(ctx, w.root.b, f.from, w.root.b, to); errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
 	}
 	if err != nil {
 		return err
 	}
-	if err := disk.Regular(w.root.fs, to); err != nil {
-		return err
-	}
-	file, err := w.root.fs.Open(to)
+	file, err := w.root.b.Open(ctx, to)
 	if err != nil {
 		return err
 	}
 	info, err := file.Stat()
-	if err == nil && info.Size() != f.size {
-		err = fmt.Errorf("it has %d bytes, %d were written", info.Size(), f.size)
+	if err == nil && info.Size != f.size {
+		err = fmt.Errorf("it has %d bytes, %d were written", info.Size, f.size)
 	}
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/storage/disk"
@@ -25,7 +26,7 @@ func (r *Root) Checkpoints(ctx context.Context) ([]Receipt, []Damaged, error) {
 	var receipts []Receipt
 	var damaged []Damaged
 	err := r.walk(ctx, func(ref Ref) {
-		receipt, err := r.readReceipt(ref)
+		receipt, err := r.readReceipt(ctx, ref)
 		switch {
 		case err == nil:
 			receipts = append(receipts, receipt)
@@ -34,24 +35,24 @@ func (r *Root) Checkpoints(ctx context.Context) ([]Receipt, []Damaged, error) {
 		}
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("list checkpoints in %s: %w", r.dir, err)
+		return nil, nil, fmt.Errorf("list checkpoints in %s: %w", r.Dir(), err)
 	}
 	return receipts, damaged, nil
 }
 
 // walk calls visit for each directory of a checkpoint, committed or not.
 func (r *Root) walk(ctx context.Context, visit func(Ref)) error {
-	runs, err := r.subdirs(ctx, r.dir)
+	runs, err := r.subdirs(ctx, "")
 	if err != nil {
 		return err
 	}
 	for _, run := range runs {
-		trials, err := r.subdirs(ctx, r.fs.PathJoin(r.dir, run))
+		trials, err := r.subdirs(ctx, run)
 		if err != nil {
 			return err
 		}
 		for _, trial := range trials {
-			checkpoints, err := r.subdirs(ctx, r.fs.PathJoin(r.dir, run, trial))
+			checkpoints, err := r.subdirs(ctx, path.Join(run, trial))
 			if err != nil {
 				return err
 			}
@@ -69,7 +70,7 @@ func (r *Root) subdirs(ctx context.Context, dir string) ([]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	names, err := r.fs.List(dir)
+	names, err := r.b.List(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -77,16 +78,16 @@ func (r *Root) subdirs(ctx context.Context, dir string) ([]string, error) {
 		return nil, err
 	}
 	dirs := names[:0]
-	for _, name := range names {
-		info, err := r.fs.Stat(r.fs.PathJoin(dir, name))
+	for _, sub := range names {
+		info, err := r.b.Stat(ctx, path.Join(dir, sub))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if info.IsDir() {
-			dirs = append(dirs, name)
+		if info.Dir {
+			dirs = append(dirs, sub)
 		}
 	}
 	slices.Sort(dirs)
@@ -122,19 +123,16 @@ func (r *Root) removeDir(ctx context.Context, ref Ref, committed bool) error {
 }
 
 func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
-	dir := r.path(ref)
-	names, err := r.fs.List(dir)
+	dir := name(ref)
+	names, err := r.b.List(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		// Perhaps by a call that was cut off before it made this durable.
-		if err := r.syncDir(r.fs.PathDir(dir)); !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
+		return disk.Gone(r.b.Sync(ctx, path.Dir(dir)))
 	}
 	if err != nil {
 		return err
 	}
-	receipt, _, err := r.own(ref, names)
+	receipt, _, err := r.own(ctx, ref, names)
 	if err != nil {
 		return err
 	}
@@ -142,26 +140,36 @@ func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
 		return &TakenError{Ref: ref, File: r.path(ref, ReceiptFile), What: "the receipt of a committed checkpoint"}
 	}
 	if receipt {
-		if err := disk.Gone(r.fs.Remove(r.path(ref, ReceiptFile))); err != nil {
+		if err := r.b.Remove(ctx, name(ref, ReceiptFile)); err != nil {
 			return err
 		}
+		names = slices.DeleteFunc(names, func(n string) bool { return n == ReceiptFile })
 	}
-	if err := disk.Gone(r.syncDir(dir)); err != nil {
+	if err := disk.Gone(r.sync(ctx, ref)); err != nil {
 		return err
 	}
-	for _, name := range names {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if name == ReceiptFile {
-			continue
-		}
-		if err := disk.Gone(r.fs.RemoveAll(r.path(ref, name))); err != nil {
-			return err
-		}
-	}
-	if err := disk.Gone(r.fs.Remove(dir)); err != nil {
+	if err := r.removeAll(ctx, dir, names); err != nil {
 		return err
 	}
-	return r.syncDir(r.fs.PathDir(dir))
+	return r.b.Sync(ctx, path.Dir(dir))
+}
+
+// removeAll removes a directory with what is in it.
+func (r *Root) removeAll(ctx context.Context, dir string, names []string) error {
+	for _, file := range names {
+		at := path.Join(dir, file)
+		err := r.b.Remove(ctx, at)
+		if err != nil {
+			// A directory, which somebody has put here.
+			inner, no := r.b.List(ctx, at)
+			if no != nil {
+				return err
+			}
+			err = r.removeAll(ctx, at, inner)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return r.b.Remove(ctx, dir)
 }

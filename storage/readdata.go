@@ -3,30 +3,47 @@ package storage
 import (
 	"context"
 	"errors"
-	"fmt"
-	"hash/crc32"
-	"io"
-	"io/fs"
 	"runtime"
 	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
+	"github.com/ckptstore/ckptstore/storage/backend/local"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
-)
-
-const (
-	windowBlocks = 16 // read and verified at once: 1 MiB, which stays in cache
-	taskBlocks   = 64 // read by one goroutine in one go: 4 MiB
 )
 
 // chunkReader reads the chunks that indexes describe, wherever their files
 // lie.
 type chunkReader struct {
-	fs   vfs.FS
-	load func(rank int) (*rankIndex, error)
-	path func(x *index, n int) string // of the n-th file of an index
+	load func(ctx context.Context, rank int) (*rankIndex, error)
+	opener
+}
+
+// opener opens the files that indexes describe.
+type opener interface {
+	path(x *index, n int) string // of the n-th file of an index
+	open(ctx context.Context, x *index, n int) (backend.Object, error)
+}
+
+// checkpointFiles are those of a checkpoint, and those that it adopts.
+type checkpointFiles struct {
+	root *Root
+	ref  Ref
+}
+
+func (f checkpointFiles) path(x *index, n int) string {
+	if x.adopted() {
+		return x.files[n].Name
+	}
+	return f.root.path(f.ref, x.files[n].Name)
+}
+
+func (f checkpointFiles) open(ctx context.Context, x *index, n int) (backend.Object, error) {
+	if x.adopted() {
+		return local.Open(f.root.outside, x.files[n].Name)
+	}
+	return f.root.b.Open(ctx, name(f.ref, x.files[n].Name))
 }
 
 // chunkRead is all that is wanted of one stored chunk.
@@ -70,7 +87,7 @@ func (r *FileReader) readData(ctx context.Context, wants []plan.Want, reads []pl
 
 // chunks reads what the indexes name.
 func (r *FileReader) chunks() chunkReader {
-	return chunkReader{fs: r.root.fs, load: r.load, path: func(x *index, n int) string { return r.root.filePath(r.ref, x, n) }}
+	return chunkReader{load: r.load, opener: checkpointFiles{r.root, r.ref}}
 }
 
 func (r chunkReader) read(ctx context.Context, wants []plan.Want, reads []plan.Read, dst Destination) (int64, error) {
@@ -79,58 +96,45 @@ func (r chunkReader) read(ctx context.Context, wants []plan.Want, reads []plan.R
 		return 0, err
 	}
 	files := map[string]*sharedFile{}
-	for _, c := range chunks {
+	runs := coalesce(chunks)
+	for i := range runs {
+		c := runs[i].parts[0].chunk
 		f := files[c.path]
 		if f == nil {
-			f = &sharedFile{fs: r.fs, path: c.path}
+			f = &sharedFile{path: c.path, opener: func(ctx context.Context) (backend.Object, error) { return r.open(ctx, c.index, c.entry.file) }}
 			if c.index.adopted() {
-				f.check = func(info vfs.FileInfo) error { return c.index.unchanged(c.entry.file, info) }
+				f.check = func(info backend.Info) error { return c.index.unchanged(c.entry.file, info) }
 			}
 			files[c.path] = f
 		}
-		for _, b := range c.tasks() {
-			f.users += int((b.hi - b.lo + taskBlocks - 1) / taskBlocks)
-		}
+		f.users++
+		runs[i].file = f
 	}
 	var total atomic.Int64
-	outer := ctx
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(runtime.GOMAXPROCS(0) + 2) // some wait for the disk
-	for _, c := range chunks {
-		f := files[c.path]
-		if c.entry.strides != nil {
-			for range c.tasks() {
-				g.Go(func() error {
-					defer f.done()
-					n, err := c.readStrided(ctx, f)
-					total.Add(n)
-					return err
-				})
-			}
-			continue
-		}
-		for _, b := range c.blocks {
-			for lo := b.lo; lo < b.hi; lo += taskBlocks {
-				g.Go(func() error {
-					defer f.done()
-					n, err := c.read(ctx, f, blockRange{lo, min(lo+taskBlocks, b.hi)})
-					total.Add(n)
-					return err
-				})
-			}
-		}
+	g, inner := errgroup.WithContext(ctx)
+	g.SetLimit(readers())
+	for _, run := range runs {
+		g.Go(func() error {
+			defer run.file.done()
+			n, err := run.read(inner)
+			total.Add(n)
+			return err
+		})
 	}
 	if err := g.Wait(); err != nil {
 		return total.Load(), err
 	}
-	return total.Load(), checkRecords(outer, chunks, files)
+	return total.Load(), checkRecords(ctx, chunks, files)
 }
+
+// readers is how many runs are read at a time: some wait for the disk.
+func readers() int { return runtime.GOMAXPROCS(0) + 2 }
 
 // checkRecords compares the chunks that have no sums, and of which everything
 // is read by now, with the checksums of their records.
 func checkRecords(ctx context.Context, chunks []*chunkRead, files map[string]*sharedFile) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(runtime.GOMAXPROCS(0) + 2)
+	g.SetLimit(readers())
 	for _, c := range chunks {
 		if c.checkable() && c.rank.cover(c.at, c.blocks) {
 			f := files[c.path].again()
@@ -141,121 +145,4 @@ func checkRecords(ctx context.Context, chunks []*chunkRead, files map[string]*sh
 		}
 	}
 	return g.Wait()
-}
-
-// read reads, verifies and copies some blocks, a window at a time.
-func (c *chunkRead) read(ctx context.Context, f *sharedFile, b blockRange) (int64, error) {
-	return c.readBlocks(ctx, f, nil, b)
-}
-
-func (c *chunkRead) readBlocks(ctx context.Context, f *sharedFile, span []byte, b blockRange) (int64, error) {
-	file, err := f.open()
-	if err != nil {
-		return 0, c.missing(f.path, err)
-	}
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	total := int64(0)
-	for lo := b.lo; lo < b.hi; lo += windowBlocks {
-		if err := ctx.Err(); err != nil {
-			return total, err
-		}
-		start := lo * BlockSize
-		end := min(min(lo+windowBlocks, b.hi)*BlockSize, c.entry.item.Bytes)
-		window := (*buf)[:end-start]
-		n, err := c.entry.window(file, span, window, start)
-		total += int64(n)
-		if n < len(window) {
-			return total, c.short(f.path, start+int64(n), err)
-		}
-		if err := c.verify(f.path, lo, window); err != nil {
-			return total, err
-		}
-		if err := c.copyOut(window, start); err != nil {
-			return total, fmt.Errorf("%q: %w", c.entry.item.Shard.FQN, err)
-		}
-	}
-	return total, nil
-}
-
-// verify compares the checksum of each block of window, which begins with
-// block first, if they are known.
-func (c *chunkRead) verify(path string, first int64, window []byte) error {
-	if !c.entry.learned() {
-		return nil
-	}
-	for block := first; len(window) > 0; block++ {
-		n := min(BlockSize, len(window))
-		if got, want := crc32.Checksum(window[:n], castagnoli), c.entry.sums[block]; got != want {
-			return &CorruptError{
-				File: path, FQN: c.entry.item.Shard.FQN, Chunk: c.entry.box(),
-				Block: int(block), Offset: c.entry.offset + block*BlockSize,
-				Problem: "checksum of the block", Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
-			}
-		}
-		window = window[n:]
-	}
-	return nil
-}
-
-// short is the error of a file that ends, or cannot be read, at a byte of the
-// chunk.
-func (c *chunkRead) short(path string, at int64, err error) error {
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return fmt.Errorf("read %s at %d: %w", path, c.entry.offset+at, err)
-	}
-	return &CorruptError{
-		File: path, FQN: c.entry.item.Shard.FQN, Chunk: c.entry.box(),
-		Block: int(at / BlockSize), Offset: c.entry.offset + at, Problem: "the file ends here",
-	}
-}
-
-func (c *chunkRead) missing(path string, err error) error {
-	if changed := (*ChangedError)(nil); errors.As(err, &changed) {
-		return fmt.Errorf("%q %s: %w", c.entry.item.Shard.FQN, c.entry.box(), err)
-	}
-	if errors.Is(err, fs.ErrNotExist) && c.index.adopted() {
-		return fmt.Errorf("%q %s: %w", c.entry.item.Shard.FQN, c.entry.box(), &ChangedError{File: path, Gone: true})
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%q %s: %w; load another checkpoint, and verify this one to see all damage",
-			c.entry.item.Shard.FQN, c.entry.box(), err)
-	}
-	return fmt.Errorf("open %s: %w", path, err)
-}
-
-// copyOut copies from window, the chunk's bytes from start on, whatever is
-// wanted of it.
-func (c *chunkRead) copyOut(window []byte, start int64) error {
-	size := int64(c.size)
-	// Blocks are a multiple of every element's size.
-	lo, hi := start/size, (start+int64(len(window)))/size
-	var parts []slab
-	for _, to := range c.copies {
-		if to.hi <= lo || to.lo >= hi {
-			continue
-		}
-		if parts == nil {
-			parts = slabs(c.box, lo, hi)
-		}
-		for _, s := range parts {
-			region, ok := s.box.Intersect(to.region)
-			if !ok {
-				continue
-			}
-			if err := c.copyRegion(to, window[(s.at-lo)*size:], s.box, region); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// copyRegion copies a region of src, which holds a box of the chunk.
-func (c *chunkRead) copyRegion(to copyTo, src []byte, box, region tensor.Box) error {
-	if stored := c.entry.item.Shard.DType; to.dtype != stored {
-		return tensor.ConvertRegion(to.dst, to.box, to.dtype, src, box, stored, region)
-	}
-	tensor.CopyRegion(to.dst, to.box, src, box, region, c.size)
-	return nil
 }

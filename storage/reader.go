@@ -64,13 +64,13 @@ func (r *FileReader) readMetadata(ctx context.Context) (plan.Manifest, error) {
 		return plan.Manifest{}, err
 	}
 	if r.digest != (plan.Digest{}) {
-		return r.root.readManifest(r.ref, r.digest)
+		return r.root.readManifest(ctx, r.ref, r.digest)
 	}
-	receipt, err := r.root.readReceipt(r.ref)
+	receipt, err := r.root.readReceipt(ctx, r.ref)
 	if err != nil {
 		return plan.Manifest{}, err
 	}
-	m, err := r.root.readManifest(r.ref, receipt.Manifest)
+	m, err := r.root.readManifest(ctx, r.ref, receipt.Manifest)
 	if err != nil {
 		return plan.Manifest{}, err
 	}
@@ -78,15 +78,14 @@ func (r *FileReader) readMetadata(ctx context.Context) (plan.Manifest, error) {
 }
 
 // readManifest is the manifest with the given digest.
-func (r *Root) readManifest(ref Ref, digest plan.Digest) (plan.Manifest, error) {
-	path := r.path(ref, manifestFile(digest))
-	data, err := r.readFile(path)
+func (r *Root) readManifest(ctx context.Context, ref Ref, digest plan.Digest) (plan.Manifest, error) {
+	data, err := r.readFile(ctx, ref, manifestFile(digest))
 	if err != nil {
 		return plan.Manifest{}, err
 	}
 	if got := plan.Sum(data); got != digest {
 		return plan.Manifest{}, &CorruptError{
-			File: path, Block: -1, Problem: "digest of the manifest",
+			File: r.path(ref, manifestFile(digest)), Block: -1, Problem: "digest of the manifest",
 			Want: digest.String(), Got: got.String(),
 		}
 	}
@@ -94,9 +93,9 @@ func (r *Root) readManifest(ref Ref, digest plan.Digest) (plan.Manifest, error) 
 }
 
 // readIndex is the index that a manifest names.
-func (r *Root) readIndex(ref Ref, want plan.RankIndex) (index, error) {
+func (r *Root) readIndex(ctx context.Context, ref Ref, want plan.RankIndex) (index, error) {
 	path := r.path(ref, indexFile(want.Rank))
-	data, err := r.readFile(path)
+	data, err := r.readFile(ctx, ref, indexFile(want.Rank))
 	if err != nil {
 		return index{}, err
 	}
@@ -125,7 +124,10 @@ func (r *FileReader) SetUp(ctx context.Context, m plan.Manifest, _ bool) error {
 		err = fmt.Errorf("the manifest has digest %s, the log says %s", digest, r.digest)
 	}
 	if err == nil {
-		_, err = r.root.fs.Stat(r.root.path(r.ref))
+		var names []string
+		if names, err = r.root.b.List(ctx, name(r.ref)); err == nil && len(names) == 0 {
+			err = fmt.Errorf("%s: %w", r.root.path(r.ref), fs.ErrNotExist)
+		}
 	}
 	if err != nil {
 		return r.wrap("set up the reading", err)
@@ -138,7 +140,7 @@ func (r *FileReader) SetUp(ctx context.Context, m plan.Manifest, _ bool) error {
 }
 
 // load reads the index of a rank once. After an error it is tried again.
-func (r *FileReader) load(rank int) (*rankIndex, error) {
+func (r *FileReader) load(ctx context.Context, rank int) (*rankIndex, error) {
 	x, ok := r.ranks[rank]
 	if !ok {
 		return nil, fmt.Errorf("the manifest names no files of rank %d", rank)
@@ -148,10 +150,10 @@ func (r *FileReader) load(rank int) (*rankIndex, error) {
 	if x.index != nil {
 		return x, nil
 	}
-	loaded, err := r.root.readIndex(r.ref, x.want)
+	loaded, err := r.root.readIndex(ctx, r.ref, x.want)
 	if err == nil && loaded.adopted() {
 		var learned bool
-		if learned, err = r.root.readSums(r.ref, &loaded, x.want.Index); err == nil && !learned {
+		if learned, err = r.root.readSums(ctx, r.ref, &loaded, x.want.Index); err == nil && !learned {
 			r.root.unverified(r.ref)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
 )
 
 // Receipt says that a checkpoint is committed: in which log, where in it, and
@@ -96,9 +97,9 @@ func decodeReceipt(data []byte) (Receipt, error) {
 
 // readReceipt is the receipt of ref. Without one, the error has
 // [ErrNotCommitted] in its chain; a damaged one gives a [*CorruptError].
-func (r *Root) readReceipt(ref Ref) (Receipt, error) {
+func (r *Root) readReceipt(ctx context.Context, ref Ref) (Receipt, error) {
 	path := r.path(ref, ReceiptFile)
-	data, err := r.readFile(path)
+	data, err := r.readFile(ctx, ref, ReceiptFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Receipt{}, fmt.Errorf("%s: %w", path, ErrNotCommitted)
 	}
@@ -120,7 +121,7 @@ func (r *Root) readReceipt(ref Ref) (Receipt, error) {
 func (r *Root) WriteReceipt(ctx context.Context, ref Ref, receipt Receipt) error {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	if err == nil {
-		err = r.repairReceipt(ref, receipt)
+		err = r.repairReceipt(ctx, ref, receipt)
 	}
 	if err != nil {
 		return fmt.Errorf("write the receipt of checkpoint %s: %w", ref, err)
@@ -128,19 +129,19 @@ func (r *Root) WriteReceipt(ctx context.Context, ref Ref, receipt Receipt) error
 	return nil
 }
 
-func (r *Root) repairReceipt(ref Ref, receipt Receipt) error {
-	m, err := r.readManifest(ref, receipt.Manifest)
+func (r *Root) repairReceipt(ctx context.Context, ref Ref, receipt Receipt) error {
+	m, err := r.readManifest(ctx, ref, receipt.Manifest)
 	if err != nil {
 		return err
 	}
 	if err := receipt.matches(m); err != nil {
 		return err
 	}
-	return r.writeReceipt(ref, receipt)
+	return r.writeReceipt(ctx, ref, receipt)
 }
 
-func (r *Root) writeReceipt(ref Ref, receipt Receipt) error {
-	there, err := r.readReceipt(ref)
+func (r *Root) writeReceipt(ctx context.Context, ref Ref, receipt Receipt) error {
+	there, err := r.readReceipt(ctx, ref)
 	var damaged *CorruptError
 	switch {
 	case err == nil && !there.same(receipt):
@@ -154,13 +155,8 @@ func (r *Root) writeReceipt(ref Ref, receipt Receipt) error {
 	if err != nil {
 		return err
 	}
-	path := r.path(ref, ReceiptFile)
-	temp, err := r.writeTemp(path, data)
-	if err != nil {
+	if err := r.writeFile(ctx, ref, ReceiptFile, data, backend.Replace); err != nil {
 		return err
 	}
-	if err := r.rename(temp, path); err != nil {
-		return err
-	}
-	return r.syncDir(r.path(ref))
+	return r.sync(ctx, ref)
 }

@@ -3,7 +3,7 @@ package storage
 import (
 	"context"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/ckptstore/ckptstore/storage/backend"
 )
 
 // An adopted or foreign chunk has no sums of ours until they are learned, but
@@ -40,7 +40,7 @@ func (c *chunkRead) checkable() bool {
 // checkRecord compares the whole record of a chunk with its checksum, or all
 // records of a value's archive.
 func (c *chunkRead) checkRecord(ctx context.Context, f *sharedFile) error {
-	file, err := f.open()
+	file, err := f.open(ctx)
 	if err != nil {
 		return c.missing(f.path, err)
 	}
@@ -51,7 +51,7 @@ func (c *chunkRead) checkRecord(ctx context.Context, f *sharedFile) error {
 	return err
 }
 
-func recordProblem(ctx context.Context, file vfs.File, e *entry) (string, error) {
+func recordProblem(ctx context.Context, file backend.Object, e *entry) (string, error) {
 	if e.item.Value {
 		problem, _ := archiveProblem(file, e)
 		return problem, ctx.Err()

@@ -2,9 +2,7 @@ package storage
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -13,13 +11,12 @@ import (
 // there is what the directory of the checkpoint holds, and whether that is
 // sealed: it has a manifest or a receipt, so that its bytes may have been
 // committed.
-func (w *FileWriter) there() (names []string, sealed bool, err error) {
-	dir := w.root.path(w.ref)
-	names, err = w.root.fs.List(dir)
+func (w *FileWriter) there(ctx context.Context) (names []string, sealed bool, err error) {
+	names, err = w.root.b.List(ctx, name(w.ref))
 	if err != nil {
-		return nil, false, fmt.Errorf("list %s, which SetUp makes: %w", dir, err)
+		return nil, false, fmt.Errorf("list %s, which SetUp makes: %w", w.root.path(w.ref), err)
 	}
-	receipt, manifest, err := w.root.own(w.ref, names)
+	receipt, manifest, err := w.root.own(ctx, w.ref, names)
 	return names, receipt || manifest, err
 }
 
@@ -28,17 +25,16 @@ func (w *FileWriter) there() (names []string, sealed bool, err error) {
 // what to reuse would not be it. Equal bytes are success, and nothing is
 // written. Others are, into a sealed checkpoint, an error.
 func (w *FileWriter) repeated(ctx context.Context, rank int, items []plan.Item, src Source, there []string, sealed bool) (out Written, done bool, err error) {
-	path := w.root.path(w.ref, indexFile(rank))
 	refuse := func() (Written, bool, error) {
 		if !sealed {
 			return Written{}, false, nil
 		}
-		return Written{}, false, fmt.Errorf("%s: %w; save under another name", path, ErrSealed)
+		return Written{}, false, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, indexFile(rank)), ErrSealed)
 	}
 	if !slices.Contains(there, indexFile(rank)) {
 		return refuse()
 	}
-	data, err := w.root.readFile(path)
+	data, err := w.root.readFile(ctx, w.ref, indexFile(rank))
 	if err != nil {
 		return Written{}, false, err
 	}
@@ -49,7 +45,7 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []plan.Item, 
 	if missing, extra := x.compare(items); len(missing)+len(extra) > 0 {
 		return refuse()
 	}
-	if err := w.root.checkFiles(w.ref, &x); err != nil && !sealed {
+	if err := w.root.checkFiles(ctx, w.ref, &x); err != nil && !sealed {
 		return Written{}, false, nil // cut off before all names were durable
 	}
 	same, err := x.holds(ctx, items, src)
@@ -61,7 +57,7 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []plan.Item, 
 	}
 	if !sealed {
 		// The call that wrote it may not have come to this.
-		err = w.root.syncDirs(w.ref)
+		err = w.root.sync(ctx, w.ref)
 	}
 	return x.written(data), err == nil, err
 }
@@ -87,15 +83,14 @@ func (x *index) holds(ctx context.Context, items []plan.Item, src Source) (bool,
 
 // checkFiles holds the files of an index to be in place and of the size that
 // they were written with.
-func (r *Root) checkFiles(ref Ref, x *index) error {
+func (r *Root) checkFiles(ctx context.Context, ref Ref, x *index) error {
 	for _, f := range x.files {
-		path := r.path(ref, f.Name)
-		info, err := r.fs.Stat(path)
+		info, err := r.b.Stat(ctx, name(ref, f.Name))
 		if err != nil {
 			return fmt.Errorf("file of rank %d: %w", x.rank, err)
 		}
-		if info.Size() != f.Size {
-			return fmt.Errorf("file of rank %d: %s has %d bytes, %d were written", x.rank, path, info.Size(), f.Size)
+		if info.Size != f.Size {
+			return fmt.Errorf("file of rank %d: %s has %d bytes, %d were written", x.rank, r.path(ref, f.Name), info.Size, f.Size)
 		}
 	}
 	return nil
@@ -104,20 +99,19 @@ func (r *Root) checkFiles(ref Ref, x *index) error {
 // clear removes the files of a rank that are to be written anew, the index
 // first and durably: one that is found after a crash is always that of the
 // data beside it.
-func (w *FileWriter) clear(rank int, there []string) error {
+func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error {
 	cleared := false
-	for _, name := range []string{indexFile(rank), dataFile(rank)} {
-		if !slices.Contains(there, name) {
+	for _, file := range []string{indexFile(rank), dataFile(rank)} {
+		if !slices.Contains(there, file) {
 			continue
 		}
-		path := w.root.path(w.ref, name)
-		if err := w.root.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove the leftover %s: %w", path, err)
+		if err := w.root.b.Remove(ctx, name(w.ref, file)); err != nil {
+			return fmt.Errorf("remove the leftover %s: %w", w.root.path(w.ref, file), err)
 		}
 		cleared = true
 	}
 	if !cleared {
 		return nil
 	}
-	return w.root.syncDir(w.root.path(w.ref))
+	return w.root.sync(ctx, w.ref)
 }

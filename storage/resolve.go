@@ -13,6 +13,7 @@ import (
 // groups the reads by chunk, in the order of the files.
 func (r chunkReader) resolve(ctx context.Context, wants []plan.Want, reads []plan.Read, dst Destination) ([]*chunkRead, error) {
 	byKey := map[key]*chunkRead{}
+	bySpot := map[readSpot]*chunkRead{}
 	var chunks []*chunkRead
 	for _, read := range reads {
 		if err := ctx.Err(); err != nil {
@@ -28,7 +29,7 @@ func (r chunkReader) resolve(ctx context.Context, wants []plan.Want, reads []pla
 		}
 		c := byKey[k]
 		if c == nil {
-			x, err := r.load(read.Rank)
+			x, err := r.load(ctx, read.Rank)
 			if err != nil {
 				return nil, err
 			}
@@ -39,8 +40,13 @@ func (r chunkReader) resolve(ctx context.Context, wants []plan.Want, reads []pla
 			c = newChunkRead(x.index, i)
 			c.rank, c.at = x, i
 			c.path = r.path(x.index, c.entry.file)
+			if tied := bySpot[c.spot()]; tied != nil {
+				c = tied
+			} else {
+				bySpot[c.spot()] = c
+				chunks = append(chunks, c)
+			}
 			byKey[k] = c
-			chunks = append(chunks, c)
 		}
 		if err := c.add(want, read, dst.Want(read.Want)); err != nil {
 			return nil, fmt.Errorf("%q: %w", read.FQN, err)
@@ -63,6 +69,23 @@ func (r chunkReader) resolve(ctx context.Context, wants []plan.Want, reads []pla
 		return 0
 	})
 	return chunks, nil
+}
+
+// readSpot is what equal chunks that lie in a file once, as tied weights do,
+// have in common: they are read once.
+type readSpot struct {
+	path, box string
+	offset    int64
+	dtype     tensor.DType
+	at        int // of those whose reading is kept account of, the entry
+}
+
+func (c *chunkRead) spot() readSpot {
+	s := readSpot{path: c.path, box: c.box.Key(), offset: c.entry.offset, dtype: c.entry.item.Shard.DType, at: -1}
+	if c.index.adopted() || c.entry.item.Value || c.entry.item.Bytes == 0 {
+		s.at = c.at
+	}
+	return s
 }
 
 func newChunkRead(x *index, i int) *chunkRead {

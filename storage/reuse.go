@@ -77,7 +77,7 @@ type reuse struct {
 // heldFile is a file of a base.
 type heldFile struct {
 	name string // in the directory of this checkpoint
-	path string // where it lies now
+	from string // where it lies now, in the backend
 	size int64
 }
 
@@ -115,9 +115,9 @@ func (w *FileWriter) reuse(ctx context.Context, rank int, items []plan.Item, src
 			if err := ctx.Err(); err != nil {
 				return reuse{}, err
 			}
-			if err := w.link(f, u, n); err != nil {
-				w.unusable(fmt.Errorf("%s is not reused, its chunks are written again: %w", f.path, err))
-				unfit[f.path], again = true, true
+			if err := w.link(ctx, f, u, n); err != nil {
+				w.unusable(fmt.Errorf("%s is not reused, its chunks are written again: %w", w.root.b.Path(f.from), err))
+				unfit[f.from], again = true, true
 			}
 		}
 		if !again {
@@ -184,7 +184,7 @@ func digestOf(ctx context.Context, data []byte, candidates []held, always bool) 
 		if err := ctx.Err(); err != nil {
 			return digest, false, err
 		}
-		window := data[:min(pieceSize, len(data))]
+		window := data[:min(windowSize, len(data))]
 		for at := 0; at < len(window); at += BlockSize {
 			if len(alive) == 0 {
 				break
@@ -213,16 +213,16 @@ func digestOf(ctx context.Context, data []byte, candidates []held, always bool) 
 // which at least half is; and of equal items that are written, all but the
 // first. It is a pure function.
 func settle(items []plan.Item, matches map[int]match, unfit map[string]bool) reuse {
-	type run struct{ path, offset any }
+	type run struct{ file, offset any }
 	live := map[string]int64{}
 	counted := map[run]bool{}
 	for _, m := range matches {
 		if m.held == nil {
 			continue
 		}
-		if r := (run{m.held.file.path, m.held.entry.offset}); !counted[r] {
+		if r := (run{m.held.file.from, m.held.entry.offset}); !counted[r] {
 			counted[r] = true
-			live[m.held.file.path] += m.content.size
+			live[m.held.file.from] += m.content.size
 		}
 	}
 	u := reuse{of: map[int]spot{}}
@@ -233,11 +233,11 @@ func settle(items []plan.Item, matches map[int]match, unfit map[string]bool) reu
 		if !ok {
 			continue
 		}
-		if h := m.held; h != nil && !unfit[h.file.path] && 2*live[h.file.path] >= h.file.size {
-			n, ok := at[h.file.path]
+		if h := m.held; h != nil && !unfit[h.file.from] && 2*live[h.file.from] >= h.file.size {
+			n, ok := at[h.file.from]
 			if !ok {
 				n = len(u.files)
-				at[h.file.path] = n
+				at[h.file.from] = n
 				u.files = append(u.files, h.file)
 			}
 			u.of[i] = spot{digest: m.content.digest, file: n, entry: h.entry}

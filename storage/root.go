@@ -1,23 +1,25 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"slices"
+	"io"
+	"path"
 	"strings"
 	"sync"
 
-	"github.com/ckptstore/ckptstore/storage/disk"
+	"github.com/ckptstore/ckptstore/storage/backend"
+	"github.com/ckptstore/ckptstore/storage/backend/local"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// Root is the data directory of a store. It is safe for concurrent use, also
-// by several processes: everything shared lies in the filesystem.
+// Root is the data of a store. It is safe for concurrent use, also by several
+// processes: everything shared lies in the backend.
 type Root struct {
-	fs     vfs.FS
-	dir    string
-	stores []string // whose checkpoints these are
+	b       backend.Backend
+	outside vfs.FS   // where adopted files lie
+	stores  []string // whose checkpoints these are
 
 	space   sync.Mutex
 	pending int64             // bytes that running WriteData calls have yet to write
@@ -38,11 +40,15 @@ func Open(fs vfs.FS, dir string) (*Root, error) {
 	if fs == nil || dir == "" {
 		return nil, errors.New("open data directory: no filesystem or no path given")
 	}
-	return &Root{fs: fs, dir: dir}, nil
+	return OpenBackend(local.New(fs, dir), fs), nil
 }
 
-// Dir is the directory that was opened.
-func (r *Root) Dir() string { return r.dir }
+// OpenBackend is the data of a store in any backend. Files of other programs
+// that checkpoints adopt lie outside of it, in a filesystem.
+func OpenBackend(b backend.Backend, outside vfs.FS) *Root { return &Root{b: b, outside: outside} }
+
+// Dir is where the data lies: a path, or the URL of a bucket.
+func (r *Root) Dir() string { return r.b.Path("") }
 
 // Ref says where a checkpoint lies: the names of three nested directories,
 // which are safe as file names. [RefOf] makes one of any names.
@@ -106,93 +112,57 @@ func validateName(name string) error {
 	return nil
 }
 
-// path is the directory of ref, or the path of a file in it.
-func (r *Root) path(ref Ref, file ...string) string {
-	return r.fs.PathJoin(append([]string{r.dir, ref.Run, ref.Trial, ref.Checkpoint}, file...)...)
+// name is that of the directory of ref in the backend, or of a file in it.
+func name(ref Ref, file ...string) string {
+	return path.Join(append([]string{ref.Run, ref.Trial, ref.Checkpoint}, file...)...)
 }
 
-// makeDirs makes the directory of ref with its parents and makes their names
-// durable.
-func (r *Root) makeDirs(ref Ref) error {
-	dir := r.path(ref)
-	if err := r.fs.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make directory %s: %w", dir, disk.NoSpace(err))
-	}
-	return r.syncDirs(ref)
-}
+// path is how people find it.
+func (r *Root) path(ref Ref, file ...string) string { return r.b.Path(name(ref, file...)) }
 
-// syncDirs syncs the directory of ref and every one above it, up to the one
-// that holds the root: a name is durable only when its directory is.
-func (r *Root) syncDirs(ref Ref) error {
-	dir := r.path(ref)
-	for range 4 {
-		if err := r.syncDir(dir); err != nil {
-			return err
-		}
-		dir = r.fs.PathDir(dir)
-	}
-	return r.syncDir(dir)
-}
-
-func (r *Root) syncDir(dir string) error { return disk.SyncDir(r.fs, dir) }
+// sync makes the names in the directory of ref durable.
+func (r *Root) sync(ctx context.Context, ref Ref) error { return r.b.Sync(ctx, name(ref)) }
 
 // readFile is the content of a small file.
-func (r *Root) readFile(path string) ([]byte, error) { return disk.ReadFile(r.fs, path) }
-
-// writeTemp writes data to path under a temporary name and syncs it. The
-// caller gives it its name. On an error nothing stays behind.
-func (r *Root) writeTemp(path string, data []byte) (temp string, err error) {
-	temp = path + tempSuffix
-	f, err := r.fs.Create(temp, vfs.WriteCategoryUnspecified)
+func (r *Root) readFile(ctx context.Context, ref Ref, file string) ([]byte, error) {
+	f, err := r.b.Open(ctx, name(ref, file))
 	if err != nil {
-		return "", fmt.Errorf("create %s: %w", temp, disk.NoSpace(err))
+		return nil, fmt.Errorf("read: %w", err)
 	}
-	_, err = f.Write(slices.Clone(data)) // a file may change what it is given
+	info, err := f.Stat()
+	var data []byte
 	if err == nil {
-		err = f.Sync()
+		data, err = io.ReadAll(io.NewSectionReader(f, 0, info.Size))
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		r.discard(temp)
-		return "", fmt.Errorf("write %s: %w", temp, disk.NoSpace(err))
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("read %s: %w", r.path(ref, file), err)
 	}
-	return temp, nil
+	return data, nil
 }
 
-// discard removes a temporary file after an error, so that a full disk does
-// not stay full. The error that led here is the one to report; what cannot be
-// removed goes with its directory.
-func (r *Root) discard(temp string) { _ = r.fs.Remove(temp) }
-
-// Usage is the room on a filesystem, in bytes.
-type Usage struct {
-	Free uint64 // that this process may still write
-	Size uint64 // that and what is used
-}
-
-// Share is percent of the size.
-func (u Usage) Share(percent uint64) uint64 { return u.Size / 100 * percent }
-
-// Usage is the room below the root, as the filesystem tells it. It is
-// [vfs.ErrUnsupported] where the filesystem does not tell.
-func (r *Root) Usage() (Usage, error) {
-	// The root and its parent may not have been made yet.
-	for dir := r.dir; ; {
-		usage, err := r.fs.GetDiskUsage(dir)
-		parent := r.fs.PathDir(dir)
-		if errors.Is(err, fs.ErrNotExist) && parent != dir {
-			dir = parent
-			continue
-		}
-		if err != nil {
-			return Usage{}, fmt.Errorf("free space of %s: %w", dir, err)
-		}
-		return Usage{Free: usage.AvailBytes, Size: usage.UsedBytes + usage.AvailBytes}, nil
+// writeFile makes a small file. Its name is durable once its directory is.
+func (r *Root) writeFile(ctx context.Context, ref Ref, file string, data []byte, mode backend.Mode) error {
+	u, err := r.b.Create(ctx, name(ref, file), int64(len(data)), mode)
+	if err != nil {
+		return err
 	}
+	if _, err := u.WriteAt(data, 0); err != nil {
+		u.Abort()
+		return fmt.Errorf("write %s: %w", r.path(ref, file), err)
+	}
+	return u.Commit(ctx)
 }
 
-// Free is what of the [Root.Usage] is free.
-func (r *Root) Free() (bytes uint64, err error) {
-	u, err := r.Usage()
+// Usage is the room on the disk of a backend, in bytes.
+type Usage = backend.Usage
+
+// Usage is the backend's room; [errors.ErrUnsupported] where nobody knows.
+func (r *Root) Usage(ctx context.Context) (Usage, error) { return r.b.Usage(ctx) }
+
+// Free is what of the backend's room is free, in bytes; [errors.ErrUnsupported]
+// where nobody knows.
+func (r *Root) Free(ctx context.Context) (bytes uint64, err error) {
+	u, err := r.b.Usage(ctx)
 	return u.Free, err
 }
 
@@ -211,21 +181,21 @@ func (r *Root) KeepFreeOf(keep func(Usage) (bytes int64)) {
 
 // reserve claims need bytes of the free space, together with what other
 // writers have yet to write. The claim is given back by [Root.release].
-func (r *Root) reserve(need int64) error {
+func (r *Root) reserve(ctx context.Context, need int64) error {
 	r.space.Lock()
 	defer r.space.Unlock()
-	usage, err := r.Usage()
+	usage, err := r.b.Usage(ctx)
 	keep := int64(0)
 	if err == nil && r.keep != nil {
 		keep = r.keep(usage)
 	}
 	switch {
-	case errors.Is(err, vfs.ErrUnsupported):
+	case errors.Is(err, errors.ErrUnsupported):
 		// Then the disk itself is the check: a full one fails the write.
 	case err != nil:
 		return err
 	case uint64(need+r.pending+keep) > usage.Free:
-		return &NoSpaceError{Dir: r.dir, Need: need, Pending: r.pending, Keep: keep, Free: usage.Free}
+		return &NoSpaceError{Dir: r.Dir(), Need: need, Pending: r.pending, Keep: keep, Free: usage.Free}
 	}
 	r.pending += need
 	return nil

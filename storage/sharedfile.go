@@ -1,32 +1,29 @@
 package storage
 
 import (
+	"context"
 	"sync"
 
-	"github.com/ckptstore/ckptstore/storage/disk"
-	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/ckptstore/ckptstore/storage/backend"
 )
 
 // sharedFile is a file that is open from its first user to its last. Since
 // users come in the order of the files, few are open at a time.
 type sharedFile struct {
-	fs    vfs.FS
-	path  string
-	check func(vfs.FileInfo) error // of the open file; nil: none
+	path   string
+	opener func(context.Context) (backend.Object, error)
+	check  func(backend.Info) error // of the open file; nil: none
 
 	mu    sync.Mutex
 	users int
-	file  vfs.File
+	file  backend.Object
 }
 
-func (f *sharedFile) open() (vfs.File, error) {
+func (f *sharedFile) open(ctx context.Context) (backend.Object, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.file == nil {
-		if err := disk.Regular(f.fs, f.path); err != nil {
-			return nil, err
-		}
-		file, err := f.fs.Open(f.path)
+		file, err := f.opener(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -1,33 +1,49 @@
 package storage
 
 import (
+	"context"
 	"hash/crc32"
 	"sync"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/zeebo/blake3"
+
+	"github.com/ckptstore/ckptstore/storage/backend"
 )
 
 const (
-	pieceSize = windowBlocks * BlockSize // bytes of one write
-	pieces    = 3                        // one filled, one written, one in between
+	pieceSize = 4 << 20 // bytes of one write
+	stepSize  = 1 << 18 // bytes that are copied and then digested, while they are in the cache
 )
 
-// buffers are of pieceSize.
-var buffers = sync.Pool{New: func() any {
-	b := make([]byte, pieceSize)
+// pieceBuffers are of pieceSize.
+var pieceBuffers = sync.Pool{New: func() any {
+	b := backend.Buffer(pieceSize)
 	return &b
 }}
 
-// stream writes bytes to a file at rising offsets, in pieces of 1 MiB. The
-// caller fills and digests one piece while a goroutine writes another. Small
-// items share a piece. Its memory does not depend on how much is written.
+// stream writes bytes to an upload at rising offsets, in aligned pieces. The
+// caller fills and digests one piece while others are written, as many at a
+// time as the backend has use for. Small items share a piece. Its memory does
+// not depend on how much is written.
+//
+//	caller    copy, digest │ copy, digest │ copy, digest │ copy, digest
+//	writer                 └── write ──────────┘└── write ────────┘
+//	writer                                └── write ──────────┘
+//
+// Copy and digests take 0.45 s a GB of one core, a disk of 2 GB/s takes 0.5 s:
+// so ranks that have a core each wait for the disk, and for nothing else.
 type stream struct {
-	now    piece
-	filled chan piece
-	free   chan *[]byte
-	failed chan struct{} // closed after err is set
-	ended  chan struct{} // closed when the goroutine is gone
-	err    error
+	to      backend.Upload
+	claim   *claim // of what the disk does not count yet; nil: it counts all of it
+	now     piece
+	pieces  int
+	filled  chan piece
+	free    chan *[]byte
+	writers sync.WaitGroup
+
+	once   sync.Once
+	err    error         // of the first write that was refused
+	failed chan struct{} // closed once err is set
 }
 
 // piece is a run of bytes and where they go.
@@ -37,38 +53,45 @@ type piece struct {
 	off int64
 }
 
-// newStream writes to f from off on, or nowhere if f is nil. It must be closed.
-func newStream(f vfs.File, off int64, c *claim) *stream {
+// newStream writes from off on, which is a multiple of [backend.Align]. It must
+// be closed.
+func newStream(to backend.Upload, off int64, c *claim) *stream {
+	depth := max(to.Depth(), 1)
 	s := &stream{
-		now:    piece{buf: buffers.Get().(*[]byte), off: off},
-		filled: make(chan piece, pieces), free: make(chan *[]byte, pieces),
-		failed: make(chan struct{}), ended: make(chan struct{}),
+		to: to, claim: c, now: piece{buf: pieceBuffers.Get().(*[]byte), off: off},
+		pieces: depth + 2, // one is filled, one waits
+		failed: make(chan struct{}),
 	}
-	for range pieces - 1 {
-		s.free <- buffers.Get().(*[]byte)
+	s.filled, s.free = make(chan piece, s.pieces), make(chan *[]byte, s.pieces)
+	for range s.pieces - 1 {
+		s.free <- pieceBuffers.Get().(*[]byte)
 	}
-	go s.write(f, c)
+	for range depth {
+		s.writers.Go(s.write)
+	}
 	return s
 }
 
-// write is the goroutine. After an error it only hands pieces back, so that
+// write is a goroutine. After an error it only hands pieces back, so that
 // nobody waits for it.
-func (s *stream) write(f vfs.File, c *claim) {
-	defer close(s.ended)
+func (s *stream) write() {
 	for p := range s.filled {
-		if f != nil && p.n > 0 && s.err == nil {
-			if _, err := f.WriteAt((*p.buf)[:p.n], p.off); err != nil {
-				s.err = err
-				close(s.failed)
+		select {
+		case <-s.failed:
+		default:
+			if _, err := s.to.WriteAt((*p.buf)[:p.n], p.off); err != nil {
+				s.once.Do(func() { s.err = err; close(s.failed) })
 			}
-			c.use(int64(p.n))
+			if s.claim != nil {
+				s.claim.use(int64(p.n))
+			}
 		}
 		s.free <- p.buf
 	}
 }
 
-// take copies the beginning of data, as much as fits in the present piece, and
-// returns the copy.
+// take copies the beginning of data, at most a step and as much as fits in the
+// present piece, and returns the copy.
 func (s *stream) take(data []byte) ([]byte, error) {
 	if s.now.n == pieceSize {
 		s.filled <- s.now
@@ -80,21 +103,66 @@ func (s *stream) take(data []byte) ([]byte, error) {
 		}
 	}
 	into := (*s.now.buf)[s.now.n:]
-	n := copy(into, data)
+	n := copy(into[:min(len(into), stepSize)], data)
 	s.now.n += n
 	return into[:n], nil
 }
 
-// close writes the rest, waits for the goroutine, and is the error of the
-// first write that failed.
+// close writes the rest, waits for the writers, and is the error of the first
+// write that failed.
 func (s *stream) close() error {
-	s.filled <- s.now
+	if s.now.n > 0 {
+		s.filled <- s.now
+	} else {
+		s.free <- s.now.buf
+	}
 	close(s.filled)
-	<-s.ended
-	for range pieces {
-		buffers.Put(<-s.free)
+	s.writers.Wait()
+	for range s.pieces {
+		pieceBuffers.Put(<-s.free)
 	}
 	return s.err
+}
+
+// run streams every item and ends the stream. A failed write is the error to
+// report, whatever it made fail.
+func (s *stream) run(ctx context.Context, x index, order []int, src Source) error {
+	err := s.items(ctx, x, order, src)
+	if failed := s.close(); failed != nil {
+		return failed
+	}
+	return err
+}
+
+// items streams every item in the order of the file.
+func (s *stream) items(ctx context.Context, x index, order []int, src Source) error {
+	hash := blake3.New()
+	for _, i := range order {
+		e := &x.entries[i]
+		data, err := itemBytes(ctx, src, i, e.item)
+		if err != nil {
+			return err
+		}
+		hash.Reset()
+		sums := blockSums{sums: make([]uint32, 0, blocks(e.item.Bytes))}
+		for len(data) > 0 {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			step, err := s.take(data)
+			if err != nil {
+				return err
+			}
+			// Both are taken of the copy that is written, so they hold even if
+			// the source changes under us.
+			_, _ = hash.Write(step) // never fails
+			sums.add(step)
+			data = data[len(step):]
+		}
+		hash.Sum(e.digest[:0])
+		e.sums = sums.end()
+	}
+	return nil
 }
 
 // blockSums takes the checksum of each block of a chunk.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/ckptstore/ckptstore/storage/backend"
 )
 
 // A strided chunk is one of an adopted file whose elements do not lie in
@@ -73,7 +73,7 @@ func (e *entry) gather(window, span []byte, start int64) {
 }
 
 // readSpan reads all of a strided chunk's span.
-func (e *entry) readSpan(file vfs.File) ([]byte, error) {
+func (e *entry) readSpan(file backend.Object) ([]byte, error) {
 	size, ok := e.span(1 << 62)
 	if !ok {
 		return nil, fmt.Errorf("%q: strides %v are too large", e.item.Shard.FQN, e.strides)
@@ -91,7 +91,7 @@ func (e *entry) readSpan(file vfs.File) ([]byte, error) {
 // window reads the chunk's bytes from start on into buf. span is what
 // readSpan gave for a strided chunk. It returns how many bytes could be read,
 // and why not more.
-func (e *entry) window(file vfs.File, span, buf []byte, start int64) (int, error) {
+func (e *entry) window(file backend.Object, span, buf []byte, start int64) (int, error) {
 	if e.strides == nil {
 		return file.ReadAt(buf, e.offset+start)
 	}
@@ -99,29 +99,31 @@ func (e *entry) window(file vfs.File, span, buf []byte, start int64) (int, error
 	return len(buf), nil
 }
 
-// tasks are the ranges of blocks that are read at a time, whatever their size:
-// a strided chunk is read as a whole.
-func (c *chunkRead) tasks() []blockRange {
-	if c.entry.strides != nil && len(c.blocks) > 0 {
-		return []blockRange{{0, 1}}
-	}
-	return c.blocks
-}
-
 // readStrided reads all of a chunk whose elements are not in order.
-func (c *chunkRead) readStrided(ctx context.Context, f *sharedFile) (int64, error) {
-	file, err := f.open()
-	if err != nil {
-		return 0, c.missing(f.path, err)
-	}
+func (c *chunkRead) readStrided(ctx context.Context, path string, file backend.Object) (int64, error) {
 	span, err := c.entry.readSpan(file)
 	if err != nil {
-		return 0, c.short(f.path, 0, err)
+		return 0, c.short(path, 0, err)
 	}
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
 	for _, b := range c.blocks {
-		if _, err := c.readBlocks(ctx, f, span, b); err != nil {
+		if _, err := c.readBlocks(ctx, path, gathered{c.entry, span}, b, *buf); err != nil {
 			return 0, err
 		}
 	}
 	return int64(len(span)), nil
+}
+
+// gathered is a strided chunk as if it lay in the file in order.
+type gathered struct {
+	*entry
+	span []byte
+}
+
+// ReadAt implements io.ReaderAt for windows of whole elements in the chunk,
+// counted as if it began at the entry's offset.
+func (g gathered) ReadAt(p []byte, off int64) (int, error) {
+	g.gather(p, g.span, off-g.offset)
+	return len(p), nil
 }

@@ -1,12 +1,12 @@
 package storage
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io/fs"
-	"os"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 )
@@ -89,9 +89,8 @@ func decodeSums(data []byte, x *index, of plan.Digest) error {
 }
 
 // readSums fills in the sums of an adopted index, if they are learned.
-func (r *Root) readSums(ref Ref, x *index, of plan.Digest) (known bool, err error) {
-	path := r.path(ref, sumsFile(x.rank))
-	data, err := r.readFile(path)
+func (r *Root) readSums(ctx context.Context, ref Ref, x *index, of plan.Digest) (known bool, err error) {
+	data, err := r.readFile(ctx, ref, sumsFile(x.rank))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -99,7 +98,7 @@ func (r *Root) readSums(ref Ref, x *index, of plan.Digest) (known bool, err erro
 		return false, err
 	}
 	if err := decodeSums(data, x, of); err != nil {
-		return false, &CorruptError{File: path, Block: -1, Problem: err.Error()}
+		return false, &CorruptError{File: r.path(ref, sumsFile(x.rank)), Block: -1, Problem: err.Error()}
 	}
 	return true, nil
 }
@@ -113,18 +112,13 @@ type Sums struct {
 }
 
 // writeSums makes the sums of an adopted index durable.
-func (r *Root) writeSums(ref Ref, x *index, of plan.Digest) (Sums, error) {
+func (r *Root) writeSums(ctx context.Context, ref Ref, x *index, of plan.Digest) (Sums, error) {
 	data := encodeSums(x, of)
-	path := r.path(ref, sumsFile(x.rank))
 	// Another process may be learning the same.
-	temp, err := r.writeTemp(fmt.Sprintf("%s.%d", path, os.Getpid()), data)
-	if err != nil {
+	if err := r.create(ctx, ref, sumsFile(x.rank), data); err != nil {
 		return Sums{}, err
 	}
-	if err := r.rename(temp, path); err != nil {
-		return Sums{}, err
-	}
-	if err := r.syncDir(r.path(ref)); err != nil {
+	if err := r.sync(ctx, ref); err != nil {
 		return Sums{}, err
 	}
 	return Sums{Name: sumsFile(x.rank), Digest: plan.Sum(data), Size: int64(len(data)), New: true}, nil

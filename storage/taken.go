@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
 )
 
 // TakenError says that a directory holds a checkpoint which is not the one
@@ -38,8 +40,8 @@ func (r *Root) OfStore(id string, formerly ...string) {
 
 // contents are the names in the directory of ref. One that is not there has
 // none.
-func (r *Root) contents(ref Ref) ([]string, error) {
-	names, err := r.fs.List(r.path(ref))
+func (r *Root) contents(ctx context.Context, ref Ref) ([]string, error) {
+	names, err := r.b.List(ctx, name(ref))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -50,28 +52,28 @@ func (r *Root) contents(ref Ref) ([]string, error) {
 // ref. One that is not certainly of this checkpoint in this store is a
 // [*TakenError]: a damaged one too, because nobody can tell whose it is. It
 // reports whether there is a receipt, and whether a manifest.
-func (r *Root) own(ref Ref, names []string) (receipt, manifest bool, err error) {
-	damaged := func(name, what string, err error) (bool, bool, error) {
-		return false, false, &TakenError{Ref: ref, File: r.path(ref, name), What: "a damaged " + what, Err: err}
+func (r *Root) own(ctx context.Context, ref Ref, names []string) (receipt, manifest bool, err error) {
+	damaged := func(file, what string, err error) (bool, bool, error) {
+		return false, false, &TakenError{Ref: ref, File: r.path(ref, file), What: "a damaged " + what, Err: err}
 	}
 	slices.Sort(names) // the receipt says most and comes first
-	for _, name := range names {
+	for _, file := range names {
 		var what, of string
 		var at Ref
 		switch {
-		case name == ReceiptFile:
-			x, err := r.readReceipt(ref)
+		case file == ReceiptFile:
+			x, err := r.readReceipt(ctx, ref)
 			switch corrupt := (*CorruptError)(nil); {
 			case errors.Is(err, ErrNotCommitted):
 				continue // it was removed meanwhile
 			case errors.As(err, &corrupt):
-				return damaged(name, "receipt", err)
+				return damaged(file, "receipt", err)
 			case err != nil:
 				return false, false, err
 			}
 			receipt, what, of, at = true, "receipt", x.Store, RefOf(x.Run, x.Trial, x.Checkpoint)
-		case isManifest(name):
-			data, err := r.readFile(r.path(ref, name))
+		case isManifest(file):
+			data, err := r.readFile(ctx, ref, file)
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
@@ -80,29 +82,29 @@ func (r *Root) own(ref Ref, names []string) (receipt, manifest bool, err error) 
 			}
 			m, err := plan.DecodeManifest(data)
 			if err != nil {
-				return damaged(name, "manifest", &CorruptError{File: r.path(ref, name), Block: -1, Problem: err.Error()})
+				return damaged(file, "manifest", &CorruptError{File: r.path(ref, file), Block: -1, Problem: err.Error()})
 			}
 			manifest, what, of, at = true, "manifest", m.Store, RefOf(m.Run, m.Trial, m.Checkpoint)
 		default:
 			continue
 		}
 		if !slices.Contains(r.stores, of) || at != ref {
-			return false, false, &TakenError{Ref: ref, File: r.path(ref, name), What: fmt.Sprintf("the %s of checkpoint %s of store %s", what, at, of)}
+			return false, false, &TakenError{Ref: ref, File: r.path(ref, file), What: fmt.Sprintf("the %s of checkpoint %s of store %s", what, at, of)}
 		}
 	}
 	return receipt, manifest, nil
 }
 
 func isManifest(name string) bool {
-	return strings.HasPrefix(name, manifestPrefix) && !strings.HasSuffix(name, tempSuffix)
+	return strings.HasPrefix(name, manifestPrefix) && !strings.HasSuffix(name, backend.Partial)
 }
 
 // free checks that the directory of ref, if there is one, has nothing of
 // another checkpoint.
-func (r *Root) free(ref Ref) error {
-	names, err := r.contents(ref)
+func (r *Root) free(ctx context.Context, ref Ref) error {
+	names, err := r.contents(ctx, ref)
 	if err == nil {
-		_, _, err = r.own(ref, names)
+		_, _, err = r.own(ctx, ref, names)
 	}
 	return err
 }

@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -49,7 +48,7 @@ func (r *Root) Learn(ctx context.Context, ref Ref, manifest plan.Digest, o Learn
 func (r *Root) verify(ctx context.Context, ref Ref, manifest plan.Digest, v *verifier) (Report, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	v.root, v.ref, v.known, v.broken = r, ref, map[string]bool{}, map[int]bool{}
-	v.fs, v.path = r.fs, func(x *index, n int) string { return r.filePath(ref, x, n) }
+	v.files = checkpointFiles{r, ref}
 	if err == nil {
 		err = v.run(ctx, manifest)
 	}
@@ -70,8 +69,7 @@ func (v *verifier) sort() {
 type verifier struct {
 	root     *Root
 	ref      Ref
-	fs       vfs.FS
-	path     func(x *index, n int) string
+	files    opener
 	progress func(int64)
 	pace     func(context.Context, int64) error
 	learn    bool
@@ -112,8 +110,8 @@ func (v *verifier) count(files, chunks int, bytes int64) {
 }
 
 // read is a small file; nil, with a finding, if it cannot be read.
-func (v *verifier) read(name string) []byte {
-	data, err := v.root.readFile(v.root.path(v.ref, name))
+func (v *verifier) read(ctx context.Context, name string) []byte {
+	data, err := v.root.readFile(ctx, v.ref, name)
 	if err != nil {
 		v.findError(name, err)
 		return nil
@@ -131,17 +129,17 @@ func (v *verifier) findError(name string, err error) {
 }
 
 func (v *verifier) run(ctx context.Context, digest plan.Digest) error {
-	names, err := v.root.fs.List(v.root.path(v.ref))
+	names, err := v.root.b.List(ctx, name(v.ref))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	receipt := v.receipt(digest)
+	receipt := v.receipt(ctx, digest)
 	if digest == (plan.Digest{}) && receipt != nil {
 		digest = receipt.Manifest
 	}
 	var g errgroup.Group
 	g.SetLimit(verifiers())
-	if m := v.manifest(digest, receipt); m != nil {
+	if m := v.manifest(ctx, digest, receipt); m != nil {
 		items := itemsByRank(m.Layout)
 		for _, rank := range m.Ranks {
 			v.rank(ctx, &g, rank.Rank, &rank.Index, items[rank.Rank])
@@ -165,7 +163,7 @@ func (v *verifier) run(ctx context.Context, digest plan.Digest) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := v.writeSums(); err != nil {
+	if err := v.writeSums(ctx); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -178,9 +176,9 @@ func (v *verifier) run(ctx context.Context, digest plan.Digest) error {
 }
 
 // receipt checks the receipt by itself and against the digest of the log.
-func (v *verifier) receipt(digest plan.Digest) *Receipt {
+func (v *verifier) receipt(ctx context.Context, digest plan.Digest) *Receipt {
 	v.known[ReceiptFile] = true
-	data := v.read(ReceiptFile)
+	data := v.read(ctx, ReceiptFile)
 	if data == nil {
 		return nil
 	}
@@ -196,13 +194,13 @@ func (v *verifier) receipt(digest plan.Digest) *Receipt {
 }
 
 // manifest checks the manifest against its digest, and the receipt against it.
-func (v *verifier) manifest(digest plan.Digest, receipt *Receipt) *plan.Manifest {
+func (v *verifier) manifest(ctx context.Context, digest plan.Digest, receipt *Receipt) *plan.Manifest {
 	if digest == (plan.Digest{}) {
 		return nil // the receipt, which would name it, is a finding already
 	}
 	name := manifestFile(digest)
 	v.known[name] = true
-	data := v.read(name)
+	data := v.read(ctx, name)
 	if data == nil {
 		return nil
 	}
@@ -228,7 +226,7 @@ func (v *verifier) manifest(digest plan.Digest, receipt *Receipt) *plan.Manifest
 func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *plan.Digest, items []plan.Item) {
 	name := indexFile(rank)
 	v.known[name], v.known[dataFile(rank)] = true, true
-	data := v.read(name)
+	data := v.read(ctx, name)
 	if data == nil {
 		return
 	}
@@ -256,7 +254,7 @@ func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *
 	}
 	if x.adopted() {
 		v.known[dataFile(rank)] = false
-		v.sums(&x, plan.Sum(data))
+		v.sums(ctx, &x, plan.Sum(data))
 	}
 	for i, f := range x.files {
 		v.known[f.Name] = true

@@ -10,8 +10,8 @@ import (
 	"math"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
 	"github.com/ckptstore/ckptstore/storage/safetensors"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/zeebo/blake3"
 	"golang.org/x/sync/errgroup"
 )
@@ -20,9 +20,9 @@ import (
 // chunk in a goroutine of its own. The file is open until the last is done.
 func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int) {
 	name := x.files[n].Name
-	shared := &sharedFile{fs: v.fs, path: v.path(x, n), users: 1}
+	shared := &sharedFile{path: v.files.path(x, n), users: 1, opener: func(ctx context.Context) (backend.Object, error) { return v.files.open(ctx, x, n) }}
 	defer shared.done()
-	file, err := shared.open()
+	file, err := shared.open(ctx)
 	if err != nil {
 		v.breaks(x)
 		v.findError(name, err)
@@ -34,7 +34,7 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 		return
 	}
 	v.count(1, 0, 0)
-	size, want := info.Size(), x.files[n].Size
+	size, want := info.Size, x.files[n].Size
 	if size < want {
 		v.add(Finding{
 			Kind: Truncated, File: name, Block: -1, Offset: size,
@@ -80,7 +80,7 @@ func (v *verifier) uncheckable() {
 
 // header checks what other readers of the file see. A rank's own file has the
 // one header that its items give, byte for byte.
-func (v *verifier) header(x *index, n int, file vfs.File, size int64) {
+func (v *verifier) header(x *index, n int, file backend.Object, size int64) {
 	name := x.files[n].Name
 	if n > 0 && isLink(name) {
 		v.linkHeader(x, n, file, size)
@@ -121,7 +121,7 @@ func (v *verifier) header(x *index, n int, file vfs.File, size int64) {
 
 // chunk checks the checksum of every block of a chunk, and its digest. Those
 // that are not known are filled in, if the chunk is as its record says.
-func (v *verifier) chunk(ctx context.Context, x *index, name string, file vfs.File, e *entry) error {
+func (v *verifier) chunk(ctx context.Context, x *index, name string, file backend.Object, e *entry) error {
 	found := func(kind Kind, block int64, offset int64, problem string) {
 		v.breaks(x)
 		v.add(Finding{

@@ -3,13 +3,13 @@ package storage
 import (
 	"fmt"
 
+	"github.com/ckptstore/ckptstore/storage/backend"
 	"github.com/ckptstore/ckptstore/storage/safetensors"
-	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // linkHeader checks that a file that was linked in says of the chunks that are
 // reused what the index says. What else it holds is of another checkpoint.
-func (v *verifier) linkHeader(x *index, n int, file vfs.File, size int64) {
+func (v *verifier) linkHeader(x *index, n int, file backend.Object, size int64) {
 	name := x.files[n].Name
 	h, err := safetensors.Parse(file, size)
 	if err != nil {

@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
+	"math"
+	"sync"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage/disk"
-	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/zeebo/blake3"
+	"github.com/ckptstore/ckptstore/storage/backend"
 )
 
 // WriteData implements [Writer]. It opens one file at a time and uses a fixed
@@ -29,7 +28,7 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []plan.Item,
 	if rank < 0 {
 		return Written{}, errors.New("the rank is negative")
 	}
-	there, sealed, err := w.there()
+	there, sealed, err := w.there(ctx)
 	if err != nil {
 		return Written{}, err
 	}
@@ -46,47 +45,25 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []plan.Item,
 	}
 	indexSize := x.encodedSize()
 	claim := &claim{root: w.root, left: x.files[0].Size + indexSize}
-	if err := w.root.reserve(claim.left); err != nil {
+	if err := w.root.reserve(ctx, claim.left); err != nil {
 		return Written{}, err
 	}
 	defer claim.give()
-	if err := w.clear(rank, there); err != nil {
+	if err := w.clear(ctx, rank, there); err != nil {
 		return Written{}, err
 	}
 
-	path := w.root.path(w.ref, x.files[0].Name)
-	temp, err := w.writeFile(ctx, path, x, order, header, src, claim)
-	if err != nil {
-		return Written{}, err
-	}
-	if err := x.tie(u); err != nil {
-		w.root.discard(temp)
-		return Written{}, err
-	}
-	if err := w.root.rename(temp, path); err != nil {
+	if err := w.writeFile(ctx, x, order, header, src, claim, u); err != nil {
 		return Written{}, err
 	}
 	data := x.encode()
-	path = w.root.path(w.ref, indexFile(rank))
-	if temp, err = w.root.writeTemp(path, data); err != nil {
+	if err := w.root.writeFile(ctx, w.ref, indexFile(rank), data, backend.Replace); err != nil {
 		return Written{}, err
 	}
-	if err := w.root.rename(temp, path); err != nil {
-		return Written{}, err
-	}
-	if err := w.root.syncDirs(w.ref); err != nil {
+	if err := w.root.sync(ctx, w.ref); err != nil {
 		return Written{}, err
 	}
 	return x.written(data), nil
-}
-
-// rename gives a synced temporary file its name.
-func (r *Root) rename(temp, path string) error {
-	if err := r.fs.Rename(temp, path); err != nil {
-		r.discard(temp)
-		return fmt.Errorf("rename %s: %w", temp, disk.NoSpace(err))
-	}
-	return nil
 }
 
 // written is the result for an index whose file is data.
@@ -112,85 +89,46 @@ func (x index) encodedSize() int64 {
 	return size
 }
 
-// writeFile writes a data file under a temporary name and syncs it, the header
-// after the data: a file that was cut off has none. It fills in the digests
-// and sums of x.
-func (w *FileWriter) writeFile(ctx context.Context, path string, x index, order []int, header []byte, src Source, c *claim) (temp string, err error) {
-	temp = path + tempSuffix
-	if err := w.root.fs.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("remove the leftover %s: %w", temp, err)
-	}
-	f, err := w.root.fs.OpenReadWrite(temp, vfs.WriteCategoryUnspecified)
+// writeFile writes a data file, the header after the data: a file that was cut
+// off has none. It fills in the digests and sums of x, whose index vouches for
+// the file from then on.
+func (w *FileWriter) writeFile(ctx context.Context, x index, order []int, header []byte, src Source, c *claim, u reuse) error {
+	up, err := w.root.b.Create(ctx, name(w.ref, x.files[0].Name), x.files[0].Size, backend.Replace)
 	if err != nil {
-		return "", fmt.Errorf("create %s: %w", temp, disk.NoSpace(err))
+		return err
 	}
-	s := newStream(f, int64(len(header)), c)
-	err = s.run(ctx, x, order, src)
-	if err == nil {
-		_, err = f.WriteAt(header, 0)
+	defer up.Abort()
+	if up.Reserved() {
+		c.use(x.files[0].Size)
+		c = nil
 	}
-	if err == nil {
-		err = f.Sync()
+	s := newStream(up, int64(len(header)), c)
+	if err := s.run(ctx, x, order, src); err != nil {
+		return fmt.Errorf("write %s: %w", w.root.path(w.ref, x.files[0].Name), err)
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		w.root.discard(temp)
-		return "", fmt.Errorf("write %s: %w", temp, disk.NoSpace(err))
+	if _, err := up.WriteAt(header, 0); err != nil {
+		return fmt.Errorf("write %s: %w", w.root.path(w.ref, x.files[0].Name), err)
 	}
-	return temp, nil
-}
-
-// run streams every item and ends the stream. A failed write is the error to
-// report, whatever it made fail.
-func (s *stream) run(ctx context.Context, x index, order []int, src Source) error {
-	err := s.items(ctx, x, order, src)
-	if failed := s.close(); failed != nil {
-		return failed
+	if err := x.tie(u); err != nil {
+		return err
 	}
-	return err
-}
-
-// items streams every item in the order of the file.
-func (s *stream) items(ctx context.Context, x index, order []int, src Source) error {
-	hash := blake3.New()
-	for _, i := range order {
-		e := &x.entries[i]
-		data, err := itemBytes(ctx, src, i, e.item)
-		if err != nil {
-			return err
-		}
-		hash.Reset()
-		sums := blockSums{sums: make([]uint32, 0, blocks(e.item.Bytes))}
-		for len(data) > 0 {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			piece, err := s.take(data)
-			if err != nil {
-				return err
-			}
-			// Both are taken of the copy that is written, so they hold even if
-			// the source changes under us.
-			_, _ = hash.Write(piece) // never fails
-			sums.add(piece)
-			data = data[len(piece):]
-		}
-		hash.Sum(e.digest[:0])
-		e.sums = sums.end()
-	}
-	return nil
+	return up.Commit(ctx)
 }
 
 // claim is what a write has yet to use of the space reserved for it.
 type claim struct {
 	root *Root
+	mu   sync.Mutex
 	left int64
 }
 
+// use gives back what the disk counts itself from now on.
 func (c *claim) use(bytes int64) {
-	if c != nil {
-		c.left -= bytes
-		c.root.release(bytes)
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	bytes = min(bytes, c.left)
+	c.left -= bytes
+	c.root.release(bytes)
 }
 
-func (c *claim) give() { c.use(c.left) }
+func (c *claim) give() { c.use(math.MaxInt64) }

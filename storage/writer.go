@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage/disk"
+	"github.com/ckptstore/ckptstore/storage/backend"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -45,10 +45,10 @@ func (w *FileWriter) check(ctx context.Context) error {
 func (w *FileWriter) SetUp(ctx context.Context, _ bool) error {
 	err := w.check(ctx)
 	if err == nil {
-		err = w.root.free(w.ref)
+		err = w.root.free(ctx, w.ref)
 	}
 	if err == nil {
-		err = w.root.makeDirs(w.ref)
+		err = w.root.b.MakeDir(ctx, name(w.ref))
 	}
 	return w.wrap("set up the directory", err)
 }
@@ -94,14 +94,14 @@ func (w *FileWriter) Finish(ctx context.Context, m plan.Manifest, commit Commit)
 	err := w.check(ctx)
 	if err == nil {
 		// What somebody has put there since the writes.
-		err = w.root.free(w.ref)
+		err = w.root.free(ctx, w.ref)
 	}
 	if err == nil {
 		err = w.checkWritten(ctx, m)
 	}
 	var digest plan.Digest
 	if err == nil {
-		digest, err = w.createManifest(m)
+		digest, err = w.createManifest(ctx, m)
 	}
 	if err != nil {
 		return Receipt{}, w.wrap("commit", err)
@@ -111,7 +111,7 @@ func (w *FileWriter) Finish(ctx context.Context, m plan.Manifest, commit Commit)
 		return Receipt{}, w.wrap("commit", err)
 	}
 	receipt := newReceipt(m, digest, decision)
-	if err := w.root.writeReceipt(w.ref, receipt); err != nil {
+	if err := w.root.writeReceipt(ctx, w.ref, receipt); err != nil {
 		return Receipt{}, &UnrecordedError{Ref: w.ref, Receipt: receipt, Err: err}
 	}
 	receipt.Ref = w.ref
@@ -156,7 +156,7 @@ func (w *FileWriter) checkWritten(ctx context.Context, m plan.Manifest) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			x, err := w.root.readIndex(w.ref, r)
+			x, err := w.root.readIndex(ctx, w.ref, r)
 			if err != nil {
 				return err
 			}
@@ -165,9 +165,9 @@ func (w *FileWriter) checkWritten(ctx context.Context, m plan.Manifest) error {
 					r.Rank, strings.Join(append(missing, extra...), ", "))
 			}
 			if x.adopted() {
-				return w.root.checkUnchanged(&x)
+				return w.root.checkUnchanged(ctx, &x)
 			}
-			return w.root.checkFiles(w.ref, &x)
+			return w.root.checkFiles(ctx, w.ref, &x)
 		})
 	}
 	return g.Wait()
@@ -194,33 +194,28 @@ func itemsByRank(l plan.Layout) map[int][]plan.Item {
 
 // createManifest makes the manifest durable under the name of its digest. It
 // fails if that name is taken by other bytes; the same bytes are success.
-func (w *FileWriter) createManifest(m plan.Manifest) (plan.Digest, error) {
+func (w *FileWriter) createManifest(ctx context.Context, m plan.Manifest) (plan.Digest, error) {
 	data := plan.EncodeManifest(m)
 	digest := plan.Sum(data)
-	path := w.root.path(w.ref, manifestFile(digest))
-	temp, err := w.root.writeTemp(path, data)
-	if err != nil {
+	if err := w.root.create(ctx, w.ref, manifestFile(digest), data); err != nil {
 		return digest, err
 	}
-	// A link, unlike a rename, never replaces what is there.
-	err = w.root.fs.Link(temp, path)
-	if errors.Is(err, fs.ErrExist) {
-		var there []byte
-		if there, err = w.root.readFile(path); err == nil && plan.Sum(there) != digest {
-			err = &CorruptError{
-				File: path, Block: -1, Problem: "a manifest of that name holds other bytes",
-				Want: digest.String(), Got: plan.Sum(there).String(),
-			}
+	return digest, w.root.sync(ctx, w.ref)
+}
+
+// create makes a small file whose name nothing else may have: the same bytes
+// are success, others a [*CorruptError]. The name is not durable yet.
+func (r *Root) create(ctx context.Context, ref Ref, file string, data []byte) error {
+	err := r.writeFile(ctx, ref, file, data, backend.Exclusive)
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	there, err := r.readFile(ctx, ref, file)
+	if err == nil && string(there) != string(data) {
+		err = &CorruptError{
+			File: r.path(ref, file), Block: -1, Problem: "a file of that name holds other bytes",
+			Want: plan.Sum(data).String(), Got: plan.Sum(there).String(),
 		}
-	} else if err != nil {
-		err = fmt.Errorf("create %s: %w", path, disk.NoSpace(err))
 	}
-	if err != nil {
-		w.root.discard(temp)
-		return digest, err
-	}
-	if err := w.root.fs.Remove(temp); err != nil {
-		return digest, fmt.Errorf("remove %s: %w", temp, err)
-	}
-	return digest, w.root.syncDir(w.root.path(w.ref))
+	return err
 }

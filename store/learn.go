@@ -138,7 +138,7 @@ func (l *learner) pass(ctx context.Context) error {
 }
 
 func (l *learner) one(ctx context.Context, c projections.Checkpoint) error {
-	ranks, err := l.store.Data.Unlearned(RefOf(c))
+	ranks, err := l.store.Data.Unlearned(ctx, RefOf(c))
 	if err != nil || len(ranks) == 0 {
 		return err
 	}

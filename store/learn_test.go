@@ -70,7 +70,7 @@ func TestOwnerLearns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if left, err := s.Data.Unlearned(RefOf(c)); err != nil || len(left) > 0 {
+	if left, err := s.Data.Unlearned(t.Context(), RefOf(c)); err != nil || len(left) > 0 {
 		t.Errorf("unlearned %v, %v", left, err)
 	}
 }

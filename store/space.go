@@ -1,14 +1,13 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/ckptstore/ckptstore/storage"
 )
@@ -75,7 +74,16 @@ type gauge struct {
 	last storage.Usage
 }
 
-func newGauge(dir string, data *storage.Root) *gauge { return &gauge{dir: dir, free: data.Usage} }
+// lookTimeout bounds one look at a disk that does not answer.
+const lookTimeout = 10 * time.Second
+
+func newGauge(dir string, data *storage.Root) *gauge {
+	return &gauge{dir: dir, free: func() (storage.Usage, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+		defer cancel()
+		return data.Usage(ctx)
+	}}
+}
 
 // look is the room on the disk. A filesystem that does not tell has plenty: a
 // full one fails the write.
@@ -84,7 +92,7 @@ func (g *gauge) look() (storage.Usage, error) {
 	defer g.mu.Unlock()
 	if time.Since(g.at) > 100*time.Millisecond {
 		u, err := g.free()
-		if errors.Is(err, vfs.ErrUnsupported) {
+		if errors.Is(err, errors.ErrUnsupported) {
 			return storage.Usage{Free: math.MaxUint64}, nil
 		}
 		if err != nil {

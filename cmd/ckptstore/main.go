@@ -5,8 +5,11 @@ package main
 import (
 	"context"
 	"os"
+
+	"github.com/ckptstore/ckptstore/storage"
 )
 
 func main() {
+	storage.Threads()
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -7,8 +7,11 @@ package main
 import (
 	"context"
 	"os"
+
+	"github.com/ckptstore/ckptstore/storage"
 )
 
 func main() {
+	storage.Threads()
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }

@@ -56,8 +56,11 @@ func Repository() Law {
 
 			{Path: "events/jetlog", May: []string{"tensor", "events"}},
 			{Path: "projections/viewdb", May: core},
-			{Path: "storage", May: []string{"tensor", "planner/plan", "storage/safetensors", "storage/disk"}},
+			{Path: "storage", May: []string{"tensor", "planner/plan", "storage/safetensors", "storage/disk", "storage/backend", "storage/backend/local"}},
 			{Path: "storage/disk"},
+			{Path: "storage/backend"},
+			{Path: "storage/backend/local", May: []string{"storage/backend", "storage/disk"}},
+			{Path: "storage/backend/backendtest", May: []string{"storage/backend"}},
 			{Path: "storage/foreign", May: []string{"tensor", "planner/plan", "storage", "storage/disk", "storage/safetensors", "storage/dcp"}},
 			{Path: "storage/safetensors", Core: true, May: []string{"tensor", "planner/plan"}},
 			{Path: "storage/dcp", Core: true, May: []string{"tensor", "planner/plan"}},
@@ -74,7 +77,7 @@ func Repository() Law {
 		},
 		Engines: []Engine{
 			{Prefix: "github.com/nats-io", Owners: []string{"events/jetlog"}},
-			{Prefix: "github.com/cockroachdb/pebble/v2/vfs", Owners: []string{"projections/viewdb", "storage", "storage/disk", "storage/foreign", "store"}},
+			{Prefix: "github.com/cockroachdb/pebble/v2/vfs", Owners: []string{"projections/viewdb", "storage", "storage/backend/local", "storage/disk", "storage/foreign", "store"}},
 			{Prefix: "github.com/cockroachdb/pebble", Owners: []string{"projections/viewdb"}},
 			{Prefix: "github.com/NVIDIA/go-nvml", Owners: []string{"gpu"}},
 		},

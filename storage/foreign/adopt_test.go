@@ -122,7 +122,7 @@ func TestAdopted(t *testing.T) {
 			if told != 1 {
 				t.Errorf("told %d times that the bytes are not verified", told)
 			}
-			ranks, err := s.root.Unlearned(s.ref)
+			ranks, err := s.root.Unlearned(t.Context(), s.ref)
 			if err != nil || len(ranks) == 0 {
 				t.Errorf("unlearned %v, %v", ranks, err)
 			}
@@ -130,7 +130,7 @@ func TestAdopted(t *testing.T) {
 			if !first.Clean() || len(first.Sums) != len(ranks) || first.Unknown > 0 {
 				t.Errorf("learned %+v", first)
 			}
-			if left, err := s.root.Unlearned(s.ref); err != nil || len(left) > 0 {
+			if left, err := s.root.Unlearned(t.Context(), s.ref); err != nil || len(left) > 0 {
 				t.Errorf("still unlearned %v, %v", left, err)
 			}
 			again := s.learn(t, nil)

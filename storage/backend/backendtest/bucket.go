@@ -1,0 +1,189 @@
+// Package backendtest holds every [backend.Backend] to what its page says, and
+// has one that is as little of a filesystem as any may be.
+package backendtest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/storage/backend"
+)
+
+// Bucket keeps files in memory, as an object store does: it has no
+// directories, no links, and no room that ends. Several writes at a time are
+// parts of one upload. What is committed is durable at once.
+type Bucket struct {
+	mu      sync.Mutex
+	objects map[string]*object
+}
+
+var _ backend.Backend = (*Bucket)(nil)
+
+// NewBucket is an empty one.
+func NewBucket() *Bucket { return &Bucket{objects: map[string]*object{}} }
+
+type object struct {
+	*bytes.Reader
+	modified time.Time
+}
+
+// Stat implements [backend.Object].
+func (o *object) Stat() (backend.Info, error) {
+	return backend.Info{Size: o.Size(), Modified: o.modified}, nil
+}
+
+// Close implements [backend.Object].
+func (o *object) Close() error { return nil }
+
+func check(ctx context.Context, name string) error {
+	return errors.Join(ctx.Err(), backend.Validate(name))
+}
+
+// Path implements [backend.Backend].
+func (b *Bucket) Path(name string) string { return "mem://" + name }
+
+// MakeDir implements [backend.Backend].
+func (b *Bucket) MakeDir(ctx context.Context, _ string) error { return ctx.Err() }
+
+// Sync implements [backend.Backend].
+func (b *Bucket) Sync(ctx context.Context, _ string) error { return ctx.Err() }
+
+// Link implements [backend.Backend].
+func (b *Bucket) Link(context.Context, string, string) error {
+	return fmt.Errorf("link: %w", errors.ErrUnsupported)
+}
+
+// Usage implements [backend.Backend].
+func (b *Bucket) Usage(context.Context) (backend.Usage, error) {
+	return backend.Usage{}, errors.ErrUnsupported
+}
+
+// Open implements [backend.Backend].
+func (b *Bucket) Open(ctx context.Context, name string) (backend.Object, error) {
+	if err := check(ctx, name); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o := b.objects[name]
+	if o == nil {
+		return nil, &fs.PathError{Op: "open", Path: b.Path(name), Err: fs.ErrNotExist}
+	}
+	return o, nil
+}
+
+// Stat implements [backend.Backend].
+func (b *Bucket) Stat(ctx context.Context, name string) (backend.Info, error) {
+	o, err := b.Open(ctx, name)
+	if err == nil {
+		return o.Stat()
+	}
+	if names, no := b.List(ctx, name); no == nil && len(names) > 0 {
+		return backend.Info{Dir: true}, nil
+	}
+	return backend.Info{}, err
+}
+
+// List implements [backend.Backend].
+func (b *Bucket) List(ctx context.Context, dir string) ([]string, error) {
+	prefix := ""
+	if dir != "" {
+		if err := check(ctx, dir); err != nil {
+			return nil, err
+		}
+		prefix = dir + "/"
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var names []string
+	seen := map[string]bool{}
+	for name := range b.objects {
+		if rest, ok := strings.CutPrefix(name, prefix); ok {
+			if first, _, _ := strings.Cut(rest, "/"); !seen[first] {
+				seen[first] = true
+				names = append(names, first)
+			}
+		}
+	}
+	return names, ctx.Err()
+}
+
+// Remove implements [backend.Backend].
+func (b *Bucket) Remove(ctx context.Context, name string) error {
+	if err := check(ctx, name); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.objects, name)
+	return nil
+}
+
+// Create implements [backend.Backend].
+func (b *Bucket) Create(ctx context.Context, name string, size int64, mode backend.Mode) (backend.Upload, error) {
+	if err := check(ctx, name); err != nil {
+		return nil, err
+	}
+	return &upload{b: b, name: name, mode: mode, data: make([]byte, size)}, nil
+}
+
+// upload is a file in parts.
+type upload struct {
+	b    *Bucket
+	name string
+	mode backend.Mode
+
+	mu    sync.Mutex
+	data  []byte
+	ended bool
+}
+
+// WriteAt implements [backend.Upload].
+func (u *upload) WriteAt(p []byte, off int64) (int, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.ended || off < 0 || off+int64(len(p)) > int64(len(u.data)) {
+		return 0, fmt.Errorf("write %d bytes at %d of %s: it has %d, or has ended", len(p), off, path.Base(u.name), len(u.data))
+	}
+	return copy(u.data[off:], p), nil
+}
+
+// Reserved implements [backend.Upload].
+func (u *upload) Reserved() bool { return false }
+
+// Depth implements [backend.Upload].
+func (u *upload) Depth() int { return 4 }
+
+// Commit implements [backend.Upload].
+func (u *upload) Commit(ctx context.Context) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.ended {
+		return errors.New("commit: the upload has ended")
+	}
+	u.ended = true
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	u.b.mu.Lock()
+	defer u.b.mu.Unlock()
+	if u.mode == backend.Exclusive && u.b.objects[u.name] != nil {
+		return &fs.PathError{Op: "create", Path: u.b.Path(u.name), Err: fs.ErrExist}
+	}
+	u.b.objects[u.name] = &object{bytes.NewReader(u.data), time.Now()}
+	return nil
+}
+
+// Abort implements [backend.Upload].
+func (u *upload) Abort() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.ended = true
+}

@@ -1,0 +1,205 @@
+// Package local keeps the files of checkpoints in a directory, on a disk or on
+// NFS. It is made for [vfs.FS], so that tests can crash the disk below it.
+//
+//	Create   opens NAME.tmp, and reserves its blocks where the filesystem can:
+//	         a full disk, or a quota, is found out before anything is written
+//	WriteAt  goes past the page cache where the filesystem has that: see upload.go
+//	Commit   fsync, then rename; an exclusive one links instead, which never
+//	         replaces
+//	Sync     fsync of the directory; MakeDir's is also of each above it, up to
+//	         the one that holds the root
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/ckptstore/ckptstore/storage/backend"
+	"github.com/ckptstore/ckptstore/storage/disk"
+)
+
+// Dir is a directory that keeps files.
+type Dir struct {
+	fs  vfs.FS
+	dir string
+}
+
+var _ backend.Backend = (*Dir)(nil)
+
+// New names a directory. It touches nothing: the directory is made by the first
+// MakeDir, and reading needs no permission to write.
+func New(files vfs.FS, dir string) *Dir { return &Dir{fs: files, dir: dir} }
+
+// Path implements [backend.Backend].
+func (d *Dir) Path(name string) string { return d.fs.PathJoin(d.dir, name) }
+
+// at is the path of a name; none but that of the root may be empty.
+func (d *Dir) at(ctx context.Context, name string) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	if name == "" {
+		return d.dir, nil
+	}
+	return d.Path(name), backend.Validate(name)
+}
+
+// MakeDir implements [backend.Backend].
+func (d *Dir) MakeDir(ctx context.Context, dir string) error {
+	path, err := d.at(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if err := d.fs.MkdirAll(path, 0o755); err != nil {
+		return fmt.Errorf("make directory %s: %w", path, disk.NoSpace(err))
+	}
+	for ; path != d.dir; path = d.fs.PathDir(path) {
+		if err := disk.SyncDir(d.fs, path); err != nil {
+			return err
+		}
+	}
+	if err := disk.SyncDir(d.fs, d.dir); err != nil {
+		return err
+	}
+	return disk.SyncDir(d.fs, d.fs.PathDir(d.dir))
+}
+
+// Sync implements [backend.Backend].
+func (d *Dir) Sync(ctx context.Context, dir string) error {
+	path, err := d.at(ctx, dir)
+	if err != nil {
+		return err
+	}
+	return disk.SyncDir(d.fs, path)
+}
+
+// Open implements [backend.Backend].
+func (d *Dir) Open(ctx context.Context, name string) (backend.Object, error) {
+	path, err := d.at(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return Open(d.fs, path)
+}
+
+// Open opens a file wherever it lies. What is not a plain file is refused, since
+// opening it may wait for somebody.
+func Open(files vfs.FS, path string) (backend.Object, error) {
+	if err := disk.Regular(files, path); err != nil {
+		return nil, err
+	}
+	f, err := files.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return object{f}, nil
+}
+
+// object is a file that is read.
+type object struct{ vfs.File }
+
+// Stat implements [backend.Object].
+func (o object) Stat() (backend.Info, error) {
+	info, err := o.File.Stat()
+	if err != nil {
+		return backend.Info{}, err
+	}
+	return infoOf(info), nil
+}
+
+// Stat implements [backend.Backend].
+func (d *Dir) Stat(ctx context.Context, name string) (backend.Info, error) {
+	path, err := d.at(ctx, name)
+	if err != nil {
+		return backend.Info{}, err
+	}
+	return Stat(d.fs, path)
+}
+
+// Stat looks at a file wherever it lies.
+func Stat(files vfs.FS, path string) (backend.Info, error) {
+	info, err := files.Stat(path)
+	if err != nil {
+		return backend.Info{}, err
+	}
+	return infoOf(info), nil
+}
+
+func infoOf(of vfs.FileInfo) backend.Info {
+	info := backend.Info{Size: of.Size(), Modified: of.ModTime(), Dir: of.IsDir()}
+	if s, ok := of.Sys().(*syscall.Stat_t); ok {
+		info.Links, info.ID = uint64(s.Nlink), backend.FileID{Device: s.Dev, Inode: s.Ino} //nolint:unconvert // its width depends on the machine
+	}
+	return info
+}
+
+// List implements [backend.Backend].
+func (d *Dir) List(ctx context.Context, dir string) ([]string, error) {
+	path, err := d.at(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	return d.fs.List(path)
+}
+
+// Remove implements [backend.Backend].
+func (d *Dir) Remove(ctx context.Context, name string) error {
+	path, err := d.at(ctx, name)
+	if err != nil {
+		return err
+	}
+	return disk.Gone(d.fs.Remove(path))
+}
+
+// Link implements [backend.Backend].
+func (d *Dir) Link(ctx context.Context, from, to string) error { return d.LinkFrom(ctx, d, from, to) }
+
+// LinkFrom gives a file in another directory on the same filesystem a name in
+// this one.
+func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string) error {
+	old, err := other.at(ctx, from)
+	if err != nil {
+		return err
+	}
+	path, err := d.at(ctx, to)
+	if err != nil {
+		return err
+	}
+	err = d.fs.Link(old, path)
+	// What the kernel says of FAT, of some network filesystems, of a file with
+	// as many links as there can be, and of another disk.
+	for _, unable := range []error{syscall.EPERM, syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EMLINK, syscall.EXDEV} {
+		if errors.Is(err, unable) {
+			return fmt.Errorf("link %s to %s: %w: %w", old, path, errors.ErrUnsupported, err)
+		}
+	}
+	return disk.NoSpace(err)
+}
+
+// Usage implements [backend.Backend].
+func (d *Dir) Usage(ctx context.Context) (backend.Usage, error) {
+	// The directory and its parent may not have been made yet.
+	for dir := d.dir; ; {
+		if err := ctx.Err(); err != nil {
+			return backend.Usage{}, err
+		}
+		usage, err := d.fs.GetDiskUsage(dir)
+		parent := d.fs.PathDir(dir)
+		if errors.Is(err, os.ErrNotExist) && parent != dir {
+			dir = parent
+			continue
+		}
+		if errors.Is(err, vfs.ErrUnsupported) {
+			err = errors.ErrUnsupported
+		}
+		if err != nil {
+			return backend.Usage{}, fmt.Errorf("free space of %s: %w", dir, err)
+		}
+		return backend.Usage{Free: usage.AvailBytes, Size: usage.UsedBytes + usage.AvailBytes}, nil
+	}
+}
