@@ -228,11 +228,7 @@ func scribble(dir string, stop <-chan struct{}) error {
 // Tensors that were equal, and to be written once, must be so to the end.
 func TestScribbledSlots(t *testing.T) {
 	t.Parallel()
-	shared, err := os.MkdirTemp("/dev/shm", "wt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(shared) })
+	shared := ownMemory(t)
 	j := newJob(t, 1, append(slices.Clone(scribbles), shared)...)
 	j.store.Shared = shared
 	j.must()

@@ -99,11 +99,7 @@ func usedOf(t *testing.T, pid int) (u usedBy) {
 // saves, and neither it nor its worker needs descriptors for tensors.
 func TestManySavesOfManyTensors(t *testing.T) {
 	t.Parallel()
-	shared, err := os.MkdirTemp("/dev/shm", "wt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(shared) })
+	shared := ownMemory(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	dir := filepath.Join(t.TempDir(), "store")

@@ -70,11 +70,7 @@ func TestStagedAndLost(t *testing.T) {
 	}{{"after-another", "step-1.a1"}, {"alone", ""}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			shared, err := os.MkdirTemp("/dev/shm", "wt")
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = os.RemoveAll(shared) })
+			shared := ownMemory(t)
 			killStaging(t, shared)
 			if freed, bytes, err := worker.FreeStaging(shared); err != nil || len(freed) != 1 || bytes == 0 {
 				t.Errorf("freed %q, %d bytes: %v", freed, bytes, err)
@@ -85,7 +81,7 @@ func TestStagedAndLost(t *testing.T) {
 
 			required := newJob(t, 2, savesAndStages...)
 			required.store.Shared, required.cfg.Resume = shared, "require"
-			err = required.run()
+			err := required.run()
 			if refused := errors.Is(err, worker.ErrConfig) && strings.Contains(err.Error(), "has no committed checkpoint"); refused != (c.resumes == "") || !refused && err != nil {
 				t.Errorf("with --resume require: %v", err)
 			}
@@ -132,4 +128,14 @@ func killStaging(t *testing.T, shared string) {
 	if freed, _, err := worker.FreeStaging(shared); err != nil || len(freed) > 0 {
 		t.Errorf("freed %q of a trainer that is alive: %v", freed, err)
 	}
+}
+
+// ownMemory is a directory for staging slots that no other test uses.
+func ownMemory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(memory, "own") //nolint:usetesting // it has to be in shared memory
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
