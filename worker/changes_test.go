@@ -24,10 +24,7 @@ import (
 // and the number of bytes that they can, so that an old plan seems to fit.
 var changes = []func(s *client.State, rank int){
 	func(*client.State, int) {},
-	func(s *client.State, _ int) { // another shape of as many bytes
-		bias := &s.Tensors[1]
-		bias.Global, bias.Box = tensor.Shape{7, 1}, tensor.Shape{7, 1}.Full()
-	},
+	reshaped,
 	func(s *client.State, _ int) { s.Tensors[1].DType = tensor.Int8 },
 	func(s *client.State, rank int) { // the ranks change places
 		s.Tensors[0].Box.Offsets[0] = int64(1-rank) * rows / 2
@@ -41,10 +38,18 @@ var changes = []func(s *client.State, rank int){
 			s.Tensors = s.Tensors[:1]
 		}
 	},
-	func(s *client.State, _ int) { s.Tensors[1].FQN = "scale" },
-	func(s *client.State, _ int) { s.Values[1].PerRank = false },
 	func(s *client.State, _ int) { slices.Reverse(s.Tensors) },
-	func(*client.State, int) {}, // and back
+	func(s *client.State, _ int) { s.Values[1].PerRank = false },
+	func(s *client.State, _ int) { s.Tensors[1].FQN = "scale" },
+	func(*client.State, int) {}, // and back to what is known
+	reshaped,
+	func(*client.State, int) {},
+}
+
+// reshaped gives a tensor another shape of as many bytes.
+func reshaped(s *client.State, _ int) {
+	bias := &s.Tensors[1]
+	bias.Global, bias.Box = tensor.Shape{7, 1}, tensor.Shape{7, 1}.Full()
 }
 
 func changed(step int64, rank int) client.State {
