@@ -41,9 +41,8 @@ var changes = []func(s *client.State, rank int){
 	func(s *client.State, _ int) { slices.Reverse(s.Tensors) },
 	func(s *client.State, _ int) { s.Values[1].PerRank = false },
 	func(s *client.State, _ int) { s.Tensors[1].FQN = "scale" },
-	func(*client.State, int) {}, // and back to what is known
-	reshaped,
-	func(*client.State, int) {},
+	// And to and fro, by plans that are known from then on.
+	func(*client.State, int) {}, reshaped, func(*client.State, int) {}, reshaped, func(*client.State, int) {},
 }
 
 // reshaped gives a tensor another shape of as many bytes.
