@@ -234,6 +234,28 @@ func TestRemove(t *testing.T) {
 	}
 }
 
+// TestRemoveTogether removes a checkpoint from beside its removal, at each step
+// of that: what is gone, in part or as a whole, is no failure of either.
+func TestRemoveTogether(t *testing.T) {
+	m := tiny()
+	for k, done := 1, false; !done; k++ {
+		fs := memory(t)
+		m.save(t, open(t, fs))
+		injected, n := faulty(fs, k, false, nil, func() {
+			if err := open(t, fs).RemoveCommitted(t.Context(), ref); err != nil {
+				t.Errorf("step %d: the other: %v", k, err)
+			}
+		})
+		if err := open(t, injected).RemoveCommitted(t.Context(), ref); err != nil {
+			t.Errorf("step %d: %v", k, err)
+		}
+		if names, err := fs.List("store/data/run/t0"); err != nil || len(names) > 0 {
+			t.Errorf("step %d: left %v, %v", k, names, err)
+		}
+		done = *n < k
+	}
+}
+
 // TestNoSpace refuses a save that would not fit, before anything is written.
 func TestNoSpace(t *testing.T) {
 	m := newModel()

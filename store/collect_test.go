@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/web"
 )
 
@@ -108,7 +109,8 @@ func TestCollect(t *testing.T) {
 }
 
 // TestCollectInFlight: a save that has not been committed is no successor, and
-// goes on beside the collection.
+// goes on beside the collection. When it is aborted, the last good one is still
+// there; its own files go.
 func TestCollectInFlight(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))
@@ -129,6 +131,22 @@ func TestCollectInFlight(t *testing.T) {
 	}
 	if got := visible(t, s, "run"); got != "step-3.a1" {
 		t.Errorf("left are %s", got)
+	}
+
+	_, failing := written(t, s, "run", 4)
+	must(t, s, "run", events.CheckpointStaged{Attempt: 1, Checkpoint: failing.Checkpoint})
+	if got := went(collect(t, s, "last=1,superseded=delete")); got != "" {
+		t.Errorf("beside a staged save it did %s", got)
+	}
+	must(t, s, "run", events.CheckpointAborted{Attempt: 1, Checkpoint: failing.Checkpoint, Reason: "test"})
+	if got := went(collect(t, s, "last=1,superseded=delete")); got != "sweep step-4.a1" {
+		t.Errorf("after the abort it did %s", got)
+	}
+	if got := visible(t, s, "run"); got != "step-3.a1" {
+		t.Errorf("left are %s", got)
+	}
+	if c := ask(t, s, web.Resolve, web.Params{Ref: "run@latest"}); c.ID != "step-3.a1" {
+		t.Errorf("the latest is %s", c.ID)
 	}
 }
 
@@ -351,8 +369,8 @@ func TestCollectOthers(t *testing.T) {
 	gone := committed(t, s, "run", 1)
 	taken := committed(t, s, "run", 2)
 	committed(t, s, "run", 3)
-	copied := filepath.Join(s.DataDir, "run", trialName, "copy")
-	if err := errors.Join(os.CopyFS(copied, os.DirFS(taken)), os.RemoveAll(gone), os.RemoveAll(taken), os.CopyFS(taken, os.DirFS(filepath.Join(s.DataDir, "run", trialName, "step-3.a1")))); err != nil {
+	copied, bare := filepath.Join(s.DataDir, "run", trialName, "copy"), filepath.Join(s.DataDir, "run", trialName, "bare")
+	if err := errors.Join(os.CopyFS(copied, os.DirFS(taken)), os.CopyFS(bare, os.DirFS(taken)), os.Remove(filepath.Join(bare, storage.ReceiptFile)), os.RemoveAll(gone), os.RemoveAll(taken), os.CopyFS(taken, os.DirFS(filepath.Join(s.DataDir, "run", trialName, "step-3.a1")))); err != nil {
 		t.Fatal(err)
 	}
 	before := snapshot(t, s.DataDir)

@@ -176,38 +176,6 @@ func create(ctx context.Context, log *jetlog.Log, id, data string, formerly ...s
 	return log.Create(ctx, created)
 }
 
-// tempPrefix starts the name of a file that [writeDurable] has not renamed.
-const tempPrefix = ".tmp-"
-
-// writeDurable writes a file under a temporary name, syncs it, renames it into
-// place and syncs the directory.
-func writeDurable(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), tempPrefix+"*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
 func ownedByMe(info os.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return ok && int(st.Uid) == os.Getuid()

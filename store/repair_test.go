@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"maps"
 	"os"
@@ -126,7 +127,9 @@ func TestSweep(t *testing.T) {
 	if _, err := w.Finish(t.Context(), m, refuse); err == nil {
 		t.Fatal("committed without the log")
 	}
+	_, taken := written(t, s, "run", 6)
 	must(t, s, "run",
+		events.CheckpointAborted{Attempt: 1, Checkpoint: taken.Checkpoint, Reason: "test"},
 		events.CheckpointDeleted{Checkpoint: "step-2.a1", Reason: "test"},
 		events.CheckpointAborted{Attempt: 1, Checkpoint: aborted.Checkpoint, Reason: "test"})
 	before := snapshot(t, filepath.Join(dir, "data"))
@@ -136,10 +139,18 @@ func TestSweep(t *testing.T) {
 	}
 
 	// A copy under another name, and one of a run that the log does not know,
-	// with receipts that are whole.
-	for _, to := range []string{"run/main/copy", "elsewhere/main/step-1.a1"} {
-		if err := os.CopyFS(filepath.Join(dir, "data", to), os.DirFS(kept)); err != nil {
+	// with receipts that are whole; the same without receipts, as of who copies
+	// what he takes for the data alone; and one in the place of an aborted save.
+	for to, bare := range map[string]bool{
+		"run/main/copy": false, "elsewhere/main/step-1.a1": false,
+		"run/main/bare": true, "elsewhere/main/step-2.a1": true, refOf("run", taken.Checkpoint).String(): true,
+	} {
+		to = filepath.Join(dir, "data", to)
+		if err := errors.Join(os.RemoveAll(to), os.CopyFS(to, os.DirFS(kept))); err != nil {
 			t.Fatal(err)
+		}
+		if bare {
+			remove(t, to, storage.ReceiptFile)
 		}
 	}
 	write(t, filepath.Join(dir, "data", "run", "main", "step-9.a1", "notes.txt"), "mine")

@@ -15,12 +15,14 @@ import (
 )
 
 // gate is a filesystem in which the first making of one file or directory
-// stops until it is let through. The test says which by a part of its name.
+// stops until it is let through. The test says which by a part of its name, or
+// of its path if that has a separator.
 type gate struct {
 	vfs.FS
 	part    string
 	reached chan struct{} // closed when the making has begun
 	open    chan struct{} // closed to let it through
+	err     error         // with which the making then ends; nil: it is made
 
 	once sync.Once
 }
@@ -29,31 +31,43 @@ func newGate(part string) *gate {
 	return &gate{FS: vfs.Default, part: part, reached: make(chan struct{}), open: make(chan struct{})}
 }
 
-func (g *gate) pass(path string) {
-	if !strings.Contains(filepath.Base(path), g.part) {
-		return
+func (g *gate) pass(path string) (err error) {
+	name := path
+	if !strings.Contains(g.part, "/") {
+		name = filepath.Base(path)
+	}
+	if !strings.Contains(name, g.part) {
+		return nil
 	}
 	g.once.Do(func() {
 		close(g.reached)
 		<-g.open
+		err = g.err
 	})
+	return err
 }
 
 // Create implements vfs.FS.
 func (g *gate) Create(path string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	g.pass(path)
+	if err := g.pass(path); err != nil {
+		return nil, err
+	}
 	return g.FS.Create(path, c)
 }
 
 // OpenReadWrite implements vfs.FS.
 func (g *gate) OpenReadWrite(path string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
-	g.pass(path)
+	if err := g.pass(path); err != nil {
+		return nil, err
+	}
 	return g.FS.OpenReadWrite(path, c, o...)
 }
 
 // MkdirAll implements vfs.FS.
 func (g *gate) MkdirAll(path string, mode os.FileMode) error {
-	g.pass(path)
+	if err := g.pass(path); err != nil {
+		return err
+	}
 	return g.FS.MkdirAll(path, mode)
 }
 

@@ -228,15 +228,23 @@ var neverSeals = workerRole("never seals", func(ctx context.Context, c *client.C
 	if err := s.Seal(ctx); err != nil {
 		return err
 	}
-	say("aborted: %v", s.Wait(ctx, client.Committed))
+	why := s.Wait(ctx, client.Committed)
+	// Its bytes are still read: there is no slot for another save.
+	soon, cancel := context.WithTimeout(ctx, shortly)
+	defer cancel()
+	if _, err := c.Save(soon, 2, state(2, 0, 2), client.SaveOptions{}); !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("a save while the slot is read: %w", err)
+	}
+	say("aborted: %v", why)
 	return errors.New("enough")
 })
 
-// Files that are written after their save was aborted are removed too.
+// Files that are written after their save was aborted are removed too. Until
+// then nobody else gets the memory that they are written from.
 func TestAbortDuringWrite(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, neverSeals...)
-	j.cfg.SaveTimeout = time.Second
+	j.cfg.SaveTimeout, j.cfg.StagingSlots = time.Second, 1
 	g := j.gated("step-1")
 	j.start()
 	g.await(t)

@@ -1,0 +1,72 @@
+package store
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// tempPrefix starts the name of a file that [writeDurable] has not renamed.
+const tempPrefix = ".tmp-"
+
+// writeDurable writes a file under a temporary name, syncs it, renames it into
+// place and syncs the directory. Whatever is cut off, and whatever the machine
+// has not synced then, the file is the old one or the new one; on return it is
+// the new one.
+func writeDurable(path string, data []byte) error { return replaceFile(system{}, path, data) }
+
+// files are what replaceFile needs of a filesystem.
+type files interface {
+	// createTemp makes a file in dir with a name that nothing else has.
+	createTemp(dir string) (tempFile, error)
+	rename(from, to string) error
+	remove(name string) error
+	// syncDir makes the names in dir durable.
+	syncDir(dir string) error
+}
+
+// tempFile is durable by its bytes when it was synced, by its name when its
+// directory was.
+type tempFile interface {
+	io.WriteCloser
+	Name() string
+	Sync() error
+}
+
+func replaceFile(fs files, path string, data []byte) error {
+	f, err := fs.createTemp(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = fs.rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, fs.remove(f.Name()))
+	}
+	return fs.syncDir(filepath.Dir(path))
+}
+
+// system is the machine's filesystem.
+type system struct{}
+
+var _ files = system{}
+
+func (system) createTemp(dir string) (tempFile, error) { return os.CreateTemp(dir, tempPrefix+"*") }
+func (system) rename(from, to string) error            { return os.Rename(from, to) }
+func (system) remove(name string) error                { return os.Remove(name) }
+func (system) syncDir(dir string) error                { return syncDir(dir) }
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
