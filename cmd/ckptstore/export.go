@@ -30,6 +30,8 @@ so DIR is whole or not there. A DIR with files in it is refused; --force
 replaces it if it holds nothing but an export, and no file that a checkpoint is
 read from: neither this one, nor one that the store has adopted.
 
+` + offlineHelp + `
+
 ` + pathHelp + `
 
 Exit codes: 0 exported, 1 failed, 2 usage, 4 no such checkpoint,
@@ -44,6 +46,7 @@ type exported struct {
 func (a *app) exportCommand() *cobra.Command {
 	var o foreign.ExportOptions
 	var format, shard string
+	var offline bool
 	c := &cobra.Command{
 		Use: "export REF DIR --format dcp|safetensors|hf", Short: "Write a checkpoint for PyTorch DCP, safetensors or Hugging Face", Long: exportHelp,
 		Args: args(cobra.ExactArgs(2)),
@@ -58,12 +61,13 @@ func (a *app) exportCommand() *cobra.Command {
 			if o.MaxShard, err = parseSize(shard); err != nil {
 				return usageError{fmt.Errorf("--max-shard-size: %w", err)}
 			}
-			return a.withSource(c.Context(), given[0], func(s source) error { return a.export(c.Context(), s, given[1], o) })
+			return a.withSource(c.Context(), given[0], offline, func(s source) error { return a.export(c.Context(), s, given[1], o) })
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&format, "format", "", "dcp, safetensors or hf")
 	f.StringVar(&shard, "max-shard-size", "5GB", "size above which hf begins another file, such as 500MB or 2GiB")
+	f.BoolVar(&offline, "offline", false, "read receipts only: no lock, no log")
 	f.BoolVar(&o.Replace, "force", false, "replace an export that is in DIR")
 	return c
 }
