@@ -20,6 +20,8 @@ func TestImportJSON(t *testing.T) {
 	schema(t, "import", output(t, 0, "ckptstore", "import", saved, "--run", "r", "--step", "3", "--in-place", "--json", store))
 	schema(t, "verify-learned", output(t, 0, "ckptstore", "verify", "r", "--json", store))
 	schema(t, "export", output(t, 0, "ckptstore", "export", "r", filepath.Join(dir, "out"), "--format", "hf", "--json", store))
+	schema(t, "export-self-contained", output(t, 0, "ckptstore", "export", "r", filepath.Join(dir, "own"), "--self-contained", "--json", store))
+	schema(t, "verify-offline", output(t, 0, "ckptstore", "verify", "r", "--offline", "--json", store))
 	schema(t, "cat", output(t, 0, "ckptstore", "cat", "r", "--json", store))
 	schema(t, "show-path", output(t, 0, "ckptstore", "show", saved, "--json"))
 	schema(t, "verify-path", output(t, 0, "ckptstore", "verify", saved, "--json"))

@@ -40,6 +40,20 @@ func (r *Root) Checkpoints(ctx context.Context) ([]Receipt, []Damaged, error) {
 	return receipts, damaged, nil
 }
 
+// Receipt is the receipt of a checkpoint. Without one, the error has
+// [ErrNotCommitted] in its chain.
+func (r *Root) Receipt(ctx context.Context, ref Ref) (Receipt, error) {
+	err := errors.Join(ctx.Err(), ref.Validate())
+	var receipt Receipt
+	if err == nil {
+		receipt, err = r.readReceipt(ref)
+	}
+	if err != nil {
+		return Receipt{}, fmt.Errorf("read the receipt of checkpoint %s: %w", ref, err)
+	}
+	return receipt, nil
+}
+
 // walk calls visit for each directory of a checkpoint, committed or not.
 func (r *Root) walk(ctx context.Context, visit func(Ref)) error {
 	runs, err := r.subdirs(ctx, "")

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/planner/retention"
@@ -115,40 +114,19 @@ func (c *collector) free(ctx context.Context, x *Collected, trials []retention.T
 	return nil
 }
 
-// inode is a file, whatever its names are.
-type inode struct{ device, number uint64 }
-
 // exclusive is the size in bytes of the files that only have links in dir and
 // in what would go before it. A directory that is gone has none.
 func (c *collector) exclusive(dir string) (bytes int64, err error) {
-	links := map[inode]uint64{}
-	infos := map[inode]*syscall.Stat_t{}
-	err = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
-			return err
-		}
-		info, err := e.Info()
-		if err != nil {
-			return err
-		}
-		stat, ok := info.Sys().(*syscall.Stat_t)
-		if !ok {
-			return fmt.Errorf("%s: this system does not say how many links a file has", path)
-		}
-		id := inode{uint64(stat.Dev), stat.Ino} //nolint:unconvert // narrower on other systems
-		links[id]++
-		infos[id] = stat
-		return nil
-	})
+	files, err := linkedFiles(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return 0, fmt.Errorf("measure %s: %w", dir, err)
+		return 0, err
 	}
-	for id, stat := range infos {
-		if links[id]+c.gone[id] >= uint64(stat.Nlink) { //nolint:unconvert // narrower on other systems
-			bytes += stat.Size
+	for id, f := range files {
+		if f.links+c.gone[id] >= f.all {
+			bytes += f.size
 		}
 		if !c.opts.Apply {
-			c.gone[id] += links[id]
+			c.gone[id] += f.links
 		}
 	}
 	return bytes, nil

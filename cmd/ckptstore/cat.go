@@ -1,51 +1,116 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"iter"
-	"os"
 	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
-	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-const catHelp = `Write the bytes of a tensor or value of a checkpoint to stdout: of a tensor its
-elements, row-major and little-endian; of a value the bytes that were saved, for
-PyTorch those of torch.save. Without FQN, list what there is.
+const catHelp = `Write a tensor or value of a checkpoint to stdout, or into a file with -o. Without
+FQN, list what there is; -o is then the form of the list.
+
+  raw   of a tensor its elements, row-major and little-endian; of a value the
+        bytes that were saved, for PyTorch those of torch.save
+  npy   a .npy file of version 1.0, for numpy.load. numpy has no bfloat16 and no
+        float8: --dtype float32 converts them
+  text  a line for each row of the last dimension, for numpy.loadtxt
+
+--slice takes numpy's basic slicing: for each dimension START:STOP, an index or a
+colon, and "..." for those between. Negative numbers count from the end; an index
+takes its dimension away; a step other than 1 is an error. Only the blocks of
+64 KiB that hold a part of it are read, and each is compared with its checksum
+first. -o FILE is whole or not there, and --json then says what was read for it.
+Bytes are never written to a terminal without --force.
+
+` + offlineHelp + `
 
 ` + pathHelp + `
 
 Exit codes: 0 ok, 1 failed, 2 usage, 4 no such checkpoint, tensor or value,
 6 bytes are damaged.`
 
+// catOptions say what of a checkpoint to write, and how.
+type catOptions struct {
+	rank   int    // whose value; -1: the lowest
+	slice  string // empty: the whole
+	format string
+	dtype  string // empty: as stored
+	file   string // empty: stdout
+	force  bool
+}
+
 func (a *app) catCommand() *cobra.Command {
-	var force bool
-	rank := -1
+	var o catOptions
+	var offline bool
+	var to string
 	c := &cobra.Command{
-		Use: "cat REF [FQN]", Short: "Write the bytes of a tensor or value to stdout", Long: catHelp, Args: args(cobra.RangeArgs(1, 2)),
+		Use: "cat REF [FQN]", Short: "Write a tensor, a slice of it, or a value to stdout or a file", Long: catHelp, Args: args(cobra.RangeArgs(1, 2)),
 		Example: `  ckptstore cat bert@step-2000
   ckptstore cat bert model.embed.weight > embed.bin
+  ckptstore cat bert model.embed.weight --slice 0:10,: --format npy -o embed.npy
+  ckptstore cat bert optim.step --format text --offline
   ckptstore cat out/checkpoint-2000 model.embed.weight | sha256sum`,
 		RunE: func(c *cobra.Command, given []string) error {
-			return a.withSource(c.Context(), given[0], func(s source) error {
-				if len(given) == 1 {
-					return a.list(s)
+			named := c.Flags().Changed("output")
+			if len(given) == 1 {
+				if named {
+					a.output = to
 				}
-				return a.cat(c.Context(), s, given[1], rank, force)
-			})
+				for _, name := range []string{"slice", "format", "dtype", "rank"} {
+					if c.Flags().Changed(name) {
+						return usageError{fmt.Errorf("--%s: it is about one tensor or value: give its FQN", name)}
+					}
+				}
+				if err := a.checkFlags(); err != nil {
+					return err
+				}
+				return a.withSource(c.Context(), given[0], offline, a.list)
+			}
+			if named {
+				o.file = to
+			}
+			if err := o.check(a); err != nil {
+				return err
+			}
+			return a.withSource(c.Context(), given[0], offline, func(s source) error { return a.cat(c.Context(), s, given[1], o) })
 		},
 	}
-	c.Flags().BoolVar(&force, "force", false, "write bytes to a terminal too")
-	c.Flags().IntVar(&rank, "rank", -1, "whose value, where each rank has its own (default: the lowest that has one)")
+	f := c.Flags()
+	// In place of the flag of that name which all commands have.
+	f.StringVarP(&to, "output", "o", "", "with FQN, the file to write; without, table, wide, json or jsonl")
+	f.StringVar(&o.slice, "slice", "", "part of the tensor, such as 0:10,:,5")
+	f.StringVar(&o.format, "format", formatRaw, "raw, npy or text")
+	f.StringVar(&o.dtype, "dtype", "", "convert the elements, as to float32 (default: as they were saved)")
+	f.BoolVar(&o.force, "force", false, "write bytes to a terminal too")
+	f.IntVar(&o.rank, "rank", -1, "whose value, where each rank has its own (default: the lowest that has one)")
+	f.BoolVar(&offline, "offline", false, "read receipts only: no lock, no log")
 	return c
+}
+
+// check refuses what cannot be meant.
+func (o catOptions) check(a *app) error {
+	switch o.format {
+	case formatRaw, formatNPY, formatText:
+	default:
+		return usageError{fmt.Errorf("--format %q: want raw, npy or text", o.format)}
+	}
+	switch o.file {
+	case "table", "wide", "json", "jsonl":
+		return usageError{fmt.Errorf("-o %s: with FQN it is the file to write: give ./%s for one of that name, --json for what was read, or leave out FQN to list what there is", o.file, o.file)}
+	case "":
+		if a.json {
+			return usageError{errors.New("--json: stdout takes the bytes: give a file with -o, or leave out FQN to list what there is")}
+		}
+	}
+	return nil
 }
 
 // held is one row of `cat REF`.
@@ -81,52 +146,6 @@ func (a *app) list(s source) error {
 			row(w, h.FQN, h.Kind, h.DType, shape, size(h.Bytes))
 		}
 	})
-}
-
-func (a *app) cat(ctx context.Context, s source, fqn string, rank int, force bool) error {
-	if f, ok := a.out.(*os.File); ok && !force {
-		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 && info.Mode()&os.ModeDevice != 0 && f.Name() != os.DevNull {
-			return usageError{errors.New("stdout is a terminal: send the bytes elsewhere, or give --force")}
-		}
-	}
-	want, err := s.want(fqn, rank)
-	if err != nil {
-		return err
-	}
-	loader := planner.NewLoader(s.manifest.Layout)
-	if want.Value {
-		return a.catPart(ctx, s, loader, want, make(single, loader.Size(want)))
-	}
-	if _, err := loader.Load([]plan.Want{want}); err != nil {
-		return err // before anything is written: a window might lie before what is missing
-	}
-	var buf single
-	for box := range windows(want.Shard.Box, catWindow/int64(want.Shard.DType.Size())) {
-		part := want
-		part.Shard.Box = box
-		n := loader.Size(part)
-		if buf == nil {
-			buf = make(single, n) // the first is the largest
-		}
-		if err := a.catPart(ctx, s, loader, part, buf[:n]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// catPart reads what fits into buf and writes it.
-func (a *app) catPart(ctx context.Context, s source, loader *planner.Loader, want plan.Want, buf single) error {
-	wants := []plan.Want{want}
-	reads, err := loader.Load(wants)
-	if err != nil {
-		return err
-	}
-	if _, err := s.reader.ReadData(ctx, wants, reads, buf); err != nil {
-		return err
-	}
-	_, err = a.out.Write(buf)
-	return err
 }
 
 // catWindow is how many bytes of a tensor are in memory at a time.

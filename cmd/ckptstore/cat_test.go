@@ -102,7 +102,7 @@ func TestCatHoldsOneWindow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r, w := &endless{}, limited(3)
 			a := &app{out: &w, err: io.Discard}
-			if err := a.cat(t.Context(), sourceOf(r, shape, shape.Full()), "x", -1, false); !errors.Is(err, errFull) {
+			if err := a.cat(t.Context(), sourceOf(r, shape, shape.Full()), "x", catOptions{rank: -1, format: formatRaw}); !errors.Is(err, errFull) {
 				t.Errorf("error %v, want that of the disk", err)
 			}
 			if r.most > catWindow || r.most < catWindow/2 || r.sum != 4*r.most {
@@ -117,7 +117,7 @@ func TestCatOfAHole(t *testing.T) {
 	shape := tensor.Shape{1 << 30}
 	r, w := &endless{}, limited(0)
 	a := &app{out: &w, err: io.Discard}
-	err := a.cat(t.Context(), sourceOf(r, shape, tensor.Box{Offsets: []int64{0}, Sizes: []int64{1 << 29}}), "x", -1, false)
+	err := a.cat(t.Context(), sourceOf(r, shape, tensor.Box{Offsets: []int64{0}, Sizes: []int64{1 << 29}}), "x", catOptions{rank: -1, format: formatRaw})
 	if errors.Is(err, errFull) || err == nil || r.sum != 0 {
 		t.Errorf("%v after %d bytes", err, r.sum)
 	}

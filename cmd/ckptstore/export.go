@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/foreign"
 	"github.com/ckptstore/ckptstore/store"
@@ -30,6 +31,18 @@ so DIR is whole or not there. A DIR with files in it is refused; --force
 replaces it if it holds nothing but an export, and no file that a checkpoint is
 read from: neither this one, nor one that the store has adopted.
 
+With --self-contained, DIR becomes a store of this checkpoint alone, without a
+log: data/RUN/TRIAL/ID as in the store, and ORIGIN.json, which says from which
+store, event and manifest it came. Unlike the directory in the store it has no
+hard link to a file of another checkpoint and names no adopted file, so cp, rsync
+and tar take all of it. It is read where it is, with --store DIR --offline; it is
+put into another store's directory by "cp -r DIR/data STORE/"; and "ckptstore
+recover --store DIR" makes a log for it. Receipt, manifest and indexes vouch for
+it as in the store; the manifest is the very one that the log names, unless
+chunks had to move out of shared or adopted files.
+
+` + offlineHelp + `
+
 ` + pathHelp + `
 
 Exit codes: 0 exported, 1 failed, 2 usage, 4 no such checkpoint,
@@ -39,17 +52,32 @@ Exit codes: 0 exported, 1 failed, 2 usage, 4 no such checkpoint,
 type exported struct {
 	Checkpoint string `json:"checkpoint"`
 	foreign.Exported
+	Place  string        `json:"place,omitempty"`  // of a self-contained one: of the checkpoint in path
+	Origin *store.Origin `json:"origin,omitempty"` // of a self-contained one
 }
+
+// ownFormat is the format of a self-contained export.
+const ownFormat storage.Format = "ckptstore"
 
 func (a *app) exportCommand() *cobra.Command {
 	var o foreign.ExportOptions
 	var format, shard string
+	var offline, whole bool
 	c := &cobra.Command{
-		Use: "export REF DIR --format dcp|safetensors|hf", Short: "Write a checkpoint for PyTorch DCP, safetensors or Hugging Face", Long: exportHelp,
+		Use: "export REF DIR --format dcp|safetensors|hf|--self-contained", Short: "Write a checkpoint for PyTorch DCP, safetensors or Hugging Face, or to carry away", Long: exportHelp,
 		Args: args(cobra.ExactArgs(2)),
 		Example: `  ckptstore export bert@step-2000 out/dcp --format dcp
-  ckptstore export bert out/hf --format hf --max-shard-size 2GB`,
+  ckptstore export bert out/hf --format hf --max-shard-size 2GB
+  ckptstore export bert@step-2000 bert-2000 --self-contained && rsync -a bert-2000 host:`,
 		RunE: func(c *cobra.Command, given []string) (err error) {
+			if whole {
+				for _, name := range []string{"format", "max-shard-size", "force"} {
+					if c.Flags().Changed(name) {
+						return usageError{fmt.Errorf("--%s does not go with --self-contained: leave one of them out", name)}
+					}
+				}
+				return a.withSource(c.Context(), given[0], offline, func(s source) error { return a.exportWhole(c.Context(), s, given[1]) })
+			}
 			switch o.Format = storage.Format(format); o.Format {
 			case storage.DCP, storage.SafeTensors, storage.HuggingFace:
 			default:
@@ -58,12 +86,14 @@ func (a *app) exportCommand() *cobra.Command {
 			if o.MaxShard, err = parseSize(shard); err != nil {
 				return usageError{fmt.Errorf("--max-shard-size: %w", err)}
 			}
-			return a.withSource(c.Context(), given[0], func(s source) error { return a.export(c.Context(), s, given[1], o) })
+			return a.withSource(c.Context(), given[0], offline, func(s source) error { return a.export(c.Context(), s, given[1], o) })
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&format, "format", "", "dcp, safetensors or hf")
 	f.StringVar(&shard, "max-shard-size", "5GB", "size above which hf begins another file, such as 500MB or 2GiB")
+	f.BoolVar(&whole, "self-contained", false, "make DIR a store of this checkpoint alone, without a log")
+	f.BoolVar(&offline, "offline", false, "read receipts only: no lock, no log")
 	f.BoolVar(&o.Replace, "force", false, "replace an export that is in DIR")
 	return c
 }
@@ -96,9 +126,43 @@ func (a *app) export(ctx context.Context, s source, dir string, o foreign.Export
 	for _, v := range done.LeftOut {
 		a.warn("left out: value %q of rank %d (%s): %s", v.FQN, v.Rank, size(v.Bytes), v.Reason)
 	}
-	out := exported{s.name, done}
+	out := exported{Checkpoint: s.name, Exported: done}
 	return emit(a, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
 		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s\n", out.Checkpoint, out.Tensors, out.Values, size(out.Bytes), out.Files, out.Path)
+	})
+}
+
+// exportWhole makes a directory that is a store of one checkpoint.
+func (a *app) exportWhole(ctx context.Context, s source, dir string) error {
+	r, ok := s.reader.(*storage.FileReader)
+	if !ok {
+		return usageError{fmt.Errorf("--self-contained: %s is a checkpoint of another program: import it, then export that", s.name)}
+	}
+	digest, err := plan.ParseDigest(s.checkpoint.Manifest)
+	if err != nil {
+		return err
+	}
+	bar := a.progressOf("export", s.manifest.Layout.Bytes())
+	defer bar.done()
+	stale := func(path string) {
+		a.warn("%s is left by an export that did not end: remove it if none is at work", path)
+	}
+	done, err := store.ExportWhole(ctx, r.Root(), store.RefOf(s.checkpoint), digest, dir, stale, bar.set)
+	if err != nil {
+		return err
+	}
+	bar.done()
+	out := exported{
+		Checkpoint: s.name, Place: done.Place, Origin: &done.Origin,
+		Exported: foreign.Exported{
+			Path: done.Path, Format: ownFormat, Files: done.Files, Tensors: done.Tensors, Values: done.Values, Bytes: done.Bytes, LeftOut: []foreign.LeftOut{},
+		},
+	}
+	return emit(a, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
+		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s, as %s\n", out.Checkpoint, out.Tensors, out.Values, size(out.Bytes), out.Files, out.Path, out.Place)
+		if done.Origin.Rewritten {
+			fmt.Fprintf(w, "its manifest is another than that of event %d of store %s: chunks were moved out of files that it shared or had adopted\n", done.Origin.Sequence, done.Origin.Store)
+		}
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/web"
 )
@@ -29,8 +31,10 @@ type listed struct {
 	WorldSize   int       `json:"world_size"`
 	State       string    `json:"state"`
 	Bytes       int64     `json:"bytes"`
-	Written     *int64    `json:"bytes_written,omitempty"` // of the bytes, those that this save wrote
-	Reused      *int64    `json:"bytes_reused,omitempty"`  // and those that were stored already
+	Written     *int64    `json:"bytes_written,omitempty"`   // of the bytes, those that this save wrote
+	Reused      *int64    `json:"bytes_reused,omitempty"`    // and those that were stored already
+	Shared      *int64    `json:"bytes_shared,omitempty"`    // of its files, those that have links elsewhere
+	Exclusive   *int64    `json:"bytes_exclusive,omitempty"` // and those that have none: what deleting it frees
 	Manifest    string    `json:"manifest,omitempty"`
 	Sequence    uint64    `json:"sequence,omitempty"` // of the committed event
 	CommittedAt time.Time `json:"committed_at,omitzero"`
@@ -39,6 +43,8 @@ type listed struct {
 	Reason      string    `json:"reason,omitempty"`
 	Pinned      *bool     `json:"pinned,omitempty"`
 	Tags        []string  `json:"tags,omitempty"`
+
+	ref storage.Ref
 }
 
 // listing is `ls --json`.
@@ -60,7 +66,13 @@ without the lock, the log or the views. It has every committed checkpoint:
 which of them are superseded is known to the log alone, so it equals
 "ls --all" without those that are open, aborted or deleted.
 
-With --as-of the list is what it was then; the log is folded up to there.`,
+With --as-of the list is what it was then; the log is folded up to there.
+
+WRITTEN and REUSED are the bytes of tensors and values that the save wrote, and
+those that were stored already. SHARED and EXCLUSIVE are bytes of files as they
+are now: those that directories of other checkpoints have too, and the others,
+which deleting the checkpoint would free. They are read from the files' metadata
+for wide, json and jsonl only. What is not known is "-", and absent in JSON.`,
 		Example: "  ckptstore ls bert --all\n  ckptstore ls --as-of 1200\n  ckptstore ls --as-of 2026-11-21T14:05:06Z",
 		RunE: func(c *cobra.Command, names []string) error {
 			run := ""
@@ -116,6 +128,9 @@ func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then
 			l.Checkpoints = append(l.Checkpoints, fromRow(c))
 		}
 	}
+	if err := a.measure(ctx, l.Checkpoints, s.DataDir); err != nil {
+		return err
+	}
 	return a.printListing(l)
 }
 
@@ -125,7 +140,7 @@ func fromRow(c projections.Checkpoint) listed {
 		WorldSize: c.WorldSize, State: string(c.State), Bytes: c.Bytes, Manifest: c.Manifest,
 		Written: &c.BytesWritten, Reused: &c.BytesReused,
 		Sequence: c.CommittedSeq, Superseded: &c.Superseded, Parent: c.Parent, Reason: c.Reason,
-		Pinned: &c.Pinned, Tags: c.Tags,
+		Pinned: &c.Pinned, Tags: c.Tags, ref: store.RefOf(c),
 	}
 	if c.CommittedSeq > 0 {
 		out.CommittedAt = c.EndedAt
@@ -160,7 +175,7 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 		l.Checkpoints = append(l.Checkpoints, listed{
 			Run: r.Run, Trial: r.Trial, ID: r.Checkpoint, Name: r.Name, Step: r.Step, Attempt: r.Attempt,
 			WorldSize: m.WorldSize, State: string(projections.Committed), Bytes: m.Layout.Bytes(),
-			Manifest: r.Manifest.String(), Sequence: r.Sequence, CommittedAt: r.CommittedAt,
+			Manifest: r.Manifest.String(), Sequence: r.Sequence, CommittedAt: r.CommittedAt, ref: r.Ref,
 		})
 	}
 	if run != "" && len(l.Checkpoints) == 0 && len(errs) == 0 {
@@ -169,14 +184,49 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 	slices.SortFunc(l.Checkpoints, func(x, y listed) int {
 		return cmp.Or(cmp.Compare(x.Run, y.Run), cmp.Compare(y.Sequence, x.Sequence))
 	})
+	if err := a.measure(ctx, l.Checkpoints, data.Dir()); err != nil {
+		return err
+	}
 	return errors.Join(append([]error{a.printListing(l)}, errs...)...)
+}
+
+// measure fills in what the files of the checkpoints say, if that is printed:
+// of many checkpoints it takes longer than all the rest. Where there are no
+// files, nothing is known.
+func (a *app) measure(ctx context.Context, list []listed, dataDir string) error {
+	if a.output == "table" {
+		return nil
+	}
+	for i := range list {
+		var err error
+		if list[i].Shared, list[i].Exclusive, err = a.footprint(ctx, dataDir, list[i].ref); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// footprint is the shared and exclusive bytes of a checkpoint's files, or nil
+// where they cannot be known.
+func (a *app) footprint(ctx context.Context, dataDir string, ref storage.Ref) (shared, exclusive *int64, err error) {
+	f, err := store.MeasureFiles(ctx, dataDir, ref)
+	switch {
+	case ctx.Err() != nil:
+		return nil, nil, ctx.Err()
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil, nil
+	case err != nil:
+		a.warn("what its files share is not known: %v", err)
+		return nil, nil, nil
+	}
+	return &f.Shared, &f.Exclusive, nil
 }
 
 func (a *app) printListing(l listing) error {
 	return emit(a, l, l.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "SIZE", "COMMITTED", "CONTINUES"}
 		if wide {
-			head = append(head, "WRITTEN", "REUSED", "SEQUENCE", "MANIFEST", "REASON")
+			head = append(head, "WRITTEN", "REUSED", "SHARED", "EXCLUSIVE", "SEQUENCE", "MANIFEST", "REASON")
 		}
 		marked := slices.ContainsFunc(l.Checkpoints, func(c listed) bool { return c.marks() != "" })
 		if marked {
@@ -190,7 +240,7 @@ func (a *app) printListing(l listing) error {
 			}
 			cells := []any{c.Run, c.ID, c.Step, state, c.WorldSize, size(c.Bytes), when(c.CommittedAt), c.Parent}
 			if wide {
-				cells = append(cells, maybeSize(c.Written), maybeSize(c.Reused), c.Sequence, short(c.Manifest), c.Reason)
+				cells = append(cells, maybeSize(c.Written), maybeSize(c.Reused), maybeSize(c.Shared), maybeSize(c.Exclusive), c.Sequence, short(c.Manifest), c.Reason)
 			}
 			if marked {
 				cells = append(cells, c.marks())

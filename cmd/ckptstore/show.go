@@ -19,6 +19,8 @@ type shown struct {
 	Store      string                 `json:"store"`
 	Checkpoint projections.Checkpoint `json:"checkpoint"`
 	Path       string                 `json:"path"`
+	Shared     *int64                 `json:"bytes_shared,omitempty"`    // of its files, those that have links elsewhere
+	Exclusive  *int64                 `json:"bytes_exclusive,omitempty"` // and those that have none: what deleting it frees
 	Tensors    []shownTensor          `json:"tensors"`
 	Values     []shownValue           `json:"values"`
 	Ranks      []shownRank            `json:"ranks"`
@@ -55,7 +57,9 @@ func (a *app) showCommand() *cobra.Command {
 	var asOf *string
 	c := &cobra.Command{
 		Use: "show REF", Short: "Show what is in a checkpoint", Args: args(cobra.ExactArgs(1)),
-		Long: `Show what is in a checkpoint: its tensors, values and ranks.
+		Long: `Show what is in a checkpoint: its tensors, values and ranks; how many bytes its
+save wrote and reused; and how many bytes of its files other checkpoints have
+too, and how many deleting it would free.
 
 With --reshard N, show what N ranks would read of it, and from which files, if
 each wanted its rows of every tensor (Shard(0)), all of every tensor without
@@ -116,6 +120,9 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int,
 		Store: s.ID, Checkpoint: c, Path: s.DataDir + "/" + store.RefOf(c).String(),
 		Ranks: []shownRank{},
 	}
+	if out.Shared, out.Exclusive, err = a.footprint(ctx, s.DataDir, store.RefOf(c)); err != nil {
+		return err
+	}
 	out.Tensors, out.Values = shownLayout(m.Layout)
 	for _, r := range m.Ranks {
 		out.Ranks = append(out.Ranks, shownRank(r))
@@ -145,6 +152,15 @@ func (s shown) printHead(w *tabwriter.Writer) {
 	row(w, "committed", fmt.Sprintf("%s, sequence %d", when(c.EndedAt), c.CommittedSeq))
 	row(w, "continues", c.Parent)
 	row(w, "size", fmt.Sprintf("%s: %s written, %s reused", size(c.Bytes), size(c.BytesWritten), size(c.BytesReused)))
+	row(w, "files", fmt.Sprintf("%s shared with other checkpoints, %s exclusive", orDash(maybeSize(s.Shared)), orDash(maybeSize(s.Exclusive))))
 	row(w, "manifest", c.Manifest)
 	row(w, "path", s.Path)
+}
+
+// orDash is a text, or what stands for none.
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
 }

@@ -144,18 +144,18 @@ func committed(ctx context.Context, views web.Source, ref string) (projections.C
 	return c, err
 }
 
-// withSource opens what a reference names for one command.
-func (a *app) withSource(ctx context.Context, ref string, do func(source) error) error {
+// withSource opens what a reference names for one command, with the log or,
+// offline, by receipts alone.
+func (a *app) withSource(ctx context.Context, ref string, offline bool, do func(source) error) error {
+	if offline {
+		return a.withOffline(ctx, ref, do)
+	}
 	path, err := a.isPath(ctx, ref)
 	if err != nil {
 		return err
 	}
 	if path {
-		s, err := openPath(ctx, ref)
-		if err != nil {
-			return err
-		}
-		return do(s)
+		return withPath(ctx, ref, do)
 	}
 	return a.with(ctx, func(st *store.Store) error {
 		c, err := committed(ctx, st.Views(), ref)
@@ -167,13 +167,28 @@ func (a *app) withSource(ctx context.Context, ref string, do func(source) error)
 			return err
 		}
 		r := st.Data.Reader(store.RefOf(c)).WithManifest(digest)
-		m, err := r.ReadMetadata(ctx)
-		if err == nil {
-			err = r.SetUp(ctx, m, true)
-		}
-		if err != nil {
-			return err
-		}
-		return do(source{reader: r, manifest: m, name: c.Run + "@" + c.ID, store: st.ID, checkpoint: c})
+		return withReader(ctx, r, source{name: c.Run + "@" + c.ID, store: st.ID, checkpoint: c}, do)
 	})
+}
+
+// withPath opens a checkpoint of another program for one command.
+func withPath(ctx context.Context, path string, do func(source) error) error {
+	s, err := openPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	return do(s)
+}
+
+// withReader reads the manifest of a source and sets its reader up.
+func withReader(ctx context.Context, r storage.Reader, s source, do func(source) error) error {
+	m, err := r.ReadMetadata(ctx)
+	if err == nil {
+		err = r.SetUp(ctx, m, true)
+	}
+	if err != nil {
+		return err
+	}
+	s.reader, s.manifest = r, m
+	return do(s)
 }

@@ -47,7 +47,7 @@ type finding struct {
 }
 
 func (a *app) verifyCommand() *cobra.Command {
-	log := false
+	log, offline := false, false
 	c := &cobra.Command{
 		Use: "verify [REF]", Short: "Read every byte of one or all checkpoints and name what is damaged", Args: args(cobra.MaximumNArgs(1)),
 		Long: `Read every file of the committed checkpoints, or of REF, and compare it with
@@ -63,11 +63,20 @@ every message, against its ID; every decision, against the one before it in its
 lane; every blob, against its digest. What is damaged is named by sequence. The
 owner of a store does the same every six hours: see ` + "`ckptstore views status`" + `.
 
+` + offlineHelp + ` A receipt is
+then the word for what was committed, and no digest is learned.
+
 ` + pathHelp + `
 Of such files only what checksums they have is compared.`,
 		RunE: func(c *cobra.Command, refs []string) error {
 			if log && len(refs) > 0 {
 				return usageError{errors.New("--log: the log is that of all checkpoints: leave out REF")}
+			}
+			if offline && log {
+				return usageError{errors.New("--offline reads no log, --log reads it alone: give one of them")}
+			}
+			if offline {
+				return a.verifyOffline(c.Context(), refs)
 			}
 			if len(refs) == 1 {
 				path, err := a.isPath(c.Context(), refs[0])
@@ -103,6 +112,7 @@ Of such files only what checksums they have is compared.`,
 		},
 	}
 	c.Flags().BoolVar(&log, "log", false, "read the log alone")
+	c.Flags().BoolVar(&offline, "offline", false, "go by the receipts alone: no lock, no log")
 	return c
 }
 

@@ -24,24 +24,69 @@ func (a *app) verifyReceipts(ctx context.Context, why error) error {
 	if err != nil {
 		return errors.Join(why, err)
 	}
+	out.addDamaged(damaged)
+	if err := a.verifyEach(ctx, data, receipts, &out); err != nil {
+		return errors.Join(why, err)
+	}
+	return a.printVerified(out)
+}
+
+// verifyOffline verifies what the receipts say is committed, or one of that.
+func (a *app) verifyOffline(ctx context.Context, refs []string) error {
+	out := verified{Findings: []finding{}}
+	if len(refs) == 1 {
+		return a.withOffline(ctx, refs[0], func(s source) error {
+			if s.foreign != nil {
+				return a.verifyPath(ctx, refs[0])
+			}
+			r := s.reader.(*storage.FileReader)
+			receipt, err := r.Root().Receipt(ctx, store.RefOf(s.checkpoint))
+			if err == nil {
+				err = a.verifyEach(ctx, r.Root(), []storage.Receipt{receipt}, &out)
+			}
+			if err != nil {
+				return err
+			}
+			return a.printVerified(out)
+		})
+	}
+	data, err := a.data()
+	if err != nil {
+		return err
+	}
+	receipts, damaged, err := data.Checkpoints(ctx)
+	if err != nil {
+		return err
+	}
+	out.addDamaged(damaged)
+	if err := a.verifyEach(ctx, data, receipts, &out); err != nil {
+		return err
+	}
+	return a.printVerified(out)
+}
+
+func (v *verified) addDamaged(damaged []storage.Damaged) {
 	for _, d := range damaged {
-		out.Findings = append(out.Findings, finding{Run: d.Ref.Run, Checkpoint: d.Ref.Checkpoint, Finding: storage.Finding{
+		v.Findings = append(v.Findings, finding{Run: d.Ref.Run, Checkpoint: d.Ref.Checkpoint, Finding: storage.Finding{
 			Kind: storage.Corrupt, File: storage.ReceiptFile, Block: -1, Offset: -1, Problem: d.Err.Error(),
 		}})
 	}
+}
+
+// verifyEach verifies checkpoints by their receipts.
+func (a *app) verifyEach(ctx context.Context, data *storage.Root, receipts []storage.Receipt, out *verified) error {
 	bar := a.progressOf("verify", 0)
 	defer bar.done()
 	for _, r := range receipts {
 		before := out.Bytes
 		report, err := data.Verify(ctx, r.Ref, r.Manifest, func(n int64) { bar.set(before + n) })
 		if err != nil {
-			return errors.Join(why, err)
+			return err
 		}
 		out.Store = r.Store
 		out.add(r.Run, r.Checkpoint, report)
 	}
-	bar.done()
-	return a.printVerified(out)
+	return nil
 }
 
 // add counts what was verified of one checkpoint.

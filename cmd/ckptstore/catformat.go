@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// The forms in which cat writes a tensor.
+const (
+	formatRaw  = "raw"
+	formatNPY  = "npy"
+	formatText = "text"
+)
+
+// npyTypes are numpy's names of the element types that it has.
+var npyTypes = map[tensor.DType]string{
+	tensor.Bool: "|b1", tensor.Uint8: "|u1", tensor.Int8: "|i1",
+	tensor.Uint16: "<u2", tensor.Int16: "<i2", tensor.Uint32: "<u4", tensor.Int32: "<i4", tensor.Uint64: "<u8", tensor.Int64: "<i8",
+	tensor.Float16: "<f2", tensor.Float32: "<f4", tensor.Float64: "<f8", tensor.Complex64: "<c8", tensor.Complex128: "<c16",
+}
+
+// npyHeader is what a .npy file of version 1.0 begins with:
+//
+//	┌──────────────┬───────────┬────────┬──────────────────────────────┐
+//	│ "\x93NUMPY"  │ 0x01 0x00 │ length │ dict, padded with spaces to  │
+//	│ 6 B          │ 2 B       │ u16 LE │ a multiple of 64 B, "\n"     │
+//	└──────────────┴───────────┴────────┴──────────────────────────────┘
+func npyHeader(dtype tensor.DType, shape tensor.Shape) ([]byte, error) {
+	name, ok := npyTypes[dtype]
+	if !ok {
+		as := fmt.Sprintf(", or --dtype %v to convert it", wider(dtype))
+		if wider(dtype) == dtype {
+			as = ""
+		}
+		return nil, fmt.Errorf("numpy has no type for %v: give --format raw for its bytes%s", dtype, as)
+	}
+	dims := make([]string, len(shape))
+	for d, n := range shape {
+		dims[d] = strconv.FormatInt(n, 10)
+	}
+	tuple := "(" + strings.Join(dims, ", ") + ")"
+	if len(dims) == 1 {
+		tuple = "(" + dims[0] + ",)"
+	}
+	const fixed = 10 // bytes before the dict
+	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': %s, }", name, tuple)
+	dict += strings.Repeat(" ", (64-(fixed+len(dict)+1)%64)%64) + "\n"
+	if len(dict) > math.MaxUint16 {
+		return nil, fmt.Errorf("a .npy file of version 1.0 cannot have %d dimensions: give --format raw", len(shape))
+	}
+	head := append([]byte("\x93NUMPY\x01\x00"), 0, 0)
+	binary.LittleEndian.PutUint16(head[8:], uint16(len(dict)))
+	return append(head, dict...), nil
+}
+
+// wider is the type of numpy that holds all elements of a type which numpy
+// lacks; the type itself where there is none.
+func wider(dtype tensor.DType) tensor.DType {
+	if tensor.Convertible(dtype, tensor.Float32) == nil {
+		return tensor.Float32
+	}
+	if tensor.Convertible(dtype, tensor.Complex64) == nil {
+		return tensor.Complex64
+	}
+	return dtype
+}
+
+// texter writes elements as text: those of the last dimension on a line, of a
+// tensor with one dimension each on a line of its own, and an empty line
+// between two matrices.
+type texter struct {
+	w     *bufio.Writer
+	dtype tensor.DType
+	row   int64 // elements on a line
+	plane int64 // elements before an empty line; 0: there is none
+	at    int64
+	text  []byte
+}
+
+func newTexter(w io.Writer, dtype tensor.DType, shape tensor.Shape) (*texter, error) {
+	if _, ok := npyTypes[dtype]; !ok {
+		return nil, fmt.Errorf("elements of %v have no form as text: give --format raw", dtype)
+	}
+	t := &texter{w: bufio.NewWriterSize(w, 1<<20), dtype: dtype, row: 1}
+	if n := len(shape); n > 1 {
+		t.row = shape[n-1]
+		if n > 2 {
+			t.plane = t.row * shape[n-2]
+		}
+	}
+	return t, nil
+}
+
+// Write implements io.Writer for whole elements.
+func (t *texter) Write(p []byte) (int, error) {
+	size := t.dtype.Size()
+	for rest := p; len(rest) >= size; rest = rest[size:] {
+		t.text = t.text[:0]
+		switch {
+		case t.at == 0:
+		case t.plane > 0 && t.at%t.plane == 0:
+			t.text = append(t.text, "\n\n"...)
+		case t.at%t.row == 0:
+			t.text = append(t.text, '\n')
+		default:
+			t.text = append(t.text, ' ')
+		}
+		t.text = appendElement(t.text, t.dtype, rest)
+		t.at++
+		if _, err := t.w.Write(t.text); err != nil {
+			return len(p) - len(rest), err
+		}
+	}
+	return len(p), nil
+}
+
+// end ends the last line.
+func (t *texter) end() error {
+	if t.at > 0 {
+		_ = t.w.WriteByte('\n') // the writer keeps its error for Flush
+	}
+	return t.w.Flush()
+}
+
+// appendElement appends the shortest text that stands for the element and no
+// other of its type.
+func appendElement(b []byte, dtype tensor.DType, p []byte) []byte {
+	le := binary.LittleEndian
+	float := func(v float64, bits int) { b = strconv.AppendFloat(b, v, 'g', -1, bits) }
+	imaginary := func(re, im float64, bits int) {
+		float(re, bits)
+		text := strconv.FormatFloat(im, 'g', -1, bits)
+		if text[0] != '-' && text[0] != '+' { // an infinity has its sign
+			b = append(b, '+')
+		}
+		b = append(append(b, text...), 'j')
+	}
+	switch dtype {
+	case tensor.Bool:
+		return strconv.AppendBool(b, p[0] != 0)
+	case tensor.Uint8:
+		return strconv.AppendUint(b, uint64(p[0]), 10)
+	case tensor.Int8:
+		return strconv.AppendInt(b, int64(int8(p[0])), 10)
+	case tensor.Uint16:
+		return strconv.AppendUint(b, uint64(le.Uint16(p)), 10)
+	case tensor.Int16:
+		return strconv.AppendInt(b, int64(int16(le.Uint16(p))), 10)
+	case tensor.Uint32:
+		return strconv.AppendUint(b, uint64(le.Uint32(p)), 10)
+	case tensor.Int32:
+		return strconv.AppendInt(b, int64(int32(le.Uint32(p))), 10)
+	case tensor.Uint64:
+		return strconv.AppendUint(b, le.Uint64(p), 10)
+	case tensor.Int64:
+		return strconv.AppendInt(b, int64(le.Uint64(p)), 10)
+	case tensor.Float32:
+		float(float64(math.Float32frombits(le.Uint32(p))), 32)
+	case tensor.Float64:
+		float(math.Float64frombits(le.Uint64(p)), 64)
+	case tensor.Complex64:
+		imaginary(float64(math.Float32frombits(le.Uint32(p))), float64(math.Float32frombits(le.Uint32(p[4:]))), 32)
+	case tensor.Complex128:
+		imaginary(math.Float64frombits(le.Uint64(p)), math.Float64frombits(le.Uint64(p[8:])), 64)
+	}
+	return b
+}
