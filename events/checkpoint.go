@@ -64,7 +64,7 @@ type LoadPlan struct {
 	Checkpoint string `json:"checkpoint"`
 	Rank       int    `json:"rank"`
 	Reads      int    `json:"reads"` // overlaps of wanted and stored boxes
-	Bytes      int64  `json:"bytes"`
+	Bytes      int64  `json:"bytes"` // stored ones that the rank gets; what several ranks get is read once
 }
 
 // WriteSealed says that a rank's bytes are complete in its staging slot: the

@@ -41,7 +41,7 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 
 // live is an attempt from its group.started, which has the sequence from, to
 // the end of its last process and save.
-func (j *job) live(ctx context.Context, n, restart int, resume string, from uint64) (*FailedError, error) {
+func (j *job) live(ctx context.Context, n, restart int, resume string, from uint64) (cause *FailedError, err error) {
 	// What must still be said and finished is not cut short by ctx: it ends
 	// the processes, and each later step has its own deadline.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -52,7 +52,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	}
 	g.loader = newLoader(g, j.arenas)
 	defer g.slots.close()
-	defer g.loader.close()
+	defer func() { err = errors.Join(err, g.loader.close(j.cfg.DrainTimeout)) }()
 	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.say)
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
 	g.saver.kept, g.saver.resume = j.keeper.committed, resume
@@ -60,7 +60,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	go func() { saving <- g.saver.run(work, from, from) }()
 
 	w := &watch{job: j, group: g, saving: saving}
-	cause, err := w.run(ctx, work, restart)
+	cause, err = w.run(ctx, work, restart)
 	var saves error
 	if err == nil || errors.Is(err, syscall.ENOSPC) && !w.savingEnded { // decisions are not refused
 		saves = j.finishSaves(work, w, cause)

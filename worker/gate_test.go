@@ -63,6 +63,28 @@ func (g *gate) OpenReadWrite(path string, c vfs.DiskWriteCategory, o ...vfs.Open
 	return g.FS.OpenReadWrite(path, c, o...)
 }
 
+// Open implements vfs.FS. A gate for "read:" and a part of the name stops the
+// first reading of a file that is open.
+func (g *gate) Open(path string, o ...vfs.OpenOption) (vfs.File, error) {
+	f, err := g.FS.Open(path, o...)
+	if part, ok := strings.CutPrefix(g.part, "read:"); ok && err == nil && strings.Contains(filepath.Base(path), part) {
+		return gatedFile{f, g}, nil
+	}
+	return f, err
+}
+
+// gatedFile is a file whose reading is stopped.
+type gatedFile struct {
+	vfs.File
+	gate *gate
+}
+
+// ReadAt implements vfs.File.
+func (f gatedFile) ReadAt(p []byte, off int64) (int, error) {
+	f.gate.pass(f.gate.part)
+	return f.File.ReadAt(p, off)
+}
+
 // MkdirAll implements vfs.FS.
 func (g *gate) MkdirAll(path string, mode os.FileMode) error {
 	if err := g.pass(path); err != nil {

@@ -51,7 +51,7 @@ func (s *scribe) say(ctx context.Context, bodies ...events.Body) error {
 func (s *scribe) sayAs(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
 	facts := make([]events.Fact, len(bodies))
 	for i, b := range bodies {
-		f, err := events.NewFact(s.stamp(), events.Scope{Run: s.run, Trial: trial, Actor: actor}, b)
+		f, err := s.fact(trial, actor, b)
 		if err != nil {
 			return err
 		}
@@ -59,6 +59,11 @@ func (s *scribe) sayAs(ctx context.Context, trial string, actor events.Actor, bo
 	}
 	_, err := s.log.Append(ctx, facts...)
 	return err
+}
+
+// fact mints a fact, for who appends facts of several actors at once.
+func (s *scribe) fact(trial string, actor events.Actor, body events.Body) (events.Fact, error) {
+	return events.NewFact(s.stamp(), events.Scope{Run: s.run, Trial: trial, Actor: actor}, body)
 }
 
 // lane appends the decisions of one trial, one at a time, each conditional on

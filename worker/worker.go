@@ -8,7 +8,7 @@
 //	rankServer   the socket of one rank: package client has the protocol
 //	handoff      reports of all ranks, one iteration at a time
 //	saver        the log feeds the coordinator, its commands are executed
-//	loader       collective loads, resolved once for all ranks
+//	loader       collective loads, resolved and read once for all ranks
 //	arenas       files in shared memory: what ranks save and load
 //	staging      the slots of each rank in arenas: two saves may be on their way
 //	outbox       facts of saves that nobody waits for

@@ -1,0 +1,290 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// restore is the reading of one load: what it was resolved to, and the part of
+// each rank.
+type restore struct {
+	l        *loader
+	n        int // of the load
+	ckpt     projections.Checkpoint
+	manifest plan.Manifest
+	planner  *planner.Loader
+	reader   storage.Reader
+	unread   []string
+	ranks    []restoreRank
+}
+
+// restoreRank is what one rank wants, and where it goes.
+type restoreRank struct {
+	items   []client.Item
+	wants   []plan.Want
+	of      []int // the item of each want
+	planned planner.Loaded
+	reads   []plan.Read
+	sizes   []int64 // of the wants
+	offsets []int64 // in the arena
+	size    int64
+	arena   *arena
+}
+
+// run reads a load for all ranks. On return nothing writes to their arenas.
+func (l *loader) run(ctx context.Context, ld *load) []answer {
+	r := &restore{l: l, n: ld.n, ranks: make([]restoreRank, l.g.cfg.NProc)}
+	for rank := range r.ranks {
+		r.ranks[rank].items = ld.asked[rank].Items
+	}
+	if err := r.resolve(ctx, ld.asked); err != nil {
+		return r.failed(&problem{http.StatusConflict, err})
+	}
+	errs := r.plan(ctx, ld.asked)
+	if errs == nil {
+		err := r.prepare(ctx)
+		if err == nil {
+			err = r.read(ctx)
+		}
+		if err == nil {
+			return r.answers()
+		}
+		errs = slices.Repeat([]error{unreadable(r.ckpt, err)}, len(r.ranks))
+	}
+	text := beginning(joined(errs).Error(), maxMessage)
+	err := l.g.lane.say(l.g.work, &events.RestoreFailed{Attempt: l.g.attempt, Load: ld.n, Checkpoint: r.ckpt.ID, Error: text})
+	out := make([]answer, len(r.ranks))
+	for rank := range r.ranks {
+		if a := r.ranks[rank].arena; a != nil {
+			err = errors.Join(err, l.arenas.drop(a))
+		}
+	}
+	for rank := range out {
+		out[rank].err = errors.Join(errs[rank], err)
+	}
+	return out
+}
+
+// joined is every error once.
+func joined(errs []error) error {
+	var out []error
+	for _, err := range errs {
+		if !slices.Contains(out, err) {
+			out = append(out, err)
+		}
+	}
+	return errors.Join(out...)
+}
+
+// failed answers all ranks with an error.
+func (r *restore) failed(err error) []answer {
+	return slices.Repeat([]answer{{err: err}}, len(r.ranks))
+}
+
+// resolve decides, once for all ranks, which checkpoint a load reads.
+func (r *restore) resolve(ctx context.Context, requests map[int]client.LoadRequest) error {
+	ref := requests[0].Ref
+	asked := map[string]bool{}
+	strict := false
+	for rank := range r.ranks {
+		req := requests[rank]
+		if req.Ref != ref {
+			return fmt.Errorf("load %d: rank 0 asks for %q and rank %d for %q", r.n, ref, rank, req.Ref)
+		}
+		strict = strict || req.Strict
+		for _, it := range req.Items {
+			asked[it.FQN] = true
+		}
+	}
+	g := r.l.g
+	if ref == "" {
+		ref = g.resume
+	}
+	if ref == "" {
+		return fmt.Errorf("load %d: there is nothing to resume from; check the context's resume field, or name a checkpoint", r.n)
+	}
+	reader, c, err := r.l.reader(ctx, ref)
+	if err != nil {
+		return err
+	}
+	m, err := reader.ReadMetadata(ctx)
+	if err != nil {
+		return unreadable(c, err)
+	}
+	if err := reader.SetUp(ctx, m, true); err != nil {
+		return err
+	}
+	r.ckpt, r.manifest, r.reader = c, m, reader
+	r.planner = planner.NewLoader(m.Layout)
+	r.unread = planner.Unread(m.Layout, asked)
+	if strict && len(r.unread) > 0 {
+		return fmt.Errorf("load %d of %s: %w", r.n, c.ID, &planner.UnreadError{FQNs: r.unread})
+	}
+	_, err = g.lane.decide(ctx, &events.RestoreBegun{Attempt: g.attempt, Load: r.n, Checkpoint: c.ID, WorldSize: g.cfg.NProc})
+	return err
+}
+
+// plan finds what every rank reads. When one of them wants what cannot be had,
+// nothing is read for any: that rank is told what, and the others who it is.
+func (r *restore) plan(ctx context.Context, requests map[int]client.LoadRequest) []error {
+	errs := make([]error, len(r.ranks))
+	var all []error
+	for rank := range r.ranks {
+		req := requests[rank]
+		if err := r.planRank(ctx, rank, planner.LoadOptions{Partial: req.Partial, StrictDType: req.StrictDType}); err != nil {
+			err = fmt.Errorf("rank %d: load %s: %w", rank, r.ckpt.ID, err)
+			errs[rank] = &problem{http.StatusBadRequest, err}
+			all = append(all, err)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	others := error(&problem{http.StatusConflict, fmt.Errorf("load %d is a collective, and cannot be served to all ranks: %w", r.n, errors.Join(all...))})
+	for rank := range errs {
+		if errs[rank] == nil {
+			errs[rank] = others
+		}
+	}
+	return errs
+}
+
+// planRank plans the reads of a rank. Optional values that the checkpoint has
+// of other ranks only are left out.
+func (r *restore) planRank(ctx context.Context, rank int, o planner.LoadOptions) (err error) {
+	of := &r.ranks[rank]
+	for i, it := range of.items {
+		w := plan.Want{Value: it.Value, Shard: shard(it), Rank: rank}
+		if it.Rank != nil {
+			w.Rank = *it.Rank
+		}
+		if !it.Optional || !r.planner.Lacks(w) {
+			of.wants, of.of = append(of.wants, w), append(of.of, i)
+		}
+	}
+	if of.planned, err = r.planner.LoadWith(of.wants, o); err != nil {
+		return err
+	}
+	of.sizes = make([]int64, len(of.wants))
+	for i, w := range of.wants {
+		if !of.absent(i) {
+			of.sizes[i] = r.planner.Size(w)
+		}
+	}
+	of.offsets, of.size = place(of.sizes)
+	return ctx.Err()
+}
+
+// absent reports whether a want is left out.
+func (of *restoreRank) absent(want int) bool {
+	_, absent := slices.BinarySearch(of.planned.Absent, want)
+	return absent
+}
+
+// prepare has the storage look at the reads of all ranks, and makes their
+// memory.
+func (r *restore) prepare(ctx context.Context) error {
+	reads := make([][]plan.Read, len(r.ranks))
+	for rank := range r.ranks {
+		reads[rank] = r.ranks[rank].planned.Reads
+	}
+	reads, err := r.reader.PrepareGlobalPlan(ctx, reads)
+	if err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	for rank := range r.ranks {
+		of := &r.ranks[rank]
+		of.reads = reads[rank]
+		g.Go(func() (err error) {
+			of.arena, err = r.l.arenas.take(ctx, rank, "load", of.size)
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// read reads what all ranks want in one go, each block once, and says so.
+func (r *restore) read(ctx context.Context) error {
+	var wants []plan.Want
+	var reads []plan.Read
+	var dst loadTarget
+	for rank := range r.ranks {
+		of := &r.ranks[rank]
+		base := len(wants)
+		wants = append(wants, of.wants...)
+		for _, read := range of.reads {
+			read.Want += base
+			reads = append(reads, read)
+		}
+		for i, at := range of.offsets {
+			dst = append(dst, of.arena.data[at:at+of.sizes[i]])
+		}
+	}
+	n, err := r.reader.ReadData(ctx, wants, reads, dst)
+	if err != nil {
+		return err
+	}
+	return r.say(ctx, reads, n)
+}
+
+// say tells the log what every rank has got, and that the load is complete.
+func (r *restore) say(ctx context.Context, reads []plan.Read, n int64) error {
+	g := r.l.g
+	facts := make([]events.Fact, 0, len(r.ranks)+1)
+	add := func(actor events.Actor, body events.Body) error {
+		f, err := g.lane.fact(g.lane.trial, actor, body)
+		facts = append(facts, f)
+		return err
+	}
+	var errs []error
+	for rank, of := range r.ranks {
+		errs = append(errs, add(events.Rank(rank), &events.LoadPlan{
+			Attempt: g.attempt, Load: r.n, Checkpoint: r.ckpt.ID, Rank: rank, Reads: len(of.reads), Bytes: r.planner.Stored(of.reads),
+		}))
+	}
+	errs = append(errs, add(g.lane.node, &events.RestoreCompleted{
+		Attempt: g.attempt, Load: r.n, Checkpoint: r.ckpt.ID, Tier: "files", Bytes: n, Wanted: r.planner.Stored(reads), Unread: r.unread,
+	}))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	_, err := g.lane.log.Append(ctx, facts...)
+	return err
+}
+
+// answers says where each rank finds its items.
+func (r *restore) answers() []answer {
+	out := make([]answer, len(r.ranks))
+	for rank, of := range r.ranks {
+		reply := client.LoadReply{
+			Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Arena: of.arena.path, Size: of.size, Unread: r.unread,
+			Offsets: make([]int64, len(of.items)), Sizes: slices.Repeat([]int64{-1}, len(of.items)),
+		}
+		for i, item := range of.of {
+			if !of.absent(i) {
+				reply.Offsets[item], reply.Sizes[item] = of.offsets[i], of.sizes[i]
+			}
+		}
+		out[rank] = answer{reply: reply, arena: of.arena}
+	}
+	return out
+}
+
+// loadTarget is the buffers of the wants of all ranks.
+type loadTarget [][]byte
+
+// Want implements storage.Destination.
+func (t loadTarget) Want(i int) []byte { return t[i] }

@@ -1,0 +1,58 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
+)
+
+// reader reads the checkpoint that a reference names. One that lies at a path
+// has that path for its ID.
+func (l *loader) reader(ctx context.Context, ref string) (storage.Reader, projections.Checkpoint, error) {
+	if isPath(ref) {
+		f, err := l.g.store.Foreign(ctx, ref)
+		if err != nil {
+			return nil, projections.Checkpoint{}, err
+		}
+		return f, projections.Checkpoint{ID: f.Path(), Step: -1}, nil
+	}
+	c, err := l.g.store.Views.Resolve(ctx, qualify(l.g.cfg.Run, ref))
+	if err != nil {
+		return nil, c, err
+	}
+	digest, err := plan.ParseDigest(c.Manifest)
+	if err != nil {
+		return nil, c, fmt.Errorf("checkpoint %s: %w", c.ID, err)
+	}
+	return l.g.store.Data.Reader(storage.RefOf(c.Run, c.Trial, c.ID)).WithManifest(digest), c, nil
+}
+
+// isPath reports whether a reference is the path of a checkpoint of another
+// program: no name of a run begins so by accident.
+func isPath(ref string) bool {
+	return strings.HasPrefix(ref, "/") || strings.HasPrefix(ref, "./") || strings.HasPrefix(ref, "../")
+}
+
+// unreadable says what to do about a checkpoint that is damaged or gone: the
+// next attempt would resume from it too.
+func unreadable(c projections.Checkpoint, err error) error {
+	if c.Run == "" || !errors.As(err, new(*storage.CorruptError)) && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return fmt.Errorf("%w; `ckptstore ls %s` lists the others: end the job and start it with --resume %s@ID of an intact one", err, c.Run, c.Run)
+}
+
+// qualify makes a reference of a run out of what a worker names: a full
+// reference, or an ID or name in its own run.
+func qualify(run, ref string) string {
+	if strings.Contains(ref, "@") {
+		return ref
+	}
+	return run + "@" + ref
+}
