@@ -18,7 +18,7 @@ type Writer interface {
 	// before the event that begins the checkpoint is acknowledged: whoever
 	// sweeps leftovers takes a directory without that event for one. On return
 	// the directory's name is durable up to the store. isCoordinator changes
-	// nothing on local files, where any node may come first. A directory that
+	// nothing here: any node may come first. A directory that
 	// holds another checkpoint, perhaps of another store, is a [*TakenError],
 	// here and in WriteData and Finish, and stays as it is.
 	SetUp(ctx context.Context, isCoordinator bool) error

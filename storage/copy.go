@@ -36,13 +36,13 @@ func (r *Root) CopyTo(ctx context.Context, ref Ref, digest plan.Digest, to *Root
 		out, err = r.copyTo(ctx, ref, digest, to, read)
 	}
 	if err != nil {
-		return Copied{}, fmt.Errorf("copy checkpoint %s to %s: %w", ref, to.dir, err)
+		return Copied{}, fmt.Errorf("copy checkpoint %s to %s: %w", ref, to.Dir(), err)
 	}
 	return out, nil
 }
 
 func (r *Root) copyTo(ctx context.Context, ref Ref, digest plan.Digest, to *Root, read func(int64)) (out Copied, err error) {
-	receipt, err := r.readReceipt(ref)
+	receipt, err := r.readReceipt(ctx, ref)
 	if err != nil {
 		return out, err
 	}
@@ -67,7 +67,7 @@ func (r *Root) copyTo(ctx context.Context, ref Ref, digest plan.Digest, to *Root
 	out.Original, out.Manifest = digest, m
 	out.Manifest.Ranks = make([]plan.RankIndex, len(m.Ranks))
 	for i, rank := range m.Ranks {
-		x, err := from.load(rank.Rank)
+		x, err := from.load(ctx, rank.Rank)
 		if err != nil {
 			return out, err
 		}
@@ -76,7 +76,7 @@ func (r *Root) copyTo(ctx context.Context, ref Ref, digest plan.Digest, to *Root
 			return out, err
 		}
 		copied := plan.RankIndex{Rank: rank.Rank, Index: written.Index}
-		if err := to.sameChunks(ref, copied, x.index); err != nil {
+		if err := to.sameChunks(ctx, ref, copied, x.index); err != nil {
 			return out, err
 		}
 		out.Manifest.Ranks[i] = copied
@@ -108,8 +108,8 @@ func copyRank(ctx context.Context, from *FileReader, x *index, w *FileWriter, re
 
 // sameChunks compares the digests of a copy with those of the original, as far
 // as they are known of that.
-func (r *Root) sameChunks(ref Ref, copied plan.RankIndex, original *index) error {
-	x, err := r.readIndex(ref, copied)
+func (r *Root) sameChunks(ctx context.Context, ref Ref, copied plan.RankIndex, original *index) error {
+	x, err := r.readIndex(ctx, ref, copied)
 	if err != nil {
 		return err
 	}

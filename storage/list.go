@@ -46,7 +46,7 @@ func (r *Root) Receipt(ctx context.Context, ref Ref) (Receipt, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	var receipt Receipt
 	if err == nil {
-		receipt, err = r.readReceipt(ref)
+		receipt, err = r.readReceipt(ctx, ref)
 	}
 	if err != nil {
 		return Receipt{}, fmt.Errorf("read the receipt of checkpoint %s: %w", ref, err)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// FileWriter writes one checkpoint on local files.
+// FileWriter writes one checkpoint as files.
 type FileWriter struct {
 	root *Root
 	ref  Ref
