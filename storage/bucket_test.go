@@ -1,13 +1,16 @@
 package storage_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/storage/backend"
 	"github.com/ckptstore/ckptstore/storage/backend/backendtest"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -66,5 +69,52 @@ func TestBucket(t *testing.T) {
 	}
 	if err := root.Reader(ref).SetUp(t.Context(), m.manifest(nil), true); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("set up what was removed: %v", err)
+	}
+}
+
+// reserving is a disk that gives a file its blocks when it is created.
+type reserving struct {
+	*backendtest.Bucket
+	free uint64
+}
+
+func (r *reserving) Usage(context.Context) (backend.Usage, error) {
+	return backend.Usage{Free: r.free, Size: 1 << 40}, nil
+}
+
+func (r *reserving) Create(ctx context.Context, name string, size int64, mode backend.Mode) (backend.Upload, error) {
+	u, err := r.Bucket.Create(ctx, name, size, mode)
+	r.free -= uint64(size)
+	return reservedUpload{u}, err
+}
+
+type reservedUpload struct{ backend.Upload }
+
+func (reservedUpload) Reserved() bool { return true }
+
+// TestReserved counts bytes once that the disk counts as used before they are
+// written: a save that just fits is not refused.
+func TestReserved(t *testing.T) {
+	m := newModel()
+	m.full(0, "w", tensor.Uint8, 1<<20)
+	m.full(1, "v", tensor.Uint8, 1<<20)
+	disk := &reserving{Bucket: backendtest.NewBucket(), free: 5 << 19}
+	root := storage.OpenBackend(disk, vfs.NewMem())
+	root.OfStore("store-1")
+	w := root.Writer(ref)
+	if err := w.SetUp(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	_, err := w.WriteData(t.Context(), 0, m.layout.Items(0), source(func(i int) ([]byte, error) {
+		if _, err := w.WriteData(t.Context(), 1, m.layout.Items(1), m.source(1)); err != nil {
+			t.Errorf("the second rank: %v", err)
+		}
+		return m.source(0).Item(i)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.WriteData(t.Context(), 2, m.layout.Items(0), m.source(0)); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a third rank, which does not fit: %v", err)
 	}
 }
