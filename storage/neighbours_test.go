@@ -3,6 +3,7 @@ package storage_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/storage"
@@ -33,7 +34,7 @@ func TestDamagedNeighbours(t *testing.T) {
 			put(t, fs, file, data)
 			_, _, err := m.load(t.Context(), root.Reader(ref), m.wantAll())
 			var damage *storage.CorruptError
-			if !errors.As(err, &damage) || damage.FQN != name || damage.Block != 0 {
+			if !errors.As(err, &damage) || damage.FQN != name || damage.Block != 0 || (what == "a missing end") != strings.Contains(damage.Problem, "ends here") {
 				t.Errorf("%s in %s: %v", what, name, err)
 			}
 		}
