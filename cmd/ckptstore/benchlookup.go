@@ -130,12 +130,12 @@ func lookup(ctx context.Context, views web.Source, data *storage.Root, ref, fqn 
 	if err != nil {
 		return err
 	}
-	m, err := data.Reader(store.RefOf(c)).WithManifest(digest).ReadMetadata(ctx)
+	m, err := data.Reader(store.RefOf(c)).WithManifest(digest).Only(fqn).ReadMetadata(ctx)
 	if err != nil {
 		return err
 	}
-	_, found := slices.BinarySearchFunc(m.Layout.Tensors, fqn, func(t plan.Tensor, fqn string) int { return strings.Compare(t.FQN, fqn) })
-	if !found {
+	i, found := slices.BinarySearchFunc(m.Layout.Tensors, fqn, func(t plan.Tensor, fqn string) int { return strings.Compare(t.FQN, fqn) })
+	if !found || len(m.Layout.Tensors[i].Chunks) == 0 {
 		return fmt.Errorf("%s has no tensor %q", ref, fqn)
 	}
 	return nil

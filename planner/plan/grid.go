@@ -142,8 +142,9 @@ func (e *encoder) grid(g grid, shape tensor.Shape) {
 	}
 }
 
-func (d *decoder) grid(fqn string, shape tensor.Shape, spent *budget) grid {
-	g := grid{cells: make([]int64, len(shape)), interleave: 1}
+// grid reads a rule, whose cells it keeps in the memory that it is given.
+func (d *decoder) grid(fqn string, shape tensor.Shape, cell []int64, spent *budget) grid {
+	g := grid{cells: cell, interleave: 1}
 	for dim, n := range shape {
 		if g.cells[dim] = d.int64(); g.cells[dim] == 0 {
 			g.cells[dim] = n

@@ -100,14 +100,16 @@ func (e *encoder) values(values []Value) {
 // validated; whether the boxes cover each shape once is not looked into.
 func DecodeLayout(data []byte) (Layout, error) {
 	d := &decoder{b: data}
-	l := d.layout()
+	l := d.layout(nil)
 	if err := d.end("layout"); err != nil {
 		return Layout{}, err
 	}
 	return l, nil
 }
 
-func (d *decoder) layout() (l Layout) {
+// layout reads one. If only is not nil, the rules of the tensors for which it is
+// false are checked as all others, and not expanded.
+func (d *decoder) layout(only func(fqn string) bool) (l Layout) {
 	d.begin(magicLayout)
 	n := d.count(5)
 	names, dtypes, shapes := d.names(n, "tensor"), d.dtypes(n, dtypePath), d.shapes(n)
@@ -117,6 +119,11 @@ func (d *decoder) layout() (l Layout) {
 	}
 	var spent budget
 	rules := make([]grid, len(l.Tensors))
+	dims := 0
+	for i := range l.Tensors {
+		dims += len(shapes[i])
+	}
+	cells := make([]int64, dims)
 	for i := range l.Tensors {
 		t := &l.Tensors[i]
 		*t = Tensor{FQN: names[i], Path: paths[i], DType: tensor.DType(dtypes[i] &^ dtypePath), Shape: shapes[i]}
@@ -127,7 +134,9 @@ func (d *decoder) layout() (l Layout) {
 		case d.err != nil:
 			return l
 		case c == 0:
-			rules[i] = d.grid(t.FQN, t.Shape, &spent)
+			ndim := len(t.Shape)
+			rules[i] = d.grid(t.FQN, t.Shape, cells[:ndim:ndim], &spent)
+			cells = cells[ndim:]
 		default:
 			t.Chunks = d.chunks(t, d.fits(c-1, 1+2*len(t.Shape)), spent)
 		}
@@ -135,7 +144,7 @@ func (d *decoder) layout() (l Layout) {
 	l.Values = d.values()
 	if d.err == nil { // nothing is made of the rules of a broken form
 		each(len(rules), func(i int) {
-			if rules[i].count > 0 {
+			if rules[i].count > 0 && (only == nil || only(l.Tensors[i].FQN)) {
 				l.Tensors[i].Chunks = rules[i].expand(l.Tensors[i].Shape)
 			}
 		})
@@ -233,7 +242,15 @@ func EncodeManifest(m Manifest) []byte {
 }
 
 // DecodeManifest is the inverse of [EncodeManifest].
-func DecodeManifest(data []byte) (Manifest, error) {
+func DecodeManifest(data []byte) (Manifest, error) { return decodeManifest(data, nil) }
+
+// DecodeManifestOf is [DecodeManifest] for whoever looks one tensor up: those
+// of another name may come without their chunks, which are most of a manifest.
+func DecodeManifestOf(data []byte, fqn string) (Manifest, error) {
+	return decodeManifest(data, func(other string) bool { return other == fqn })
+}
+
+func decodeManifest(data []byte, only func(string) bool) (Manifest, error) {
 	d := &decoder{b: data}
 	d.begin(magicManifest)
 	text := func() string { return string(d.bytes()) }
@@ -252,7 +269,7 @@ func DecodeManifest(data []byte) (Manifest, error) {
 	for i := range m.Ranks {
 		m.Ranks[i].Index = d.digest()
 	}
-	m.Layout = d.layout()
+	m.Layout = d.layout(only)
 	if err := d.end("manifest"); err != nil {
 		return Manifest{}, err
 	}

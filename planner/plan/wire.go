@@ -170,8 +170,8 @@ func (d *decoder) names(n int, of string) []string {
 	if n == 0 || d.err != nil {
 		return nil
 	}
-	var text []byte
-	var ends []int
+	text := make([]byte, 0, min(n*32, 4*d.left())) // most names need no more
+	ends := make([]int, 0, n)
 	begin := 0 // of the name before
 	for range n {
 		last := text[begin:]
