@@ -223,7 +223,7 @@ func (f *Foreign) load(rank int) (*rankIndex, error) {
 func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Report, error) {
 	v := &verifier{
 		fs: f.fs, path: f.chunks().path, progress: progress,
-		known: map[string]bool{}, broken: map[int]bool{},
+		known: map[string]bool{}, broken: map[int]bool{}, together: NewTogether(),
 	}
 	var g errgroup.Group
 	g.SetLimit(verifiers())
