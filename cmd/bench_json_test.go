@@ -19,6 +19,7 @@ func TestBenchStoreJSON(t *testing.T) {
 		{"replay", []string{"--events", "1500"}, []string{"rebuild_events_per_second", "read_events_per_second"}},
 		{"lookup", []string{"--checkpoints", "20", "--tensors", "10"}, []string{"p50_ms", "p99_ms", "list_ms", "best_ms"}},
 		{"save", []string{"--ranks", "2", "--size", "33MB", "--tensors", "8", "--unchanged", "0.75"}, []string{"bytes", "bytes_written", "seconds", "bytes_per_second", "raw_bytes_per_second", "ratio", "blocking_seconds_per_gb", "copy_seconds_per_gb"}},
+		{"load", []string{"--ranks", "2", "--to-ranks", "3", "--size", "20MB", "--tensors", "5"}, []string{"bytes", "bytes_read", "over_read", "seconds", "bytes_per_second", "raw_bytes_per_second", "ratio"}},
 	} {
 		args := append([]string{"bench", b.name, "--dir", dir, "--json"}, b.args...)
 		text := output(t, 0, "ckptstore", args...)
@@ -37,6 +38,8 @@ func TestBenchStoreJSON(t *testing.T) {
 		t.Errorf("left behind: %v (%v)", left, err)
 	}
 	output(t, 2, "ckptstore", "bench", "log", "--writers", "0")
+	output(t, 2, "ckptstore", "bench", "load", "--to-ranks", "0")
+	output(t, 2, "ckptstore", "bench", "load", "--size", "1000", "--tensors", "64")
 }
 
 // TestViewsJSON records what the commands on views print with --json.

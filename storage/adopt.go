@@ -101,7 +101,7 @@ func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
 	if err := ref.Validate(); err != nil {
 		return nil, err
 	}
-	names, err := r.b.List(ctx, name(ref))
+	names, err := r.b.List(ctx, nameOf(ref))
 	if err != nil {
 		return nil, fmt.Errorf("look for adopted files of checkpoint %s: %w", ref, err)
 	}
@@ -125,7 +125,7 @@ func (r *Root) Adopted(ctx context.Context) ([]string, error) {
 	var files []string
 	var problems []error
 	err := r.walk(ctx, func(ref Ref) {
-		names, err := r.b.List(ctx, name(ref))
+		names, err := r.b.List(ctx, nameOf(ref))
 		if err != nil {
 			problems = append(problems, disk.Gone(err))
 		}

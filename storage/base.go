@@ -171,7 +171,7 @@ func (bs openedBases) find(p probe) []held {
 				e := &part.index.entries[i]
 				f := part.index.files[e.file]
 				out = append(out, held{e, heldFile{
-					name: linkName(b.of.Ref, f.Name), from: name(b.of.Ref, f.Name), size: f.Size,
+					name: linkName(b.of.Ref, f.Name), from: nameOf(b.of.Ref, f.Name), size: f.Size,
 				}})
 			}
 		}

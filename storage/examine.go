@@ -88,11 +88,11 @@ func (r *Root) linkTo(ctx context.Context, ref Ref, to *Root) error {
 	if !ok || !same {
 		return fmt.Errorf("one of them is no directory: %w", errors.ErrUnsupported)
 	}
-	names, err := r.b.List(ctx, name(ref))
+	names, err := r.b.List(ctx, nameOf(ref))
 	if err != nil {
 		return err
 	}
-	if err := to.b.MakeDir(ctx, name(ref)); err != nil {
+	if err := to.b.MakeDir(ctx, nameOf(ref)); err != nil {
 		return err
 	}
 	slices.Sort(names)
@@ -100,8 +100,8 @@ func (r *Root) linkTo(ctx context.Context, ref Ref, to *Root) error {
 		if strings.HasSuffix(file, backend.Partial) {
 			continue // of a write that was cut
 		}
-		at := name(ref, file)
-		err := there.LinkFrom(ctx, here, at, at)
+		at := nameOf(ref, file)
+		err := there.LinkFrom(ctx, here, at, at, backend.Exclusive)
 		if errors.Is(err, fs.ErrExist) {
 			err = sameFile(ctx, r.b, at, to.b, at)
 		}

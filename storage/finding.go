@@ -53,6 +53,7 @@ type Report struct {
 	Files    int       // files that were read
 	Chunks   int       // chunks and values whose bytes were digested
 	Bytes    int64     // of those
+	Read     int64     // of Bytes, those that no verification beside this one had read: see [Together]
 	Extra    []string  // files that the manifest does not name: harmless
 
 	// Of adopted files: what is known of their bytes.

@@ -39,7 +39,7 @@ func TestSumsCrash(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := root.b.MakeDir(t.Context(), name(ref)); err != nil {
+		if err := root.b.MakeDir(t.Context(), nameOf(ref)); err != nil {
 			t.Fatal(err)
 		}
 		check := func(on vfs.FS, must bool) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
 )
 
 // linkSuffix ends the name of a file of an earlier checkpoint that is linked
@@ -37,8 +38,8 @@ func linkName(ref Ref, name string) string {
 // directory. A file that does not fit may keep its name: another rank may use
 // it.
 func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error {
-	to := name(w.ref, f.name)
-	err := w.root.b.Link(ctx, f.from, to)
+	to := nameOf(w.ref, f.name)
+	err := w.root.b.Link(ctx, f.from, to, backend.Exclusive)
 	if errors.Is(err, fs.ErrExist) {
 		// Of another rank, or of a call that was cut off. The base may be gone
 		// since.

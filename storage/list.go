@@ -137,7 +137,7 @@ func (r *Root) removeDir(ctx context.Context, ref Ref, committed bool) error {
 }
 
 func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
-	dir := name(ref)
+	dir := nameOf(ref)
 	names, err := r.b.List(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		// Perhaps by a call that was cut off before it made this durable.
@@ -154,7 +154,7 @@ func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
 		return &TakenError{Ref: ref, File: r.path(ref, ReceiptFile), What: "the receipt of a committed checkpoint"}
 	}
 	if receipt {
-		if err := r.b.Remove(ctx, name(ref, ReceiptFile)); err != nil {
+		if err := r.b.Remove(ctx, nameOf(ref, ReceiptFile)); err != nil {
 			return err
 		}
 		names = slices.DeleteFunc(names, func(n string) bool { return n == ReceiptFile })

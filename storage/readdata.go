@@ -43,7 +43,7 @@ func (f checkpointFiles) open(ctx context.Context, x *index, n int) (backend.Obj
 	if x.adopted() {
 		return local.Open(f.root.outside, x.files[n].Name)
 	}
-	return f.root.b.Open(ctx, name(f.ref, x.files[n].Name))
+	return f.root.b.Open(ctx, nameOf(f.ref, x.files[n].Name))
 }
 
 // chunkRead is all that is wanted of one stored chunk.

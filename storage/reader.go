@@ -143,7 +143,7 @@ func (r *FileReader) SetUp(ctx context.Context, m plan.Manifest, _ bool) error {
 	}
 	if err == nil {
 		var names []string
-		if names, err = r.root.b.List(ctx, name(r.ref)); err == nil && len(names) == 0 {
+		if names, err = r.root.b.List(ctx, nameOf(r.ref)); err == nil && len(names) == 0 {
 			err = fmt.Errorf("%s: %w", r.root.path(r.ref), fs.ErrNotExist)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // sealed: it has a manifest or a receipt, so that its bytes may have been
 // committed.
 func (w *FileWriter) there(ctx context.Context) (names []string, sealed bool, err error) {
-	names, err = w.root.b.List(ctx, name(w.ref))
+	names, err = w.root.b.List(ctx, nameOf(w.ref))
 	if err != nil {
 		return nil, false, fmt.Errorf("list %s, which SetUp makes: %w", w.root.path(w.ref), err)
 	}
@@ -85,7 +85,7 @@ func (x *index) holds(ctx context.Context, items []plan.Item, src Source) (bool,
 // they were written with.
 func (r *Root) checkFiles(ctx context.Context, ref Ref, x *index) error {
 	for _, f := range x.files {
-		info, err := r.b.Stat(ctx, name(ref, f.Name))
+		info, err := r.b.Stat(ctx, nameOf(ref, f.Name))
 		if err != nil {
 			return fmt.Errorf("file of rank %d: %w", x.rank, err)
 		}
@@ -105,7 +105,7 @@ func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error 
 		if !slices.Contains(there, file) {
 			continue
 		}
-		if err := w.root.b.Remove(ctx, name(w.ref, file)); err != nil {
+		if err := w.root.b.Remove(ctx, nameOf(w.ref, file)); err != nil {
 			return fmt.Errorf("remove the leftover %s: %w", w.root.path(w.ref, file), err)
 		}
 		cleared = true

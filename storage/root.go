@@ -112,20 +112,20 @@ func validateName(name string) error {
 	return nil
 }
 
-// name is that of the directory of ref in the backend, or of a file in it.
-func name(ref Ref, file ...string) string {
+// nameOf is that of the directory of ref in the backend, or of a file in it.
+func nameOf(ref Ref, file ...string) string {
 	return path.Join(append([]string{ref.Run, ref.Trial, ref.Checkpoint}, file...)...)
 }
 
 // path is how people find it.
-func (r *Root) path(ref Ref, file ...string) string { return r.b.Path(name(ref, file...)) }
+func (r *Root) path(ref Ref, file ...string) string { return r.b.Path(nameOf(ref, file...)) }
 
 // sync makes the names in the directory of ref durable.
-func (r *Root) sync(ctx context.Context, ref Ref) error { return r.b.Sync(ctx, name(ref)) }
+func (r *Root) sync(ctx context.Context, ref Ref) error { return r.b.Sync(ctx, nameOf(ref)) }
 
 // readFile is the content of a small file.
 func (r *Root) readFile(ctx context.Context, ref Ref, file string) ([]byte, error) {
-	f, err := r.b.Open(ctx, name(ref, file))
+	f, err := r.b.Open(ctx, nameOf(ref, file))
 	if err != nil {
 		return nil, fmt.Errorf("read: %w", err)
 	}
@@ -142,7 +142,7 @@ func (r *Root) readFile(ctx context.Context, ref Ref, file string) ([]byte, erro
 
 // writeFile makes a small file. Its name is durable once its directory is.
 func (r *Root) writeFile(ctx context.Context, ref Ref, file string, data []byte, mode backend.Mode) error {
-	u, err := r.b.Create(ctx, name(ref, file), int64(len(data)), mode)
+	u, err := r.b.Create(ctx, nameOf(ref, file), int64(len(data)), mode)
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ func (r *Root) OfStore(id string, formerly ...string) {
 // contents are the names in the directory of ref. One that is not there has
 // none.
 func (r *Root) contents(ctx context.Context, ref Ref) ([]string, error) {
-	names, err := r.b.List(ctx, name(ref))
+	names, err := r.b.List(ctx, nameOf(ref))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -22,7 +22,19 @@ import (
 // takes what the receipt says. progress, if not nil, is called with the number
 // of bytes digested so far, by one goroutine at a time.
 func (r *Root) Verify(ctx context.Context, ref Ref, manifest plan.Digest, progress func(bytes int64)) (Report, error) {
-	return r.verify(ctx, ref, manifest, &verifier{progress: progress})
+	return r.VerifyWith(ctx, ref, manifest, VerifyOptions{Progress: progress})
+}
+
+// VerifyOptions say how to verify.
+type VerifyOptions struct {
+	Progress func(bytes int64) // as in [Root.Verify]; what others have read does not count
+	Quick    bool              // receipt, manifest, indexes, and the sizes and headers of files; no chunk
+	Together *Together         // of verifications beside this one; nil: none
+}
+
+// VerifyWith is [Root.Verify] with options.
+func (r *Root) VerifyWith(ctx context.Context, ref Ref, manifest plan.Digest, o VerifyOptions) (Report, error) {
+	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, quick: o.Quick, together: o.Together})
 }
 
 // LearnOptions say how to learn.
@@ -34,6 +46,7 @@ type LearnOptions struct {
 	// Recorded are the digests of files of sums that the log knows, by name.
 	// What is learned now must be that.
 	Recorded map[string]plan.Digest
+	Together *Together // as in [VerifyOptions]
 }
 
 // Learn is [Root.Verify] for a checkpoint that may be adopted: what it finds
@@ -42,10 +55,13 @@ type LearnOptions struct {
 // program that wrote them says, as far as that program has left checksums. The
 // caller records [Report.Sums] in the log. It may be repeated.
 func (r *Root) Learn(ctx context.Context, ref Ref, manifest plan.Digest, o LearnOptions) (Report, error) {
-	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, pace: o.Pace, recorded: o.Recorded, learn: true})
+	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, pace: o.Pace, recorded: o.Recorded, learn: true, together: o.Together})
 }
 
 func (r *Root) verify(ctx context.Context, ref Ref, manifest plan.Digest, v *verifier) (Report, error) {
+	if v.together == nil {
+		v.together = NewTogether()
+	}
 	err := errors.Join(ctx.Err(), ref.Validate())
 	v.root, v.ref, v.known, v.broken = r, ref, map[string]bool{}, map[int]bool{}
 	v.files = checkpointFiles{r, ref}
@@ -72,6 +88,8 @@ type verifier struct {
 	files    opener
 	progress func(int64)
 	pace     func(context.Context, int64) error
+	quick    bool
+	together *Together
 	learn    bool
 	recorded map[string]plan.Digest
 	known    map[string]bool // files that are part of the checkpoint
@@ -104,9 +122,18 @@ func (v *verifier) count(files, chunks int, bytes int64) {
 	v.report.Files += files
 	v.report.Chunks += chunks
 	v.report.Bytes += bytes
+	v.report.Read += bytes
 	if bytes > 0 && v.progress != nil {
-		v.progress(v.report.Bytes)
+		v.progress(v.report.Read)
 	}
+}
+
+// reused counts a chunk that a verification beside this one has read.
+func (v *verifier) reused(bytes int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.report.Chunks++
+	v.report.Bytes += bytes
 }
 
 // read is a small file; nil, with a finding, if it cannot be read.
@@ -129,7 +156,7 @@ func (v *verifier) findError(name string, err error) {
 }
 
 func (v *verifier) run(ctx context.Context, digest plan.Digest) error {
-	names, err := v.root.b.List(ctx, name(v.ref))
+	names, err := v.root.b.List(ctx, nameOf(v.ref))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -56,6 +56,10 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 		}
 		return
 	}
+	if v.quick {
+		return
+	}
+	known := info.ID != (backend.FileID{})
 	for i := range x.entries {
 		e := &x.entries[i]
 		if e.file != n {
@@ -66,7 +70,10 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 		shared.mu.Unlock()
 		g.Go(func() error {
 			defer shared.done()
-			return v.chunk(ctx, x, name, file, e)
+			if !known || !e.learned() {
+				return v.chunk(ctx, x, name, file, e, nil)
+			}
+			return v.chunkOnce(ctx, x, name, file, e, chunkPlace{info.ID, e.offset, e.item.Bytes, e.digest})
 		})
 	}
 }
@@ -119,15 +126,51 @@ func (v *verifier) header(x *index, n int, file backend.Object, size int64) {
 	v.add(Finding{Kind: Corrupt, File: name, Block: -1, Offset: int64(at), Problem: problem})
 }
 
-// chunk checks the checksum of every block of a chunk, and its digest. Those
-// that are not known are filled in, if the chunk is as its record says.
-func (v *verifier) chunk(ctx context.Context, x *index, name string, file backend.Object, e *entry) error {
-	found := func(kind Kind, block int64, offset int64, problem string) {
+// chunkOnce is chunk, unless a verification beside this one has come first to
+// the same bytes: then what it has found is what this one finds.
+func (v *verifier) chunkOnce(ctx context.Context, x *index, name string, file backend.Object, e *entry, at chunkPlace) error {
+	seen, mine := v.together.claim(at)
+	if mine {
+		err := v.chunk(ctx, x, name, file, e, seen)
+		seen.read = err == nil
+		close(seen.done)
+		return err
+	}
+	select {
+	case <-seen.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if !seen.read {
+		return v.chunk(ctx, x, name, file, e, nil)
+	}
+	for _, f := range seen.findings {
 		v.breaks(x)
-		v.add(Finding{
+		f.File, f.FQN, f.Chunk = name, e.item.Shard.FQN, e.box()
+		v.add(f)
+	}
+	v.reused(e.item.Bytes)
+	return nil
+}
+
+// chunk checks the checksum of every block of a chunk, and its digest. Those
+// that are not known are filled in, if the chunk is as its record says. What it
+// finds it leaves in seen as well, if that is not nil.
+func (v *verifier) chunk(ctx context.Context, x *index, name string, file backend.Object, e *entry, seen *seenChunk) error {
+	if err := v.together.acquire(ctx); err != nil {
+		return err
+	}
+	defer v.together.release()
+	found := func(kind Kind, block int64, offset int64, problem string) {
+		f := Finding{
 			Kind: kind, File: name, FQN: e.item.Shard.FQN, Chunk: e.box(),
 			Block: int(block), Offset: offset, Problem: problem,
-		})
+		}
+		v.breaks(x)
+		v.add(f)
+		if seen != nil {
+			seen.findings = append(seen.findings, f)
+		}
 	}
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)

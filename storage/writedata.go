@@ -93,7 +93,7 @@ func (x index) encodedSize() int64 {
 // off has none. It fills in the digests and sums of x, whose index vouches for
 // the file from then on.
 func (w *FileWriter) writeFile(ctx context.Context, x index, order []int, header []byte, src Source, c *claim, u reuse) error {
-	up, err := w.root.b.Create(ctx, name(w.ref, x.files[0].Name), x.files[0].Size, backend.Replace)
+	up, err := w.root.b.Create(ctx, nameOf(w.ref, x.files[0].Name), x.files[0].Size, backend.Replace)
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,7 @@ func (w *FileWriter) SetUp(ctx context.Context, _ bool) error {
 		err = w.root.free(ctx, w.ref)
 	}
 	if err == nil {
-		err = w.root.b.MakeDir(ctx, name(w.ref))
+		err = w.root.b.MakeDir(ctx, nameOf(w.ref))
 	}
 	return w.wrap("set up the directory", err)
 }

@@ -36,6 +36,12 @@ func (s *Store) Learn(ctx context.Context, c projections.Checkpoint, progress fu
 func (s *Store) learn(ctx context.Context, c projections.Checkpoint, o storage.LearnOptions) (storage.Report, error) {
 	s.learning.Lock()
 	defer s.learning.Unlock()
+	return s.learnOne(ctx, c, o)
+}
+
+// learnOne is learn for a caller that holds the lock. Several may run at a time
+// for different checkpoints.
+func (s *Store) learnOne(ctx context.Context, c projections.Checkpoint, o storage.LearnOptions) (storage.Report, error) {
 	digest, err := plan.ParseDigest(c.Manifest)
 	if err != nil {
 		return storage.Report{}, err

@@ -64,8 +64,7 @@ func openArenas(shared, store, run string) (*arenas, error) {
 	if len(name) > 100 {
 		name = plan.Sum([]byte(run)).String()[:32]
 	}
-	// The end of the identity: its beginning is a time, which stores share.
-	dir := filepath.Join(shared, fmt.Sprintf("ckptstore-%s-%s-n0", store[max(0, len(store)-12):], name))
+	dir := filepath.Join(shared, fmt.Sprintf("ckptstore-%s-%s-n0", storeName(store), name))
 	lock, err := lockDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)

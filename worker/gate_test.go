@@ -81,7 +81,9 @@ type gatedFile struct {
 
 // ReadAt implements vfs.File.
 func (f gatedFile) ReadAt(p []byte, off int64) (int, error) {
-	f.gate.pass(f.gate.part)
+	if err := f.gate.pass(f.gate.part); err != nil {
+		return 0, err
+	}
 	return f.File.ReadAt(p, off)
 }
 

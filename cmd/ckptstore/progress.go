@@ -51,6 +51,10 @@ func (b *bar) set(bytes int64) {
 	}
 	b.drawn = now
 	rate := float64(bytes) / spent.Seconds()
+	if b.total == 0 { // it is not known
+		fmt.Fprintf(b.to, "\r\x1b[K%s  %s  %s/s", b.what, size(bytes), size(int64(rate)))
+		return
+	}
 	left := time.Duration(float64(b.total-bytes)/rate) * time.Second
 	fmt.Fprintf(b.to, "\r\x1b[K%s  %s of %s  %s/s  %v left", b.what, size(bytes), size(b.total), size(int64(rate)), max(0, left))
 }

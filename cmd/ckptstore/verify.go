@@ -21,9 +21,13 @@ type verified struct {
 	Files       int            `json:"files"`
 	Chunks      int            `json:"chunks"`
 	Bytes       int64          `json:"bytes"`
+	Read        int64          `json:"bytes_read"`        // of those: a file that several checkpoints have is read once
+	Quick       bool           `json:"quick"`             // no tensor was read
 	Log         *store.ReadLog `json:"log,omitempty"`     // with no REF
 	Learned     []learned      `json:"learned,omitempty"` // digests of adopted files, now recorded
-	Findings    []finding      `json:"findings"`
+	Repaired    []repaired     `json:"repaired,omitempty"`
+	Unrepaired  []unrepaired   `json:"unrepaired,omitempty"`
+	Findings    []finding      `json:"findings"` // after repairs
 
 	logAlone bool // no checkpoint was asked for
 }
@@ -46,8 +50,28 @@ type finding struct {
 	Until    uint64 `json:"until,omitempty"`
 }
 
+// verifyFlags are what of a verification is chosen.
+type verifyFlags struct{ log, offline, deep, quick, repair bool }
+
+// check refuses what cannot be meant together.
+func (f verifyFlags) check(refs []string) error {
+	switch {
+	case f.log && len(refs) > 0:
+		return usageError{errors.New("--log: the log is that of all checkpoints: leave out REF")}
+	case f.offline && f.log:
+		return usageError{errors.New("--offline reads no log, --log reads it alone: give one of them")}
+	case f.quick && f.deep:
+		return usageError{errors.New("--quick reads no tensor, --deep reads all: give one of them")}
+	case f.log && (f.quick || f.deep):
+		return usageError{errors.New("--log reads no checkpoint, --quick and --deep are about those: leave one of them out")}
+	case f.repair && (f.quick || f.offline || f.log):
+		return usageError{errors.New("--repair reads the tensors, and needs the log to know what is committed: leave out --quick, --offline and --log")}
+	}
+	return nil
+}
+
 func (a *app) verifyCommand() *cobra.Command {
-	log, offline := false, false
+	var o verifyFlags
 	c := &cobra.Command{
 		Use: "verify [REF]", Short: "Read every byte of one or all checkpoints and name what is damaged", Args: args(cobra.MaximumNArgs(1)),
 		Long: `Read every file of the committed checkpoints, or of REF, and compare it with
@@ -57,6 +81,14 @@ not known yet are learned, if the files' own checksums are right. Damage is
 named by file, tensor and block; the exit code is then 6. Without REF the log is
 read from end to end too; when it does not open, what the receipts say is
 committed is read all the same.
+
+Every byte is read without being asked for (--deep says so): a verification that
+leaves the tensors out finds no damage in them. With --quick it does: then
+receipts, manifests, indexes, and the sizes and headers of files are compared,
+which takes no longer than a listing. Checkpoints, files and tensors are read
+beside each other, and a file that several checkpoints have once.
+
+` + repairHelp + `
 
 With --log only the log is read: every sequence, against the server's counts;
 every message, against its ID; every decision, against the one before it in its
@@ -69,38 +101,41 @@ then the word for what was committed, and no digest is learned.
 ` + pathHelp + `
 Of such files only what checksums they have is compared.`,
 		RunE: func(c *cobra.Command, refs []string) error {
-			if log && len(refs) > 0 {
-				return usageError{errors.New("--log: the log is that of all checkpoints: leave out REF")}
+			if err := o.check(refs); err != nil {
+				return err
 			}
-			if offline && log {
-				return usageError{errors.New("--offline reads no log, --log reads it alone: give one of them")}
-			}
-			if offline {
-				return a.verifyOffline(c.Context(), refs)
+			if o.offline {
+				return a.verifyOffline(c.Context(), refs, o)
 			}
 			if len(refs) == 1 {
 				path, err := a.isPath(c.Context(), refs[0])
 				if err != nil {
 					return err
 				}
+				if path && o.repair {
+					return usageError{fmt.Errorf("--repair: %s is a path, and files of other programs are never written to: leave it out", refs[0])}
+				}
+				if path && o.quick {
+					return usageError{fmt.Errorf("--quick: %s is a path, and what it has of checksums is in its data: leave it out", refs[0])}
+				}
 				if path {
 					return a.verifyPath(c.Context(), refs[0])
 				}
 			}
 			s, err := a.open(c.Context())
-			if log && errors.Is(err, store.ErrKnownDamage) {
+			if o.log && errors.Is(err, store.ErrKnownDamage) {
 				return a.verifyKnownDamage(c.Context())
 			}
-			if log && errors.Is(err, store.ErrDamaged) {
+			if o.log && errors.Is(err, store.ErrDamaged) {
 				return a.printVerified(verified{Findings: []finding{logFinding(err)}, logAlone: true})
 			}
-			if len(refs) == 0 && errors.Is(err, store.ErrDamaged) {
-				return a.verifyReceipts(c.Context(), err)
+			if len(refs) == 0 && !o.repair && errors.Is(err, store.ErrDamaged) {
+				return a.verifyReceipts(c.Context(), err, o)
 			}
 			if err != nil {
 				return err
 			}
-			if log {
+			if o.log {
 				out := verified{Store: s.ID, Findings: []finding{}, logAlone: true}
 				err := a.readLog(c.Context(), s, &out)
 				if err == nil {
@@ -108,31 +143,39 @@ Of such files only what checksums they have is compared.`,
 				}
 				return errors.Join(err, s.Close())
 			}
-			return errors.Join(a.verify(c.Context(), s, refs), s.Close())
+			return errors.Join(a.verify(c.Context(), s, refs, o), s.Close())
 		},
 	}
-	c.Flags().BoolVar(&log, "log", false, "read the log alone")
-	c.Flags().BoolVar(&offline, "offline", false, "go by the receipts alone: no lock, no log")
+	f := c.Flags()
+	f.BoolVar(&o.log, "log", false, "read the log alone")
+	f.BoolVar(&o.offline, "offline", false, "go by the receipts alone: no lock, no log")
+	f.BoolVar(&o.repair, "repair", false, "give damaged chunks their bytes again, where the store or a staging slot has them")
+	f.BoolVar(&o.deep, "deep", false, "read every byte (the default)")
+	f.BoolVar(&o.quick, "quick", false, "read receipts, manifests and indexes, and look at files, but read no tensor")
 	return c
 }
 
-func (a *app) verify(ctx context.Context, s *store.Store, refs []string) error {
+func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verifyFlags) error {
 	targets, err := verifyTargets(ctx, s, refs)
 	if err != nil {
 		return err
 	}
-	out := verified{Store: s.ID, Findings: []finding{}}
+	out := verified{Store: s.ID, Quick: o.quick, Findings: []finding{}}
 	bar := a.progress("verify", targets)
 	defer bar.done()
-	for _, c := range targets {
-		before := out.Bytes
-		report, err := s.Learn(ctx, c, func(n int64) { bar.set(before + n) })
-		if err != nil {
-			return err
-		}
-		out.add(c.Run, c.ID, report)
+	reports, err := s.VerifyAll(ctx, targets, store.VerifyOptions{Quick: o.quick, Progress: bar.set})
+	if err != nil {
+		return err
 	}
 	bar.done()
+	if o.repair {
+		if err := a.repairAndVerify(ctx, s, targets, reports, &out); err != nil {
+			return err
+		}
+	}
+	for i, c := range targets {
+		out.add(c.Run, c.ID, reports[i])
+	}
 	if len(refs) == 0 {
 		if err := a.readLog(ctx, s, &out); err != nil {
 			return err
@@ -178,6 +221,7 @@ func (v *verified) addLog(read store.ReadLog) {
 // printVerified prints what was found; if anything was, that is the error.
 func (a *app) printVerified(out verified) error {
 	err := emit(a, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
+		out.printRepairs(w)
 		for _, f := range out.Findings {
 			if f.Kind == logDamage {
 				fmt.Fprintf(w, "log: %s\n", f.Problem)
@@ -193,6 +237,10 @@ func (a *app) printVerified(out verified) error {
 		}
 		if out.logAlone {
 			fmt.Fprintf(w, "%d findings\n", len(out.Findings))
+			return
+		}
+		if out.Quick {
+			fmt.Fprintf(w, "%d checkpoints, %d files, no tensor was read: %d findings\n", out.Checkpoints, out.Files, len(out.Findings))
 			return
 		}
 		fmt.Fprintf(w, "%d checkpoints, %d files, %d chunks, %s: %d findings\n",

@@ -10,8 +10,8 @@ import (
 
 // verifyReceipts verifies what the receipts say is committed, when the log does
 // not open and why is known. On a server, where the data lies is in the log.
-func (a *app) verifyReceipts(ctx context.Context, why error) error {
-	out := verified{Findings: []finding{logFinding(why)}}
+func (a *app) verifyReceipts(ctx context.Context, why error, o verifyFlags) error {
+	out := verified{Quick: o.quick, Findings: []finding{logFinding(why)}}
 	if store.IsURL(a.location) {
 		a.warn("where the data lies is in the log, so none of it was read")
 		return a.printVerified(out)
@@ -32,8 +32,8 @@ func (a *app) verifyReceipts(ctx context.Context, why error) error {
 }
 
 // verifyOffline verifies what the receipts say is committed, or one of that.
-func (a *app) verifyOffline(ctx context.Context, refs []string) error {
-	out := verified{Findings: []finding{}}
+func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) error {
+	out := verified{Quick: o.quick, Findings: []finding{}}
 	if len(refs) == 1 {
 		return a.withOffline(ctx, refs[0], func(s source) error {
 			if s.foreign != nil {
@@ -77,14 +77,13 @@ func (v *verified) addDamaged(damaged []storage.Damaged) {
 func (a *app) verifyEach(ctx context.Context, data *storage.Root, receipts []storage.Receipt, out *verified) error {
 	bar := a.progressOf("verify", 0)
 	defer bar.done()
-	for _, r := range receipts {
-		before := out.Bytes
-		report, err := data.Verify(ctx, r.Ref, r.Manifest, func(n int64) { bar.set(before + n) })
-		if err != nil {
-			return err
-		}
+	reports, err := store.VerifyReceipts(ctx, data, receipts, store.VerifyOptions{Quick: out.Quick, Progress: bar.set})
+	if err != nil {
+		return err
+	}
+	for i, r := range receipts {
 		out.Store = r.Store
-		out.add(r.Run, r.Checkpoint, report)
+		out.add(r.Run, r.Checkpoint, reports[i])
 	}
 	return nil
 }
@@ -95,6 +94,7 @@ func (v *verified) add(run, checkpoint string, report storage.Report) {
 	v.Files += report.Files
 	v.Chunks += report.Chunks
 	v.Bytes += report.Bytes
+	v.Read += report.Read
 	for _, sums := range report.Sums {
 		if sums.New {
 			v.Learned = append(v.Learned, learned{run, checkpoint, sums.Name})

@@ -64,9 +64,9 @@ type Backend interface {
 	Remove(ctx context.Context, name string) error
 
 	// Link gives a file a second name, so that removing the first leaves its
-	// bytes. A name that is taken is [fs.ErrExist]. Where there are no links it
+	// bytes. A name that is taken is [fs.ErrExist], or replaced at once. Where there are no links it
 	// is [errors.ErrUnsupported], and the caller copies.
-	Link(ctx context.Context, from, to string) error
+	Link(ctx context.Context, from, to string, mode Mode) error
 
 	// Sync makes durable what names were made and removed in a directory.
 	Sync(ctx context.Context, dir string) error
@@ -79,13 +79,13 @@ type Backend interface {
 // Partial ends the names of files that are being written. They are never read.
 const Partial = ".tmp"
 
-// Mode says what Create does about a name that is taken.
+// Mode says what is done about a name that is taken.
 type Mode int
 
 // The modes.
 const (
-	Replace   Mode = iota // Commit replaces it at once
-	Exclusive             // Commit is [fs.ErrExist]
+	Replace   Mode = iota // it is given to the new file, at once
+	Exclusive             // [fs.ErrExist], from Commit or Link
 )
 
 // Upload is a file that is being written.

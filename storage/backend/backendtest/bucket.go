@@ -56,7 +56,7 @@ func (b *Bucket) MakeDir(ctx context.Context, _ string) error { return ctx.Err()
 func (b *Bucket) Sync(ctx context.Context, _ string) error { return ctx.Err() }
 
 // Link implements [backend.Backend].
-func (b *Bucket) Link(context.Context, string, string) error {
+func (b *Bucket) Link(context.Context, string, string, backend.Mode) error {
 	return fmt.Errorf("link: %w", errors.ErrUnsupported)
 }
 

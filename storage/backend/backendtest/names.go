@@ -73,11 +73,11 @@ func removed(t *testing.T, b backend.Backend) {
 // link takes away the first name of a file that has two.
 func link(t *testing.T, b backend.Backend) {
 	for _, name := range []string{"run/main/a", "run/main/b"} {
-		if err := put(t, b, name, noise(len(name)), backend.Replace); err != nil {
+		if err := put(t, b, name, noise(len(name)+int(name[len(name)-1])), backend.Replace); err != nil {
 			t.Fatal(err)
 		}
 	}
-	err := b.Link(t.Context(), "run/main/a", "run/main/c")
+	err := b.Link(t.Context(), "run/main/a", "run/main/c", backend.Exclusive)
 	if errors.Is(err, errors.ErrUnsupported) {
 		if _, err := b.Stat(t.Context(), "run/main/c"); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("links are not supported, and it is there: %v", err)
@@ -87,10 +87,10 @@ func link(t *testing.T, b backend.Backend) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Link(t.Context(), "run/main/a", "run/main/b"); !errors.Is(err, fs.ErrExist) {
+	if err := b.Link(t.Context(), "run/main/a", "run/main/b", backend.Exclusive); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("link to a name that is taken: %v", err)
 	}
-	if err := b.Link(t.Context(), "run/main/none", "run/main/d"); !errors.Is(err, fs.ErrNotExist) {
+	if err := b.Link(t.Context(), "run/main/none", "run/main/d", backend.Exclusive); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("link of what is not there: %v", err)
 	}
 	a, _ := b.Stat(t.Context(), "run/main/a")
@@ -101,7 +101,14 @@ func link(t *testing.T, b backend.Backend) {
 	if err := b.Remove(t.Context(), "run/main/a"); err != nil {
 		t.Fatal(err)
 	}
-	want(t, b, "run/main/c", noise(len("run/main/a")))
+	want(t, b, "run/main/c", noise(len("run/main/a")+int('a')))
+	if err := b.Link(t.Context(), "run/main/c", "run/main/b", backend.Replace); err != nil {
+		t.Fatal(err)
+	}
+	want(t, b, "run/main/b", noise(len("run/main/a")+int('a')))
+	if names, err := b.List(t.Context(), "run/main"); err != nil || len(names) != 2 {
+		t.Errorf("left %v, %v", names, err)
+	}
 }
 
 func badNames(t *testing.T, b backend.Backend) {

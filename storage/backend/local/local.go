@@ -157,11 +157,13 @@ func (d *Dir) Remove(ctx context.Context, name string) error {
 }
 
 // Link implements [backend.Backend].
-func (d *Dir) Link(ctx context.Context, from, to string) error { return d.LinkFrom(ctx, d, from, to) }
+func (d *Dir) Link(ctx context.Context, from, to string, mode backend.Mode) error {
+	return d.LinkFrom(ctx, d, from, to, mode)
+}
 
 // LinkFrom gives a file in another directory on the same filesystem a name in
 // this one.
-func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string) error {
+func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string, mode backend.Mode) error {
 	old, err := other.at(ctx, from)
 	if err != nil {
 		return err
@@ -170,13 +172,23 @@ func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string) error {
 	if err != nil {
 		return err
 	}
-	err = d.fs.Link(old, path)
+	name := path
+	if mode == backend.Replace {
+		name += ".link" + backend.Partial
+		if err := disk.Gone(d.fs.Remove(name)); err != nil {
+			return err
+		}
+	}
+	err = d.fs.Link(old, name)
 	// What the kernel says of FAT, of some network filesystems, of a file with
 	// as many links as there can be, and of another disk.
 	for _, unable := range []error{syscall.EPERM, syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EMLINK, syscall.EXDEV} {
 		if errors.Is(err, unable) {
 			return fmt.Errorf("link %s to %s: %w: %w", old, path, errors.ErrUnsupported, err)
 		}
+	}
+	if err == nil && mode == backend.Replace {
+		err = d.fs.Rename(name, path)
 	}
 	return disk.NoSpace(err)
 }

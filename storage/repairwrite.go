@@ -1,0 +1,177 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+
+	"github.com/zeebo/blake3"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
+)
+
+const dataSuffix = ".safetensors"
+
+// write makes a whole file of a damaged one, under its name. It reports false,
+// and leaves everything as it is, if nothing would be better afterwards.
+func (p *repair) write(ctx context.Context, here holder, k *knowledge) (chunks []RepairedChunk, ok bool, err error) {
+	old, err := p.root.b.Open(ctx, here.at())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, false, err
+	}
+	if old != nil {
+		defer func() { _ = old.Close() }() // nothing was written to it
+	}
+	header, err := k.headerOf(old)
+	if err != nil || header == nil {
+		p.left(here.ref, here.name, nil, "its header is damaged, and the checkpoint that wrote it is gone: put the file back from a backup")
+		return nil, false, ctx.Err()
+	}
+	bad, err := k.damaged(ctx, old)
+	if err != nil {
+		return nil, false, err
+	}
+	donors, err := p.donors(ctx, bad, k)
+	if err != nil {
+		return nil, false, err
+	}
+	from := map[*entry]donor{}
+	for _, e := range bad {
+		d, found, err := p.donor(ctx, e, donors[contentOf(e.item, e.digest)])
+		if err != nil {
+			return nil, false, err
+		}
+		if found {
+			from[e] = d
+			chunks = append(chunks, RepairedChunk{FQN: e.item.Shard.FQN, Chunk: e.box(), Bytes: e.item.Bytes, From: d.from})
+			continue
+		}
+		p.left(here.ref, here.name, e, "no other file and no staging slot has these bytes: resume from another checkpoint, and delete this one")
+		if !readable(old, e.offset, e.item.Bytes) {
+			return nil, false, nil // there is nothing to put in its place
+		}
+	}
+	if len(chunks) == 0 {
+		if ok, err := k.sound(old); ok || err != nil {
+			return nil, false, err // nothing would change
+		}
+	}
+	return chunks, true, p.publish(ctx, here, k, header, old, from, bad)
+}
+
+func readable(f backend.Object, offset, size int64) bool {
+	if f == nil {
+		return false
+	}
+	_, err := io.Copy(io.Discard, io.NewSectionReader(f, offset, size))
+	info, serr := f.Stat()
+	return err == nil && serr == nil && info.Size >= offset+size
+}
+
+// publish writes the file and gives it the name of the damaged one.
+func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header []byte, old backend.Object, from map[*entry]donor, bad []*entry) (err error) {
+	claim := &claim{root: p.root, left: k.size}
+	if err := p.root.reserve(ctx, claim.left); err != nil {
+		return err
+	}
+	defer claim.give()
+	up, err := p.root.b.Create(ctx, here.at(), k.size, backend.Replace)
+	if err != nil {
+		return err
+	}
+	defer up.Abort()
+	if up.Reserved() {
+		claim.give()
+	}
+	if err := k.fill(ctx, up, header, old, from, bad); err != nil {
+		return fmt.Errorf("write %s: %w", p.root.path(here.ref, here.name), err)
+	}
+	if err := up.Commit(ctx); err != nil {
+		return err
+	}
+	return p.root.sync(ctx, here.ref)
+}
+
+// fill writes all bytes of the file: the header; the chunks, each compared with
+// its digest on the way, but for those that stay damaged; and what lies between
+// them, which no checkpoint needs, as far as it can be read.
+func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old backend.Object, from map[*entry]donor, bad []*entry) error {
+	if _, err := to.WriteAt(header, 0); err != nil {
+		return err
+	}
+	at := int64(len(header))
+	for _, e := range k.entries {
+		if err := copyRest(ctx, to, old, at, e.offset); err != nil {
+			return err
+		}
+		at = e.offset + e.item.Bytes
+		d, repaired := from[e]
+		var err error
+		switch {
+		case repaired:
+			err = d.copyTo(ctx, to, e)
+		case slices.Contains(bad, e):
+			err = copyRest(ctx, to, old, e.offset, at)
+		default:
+			err = copyChunk(ctx, to, e.offset, io.NewSectionReader(old, e.offset, e.item.Bytes), e)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return copyRest(ctx, to, old, at, k.size)
+}
+
+// copyChunk writes the bytes of a chunk and compares them with its digest.
+func copyChunk(ctx context.Context, to io.WriterAt, at int64, from io.Reader, e *entry) error {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	hash := blake3.New()
+	for left := e.item.Bytes; left > 0; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		window := (*buf)[:min(int64(len(*buf)), left)]
+		if _, err := io.ReadFull(from, window); err != nil {
+			return fmt.Errorf("read %q: %w", e.item.Shard.FQN, err)
+		}
+		_, _ = hash.Write(window) // never fails
+		if _, err := to.WriteAt(window, at); err != nil {
+			return err
+		}
+		at += int64(len(window))
+		left -= int64(len(window))
+	}
+	var got plan.Digest
+	if hash.Sum(got[:0]); got != e.digest {
+		return fmt.Errorf("the bytes of %q %s have changed while they were copied: run the command again", e.item.Shard.FQN, e.box())
+	}
+	return nil
+}
+
+// copyRest writes what a file has between two offsets, and zeros for what of
+// that cannot be read.
+func copyRest(ctx context.Context, to io.WriterAt, old backend.Object, at, end int64) error {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	for at < end {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		window := (*buf)[:min(int64(len(*buf)), end-at)]
+		n := 0
+		if old != nil {
+			n, _ = old.ReadAt(window, at) // nobody needs what is lost
+		}
+		clear(window[n:])
+		if _, err := to.WriteAt(window, at); err != nil {
+			return err
+		}
+		at += int64(len(window))
+	}
+	return nil
+}

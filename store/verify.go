@@ -1,0 +1,66 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
+)
+
+// VerifyOptions say how to verify several checkpoints.
+type VerifyOptions struct {
+	Quick    bool              // no chunk is read: see [storage.VerifyOptions]
+	Progress func(bytes int64) // told how many bytes are read so far, by one goroutine at a time; may be nil
+}
+
+// VerifyAll verifies committed checkpoints, several at a time. A file that more
+// than one of them has a link to is read once. Digests of adopted files that are
+// not known yet are learned, unless it is quick, and recorded, as by
+// [Store.Learn]. The reports are in the order of the checkpoints.
+func (s *Store) VerifyAll(ctx context.Context, list []projections.Checkpoint, o VerifyOptions) ([]storage.Report, error) {
+	s.learning.Lock()
+	defer s.learning.Unlock()
+	together := storage.NewTogether()
+	return verifyAll(ctx, together, len(list), o.Progress, func(ctx context.Context, i int, progress func(int64)) (storage.Report, error) {
+		if !o.Quick {
+			return s.learnOne(ctx, list[i], storage.LearnOptions{Progress: progress, Together: together})
+		}
+		digest, err := plan.ParseDigest(list[i].Manifest)
+		if err != nil {
+			return storage.Report{}, fmt.Errorf("verify %s@%s: %w", list[i].Run, list[i].ID, err)
+		}
+		return s.Data.VerifyWith(ctx, RefOf(list[i]), digest, storage.VerifyOptions{Progress: progress, Quick: true, Together: together})
+	})
+}
+
+// VerifyReceipts verifies checkpoints by what their receipts say, as
+// [Store.VerifyAll] does by the log; it learns nothing.
+func VerifyReceipts(ctx context.Context, data *storage.Root, list []storage.Receipt, o VerifyOptions) ([]storage.Report, error) {
+	together := storage.NewTogether()
+	return verifyAll(ctx, together, len(list), o.Progress, func(ctx context.Context, i int, progress func(int64)) (storage.Report, error) {
+		return data.VerifyWith(ctx, list[i].Ref, list[i].Manifest, storage.VerifyOptions{Progress: progress, Quick: o.Quick, Together: together})
+	})
+}
+
+// verifyAll adds up the progress of n verifications.
+func verifyAll(ctx context.Context, together *storage.Together, n int, progress func(int64), verify func(context.Context, int, func(int64)) (storage.Report, error)) ([]storage.Report, error) {
+	reports := make([]storage.Report, n)
+	var mu sync.Mutex
+	sum := int64(0)
+	err := together.Each(ctx, n, func(ctx context.Context, i int) (err error) {
+		before := int64(0)
+		reports[i], err = verify(ctx, i, func(read int64) {
+			mu.Lock()
+			defer mu.Unlock()
+			sum, before = sum+read-before, read
+			if progress != nil {
+				progress(sum)
+			}
+		})
+		return err
+	})
+	return reports, err
+}
