@@ -32,17 +32,20 @@ import (
 //
 // The kernel frees the lock when a trainer is killed; the next trainer of the
 // run takes the directory over, finishes the saves whose sealed slots are all
-// in it (see adopt), and frees what is in it.
+// in it (see adopt), keeps the slots that hold the checkpoint to resume from
+// (see kept), and frees all else that is in it.
 type arenas struct {
 	dir  string
 	lock *os.File
 	left []string // files of a dead trainer, until they are freed
 
-	mu     sync.Mutex
-	uses   int
-	live   map[*arena]bool // true: given back
-	taking sync.WaitGroup  // arenas whose memory is being made
-	closed bool
+	mu       sync.Mutex
+	uses     int
+	order    int             // of what was kept last
+	live     map[*arena]bool // true: given back
+	released chan struct{}   // closed when somebody has read an arena to the end
+	taking   sync.WaitGroup  // arenas whose memory is being made
+	closed   bool
 }
 
 // arena is one mapped file. Whoever took it may use data until it is given
@@ -54,6 +57,11 @@ type arena struct {
 	file *os.File
 	data []byte
 	size atomic.Int64 // of data, for those who do not have the arena
+
+	// Under the lock of arenas.
+	kept    *kept // what it holds of a checkpoint; nil: nothing
+	readers int   // as long as there are some, data stays what and where it is
+	dropped bool  // the last reader unmaps it
 }
 
 // arenaPage is the unit of growth and the alignment of items, in bytes.
@@ -70,7 +78,7 @@ func openArenas(shared, store, run string) (*arenas, error) {
 	if err != nil {
 		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)
 	}
-	a := &arenas{dir: dir, lock: lock, live: map[*arena]bool{}}
+	a := &arenas{dir: dir, lock: lock, live: map[*arena]bool{}, released: make(chan struct{})}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
@@ -137,9 +145,24 @@ func lockDir(dir string) (*os.File, error) {
 	}
 }
 
-// take returns an arena of at least size bytes, for one use by one rank.
+// take returns an arena of at least size bytes, for one use by one rank. Where
+// there is too little memory, what nobody uses is freed for it.
 func (a *arenas) take(ctx context.Context, rank int, use string, size int64) (*arena, error) {
-	f, err := a.name(rank, use)
+	f, err := a.make(ctx, rank, use, size, false)
+	if noSpace(err) && a.spare(0) {
+		return a.make(ctx, rank, use, size, false)
+	}
+	return f, err
+}
+
+// takeAhead is take for a use that is to come: until then, the arena goes on
+// holding what it holds.
+func (a *arenas) takeAhead(ctx context.Context, rank int, use string, size int64) (*arena, error) {
+	return a.make(ctx, rank, use, size, true)
+}
+
+func (a *arenas) make(ctx context.Context, rank int, use string, size int64, ahead bool) (*arena, error) {
+	f, err := a.name(rank, use, size, ahead)
 	if err != nil {
 		return nil, fmt.Errorf("open shared memory: %w", err)
 	}
@@ -152,7 +175,7 @@ func (a *arenas) take(ctx context.Context, rank int, use string, size int64) (*a
 
 // name opens an arena that was given back under a new name, or a new one. The
 // caller says that it is taken when its memory is made.
-func (a *arenas) name(rank int, use string) (*arena, error) {
+func (a *arenas) name(rank int, use string, size int64, ahead bool) (*arena, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
@@ -161,6 +184,9 @@ func (a *arenas) name(rank int, use string) (*arena, error) {
 	a.uses++
 	path := filepath.Join(a.dir, fmt.Sprintf("r%05d.%s.%d", rank, use, a.uses))
 	f, err := a.reuse(rank, use, path)
+	if err == nil && f != nil && (!ahead || size > int64(len(f.data))) {
+		f.kept = nil
+	}
 	if err == nil && f == nil {
 		f = &arena{path: path, rank: rank, use: use}
 		f.file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
@@ -183,17 +209,27 @@ func (a *arenas) held() (bytes int64) {
 	return bytes
 }
 
-// reuse finds an arena that was given back and gives it a new name; nil if
-// there is none.
+// reuse finds an arena that was given back and gives it a new name: the one of
+// which what it holds is needed least. It is nil if there is none.
 func (a *arenas) reuse(rank int, use, path string) (*arena, error) {
+	var best *arena
+	order := func(f *arena) int {
+		if f.kept == nil {
+			return 0
+		}
+		return f.kept.order
+	}
 	for f, free := range a.live {
-		if free && f.rank == rank && f.use == use {
-			err := os.Rename(f.path, path)
-			f.path = path
-			return f, err
+		if free && f.rank == rank && f.use == use && f.readers == 0 && (best == nil || order(f) < order(best)) {
+			best = f
 		}
 	}
-	return nil, nil
+	if best == nil {
+		return nil, nil
+	}
+	err := os.Rename(best.path, path)
+	best.path = path
+	return best, err
 }
 
 // give makes an arena free for another use: every party to this one is done.
@@ -205,7 +241,8 @@ func (a *arenas) give(f *arena) {
 	}
 }
 
-// drop ends an arena that a worker may still write to or read.
+// drop ends an arena that a worker may still write to or read. Who holds it goes
+// on reading what is mapped.
 func (a *arenas) drop(f *arena) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -217,12 +254,20 @@ func (a *arenas) remove(f *arena) error {
 		return nil
 	}
 	delete(a.live, f)
-	var err error
+	f.kept = nil
+	err := os.Remove(f.path)
+	if f.dropped = f.readers > 0; f.dropped {
+		return err
+	}
+	return errors.Join(f.unmap(), err)
+}
+
+func (f *arena) unmap() (err error) {
 	if f.data != nil {
 		err = unix.Munmap(f.data)
 		f.data = nil
 	}
-	return errors.Join(err, f.file.Close(), os.Remove(f.path))
+	return errors.Join(err, f.file.Close())
 }
 
 // close unmaps and removes everything, but what a dead trainer left and was not
