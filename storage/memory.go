@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/zeebo/blake3"
 	"golang.org/x/sync/errgroup"
 )
@@ -31,10 +33,9 @@ type FromMemory struct {
 
 // ReadMemory is [FileReader.ReadData] for chunks that are in memory. A chunk is
 // taken from there if it has the digest that the committed index has; where its
-// digest is not known it is taken. And no byte of a block reaches dst before
-// its checksum was found right, of a copy that nobody else can change. What
-// cannot be taken is to be read by ReadData. After an error the contents of dst
-// are undefined.
+// digest is not known it is taken. And the checksum of every block is compared,
+// of a copy that nobody else can change. What cannot be taken is to be read by
+// ReadData, and undefined in dst before. After an error all of dst is undefined.
 func (r *FileReader) ReadMemory(ctx context.Context, wants []plan.Want, reads []plan.Read, dst Destination, m Memory) (FromMemory, error) {
 	out, err := r.readMemory(ctx, wants, reads, dst, m)
 	return out, r.wrap("load from memory", err)
@@ -175,7 +176,11 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 		}
 		start := lo * BlockSize
 		end := min(min(lo+copyBlocks, b.hi)*BlockSize, in.entry.item.Bytes)
-		window := (*buf)[:copy(*buf, in.data[start:end])]
+		window, at := in.direct(start, end)
+		if at < 0 {
+			window = (*buf)[:end-start]
+		}
+		copy(window, in.data[start:end])
 		if err := in.verify("memory", lo, window); err != nil {
 			if damage := (*CorruptError)(nil); errors.As(err, &damage) { // of no file
 				err = fmt.Errorf("%s %d in memory is %s, %s was committed", damage.Problem, damage.Block, damage.Got, damage.Want)
@@ -183,12 +188,40 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 			in.fail(err)
 			return nil
 		}
-		if err := in.copyOut(window, start); err != nil {
+		if err := in.others(at).copyOut(window, start); err != nil {
 			return fmt.Errorf("%q: %w", in.entry.item.Shard.FQN, err)
 		}
 		total.Add(int64(len(window)))
 	}
 	return nil
+}
+
+// direct is the part of a buffer that is to have just the bytes of the chunk
+// from start to end, and which of the copies it belongs to, or -1: then they are
+// verified where they go. What is found wrong there is read again from the file.
+func (in *inMemory) direct(start, end int64) (part []byte, at int) {
+	size := int64(in.size)
+	for i, to := range in.copies {
+		if start < to.lo*size || end > to.hi*size || to.dtype != in.entry.item.Shard.DType {
+			continue
+		}
+		lo, hi := tensor.Span(to.box, to.region)
+		if volume := to.region.Volume(); hi-lo == volume && to.hi-to.lo == volume {
+			from := (lo - to.lo) * size
+			return to.dst[from+start : from+end], i
+		}
+	}
+	return nil, -1
+}
+
+// others is the chunk without one of its copies.
+func (in *inMemory) others(at int) *chunkRead {
+	if at < 0 {
+		return in.chunkRead
+	}
+	c := *in.chunkRead
+	c.copies = slices.Delete(slices.Clone(c.copies), at, at+1)
+	return &c
 }
 
 // ChunkDigest is the digest of a chunk or value that a rank has written.

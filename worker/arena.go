@@ -209,18 +209,22 @@ func (a *arenas) held() (bytes int64) {
 	return bytes
 }
 
-// reuse finds an arena that was given back and gives it a new name: the one of
-// which what it holds is needed least. It is nil if there is none.
+// reuse finds an arena that was given back and gives it a new name: one that
+// was of the same use if there is, and the one of which what it holds is needed
+// least. It is nil if there is none.
 func (a *arenas) reuse(rank int, use, path string) (*arena, error) {
 	var best *arena
-	order := func(f *arena) int {
-		if f.kept == nil {
-			return 0
+	order := func(f *arena) (n int) {
+		if f.kept != nil {
+			n = f.kept.order
 		}
-		return f.kept.order
+		if f.use != use {
+			n += 1 << 60
+		}
+		return n
 	}
 	for f, free := range a.live {
-		if free && f.rank == rank && f.use == use && f.readers == 0 && (best == nil || order(f) < order(best)) {
+		if free && f.rank == rank && f.readers == 0 && (best == nil || order(f) < order(best)) {
 			best = f
 		}
 	}
@@ -228,7 +232,7 @@ func (a *arenas) reuse(rank int, use, path string) (*arena, error) {
 		return nil, nil
 	}
 	err := os.Rename(best.path, path)
-	best.path = path
+	best.path, best.use = path, use
 	return best, err
 }
 

@@ -54,10 +54,13 @@ func (l *loader) run(ctx context.Context, ld *load) []answer {
 	}
 	errs := r.plan(ctx, ld.asked)
 	if errs == nil {
+		// First: what they hold is not to be overwritten by what is loaded.
+		held, release := r.hold()
 		err := r.prepare(ctx)
 		if err == nil {
-			err = r.read(ctx)
+			err = r.read(ctx, held)
 		}
+		release()
 		if err == nil {
 			return r.answers()
 		}
@@ -217,7 +220,7 @@ func (r *restore) prepare(ctx context.Context) error {
 }
 
 // read reads what all ranks want in one go, each block once, and says so.
-func (r *restore) read(ctx context.Context) error {
+func (r *restore) read(ctx context.Context, held copies) error {
 	var wants []plan.Want
 	var reads []plan.Read
 	var dst loadTarget
@@ -233,7 +236,7 @@ func (r *restore) read(ctx context.Context) error {
 			dst = append(dst, of.arena.data[at:at+of.sizes[i]])
 		}
 	}
-	slots, rest, err := r.fromSlots(ctx, wants, reads, dst)
+	slots, rest, err := r.fromSlots(ctx, held, wants, reads, dst)
 	if err != nil {
 		return err
 	}
@@ -246,18 +249,20 @@ func (r *restore) read(ctx context.Context) error {
 	return r.say(ctx, reads, slots, files)
 }
 
-// fromSlots reads what of a checkpoint of this trial is still in the slots of
-// this node. It is the same checkpoint, digest by digest, or is not used: the
-// rest is in the files.
-func (r *restore) fromSlots(ctx context.Context, wants []plan.Want, reads []plan.Read, dst loadTarget) (n int64, rest []plan.Read, err error) {
+// hold is what the slots of this node still have of a checkpoint of this trial.
+func (r *restore) hold() (held copies, release func()) {
+	if r.ckpt.Run != r.l.g.cfg.Run || r.ckpt.Trial != r.l.g.cfg.Trial {
+		return nil, func() {}
+	}
+	return r.l.arenas.hold(r.ckpt.ID)
+}
+
+// fromSlots reads what is in slots. It is the same checkpoint, digest by
+// digest, or is not used: the rest is in the files.
+func (r *restore) fromSlots(ctx context.Context, held copies, wants []plan.Want, reads []plan.Read, dst loadTarget) (n int64, rest []plan.Read, err error) {
 	g := r.l.g
 	files, ok := r.reader.(*storage.FileReader)
-	if !ok || r.ckpt.Run != g.cfg.Run || r.ckpt.Trial != g.cfg.Trial {
-		return 0, reads, nil
-	}
-	held, release := r.l.arenas.hold(r.ckpt.ID)
-	defer release()
-	if len(held) == 0 {
+	if !ok || len(held) == 0 {
 		return 0, reads, nil
 	}
 	got, err := files.ReadMemory(ctx, wants, reads, dst, held)
