@@ -153,8 +153,9 @@ type RestoreCompleted struct {
 	Attempt    int      `json:"attempt"`
 	Load       int      `json:"load"`
 	Checkpoint string   `json:"checkpoint"`
-	Tier       string   `json:"tier"`             // where the bytes came from: "files"
+	Tier       string   `json:"tier"`             // where the bytes came from: "slots" of shared memory, "files", or "slots+files"
 	Bytes      int64    `json:"bytes"`            // that were read, in whole blocks, each once for all ranks
+	Slots      int64    `json:"slots,omitempty"`  // of them, from slots of shared memory
 	Wanted     int64    `json:"wanted,omitempty"` // stored bytes that the ranks asked for, each once: what had to be read
 	Unread     []string `json:"unread,omitempty"` // saved keys that nobody asked for
 }

@@ -32,17 +32,20 @@ import (
 //
 // The kernel frees the lock when a trainer is killed; the next trainer of the
 // run takes the directory over, finishes the saves whose sealed slots are all
-// in it (see adopt), and frees what is in it.
+// in it (see adopt), keeps the slots that hold the checkpoint to resume from
+// (see kept), and frees all else that is in it.
 type arenas struct {
 	dir  string
 	lock *os.File
 	left []string // files of a dead trainer, until they are freed
 
-	mu     sync.Mutex
-	uses   int
-	live   map[*arena]bool // true: given back
-	taking sync.WaitGroup  // arenas whose memory is being made
-	closed bool
+	mu       sync.Mutex
+	uses     int
+	order    int             // of what was kept last
+	live     map[*arena]bool // true: given back
+	released chan struct{}   // closed when somebody has read an arena to the end
+	taking   sync.WaitGroup  // arenas whose memory is being made
+	closed   bool
 }
 
 // arena is one mapped file. Whoever took it may use data until it is given
@@ -54,6 +57,11 @@ type arena struct {
 	file *os.File
 	data []byte
 	size atomic.Int64 // of data, for those who do not have the arena
+
+	// Under the lock of arenas.
+	kept    *kept // what it holds of a checkpoint; nil: nothing
+	readers int   // as long as there are some, data stays what and where it is
+	dropped bool  // the last reader unmaps it
 }
 
 // arenaPage is the unit of growth and the alignment of items, in bytes.
@@ -69,7 +77,7 @@ func openArenas(shared, store, run string) (*arenas, error) {
 	if err != nil {
 		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)
 	}
-	a := &arenas{dir: dir, lock: lock, live: map[*arena]bool{}}
+	a := &arenas{dir: dir, lock: lock, live: map[*arena]bool{}, released: make(chan struct{})}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
@@ -136,9 +144,24 @@ func lockDir(dir string) (*os.File, error) {
 	}
 }
 
-// take returns an arena of at least size bytes, for one use by one rank.
+// take returns an arena of at least size bytes, for one use by one rank. Where
+// there is too little memory, what nobody uses is freed for it.
 func (a *arenas) take(ctx context.Context, rank int, use string, size int64) (*arena, error) {
-	f, err := a.name(rank, use)
+	f, err := a.make(ctx, rank, use, size, false)
+	if noSpace(err) && a.spare(0) {
+		return a.make(ctx, rank, use, size, false)
+	}
+	return f, err
+}
+
+// takeAhead is take for a use that is to come: until then, the arena goes on
+// holding what it holds.
+func (a *arenas) takeAhead(ctx context.Context, rank int, use string, size int64) (*arena, error) {
+	return a.make(ctx, rank, use, size, true)
+}
+
+func (a *arenas) make(ctx context.Context, rank int, use string, size int64, ahead bool) (*arena, error) {
+	f, err := a.name(rank, use, size, ahead)
 	if err != nil {
 		return nil, fmt.Errorf("open shared memory: %w", err)
 	}
@@ -151,7 +174,7 @@ func (a *arenas) take(ctx context.Context, rank int, use string, size int64) (*a
 
 // name opens an arena that was given back under a new name, or a new one. The
 // caller says that it is taken when its memory is made.
-func (a *arenas) name(rank int, use string) (*arena, error) {
+func (a *arenas) name(rank int, use string, size int64, ahead bool) (*arena, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
@@ -160,6 +183,9 @@ func (a *arenas) name(rank int, use string) (*arena, error) {
 	a.uses++
 	path := filepath.Join(a.dir, fmt.Sprintf("r%05d.%s.%d", rank, use, a.uses))
 	f, err := a.reuse(rank, use, path)
+	if err == nil && f != nil && (!ahead || size > int64(len(f.data))) {
+		f.kept = nil
+	}
 	if err == nil && f == nil {
 		f = &arena{path: path, rank: rank, use: use}
 		f.file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
@@ -182,17 +208,31 @@ func (a *arenas) held() (bytes int64) {
 	return bytes
 }
 
-// reuse finds an arena that was given back and gives it a new name; nil if
-// there is none.
+// reuse finds an arena that was given back and gives it a new name: one that
+// was of the same use if there is, and the one of which what it holds is needed
+// least. It is nil if there is none.
 func (a *arenas) reuse(rank int, use, path string) (*arena, error) {
+	var best *arena
+	order := func(f *arena) (n int) {
+		if f.kept != nil {
+			n = f.kept.order
+		}
+		if f.use != use {
+			n += 1 << 60
+		}
+		return n
+	}
 	for f, free := range a.live {
-		if free && f.rank == rank && f.use == use {
-			err := os.Rename(f.path, path)
-			f.path = path
-			return f, err
+		if free && f.rank == rank && f.readers == 0 && (best == nil || order(f) < order(best)) {
+			best = f
 		}
 	}
-	return nil, nil
+	if best == nil {
+		return nil, nil
+	}
+	err := os.Rename(best.path, path)
+	best.path, best.use = path, use
+	return best, err
 }
 
 // give makes an arena free for another use: every party to this one is done.
@@ -204,7 +244,8 @@ func (a *arenas) give(f *arena) {
 	}
 }
 
-// drop ends an arena that a worker may still write to or read.
+// drop ends an arena that a worker may still write to or read. Who holds it goes
+// on reading what is mapped.
 func (a *arenas) drop(f *arena) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -216,12 +257,20 @@ func (a *arenas) remove(f *arena) error {
 		return nil
 	}
 	delete(a.live, f)
-	var err error
+	f.kept = nil
+	err := os.Remove(f.path)
+	if f.dropped = f.readers > 0; f.dropped {
+		return err
+	}
+	return errors.Join(f.unmap(), err)
+}
+
+func (f *arena) unmap() (err error) {
 	if f.data != nil {
 		err = unix.Munmap(f.data)
 		f.data = nil
 	}
-	return errors.Join(err, f.file.Close(), os.Remove(f.path))
+	return errors.Join(err, f.file.Close())
 }
 
 // close unmaps and removes everything, but what a dead trainer left and was not

@@ -1,7 +1,5 @@
 package worker
 
-import "slices"
-
 // verdict is what was decided for all participants of a save.
 type verdict struct {
 	skip  bool
@@ -27,9 +25,9 @@ func (s *staging) judge(rank int, checkpoint string, participants []int) (skip b
 		var kept []*slot
 		for _, r := range participants {
 			v.ranks[r] = true
-			slots := s.of(r)
-			if at := slices.IndexFunc(slots, func(sl *slot) bool { return sl.phase == free }); at >= 0 {
-				kept = append(kept, slots[at])
+			// One that a restore reads is free soon, and waited for.
+			if sl := s.oldest(s.of(r), func(sl *slot) bool { return sl.phase == free }); sl != nil {
+				kept = append(kept, sl)
 			}
 		}
 		v.skip = len(kept) < len(participants)

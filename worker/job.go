@@ -126,11 +126,9 @@ func (j *job) attempts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := j.arenas.freeLeft(); err != nil { // what could be finished is
-		return err
-	}
 	resume, err := j.firstResume(ctx, trial)
-	if err != nil {
+	// What could be finished is.
+	if err := errors.Join(err, j.keepLeft(resume)); err != nil {
 		return err
 	}
 	if err := j.reapEarlier(ctx); err != nil {

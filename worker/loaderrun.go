@@ -54,10 +54,13 @@ func (l *loader) run(ctx context.Context, ld *load) []answer {
 	}
 	errs := r.plan(ctx, ld.asked)
 	if errs == nil {
+		// First: what they hold is not to be overwritten by what is loaded.
+		held, release := r.hold()
 		err := r.prepare(ctx)
 		if err == nil {
-			err = r.read(ctx)
+			err = r.read(ctx, held)
 		}
+		release()
 		if err == nil {
 			return r.answers()
 		}
@@ -217,7 +220,7 @@ func (r *restore) prepare(ctx context.Context) error {
 }
 
 // read reads what all ranks want in one go, each block once, and says so.
-func (r *restore) read(ctx context.Context) error {
+func (r *restore) read(ctx context.Context, held copies) error {
 	var wants []plan.Want
 	var reads []plan.Read
 	var dst loadTarget
@@ -233,15 +236,62 @@ func (r *restore) read(ctx context.Context) error {
 			dst = append(dst, of.arena.data[at:at+of.sizes[i]])
 		}
 	}
-	n, err := r.reader.ReadData(ctx, wants, reads, dst)
+	slots, rest, err := r.fromSlots(ctx, held, wants, reads, dst)
 	if err != nil {
 		return err
 	}
-	return r.say(ctx, reads, n)
+	files := int64(0)
+	if len(rest) > 0 {
+		if files, err = r.reader.ReadData(ctx, wants, rest, dst); err != nil {
+			return err
+		}
+	}
+	return r.say(ctx, reads, slots, files)
+}
+
+// hold is what the slots of this node still have of a checkpoint of this trial.
+func (r *restore) hold() (held copies, release func()) {
+	if r.ckpt.Run != r.l.g.cfg.Run || r.ckpt.Trial != r.l.g.cfg.Trial {
+		return nil, func() {}
+	}
+	return r.l.arenas.hold(r.ckpt.ID)
+}
+
+// fromSlots reads what is in slots. It is the same checkpoint, digest by
+// digest, or is not used: the rest is in the files.
+func (r *restore) fromSlots(ctx context.Context, held copies, wants []plan.Want, reads []plan.Read, dst loadTarget) (n int64, rest []plan.Read, err error) {
+	g := r.l.g
+	files, ok := r.reader.(*storage.FileReader)
+	if !ok || len(held) == 0 {
+		return 0, reads, nil
+	}
+	got, err := files.ReadMemory(ctx, wants, reads, dst, held)
+	if len(got.Unfit) > 0 {
+		g.saver.log.Warn("shared memory does not hold what was committed, and the files are read instead",
+			"checkpoint", r.ckpt.ID, "chunks", len(got.Unfit), "first", got.Unfit[0])
+	}
+	return got.Bytes, got.Rest, err
+}
+
+// The tiers of a restore.
+const (
+	tierSlots = "slots"
+	tierFiles = "files"
+)
+
+// tierOf says where the bytes of a restore came from.
+func tierOf(slots, files int64) string {
+	switch {
+	case slots == 0:
+		return tierFiles
+	case files == 0:
+		return tierSlots
+	}
+	return tierSlots + "+" + tierFiles
 }
 
 // say tells the log what every rank has got, and that the load is complete.
-func (r *restore) say(ctx context.Context, reads []plan.Read, n int64) error {
+func (r *restore) say(ctx context.Context, reads []plan.Read, slots, files int64) error {
 	g := r.l.g
 	facts := make([]events.Fact, 0, len(r.ranks)+1)
 	add := func(actor events.Actor, body events.Body) error {
@@ -256,7 +306,8 @@ func (r *restore) say(ctx context.Context, reads []plan.Read, n int64) error {
 		}))
 	}
 	errs = append(errs, add(g.lane.node, &events.RestoreCompleted{
-		Attempt: g.attempt, Load: r.n, Checkpoint: r.ckpt.ID, Tier: "files", Bytes: n, Wanted: r.planner.Stored(reads), Unread: r.unread,
+		Attempt: g.attempt, Load: r.n, Checkpoint: r.ckpt.ID, Tier: tierOf(slots, files), Bytes: slots + files, Slots: slots,
+		Wanted: r.planner.Stored(reads), Unread: r.unread,
 	}))
 	if err := errors.Join(errs...); err != nil {
 		return err

@@ -195,8 +195,17 @@ func (s *saver) writeData(ctx context.Context, c planner.Write) (storage.Written
 	if err != nil {
 		return storage.Written{}, err
 	}
-	defer release()
-	return s.writeFrom(ctx, c, src)
+	w, err := s.writeFrom(ctx, c, src)
+	var digests []storage.ChunkDigest
+	if err == nil {
+		var derr error
+		digests, derr = s.store.Data.ChunkDigests(ctx, s.ref(c.Checkpoint), plan.RankIndex{Rank: c.Rank, Index: w.Index})
+		if derr != nil {
+			s.log.Warn("a restore will not find a checkpoint in shared memory", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", derr)
+		}
+	}
+	release(digests)
+	return w, err
 }
 
 // writeFrom makes the bytes of one rank durable.

@@ -36,6 +36,16 @@ import (
 // The trainer writes all of it but sealed, which it sets to zero first. The
 // worker copies, and then stores the generation to sealed, after the copy as
 // every processor sees it. Nothing else is ever written by a worker here.
+//
+// When the trainer has written the bytes to files it knows their digests, and
+// puts them here too, so that they end where the data begins: a restore may
+// then take the bytes of a committed checkpoint from the slot.
+//
+//	 0  8  the generation whose digests these are, or another number
+//	 8  4  CRC-32C of the generation and of what follows
+//	12  4  number of items
+//	16     BLAKE3-256 of each item, in the order of the plan; zero of an item
+//	       that another rank has written
 const (
 	slotMagic   = "CKPTSLOT"
 	slotVersion = 1
@@ -53,7 +63,8 @@ const maxID = 256
 // by that plan and is never changed.
 type slotPlan struct {
 	at      map[string]span // by itemKey: from the beginning of the file
-	offsets []int64         // of the items
+	keys    []string        // by itemKey, of the items
+	offsets []int64         // of them
 	data    int64           // where the data begins
 	end     int64           // size of the file
 	bytes   int64           // of the items
@@ -70,12 +81,14 @@ func layOutSlot(items []plan.Item, encoded []byte) *slotPlan {
 	}
 	offsets, size := place(sizes)
 	head := int64(slotFixed + 4 + 4 + len(plan.Digest{}) + 4 + maxID + 4 + 16*len(items) + len(encoded))
-	p.data = (head + arenaPage - 1) / arenaPage * arenaPage
+	p.data = (head + digestsSize(len(items)) + arenaPage - 1) / arenaPage * arenaPage
 	p.end = p.data + size
 	p.tail = binary.LittleEndian.AppendUint32(make([]byte, 0, 4+16*len(items)+len(encoded)), uint32(len(items)))
 	for i, it := range items {
 		offsets[i] += p.data
-		p.at[itemKey(it)] = span{offsets[i], it.Bytes}
+		key := itemKey(it)
+		p.at[key] = span{offsets[i], it.Bytes}
+		p.keys = append(p.keys, key)
 		p.tail = binary.LittleEndian.AppendUint64(p.tail, uint64(offsets[i]))
 		p.tail = binary.LittleEndian.AppendUint64(p.tail, uint64(it.Bytes))
 	}
@@ -91,8 +104,9 @@ type slotHeader struct {
 	Rank        int
 	Fingerprint plan.Digest
 	Checkpoint  string
-	Spans       []span // of the items
-	Plan        []byte // encoded
+	Spans       []span        // of the items
+	Plan        []byte        // encoded
+	Digests     []plan.Digest // of the items; nil before they are written
 }
 
 // writeSlotHeader begins a use of a slot. Of h, the spans and the plan are
@@ -106,6 +120,7 @@ func writeSlotHeader(data []byte, h slotHeader, p *slotPlan) {
 	le.PutUint64(data[32:], uint64(p.data))
 	le.PutUint64(data[40:], uint64(p.end-p.data))
 	le.PutUint64(data[56:], 0)
+	le.PutUint64(data[p.digests():], 0) // an earlier use may have had the same generation
 	b := data[slotFixed:slotFixed]
 	b = le.AppendUint32(b, uint32(h.Attempt))
 	b = le.AppendUint32(b, uint32(h.Rank))
@@ -181,5 +196,6 @@ func readSlotHeader(data []byte) (h slotHeader, sealed bool, err error) {
 		b = b[16:]
 	}
 	h.Plan = append([]byte(nil), b...)
+	h.Digests = readDigests(data[slotFixed+n:max(slotFixed+n, le.Uint64(data[32:]))], h.Generation, count)
 	return h, h.Generation > 0 && seal == h.Generation, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -42,6 +43,23 @@ func TestSlotHeader(t *testing.T) {
 		if err != nil || sealed != complete || !reflect.DeepEqual(got, want) {
 			t.Errorf("sealed at %d: %+v, %t, %v", generation, got, sealed, err)
 		}
+	}
+	// Digests are of one generation, and whole, or are not known.
+	digests := []plan.Digest{plan.Sum([]byte("config")), {}}
+	writeDigests(data, p, 5, digests)
+	if got, _, err := readSlotHeader(data); err != nil || !slices.Equal(got.Digests, digests) {
+		t.Errorf("digests %v, %v", got.Digests, err)
+	}
+	for at := p.digests(); at < p.data; at++ {
+		data[at] ^= 1
+		if got, _, err := readSlotHeader(data); err != nil || got.Digests != nil {
+			t.Errorf("byte %d of the digests is another: %v, %v", at, got.Digests, err)
+		}
+		data[at] ^= 1
+	}
+	writeSlotHeader(data, want, p)
+	if got, _, err := readSlotHeader(data); err != nil || got.Digests != nil {
+		t.Errorf("digests of an earlier use: %v, %v", got.Digests, err)
 	}
 	// The next use begins unsealed.
 	want.Generation = 6

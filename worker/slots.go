@@ -39,8 +39,9 @@ func (s *staging) seal(rank int, checkpoint string, protocol int) (size int64, o
 	return sl.plan.bytes, true, nil
 }
 
-// open gives the bytes of a sealed rank to the writer. release frees the slot.
-func (s *staging) open(checkpoint string, rank int, items []plan.Item) (src slotSource, release func(), err error) {
+// open gives the bytes of a sealed rank to the writer. release frees the slot,
+// which goes on holding them if the writer says what it has written.
+func (s *staging) open(checkpoint string, rank int, items []plan.Item) (src slotSource, release func([]storage.ChunkDigest), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sl := s.holding(rank, checkpoint)
@@ -51,7 +52,27 @@ func (s *staging) open(checkpoint string, rank int, items []plan.Item) (src slot
 		return nil, nil, err
 	}
 	sl.phase = writing
-	return src, func() { s.written(sl) }, nil
+	return src, func(digests []storage.ChunkDigest) {
+		if digests != nil {
+			s.keep(sl, rank, digests)
+		}
+		s.written(sl)
+	}, nil
+}
+
+// keep says in a slot, and to those who restore, what was written from it. The
+// slot is still the writer's.
+func (s *staging) keep(sl *slot, rank int, digests []storage.ChunkDigest) {
+	k := &kept{checkpoint: sl.checkpoint, rank: rank, at: sl.plan.at, digests: make(map[string]plan.Digest, len(digests))}
+	for _, d := range digests {
+		k.digests[itemKey(d.Item)] = d.Digest
+	}
+	all := make([]plan.Digest, len(sl.plan.keys))
+	for i, key := range sl.plan.keys {
+		all[i] = k.digests[key]
+	}
+	writeDigests(sl.arena.data, sl.plan, sl.generation, all)
+	s.arenas.keep(sl.arena, k)
 }
 
 // source is the bytes of items in an arena.
@@ -99,6 +120,9 @@ func (s *staging) drop(sl *slot) {
 func (s *staging) abort(checkpoint string, ranks ...int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(ranks) == 0 {
+		s.arenas.forget(checkpoint)
+	}
 	for rank, slots := range s.ranks {
 		if len(ranks) > 0 && !slices.Contains(ranks, rank) {
 			continue

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"syscall"
@@ -16,7 +17,8 @@ import (
 // taken when its rank calls save, filled by the worker, sealed, read by the
 // writer, and free again when its bytes are written or the save is aborted.
 // The memory of an aborted save that was not sealed is dropped: its worker may
-// still be copying into it.
+// still be copying into it. A free slot holds what was written from it until it
+// is taken again, which is not while a restore reads it.
 //
 //	free ─▶ reserved ─▶ copying ─▶ sealed ─▶ writing ─▶ free
 type staging struct {
@@ -24,8 +26,8 @@ type staging struct {
 	cfg    stagingConfig
 
 	mu       sync.Mutex
-	moved    chan struct{}       // closed when a slot became free or was made
-	ranks    map[int][]*slot     // a free one with a low index is taken first: it is warm
+	moved    chan struct{} // closed when a slot became free or was made
+	ranks    map[int][]*slot
 	verdicts map[string]*verdict // of saves that found no free slot, or might have
 	limit    int                 // slots a rank, 0 until the first plan
 	largest  int64               // size of a slot for which limit holds
@@ -156,6 +158,7 @@ func (s *staging) take(ctx context.Context, rank int, participants []int, h slot
 	if err := s.fit(p.end); err != nil {
 		return grant{}, err
 	}
+	s.arenas.spare(s.cfg.nproc) // what a larger group has left
 	sl, err := s.find(ctx, rank, h.Checkpoint, participants)
 	if err != nil {
 		return grant{}, err
@@ -191,11 +194,12 @@ func (s *staging) find(ctx context.Context, rank int, checkpoint string, partici
 		if s.closed {
 			return nil, errors.New("the attempt is over")
 		}
+		letGo := s.arenas.letGo()
 		own := slices.ContainsFunc(s.of(rank), func(sl *slot) bool { return sl.checkpoint == checkpoint && sl.phase == reserved })
-		for _, sl := range s.of(rank) {
-			if sl.making || sl.phase != free && (sl.phase != reserved || sl.checkpoint != checkpoint) || own && sl.phase == free {
-				continue
-			}
+		sl := s.oldest(s.of(rank), func(sl *slot) bool {
+			return !sl.making && (sl.phase == reserved && sl.checkpoint == checkpoint || sl.phase == free && !own)
+		})
+		if sl != nil && (sl.arena == nil || s.arenas.overwrite(sl.arena)) {
 			s.unreserve(rank, checkpoint) // another one, if there is memory for fewer slots by now
 			sl.phase, sl.checkpoint, sl.making, sl.doomed = copying, checkpoint, true, false
 			s.making.Add(1)
@@ -205,6 +209,7 @@ func (s *staging) find(ctx context.Context, rank int, checkpoint string, partici
 		s.mu.Unlock()
 		select {
 		case <-moved:
+		case <-letGo:
 		case <-ctx.Done():
 		}
 		s.mu.Lock()
@@ -214,11 +219,51 @@ func (s *staging) find(ctx context.Context, rank int, checkpoint string, partici
 	}
 }
 
-// make gives a slot that is marked as being made an arena of a size.
+// oldest is the slot to take of those that are fit: one whose memory is made
+// before one that has none, one that nobody reads before one that is read, and
+// of those the one that holds nothing, or what was written first: so the newest
+// checkpoint stays in memory as long as there is another slot. The caller holds
+// the lock.
+func (s *staging) oldest(slots []*slot, fit func(*slot) bool) (best *slot) {
+	const read, unmade = 1 << 61, 1 << 60
+	least := math.MaxInt
+	for _, sl := range slots {
+		if !fit(sl) {
+			continue
+		}
+		age := unmade
+		if sl.arena != nil {
+			order, held := s.arenas.age(sl.arena)
+			if age = order; held {
+				age += read
+			}
+		}
+		if age < least {
+			best, least = sl, age
+		}
+	}
+	return best
+}
+
+// make gives a slot that is marked as being made an arena of a size. Its caller
+// has given up what the slot holds.
 func (s *staging) make(ctx context.Context, rank int, sl *slot, size int64) (err error) {
 	if sl.arena == nil {
 		sl.arena, err = s.arenas.take(ctx, rank, "save", size)
 		return err
+	}
+	return sl.arena.grow(ctx, size)
+}
+
+// makeLater is make before the slot is used: what it holds stays as it is,
+// unless its memory has to grow.
+func (s *staging) makeLater(ctx context.Context, rank int, sl *slot, size int64) (err error) {
+	if sl.arena == nil {
+		sl.arena, err = s.arenas.takeAhead(ctx, rank, "save", size)
+		return err
+	}
+	if !s.arenas.overwrite(sl.arena) {
+		return nil // who takes the slot waits for the reader, and makes it grow
 	}
 	return sl.arena.grow(ctx, size)
 }
@@ -233,7 +278,7 @@ func (s *staging) makeAhead(rank int, size int64) {
 		}
 		sl.making = true
 		s.making.Go(func() {
-			err := s.make(s.ahead, rank, sl, size)
+			err := s.makeLater(s.ahead, rank, sl, size)
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			sl.making = false

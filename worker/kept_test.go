@@ -1,0 +1,182 @@
+package worker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// keeping is staging with so many slots of one rank.
+func keeping(t *testing.T, slots int) (*staging, *arenas) {
+	t.Helper()
+	a, err := openArenas(t.TempDir(), storeA, "run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStaging(a, stagingConfig{slots: slots, nproc: 1, busy: BusyWait, memory: StagingMemory{Bytes: 1 << 20}, log: slog.New(slog.DiscardHandler)})
+	t.Cleanup(func() {
+		s.close()
+		if err := a.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s, a
+}
+
+var keptItem = plan.Item{Value: true, Bytes: 5000, Shard: tensor.Shard{FQN: "value"}}
+
+// stage goes through a save of one value, to the end of its writing.
+func stage(t *testing.T, s *staging, checkpoint string, with byte) {
+	t.Helper()
+	encoded := plan.EncodeLocal(plan.Local{Items: []plan.Item{keptItem}})
+	p := layOutSlot([]plan.Item{keptItem}, encoded)
+	if _, err := s.take(t.Context(), 0, []int{0}, slotHeader{Attempt: 1, Fingerprint: plan.Sum(encoded), Checkpoint: checkpoint}, p); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	sl := s.holding(0, checkpoint)
+	s.mu.Unlock()
+	at := p.at[itemKey(keptItem)]
+	copy(sl.arena.data[at.off:], bytes.Repeat([]byte{with}, int(at.size)))
+	storeSealed(sl.arena.data, sl.generation)
+	if _, ok, err := s.seal(0, checkpoint, 2); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	src, release, err := s.open(checkpoint, 0, []plan.Item{keptItem})
+	if err != nil {
+		t.Fatal(err)
+	}
+	release([]storage.ChunkDigest{{Item: keptItem, Digest: plan.Sum(src[0])}})
+}
+
+// wantKept compares what is held of a checkpoint.
+func wantKept(t *testing.T, c copies, with byte) {
+	t.Helper()
+	want := bytes.Repeat([]byte{with}, int(keptItem.Bytes))
+	got, digest := c.Chunk(0, keptItem)
+	if !bytes.Equal(got, want) || digest != plan.Sum(want) {
+		t.Errorf("%d bytes %v… with digest %s", len(got), got[:min(len(got), 3)], digest)
+	}
+}
+
+// A slot is not used again while it is read: its rank's next save waits.
+func TestReadSlotIsNotOverwritten(t *testing.T) {
+	s, a := keeping(t, 1)
+	stage(t, s, "step-1.a1", 1)
+	held, release := a.hold("step-1.a1")
+	saved := make(chan struct{})
+	go func() {
+		defer close(saved)
+		stage(t, s, "step-2.a1", 2)
+	}()
+	select {
+	case <-saved:
+		t.Error("a slot that is read is used again")
+	case <-time.After(50 * time.Millisecond):
+	}
+	wantKept(t, held, 1)
+	release()
+	<-saved
+	if held, release := a.hold("step-1.a1"); len(held) > 0 {
+		t.Error("what was overwritten is still found")
+	} else {
+		release()
+	}
+	held, release = a.hold("step-2.a1")
+	wantKept(t, held, 2)
+	release()
+}
+
+// A slot is not unmapped while it is read, whoever drops it, nor made larger;
+// then it is.
+func TestReadSlotStaysMapped(t *testing.T) {
+	s, a := keeping(t, 2)
+	stage(t, s, "step-1.a1", 1)
+	s.making.Wait()
+	held, release := a.hold("step-1.a1")
+	s.mu.Lock()
+	s.makeAhead(0, 1<<16)
+	s.mu.Unlock()
+	s.making.Wait()
+	wantKept(t, held, 1)
+	sl := s.ranks[0][0]
+	f := sl.arena
+	s.mu.Lock()
+	s.drop(sl)
+	s.mu.Unlock()
+	if a.spare(0) {
+		t.Error("an arena that is in use was spared")
+	}
+	wantKept(t, held, 1)
+	release()
+	if f.data != nil {
+		t.Error("it stays mapped when nobody reads it any more")
+	}
+}
+
+// What was written last is overwritten last, and what was aborted first.
+func TestOldestSlotIsTaken(t *testing.T) {
+	s, a := keeping(t, 3)
+	for i, id := range []string{"1", "2", "3", "4", "5"} {
+		stage(t, s, id, byte(i))
+		s.making.Wait()
+	}
+	found := func() (ids []string) {
+		for _, id := range []string{"1", "2", "3", "4", "5", "6", "7"} {
+			if held, release := a.hold(id); len(held) > 0 {
+				ids = append(ids, id)
+				release()
+			}
+		}
+		return ids
+	}
+	if got := found(); !slices.Equal(got, []string{"3", "4", "5"}) {
+		t.Errorf("kept %q", got)
+	}
+	s.abort("5")
+	stage(t, s, "6", 6)
+	if got := found(); !slices.Equal(got, []string{"3", "4", "6"}) {
+		t.Errorf("after an abort: kept %q", got)
+	}
+	// What is read is passed over.
+	_, release := a.hold("3")
+	stage(t, s, "7", 7)
+	if got := found(); !slices.Equal(got, []string{"3", "6", "7"}) {
+		t.Errorf("beside a restore: kept %q", got)
+	}
+	release()
+	// The slots of an attempt that has ended are those of the next.
+	s.close()
+	next := newStaging(a, s.cfg)
+	t.Cleanup(next.close)
+	stage(t, next, "1", 1)
+	next.making.Wait()
+	if got := found(); !slices.Equal(got, []string{"1", "6", "7"}) {
+		t.Errorf("in the next attempt: kept %q", got)
+	}
+}
+
+// A slot that is waited for has a deadline.
+func TestReadSlotIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, a := keeping(t, 1)
+		stage(t, s, "step-1.a1", 1)
+		_, release := a.hold("step-1.a1")
+		defer release()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		p := layOutSlot([]plan.Item{keptItem}, nil)
+		if _, err := s.take(ctx, 0, []int{0}, slotHeader{Checkpoint: "step-2.a1"}, p); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a save beside a restore that does not end: %v", err)
+		}
+	})
+}
