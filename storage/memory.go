@@ -237,7 +237,7 @@ func (r *Root) ChunkDigests(ctx context.Context, ref Ref, of plan.RankIndex) ([]
 	err := errors.Join(ctx.Err(), ref.Validate())
 	var x index
 	if err == nil {
-		x, err = r.readIndex(ref, of)
+		x, err = r.readIndex(ctx, ref, of)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("digests of rank %d of checkpoint %s: %w", of.Rank, ref, err)
