@@ -46,7 +46,8 @@ func (r *FileReader) WithManifest(digest plan.Digest) *FileReader {
 
 // Only makes the reader one for a single tensor: ReadMetadata is cheaper then,
 // and the manifest that it gives may lack the chunks of all others. SetUp takes
-// that manifest. It is called before any step.
+// that manifest. An empty name is no tensor's, and changes nothing. It is called
+// before any step.
 func (r *FileReader) Only(fqn string) *FileReader {
 	r.only = fqn
 	return r

@@ -72,7 +72,7 @@ func (a *app) catCommand() *cobra.Command {
 				if err := a.checkFlags(); err != nil {
 					return err
 				}
-				return a.withSource(c.Context(), given[0], offline, a.list)
+				return a.withSource(c.Context(), given[0], all, offline, a.list)
 			}
 			if named {
 				o.file = to
@@ -80,7 +80,7 @@ func (a *app) catCommand() *cobra.Command {
 			if err := o.check(a); err != nil {
 				return err
 			}
-			return a.withSource(c.Context(), given[0], offline, func(s source) error { return a.cat(c.Context(), s, given[1], o) })
+			return a.withSource(c.Context(), given[0], given[1], offline, func(s source) error { return a.cat(c.Context(), s, given[1], o) })
 		},
 	}
 	f := c.Flags()

@@ -76,7 +76,7 @@ func (a *app) exportCommand() *cobra.Command {
 						return usageError{fmt.Errorf("--%s does not go with --self-contained: leave one of them out", name)}
 					}
 				}
-				return a.withSource(c.Context(), given[0], offline, func(s source) error { return a.exportWhole(c.Context(), s, given[1]) })
+				return a.withSource(c.Context(), given[0], all, offline, func(s source) error { return a.exportWhole(c.Context(), s, given[1]) })
 			}
 			switch o.Format = storage.Format(format); o.Format {
 			case storage.DCP, storage.SafeTensors, storage.HuggingFace:
@@ -86,7 +86,7 @@ func (a *app) exportCommand() *cobra.Command {
 			if o.MaxShard, err = parseSize(shard); err != nil {
 				return usageError{fmt.Errorf("--max-shard-size: %w", err)}
 			}
-			return a.withSource(c.Context(), given[0], offline, func(s source) error { return a.export(c.Context(), s, given[1], o) })
+			return a.withSource(c.Context(), given[0], all, offline, func(s source) error { return a.export(c.Context(), s, given[1], o) })
 		},
 	}
 	f := c.Flags()

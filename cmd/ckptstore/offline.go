@@ -38,7 +38,7 @@ func (a *app) receipts(ctx context.Context) (*storage.Root, []storage.Receipt, e
 }
 
 // withOffline opens what a reference names, without a log.
-func (a *app) withOffline(ctx context.Context, ref string, do func(source) error) error {
+func (a *app) withOffline(ctx context.Context, ref, fqn string, do func(source) error) error {
 	if spelledPath(ref) || strings.Contains(ref, "/") && checkpointAt(ref) {
 		return withPath(ctx, ref, do)
 	}
@@ -58,7 +58,7 @@ func (a *app) withOffline(ctx context.Context, ref string, do func(source) error
 	if err != nil {
 		return err
 	}
-	return withReader(ctx, data.Reader(receipt.Ref), source{
+	return withReader(ctx, data.Reader(receipt.Ref).Only(fqn), source{
 		name: receipt.Run + "@" + receipt.Checkpoint, store: receipt.Store,
 		checkpoint: projections.Checkpoint{
 			Run: receipt.Run, Trial: receipt.Trial, ID: receipt.Checkpoint, Name: receipt.Name, Step: receipt.Step, Attempt: receipt.Attempt,

@@ -144,11 +144,14 @@ func committed(ctx context.Context, views web.Source, ref string) (projections.C
 	return c, err
 }
 
+// all is the tensor that a command asks for, when it asks for any.
+const all = ""
+
 // withSource opens what a reference names for one command, with the log or,
-// offline, by receipts alone.
-func (a *app) withSource(ctx context.Context, ref string, offline bool, do func(source) error) error {
+// offline, by receipts alone. A command that asks for one tensor names it.
+func (a *app) withSource(ctx context.Context, ref, fqn string, offline bool, do func(source) error) error {
 	if offline {
-		return a.withOffline(ctx, ref, do)
+		return a.withOffline(ctx, ref, fqn, do)
 	}
 	path, err := a.isPath(ctx, ref)
 	if err != nil {
@@ -166,7 +169,7 @@ func (a *app) withSource(ctx context.Context, ref string, offline bool, do func(
 		if err != nil {
 			return err
 		}
-		r := st.Data.Reader(store.RefOf(c)).WithManifest(digest)
+		r := st.Data.Reader(store.RefOf(c)).WithManifest(digest).Only(fqn)
 		return withReader(ctx, r, source{name: c.Run + "@" + c.ID, store: st.ID, checkpoint: c}, do)
 	})
 }

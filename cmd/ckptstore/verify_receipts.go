@@ -35,7 +35,7 @@ func (a *app) verifyReceipts(ctx context.Context, why error, o verifyFlags) erro
 func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) error {
 	out := verified{Quick: o.quick, Findings: []finding{}}
 	if len(refs) == 1 {
-		return a.withOffline(ctx, refs[0], func(s source) error {
+		return a.withOffline(ctx, refs[0], all, func(s source) error {
 			if s.foreign != nil {
 				return a.verifyPath(ctx, refs[0])
 			}
