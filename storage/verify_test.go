@@ -150,7 +150,7 @@ func damagedChunk(t *rapid.T, root *storage.Root, digest plan.Digest, file strin
 		if f.FQN == "" {
 			continue
 		}
-		if f.Offset > at || f.Offset+storage.BlockSize <= at || f.Kind != storage.Corrupt || len(report.Findings) != 1 {
+		if f.Block < 0 || f.Offset > at || f.Offset+storage.BlockSize <= at || f.Kind != storage.Corrupt || len(report.Findings) != 1 {
 			t.Fatalf("flip at %d: findings %v", at, report.Findings)
 		}
 		var rank int

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/worker/client"
 )
 
@@ -186,5 +187,26 @@ func TestSealOnce(t *testing.T) {
 	}
 	if status, reply := ranks[0].post("seal", `{"checkpoint":"step-1.a1"}`); status != 409 {
 		t.Fatalf("a slot that was given up was sealed again: %d %s", status, reply)
+	}
+}
+
+// A worker that says its copy is complete, and has not marked the slot as the
+// second version of the protocol wants it, is not believed: what reads the slot
+// after the trainer's death goes by the mark.
+func TestSealWithoutMark(t *testing.T) {
+	t.Parallel()
+	_, ranks := doors(t, 1)
+	if status, reply := ranks[0].post("hello", `{"protocols":[2]}`); status != 200 {
+		t.Fatal(status, reply)
+	}
+	if status, reply := ranks[0].post("save", `{"step":1,"items":[`+goodItem+`]}`); status != 200 {
+		t.Fatal(status, reply)
+	}
+	status, reply := ranks[0].post("seal", `{"checkpoint":"step-1.a1"}`)
+	if status != 400 || !strings.Contains(reply, "is not sealed: bytes 8 to 16") {
+		t.Errorf("%d %s", status, reply)
+	}
+	if sealed := said[events.WriteSealed](t, runOf(t)); len(sealed) > 0 {
+		t.Errorf("the log has %+v", sealed[0])
 	}
 }

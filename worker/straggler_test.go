@@ -46,7 +46,7 @@ var sealsTooLate = workerRole("seals too late", func(ctx context.Context, c *cli
 func TestLateSeal(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, sealsTooLate...)
-	j.cfg.SaveTimeout = 300 * time.Millisecond
+	j.cfg.SaveTimeout = time.Second
 	j.must()
 }
 
