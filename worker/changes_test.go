@@ -93,7 +93,7 @@ var changesState = workerRole("changes its state", func(ctx context.Context, c *
 // saved.
 func TestStructureChanges(t *testing.T) {
 	t.Parallel()
-	newJob(t, 2, changesState...).must()
+	newJob(t, 2, changesState...).loses("step-99.a1")
 	committed, aborted := ended(t, runOf(t))
 	if len(committed) != len(changes) || !slices.Equal(aborted, []string{"step-99.a1"}) {
 		t.Errorf("committed %q, aborted %q", committed, aborted)

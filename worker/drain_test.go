@@ -76,7 +76,7 @@ func TestSaveBeforeTheEnd(t *testing.T) {
 }
 
 // A save that cannot be written before the drain's deadline is aborted, and
-// the job still ends well.
+// the job says that it is lost.
 func TestDrainTimeout(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, savesAndEnds...)
@@ -86,9 +86,7 @@ func TestDrainTimeout(t *testing.T) {
 	g.await(t)
 	awaitText(t, j.log, "are given up")
 	close(g.open)
-	if err := j.wait(); err != nil {
-		t.Fatal(err)
-	}
+	j.lost(j.wait(), "step-1.a1")
 	wantEnded(t, nil, []string{"step-1.a1"})
 }
 

@@ -162,6 +162,26 @@ func (j *job) must() *job {
 	return j
 }
 
+// loses is run for a job whose workers end well after a save that was aborted.
+func (j *job) loses(checkpoint string) *job {
+	j.t.Helper()
+	j.lost(j.run(), checkpoint)
+	return j
+}
+
+// lost holds a job's error to say that its last save is lost, and its trial to
+// be one that can be continued.
+func (j *job) lost(err error, checkpoint string) {
+	j.t.Helper()
+	var lost *worker.LostSaveError
+	if !errors.As(err, &lost) || lost.Checkpoint != checkpoint {
+		j.t.Fatalf("error %v, want that the save of %s is lost", err, checkpoint)
+	}
+	if trial := trialOf(j.t); trial.Status != projections.Paused || trial.Head != lost.Newest {
+		j.t.Errorf("trial %+v", trial)
+	}
+}
+
 // fails is run for a job whose budget is used up.
 func (j *job) fails() *worker.FailedError {
 	j.t.Helper()

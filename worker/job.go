@@ -45,6 +45,7 @@ type job struct {
 	arenas  *arenas
 	keeper  *keeper
 	runtime string // directory of this job's sockets
+	newest  string // save that the last attempt began last
 }
 
 // Run runs a job until its workers are done, its failure budget is used up,
@@ -144,8 +145,7 @@ func (j *job) attempts(ctx context.Context) error {
 		}
 		trial.Attempt++
 		if cause == nil {
-			_, err := j.lane.decide(context.WithoutCancel(ctx), &events.TrialCompleted{Attempt: trial.Attempt})
-			return err
+			return j.completed(context.WithoutCancel(ctx), trial.Attempt)
 		}
 		if j.cfg.MaxRestarts >= 0 && restarts >= j.cfg.MaxRestarts {
 			cause.Attempt, cause.Restarts = trial.Attempt, restarts

@@ -61,27 +61,33 @@ func (o *outbox) put(l letter) {
 func (o *outbox) run() {
 	for {
 		o.mu.Lock()
-		letters := o.queue
-		o.queue = nil
-		if len(letters) == 0 {
+		if len(o.queue) == 0 {
 			close(o.empty)
 			o.empty = nil
 			o.mu.Unlock()
 			return
 		}
+		// Those of one save together, and of no other: what the log refuses of
+		// one save does not take another with it.
+		n := 1
+		for n < len(o.queue) && o.queue[n].checkpoint == o.queue[0].checkpoint {
+			n++
+		}
+		letters := o.queue[:n:n]
+		o.queue = o.queue[n:]
 		o.mu.Unlock()
 		bodies := make([]events.Body, len(letters))
 		for i, l := range letters {
 			bodies[i] = l.body
 		}
 		err := o.say(o.ctx, bodies...)
-		told := map[string]bool{}
+		told := false
 		for _, l := range letters {
 			switch {
 			case l.said != nil:
 				l.said <- err
-			case err != nil && !told[l.checkpoint]:
-				told[l.checkpoint] = true
+			case err != nil && !told:
+				told = true
 				o.lost(l.checkpoint, err)
 			}
 		}

@@ -46,6 +46,7 @@ type saver struct {
 	part    map[rankSave]bool              // ranks whose plan has come by
 	refused map[rankSave]string            // why a rank has no part in a save
 	plans   map[rankSave]*events.LocalPlan // in full, of the saves that are open
+	newest  string                         // save that was begun last
 	err     error                          // why the saver stopped
 }
 
@@ -206,6 +207,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	case *events.GlobalPlan:
 		s.disagree(b)
 	case *events.CheckpointBegun:
+		s.begin(b)
 		s.move(b.Checkpoint, client.WaitReply{State: client.Begun})
 	case *events.CheckpointStaged:
 		s.move(b.Checkpoint, client.WaitReply{State: client.Staged})
@@ -226,6 +228,22 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		s.sweep(ctx, b.Checkpoint)
 	}
 	return nil
+}
+
+// begin notes which save of the attempt was begun last.
+func (s *saver) begin(b *events.CheckpointBegun) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b.Attempt == s.lane.attempt {
+		s.newest = b.Checkpoint
+	}
+}
+
+// begun is the save of the attempt that was begun last, empty if none was.
+func (s *saver) begun() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.newest
 }
 
 // joined notes that the plan of a rank has come by. It refuses one for a save

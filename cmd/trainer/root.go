@@ -123,6 +123,7 @@ func untilSignal(ctx context.Context) (context.Context, func()) {
 func exitCode(err error) int {
 	var sig signaled
 	var failed *worker.FailedError
+	var lost *worker.LostSaveError
 	var running *store.RunningError
 	var usage usageError
 	switch {
@@ -130,7 +131,7 @@ func exitCode(err error) int {
 		return exitOK
 	case errors.As(err, &sig):
 		return 128 + int(sig.sig)
-	case errors.As(err, &failed), errors.Is(err, syscall.ENOSPC):
+	case errors.As(err, &failed), errors.As(err, &lost), errors.Is(err, syscall.ENOSPC):
 		return exitFailed
 	case errors.As(err, &running), errors.Is(err, worker.ErrFenced), errors.Is(err, worker.ErrBusy),
 		errors.Is(err, store.ErrLeaseLost):
