@@ -13,7 +13,8 @@ import (
 )
 
 // checkResumes reads the log and wants each attempt of each run to have begun
-// with the newest checkpoint that the run had committed by then. It returns
+// with the checkpoint that was begun last of those that the run had committed by
+// then. It returns
 // the jobs of all attempts.
 func checkResumes(t *testing.T, s *store.Store) (jobs []string) {
 	t.Helper()
@@ -22,6 +23,7 @@ func checkResumes(t *testing.T, s *store.Store) (jobs []string) {
 		t.Fatal(err)
 	}
 	newest := map[string]string{}
+	begun := map[string]uint64{} // by run and checkpoint
 	attempts, resumed := 0, 0
 	for r, err := range s.Log.Read(t.Context(), 1, last) {
 		if err != nil {
@@ -29,12 +31,21 @@ func checkResumes(t *testing.T, s *store.Store) (jobs []string) {
 		}
 		run := r.Scope.Run
 		switch r.Kind {
+		case events.CheckpointBegun{}.Kind():
+			var e events.CheckpointBegun
+			if err := json.Unmarshal(r.Data, &e); err != nil {
+				t.Fatal(err)
+			}
+			begun[run+"@"+e.Checkpoint] = r.Sequence
 		case events.CheckpointCommitted{}.Kind():
 			var e events.CheckpointCommitted
 			if err := json.Unmarshal(r.Data, &e); err != nil {
 				t.Fatal(err)
 			}
-			newest[run] = e.Checkpoint
+			// Saves that overlap may be committed in another order.
+			if begun[run+"@"+e.Checkpoint] > begun[run+"@"+newest[run]] {
+				newest[run] = e.Checkpoint
+			}
 		case events.GroupStarted{}.Kind():
 			var e events.GroupStarted
 			if err := json.Unmarshal(r.Data, &e); err != nil {

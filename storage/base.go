@@ -9,10 +9,10 @@ import (
 	"github.com/ckptstore/ckptstore/planner/plan"
 )
 
-// mostBases is how many checkpoints a [Root] keeps the indexes of: those of
+// MostBases is how many checkpoints a [Root] keeps the indexes of: those of
 // the ranks that it was asked about, so that ranks that are written beside each
-// other read them once.
-const mostBases = 4
+// other read them once. A save with more bases reads them again for each rank.
+const MostBases = 4
 
 // base is a checkpoint whose chunks may be reused. Its indexes are read when
 // they are first needed.
@@ -56,7 +56,7 @@ func (r *Root) base(ctx context.Context, of Base) (*base, error) {
 		return nil, err
 	}
 	b := &base{root: r, of: of, manifest: m, ranks: map[int]*baseRank{}}
-	r.bases = append([]*base{b}, r.bases[:min(len(r.bases), mostBases-1)]...)
+	r.bases = append([]*base{b}, r.bases[:min(len(r.bases), MostBases-1)]...)
 	return b, nil
 }
 

@@ -25,7 +25,8 @@ type Base struct {
 // dtype and size are. The file that holds it is linked into the checkpoint's
 // directory, which so stays whole when the base is removed, at whatever moment.
 // A chunk is written all the same if it is smaller than [MinReuse], if the link
-// cannot be made, or if this rank would use less than half of the file. Of a
+// cannot be made, or if this rank, or all that [FileWriter.Together] was told
+// of, would use less than half of the file. Of a
 // base that has chunks of many ranks, those are looked at that held the rank's
 // items, so a chunk that moved to another name and rank may be written again.
 //
@@ -34,6 +35,13 @@ type Base struct {
 // give every item as often as it is asked.
 func (w *FileWriter) Reusing(say func(error), bases ...Base) *FileWriter {
 	w.reusing, w.bases, w.say = true, bases, say
+	return w
+}
+
+// Together has the ranks of a save judged together, where files of bases are
+// used in part. It is called before WriteData, with the same uses for each rank.
+func (w *FileWriter) Together(uses *Uses) *FileWriter {
+	w.uses = uses
 	return w
 }
 
@@ -107,9 +115,15 @@ func (w *FileWriter) reuse(ctx context.Context, rank int, items []plan.Item, src
 	if err != nil {
 		return reuse{}, err
 	}
+	live := liveOf(usesOf(matches))
+	if w.uses != nil {
+		if live, err = w.uses.live(ctx, rank, matches); err != nil {
+			return reuse{}, err
+		}
+	}
 	unfit := map[string]bool{}
 	for {
-		u := settle(items, matches, unfit)
+		u := settle(items, matches, live, unfit)
 		again := false
 		for n, f := range u.files {
 			if err := ctx.Err(); err != nil {
@@ -210,21 +224,9 @@ func digestOf(ctx context.Context, data []byte, candidates []held, always bool) 
 }
 
 // settle decides what is reused: of the files that are not unfit, those of
-// which at least half is; and of equal items that are written, all but the
+// which at least half is live; and of equal items that are written, all but the
 // first. It is a pure function.
-func settle(items []plan.Item, matches map[int]match, unfit map[string]bool) reuse {
-	type run struct{ file, offset any }
-	live := map[string]int64{}
-	counted := map[run]bool{}
-	for _, m := range matches {
-		if m.held == nil {
-			continue
-		}
-		if r := (run{m.held.file.from, m.held.entry.offset}); !counted[r] {
-			counted[r] = true
-			live[m.held.file.from] += m.content.size
-		}
-	}
+func settle(items []plan.Item, matches map[int]match, live map[string]int64, unfit map[string]bool) reuse {
 	u := reuse{of: map[int]spot{}}
 	at := map[string]int{}
 	first := map[content]int{}
@@ -233,7 +235,7 @@ func settle(items []plan.Item, matches map[int]match, unfit map[string]bool) reu
 		if !ok {
 			continue
 		}
-		if h := m.held; h != nil && !unfit[h.file.from] && 2*live[h.file.from] >= h.file.size {
+		if h := m.held; h != nil && !unfit[h.file.from] && half(live, h.file) {
 			n, ok := at[h.file.from]
 			if !ok {
 				n = len(u.files)

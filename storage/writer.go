@@ -21,6 +21,7 @@ type FileWriter struct {
 	reusing bool
 	bases   []Base
 	say     func(error) // why something was not reused
+	uses    *Uses       // of all ranks; nil: each is judged alone
 }
 
 var _ Writer = (*FileWriter)(nil)

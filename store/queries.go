@@ -19,6 +19,11 @@ func (q Queries) Trial(ctx context.Context, run, trial string) (projections.Tria
 	return web.Ask(ctx, q.From, web.Trial, web.Params{Run: run, Trial: trial})
 }
 
+// Trials are those of a run.
+func (q Queries) Trials(ctx context.Context, run string) ([]projections.Trial, error) {
+	return web.Ask(ctx, q.From, web.Trials, web.Params{Run: run})
+}
+
 // Attempts are those of a trial.
 func (q Queries) Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error) {
 	return web.Ask(ctx, q.From, web.Attempts, web.Params{Run: run, Trial: trial})

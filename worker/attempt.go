@@ -55,7 +55,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	defer func() { err = errors.Join(err, g.loader.close(j.cfg.DrainTimeout)) }()
 	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.say)
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
-	g.saver.kept, g.saver.resume = j.keeper.committed, resume
+	g.saver.kept, g.saver.resume, g.saver.together = j.keeper.committed, resume, true
 	saving := make(chan error, 1)
 	go func() { saving <- g.saver.run(work, from, from) }()
 

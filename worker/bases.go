@@ -1,12 +1,15 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -25,7 +28,9 @@ type bases struct {
 }
 
 // basesOf are the newest checkpoint of the trial's line and the one that the
-// attempt was resumed from, if that is another.
+// attempt was resumed from, if that is another. The first save of a trial looks
+// further: see firstBases. They are at most as many as storage keeps indexes of:
+// with more, every rank would read all of them again.
 func (s *saver) basesOf(ctx context.Context, checkpoint string) []storage.Base {
 	s.reuse.mu.Lock()
 	defer s.reuse.mu.Unlock()
@@ -34,12 +39,11 @@ func (s *saver) basesOf(ctx context.Context, checkpoint string) []storage.Base {
 	}
 	ctx, cancel := context.WithTimeout(ctx, basesTimeout)
 	defer cancel()
-	refs := []string{s.lane.run + "/" + s.lane.trial + "@latest"}
-	if s.resume != "" && !isPath(s.resume) {
-		refs = append(refs, qualify(s.lane.run, s.resume))
-	}
 	var list []storage.Base
-	for _, ref := range refs {
+	add := func(ref string) {
+		if len(list) == storage.MostBases {
+			return
+		}
 		b, found, err := s.base(ctx, ref)
 		if err != nil {
 			s.log.Warn("nothing of a checkpoint is reused, all of it is written", "save", checkpoint, "of", ref, "error", err)
@@ -48,8 +52,85 @@ func (s *saver) basesOf(ctx context.Context, checkpoint string) []storage.Base {
 			list = append(list, b)
 		}
 	}
+	own := s.lane.run + "/" + s.lane.trial + "@"
+	add(own + "latest")
+	first := len(list) == 0
+	if s.resume != "" && !isPath(s.resume) {
+		add(qualify(s.lane.run, s.resume))
+	}
+	var refs []string
+	var err error
+	if first {
+		refs, err = s.firstBases(ctx)
+	} else if s.from != "" {
+		refs, err = s.importedBefore(ctx, own)
+	}
+	if err != nil {
+		s.log.Warn("nothing of other trials is reused", "save", checkpoint, "error", err)
+	}
+	for _, ref := range refs {
+		add(ref)
+	}
 	s.reuse.of, s.reuse.list = checkpoint, list
 	return list
+}
+
+// firstBases are what the first save of a trial may have in common with others:
+// the checkpoint that it was forked from, whatever run that is of, and the
+// newest ones of the other trials of its run, which may share weights that are
+// frozen. Once the trial has a checkpoint of its own, that has them too.
+func (s *saver) firstBases(ctx context.Context) (refs []string, err error) {
+	trials, err := s.store.Views.Trials(ctx, s.lane.run)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range trials {
+		if p := t.Parent; t.Name == s.lane.trial && p != nil {
+			refs = append(refs, p.Run+"/"+p.Trial+"@"+p.Checkpoint)
+		}
+	}
+	slices.SortFunc(trials, func(a, b projections.Trial) int { return cmp.Compare(b.HeadSeq, a.HeadSeq) })
+	for _, t := range trials {
+		if t.Name != s.lane.trial && t.Head != "" {
+			refs = append(refs, t.Run+"/"+t.Name+"@"+t.Head)
+		}
+	}
+	return refs[:min(len(refs), storage.MostBases)], nil
+}
+
+// importedFrom is what an attempt that imports says at its end, between the ID
+// and the path.
+const importedFrom = " was imported from "
+
+// importedBefore is the newest checkpoint of the trial that was imported from
+// the same path.
+func (s *saver) importedBefore(ctx context.Context, own string) ([]string, error) {
+	attempts, err := s.store.Views.Attempts(ctx, s.lane.run, s.lane.trial)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range slices.Backward(attempts) {
+		if id, ok := strings.CutSuffix(a.Reason, importedFrom+s.from); ok && a.Backend == ImportBackend {
+			return []string{own + id}, nil
+		}
+	}
+	return nil, nil
+}
+
+// share has the ranks of a save judged together when they reuse.
+func (s *saver) share(b *events.CheckpointBegun) {
+	if !s.together || b.Attempt != s.lane.attempt {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.uses[b.Checkpoint] = storage.NewUses(b.Participants, func() { <-s.permits }, func() { s.permits <- struct{}{} })
+}
+
+func (s *saver) usesOf(checkpoint string) *storage.Uses {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.uses[checkpoint]
 }
 
 func (s *saver) base(ctx context.Context, ref string) (b storage.Base, found bool, err error) {

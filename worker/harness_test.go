@@ -54,6 +54,11 @@ func (v views) Resolve(ctx context.Context, ref string) (projections.Checkpoint,
 	return web.Ask(ctx, v.source, web.Resolve, web.Params{Ref: ref})
 }
 
+// Trials implements worker.Views.
+func (v views) Trials(ctx context.Context, run string) ([]projections.Trial, error) {
+	return web.Ask(ctx, v.source, web.Trials, web.Params{Run: run})
+}
+
 // storeOf is what a job gets of a store.
 func storeOf(st *store.Store, shared string) worker.Store {
 	return worker.Store{

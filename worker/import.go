@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -42,7 +43,7 @@ type Imported struct {
 	Attempt    int
 	Ranks      int   // that hold something
 	Bytes      int64 // of tensors and values
-	Written    int64 // of them, bytes that were copied
+	Written    int64 // of them, bytes that were copied: not adopted, nor there before
 }
 
 // Import makes a checkpoint of another program one of a run: an ordinary job
@@ -95,8 +96,8 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 		ended.Reason = err.Error()
 	}
 	out := Imported{Checkpoint: im.id, Attempt: im.attempt, Ranks: len(m.Ranks), Bytes: bytes}
-	if !cfg.InPlace {
-		out.Written = bytes
+	if err == nil {
+		out.Written = im.written.Load()
 	}
 	return out, errors.Join(err, j.scribe.sayAs(end, events.None, j.scribe.node, ended))
 }
@@ -107,6 +108,8 @@ type importer struct {
 	cfg     ImportConfig
 	attempt int
 	id      string // of the checkpoint
+	head    string // of the line before
+	written atomic.Int64
 }
 
 // run opens an attempt, saves in it, and closes it.
@@ -118,7 +121,7 @@ func (im *importer) run(ctx context.Context) error {
 	if err := im.reapEarlier(ctx); err != nil {
 		return err
 	}
-	im.attempt = trial.Attempt + 1
+	im.attempt, im.head = trial.Attempt+1, trial.Head
 	im.id = planner.CheckpointID(planner.DefaultName(im.cfg.Step), im.attempt, 1)
 	im.lane.attempt = im.attempt
 	started, err := im.lane.decide(ctx, &events.GroupStarted{
@@ -128,7 +131,7 @@ func (im *importer) run(ctx context.Context) error {
 		return err
 	}
 	err = im.save(ctx, started.Sequence)
-	reason := fmt.Sprintf("%s was imported from %s", im.id, im.cfg.From.Path())
+	reason := im.id + importedFrom + im.cfg.From.Path()
 	if err != nil {
 		reason = err.Error()
 	}
@@ -146,6 +149,7 @@ func (im *importer) save(ctx context.Context, from uint64) error {
 	coord := planner.NewCoordinator(im.coordinator(im.attempt, im.job.cfg.NProc))
 	s := newSaver(im.lane, im.store, coord, im.log, newStaging(nil, im.staging()))
 	s.permits = make(chan struct{}, 1) // each holds a whole chunk in memory
+	s.resume, s.from = im.head, im.cfg.From.Path()
 	s.put = func(_ context.Context, c planner.Write) (storage.Written, error) { return im.put(ctx, s, c) }
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -234,11 +238,34 @@ func (im *importer) ref() storage.Ref {
 // put copies or adopts what the global plan wants of one rank.
 func (im *importer) put(ctx context.Context, s *saver, c planner.Write) (storage.Written, error) {
 	w := im.store.Data.Writer(s.ref(c.Checkpoint))
+	if !im.cfg.InPlace && len(s.basesOf(ctx, c.Checkpoint)) > 0 {
+		w = s.reusing(ctx, c.Checkpoint) // which reads more than once
+	}
 	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
 		return storage.Written{}, err
 	}
 	if im.cfg.InPlace {
 		return w.AdoptData(ctx, c.Rank, c.Items, im.cfg.From)
 	}
-	return w.WriteData(ctx, c.Rank, c.Items, storage.NewCopySource(ctx, im.cfg.From, c.Rank, c.Items, im.cfg.Read))
+	from := storage.NewCopySource(ctx, im.cfg.From, c.Rank, c.Items, nil)
+	got, err := w.WriteData(ctx, c.Rank, c.Items, &toldSource{Source: from, read: im.cfg.Read, told: map[int]bool{}})
+	im.written.Add(got.BytesWritten)
+	return got, err
+}
+
+// toldSource tells of each item once, however often it is read.
+type toldSource struct {
+	storage.Source
+	read func(bytes int64) // may be nil
+	told map[int]bool
+}
+
+// Item implements storage.Source.
+func (s *toldSource) Item(i int) ([]byte, error) {
+	data, err := s.Source.Item(i)
+	if err == nil && s.read != nil && !s.told[i] {
+		s.told[i] = true
+		s.read(int64(len(data)))
+	}
+	return data, err
 }

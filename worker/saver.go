@@ -31,8 +31,10 @@ type saver struct {
 	// kept is told of each commit, before anybody who waits for it.
 	kept func()
 
-	resume string // what the attempt was resumed from: a reference or a path
-	reuse  bases
+	resume   string // what the attempt was resumed from: a reference or a path
+	from     string // path of the checkpoint that is imported
+	together bool   // all ranks of a save are written here
+	reuse    bases
 
 	drain   chan drain // once
 	idle    chan struct{}
@@ -47,6 +49,7 @@ type saver struct {
 	refused map[rankSave]string            // why a rank has no part in a save
 	plans   map[rankSave]*events.LocalPlan // in full, of the saves that are open
 	newest  string                         // save that was begun last
+	uses    map[string]*storage.Uses       // of the saves that are open, by ID
 	err     error                          // why the saver stopped
 }
 
@@ -70,6 +73,7 @@ func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[rankSave]bool{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
+		uses: map[string]*storage.Uses{},
 	}
 	s.put, s.kept = s.writeData, func() {}
 	return s
@@ -208,6 +212,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		s.disagree(b)
 	case *events.CheckpointBegun:
 		s.begin(b)
+		s.share(b)
 		s.move(b.Checkpoint, client.WaitReply{State: client.Begun})
 	case *events.CheckpointStaged:
 		s.move(b.Checkpoint, client.WaitReply{State: client.Staged})
@@ -299,6 +304,10 @@ func (s *saver) move(id string, state client.WaitReply) {
 	s.states[id] = state
 	if order(state.State) >= order(client.Committed) {
 		maps.DeleteFunc(s.plans, func(p rankSave, _ *events.LocalPlan) bool { return p.checkpoint == id })
+		if u := s.uses[id]; u != nil {
+			u.Stop()
+			delete(s.uses, id)
+		}
 	}
 	close(s.moved)
 	s.moved = make(chan struct{})

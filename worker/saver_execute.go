@@ -168,6 +168,9 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	defer func() { <-s.permits }()
 	attempt := s.lane.attempt
 	w, err := s.put(ctx, c)
+	if u := s.usesOf(c.Checkpoint); u != nil {
+		u.Done(c.Rank)
+	}
 	if err != nil && ctx.Err() != nil {
 		return nil // the attempt is over, not the disk
 	}
@@ -211,6 +214,9 @@ func (s *saver) writeData(ctx context.Context, c planner.Write) (storage.Written
 // writeFrom makes the bytes of one rank durable.
 func (s *saver) writeFrom(ctx context.Context, c planner.Write, src storage.Source) (storage.Written, error) {
 	w := s.reusing(ctx, c.Checkpoint)
+	if u := s.usesOf(c.Checkpoint); u != nil {
+		w.Together(u)
+	}
 	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
 		return storage.Written{}, err
 	}

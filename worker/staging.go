@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"slices"
 	"sync"
 	"syscall"
@@ -215,107 +214,6 @@ func (s *staging) find(ctx context.Context, rank int, checkpoint string, partici
 		s.mu.Lock()
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("rank %d has no free staging slot, earlier saves hold all %d: %w", rank, len(s.of(rank)), ctx.Err())
-		}
-	}
-}
-
-// oldest is the slot to take of those that are fit: one whose memory is made
-// before one that has none, one that nobody reads before one that is read, and
-// of those the one that holds nothing, or what was written first: so the newest
-// checkpoint stays in memory as long as there is another slot. The caller holds
-// the lock.
-func (s *staging) oldest(slots []*slot, fit func(*slot) bool) (best *slot) {
-	const read, unmade = 1 << 61, 1 << 60
-	least := math.MaxInt
-	for _, sl := range slots {
-		if !fit(sl) {
-			continue
-		}
-		age := unmade
-		if sl.arena != nil {
-			order, held := s.arenas.age(sl.arena)
-			if age = order; held {
-				age += read
-			}
-		}
-		if age < least {
-			best, least = sl, age
-		}
-	}
-	return best
-}
-
-// make gives a slot that is marked as being made an arena of a size. Its caller
-// has given up what the slot holds.
-func (s *staging) make(ctx context.Context, rank int, sl *slot, size int64) (err error) {
-	if sl.arena == nil {
-		sl.arena, err = s.arenas.take(ctx, rank, "save", size)
-		return err
-	}
-	return sl.arena.grow(ctx, size)
-}
-
-// makeLater is make before the slot is used: what it holds stays as it is,
-// unless its memory has to grow.
-func (s *staging) makeLater(ctx context.Context, rank int, sl *slot, size int64) (err error) {
-	if sl.arena == nil {
-		sl.arena, err = s.arenas.takeAhead(ctx, rank, "save", size)
-		return err
-	}
-	if !s.arenas.overwrite(sl.arena) {
-		return nil // who takes the slot waits for the reader, and makes it grow
-	}
-	return sl.arena.grow(ctx, size)
-}
-
-// makeAhead makes the memory of a rank's free slots before they are needed:
-// the first touch of memory takes several times as long as a copy. The caller
-// holds the lock.
-func (s *staging) makeAhead(rank int, size int64) {
-	for _, sl := range s.of(rank) {
-		if s.closed || sl.making || sl.phase != free && sl.phase != reserved || sl.arena != nil && int64(len(sl.arena.data)) >= size {
-			continue
-		}
-		sl.making = true
-		s.making.Go(func() {
-			err := s.makeLater(s.ahead, rank, sl, size)
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			sl.making = false
-			if err != nil && s.ahead.Err() == nil {
-				// The save that needs the slot finds out for itself.
-				s.cfg.log.Warn("the memory of a staging slot cannot be made ahead", "rank", rank, "slot", sl.index, "error", err)
-			}
-			if err != nil && sl.arena != nil {
-				_ = s.arenas.drop(sl.arena) // a file that cannot be removed stays until the job ends
-				sl.arena = nil
-			}
-			s.tell()
-		})
-	}
-}
-
-// made waits until all slots of a rank that can be made ahead are made, and
-// returns those that have memory.
-func (s *staging) made(ctx context.Context, rank int) ([]grant, error) {
-	for {
-		s.mu.Lock()
-		moved, making := s.moved, false
-		var out []grant
-		for _, sl := range s.of(rank) {
-			making = making || sl.making
-			if !sl.making && sl.arena != nil {
-				out = append(out, grant{index: sl.index, path: sl.arena.path, size: int64(len(sl.arena.data))})
-			}
-		}
-		s.mu.Unlock()
-		if !making {
-			return out, nil
-		}
-		select {
-		case <-moved:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for the memory of rank %d's staging slots: %w", rank, ctx.Err())
 		}
 	}
 }

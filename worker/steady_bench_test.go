@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,10 +34,11 @@ func model(tensors, bytes int) client.State {
 }
 
 // blocks times the saves of a state and warm copies of it in turn: TENSORS
-// BYTES SAVES.
+// BYTES SAVES. With one more argument, it says what memory is left when all
+// garbage is collected.
 var blocks = role("blocks", func(ctx context.Context, args []string) error {
 	var n [3]int
-	for i, arg := range args {
+	for i, arg := range args[:len(n)] {
 		var err error
 		if n[i], err = strconv.Atoi(arg); err != nil {
 			return err
@@ -69,6 +71,9 @@ var blocks = role("blocks", func(ctx context.Context, args []string) error {
 		if err := s.Wait(ctx, client.Committed); err != nil {
 			return err
 		}
+		if len(args) > len(n) {
+			debug.FreeOSMemory()
+		}
 		say("used %s", used(c.Run))
 	}
 	return nil
@@ -89,34 +94,6 @@ func used(run string) string {
 		}
 	}
 	return fmt.Sprintf("%s %d %d", rss, len(fds), strings.Count(string(maps), events.EncodeName(run)))
-}
-
-// BenchmarkSoak saves 3,500 tensors a hundred times, and prints what trainer
-// and worker have of this machine meanwhile.
-func BenchmarkSoak(b *testing.B) {
-	for b.Loop() {
-		out, shown := newTranscript(), 0
-		run := fmt.Sprint("soak ", time.Now().UnixNano())
-		cfg := config(run, 1, append(slices.Clone(blocks), "3500", "14000000", "100"), out, newTranscript())
-		done := make(chan error, 1)
-		go func() { done <- runJobIn(b, cfg) }()
-		for ended := false; !ended; {
-			select {
-			case err := <-done:
-				if err != nil {
-					b.Fatalf("%v\n%s", err, out)
-				}
-				ended = true
-			case <-out.next():
-			}
-			for _, line := range out.lines("used ")[shown:] {
-				if shown++; shown%20 == 0 || shown == 2 {
-					files, bytes := inMemory(b, run)
-					b.Logf("after %3d saves: worker RSS (KiB), descriptors, maps: %s; trainer: %s; shared memory: %d files, %d bytes", shown, line, used(run), files, bytes)
-				}
-			}
-		}
-	}
 }
 
 // inMemory is the staging files of a run and their bytes.

@@ -55,6 +55,8 @@ type Views interface {
 	Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error)
 	OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error)
 	Resolve(ctx context.Context, ref string) (projections.Checkpoint, error)
+	// Trials are those of a run.
+	Trials(ctx context.Context, run string) ([]projections.Trial, error)
 }
 
 // Blobs moves event bodies that are too large for the log to files and back.

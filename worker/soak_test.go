@@ -1,0 +1,147 @@
+package worker_test
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// By how much the memory may grow between two moments of a soak, in KiB. The log
+// and the views are in the trainer's process here: up to the second moment they
+// make their buffers. After that, 80 KiB a save are found.
+const (
+	soakWorkerKiB  = 2 << 10
+	soakWarmingKiB = 32 << 10
+	soakTrainerKiB = 4 << 10
+)
+
+// soakAt are the saves after which a soak is looked at.
+var soakAt = []int{10, 50, 100}
+
+// sampleOf is what trainer and worker have of this machine.
+type sampleOf struct {
+	save                       int
+	trainerKiB, trainerFDs     int
+	workerKiB, workerFDs, maps int
+	files                      int // in shared memory
+	bytes                      int64
+}
+
+// grown says what a sample has more of than an earlier one than it may, where
+// the trainer may have so many KiB.
+func (s sampleOf) grown(from sampleOf, trainerKiB int64) error {
+	var errs []error
+	check := func(what string, was, is, more int64) {
+		if is > was+more {
+			errs = append(errs, fmt.Errorf("%s: %d after save %d, %d after save %d, and %d more are tolerated", what, was, from.save, is, s.save, more))
+		}
+	}
+	check("memory of the trainer in KiB", int64(from.trainerKiB), int64(s.trainerKiB), trainerKiB)
+	check("memory of the worker in KiB", int64(from.workerKiB), int64(s.workerKiB), soakWorkerKiB)
+	// The store opens and closes files as it likes.
+	check("descriptors of the trainer", int64(from.trainerFDs), int64(s.trainerFDs), 8)
+	check("descriptors of the worker", int64(from.workerFDs), int64(s.workerFDs), 0)
+	check("maps of the worker", int64(from.maps), int64(s.maps), 0)
+	check("files in shared memory", int64(from.files), int64(s.files), 0)
+	check("bytes in shared memory", from.bytes, s.bytes, 0)
+	return errors.Join(errs...)
+}
+
+// BenchmarkSoak saves 3,500 tensors a hundred times, and fails when memory,
+// descriptors or shared memory of trainer or worker grow. It prints what they
+// have.
+func BenchmarkSoak(b *testing.B) {
+	for b.Loop() {
+		samples, err := soak(b, soakAt, 3500, 14_000_000)
+		var table strings.Builder
+		fmt.Fprintf(&table, "%6s %12s %11s %12s %11s %11s %9s %13s\n", "save", "trainer KiB", "trainer fds", "worker KiB", "worker fds", "worker maps", "shm files", "shm bytes")
+		for _, s := range samples {
+			fmt.Fprintf(&table, "%6d %12d %11d %12d %11d %11d %9d %13d\n", s.save, s.trainerKiB, s.trainerFDs, s.workerKiB, s.workerFDs, s.maps, s.files, s.bytes)
+		}
+		b.Logf("\n%s", &table)
+		if err != nil {
+			b.Fatalf("it does not stay flat: %v", err)
+		}
+		last := samples[len(samples)-1]
+		b.ReportMetric(float64(last.trainerKiB-samples[0].trainerKiB), "KiB-trainer-grew")
+		b.ReportMetric(float64(last.workerKiB-samples[0].workerKiB), "KiB-worker-grew")
+	}
+}
+
+// soak saves so many tensors of together so many bytes, up to the last of the
+// moments, and looks at each of them.
+func soak(tb testing.TB, moments []int, tensors, bytes int) (samples []sampleOf, err error) {
+	tb.Helper()
+	out, shown := newTranscript(), 0
+	run := fmt.Sprint("soak ", time.Now().UnixNano())
+	last := moments[len(moments)-1]
+	cfg := config(run, 1, append(slices.Clone(blocks), fmt.Sprint(tensors), fmt.Sprint(bytes), fmt.Sprint(last), "collected"), out, newTranscript())
+	done := make(chan error, 1)
+	go func() { done <- runJobIn(tb, cfg) }()
+	for ended := false; !ended; {
+		more := out.next()
+		for _, line := range out.lines("used ")[shown:] {
+			if shown++; slices.Contains(moments, shown) {
+				s, serr := look(tb, run, shown, line)
+				samples, err = append(samples, s), errors.Join(err, serr)
+			}
+		}
+		select {
+		case jerr := <-done:
+			if ended = true; jerr != nil {
+				tb.Fatalf("%v\n%s", jerr, out)
+			}
+		case <-more:
+		}
+	}
+	if len(samples) != len(moments) {
+		tb.Fatalf("%d samples, want %d", len(samples), len(moments))
+	}
+	err = errors.Join(err, samples[1].grown(samples[0], soakWarmingKiB))
+	for _, s := range samples[2:] {
+		err = errors.Join(err, s.grown(samples[1], soakTrainerKiB))
+	}
+	return samples, err
+}
+
+// look takes a sample; the worker's part is what it has said itself.
+func look(tb testing.TB, run string, save int, worker string) (sampleOf, error) {
+	tb.Helper()
+	runtime.GC() // pools keep what they have for one collection
+	debug.FreeOSMemory()
+	s := sampleOf{save: save}
+	ignored := 0
+	_, err := fmt.Sscan(worker, &s.workerKiB, &s.workerFDs, &s.maps)
+	_, terr := fmt.Sscan(used(run), &s.trainerKiB, &s.trainerFDs, &ignored)
+	s.files, s.bytes = inMemory(tb, run)
+	return s, errors.Join(err, terr)
+}
+
+// A soak sees what grows.
+func TestSoakSeesGrowth(t *testing.T) {
+	flat := sampleOf{save: 10, trainerKiB: 100_000, trainerFDs: 50, workerKiB: 50_000, workerFDs: 8, maps: 2, files: 2, bytes: 1 << 20}
+	if err := flat.grown(flat, soakTrainerKiB); err != nil {
+		t.Error(err)
+	}
+	for what, change := range map[string]func(*sampleOf){
+		"memory of the trainer":      func(s *sampleOf) { s.trainerKiB += soakTrainerKiB + 1 },
+		"memory of the worker":       func(s *sampleOf) { s.workerKiB += soakWorkerKiB + 1 },
+		"descriptors of the trainer": func(s *sampleOf) { s.trainerFDs += 9 },
+		"descriptors of the worker":  func(s *sampleOf) { s.workerFDs++ },
+		"maps of the worker":         func(s *sampleOf) { s.maps++ },
+		"files in shared memory":     func(s *sampleOf) { s.files++ },
+		"bytes in shared memory":     func(s *sampleOf) { s.bytes++ },
+	} {
+		later := flat
+		later.save = 100
+		change(&later)
+		if err := later.grown(flat, soakTrainerKiB); err == nil || !strings.HasPrefix(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
