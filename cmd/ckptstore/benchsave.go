@@ -49,10 +49,15 @@ data, takes no part. Of the tensors, --unchanged stay as in the first save.
 
 After each save the same bytes are written raw, past the page cache where the
 filesystem has that, in writes of 8 MiB, and synced: ratio is the rate of the
-save over that. Blocking is the copy of the tensors, one by one, from warm memory
-into shared memory by the slowest rank, copy that of all its bytes at once; the
-trainer's socket takes no part. All is done five times after a first save, and
-each figure is the median. A new directory in --dir is used, and removed.`,
+save over that. All is done five times after a first save, and each figure is the
+median.
+
+Blocking is the wall time in Save of the slowest rank: as many processes as there
+are ranks save their tensors seven times through the sockets of a trainer, into
+its slots in shared memory, each after a copy of the same bytes into warm memory
+of its own and after the checkpoint before was committed. It is the median of the
+saves 3 to 7, and copy that of the copies. A new directory in --dir is used, and
+removed.`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if b.Bytes, err = parseSize(text); err != nil {
 				return usageError{fmt.Errorf("--size: %w", err)}
@@ -86,6 +91,10 @@ func (b *saveBench) run(ctx context.Context, dir string) error {
 	if err := os.Mkdir(filepath.Join(dir, "data"), 0o700); err != nil {
 		return err
 	}
+	block, err := b.measureBlocking(ctx, dir, each)
+	if err != nil {
+		return err
+	}
 	root, err := store.OpenData(dir)
 	if err != nil {
 		return err
@@ -98,13 +107,13 @@ func (b *saveBench) run(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	var seconds, raw, blocking, copied, written []float64
+	var seconds, raw, written []float64
 	for n := range benchRuns + 1 {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		s.change(n, 1-b.Unchanged)
-		block, whole := s.stage()
+		s.stage()
 		took, bytes, err := s.save(ctx, n)
 		if err != nil {
 			return err
@@ -117,12 +126,12 @@ func (b *saveBench) run(ctx context.Context, dir string) error {
 			continue // memory and disk are touched, and there is something to reuse
 		}
 		seconds, written = append(seconds, took.Seconds()), append(written, float64(bytes))
-		raw, blocking, copied = append(raw, alone.Seconds()), append(blocking, block.Seconds()), append(copied, whole.Seconds())
+		raw = append(raw, alone.Seconds())
 	}
 	gb := float64(b.Bytes) / float64(b.Ranks) / 1e9
 	b.Seconds, b.BytesWritten = middle(seconds), int64(middle(written))
 	b.Rate, b.RawRate = float64(b.Bytes)/b.Seconds, float64(b.Bytes)/middle(raw)
-	b.Ratio, b.Blocking, b.Copy = b.Rate/b.RawRate, middle(blocking)/gb, middle(copied)/gb
+	b.Ratio, b.Blocking, b.Copy = b.Rate/b.RawRate, block.save.Seconds()/gb, block.copy.Seconds()/gb
 	return nil
 }
 
@@ -177,31 +186,11 @@ func (s *benchSaver) change(n int, share float64) {
 	}
 }
 
-// stage copies all ranks' memory to their slots at the same time, tensor by
-// tensor, and then in one go: each is the time of the slowest.
-func (s *benchSaver) stage() (block, whole time.Duration) {
-	slowest := func(stage func(*benchRank)) time.Duration {
-		took := make(chan time.Duration, len(s.ranks))
-		for _, r := range s.ranks {
-			go func() {
-				began := time.Now()
-				stage(r)
-				took <- time.Since(began)
-			}()
-		}
-		most := time.Duration(0)
-		for range s.ranks {
-			most = max(most, <-took)
-		}
-		return most
+// stage copies all ranks' memory to their slots.
+func (s *benchSaver) stage() {
+	for _, r := range s.ranks {
+		copy(r.slot, r.memory)
 	}
-	block = slowest(func(r *benchRank) {
-		for i := range r.items {
-			at := int64(i) * r.each
-			copy(r.slot[at:at+r.each], r.memory[at:at+r.each])
-		}
-	})
-	return block, slowest(func(r *benchRank) { copy(r.slot, r.memory) })
 }
 
 // save writes and commits what is staged, and removes the checkpoint before

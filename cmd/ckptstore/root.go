@@ -108,7 +108,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.recoverCommand(),
-		a.gcCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), a.benchCommand())
+		a.gcCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), a.benchCommand(), guardCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
 	if err != nil && !errors.Is(err, errFindings) {
