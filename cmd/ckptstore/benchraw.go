@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	rawWrite  = 8 << 20 // bytes of one raw write
+	rawWrite  = 4 << 20 // bytes of one raw write
+	rawDepth  = 2       // writes of a file at a time
 	sharedDir = "/dev/shm"
 )
 
@@ -89,12 +90,21 @@ func rawFile(ctx context.Context, name string, data []byte) (direct bool, err er
 	}
 	const block = 4096
 	whole := len(data) / block * block
-	for at := 0; at < whole && err == nil; at += rawWrite {
-		if err = ctx.Err(); err == nil {
-			_, err = f.WriteAt(data[at:min(at+rawWrite, whole)], int64(at))
-		}
+	g, ctx := errgroup.WithContext(ctx)
+	for lane := range rawDepth {
+		g.Go(func() error {
+			for at := lane * rawWrite; at < whole; at += rawDepth * rawWrite {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if _, err := f.WriteAt(data[at:min(at+rawWrite, whole)], int64(at)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 	}
-	if err == nil {
+	if err = g.Wait(); err == nil {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil || whole == len(data) {

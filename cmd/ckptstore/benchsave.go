@@ -48,7 +48,8 @@ checkpoint gets its manifest and receipt. The log, which is not the disk of the
 data, takes no part. Of the tensors, --unchanged stay as in the first save.
 
 After each save the same bytes are written raw, past the page cache where the
-filesystem has that, in writes of 8 MiB, and synced: ratio is the rate of the
+filesystem has that, in two writes of 4 MiB at a time
+a rank, and synced: ratio is the rate of the
 save over that. All is done five times after a first save, and each figure is the
 median.
 

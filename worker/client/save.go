@@ -128,7 +128,7 @@ func (s *Save) Seal(ctx context.Context) error {
 	err := s.c.maps.use(s.slot.Slot, s.slot.Arena, s.slot.Size, func(data []byte) {
 		i := 0
 		put := func(from []byte) {
-			copy(data[s.slot.Offsets[i]:], from)
+			copyOut(data[s.slot.Offsets[i]:][:len(from)], from)
 			i++
 		}
 		for _, t := range s.state.Tensors {
