@@ -47,11 +47,10 @@ staged to committed: each rank is digested and written, all at once, and the
 checkpoint gets its manifest and receipt. The log, which is not the disk of the
 data, takes no part. Of the tensors, --unchanged stay as in the first save.
 
-After each save the same bytes are written raw, past the page cache where the
-filesystem has that, in two writes of 4 MiB at a time
-a rank, and synced: ratio is the rate of the
-save over that. All is done five times after a first save, and each figure is the
-median.
+After each save the same bytes are written raw, from the slots and past the page
+cache where the filesystem has that, two writes of 4 MiB at a time for each rank,
+and synced: ratio is the rate of the save over that. All is done five times after
+a first save, and each figure is the median.
 
 Blocking is the wall time in Save of the slowest rank: as many processes as there
 are ranks save their tensors seven times through the sockets of a trainer, into
