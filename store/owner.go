@@ -129,7 +129,11 @@ func (o *owner) lose() {
 // locked is the error for an owner that does not answer.
 func (o *owner) locked(cause error) error {
 	who := "another process"
-	if c, err := readCard(o.dir); err == nil && c.PID > 0 {
+	c, err := readCard(o.dir)
+	if err != nil && errors.Is(cause, context.DeadlineExceeded) {
+		cause = err // which the time was spent on
+	}
+	if err == nil && c.PID > 0 {
 		who = fmt.Sprintf("process %d on %s, owner since %s,", c.PID, c.Host, c.Started.Local().Format(time.DateTime))
 	}
 	return fmt.Errorf("%w: %s holds %s and does not answer: %w: wait for it or end that process; `ckptstore ls --offline` reads without the lock",
