@@ -1,0 +1,128 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// What the log says of saves, and those who wait for it.
+
+// begin notes which save of the attempt was begun last.
+func (s *saver) begin(b *events.CheckpointBegun) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b.Attempt == s.lane.attempt {
+		s.newest = b.Checkpoint
+	}
+}
+
+// begun is the save of the attempt that was begun last, empty if none was.
+func (s *saver) begun() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.newest
+}
+
+// joined notes that the plan of a rank has come by. It refuses one for a save
+// that has ended without it: the checkpoint that has that ID is not this
+// rank's.
+func (s *saver) joined(b *events.LocalPlan) {
+	if b.Attempt != s.lane.attempt {
+		return
+	}
+	who, now := rankSave{b.Checkpoint, b.Rank}, s.state(b.Checkpoint, b.Rank)
+	late := order(now.State) >= order(client.Committed)
+	s.mu.Lock()
+	again := s.part[who]
+	s.part[who] = true
+	if late = late && !again; late {
+		if now.State == client.Committed {
+			now.Reason = fmt.Sprintf("rank %d came after it was committed by other ranks: ranks that save one name must all name the same participants", b.Rank)
+		}
+		s.refused[who] = now.Reason
+	}
+	close(s.moved)
+	s.moved = make(chan struct{})
+	s.mu.Unlock()
+	if late {
+		s.slots.abort(b.Checkpoint, b.Rank)
+	}
+}
+
+// has reports whether the plan of a rank for a save has come by.
+func (s *saver) has(id string, rank int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.part[rankSave{id, rank}]
+}
+
+// disagree warns of replicas that are none.
+func (s *saver) disagree(b *events.GlobalPlan) {
+	for _, d := range b.Disagreements {
+		s.log.Warn("replicas differ between ranks; one rank's bytes are saved", "checkpoint", b.Checkpoint,
+			"fqn", d.FQN, "offsets", d.Offsets, "sizes", d.Sizes, "saved", d.Kept, "differ", d.Ranks)
+	}
+	if b.MoreDisagreements > 0 {
+		s.log.Warn("more replicas differ", "checkpoint", b.Checkpoint, "count", b.MoreDisagreements)
+	}
+}
+
+func (s *saver) move(id string, state client.WaitReply) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if order(s.states[id].State) >= order(client.Committed) {
+		return
+	}
+	s.states[id] = state
+	if order(state.State) >= order(client.Committed) {
+		maps.DeleteFunc(s.plans, func(p rankSave, _ *events.LocalPlan) bool { return p.checkpoint == id })
+		if u := s.uses[id]; u != nil {
+			u.Stop()
+			delete(s.uses, id)
+		}
+	}
+	close(s.moved)
+	s.moved = make(chan struct{})
+}
+
+// state is what the log says of a rank's save so far.
+func (s *saver) state(id string, rank int) client.WaitReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if why, ok := s.refused[rankSave{id, rank}]; ok {
+		return client.WaitReply{State: client.Aborted, Reason: why}
+	}
+	return s.states[id]
+}
+
+func order(state string) int {
+	return slices.Index([]string{"", client.Begun, client.Staged, client.Committed, client.Aborted}, state)
+}
+
+// wait blocks until a rank's save has reached a state or was aborted.
+func (s *saver) wait(ctx context.Context, id string, rank int, state string) (client.WaitReply, error) {
+	for {
+		s.mu.Lock()
+		moved, err := s.moved, s.err
+		s.mu.Unlock()
+		// Until the rank's own plan has come by, others may have committed a
+		// checkpoint of that name in which it has no part.
+		now, own := s.state(id, rank), s.has(id, rank)
+		if own && order(now.State) >= order(state) || now.State == client.Aborted {
+			return now, nil
+		}
+		if err != nil {
+			return client.WaitReply{}, err
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return client.WaitReply{}, fmt.Errorf("wait for %s to be %s: %w", id, state, ctx.Err())
+		}
+	}
+}
