@@ -271,7 +271,9 @@ func TestTwoServers(t *testing.T) {
 	first.kill()
 	owner := actors(t, dir, 1)[0]
 	wrong(t, again(), jetlog.ErrServed, log)
-	must(t, open(t, dir), "run", begun("step-1"))
+	s := open(t, dir)
+	must(t, s, "run", begun("step-1"))
+	shut(t, s) // it would own the store next
 	owner.kill()
 	if err := again(); err != nil {
 		t.Error(err)
