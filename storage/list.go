@@ -168,20 +168,23 @@ func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
 	return r.b.Sync(ctx, path.Dir(dir))
 }
 
-// removeAll removes a directory with what is in it.
+// removeAll removes a directory with what is in it. What is still there after
+// its files are gone are directories, which somebody has put there.
 func (r *Root) removeAll(ctx context.Context, dir string, names []string) error {
+	var refused error
 	for _, file := range names {
-		at := path.Join(dir, file)
-		err := r.b.Remove(ctx, at)
+		refused = errors.Join(refused, r.b.Remove(ctx, path.Join(dir, file)))
+	}
+	left, err := r.b.List(ctx, dir)
+	if err != nil {
+		return errors.Join(refused, disk.Gone(err))
+	}
+	for _, sub := range left {
+		inner, err := r.b.List(ctx, path.Join(dir, sub))
 		if err != nil {
-			// A directory, which somebody has put here.
-			inner, no := r.b.List(ctx, at)
-			if no != nil {
-				return err
-			}
-			err = r.removeAll(ctx, at, inner)
+			return errors.Join(refused, err)
 		}
-		if err != nil {
+		if err := r.removeAll(ctx, path.Join(dir, sub), inner); err != nil {
 			return err
 		}
 	}

@@ -146,7 +146,7 @@ func (in *inMemory) all(ctx context.Context, total *atomic.Int64) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n, _ := hash.Write(data[:min(pieceSize, len(data))]) // never fails
+		n, _ := hash.Write(data[:min(windowSize, len(data))]) // never fails
 		data = data[n:]
 	}
 	hash.Sum(in.digest[:0])

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
+	"strings"
 	"time"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -158,5 +159,18 @@ func (r *Root) writeReceipt(ctx context.Context, ref Ref, receipt Receipt) error
 	if err := r.writeFile(ctx, ref, ReceiptFile, data, backend.Replace); err != nil {
 		return err
 	}
+	r.tidy(ctx, ref)
 	return r.sync(ctx, ref)
+}
+
+// tidy removes what cut writes have left in the directory of a checkpoint that
+// is committed: nobody writes there any more. What cannot be removed costs room,
+// and is listed by a verification.
+func (r *Root) tidy(ctx context.Context, ref Ref) {
+	names, _ := r.contents(ctx, ref)
+	for _, file := range names {
+		if strings.HasSuffix(file, backend.Partial) {
+			_ = r.b.Remove(ctx, nameOf(ref, file))
+		}
+	}
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
 )
 
 // there is what the directory of the checkpoint holds, and whether that is
@@ -96,22 +98,27 @@ func (r *Root) checkFiles(ctx context.Context, ref Ref, x *index) error {
 	return nil
 }
 
-// clear removes the files of a rank that are to be written anew, the index
-// first and durably: one that is found after a crash is always that of the
-// data beside it.
+// clear removes the files of a rank that are to be written anew, with what a
+// write that was cut off has left of them. The index goes first and durably: one
+// that is found after a crash is always that of the data beside it.
 func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error {
-	cleared := false
 	for _, file := range []string{indexFile(rank), dataFile(rank)} {
-		if !slices.Contains(there, file) {
+		cleared := false
+		for _, name := range there {
+			if name != file && (!strings.HasPrefix(name, file+".") || !strings.HasSuffix(name, backend.Partial)) {
+				continue
+			}
+			if err := w.root.b.Remove(ctx, nameOf(w.ref, name)); err != nil {
+				return fmt.Errorf("remove the leftover %s: %w", w.root.path(w.ref, name), err)
+			}
+			cleared = true
+		}
+		if !cleared {
 			continue
 		}
-		if err := w.root.b.Remove(ctx, nameOf(w.ref, file)); err != nil {
-			return fmt.Errorf("remove the leftover %s: %w", w.root.path(w.ref, file), err)
+		if err := w.root.sync(ctx, w.ref); err != nil {
+			return err
 		}
-		cleared = true
 	}
-	if !cleared {
-		return nil
-	}
-	return w.root.sync(ctx, w.ref)
+	return nil
 }

@@ -10,21 +10,27 @@ import (
 	"github.com/ckptstore/ckptstore/storage/backend"
 )
 
-const (
-	pieceSize = 4 << 20 // bytes of one write
-	stepSize  = 1 << 18 // bytes that are copied and then digested, while they are in the cache
-)
+// stepSize is how many bytes are copied and then digested, while they are in the
+// cache.
+const stepSize = 1 << 18
 
-// pieceBuffers are of pieceSize.
-var pieceBuffers = sync.Pool{New: func() any {
-	b := backend.Buffer(pieceSize)
+// pieceBuffers are kept from one save to the next. Those of one size are all
+// there are, unless stores of different kinds are written.
+var pieceBuffers sync.Pool
+
+func pieceBuffer(size int) *[]byte {
+	if b, ok := pieceBuffers.Get().(*[]byte); ok && len(*b) == size {
+		return b
+	}
+	b := backend.Buffer(size)
 	return &b
-}}
+}
 
-// stream writes bytes to an upload at rising offsets, in aligned pieces. The
-// caller fills and digests one piece while others are written, as many at a
-// time as the backend has use for. Small items share a piece. Its memory does
-// not depend on how much is written.
+// stream writes bytes to an upload, in the pieces that suit it. The caller fills
+// and digests one piece while others are written, as many at a time as the
+// backend has use for. Small items share a piece. The first piece, which begins
+// with the header, is written last. Its memory does not depend on how much is
+// written.
 //
 //	caller    copy, digest │ copy, digest │ copy, digest │ copy, digest
 //	writer                 └── write ──────────┘└── write ────────┘
@@ -36,6 +42,8 @@ type stream struct {
 	to      backend.Upload
 	claim   *claim // of what the disk does not count yet; nil: it counts all of it
 	now     piece
+	head    piece // the first, once it is full
+	size    int   // of a piece
 	pieces  int
 	filled  chan piece
 	free    chan *[]byte
@@ -53,21 +61,25 @@ type piece struct {
 	off int64
 }
 
-// newStream writes from off on, which is a multiple of [backend.Align]. It must
-// be closed.
-func newStream(to backend.Upload, off int64, c *claim) *stream {
+// newStream writes a header and what follows it. It must be closed.
+func newStream(to backend.Upload, header []byte, c *claim) *stream {
 	depth := max(to.Depth(), 1)
 	s := &stream{
-		to: to, claim: c, now: piece{buf: pieceBuffers.Get().(*[]byte), off: off},
-		pieces: depth + 2, // one is filled, one waits
+		to: to, claim: c, size: to.Piece(),
+		pieces: depth + 3, // one is filled, one waits, and the first
 		failed: make(chan struct{}),
 	}
 	s.filled, s.free = make(chan piece, s.pieces), make(chan *[]byte, s.pieces)
-	for range s.pieces - 1 {
-		s.free <- pieceBuffers.Get().(*[]byte)
+	for range s.pieces {
+		s.free <- pieceBuffer(s.size)
 	}
+	s.now.buf = <-s.free
 	for range depth {
 		s.writers.Go(s.write)
+	}
+	for len(header) > 0 {
+		n, _ := s.take(header) // a write that fails is an error of the next call
+		header = header[len(n):]
 	}
 	return s
 }
@@ -76,26 +88,35 @@ func newStream(to backend.Upload, off int64, c *claim) *stream {
 // nobody waits for it.
 func (s *stream) write() {
 	for p := range s.filled {
-		select {
-		case <-s.failed:
-		default:
-			if _, err := s.to.WriteAt((*p.buf)[:p.n], p.off); err != nil {
-				s.once.Do(func() { s.err = err; close(s.failed) })
-			}
-			if s.claim != nil {
-				s.claim.use(int64(p.n))
-			}
-		}
+		s.put(p)
 		s.free <- p.buf
+	}
+}
+
+func (s *stream) put(p piece) {
+	select {
+	case <-s.failed:
+		return
+	default:
+	}
+	if _, err := s.to.WriteAt((*p.buf)[:p.n], p.off); err != nil {
+		s.once.Do(func() { s.err = err; close(s.failed) })
+	}
+	if s.claim != nil {
+		s.claim.use(int64(p.n))
 	}
 }
 
 // take copies the beginning of data, at most a step and as much as fits in the
 // present piece, and returns the copy.
 func (s *stream) take(data []byte) ([]byte, error) {
-	if s.now.n == pieceSize {
-		s.filled <- s.now
-		s.now = piece{buf: <-s.free, off: s.now.off + pieceSize}
+	if s.now.n == s.size {
+		if s.now.off == 0 {
+			s.head = s.now
+		} else {
+			s.filled <- s.now
+		}
+		s.now = piece{buf: <-s.free, off: s.now.off + int64(s.size)}
 		select {
 		case <-s.failed:
 			return nil, s.err
@@ -108,16 +129,23 @@ func (s *stream) take(data []byte) ([]byte, error) {
 	return into[:n], nil
 }
 
-// close writes the rest, waits for the writers, and is the error of the first
-// write that failed.
-func (s *stream) close() error {
-	if s.now.n > 0 {
+// close waits for the writers, and is the error of the first write that failed.
+// If whole is set it writes the rest, and then the first piece.
+func (s *stream) close(whole bool) error {
+	if s.now.off == 0 {
+		s.head, s.now = s.now, piece{}
+	}
+	if whole && s.now.n > 0 {
 		s.filled <- s.now
-	} else {
+	} else if s.now.buf != nil {
 		s.free <- s.now.buf
 	}
 	close(s.filled)
 	s.writers.Wait()
+	if whole && s.head.n > 0 {
+		s.put(s.head)
+	}
+	s.free <- s.head.buf
 	for range s.pieces {
 		pieceBuffers.Put(<-s.free)
 	}
@@ -128,7 +156,7 @@ func (s *stream) close() error {
 // report, whatever it made fail.
 func (s *stream) run(ctx context.Context, x index, order []int, src Source) error {
 	err := s.items(ctx, x, order, src)
-	if failed := s.close(); failed != nil {
+	if failed := s.close(err == nil); failed != nil {
 		return failed
 	}
 	return err

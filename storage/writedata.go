@@ -93,26 +93,36 @@ func (x index) encodedSize() int64 {
 // off has none. It fills in the digests and sums of x, whose index vouches for
 // the file from then on.
 func (w *FileWriter) writeFile(ctx context.Context, x index, order []int, header []byte, src Source, c *claim, u reuse) error {
-	up, err := w.root.b.Create(ctx, nameOf(w.ref, x.files[0].Name), x.files[0].Size, backend.Replace)
+	up, open, err := w.root.begin(ctx, nameOf(w.ref, x.files[0].Name), x.files[0].Size, c)
 	if err != nil {
 		return err
 	}
 	defer up.Abort()
-	if up.Reserved() {
-		c.use(x.files[0].Size)
-		c = nil
-	}
-	s := newStream(up, int64(len(header)), c)
-	if err := s.run(ctx, x, order, src); err != nil {
-		return fmt.Errorf("write %s: %w", w.root.path(w.ref, x.files[0].Name), err)
-	}
-	if _, err := up.WriteAt(header, 0); err != nil {
+	if err := newStream(up, header, open).run(ctx, x, order, src); err != nil {
 		return fmt.Errorf("write %s: %w", w.root.path(w.ref, x.files[0].Name), err)
 	}
 	if err := x.tie(u); err != nil {
 		return err
 	}
 	return up.Commit(ctx)
+}
+
+// begin creates a file for which room is claimed. Where the disk counts the file
+// as used from now on, that part of the claim is given back in the same moment,
+// so that nobody counts it twice; open is what of the claim the writes give back,
+// nil if nothing is left.
+func (r *Root) begin(ctx context.Context, name string, size int64, c *claim) (up backend.Upload, open *claim, err error) {
+	r.space.Lock()
+	defer r.space.Unlock()
+	if up, err = r.b.Create(ctx, name, size, backend.Replace); err != nil || !up.Reserved() {
+		return up, c, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	size = min(size, c.left)
+	c.left -= size
+	r.pending -= size
+	return up, nil, nil
 }
 
 // claim is what a write has yet to use of the space reserved for it.

@@ -39,14 +39,14 @@ type Backend interface {
 	// from then on; on return its name is durable.
 	MakeDir(ctx context.Context, dir string) error
 
-	// Create begins a file of size bytes. Too little room for it is an error
-	// with syscall.ENOSPC or EDQUOT, here if that can be known, before
-	// anything is written. Leftovers of an earlier upload of that name are
-	// replaced; two uploads of one name at the same time are the caller's
-	// mistake, unless mode is Exclusive and their bytes are the same.
+	// Create begins a file of size bytes, whose writes end with ctx. Too little
+	// room for it is an error with syscall.ENOSPC or EDQUOT, here if that can
+	// be known, before anything is written. Several uploads of one name, from
+	// several processes too, know nothing of each other: what has the name is
+	// always all of one of them.
 	Create(ctx context.Context, name string, size int64, mode Mode) (Upload, error)
 
-	// Open opens a file for reading.
+	// Open opens a file for reading, until ctx ends.
 	Open(ctx context.Context, name string) (Object, error)
 
 	// Stat looks at a file or directory. Where directories are not kept, a name
@@ -76,7 +76,9 @@ type Backend interface {
 	Usage(ctx context.Context) (Usage, error)
 }
 
-// Partial ends the names of files that are being written. They are never read.
+// Partial ends the names of files that are being written, which begin with the
+// name that they are to have. They are never read. One that was left by a crash
+// stays until it is removed, as its directory is.
 const Partial = ".tmp"
 
 // Mode says what is done about a name that is taken.
@@ -90,11 +92,16 @@ const (
 
 // Upload is a file that is being written.
 type Upload interface {
-	// WriteAt writes p at off. Runs that do not overlap may be written at the
-	// same time, as many as Depth says with profit. p is fastest from
-	// [Buffer], with off and its length multiples of Align. It is not changed,
-	// and not kept.
+	// WriteAt writes p at off: all of a file at once, or pieces of it, each
+	// once, in any order, and as many at the same time as Depth says with
+	// profit. A piece begins at a multiple of Piece and has so many bytes, but
+	// for the last. p is fastest from [Buffer]. It is not changed, and not
+	// kept.
 	WriteAt(p []byte, off int64) (int, error)
+
+	// Piece is the size of the writes that suit the backend, in bytes: the part
+	// of an upload in parts. It is a multiple of Align.
+	Piece() int
 
 	// Reserved reports whether the room for all of its bytes is taken already,
 	// so that Usage does not count it as free.
@@ -103,13 +110,11 @@ type Upload interface {
 	// Depth is how many writes at a time the backend can use.
 	Depth() int
 
-	// Commit makes the bytes durable and gives the file its name. Of the
-	// bytes that were not written nothing is known. After an error the upload
-	// is as after Abort.
+	// Commit makes the bytes durable, all of which were written, and gives the
+	// file its name. After an error the upload is as after Abort.
 	Commit(ctx context.Context) error
 
-	// Abort gives the upload up. What cannot be removed is overwritten by the
-	// next one of that name. After Commit or Abort it does nothing.
+	// Abort gives the upload up. After Commit or Abort it does nothing.
 	Abort()
 }
 

@@ -24,6 +24,7 @@ func Test(t *testing.T, open func(t testing.TB) backend.Backend) {
 		"replaced":   replaced,
 		"exclusive":  exclusive,
 		"one wins":   oneWins,
+		"beside":     beside,
 		"directory":  directory,
 		"removed":    removed,
 		"link":       link,
@@ -94,24 +95,27 @@ func want(t *testing.T, b backend.Backend, name string, data []byte) {
 	}
 }
 
-// sizes writes files in pieces, several at a time and in any order: aligned
-// ones, ends that are not, and others from memory that is not.
+// sizes writes files in pieces, several at a time and in any order, and at once.
 func sizes(t *testing.T, b backend.Backend) {
 	for _, size := range []int{0, 1, backend.Align - 1, backend.Align, 70_000, 1 << 20, 1<<20 + 3, 9<<20 + 4097} {
-		for _, piece := range []int{1 << 20, 12345} {
-			name := fmt.Sprintf("run/main/%d-%d", size, piece)
+		for _, whole := range []bool{false, true} {
+			name := fmt.Sprintf("run/main/%d-%v", size, whole)
 			data := noise(size)
 			u, err := b.Create(t.Context(), name, int64(size), backend.Replace)
 			if err != nil {
 				t.Fatal(err)
 			}
-			var pieces []int
-			for at := 0; at < size; at += piece {
-				pieces = append(pieces, at)
+			piece := u.Piece()
+			if whole {
+				piece = max(size, 1)
 			}
-			rand.Shuffle(len(pieces), func(i, j int) { pieces[i], pieces[j] = pieces[j], pieces[i] })
-			next := make(chan int, len(pieces))
-			for _, at := range pieces {
+			var starts []int
+			for at := 0; at < size; at += piece {
+				starts = append(starts, at)
+			}
+			rand.Shuffle(len(starts), func(i, j int) { starts[i], starts[j] = starts[j], starts[i] })
+			next := make(chan int, len(starts))
+			for _, at := range starts {
 				next <- at
 			}
 			close(next)
@@ -231,15 +235,23 @@ func exclusive(t *testing.T, b backend.Backend) {
 	}
 }
 
-// oneWins lets many make a file that only one can.
+// oneWins lets many write a file beside each other, of which one can have it.
 func oneWins(t *testing.T, b backend.Backend) {
+	data := noise(3 << 20)
 	var uploads []backend.Upload
 	for range 8 {
-		u, err := b.Create(t.Context(), "run/main/f", 0, backend.Exclusive)
+		u, err := b.Create(t.Context(), "run/main/f", int64(len(data)), backend.Exclusive)
 		if err != nil {
 			t.Fatal(err)
 		}
 		uploads = append(uploads, u)
+	}
+	for _, at := range pieces(uploads[0], len(data)) {
+		for _, u := range uploads {
+			if _, err := u.WriteAt(data[at:min(at+u.Piece(), len(data))], int64(at)); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	var won atomic.Int32
 	var g sync.WaitGroup
@@ -254,5 +266,71 @@ func oneWins(t *testing.T, b backend.Backend) {
 	if won.Load() != 1 {
 		t.Errorf("%d of %d have made it", won.Load(), len(uploads))
 	}
-	want(t, b, "run/main/f", nil)
+	want(t, b, "run/main/f", data)
+}
+
+// beside writes a file twice at the same time: what has the name is all of one
+// of them, whichever begins, writes, commits or gives up when.
+func beside(t *testing.T, b backend.Backend) {
+	const name, size = "run/main/f", 9 << 20
+	first, second := noise(size), noise(size + 1)[:size]
+	write := func(u backend.Upload, data []byte, part func(i int) bool) {
+		t.Helper()
+		for i, at := range pieces(u, size) {
+			if part(i) {
+				if _, err := u.WriteAt(data[at:min(at+u.Piece(), size)], int64(at)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	for _, mode := range []backend.Mode{backend.Replace, backend.Exclusive} {
+		if err := b.Remove(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		a, err := b.Create(t.Context(), name, size, mode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(a, first, func(i int) bool { return i == 0 })
+		c, err := b.Create(t.Context(), name, size, mode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(c, second, func(i int) bool { return i == 0 })
+		write(a, first, func(i int) bool { return i > 0 })
+		if err := a.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want(t, b, name, first)
+		write(c, second, func(i int) bool { return i > 0 })
+		want(t, b, name, first)
+		err = c.Commit(t.Context())
+		if mode == backend.Exclusive {
+			if !errors.Is(err, fs.ErrExist) {
+				t.Errorf("the second one: %v", err)
+			}
+			want(t, b, name, first)
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, b, name, second)
+		d, err := b.Create(t.Context(), name, size, mode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(d, first, func(i int) bool { return i == 0 })
+		d.Abort()
+		want(t, b, name, second)
+	}
+}
+
+// pieces is where the pieces of an upload begin.
+func pieces(u backend.Upload, size int) (at []int) {
+	for off := 0; off < size; off += u.Piece() {
+		at = append(at, off)
+	}
+	return at
 }

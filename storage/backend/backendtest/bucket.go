@@ -131,7 +131,7 @@ func (b *Bucket) Create(ctx context.Context, name string, size int64, mode backe
 	if err := check(ctx, name); err != nil {
 		return nil, err
 	}
-	return &upload{b: b, name: name, mode: mode, data: make([]byte, size)}, nil
+	return &upload{b: b, name: name, mode: mode, data: make([]byte, size), written: map[int64]bool{}}, nil
 }
 
 // upload is a file in parts.
@@ -140,9 +140,10 @@ type upload struct {
 	name string
 	mode backend.Mode
 
-	mu    sync.Mutex
-	data  []byte
-	ended bool
+	mu      sync.Mutex
+	data    []byte
+	written map[int64]bool // where pieces begin
+	ended   bool
 }
 
 // WriteAt implements [backend.Upload].
@@ -152,8 +153,19 @@ func (u *upload) WriteAt(p []byte, off int64) (int, error) {
 	if u.ended || off < 0 || off+int64(len(p)) > int64(len(u.data)) {
 		return 0, fmt.Errorf("write %d bytes at %d of %s: it has %d, or has ended", len(p), off, path.Base(u.name), len(u.data))
 	}
+	whole, last := len(p) == len(u.data), off+int64(len(p)) == int64(len(u.data))
+	if off%piece != 0 || !whole && !last && len(p) != piece || !whole && len(p) > piece || u.written[off] {
+		return 0, fmt.Errorf("write %d bytes at %d of %s: a piece has %d, but for the last, and is written once", len(p), off, path.Base(u.name), piece)
+	}
+	u.written[off] = true
 	return copy(u.data[off:], p), nil
 }
+
+// piece is less than that of a real store, so that small files have several.
+const piece = 256 << 10
+
+// Piece implements [backend.Upload].
+func (u *upload) Piece() int { return piece }
 
 // Reserved implements [backend.Upload].
 func (u *upload) Reserved() bool { return false }
@@ -171,6 +183,9 @@ func (u *upload) Commit(ctx context.Context) error {
 	u.ended = true
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if len(u.written) == 0 && len(u.data) > 0 {
+		return fmt.Errorf("commit: nothing of %s was written", path.Base(u.name))
 	}
 	u.b.mu.Lock()
 	defer u.b.mu.Unlock()

@@ -1,7 +1,7 @@
 // Package local keeps the files of checkpoints in a directory, on a disk or on
 // NFS. It is made for [vfs.FS], so that tests can crash the disk below it.
 //
-//	Create   opens NAME.tmp, and reserves its blocks where the filesystem can:
+//	Create   opens NAME.RANDOM.tmp, and reserves its blocks where the filesystem can:
 //	         a full disk, or a quota, is found out before anything is written
 //	WriteAt  goes past the page cache where the filesystem has that: see upload.go
 //	Commit   fsync, then rename; an exclusive one links instead, which never
@@ -174,10 +174,7 @@ func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string, mode ba
 	}
 	name := path
 	if mode == backend.Replace {
-		name += ".link" + backend.Partial
-		if err := disk.Gone(d.fs.Remove(name)); err != nil {
-			return err
-		}
+		name = partial(path)
 	}
 	err = d.fs.Link(old, name)
 	// What the kernel says of FAT, of some network filesystems, of a file with
@@ -189,6 +186,9 @@ func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string, mode ba
 	}
 	if err == nil && mode == backend.Replace {
 		err = d.fs.Rename(name, path)
+		// It is still there after an error, and where both were names of one
+		// file. What cannot be removed goes with its directory.
+		_ = d.fs.Remove(name)
 	}
 	return disk.NoSpace(err)
 }

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -26,6 +26,7 @@ import (
 // blocks were not reserved.
 const (
 	smallFile   = 1 << 20 // below, the page cache is faster
+	pieceSize   = 4 << 20
 	directDepth = 2
 )
 
@@ -49,14 +50,7 @@ func (d *Dir) Create(ctx context.Context, name string, size int64, mode backend.
 	if err != nil {
 		return nil, err
 	}
-	u := &upload{d: d, path: path, temp: path + backend.Partial, mode: mode}
-	if mode == backend.Exclusive {
-		// Several processes may write the same at once.
-		u.temp = fmt.Sprintf("%s.%d%s", path, os.Getpid(), backend.Partial)
-	}
-	if err := disk.Gone(d.fs.Remove(u.temp)); err != nil {
-		return nil, fmt.Errorf("remove the leftover %s: %w", u.temp, err)
-	}
+	u := &upload{d: d, path: path, temp: partial(path), mode: mode}
 	if u.file, err = d.fs.OpenReadWrite(u.temp, vfs.WriteCategoryUnspecified); err != nil {
 		return nil, fmt.Errorf("create %s: %w", u.temp, disk.NoSpace(err))
 	}
@@ -70,6 +64,13 @@ func (d *Dir) Create(ctx context.Context, name string, size int64, mode backend.
 		}
 	}
 	return u, nil
+}
+
+// partial is a name that no other upload has, of this process or another, on
+// this machine or another: who writes under a name that is his alone can give no
+// other's bytes the name that all see.
+func partial(path string) string {
+	return fmt.Sprintf("%s.%016x%s", path, rand.Uint64(), backend.Partial)
 }
 
 // reserve gives a file its blocks. Where that cannot be asked for, a full disk
@@ -105,6 +106,10 @@ func direct(files vfs.FS, path string) vfs.File {
 	_ = f.Close() // nothing was written to it
 	return nil
 }
+
+// Piece implements [backend.Upload]. Writes of any other size, anywhere, are
+// taken as well.
+func (u *upload) Piece() int { return pieceSize }
 
 // Depth implements [backend.Upload].
 func (u *upload) Depth() int {
