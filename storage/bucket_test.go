@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -75,14 +78,19 @@ func TestBucket(t *testing.T) {
 // reserving is a disk that gives a file its blocks when it is created.
 type reserving struct {
 	*backendtest.Bucket
+	mu   sync.Mutex
 	free uint64
 }
 
 func (r *reserving) Usage(context.Context) (backend.Usage, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	return backend.Usage{Free: r.free, Size: 1 << 40}, nil
 }
 
 func (r *reserving) Create(ctx context.Context, name string, size int64, mode backend.Mode) (backend.Upload, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	u, err := r.Bucket.Create(ctx, name, size, mode)
 	r.free -= uint64(size)
 	return reservedUpload{u}, err
@@ -116,5 +124,55 @@ func TestReserved(t *testing.T) {
 	}
 	if _, err := w.WriteData(t.Context(), 2, m.layout.Items(0), m.source(0)); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("a third rank, which does not fit: %v", err)
+	}
+}
+
+// slowReserving begins another write when a file has its blocks and nobody has
+// been told yet.
+type slowReserving struct {
+	*reserving
+	first atomic.Bool
+	then  func()
+}
+
+func (r *slowReserving) Create(ctx context.Context, name string, size int64, mode backend.Mode) (backend.Upload, error) {
+	u, err := r.reserving.Create(ctx, name, size, mode)
+	if !r.first.Swap(true) {
+		r.then()
+	}
+	return u, err
+}
+
+// TestReservedOnce counts the room of a file once also in the moment in which
+// the disk gives it: ranks begin to write at the same time.
+func TestReservedOnce(t *testing.T) {
+	m := newModel()
+	m.full(0, "w", tensor.Uint8, 1<<20)
+	m.full(1, "v", tensor.Uint8, 1<<20)
+	disk := &slowReserving{reserving: &reserving{Bucket: backendtest.NewBucket(), free: 5 << 19}}
+	root := storage.OpenBackend(disk, vfs.NewMem())
+	root.OfStore("store-1")
+	w := root.Writer(ref)
+	if err := w.SetUp(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	second := make(chan error, 1)
+	disk.then = func() { // of the first file
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, err := w.WriteData(t.Context(), 1, m.layout.Items(1), m.source(1))
+			second <- err
+		}()
+		select {
+		case <-ended: // it did not wait
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	if _, err := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-second; err != nil {
+		t.Errorf("the second rank: %v", err)
 	}
 }
