@@ -145,7 +145,7 @@ type openedBase struct {
 func (w *FileWriter) openBases(ctx context.Context, rank int, items []plan.Item) openedBases {
 	var out openedBases
 	for _, of := range w.bases {
-		if of.Ref == w.ref || ctx.Err() != nil {
+		if of.Ref == w.ref || ctx.Err() != nil || w.root.linkless.Load() {
 			continue
 		}
 		b, err := w.root.base(ctx, of)

@@ -57,6 +57,23 @@ func TestBucket(t *testing.T) {
 	if err != nil || written.BytesReused != 0 || said != 1 {
 		t.Errorf("written %+v, %v; said %d times why", written, err, said)
 	}
+	// Nothing is looked for a second time in vain.
+	third := ref
+	third.Checkpoint = "step-300.a1"
+	if w = root.Writer(third).Reusing(func(error) { said++ }, storage.Base{Ref: ref, Manifest: receipt.Manifest}); w.SetUp(t.Context(), true) != nil {
+		t.Fatal("set up")
+	}
+	asked := 0
+	_, err = w.WriteData(t.Context(), 0, m.layout.Items(0), source(func(i int) ([]byte, error) {
+		asked++
+		return m.source(0).Item(i)
+	}))
+	if large := 1; err != nil || said != 1 || asked != len(m.layout.Items(0))+large { // and its first block, for tied ones
+		t.Errorf("asked %d times, said %d times, %v", asked, said, err)
+	}
+	if err := root.Remove(t.Context(), third); err != nil {
+		t.Fatal(err)
+	}
 
 	if err := root.RemoveCommitted(t.Context(), ref); err != nil {
 		t.Fatal(err)

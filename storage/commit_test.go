@@ -276,11 +276,11 @@ func TestNoSpace(t *testing.T) {
 	}
 	// What would fit, but leave less than must stay free, is refused too.
 	fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 3 << 20, TotalBytes: 1 << 40})
-	root.KeepFree(2 << 20)
+	root.KeepFree(func(storage.Usage) int64 { return 2 << 20 })
 	if _, err := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0)); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("with 3 MiB free and 2 MiB to keep: %v", err)
 	}
-	root.KeepFree(0)
+	root.KeepFree(func(storage.Usage) int64 { return 0 })
 	fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 20, TotalBytes: 1 << 40})
 	before := fs.String()
 	var full *storage.NoSpaceError

@@ -237,7 +237,7 @@ func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Repor
 		known: map[string]bool{}, broken: map[int]bool{}, together: NewTogether(),
 	}
 	var g errgroup.Group
-	g.SetLimit(verifiers())
+	g.SetLimit(readers())
 	for _, want := range f.manifest.Ranks {
 		// The sums that are found are of no use to anyone.
 		x := *f.ranks[want.Rank].index

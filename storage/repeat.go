@@ -47,7 +47,10 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []plan.Item, 
 	if missing, extra := x.compare(items); len(missing)+len(extra) > 0 {
 		return refuse()
 	}
-	if err := w.root.checkFiles(ctx, w.ref, &x); err != nil && !sealed {
+	if err := w.root.checkFiles(ctx, w.ref, &x); err != nil {
+		if sealed {
+			return Written{}, false, err
+		}
 		return Written{}, false, nil // cut off before all names were durable
 	}
 	same, err := x.holds(ctx, items, src)

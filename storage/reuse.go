@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/crc32"
 
@@ -130,6 +131,9 @@ func (w *FileWriter) reuse(ctx context.Context, rank int, items []plan.Item, src
 				return reuse{}, err
 			}
 			if err := w.link(ctx, f, u, n); err != nil {
+				if errors.Is(err, errors.ErrUnsupported) {
+					w.root.linkless.Store(true)
+				}
 				w.unusable(fmt.Errorf("%s is not reused, its chunks are written again: %w", w.root.b.Path(f.from), err))
 				unfit[f.from], again = true, true
 			}

@@ -8,6 +8,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/storage/backend"
 	"github.com/ckptstore/ckptstore/storage/backend/local"
@@ -25,8 +26,9 @@ type Root struct {
 	pending int64             // bytes that running WriteData calls have yet to write
 	keep    func(Usage) int64 // bytes that they leave free; nil: none
 
-	reuse sync.Mutex
-	bases []*base // whose indexes are kept, the latest used first
+	reuse    sync.Mutex
+	bases    []*base     // whose indexes are kept, the latest used first
+	linkless atomic.Bool // no link can be made here, so that looking for what is equal is in vain
 
 	tell sync.Mutex
 	told map[Ref]bool // refs that were told to say
@@ -166,14 +168,9 @@ func (r *Root) Free(ctx context.Context) (bytes uint64, err error) {
 	return u.Free, err
 }
 
-// KeepFree makes WriteData refuse what would leave less than bytes free: a
+// KeepFree makes WriteData refuse what would leave less free than keep says: a
 // disk that saves have filled has no room for the log that says so.
-func (r *Root) KeepFree(bytes int64) {
-	r.KeepFreeOf(func(Usage) int64 { return bytes })
-}
-
-// KeepFreeOf is [Root.KeepFree] with bytes that depend on the disk.
-func (r *Root) KeepFreeOf(keep func(Usage) (bytes int64)) {
+func (r *Root) KeepFree(keep func(Usage) (bytes int64)) {
 	r.space.Lock()
 	defer r.space.Unlock()
 	r.keep = keep

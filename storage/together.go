@@ -22,7 +22,7 @@ type Together struct {
 
 // NewTogether begins a round.
 func NewTogether() *Together {
-	return &Together{reading: make(chan struct{}, verifiers()), seen: map[chunkPlace]*seenChunk{}}
+	return &Together{reading: make(chan struct{}, readers()), seen: map[chunkPlace]*seenChunk{}}
 }
 
 // Each calls do for 0 to n-1, a few at a time, until one of them fails.

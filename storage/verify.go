@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"runtime"
 	"slices"
 	"sync"
 
@@ -165,7 +164,7 @@ func (v *verifier) run(ctx context.Context, digest plan.Digest) error {
 		digest = receipt.Manifest
 	}
 	var g errgroup.Group
-	g.SetLimit(verifiers())
+	g.SetLimit(readers())
 	if m := v.manifest(ctx, digest, receipt); m != nil {
 		items := itemsByRank(m.Layout)
 		for _, rank := range m.Ranks {
@@ -288,6 +287,3 @@ func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *
 		v.data(ctx, g, &x, i)
 	}
 }
-
-// verifiers is how many chunks are read at a time: some wait for the disk.
-func verifiers() int { return runtime.GOMAXPROCS(0) + 2 }

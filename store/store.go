@@ -168,7 +168,7 @@ func (s *Store) openData(data, blobs string) (err error) {
 		return err
 	}
 	s.Data.OfStore(s.ID, s.formerly...)
-	s.Data.KeepFreeOf(keepOfSaves)
+	s.Data.KeepFree(keepOfSaves)
 	s.Data.OnUnverified(func(ref storage.Ref) {
 		s.opts.Logger.Warn("adopted files are read whose digests are not learned yet: damage of them would not be noticed; `ckptstore verify` learns them", "checkpoint", ref.String())
 	})

@@ -177,9 +177,9 @@ func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string, mode ba
 		name = partial(path)
 	}
 	err = d.fs.Link(old, name)
-	// What the kernel says of FAT, of some network filesystems, of a file with
-	// as many links as there can be, and of another disk.
-	for _, unable := range []error{syscall.EPERM, syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EMLINK, syscall.EXDEV} {
+	// What the kernel says of filesystems without links, and of another disk. It
+	// says EPERM of some as well, but also of one file that is another user's.
+	for _, unable := range []error{syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EXDEV} {
 		if errors.Is(err, unable) {
 			return fmt.Errorf("link %s to %s: %w: %w", old, path, errors.ErrUnsupported, err)
 		}
