@@ -105,7 +105,7 @@ func parseRange(text string, n int64) (off, size int64, keep bool, err error) {
 		return 0, 0, false, err
 	}
 	if step != 1 {
-		return 0, 0, false, fmt.Errorf("a step of %d is not supported: leave it out, and take every %dth element of what is read", step, step)
+		return 0, 0, false, fmt.Errorf("a step of %d is not supported: leave it out, and take one in %d of what is read", step, step)
 	}
 	start, err := number(0, 0)
 	if err != nil {
