@@ -132,7 +132,7 @@ func (h holder) at() string { return nameOf(h.ref, h.name) }
 
 // file repairs one data file, wherever it has names.
 func (p *repair) file(ctx context.Context, ref Ref, name string) error {
-	here, link := holder{ref, name}, linkName(ref, name)
+	here, link, path := holder{ref, name}, linkName(ref, name), p.root.path(ref, name)
 	if p.done[here] {
 		return nil
 	}
@@ -161,6 +161,7 @@ func (p *repair) file(ctx context.Context, ref Ref, name string) error {
 		if err := p.replace(ctx, here, *whole); err != nil {
 			return err
 		}
+		delete(p.poor, path)
 	case unopened != nil && !errors.Is(unopened, fs.ErrNotExist):
 		return unopened
 	default:
@@ -168,6 +169,7 @@ func (p *repair) file(ctx context.Context, ref Ref, name string) error {
 		if err != nil || !made.ok {
 			return err
 		}
+		delete(p.poor, path)
 		if ok, err := known.whole(ctx, p.root, here.at(), made.lost...); err != nil {
 			return err
 		} else if !ok {
@@ -177,7 +179,6 @@ func (p *repair) file(ctx context.Context, ref Ref, name string) error {
 		fixed.Chunks, whole, lost = made.chunks, &here, made.lost
 	}
 	p.done[here] = true
-	delete(p.poor, p.root.path(here.ref, here.name))
 	if err := p.relink(ctx, same, *whole, &fixed); err != nil {
 		return err
 	}
