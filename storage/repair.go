@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage/backend"
-	"github.com/ckptstore/ckptstore/storage/disk"
 )
 
 // Target is a committed checkpoint.
@@ -68,11 +67,18 @@ type Repairs struct {
 //
 // Of each such file a new one is written under a temporary name, compared with
 // the digests, synced, and given the name. Directories that have a link to the
-// damaged file get one to the new one. After a crash each has the one or the
-// other, and the same call goes on. Manifests, indexes, receipts and adopted
-// files are left as they are.
+// damaged file get one to the new one, also those that a save makes meanwhile.
+// The new file is read again before that. After a crash each directory has the
+// one or the other, and the same call goes on. Manifests, indexes, receipts and
+// adopted files are left as they are.
+//
+// Two repairs of the same data at a time are the caller's mistake: they would
+// take each other's files for damaged ones.
 func (r *Root) Repair(ctx context.Context, damaged map[Ref][]string, all []Target, sources ...ChunkSource) (Repairs, error) {
-	p := &repair{root: r, all: all, sources: sources, done: map[holder]bool{}}
+	p := &repair{root: r, all: all, sources: sources, done: map[holder]bool{}, poor: map[string]map[donorAt]bool{}}
+	if err := p.survey(ctx, damaged); err != nil {
+		return p.out, fmt.Errorf("repair: %w", err)
+	}
 	refs := make([]Ref, 0, len(damaged))
 	for ref := range damaged {
 		refs = append(refs, ref)
@@ -99,7 +105,11 @@ type repair struct {
 	root    *Root
 	all     []Target
 	sources []ChunkSource
-	done    map[holder]bool // names that were repaired with another one
+	known   map[string]*knowledge       // of the damaged files, by the name where they are linked in
+	places  map[content][]donorPlace    // of what is in them
+	holders map[string][]holder         // of the damaged files, when the call began
+	done    map[holder]bool             // names that were repaired with another one
+	poor    map[string]map[donorAt]bool // places, by path, that have other bytes than they should
 	out     Repairs
 }
 
@@ -122,122 +132,57 @@ func (h holder) at() string { return nameOf(h.ref, h.name) }
 
 // file repairs one data file, wherever it has names.
 func (p *repair) file(ctx context.Context, ref Ref, name string) error {
-	here := holder{ref, name}
+	here, link, path := holder{ref, name}, linkName(ref, name), p.root.path(ref, name)
 	if p.done[here] {
 		return nil
 	}
-	if !strings.HasSuffix(name, dataSuffix) && !isLink(name) {
+	if !hasData(name) {
 		p.left(ref, name, nil, "only the bytes of tensors and values have copies: put the file back from a backup, or delete the checkpoint and resume from another")
 		return nil
 	}
-	known, err := p.knowledge(ctx, linkName(ref, name))
-	if err != nil {
-		return err
-	}
+	known := p.known[link]
 	if len(known.entries) == 0 && known.header == nil {
 		p.left(ref, name, nil, "no index that can be read says what it holds: put the file or the index back from a backup")
 		return nil
 	}
-	holders, err := p.holders(ctx, linkName(ref, name))
+	same, whole, err := p.sort(ctx, here, p.holders[link], known)
 	if err != nil {
 		return err
 	}
-	same, whole, err := p.sort(ctx, here, holders, known)
-	if err != nil {
-		return err
+	old, unopened := p.root.b.Open(ctx, here.at())
+	if old != nil {
+		defer func() { _ = old.Close() }() // nothing was written to it
 	}
 	fixed := RepairedFile{Ref: ref, File: name}
-	if whole != nil {
+	var lost []*entry
+	switch {
+	case whole != nil:
 		fixed.From = p.root.path(whole.ref, whole.name)
 		if err := p.replace(ctx, here, *whole); err != nil {
 			return err
 		}
-	} else {
-		chunks, ok, err := p.write(ctx, here, known)
-		if err != nil || !ok {
+		delete(p.poor, path)
+	case unopened != nil && !errors.Is(unopened, fs.ErrNotExist):
+		return unopened
+	default:
+		made, err := p.write(ctx, here, known, old)
+		if err != nil || !made.ok {
 			return err
 		}
-		fixed.Chunks, whole = chunks, &here
-	}
-	for _, h := range same {
-		if err := p.replace(ctx, h, *whole); err != nil {
+		delete(p.poor, path)
+		if ok, err := known.whole(ctx, p.root, here.at(), made.lost...); err != nil {
 			return err
+		} else if !ok {
+			p.left(ref, name, nil, "it was written anew, and other bytes are read from it than were written: look at the disk's health and the kernel's log, then run the command again")
+			return nil
 		}
-		p.done[h] = true
-		fixed.Links = append(fixed.Links, p.root.path(h.ref, h.name))
+		fixed.Chunks, whole, lost = made.chunks, &here, made.lost
 	}
 	p.done[here] = true
+	if err := p.relink(ctx, same, *whole, &fixed); err != nil {
+		return err
+	}
 	p.out.Files = append(p.out.Files, fixed)
-	return nil
-}
-
-// holders are the names of a file in all directories, also of saves that are not
-// committed, by the name that it has where it is linked in.
-func (p *repair) holders(ctx context.Context, link string) (list []holder, err error) {
-	var errs []error
-	err = p.root.walk(ctx, func(ref Ref) {
-		names, err := p.root.b.List(ctx, nameOf(ref))
-		if err != nil {
-			errs = append(errs, disk.Gone(err)) // a directory may go meanwhile
-			return
-		}
-		for _, name := range names {
-			if (isLink(name) || strings.HasSuffix(name, dataSuffix)) && linkName(ref, name) == link {
-				list = append(list, holder{ref, name})
-			}
-		}
-	})
-	return list, errors.Join(append(errs, err)...)
-}
-
-// sort finds the other names of the damaged file, and a whole file of which the
-// damaged one was a link once.
-func (p *repair) sort(ctx context.Context, here holder, holders []holder, known *knowledge) (same []holder, whole *holder, err error) {
-	for _, h := range holders {
-		if h == here {
-			continue
-		}
-		one, err := p.one(ctx, here.at(), h.at())
-		if err != nil {
-			return nil, nil, err
-		}
-		if one {
-			same = append(same, h)
-			continue
-		}
-		if whole == nil {
-			ok, err := known.whole(ctx, p.root, h.at())
-			if err != nil {
-				return nil, nil, err
-			}
-			if ok {
-				whole = &h
-			}
-		}
-	}
-	return same, whole, nil
-}
-
-// one reports whether two names are those of one file.
-func (p *repair) one(ctx context.Context, a, b string) (bool, error) {
-	x, err := p.root.b.Stat(ctx, a)
-	if err != nil {
-		return false, disk.Gone(err)
-	}
-	y, err := p.root.b.Stat(ctx, b)
-	if err != nil {
-		return false, disk.Gone(err)
-	}
-	if x.ID != (backend.FileID{}) {
-		return x.ID == y.ID, nil
-	}
-	return sameFile(ctx, p.root.b, a, p.root.b, b) == nil, nil
-}
-
-// replace makes a name one of a file that is whole, in one step.
-func (p *repair) replace(ctx context.Context, name, whole holder) error {
-	if err := p.root.b.Link(ctx, whole.at(), name.at(), backend.Replace); err != nil {
-		return fmt.Errorf("link the repaired file to %s: %w", p.root.path(name.ref, name.name), err)
-	}
-	return p.root.sync(ctx, name.ref)
+	f := followed{here: here, whole: *whole, link: link, known: known, lost: lost}
+	return p.follow(ctx, f, old, &p.out.Files[len(p.out.Files)-1])
 }

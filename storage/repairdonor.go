@@ -12,9 +12,16 @@ import (
 
 // donorPlace is a chunk in a file that should have the bytes of another.
 type donorPlace struct {
-	ref   Ref
-	index *index
-	entry *entry
+	ref    Ref
+	index  *index // without its entries
+	file   int    // of the index
+	offset int64
+}
+
+// donorAt is a place in a file, and what should be there.
+type donorAt struct {
+	offset int64
+	digest plan.Digest
 }
 
 // donor has the bytes of a damaged chunk.
@@ -25,54 +32,28 @@ type donor struct {
 	from   string
 }
 
-// donors are the places of all chunks that are equal to damaged ones, by what
-// they have in common.
-func (p *repair) donors(ctx context.Context, bad []*entry, k *knowledge) (map[content][]donorPlace, error) {
-	if len(bad) == 0 {
-		return nil, nil
-	}
-	wanted := map[content]bool{}
-	for _, e := range bad {
-		wanted[contentOf(e.item, e.digest)] = true
-	}
-	places := map[content][]donorPlace{}
-	err := p.indexes(ctx, func(ref Ref, x *index) error {
-		for i := range x.entries {
-			e := &x.entries[i]
-			c := contentOf(e.item, e.digest)
-			if !wanted[c] || !e.learned() || e.strides != nil {
-				continue
-			}
-			places[c] = append(places[c], donorPlace{ref, x, e})
-		}
-		return nil
-	})
-	return places, err
-}
-
 // donor finds a place, or a source, that has the bytes of a chunk. The damaged
-// place is among those that are tried, and has others.
-func (p *repair) donor(ctx context.Context, e *entry, places []donorPlace) (donor, bool, error) {
-	tried := map[string]bool{}
-	for _, at := range places {
-		path := checkpointFiles{p.root, at.ref}.path(at.index, at.entry.file)
-		key := fmt.Sprint(path, " ", at.entry.offset)
-		if tried[key] {
+// place is among those that are tried, and has others. What a place has is
+// looked at once, unless its file is repaired.
+func (p *repair) donor(ctx context.Context, e *entry) (donor, bool, error) {
+	what := contentOf(e.item, e.digest)
+	for _, at := range p.places[what] {
+		path := checkpointFiles{p.root, at.ref}.path(at.index, at.file)
+		key := donorAt{at.offset, e.digest}
+		if p.poor[path][key] {
 			continue
 		}
-		tried[key] = true
-		f, err := p.root.openDonor(ctx, at)
-		if err != nil {
-			continue // it is damaged too, and a finding of its checkpoint
-		}
-		ok, err := holds(ctx, f, e, at.entry.offset)
-		_ = f.Close() // nothing was written to it
+		ok, err := p.has(ctx, at, e)
 		if err != nil {
 			return donor{}, false, err
 		}
 		if ok {
 			return donor{root: p.root, place: at, from: path}, true, nil
 		}
+		if p.poor[path] == nil {
+			p.poor[path] = map[donorAt]bool{}
+		}
+		p.poor[path][key] = true
 	}
 	for _, s := range p.sources {
 		data, from, err := s.Chunk(ctx, e.item, e.digest)
@@ -86,14 +67,25 @@ func (p *repair) donor(ctx context.Context, e *entry, places []donorPlace) (dono
 	return donor{}, false, nil
 }
 
+// has reports whether a place has the bytes that it should have.
+func (p *repair) has(ctx context.Context, at donorPlace, e *entry) (bool, error) {
+	f, err := p.root.openDonor(ctx, at)
+	if err != nil {
+		return false, ctx.Err() // it is damaged too, and a finding of its checkpoint
+	}
+	ok, err := holds(ctx, f, e, at.offset)
+	_ = f.Close() // nothing was written to it
+	return ok, err
+}
+
 func (r *Root) openDonor(ctx context.Context, at donorPlace) (backend.Object, error) {
-	f, err := checkpointFiles{r, at.ref}.open(ctx, at.index, at.entry.file)
+	f, err := checkpointFiles{r, at.ref}.open(ctx, at.index, at.file)
 	if err != nil || !at.index.adopted() {
 		return f, err
 	}
 	info, err := f.Stat()
 	if err == nil {
-		err = at.index.unchanged(at.entry.file, info)
+		err = at.index.unchanged(at.file, info)
 	}
 	if err != nil {
 		_ = f.Close() // nothing was written to it
@@ -110,7 +102,7 @@ func (d donor) copyTo(ctx context.Context, to io.WriterAt, e *entry) error {
 			return err
 		}
 		defer func() { _ = from.Close() }() // nothing was written to it
-		return copyChunk(ctx, to, e.offset, io.NewSectionReader(from, d.place.entry.offset, e.item.Bytes), e)
+		return copyChunk(ctx, to, e.offset, io.NewSectionReader(from, d.place.offset, e.item.Bytes), e)
 	}
 	data, _, err := d.source.Chunk(ctx, e.item, e.digest)
 	if err == nil && int64(len(data)) != e.item.Bytes {

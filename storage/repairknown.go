@@ -22,32 +22,80 @@ type knowledge struct {
 	header  []byte   // nil when the checkpoint that wrote the file is gone
 }
 
-// knowledge reads every index that names a file, given by the name that it has
-// where it is linked in.
-func (p *repair) knowledge(ctx context.Context, link string) (*knowledge, error) {
-	k := &knowledge{}
-	seen := map[int64]bool{}
-	err := p.indexes(ctx, func(ref Ref, x *index) error {
+// survey finds what there is to know of all damaged files: their names, what the
+// indexes say of them, and where else that is. It reads every index twice,
+// however many files there are, and keeps none.
+func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err error) {
+	p.known, p.places = map[string]*knowledge{}, map[content][]donorPlace{}
+	for ref, names := range damaged {
+		for _, name := range names {
+			if hasData(name) {
+				p.known[linkName(ref, name)] = &knowledge{}
+			}
+		}
+	}
+	if len(p.known) == 0 {
+		return nil
+	}
+	if p.holders, err = p.held(ctx, func(link string) bool { return p.known[link] != nil }); err != nil {
+		return err
+	}
+	seen := map[string]map[int64]bool{}
+	if err := p.indexes(ctx, func(ref Ref, x *index) error {
 		for n, f := range x.files {
-			if x.adopted() || linkName(ref, f.Name) != link {
+			if x.adopted() {
+				break
+			}
+			link := linkName(ref, f.Name)
+			k := p.known[link]
+			if k == nil {
 				continue
 			}
-			k.size = f.Size
-			if n == 0 {
-				k.header = x.header()
+			if seen[link] == nil {
+				seen[link] = map[int64]bool{}
 			}
-			for i := range x.entries {
-				e := &x.entries[i]
-				if e.file == n && e.item.Bytes > 0 && !seen[e.offset] {
-					seen[e.offset] = true
-					k.entries = append(k.entries, e)
-				}
+			k.learn(x, n, seen[link])
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	for _, k := range p.known {
+		slices.SortFunc(k.entries, func(a, b *entry) int { return cmp.Compare(a.offset, b.offset) })
+		for _, e := range k.entries {
+			p.places[contentOf(e.item, e.digest)] = nil
+		}
+	}
+	return p.indexes(ctx, func(ref Ref, x *index) error {
+		at := *x
+		at.entries = nil
+		for i := range x.entries {
+			e := &x.entries[i]
+			if !e.learned() || e.strides != nil {
+				continue
+			}
+			c := contentOf(e.item, e.digest)
+			if places, wanted := p.places[c]; wanted {
+				p.places[c] = append(places, donorPlace{ref, &at, e.file, e.offset})
 			}
 		}
 		return nil
 	})
-	slices.SortFunc(k.entries, func(a, b *entry) int { return cmp.Compare(a.offset, b.offset) })
-	return k, err
+}
+
+// learn adds what an index says of its n-th file.
+func (k *knowledge) learn(x *index, n int, seen map[int64]bool) {
+	k.size = x.files[n].Size
+	if n == 0 {
+		k.header = x.header()
+	}
+	for _, e := range x.entries {
+		if e.file == n && e.item.Bytes > 0 && !seen[e.offset] {
+			seen[e.offset] = true
+			e.sums = nil // the digest is enough
+			k.entries = append(k.entries, &e)
+		}
+	}
 }
 
 // header is that of a rank's own data file; nil if the index gives none of this
@@ -107,8 +155,8 @@ func unreadable(err error) bool {
 	return errors.As(err, &corrupt) || errors.Is(err, fs.ErrNotExist)
 }
 
-// whole reports whether a file is as all indexes say.
-func (k *knowledge) whole(ctx context.Context, r *Root, name string) (bool, error) {
+// whole reports whether a file is as all indexes say, but for some entries.
+func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*entry) (bool, error) {
 	f, err := r.b.Open(ctx, name)
 	if err != nil {
 		return false, ctx.Err()
@@ -122,6 +170,9 @@ func (k *knowledge) whole(ctx context.Context, r *Root, name string) (bool, erro
 		return false, err
 	}
 	for _, e := range k.entries {
+		if slices.Contains(but, e) {
+			continue
+		}
 		if ok, err := holds(ctx, f, e, e.offset); !ok || err != nil {
 			return false, err
 		}

@@ -2,10 +2,8 @@ package storage
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"slices"
 
 	"github.com/zeebo/blake3"
@@ -16,51 +14,50 @@ import (
 
 const dataSuffix = ".safetensors"
 
-// write makes a whole file of a damaged one, under its name. It reports false,
-// and leaves everything as it is, if nothing would be better afterwards.
-func (p *repair) write(ctx context.Context, here holder, k *knowledge) (chunks []RepairedChunk, ok bool, err error) {
-	old, err := p.root.b.Open(ctx, here.at())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, false, err
-	}
-	if old != nil {
-		defer func() { _ = old.Close() }() // nothing was written to it
-	}
+// rewritten is a file that was made of a damaged one.
+type rewritten struct {
+	ok     bool
+	chunks []RepairedChunk
+	lost   []*entry // that are damaged in it too
+}
+
+// write makes a whole file of a damaged one, nil if it is gone, under its name.
+// It is not ok, and everything is as it was, if nothing would be better
+// afterwards.
+func (p *repair) write(ctx context.Context, here holder, k *knowledge, old backend.Object) (out rewritten, err error) {
 	header, err := k.headerOf(old)
 	if err != nil || header == nil {
 		p.left(here.ref, here.name, nil, "its header is damaged, and the checkpoint that wrote it is gone: put the file back from a backup")
-		return nil, false, ctx.Err()
+		return rewritten{}, ctx.Err()
 	}
 	bad, err := k.damaged(ctx, old)
 	if err != nil {
-		return nil, false, err
-	}
-	donors, err := p.donors(ctx, bad, k)
-	if err != nil {
-		return nil, false, err
+		return rewritten{}, err
 	}
 	from := map[*entry]donor{}
 	for _, e := range bad {
-		d, found, err := p.donor(ctx, e, donors[contentOf(e.item, e.digest)])
+		d, found, err := p.donor(ctx, e)
 		if err != nil {
-			return nil, false, err
+			return rewritten{}, err
 		}
 		if found {
 			from[e] = d
-			chunks = append(chunks, RepairedChunk{FQN: e.item.Shard.FQN, Chunk: e.box(), Bytes: e.item.Bytes, From: d.from})
+			out.chunks = append(out.chunks, RepairedChunk{FQN: e.item.Shard.FQN, Chunk: e.box(), Bytes: e.item.Bytes, From: d.from})
 			continue
 		}
+		out.lost = append(out.lost, e)
 		p.left(here.ref, here.name, e, "no other file and no staging slot has these bytes: resume from another checkpoint, and delete this one")
 		if !readable(old, e.offset, e.item.Bytes) {
-			return nil, false, nil // there is nothing to put in its place
+			return rewritten{}, nil // there is nothing to put in its place
 		}
 	}
-	if len(chunks) == 0 {
+	if len(out.chunks) == 0 {
 		if ok, err := k.sound(old); ok || err != nil {
-			return nil, false, err // nothing would change
+			return rewritten{}, err // nothing would change
 		}
 	}
-	return chunks, true, p.publish(ctx, here, k, header, old, from, bad)
+	out.ok = true
+	return out, p.publish(ctx, here, k, header, old, from, out.lost)
 }
 
 func readable(f backend.Object, offset, size int64) bool {
@@ -73,7 +70,7 @@ func readable(f backend.Object, offset, size int64) bool {
 }
 
 // publish writes the file and gives it the name of the damaged one.
-func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header []byte, old backend.Object, from map[*entry]donor, bad []*entry) (err error) {
+func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header []byte, old backend.Object, from map[*entry]donor, lost []*entry) (err error) {
 	claim := &claim{root: p.root, left: k.size}
 	if err := p.root.reserve(ctx, claim.left); err != nil {
 		return err
@@ -87,7 +84,7 @@ func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header 
 	if up.Reserved() {
 		claim.give()
 	}
-	if err := k.fill(ctx, up, header, old, from, bad); err != nil {
+	if err := k.fill(ctx, up, header, old, from, lost); err != nil {
 		return fmt.Errorf("write %s: %w", p.root.path(here.ref, here.name), err)
 	}
 	if err := up.Commit(ctx); err != nil {
@@ -99,7 +96,7 @@ func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header 
 // fill writes all bytes of the file: the header; the chunks, each compared with
 // its digest on the way, but for those that stay damaged; and what lies between
 // them, which no checkpoint needs, as far as it can be read.
-func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old backend.Object, from map[*entry]donor, bad []*entry) error {
+func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old backend.Object, from map[*entry]donor, lost []*entry) error {
 	if _, err := to.WriteAt(header, 0); err != nil {
 		return err
 	}
@@ -114,7 +111,7 @@ func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old
 		switch {
 		case repaired:
 			err = d.copyTo(ctx, to, e)
-		case slices.Contains(bad, e):
+		case slices.Contains(lost, e):
 			err = copyRest(ctx, to, old, e.offset, at)
 		default:
 			err = copyChunk(ctx, to, e.offset, io.NewSectionReader(old, e.offset, e.item.Bytes), e)

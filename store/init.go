@@ -108,7 +108,7 @@ func vacant(dir string) error {
 			if len(left) == 0 {
 				continue
 			}
-		case name != "views" && name != cardName && name != readName: // which only a store has
+		case name != "views" && name != cardName && name != readName && name != repairName: // which only a store has
 			return fmt.Errorf("%s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, name)
 		}
 		return fmt.Errorf("%w: %s has the %s of a store but no store.json: restore that file from a backup, or run `ckptstore recover --store %s`, or choose an empty directory", ErrDamaged, dir, e.Name(), dir)

@@ -5,6 +5,7 @@
 //	STORE/
 //	  store.json     identity and format; renamed into place last
 //	  LOCK           flock(2) of the owner
+//	  REPAIR         flock(2) of whoever repairs data/, which need not be the owner
 //	  owner.json     who the owner is, and where its sockets and its port are
 //	  end.json       where the log ended: it is not shorter
 //	  read.json      how far the log was read, and what was found
@@ -24,7 +25,7 @@
 //
 //	DATA/
 //	  location.json  identity; without it the directory is not used
-//	  blobs/, data/  as above
+//	  REPAIR, blobs/, data/  as above
 //
 // An owner may listen on TCP ([Options].Listen). Then its directory is behind a
 // URL too, for machines that have it mounted under the same path.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -17,8 +18,10 @@ const repairHelp = `With --repair, chunks that are damaged get their bytes again
 this machine. The file is written whole under another name, compared, synced and
 renamed; directories that have a link to the damaged file are repaired with it.
 Cut at any moment, it leaves what was there or what is repaired, and can be run
-again. What was repaired is verified once more; the exit code is 6 if findings
-are left. Manifests, indexes and adopted files are not repaired.`
+again. What was repaired is verified once more, and with it the checkpoints that
+were committed meanwhile; the exit code is 6 if findings are left. While another
+process repairs the store it is 11. Manifests, indexes and adopted files are not
+repaired.`
 
 // repaired is a file of `verify --repair --json`.
 type repaired struct {
@@ -49,13 +52,9 @@ type unrepaired struct {
 
 var _ storage.ChunkSource = (*worker.SealedChunks)(nil)
 
-// repair repairs what the reports have found, and says which checkpoints are to
-// be verified again.
-func (a *app) repair(ctx context.Context, s *store.Store, targets []projections.Checkpoint, reports []storage.Report, out *verified) (again []projections.Checkpoint, err error) {
-	every, err := verifyTargets(ctx, s, nil)
-	if err != nil {
-		return nil, err
-	}
+// repair repairs what the reports have found, from what every committed
+// checkpoint has, and says which checkpoints are to be verified again.
+func (a *app) repair(ctx context.Context, s *store.Store, targets, every []projections.Checkpoint, reports []storage.Report, out *verified) (again []projections.Checkpoint, err error) {
 	var all []storage.Target
 	byRef := map[storage.Ref]projections.Checkpoint{}
 	for _, c := range every {
@@ -106,17 +105,31 @@ func (a *app) repair(ctx context.Context, s *store.Store, targets []projections.
 }
 
 // repairAndVerify repairs what the reports have found, and replaces those reports
-// by what is found afterwards.
-func (a *app) repairAndVerify(ctx context.Context, s *store.Store, targets []projections.Checkpoint, reports []storage.Report, out *verified) error {
-	again, err := a.repair(ctx, s, targets, reports, out)
-	if err != nil || len(again) == 0 {
-		return err
+// by what is found afterwards. Checkpoints that are committed and were not before
+// may have links to what was damaged: they are verified too, and returned behind
+// the rest.
+func (a *app) repairAndVerify(ctx context.Context, s *store.Store, before, targets []projections.Checkpoint, reports []storage.Report, out *verified) ([]projections.Checkpoint, []storage.Report, error) {
+	every, err := verifyTargets(ctx, s, nil)
+	if err != nil {
+		return nil, nil, err
 	}
+	again, err := a.repair(ctx, s, targets, every, reports, out)
+	if err != nil || len(again) == 0 {
+		return targets, reports, err
+	}
+	if every, err = verifyTargets(ctx, s, nil); err != nil {
+		return nil, nil, err
+	}
+	fresh := slices.DeleteFunc(every, func(c projections.Checkpoint) bool {
+		is := func(known projections.Checkpoint) bool { return store.RefOf(known) == store.RefOf(c) }
+		return slices.ContainsFunc(before, is) || slices.ContainsFunc(targets, is)
+	})
+	again = append(again, fresh...)
 	bar := a.progress("verify repairs", again)
 	defer bar.done()
 	after, err := s.VerifyAll(ctx, again, store.VerifyOptions{Progress: bar.set})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	now := map[storage.Ref]storage.Report{}
 	for i, c := range again {
@@ -127,7 +140,7 @@ func (a *app) repairAndVerify(ctx context.Context, s *store.Store, targets []pro
 			reports[i] = report
 		}
 	}
-	return nil
+	return append(targets, fresh...), append(reports, after[len(again)-len(fresh):]...), nil
 }
 
 // printRepairs prints what was repaired and what was not.

@@ -155,7 +155,18 @@ Of such files only what checksums they have is compared.`,
 	return c
 }
 
-func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verifyFlags) error {
+func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verifyFlags) (done error) {
+	var before []projections.Checkpoint // what was committed when a repair began
+	if o.repair {
+		unlock, err := s.LockRepair()
+		if err != nil {
+			return err
+		}
+		defer func() { done = errors.Join(done, unlock()) }()
+		if before, err = verifyTargets(ctx, s, nil); err != nil {
+			return err
+		}
+	}
 	targets, err := verifyTargets(ctx, s, refs)
 	if err != nil {
 		return err
@@ -169,7 +180,7 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verif
 	}
 	bar.done()
 	if o.repair {
-		if err := a.repairAndVerify(ctx, s, targets, reports, &out); err != nil {
+		if targets, reports, err = a.repairAndVerify(ctx, s, before, targets, reports, &out); err != nil {
 			return err
 		}
 	}
