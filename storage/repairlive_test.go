@@ -17,13 +17,14 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// hooked is a filesystem in which something happens once: before the first
-// write to an upload, before the first sync of one, or before the first link.
+// hooked is a filesystem in which something happens once: when the first upload
+// is created, before the first write to it or its first sync, or before the first
+// link.
 type hooked struct {
 	vfs.FS
-	write, sync, link func(path string) // nil: nothing
-	once              sync.Once
-	opened            atomic.Int64 // files that were opened for reading
+	create, write, sync, link func(path string) // nil: nothing
+	once                      sync.Once
+	opened                    atomic.Int64 // files that were opened for reading
 }
 
 func (h *hooked) happen(what func(string), path string) {
@@ -42,6 +43,7 @@ func (h *hooked) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vfs.Op
 	if err != nil || !strings.HasSuffix(name, backend.Partial) {
 		return f, err
 	}
+	h.happen(h.create, name)
 	return hookedFile{f, h, name}, nil
 }
 
@@ -184,7 +186,7 @@ func TestRepairDonorChanges(t *testing.T) {
 	s := shared(t, vfs.Default, root)
 	flip(t, vfs.Default, s.path(root, 0, 0), 4096+9)
 	damaged, before := s.damaged(t, root), s.found(t, root)
-	h := &hooked{FS: vfs.Default, write: func(string) { flip(t, vfs.Default, s.path(root, 2, 0), 4096+100) }}
+	h := &hooked{FS: vfs.Default, create: func(string) { flip(t, vfs.Default, s.path(root, 2, 0), 4096+100) }}
 	repairing, err := storage.Open(h, root.Dir())
 	if err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -76,21 +77,57 @@ func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header 
 		return err
 	}
 	defer claim.give()
-	up, err := p.root.b.Create(ctx, here.at(), k.size, backend.Replace)
+	up, _, err := p.root.begin(ctx, here.at(), k.size, claim)
 	if err != nil {
 		return err
 	}
 	defer up.Abort()
-	if up.Reserved() {
-		claim.give()
-	}
-	if err := k.fill(ctx, up, header, old, from, lost); err != nil {
+	to := &inPieces{to: up, buf: backend.Buffer(up.Piece())}
+	if err := errors.Join(k.fill(ctx, to, header, old, from, lost), to.flush()); err != nil {
 		return fmt.Errorf("write %s: %w", p.root.path(here.ref, here.name), err)
 	}
 	if err := up.Commit(ctx); err != nil {
 		return err
 	}
 	return p.root.sync(ctx, here.ref)
+}
+
+// inPieces makes pieces of writes that follow each other.
+type inPieces struct {
+	to  backend.Upload
+	buf []byte
+	n   int // bytes of the present piece
+	off int64
+}
+
+// WriteAt implements io.WriterAt for the next byte.
+func (w *inPieces) WriteAt(p []byte, off int64) (int, error) {
+	if off != w.off+int64(w.n) {
+		return 0, fmt.Errorf("write at %d, the next byte is %d", off, w.off+int64(w.n))
+	}
+	total := len(p)
+	for len(p) > 0 {
+		k := copy(w.buf[w.n:], p)
+		w.n += k
+		p = p[k:]
+		if w.n == len(w.buf) {
+			if err := w.flush(); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return total, nil
+}
+
+// flush writes a piece, the last one too.
+func (w *inPieces) flush() error {
+	if w.n == 0 {
+		return nil
+	}
+	_, err := w.to.WriteAt(w.buf[:w.n], w.off)
+	w.off += int64(w.n)
+	w.n = 0
+	return err
 }
 
 // fill writes all bytes of the file: the header; the chunks, each compared with
