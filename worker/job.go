@@ -45,7 +45,7 @@ type job struct {
 	arenas  *arenas
 	keeper  *keeper
 	runtime string   // directory of this job's sockets
-	newest  string // save that the last attempt began last
+	newest  lastSave // of the last attempt
 }
 
 // Run runs a job until its workers are done, its failure budget is used up,
