@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -71,3 +72,25 @@ func TestLastSaveIsLost(t *testing.T) {
 }
 
 var _ worker.Log = refusesLater{}
+
+var lastIsRefused = workerRole("is refused its last save", func(ctx context.Context, c *client.Client) error {
+	if err := save(ctx, c, 1); err != nil {
+		return err
+	}
+	grown := state(2, c.Rank, c.WorldSize) // by another plan, which the log has first
+	grown.Values[1].Data = append(grown.Values[1].Data, " and more"...)
+	if _, err := c.Save(ctx, 2, grown, client.SaveOptions{}); err == nil || !strings.Contains(err.Error(), "no room") {
+		return fmt.Errorf("error %w, want no room", err)
+	}
+	return nil
+})
+
+// A save that was refused to the worker itself is none: a worker that ends well
+// all the same is content with the one before.
+func TestRefusedSaveIsNotLost(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 1, lastIsRefused...)
+	j.store.Log = refusesSecond{j.store.Log, events.LocalPlan{}.Kind()}
+	j.must()
+	wantEnded(t, []string{"step-1.a1"}, nil)
+}

@@ -47,7 +47,7 @@ type saver struct {
 	refused map[rankSave]string            // why a rank has no part in a save
 	plans   map[rankSave]*events.LocalPlan // in full, of the saves that are open
 	newest  string                         // save that a rank was the first to speak of last
-	known   map[string]bool                // saves that have been newest
+	known   map[string]bool                // saves that have been newest, and have not ended
 	uses    map[string]*storage.Uses       // of the saves that are open, by ID
 	err     error                          // why the saver stopped
 }

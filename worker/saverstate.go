@@ -18,7 +18,7 @@ import (
 func (s *saver) asked(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.known[id] {
+	if s.states[id].State == "" && !s.known[id] {
 		s.known[id], s.newest = true, id
 	}
 }
@@ -92,6 +92,7 @@ func (s *saver) move(id string, state client.WaitReply) {
 	}
 	s.states[id] = state
 	if order(state.State) >= order(client.Committed) {
+		delete(s.known, id)
 		maps.DeleteFunc(s.plans, func(p rankSave, _ *events.LocalPlan) bool { return p.checkpoint == id })
 		if u := s.uses[id]; u != nil {
 			u.Stop()
