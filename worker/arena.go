@@ -38,6 +38,7 @@ type arenas struct {
 	dir  string
 	lock *os.File
 	left []string // files of a dead trainer, until they are freed
+	room func(*os.File) (int64, error)
 
 	mu       sync.Mutex
 	uses     int
@@ -57,6 +58,7 @@ type arena struct {
 	file *os.File
 	data []byte
 	size atomic.Int64 // of data, for those who do not have the arena
+	room func(*os.File) (int64, error)
 
 	// Under the lock of arenas.
 	kept    *kept // what it holds of a checkpoint; nil: nothing
@@ -77,7 +79,7 @@ func openArenas(shared, store, run string) (*arenas, error) {
 	if err != nil {
 		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)
 	}
-	a := &arenas{dir: dir, lock: lock, live: map[*arena]bool{}, released: make(chan struct{})}
+	a := &arenas{dir: dir, lock: lock, room: roomOf, live: map[*arena]bool{}, released: make(chan struct{})}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
@@ -104,44 +106,6 @@ func (a *arenas) freeLeft() error {
 	}
 	a.left = nil
 	return nil
-}
-
-// ErrBusy says that another trainer of the run is alive on this machine, also
-// one that is stopped and has lost the run.
-var ErrBusy = errors.New("another trainer of this run is alive on this machine")
-
-// lockDir makes dir and takes the lock in it. A trainer that ends removes the
-// directory while it holds the lock, so a lock is only good if its file is
-// still the one at that path.
-func lockDir(dir string) (*os.File, error) {
-	path := filepath.Join(dir, "lock")
-	for {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, err
-		}
-		lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			_ = lock.Close()
-			if errors.Is(err, unix.EWOULDBLOCK) {
-				err = ErrBusy
-			}
-			return nil, fmt.Errorf("lock %s: %w: stop it, or choose another --name", path, err)
-		}
-		mine, err := lock.Stat()
-		if err != nil {
-			return nil, err
-		}
-		if now, err := os.Stat(path); err == nil && os.SameFile(mine, now) {
-			return lock, nil
-		}
-		_ = lock.Close()
-	}
 }
 
 // take returns an arena of at least size bytes, for one use by one rank. Where
@@ -187,7 +151,7 @@ func (a *arenas) name(rank int, use string, size int64, ahead bool) (*arena, err
 		f.kept = nil
 	}
 	if err == nil && f == nil {
-		f = &arena{path: path, rank: rank, use: use}
+		f = &arena{path: path, rank: rank, use: use, room: a.room}
 		f.file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	}
 	if err != nil {
@@ -250,6 +214,19 @@ func (a *arenas) drop(f *arena) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.remove(f)
+}
+
+// empty is drop for an arena that no worker writes to or reads any more, and
+// that nobody holds: its memory is free at once, also where a worker still maps
+// it.
+func (a *arenas) empty(f *arena) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.live[f]; !ok {
+		return nil
+	}
+	err := f.file.Truncate(0)
+	return errors.Join(err, a.remove(f))
 }
 
 func (a *arenas) remove(f *arena) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 
 	"golang.org/x/sync/errgroup"
@@ -22,11 +23,11 @@ func (f *arena) grow(ctx context.Context, size int64) error {
 	reserve := func(err error) error {
 		return fmt.Errorf("reserve %d bytes in %s: %w: make room in shared memory", size, f.path, err)
 	}
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(f.file.Fd()), &fs); err != nil {
+	room, err := f.room(f.file)
+	if err != nil {
 		return reserve(err)
 	}
-	if size-int64(len(f.data)) > int64(fs.Bavail)*fs.Bsize {
+	if size-int64(len(f.data)) > room {
 		return reserve(unix.ENOSPC)
 	}
 	old := len(f.data)
@@ -49,6 +50,13 @@ func (f *arena) grow(ctx context.Context, size int64) error {
 		return reserve(err)
 	}
 	return nil
+}
+
+// roomOf is how many bytes of shared memory are free where a file is.
+func roomOf(file *os.File) (int64, error) {
+	var fs unix.Statfs_t
+	err := unix.Fstatfs(int(file.Fd()), &fs)
+	return int64(fs.Bavail) * fs.Bsize, err
 }
 
 // touchSegment is how much memory a thread touches at a time, in bytes.

@@ -78,7 +78,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 			return cause, errors.Join(err, saves, fmt.Errorf("%w: its writes were stopped %v ago and have not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
 		}
 	}
-	j.newest = g.saver.begun()
+	j.newest = g.saver.last()
 	if errors.Is(saves, errDrain) {
 		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from, nil)
 	}

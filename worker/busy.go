@@ -12,6 +12,7 @@ func (s *staging) unreserve(rank int, checkpoint string) {
 	for _, sl := range s.ranks[rank] {
 		if sl.checkpoint == checkpoint && sl.phase == reserved {
 			sl.phase, sl.checkpoint = free, ""
+			s.trim(sl)
 		}
 	}
 }

@@ -44,8 +44,8 @@ type job struct {
 	prey    *hunt // the processes of this job
 	arenas  *arenas
 	keeper  *keeper
-	runtime string // directory of this job's sockets
-	newest  string // save that the last attempt began last
+	runtime string   // directory of this job's sockets
+	newest  lastSave // of the last attempt
 }
 
 // Run runs a job until its workers are done, its failure budget is used up,
@@ -72,6 +72,9 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(j.runtime)) }()
 	if j.arenas, err = openArenas(store.Shared, store.ID, cfg.Run); err != nil {
 		return err
+	}
+	if store.room != nil {
+		j.arenas.room = store.room
 	}
 	defer func() {
 		// A writer that hangs may wake up and read what it has to write: this

@@ -164,6 +164,7 @@ func (j *job) keepLeft(checkpoint string) error {
 		if f == nil {
 			continue
 		}
+		f.room = j.arenas.room
 		j.arenas.keep(f, k)
 		j.arenas.mu.Lock()
 		j.arenas.live[f] = true

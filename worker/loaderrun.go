@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"slices"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -54,13 +52,10 @@ func (l *loader) run(ctx context.Context, ld *load) []answer {
 	}
 	errs := r.plan(ctx, ld.asked)
 	if errs == nil {
-		// First: what they hold is not to be overwritten by what is loaded.
-		held, release := r.hold()
 		err := r.prepare(ctx)
 		if err == nil {
-			err = r.read(ctx, held)
+			err = r.readBeside(ctx)
 		}
-		release()
 		if err == nil {
 			return r.answers()
 		}
@@ -196,8 +191,7 @@ func (of *restoreRank) absent(want int) bool {
 	return absent
 }
 
-// prepare has the storage look at the reads of all ranks, and makes their
-// memory.
+// prepare has the storage look at the reads of all ranks.
 func (r *restore) prepare(ctx context.Context) error {
 	reads := make([][]plan.Read, len(r.ranks))
 	for rank := range r.ranks {
@@ -207,16 +201,10 @@ func (r *restore) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g, ctx := errgroup.WithContext(ctx)
 	for rank := range r.ranks {
-		of := &r.ranks[rank]
-		of.reads = reads[rank]
-		g.Go(func() (err error) {
-			of.arena, err = r.l.arenas.take(ctx, rank, "load", of.size)
-			return err
-		})
+		r.ranks[rank].reads = reads[rank]
 	}
-	return g.Wait()
+	return nil
 }
 
 // read reads what all ranks want in one go, each block once, and says so.

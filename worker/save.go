@@ -52,6 +52,7 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 		s.slots.abort(id, s.rank)
 		return client.SaveReply{}, errors.Join(err, s.saver.refuse(ctx, s.attempt, id, s.rank, err))
 	}
+	s.saver.asked(id) // from here on, a worker that does not wait is not told what becomes of it
 	return reply, nil
 }
 

@@ -46,7 +46,8 @@ type saver struct {
 	part    map[rankSave]bool              // ranks whose plan has come by
 	refused map[rankSave]string            // why a rank has no part in a save
 	plans   map[rankSave]*events.LocalPlan // in full, of the saves that are open
-	newest  string                         // save that was begun last
+	newest  string                         // save that a rank was the first to speak of last
+	known   map[string]bool                // saves that have been newest, and have not ended
 	uses    map[string]*storage.Uses       // of the saves that are open, by ID
 	err     error                          // why the saver stopped
 }
@@ -71,7 +72,7 @@ func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[rankSave]bool{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
-		uses: map[string]*storage.Uses{},
+		uses: map[string]*storage.Uses{}, known: map[string]bool{},
 	}
 	s.put, s.kept = s.writeData, func() {}
 	return s
@@ -209,7 +210,9 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	case *events.GlobalPlan:
 		s.disagree(b)
 	case *events.CheckpointBegun:
-		s.begin(b)
+		if b.Attempt == s.lane.attempt {
+			s.asked(b.Checkpoint)
+		}
 		s.share(b)
 		s.move(b.Checkpoint, client.WaitReply{State: client.Begun})
 	case *events.CheckpointStaged:

@@ -12,20 +12,32 @@ import (
 
 // What the log says of saves, and those who wait for it.
 
-// begin notes which save of the attempt was begun last.
-func (s *saver) begin(b *events.CheckpointBegun) {
+// asked notes which save of the attempt is the newest: the one that was the
+// last to be heard of, as one that the log has begun, or one of which a rank was
+// told that it may copy.
+func (s *saver) asked(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b.Attempt == s.lane.attempt {
-		s.newest = b.Checkpoint
+	if s.states[id].State == "" && !s.known[id] {
+		s.known[id], s.newest = true, id
 	}
 }
 
-// begun is the save of the attempt that was begun last, empty if none was.
-func (s *saver) begun() string {
+// last is the newest save of the attempt.
+func (s *saver) last() (l lastSave) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.newest
+	l.checkpoint = s.newest
+	if _, begun := s.states[s.newest]; begun {
+		return l
+	}
+	least := -1
+	for who, why := range s.refused {
+		if who.checkpoint == s.newest && (least < 0 || who.rank < least) {
+			least, l.unbegun = who.rank, fmt.Sprintf("rank %d could not save: %s", who.rank, why)
+		}
+	}
+	return l
 }
 
 // joined notes that the plan of a rank has come by. It refuses one for a save
@@ -80,6 +92,7 @@ func (s *saver) move(id string, state client.WaitReply) {
 	}
 	s.states[id] = state
 	if order(state.State) >= order(client.Committed) {
+		delete(s.known, id)
 		maps.DeleteFunc(s.plans, func(p rankSave, _ *events.LocalPlan) bool { return p.checkpoint == id })
 		if u := s.uses[id]; u != nil {
 			u.Stop()

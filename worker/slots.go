@@ -102,6 +102,7 @@ func (s *staging) written(sl *slot) {
 // lock.
 func (s *staging) release(sl *slot) {
 	sl.phase, sl.checkpoint, sl.plan, sl.doomed = free, "", nil, false
+	s.trim(sl)
 	s.tell()
 }
 

@@ -108,12 +108,14 @@ func (s *staging) of(rank int) []*slot {
 	return s.ranks[rank][:n]
 }
 
-// fit decides how many slots of a size each rank can have. A bound that the
-// user gave is kept; the default one gives way to the first slot.
-func (s *staging) fit(size int64) error {
+// fit decides how many slots of a size each rank can have, when one of them
+// saves. A bound that the user gave is kept; the default one gives way to the
+// first slot.
+func (s *staging) fit(rank int, size int64) error {
 	size = (size + arenaPage - 1) / arenaPage * arenaPage
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.trimRank(rank) // what a restore has let go
 	if size <= s.largest {
 		return nil
 	}
@@ -135,6 +137,9 @@ func (s *staging) fit(size int64) error {
 			"slots", n, "asked", s.cfg.slots, "slot_bytes", size, "ranks", s.cfg.nproc, "staging_memory", budget)
 	}
 	s.limit = n
+	for rank := range s.ranks {
+		s.trimRank(rank)
+	}
 	return nil
 }
 
@@ -154,7 +159,7 @@ func (s *staging) take(ctx context.Context, rank int, participants []int, h slot
 	if len(h.Checkpoint) > maxID {
 		return grant{}, badRequest("the ID %.64q… is longer than %d bytes", h.Checkpoint, maxID)
 	}
-	if err := s.fit(p.end); err != nil {
+	if err := s.fit(rank, p.end); err != nil {
 		return grant{}, err
 	}
 	s.arenas.spare(s.cfg.nproc) // what a larger group has left

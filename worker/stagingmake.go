@@ -77,6 +77,7 @@ func (s *staging) makeAhead(rank int, size int64) {
 				_ = s.arenas.drop(sl.arena) // a file that cannot be removed stays until the job ends
 				sl.arena = nil
 			}
+			s.trim(sl)
 			s.tell()
 		})
 	}

@@ -24,6 +24,7 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -83,6 +84,8 @@ type Store struct {
 	Conflict func(error) bool // whether Log.Decide failed because another decision came first
 	Runtime  string           // private directory for sockets, with a short path
 	Shared   string           // directory in memory for staging, such as /dev/shm
+
+	room func(*os.File) (int64, error) // bytes that are free where a file of Shared is; nil: ask the system
 }
 
 // Config says what to run. Durations are deadlines; zero takes the default.

@@ -212,3 +212,28 @@ func FuzzDecodeParts(f *testing.F) {
 		}
 	})
 }
+
+// A reply that does not fit what was asked for is an error that says where, and
+// changes nothing.
+func TestUnfitLoad(t *testing.T) {
+	w := tensor.Shard{FQN: "w", DType: tensor.Uint8, Global: tensor.Shape{4}, Box: tensor.Box{Offsets: []int64{0}, Sizes: []int64{4}}}
+	for _, c := range []struct{ lie, says string }{
+		{`"offsets":[0,4],"sizes":[4]`, "load: the trainer has sent 2 offsets and 1 sizes for 2 items"},
+		{`"offsets":[0],"sizes":[4,1]`, "load: the trainer has sent 1 offsets and 2 sizes for 2 items"},
+		{`"offsets":[0,4,5],"sizes":[4,1,1]`, "load: the trainer has sent 3 offsets and 3 sizes for 2 items"},
+		{`"offsets":[0,4],"sizes":[3,1]`, `load: the trainer has sent 3 bytes of tensor "w", its box [0]+[4] needs 4`},
+		{`"offsets":[0,60],"sizes":[4,5]`, `load: the trainer has sent "v" as 5 bytes at 60, in memory of 64 bytes`},
+		{`"offsets":[0,65],"sizes":[4,0]`, `load: the trainer has sent "v" as 0 bytes at 65, in memory of 64 bytes`},
+		{`"offsets":[-1,4],"sizes":[4,1]`, `load: the trainer has sent "w" as 4 bytes at -1, in memory of 64 bytes`},
+		{`"offsets":[9223372036854775807,4],"sizes":[4,1]`, `load: the trainer has sent "w" as 4 bytes at 9223372036854775807, in memory of 64 bytes`},
+	} {
+		state := State{Tensors: []Tensor{{Shard: w, Data: []byte{1, 2, 3, 4}}}, Values: []Value{{FQN: "v", Data: []byte{5}}}}
+		trainer := serve(t, http.StatusOK, `{"checkpoint":"x.a1","arena":"/no/such/arena","size":64,`+c.lie+`}`)
+		if _, err := trainer.Load(t.Context(), &state, LoadOptions{}); err == nil || err.Error() != c.says {
+			t.Errorf("%s: error %v, want %q", c.lie, err, c.says)
+		}
+		if string(state.Tensors[0].Data) != "\x01\x02\x03\x04" || string(state.Values[0].Data) != "\x05" {
+			t.Errorf("%s: the state is changed to %+v", c.lie, state)
+		}
+	}
+}

@@ -45,6 +45,9 @@ func (c *Client) Load(ctx context.Context, state *State, o LoadOptions) (Loaded,
 	if err := c.call(ctx, "load", req, &r); err != nil {
 		return Loaded{}, err
 	}
+	if err := r.fits(state); err != nil {
+		return Loaded{}, err
+	}
 	m, err := mapArena(r.Arena, r.Size, false)
 	if err != nil {
 		return Loaded{}, fmt.Errorf("load: %w", err)
@@ -74,4 +77,32 @@ func (c *Client) Load(ctx context.Context, state *State, o LoadOptions) (Loaded,
 		return Loaded{}, fmt.Errorf("load: %w", err)
 	}
 	return Loaded{r.Checkpoint, r.Step, r.Unread, absent}, c.call(ctx, "loaded", LoadedRequest{r.Arena}, nil)
+}
+
+// fits checks that a reply says of every item where it lies, and has as many
+// bytes of each tensor as there is room for.
+func (r LoadReply) fits(state *State) error {
+	names := make([]string, 0, len(state.Tensors)+len(state.Values))
+	for _, t := range state.Tensors {
+		names = append(names, t.FQN)
+	}
+	for _, v := range state.Values {
+		names = append(names, v.FQN)
+	}
+	if len(r.Offsets) != len(names) || len(r.Sizes) != len(names) {
+		return fmt.Errorf("load: the trainer has sent %d offsets and %d sizes for %d items", len(r.Offsets), len(r.Sizes), len(names))
+	}
+	for i, name := range names {
+		at, size := r.Offsets[i], r.Sizes[i]
+		if size < 0 {
+			continue // it is absent
+		}
+		if at < 0 || at > r.Size || size > r.Size-at {
+			return fmt.Errorf("load: the trainer has sent %q as %d bytes at %d, in memory of %d bytes", name, size, at, r.Size)
+		}
+		if i < len(state.Tensors) && size != int64(len(state.Tensors[i].Data)) {
+			return fmt.Errorf("load: the trainer has sent %d bytes of tensor %q, its box %v needs %d", size, name, state.Tensors[i].Box, len(state.Tensors[i].Data))
+		}
+	}
+	return nil
 }

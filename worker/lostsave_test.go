@@ -1,0 +1,96 @@
+package worker_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// refusesLater is refusesSecond that has its answer late: when the worker has
+// been told that its bytes are staged.
+type refusesLater struct {
+	refusesSecond
+	told <-chan struct{}
+}
+
+// Append implements worker.Log.
+func (l refusesLater) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
+	seq, err := l.refusesSecond.Append(ctx, facts...)
+	if err != nil {
+		select {
+		case <-l.told:
+		case <-ctx.Done():
+		}
+	}
+	return seq, err
+}
+
+var lastIsNotWaitedFor = workerRole("does not wait for its last save", func(ctx context.Context, c *client.Client) error {
+	if err := save(ctx, c, 1); err != nil {
+		return err
+	}
+	if _, err := c.Save(ctx, 2, state(2, c.Rank, c.WorldSize), client.SaveOptions{}); err != nil {
+		return err
+	}
+	say("told")
+	return nil
+})
+
+// A job whose last save is lost says so, whichever fact of it the log does not
+// take, and also when it was lost before it began.
+func TestLastSaveIsLost(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []events.Kind{events.LocalPlan{}.Kind(), events.WriteSealed{}.Kind(), events.WriteCompleted{}.Kind()} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 1, lastIsNotWaitedFor...)
+			told := make(chan struct{})
+			j.store.Log = refusesLater{refusesSecond{j.store.Log, kind}, told}
+			j.start()
+			j.out.await(t, 1, "told")
+			close(told)
+			err := j.wait()
+			j.lost(err, "step-2.a1")
+			if text := err.Error(); !strings.Contains(text, "no room") || !strings.Contains(text, "it would resume from step-1.a1") {
+				t.Errorf("error %v", err)
+			}
+			committed, aborted := ended(t, runOf(t))
+			if begun := len(said[events.CheckpointBegun](t, runOf(t))) == 2; !slices.Equal(committed, []string{"step-1.a1"}) || begun != (len(aborted) == 1) {
+				t.Errorf("committed %q, aborted %q", committed, aborted)
+			}
+			if kind == (events.LocalPlan{}).Kind() && len(aborted) > 0 {
+				t.Errorf("the save of which no plan is in the log began: %q", aborted)
+			}
+		})
+	}
+}
+
+var _ worker.Log = refusesLater{}
+
+var lastIsRefused = workerRole("is refused its last save", func(ctx context.Context, c *client.Client) error {
+	if err := save(ctx, c, 1); err != nil {
+		return err
+	}
+	grown := state(2, c.Rank, c.WorldSize) // by another plan, which the log has first
+	grown.Values[1].Data = append(grown.Values[1].Data, " and more"...)
+	if _, err := c.Save(ctx, 2, grown, client.SaveOptions{}); err == nil || !strings.Contains(err.Error(), "no room") {
+		return fmt.Errorf("error %w, want no room", err)
+	}
+	return nil
+})
+
+// A save that was refused to the worker itself is none: a worker that ends well
+// all the same is content with the one before.
+func TestRefusedSaveIsNotLost(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 1, lastIsRefused...)
+	j.store.Log = refusesSecond{j.store.Log, events.LocalPlan{}.Kind()}
+	j.must()
+	wantEnded(t, []string{"step-1.a1"}, nil)
+}

@@ -1,0 +1,89 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// A restore that does not fit into shared memory beside the slots that hold
+// the checkpoint takes their memory, and reads the files.
+func TestRestoreInTightMemory(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, restoresWide...)
+	j.cfg.MaxRestarts, j.cfg.StagingSlots = 1, 1
+	j.store = worker.Bounded(j.store, wideBytes*4/3) // the slots of both ranks, and less than one more
+	j.start()
+	j.out.await(t, 1, "[rank0] pid ")
+	pid, err := strconv.Atoi(j.out.await(t, 1, "[rank1] pid ")[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.wait(); err != nil {
+		t.Fatal(err)
+	}
+	readsFiles(t, j)
+}
+
+// readsFiles holds the one restore of a job to have read the files for want of
+// memory, and to have said so.
+func readsFiles(t *testing.T, j *job) {
+	t.Helper()
+	if got := one[events.RestoreCompleted](t, runOf(t)); got.Tier != "files" || got.Slots != 0 {
+		t.Errorf("restore.completed: %+v", got)
+	}
+	if failed := said[events.RestoreFailed](t, runOf(t)); len(failed) > 0 {
+		t.Errorf("restore.failed: %+v", *failed[0])
+	}
+	wantText(t, j.log, "shared memory has no room for a load beside the staging slots", "no space left on device")
+}
+
+var loadsBesideSlot = workerRole("loads beside its own slot", func(ctx context.Context, c *client.Client) error {
+	want := wide(1, c.Rank, c.WorldSize, false)
+	if err := saveAll(ctx, c, 1, want, client.SaveOptions{}); err != nil {
+		return err
+	}
+	got := wide(0, c.Rank, c.WorldSize, false)
+	if _, err := c.Load(ctx, &got, client.LoadOptions{Ref: "step-1", Strict: true}); err != nil {
+		return err
+	}
+	return errors.Join(sameWide(got, want), saveAll(ctx, c, 2, wide(2, c.Rank, c.WorldSize, false), client.SaveOptions{}))
+})
+
+// So does a load by workers that have saved themselves; the next save finds
+// memory again.
+func TestLoadInTightMemory(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 1, loadsBesideSlot...)
+	j.cfg.StagingSlots = 1
+	j.store = worker.Bounded(j.store, wideBytes*3/2)
+	j.must()
+	readsFiles(t, j)
+	wantEnded(t, []string{"step-1.a1", "step-2.a1"}, nil)
+}
+
+// A load for which there is too little memory even so is an error that says
+// what to do.
+func TestLoadWithoutMemory(t *testing.T) {
+	t.Parallel()
+	save := newJob(t, 2, savesWide[0], savesWide[1], savesWide[2], "false").must()
+	j := newJob(t, 1, save.cfg.Command...)
+	j.store = worker.Bounded(j.store, wideBytes/2)
+	if err := j.fails(); !strings.Contains(err.Error(), "exited with code 1") {
+		t.Errorf("error %v", err)
+	}
+	if got := one[events.RestoreFailed](t, runOf(t)); !strings.Contains(got.Error, "make room in shared memory") {
+		t.Errorf("restore.failed: %+v", *got)
+	}
+}
