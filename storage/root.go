@@ -22,9 +22,11 @@ type Root struct {
 	outside vfs.FS   // where adopted files lie
 	stores  []string // whose checkpoints these are
 
-	space   sync.Mutex
-	pending int64             // bytes that running WriteData calls have yet to write
-	keep    func(Usage) int64 // bytes that they leave free; nil: none
+	space    sync.Mutex
+	pending  int64             // bytes that running WriteData calls have yet to write
+	creating int               // files whose bytes may be counted twice: see begin
+	created  chan struct{}     // closed when one of them is not any more
+	keep     func(Usage) int64 // bytes that they leave free; nil: none
 
 	reuse    sync.Mutex
 	bases    []*base     // whose indexes are kept, the latest used first
@@ -47,7 +49,9 @@ func Open(fs vfs.FS, dir string) (*Root, error) {
 
 // OpenBackend is the data of a store in any backend. Files of other programs
 // that checkpoints adopt lie outside of it, in a filesystem.
-func OpenBackend(b backend.Backend, outside vfs.FS) *Root { return &Root{b: b, outside: outside} }
+func OpenBackend(b backend.Backend, outside vfs.FS) *Root {
+	return &Root{b: b, outside: outside, created: make(chan struct{})}
+}
 
 // Dir is where the data lies: a path, or the URL of a bucket.
 func (r *Root) Dir() string { return r.b.Path("") }
@@ -179,6 +183,22 @@ func (r *Root) KeepFree(keep func(Usage) (bytes int64)) {
 // reserve claims need bytes of the free space, together with what other
 // writers have yet to write. The claim is given back by [Root.release].
 func (r *Root) reserve(ctx context.Context, need int64) error {
+	for {
+		again, err := r.tryReserve(ctx, need)
+		if again == nil {
+			return err
+		}
+		select {
+		case <-again:
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		}
+	}
+}
+
+// tryReserve is reserve once. Where its error may be another in a moment, again
+// is closed then.
+func (r *Root) tryReserve(ctx context.Context, need int64) (again <-chan struct{}, err error) {
 	r.space.Lock()
 	defer r.space.Unlock()
 	usage, err := r.b.Usage(ctx)
@@ -190,12 +210,16 @@ func (r *Root) reserve(ctx context.Context, need int64) error {
 	case errors.Is(err, errors.ErrUnsupported):
 		// Then the disk itself is the check: a full one fails the write.
 	case err != nil:
-		return err
+		return nil, err
 	case uint64(need+r.pending+keep) > usage.Free:
-		return &NoSpaceError{Dir: r.Dir(), Need: need, Pending: r.pending, Keep: keep, Free: usage.Free}
+		err := &NoSpaceError{Dir: r.Dir(), Need: need, Pending: r.pending, Keep: keep, Free: usage.Free}
+		if r.creating > 0 {
+			return r.created, err
+		}
+		return nil, err
 	}
 	r.pending += need
-	return nil
+	return nil, nil
 }
 
 func (r *Root) release(bytes int64) {

@@ -108,21 +108,25 @@ func (w *FileWriter) writeFile(ctx context.Context, x index, order []int, header
 }
 
 // begin creates a file for which room is claimed. Where the disk counts the file
-// as used from now on, that part of the claim is given back in the same moment,
-// so that nobody counts it twice; open is what of the claim the writes give back,
-// nil if nothing is left.
+// as used from now on, that part of the claim is given back; open is what of the
+// claim the writes give back, nil if nothing is left. In between, both count it:
+// whoever finds too little room then looks again when this has ended.
 func (r *Root) begin(ctx context.Context, name string, size int64, c *claim) (up backend.Upload, open *claim, err error) {
 	r.space.Lock()
-	defer r.space.Unlock()
-	if up, err = r.b.Create(ctx, name, size, backend.Replace); err != nil || !up.Reserved() {
-		return up, c, err
+	r.creating++
+	r.space.Unlock()
+	up, err = r.b.Create(ctx, name, size, backend.Replace)
+	open = c
+	if err == nil && up.Reserved() {
+		c.use(size)
+		open = nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	size = min(size, c.left)
-	c.left -= size
-	r.pending -= size
-	return up, nil, nil
+	r.space.Lock()
+	defer r.space.Unlock()
+	r.creating--
+	close(r.created)
+	r.created = make(chan struct{})
+	return up, open, err
 }
 
 // claim is what a write has yet to use of the space reserved for it.
