@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -52,27 +53,36 @@ func TestKillAtRandomMoments(t *testing.T) {
 	}
 
 	planted, files := plant(t, dir, "killed-1")
-	v, runs, began := victims{sent: map[victim]bool{}}, 1, time.Now()
+	v, runs, lives, began := victims{sent: map[victim]bool{}}, 1, 0, time.Now()
 	for !v.enough(false) {
 		if time.Since(began) > killLimit {
 			t.Fatalf("%d trainers and %d workers were killed within %v: too few", v.trainers, v.workers(), killLimit)
 		}
 		run := fmt.Sprint("killed-", runs)
 		cmd := job(t, dir, run)
-		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
+		out := &watched{seen: make(chan struct{}), text: "checkpoint committed"}
+		cmd.Stdout, cmd.Stderr = out, out
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
 		var err error
+		lives++
+		spared := lives%2 == 0 // until it has saved, however slow the machine is
 		for alive := true; alive; {
 			var next <-chan time.Time
-			if !v.enough(true) { // otherwise the run may end
+			var saved <-chan struct{}
+			switch {
+			case v.enough(true): // the run may end
+			case spared:
+				saved = out.seen
+			default:
 				next = time.After(time.Duration(random.IntN(600)) * time.Millisecond)
 			}
 			select {
+			case <-saved:
+				spared = false
 			case err = <-ended:
 				alive = false
 			case <-next:
@@ -103,6 +113,33 @@ func TestKillAtRandomMoments(t *testing.T) {
 	t.Logf("died of SIGKILL: %d trainers, %d workers of %d signals, in %d runs", v.trainers, v.workers(), v.signals, runs)
 	checkAgainstReference(t, dir, planted)
 	checkPlanted(t, planted, files)
+}
+
+// watched is output of which somebody waits for a text.
+type watched struct {
+	mu   sync.Mutex
+	all  bytes.Buffer
+	text string
+	seen chan struct{} // closed when the text has come
+	once sync.Once
+}
+
+// Write implements io.Writer.
+func (w *watched) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all.Write(p)
+	if bytes.Contains(w.all.Bytes(), []byte(w.text)) {
+		w.once.Do(func() { close(w.seen) })
+	}
+	return len(p), nil
+}
+
+// String is all that was written.
+func (w *watched) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.all.String()
 }
 
 func job(t *testing.T, dir, run string) *exec.Cmd {
