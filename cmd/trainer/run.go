@@ -39,17 +39,15 @@ up to 16 KiB of its message and the last 64 KiB of its traceback. On a disk that
 is nearly full, metrics are refused and saves aborted, and the training goes on
 if its workers do; a worker that ends then ends the job.
 
-<<<<<<< HEAD
 A save returns when the worker's bytes are copied into a slot in shared memory.
 A rank has --staging-slots of them, or one, said aloud, where --staging-memory
 has no room for more. When all are in use, a save waits for one; with --when-busy
 skip the training goes on without that checkpoint, with fail the save is an
 error, on all ranks alike.
-=======
+
 With --keep, old checkpoints of the run are deleted after each commit, beside the
 training. What is pinned, tagged, forked from or being restored stays, and so
 does the newest.
->>>>>>> 6270f0f1e996a703c981a24642487b87a05fc72a
 
 The store is made if its directory does not exist. Durations are more than 0.
 Exit codes: 0 done, 1 no restart is left or a disk is full, 5 the run is being
@@ -102,7 +100,7 @@ func runCommand(std streams) *cobra.Command {
 	f.StringVar(&o.nnodes, "nnodes", "1", "nodes of the job")
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
 	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
-	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see `ckptstore gc --help`)")
+	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see ckptstore gc --help)")
 	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "abort a save in which copies of a tensor differ between ranks")
 	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
 	f.StringVar(&o.stagingMemory, "staging-memory", "", "most shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")

@@ -105,3 +105,40 @@ func TestRefusesWhatItCannotJudge(t *testing.T) {
 		})
 	}
 }
+
+// A marker inside a string or a page compiles, and would be published.
+func TestNoMergeWasLeftUnfinished(t *testing.T) {
+	dir := root(t)
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if entry.Name() == ".git" || entry.Name() == "node_modules" {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if !entry.Type().IsRegular() {
+			return nil
+		}
+		switch filepath.Ext(path) {
+		case ".go", ".md", ".py", ".txtar", ".yml", ".json", "":
+		default:
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, marker := range []string{"\n<<<<<<" + "< ", "\n>>>>>>" + "> "} {
+			if strings.Contains(string(text), marker) {
+				t.Errorf("%s has the conflict marker %q", path, marker[1:])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
