@@ -21,6 +21,10 @@ type JobStarted struct {
 	NProc   int      `json:"nproc"`
 	NNodes  int      `json:"nnodes"`
 	Resume  string   `json:"resume"` // what was asked: auto, none, require or a reference
+
+	Flags []string `json:"flags,omitempty"` // of the trainer, as they were given: with them and Command, the job is launched again
+	Dir   string   `json:"dir,omitempty"`   // working directory
+	Logs  string   `json:"logs,omitempty"`  // directory of the workers' output, below that of the store
 }
 
 // NodeJoined says that a node takes part in a job.
@@ -81,10 +85,13 @@ type WorkerExited struct {
 	Traceback string `json:"traceback,omitempty"`
 }
 
-// GroupStopped says that no process of the attempt is left.
+// GroupStopped says that no process of the attempt is left. Failure is the
+// budget that its end is charged to: "worker", "infrastructure" or
+// "preemption", and empty when it did not fail.
 type GroupStopped struct {
 	Attempt int    `json:"attempt"`
 	Reason  string `json:"reason"`
+	Failure string `json:"failure,omitempty"` // worker, infrastructure or preemption
 }
 
 // TrialCreated is the first decision of a trial.
@@ -100,9 +107,13 @@ type TrialParent struct {
 	Checkpoint string `json:"checkpoint"`
 }
 
-// TrialStopRequested asks the trial's workers to end.
+// TrialStopRequested asks the trial's workers to end. Preempt asks them to save
+// first, on a step that all ranks agree on. Job is whom it is meant for: a job
+// that starts later does not obey it.
 type TrialStopRequested struct {
-	Reason string `json:"reason"`
+	Reason  string `json:"reason"`
+	Preempt bool   `json:"preempt,omitempty"` // save, then end
+	Job     string `json:"job,omitempty"`
 }
 
 // TrialPaused says that the trial ended with a checkpoint, to be continued.

@@ -221,6 +221,8 @@ func (d docs) typeName(t *testing.T, e ast.Expr, parts map[string]bool) string {
 			return "integer"
 		case "float64":
 			return "number"
+		case "bool":
+			return "true or false"
 		case "byte":
 			return "byte"
 		}

@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "write golden files that are missing, an
 // samples is one event of each kind, every field set.
 var samples = []Body{
 	StoreCreated{Store: "0192f0c1-2a3b-7c4d-8e5f-60718293a4b5", Format: 1, Data: "file:///srv/ckpts/data", Formerly: []string{"0192f0c1-0000-7000-8000-00000000000f"}},
-	JobStarted{Job: "0192f0c1-0000-7000-8000-000000000001", Host: "node-a", PID: 4711, Command: []string{"python", "train.py", "--lr=3e-4"}, NProc: 2, NNodes: 1, Resume: "auto"},
+	JobStarted{Job: "0192f0c1-0000-7000-8000-000000000001", Host: "node-a", PID: 4711, Command: []string{"python", "train.py", "--lr=3e-4"}, NProc: 2, NNodes: 1, Resume: "auto", Flags: []string{"--name=gpt.small", "--nproc=2"}, Dir: "/home/ada/gpt", Logs: "logs/gpt%2Esmall/0192f0c1-0000-7000-8000-000000000001"},
 	NodeJoined{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Host: "node-b"},
 	NodeLeft{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Reason: "lease ran out"},
 	JobEnded{Job: "0192f0c1-0000-7000-8000-000000000001", ExitCode: 1, Reason: "retries exhausted"},
@@ -28,9 +28,9 @@ var samples = []Body{
 	}, Backend: "torch", Resume: "step-100.a1"},
 	TrainingStarted{Attempt: 2},
 	WorkerExited{Attempt: 2, Rank: 1, Code: -9, Signal: "SIGKILL", Message: "killed", Traceback: "Traceback (most recent call last):\n  …"},
-	GroupStopped{Attempt: 2, Reason: "rank 1 died"},
+	GroupStopped{Attempt: 2, Reason: "rank 1 died", Failure: "worker"},
 	TrialCreated{Config: map[string]any{"lr": 0.0003, "model": "gpt <small>"}, Parent: &TrialParent{Run: "base", Trial: "t0", Checkpoint: "step-100.a1"}},
-	TrialStopRequested{Reason: "ckptstore stop"},
+	TrialStopRequested{Reason: "ckptstore preempt", Preempt: true, Job: "0192f0c1-0000-7000-8000-000000000001"},
 	TrialPaused{Attempt: 2, Reason: "preempted"},
 	TrialCompleted{Attempt: 2},
 	TrialErrored{Attempt: 4, Message: "rank 1 died 4 times"},
@@ -115,7 +115,9 @@ func pretty(t *testing.T, m Message) []byte {
 
 // grown counts how often members were added to a kind's version 1. The golden
 // files of before stay, and must be read: see TestOldGolden.
-var grown = map[Kind]int{"store.created": 1, "restore.completed": 2}
+var grown = map[Kind]int{
+	"store.created": 1, "restore.completed": 2, "trial.stop_requested": 1, "group.stopped": 1, "job.started": 1,
+}
 
 // goldenPath is the newest golden file of a kind.
 func goldenPath(k Kind) string {
