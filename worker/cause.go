@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"slices"
+
+	"github.com/ckptstore/ckptstore/worker/process"
 )
 
 // failure is the bad end of one rank's process.
 type failure struct {
-	exit
+	process.Exit
 	told   told
 	at     int64 // when the process had ended, in unix seconds
 	victim bool  // it ended without a word after another's failure had ended the group
@@ -17,9 +19,9 @@ type failure struct {
 
 func (f failure) String() string {
 	if f.told.message == "" {
-		return f.exit.String()
+		return f.Exit.String()
 	}
-	return f.exit.String() + ": " + f.told.message
+	return f.Exit.String() + ": " + f.told.message
 }
 
 // rootCause is the failure that came first by what the workers tell, in whole

@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/process"
 )
 
 // bareTrainer is a trainer in a process of its own: STORE MEMORY RUN. Its
@@ -89,7 +90,7 @@ func guardOf(t *testing.T, job string) int {
 	}
 	for _, path := range lines {
 		line, err := os.ReadFile(path)
-		if err == nil && bytes.HasSuffix(line, []byte("\x00"+worker.GuardCommand+"\x00"+job+"\x00")) {
+		if err == nil && bytes.HasSuffix(line, []byte("\x00"+process.GuardCommand+"\x00"+job+"\x00")) {
 			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 			if err != nil {
 				t.Fatal(err)

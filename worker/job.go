@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/worker/process"
 )
 
 // ErrConfig says that a job cannot run as it was asked for.
@@ -40,8 +41,8 @@ type job struct {
 	log     *slog.Logger
 	scribe  *scribe
 	lane    *lane
-	guard   *guard
-	prey    *hunt // the processes of this job
+	guard   *process.Guard
+	prey    *process.Hunt // the processes of this job
 	arenas  *arenas
 	keeper  *keeper
 	runtime string   // directory of this job's sockets
@@ -64,7 +65,7 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
 	}
 	store.Log = newLastWords(ctx, store.Log)
-	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: newHunt(cfg.Job), scribe: newScribe(cfg, store.Log)}
+	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log)}
 	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)
@@ -83,10 +84,10 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 			err = errors.Join(err, j.arenas.close())
 		}
 	}()
-	if j.guard, err = startGuard(cfg.Job, cfg.Logger); err != nil {
+	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger); err != nil {
 		return err
 	}
-	defer j.guard.stop()
+	defer j.guard.Stop()
 	j.keeper = startKeeper(cfg.Collect, cfg.Logger)
 	defer j.keeper.stop(ctx, cfg.DrainTimeout)
 	return j.run(ctx)
@@ -189,7 +190,7 @@ func (j *job) reapEarlier(ctx context.Context) error {
 	if len(jobs) == 0 {
 		return nil
 	}
-	if err := Reap(ctx, jobs...); err != nil {
+	if err := process.Reap(ctx, jobs...); err != nil {
 		return fmt.Errorf("end what earlier jobs of the run have left: %w", err)
 	}
 	return nil

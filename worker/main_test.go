@@ -12,14 +12,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/process"
 )
 
 // The test binary is also its own guard, its own workers, and a trainer that
 // can be killed: see act.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == worker.GuardCommand {
-		os.Exit(status(worker.Guard(context.Background(), os.Stdin, os.Args[2])))
+	if len(os.Args) == 3 && os.Args[1] == process.GuardCommand {
+		os.Exit(status(process.RunGuard(context.Background(), os.Stdin, os.Args[2])))
 	}
 	if len(os.Args) >= 3 && os.Args[1] == asCommand {
 		os.Exit(status(act(os.Args[2], os.Args[3:])))

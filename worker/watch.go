@@ -13,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/process"
 )
 
 // watch is the life of the processes of one attempt.
@@ -21,10 +22,10 @@ type watch struct {
 	group       *group
 	saving      chan error // the saver's end
 	savingEnded bool
-	procs       []*process
+	procs       []*process.Process
 	servers     []*rankServer
 	port        *heldPort
-	exits       chan exit
+	exits       chan process.Exit
 	reported    chan error // the handoff's end
 	iterations  int        // valid once reported
 }
@@ -32,7 +33,7 @@ type watch struct {
 // run starts the processes and waits until all of them, and everything that
 // they started, are gone. ctx ends them; work is for what must be said of it.
 func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError, err error) {
-	w.exits = make(chan exit, w.cfg.NProc)
+	w.exits = make(chan process.Exit, w.cfg.NProc)
 	w.reported = make(chan error, 1)
 	err = w.start(restart)
 	if err == nil {
@@ -44,13 +45,13 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 		cause, err = w.wait(ctx, work)
 	}
 	w.signal(syscall.SIGKILL)
-	if rerr := w.prey.kill(work); rerr == nil {
-		w.prey.forget()
-		w.guard.release()
+	if rerr := w.prey.Kill(work); rerr == nil {
+		w.prey.Forget()
+		w.guard.Release()
 	} else {
 		err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, rerr))
 	}
-	closeOutput(w.log, w.procs...)
+	process.CloseOutput(w.log, w.procs...)
 	for _, s := range w.servers {
 		err = errors.Join(err, s.close())
 	}
@@ -59,7 +60,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	}
 	w.group.hub.Close(errors.New("the attempt is over"))
 	if cause != nil && cause.Rank >= 0 {
-		cause.Tail = w.procs[cause.Rank].tail.get()
+		cause.Tail = w.procs[cause.Rank].Tail()
 	}
 	return cause, err
 }
@@ -83,20 +84,20 @@ func (w *watch) start(restart int) (err error) {
 		if w.cfg.NProc > 1 {
 			prefix = fmt.Sprintf("[rank%d] ", rank)
 		}
-		p, err := startProcess(rank, w.cfg.Command, mergeEnv(inherited(w.cfg.Withheld), set), prefix, w.cfg.Stdout, w.cfg.Stderr)
+		env := mergeEnv(inherited(w.cfg.Withheld), set)
+		p, err := process.Start(rank, w.cfg.Command, env, process.Prefixed(w.cfg.Stdout, prefix), process.Prefixed(w.cfg.Stderr, prefix))
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrConfig, err)
 		}
 		w.procs = append(w.procs, p)
 		// Nobody has waited for it yet, so its line is there even if it ended.
-		root, err := readProc(p.cmd.Process.Pid)
+		root, err := p.Root()
 		if err != nil {
-			return fmt.Errorf("look at rank %d: %w", rank, err)
+			return err
 		}
-		root.group = root.pid // the kernel has made it so before the program ran
-		w.prey.add(root)
-		w.guard.watch(root)
-		go func() { w.exits <- p.wait() }()
+		w.prey.Add(root)
+		w.guard.Watch(root)
+		go func() { w.exits <- p.Wait() }()
 	}
 	return nil
 }
@@ -158,15 +159,15 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			for len(w.group.hello) > 0 { // what it said came before its end
 				greet(<-w.group.hello)
 			}
-			told := w.errorFile(e.rank)
-			if e.failed() {
+			told := w.errorFile(e.Rank)
+			if e.Failed() {
 				failures = append(failures, failure{e, told, w.cfg.Now().Unix(), cause != nil && told.message == ""})
-				end(&FailedError{Rank: e.rank, Cause: failures[0].String()})
+				end(&FailedError{Rank: e.Rank, Cause: failures[0].String()})
 			}
 			w.gone(e)
-			w.flush(work, e.rank)
+			w.flush(work, e.Rank)
 			say(&events.WorkerExited{
-				Attempt: w.group.attempt, Rank: e.rank, Code: e.code, Signal: e.signal,
+				Attempt: w.group.attempt, Rank: e.Rank, Code: e.Code, Signal: e.Signal,
 				Message: told.message, Traceback: told.traceback,
 			})
 		case rank := <-w.group.hello:
@@ -186,18 +187,18 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()})
 		case <-killed:
 			killed = nil
-			giveUp = time.After(reapTimeout)
+			giveUp = time.After(process.ReapTimeout)
 		case <-giveUp:
 			if w.living() == 0 {
 				giveUp = nil // they died in time, it is the news that came late
 				continue
 			}
-			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", errLeft, w.group.attempt, reapTimeout))
+			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", errLeft, w.group.attempt, process.ReapTimeout))
 		}
 	}
 	if cause != nil && cause.Rank >= 0 {
 		root := rootCause(failures)
-		cause.Rank, cause.Cause = root.rank, root.String()
+		cause.Rank, cause.Cause = root.Rank, root.String()
 	}
 	if cause == nil && len(greeted) > 0 && w.iterations == 0 {
 		w.log.Warn("the workers ran until completion without reporting; call report once an iteration to see metrics")
@@ -209,7 +210,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 // their ends, which wait until the log has taken the one before.
 func (w *watch) living() (n int) {
 	for _, p := range w.procs {
-		if !p.ended.Load() {
+		if !p.Ended() {
 			n++
 		}
 	}
@@ -217,8 +218,8 @@ func (w *watch) living() (n int) {
 }
 
 // gone releases the ranks that wait for one that has ended.
-func (w *watch) gone(e exit) {
-	w.group.handoff.ended(e.rank)
+func (w *watch) gone(e process.Exit) {
+	w.group.handoff.ended(e.Rank)
 	why := fmt.Errorf("%s, so the group cannot meet any more", e)
 	w.group.hub.Close(why)
 	w.group.loader.end(why)
@@ -242,10 +243,10 @@ func (w *watch) flush(work context.Context, rank int) {
 // taken of what descends from them: with its parent gone, it would be known
 // by its marker alone.
 func (w *watch) signal(sig syscall.Signal) {
-	if _, err := w.prey.look(); err != nil {
+	if _, err := w.prey.Look(); err != nil {
 		w.log.Warn("children of the workers are known by their environment alone", "error", err)
 	}
 	for _, p := range w.procs {
-		p.signal(sig)
+		p.Signal(sig)
 	}
 }

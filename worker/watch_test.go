@@ -17,18 +17,19 @@ import (
 
 	"github.com/ckptstore/ckptstore/dist"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/worker/process"
 )
 
 // A worker that not even SIGKILL ends does not hold the trainer for ever.
 func TestUnkillableWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// There is nobody to send a signal to.
-		p := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}}}
+		p := process.Of(0, &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}})
 		say := func(context.Context, ...events.Body) error { return nil }
 		w := &watch{
-			job:   &job{cfg: Config{NProc: 1, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler), prey: newHunt("none")},
+			job:   &job{cfg: Config{NProc: 1, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler), prey: process.NewHunt("none")},
 			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, say)},
-			procs: []*process{p}, exits: make(chan exit), reported: make(chan error),
+			procs: []*process.Process{p}, exits: make(chan process.Exit), reported: make(chan error),
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(errors.New("stop"))
@@ -69,11 +70,11 @@ func TestHelloBeforeEnd(t *testing.T) {
 				log: slog.New(slog.NewTextHandler(warned, nil)),
 			},
 			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: dist.NewHub(1), hello: make(chan int, 1), lane: l},
-			procs: []*process{{}}, exits: make(chan exit, 1), reported: make(chan error, 1),
+			procs: []*process.Process{{}}, exits: make(chan process.Exit, 1), reported: make(chan error, 1),
 		}
 		w.group.loader = newLoader(w.group, nil)
 		w.group.hello <- 0
-		w.exits <- exit{}
+		w.exits <- process.Exit{}
 		w.reported <- nil
 		if cause, err := w.wait(t.Context(), t.Context()); cause != nil || err != nil {
 			t.Fatal(cause, err)
@@ -87,7 +88,7 @@ func TestHelloBeforeEnd(t *testing.T) {
 
 func TestRootCause(t *testing.T) {
 	died := func(rank, code int, at int64, victim bool, told told) failure {
-		return failure{exit{rank: rank, code: code}, told, at, victim}
+		return failure{process.Exit{Rank: rank, Code: code}, told, at, victim}
 	}
 	for _, c := range []struct {
 		name     string
@@ -101,8 +102,8 @@ func TestRootCause(t *testing.T) {
 		{"one tells, one does not", []failure{died(1, 1, 9, false, told{}), died(0, 1, 9, false, told{at: 8})}, 0},
 		{"victims last", []failure{died(1, 143, 5, true, told{}), died(0, 1, 9, false, told{at: 8})}, 0},
 	} {
-		if got := rootCause(c.failures); got.rank != c.want {
-			t.Errorf("%s: rank %d, want %d", c.name, got.rank, c.want)
+		if got := rootCause(c.failures); got.Rank != c.want {
+			t.Errorf("%s: rank %d, want %d", c.name, got.Rank, c.want)
 		}
 	}
 }

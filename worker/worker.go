@@ -4,7 +4,6 @@
 //
 //	Job          one launch for a run: attempts until done or out of budget
 //	attempt      one life of the worker group, opened by group.started
-//	process      one rank's process, in its own process group
 //	rankServer   the socket of one rank: package client has the protocol
 //	handoff      reports of all ranks, one iteration at a time
 //	saver        the log feeds the coordinator, its commands are executed
@@ -13,8 +12,9 @@
 //	staging      the slots of each rank in arenas: two saves may be on their way
 //	outbox       facts of saves that nobody waits for
 //	lane         this attempt's decisions, refused by the log once fenced
-//	guard        a process that kills the job's processes if the trainer dies
 //
+// Package process has the processes themselves and the guard that kills them if
+// the trainer dies.
 // What the job knows comes from the log; what it decides goes there before it
 // is acted on.
 package worker

@@ -24,6 +24,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/process"
 )
 
 const (
@@ -207,12 +208,12 @@ func (a *app) saveRank(ctx context.Context, tensors int, each int64, share float
 }
 
 // guardCommand is what a job of this program starts itself as: see
-// [worker.Guard].
+// [process.RunGuard].
 func guardCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: worker.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
+		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, given []string) error {
-			return worker.Guard(context.WithoutCancel(c.Context()), os.Stdin, given[0])
+			return process.RunGuard(context.WithoutCancel(c.Context()), os.Stdin, given[0])
 		},
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/process"
 )
 
 // Exit codes. A signal n that ends the job gives 128+n.
@@ -161,12 +162,12 @@ func newLogger(w io.Writer, quiet bool) *slog.Logger {
 	}}))
 }
 
-// guardCommand is what the trainer starts itself as: see worker.Guard.
+// guardCommand is what the trainer starts itself as: see process.RunGuard.
 func guardCommand(std streams) *cobra.Command {
 	return &cobra.Command{
-		Use: worker.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
+		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			return worker.Guard(context.WithoutCancel(c.Context()), std.in, args[0])
+			return process.RunGuard(context.WithoutCancel(c.Context()), std.in, args[0])
 		},
 	}
 }

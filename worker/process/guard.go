@@ -1,4 +1,4 @@
-package worker
+package process
 
 import (
 	"bufio"
@@ -16,19 +16,19 @@ import (
 )
 
 // GuardCommand is the hidden command under which a trainer's binary runs as a
-// guard: its main must call [Guard] for it.
+// guard: its main must call [RunGuard] for it.
 const GuardCommand = "guard"
 
 // guardPatience bounds the wait for a guard that reads or ends too slowly. No
 // guard is worth holding up the job.
 const guardPatience = 5 * time.Second
 
-// guard is the process that outlives a killed trainer for the moment it takes
+// Guard is the process that outlives a killed trainer for the moment it takes
 // to kill the job's processes. It has its own session, so that a signal to
 // the trainer's group does not reach it, and holds the read end of a pipe
 // that the kernel closes when the trainer is gone. Over the pipe it is told
-// of each rank: see [Guard]. When it dies another takes its place.
-type guard struct {
+// of each rank: see [RunGuard]. When it dies another takes its place.
+type Guard struct {
 	job  string
 	log  *slog.Logger
 	quit chan struct{} // closed by stop
@@ -37,11 +37,12 @@ type guard struct {
 	mu    sync.Mutex
 	cmd   *exec.Cmd
 	pipe  *os.File
-	ranks map[int]proc // alive, by PID
+	ranks map[int]Entry // alive, by PID
 }
 
-func startGuard(job string, log *slog.Logger) (*guard, error) {
-	g := &guard{job: job, log: log, quit: make(chan struct{}), done: make(chan struct{}), ranks: map[int]proc{}}
+// StartGuard starts the guard of a job.
+func StartGuard(job string, log *slog.Logger) (*Guard, error) {
+	g := &Guard{job: job, log: log, quit: make(chan struct{}), done: make(chan struct{}), ranks: map[int]Entry{}}
 	if err := g.start(); err != nil {
 		return nil, err
 	}
@@ -50,7 +51,7 @@ func startGuard(job string, log *slog.Logger) (*guard, error) {
 }
 
 // start starts a guard and tells it of the live ranks.
-func (g *guard) start() error {
+func (g *Guard) start() error {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("start the guard: %w", err)
@@ -60,7 +61,7 @@ func (g *guard) start() error {
 	cmd.Args[0] = os.Args[0] // what a person sees in the list of processes
 	// A trainer that is a worker of another job must not lose its guard to
 	// whoever ends that job first.
-	cmd.Env = mergeEnv(os.Environ(), map[string]string{client.EnvJob: ""})
+	cmd.Env = append(os.Environ(), client.EnvJob+"=")
 	cmd.Stdin = r
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -82,7 +83,7 @@ func (g *guard) start() error {
 }
 
 // keep waits for the guard's end, and starts another unless it was asked for.
-func (g *guard) keep() {
+func (g *Guard) keep() {
 	defer close(g.done)
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
 		err := g.cmd.Wait()
@@ -111,28 +112,28 @@ func (g *guard) keep() {
 	}
 }
 
-func rankLine(p proc) string { return fmt.Sprintf("+%d %d %d\n", p.pid, p.start, p.session) }
+func rankLine(p Entry) string { return fmt.Sprintf("+%d %d %d\n", p.pid, p.start, p.session) }
 
 // tell writes a line to the guard; g.mu is held. If it cannot be written the
 // guard is dead or stopped: keep knows of the former, and of the latter there
 // still is the marker.
-func (g *guard) tell(line string) {
+func (g *Guard) tell(line string) {
 	_ = g.pipe.SetWriteDeadline(time.Now().Add(guardPatience))
 	if _, err := io.WriteString(g.pipe, line); err != nil {
 		g.log.Warn("the guard does not listen", "error", err)
 	}
 }
 
-// watch tells the guard of a rank that was started.
-func (g *guard) watch(p proc) {
+// Watch tells the guard of a rank that was started.
+func (g *Guard) Watch(p Entry) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.ranks[p.pid] = p
 	g.tell(rankLine(p))
 }
 
-// release tells the guard that nothing is left of any rank.
-func (g *guard) release() {
+// Release tells the guard that nothing is left of any rank.
+func (g *Guard) Release() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for pid := range g.ranks {
@@ -141,8 +142,8 @@ func (g *guard) release() {
 	clear(g.ranks)
 }
 
-// stop ends the guard in order: it makes one last pass.
-func (g *guard) stop() {
+// Stop ends the guard in order: it makes one last pass.
+func (g *Guard) Stop() {
 	close(g.quit)
 	g.mu.Lock()
 	_ = g.pipe.Close()
@@ -157,7 +158,7 @@ func (g *guard) stop() {
 	}
 }
 
-// Guard waits until standard input ends, which is when the trainer of the job
+// RunGuard waits until standard input ends, which is when the trainer of the job
 // ended or was killed, and kills what is left of the job. On standard input
 // the trainer tells of its ranks:
 //
@@ -167,11 +168,11 @@ func (g *guard) stop() {
 //	-PID                 nothing is left of that rank, nor of its group
 //
 // A rank of which the trainer had no time to tell is found by its marker.
-func Guard(ctx context.Context, stdin io.Reader, job string) error {
-	ranks := map[int]proc{}
+func RunGuard(ctx context.Context, stdin io.Reader, job string) error {
+	ranks := map[int]Entry{}
 	lines := bufio.NewScanner(stdin)
 	for lines.Scan() {
-		var p proc
+		var p Entry
 		if n, _ := fmt.Sscanf(lines.Text(), "+%d %d %d", &p.pid, &p.start, &p.session); n == 3 {
 			p.group = p.pid
 			ranks[p.pid] = p
@@ -179,11 +180,11 @@ func Guard(ctx context.Context, stdin io.Reader, job string) error {
 			delete(ranks, p.pid)
 		}
 	}
-	h := newHunt(job)
+	h := NewHunt(job)
 	for _, p := range ranks {
-		h.add(p)
+		h.Add(p)
 	}
-	if err := h.kill(ctx); err != nil {
+	if err := h.Kill(ctx); err != nil {
 		return fmt.Errorf("guard: %w", err)
 	}
 	if err := lines.Err(); err != nil {

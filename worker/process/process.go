@@ -1,4 +1,15 @@
-package worker
+// Package process has the processes of one attempt: it starts them, passes on
+// their output, and finds and kills whatever they leave behind.
+//
+//	Process   one rank's process, the leader of its own process group
+//	Exit      how it ended
+//	Entry     a line of the system's table of processes
+//	Hunt      finds the processes of jobs, by their marker and their descent
+//	Guard     a process that kills the job's processes when the trainer dies
+//
+// A process belongs to a job if its environment carries the job's marker,
+// [client.EnvJob], or if it descends from one that does: see [Hunt].
+package process
 
 import (
 	"bufio"
@@ -16,8 +27,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is one rank's process, the leader of its own process group.
-type process struct {
+// Process is one rank's process, the leader of its own process group.
+type Process struct {
 	rank  int
 	cmd   *exec.Cmd
 	pipes []*os.File // read ends of its output
@@ -26,26 +37,30 @@ type process struct {
 	tail  tail
 }
 
-// exit says how a process ended.
-type exit struct {
-	rank   int
-	code   int
-	signal string // name, such as SIGKILL, or empty
+// Exit says how a process ended.
+type Exit struct {
+	Rank   int
+	Code   int
+	Signal string // name, such as SIGKILL, or empty
 }
 
-func (e exit) failed() bool { return e.code != 0 || e.signal != "" }
+// Failed reports a code other than 0, or a signal.
+func (e Exit) Failed() bool { return e.Code != 0 || e.Signal != "" }
 
-func (e exit) String() string {
-	if e.signal != "" {
-		return fmt.Sprintf("rank %d was killed by %s", e.rank, e.signal)
+func (e Exit) String() string {
+	if e.Signal != "" {
+		return fmt.Sprintf("rank %d was killed by %s", e.Rank, e.Signal)
 	}
-	return fmt.Sprintf("rank %d exited with code %d", e.rank, e.code)
+	return fmt.Sprintf("rank %d exited with code %d", e.Rank, e.Code)
 }
 
-// startProcess starts one rank. Its output goes line by line to out and err,
-// with a prefix when there are several ranks.
-func startProcess(rank int, command, env []string, prefix string, stdout, stderr io.Writer) (*process, error) {
-	p := &process{rank: rank, cmd: exec.Command(command[0], command[1:]...)}
+// Of is the process of a command that runs already, whose output is not ours.
+func Of(rank int, cmd *exec.Cmd) *Process { return &Process{rank: rank, cmd: cmd} }
+
+// Start starts one rank. Its output goes piece by piece to stdout and stderr:
+// each write is a line, or a part of one that is longer than 64 KiB.
+func Start(rank int, command, env []string, stdout, stderr io.Writer) (*Process, error) {
+	p := Of(rank, exec.Command(command[0], command[1:]...))
 	p.cmd.Env = env
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var ends []*os.File
@@ -66,14 +81,14 @@ func startProcess(rank int, command, env []string, prefix string, stdout, stderr
 		}
 		p.pipes, ends = append(p.pipes, r), append(ends, w)
 		*out.fd = w
-		p.copy.Go(func() { p.forward(r, out.to, prefix) })
+		p.copy.Go(func() { p.forward(r, out.to) })
 	}
 	if err := p.cmd.Start(); err != nil {
 		for _, w := range ends {
 			_ = w.Close()
 		}
 		ends = nil
-		closeOutput(slog.New(slog.DiscardHandler), p)
+		CloseOutput(slog.New(slog.DiscardHandler), p)
 		return nil, notStarted(rank, err)
 	}
 	return p, nil
@@ -93,18 +108,14 @@ func notStarted(rank int, err error) error {
 // maxLine is the longest piece of output that is kept together, in bytes.
 const maxLine = 64 << 10
 
-func (p *process) forward(r io.Reader, to io.Writer, prefix string) {
+func (p *Process) forward(r io.Reader, to io.Writer) {
 	in := bufio.NewReaderSize(r, maxLine)
 	for {
 		line, err := in.ReadSlice('\n')
 		if len(line) > 0 {
-			text := append([]byte(prefix), line...)
-			if text[len(text)-1] != '\n' {
-				text = append(text, '\n')
-			}
 			p.tail.add(string(line))
 			// A terminal that is gone must not stop the training.
-			_, _ = to.Write(text)
+			_, _ = to.Write(line)
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return
@@ -112,22 +123,61 @@ func (p *process) forward(r io.Reader, to io.Writer, prefix string) {
 	}
 }
 
-// wait blocks until the process itself has ended; its output may go on.
-func (p *process) wait() exit {
+// Prefixed is a writer that puts a prefix before each piece that it is given,
+// and ends each with a line's end, in one write.
+func Prefixed(to io.Writer, prefix string) io.Writer { return &prefixed{to, prefix} }
+
+type prefixed struct {
+	to     io.Writer
+	prefix string
+}
+
+// Write implements [io.Writer].
+func (w *prefixed) Write(piece []byte) (int, error) {
+	text := append([]byte(w.prefix), piece...)
+	if len(piece) == 0 || piece[len(piece)-1] != '\n' {
+		text = append(text, '\n')
+	}
+	if _, err := w.to.Write(text); err != nil {
+		return 0, err
+	}
+	return len(piece), nil
+}
+
+// Root is the process's line in the system's table, as the leader of its own
+// group. It is there until [Process.Wait] has been called, even if the process
+// has ended.
+func (p *Process) Root() (Entry, error) {
+	root, err := readEntry(p.cmd.Process.Pid)
+	if err != nil {
+		return root, fmt.Errorf("look at rank %d: %w", p.rank, err)
+	}
+	root.group = root.pid // the kernel has made it so before the program ran
+	return root, nil
+}
+
+// Ended reports whether the process itself has ended.
+func (p *Process) Ended() bool { return p.ended.Load() }
+
+// Tail is the last lines of its output.
+func (p *Process) Tail() []string { return p.tail.get() }
+
+// Wait blocks until the process itself has ended; its output may go on.
+func (p *Process) Wait() Exit {
 	_ = p.cmd.Wait() // the state says more than the error
 	p.ended.Store(true)
-	e := exit{rank: p.rank, code: p.cmd.ProcessState.ExitCode()}
+	e := Exit{Rank: p.rank, Code: p.cmd.ProcessState.ExitCode()}
 	if ws, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-		e.code = 128 + int(ws.Signal())
-		e.signal = unix.SignalName(ws.Signal())
+		e.Code = 128 + int(ws.Signal())
+		e.Signal = unix.SignalName(ws.Signal())
 	}
 	return e
 }
 
-// signal sends sig to the whole process group, unless its leader has ended:
+// Signal sends sig to the whole process group, unless its leader has ended:
 // then its number may be somebody else's, and what is left of the group is
 // found by the hunt.
-func (p *process) signal(sig syscall.Signal) {
+func (p *Process) Signal(sig syscall.Signal) {
 	if p.ended.Load() {
 		return
 	}
@@ -142,10 +192,10 @@ const outputGrace = 2 * time.Second
 // outputSlack lets copiers that the grace ends come to an end.
 const outputSlack = 500 * time.Millisecond
 
-// closeOutput ends the forwarding of output, after what was written so far.
+// CloseOutput ends the forwarding of output, after what was written so far.
 // The deadline ends a copier that reads. One that writes to a pipe that
 // nobody empties cannot be ended: it is left to itself.
-func closeOutput(log *slog.Logger, procs ...*process) {
+func CloseOutput(log *slog.Logger, procs ...*Process) {
 	for _, p := range procs {
 		for _, r := range p.pipes {
 			_ = r.SetReadDeadline(time.Now().Add(outputGrace))

@@ -1,4 +1,4 @@
-package worker
+package process
 
 import (
 	"bytes"
@@ -10,34 +10,34 @@ import (
 	"github.com/ckptstore/ckptstore/worker/client"
 )
 
-// proc is a line of the system's table of processes.
-type proc struct {
+// Entry is a line of the system's table of processes.
+type Entry struct {
 	pid, parent, group, session int
 
 	start uint64 // in clock ticks after boot: with pid, it names one process for ever
 	gone  bool   // it has ended and only waits for its parent
 }
 
-// readProc reads one line of the table. It fails when there is no such process.
-func readProc(pid int) (proc, error) {
+// readEntry reads one line of the table. It fails when there is no such process.
+func readEntry(pid int) (Entry, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return proc{}, err
+		return Entry{}, err
 	}
 	// The name in parentheses may hold anything; the other fields follow it.
 	f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	const state, parent, group, session, threads, start = 0, 1, 2, 3, 17, 19
 	if len(f) <= start {
-		return proc{}, fmt.Errorf("/proc/%d/stat has %d fields: %q", pid, len(f), stat)
+		return Entry{}, fmt.Errorf("/proc/%d/stat has %d fields: %q", pid, len(f), stat)
 	}
-	p := proc{pid: pid}
+	p := Entry{pid: pid}
 	for i, to := range map[int]*int{parent: &p.parent, group: &p.group, session: &p.session} {
 		if *to, err = strconv.Atoi(string(f[i])); err != nil {
-			return proc{}, fmt.Errorf("/proc/%d/stat: %w", pid, err)
+			return Entry{}, fmt.Errorf("/proc/%d/stat: %w", pid, err)
 		}
 	}
 	if p.start, err = strconv.ParseUint(string(f[start]), 10, 64); err != nil {
-		return proc{}, fmt.Errorf("/proc/%d/stat: %w", pid, err)
+		return Entry{}, fmt.Errorf("/proc/%d/stat: %w", pid, err)
 	}
 	// A main thread can end before the others do: then the process lives.
 	p.gone = bytes.ContainsAny(f[state], "ZX") && len(f[threads]) == 1 && f[threads][0] <= '1'
@@ -45,15 +45,15 @@ func readProc(pid int) (proc, error) {
 }
 
 // processes is the system's table of processes.
-func processes() (map[int]proc, error) {
+func processes() (map[int]Entry, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
 	}
-	all := map[int]proc{}
+	all := map[int]Entry{}
 	for _, e := range entries {
 		if pid, err := strconv.Atoi(e.Name()); err == nil {
-			if p, err := readProc(pid); err == nil { // else it has just ended
+			if p, err := readEntry(pid); err == nil { // else it has just ended
 				all[pid] = p
 			}
 		}
@@ -61,7 +61,7 @@ func processes() (map[int]proc, error) {
 	return all, nil
 }
 
-// hunt finds the processes of jobs. A process belongs to one when
+// Hunt finds the processes of jobs. A process belongs to one when
 //
 //   - its environment carries a job's marker,
 //   - it is a rank, or was found by an earlier look,
@@ -73,40 +73,41 @@ func processes() (map[int]proc, error) {
 // all of this between two looks: cleared its environment, left for a group
 // and session that no known process has led, and lost its parent. Nor is
 // another user's, which could not be killed either.
-type hunt struct {
+type Hunt struct {
 	markers [][]byte
 
 	mu       sync.Mutex
-	known    map[int]proc // by PID, as it was when first seen
-	groups   map[int]proc // those that led a group, by its number
-	sessions map[int]proc // those that led a session, by its number
-	spared   map[int]proc // another user's
+	known    map[int]Entry // by PID, as it was when first seen
+	groups   map[int]Entry // those that led a group, by its number
+	sessions map[int]Entry // those that led a session, by its number
+	spared   map[int]Entry // another user's
 }
 
-func newHunt(jobs ...string) *hunt {
-	h := &hunt{}
+// NewHunt is a hunt for the processes of jobs.
+func NewHunt(jobs ...string) *Hunt {
+	h := &Hunt{}
 	for _, job := range jobs {
 		h.markers = append(h.markers, []byte(client.EnvJob+"="+job))
 	}
-	h.forget()
+	h.Forget()
 	return h
 }
 
-// forget forgets all processes, because none of them is left.
-func (h *hunt) forget() {
+// Forget forgets all processes, because none of them is left.
+func (h *Hunt) Forget() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.known, h.groups, h.sessions, h.spared = map[int]proc{}, map[int]proc{}, map[int]proc{}, map[int]proc{}
+	h.known, h.groups, h.sessions, h.spared = map[int]Entry{}, map[int]Entry{}, map[int]Entry{}, map[int]Entry{}
 }
 
-// add makes a process known.
-func (h *hunt) add(p proc) {
+// Add makes a process known.
+func (h *Hunt) Add(p Entry) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.addLocked(p)
 }
 
-func (h *hunt) addLocked(p proc) {
+func (h *Hunt) addLocked(p Entry) {
 	h.known[p.pid] = p
 	if p.group == p.pid {
 		h.groups[p.pid] = p
@@ -117,14 +118,14 @@ func (h *hunt) addLocked(p proc) {
 }
 
 // spare leaves a process alone from now on.
-func (h *hunt) spare(p proc) {
+func (h *Hunt) spare(p Entry) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.spared[p.pid] = p
 }
 
-// look finds the live processes of the jobs, and remembers them.
-func (h *hunt) look() ([]proc, error) {
+// Look finds the live processes of the jobs, and remembers them.
+func (h *Hunt) Look() ([]Entry, error) {
 	all, err := processes()
 	if err != nil {
 		return nil, err
@@ -139,9 +140,9 @@ func (h *hunt) look() ([]proc, error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var found []proc
+	var found []Entry
 	ours := map[int]bool{}
-	take := func(is func(proc) bool) (more bool) {
+	take := func(is func(Entry) bool) (more bool) {
 		for pid, p := range all {
 			if p.gone || ours[pid] || h.spared[pid].start == p.start || !is(p) {
 				continue
@@ -152,8 +153,8 @@ func (h *hunt) look() ([]proc, error) {
 		}
 		return more
 	}
-	take(func(p proc) bool { return h.carries(p.pid) })
-	for take(func(p proc) bool { return ours[p.parent] || h.belongs(p, all) }) { // up to the last generation
+	take(func(p Entry) bool { return h.carries(p.pid) })
+	for take(func(p Entry) bool { return ours[p.parent] || h.belongs(p, all) }) { // up to the last generation
 	}
 	return found, nil
 }
@@ -162,11 +163,11 @@ func (h *hunt) look() ([]proc, error) {
 // The number of a group is nobody else's while anyone is in it, and may be
 // reused later: by another leader, or in another session. What is left to
 // chance is a reuse in the same session by a leader that has ended.
-func (h *hunt) belongs(p proc, all map[int]proc) bool {
+func (h *Hunt) belongs(p Entry, all map[int]Entry) bool {
 	if k, ok := h.known[p.pid]; ok && k.start == p.start {
 		return true
 	}
-	led := func(leaders map[int]proc, number int) (proc, bool) {
+	led := func(leaders map[int]Entry, number int) (Entry, bool) {
 		leader, ok := leaders[number]
 		now, alive := all[number]
 		return leader, ok && (!alive || now.start == leader.start)
@@ -180,7 +181,7 @@ func (h *hunt) belongs(p proc, all map[int]proc) bool {
 
 // carries reports whether the environment of pid has a marker. A process that
 // is gone, a zombie, or another user's does not.
-func (h *hunt) carries(pid int) bool {
+func (h *Hunt) carries(pid int) bool {
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {
 		return false

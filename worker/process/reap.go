@@ -1,4 +1,4 @@
-package worker
+package process
 
 import (
 	"context"
@@ -9,22 +9,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reapTimeout bounds how long [Reap] keeps killing.
-const reapTimeout = 30 * time.Second
+// ReapTimeout bounds how long [Reap] and [Hunt.Kill] keep killing.
+const ReapTimeout = 30 * time.Second
 
 // Reap kills every process of this user that belongs to one of the jobs: its
 // environment carries the marker, or it descends from one that does, or is in
 // a group or session of one. It goes on until a look finds none, and waits for
 // each to be gone. Zombies count as gone.
-func Reap(ctx context.Context, jobs ...string) error { return newHunt(jobs...).kill(ctx) }
+func Reap(ctx context.Context, jobs ...string) error { return NewHunt(jobs...).Kill(ctx) }
 
-// kill kills what the hunt finds, until it finds nothing.
-func (h *hunt) kill(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, reapTimeout)
+// Kill kills what the hunt finds, until it finds nothing.
+func (h *Hunt) Kill(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, ReapTimeout)
 	defer cancel()
 	stopped := map[int]uint64{} // start by PID
 	for {
-		found, err := h.look()
+		found, err := h.Look()
 		if err != nil || len(found) == 0 {
 			return err
 		}
@@ -54,7 +54,7 @@ func (h *hunt) kill(ctx context.Context) error {
 }
 
 // killAll kills all of the processes and waits until they are gone.
-func (h *hunt) killAll(ctx context.Context, found []proc) (err error) {
+func (h *Hunt) killAll(ctx context.Context, found []Entry) (err error) {
 	for _, p := range found {
 		if err := h.send(p, unix.SIGKILL, nil); err != nil {
 			return err
@@ -72,7 +72,7 @@ func (h *hunt) killAll(ctx context.Context, found []proc) (err error) {
 // send sends a signal to one process by its pidfd, so that a reused PID is
 // never hit, and then does something with the pidfd. A process that is gone
 // is passed over, another user's is spared.
-func (h *hunt) send(p proc, sig unix.Signal, then func(pidfd int) error) error {
+func (h *Hunt) send(p Entry, sig unix.Signal, then func(pidfd int) error) error {
 	fail := func(err error) error { return fmt.Errorf("kill process %d of the job: %w", p.pid, err) }
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -82,7 +82,7 @@ func (h *hunt) send(p proc, sig unix.Signal, then func(pidfd int) error) error {
 		return fail(err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	if now, err := readProc(p.pid); err != nil || now.start != p.start {
+	if now, err := readEntry(p.pid); err != nil || now.start != p.start {
 		return nil // the PID was reused between the look and the open
 	}
 	switch err := unix.PidfdSendSignal(fd, sig, nil, 0); {
