@@ -67,7 +67,7 @@ func Repository() Law {
 			{Path: "gpu"},
 			{Path: "dist"},
 			{Path: "worker", May: with("worker/client", "storage", "gpu", "dist")},
-			{Path: "worker/client", May: []string{"tensor"}, NoDeps: true},
+			{Path: "worker/client", May: []string{"tensor", "dist"}, NoDeps: true},
 			{Path: "web", May: core},
 			{Path: "store", May: with("events/jetlog", "projections/viewdb", "storage", "storage/foreign", "web")},
 
