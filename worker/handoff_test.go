@@ -45,7 +45,8 @@ func (d *desk) reports(t *testing.T, rank int, after time.Duration, step int64, 
 	out := make(chan error, 1)
 	go func() {
 		<-time.After(after)
-		out <- d.report(t.Context(), rank, client.Report{Step: step, Metrics: metrics})
+		_, err := d.report(t.Context(), rank, client.Report{Step: step, Metrics: metrics})
+		out <- err
 	}()
 	return out
 }
@@ -102,8 +103,45 @@ func TestHandoff(t *testing.T) {
 			got, _ := json.Marshal(d.said)
 			t.Errorf("said %s", got)
 		}
-		if err := d.report(t.Context(), 1, client.Report{}); err == nil || !strings.Contains(err.Error(), "the attempt is over") {
+		if _, err := d.report(t.Context(), 1, client.Report{}); err == nil || !strings.Contains(err.Error(), "the attempt is over") {
 			t.Errorf("a report after the end: %v", err)
+		}
+	})
+}
+
+// All ranks of an iteration are asked the same, whenever the request comes.
+func TestHandoffAsksAllAlike(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openDesk(t.Context(), 3)
+		asked := 0
+		d.stop = func() string {
+			if asked++; asked > 1 {
+				return client.Preempt // as if it were asked for in this moment
+			}
+			return ""
+		}
+		for _, want := range []string{"", client.Preempt} {
+			answers := make(chan string, 3)
+			for rank := range 3 {
+				go func() {
+					stop, err := d.report(t.Context(), rank, client.Report{Step: 1})
+					if err != nil {
+						t.Error(err)
+					}
+					answers <- stop
+				}()
+			}
+			for range 3 {
+				if got := <-answers; got != want {
+					t.Errorf("a rank is asked to %q, want %q", got, want)
+				}
+			}
+		}
+		for rank := range 3 {
+			d.ended(rank)
+		}
+		if err := <-d.end; err != nil {
+			t.Error(err)
 		}
 	})
 }
