@@ -24,6 +24,7 @@ var ErrConfig = errors.New("bad configuration")
 type FailedError struct {
 	Attempt  int
 	Restarts int
+	Kind     FailureKind
 	Cause    string   // root cause: rank, and exit code or signal
 	Rank     int      // of the root cause; -1 when it was not one rank
 	Tail     []string // last lines of that rank's output
@@ -44,6 +45,7 @@ type job struct {
 	prey    *hunt // the processes of this job
 	arenas  *arenas
 	keeper  *keeper
+	devices *deviceGate
 	runtime string   // directory of this job's sockets
 	newest  lastSave // of the last attempt
 }
@@ -65,6 +67,7 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	}
 	store.Log = newLastWords(ctx, store.Log)
 	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: newHunt(cfg.Job), scribe: newScribe(cfg, store.Log)}
+	j.devices = &deviceGate{job: j}
 	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)
