@@ -32,6 +32,7 @@ type job struct {
 	prey    *process.Hunt // the processes of this job
 	arenas  *arenas
 	keeper  *keeper
+	devices *deviceGate
 	runtime string   // directory of this job's sockets
 	newest  lastSave // of the last attempt
 	told    bool     // its workers were told to end
@@ -57,6 +58,7 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	}
 	store.Log = newLastWords(ctx, store.Log)
 	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log), orders: newOrders()}
+	j.devices = &deviceGate{job: j}
 	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)

@@ -3,7 +3,9 @@ package process
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -16,6 +18,15 @@ type Entry struct {
 
 	start uint64 // in clock ticks after boot: with pid, it names one process for ever
 	gone  bool   // it has ended and only waits for its parent
+}
+
+// PID is its number, which another process may have by now.
+func (p Entry) PID() int { return p.pid }
+
+// Replaced reports whether its number is another process's by now.
+func (p Entry) Replaced() bool {
+	now, err := readEntry(p.pid)
+	return err == nil && now.start != p.start
 }
 
 // readEntry reads one line of the table. It fails when there is no such process.
@@ -98,6 +109,13 @@ func (h *Hunt) Forget() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.known, h.groups, h.sessions, h.spared = map[int]Entry{}, map[int]Entry{}, map[int]Entry{}, map[int]Entry{}
+}
+
+// Known are the processes that are or were the jobs', since the last Forget.
+func (h *Hunt) Known() []Entry {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Collect(maps.Values(h.known))
 }
 
 // Add makes a process known.
