@@ -47,7 +47,7 @@ type deviceGate struct {
 // deviceMemoryPoll is the time between two looks at who holds memory.
 const deviceMemoryPoll = 200 * time.Millisecond
 
-func (g *deviceGate) shut() bool { return g.cfg.Devices != nil && len(g.cfg.DeviceIDs) > 0 }
+func (g *deviceGate) shut() bool { return g.cfg.Driver != nil && len(g.cfg.DeviceIDs) > 0 }
 
 // admit returns nil when attempt n may start. What keeps it from that is no
 // fault of the training: a trial that has begun stands, to be continued.
@@ -70,7 +70,7 @@ func (g *deviceGate) ready(ctx context.Context) error {
 	}
 	look, cancel := context.WithTimeout(ctx, g.cfg.DeviceTimeout)
 	defer cancel()
-	inventory, err := g.cfg.Devices.Inspect(look)
+	inventory, err := g.cfg.Driver.Inspect(look)
 	if errors.Is(err, gpu.ErrNotBuilt) {
 		g.log.Warn("the health of the devices is not known", "error", err)
 		return nil
@@ -162,7 +162,7 @@ func (g *deviceGate) released(ctx context.Context) error {
 	defer cancel()
 	var last error
 	for {
-		held, err := g.cfg.Devices.HoldersOf(wait, g.pids()...)
+		held, err := g.cfg.Driver.HoldersOf(wait, g.pids()...)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -214,7 +214,7 @@ func (g *deviceGate) listen(work context.Context) (failed <-chan struct{}, stop 
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := g.cfg.Devices.Watch(ctx, func(e gpu.Event) { g.hear(ctx, e) }); err != nil {
+		if err := g.cfg.Driver.Watch(ctx, func(e gpu.Event) { g.hear(ctx, e) }); err != nil {
 			g.log.Warn("the devices of the job are not watched any more: what happens to them is seen before the next attempt", "error", err)
 		}
 	}()
@@ -264,7 +264,7 @@ func (g *deviceGate) uses(ctx context.Context, uuid string) bool {
 	}
 	look, cancel := context.WithTimeout(ctx, g.cfg.DeviceTimeout)
 	defer cancel()
-	inventory, err := g.cfg.Devices.Inspect(look)
+	inventory, err := g.cfg.Driver.Inspect(look)
 	if err != nil {
 		g.log.Warn("which device an instance belongs to is not known: any failure is one of the job's", "error", err)
 		return true

@@ -19,9 +19,9 @@ import (
 	"github.com/ckptstore/ckptstore/worker/client"
 )
 
-// devices is a node with two GPUs, the second in MIG mode, that fare as the
+// fakeDevices is a node with two GPUs, the second in MIG mode, that fare as the
 // test says.
-type devices struct {
+type fakeDevices struct {
 	mu      sync.Mutex
 	one     gpu.Status
 	hangs   bool
@@ -34,12 +34,12 @@ type devices struct {
 
 const oneGPU, twoGPU, partGPU = "GPU-1", "GPU-2", "MIG-2a"
 
-func newDevices() *devices {
-	return &devices{one: gpu.Status{Device: gpu.Device{UUID: oneGPU}}, tell: make(chan gpu.Event)}
+func newDevices() *fakeDevices {
+	return &fakeDevices{one: gpu.Status{Device: gpu.Device{UUID: oneGPU}}, tell: make(chan gpu.Event)}
 }
 
 // Inspect implements worker.Devices.
-func (d *devices) Inspect(ctx context.Context) (gpu.Inventory, error) {
+func (d *fakeDevices) Inspect(ctx context.Context) (gpu.Inventory, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.looks++
@@ -52,7 +52,7 @@ func (d *devices) Inspect(ctx context.Context) (gpu.Inventory, error) {
 }
 
 // Watch implements worker.Devices.
-func (d *devices) Watch(ctx context.Context, told func(gpu.Event)) error {
+func (d *fakeDevices) Watch(ctx context.Context, told func(gpu.Event)) error {
 	d.mu.Lock()
 	d.watched++
 	d.mu.Unlock()
@@ -67,7 +67,7 @@ func (d *devices) Watch(ctx context.Context, told func(gpu.Event)) error {
 }
 
 // HoldersOf implements worker.Devices.
-func (d *devices) HoldersOf(_ context.Context, pids ...int) ([]gpu.Holder, error) {
+func (d *fakeDevices) HoldersOf(_ context.Context, pids ...int) ([]gpu.Holder, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.asked = append(d.asked, pids)
@@ -82,13 +82,13 @@ func (d *devices) HoldersOf(_ context.Context, pids ...int) ([]gpu.Holder, error
 }
 
 // on is newJob with devices.
-func on(t *testing.T, d *devices, ids []string, nproc int, command ...string) *job {
+func on(t *testing.T, d *fakeDevices, ids []string, nproc int, command ...string) *job {
 	j := newJob(t, nproc, command...)
-	j.cfg.Devices, j.cfg.DeviceIDs, j.cfg.DeviceTimeout = d, ids, patience
+	j.cfg.Driver, j.cfg.DeviceIDs, j.cfg.DeviceTimeout = d, ids, patience
 	return j
 }
 
-func (d *devices) send(t *testing.T, e gpu.Event) {
+func (d *fakeDevices) send(t *testing.T, e gpu.Event) {
 	t.Helper()
 	select {
 	case d.tell <- e:

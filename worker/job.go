@@ -39,6 +39,7 @@ type job struct {
 	reached int64    // the step that they reported last; -1: none
 	orders  *orders
 	reason  string // of the job's end, when it is not an error
+	hooks   *hooks
 }
 
 // Run runs a job until its workers are done, its failure budget is used up,
@@ -56,8 +57,12 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	if _, err := exec.LookPath(cfg.Command[0]); err != nil {
 		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
 	}
+	hooks, err := newHooks(&cfg)
+	if err != nil {
+		return err
+	}
 	store.Log = newLastWords(ctx, store.Log)
-	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log), orders: newOrders()}
+	j := &job{hooks: hooks, cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log), orders: newOrders()}
 	j.devices = &deviceGate{job: j}
 	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {

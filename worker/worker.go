@@ -102,7 +102,9 @@ type Config struct {
 	// value that differ, instead of saving the lowest rank's with a warning.
 	StrictReplicas bool
 	Config         map[string]any
-	Backend        string
+	Backend        string // name of the communication backend; default none
+	BackendConfig
+	Torch TorchConfig
 	// Withheld names variables of the environment that workers do not inherit,
 	// such as the trainer's credentials: a worker is given a socket of its own.
 	Withheld []string
@@ -118,12 +120,13 @@ type Config struct {
 	// context ends, and what it has not done a later call does.
 	Collect func(context.Context) error
 
-	// Devices are asked about DeviceIDs, the GPUs and MIG instances that the job
-	// uses on this node: before each attempt, and while one runs. Without either,
-	// nobody is asked. DeviceTimeout is how long a look at them may take, and how
+	// Driver is asked about DeviceIDs, the GPUs and MIG instances that the job
+	// uses on this node, and to which [Run] adds those that it gives to workers:
+	// before each attempt, and while one runs. Without either, nobody is asked.
+	// DeviceTimeout is how long a look at them may take, and how
 	// long memory may be held that a process which is gone had of them; default
 	// 60 s.
-	Devices       Devices
+	Driver        Devices
 	DeviceIDs     []string
 	DeviceTimeout time.Duration
 
