@@ -47,7 +47,7 @@ type deviceGate struct {
 // deviceMemoryPoll is the time between two looks at who holds memory.
 const deviceMemoryPoll = 200 * time.Millisecond
 
-func (g *deviceGate) shut() bool { return g.cfg.Driver != nil && len(g.cfg.DeviceIDs) > 0 }
+func (g *deviceGate) shut() bool { return g != nil && g.cfg.Driver != nil && len(g.cfg.DeviceIDs) > 0 }
 
 // admit returns nil when attempt n may start. What keeps it from that is no
 // fault of the training: a trial that has begun stands, to be continued.
