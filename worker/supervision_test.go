@@ -83,7 +83,11 @@ var stopsItself = workerRole("stops itself", func(ctx context.Context, c *client
 	if err := meet(ctx, c); err != nil || c.Rank == 0 {
 		return errors.Join(err, errors.New("a bug"))
 	}
-	return errors.Join(syscall.Kill(syscall.Getpid(), syscall.SIGSTOP), errors.New("continued"))
+	if err := syscall.Kill(syscall.Getpid(), syscall.SIGSTOP); err != nil {
+		return err
+	}
+	<-ctx.Done() // this thread may be stopped a moment later
+	return errors.New("continued")
 })
 
 // A worker that is stopped takes no SIGTERM; SIGKILL ends it all the same.
