@@ -250,7 +250,7 @@ func TestDeviceMemoryIsFreed(t *testing.T) {
 	d := newDevices()
 	d.holds = []gpu.Holder{{Device: oneGPU}, {Device: oneGPU}, {}}
 	j := on(t, d, []string{oneGPU}, 1, diesOnce...)
-	j.cfg.MaxInfraRestarts = 1
+	j.cfg.MaxRestarts = 1
 	j.must()
 	if pids := d.asked[0]; len(d.asked) != 4 || len(pids) != 1 || !slices.Contains(j.out.lines("pid "), strconv.Itoa(pids[0])) {
 		t.Errorf("asked for %v", d.asked)
@@ -263,7 +263,7 @@ func TestDeviceMemoryIsHeld(t *testing.T) {
 	d := newDevices()
 	d.holds = []gpu.Holder{{Device: oneGPU}}
 	j := on(t, d, []string{oneGPU}, 1, diesOnce...)
-	j.cfg.MaxInfraRestarts, j.cfg.DeviceTimeout = 1, shortly
+	j.cfg.MaxRestarts, j.cfg.DeviceTimeout = 1, shortly
 	err := j.run()
 	pid := j.out.lines("pid ")
 	if !errors.Is(err, worker.ErrDevices) || len(pid) != 1 || !strings.Contains(err.Error(), "process "+pid[0]+" of an earlier attempt is gone and still holds memory of GPU-1") {
