@@ -137,7 +137,7 @@ func (j *job) staging() stagingConfig {
 func (j *job) groupStarted(n int, resume string) *events.GroupStarted {
 	g := &events.GroupStarted{Attempt: n, Job: j.cfg.Job, WorldSize: j.cfg.NProc, Backend: j.cfg.Backend, Resume: resume}
 	for rank := range j.cfg.NProc {
-		g.Ranks = append(g.Ranks, events.RankPlacement{Rank: rank, LocalRank: rank})
+		g.Ranks = append(g.Ranks, j.hooks.place(events.RankPlacement{Rank: rank, LocalRank: rank}))
 	}
 	return g
 }

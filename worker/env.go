@@ -24,18 +24,18 @@ func torchEnv(cfg Config, attempt, restart, rank, port int, errorFile string) ma
 		"LOCAL_WORLD_SIZE":                world,
 		"GROUP_RANK":                      "0",
 		"GROUP_WORLD_SIZE":                "1",
-		"ROLE_NAME":                       "default",
+		"ROLE_NAME":                       or(cfg.Torch.Role, "default"),
 		"ROLE_RANK":                       strconv.Itoa(rank),
 		"ROLE_WORLD_SIZE":                 world,
-		"MASTER_ADDR":                     "127.0.0.1",
+		"MASTER_ADDR":                     cfg.Torch.masterAddr(),
 		"MASTER_PORT":                     strconv.Itoa(port),
-		"TORCHELASTIC_RUN_ID":             cfg.Run,
+		"TORCHELASTIC_RUN_ID":             or(cfg.Torch.RunID, cfg.Run),
 		"TORCHELASTIC_RESTART_COUNT":      strconv.Itoa(restart),
 		"TORCHELASTIC_MAX_RESTARTS":       strconv.Itoa(cfg.MaxRestarts),
 		"TORCHELASTIC_ERROR_FILE":         errorFile,
 		"TORCHELASTIC_SIGNALS_TO_HANDLE":  "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
 		"TORCHELASTIC_USE_AGENT_STORE":    "False",
-		"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+		"TORCH_NCCL_ASYNC_ERROR_HANDLING": ncclErrorHandling(),
 		client.EnvRun:                     cfg.Run,
 		client.EnvJob:                     cfg.Job,
 		client.EnvTrial:                   cfg.Trial,
@@ -77,14 +77,15 @@ type heldPort struct {
 	port int
 }
 
-func holdPort() (*heldPort, error) {
+// holdPort holds a port, a free one when port is 0.
+func holdPort(port int) (*heldPort, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("find a free port for MASTER_PORT: %w", err)
+		return nil, notHeld(port, err)
 	}
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
-		unix.Bind(fd, &unix.SockaddrInet4{}),
+		unix.Bind(fd, &unix.SockaddrInet4{Port: port}),
 	)
 	var at unix.Sockaddr
 	if err == nil {
@@ -92,9 +93,16 @@ func holdPort() (*heldPort, error) {
 	}
 	if err != nil {
 		_ = unix.Close(fd)
-		return nil, fmt.Errorf("find a free port for MASTER_PORT: %w", err)
+		return nil, notHeld(port, err)
 	}
 	return &heldPort{fd, at.(*unix.SockaddrInet4).Port}, nil
+}
+
+func notHeld(port int, err error) error {
+	if port == 0 {
+		return fmt.Errorf("find a free port for MASTER_PORT: %w", err)
+	}
+	return fmt.Errorf("hold MASTER_PORT %d: %w", port, err)
 }
 
 func (h *heldPort) release() { _ = unix.Close(h.fd) }

@@ -47,6 +47,7 @@ type job struct {
 	keeper  *keeper
 	runtime string   // directory of this job's sockets
 	newest  lastSave // of the last attempt
+	hooks   *hooks
 }
 
 // Run runs a job until its workers are done, its failure budget is used up,
@@ -64,8 +65,12 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	if _, err := exec.LookPath(cfg.Command[0]); err != nil {
 		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
 	}
+	hooks, err := newHooks(&cfg)
+	if err != nil {
+		return err
+	}
 	store.Log = newLastWords(ctx, store.Log)
-	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log)}
+	j := &job{hooks: hooks, cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log)}
 	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)

@@ -41,6 +41,7 @@ type group struct {
 	loader  *loader
 	hub     *dist.Hub
 	hello   chan int // a rank, at its first hello
+	*enlisted
 }
 
 // rankServer serves the socket of one rank of one attempt.
@@ -168,7 +169,7 @@ func decoded[In, Out any](r *http.Request, body []byte, h func(context.Context, 
 	return json.Marshal(out)
 }
 
-func (s *rankServer) onHello(_ context.Context, h client.Hello) (client.Context, error) {
+func (s *rankServer) onHello(ctx context.Context, h client.Hello) (client.Context, error) {
 	version := 0
 	for _, v := range h.Protocols {
 		if slices.Contains(protocols, v) {
@@ -180,6 +181,9 @@ func (s *rankServer) onHello(_ context.Context, h client.Hello) (client.Context,
 	}
 	s.protocol.Store(int64(version))
 	s.once.Do(func() { s.hello <- s.rank })
+	if err := s.held(ctx); err != nil {
+		return client.Context{}, err
+	}
 	return client.Context{
 		Protocol: version, Run: s.cfg.Run, Trial: s.cfg.Trial, Job: s.cfg.Job,
 		Attempt: s.attempt, Rank: s.rank, WorldSize: s.cfg.NProc, Resume: s.resume, Config: s.cfg.Config,
@@ -187,10 +191,15 @@ func (s *rankServer) onHello(_ context.Context, h client.Hello) (client.Context,
 }
 
 func (s *rankServer) onReport(ctx context.Context, r client.Report) (struct{}, error) {
+	metrics, err := s.fetch(r.Metrics)
+	if err != nil {
+		return struct{}{}, badRequest("%w", err)
+	}
+	r.Metrics = metrics
 	if err := checkMetrics(r.Metrics, s.cfg.NProc); err != nil {
 		return struct{}{}, badRequest("%w", err)
 	}
-	err := s.handoff.report(ctx, s.rank, r)
+	err = s.handoff.report(ctx, s.rank, r)
 	if errors.Is(err, syscall.ENOSPC) {
 		return struct{}{}, fmt.Errorf("the metrics of step %d are not kept: %w", r.Step, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"path/filepath"
 	"sync"
@@ -28,6 +29,7 @@ type watch struct {
 	exits       chan process.Exit
 	reported    chan error // the handoff's end
 	iterations  int        // valid once reported
+	*enlisted
 }
 
 // run starts the processes and waits until all of them, and everything that
@@ -35,14 +37,20 @@ type watch struct {
 func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError, err error) {
 	w.exits = make(chan process.Exit, w.cfg.NProc)
 	w.reported = make(chan error, 1)
-	err = w.start(restart)
-	if err == nil {
+	err = w.start(ctx, restart)
+	defer func() { w.enlisted.over() }()
+	if refused := (hookError{}); errors.As(err, &refused) {
+		cause, err = &FailedError{Rank: -1, Cause: refused.Error()}, nil
+	} else if err == nil {
 		go func() {
 			var err error
 			w.iterations, err = w.group.handoff.run(work)
 			w.reported <- err
 		}()
 		cause, err = w.wait(ctx, work)
+	}
+	if cause == nil && err == nil {
+		w.enlisted.shutDown(work, w.cfg.Grace)
 	}
 	w.signal(syscall.SIGKILL)
 	if rerr := w.prey.Kill(work); rerr == nil {
@@ -66,8 +74,11 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 }
 
 // start opens the sockets and starts the processes.
-func (w *watch) start(restart int) (err error) {
-	if w.port, err = holdPort(); err != nil {
+func (w *watch) start(ctx context.Context, restart int) (err error) {
+	if w.port, err = w.cfg.Torch.masterPort(); err != nil {
+		return err
+	}
+	if err := w.enlist(ctx); err != nil {
 		return err
 	}
 	for rank := range w.cfg.NProc {
@@ -78,6 +89,7 @@ func (w *watch) start(restart int) (err error) {
 		}
 		w.servers = append(w.servers, s)
 		set := torchEnv(w.cfg, w.group.attempt, restart, rank, w.port.port, w.file(rank, "error.json"))
+		maps.Copy(set, w.enlisted.env(rank))
 		set[client.EnvSocket], set[client.EnvToken] = socket, token
 		set[client.EnvResume] = w.group.resume
 		prefix := ""
@@ -97,7 +109,11 @@ func (w *watch) start(restart int) (err error) {
 		}
 		w.prey.Add(root)
 		w.guard.Watch(root)
-		go func() { w.exits <- p.Wait() }()
+		go func() {
+			e := p.Wait()
+			w.enlisted.died(e)
+			w.exits <- e
+		}()
 	}
 	return nil
 }
@@ -124,6 +140,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	})
 	defer grace.Stop()
 	term := sync.OnceFunc(func() {
+		w.enlisted.shutDown(work, w.cfg.Grace)
 		w.signal(syscall.SIGTERM)
 		grace.Reset(w.cfg.Grace)
 	})
@@ -134,6 +151,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	end := func(why *FailedError) {
 		if cause == nil {
 			cause = why
+			if ctx.Err() == nil {
+				w.enlisted.failed()
+			}
 			term()
 		}
 	}
@@ -148,7 +168,13 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	greeted := map[int]bool{}
 	greet := func(rank int) {
 		if greeted[rank] = true; len(greeted) == w.cfg.NProc {
-			say(&events.TrainingStarted{Attempt: w.group.attempt})
+			trains, terr := w.enlisted.trains()
+			if terr != nil {
+				end(&FailedError{Rank: -1, Cause: terr.Error()})
+			}
+			if trains {
+				say(&events.TrainingStarted{Attempt: w.group.attempt})
+			}
 		}
 	}
 	reported, done := w.reported, ctx.Done()

@@ -101,7 +101,9 @@ type Config struct {
 	// value that differ, instead of saving the lowest rank's with a warning.
 	StrictReplicas bool
 	Config         map[string]any
-	Backend        string
+	Backend        string // name of the communication backend; default none
+	BackendConfig
+	Torch TorchConfig
 	// Withheld names variables of the environment that workers do not inherit,
 	// such as the trainer's credentials: a worker is given a socket of its own.
 	Withheld []string

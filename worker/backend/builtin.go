@@ -1,0 +1,93 @@
+package backend
+
+import (
+	"context"
+	"fmt"
+)
+
+// Names of the built-in backends.
+const (
+	Torch        = "torch"         // torch.distributed
+	TensorPipe   = "tensorpipe"    // torch.distributed.rpc
+	ProcessGroup = "process_group" // torch.distributed.rpc over a process group
+	None         = "none"          // what the workers do among themselves is theirs
+)
+
+// Environment that built-in backends give to a worker. The rest of what
+// init_process_group and init_rpc ask for, such as RANK and MASTER_ADDR, every
+// worker gets.
+const (
+	// EnvBackend says how the workers of the group talk: nccl when each has a
+	// device, else gloo; or the name of the RPC backend.
+	EnvBackend = "CKPTSTORE_BACKEND"
+	// EnvRPCName is the worker's name for init_rpc: worker0, worker1, …
+	EnvRPCName = "CKPTSTORE_RPC_NAME"
+)
+
+// Builtin is a new registry of the built-in backends.
+func Builtin() *Registry {
+	return &Registry{configs: map[string]Config{
+		Torch:        builtin{Torch, torch{}},
+		TensorPipe:   builtin{TensorPipe, rpc{name: TensorPipe}},
+		ProcessGroup: builtin{ProcessGroup, rpc{name: ProcessGroup}},
+		None:         builtin{None, Default{}},
+	}}
+}
+
+// builtin is the config of a backend without state.
+type builtin struct {
+	name    string
+	backend Backend
+}
+
+var _ Config = builtin{}
+
+// Name implements Config.
+func (b builtin) Name() string { return b.name }
+
+// Backend implements Config.
+func (b builtin) Backend() Backend { return b.backend }
+
+// torch is for scripts that call init_process_group.
+type torch struct{ Default }
+
+var _ Backend = torch{}
+
+// OnStart implements Backend.
+func (torch) OnStart(_ context.Context, g *Group) error {
+	name := "nccl"
+	for _, w := range g.Workers {
+		if len(w.Devices) == 0 {
+			name = "gloo" // a group of both kinds has no NCCL
+		}
+	}
+	for _, w := range g.Workers {
+		w.Env[EnvBackend] = name
+	}
+	return nil
+}
+
+// ShareVisibleDevices implements Backend: scripts choose their device by
+// LOCAL_RANK.
+func (torch) ShareVisibleDevices() bool { return true }
+
+// rpc is for scripts that call init_rpc.
+type rpc struct {
+	Default
+	name string
+}
+
+var _ Backend = rpc{}
+
+// OnStart implements Backend.
+func (r rpc) OnStart(_ context.Context, g *Group) error {
+	for _, w := range g.Workers {
+		w.Env[EnvBackend] = r.name
+		w.Env[EnvRPCName] = fmt.Sprintf("worker%d", w.Rank)
+	}
+	return nil
+}
+
+// ShareVisibleDevices implements Backend: device maps name devices of other
+// workers, so all of a node count alike.
+func (rpc) ShareVisibleDevices() bool { return true }

@@ -1,0 +1,177 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+var (
+	// ErrLive says that a group was started while another one lives.
+	ErrLive = errors.New("a session is live already")
+	// ErrNoSession says that there is no group: none was started, or it has ended.
+	ErrNoSession = errors.New("no session is live")
+)
+
+// Options are how an executor runs a backend.
+type Options struct {
+	// Init runs first of all for each group.
+	Init func(ctx context.Context, g *Group) error
+	// Share says whether workers see each other's devices; nil leaves it to the
+	// backend.
+	Share *bool
+	// Ordered says that the workers' environment has CUDA_DEVICE_ORDER.
+	Ordered bool
+	Timeout time.Duration // of each hook; default 1 min
+	Log     *slog.Logger  // default: nothing is logged
+}
+
+// Executor runs the hooks of a backend for one group after the other. At most
+// one is live, from Start to Shutdown or Abort. Safe for concurrent use.
+type Executor struct {
+	name    string
+	backend Backend
+	opts    Options
+
+	mu   sync.Mutex // not held during hooks
+	live *session
+}
+
+// session is a live group.
+type session struct {
+	group    *Group
+	started  bool // all hooks of the start have ended well
+	training bool // OnTrainingStart has begun
+}
+
+// NewExecutor is an executor of a backend with a name for its errors.
+func NewExecutor(name string, b Backend, o Options) *Executor {
+	if o.Timeout == 0 {
+		o.Timeout = time.Minute
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Executor{name: name, backend: b, opts: o}
+}
+
+// Start makes a group live: it runs the init hook, sets what devices workers
+// see, and calls OnStart. After an error no group is live.
+func (e *Executor) Start(ctx context.Context, g *Group) error {
+	s := &session{group: g}
+	e.mu.Lock()
+	if live := e.live; live != nil {
+		e.mu.Unlock()
+		return fmt.Errorf("backend %s: start attempt %d: %w: attempt %d has not ended", e.name, g.Attempt, ErrLive, live.group.Attempt)
+	}
+	e.live = s
+	e.mu.Unlock()
+	err := e.start(ctx, g)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s.started = true
+	if err != nil && e.live == s {
+		e.live = nil
+	}
+	return err
+}
+
+func (e *Executor) start(ctx context.Context, g *Group) error {
+	if e.opts.Init != nil {
+		if err := e.call(ctx, "init hook", g, e.opts.Init); err != nil {
+			return err
+		}
+	}
+	share := e.backend.ShareVisibleDevices()
+	if e.opts.Share != nil {
+		share = *e.opts.Share
+	}
+	if err := g.show(share, !e.opts.Ordered); err != nil {
+		return fmt.Errorf("backend %s: %w", e.name, err)
+	}
+	return e.call(ctx, "OnStart", g, e.backend.OnStart)
+}
+
+// HoldsHello reports whether hellos are answered only after TrainingStart.
+func (e *Executor) HoldsHello() bool {
+	g, ok := e.backend.(Gate)
+	return ok && g.HoldsHello()
+}
+
+// TrainingStart says that all workers of the live group have said hello, once.
+func (e *Executor) TrainingStart(ctx context.Context) error {
+	e.mu.Lock()
+	s := e.live
+	if s == nil || !s.started || s.training {
+		e.mu.Unlock()
+		if s != nil && s.training {
+			return fmt.Errorf("backend %s: start training: the training of attempt %d has started already", e.name, s.group.Attempt)
+		}
+		return fmt.Errorf("backend %s: start training: %w", e.name, ErrNoSession)
+	}
+	s.training = true
+	e.mu.Unlock()
+	return e.call(ctx, "OnTrainingStart", s.group, e.backend.OnTrainingStart)
+}
+
+// Fetch decodes the data of a report of a worker of the live group.
+func (e *Executor) Fetch(data map[string]any) (map[string]any, error) {
+	e.mu.Lock()
+	started := e.live != nil && e.live.started
+	e.mu.Unlock()
+	if !started {
+		return nil, fmt.Errorf("backend %s: fetch a report: %w", e.name, ErrNoSession)
+	}
+	out, err := e.backend.DecodeData(data)
+	if err != nil {
+		return nil, fmt.Errorf("backend %s: decode a report: %w", e.name, err)
+	}
+	return out, nil
+}
+
+// Shutdown ends the live group, if there is one, gracefully: OnShutdown runs,
+// and its error is logged.
+func (e *Executor) Shutdown(ctx context.Context) {
+	s := e.end()
+	if s == nil {
+		return
+	}
+	if err := e.call(ctx, "OnShutdown", s.group, e.backend.OnShutdown); err != nil {
+		e.opts.Log.Warn("the backend did not shut down in order, as when a worker has died", "error", err)
+	}
+}
+
+// Abort ends the live group, if there is one, without a hook.
+func (e *Executor) Abort() { e.end() }
+
+func (e *Executor) end() *session {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.live
+	e.live = nil
+	return s
+}
+
+// call runs a hook until it returns, ctx ends or the time is up.
+func (e *Executor) call(ctx context.Context, name string, g *Group, hook func(context.Context, *Group) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, e.opts.Timeout, fmt.Errorf("it does not end within %v", e.opts.Timeout))
+	defer cancel()
+	if ctx.Err() != nil {
+		return fmt.Errorf("backend %s: %s: %w", e.name, name, context.Cause(ctx))
+	}
+	done := make(chan error, 1)
+	go func() { done <- hook(ctx, g) }()
+	var err error
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("backend %s: %s: %w", e.name, name, err)
+	}
+	return nil
+}

@@ -1,0 +1,60 @@
+package backend
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Config names a backend and makes it.
+type Config interface {
+	Name() string
+	// Backend makes one for a job.
+	Backend() Backend
+}
+
+// Registry is the backends that a trainer knows. It is filled before it is
+// asked: registering is not safe beside other calls.
+type Registry struct {
+	configs map[string]Config
+}
+
+// UnknownError says that no backend has a name.
+type UnknownError struct {
+	Name       string
+	Registered []string
+}
+
+// Error implements error.
+func (e *UnknownError) Error() string {
+	return fmt.Sprintf("no backend %q is registered: choose one of %s", e.Name, strings.Join(e.Registered, ", "))
+}
+
+// Register adds a backend under its name, which must be free.
+func (r *Registry) Register(c Config) error {
+	name := c.Name()
+	if name == "" {
+		return fmt.Errorf("register a backend of type %T: it has no name", c)
+	}
+	if _, taken := r.configs[name]; taken {
+		return fmt.Errorf("register backend %q: it is already registered", name)
+	}
+	if r.configs == nil {
+		r.configs = map[string]Config{}
+	}
+	r.configs[name] = c
+	return nil
+}
+
+// Lookup is the backend of a name, or an [UnknownError].
+func (r *Registry) Lookup(name string) (Config, error) {
+	c, ok := r.configs[name]
+	if !ok {
+		return nil, &UnknownError{name, r.Names()}
+	}
+	return c, nil
+}
+
+// Names are those of all backends, sorted.
+func (r *Registry) Names() []string { return slices.Sorted(maps.Keys(r.configs)) }
