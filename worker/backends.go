@@ -174,7 +174,7 @@ func (e *enlisted) shutDown(work context.Context, limit time.Duration) {
 // over ends whatever is left.
 func (e *enlisted) over() {
 	if e != nil {
-		e.exec.Abort()
+		e.exec.End()
 		e.end(errors.New("the attempt is over"))
 	}
 }

@@ -201,6 +201,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		case rerr := <-reported:
 			reported = nil
 			if rerr != nil {
+				if cause != nil {
+					w.log.Warn("the last reports are discarded: not all ranks have made theirs", "error", rerr)
+				}
 				end(&FailedError{Rank: -1, Cause: rerr.Error()})
 			}
 		case serr := <-w.saving:

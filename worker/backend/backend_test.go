@@ -141,6 +141,7 @@ func TestShutdown(t *testing.T) {
 	}
 	e.Abort()
 	e.Shutdown(t.Context())
+	e.End()
 	if n != 0 {
 		t.Errorf("OnShutdown ran %d times without a graceful end", n)
 	}
@@ -148,6 +149,7 @@ func TestShutdown(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.Shutdown(t.Context())
+	e.Abort()
 	e.Shutdown(t.Context())
 	if n != 1 || strings.Count(log.String(), "OnShutdown: rank 1 is gone") != 1 {
 		t.Errorf("OnShutdown ran %d times; the log is %s", n, log.String())

@@ -30,7 +30,7 @@ type Options struct {
 }
 
 // Executor runs the hooks of a backend for one group after the other. At most
-// one is live, from Start to Shutdown or Abort. Safe for concurrent use.
+// one is live, from Start to End. Safe for concurrent use.
 type Executor struct {
 	name    string
 	backend Backend
@@ -45,6 +45,7 @@ type session struct {
 	group    *Group
 	started  bool // all hooks of the start have ended well
 	training bool // OnTrainingStart has begun
+	closed   bool // OnShutdown has begun, or must not run
 }
 
 // NewExecutor is an executor of a backend with a name for its errors.
@@ -132,10 +133,11 @@ func (e *Executor) Fetch(data map[string]any) (map[string]any, error) {
 	return out, nil
 }
 
-// Shutdown ends the live group, if there is one, gracefully: OnShutdown runs,
-// and its error is logged.
+// Shutdown begins the graceful end of the live group, unless it has begun or was
+// refused: OnShutdown runs, and its error is logged. The group's workers may go
+// on for a while, and their last reports are fetched.
 func (e *Executor) Shutdown(ctx context.Context) {
-	s := e.end()
+	s := e.close()
 	if s == nil {
 		return
 	}
@@ -144,14 +146,26 @@ func (e *Executor) Shutdown(ctx context.Context) {
 	}
 }
 
-// Abort ends the live group, if there is one, without a hook.
-func (e *Executor) Abort() { e.end() }
+// Abort says that the end of the live group is not graceful: no hook runs any
+// more.
+func (e *Executor) Abort() { e.close() }
 
-func (e *Executor) end() *session {
+// End says that no worker of the group is left.
+func (e *Executor) End() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.live = nil
+}
+
+// close is the live session, the first time.
+func (e *Executor) close() *session {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.live
-	e.live = nil
+	if s == nil || s.closed {
+		return nil
+	}
+	s.closed = true
 	return s
 }
 

@@ -328,7 +328,11 @@ func Test11OneSessionAtATimeAndNoFetchBefore(t *testing.T) {
 	}
 	for _, end := range []func(){func() { e.Shutdown(t.Context()) }, e.Abort} {
 		end()
-		end()
+		if err := fetch(); err != nil {
+			t.Errorf("a last report: %v", err)
+		}
+		e.End()
+		e.End()
 		if err := fetch(); !errors.Is(err, ErrNoSession) {
 			t.Errorf("fetch after the end: %v", err)
 		}
@@ -336,7 +340,7 @@ func Test11OneSessionAtATimeAndNoFetchBefore(t *testing.T) {
 			t.Errorf("the next start: %v", err)
 		}
 	}
-	e.Abort()
+	e.End()
 
 	// A start that fails leaves no session, nor is there one before it is over.
 	var during error

@@ -38,18 +38,20 @@ type Client struct {
 	seq   atomic.Uint64
 	plans plans
 	maps  mappings
+	enc   encoding
 }
 
 // ErrNoTrainer says that the process was not started by a trainer.
 var ErrNoTrainer = errors.New("no trainer: " + EnvSocket + " is not set; start this program with `trainer run -- COMMAND`")
 
-// helloTimeout bounds the first request; all later ones are bounded by their
+// helloTimeout bounds the first request, whose answer the trainer's backend may
+// hold until all ranks have sent theirs; all later ones are bounded by their
 // context.
-const helloTimeout = 30 * time.Second
+const helloTimeout = 15 * time.Minute
 
 // Connect says hello to the trainer that started this process. It returns
 // [ErrNoTrainer] when there is none.
-func Connect(ctx context.Context) (*Client, error) {
+func Connect(ctx context.Context, opts ...Option) (*Client, error) {
 	socket := os.Getenv(EnvSocket)
 	if socket == "" {
 		return nil, ErrNoTrainer
@@ -63,6 +65,9 @@ func Connect(ctx context.Context) (*Client, error) {
 			},
 			MaxIdleConnsPerHost: 4,
 		}},
+	}
+	for _, set := range opts {
+		set(c)
 	}
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
@@ -86,6 +91,10 @@ func (c *Client) Close() {
 // not kept and every rank's Report is [ErrNoSpace]: the group goes on, and a
 // worker may do so too.
 func (c *Client) Report(ctx context.Context, step int64, metrics map[string]any) error {
+	metrics, err := c.enc.apply(metrics)
+	if err != nil {
+		return fmt.Errorf("report: encode the metrics of step %d: %w", step, err)
+	}
 	safe := make(map[string]any, len(metrics))
 	for k, v := range metrics {
 		safe[k] = finite(v)
