@@ -68,6 +68,11 @@ func newHooks(cfg *Config) (*hooks, error) {
 		Init: cfg.InitHook, Share: cfg.ShareDevices, Ordered: ordered && !slices.Contains(cfg.Withheld, "CUDA_DEVICE_ORDER"),
 		Timeout: cfg.HookTimeout, Log: cfg.Logger,
 	})
+	if h.exec.Shares() {
+		if _, err := gpu.ShareVisible(onOneNode(h.given)); err != nil {
+			return nil, fmt.Errorf("%w: %w: give --share-devices=false, and then each worker's device is its number 0", ErrConfig, err)
+		}
+	}
 	return h, nil
 }
 

@@ -86,14 +86,18 @@ func (e *Executor) start(ctx context.Context, g *Group) error {
 			return err
 		}
 	}
-	share := e.backend.ShareVisibleDevices()
-	if e.opts.Share != nil {
-		share = *e.opts.Share
-	}
-	if err := g.show(share, !e.opts.Ordered); err != nil {
+	if err := g.show(e.Shares(), !e.opts.Ordered); err != nil {
 		return fmt.Errorf("backend %s: %w", e.name, err)
 	}
 	return e.call(ctx, "OnStart", g, e.backend.OnStart)
+}
+
+// Shares reports whether workers see each other's devices.
+func (e *Executor) Shares() bool {
+	if e.opts.Share != nil {
+		return *e.opts.Share
+	}
+	return e.backend.ShareVisibleDevices()
 }
 
 // HoldsHello reports whether hellos are answered only after TrainingStart.

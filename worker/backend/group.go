@@ -2,7 +2,6 @@ package backend
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -109,7 +108,7 @@ func (g *Group) show(share, order bool) error {
 	if share {
 		var err error
 		if shared, err = gpu.ShareVisible(workers); err != nil {
-			return fmt.Errorf("%w (--share-devices=false)", err)
+			return err
 		}
 	}
 	for i, w := range g.Workers {

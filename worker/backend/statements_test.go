@@ -128,7 +128,7 @@ func Test06UnionOfANode(t *testing.T) {
 		t.Errorf("%v, %v", said.Workers[0].Env, err)
 	}
 	// A CUDA process sees one MIG instance.
-	if err := groupOf("MIG-a", "MIG-b").show(true, true); err == nil || !strings.Contains(err.Error(), "do not share devices here (--share-devices=false)") {
+	if err := groupOf("MIG-a", "MIG-b").show(true, true); err == nil || !strings.Contains(err.Error(), "do not share devices here") {
 		t.Errorf("MIG instances: error %v", err)
 	}
 	own := groupOf("MIG-a", "MIG-b")
