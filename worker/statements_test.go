@@ -254,7 +254,7 @@ func Test03ShutdownIsGraceful(t *testing.T) {
 		j := newJob(t, 2, shell("exit 3")...)
 		j.cfg.MaxRestarts = 1
 		h := hooked(t, j, nil)
-		j.fails()
+		_ = j.fails()
 		h.wantCalls("init", "start", "init", "start")
 	})
 }

@@ -6,10 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
@@ -49,16 +47,18 @@ With --keep, old checkpoints of the run are deleted after each commit, beside th
 training. What is pinned, tagged, forked from or being restored stays, and so
 does the newest.
 
+` + torchrunHelp + `
+
 The store is made if its directory does not exist. Durations are more than 0.
 Exit codes: 0 done, 1 no restart is left or a disk is full, 5 the run is being
 run elsewhere, 10 no store, 11 the store is locked, 64 bad configuration,
 70 internal, 128+n signal n.`
 
 type runOptions struct {
-	store       string
-	name        string
-	nproc       string
-	nnodes      string
+	store string
+	name  string
+	TorchrunOptions
+	BackendOptions
 	maxRestarts int
 	resume      string
 	keep        string
@@ -67,7 +67,6 @@ type runOptions struct {
 	stagingSlots   int
 	stagingMemory  string
 	whenBusy       string
-	backend        string
 	set            []string
 	saveTimeout    time.Duration
 	drain          time.Duration
@@ -90,14 +89,18 @@ func runCommand(std streams) *cobra.Command {
 			if c.Flags().Changed("keep") && o.keep == "" {
 				return fmt.Errorf("%w: --keep is empty: give a policy such as last=2, or leave the flag out", worker.ErrConfig)
 			}
+			o.given(c.Flags())
+			if err := o.defaults(c.Flags(), os.LookupEnv); err != nil {
+				return err
+			}
 			return runJob(c.Context(), std, o, args)
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&o.store, "store", envOr("CKPTSTORE_STORE", "ckpts"), "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
 	f.StringVar(&o.name, "name", "", "name of the run; a job of the same name continues it (default: made from the command)")
-	f.StringVar(&o.nproc, "nproc", "1", "workers: a number, gpu (one a device), or auto (devices, or else cores)")
-	f.StringVar(&o.nnodes, "nnodes", "1", "nodes of the job")
+	o.TorchrunOptions.flags(f)
+	o.BackendOptions.flags(f)
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
 	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
 	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see ckptstore gc --help)")
@@ -105,7 +108,6 @@ func runCommand(std streams) *cobra.Command {
 	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
 	f.StringVar(&o.stagingMemory, "staging-memory", "", "most shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
 	f.StringVar(&o.whenBusy, "when-busy", string(worker.BusyWait), "what a save does when all slots are in use: wait, skip or fail")
-	f.StringVar(&o.backend, "backend", "none", "name of the workers' communication backend, for the log")
 	f.StringArrayVar(&o.set, "set", nil, "trial configuration, KEY=VALUE with a JSON or plain value; repeatable")
 	f.DurationVar(&o.saveTimeout, "save-timeout", 10*time.Minute, "longest time from the begin of a save to its commit")
 	f.DurationVar(&o.drain, "drain-timeout", 2*time.Minute, "longest time to finish staged saves when workers have ended")
@@ -113,18 +115,11 @@ func runCommand(std streams) *cobra.Command {
 	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "longest time that ranks wait for each other")
 	f.DurationVar(&o.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "log warnings and errors only")
-	// torchrun spells flags with "-" or "_" and has these for one node.
-	f.StringVar(&o.nproc, "nproc-per-node", "1", "torchrun's name of --nproc")
-	f.Bool("standalone", false, "accepted as torchrun's; one node is the default")
+	// torchrun spells flags with "-" or "_".
 	f.SetInterspersed(false)
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	for _, alias := range []string{"nproc-per-node", "standalone"} {
-		if err := f.MarkHidden(alias); err != nil {
-			panic(err) // a name that is not a flag of this command
-		}
-	}
 	return c
 }
 
@@ -136,11 +131,11 @@ func envOr(name, otherwise string) string {
 }
 
 func runJob(ctx context.Context, std streams, o runOptions, args []string) (err error) {
-	cfg, err := o.config(ctx, args)
+	log := newLogger(std.err, o.quiet)
+	cfg, err := o.config(ctx, args, log)
 	if err != nil {
 		return err
 	}
-	log := newLogger(std.err, o.quiet)
 	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
 	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
@@ -176,15 +171,16 @@ func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) 
 	})
 }
 
-func (o runOptions) config(ctx context.Context, args []string) (worker.Config, error) {
+func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger) (worker.Config, error) {
 	bad := func(format string, args ...any) (worker.Config, error) {
 		return worker.Config{}, fmt.Errorf("%w: %s", worker.ErrConfig, fmt.Sprintf(format, args...))
 	}
 	if len(args) == 0 {
 		return bad("no command to run: trainer run [flags] -- COMMAND [ARG...]")
 	}
-	if o.nnodes != "1" && o.nnodes != "1:1" {
-		return bad("--nnodes %s: this version runs jobs on one node; start one trainer a node with its own --name, or use --nnodes 1", o.nnodes)
+	where, err := o.launched(os.Getenv)
+	if err := errors.Join(err, where.single()); err != nil {
+		return worker.Config{}, err
 	}
 	if o.maxRestarts < -1 {
 		return bad("--max-restarts %d: give 0 or more, or -1 for any number", o.maxRestarts)
@@ -198,19 +194,27 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 			return bad("--%s %v: give a duration of more than 0, such as 30s", d.flag, d.value)
 		}
 	}
-	nproc, err := workers(ctx, o.nproc)
+	nproc, devices, notes, err := o.resolve(ctx, thisMachine(), o.nproc)
 	if err != nil {
 		return worker.Config{}, err
+	}
+	torch, more, err := o.torch()
+	if err != nil {
+		return worker.Config{}, err
+	}
+	for _, note := range append(notes, more...) {
+		log.Warn(note)
 	}
 	config, err := parseSet(o.set)
 	if err != nil {
 		return worker.Config{}, err
 	}
-	if strings.HasSuffix(args[0], ".py") {
-		args = append([]string{"python3"}, args...)
+	args, run, err := o.command(args)
+	if err != nil {
+		return worker.Config{}, err
 	}
 	if o.name == "" {
-		o.name = defaultRun(args)
+		o.name = run
 	}
 	if err := store.ValidRun(o.name); err != nil {
 		return bad("--name %q: %s: choose another", o.name, err)
@@ -225,7 +229,8 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	}
 	return worker.Config{
 		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
-		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Backend: o.backend, Config: config,
+		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Config: config,
+		Backend: o.backend, BackendConfig: devices, Torch: torch,
 		StagingSlots: o.stagingSlots, StagingMemory: memory, WhenBusy: worker.WhenBusy(o.whenBusy),
 		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
 		NewID: store.NewID, ExitCode: exitCode,
@@ -256,28 +261,6 @@ func defaultRun(command []string) string {
 		}
 	}
 	return filepath.Base(command[0])
-}
-
-// workers is how many workers --nproc asks for.
-func workers(ctx context.Context, nproc string) (int, error) {
-	if nproc != "gpu" && nproc != "auto" {
-		n, err := strconv.Atoi(nproc)
-		if err != nil || n < 1 {
-			return 0, fmt.Errorf("%w: --nproc %s: give a number of 1 or more, gpu, or auto", worker.ErrConfig, nproc)
-		}
-		return n, nil
-	}
-	devices, err := gpu.List(ctx)
-	if len(devices) > 0 {
-		return len(devices), nil
-	}
-	if nproc == "auto" {
-		return runtime.NumCPU(), nil
-	}
-	if err == nil {
-		err = errors.New("the driver lists no device")
-	}
-	return 0, fmt.Errorf("%w: --nproc gpu: %w; use --nproc N", worker.ErrConfig, err)
 }
 
 func parseSet(pairs []string) (map[string]any, error) {

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/backend"
+)
+
+// BackendOptions choose the communication backend and the workers' GPUs.
+type BackendOptions struct {
+	backend       string
+	gpusPerWorker int
+	shareDevices  bool
+	sharing       *bool // what --share-devices says, if it was given
+}
+
+// deviceTimeout bounds a question to the GPU driver, which may hang.
+const deviceTimeout = 30 * time.Second
+
+func (o *BackendOptions) flags(f *pflag.FlagSet) {
+	f.StringVar(&o.backend, "backend", backend.Torch, "how the workers communicate: torch, tensorpipe, process_group or none")
+	f.IntVar(&o.gpusPerWorker, "gpus-per-worker", -1, "GPUs for each worker alone; 0 leaves their CUDA_VISIBLE_DEVICES as it is (default: GPUs divided by workers)")
+	f.BoolVar(&o.shareDevices, "share-devices", false, "let each worker see the GPUs of all, as scripts of torchrun expect; $"+backend.EnvShareDevices+" counts more (default: as the backend says; torch does)")
+}
+
+// given takes note of the flags that were given.
+func (o *BackendOptions) given(f *pflag.FlagSet) {
+	if f.Changed("share-devices") {
+		share := o.shareDevices
+		o.sharing = &share
+	}
+}
+
+// machine is what a job may use.
+type machine struct {
+	cores   int
+	list    func(context.Context) ([]gpu.Device, error)
+	visible func() (string, bool) // CUDA_VISIBLE_DEVICES
+}
+
+func thisMachine() machine {
+	return machine{
+		cores: runtime.NumCPU(), list: gpu.List,
+		visible: func() (string, bool) { return os.LookupEnv("CUDA_VISIBLE_DEVICES") },
+	}
+}
+
+// resolve is how many workers --nproc asks for, and what they are given. Notes
+// are about GPUs that are there and not given.
+func (o *BackendOptions) resolve(ctx context.Context, m machine, nproc string) (workers int, cfg worker.BackendConfig, notes []string, err error) {
+	fail := func(err error) (int, worker.BackendConfig, []string, error) {
+		return 0, worker.BackendConfig{}, nil, fmt.Errorf("%w: %w", worker.ErrConfig, err)
+	}
+	if _, err := backend.Builtin().Lookup(o.backend); err != nil {
+		return fail(fmt.Errorf("--backend: %w", err))
+	}
+	if o.gpusPerWorker < -1 {
+		return fail(fmt.Errorf("--gpus-per-worker %d: give 0 or more, or leave it out", o.gpusPerWorker))
+	}
+	if cfg.ShareDevices, err = backend.Sharing(o.sharing, os.Getenv(backend.EnvShareDevices)); err != nil {
+		return fail(err)
+	}
+	switch nproc {
+	case "cpu":
+		workers = m.cores
+	case "gpu", "auto":
+	default:
+		if workers, err = strconv.Atoi(nproc); err != nil || workers < 1 {
+			return fail(fmt.Errorf("--nproc %s: give a number of 1 or more, gpu, cpu or auto", nproc))
+		}
+		if o.gpusPerWorker == 0 {
+			return workers, cfg, nil, nil // nobody asks for GPUs
+		}
+	}
+	devices, problem := m.devices(ctx)
+	units := gpu.Units(devices)
+	must := nproc == "gpu" || o.gpusPerWorker > 0
+	switch {
+	case units == 0 && must && problem == nil:
+		return fail(fmt.Errorf("%s: no GPU is there, or CUDA_VISIBLE_DEVICES hides them; use --nproc N and --gpus-per-worker 0", o.asks(nproc)))
+	case must && problem != nil && (units == 0 || o.gpusPerWorker > 0):
+		return fail(fmt.Errorf("%s: %w; use --nproc N and --gpus-per-worker 0", o.asks(nproc), problem))
+	case problem != nil && !errors.Is(problem, gpu.ErrNoDriver) && !errors.Is(problem, gpu.ErrNotBuilt):
+		notes = append(notes, fmt.Sprintf("not all GPUs can be used: %v", problem))
+	}
+	per := max(o.gpusPerWorker, 1)
+	switch {
+	case workers > 0:
+	case units > 0:
+		if workers = units / per; workers == 0 {
+			return fail(fmt.Errorf("--gpus-per-worker %d: %d GPUs are visible here: give fewer", per, units))
+		}
+	default:
+		workers = m.cores
+	}
+	cfg.Devices, cfg.GPUsPerWorker = devices, o.gpusPerWorker
+	if o.gpusPerWorker < 0 {
+		cfg.GPUsPerWorker = units / workers
+		if anyInstance(devices) {
+			cfg.GPUsPerWorker = min(cfg.GPUsPerWorker, 1)
+		}
+		if units > 0 && cfg.GPUsPerWorker == 0 {
+			notes = append(notes, fmt.Sprintf("%d workers have %d GPUs: none is assigned, and CUDA_VISIBLE_DEVICES is left as it is", workers, units))
+		}
+	}
+	if _, err := gpu.Assign(cfg.Devices, workers, cfg.GPUsPerWorker); err != nil {
+		return fail(fmt.Errorf("--gpus-per-worker: %w", err))
+	}
+	return workers, cfg, notes, nil
+}
+
+func (o *BackendOptions) asks(nproc string) string {
+	if o.gpusPerWorker > 0 {
+		return fmt.Sprint("--gpus-per-worker ", o.gpusPerWorker)
+	}
+	return "--nproc " + nproc
+}
+
+func anyInstance(devices []gpu.Device) bool {
+	for _, d := range devices {
+		if d.MIG {
+			return true
+		}
+	}
+	return false
+}
+
+// devices are those that answer and that an outer CUDA_VISIBLE_DEVICES lets
+// through.
+func (m machine) devices(ctx context.Context) ([]gpu.Device, error) {
+	ctx, cancel := context.WithTimeout(ctx, deviceTimeout)
+	defer cancel()
+	devices, problem := m.list(ctx)
+	if len(devices) == 0 {
+		return nil, problem
+	}
+	if value, set := m.visible(); set {
+		visible, err := gpu.Visible(devices, value)
+		if err != nil {
+			return nil, err
+		}
+		devices = visible
+	}
+	return devices, problem
+}

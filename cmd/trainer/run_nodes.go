@@ -1,0 +1,186 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/worker"
+)
+
+// nodes are where a job is meant to run.
+type nodes struct {
+	min, max int
+	rank     int    // of this node
+	master   string // host, empty when nobody says which it is
+	said     string // by what there are so many
+}
+
+// launched is what flags and the environment of Slurm and Kubernetes say of
+// the nodes. A flag counts more than the environment. Where the job has one
+// node, it is number 0, whichever of several such jobs this is.
+func (o *TorchrunOptions) launched(getenv func(string) string) (n nodes, err error) {
+	said, count := "--nnodes "+o.nnodes, o.nnodes
+	if !o.asked("nnodes") {
+		for _, name := range []string{"SLURM_STEP_NUM_NODES", "SLURM_NNODES"} {
+			if v := getenv(name); v != "" {
+				said, count = name+"="+v, v
+				break
+			}
+		}
+	}
+	n.said = said
+	low, high, ranged := strings.Cut(count, ":")
+	if !ranged {
+		high = low
+	}
+	if n.min, err = strconv.Atoi(low); err == nil {
+		n.max, err = strconv.Atoi(high)
+	}
+	if err != nil || n.min < 1 || n.max < n.min {
+		return n, fmt.Errorf("%w: %s: give a number of nodes of 1 or more, or MIN:MAX", worker.ErrConfig, said)
+	}
+	n.rank, said = o.nodeRank, fmt.Sprint("--node-rank ", o.nodeRank)
+	if n.max == 1 {
+		if n.rank != 0 {
+			return n, fmt.Errorf("%w: %s: the only node of a job has rank 0; give --nnodes too, or leave it out", worker.ErrConfig, said)
+		}
+		return n, nil
+	}
+	if !o.asked("node-rank") {
+		for _, name := range []string{"SLURM_NODEID", "JOB_COMPLETION_INDEX"} {
+			v := getenv(name)
+			if v == "" {
+				continue
+			}
+			said = name + "=" + v
+			if n.rank, err = strconv.Atoi(v); err != nil {
+				return n, fmt.Errorf("%w: %s: want the number of this node", worker.ErrConfig, said)
+			}
+			break
+		}
+	}
+	if n.rank < 0 || n.rank >= n.max {
+		return n, fmt.Errorf("%w: %s: with %d nodes give a number from 0 to %d", worker.ErrConfig, said, n.max, n.max-1)
+	}
+	if o.asked("master-addr") {
+		n.master = o.masterAddr
+		return n, nil
+	}
+	for _, name := range []string{"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"} {
+		if list := getenv(name); list != "" {
+			hosts, err := slurmHosts(list)
+			if err != nil {
+				return n, fmt.Errorf("%w: %s: %w", worker.ErrConfig, name, err)
+			}
+			n.master = hosts[0]
+			break
+		}
+	}
+	return n, nil
+}
+
+// single refuses what this version cannot run.
+func (n nodes) single() error {
+	if n.max == 1 {
+		return nil
+	}
+	master := ""
+	if n.master != "" {
+		master = ", with " + n.master + " as their master"
+	}
+	return fmt.Errorf("%w: %s: this version runs jobs on one node, and this would be node %d of %d%s; start one trainer a node with its own --name, or use --nnodes 1",
+		worker.ErrConfig, n.said, n.rank, n.max, master)
+}
+
+// maxHosts bounds what a node list may expand to.
+const maxHosts = 1 << 16
+
+// slurmHosts are the hosts of a node list of Slurm, such as n[001-003,7],x, in
+// its order.
+func slurmHosts(list string) (hosts []string, err error) {
+	bad := func(why string) ([]string, error) {
+		return nil, fmt.Errorf("node list %q: %s: want names such as n[001-003,7],x", list, why)
+	}
+	for _, entry := range splitOutside(list) {
+		if entry == "" {
+			return bad("an empty name")
+		}
+		names := []string{""}
+		for entry != "" {
+			plain, rest, bracket := strings.Cut(entry, "[")
+			if strings.Contains(plain, "]") {
+				return bad("a ] without its [")
+			}
+			for i := range names {
+				names[i] += plain
+			}
+			entry = rest
+			if !bracket {
+				continue
+			}
+			ranges, rest, closed := strings.Cut(rest, "]")
+			if !closed {
+				return bad("a [ without its ]")
+			}
+			numbers, err := slurmNumbers(ranges)
+			if err != nil {
+				return bad(err.Error())
+			}
+			if len(names)*len(numbers) > maxHosts {
+				return bad(fmt.Sprint("more than ", maxHosts, " hosts"))
+			}
+			var more []string
+			for _, name := range names {
+				for _, number := range numbers {
+					more = append(more, name+number)
+				}
+			}
+			names, entry = more, rest
+		}
+		if hosts = append(hosts, names...); len(hosts) > maxHosts {
+			return bad(fmt.Sprint("more than ", maxHosts, " hosts"))
+		}
+	}
+	return hosts, nil
+}
+
+// splitOutside splits at the commas that no bracket holds.
+func splitOutside(list string) (parts []string) {
+	depth, start := 0, 0
+	for i, r := range list {
+		switch {
+		case r == '[':
+			depth++
+		case r == ']':
+			depth--
+		case r == ',' && depth == 0:
+			parts = append(parts, list[start:i])
+			start = i + 1
+		}
+	}
+	return append(parts, list[start:])
+}
+
+// slurmNumbers are those of 001-003,7, with as many digits as the first of a
+// range has.
+func slurmNumbers(ranges string) (numbers []string, err error) {
+	for _, r := range strings.Split(ranges, ",") {
+		first, last, ranged := strings.Cut(r, "-")
+		if !ranged {
+			last = first
+		}
+		low, lerr := strconv.ParseUint(first, 10, 32)
+		high, herr := strconv.ParseUint(last, 10, 32)
+		if lerr != nil || herr != nil || high < low {
+			return nil, fmt.Errorf("%q is no range", r)
+		}
+		if high-low >= maxHosts {
+			return nil, fmt.Errorf("more than %d hosts", maxHosts)
+		}
+		for n := low; n <= high; n++ {
+			numbers = append(numbers, fmt.Sprintf("%0*d", len(first), n))
+		}
+	}
+	return numbers, nil
+}
