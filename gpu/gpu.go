@@ -1,5 +1,5 @@
-// Package gpu is the inventory of this machine's NVIDIA devices, and the rule
-// of which of them a worker sees. It alone talks to NVML.
+// Package gpu is the inventory of this machine's NVIDIA devices, how they fare,
+// and the rule of which of them a worker sees. It alone talks to NVML.
 //
 //	device    one GPU, known by its UUID: the order of indices may change
 //	          with a reboot or a replaced card
@@ -7,10 +7,16 @@
 //	          process sees one instance at most
 //	ID        what CUDA_VISIBLE_DEVICES holds: an index, a device's UUID
 //	          ("GPU-…") or an instance's ("MIG-…")
+//	status    what a device says of itself at one look: memory, errors, heat
+//	problem   what is wrong with a device, and what to do: a device with an
+//	          unhealthy one is not to be used, a warning is for people
+//	XID       the driver's number for an error of a device, told while it runs:
+//	          some speak against the hardware, some against the program
+//	holder    a process that holds memory of a device
 //	ordinal   the number a process counts a device by: its place in
 //	          CUDA_VISIBLE_DEVICES
 //
-// NVML needs cgo and Linux. In other builds [List] returns [ErrNotBuilt] and
+// NVML needs cgo and Linux. In other builds what asks it returns [ErrNotBuilt] and
 // the rest works alike.
 package gpu
 

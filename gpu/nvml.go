@@ -12,10 +12,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// asking holds the one query that may run: loading NVML changes state of the
-// whole process that the binding does not guard.
-var asking = make(chan struct{}, 1)
-
 // List is the devices of this machine by index, empty when the driver is there
 // but no device. Devices that do not answer, such as one that fell off the
 // bus, are left out and named in the error, which comes with the devices that
@@ -24,57 +20,19 @@ var asking = make(chan struct{}, 1)
 // The driver may hang in a call that nothing can end. List then returns when
 // ctx ends, and later calls wait behind that one until their ctx ends. Safe
 // for concurrent use.
-func List(ctx context.Context) ([]Device, error) {
-	return list(ctx, nvml.New())
-}
+func List(ctx context.Context) ([]Device, error) { return list(ctx, system) }
 
 func list(ctx context.Context, lib nvml.Interface) ([]Device, error) {
-	select {
-	case asking <- struct{}{}:
-	case <-ctx.Done():
-		return nil, fmt.Errorf("list GPUs: an earlier query still waits for the driver: see whether nvidia-smi answers: %w", ctx.Err())
-	}
-	type answer struct {
-		devices []Device
-		err     error
-	}
-	answers := make(chan answer, 1)
-	go func() {
-		defer func() { <-asking }()
-		devices, err := query(lib)
-		answers <- answer{devices, err}
-	}()
-	select {
-	case a := <-answers:
-		if a.err != nil {
-			return a.devices, fmt.Errorf("list GPUs: %w", a.err)
-		}
-		return a.devices, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("list GPUs: the driver does not answer: see whether nvidia-smi does, and the kernel's log for Xid: %w", ctx.Err())
-	}
+	return ask(ctx, lib, "list GPUs", query)
 }
 
-// query asks for everything in one session. Any call outside of a session that
-// began with success, Shutdown included, kills the process.
+// query asks for everything in the session that its caller has begun.
 func query(lib nvml.Interface) (devices []Device, err error) {
-	switch ret := lib.Init(); ret {
-	case nvml.SUCCESS:
-	case nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED:
-		return nil, fmt.Errorf("%w (NVML: %v)", ErrNoDriver, name(ret))
-	default:
-		return nil, fmt.Errorf("start NVML: %v: after a driver update, reboot or reload the kernel modules", name(ret))
-	}
-	defer func() {
-		if ret := lib.Shutdown(); ret != nvml.SUCCESS {
-			err = errors.Join(err, fmt.Errorf("end NVML: %v", name(ret)))
-		}
-	}()
 	count, ret := lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("count devices: %v", name(ret))
 	}
-	partitions := lib.Extensions().LookupSymbol("nvmlDeviceGetMigMode") == nil
+	partitions := symbols(lib)("nvmlDeviceGetMigMode")
 	for index := range count {
 		device, problem := describe(lib, index, partitions)
 		if problem != nil {
@@ -160,7 +118,3 @@ func identify(handle nvml.Device) (uuid, title string, memory uint64, err error)
 	}
 	return uuid, title, info.Total, nil
 }
-
-// name is the text of ret, made while NVML is loaded: the binding asks NVML
-// for it.
-func name(ret nvml.Return) string { return ret.Error() }

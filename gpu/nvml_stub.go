@@ -8,9 +8,24 @@ import (
 )
 
 // List returns [ErrNotBuilt]: this build cannot ask NVML.
-func List(ctx context.Context) ([]Device, error) {
+func List(ctx context.Context) ([]Device, error) { return nil, notBuilt(ctx, "list GPUs") }
+
+// Inspect returns [ErrNotBuilt]: this build cannot ask NVML.
+func Inspect(ctx context.Context) (Inventory, error) {
+	return Inventory{}, notBuilt(ctx, "inspect GPUs")
+}
+
+// HoldersOf returns [ErrNotBuilt]: this build cannot ask NVML.
+func HoldersOf(ctx context.Context, _ ...int) ([]Holder, error) {
+	return nil, notBuilt(ctx, "find who holds GPU memory")
+}
+
+// Watch returns [ErrNotBuilt]: this build cannot ask NVML.
+func Watch(ctx context.Context, _ func(Event)) error { return notBuilt(ctx, "watch GPUs") }
+
+func notBuilt(ctx context.Context, what string) error {
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("list GPUs: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	return nil, fmt.Errorf("list GPUs: %w", ErrNotBuilt)
+	return fmt.Errorf("%s: %w", what, ErrNotBuilt)
 }

@@ -1,0 +1,174 @@
+//go:build cgo && linux
+
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Watch tells of what the devices of this machine report while they run, until
+// ctx ends, which is no error. told is called one event at a time, by Watch
+// itself: never after it has returned. Devices that report nothing are told of
+// first, as unwatched.
+//
+// When a device is lost, all devices are told as gone, and Watch returns an
+// error: what there still is, only another look can say. So it does when the
+// driver has not answered for a minute. [ErrNoDriver] when there is no driver.
+//
+// The driver ends a wait within five seconds; until then its session stays
+// open behind a Watch that has returned.
+func Watch(ctx context.Context, told func(Event)) error { return watch(ctx, system, told) }
+
+func watch(ctx context.Context, lib nvml.Interface, told func(Event)) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	w := &watcher{lib: lib, beats: make(chan []Event), done: ctx.Done()}
+	ended := make(chan error, 1)
+	go func() { ended <- inSession(lib, w.run) }()
+	late := time.NewTimer(silence)
+	defer late.Stop()
+	for {
+		select {
+		case events := <-w.beats:
+			late.Reset(silence)
+			for _, e := range events {
+				if ctx.Err() != nil {
+					return nil
+				}
+				told(e)
+			}
+		case err := <-ended:
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("watch GPUs: %w", err)
+		case <-late.C:
+			return fmt.Errorf("watch GPUs: the driver has not answered for %v: see whether nvidia-smi does, and the kernel's log for Xid", silence)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// watcher waits for events in a session. It hands over what each wait has
+// brought, nothing included, as a sign of life.
+type watcher struct {
+	lib   nvml.Interface
+	beats chan []Event
+	done  <-chan struct{}
+	names map[nvml.Device]string
+}
+
+// errUnheard ends a watch that nobody listens to any more.
+var errUnheard = errors.New("nobody listens")
+
+func (w *watcher) run() (err error) {
+	set, ret := w.lib.EventSetCreate()
+	if ret != nvml.SUCCESS {
+		return fmt.Errorf("make a set of events: %v", name(ret))
+	}
+	defer func() {
+		if ret := set.Free(); ret != nvml.SUCCESS {
+			err = errors.Join(err, fmt.Errorf("free the set of events: %v", name(ret)))
+		}
+	}()
+	mute, err := w.register(set)
+	if err != nil {
+		return err
+	}
+	if !w.tell(mute) {
+		return errUnheard
+	}
+	if len(mute) == len(w.names) {
+		return errors.New("no device of this machine reports errors while it runs: only a look at them finds some")
+	}
+	for {
+		data, ret := set.Wait(waitMillis)
+		var events []Event
+		switch ret {
+		case nvml.SUCCESS:
+			events = w.read(data)
+		case nvml.ERROR_TIMEOUT:
+		case nvml.ERROR_GPU_IS_LOST:
+			for _, uuid := range w.names {
+				events = append(events, Event{UUID: uuid, Kind: Gone})
+			}
+			w.tell(events)
+			return errors.New("a device is lost: see the kernel's log for Xid")
+		default:
+			return fmt.Errorf("wait for events: %v", name(ret))
+		}
+		if !w.tell(events) {
+			return errUnheard
+		}
+	}
+}
+
+// tell is false when nobody listens any more.
+func (w *watcher) tell(events []Event) bool {
+	select {
+	case w.beats <- events:
+		return true
+	case <-w.done:
+		return false
+	}
+}
+
+// register asks each device for its events, and returns those that have none.
+func (w *watcher) register(set nvml.EventSet) (mute []Event, err error) {
+	count, ret := w.lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("count devices: %v", name(ret))
+	}
+	w.names = map[nvml.Device]string{}
+	for index := range count {
+		fail := func(what string, ret nvml.Return) error {
+			return fmt.Errorf("device %d: %s: %v: see the kernel's log for Xid", index, what, name(ret))
+		}
+		handle, ret := w.lib.DeviceGetHandleByIndex(index)
+		if ret != nvml.SUCCESS {
+			return nil, fail("find", ret)
+		}
+		uuid, ret := handle.GetUUID()
+		if ret != nvml.SUCCESS {
+			return nil, fail("read UUID", ret)
+		}
+		w.names[handle] = uuid
+		supported, ret := handle.GetSupportedEventTypes()
+		mask := supported & nvml.EventTypeXidCriticalError
+		if ret == nvml.SUCCESS && mask != 0 {
+			ret = handle.RegisterEvents(mask, set)
+		}
+		switch {
+		case ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.SUCCESS && mask == 0:
+			mute = append(mute, Event{UUID: uuid, Kind: Unwatched})
+		case ret != nvml.SUCCESS:
+			return nil, fail("ask for its events", ret)
+		}
+	}
+	return mute, nil
+}
+
+// read is what one event says. One that cannot be said of a device is of all.
+func (w *watcher) read(data nvml.EventData) []Event {
+	if data.EventType != nvml.EventTypeXidCriticalError {
+		return nil // none was asked for
+	}
+	uuid, ok := w.names[data.Device]
+	if !ok {
+		var ret nvml.Return
+		if uuid, ret = data.Device.GetUUID(); ret != nvml.SUCCESS {
+			var all []Event
+			for _, uuid := range w.names {
+				all = append(all, Event{uuid, data.EventData, kindOf(data.EventData)})
+			}
+			return all
+		}
+	}
+	return []Event{{uuid, data.EventData, kindOf(data.EventData)}}
+}
