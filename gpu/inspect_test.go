@@ -307,14 +307,14 @@ func TestSharedSessions(t *testing.T) {
 		InitFunc:     func() nvml.Return { inits++; return nvml.SUCCESS },
 		ShutdownFunc: func() nvml.Return { ends++; return nvml.SUCCESS },
 	}}
-	lib.Init()
-	lib.Init()
-	lib.Shutdown()
+	_ = lib.Init()
+	_ = lib.Init()
+	_ = lib.Shutdown()
 	if inits != 1 || ends != 0 {
 		t.Errorf("%d begins, %d ends with a session left", inits, ends)
 	}
-	lib.Shutdown()
-	lib.Init()
+	_ = lib.Shutdown()
+	_ = lib.Init()
 	if inits != 2 || ends != 1 {
 		t.Errorf("%d begins, %d ends, then another", inits, ends)
 	}

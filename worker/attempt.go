@@ -17,6 +17,9 @@ import (
 // when the job cannot go on. On return no process of the job is left and no
 // save is open, unless the error says so, and the log has the attempt's end.
 func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*FailedError, error) {
+	if err := j.devices.admit(ctx, n); err != nil {
+		return nil, err
+	}
 	j.lane.attempt = n
 	started, err := j.lane.decide(ctx, j.groupStarted(n, resume))
 	if err != nil {

@@ -25,6 +25,7 @@ var ErrConfig = errors.New("bad configuration")
 type FailedError struct {
 	Attempt  int
 	Restarts int
+	Kind     FailureKind
 	Cause    string   // root cause: rank, and exit code or signal
 	Rank     int      // of the root cause; -1 when it was not one rank
 	Tail     []string // last lines of that rank's output
@@ -45,6 +46,7 @@ type job struct {
 	prey    *process.Hunt // the processes of this job
 	arenas  *arenas
 	keeper  *keeper
+	devices *deviceGate
 	runtime string   // directory of this job's sockets
 	newest  lastSave // of the last attempt
 }
@@ -66,6 +68,7 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	}
 	store.Log = newLastWords(ctx, store.Log)
 	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log)}
+	j.devices = &deviceGate{job: j}
 	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)

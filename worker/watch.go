@@ -46,6 +46,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	}
 	w.signal(syscall.SIGKILL)
 	if rerr := w.prey.Kill(work); rerr == nil {
+		w.devices.leave(w.prey.Known())
 		w.prey.Forget()
 		w.guard.Release()
 	} else {
@@ -144,6 +145,8 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		}
 		err = errors.Join(err, serr)
 	}
+	deviceFailed, unwatch := w.devices.listen(work)
+	defer unwatch()
 	var failures []failure
 	greeted := map[int]bool{}
 	greet := func(rank int) {
@@ -182,6 +185,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			w.saving = nil
 			err = errors.Join(err, serr)
 			end(&FailedError{Rank: -1, Cause: "the trainer cannot take saves any more"})
+		case <-deviceFailed:
+			deviceFailed = nil
+			end(w.devices.blame(nil))
 		case <-done:
 			done = nil
 			end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()})
@@ -199,6 +205,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	if cause != nil && cause.Rank >= 0 {
 		root := rootCause(failures)
 		cause.Rank, cause.Cause = root.Rank, root.String()
+	}
+	if cause != nil && ctx.Err() == nil {
+		cause = w.devices.blame(cause)
 	}
 	if cause == nil && len(greeted) > 0 && w.iterations == 0 {
 		w.log.Warn("the workers ran until completion without reporting; call report once an iteration to see metrics")

@@ -117,6 +117,15 @@ type Config struct {
 	// context ends, and what it has not done a later call does.
 	Collect func(context.Context) error
 
+	// Devices are asked about DeviceIDs, the GPUs and MIG instances that the job
+	// uses on this node: before each attempt, and while one runs. Without either,
+	// nobody is asked. DeviceTimeout is how long a look at them may take, and how
+	// long memory may be held that a process which is gone had of them; default
+	// 60 s.
+	Devices       Devices
+	DeviceIDs     []string
+	DeviceTimeout time.Duration
+
 	SaveTimeout  time.Duration // begun to committed; default 10 min
 	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
 	Grace        time.Duration // SIGTERM to SIGKILL; default 10 s
@@ -141,6 +150,7 @@ func (c Config) withDefaults() Config {
 	def(&c.Grace, 10*time.Second)
 	def(&c.ShortLife, 5*time.Second)
 	def(&c.Collective, 10*time.Minute)
+	def(&c.DeviceTimeout, time.Minute)
 	if c.Now == nil {
 		c.Now = time.Now
 	}

@@ -132,7 +132,7 @@ func exitCode(err error) int {
 		return exitOK
 	case errors.As(err, &sig):
 		return 128 + int(sig.sig)
-	case errors.As(err, &failed), errors.As(err, &lost), errors.Is(err, syscall.ENOSPC):
+	case errors.As(err, &failed), errors.As(err, &lost), errors.Is(err, syscall.ENOSPC), errors.Is(err, worker.ErrDevices):
 		return exitFailed
 	case errors.As(err, &running), errors.Is(err, worker.ErrFenced), errors.Is(err, worker.ErrBusy),
 		errors.Is(err, store.ErrLeaseLost):

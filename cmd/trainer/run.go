@@ -142,6 +142,7 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 	}
 	log := newLogger(std.err, o.quiet)
 	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
+	cfg.Devices = gpu.System{}
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
 	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
 		return err
