@@ -14,7 +14,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/cmd/trainer/doctor"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
@@ -26,6 +28,7 @@ const (
 	exitOK       = 0
 	exitFailed   = 1
 	exitConflict = 5
+	exitFindings = 6
 	exitNoStore  = 10
 	exitLocked   = 11
 	exitConfig   = 64
@@ -76,6 +79,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
 	})
 	root.AddCommand(runCommand(std), demoCommand(std), guardCommand(std), demoWorkerCommand())
+	root.AddCommand(doctor.Command(stdout, envOr("CKPTSTORE_STORE", "ckpts"), gpu.Inspect))
 	err := root.ExecuteContext(ctx)
 	// What was waited for says only that the context ended, not why.
 	if sig := (signaled{}); errors.Is(err, context.Canceled) && errors.As(context.Cause(ctx), &sig) && !errors.As(err, new(signaled)) {
@@ -137,6 +141,8 @@ func exitCode(err error) int {
 	case errors.As(err, &running), errors.Is(err, worker.ErrFenced), errors.Is(err, worker.ErrBusy),
 		errors.Is(err, store.ErrLeaseLost):
 		return exitConflict
+	case errors.Is(err, doctor.ErrFound):
+		return exitFindings
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):

@@ -50,9 +50,9 @@ training. What is pinned, tagged, forked from or being restored stays, and so
 does the newest.
 
 The store is made if its directory does not exist. Durations are more than 0.
-Exit codes: 0 done, 1 no restart is left or a disk is full, 5 the run is being
-run elsewhere, 10 no store, 11 the store is locked, 64 bad configuration,
-70 internal, 128+n signal n.`
+Exit codes: 0 done, 1 no restart is left, a disk is full or a device of the job
+is not healthy, 5 the run is being run elsewhere, 10 no store, 11 the store is
+locked, 64 bad configuration, 70 internal, 128+n signal n.`
 
 type runOptions struct {
 	store       string
