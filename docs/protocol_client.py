@@ -120,6 +120,18 @@ class Client:
         self.call("seal", checkpoint=reply["checkpoint"])
         return reply["checkpoint"]
 
+    def report(self, step, metrics):
+        """Report an iteration. What is returned is the same on all ranks: "preempt"
+        (save now, then end), "stop" (end), or None."""
+        return self.call("report", step=step, metrics=metrics).get("stop")
+
+    def should_stop(self):
+        """The same for who does not report: rank 0 asks, and all get its answer."""
+        answer = b""
+        if self.rank == 0:
+            answer = self.call("should_stop").get("stop", "").encode()
+        return self.broadcast(answer.ljust(8), 0).decode().strip() or None
+
     def wait(self, checkpoint, state):
         reply = self.call("wait", checkpoint=checkpoint, state=state)
         if reply["state"] == "aborted":
@@ -132,6 +144,12 @@ class Client:
         out = [data[at : at + size] for at, size in zip(reply["offsets"], reply["sizes"])]
         self.call("loaded", arena=reply["arena"])
         return reply["step"], out
+
+    def broadcast(self, data, root):
+        """The root's bytes on all ranks; the others give as many."""
+        self.sequence += 1
+        headers = {"Ckptstore-Seq": str(self.sequence), "Ckptstore-Root": str(root), "Ckptstore-Size": str(len(data))}
+        return self.post("broadcast", data if self.rank == root else b"", headers)[8:]
 
     def gather(self, part):
         self.sequence += 1
@@ -162,7 +180,8 @@ def main():
         if step == 0 and client.version > 1:
             for slot in client.call("slots")["slots"]:
                 client.map(slot["slot"], slot["arena"], slot["size"])
-        client.call("report", step=step, metrics={"loss": 1 / (step + 1), "nothing": float("nan")})
+        if client.report(step, {"loss": 1 / (step + 1), "nothing": float("nan")}) or client.should_stop():
+            raise RuntimeError("nobody has asked to stop")
     if client.gather(struct.pack("<Q", client.rank)) != [struct.pack("<Q", rank) for rank in range(client.world)]:
         raise RuntimeError("gather gives other parts")
     for step, checkpoint in enumerate(saved):

@@ -26,15 +26,11 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 	if err != nil {
 		return nil, j.broken(ctx, n, cause, err)
 	}
-	reason := "all workers ended"
-	if cause != nil {
-		reason = cause.Cause
-	}
-	if err := j.lane.say(context.WithoutCancel(ctx), &events.GroupStopped{Attempt: n, Reason: reason}); err != nil {
+	if err := j.lane.say(context.WithoutCancel(ctx), j.groupStopped(ctx, n, cause)); err != nil {
 		return nil, j.broken(ctx, n, cause, err)
 	}
 	if cause != nil && ctx.Err() != nil {
-		return nil, errors.Join(context.Cause(ctx), j.paused(context.WithoutCancel(ctx), n, reason))
+		return nil, errors.Join(context.Cause(ctx), j.paused(context.WithoutCancel(ctx), n, cause.Cause))
 	}
 	return cause, nil
 }
@@ -49,11 +45,13 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	g := &group{
 		cfg: j.cfg, attempt: n, resume: resume, store: j.store, lane: j.lane,
 		slots: newStaging(j.arenas, j.staging()), work: work, hub: dist.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
+		hearing: &hearing{orders: j.orders},
 	}
 	g.loader = newLoader(g, j.arenas)
 	defer g.slots.close()
 	defer func() { err = errors.Join(err, g.loader.close(j.cfg.DrainTimeout)) }()
 	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.say)
+	g.handoff.stop = g.hearing.tell
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
 	g.saver.kept, g.saver.resume, g.saver.together = j.keeper.committed, resume, true
 	saving := make(chan error, 1)
@@ -78,7 +76,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 			return cause, errors.Join(err, saves, fmt.Errorf("%w: its writes were stopped %v ago and have not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
 		}
 	}
-	j.newest = g.saver.last()
+	j.newest, j.told, j.reached = g.saver.last(), g.hearing.told.Load(), g.handoff.step.Load()
 	if errors.Is(saves, errDrain) {
 		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from, nil)
 	}

@@ -1,9 +1,6 @@
 package worker
 
-import (
-	"context"
-	"time"
-)
+import "time"
 
 // Waits between attempts that end at once: a program that cannot run would
 // otherwise fill the log with attempts.
@@ -29,16 +26,4 @@ func (b *backoff) after(lived time.Duration, committed bool) time.Duration {
 	wait := b.next
 	b.next = min(2*wait, maxBackoff)
 	return wait
-}
-
-// pause waits, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

@@ -24,6 +24,20 @@ func (f failure) String() string {
 	return f.Exit.String() + ": " + f.told.message
 }
 
+// unsaidError says that the log does not take what the trainer has to say: no
+// fault of the workers.
+type unsaidError struct{ error }
+
+func (e *unsaidError) Unwrap() error { return e.error }
+
+// kindOf is whose fault the end of a hand-off is.
+func kindOf(err error) FailureKind {
+	if errors.As(err, new(*unsaidError)) {
+		return InfrastructureFailure
+	}
+	return WorkerFailure
+}
+
 // rootCause is the failure that came first by what the workers tell, in whole
 // seconds, or else by the order of their ends; victims come last.
 func rootCause(failures []failure) failure {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -29,21 +30,34 @@ type handoff struct {
 	left    map[int]bool    // ranks that were in gone; owned by the goroutine of run
 	over    chan struct{}   // closed when no report will be taken any more
 	why     error           // set before over is closed
+
+	stop func() string // what all ranks of an iteration are asked: to stop, to save and stop, or nothing
+	step atomic.Int64  // of the newest iteration; -1 before the first
+
+	began time.Time
 }
 
 type delivery struct {
 	client.Report
 	rank int
 	at   time.Time // when the rank reported: waiting for others is not its time
-	done chan error
+	done chan reportAnswer
+}
+
+// reportAnswer is what a rank gets for its report.
+type reportAnswer struct {
+	stop string
+	err  error
 }
 
 func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, say func(context.Context, ...events.Body) error) *handoff {
 	h := &handoff{
 		attempt: attempt, limit: limit, now: now, say: say,
 		in: make(chan delivery, world), gone: make(chan int, world),
-		left: map[int]bool{}, over: make(chan struct{}),
+		left: map[int]bool{}, over: make(chan struct{}), stop: func() string { return "" },
 	}
+	h.step.Store(-1)
+	h.began = now()
 	for range world {
 		h.boxes = append(h.boxes, make(chan struct{}, 1))
 	}
@@ -55,36 +69,36 @@ func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, s
 func (h *handoff) ended(rank int) { h.gone <- rank }
 
 // report hands over rank's report and blocks until the iteration is in the
-// log.
-func (h *handoff) report(ctx context.Context, rank int, r client.Report) error {
-	d := delivery{r, rank, h.now(), make(chan error, 1)}
+// log. stop is what the trainer asks of all ranks that reported it.
+func (h *handoff) report(ctx context.Context, rank int, r client.Report) (stop string, err error) {
+	d := delivery{r, rank, h.now(), make(chan reportAnswer, 1)}
 	select {
 	case h.boxes[rank] <- struct{}{}:
 		h.in <- d
 	case <-h.over:
-		return h.why
+		return "", h.why
 	case <-ctx.Done():
-		return ctx.Err()
+		return "", ctx.Err()
 	}
 	select {
-	case err := <-d.done:
-		return err
+	case a := <-d.done:
+		return a.stop, a.err
 	case <-h.over:
 		// The answer may have come in the same moment.
 		select {
-		case err := <-d.done:
-			return err
+		case a := <-d.done:
+			return a.stop, a.err
 		default:
-			return h.why
+			return "", h.why
 		}
 	case <-ctx.Done():
-		return ctx.Err()
+		return "", ctx.Err()
 	}
 }
 
 // answer ends a rank's report and lets its next one in.
-func (h *handoff) answer(d delivery, err error) {
-	d.done <- err
+func (h *handoff) answer(d delivery, stop string, err error) {
+	d.done <- reportAnswer{stop, err}
 	<-h.boxes[d.rank]
 }
 
@@ -97,7 +111,7 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		h.why = cmpErr(err, errors.New("the attempt is over: no report is taken any more"))
 		close(h.over)
 	}()
-	last := h.now()
+	last := h.began // a report may be here before this goroutine
 	for {
 		got, err := h.collect(ctx)
 		if err != nil || got == nil {
@@ -105,14 +119,19 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		}
 		err = h.say(ctx, h.merge(iterations+1, got, got[0].at.Sub(last)))
 		last = h.now()
+		stop := ""
+		if err == nil {
+			h.step.Store(got[0].Step)
+			stop = h.stop() // once, so that the ranks agree on the iteration
+		}
 		for _, d := range got {
-			h.answer(d, err)
+			h.answer(d, stop, err)
 		}
 		if errors.Is(err, syscall.ENOSPC) {
 			continue // the workers know; what they train is worth more than its metrics
 		}
 		if err != nil {
-			return iterations, err
+			return iterations, &unsaidError{err}
 		}
 		iterations++
 	}
@@ -131,7 +150,7 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 	refuse := func(format string, args ...any) ([]delivery, error) {
 		err := fmt.Errorf(format, args...)
 		for _, d := range got {
-			h.answer(d, err)
+			h.answer(d, "", err)
 		}
 		return nil, err
 	}

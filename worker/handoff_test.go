@@ -45,7 +45,8 @@ func (d *desk) reports(t *testing.T, rank int, after time.Duration, step int64, 
 	out := make(chan error, 1)
 	go func() {
 		<-time.After(after)
-		out <- d.report(t.Context(), rank, client.Report{Step: step, Metrics: metrics})
+		_, err := d.report(t.Context(), rank, client.Report{Step: step, Metrics: metrics})
+		out <- err
 	}()
 	return out
 }
@@ -102,7 +103,7 @@ func TestHandoff(t *testing.T) {
 			got, _ := json.Marshal(d.said)
 			t.Errorf("said %s", got)
 		}
-		if err := d.report(t.Context(), 1, client.Report{}); err == nil || !strings.Contains(err.Error(), "the attempt is over") {
+		if _, err := d.report(t.Context(), 1, client.Report{}); err == nil || !strings.Contains(err.Error(), "the attempt is over") {
 			t.Errorf("a report after the end: %v", err)
 		}
 	})

@@ -21,19 +21,6 @@ import (
 // ErrConfig says that a job cannot run as it was asked for.
 var ErrConfig = errors.New("bad configuration")
 
-// FailedError says that the trial's failure budget is used up.
-type FailedError struct {
-	Attempt  int
-	Restarts int
-	Cause    string   // root cause: rank, and exit code or signal
-	Rank     int      // of the root cause; -1 when it was not one rank
-	Tail     []string // last lines of that rank's output
-}
-
-func (e *FailedError) Error() string {
-	return fmt.Sprintf("attempt %d failed and no restart is left (%d used): %s", e.Attempt, e.Restarts, e.Cause)
-}
-
 // job is the state of one Run.
 type job struct {
 	cfg     Config
@@ -47,6 +34,10 @@ type job struct {
 	keeper  *keeper
 	runtime string   // directory of this job's sockets
 	newest  lastSave // of the last attempt
+	told    bool     // its workers were told to end
+	reached int64    // the step that they reported last; -1: none
+	orders  *orders
+	reason  string // of the job's end, when it is not an error
 }
 
 // Run runs a job until its workers are done, its failure budget is used up,
@@ -65,7 +56,7 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
 	}
 	store.Log = newLastWords(ctx, store.Log)
-	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log)}
+	j := &job{cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log), orders: newOrders()}
 	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)
@@ -99,6 +90,10 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("hostname: %w", err)
 	}
+	last, err := j.store.Log.Last(ctx)
+	if err != nil {
+		return err
+	}
 	err = j.scribe.sayAs(ctx, events.None, j.scribe.node,
 		&events.JobStarted{
 			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
@@ -108,12 +103,14 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	deaf := j.takeOrders(ctx, last+1)
 	err = caused(ctx, j.attempts(ctx))
+	deaf()
 	// The job's end is told even when ctx has ended, within the decision's
 	// own deadline.
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
 	defer cancel()
-	ended := &events.JobEnded{Job: j.cfg.Job, ExitCode: j.cfg.ExitCode(err)}
+	ended := &events.JobEnded{Job: j.cfg.Job, ExitCode: j.cfg.ExitCode(err), Reason: j.reason}
 	if err != nil {
 		ended.Reason = beginning(err.Error(), maxMessage)
 	}
@@ -139,32 +136,48 @@ func (j *job) attempts(ctx context.Context) error {
 	if err := j.reapEarlier(ctx); err != nil {
 		return err
 	}
-	backoff, head := backoff{enough: j.cfg.ShortLife}, trial.Head
-	for restarts := 0; ; restarts++ {
+	backoff, head, loop := backoff{enough: j.cfg.ShortLife}, trial.Head, crashLoop{}
+	budget := budgets{workers: j.cfg.MaxRestarts, infrastructure: j.cfg.MaxInfraRestarts}
+	for ran := false; ; ran = true {
+		if end, err := j.between(ctx, trial, ran); end {
+			return err
+		}
 		began := time.Now()
 		j.log.Info("attempt starts", "attempt", trial.Attempt+1, "world_size", j.cfg.NProc, "resume", or(resume, "nothing: a fresh start"))
-		cause, err := j.attempt(ctx, trial.Attempt+1, restarts, resume)
+		cause, err := j.attempt(ctx, trial.Attempt+1, budget.used(WorkerFailure), resume)
 		if err != nil {
 			return err
 		}
 		trial.Attempt++
+		if end, err := j.obeyed(ctx, trial.Attempt, cause); end {
+			return err
+		}
 		if cause == nil {
 			return j.completed(context.WithoutCancel(ctx), trial.Attempt)
 		}
-		if j.cfg.MaxRestarts >= 0 && restarts >= j.cfg.MaxRestarts {
-			cause.Attempt, cause.Restarts = trial.Attempt, restarts
-			_, err := j.lane.decide(context.WithoutCancel(ctx), &events.TrialErrored{Attempt: trial.Attempt, Message: cause.Cause})
+		n, lived := trial.Attempt, time.Since(began)
+		var unknown error
+		trial, unknown = j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial)
+		if unknown == nil {
+			cause.Advice = loop.failed(n, resume, trial.Head == resume || trial.Head == head, cause, j.cfg.Run)
+		}
+		if cause.Advice != "" {
+			j.log.Warn(cause.Advice, "cause", cause.Cause)
+			lived = 0 // however long it takes to fail, the next wait is longer
+		}
+		if !budget.charge(cause.Kind) {
+			cause.Attempt, cause.Restarts = n, budget.used(cause.Kind)
+			_, err := j.lane.decide(context.WithoutCancel(ctx), &events.TrialErrored{Attempt: n, Message: cause.Cause})
 			return errors.Join(cause, err)
 		}
-		n := trial.Attempt
-		if trial, err = j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial); err != nil {
-			return j.undecided(ctx, n, cause, err)
+		if unknown != nil {
+			return j.undecided(ctx, n, cause, unknown)
 		}
 		resume = trial.Head
-		wait := backoff.after(time.Since(began), trial.Head != head)
+		wait := backoff.after(lived, trial.Head != head)
 		head = trial.Head
 		j.log.Warn("restarting the group", "cause", cause.Cause, "from", or(resume, "the beginning: nothing is committed"), "after", wait)
-		if err := pause(ctx, wait); err != nil {
+		if err := j.rest(ctx, wait); err != nil {
 			return errors.Join(err, j.paused(context.WithoutCancel(ctx), trial.Attempt, err.Error()))
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"strings"
 	"testing"
@@ -110,6 +111,14 @@ func (l *lost) Trial(ctx context.Context, _, _ string) (projections.Trial, error
 	return projections.Trial{}, errors.New("the log does not answer")
 }
 
+// Last implements Log.
+func (l *lost) Last(context.Context) (uint64, error) { return 1, nil }
+
+// Read implements Log.
+func (l *lost) Read(ctx context.Context, _, _ uint64) iter.Seq2[events.Recorded, error] {
+	return func(func(events.Recorded, error) bool) { <-ctx.Done() }
+}
+
 // The error of a job that was told to end begins with why, also when nobody
 // answers it any more.
 func TestCauseWithoutLog(t *testing.T) {
@@ -123,7 +132,7 @@ func TestCauseWithoutLog(t *testing.T) {
 			return 5
 		}}.withDefaults()
 		gone := &lost{job: ctx}
-		j := &job{cfg: cfg, store: Store{Log: newLastWords(ctx, gone), Views: gone}, log: slog.New(slog.DiscardHandler)}
+		j := &job{cfg: cfg, store: Store{Log: newLastWords(ctx, gone), Views: gone}, log: slog.New(slog.DiscardHandler), orders: newOrders()}
 		j.scribe = newScribe(cfg, j.store.Log)
 		began := time.Now()
 		err := j.run(ctx)

@@ -41,6 +41,7 @@ type group struct {
 	loader  *loader
 	hub     *dist.Hub
 	hello   chan int // a rank, at its first hello
+	hearing *hearing
 }
 
 // rankServer serves the socket of one rank of one attempt.
@@ -92,6 +93,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	mux.Handle("POST /v1/report", s.raw(func(r *http.Request, body []byte) ([]byte, error) {
 		return decoded(r, bareNumbers(body), s.onReport)
 	}))
+	mux.Handle("POST /v1/should_stop", handle(s, s.onShouldStop))
 	mux.Handle("POST /v1/save", handle(s, s.onSave))
 	mux.Handle("POST /v1/seal", handle(s, s.onSeal))
 	mux.Handle("POST /v1/slots", handle(s, s.onSlots))
@@ -186,24 +188,25 @@ func (s *rankServer) onHello(_ context.Context, h client.Hello) (client.Context,
 	}, nil
 }
 
-func (s *rankServer) onReport(ctx context.Context, r client.Report) (struct{}, error) {
+func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.ReportReply, error) {
 	if err := checkMetrics(r.Metrics, s.cfg.NProc); err != nil {
-		return struct{}{}, badRequest("%w", err)
+		return client.ReportReply{}, badRequest("%w", err)
 	}
-	err := s.handoff.report(ctx, s.rank, r)
+	s.hearing.listens()
+	stop, err := s.handoff.report(ctx, s.rank, r)
 	if errors.Is(err, syscall.ENOSPC) {
-		return struct{}{}, fmt.Errorf("the metrics of step %d are not kept: %w", r.Step, err)
+		return client.ReportReply{}, fmt.Errorf("the metrics of step %d are not kept: %w", r.Step, err)
 	}
 	if err != nil {
-		return struct{}{}, &problem{http.StatusConflict, err}
+		return client.ReportReply{}, &problem{http.StatusConflict, err}
 	}
-	return struct{}{}, nil
+	return client.ReportReply{Stop: stop}, nil
 }
 
 func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {
 	op := r.PathValue("op")
 	if op != "gather" && op != "broadcast" {
-		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, report, save, seal, slots, wait, load, loaded, gather and broadcast", op)}
+		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, report, should_stop, save, seal, slots, wait, load, loaded, gather and broadcast", op)}
 	}
 	seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)
 	if err != nil {

@@ -70,6 +70,11 @@ func (w *watch) start(restart int) (err error) {
 	if w.port, err = holdPort(); err != nil {
 		return err
 	}
+	restore, err := unblocked()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, restore()) }()
 	for rank := range w.cfg.NProc {
 		socket, token := w.file(rank, "sock"), rand.Text()
 		s, err := w.group.serveRank(rank, socket, token)
@@ -131,6 +136,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		w.log.Warn("stopping the workers", "cause", context.Cause(ctx))
 		term()
 	})()
+	defer w.obey(term)()
 	end := func(why *FailedError) {
 		if cause == nil {
 			cause = why
@@ -175,7 +181,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		case rerr := <-reported:
 			reported = nil
 			if rerr != nil {
-				end(&FailedError{Rank: -1, Cause: rerr.Error()})
+				end(&FailedError{Rank: -1, Kind: kindOf(rerr), Cause: rerr.Error()})
 			}
 		case serr := <-w.saving:
 			w.savingEnded = true

@@ -123,6 +123,15 @@ type Config struct {
 	ShortLife    time.Duration // an attempt that failed sooner waits before the next; default 5 s
 	Collective   time.Duration // until all ranks have joined a collective or a report; default 10 min
 
+	// MaxInfraRestarts is as MaxRestarts, of failures that are not the workers'.
+	MaxInfraRestarts int
+	// Requests ask the job to end, as a signal to its trainer does. Deadline is
+	// when its machine is taken away: it is preempted PreemptGrace and Grace
+	// before. The zero time means never.
+	Requests     <-chan StopRequest
+	Deadline     time.Time
+	PreemptGrace time.Duration // for workers that were told of a preemption, until SIGTERM; default 2 min
+
 	Stdout, Stderr io.Writer // of the workers, line by line
 	Logger         *slog.Logger
 	Now            func() time.Time // default time.Now
@@ -141,6 +150,7 @@ func (c Config) withDefaults() Config {
 	def(&c.Grace, 10*time.Second)
 	def(&c.ShortLife, 5*time.Second)
 	def(&c.Collective, 10*time.Minute)
+	def(&c.PreemptGrace, 2*time.Minute)
 	if c.Now == nil {
 		c.Now = time.Now
 	}

@@ -12,7 +12,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/projections"
@@ -30,12 +29,10 @@ const (
 	exitLocked   = 11
 	exitConfig   = 64
 	exitInternal = 70
+
+	exitPreempted = 75 // and what was done is in a checkpoint
+	exitUnsaved   = 128 + int(syscall.SIGTERM)
 )
-
-// signaled is the cause of a context that a signal has ended.
-type signaled struct{ sig syscall.Signal }
-
-func (s signaled) Error() string { return "told to stop by " + unix.SignalName(s.sig) }
 
 // usageError is a mistake in the command line.
 type usageError struct{ error }
@@ -50,7 +47,7 @@ type streams struct {
 
 // run is the whole program; it returns the exit code.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	ctx, stop := untilSignal(ctx)
+	ctx, signals, stop := untilSignal(ctx)
 	defer stop()
 	defer ignorePipes()()
 	std := streams{stdin, stdout, stderr}
@@ -75,7 +72,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
 	})
-	root.AddCommand(runCommand(std), demoCommand(std), guardCommand(std), demoWorkerCommand())
+	root.AddCommand(runCommand(std, signals), demoCommand(std), guardCommand(std), demoWorkerCommand())
 	err := root.ExecuteContext(ctx)
 	// What was waited for says only that the context ended, not why.
 	if sig := (signaled{}); errors.Is(err, context.Canceled) && errors.As(context.Cause(ctx), &sig) && !errors.As(err, new(signaled)) {
@@ -101,28 +98,9 @@ func ignorePipes() func() {
 	return func() { signal.Stop(dropped) }
 }
 
-// untilSignal ends the context with the first SIGINT, SIGTERM or SIGHUP as its
-// cause; a second one kills, as if nobody had asked.
-func untilSignal(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
-		signal.Notify(signals, syscall.SIGHUP)
-	}
-	go func() {
-		select {
-		case sig := <-signals:
-			signal.Stop(signals)
-			cancel(signaled{sig.(syscall.Signal)})
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() { signal.Stop(signals); cancel(nil) }
-}
-
 func exitCode(err error) int {
 	var sig signaled
+	var preempted *worker.PreemptedError
 	var failed *worker.FailedError
 	var lost *worker.LostSaveError
 	var running *store.RunningError
@@ -132,6 +110,10 @@ func exitCode(err error) int {
 		return exitOK
 	case errors.As(err, &sig):
 		return 128 + int(sig.sig)
+	case errors.As(err, &preempted) && preempted.Saved:
+		return exitPreempted
+	case preempted != nil:
+		return exitUnsaved
 	case errors.As(err, &failed), errors.As(err, &lost), errors.Is(err, syscall.ENOSPC):
 		return exitFailed
 	case errors.As(err, &running), errors.Is(err, worker.ErrFenced), errors.Is(err, worker.ErrBusy),

@@ -50,9 +50,8 @@ training. What is pinned, tagged, forked from or being restored stays, and so
 does the newest.
 
 The store is made if its directory does not exist. Durations are more than 0.
-Exit codes: 0 done, 1 no restart is left or a disk is full, 5 the run is being
-run elsewhere, 10 no store, 11 the store is locked, 64 bad configuration,
-70 internal, 128+n signal n.`
+
+` + supervisionHelp
 
 type runOptions struct {
 	store       string
@@ -75,10 +74,13 @@ type runOptions struct {
 	collective     time.Duration
 	wait           time.Duration
 	quiet          bool
+
+	supervisionOptions
+	signals *stopSignals
 }
 
-func runCommand(std streams) *cobra.Command {
-	var o runOptions
+func runCommand(std streams, signals *stopSignals) *cobra.Command {
+	o := runOptions{signals: signals}
 	c := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG...]",
 		Short: "Run a command as a group of workers, restarted from the last committed checkpoint",
@@ -112,6 +114,7 @@ func runCommand(std streams) *cobra.Command {
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL")
 	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "longest time that ranks wait for each other")
 	f.DurationVar(&o.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
+	o.supervisionOptions.flags(f)
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "log warnings and errors only")
 	// torchrun spells flags with "-" or "_" and has these for one node.
 	f.StringVar(&o.nproc, "nproc-per-node", "1", "torchrun's name of --nproc")
@@ -156,6 +159,7 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 			return err
 		}
 	}
+	cfg.Requests = o.signals.preemptible()
 	return runOn(ctx, st, cfg)
 }
 
@@ -223,13 +227,15 @@ func (o runOptions) config(ctx context.Context, args []string) (worker.Config, e
 	if err := checkReference(o.resume); err != nil {
 		return worker.Config{}, fmt.Errorf("--resume: %w", err)
 	}
-	return worker.Config{
+	cfg := worker.Config{
 		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
 		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Backend: o.backend, Config: config,
 		StagingSlots: o.stagingSlots, StagingMemory: memory, WhenBusy: worker.WhenBusy(o.whenBusy),
 		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
 		NewID: store.NewID, ExitCode: exitCode,
-	}, nil
+	}
+	err = o.supervisionOptions.apply(&cfg, time.Now())
+	return cfg, err
 }
 
 // duration is what a flag says.

@@ -68,7 +68,7 @@ func Repository() Law {
 			{Path: "dist"},
 			{Path: "worker", May: with("worker/client", "worker/process", "storage", "gpu", "dist")},
 			{Path: "worker/process", May: []string{"worker/client"}},
-			{Path: "worker/client", May: []string{"tensor"}, NoDeps: true},
+			{Path: "worker/client", May: []string{"tensor", "dist"}, NoDeps: true},
 			{Path: "web", May: core},
 			{Path: "store", May: with("events/jetlog", "projections/viewdb", "storage", "storage/foreign", "web")},
 

@@ -11,8 +11,8 @@
 //	}
 //
 // A save returns when the bytes are copied into shared memory; the trainer
-// makes them durable. Package client depends on the standard library and on
-// package tensor alone.
+// makes them durable. Package client depends on the standard library, and on
+// packages tensor and dist, which do too.
 package client
 
 import (
@@ -38,6 +38,7 @@ type Client struct {
 	seq   atomic.Uint64
 	plans plans
 	maps  mappings
+	stop  atomic.Value // string: the newest answer to whether to stop
 }
 
 // ErrNoTrainer says that the process was not started by a trainer.
@@ -80,7 +81,8 @@ func (c *Client) Close() {
 }
 
 // Report hands one iteration's metrics to the trainer and blocks until it
-// took those of every rank. Values are numbers, strings or booleans, 64 KiB of
+// took those of every rank. [Client.StopRequested] is then what the trainer asks
+// of all of them. Values are numbers, strings or booleans, 64 KiB of
 // them as JSON at most, and less in a world of more than 15 ranks; more is an
 // [Error] of status 400. When the disk of the store is nearly full, metrics are
 // not kept and every rank's Report is [ErrNoSpace]: the group goes on, and a
@@ -90,7 +92,12 @@ func (c *Client) Report(ctx context.Context, step int64, metrics map[string]any)
 	for k, v := range metrics {
 		safe[k] = finite(v)
 	}
-	return c.call(ctx, "report", Report{Step: step, Metrics: safe}, nil)
+	var reply ReportReply
+	err := c.call(ctx, "report", Report{Step: step, Metrics: safe}, &reply)
+	if err == nil {
+		c.heard(reply.Stop)
+	}
+	return err
 }
 
 // finite replaces the floats that JSON cannot hold by their names.

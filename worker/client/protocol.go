@@ -7,7 +7,8 @@ import "github.com/ckptstore/ckptstore/tensor"
 // request carries the header "Authorization: Bearer <token>".
 //
 //	POST /v1/hello       Hello          → Context
-//	POST /v1/report      Report         → {}            blocks until the trainer took it
+//	POST /v1/report      Report         → ReportReply   blocks until the trainer took it
+//	POST /v1/should_stop {}             → StopReply     whether to end, for who does not report
 //	POST /v1/save        SaveRequest    → SaveReply     a staging slot to copy into
 //	POST /v1/seal        CheckpointRef  → {}            the copy is complete
 //	POST /v1/slots       {}             → Slots         blocks until the memory of all slots is made

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/worker"
+)
+
+// stopSignals turn signals into the end of the program's context. While a job
+// can be preempted, the first SIGTERM or SIGUSR1 preempts it instead.
+type stopSignals struct {
+	caught chan os.Signal
+
+	mu      sync.Mutex
+	preempt chan<- worker.StopRequest // nil: what runs can only be stopped
+	sent    bool                      // a preemption
+}
+
+// untilSignal ends the context with the first signal that asks for it as its
+// cause; a second one kills, as if nobody had asked.
+func untilSignal(ctx context.Context) (context.Context, *stopSignals, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	s := &stopSignals{caught: make(chan os.Signal, 4)}
+	signal.Notify(s.caught, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1)
+	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
+		signal.Notify(s.caught, syscall.SIGHUP)
+	}
+	go func() {
+		for {
+			select {
+			case sig := <-s.caught:
+				if s.preempts(sig.(syscall.Signal)) {
+					continue
+				}
+				signal.Stop(s.caught)
+				cancel(signaled{sig.(syscall.Signal)})
+			case <-ctx.Done():
+			}
+			return
+		}
+	}()
+	return ctx, s, func() { signal.Stop(s.caught); cancel(nil) }
+}
+
+// preempts reports whether sig is a preemption of what runs. Schedulers repeat
+// SIGUSR1; a SIGTERM that comes second means it.
+func (s *stopSignals) preempts(sig syscall.Signal) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.preempt == nil || sig != syscall.SIGTERM && sig != syscall.SIGUSR1 {
+		return false
+	}
+	if s.sent {
+		return sig == syscall.SIGUSR1
+	}
+	s.sent = true
+	s.preempt <- worker.StopRequest{Preempt: true, Reason: signaled{sig}.Error()} // there is room for the only one
+	return true
+}
+
+// preemptible makes signals preempt a job, which takes the requests.
+func (s *stopSignals) preemptible() <-chan worker.StopRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	requests := make(chan worker.StopRequest, 1)
+	s.preempt = requests
+	return requests
+}
+
+// signaled is the cause of a context that a signal has ended.
+type signaled struct{ sig syscall.Signal }
+
+func (s signaled) Error() string { return "told to stop by " + unix.SignalName(s.sig) }

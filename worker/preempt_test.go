@@ -1,0 +1,374 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// trainsUntilAsked reports each step, the ranks at different speeds, and saves
+// and ends when it is asked to.
+var trainsUntilAsked = workerRole("trains until asked", func(ctx context.Context, c *client.Client) error {
+	step := int64(0)
+	if c.Resume != "" {
+		if _, err := fmt.Sscanf(c.Resume, "step-%d.", &step); err != nil {
+			return err
+		}
+		if err := load(ctx, c, "", step); err != nil {
+			return err
+		}
+		say("resumed at %d", step)
+	}
+	for {
+		step++
+		if err := pause(ctx, time.Duration(c.Rank)*5*time.Millisecond); err != nil {
+			return err
+		}
+		if err := c.Report(ctx, step, map[string]any{"loss": 1.0}); err != nil {
+			return err
+		}
+		if stop := c.StopRequested(); stop != "" {
+			say("%s at %d", stop, step)
+			if stop == client.Stop {
+				return nil
+			}
+			return save(ctx, c, step)
+		}
+		if step%50 == 1 {
+			say("at %d", step)
+		}
+	}
+})
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// preemptible gives a job a way to be asked to end.
+func (j *job) preemptible() chan<- worker.StopRequest {
+	requests := make(chan worker.StopRequest, 1)
+	j.cfg.Requests = requests
+	return requests
+}
+
+// preempted holds an error to be a preemption, and the trial to be paused.
+func (j *job) preempted(err error) *worker.PreemptedError {
+	j.t.Helper()
+	var e *worker.PreemptedError
+	if !errors.As(err, &e) {
+		j.t.Fatalf("error %v, want a PreemptedError", err)
+	}
+	if trial := trialOf(j.t); trial.Status != projections.Paused || trial.Head != e.Checkpoint || !strings.HasPrefix(trial.Message, "preempted: ") {
+		j.t.Errorf("trial %+v", trial)
+	}
+	return e
+}
+
+// stopOf is the end of the newest attempt of the test's run.
+func stopOf(t *testing.T) *events.GroupStopped {
+	t.Helper()
+	all := said[events.GroupStopped](t, runOf(t))
+	if len(all) == 0 {
+		t.Fatal("no attempt has ended")
+	}
+	return all[len(all)-1]
+}
+
+// agreed is the one step at which all ranks of a job were asked to end.
+func agreed(t *testing.T, j *job, how string, ranks int) (step int64) {
+	t.Helper()
+	for rank := range ranks {
+		got := j.out.lines(fmt.Sprintf("[rank%d] %s at ", rank, how))
+		if len(got) != 1 {
+			t.Fatalf("rank %d was asked at %q, want one step", rank, got)
+		}
+		var at int64
+		if _, err := fmt.Sscan(got[0], &at); err != nil {
+			t.Fatal(err)
+		}
+		if rank == 0 {
+			step = at
+		}
+		if at != step {
+			t.Errorf("rank %d was asked at step %d, rank 0 at %d", rank, at, step)
+		}
+	}
+	return step
+}
+
+// Ranks of different speeds agree on the step of a preemption, save it and end.
+// The next job resumes there, and is preempted again: that costs no restart.
+func TestPreempted(t *testing.T) {
+	t.Parallel()
+	from := int64(0)
+	for attempt := 1; attempt <= 2; attempt++ {
+		j := newJob(t, 2, trainsUntilAsked...)
+		requests := j.preemptible()
+		j.start()
+		for rank := range 2 {
+			j.out.await(t, 1, fmt.Sprintf("[rank%d] at ", rank))
+		}
+		requests <- worker.StopRequest{Preempt: true, Reason: "the test needs the machine"}
+		e := j.preempted(j.wait())
+		step := agreed(t, j, client.Preempt, 2)
+		if want := fmt.Sprintf("step-%d.a%d", step, attempt); !e.Saved || e.Checkpoint != want {
+			t.Errorf("%+v, want that %s is saved", e, want)
+		}
+		if got := stopOf(t); got.Failure != "preemption" || got.Attempt != attempt {
+			t.Errorf("group.stopped: %+v", got)
+		}
+		if attempt == 2 {
+			wantText(t, j.out, fmt.Sprintf("[rank0] resumed at %d\n", from), fmt.Sprintf("[rank1] resumed at %d\n", from))
+		}
+		from = step
+		wantNobody(t, j.cfg.Job)
+	}
+}
+
+// request appends a request to stop to the trial's lane, as a command would.
+func request(t *testing.T, j *job, body events.TrialStopRequested) {
+	t.Helper()
+	agg := events.Aggregate{Run: j.cfg.Run, Trial: projections.DefaultTrial}
+	for deadline := time.Now().Add(patience); ; {
+		d, err := events.NewDecision(events.Stamp{ID: store.NewID(), Source: "test", Time: time.Now()}, agg, &body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = home.Log.Decide(t.Context(), d, trialOf(t).LaneSeq)
+		if err == nil {
+			return
+		}
+		if !j.store.Conflict(err) || time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What is asked in the log of this job is obeyed, and what is asked of another
+// or was asked before is not.
+func TestRequestsInTheLog(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, trainsUntilAsked...).start()
+	j.out.await(t, 1, "[rank1] at ")
+	request(t, j, events.TrialStopRequested{Reason: "of another", Preempt: true, Job: "0192f0c1-0000-7000-8000-000000000001"})
+	awaitText(t, j.log, "of another")
+	request(t, j, events.TrialStopRequested{Reason: "maintenance", Preempt: true, Job: j.cfg.Job})
+	e := j.preempted(j.wait())
+	step := agreed(t, j, client.Preempt, 2)
+	if !e.Saved || e.Reason != "maintenance" || e.Checkpoint != fmt.Sprintf("step-%d.a1", step) {
+		t.Errorf("%+v at step %d", e, step)
+	}
+
+	// That request is not for the next job. It is stopped without a job's name.
+	next := newJob(t, 2, trainsUntilAsked...).start()
+	next.out.await(t, 1, "[rank1] resumed at ")
+	next.out.await(t, 1, "[rank1] at ")
+	request(t, next, events.TrialStopRequested{Reason: "enough"})
+	if err := next.wait(); err != nil {
+		t.Errorf("a stop that is obeyed is an error: %v", err)
+	}
+	agreed(t, next, client.Stop, 2)
+	if trial := trialOf(t); trial.Status != projections.Paused || trial.Message != "stopped as asked: enough" || trial.Head != e.Checkpoint {
+		t.Errorf("trial %+v", trial)
+	}
+	ends := said[events.JobEnded](t, runOf(t))
+	if len(ends) != 2 || ends[0].ExitCode == 0 || ends[1].ExitCode != 0 || ends[1].Reason != "stopped as asked: enough" {
+		t.Errorf("job.ended: %+v", ends)
+	}
+	if got := stopOf(t); got.Failure != "" || got.Reason != "stop (enough): all workers ended" {
+		t.Errorf("group.stopped: %+v", got)
+	}
+}
+
+// A job is preempted before the time that it was given ends.
+func TestDeadline(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, trainsUntilAsked...)
+	j.cfg.PreemptGrace = patience
+	j.cfg.Deadline = time.Now().Add(j.cfg.PreemptGrace + j.cfg.Grace + 6*time.Second) // for the workers to come up
+	e := j.preempted(j.run())
+	if step := agreed(t, j, client.Preempt, 2); !e.Saved || e.Checkpoint != fmt.Sprintf("step-%d.a1", step) || !strings.Contains(e.Reason, "the time of the job ends at") {
+		t.Errorf("%+v at step %d", e, step)
+	}
+}
+
+// asksWhetherToStop does not report. Rank 0 asks now and then, the others learn
+// its answer at the same step.
+var asksWhetherToStop = workerRole("asks whether to stop", func(ctx context.Context, c *client.Client) error {
+	for step := int64(1); ; step++ {
+		stop, err := c.ShouldStop(ctx, nil)
+		if err != nil {
+			return err
+		}
+		if stop != "" {
+			say("%s at %d", stop, step)
+			return save(ctx, c, step)
+		}
+		if step == 5 {
+			say("at %d", step)
+		}
+	}
+})
+
+// Workers that do not report agree by asking.
+func TestShouldStop(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 3, asksWhetherToStop...)
+	requests := j.preemptible()
+	j.start()
+	j.out.await(t, 1, "[rank2] at ")
+	requests <- worker.StopRequest{Preempt: true, Reason: "the test"}
+	e := j.preempted(j.wait())
+	if step := agreed(t, j, client.Preempt, 3); !e.Saved || e.Checkpoint != fmt.Sprintf("step-%d.a1", step) {
+		t.Errorf("%+v at step %d", e, step)
+	}
+}
+
+// Workers that neither report nor ask learn of a preemption by SIGTERM, at once.
+// Without a checkpoint it is not one that can be resumed.
+func TestPreemptedDeafWorkers(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, shell(`trap 'echo told; exit 0' TERM; echo started; while :; do sleep 0.01; done`)...)
+	requests := j.preemptible()
+	j.start()
+	j.out.await(t, 1, "[rank0] started")
+	j.out.await(t, 1, "[rank1] started")
+	requests <- worker.StopRequest{Preempt: true, Reason: "the test"}
+	e := j.preempted(j.wait())
+	if e.Saved || !strings.Contains(e.Error(), "no checkpoint was committed; started again, the run begins afresh") {
+		t.Errorf("%v", e)
+	}
+	wantText(t, j.out, "[rank0] told\n", "[rank1] told\n")
+	wantText(t, j.log, "neither report nor ask whether to stop")
+	if got := stopOf(t); got.Failure != "preemption" || got.Reason != "preempt (the test): all workers ended" {
+		t.Errorf("group.stopped: %+v", got)
+	}
+}
+
+// savesOnTerm knows nothing of preemptions but their signal.
+var savesOnTerm = workerRole("saves on SIGTERM", func(ctx context.Context, c *client.Client) error {
+	term := terms()
+	say("started")
+	if err := term(ctx); err != nil {
+		return err
+	}
+	return save(ctx, c, 7)
+})
+
+// A save after SIGTERM is as good as any.
+func TestPreemptedBySignalAlone(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, savesOnTerm...)
+	requests := j.preemptible()
+	j.start()
+	j.out.await(t, 1, "[rank0] started")
+	j.out.await(t, 1, "[rank1] started")
+	requests <- worker.StopRequest{Preempt: true, Reason: "the test"}
+	if e := j.preempted(j.wait()); !e.Saved || e.Checkpoint != "step-7.a1" {
+		t.Errorf("%+v", e)
+	}
+}
+
+// reportsOnly never looks at what it is asked.
+var reportsOnly = workerRole("reports only", func(ctx context.Context, c *client.Client) error {
+	first := int64(40)
+	if err := save(ctx, c, first); err != nil {
+		return err
+	}
+	last := first
+	if c.Config["goes_on"] == true {
+		last++
+	}
+	for step := first; step <= last; step++ {
+		if err := c.Report(ctx, step, map[string]any{"loss": 1.0}); err != nil {
+			return err
+		}
+	}
+	signal.Ignore(syscall.SIGTERM)
+	say("reported")
+	<-ctx.Done()
+	return ctx.Err()
+})
+
+// Workers that report and do not end when they are told to are killed in the
+// end. What they did is kept when a checkpoint has the step that they reported.
+func TestPreemptedStubbornWorkers(t *testing.T) {
+	t.Parallel()
+	for says, goesOn := range map[string]bool{
+		"step-40.a1 is committed; start the run again":                                 false,
+		"the workers reported step 41; started again, the run goes on from step-40.a1": true,
+	} {
+		t.Run(fmt.Sprint("goes on ", goesOn), func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 2, reportsOnly...)
+			j.cfg.Config = map[string]any{"goes_on": goesOn}
+			j.cfg.PreemptGrace, j.cfg.Grace = shortly, shortly
+			requests := j.preemptible()
+			j.start()
+			j.out.await(t, 1, "[rank0] reported")
+			j.out.await(t, 1, "[rank1] reported")
+			requests <- worker.StopRequest{Preempt: true, Reason: "the test"}
+			if e := j.preempted(j.wait()); e.Saved == goesOn || !strings.Contains(e.Error(), says) {
+				t.Errorf("%v", e)
+			}
+			wantText(t, j.log, "were told to end and have not", "ignore SIGTERM and are killed")
+			wantNobody(t, j.cfg.Job)
+		})
+	}
+}
+
+// reportsOnce reports, and ends well when it is told to by the test.
+var reportsOnce = workerRole("reports once", func(ctx context.Context, c *client.Client) error {
+	if err := c.Report(ctx, 1, map[string]any{"loss": 1.0}); err != nil {
+		return err
+	}
+	say("done")
+	return pause(ctx, shortly)
+})
+
+// Workers that end well and were not told of a preemption have completed.
+func TestCompletedDespitePreemption(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, reportsOnce...)
+	requests := j.preemptible()
+	j.start()
+	j.out.await(t, 1, "[rank0] done")
+	j.out.await(t, 1, "[rank1] done")
+	requests <- worker.StopRequest{Preempt: true, Reason: "the test"}
+	if err := j.wait(); err != nil {
+		t.Error(err)
+	}
+	if trial := trialOf(t); trial.Status != projections.Completed {
+		t.Errorf("trial %+v", trial)
+	}
+}
+
+// A job that is asked to end between two attempts begins no other.
+func TestPreemptedBetweenAttempts(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 1, "/bin/false")
+	j.cfg.MaxRestarts, j.cfg.ShortLife = -1, time.Hour
+	requests := j.preemptible()
+	j.start()
+	awaitText(t, j.log, "after=800ms")
+	requests <- worker.StopRequest{Preempt: true, Reason: "the test"}
+	if e := j.preempted(j.wait()); e.Saved {
+		t.Errorf("%+v", e)
+	}
+}
