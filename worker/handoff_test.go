@@ -109,6 +109,43 @@ func TestHandoff(t *testing.T) {
 	})
 }
 
+// All ranks of an iteration are asked the same, whenever the request comes.
+func TestHandoffAsksAllAlike(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openDesk(t.Context(), 3)
+		asked := 0
+		d.stop = func() string {
+			if asked++; asked > 1 {
+				return client.Preempt // as if it were asked for in this moment
+			}
+			return ""
+		}
+		for _, want := range []string{"", client.Preempt} {
+			answers := make(chan string, 3)
+			for rank := range 3 {
+				go func() {
+					stop, err := d.report(t.Context(), rank, client.Report{Step: 1})
+					if err != nil {
+						t.Error(err)
+					}
+					answers <- stop
+				}()
+			}
+			for range 3 {
+				if got := <-answers; got != want {
+					t.Errorf("a rank is asked to %q, want %q", got, want)
+				}
+			}
+		}
+		for rank := range 3 {
+			d.ended(rank)
+		}
+		if err := <-d.end; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The time of an iteration is rank 0's own: from the moment it was let go.
 func TestHandoffTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

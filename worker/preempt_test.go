@@ -187,6 +187,34 @@ func TestRequestsInTheLog(t *testing.T) {
 	if trial := trialOf(t); trial.Status != projections.Paused || trial.Message != "stopped as asked: enough" || trial.Head != e.Checkpoint {
 		t.Errorf("trial %+v", trial)
 	}
+	// Nor is a request without a name for a job that starts after it.
+	last := newJob(t, 2, trainsUntilAsked...)
+	requests := last.preemptible()
+	last.start()
+	last.out.await(t, 1, "[rank1] at ")
+	requests <- worker.StopRequest{Preempt: true, Reason: "the test"}
+	if e := last.preempted(last.wait()); e.Reason != "the test" {
+		t.Errorf("%+v", e)
+	}
+}
+
+// What a job that was stopped leaves in the log.
+func TestStopIsSaid(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, trainsUntilAsked...)
+	requests := j.preemptible()
+	j.start()
+	j.out.await(t, 1, "[rank1] at ")
+	requests <- worker.StopRequest{Preempt: true, Reason: "the machine goes"}
+	j.preempted(j.wait())
+	next := newJob(t, 2, trainsUntilAsked...)
+	requests = next.preemptible()
+	next.start()
+	next.out.await(t, 1, "[rank1] at ")
+	requests <- worker.StopRequest{Reason: "enough"}
+	if err := next.wait(); err != nil {
+		t.Error(err)
+	}
 	ends := said[events.JobEnded](t, runOf(t))
 	if len(ends) != 2 || ends[0].ExitCode == 0 || ends[1].ExitCode != 0 || ends[1].Reason != "stopped as asked: enough" {
 		t.Errorf("job.ended: %+v", ends)
@@ -366,9 +394,12 @@ func TestPreemptedBetweenAttempts(t *testing.T) {
 	j.cfg.MaxRestarts, j.cfg.ShortLife = -1, time.Hour
 	requests := j.preemptible()
 	j.start()
-	awaitText(t, j.log, "after=800ms")
+	awaitText(t, j.log, "after=3.2s")
 	requests <- worker.StopRequest{Preempt: true, Reason: "the test"}
 	if e := j.preempted(j.wait()); e.Saved {
 		t.Errorf("%+v", e)
+	}
+	if n := len(said[events.GroupStarted](t, runOf(t))); n != 6 {
+		t.Errorf("%d attempts, want 6", n)
 	}
 }
