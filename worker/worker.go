@@ -6,6 +6,7 @@
 //	attempt      one life of the worker group, opened by group.started
 //	rankServer   the socket of one rank: package client has the protocol
 //	handoff      reports of all ranks, one iteration at a time
+//	orders       requests to end, by signal, time or log: the answers to reports carry them
 //	saver        the log feeds the coordinator, its commands are executed
 //	loader       collective loads, resolved and read once for all ranks
 //	arenas       files in shared memory: what ranks save and load

@@ -60,6 +60,7 @@ type rank struct {
 	model  *digits.Model
 	group  digits.Exchange
 	report map[string]any // what the next report says beside the loss
+	stop   string         // what the trainer asked for at the last report; the same on all ranks
 }
 
 func trainDigits(ctx context.Context, o workerOptions) error {
@@ -79,7 +80,7 @@ func trainDigits(ctx context.Context, o workerOptions) error {
 		}
 	}
 	var last *client.Save
-	for r.model.Iteration() < o.steps {
+	for r.stop == "" && r.model.Iteration() < o.steps {
 		if last, err = r.step(ctx, last); err != nil {
 			return err
 		}
@@ -114,7 +115,7 @@ func (r *rank) step(ctx context.Context, last *client.Save) (*client.Save, error
 		return last, err
 	}
 	r.report = map[string]any{}
-	if !save {
+	if r.stop = r.c.StopRequested(); !save && r.stop != client.Preempt {
 		return last, nil
 	}
 	return r.save(ctx, step)
