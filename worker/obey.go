@@ -65,6 +65,9 @@ func (w *watch) awaitOrder(ctx context.Context) bool {
 	for {
 		o, came := w.orders.given()
 		if o != nil {
+			if w.living() == 0 {
+				return false // they have ended, and it is the news that comes late
+			}
 			if !w.group.hearing.open.Load() {
 				w.log.Warn("the workers neither report nor ask whether to stop: they get SIGTERM", "reason", o.Reason, "grace", w.cfg.Grace)
 				return true

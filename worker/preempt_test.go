@@ -387,6 +387,35 @@ func TestCompletedDespitePreemption(t *testing.T) {
 	}
 }
 
+// lateRequest asks for a preemption when a worker has ended, before the trainer
+// has said so.
+type lateRequest struct {
+	worker.Log
+	requests chan<- worker.StopRequest
+}
+
+// Append implements worker.Log.
+func (l lateRequest) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
+	if facts[0].Kind == (events.WorkerExited{}).Kind() {
+		l.requests <- worker.StopRequest{Preempt: true, Reason: "the test"}
+		<-time.After(shortly) // for the trainer to make something of it
+	}
+	return l.Log.Append(ctx, facts...)
+}
+
+// Workers that had ended before anybody asked for it have completed, also when
+// the log takes a while to hear of it.
+func TestCompletedBeforePreemption(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 1, "/bin/true")
+	j.store.Log = lateRequest{home.Log, j.preemptible()}
+	j.must()
+	wantText(t, j.log, "the job is asked to end")
+	if trial := trialOf(t); trial.Status != projections.Completed {
+		t.Errorf("trial %+v", trial)
+	}
+}
+
 // A job that is asked to end between two attempts begins no other.
 func TestPreemptedBetweenAttempts(t *testing.T) {
 	t.Parallel()
