@@ -30,12 +30,26 @@ type unsaidError struct{ error }
 
 func (e *unsaidError) Unwrap() error { return e.error }
 
-// kindOf is whose fault the end of a hand-off is.
-func kindOf(err error) FailureKind {
+// handoffEnd is the end of a hand-off for which no worker is to blame. Workers
+// whose reports are not taken end too, and the news of that may come first.
+type handoffEnd struct{ failed *FailedError }
+
+// from is the failure that the end of a hand-off is.
+func (h *handoffEnd) from(err error) *FailedError {
+	why := &FailedError{Rank: -1, Cause: err.Error()}
 	if errors.As(err, new(*unsaidError)) {
-		return InfrastructureFailure
+		why.Kind = InfrastructureFailure
+		h.failed = why
 	}
-	return WorkerFailure
+	return why
+}
+
+// or is the cause of an attempt's end, when another may have been seen first.
+func (h *handoffEnd) or(cause *FailedError) *FailedError {
+	if h.failed != nil {
+		return h.failed
+	}
+	return cause
 }
 
 // rootCause is the failure that came first by what the workers tell, in whole

@@ -206,7 +206,9 @@ func TestStopIsSaid(t *testing.T) {
 	j.start()
 	j.out.await(t, 1, "[rank1] at ")
 	requests <- worker.StopRequest{Preempt: true, Reason: "the machine goes"}
-	j.preempted(j.wait())
+	if e := j.preempted(j.wait()); !e.Saved {
+		t.Errorf("%+v", e)
+	}
 	next := newJob(t, 2, trainsUntilAsked...)
 	requests = next.preemptible()
 	next.start()

@@ -151,6 +151,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		err = errors.Join(err, serr)
 	}
 	var failures []failure
+	var unsaid handoffEnd
 	greeted := map[int]bool{}
 	greet := func(rank int) {
 		if greeted[rank] = true; len(greeted) == w.cfg.NProc {
@@ -181,7 +182,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		case rerr := <-reported:
 			reported = nil
 			if rerr != nil {
-				end(&FailedError{Rank: -1, Kind: kindOf(rerr), Cause: rerr.Error()})
+				end(unsaid.from(rerr))
 			}
 		case serr := <-w.saving:
 			w.savingEnded = true
@@ -202,7 +203,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", errLeft, w.group.attempt, process.ReapTimeout))
 		}
 	}
-	if cause != nil && cause.Rank >= 0 {
+	if cause = unsaid.or(cause); cause != nil && cause.Rank >= 0 {
 		root := rootCause(failures)
 		cause.Rank, cause.Cause = root.Rank, root.String()
 	}
