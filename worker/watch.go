@@ -27,6 +27,9 @@ type watch struct {
 	exits       chan exit
 	reported    chan error // the handoff's end
 	iterations  int        // valid once reported
+
+	hung    chan string // why the group hangs; see hang.go
+	unwatch func()      // nil: nobody looks for hangs
 }
 
 // run starts the processes and waits until all of them, and everything that
@@ -41,7 +44,9 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 			w.iterations, err = w.group.handoff.run(work)
 			w.reported <- err
 		}()
+		stopHangs := w.watchHangs(work)
 		cause, err = w.wait(ctx, work)
+		stopHangs()
 	}
 	w.signal(syscall.SIGKILL)
 	if rerr := w.prey.kill(work); rerr == nil {
@@ -79,6 +84,7 @@ func (w *watch) start(restart int) (err error) {
 		set := torchEnv(w.cfg, w.group.attempt, restart, rank, w.port.port, w.file(rank, "error.json"))
 		set[client.EnvSocket], set[client.EnvToken] = socket, token
 		set[client.EnvResume] = w.group.resume
+		set[client.EnvRPC] = w.file(rank, rpcSocket)
 		prefix := ""
 		if w.cfg.NProc > 1 {
 			prefix = fmt.Sprintf("[rank%d] ", rank)
@@ -133,6 +139,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	end := func(why *FailedError) {
 		if cause == nil {
 			cause = why
+			w.endsHangs()
 			term()
 		}
 	}
@@ -181,6 +188,8 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			w.saving = nil
 			err = errors.Join(err, serr)
 			end(&FailedError{Rank: -1, Cause: "the trainer cannot take saves any more"})
+		case why := <-w.hung:
+			end(&FailedError{Rank: -1, Cause: why})
 		case <-done:
 			done = nil
 			end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()})

@@ -13,6 +13,7 @@
 //	staging      the slots of each rank in arenas: two saves may be on their way
 //	outbox       facts of saves that nobody waits for
 //	lane         this attempt's decisions, refused by the log once fenced
+//	pulses       the ranks' requests as signs of life: one that is silent hangs
 //	guard        a process that kills the job's processes if the trainer dies
 //
 // What the job knows comes from the log; what it decides goes there before it
@@ -116,6 +117,10 @@ type Config struct {
 	// and beside the training; nil deletes none. It returns soon after its
 	// context ends, and what it has not done a later call does.
 	Collect func(context.Context) error
+
+	// HangTimeout is how long a rank that made a request before may make none,
+	// while none is being answered, until its group is ended as hung; 0: for ever.
+	HangTimeout time.Duration
 
 	SaveTimeout  time.Duration // begun to committed; default 10 min
 	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
