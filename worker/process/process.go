@@ -159,6 +159,9 @@ func (p *Process) Root() (Entry, error) {
 // Ended reports whether the process itself has ended.
 func (p *Process) Ended() bool { return p.ended.Load() }
 
+// PID is the process's number, also after its end.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
 // Tail is the last lines of its output.
 func (p *Process) Tail() []string { return p.tail.get() }
 
