@@ -123,6 +123,9 @@ type Config struct {
 	ShortLife    time.Duration // an attempt that failed sooner waits before the next; default 5 s
 	Collective   time.Duration // until all ranks have joined a collective or a report; default 10 min
 
+	Launch Launch // said in the log, so that the job can be launched again
+	Output Output // where the workers' output is kept
+
 	Stdout, Stderr io.Writer // of the workers, line by line
 	Logger         *slog.Logger
 	Now            func() time.Time // default time.Now

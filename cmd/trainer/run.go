@@ -75,6 +75,8 @@ type runOptions struct {
 	collective     time.Duration
 	wait           time.Duration
 	quiet          bool
+
+	logsOptions
 }
 
 func runCommand(std streams) *cobra.Command {
@@ -90,6 +92,7 @@ func runCommand(std streams) *cobra.Command {
 			if c.Flags().Changed("keep") && o.keep == "" {
 				return fmt.Errorf("%w: --keep is empty: give a policy such as last=2, or leave the flag out", worker.ErrConfig)
 			}
+			o.launched(c.Flags())
 			return runJob(c.Context(), std, o, args)
 		},
 	}
@@ -113,6 +116,7 @@ func runCommand(std streams) *cobra.Command {
 	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "longest time that ranks wait for each other")
 	f.DurationVar(&o.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "log warnings and errors only")
+	o.logsOptions.flags(f)
 	// torchrun spells flags with "-" or "_" and has these for one node.
 	f.StringVar(&o.nproc, "nproc-per-node", "1", "torchrun's name of --nproc")
 	f.Bool("standalone", false, "accepted as torchrun's; one node is the default")
@@ -140,6 +144,9 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 	if err != nil {
 		return err
 	}
+	if err := o.launch(&cfg); err != nil {
+		return err
+	}
 	log := newLogger(std.err, o.quiet)
 	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
@@ -151,6 +158,9 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
+	if err := o.place(st, &cfg); err != nil {
+		return err
+	}
 	if o.keep != "" {
 		if cfg.Collect, err = keep(st, cfg.Run, o.keep, log); err != nil {
 			return err
