@@ -13,14 +13,6 @@ func (f *fold) trialCreated(b *events.TrialCreated) error {
 	return nil
 }
 
-func (f *fold) stopRequested(b *events.TrialStopRequested) {
-	if f.trial.Status == Pending || f.trial.Status == Running {
-		f.trial.end(Stopping, b.Reason)
-	}
-}
-
-func (t *Trial) end(status Status, message string) { t.Status, t.Message = status, message }
-
 func (f *fold) groupStarted(b *events.GroupStarted) error {
 	k := attemptKey(f.run, f.name, b.Attempt)
 	if _, found, err := load[Attempt](f.t, k); err != nil || found {
@@ -183,18 +175,26 @@ func (f *fold) restoreBegun(b *events.RestoreBegun) error {
 		return err
 	}
 	parents := f.trial.Parent != nil && f.trial.Parent.Checkpoint == b.Checkpoint
-	if own == 0 && !parents {
+	start := b.Checkpoint
+	switch {
+	case own != 0:
+	case !parents:
 		return nil
+	default:
+		// Its ID says nothing in this run: the next attempt must find it.
+		if start = ParentRef(*f.trial.Parent); start == f.trial.Head {
+			return nil
+		}
 	}
 	newest, _, err := newestReport(f.t, f.run, f.name, b.Attempt)
 	if err != nil {
 		return err
 	}
-	if err := f.rewind(b.Checkpoint); err != nil {
+	if err := f.rewind(start); err != nil {
 		return err
 	}
 	segment := Segment{
-		Seq: f.r.Sequence, Resume: b.Checkpoint, ResumeSeq: f.trial.HeadSeq, From: newest.Iteration,
+		Seq: f.r.Sequence, Resume: start, ResumeSeq: f.trial.HeadSeq, From: newest.Iteration,
 	}
 	return f.changeAttempt(b.Attempt, func(a *Attempt) { a.Segments = append(a.Segments, segment) })
 }

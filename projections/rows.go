@@ -38,6 +38,9 @@ type Job struct {
 	NProc      int       `json:"nproc,omitempty"` // workers a node
 	NNodes     int       `json:"nnodes,omitempty"`
 	Resume     string    `json:"resume,omitempty"` // what was asked for
+	Flags      []string  `json:"flags,omitempty"`  // of the trainer
+	Dir        string    `json:"dir,omitempty"`    // working directory
+	Logs       string    `json:"logs,omitempty"`   // directory of the workers' output, below that of the store or absolute
 	StartedSeq uint64    `json:"started_seq,omitempty"`
 	StartedAt  time.Time `json:"started_at,omitzero"`
 	Ended      bool      `json:"ended"`
@@ -56,19 +59,6 @@ type JobNode struct {
 	LeftAt   time.Time `json:"left_at,omitzero"`
 	Reason   string    `json:"reason,omitempty"`
 }
-
-// Status is the state of a trial.
-type Status string
-
-// Statuses. A stopped trial of any kind runs again with its next attempt.
-const (
-	Pending   Status = "pending"
-	Running   Status = "running"
-	Stopping  Status = "stopping"
-	Paused    Status = "paused"
-	Completed Status = "completed"
-	Errored   Status = "errored"
-)
 
 // Trial is one configuration trained in a run. Iterations and LastMetrics
 // follow the line: they are derived by queries and absent from stored rows.

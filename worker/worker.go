@@ -149,6 +149,8 @@ type Config struct {
 	Requests     <-chan StopRequest
 	Deadline     time.Time
 	PreemptGrace time.Duration // for workers that were told of a preemption, until SIGTERM; default 2 min
+	Launch       Launch        // said in the log, so that the job can be launched again
+	Output       Output        // where the workers' output is kept
 
 	Stdout, Stderr io.Writer // of the workers, line by line
 	Logger         *slog.Logger

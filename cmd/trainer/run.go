@@ -58,6 +58,13 @@ does the newest.
 
 ` + torchrunHelp + `
 
+What workers print goes to the terminal, with the rank in front if there are
+several, and to files below STORE/logs, which ckptstore logs reads. --redirects,
+--tee and --local-ranks-filter are torchrun's. A file of --log-max-size is begun
+anew and the one before kept; on a full disk the job goes on without files.
+ckptstore jobs lists the jobs of a run, ckptstore continue launches the last one
+again.
+
 The store is made if its directory does not exist. Durations are more than 0.
 
 ` + supervisionHelp
@@ -86,6 +93,7 @@ type runOptions struct {
 
 	supervisionOptions
 	signals *stopSignals
+	logsOptions
 }
 
 func runCommand(std streams, signals *stopSignals) *cobra.Command {
@@ -101,10 +109,11 @@ func runCommand(std streams, signals *stopSignals) *cobra.Command {
 			if c.Flags().Changed("keep") && o.keep == "" {
 				return fmt.Errorf("%w: --keep is empty: give a policy such as last=2, or leave the flag out", worker.ErrConfig)
 			}
-			o.given(c.Flags())
+			o.noteSharing(c.Flags())
 			if err := o.defaults(c.Flags(), os.LookupEnv); err != nil {
 				return err
 			}
+			o.launched(c.Flags())
 			return runJob(c.Context(), std, o, args)
 		},
 	}
@@ -161,6 +170,9 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
+	if err := o.place(st, &cfg); err != nil {
+		return err
+	}
 	if o.keep != "" {
 		if cfg.Collect, err = keep(st, cfg.Run, o.keep, log); err != nil {
 			return err
@@ -194,7 +206,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	if len(args) == 0 {
 		return bad("no command to run: trainer run [flags] -- COMMAND [ARG...]")
 	}
-	where, err := o.launched(os.Getenv)
+	where, err := o.placed(os.Getenv)
 	if err := errors.Join(err, where.single()); err != nil {
 		return worker.Config{}, err
 	}

@@ -34,7 +34,7 @@ func (o *BackendOptions) flags(f *pflag.FlagSet) {
 }
 
 // given takes note of the flags that were given.
-func (o *BackendOptions) given(f *pflag.FlagSet) {
+func (o *BackendOptions) noteSharing(f *pflag.FlagSet) {
 	if f.Changed("share-devices") {
 		share := o.shareDevices
 		o.sharing = &share

@@ -32,7 +32,7 @@ func options(t *testing.T, env map[string]string, args ...string) (o *runOptions
 	if err := f.Parse(args); err != nil {
 		return o, nil, err
 	}
-	o.given(f)
+	o.noteSharing(f)
 	return o, f.Args(), o.defaults(f, func(name string) (string, bool) {
 		v, ok := env[name]
 		return v, ok
@@ -207,7 +207,7 @@ func TestNodes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n, err := o.launched(func(name string) string { return c.env[name] })
+		n, err := o.placed(func(name string) string { return c.env[name] })
 		if says, fails := strings.CutPrefix(c.want, "error: "); fails {
 			if !errors.Is(err, worker.ErrConfig) || !strings.Contains(err.Error(), says) {
 				t.Errorf("%q with %v: error %v, want %q", c.line, c.env, err, says)
