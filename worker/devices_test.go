@@ -211,7 +211,7 @@ func TestAnotherDeviceIsLost(t *testing.T) {
 	t.Parallel()
 	d := newDevices()
 	j := on(t, d, []string{oneGPU}, 1, waitsTwice...)
-	j.cfg.MaxRestarts = 1
+	j.cfg.MaxInfraRestarts = 1
 	j.start()
 	j.out.await(t, 1, "ready")
 	d.send(t, gpu.Event{UUID: oneGPU, Kind: gpu.Gone})
