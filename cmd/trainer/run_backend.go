@@ -19,7 +19,7 @@ import (
 // BackendOptions choose the communication backend and the workers' GPUs.
 type BackendOptions struct {
 	backend       string
-	gpusPerWorker int
+	gpusPerWorker string
 	shareDevices  bool
 	sharing       *bool // what --share-devices says, if it was given
 }
@@ -29,7 +29,7 @@ const deviceTimeout = 30 * time.Second
 
 func (o *BackendOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.backend, "backend", backend.Torch, "how the workers communicate: torch, tensorpipe, process_group or none")
-	f.IntVar(&o.gpusPerWorker, "gpus-per-worker", -1, "GPUs for each worker alone; 0 leaves their CUDA_VISIBLE_DEVICES as it is (default: GPUs divided by workers)")
+	f.StringVar(&o.gpusPerWorker, "gpus-per-worker", "auto", "GPUs for each worker alone: a number, or auto (GPUs divided by workers); 0 leaves their CUDA_VISIBLE_DEVICES as it is")
 	f.BoolVar(&o.shareDevices, "share-devices", false, "let each worker see the GPUs of all, as scripts of torchrun expect; $"+backend.EnvShareDevices+" counts more (default: as the backend says; torch does)")
 }
 
@@ -64,8 +64,11 @@ func (o *BackendOptions) resolve(ctx context.Context, m machine, nproc string) (
 	if _, err := backend.Builtin().Lookup(o.backend); err != nil {
 		return fail(fmt.Errorf("--backend: %w", err))
 	}
-	if o.gpusPerWorker < -1 {
-		return fail(fmt.Errorf("--gpus-per-worker %d: give 0 or more, or leave it out", o.gpusPerWorker))
+	each := -1 // auto
+	if o.gpusPerWorker != "auto" {
+		if each, err = strconv.Atoi(o.gpusPerWorker); err != nil || each < 0 {
+			return fail(fmt.Errorf("--gpus-per-worker %s: give a number of 0 or more, or auto", o.gpusPerWorker))
+		}
 	}
 	if cfg.ShareDevices, err = backend.Sharing(o.sharing, os.Getenv(backend.EnvShareDevices)); err != nil {
 		return fail(err)
@@ -78,33 +81,33 @@ func (o *BackendOptions) resolve(ctx context.Context, m machine, nproc string) (
 		if workers, err = strconv.Atoi(nproc); err != nil || workers < 1 {
 			return fail(fmt.Errorf("--nproc %s: give a number of 1 or more, gpu, cpu or auto", nproc))
 		}
-		if o.gpusPerWorker == 0 {
+		if each == 0 {
 			return workers, cfg, nil, nil // nobody asks for GPUs
 		}
 	}
 	devices, problem := m.devices(ctx)
 	units := gpu.Units(devices)
-	must := nproc == "gpu" || o.gpusPerWorker > 0
+	must := nproc == "gpu" || each > 0
 	switch {
 	case units == 0 && must && problem == nil:
-		return fail(fmt.Errorf("%s: no GPU is there, or CUDA_VISIBLE_DEVICES hides them; use --nproc N and --gpus-per-worker 0", o.asks(nproc)))
-	case must && problem != nil && (units == 0 || o.gpusPerWorker > 0):
-		return fail(fmt.Errorf("%s: %w; use --nproc N and --gpus-per-worker 0", o.asks(nproc), problem))
+		return fail(fmt.Errorf("%s: no GPU is there, or CUDA_VISIBLE_DEVICES hides them; use --nproc N and --gpus-per-worker 0", o.asks(nproc, each)))
+	case must && problem != nil && (units == 0 || each > 0):
+		return fail(fmt.Errorf("%s: %w; use --nproc N and --gpus-per-worker 0", o.asks(nproc, each), problem))
 	case problem != nil && !errors.Is(problem, gpu.ErrNoDriver) && !errors.Is(problem, gpu.ErrNotBuilt):
 		notes = append(notes, fmt.Sprintf("not all GPUs can be used: %v", problem))
 	}
-	per := max(o.gpusPerWorker, 1)
+	per := max(each, 1)
 	switch {
 	case workers > 0:
 	case units > 0:
 		if workers = units / per; workers == 0 {
-			return fail(fmt.Errorf("--gpus-per-worker %d: %d GPUs are visible here: give fewer", per, units))
+			return fail(fmt.Errorf("--gpus-per-worker %d: %d GPUs are visible here: give fewer", each, units))
 		}
 	default:
 		workers = m.cores
 	}
-	cfg.Devices, cfg.GPUsPerWorker = devices, o.gpusPerWorker
-	if o.gpusPerWorker < 0 {
+	cfg.Devices, cfg.GPUsPerWorker = devices, each
+	if each < 0 {
 		cfg.GPUsPerWorker = units / workers
 		if anyInstance(devices) {
 			cfg.GPUsPerWorker = min(cfg.GPUsPerWorker, 1)
@@ -119,9 +122,9 @@ func (o *BackendOptions) resolve(ctx context.Context, m machine, nproc string) (
 	return workers, cfg, notes, nil
 }
 
-func (o *BackendOptions) asks(nproc string) string {
-	if o.gpusPerWorker > 0 {
-		return fmt.Sprint("--gpus-per-worker ", o.gpusPerWorker)
+func (o *BackendOptions) asks(nproc string, each int) string {
+	if each > 0 {
+		return fmt.Sprint("--gpus-per-worker ", each)
 	}
 	return "--nproc " + nproc
 }

@@ -22,6 +22,7 @@ type nodes struct {
 func (o *TorchrunOptions) launched(getenv func(string) string) (n nodes, err error) {
 	said, count := "--nnodes "+o.nnodes, o.nnodes
 	if !o.asked("nnodes") {
+		said, count = "--nnodes 1", "1"
 		for _, name := range []string{"SLURM_STEP_NUM_NODES", "SLURM_NNODES"} {
 			if v := getenv(name); v != "" {
 				said, count = name+"="+v, v

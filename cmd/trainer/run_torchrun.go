@@ -26,6 +26,7 @@ type TorchrunOptions struct {
 	shutdownTimeout                              int
 	module, noPython, runPath                    bool
 	asked                                        func(flag string) bool // on the command line or by PET_NAME
+	literal                                      bool                   // the command stands after --
 }
 
 const defaultSignals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
@@ -39,7 +40,7 @@ at once whatever --monitor-interval says, and a job is on one node.`
 func (o *TorchrunOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.nproc, "nproc", "1", "workers: a number, gpu (one a device), cpu (one a core), or auto (devices, or else cores)")
 	f.StringVar(&o.nproc, "nproc-per-node", "1", "torchrun's name of --nproc")
-	f.StringVar(&o.nnodes, "nnodes", "1", "nodes of the job, N or MIN:MAX; this version has one (default: $SLURM_NNODES, or 1)")
+	f.StringVar(&o.nnodes, "nnodes", "", "nodes of the job, N or MIN:MAX; this version has one (default: $SLURM_NNODES, or 1)")
 	f.IntVar(&o.nodeRank, "node-rank", 0, "number of this node (default: $SLURM_NODEID or $JOB_COMPLETION_INDEX)")
 	f.BoolVarP(&o.module, "module", "m", false, "run a Python module, as python -m")
 	f.BoolVar(&o.noPython, "no-python", false, "run the command itself, whatever its name ends in")
@@ -50,7 +51,7 @@ func (o *TorchrunOptions) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.standalone, "standalone", false, "a job on one node, which is the default: the --rdzv flags are not looked at")
 	f.StringVar(&o.rdzvBackend, "rdzv-backend", "static", "static or c10d; a job on one node meets nobody")
 	f.StringVar(&o.rdzvEndpoint, "rdzv-endpoint", "", "HOST:PORT; with the static backend, MASTER_ADDR and MASTER_PORT")
-	f.StringVar(&o.rdzvID, "rdzv-id", "none", "TORCHELASTIC_RUN_ID of the workers (default: the run's name)")
+	f.StringVar(&o.rdzvID, "rdzv-id", "", "TORCHELASTIC_RUN_ID of the workers (default: the run's name)")
 	f.StringVar(&o.rdzvConf, "rdzv-conf", "", "KEY=VALUE,...: timeouts of a meeting that a job on one node does not have")
 	f.StringVar(&o.localAddr, "local-addr", "", "address of this node; with the c10d backend, MASTER_ADDR")
 	f.Float64Var(&o.monitorInterval, "monitor-interval", 0.1, "accepted: exits of workers are noticed at once")
@@ -84,6 +85,7 @@ func petName(flag string) string {
 // defaults sets the flags that were not given as the environment says.
 func (o *TorchrunOptions) defaults(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	o.asked = func(flag string) bool { return f.Changed(flag) || sameFlag[flag] != "" && f.Changed(sameFlag[flag]) }
+	o.literal = f.ArgsLenAtDash() == 0
 	for _, name := range petFlags {
 		value, set := lookup(petName(name))
 		if !set || o.asked(name) {
@@ -221,6 +223,9 @@ func (o *TorchrunOptions) checkConf() error {
 // command is what workers execute, and a name for the run.
 func (o *TorchrunOptions) command(args []string) (command []string, run string, err error) {
 	python := []string{or(os.Getenv("PYTHON_EXEC"), "python3"), "-u"}
+	if o.literal && (o.module || o.runPath) && executed(args, o.module) {
+		return args, defaultRun(args), nil
+	}
 	switch {
 	case o.runPath:
 		command = append(python, args...)
@@ -234,6 +239,16 @@ func (o *TorchrunOptions) command(args []string) (command []string, run string, 
 		command = args
 	}
 	return command, defaultRun(command), nil
+}
+
+// executed reports whether a command is one that this trainer has made of a
+// module or script already: a job that is launched again by the command in its
+// log has that one, and the same flags.
+func executed(args []string, module bool) bool {
+	if module {
+		return len(args) > 3 && args[1] == "-u" && args[2] == "-m"
+	}
+	return len(args) > 2 && args[1] == "-u"
 }
 
 func or(s, otherwise string) string {

@@ -59,7 +59,7 @@ func TestPETDefaults(t *testing.T) {
 		args []string
 		want string
 	}{
-		{nil, nil, "1 1 0 3 static  none  false 127.0.0.1 0  default spawn 0.1 false false false null SIGTERM,SIGINT,SIGHUP,SIGQUIT 10s"},
+		{nil, nil, "1  0 3 static    false 127.0.0.1 0  default spawn 0.1 false false false null SIGTERM,SIGINT,SIGHUP,SIGQUIT 10s"},
 		{every, nil, "4 2:3 1 9 c10d h:1 id timeout=3 true m 2345 l r fork 5 true false true null SIGTERM 1m17s"},
 		{
 			every,
@@ -104,6 +104,10 @@ func TestTorchrunCommand(t *testing.T) {
 		"--run-path --no-python /x.py":   "python3 -u /x.py | x",
 		"-- python train.py":             "python train.py | train",
 		"./prog train":                   "./prog train | prog",
+		"-m -- python3 -u -m my.mod a":   "python3 -u -m my.mod a | python3",
+		"-m -- my.mod a":                 "python3 -u -m my.mod a | my.mod",
+		"-m my.mod -u -m x":              "python3 -u -m my.mod -u -m x | my.mod",
+		"--run-path -- python3 -u /x a":  "python3 -u /x a | python3",
 	} {
 		o, args, err := options(t, nil, strings.Fields(line)...)
 		if err != nil {
@@ -301,7 +305,7 @@ func TestWorkersAndGPUs(t *testing.T) {
 		{"--nproc 2 --gpus-per-worker 1", nil, gpu.ErrNoDriver, "unset", "error: --gpus-per-worker 1: no NVIDIA driver"},
 		{"--nproc 2 --gpus-per-worker 1", four, lost, "unset", "error: --gpus-per-worker 1: device 2 is lost"},
 		{"--nproc 3 --gpus-per-worker 2", four, nil, "unset", "error: 4 are visible here: start fewer workers"},
-		{"--gpus-per-worker -2", four, nil, "unset", "error: --gpus-per-worker -2: give 0 or more"},
+		{"--gpus-per-worker -2", four, nil, "unset", "error: --gpus-per-worker -2: give a number of 0 or more, or auto"},
 		{"--nproc 0", four, nil, "unset", "error: --nproc 0: give a number of 1 or more, gpu, cpu or auto"},
 		{"--nproc xpu", four, nil, "unset", "error: --nproc xpu: give"},
 		{"--backend mpi", nil, nil, "unset", `error: --backend: no backend "mpi" is registered: choose one of none, process_group, tensorpipe, torch`},
