@@ -36,6 +36,7 @@ type BackendConfig struct {
 // hooks are the backend of a job and what its workers are given.
 type hooks struct {
 	exec  *backend.Executor
+	node  string     // name of this machine
 	given [][]string // devices by rank
 }
 
@@ -54,7 +55,10 @@ func newHooks(cfg *Config) (*hooks, error) {
 		return nil, fmt.Errorf("%w: --gpus-per-worker: %w", ErrConfig, err)
 	}
 	h := &hooks{given: make([][]string, cfg.NProc)}
-	for _, w := range backend.Arrange(onOneNode(given)) {
+	if h.node, err = os.Hostname(); err != nil {
+		return nil, fmt.Errorf("hostname: %w", err)
+	}
+	for _, w := range backend.Arrange(h.workers(given)) {
 		h.given[w.Rank] = w.Devices
 	}
 	for _, ids := range h.given {
@@ -66,16 +70,17 @@ func newHooks(cfg *Config) (*hooks, error) {
 		Timeout: cfg.HookTimeout, Log: cfg.Logger,
 	})
 	if h.exec.Shares() {
-		if _, err := gpu.ShareVisible(onOneNode(h.given)); err != nil {
+		if _, err := gpu.ShareVisible(h.workers(h.given)); err != nil {
 			return nil, fmt.Errorf("%w: %w: give --share-devices=false, and then each worker's device is its number 0", ErrConfig, err)
 		}
 	}
 	return h, nil
 }
 
-func onOneNode(given [][]string) (workers []gpu.Worker) {
+// workers are those of this node with what they are given.
+func (h *hooks) workers(given [][]string) (workers []gpu.Worker) {
 	for _, ids := range given {
-		workers = append(workers, gpu.Worker{Devices: ids})
+		workers = append(workers, gpu.Worker{Node: h.node, Devices: ids})
 	}
 	return workers
 }
@@ -111,7 +116,7 @@ func (w *watch) enlist(ctx context.Context) error {
 	}
 	e := &enlisted{exec: w.hooks.exec, members: &backend.Group{
 		Run: w.cfg.Run, Trial: w.cfg.Trial, Job: w.cfg.Job, Attempt: w.group.attempt,
-		MasterAddr: w.cfg.Torch.masterAddr(), MasterPort: w.port.port, Workers: backend.Arrange(onOneNode(w.hooks.given)),
+		MasterAddr: w.cfg.Torch.masterAddr(), MasterPort: w.port.port, Workers: backend.Arrange(w.hooks.workers(w.hooks.given)),
 	}}
 	e.ctx, e.end = context.WithCancelCause(ctx)
 	if e.exec.HoldsHello() {

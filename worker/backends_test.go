@@ -135,3 +135,29 @@ func TestTorchConfig(t *testing.T) {
 		t.Errorf("two attempts see\n%swant twice\n%s", got, line)
 	}
 }
+
+// The devices that workers are given are those whose health is asked for, in
+// parts where they are parts.
+func TestAssignedDevicesAreWatched(t *testing.T) {
+	t.Parallel()
+	d := newDevices()
+	errs := uint64(3)
+	d.one.ECC = &errs
+	there, err := d.Inspect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var inventory []gpu.Device
+	for _, status := range there.Devices {
+		inventory = append(inventory, status.Device)
+	}
+	j := on(t, d, nil, 2, shell("echo started")...)
+	j.cfg.Devices, j.cfg.GPUsPerWorker = inventory, 1
+	if err := j.run(); !errors.Is(err, worker.ErrDevices) || !strings.Contains(err.Error(), "1 of 2: GPU-1: 3 memory errors") {
+		t.Errorf("error %v", err)
+	}
+	wantUnhealthy(t, oneGPU, "3 memory errors")
+	j = on(t, d, nil, 1, shell("echo started")...)
+	j.cfg.Devices, j.cfg.GPUsPerWorker = inventory[1:], 1
+	j.must()
+}
