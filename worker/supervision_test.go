@@ -80,15 +80,34 @@ func TestFailureIsCharged(t *testing.T) {
 }
 
 var stopsItself = workerRole("stops itself", func(ctx context.Context, c *client.Client) error {
-	if err := meet(ctx, c); err != nil || c.Rank == 0 {
-		return errors.Join(err, errors.New("a bug"))
+	pids, err := dist.AllGatherObject(ctx, dist.New(c.Collectives(), dist.Options{}), os.Getpid())
+	if err != nil {
+		return err
+	}
+	if c.Rank == 0 {
+		return errors.Join(inState(ctx, pids[1], "T"), errors.New("a bug"))
 	}
 	if err := syscall.Kill(syscall.Getpid(), syscall.SIGSTOP); err != nil {
 		return err
 	}
-	<-ctx.Done() // this thread may be stopped a moment later
+	<-ctx.Done() // the signal may take a moment
 	return errors.New("continued")
 })
+
+// inState waits until a process is in a state.
+func inState(ctx context.Context, pid int, state string) error {
+	for tick := time.Tick(time.Millisecond); ; {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || strings.Contains(string(stat), ") "+state+" ") {
+			return err
+		}
+		select {
+		case <-tick:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
 
 // A worker that is stopped takes no SIGTERM; SIGKILL ends it all the same.
 func TestStoppedWorker(t *testing.T) {
@@ -107,20 +126,13 @@ func TestStoppedWorker(t *testing.T) {
 }
 
 // leavesZombies has a child that it never waits for, and one that lives on.
-var leavesZombies = role("leaves zombies", func(context.Context, []string) error {
+var leavesZombies = role("leaves zombies", func(ctx context.Context, _ []string) error {
 	child := exec.Command("/bin/true")
 	if err := child.Start(); err != nil {
 		return err
 	}
-	// Its state is Z when it has ended; until then its name is there.
-	for {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child.Process.Pid))
-		if err != nil {
-			return err
-		}
-		if strings.Contains(string(stat), ") Z ") {
-			break
-		}
+	if err := inState(ctx, child.Process.Pid, "Z"); err != nil {
+		return err
 	}
 	// A shell that has a zombie of its own, in another session.
 	other := exec.Command("/bin/sh", "-c", "sleep 0 & exec sleep 1000")
