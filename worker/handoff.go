@@ -19,22 +19,25 @@ import (
 // log; so nothing that a rank did before its report returned can be lost, and
 // no rank runs ahead of the others.
 type handoff struct {
-	attempt int
-	limit   time.Duration // until all ranks have reported
-	now     func() time.Time
-	say     func(context.Context, ...events.Body) error
-	boxes   []chan struct{} // a rank's holds a token while its report is not answered
-	in      chan delivery   // at most one of each rank: sending never blocks
-	gone    chan int        // a rank whose process has ended, once: sending never blocks
-	left    map[int]bool    // ranks that were in gone; owned by the goroutine of run
-	over    chan struct{}   // closed when no report will be taken any more
-	why     error           // set before over is closed
+	attempt  int
+	limit    time.Duration // until all ranks have reported
+	now      func() time.Time
+	say      func(context.Context, ...events.Body) error
+	boxes    []chan struct{} // a rank's holds a token while its report is not answered
+	in       chan delivery   // at most one of each rank: sending never blocks
+	gone     chan int        // a rank whose process has ended, once: sending never blocks
+	left     map[int]bool    // ranks that were in gone or have finished; owned by the goroutine of run
+	words    []lastWord      // of each rank, under its box
+	finished chan int        // a rank that has returned without a last report, once: sending never blocks
+	over     chan struct{}   // closed when no report will be taken any more
+	why      error           // set before over is closed
 }
 
 type delivery struct {
 	client.Report
 	rank int
 	at   time.Time // when the rank reported: waiting for others is not its time
+	took *float64  // seconds, if the rank has measured them itself
 	done chan error
 }
 
@@ -43,6 +46,7 @@ func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, s
 		attempt: attempt, limit: limit, now: now, say: say,
 		in: make(chan delivery, world), gone: make(chan int, world),
 		left: map[int]bool{}, over: make(chan struct{}),
+		words: make([]lastWord, world), finished: make(chan int, world),
 	}
 	for range world {
 		h.boxes = append(h.boxes, make(chan struct{}, 1))
@@ -57,15 +61,15 @@ func (h *handoff) ended(rank int) { h.gone <- rank }
 // report hands over rank's report and blocks until the iteration is in the
 // log.
 func (h *handoff) report(ctx context.Context, rank int, r client.Report) error {
-	d := delivery{r, rank, h.now(), make(chan error, 1)}
-	select {
-	case h.boxes[rank] <- struct{}{}:
-		h.in <- d
-	case <-h.over:
-		return h.why
-	case <-ctx.Done():
-		return ctx.Err()
+	took, err := ownTime(r.Metrics)
+	if err != nil {
+		return err
 	}
+	d := delivery{r, rank, h.now(), took, make(chan error, 1)}
+	if counts, err := h.enter(ctx, rank, r); !counts {
+		return err
+	}
+	h.in <- d
 	select {
 	case err := <-d.done:
 		return err
@@ -105,6 +109,7 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		}
 		err = h.say(ctx, h.merge(iterations+1, got, got[0].at.Sub(last)))
 		last = h.now()
+		h.leave(got)
 		for _, d := range got {
 			h.answer(d, err)
 		}
@@ -153,6 +158,8 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 		select {
 		case d := <-h.in:
 			take(d)
+		case rank := <-h.finished:
+			h.left[rank] = true
 		case rank := <-h.gone:
 			h.left[rank] = true
 			for len(h.in) > 0 { // a last report may be in front of the news: it counts
@@ -188,6 +195,9 @@ func (h *handoff) merge(iteration int, got []delivery, took time.Duration) *even
 	m := &events.Metrics{
 		Attempt: h.attempt, Iteration: iteration, Step: got[0].Step,
 		Metrics: got[0].Metrics, Seconds: took.Seconds(),
+	}
+	if got[0].took != nil {
+		m.Seconds = *got[0].took
 	}
 	for rank, d := range got[1:] {
 		if !reflect.DeepEqual(d.Metrics, m.Metrics) {

@@ -194,6 +194,9 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (struct{}, e
 	if errors.Is(err, syscall.ENOSPC) {
 		return struct{}{}, fmt.Errorf("the metrics of step %d are not kept: %w", r.Step, err)
 	}
+	if p := (*problem)(nil); errors.As(err, &p) {
+		return struct{}{}, err
+	}
 	if err != nil {
 		return struct{}{}, &problem{http.StatusConflict, err}
 	}

@@ -69,6 +69,7 @@ func Repository() Law {
 			{Path: "worker", May: with("worker/client", "worker/process", "storage", "gpu", "dist")},
 			{Path: "worker/process", May: []string{"worker/client"}},
 			{Path: "worker/client", May: []string{"tensor"}, NoDeps: true},
+			{Path: "worker/function", May: []string{"worker/client"}, NoDeps: true},
 			{Path: "web", May: core},
 			{Path: "store", May: with("events/jetlog", "projections/viewdb", "storage", "storage/foreign", "web")},
 
