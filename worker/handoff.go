@@ -1,9 +1,7 @@
 package worker
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
@@ -20,16 +18,18 @@ import (
 // log; so nothing that a rank did before its report returned can be lost, and
 // no rank runs ahead of the others.
 type handoff struct {
-	attempt int
-	limit   time.Duration // until all ranks have reported
-	now     func() time.Time
-	say     func(context.Context, ...events.Body) error
-	boxes   []chan struct{} // a rank's holds a token while its report is not answered
-	in      chan delivery   // at most one of each rank: sending never blocks
-	gone    chan int        // a rank whose process has ended, once: sending never blocks
-	left    map[int]bool    // ranks that were in gone; owned by the goroutine of run
-	over    chan struct{}   // closed when no report will be taken any more
-	why     error           // set before over is closed
+	attempt  int
+	limit    time.Duration // until all ranks have reported
+	now      func() time.Time
+	say      func(context.Context, ...events.Body) error
+	boxes    []chan struct{} // a rank's holds a token while its report is not answered
+	in       chan delivery   // at most one of each rank: sending never blocks
+	gone     chan int        // a rank whose process has ended, once: sending never blocks
+	left     map[int]bool    // ranks that were in gone or have finished; owned by the goroutine of run
+	words    []lastWord      // of each rank, under its box
+	finished chan int        // a rank that has returned without a last report, once: sending never blocks
+	over     chan struct{}   // closed when no report will be taken any more
+	why      error           // set before over is closed
 
 	stop func() string // what all ranks of an iteration are asked: to stop, to save and stop, or nothing
 	step atomic.Int64  // of the newest iteration; -1 before the first
@@ -41,6 +41,7 @@ type delivery struct {
 	client.Report
 	rank int
 	at   time.Time // when the rank reported: waiting for others is not its time
+	took *float64  // seconds, if the rank has measured them itself
 	done chan reportAnswer
 }
 
@@ -55,6 +56,7 @@ func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, s
 		attempt: attempt, limit: limit, now: now, say: say,
 		in: make(chan delivery, world), gone: make(chan int, world),
 		left: map[int]bool{}, over: make(chan struct{}), stop: func() string { return "" },
+		words: make([]lastWord, world), finished: make(chan int, world),
 	}
 	h.step.Store(-1)
 	h.began = now()
@@ -71,15 +73,15 @@ func (h *handoff) ended(rank int) { h.gone <- rank }
 // report hands over rank's report and blocks until the iteration is in the
 // log. stop is what the trainer asks of all ranks that reported it.
 func (h *handoff) report(ctx context.Context, rank int, r client.Report) (stop string, err error) {
-	d := delivery{r, rank, h.now(), make(chan reportAnswer, 1)}
-	select {
-	case h.boxes[rank] <- struct{}{}:
-		h.in <- d
-	case <-h.over:
-		return "", h.why
-	case <-ctx.Done():
-		return "", ctx.Err()
+	took, err := ownTime(r.Metrics)
+	if err != nil {
+		return "", err
 	}
+	d := delivery{r, rank, h.now(), took, make(chan reportAnswer, 1)}
+	if counts, err := h.enter(ctx, rank, r); !counts {
+		return "", err
+	}
+	h.in <- d
 	select {
 	case a := <-d.done:
 		return a.stop, a.err
@@ -119,6 +121,7 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		}
 		err = h.say(ctx, h.merge(iterations+1, got, got[0].at.Sub(last)))
 		last = h.now()
+		h.leave(got)
 		stop := ""
 		if err == nil {
 			h.step.Store(got[0].Step)
@@ -172,6 +175,8 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 		select {
 		case d := <-h.in:
 			take(d)
+		case rank := <-h.finished:
+			h.left[rank] = true
 		case rank := <-h.gone:
 			h.left[rank] = true
 			for len(h.in) > 0 { // a last report may be in front of the news: it counts
@@ -208,75 +213,13 @@ func (h *handoff) merge(iteration int, got []delivery, took time.Duration) *even
 		Attempt: h.attempt, Iteration: iteration, Step: got[0].Step,
 		Metrics: got[0].Metrics, Seconds: took.Seconds(),
 	}
+	if got[0].took != nil {
+		m.Seconds = *got[0].took
+	}
 	for rank, d := range got[1:] {
 		if !reflect.DeepEqual(d.Metrics, m.Metrics) {
 			m.Others = append(m.Others, events.RankMetrics{Rank: rank + 1, Metrics: d.Metrics})
 		}
 	}
 	return m
-}
-
-// Bounds of the metrics of an iteration, in bytes.
-const (
-	maxEvent   = 1 << 20  // what the log takes
-	eventSpare = 16 << 10 // of it, for all else than metrics
-	rankSpare  = 64       // of a rank's part, for all else than its metrics
-	maxReport  = 64 << 10 // of one rank, if there is room for as much from each
-)
-
-// reportLimit is how many bytes the metrics of a rank may have, as JSON: those
-// of all ranks are one event.
-func reportLimit(world int) int { return min(maxReport, (maxEvent-eventSpare)/world-rankSpare) }
-
-// checkMetrics reports what an event cannot hold, from one rank of a world.
-func checkMetrics(metrics map[string]any, world int) error {
-	for k, v := range metrics {
-		switch v.(type) {
-		case float64, string, bool, nil:
-		default:
-			return fmt.Errorf("metric %q is a %T: metrics are numbers, strings or booleans", k, v)
-		}
-	}
-	body, err := json.Marshal(metrics)
-	if err != nil {
-		return fmt.Errorf("metrics: %w", err)
-	}
-	if limit := reportLimit(world); len(body) > limit {
-		return fmt.Errorf("the metrics have %d bytes; each of %d ranks may report %d at a time: report fewer, or put large values into a file", len(body), world, limit)
-	}
-	return nil
-}
-
-// bareNumbers puts the names of non-finite numbers, which Python's json module
-// writes bare, in quotes. Anything else is left as it came.
-func bareNumbers(body []byte) []byte {
-	var out []byte
-	quoted := false
-	for i := 0; i < len(body); i++ {
-		if !quoted {
-			if name := nonFinite(body[i:]); name != "" {
-				out = append(append(append(out, '"'), name...), '"')
-				i += len(name) - 1
-				continue
-			}
-		}
-		switch {
-		case body[i] == '"':
-			quoted = !quoted
-		case quoted && body[i] == '\\' && i+1 < len(body):
-			out = append(out, body[i])
-			i++
-		}
-		out = append(out, body[i])
-	}
-	return out
-}
-
-func nonFinite(at []byte) string {
-	for _, name := range []string{"NaN", "Infinity", "-Infinity"} {
-		if bytes.HasPrefix(at, []byte(name)) {
-			return name
-		}
-	}
-	return ""
 }

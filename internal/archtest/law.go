@@ -71,6 +71,7 @@ func Repository() Law {
 			{Path: "worker/backend", May: []string{"gpu"}},
 			{Path: "worker/process", May: []string{"worker/client"}},
 			{Path: "worker/client", May: []string{"tensor", "dist", "dist/rpc"}, NoDeps: true},
+			{Path: "worker/function", May: []string{"worker/client"}, NoDeps: true},
 			{Path: "worker/logs"},
 			{Path: "worker/stacks", NoDeps: true},
 			{Path: "web", May: core},

@@ -102,6 +102,16 @@ func (c *Client) Close() {
 // not kept and every rank's Report is [ErrNoSpace]: the group goes on, and a
 // worker may do so too.
 func (c *Client) Report(ctx context.Context, step int64, metrics map[string]any) error {
+	return c.report(ctx, step, metrics, false)
+}
+
+// ReportLast is [Client.Report], and says that the training has finished: the
+// iteration counts, and a report of this rank after it is refused.
+func (c *Client) ReportLast(ctx context.Context, step int64, metrics map[string]any) error {
+	return c.report(ctx, step, metrics, true)
+}
+
+func (c *Client) report(ctx context.Context, step int64, metrics map[string]any, last bool) error {
 	metrics, err := c.enc.apply(metrics)
 	if err != nil {
 		return fmt.Errorf("report: encode the metrics of step %d: %w", step, err)
@@ -111,7 +121,7 @@ func (c *Client) Report(ctx context.Context, step int64, metrics map[string]any)
 		safe[k] = finite(v)
 	}
 	var reply ReportReply
-	err = c.call(ctx, "report", Report{Step: step, Metrics: safe}, &reply)
+	err = c.call(ctx, "report", Report{Step: step, Metrics: safe, Done: last}, &reply)
 	if err == nil {
 		c.heard(reply.Stop)
 	}
