@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"reflect"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -95,6 +96,11 @@ func TestReadMemory(t *testing.T) {
 		got, err := r.ReadMemory(t.Context(), wants, m.reads(wants), dst, h)
 		if err != nil {
 			rt.Fatal(err)
+		}
+		// What lies there is verified as what is copied.
+		verified, err := r.VerifyMemory(t.Context(), wants, m.reads(wants), h)
+		if err != nil || !reflect.DeepEqual(verified.Rest, got.Rest) || len(verified.Unfit) != len(got.Unfit) {
+			rt.Errorf("verified in place: %v, %v; copied: %v", verified, err, got)
 		}
 		left := map[int]bool{}
 		for _, read := range got.Rest {
