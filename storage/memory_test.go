@@ -3,8 +3,8 @@ package storage_test
 import (
 	"bytes"
 	"fmt"
-	"slices"
 	"reflect"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
