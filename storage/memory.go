@@ -46,6 +46,7 @@ type inMemory struct {
 	*chunkRead
 	data   []byte
 	digest plan.Digest
+	proven bool // all of it
 
 	mu    sync.Mutex
 	unfit error

@@ -14,14 +14,58 @@ import (
 // VerifyMemory is [FileReader.ReadMemory] without the copy, for one who gives
 // the memory itself away to be read. Reads that are not in Rest are of chunks
 // that have the digest of the committed index, and of which every block that is
-// read has the checksum that it has there. It says nothing of what is written to
-// the memory later: that nobody does is up to the caller.
-func (r *FileReader) VerifyMemory(ctx context.Context, wants []plan.Want, reads []plan.Read, m Memory) (FromMemory, error) {
-	out, err := r.verifyMemory(ctx, wants, reads, m)
+// read has the checksum that it has there, unless that was proven before. It says
+// nothing of what is written to the memory later: that nobody does is up to the
+// caller.
+func (r *FileReader) VerifyMemory(ctx context.Context, wants []plan.Want, reads []plan.Read, m Memory, p *Proof) (FromMemory, error) {
+	out, err := r.verifyMemory(ctx, wants, reads, m, p)
 	return out, r.wrap("verify memory", err)
 }
 
-func (r *FileReader) verifyMemory(ctx context.Context, wants []plan.Want, reads []plan.Read, m Memory) (FromMemory, error) {
+// Proof is which chunks in memory are what was committed. A nil Proof proves
+// nothing.
+type Proof struct{ chunks map[key]bool }
+
+// ProveMemory verifies all chunks that are in memory, before anybody asks for
+// them. Those that are not what was committed are not proven, and no error.
+func (r *FileReader) ProveMemory(ctx context.Context, m Memory) (*Proof, error) {
+	p := &Proof{map[key]bool{}}
+	err := ctx.Err()
+	if err == nil && r.ranks == nil {
+		err = errors.New("SetUp was not called")
+	}
+	var total atomic.Int64
+	there := map[key]*inMemory{}
+	g, inner := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for rank := range r.ranks {
+		if err != nil {
+			break
+		}
+		var x *rankIndex
+		if x, err = r.load(ctx, rank); err != nil {
+			break
+		}
+		for k := range x.at {
+			var in *inMemory
+			if in, err = r.inMemory(ctx, k, m); in == nil {
+				continue
+			}
+			in.blocks = []blockRange{{0, (in.entry.item.Bytes + BlockSize - 1) / BlockSize}}
+			there[k] = in
+			in.check(inner, g, &total)
+		}
+	}
+	err = errors.Join(err, g.Wait())
+	for k, in := range there {
+		if in.unfit == nil && err == nil {
+			p.chunks[k] = true
+		}
+	}
+	return p, r.wrap("verify memory", err)
+}
+
+func (r *FileReader) verifyMemory(ctx context.Context, wants []plan.Want, reads []plan.Read, m Memory, p *Proof) (FromMemory, error) {
 	if err := errors.Join(ctx.Err(), r.ref.Validate()); err != nil {
 		return FromMemory{}, err
 	}
@@ -39,6 +83,7 @@ func (r *FileReader) verifyMemory(ctx context.Context, wants []plan.Want, reads 
 				return FromMemory{}, err
 			}
 			if there[k] = in; in != nil {
+				in.proven = p != nil && p.chunks[k]
 				order = append(order, in)
 			}
 		}
@@ -58,7 +103,10 @@ func (r *FileReader) verifyMemory(ctx context.Context, wants []plan.Want, reads 
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	for _, in := range order {
-		in.blocks = merge(in.blocks)
+		if in.blocks = merge(in.blocks); in.proven {
+			total.Add(in.wanted())
+			continue
+		}
 		in.check(ctx, g, &total)
 	}
 	if err := g.Wait(); err != nil {
@@ -98,6 +146,14 @@ func (r *FileReader) inMemory(ctx context.Context, k key, m Memory) (*inMemory, 
 		return nil, nil
 	}
 	return &inMemory{chunkRead: c, data: data, digest: digest}, nil
+}
+
+// wanted is how many bytes the wanted blocks have.
+func (in *inMemory) wanted() (bytes int64) {
+	for _, b := range in.blocks {
+		bytes += min(b.hi*BlockSize, in.entry.item.Bytes) - b.lo*BlockSize
+	}
+	return bytes
 }
 
 // check verifies the wanted blocks of a chunk where they are.

@@ -18,6 +18,7 @@ import (
 type loader struct {
 	g      *group
 	arenas *arenas
+	proof  *proof // set before the first load, or nil
 
 	mu      sync.Mutex
 	counts  map[int]int // loads a rank has asked for

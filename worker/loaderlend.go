@@ -98,8 +98,12 @@ func (r *restore) lend(ctx context.Context, held copies) (bytes int64, err error
 			reads = append(reads, read)
 		}
 	}
+	proof, err := r.l.proven(ctx, r.ckpt.ID, idle)
+	if err != nil {
+		return 0, err
+	}
 	// What is not what was committed is said of when its other blocks are read.
-	got, err := files.VerifyMemory(ctx, wants, reads, idle)
+	got, err := files.VerifyMemory(ctx, wants, reads, idle, proof)
 	if err != nil {
 		return 0, err
 	}

@@ -21,6 +21,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -62,14 +63,14 @@ class Launch:
         script = HERE / ("missing.py" if case == "missing script" else "workload.py")
         work = ["-u", str(script), case, str(self.out)]
         if launcher == "torchrun":
-            self.command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NPROC}", f"--max-restarts={CASES[case]}", *work[1:]]
+            self.command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-id=compared", "--master-addr=127.0.0.1", f"--master-port={free_port()}", f"--nproc-per-node={NPROC}", f"--max-restarts={CASES[case]}", *work[1:]]
         else:
             store = self.out / "store"
             self.command = [trainer, "run", "--store", str(store), "--name", "compared", f"--nproc-per-node={NPROC}", f"--max-restarts={CASES[case]}", "--", sys.executable, *work]
 
     def run(self):
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.out), "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-        environment["USE_LIBUV"] = "0"  # not every build of PyTorch has it, and torchrun does not ask
+        environment["USE_LIBUV"] = "0"  # not every build of PyTorch has it
         with (self.out / "said").open("w+") as said:
             process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment, cwd=self.out)
             try:
@@ -109,6 +110,13 @@ class Launch:
     def cause(self):
         found = CAUSE[self.launcher].search(self.text())
         return found and int(found[1])
+
+
+def free_port():
+    """For torchrun, which has one port for all its launches unless told otherwise."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def await_(condition, otherwise):
