@@ -63,7 +63,7 @@ class Launch:
         script = HERE / ("missing.py" if case == "missing script" else "workload.py")
         work = ["-u", str(script), case, str(self.out)]
         if launcher == "torchrun":
-            self.command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-id=compared", "--master-addr=127.0.0.1", f"--master-port={free_port()}", f"--nproc-per-node={NPROC}", f"--max-restarts={CASES[case]}", *work[1:]]
+            self.command = [sys.executable, str(HERE / "launch.py"), "--rdzv-id=compared", "--master-addr=127.0.0.1", f"--master-port={free_port()}", f"--nproc-per-node={NPROC}", f"--max-restarts={CASES[case]}", *work[1:]]
         else:
             store = self.out / "store"
             self.command = [trainer, "run", "--store", str(store), "--name", "compared", f"--nproc-per-node={NPROC}", f"--max-restarts={CASES[case]}", "--", sys.executable, *work]
