@@ -139,10 +139,15 @@ class Client:
 
     def load(self, ref, items):
         reply = self.call("load", ref=ref, strict=True, items=items)
-        with open(reply["arena"], "rb") as file:
-            data = file.read(reply["size"])
-        out = [data[at : at + size] for at, size in zip(reply["offsets"], reply["sizes"])]
-        self.call("loaded", arena=reply["arena"])
+        if self.version < 3:
+            arenas, files, back = [{"path": reply["arena"], "size": reply["size"]}], [0] * len(items), {"arena": reply["arena"]}
+        else:
+            arenas, files, back = reply["arenas"], reply["in"], {"load": reply["load"]}
+        memory = [os.open(arena["path"], os.O_RDONLY) for arena in arenas]
+        out = [os.pread(memory[file], size, at) for file, at, size in zip(files, reply["offsets"], reply["sizes"])]
+        for file in memory:
+            os.close(file)
+        self.call("loaded", **back)
         return reply["step"], out
 
     def broadcast(self, data, root):
@@ -172,7 +177,7 @@ def state_of(rank, world, step):
 
 
 def main():
-    client = Client([int(version) for version in sys.argv[1:]] or [1, 2])
+    client = Client([int(version) for version in sys.argv[1:]] or [1, 2, 3])
     saved = []
     for step in range(3):
         state = state_of(client.rank, client.world, step)

@@ -46,6 +46,7 @@ type inMemory struct {
 	*chunkRead
 	data   []byte
 	digest plan.Digest
+	proven bool // all of it
 
 	mu    sync.Mutex
 	unfit error
@@ -95,21 +96,31 @@ func (r *FileReader) readMemory(ctx context.Context, wants []plan.Want, reads []
 	}
 	out := FromMemory{Bytes: total.Load()}
 	for _, read := range reads {
-		want := wants[read.Want]
-		k := key{value: want.Value, rank: read.Rank, fqn: read.FQN}
-		if !want.Value {
-			k.box = read.Chunk.Key()
-		}
+		k := readKey(wants[read.Want], read)
 		if in := there[k]; in == nil || in.unfit != nil {
 			out.Rest = append(out.Rest, read)
 		}
 	}
 	for _, c := range chunks {
 		if in := there[itemKey(c.index.rank, c.entry.item)]; in != nil && in.unfit != nil {
-			out.Unfit = append(out.Unfit, fmt.Errorf("%q %s of rank %d: %w", c.entry.item.Shard.FQN, c.entry.box(), c.index.rank, in.unfit))
+			out.Unfit = append(out.Unfit, in.why())
 		}
 	}
 	return out, nil
+}
+
+// readKey is the key of the chunk that a read is of.
+func readKey(want plan.Want, read plan.Read) key {
+	k := key{value: want.Value, rank: read.Rank, fqn: read.FQN}
+	if !want.Value {
+		k.box = read.Chunk.Key()
+	}
+	return k
+}
+
+// why says of which chunk it is that it was not used.
+func (in *inMemory) why() error {
+	return fmt.Errorf("%q %s of rank %d: %w", in.entry.item.Shard.FQN, in.entry.box(), in.index.rank, in.unfit)
 }
 
 // fail says why a chunk is not used.
@@ -141,6 +152,19 @@ func (in *inMemory) same() error {
 // all takes the digest of a chunk of which it is not known, and then what is
 // wanted of it.
 func (in *inMemory) all(ctx context.Context, total *atomic.Int64) error {
+	if err := in.digestAll(ctx); err != nil || in.failed() {
+		return err
+	}
+	for _, b := range in.blocks {
+		if err := in.copy(ctx, b, total); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// digestAll takes the digest of a chunk of which it is not known.
+func (in *inMemory) digestAll(ctx context.Context) error {
 	hash := blake3.New()
 	for data := in.data; len(data) > 0; {
 		if err := ctx.Err(); err != nil {
@@ -152,12 +176,6 @@ func (in *inMemory) all(ctx context.Context, total *atomic.Int64) error {
 	hash.Sum(in.digest[:0])
 	if err := in.same(); err != nil {
 		in.fail(err)
-		return nil
-	}
-	for _, b := range in.blocks {
-		if err := in.copy(ctx, b, total); err != nil {
-			return err
-		}
 	}
 	return nil
 }
@@ -181,11 +199,7 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 			window = (*buf)[:end-start]
 		}
 		copy(window, in.data[start:end])
-		if err := in.verify("memory", lo, window); err != nil {
-			if damage := (*CorruptError)(nil); errors.As(err, &damage) { // of no file
-				err = fmt.Errorf("%s %d in memory is %s, %s was committed", damage.Problem, damage.Block, damage.Got, damage.Want)
-			}
-			in.fail(err)
+		if !in.intact(lo, window) {
 			return nil
 		}
 		if err := in.others(at).copyOut(window, start); err != nil {
@@ -194,6 +208,18 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 		total.Add(int64(len(window)))
 	}
 	return nil
+}
+
+// intact verifies a window, which begins with block first.
+func (in *inMemory) intact(first int64, window []byte) bool {
+	err := in.verify("memory", first, window)
+	if damage := (*CorruptError)(nil); errors.As(err, &damage) { // of no file
+		err = fmt.Errorf("%s %d in memory is %s, %s was committed", damage.Problem, damage.Block, damage.Got, damage.Want)
+	}
+	if err != nil {
+		in.fail(err)
+	}
+	return err == nil
 }
 
 // direct is the part of a buffer that is to have just the bytes of the chunk

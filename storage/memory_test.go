@@ -3,6 +3,7 @@ package storage_test
 import (
 	"bytes"
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -95,6 +96,19 @@ func TestReadMemory(t *testing.T) {
 		got, err := r.ReadMemory(t.Context(), wants, m.reads(wants), dst, h)
 		if err != nil {
 			rt.Fatal(err)
+		}
+		// What lies there is verified as what is copied.
+		verified, err := r.VerifyMemory(t.Context(), wants, m.reads(wants), h, nil)
+		if err != nil || !reflect.DeepEqual(verified.Rest, got.Rest) || len(verified.Unfit) != len(got.Unfit) {
+			rt.Errorf("verified in place: %v, %v; copied: %v", verified, err, got)
+		}
+		proof, err := r.ProveMemory(t.Context(), h)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		proven, err := r.VerifyMemory(t.Context(), wants, m.reads(wants), h, proof)
+		if err != nil || !reflect.DeepEqual(proven.Rest, got.Rest) || proven.Bytes < bytesThere {
+			rt.Errorf("proven before: %v, %v; copied: %v", proven, err, got)
 		}
 		left := map[int]bool{}
 		for _, read := range got.Rest {

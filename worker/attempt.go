@@ -57,6 +57,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	g.handoff.stop = g.hearing.tell
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
 	g.saver.kept, g.saver.resume, g.saver.together = j.keeper.committed, resume, true
+	g.loader.prove()
 	saving := make(chan error, 1)
 	go func() { saving <- g.saver.run(work, from, from) }()
 

@@ -85,7 +85,9 @@ type copies map[int]*copied
 
 type copied struct {
 	*kept
-	data []byte
+	data  []byte
+	arena *arena
+	idle  bool // no worker of this attempt was ever told to write to it
 }
 
 var _ storage.Memory = copies{}
@@ -112,13 +114,13 @@ func (a *arenas) hold(checkpoint string) (c copies, release func()) {
 	defer a.mu.Unlock()
 	c = copies{}
 	var held []*arena
-	for f := range a.live {
+	for f, free := range a.live {
 		if f.kept == nil || f.kept.checkpoint != checkpoint || c[f.kept.rank] != nil {
 			continue
 		}
 		f.readers++
 		held = append(held, f)
-		c[f.kept.rank] = &copied{f.kept, f.data}
+		c[f.kept.rank] = &copied{f.kept, f.data, f, free}
 	}
 	return c, func() { a.release(held) }
 }

@@ -180,3 +180,21 @@ func TestReadSlotIsWaitedFor(t *testing.T) {
 		}
 	})
 }
+
+// A slot that a worker of this attempt was told of may be written to by it at
+// any time: it is not lent, until the attempt is over.
+func TestOwnSlotIsNotLent(t *testing.T) {
+	s, a := keeping(t, 1)
+	stage(t, s, "step-1.a1", 1)
+	held, release := a.hold("step-1.a1")
+	if len(held) != 1 || len(held.idle()) > 0 {
+		t.Errorf("of %d slots, %d are to be lent", len(held), len(held.idle()))
+	}
+	release()
+	s.close()
+	held, release = a.hold("step-1.a1")
+	defer release()
+	if len(held.idle()) != 1 {
+		t.Errorf("of %d slots of an attempt that is over, %d are to be lent", len(held), len(held.idle()))
+	}
+}

@@ -18,12 +18,13 @@ import (
 type loader struct {
 	g      *group
 	arenas *arenas
+	proof  *proof // set before the first load, or nil
 
 	mu      sync.Mutex
 	counts  map[int]int // loads a rank has asked for
 	loads   map[int]*load
-	lent    map[string]*arena // by path: what workers copy from
-	over    error             // why no load can be complete any more
+	lent    map[loan]*answer // what workers copy from
+	over    error            // why no load can be complete any more
 	closed  bool
 	running sync.WaitGroup // loads that are being read
 }
@@ -37,27 +38,37 @@ type load struct {
 
 	// Under the lock of the loader.
 	asked   map[int]client.LoadRequest // unchanged from complete on
+	slots   map[int]bool               // ranks that can read staging slots; so too
 	over    error                      // set before complete is closed
 	waiting map[int]bool               // ranks that want an answer
 	cancel  context.CancelFunc         // ends the reading; nil before it begins
 	answers []answer                   // by rank
 }
 
-// answer is what a rank gets. Its arena is the loader's until the rank has
-// been told of it.
+// answer is what a rank gets. Its arena and slots are the loader's until the
+// rank has been told of them.
 type answer struct {
-	reply client.LoadReply
-	arena *arena
+	reply any
+	arena *arena // nil: nothing was read for it
+	slots []*arena
+	by    loan // what gives them back
 	err   error
 }
 
-func newLoader(g *group, a *arenas) *loader {
-	return &loader{g: g, arenas: a, counts: map[int]int{}, loads: map[int]*load{}, lent: map[string]*arena{}}
+// loan is how a rank names what it gives back: by the number of the load or, in
+// versions 1 and 2 of the protocol, by the path of the arena.
+type loan struct {
+	rank, load int
+	path       string
 }
 
-// join adds rank's request to the next load of the rank. The last rank starts
-// the reading.
-func (l *loader) join(rank int, req client.LoadRequest) (*load, error) {
+func newLoader(g *group, a *arenas) *loader {
+	return &loader{g: g, arenas: a, counts: map[int]int{}, loads: map[int]*load{}, lent: map[loan]*answer{}}
+}
+
+// join adds rank's request to the next load of the rank, and whether the rank
+// can read staging slots. The last rank starts the reading.
+func (l *loader) join(rank int, req client.LoadRequest, slots bool) (*load, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.counts[rank]++
@@ -69,11 +80,11 @@ func (l *loader) join(rank int, req client.LoadRequest) (*load, error) {
 	if ld == nil {
 		ld = &load{
 			n: n, complete: make(chan struct{}), done: make(chan struct{}),
-			asked: map[int]client.LoadRequest{}, waiting: map[int]bool{},
+			asked: map[int]client.LoadRequest{}, slots: map[int]bool{}, waiting: map[int]bool{},
 		}
 		l.loads[n] = ld
 	}
-	ld.asked[rank], ld.waiting[rank] = req, true
+	ld.asked[rank], ld.slots[rank], ld.waiting[rank] = req, slots, true
 	if len(ld.asked) == l.g.cfg.NProc && ld.over == nil {
 		if l.closed {
 			ld.over = errors.New("the attempt is over")
@@ -107,10 +118,18 @@ func (l *loader) finish(ld *load, answers []answer) {
 // refuse drops what was read for a rank that does not take it. The caller
 // holds the lock.
 func (l *loader) refuse(ld *load, rank int) {
-	if a := ld.answers[rank].arena; a != nil {
-		ld.answers[rank].arena = nil
-		_ = l.arenas.drop(a) // what cannot be removed stays until the job ends
+	l.undo(&ld.answers[rank])
+}
+
+// undo takes back what no worker is to read any more.
+func (l *loader) undo(of *answer) {
+	if of.arena != nil {
+		_ = l.arenas.drop(of.arena) // what cannot be removed stays until the job ends
 	}
+	if len(of.slots) > 0 {
+		l.arenas.release(of.slots)
+	}
+	of.arena, of.slots = nil, nil
 }
 
 // forget drops a load of which every rank has had its answer. The caller holds
@@ -122,18 +141,20 @@ func (l *loader) forget(ld *load) {
 }
 
 // take gives a rank its answer, and lends it the arena that is named in it.
-func (l *loader) take(ld *load, rank int) (client.LoadReply, error) {
+func (l *loader) take(ld *load, rank int) (any, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(ld.waiting, rank)
 	defer l.forget(ld)
 	got := &ld.answers[rank]
 	if l.closed && got.err == nil {
-		return client.LoadReply{}, &problem{http.StatusConflict, errors.New("the attempt is over")}
+		l.undo(got)
+		return nil, &problem{http.StatusConflict, errors.New("the attempt is over")}
 	}
-	if got.arena != nil {
-		l.lent[got.arena.path] = got.arena
-		got.arena = nil
+	if got.err == nil {
+		lent := *got
+		l.lent[got.by] = &lent
+		got.arena, got.slots = nil, nil
 	}
 	return got.reply, got.err
 }
@@ -179,15 +200,15 @@ func (l *loader) absent(ld *load) []int {
 	return ranks
 }
 
-func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (client.LoadReply, error) {
+func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (any, error) {
 	for _, it := range req.Items {
 		if it.FQN == "" {
-			return client.LoadReply{}, badRequest("an item has no name")
+			return nil, badRequest("an item has no name")
 		}
 	}
-	ld, err := s.loader.join(s.rank, req)
+	ld, err := s.loader.join(s.rank, req, s.protocol.Load() >= readsSlots)
 	if err != nil {
-		return client.LoadReply{}, err
+		return nil, err
 	}
 	wait, cancel := context.WithTimeout(ctx, s.cfg.Collective)
 	defer cancel()
@@ -196,37 +217,42 @@ func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (client
 	case <-wait.Done():
 		absent := s.loader.absent(ld)
 		s.loader.leave(ld, s.rank)
-		return client.LoadReply{}, &problem{http.StatusGatewayTimeout, fmt.Errorf(
+		return nil, &problem{http.StatusGatewayTimeout, fmt.Errorf(
 			"load %d is a collective, and ranks %v have not called it: %w", ld.n, absent, wait.Err())}
 	}
 	if ld.over != nil {
-		return client.LoadReply{}, &problem{http.StatusConflict, ld.over}
+		return nil, &problem{http.StatusConflict, ld.over}
 	}
 	select {
 	case <-ld.done:
 		return s.loader.take(ld, s.rank)
 	case <-ctx.Done():
 		s.loader.leave(ld, s.rank)
-		return client.LoadReply{}, ctx.Err()
+		return nil, ctx.Err()
 	}
 }
 
-// onLoaded takes an arena back from the worker.
+// onLoaded takes arena and slots back from the worker.
 func (s *rankServer) onLoaded(_ context.Context, req client.LoadedRequest) (struct{}, error) {
 	l := s.loader
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a, ok := l.lent[req.Arena]
-	if !ok || a.rank != s.rank {
-		return struct{}{}, badRequest("rank %d has no load in %q", s.rank, req.Arena)
+	by := loan{s.rank, req.Load, req.Arena}
+	lent, ok := l.lent[by]
+	if !ok {
+		return struct{}{}, badRequest("rank %d has no load %d in %q to give back", s.rank, req.Load, req.Arena)
 	}
-	delete(l.lent, req.Arena)
-	l.arenas.give(a)
+	delete(l.lent, by)
+	if lent.arena != nil {
+		l.arenas.give(lent.arena)
+		lent.arena = nil
+	}
+	l.undo(lent)
 	return struct{}{}, nil
 }
 
-// close ends what is being read, and drops the arenas that workers have not
-// given back. When the reading does not end in time, they stay: a reader that
+// close ends what is being read, and takes back what workers have not given
+// back. When the reading does not end in time, they stay: a reader that
 // wakes up later writes to them.
 func (l *loader) close(limit time.Duration) error {
 	l.mu.Lock()
@@ -256,9 +282,9 @@ func (l *loader) close(limit time.Duration) error {
 			l.refuse(ld, rank)
 		}
 	}
-	for path, a := range l.lent {
-		delete(l.lent, path)
-		_ = l.arenas.drop(a) // what cannot be removed stays until the job ends
+	for by, lent := range l.lent {
+		delete(l.lent, by)
+		l.undo(lent)
 	}
 	return nil
 }

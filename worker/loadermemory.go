@@ -13,7 +13,11 @@ func (r *restore) readBeside(ctx context.Context) error {
 	// First: what they hold is not to be overwritten by what is loaded.
 	held, release := r.hold()
 	defer func() { release() }()
-	err := r.memory(ctx)
+	lent, err := r.lend(ctx, held)
+	if err != nil {
+		return err
+	}
+	err = r.memory(ctx)
 	if noSpace(err) && r.l.g.slots.spare() {
 		err = r.memory(ctx) // without those that hold other checkpoints
 	}
@@ -28,7 +32,7 @@ func (r *restore) readBeside(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.read(ctx, held)
+	return r.read(ctx, held, lent)
 }
 
 // memory takes an arena for each rank that has none yet.
@@ -36,7 +40,7 @@ func (r *restore) memory(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
-		if of.arena != nil {
+		if of.arena != nil || of.slots && of.allLent() {
 			continue
 		}
 		g.Go(func() (err error) {

@@ -39,13 +39,16 @@ type restoreRank struct {
 	offsets []int64 // in the arena
 	size    int64
 	arena   *arena
+
+	slots bool   // it can read staging slots
+	spots []spot // by want; nil: nothing is read there
 }
 
 // run reads a load for all ranks. On return nothing writes to their arenas.
 func (l *loader) run(ctx context.Context, ld *load) []answer {
 	r := &restore{l: l, n: ld.n, ranks: make([]restoreRank, l.g.cfg.NProc)}
 	for rank := range r.ranks {
-		r.ranks[rank].items = ld.asked[rank].Items
+		r.ranks[rank].items, r.ranks[rank].slots = ld.asked[rank].Items, ld.slots[rank]
 	}
 	if err := r.resolve(ctx, ld.asked); err != nil {
 		return r.failed(&problem{http.StatusConflict, err})
@@ -67,6 +70,9 @@ func (l *loader) run(ctx context.Context, ld *load) []answer {
 	for rank := range r.ranks {
 		if a := r.ranks[rank].arena; a != nil {
 			err = errors.Join(err, l.arenas.drop(a))
+		}
+		if lent := r.ranks[rank].lent(); len(lent) > 0 {
+			l.arenas.release(lent)
 		}
 	}
 	for rank := range out {
@@ -207,24 +213,29 @@ func (r *restore) prepare(ctx context.Context) error {
 	return nil
 }
 
-// read reads what all ranks want in one go, each block once, and says so.
-func (r *restore) read(ctx context.Context, held copies) error {
+// read reads what all ranks want and no slot that is lent to them has, in one
+// go, each block once, and says so.
+func (r *restore) read(ctx context.Context, held copies, lent int64) error {
 	var wants []plan.Want
-	var reads []plan.Read
+	var all, reads []plan.Read
 	var dst loadTarget
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
 		base := len(wants)
 		wants = append(wants, of.wants...)
+		all = append(all, of.reads...)
 		for _, read := range of.reads {
-			read.Want += base
-			reads = append(reads, read)
+			if of.spot(read.Want).arena == nil {
+				read.Want += base
+				reads = append(reads, read)
+			}
 		}
-		for i, at := range of.offsets {
-			dst = append(dst, of.arena.data[at:at+of.sizes[i]])
+		for i := range of.wants {
+			dst = append(dst, of.target(i))
 		}
 	}
 	slots, rest, err := r.fromSlots(ctx, held, wants, reads, dst)
+	slots += lent
 	if err != nil {
 		return err
 	}
@@ -234,7 +245,7 @@ func (r *restore) read(ctx context.Context, held copies) error {
 			return err
 		}
 	}
-	return r.say(ctx, reads, slots, files)
+	return r.say(ctx, all, slots, files)
 }
 
 // say tells the log what every rank has got, and that the load is complete.
@@ -266,19 +277,28 @@ func (r *restore) say(ctx context.Context, reads []plan.Read, slots, files int64
 // answers says where each rank finds its items.
 func (r *restore) answers() []answer {
 	out := make([]answer, len(r.ranks))
-	for rank, of := range r.ranks {
-		reply := client.LoadReply{
-			Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Arena: of.arena.path, Size: of.size, Unread: r.unread,
-			Offsets: make([]int64, len(of.items)), Sizes: slices.Repeat([]int64{-1}, len(of.items)),
+	for rank := range r.ranks {
+		if of := &r.ranks[rank]; of.slots {
+			out[rank] = r.answer(rank, of)
+		} else {
+			out[rank] = r.oneArena(rank, of)
 		}
-		for i, item := range of.of {
-			if !of.absent(i) {
-				reply.Offsets[item], reply.Sizes[item] = of.offsets[i], of.sizes[i]
-			}
-		}
-		out[rank] = answer{reply: reply, arena: of.arena}
 	}
 	return out
+}
+
+// oneArena is the answer to a rank that reads all from one file.
+func (r *restore) oneArena(rank int, of *restoreRank) answer {
+	reply := client.OneArenaReply{
+		Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Arena: of.arena.path, Size: of.size, Unread: r.unread,
+		Offsets: make([]int64, len(of.items)), Sizes: slices.Repeat([]int64{-1}, len(of.items)),
+	}
+	for i, item := range of.of {
+		if !of.absent(i) {
+			reply.Offsets[item], reply.Sizes[item] = of.offsets[i], of.sizes[i]
+		}
+	}
+	return answer{reply: reply, arena: of.arena, by: loan{rank: rank, path: of.arena.path}}
 }
 
 // loadTarget is the buffers of the wants of all ranks.

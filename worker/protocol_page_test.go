@@ -8,14 +8,14 @@ import (
 )
 
 // A client in another language, which knows the protocol from its page alone,
-// saves, loads and reports; in both versions.
+// saves, loads and reports; in all versions.
 func TestClientFromThePage(t *testing.T) {
 	t.Parallel()
 	python, err := exec.LookPath("python3")
 	if err != nil {
 		t.Fatalf("the example of docs/protocol.md needs python3: %v", err)
 	}
-	for version := 1; version <= 2; version++ {
+	for version := 1; version <= 3; version++ {
 		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
 			t.Parallel()
 			j := newJob(t, 2, python, filepath.Join("..", "docs", "protocol_client.py"), fmt.Sprint(version)).must()

@@ -93,8 +93,8 @@ var badRequests = []struct {
 	{"wrong type", "save", `{"step":"one"}`, nil, 400, "decode request"},
 	{"wrong token", "hello", `{"protocols":[1]}`, []string{"Authorization", "Bearer no"}, 401, "rank 0 of attempt 1: wrong token"},
 	{"no token", "save", `{}`, []string{"Authorization", ""}, 401, "wrong token"},
-	{"other protocol", "hello", `{"protocols":[0,7]}`, nil, 400, "protocol versions [0 7], this trainer speaks [1 2]"},
-	{"no protocol", "hello", `{}`, nil, 400, "this trainer speaks [1 2]"},
+	{"other protocol", "hello", `{"protocols":[0,7]}`, nil, 400, "protocol versions [0 7], this trainer speaks [1 2 3]"},
+	{"no protocol", "hello", `{}`, nil, 400, "this trainer speaks [1 2 3]"},
 	{"unknown request", "restore", `{}`, nil, 404, `no request "restore"`},
 
 	{"negative step", "save", `{"step":-1}`, nil, 400, "step -1 is negative"},

@@ -77,6 +77,9 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	defer cancel()
 	say := s.says(id, req, participants, known, checked)
 	h := slotHeader{Attempt: s.attempt, Rank: s.rank, Fingerprint: say.print, Checkpoint: id}
+	if err := s.loader.endProof(ctx); err != nil {
+		return client.SaveReply{}, err
+	}
 	sl, err := s.slots.take(ctx, s.rank, participants, h, known.slot)
 	if err != nil {
 		return client.SaveReply{}, err

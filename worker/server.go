@@ -22,8 +22,12 @@ import (
 )
 
 // protocols are the versions that a trainer speaks. In the first one it is the
-// trainer that marks a slot as sealed, and every reply has the offsets.
-var protocols = []int{1, client.Protocol}
+// trainer that marks a slot as sealed, and every reply has the offsets. Up to
+// the second all of a load is in one file.
+var protocols = []int{1, unsaid, client.Protocol}
+
+// unsaid is the version of a worker that has not said hello.
+const unsaid = 2
 
 // maxBody bounds the body of a request, in bytes. Tensors do not travel here.
 const maxBody = 1 << 30
@@ -89,7 +93,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
 	}
 	s := &rankServer{group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
-	s.protocol.Store(client.Protocol)
+	s.protocol.Store(unsaid)
 	s.outbox = &outbox{ctx: g.work, say: s.sayAsRank, lost: s.lost}
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/hello", handle(s, s.onHello))

@@ -14,8 +14,8 @@ import (
 	"github.com/ckptstore/ckptstore/worker/client"
 )
 
-// A restore that does not fit into shared memory beside the slots that hold
-// the checkpoint takes their memory, and reads the files.
+// A restore from the slots that hold the checkpoint as it is wanted needs no
+// memory beside them.
 func TestRestoreInTightMemory(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, restoresWide...)
@@ -33,7 +33,12 @@ func TestRestoreInTightMemory(t *testing.T) {
 	if err := j.wait(); err != nil {
 		t.Fatal(err)
 	}
-	readsFiles(t, j)
+	if got := one[events.RestoreCompleted](t, runOf(t)); got.Tier != "slots" || got.Slots != wideBytes {
+		t.Errorf("restore.completed: %+v", got)
+	}
+	if strings.Contains(j.log.String(), "shared memory") {
+		t.Error("there was a want of memory")
+	}
 }
 
 // readsFiles holds the one restore of a job to have read the files for want of
@@ -61,8 +66,9 @@ var loadsBesideSlot = workerRole("loads beside its own slot", func(ctx context.C
 	return errors.Join(sameWide(got, want), saveAll(ctx, c, 2, wide(2, c.Rank, c.WorldSize, false), client.SaveOptions{}))
 })
 
-// So does a load by workers that have saved themselves; the next save finds
-// memory again.
+// A load by workers that have saved themselves does not fit beside their slots:
+// it takes the memory of these, and reads the files. The next save finds memory
+// again.
 func TestLoadInTightMemory(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, loadsBesideSlot...)

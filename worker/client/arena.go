@@ -16,22 +16,18 @@ const sealedAt = 8
 // arena is a mapped file in shared memory. The file belongs to the trainer.
 type arena struct{ data []byte }
 
-func mapArena(path string, size int64, write bool) (*arena, error) {
+func mapArena(path string, size int64) (*arena, error) {
 	if size == 0 {
 		return &arena{}, nil
 	}
-	mode, prot := os.O_RDONLY, syscall.PROT_READ
-	if write {
-		mode, prot = os.O_RDWR, syscall.PROT_READ|syscall.PROT_WRITE
-	}
-	f, err := os.OpenFile(path, mode, 0)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open shared memory: %w", err)
 	}
 	defer func() { _ = f.Close() }()
 	// The memory was touched by the trainer; to enter it page by page here
 	// would take ten times as long as to copy.
-	data, err := syscall.Mmap(int(f.Fd()), 0, int(size), prot, syscall.MAP_SHARED|syscall.MAP_POPULATE)
+	data, err := syscall.Mmap(int(f.Fd()), 0, int(size), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED|syscall.MAP_POPULATE)
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes of %s: %w", size, path, err)
 	}
@@ -75,7 +71,7 @@ func (m *mappings) use(slot int, path string, size int64, f func(data []byte)) e
 	at.mu.Lock()
 	defer at.mu.Unlock()
 	if at.arena == nil || at.path != path || int64(len(at.arena.data)) < size {
-		a, err := mapArena(path, size, true)
+		a, err := mapArena(path, size)
 		if err != nil {
 			return err
 		}

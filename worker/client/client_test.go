@@ -3,9 +3,11 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -32,7 +34,7 @@ func serve(t *testing.T, status int, body string) *Client {
 		if r.Header.Get("Authorization") != "Bearer secret" {
 			w.WriteHeader(http.StatusUnauthorized)
 		}
-		_, _ = w.Write([]byte(`{"protocol":2,"run":"r","attempt":2,"rank":1,"world_size":3,"resume":"step-1.a1","config":{"lr":0.5}}`))
+		_, _ = w.Write([]byte(`{"protocol":3,"run":"r","attempt":2,"rank":1,"world_size":3,"resume":"step-1.a1","config":{"lr":0.5}}`))
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(status)
@@ -61,7 +63,7 @@ func serve(t *testing.T, status int, body string) *Client {
 
 func TestConnect(t *testing.T) {
 	c := serve(t, http.StatusOK, `{}`)
-	want := Context{Protocol: 2, Run: "r", Attempt: 2, Rank: 1, WorldSize: 3, Resume: "step-1.a1", Config: map[string]any{"lr": 0.5}}
+	want := Context{Protocol: 3, Run: "r", Attempt: 2, Rank: 1, WorldSize: 3, Resume: "step-1.a1", Config: map[string]any{"lr": 0.5}}
 	if !reflect.DeepEqual(c.Context, want) {
 		t.Errorf("context %+v", c.Context)
 	}
@@ -147,7 +149,7 @@ func TestAborted(t *testing.T) {
 
 // Memory that is not there is an error of the save or load, not a crash.
 func TestNoArena(t *testing.T) {
-	c := serve(t, http.StatusOK, `{"checkpoint":"x.a1","arena":"/no/such/arena","size":64,"offsets":[0],"sizes":[1]}`)
+	c := serve(t, http.StatusOK, `{"checkpoint":"x.a1","arena":"/no/such/arena","size":64,"arenas":[{"path":"/no/such/arena","size":64}],"in":[0],"offsets":[0],"sizes":[1]}`)
 	state := State{Values: []Value{{FQN: "v", Data: []byte{1}}}}
 	if _, err := c.Save(t.Context(), 1, state, SaveOptions{}); err == nil || !strings.Contains(err.Error(), "save: open shared memory: open /no/such/arena") {
 		t.Errorf("save: %v", err)
@@ -218,22 +220,41 @@ func FuzzDecodeParts(f *testing.F) {
 func TestUnfitLoad(t *testing.T) {
 	w := tensor.Shard{FQN: "w", DType: tensor.Uint8, Global: tensor.Shape{4}, Box: tensor.Box{Offsets: []int64{0}, Sizes: []int64{4}}}
 	for _, c := range []struct{ lie, says string }{
-		{`"offsets":[0,4],"sizes":[4]`, "load: the trainer has sent 2 offsets and 1 sizes for 2 items"},
-		{`"offsets":[0],"sizes":[4,1]`, "load: the trainer has sent 1 offsets and 2 sizes for 2 items"},
-		{`"offsets":[0,4,5],"sizes":[4,1,1]`, "load: the trainer has sent 3 offsets and 3 sizes for 2 items"},
+		{`"offsets":[0,4],"sizes":[4]`, "load: the trainer has sent 2 offsets, 1 sizes and the files of 2 for 2 items"},
+		{`"offsets":[0],"sizes":[4,1]`, "load: the trainer has sent 1 offsets, 2 sizes and the files of 2 for 2 items"},
+		{`"offsets":[0,4,5],"sizes":[4,1,1]`, "load: the trainer has sent 3 offsets, 3 sizes and the files of 2 for 2 items"},
 		{`"offsets":[0,4],"sizes":[3,1]`, `load: the trainer has sent 3 bytes of tensor "w", its box [0]+[4] needs 4`},
 		{`"offsets":[0,60],"sizes":[4,5]`, `load: the trainer has sent "v" as 5 bytes at 60, in memory of 64 bytes`},
 		{`"offsets":[0,65],"sizes":[4,0]`, `load: the trainer has sent "v" as 0 bytes at 65, in memory of 64 bytes`},
 		{`"offsets":[-1,4],"sizes":[4,1]`, `load: the trainer has sent "w" as 4 bytes at -1, in memory of 64 bytes`},
 		{`"offsets":[9223372036854775807,4],"sizes":[4,1]`, `load: the trainer has sent "w" as 4 bytes at 9223372036854775807, in memory of 64 bytes`},
+		{`"offsets":[0,4],"sizes":[4,1],"in":[0,1]`, `load: the trainer has sent "v" in file 1 of 1`},
+		{`"offsets":[0,4],"sizes":[4,1],"in":[-1,0]`, `load: the trainer has sent "w" in file -1 of 1`},
+		{`"offsets":[0,4],"sizes":[4,1],"in":[0]`, "load: the trainer has sent 2 offsets, 2 sizes and the files of 1 for 2 items"},
 	} {
 		state := State{Tensors: []Tensor{{Shard: w, Data: []byte{1, 2, 3, 4}}}, Values: []Value{{FQN: "v", Data: []byte{5}}}}
-		trainer := serve(t, http.StatusOK, `{"checkpoint":"x.a1","arena":"/no/such/arena","size":64,`+c.lie+`}`)
+		trainer := serve(t, http.StatusOK, `{"checkpoint":"x.a1","arenas":[{"path":"/no/such/arena","size":64}],"in":[0,0],`+c.lie+`}`)
 		if _, err := trainer.Load(t.Context(), &state, LoadOptions{}); err == nil || err.Error() != c.says {
 			t.Errorf("%s: error %v, want %q", c.lie, err, c.says)
 		}
 		if string(state.Tensors[0].Data) != "\x01\x02\x03\x04" || string(state.Values[0].Data) != "\x05" {
 			t.Errorf("%s: the state is changed to %+v", c.lie, state)
 		}
+	}
+}
+
+// A file that is shorter than the trainer says changes nothing, and is no signal.
+func TestShortArena(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "short")
+	if err := os.WriteFile(path, []byte{7}, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := serve(t, http.StatusOK, fmt.Sprintf(`{"checkpoint":"x.a1","load":1,"arenas":[{"path":%q,"size":64}],"in":[0],"offsets":[0],"sizes":[1]}`, path))
+	state := State{Values: []Value{{FQN: "v", Data: []byte{1}}}}
+	if _, err := c.Load(t.Context(), &state, LoadOptions{}); err == nil || !strings.Contains(err.Error(), "has 1 bytes, the trainer has named 64") {
+		t.Errorf("load: %v", err)
+	}
+	if state.Values[0].Data[0] != 1 {
+		t.Error("the failed load has changed the state")
 	}
 }

@@ -48,35 +48,34 @@ func (c *Client) Load(ctx context.Context, state *State, o LoadOptions) (Loaded,
 	if err := r.fits(state); err != nil {
 		return Loaded{}, err
 	}
-	m, err := mapArena(r.Arena, r.Size, false)
+	from, err := r.open()
 	if err != nil {
 		return Loaded{}, fmt.Errorf("load: %w", err)
 	}
-	i := 0
+	defer from.close()
 	var absent []string
-	get := func(fqn string) (data []byte, ok bool) {
-		if ok = r.Sizes[i] >= 0; ok {
-			data = m.data[r.Offsets[i] : r.Offsets[i]+r.Sizes[i]]
-		} else {
-			absent = append(absent, fqn)
+	for i, t := range state.Tensors {
+		if r.Sizes[i] < 0 {
+			absent = append(absent, t.FQN)
+			continue
 		}
-		i++
-		return data, ok
-	}
-	for _, t := range state.Tensors {
-		if data, ok := get(t.FQN); ok {
-			copy(t.Data, data)
+		if err := from.read(t.Data, r.In[i], r.Offsets[i]); err != nil {
+			return Loaded{}, fmt.Errorf("load %q: %w", t.FQN, err)
 		}
 	}
 	for j, v := range state.Values {
-		if data, ok := get(v.FQN); ok {
-			state.Values[j].Data = append([]byte(nil), data...)
+		i := len(state.Tensors) + j
+		if r.Sizes[i] < 0 {
+			absent = append(absent, v.FQN)
+			continue
 		}
+		data := make([]byte, r.Sizes[i])
+		if err := from.read(data, r.In[i], r.Offsets[i]); err != nil {
+			return Loaded{}, fmt.Errorf("load %q: %w", v.FQN, err)
+		}
+		state.Values[j].Data = data
 	}
-	if err := m.close(); err != nil {
-		return Loaded{}, fmt.Errorf("load: %w", err)
-	}
-	return Loaded{r.Checkpoint, r.Step, r.Unread, absent}, c.call(ctx, "loaded", LoadedRequest{r.Arena}, nil)
+	return Loaded{r.Checkpoint, r.Step, r.Unread, absent}, c.call(ctx, "loaded", LoadedRequest{Load: r.Load}, nil)
 }
 
 // fits checks that a reply says of every item where it lies, and has as many
@@ -89,16 +88,19 @@ func (r LoadReply) fits(state *State) error {
 	for _, v := range state.Values {
 		names = append(names, v.FQN)
 	}
-	if len(r.Offsets) != len(names) || len(r.Sizes) != len(names) {
-		return fmt.Errorf("load: the trainer has sent %d offsets and %d sizes for %d items", len(r.Offsets), len(r.Sizes), len(names))
+	if len(r.Offsets) != len(names) || len(r.Sizes) != len(names) || len(r.In) != len(names) {
+		return fmt.Errorf("load: the trainer has sent %d offsets, %d sizes and the files of %d for %d items", len(r.Offsets), len(r.Sizes), len(r.In), len(names))
 	}
 	for i, name := range names {
 		at, size := r.Offsets[i], r.Sizes[i]
 		if size < 0 {
 			continue // it is absent
 		}
-		if at < 0 || at > r.Size || size > r.Size-at {
-			return fmt.Errorf("load: the trainer has sent %q as %d bytes at %d, in memory of %d bytes", name, size, at, r.Size)
+		if r.In[i] < 0 || r.In[i] >= len(r.Arenas) {
+			return fmt.Errorf("load: the trainer has sent %q in file %d of %d", name, r.In[i], len(r.Arenas))
+		}
+		if end := r.Arenas[r.In[i]].Size; at < 0 || at > end || size > end-at {
+			return fmt.Errorf("load: the trainer has sent %q as %d bytes at %d, in memory of %d bytes", name, size, at, end)
 		}
 		if i < len(state.Tensors) && size != int64(len(state.Tensors[i].Data)) {
 			return fmt.Errorf("load: the trainer has sent %d bytes of tensor %q, its box %v needs %d", size, name, state.Tensors[i].Box, len(state.Tensors[i].Data))

@@ -28,7 +28,7 @@ import "github.com/ckptstore/ckptstore/tensor"
 // over), 412 (a plan that is not known: send the items), 500, 503 (no staging slot is
 // free), 504 (deadline) or 507 (a disk or shared memory is full).
 const (
-	Protocol   = 2
+	Protocol   = 3
 	HeaderSeq  = "Ckptstore-Seq"
 	HeaderRoot = "Ckptstore-Root"
 	HeaderSize = "Ckptstore-Size"
@@ -165,9 +165,30 @@ type LoadRequest struct {
 }
 
 // LoadReply says where the bytes are: item i's are Sizes[i] bytes at
-// Offsets[i] of the file Arena, tensors row-major in the wanted box. The size
-// of what was left out is -1.
+// Offsets[i] of the file Arenas[In[i]], tensors row-major in the wanted box. The
+// size of what was left out is -1. Nothing changes the bytes until the load is
+// given back.
 type LoadReply struct {
+	Checkpoint string      `json:"checkpoint"`
+	Step       int64       `json:"step"`
+	Load       int         `json:"load"` // its number, from 1: what gives it back
+	Arenas     []LoadArena `json:"arenas"`
+	In         []int       `json:"in"`
+	Offsets    []int64     `json:"offsets"`
+	Sizes      []int64     `json:"sizes"`
+	Unread     []string    `json:"unread,omitempty"` // keys that no rank asked for
+}
+
+// LoadArena is a file of which some bytes are read: staging slots that hold the
+// checkpoint, and one for all that no slot holds as it is wanted.
+type LoadArena struct {
+	Path string `json:"path"`
+	Size int64  `json:"size"` // of what may be read
+}
+
+// OneArenaReply is a LoadReply in versions 1 and 2 of the protocol: all items are
+// in one file.
+type OneArenaReply struct {
 	Checkpoint string   `json:"checkpoint"`
 	Step       int64    `json:"step"`
 	Arena      string   `json:"arena"`
@@ -177,9 +198,11 @@ type LoadReply struct {
 	Unread     []string `json:"unread,omitempty"` // keys that no rank asked for
 }
 
-// LoadedRequest gives the arena of a load back.
+// LoadedRequest gives the files of a load back: by its number, or, in versions 1
+// and 2, by the path of its one file.
 type LoadedRequest struct {
-	Arena string `json:"arena"`
+	Load  int    `json:"load,omitempty"`
+	Arena string `json:"arena,omitempty"`
 }
 
 // Problem is the body of an error reply.

@@ -1,0 +1,224 @@
+package worker
+
+import (
+	"context"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// A rank that wants just what lies in a staging slot, its own of before or that
+// of another, copies it from there: no memory has to be made for the load, which
+// takes ten times as long as the copy, and nothing is copied twice.
+//
+// What is lent was verified where it lies. So nobody may be able to write there:
+// only slots are lent that no worker of this attempt was ever told of, and an
+// attempt begins when all processes of those before it have ended. What they may
+// have written there, and when, the checksums tell. What is lent is held, so it is
+// neither used again nor removed until the rank has given it back, or the
+// attempt is over.
+
+// readsSlots is the first version of the protocol in which a load may name
+// several files.
+const readsSlots = 3
+
+// spot is where a want lies in a slot.
+type spot struct {
+	arena *arena // nil: it does not
+	off   int64
+}
+
+// spot is where a want of a rank lies in a slot that is lent to it.
+func (of *restoreRank) spot(want int) spot {
+	if of.spots == nil {
+		return spot{}
+	}
+	return of.spots[want]
+}
+
+// target is where a want is to be read to.
+func (of *restoreRank) target(want int) []byte {
+	if of.arena == nil || of.spot(want).arena != nil {
+		return nil
+	}
+	at := of.offsets[want]
+	return of.arena.data[at : at+of.sizes[want]]
+}
+
+// lent are the slots that are lent to a rank, each once.
+func (of *restoreRank) lent() (slots []*arena) {
+	seen := map[*arena]bool{}
+	for _, s := range of.spots {
+		if s.arena != nil && !seen[s.arena] {
+			seen[s.arena] = true
+			slots = append(slots, s.arena)
+		}
+	}
+	return slots
+}
+
+// allLent reports whether a rank needs no arena.
+func (of *restoreRank) allLent() bool {
+	for i := range of.wants {
+		if of.spot(i).arena == nil && !of.absent(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// lend finds and verifies what ranks can copy out of slots, and leaves room in
+// their arenas for all else alone. It returns how much it has verified.
+func (r *restore) lend(ctx context.Context, held copies) (bytes int64, err error) {
+	files, ok := r.reader.(*storage.FileReader)
+	idle := held.idle()
+	if !ok || len(idle) == 0 {
+		return 0, nil
+	}
+	var wants []plan.Want
+	var reads []plan.Read
+	type want struct{ rank, want int }
+	var whose []want
+	var spots []spot
+	for rank := range r.ranks {
+		of := &r.ranks[rank]
+		if !of.slots {
+			continue
+		}
+		for _, read := range of.alone() {
+			s := idle.spot(of.wants[read.Want], read)
+			if s.arena == nil {
+				continue
+			}
+			whose, spots = append(whose, want{rank, read.Want}), append(spots, s)
+			wants = append(wants, of.wants[read.Want])
+			read.Want = len(wants) - 1
+			reads = append(reads, read)
+		}
+	}
+	proof, err := r.l.proven(ctx, r.ckpt.ID, idle)
+	if err != nil {
+		return 0, err
+	}
+	// What is not what was committed is said of when its other blocks are read.
+	got, err := files.VerifyMemory(ctx, wants, reads, idle, proof)
+	if err != nil {
+		return 0, err
+	}
+	for _, read := range got.Rest {
+		spots[read.Want] = spot{}
+	}
+	for i, w := range whose {
+		of := &r.ranks[w.rank]
+		if of.spots == nil {
+			of.spots = make([]spot, len(of.wants))
+		}
+		of.spots[w.want] = spots[i]
+	}
+	for rank := range r.ranks {
+		of := &r.ranks[rank]
+		r.l.arenas.lend(of.lent())
+		sizes := make([]int64, len(of.sizes))
+		for i, n := range of.sizes {
+			if of.spot(i).arena == nil {
+				sizes[i] = n
+			}
+		}
+		of.offsets, of.size = place(sizes)
+	}
+	return got.Bytes, nil
+}
+
+// alone are the reads of wants that have no other.
+func (of *restoreRank) alone() (reads []plan.Read) {
+	count := make([]int, len(of.wants))
+	for _, read := range of.reads {
+		count[read.Want]++
+	}
+	for _, read := range of.reads {
+		if count[read.Want] == 1 {
+			reads = append(reads, read)
+		}
+	}
+	return reads
+}
+
+// idle are the copies that no worker can write to.
+func (c copies) idle() copies {
+	out := copies{}
+	for rank, of := range c {
+		if of.idle {
+			out[rank] = of
+		}
+	}
+	return out
+}
+
+// spot is where a want lies that one read fills, if its bytes lie there as they
+// are wanted: one after the other, in the same dtype.
+func (c copies) spot(want plan.Want, read plan.Read) spot {
+	of := c[read.Rank]
+	if of == nil {
+		return spot{}
+	}
+	it := plan.Item{Value: want.Value, Shard: tensor.Shard{FQN: read.FQN, Box: read.Chunk}}
+	at, ok := of.at[itemKey(it)]
+	if !ok {
+		return spot{}
+	}
+	if want.Value {
+		return spot{of.arena, at.off}
+	}
+	lo, hi := tensor.Span(read.Chunk, read.Region)
+	size := int64(read.DType.Size())
+	if want.Shard.DType != read.DType || !read.Region.Equal(want.Shard.Box) || hi-lo != read.Region.Volume() || hi == lo || hi*size > at.size {
+		return spot{}
+	}
+	return spot{of.arena, at.off + lo*size}
+}
+
+// lend holds slots that are held already once more.
+func (a *arenas) lend(slots []*arena) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, f := range slots {
+		f.readers++
+	}
+}
+
+// answer is what a rank gets that reads from slots.
+func (r *restore) answer(rank int, of *restoreRank) answer {
+	out := answer{arena: of.arena, slots: of.lent(), by: loan{rank: rank, load: r.n}}
+	reply := client.LoadReply{
+		Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Load: r.n, Arenas: []client.LoadArena{}, Unread: r.unread,
+		In: make([]int, len(of.items)), Offsets: make([]int64, len(of.items)), Sizes: make([]int64, len(of.items)),
+	}
+	number := map[*arena]int{}
+	name := func(a *arena, size int64) {
+		number[a] = len(reply.Arenas)
+		reply.Arenas = append(reply.Arenas, client.LoadArena{Path: a.path, Size: size})
+	}
+	for _, a := range out.slots {
+		name(a, int64(len(a.data)))
+	}
+	if of.arena != nil {
+		name(of.arena, of.size)
+	}
+	for item := range reply.Sizes {
+		reply.Sizes[item] = -1
+	}
+	for i, item := range of.of {
+		if of.absent(i) {
+			continue
+		}
+		at := of.spot(i)
+		if at.arena == nil {
+			at = spot{of.arena, of.offsets[i]}
+		}
+		reply.In[item], reply.Offsets[item], reply.Sizes[item] = number[at.arena], at.off, of.sizes[i]
+	}
+	out.reply = reply
+	return out
+}

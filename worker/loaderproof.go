@@ -1,0 +1,110 @@
+package worker
+
+import (
+	"context"
+
+	"github.com/ckptstore/ckptstore/storage"
+)
+
+// proof is what is known of the slots that hold the checkpoint to resume from,
+// before a rank asks for it: their checksums are compared while the workers start
+// and import what they need, which takes longer. It holds for slots that are still
+// what they were then, and that no worker was told of.
+type proof struct {
+	checkpoint string
+	stop       context.CancelFunc
+	done       chan struct{}
+
+	// When done is closed.
+	slots  map[int]*kept // by rank: what was looked at
+	chunks *storage.Proof
+}
+
+// prove begins to verify the slots that hold the checkpoint to resume from. The
+// attempt's end ends it.
+func (l *loader) prove() {
+	g := l.g
+	if g.resume == "" || isPath(g.resume) {
+		return
+	}
+	ctx, stop := context.WithCancel(g.work)
+	p := &proof{checkpoint: g.resume, stop: stop, done: make(chan struct{})}
+	l.proof = p
+	l.running.Go(func() {
+		defer close(p.done)
+		defer stop()
+		if err := l.proveAll(ctx, p); err != nil && ctx.Err() == nil {
+			g.saver.log.Warn("what shared memory holds of a checkpoint is verified when it is loaded", "checkpoint", p.checkpoint, "error", err)
+		}
+	})
+}
+
+func (l *loader) proveAll(ctx context.Context, p *proof) error {
+	reader, c, err := l.reader(ctx, p.checkpoint)
+	if err != nil {
+		return err
+	}
+	files, ok := reader.(*storage.FileReader)
+	if !ok || c.Run != l.g.cfg.Run || c.Trial != l.g.cfg.Trial {
+		return nil
+	}
+	held, release := l.arenas.hold(c.ID)
+	defer release()
+	idle := held.idle()
+	if len(idle) == 0 {
+		return nil
+	}
+	m, err := files.ReadMetadata(ctx)
+	if err != nil {
+		return err
+	}
+	if err := files.SetUp(ctx, m, true); err != nil {
+		return err
+	}
+	if p.chunks, err = files.ProveMemory(ctx, idle); err != nil {
+		return err
+	}
+	p.checkpoint, p.slots = c.ID, map[int]*kept{}
+	for rank, of := range idle {
+		p.slots[rank] = of.kept
+	}
+	return nil
+}
+
+// endProof lets go of the slots that are being verified: a save that comes before
+// any load is to use them.
+func (l *loader) endProof(ctx context.Context) error {
+	if l.proof == nil {
+		return nil
+	}
+	l.proof.stop()
+	select {
+	case <-l.proof.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// proven is what is known of slots of a checkpoint. It waits for what is being
+// found out.
+func (l *loader) proven(ctx context.Context, checkpoint string, idle copies) (*storage.Proof, error) {
+	p := l.proof
+	if p == nil {
+		return nil, nil
+	}
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if p.checkpoint != checkpoint {
+		return nil, nil
+	}
+	for rank, of := range idle {
+		if p.slots[rank] != of.kept {
+			return nil, nil
+		}
+	}
+	return p.chunks, nil
+}
