@@ -113,7 +113,7 @@ func runCommand(std streams, signals *stopSignals) *cobra.Command {
 			if err := o.defaults(c.Flags(), os.LookupEnv); err != nil {
 				return err
 			}
-			o.launched(c.Flags())
+			o.noteFlags(c.Flags())
 			return runJob(c.Context(), std, o, args)
 		},
 	}
@@ -157,6 +157,9 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 	log := newLogger(std.err, o.quiet)
 	cfg, err := o.config(ctx, args, log)
 	if err != nil {
+		return err
+	}
+	if err := o.launch(&cfg); err != nil {
 		return err
 	}
 	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}

@@ -24,7 +24,7 @@ type logsOptions struct {
 	tee        string
 	shown      string
 
-	given []string // all flags of the trainer, as they were given
+	launchFlags []string // all flags of the trainer, as they were given
 }
 
 func (o *logsOptions) flags(f *pflag.FlagSet) {
@@ -35,10 +35,10 @@ func (o *logsOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.shown, "local-ranks-filter", "", "show the output of these local ranks alone on the terminal, such as 0,1")
 }
 
-// launched notes the flags as they were given, in their normal form, without
+// noteFlags notes the flags as they were given, in their normal form, without
 // the store.
-func (o *logsOptions) launched(f *pflag.FlagSet) {
-	if f.Changed("redirects") && !f.Changed("tee") {
+func (o *logsOptions) noteFlags(f *pflag.FlagSet) {
+	if o.redirects != "0" && !f.Changed("tee") {
 		o.tee = "0"
 	}
 	f.Visit(func(flag *pflag.Flag) {
@@ -50,7 +50,7 @@ func (o *logsOptions) launched(f *pflag.FlagSet) {
 			values = list.GetSlice()
 		}
 		for _, v := range values {
-			o.given = append(o.given, "--"+flag.Name+"="+v)
+			o.launchFlags = append(o.launchFlags, "--"+flag.Name+"="+v)
 		}
 	})
 }
@@ -105,7 +105,7 @@ func (o *logsOptions) launch(cfg *worker.Config) (err error) {
 	if cfg.Output.Routes, cfg.Output.MaxSize, err = o.routes(); err != nil {
 		return err
 	}
-	cfg.Launch.Flags = slices.Clone(o.given)
+	cfg.Launch.Flags = slices.Clone(o.launchFlags)
 	if cfg.Launch.Dir, err = os.Getwd(); err != nil {
 		return fmt.Errorf("find the working directory: %w", err)
 	}
