@@ -20,9 +20,10 @@ const (
 
 // Event is something that a device or its driver has told.
 type Event struct {
-	UUID string    `json:"uuid"` // of the device
+	UUID string    `json:"uuid"` // of the device; its index where that is not known
 	XID  uint64    `json:"xid,omitempty"`
 	Kind EventKind `json:"kind"`
+	Why  string    `json:"why,omitempty"` // of an unwatched device
 }
 
 // What XIDs stand for is in NVIDIA's list of them; these are the ones that say
@@ -57,7 +58,7 @@ func (e Event) String() string {
 	case Gone:
 		return "a device of this machine is lost"
 	case Unwatched:
-		return "the device tells of no errors while it runs"
+		return "the device tells of no errors while it runs: " + e.Why
 	}
 	if text, ok := xidMeanings[e.XID]; ok {
 		return fmt.Sprintf("XID %d: %s", e.XID, text)

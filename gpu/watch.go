@@ -13,8 +13,8 @@ import (
 
 // Watch tells of what the devices of this machine report while they run, until
 // ctx ends, which is no error. told is called one event at a time, by Watch
-// itself: never after it has returned. Devices that report nothing are told of
-// first, as unwatched.
+// itself: never after it has returned. Devices that report nothing, or do not
+// answer, are told of first, as unwatched.
 //
 // When a device is lost, all devices are told as gone, and Watch returns an
 // error: what there still is, only another look can say. So it does when the
@@ -84,7 +84,7 @@ func (w *watcher) run() (err error) {
 	if !w.tell(mute) {
 		return errUnheard
 	}
-	if len(mute) == len(w.names) {
+	if len(w.names) == 0 {
 		return errors.New("no device of this machine reports errors while it runs: only a look at them finds some")
 	}
 	for {
@@ -119,7 +119,8 @@ func (w *watcher) tell(events []Event) bool {
 	}
 }
 
-// register asks each device for its events, and returns those that have none.
+// register asks each device for its events, and returns those that have none:
+// one that does not answer must not keep the others from being heard.
 func (w *watcher) register(set nvml.EventSet) (mute []Event, err error) {
 	count, ret := w.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
@@ -127,31 +128,37 @@ func (w *watcher) register(set nvml.EventSet) (mute []Event, err error) {
 	}
 	w.names = map[nvml.Device]string{}
 	for index := range count {
-		fail := func(what string, ret nvml.Return) error {
-			return fmt.Errorf("device %d: %s: %v: see the kernel's log for Xid", index, what, name(ret))
-		}
-		handle, ret := w.lib.DeviceGetHandleByIndex(index)
-		if ret != nvml.SUCCESS {
-			return nil, fail("find", ret)
-		}
-		uuid, ret := handle.GetUUID()
-		if ret != nvml.SUCCESS {
-			return nil, fail("read UUID", ret)
-		}
-		w.names[handle] = uuid
-		supported, ret := handle.GetSupportedEventTypes()
-		mask := supported & nvml.EventTypeXidCriticalError
-		if ret == nvml.SUCCESS && mask != 0 {
-			ret = handle.RegisterEvents(mask, set)
-		}
-		switch {
-		case ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.SUCCESS && mask == 0:
-			mute = append(mute, Event{UUID: uuid, Kind: Unwatched})
-		case ret != nvml.SUCCESS:
-			return nil, fail("ask for its events", ret)
+		uuid, why := w.registerAt(index, set)
+		if why != "" {
+			mute = append(mute, Event{UUID: uuid, Kind: Unwatched, Why: why})
 		}
 	}
 	return mute, nil
+}
+
+// registerAt asks one device, and says why it is not heard if it is not.
+func (w *watcher) registerAt(index int, set nvml.EventSet) (uuid, why string) {
+	uuid = fmt.Sprint(index)
+	handle, ret := w.lib.DeviceGetHandleByIndex(index)
+	if ret != nvml.SUCCESS {
+		return uuid, "find: " + name(ret)
+	}
+	if uuid, ret = handle.GetUUID(); ret != nvml.SUCCESS {
+		return fmt.Sprint(index), "read UUID: " + name(ret)
+	}
+	supported, ret := handle.GetSupportedEventTypes()
+	if ret != nvml.SUCCESS {
+		return uuid, "read its events: " + name(ret)
+	}
+	mask := supported & nvml.EventTypeXidCriticalError
+	if mask == 0 {
+		return uuid, "it has no XID events"
+	}
+	if ret := handle.RegisterEvents(mask, set); ret != nvml.SUCCESS {
+		return uuid, "ask for its events: " + name(ret)
+	}
+	w.names[handle] = uuid
+	return uuid, ""
 }
 
 // read is what one event says. One that cannot be said of a device is of all.
@@ -165,10 +172,10 @@ func (w *watcher) read(data nvml.EventData) []Event {
 		if uuid, ret = data.Device.GetUUID(); ret != nvml.SUCCESS {
 			var all []Event
 			for _, uuid := range w.names {
-				all = append(all, Event{uuid, data.EventData, kindOf(data.EventData)})
+				all = append(all, Event{UUID: uuid, XID: data.EventData, Kind: kindOf(data.EventData)})
 			}
 			return all
 		}
 	}
-	return []Event{{uuid, data.EventData, kindOf(data.EventData)}}
+	return []Event{{UUID: uuid, XID: data.EventData, Kind: kindOf(data.EventData)}}
 }

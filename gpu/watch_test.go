@@ -68,6 +68,13 @@ func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server, device, waits := watched(t)
 		device(7).GetSupportedEventTypesFunc = func() (uint64, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
+		find := server.DeviceGetHandleByIndexFunc
+		server.DeviceGetHandleByIndexFunc = func(index int) (nvml.Device, nvml.Return) {
+			if index == 6 {
+				return nil, nvml.ERROR_GPU_IS_LOST
+			}
+			return find(index)
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var got []Event
 		ended := make(chan error)
@@ -84,14 +91,17 @@ func TestWatch(t *testing.T) {
 			t.Error(err)
 		}
 		waits <- xid(server.Devices[1], 79) // nobody is told
-		want := []Event{{device(7).UUID, 0, Unwatched}}
+		want := []Event{
+			{UUID: "6", Kind: Unwatched, Why: "find: ERROR_GPU_IS_LOST"},
+			{UUID: device(7).UUID, Kind: Unwatched, Why: "read its events: ERROR_NOT_SUPPORTED"},
+		}
 		for _, number := range hardwareXIDs {
-			want = append(want, Event{device(3).UUID, number, Hardware})
+			want = append(want, Event{UUID: device(3).UUID, XID: number, Kind: Hardware})
 		}
 		for _, number := range applicationXIDs {
-			want = append(want, Event{device(3).UUID, number, Application})
+			want = append(want, Event{UUID: device(3).UUID, XID: number, Kind: Application})
 		}
-		want = append(want, Event{device(1).UUID, 63, Other})
+		want = append(want, Event{UUID: device(1).UUID, XID: 63, Kind: Other})
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
@@ -172,10 +182,10 @@ func TestWatchHangingDriver(t *testing.T) {
 
 func TestEventTexts(t *testing.T) {
 	for e, want := range map[Event]string{
-		{XID: 79, Kind: Hardware}: "XID 79: it has fallen off the bus",
-		{XID: 63, Kind: Other}:    "XID 63",
-		{Kind: Gone}:              "a device of this machine is lost",
-		{Kind: Unwatched}:         "the device tells of no errors while it runs",
+		{XID: 79, Kind: Hardware}:   "XID 79: it has fallen off the bus",
+		{XID: 63, Kind: Other}:      "XID 63",
+		{Kind: Gone}:                "a device of this machine is lost",
+		{Kind: Unwatched, Why: "w"}: "the device tells of no errors while it runs: w",
 	} {
 		if got := e.String(); got != want {
 			t.Errorf("%+v: %q, want %q", e, got, want)

@@ -197,6 +197,38 @@ func TestDeviceStaysUnhealthy(t *testing.T) {
 	}
 }
 
+var waitsTwice = workerRole("waits in two lives", func(ctx context.Context, c *client.Client) error {
+	say("ready")
+	if c.Attempt > 1 {
+		return untilTerm(ctx)
+	}
+	return errors.Join(untilTerm(ctx), errors.New("ended"))
+})
+
+// The loss of another device is told of all for as long as it lasts. It ends
+// one attempt; the next one goes on as long as its own device answers.
+func TestAnotherDeviceIsLost(t *testing.T) {
+	t.Parallel()
+	d := newDevices()
+	j := on(t, d, []string{oneGPU}, 1, waitsTwice...)
+	j.cfg.MaxInfraRestarts = 1
+	j.start()
+	j.out.await(t, 1, "ready")
+	d.send(t, gpu.Event{UUID: oneGPU, Kind: gpu.Gone})
+	j.out.await(t, 2, "ready")
+	d.send(t, gpu.Event{UUID: oneGPU, Kind: gpu.Gone})
+	awaitText(t, j.log, "another device is lost; this one is well")
+	d.mu.Lock()
+	d.one.Lost = "find: ERROR_GPU_IS_LOST"
+	d.mu.Unlock()
+	d.send(t, gpu.Event{UUID: oneGPU, Kind: gpu.Gone})
+	failed := new(worker.FailedError)
+	if err := j.wait(); !errors.As(err, &failed) || failed.Attempt != 2 || !strings.Contains(failed.Cause, "device GPU-1 failed") {
+		t.Errorf("error %v", err)
+	}
+	wantUnhealthy(t, oneGPU, "is lost", oneGPU, "is lost")
+}
+
 // A job on a MIG instance ends with the device that the instance is of.
 func TestDeviceOfInstanceFails(t *testing.T) {
 	t.Parallel()

@@ -116,6 +116,8 @@ func (e *examination) add(id string, a answer) {
 }
 
 // check makes one check, unless ctx has ended, and gives it up after a while.
+// One that is under way when ctx ends is waited for: what it makes must be
+// there to be removed.
 func (e *examination) check(ctx context.Context, id string, look func(ctx context.Context) answer) {
 	if ctx.Err() != nil {
 		e.add(id, notChecked("", "the examination was ended"))
@@ -123,16 +125,18 @@ func (e *examination) check(ctx context.Context, id string, look func(ctx contex
 	}
 	limited, cancel := context.WithTimeout(ctx, e.Patience)
 	defer cancel()
+	// A little later than its own deadline: then it says itself what was late.
+	late := time.NewTimer(e.Patience + e.Patience/10)
+	defer late.Stop()
 	answers := make(chan answer, 1)
 	go func() { answers <- look(limited) }()
 	select {
 	case a := <-answers:
-		e.add(id, a)
-	case <-limited.Done():
-		if ctx.Err() != nil {
-			e.add(id, notChecked("", "the examination was ended"))
-			return
+		if ctx.Err() != nil { // which may be all that is wrong
+			a = notChecked("", "the examination was ended")
 		}
+		e.add(id, a)
+	case <-late.C:
 		e.add(id, problem("look for a server or a disk that hangs: dmesg, and processes in state D", "no answer after %v", e.Patience))
 	}
 }

@@ -169,6 +169,18 @@ func TestGPUs(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	})
+	t.Run("hanging driver", func(t *testing.T) {
+		e := examination{Options: here(t)}
+		e.Patience = time.Second
+		release := make(chan struct{})
+		defer close(release)
+		e.Inventory = func(context.Context) (gpu.Inventory, error) { <-release; return a100s(), nil }
+		e.gpus(t.Context())
+		want(t, e.report, "gpu.driver", Problem, "no answer after 1s", "state D")
+		if len(e.report.Checks) != 1 {
+			t.Errorf("%+v", e.report)
+		}
+	})
 	t.Run("no device", func(t *testing.T) {
 		r := examineGPUs(t, func(i *gpu.Inventory) { i.Devices = nil })
 		want(t, r, "gpu.driver", Warning, "no device", "nvidia-smi -L")
@@ -258,7 +270,7 @@ func TestStorePlaces(t *testing.T) {
 	want(t, examine(t, o), "store.write", Problem, "is no directory", "looked at")
 
 	// A filesystem of its own is probed in itself.
-	memory, err := os.MkdirTemp("/dev/shm", "doctor")
+	memory, err := os.MkdirTemp("/dev/shm", "doctor") //nolint:usetesting // t.TempDir is on a disk
 	if err != nil {
 		t.Fatal(err)
 	}

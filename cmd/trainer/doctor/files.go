@@ -24,8 +24,12 @@ func (e *examination) store(ctx context.Context) (err error) {
 		return nil
 	}
 	made := make(chan probes, 1)
-	e.check(ctx, "store.write", func(context.Context) answer {
+	e.check(ctx, "store.write", func(ctx context.Context) answer {
 		p, a := prepare(e.Store)
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) { // nobody may be waiting for it
+			_ = os.RemoveAll(p.dir)
+			return problem("look for a server or a disk that hangs: dmesg, and processes in state D", "a directory was made only after %v", e.Patience)
+		}
 		made <- p
 		return a
 	})

@@ -69,7 +69,7 @@ func groupMemory(groups, root string) answer {
 	if err := unix.Sysinfo(&info); err != nil {
 		return notChecked("", "memory of this machine: %v", err)
 	}
-	total := uint64(info.Totalram) * uint64(info.Unit)
+	total := info.Totalram * uint64(info.Unit)
 	bound, err := groupLimit(groups, root, "memory", "memory.max", "memory.limit_in_bytes")
 	switch {
 	case err != nil:
