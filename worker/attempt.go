@@ -48,7 +48,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	g := &group{
 		cfg: j.cfg, attempt: n, resume: resume, store: j.store, lane: j.lane,
 		slots: newStaging(j.arenas, j.staging()), work: work, hub: dist.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
-		hearing: &hearing{orders: j.orders},
+		pulses: newPulses(j.cfg.NProc), hearing: &hearing{orders: j.orders},
 	}
 	g.loader = newLoader(g, j.arenas)
 	defer g.slots.close()

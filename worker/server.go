@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path"
 	"slices"
 	"strconv"
 	"sync"
@@ -41,6 +42,7 @@ type group struct {
 	loader  *loader
 	hub     *dist.Hub
 	hello   chan int // a rank, at its first hello
+	pulses  *pulses
 	hearing *hearing
 	*enlisted
 }
@@ -101,6 +103,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	mux.Handle("POST /v1/wait", handle(s, s.onWait))
 	mux.Handle("POST /v1/load", handle(s, s.onLoad))
 	mux.Handle("POST /v1/loaded", handle(s, s.onLoaded))
+	mux.Handle("POST /v1/heartbeat", handle(s, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }))
 	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
 	s.http = &http.Server{Handler: mux}
 	go func() { s.done <- s.http.Serve(l) }()
@@ -146,6 +149,7 @@ func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler)
 	if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+s.token)) != 1 {
 		return nil, &problem{http.StatusUnauthorized, fmt.Errorf("this socket belongs to rank %d of attempt %d: wrong token", s.rank, s.attempt)}
 	}
+	defer s.pulses.begin(s.rank, path.Base(r.URL.Path))()
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
 		return nil, badRequest("read request: %w", err)
@@ -215,7 +219,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.Repo
 func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {
 	op := r.PathValue("op")
 	if op != "gather" && op != "broadcast" {
-		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, report, should_stop, save, seal, slots, wait, load, loaded, gather and broadcast", op)}
+		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, heartbeat, report, should_stop, save, seal, slots, wait, load, loaded, gather and broadcast", op)}
 	}
 	seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)
 	if err != nil {

@@ -30,6 +30,9 @@ type watch struct {
 	reported    chan error // the handoff's end
 	iterations  int        // valid once reported
 	*enlisted
+
+	hung    chan string // why the group hangs; see hang.go
+	unwatch func()      // nil: nobody looks for hangs
 }
 
 // run starts the processes and waits until all of them, and everything that
@@ -47,7 +50,9 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 			w.iterations, err = w.group.handoff.run(work)
 			w.reported <- err
 		}()
+		stopHangs := w.watchHangs(work)
 		cause, err = w.wait(ctx, work)
+		stopHangs()
 	}
 	if cause == nil && err == nil {
 		w.enlisted.shutDown(work, w.cfg.Grace)
@@ -98,6 +103,7 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		maps.Copy(set, w.enlisted.env(rank))
 		set[client.EnvSocket], set[client.EnvToken] = socket, token
 		set[client.EnvResume] = w.group.resume
+		set[client.EnvRPC] = w.file(rank, rpcSocket)
 		prefix := ""
 		if w.cfg.NProc > 1 {
 			prefix = fmt.Sprintf("[rank%d] ", rank)
@@ -158,6 +164,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	end := func(why *FailedError) {
 		if cause == nil {
 			cause = why
+			w.endsHangs()
 			if ctx.Err() == nil {
 				w.enlisted.failed()
 			}
@@ -224,6 +231,8 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		case <-deviceFailed:
 			deviceFailed = nil
 			end(w.devices.blame(nil))
+		case why := <-w.hung:
+			end(&FailedError{Rank: -1, Cause: why})
 		case <-done:
 			done = nil
 			end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()})

@@ -13,6 +13,7 @@
 //	staging      the slots of each rank in arenas: two saves may be on their way
 //	outbox       facts of saves that nobody waits for
 //	lane         this attempt's decisions, refused by the log once fenced
+//	pulses       the ranks' requests as signs of life: one that is silent hangs
 //
 // Package process has the processes themselves and the guard that kills them if
 // the trainer dies.
@@ -129,6 +130,10 @@ type Config struct {
 	Driver        Devices
 	DeviceIDs     []string
 	DeviceTimeout time.Duration
+
+	// HangTimeout is how long a rank that made a request before may make none,
+	// while none is being answered, until its group is ended as hung; 0: for ever.
+	HangTimeout time.Duration
 
 	SaveTimeout  time.Duration // begun to committed; default 10 min
 	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min

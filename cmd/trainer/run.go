@@ -44,6 +44,14 @@ has no room for more. When all are in use, a save waits for one; with --when-bus
 skip the training goes on without that checkpoint, with fail the save is an
 error, on all ranks alike.
 
+With --hang-timeout, a rank that spoke to the trainer and is then silent for so
+long, without waiting for an answer, hangs: the stacks of all ranks go to the
+output, the group is killed and restarted, and --max-restarts counts it. A request
+of any kind is a sign of life, and so is a heartbeat. A program that never speaks
+to the trainer, such as a plain script for torchrun, is not watched. A Python
+worker without py-spy shows its stacks after
+faulthandler.register(signal.SIGUSR1).
+
 With --keep, old checkpoints of the run are deleted after each commit, beside the
 training. What is pinned, tagged, forked from or being restored stays, and so
 does the newest.
@@ -55,6 +63,7 @@ The store is made if its directory does not exist. Durations are more than 0.
 ` + supervisionHelp
 
 type runOptions struct {
+	HangOptions
 	store string
 	name  string
 	TorchrunOptions
@@ -117,6 +126,7 @@ func runCommand(std streams, signals *stopSignals) *cobra.Command {
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL")
 	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "longest time that ranks wait for each other")
 	f.DurationVar(&o.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
+	o.HangOptions.flags(f)
 	o.supervisionOptions.flags(f)
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "log warnings and errors only")
 	// torchrun spells flags with "-" or "_".
@@ -200,6 +210,9 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 			return bad("--%s %v: give a duration of more than 0, such as 30s", d.flag, d.value)
 		}
 	}
+	if err := o.HangOptions.check(); err != nil {
+		return worker.Config{}, err
+	}
 	nproc, devices, notes, err := o.resolve(ctx, thisMachine(), o.nproc)
 	if err != nil {
 		return worker.Config{}, err
@@ -239,7 +252,8 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 		Backend: o.backend, BackendConfig: devices, Torch: torch,
 		StagingSlots: o.stagingSlots, StagingMemory: memory, WhenBusy: worker.WhenBusy(o.whenBusy),
 		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
-		NewID: store.NewID, ExitCode: exitCode,
+		HangTimeout: o.hangTimeout,
+		NewID:       store.NewID, ExitCode: exitCode,
 	}
 	err = o.supervisionOptions.apply(&cfg, time.Now())
 	return cfg, err

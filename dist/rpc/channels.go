@@ -65,12 +65,19 @@ func (c *channels) end(err error) {
 
 // gone tells the end of the other process from other troubles.
 func gone(err error) error {
-	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
-		if errors.Is(err, end) {
-			return fmt.Errorf("%w: it closed the connection (%w)", ErrGone, err)
-		}
+	if closed(err) {
+		return fmt.Errorf("%w: it closed the connection (%w)", ErrGone, err)
 	}
 	return fmt.Errorf("%w: %w", ErrGone, err)
+}
+
+func closed(err error) bool {
+	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, end) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *channels) read(conn net.Conn) error {

@@ -208,6 +208,9 @@ func (p *Pipe) dial(ctx context.Context, at Endpoint) (conns []net.Conn, err err
 		if !cut() {
 			return conns, context.Cause(ctx)
 		}
+		if closed(err) { // it ended between the two
+			err = gone(err)
+		}
 		if err != nil {
 			return conns, fmt.Errorf("greet it at %s: %w", at.Address, err)
 		}

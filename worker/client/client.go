@@ -11,8 +11,8 @@
 //	}
 //
 // A save returns when the bytes are copied into shared memory; the trainer
-// makes them durable. Package client depends on the standard library, and on
-// packages tensor and dist, which do too.
+// makes them durable. Package client depends on the standard library and on
+// packages tensor, dist and dist/rpc alone, which depend on no more.
 package client
 
 import (
@@ -27,6 +27,8 @@ import (
 	"os"
 	"sync/atomic"
 	"time"
+
+	"github.com/ckptstore/ckptstore/dist/rpc"
 )
 
 // Client is one rank's connection to its trainer. Methods may be called
@@ -40,6 +42,7 @@ type Client struct {
 	maps  mappings
 	stop  atomic.Value // string: the newest answer to whether to stop
 	enc   encoding
+	agent *rpc.Pipe // what the trainer calls; nil for none
 }
 
 // ErrNoTrainer says that the process was not started by a trainer.
@@ -75,12 +78,18 @@ func Connect(ctx context.Context, opts ...Option) (*Client, error) {
 	if err := c.call(ctx, "hello", Hello{Protocols: []int{Protocol}, PID: os.Getpid()}, &c.Context); err != nil {
 		return nil, err
 	}
+	if err := c.serveRPC(); err != nil {
+		return nil, err
+	}
 	return c, nil
 }
 
 // Close drops idle connections and the memory of staging slots. The trainer learns of a worker's end from its
 // process.
 func (c *Client) Close() {
+	if c.agent != nil {
+		_ = c.agent.Close() // a socket that cannot be removed goes with the job's directory
+	}
 	c.maps.close()
 	c.http.CloseIdleConnections()
 }

@@ -7,6 +7,7 @@ import "github.com/ckptstore/ckptstore/tensor"
 // request carries the header "Authorization: Bearer <token>".
 //
 //	POST /v1/hello       Hello          → Context
+//	POST /v1/heartbeat   {}             → {}            the rank is alive
 //	POST /v1/report      Report         → ReportReply   blocks until the trainer took it
 //	POST /v1/should_stop {}             → StopReply     whether to end, for who does not report
 //	POST /v1/save        SaveRequest    → SaveReply     a staging slot to copy into
@@ -42,6 +43,7 @@ const (
 	EnvTrial   = "CKPTSTORE_TRIAL"
 	EnvAttempt = "CKPTSTORE_ATTEMPT"
 	EnvResume  = "CKPTSTORE_RESUME"
+	EnvRPC     = "CKPTSTORE_RPC" // path of the socket where the worker may serve the trainer's calls
 )
 
 // Hello opens the conversation.

@@ -156,6 +156,9 @@ func (p *Process) Root() (Entry, error) {
 	return root, nil
 }
 
+// PID is the number of the process, which may be another's once it has ended.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
 // Ended reports whether the process itself has ended.
 func (p *Process) Ended() bool { return p.ended.Load() }
 

@@ -1,0 +1,25 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/ckptstore/ckptstore/worker"
+	"github.com/spf13/pflag"
+)
+
+// HangOptions say when a rank that is silent counts as hung.
+type HangOptions struct {
+	hangTimeout time.Duration
+}
+
+func (o *HangOptions) flags(f *pflag.FlagSet) {
+	f.DurationVar(&o.hangTimeout, "hang-timeout", 0, "restart the group when a rank that spoke to the trainer makes no request for this long, after its stacks were taken; 0 for never")
+}
+
+func (o HangOptions) check() error {
+	if o.hangTimeout < 0 {
+		return fmt.Errorf("%w: --hang-timeout %v: give a duration of more than 0, such as 10m, or 0 for never", worker.ErrConfig, o.hangTimeout)
+	}
+	return nil
+}
