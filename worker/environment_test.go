@@ -61,6 +61,7 @@ func TestEnvironment(t *testing.T) {
 		client.EnvRun:             j.cfg.Run,
 		"TORCHELASTIC_RUN_ID":     j.cfg.Run,
 		client.EnvSocket:          filepath.Join(home.Runtime, "job-"+j.cfg.Job[28:], "a1-r1.sock"),
+		client.EnvRPC:             filepath.Join(home.Runtime, "job-"+j.cfg.Job[28:], "a1-r1.rpc"),
 		"TORCHELASTIC_ERROR_FILE": filepath.Join(home.Runtime, "job-"+j.cfg.Job[28:], "a1-r1.error.json"),
 	} {
 		if env[name] != value {

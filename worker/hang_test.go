@@ -129,7 +129,9 @@ stuck_in_here()
 func TestHangOfPythonWithHandler(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, pythonHangs(t, "import faulthandler, signal\nfaulthandler.register(signal.SIGUSR1)")...)
-	failedOf(t, j.hangs(0))
+	if failed := failedOf(t, j.hangs(0)); !strings.Contains(failed.Cause, "last request hello") {
+		t.Errorf("cause %q", failed.Cause)
+	}
 	wantText(t, j.out, "stacks of rank 0", "stuck_in_here")
 }
 
@@ -137,7 +139,9 @@ func TestHangOfPythonWithHandler(t *testing.T) {
 func TestHangOfPythonWithoutHandler(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, pythonHangs(t, "")...)
-	failedOf(t, j.hangs(0))
+	if failed := failedOf(t, j.hangs(0)); !strings.Contains(failed.Cause, "last request hello") {
+		t.Errorf("cause %q", failed.Cause)
+	}
 	wantText(t, j.out, "stacks of rank 0")
 	if strings.Contains(j.out.String(), "was sent it") {
 		t.Errorf("it was sent a signal:\n%s", j.out)
