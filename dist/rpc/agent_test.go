@@ -500,3 +500,70 @@ func TestShutdown(t *testing.T) {
 		within(t, arrived, "the last hop")
 	})
 }
+
+// A call that was made after a rank had come to shut down, by a function that
+// has returned already, is not cut either.
+func TestShutdownMeetsTwice(t *testing.T) {
+	each(t, func(t *testing.T, backend string) {
+		// Opening takes two meetings, and so does each round of a shutdown.
+		const first, second = 3, 5
+		come, again := make(chan int, 3), make(chan int, 3)
+		agents, errs := worldThatMeets(t, backend, 3, nil, func(rank int, seq uint64) {
+			switch seq {
+			case first:
+				come <- rank
+			case second:
+				again <- rank
+			}
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		began, release, late := make(chan bool, 1), make(chan bool), make(chan error, 1)
+		handle(t, agents[2], "slow", func(ctx context.Context, _ []byte) ([]byte, error) {
+			began <- true
+			select {
+			case <-release:
+				return nil, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		})
+		handle(t, agents[1], "later", func(context.Context, []byte) ([]byte, error) {
+			go func() {
+				_, err := agents[1].Call(t.Context(), "worker2", "slow", nil)
+				late <- err
+			}()
+			return nil, nil
+		})
+		ctx, stop := context.WithTimeout(t.Context(), patience)
+		defer stop()
+		down := make(chan error, 3)
+		shut := func(a Agent) { down <- a.Shutdown(ctx) }
+		go shut(agents[1])
+		go shut(agents[2])
+		within(t, come, "the first rank")
+		within(t, come, "the second rank")
+		if _, err := agents[0].Call(ctx, "worker1", "later", nil); err != nil {
+			t.Fatal(err)
+		}
+		within(t, began, "the late call")
+		go shut(agents[0])
+		left := 3
+		select {
+		case <-again: // rank 0 has nothing under way: it comes again first
+		case err := <-down:
+			t.Errorf("a rank has shut down while a call was under way: %v", err)
+			left--
+		}
+		close(release)
+		for range left {
+			if err := within(t, down, "a shutdown"); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := within(t, late, "the late call's end"); err != nil {
+			t.Errorf("the late call was cut: %v", err)
+		}
+	})
+}

@@ -35,6 +35,7 @@ type collectives struct {
 	rank int
 	size int
 	seq  uint64
+	met  func(rank int, seq uint64) // called before a rank meets the others
 }
 
 func (c *collectives) Rank() int { return c.rank }
@@ -42,6 +43,9 @@ func (c *collectives) Size() int { return c.size }
 
 func (c *collectives) AllGather(ctx context.Context, own []byte) ([][]byte, error) {
 	c.seq++
+	if c.met != nil {
+		c.met(c.rank, c.seq)
+	}
 	all, err := c.hub.Exchange(ctx, c.rank, c.seq, dist.OpAllGather, own)
 	var mine [][]byte // the hub's are shared among the ranks
 	for _, part := range all {
@@ -63,6 +67,11 @@ func (c *collectives) Broadcast(ctx context.Context, root int, data []byte) ([]b
 // usual one, and closes those that opened at the end of the test.
 func world(t *testing.T, backend string, ranks int, change func(rank int, s *Setup)) ([]Agent, []error) {
 	t.Helper()
+	return worldThatMeets(t, backend, ranks, change, nil)
+}
+
+func worldThatMeets(t *testing.T, backend string, ranks int, change func(rank int, s *Setup), met func(rank int, seq uint64)) ([]Agent, []error) {
+	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
 	hub, messages, store := dist.NewHub(ranks), NewSwitch(ranks), NewMemoryStore()
@@ -76,7 +85,7 @@ func world(t *testing.T, backend string, ranks int, change func(rank int, s *Set
 		}
 		s := Setup{
 			Backend: b, Name: fmt.Sprint("worker", rank), Rank: AnyRank, World: AnyRank, Store: store, Token: "secret",
-			Group: dist.New(&collectives{hub: hub, rank: rank, size: ranks}, dist.Options{}),
+			Group: dist.New(&collectives{hub: hub, rank: rank, size: ranks, met: met}, dist.Options{}),
 		}
 		if backend == ProcessGroup {
 			s.Store = messages.Messenger(rank)
