@@ -85,7 +85,11 @@ func TestHangIsRestarted(t *testing.T) {
 }
 
 var stops = workerRole("stops", func(ctx context.Context, c *client.Client) error {
-	return errors.Join(syscall.Kill(syscall.Getpid(), syscall.SIGSTOP), ctx.Err())
+	if err := syscall.Kill(syscall.Getpid(), syscall.SIGSTOP); err != nil {
+		return err
+	}
+	<-ctx.Done() // the other threads may go on for a moment
+	return ctx.Err()
 })
 
 // A rank that is stopped cannot speak: the kernel says what it does, and SIGKILL
