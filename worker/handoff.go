@@ -27,9 +27,12 @@ type handoff struct {
 	boxes   []chan struct{} // a rank's holds a token while its report is not answered
 	in      chan delivery   // at most one of each rank: sending never blocks
 	gone    chan int        // a rank whose process has ended, once: sending never blocks
-	left    map[int]bool    // ranks that were in gone; owned by the goroutine of run
+	left    map[int]bool    // ranks that were in gone or have finished; owned by the goroutine of run
 	over    chan struct{}   // closed when no report will be taken any more
 	why     error           // set before over is closed
+
+	words    []lastWord // of each rank, under its box
+	finished chan int   // a rank that has returned without a last report, once: sending never blocks
 
 	stop func() string // what all ranks of an iteration are asked: to stop, to save and stop, or nothing
 	step atomic.Int64  // of the newest iteration; -1 before the first
@@ -41,6 +44,7 @@ type delivery struct {
 	client.Report
 	rank int
 	at   time.Time // when the rank reported: waiting for others is not its time
+	took *float64  // seconds, if the rank has measured them itself
 	done chan reportAnswer
 }
 
@@ -55,6 +59,7 @@ func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, s
 		attempt: attempt, limit: limit, now: now, say: say,
 		in: make(chan delivery, world), gone: make(chan int, world),
 		left: map[int]bool{}, over: make(chan struct{}), stop: func() string { return "" },
+		words: make([]lastWord, world), finished: make(chan int, world),
 	}
 	h.step.Store(-1)
 	h.began = now()
@@ -71,15 +76,15 @@ func (h *handoff) ended(rank int) { h.gone <- rank }
 // report hands over rank's report and blocks until the iteration is in the
 // log. stop is what the trainer asks of all ranks that reported it.
 func (h *handoff) report(ctx context.Context, rank int, r client.Report) (stop string, err error) {
-	d := delivery{r, rank, h.now(), make(chan reportAnswer, 1)}
-	select {
-	case h.boxes[rank] <- struct{}{}:
-		h.in <- d
-	case <-h.over:
-		return "", h.why
-	case <-ctx.Done():
-		return "", ctx.Err()
+	took, err := ownTime(r.Metrics)
+	if err != nil {
+		return "", err
 	}
+	d := delivery{r, rank, h.now(), took, make(chan reportAnswer, 1)}
+	if counts, err := h.enter(ctx, rank, r); !counts {
+		return "", err
+	}
+	h.in <- d
 	select {
 	case a := <-d.done:
 		return a.stop, a.err
@@ -119,6 +124,7 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		}
 		err = h.say(ctx, h.merge(iterations+1, got, got[0].at.Sub(last)))
 		last = h.now()
+		h.leave(got)
 		stop := ""
 		if err == nil {
 			h.step.Store(got[0].Step)
@@ -172,6 +178,8 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 		select {
 		case d := <-h.in:
 			take(d)
+		case rank := <-h.finished:
+			h.left[rank] = true
 		case rank := <-h.gone:
 			h.left[rank] = true
 			for len(h.in) > 0 { // a last report may be in front of the news: it counts
@@ -207,6 +215,9 @@ func (h *handoff) merge(iteration int, got []delivery, took time.Duration) *even
 	m := &events.Metrics{
 		Attempt: h.attempt, Iteration: iteration, Step: got[0].Step,
 		Metrics: got[0].Metrics, Seconds: took.Seconds(),
+	}
+	if got[0].took != nil {
+		m.Seconds = *got[0].took
 	}
 	for rank, d := range got[1:] {
 		if !reflect.DeepEqual(d.Metrics, m.Metrics) {

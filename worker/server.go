@@ -206,6 +206,9 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.Repo
 	if errors.Is(err, syscall.ENOSPC) {
 		return client.ReportReply{}, fmt.Errorf("the metrics of step %d are not kept: %w", r.Step, err)
 	}
+	if p := (*problem)(nil); errors.As(err, &p) {
+		return client.ReportReply{}, err
+	}
 	if err != nil {
 		return client.ReportReply{}, &problem{http.StatusConflict, err}
 	}

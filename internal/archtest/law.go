@@ -70,6 +70,7 @@ func Repository() Law {
 			{Path: "worker/backend", May: []string{"gpu"}},
 			{Path: "worker/process", May: []string{"worker/client"}},
 			{Path: "worker/client", May: []string{"tensor", "dist"}, NoDeps: true},
+			{Path: "worker/function", May: []string{"worker/client"}, NoDeps: true},
 			{Path: "web", May: core},
 			{Path: "store", May: with("events/jetlog", "projections/viewdb", "storage", "storage/foreign", "web")},
 

@@ -93,20 +93,7 @@ func (c *Client) Close() {
 // not kept and every rank's Report is [ErrNoSpace]: the group goes on, and a
 // worker may do so too.
 func (c *Client) Report(ctx context.Context, step int64, metrics map[string]any) error {
-	metrics, err := c.enc.apply(metrics)
-	if err != nil {
-		return fmt.Errorf("report: encode the metrics of step %d: %w", step, err)
-	}
-	safe := make(map[string]any, len(metrics))
-	for k, v := range metrics {
-		safe[k] = finite(v)
-	}
-	var reply ReportReply
-	err = c.call(ctx, "report", Report{Step: step, Metrics: safe}, &reply)
-	if err == nil {
-		c.heard(reply.Stop)
-	}
-	return err
+	return c.report(ctx, step, metrics, false)
 }
 
 // finite replaces the floats that JSON cannot hold by their names.

@@ -7,7 +7,7 @@ import "github.com/ckptstore/ckptstore/tensor"
 // request carries the header "Authorization: Bearer <token>".
 //
 //	POST /v1/hello       Hello          → Context
-//	POST /v1/report      Report         → ReportReply   blocks until the trainer took it
+//	POST /v1/report      Report         → ReportReply   blocks until the trainer took it; Done: the last one
 //	POST /v1/should_stop {}             → StopReply     whether to end, for who does not report
 //	POST /v1/save        SaveRequest    → SaveReply     a staging slot to copy into
 //	POST /v1/seal        CheckpointRef  → {}            the copy is complete
@@ -67,6 +67,7 @@ type Context struct {
 type Report struct {
 	Step    int64          `json:"step"`
 	Metrics map[string]any `json:"metrics"`
+	Done    bool           `json:"done,omitempty"` // the function has finished: no report of this rank comes after it
 }
 
 // Item describes one shard or one value.
