@@ -103,7 +103,9 @@ var wrongSignature = functionRole("has a wrong signature", func(context.Context,
 func TestFunctionCannotRun(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, wrongSignature...)
-	j.fails()
+	if failed := j.fails(); failed.Rank != 0 {
+		t.Errorf("%+v", failed)
+	}
 	wantText(t, j.out, "no training function: parameter 2 is a int")
 	if exited := one[events.WorkerExited](t, runOf(t)); exited.Code != 64 {
 		t.Errorf("exit %+v", exited)

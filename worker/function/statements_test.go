@@ -58,8 +58,16 @@ func (x *trial) want(want Result) {
 	}
 }
 
-// fails is a step that has to give an error.
-func (x *trial) fails(want error) error {
+// fails is failure for those who know what it says.
+func (x *trial) fails(want error) {
+	x.t.Helper()
+	if err := x.failure(want); err == nil {
+		x.t.Fatal("no error")
+	}
+}
+
+// failure is a step that has to give an error.
+func (x *trial) failure(want error) error {
 	x.t.Helper()
 	r, err := x.Step(x.t.Context())
 	if err == nil || want != nil && !errors.Is(err, want) {
@@ -155,20 +163,20 @@ func Test15TimeThisIter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newTrial(t, func(ctx context.Context, p *Reporter) error {
 			for _, m := range []Result{{}, {}, {TimeThisIter: "mine"}, {TimeThisIter: 0}} {
-				time.Sleep(3 * time.Second)
+				<-time.After(3 * time.Second)
 				if err := p.Report(ctx, m); err != nil {
 					return err
 				}
 			}
 			return nil
 		})
-		time.Sleep(time.Hour) // before the start
+		<-time.After(time.Hour) // before the start
 		for i, want := range []any{3.0, 3.0, "mine", 0} {
 			r, err := x.Step(t.Context())
 			if err != nil || r[TimeThisIter] != want {
 				t.Errorf("iteration %d took %v (%v), want %v", i+1, r[TimeThisIter], err, want)
 			}
-			time.Sleep(time.Minute) // the hand-off
+			<-time.After(time.Minute) // the hand-off
 		}
 		x.fails(ErrSilent)
 	})
@@ -249,7 +257,7 @@ func Test18ErrorAfterResults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The first step gives up, so the result waits when the error comes.
 		x := newTrial(t, func(ctx context.Context, p *Reporter) error {
-			time.Sleep(time.Minute)
+			<-time.After(time.Minute)
 			impatient, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
 			_ = p.Report(impatient, Result{"n": 1})
@@ -260,22 +268,24 @@ func Test18ErrorAfterResults(t *testing.T) {
 		if r, err := x.Step(impatient); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("a step of one second gave %v, %v", r, err)
 		}
-		time.Sleep(2 * time.Minute)
+		<-time.After(2 * time.Minute)
 		x.want(Result{"n": 1})
 		x.logged("the results before it come first")
 		var e *Error
-		if err := x.fails(errBug); !errors.As(err, &e) || !strings.Contains(e.Traceback, "errors.errorString: a bug") {
+		if err := x.failure(errBug); !errors.As(err, &e) || !strings.Contains(e.Traceback, "errors.errorString: a bug") {
 			t.Errorf("error %#v", err)
 		}
 		x.fails(ErrEnded)
 
 		x = newTrial(t, func(ctx context.Context, p *Reporter) error {
-			err := p.Report(ctx, Result{"n": 1})
+			if err := p.Report(ctx, Result{"n": 1}); err != nil {
+				return err
+			}
 			explodes()
-			return err
+			return nil
 		})
 		x.want(Result{"n": 1})
-		if err := x.fails(errBug); !errors.As(err, &e) || !strings.Contains(e.Traceback, "function.explodes") {
+		if err := x.failure(errBug); !errors.As(err, &e) || !strings.Contains(e.Traceback, "function.explodes") {
 			t.Errorf("a panic is %v with the stack:\n%s", err, e.Traceback)
 		}
 	})
@@ -284,7 +294,7 @@ func Test18ErrorAfterResults(t *testing.T) {
 func Test19EndWithoutResultOrError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newTrial(t, func(context.Context, *Reporter) error { return nil })
-		if err := x.fails(ErrSilent); !strings.Contains(err.Error(), "ran until completion without reporting") {
+		if err := x.failure(ErrSilent); !strings.Contains(err.Error(), "ran until completion without reporting") {
 			t.Error(err)
 		}
 		// A goroutine can also end without returning.
@@ -303,7 +313,7 @@ func Test20StopSignal(t *testing.T) {
 			"panic":    func(context.Context, *Reporter) error { panic(ErrStop) },
 		} {
 			var e *Error
-			if err := newTrial(t, raise).fails(nil); !errors.As(err, &e) || errors.Is(err, ErrStop) || !strings.Contains(err.Error(), "nobody has requested a stop") {
+			if err := newTrial(t, raise).failure(nil); !errors.As(err, &e) || errors.Is(err, ErrStop) || !strings.Contains(err.Error(), "nobody has requested a stop") {
 				t.Errorf("%s: a stop that nobody requested is %v", name, err)
 			}
 			x := newTrial(t, func(ctx context.Context, p *Reporter) error {
@@ -327,7 +337,7 @@ func Test21Stop(t *testing.T) {
 		x := newTrial(t, func(ctx context.Context, p *Reporter) error {
 			ended = ctx
 			_ = p.Report(ctx, Result{})
-			time.Sleep(time.Hour)
+			<-time.After(time.Hour)
 			return nil
 		})
 		x.step()
@@ -338,11 +348,11 @@ func Test21Stop(t *testing.T) {
 		if !errors.Is(context.Cause(ended), ErrStop) {
 			t.Errorf("the function's context ended with %v", context.Cause(ended))
 		}
-		time.Sleep(2 * time.Hour)
+		<-time.After(2 * time.Hour)
 
 		// A result that nobody fetched is warned about, and the error surfaces.
 		x = newTrial(t, func(ctx context.Context, p *Reporter) error {
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 			if err := p.Report(ctx, Result{"n": "left"}); !errors.Is(err, ErrStop) {
 				t.Errorf("report gave %v", err)
 			}
@@ -389,9 +399,9 @@ func Test21TrainerStops(t *testing.T) {
 		// So does the end of the context, which is the error.
 		ctx, cancel := context.WithCancelCause(t.Context())
 		x = wrapped(t, func(fctx context.Context, _ Config, p *Reporter) error {
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 			cancel(io.ErrClosedPipe)
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 			return p.Report(fctx, Result{})
 		})
 		b = &book{}
@@ -468,7 +478,7 @@ func Test24Signatures(t *testing.T) {
 		func(context.Context, Config, *Reporter, *Reporter) {}, func(context.Context, ...Config) {},
 		func(context.Context, map[string]int) {}, func(context.Context, Config, ...Checkpoint) {},
 		func(context.Context, Config) string { return "" }, func(context.Context, Config) bool { return true },
-		func(context.Context, Config) (int, int) { return 1, 2 }, func(context.Context, Config) (error, int) { return nil, 2 },
+		func(context.Context, Config) (int, int) { return 1, 2 },
 		func(context.Context, Config) iter.Seq[string] { return nil },
 		func(context.Context, Config) iter.Seq2[int, int] { return nil },
 	} {
