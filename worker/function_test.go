@@ -45,7 +45,7 @@ func TestFunction(t *testing.T) {
 		if m.Iteration != n+1 || m.Step != int64(10*n) || m.Metrics["loss"] != 0.5/float64(n+1) || len(m.Others) != 0 || m.Seconds <= 0 {
 			t.Errorf("iteration %d is %+v", n+1, m)
 		}
-		for _, name := range []string{function.Duplicate, function.TimeThisIter} {
+		for _, name := range []string{function.Duplicate, function.TimeThisIter, function.Step} {
 			if _, has := m.Metrics[name]; has {
 				t.Errorf("iteration %d reports %q", n+1, name)
 			}

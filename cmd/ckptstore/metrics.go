@@ -20,6 +20,7 @@ import (
 func (a *app) metricsCommand() *cobra.Command {
 	var p web.Params
 	var asCSV bool
+	var drawn plotOptions
 	var asOf *string
 	c := &cobra.Command{
 		Use: "metrics RUN", Short: "Print what a run has reported", Args: args(cobra.ExactArgs(1)),
@@ -31,10 +32,15 @@ With --points N there are at most N rows, and with --all as many again for each
 hidden attempt; each sums up the same number of iterations and has the least,
 the greatest and the last value of each metric, so that spikes stay visible.
 Numbers that are not finite are printed as NaN, Infinity and -Infinity. Only the
-reports of the iterations that are asked for are read.`,
+reports of the iterations that are asked for are read.
+
+--plot draws each metric, as wide as the terminal (at most 100 characters), and
+says its last value and its best ones: best:min and best:max, as in references.
+What is not finite is a gap. NO_COLOR turns colors off.`,
 		Example: `  ckptstore metrics bert --metric loss --points 100
   ckptstore metrics bert --from-iteration 900 --until-iteration 1000 --all
   ckptstore metrics bert --metric loss --metric lr --csv > bert.csv
+  ckptstore metrics bert --metric loss --plot --log-scale
   ckptstore metrics bert --as-of 1200 --json`,
 		RunE: func(c *cobra.Command, runs []string) error {
 			p.Run = runs[0]
@@ -48,6 +54,9 @@ reports of the iterations that are asked for are read.`,
 			case asCSV && c.Flags().Changed("output") || asCSV && a.json:
 				return usageError{errors.New("--csv, --json and --output: give one of them")}
 			}
+			if err := drawn.check(a, c.Flags(), asCSV); err != nil {
+				return err
+			}
 			then, err := parseMoment("as-of", *asOf)
 			if err != nil {
 				return err
@@ -56,6 +65,9 @@ reports of the iterations that are asked for are read.`,
 				views, err := past(c.Context(), s, then)
 				if err != nil {
 					return err
+				}
+				if drawn.plot {
+					return a.plotMetrics(c.Context(), views, p, drawn)
 				}
 				table, err := askMetrics(c.Context(), views, p)
 				if err != nil {
@@ -76,6 +88,7 @@ reports of the iterations that are asked for are read.`,
 	f.IntVar(&p.Points, "points", 0, "at most so many rows (default: one a report)")
 	f.BoolVarP(&p.All, "all", "a", false, "also reports that a resume has left behind")
 	f.BoolVar(&asCSV, "csv", false, "comma-separated values")
+	drawn.flags(f)
 	asOf = asOfFlag(c)
 	return c
 }

@@ -31,7 +31,8 @@ const stopPatience = 10 * time.Minute
 // 143 when a SIGTERM ended it. See [Wrap] for what train may be.
 //
 // Each result is one report to the trainer. Its "step" is the training's step,
-// or else the number of the iteration. A failure goes to standard error and, with
+// or else the number of the iteration in this attempt; "step", "done" and
+// "time_this_iter_s" are told beside the metrics, not among them. A failure goes to standard error and, with
 // its traceback, into the trainer's error file.
 func Main(ctx context.Context, train any) int {
 	return run(ctx, train, os.Stderr)

@@ -121,6 +121,9 @@ func Test14Report(t *testing.T) {
 					return err
 				}
 			}
+			if len(metrics) != 1 {
+				t.Errorf("the function's own metrics are %v now", metrics)
+			}
 			go func() { _ = p.Report(context.WithoutCancel(ctx), Result{"n": "late"}) }()
 			synctest.Wait() // it has handed over, and this function ends
 			return nil
@@ -285,7 +288,7 @@ func Test18ErrorAfterResults(t *testing.T) {
 			return nil
 		})
 		x.want(Result{"n": 1})
-		if err := x.failure(errBug); !errors.As(err, &e) || !strings.Contains(e.Traceback, "function.explodes") {
+		if err := x.failure(errBug); !errors.As(err, &e) || !strings.Contains(e.Traceback, "function.explodes") || err.Error() != "the function failed: panic: a bug" {
 			t.Errorf("a panic is %v with the stack:\n%s", err, e.Traceback)
 		}
 	})

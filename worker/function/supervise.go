@@ -67,19 +67,17 @@ func panicked(p any, stack []byte) error {
 
 // judge says what the end of a function means.
 func (r *Runner) judge(err error) error {
-	var e *Error
-	switch {
-	case err == nil:
+	if err == nil || errors.Is(err, ErrStop) && r.reporter.Stopping() != "" {
 		return nil
-	case errors.Is(err, ErrStop) && r.reporter.Stopping() != "":
-		return nil
-	case errors.Is(err, ErrStop):
-		err = fmt.Errorf("it gave the stop signal, and nobody has requested a stop: return nil to end: %w", unprompted{err})
 	}
-	if errors.As(err, &e) { // a panic
-		return &Error{err, e.Traceback}
+	e := &Error{err, chain(err)}
+	if p := (*Error)(nil); errors.As(err, &p) {
+		e = p // a panic, with its stack
 	}
-	return &Error{err, chain(err)}
+	if errors.Is(err, ErrStop) {
+		e.Err = fmt.Errorf("it gave the stop signal, and nobody has requested a stop: return nil to end: %w", unprompted{e.Err})
+	}
+	return e
 }
 
 // unprompted is a stop signal that nobody may take for one.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 )
 
@@ -37,7 +38,7 @@ func Drive(ctx context.Context, r *Runner, t Trainer) (iterations int, err error
 		}
 		step, err := result.step(int64(iterations) + 1)
 		if err == nil {
-			err = t.Report(ctx, step, result, result.isDone())
+			err = t.Report(ctx, step, result.metrics(), result.isDone())
 		}
 		if ctx.Err() != nil {
 			return iterations, errors.Join(context.Cause(ctx), r.Stop(clean))
@@ -62,6 +63,14 @@ func ownError(err error) error {
 		return err
 	}
 	return nil
+}
+
+// metrics are a result without what the trainer is told beside them.
+func (r Result) metrics() Result {
+	rest := maps.Clone(r)
+	delete(rest, Step)
+	delete(rest, Done)
+	return rest
 }
 
 // step is the step that a result belongs to.

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// point is what is drawn of one place on the x axis: a stroke from the least
+// to the greatest value there, and a line from the last value to the next
+// point's. A place without numbers is a gap.
+type point struct {
+	x                float64
+	least, most, end float64
+	gap              bool
+}
+
+// series is a line of points in the order of x.
+type series struct {
+	points []point
+	dim    bool // drawn behind the others
+}
+
+// plot is a picture of dots in the braille patterns of Unicode: each character
+// is a cell of 2 × 4 dots.
+//
+//	2.31 ┤⡇⠀⠀⠀
+//	     │⠱⡀⠀⠀
+//	0.01 ┤⠀⠉⠒⠤
+//	     └────
+//	      from   to
+type plot struct {
+	width, height int  // of the picture, in characters, with its labels
+	log           bool // logarithmic y axis
+	color         bool
+	left, right   float64   // bounds of the x axis
+	from, to      string    // and its labels, …
+	less          [2]string // … and those where they are too long
+}
+
+// smallest picture that says anything.
+const (
+	minPlotWidth = 24
+	plotHeight   = 8
+)
+
+// canvas are the cells of a plot.
+type canvas struct {
+	columns, rows int
+	dots          [][]byte
+	dim           [][]bool
+}
+
+func newCanvas(columns, rows int) *canvas {
+	c := &canvas{columns: columns, rows: rows}
+	for range rows {
+		c.dots = append(c.dots, make([]byte, columns))
+		c.dim = append(c.dim, make([]bool, columns))
+	}
+	return c
+}
+
+// braille has the bit of each dot of a cell, by row and column.
+var braille = [4][2]byte{{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}
+
+// set sets a dot; y counts from the bottom.
+func (c *canvas) set(x, y int, dim bool) {
+	y = 4*c.rows - 1 - y
+	row, column := y/4, x/2
+	if c.dots[row][column] == 0 || !dim {
+		c.dim[row][column] = dim
+	}
+	c.dots[row][column] |= braille[y%4][x%2]
+}
+
+// line sets the dots from one to another.
+func (c *canvas) line(x0, y0, x1, y1 int, dim bool) {
+	n := max(abs(x1-x0), abs(y1-y0))
+	for i := range n + 1 {
+		at := 0.0
+		if n > 0 {
+			at = float64(i) / float64(n)
+		}
+		c.set(x0+int(math.Round(at*float64(x1-x0))), y0+int(math.Round(at*float64(y1-y0))), dim)
+	}
+}
+
+func abs(n int) int { return max(n, -n) }
+
+// draw draws lines over each other; "" if there is no number in any.
+func (p plot) draw(lines []series) string {
+	scale := func(v float64) float64 { return v }
+	if p.log {
+		scale = math.Log10
+	}
+	low, high := math.Inf(1), math.Inf(-1)
+	for _, s := range lines {
+		for _, at := range s.points {
+			if !at.gap {
+				low, high = min(low, at.least), max(high, at.most)
+			}
+		}
+	}
+	if low > high {
+		return ""
+	}
+	labels := map[int]string{0: axisNumber(high), p.height - 1: axisNumber(low)}
+	if low == high { // in the middle, and no other value is known
+		labels = map[int]string{p.height / 2: axisNumber(low)}
+	}
+	margin := 0
+	for _, text := range labels {
+		margin = max(margin, utf8.RuneCountInString(text))
+	}
+	c := newCanvas(max(p.width, minPlotWidth)-margin-2, p.height)
+	column := func(x float64) int { return share(x, p.left, p.right, 2*c.columns-1, 0) }
+	row := func(v float64) int {
+		return share(scale(v), scale(low), scale(high), 4*c.rows-1, 2*c.rows-2)
+	}
+	for _, s := range lines {
+		for i, at := range s.points {
+			if at.gap {
+				continue
+			}
+			x := column(at.x)
+			c.line(x, row(at.least), x, row(at.most), s.dim)
+			if i > 0 && !s.points[i-1].gap {
+				before := s.points[i-1]
+				c.line(column(before.x), row(before.end), x, row(at.end), s.dim)
+			}
+		}
+	}
+	return p.print(c, labels, margin)
+}
+
+// share is where v lies between two bounds, as one of 0 to n; middle if the
+// bounds are one.
+func share(v, low, high float64, n, middle int) int {
+	if low == high {
+		return middle
+	}
+	// Halves, because the bounds may be too far apart for their difference.
+	return int(math.Round((v/2 - low/2) / (high/2 - low/2) * float64(n)))
+}
+
+// Escape sequences of terminals.
+const (
+	colored = "\x1b[36m"
+	dimmed  = "\x1b[2m"
+	plain   = "\x1b[0m"
+)
+
+func (p plot) print(c *canvas, labels map[int]string, margin int) string {
+	var out strings.Builder
+	for y := range c.rows {
+		tick := "│"
+		if labels[y] != "" {
+			tick = "┤"
+		}
+		fmt.Fprintf(&out, "%*s %s", margin, labels[y], tick)
+		end := c.columns // nothing but blanks after it
+		for end > 0 && c.dots[y][end-1] == 0 {
+			end--
+		}
+		style := ""
+		for x := range end {
+			want := ""
+			if p.color && c.dots[y][x] != 0 {
+				want = colored
+				if c.dim[y][x] {
+					want = dimmed
+				}
+			}
+			if want != style {
+				if style != "" {
+					out.WriteString(plain)
+				}
+				out.WriteString(want)
+				style = want
+			}
+			if c.dots[y][x] == 0 {
+				out.WriteByte(' ')
+			} else {
+				out.WriteRune(0x2800 + rune(c.dots[y][x]))
+			}
+		}
+		if style != "" {
+			out.WriteString(plain)
+		}
+		out.WriteByte('\n')
+	}
+	fmt.Fprintf(&out, "%*s └%s\n", margin, "", strings.Repeat("─", c.columns))
+	from, to := p.from, p.to
+	if len(from)+len(to) >= c.columns {
+		from, to = p.less[0], p.less[1]
+	}
+	fmt.Fprintf(&out, "%*s  %s%*s\n", margin, "", from, max(c.columns-len(from), len(to)+1), to)
+	return out.String()
+}
+
+// axisNumber is a number with as many digits as an axis needs.
+func axisNumber(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }
