@@ -7,33 +7,29 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// highlight is one value of a metric, and where it was reported.
-type highlight struct {
-	Value     any   `json:"value"`
-	Iteration int   `json:"iteration"`
-	Step      int64 `json:"step"`
+// highlights are the ends of a metric in the line. Those of a row that sums up
+// several reports are looked up.
+type highlights struct {
+	name string
+	projections.MetricEnds
 }
 
-func (h *highlight) String() string { return fmt.Sprintf("%s (step %d)", number(h.Value), h.Step) }
-
-// highlights are the last value of a metric in the line, the least and the
-// greatest; those two are nil where there is no number but NaN. The newer one
-// wins a tie.
-type highlights struct {
-	Name string     `json:"name"`
-	Last *highlight `json:"last"`
-	Min  *highlight `json:"min"`
-	Max  *highlight `json:"max"`
+// valueAt is a value and where it was reported.
+func valueAt(v *projections.MetricValue) string {
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s (step %d)", number(v.Value), v.Step)
 }
 
 // String is the line above a plot.
 func (h highlights) String() string {
-	text := h.Name
+	text := h.name
 	if h.Last != nil {
-		text += "  last " + h.Last.String()
+		text += "  last " + valueAt(h.Last)
 	}
 	if h.Min != nil && h.Max != nil {
-		text += "  best:min " + h.Min.String() + "  best:max " + h.Max.String()
+		text += "  best:min " + valueAt(h.Min) + "  best:max " + valueAt(h.Max)
 	}
 	return text
 }
@@ -45,7 +41,7 @@ type exactly func(row projections.MetricsRow, name string) (projections.MetricsT
 // step of its least value nor, if it lacks the metric in the end, that of its
 // last: exact asks for the reports of such a row.
 func highlightsOf(table projections.MetricsTable, name string, exact exactly) (highlights, error) {
-	h := highlights{Name: name}
+	h := highlights{name: name}
 	var last, least, most *projections.MetricsRow
 	low, high := math.Inf(1), math.Inf(-1)
 	for i := range table.Rows {
@@ -55,6 +51,7 @@ func highlightsOf(table projections.MetricsTable, name string, exact exactly) (h
 			continue
 		}
 		last = row
+		h.Reports += s.Count
 		if v, ok := projections.Number(s.Min); ok && v <= low {
 			low, least = v, row
 		}
@@ -62,7 +59,7 @@ func highlightsOf(table projections.MetricsTable, name string, exact exactly) (h
 			high, most = v, row
 		}
 	}
-	find := func(row *projections.MetricsRow, is func(any) bool) (*highlight, error) {
+	find := func(row *projections.MetricsRow, is func(any) bool) (*projections.MetricValue, error) {
 		if row == nil {
 			return nil, nil
 		}
@@ -74,10 +71,10 @@ func highlightsOf(table projections.MetricsTable, name string, exact exactly) (h
 			}
 			rows = t.Rows
 		}
-		var found *highlight
+		var found *projections.MetricValue
 		for _, r := range rows {
 			if s, has := r.Metrics[name]; has && !r.Hidden && is(s.Last) {
-				found = &highlight{s.Last, r.Iteration, r.Step}
+				found = &projections.MetricValue{Value: s.Last, Iteration: r.Iteration, Step: r.Step}
 			}
 		}
 		return found, nil

@@ -46,8 +46,9 @@ RUN@best:METRIC:min.
 show, verify, export and cat also take the path of a checkpoint of PyTorch DCP,
 safetensors or Hugging Face.
 
-Exit codes: 0 ok, 1 failed, 2 usage, 4 not found, 5 conflict, 6 damage found,
-10 no store, 11 locked, 12 not allowed, 130 interrupted.`
+Exit codes: 0 ok, 1 failed, 2 usage, 4 not found, 5 conflict, 6 damage found, or
+differences by diff --exit-code, 10 no store, 11 locked, 12 not allowed,
+130 interrupted.`
 
 // errFindings says that a check has found something; what, is on stdout.
 var errFindings = errors.New("findings")
@@ -107,7 +108,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
-		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.recoverCommand(),
+		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.recoverCommand(),
 		a.gcCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), a.benchCommand(), guardCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
