@@ -50,7 +50,7 @@ func TestReadme(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{"step-60.a1", "step-80.a2", "0 findings", "model.layer1.weight", "adopted in place", "learned the digests", "932 B in 2 files of", "checkpoints recovered, 0 directories rejected", "step-100.a", "1.0150602 -3.3132646 -0.2503057", "as data/llama/main/step-100.a1"} {
+	for _, want := range []string{"step-60.a1", "step-80.a2", "0 findings", "model.layer1.weight", "adopted in place", "learned the digests", "932 B in 2 files of", "checkpoints recovered, 0 directories rejected", "step-100.a", "from step 1: ", "in 3 chunks", "1.0150602 -3.3132646 -0.2503057", "as data/llama/main/step-100.a1"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the README's commands do not print %q:\n%s", want, out)
 		}
