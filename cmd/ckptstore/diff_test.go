@@ -35,7 +35,7 @@ func TestPartsOfCheckpoints(t *testing.T) {
 		want []string
 	}{
 		"the same":               {halves, halves, nil},
-		"on other ranks":         {halves, []storage.Stored{chunk(1, "w", f32, whole, 0, 2, "top"), chunk(0, "w", f32, whole, 2, 2, "bottom")}, nil},
+		"on other ranks":         {halves, []storage.Stored{chunk(0, "w", f32, whole, 2, 2, "bottom"), chunk(1, "w", f32, whole, 0, 2, "top")}, nil},
 		"another content":        {halves, []storage.Stored{halves[0], chunk(1, "w", f32, whole, 2, 2, "other")}, []string{isContent}},
 		"halves exchanged":       {halves, []storage.Stored{chunk(0, "w", f32, whole, 0, 2, "bottom"), chunk(1, "w", f32, whole, 2, 2, "top")}, []string{isContent}},
 		"other chunks":           {halves, []storage.Stored{chunk(0, "w", f32, whole, 0, 4, "all")}, []string{isChunks}},
