@@ -142,9 +142,4 @@ func (t connected) Report(ctx context.Context, step int64, metrics map[string]an
 }
 
 // Stopped implements [Trainer], with what the newest reply has said.
-func (t connected) Stopped() string {
-	if c, ok := any(t.Client).(interface{ StopRequested() string }); ok {
-		return c.StopRequested()
-	}
-	return ""
-}
+func (t connected) Stopped() string { return t.StopRequested() }
