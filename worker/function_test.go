@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/client"
 	"github.com/ckptstore/ckptstore/worker/function"
 )
@@ -190,4 +191,44 @@ func TestLastReportOnTheSocket(t *testing.T) {
 		t.Errorf("%d %s", status, reply)
 	}
 	one[events.Metrics](t, runOf(t))
+}
+
+var savesWhenPreempted = functionRole("saves when it is preempted", func(ctx context.Context, _ function.Config, cp function.Checkpoint, r *function.Reporter) error {
+	for step := int64(1); ; step++ {
+		err := r.Report(ctx, function.Result{"step": step})
+		if step == 2 {
+			say("at work")
+		}
+		if err == nil {
+			continue
+		}
+		say("%s at %d", r.Stopping(), step)
+		s, serr := cp.Save(ctx, step, client.State{Values: []client.Value{{FQN: "step", Data: fmt.Append(nil, step)}}}, client.SaveOptions{})
+		if serr != nil {
+			return serr
+		}
+		return errors.Join(err, s.Wait(ctx, client.Committed))
+	}
+})
+
+// A preemption reaches all ranks of a function at one step, in which they save;
+// to return the stop signal is then a clean end.
+func TestFunctionPreempted(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, savesWhenPreempted...)
+	requests := j.preemptible()
+	j.start()
+	for rank := range 2 {
+		j.out.await(t, 1, fmt.Sprintf("[rank%d] at work", rank))
+	}
+	requests <- worker.StopRequest{Preempt: true, Reason: "the test needs the machine"}
+	e := j.preempted(j.wait())
+	if want := fmt.Sprintf("step-%d.a1", agreed(t, j, client.Preempt, 2)); !e.Saved || e.Checkpoint != want {
+		t.Errorf("%+v, want that %s is saved", e, want)
+	}
+	for _, exited := range said[events.WorkerExited](t, runOf(t)) {
+		if exited.Code != 0 {
+			t.Errorf("exit %+v", exited)
+		}
+	}
 }
