@@ -61,6 +61,7 @@ func (f *fold) jobStarted(b *events.JobStarted) error {
 		first = true
 		job.Host, job.PID, job.Command = b.Host, b.PID, b.Command
 		job.NProc, job.NNodes, job.Resume = b.NProc, b.NNodes, b.Resume
+		job.Flags, job.Dir, job.Logs = b.Flags, b.Dir, b.Logs
 		job.StartedSeq, job.StartedAt = f.r.Sequence, f.at()
 	})
 	if err != nil || !first {

@@ -183,18 +183,26 @@ func (f *fold) restoreBegun(b *events.RestoreBegun) error {
 		return err
 	}
 	parents := f.trial.Parent != nil && f.trial.Parent.Checkpoint == b.Checkpoint
-	if own == 0 && !parents {
+	start := b.Checkpoint
+	switch {
+	case own != 0:
+	case !parents:
 		return nil
+	default:
+		// Its ID says nothing in this run: the next attempt must find it.
+		if start = ParentRef(*f.trial.Parent); start == f.trial.Head {
+			return nil
+		}
 	}
 	newest, _, err := newestReport(f.t, f.run, f.name, b.Attempt)
 	if err != nil {
 		return err
 	}
-	if err := f.rewind(b.Checkpoint); err != nil {
+	if err := f.rewind(start); err != nil {
 		return err
 	}
 	segment := Segment{
-		Seq: f.r.Sequence, Resume: b.Checkpoint, ResumeSeq: f.trial.HeadSeq, From: newest.Iteration,
+		Seq: f.r.Sequence, Resume: start, ResumeSeq: f.trial.HeadSeq, From: newest.Iteration,
 	}
 	return f.changeAttempt(b.Attempt, func(a *Attempt) { a.Segments = append(a.Segments, segment) })
 }

@@ -38,6 +38,9 @@ type Job struct {
 	NProc      int       `json:"nproc,omitempty"` // workers a node
 	NNodes     int       `json:"nnodes,omitempty"`
 	Resume     string    `json:"resume,omitempty"` // what was asked for
+	Flags      []string  `json:"flags,omitempty"`  // of the trainer
+	Dir        string    `json:"dir,omitempty"`    // working directory
+	Logs       string    `json:"logs,omitempty"`   // directory of the workers' output, below that of the store or absolute
 	StartedSeq uint64    `json:"started_seq,omitempty"`
 	StartedAt  time.Time `json:"started_at,omitzero"`
 	Ended      bool      `json:"ended"`

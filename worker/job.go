@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/worker/logs"
 	"github.com/ckptstore/ckptstore/worker/process"
 )
 
@@ -30,6 +31,7 @@ type job struct {
 	lane    *lane
 	guard   *process.Guard
 	prey    *process.Hunt // the processes of this job
+	output  *logs.Dir
 	arenas  *arenas
 	keeper  *keeper
 	devices *deviceGate
@@ -64,6 +66,7 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	store.Log = newLastWords(ctx, store.Log)
 	j := &job{hooks: hooks, cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log), orders: newOrders()}
 	j.devices = &deviceGate{job: j}
+	j.output = j.openOutput()
 	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)
@@ -105,6 +108,7 @@ func (j *job) run(ctx context.Context) (err error) {
 		&events.JobStarted{
 			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
 			NProc: j.cfg.NProc, NNodes: 1, Resume: j.cfg.Resume,
+			Flags: j.cfg.Launch.Flags, Dir: j.cfg.Launch.Dir, Logs: j.cfg.Output.Said,
 		},
 		&events.NodeJoined{Job: j.cfg.Job, Node: 0, Host: host})
 	if err != nil {
@@ -255,16 +259,17 @@ func (j *job) coordinator(attempt, world int) planner.CoordinatorConfig {
 // firstResume resolves what the user wants to resume from. Later attempts
 // resume from the last committed checkpoint of the line.
 func (j *job) firstResume(ctx context.Context, trial projections.Trial) (string, error) {
+	head := startOf(trial)
 	switch j.cfg.Resume {
 	case "auto":
-		return trial.Head, nil
+		return head, nil
 	case "none":
 		return "", nil
 	case "require":
-		if trial.Head == "" {
+		if head == "" {
 			return "", fmt.Errorf("%w: --resume require: run %q has no committed checkpoint; use --resume auto to start afresh", ErrConfig, j.cfg.Run)
 		}
-		return trial.Head, nil
+		return head, nil
 	}
 	if isPath(j.cfg.Resume) {
 		f, err := j.store.Foreign(ctx, j.cfg.Resume)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/logs"
 	"github.com/ckptstore/ckptstore/worker/process"
 )
 
@@ -24,6 +25,7 @@ type watch struct {
 	saving      chan error // the saver's end
 	savingEnded bool
 	procs       []*process.Process
+	files       []*logs.File // of their output
 	servers     []*rankServer
 	port        *heldPort
 	exits       chan process.Exit
@@ -61,6 +63,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 		err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, rerr))
 	}
 	process.CloseOutput(w.log, w.procs...)
+	w.closeFiles()
 	for _, s := range w.servers {
 		err = errors.Join(err, s.close())
 	}
@@ -98,12 +101,9 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		maps.Copy(set, w.enlisted.env(rank))
 		set[client.EnvSocket], set[client.EnvToken] = socket, token
 		set[client.EnvResume] = w.group.resume
-		prefix := ""
-		if w.cfg.NProc > 1 {
-			prefix = fmt.Sprintf("[rank%d] ", rank)
-		}
+		stdout, stderr := w.outputs(rank)
 		env := mergeEnv(inherited(w.cfg.Withheld), set)
-		p, err := process.Start(rank, w.cfg.Command, env, process.Prefixed(w.cfg.Stdout, prefix), process.Prefixed(w.cfg.Stderr, prefix))
+		p, err := process.Start(rank, w.cfg.Command, env, stdout, stderr)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrConfig, err)
 		}

@@ -145,6 +145,9 @@ type Config struct {
 	Deadline     time.Time
 	PreemptGrace time.Duration // for workers that were told of a preemption, until SIGTERM; default 2 min
 
+	Launch Launch // said in the log, so that the job can be launched again
+	Output Output // where the workers' output is kept
+
 	Stdout, Stderr io.Writer // of the workers, line by line
 	Logger         *slog.Logger
 	Now            func() time.Time // default time.Now

@@ -109,6 +109,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.recoverCommand(),
 		a.gcCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), a.benchCommand(), guardCommand())
+	root.AddCommand(a.jobsCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
 	if err != nil && !errors.Is(err, errFindings) {
@@ -122,6 +123,8 @@ func exitCode(err error, interrupted bool) int {
 		usage     usageError
 		running   *store.RunningError
 		followed  *store.FollowedError
+		exists    *store.RunExistsError
+		idle      *store.NotRunningError
 		taken     *foreign.OccupiedError
 		corrupt   *storage.CorruptError
 		changed   *storage.ChangedError
@@ -140,7 +143,8 @@ func exitCode(err error, interrupted bool) int {
 		return exitUsage
 	case errors.Is(err, projections.ErrNotFound):
 		return exitNotFound
-	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken), errors.As(err, &followed), errors.Is(err, jetlog.ErrCursorMoved):
+	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken), errors.As(err, &followed), errors.Is(err, jetlog.ErrCursorMoved),
+		errors.As(err, &exists), errors.As(err, &idle):
 		return exitConflict
 	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed), store.IsDamage(err):
 		return exitFindings

@@ -77,6 +77,8 @@ type runOptions struct {
 
 	supervisionOptions
 	signals *stopSignals
+
+	logsOptions
 }
 
 func runCommand(std streams, signals *stopSignals) *cobra.Command {
@@ -96,6 +98,7 @@ func runCommand(std streams, signals *stopSignals) *cobra.Command {
 			if err := o.defaults(c.Flags(), os.LookupEnv); err != nil {
 				return err
 			}
+			o.noteFlags(c.Flags())
 			return runJob(c.Context(), std, o, args)
 		},
 	}
@@ -119,6 +122,7 @@ func runCommand(std streams, signals *stopSignals) *cobra.Command {
 	f.DurationVar(&o.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	o.supervisionOptions.flags(f)
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "log warnings and errors only")
+	o.logsOptions.flags(f)
 	// torchrun spells flags with "-" or "_".
 	f.SetInterspersed(false)
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
@@ -140,6 +144,9 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 	if err != nil {
 		return err
 	}
+	if err := o.launch(&cfg); err != nil {
+		return err
+	}
 	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
 	cfg.Driver = gpu.System{}
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
@@ -151,6 +158,9 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
+	if err := o.place(st, &cfg); err != nil {
+		return err
+	}
 	if o.keep != "" {
 		if cfg.Collect, err = keep(st, cfg.Run, o.keep, log); err != nil {
 			return err

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/store"
+)
+
+// envTrainer names the trainer that `continue` starts.
+const envTrainer = "CKPTSTORE_TRAINER"
+
+// errNoLaunch says that the log does not say how a job was launched.
+var errNoLaunch = errors.New("the log does not say how the job was launched")
+
+// relaunch is `continue --dry-run --json`: what would be run, and where.
+type relaunch struct {
+	Run     string   `json:"run"`
+	Job     string   `json:"job"` // the one that is continued
+	Dir     string   `json:"dir"`
+	Command []string `json:"command"`
+}
+
+func (a *app) continueCommand() *cobra.Command {
+	var dry bool
+	c := &cobra.Command{
+		Use: "continue RUN [-- ARG...]", Short: "Launch the last job of a run again",
+		Long: `Start trainer run as the run's newest job was started: with its flags and its
+command, in its directory. The new job resumes from the last committed checkpoint
+of the run. Arguments after -- are added to the command, whose own options may
+be given again there, such as a later last step.
+
+A run whose job lives is refused with exit code 5. One that is completed, stopped,
+failed or lost is continued. Of the old flags, --resume with a checkpoint or with
+none is left out: that was about the job before. The program is the trainer beside
+ckptstore, or the one in $PATH, or $` + envTrainer + `; it takes the place of
+this process, so that its exit code is the job's.`,
+		Example: "  ckptstore continue bert\n  ckptstore continue bert -- --steps 200000\n  ckptstore continue bert --dry-run",
+		Args: args(func(c *cobra.Command, given []string) error {
+			dash := c.ArgsLenAtDash()
+			if dash < 0 {
+				return cobra.ExactArgs(1)(c, given)
+			}
+			return cobra.ExactArgs(1)(c, given[:dash])
+		}),
+		RunE: func(c *cobra.Command, given []string) error {
+			var r relaunch
+			err := a.with(c.Context(), func(s *store.Store) (err error) {
+				r, err = a.relaunch(c.Context(), s, given[0], given[1:])
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if dry {
+				return a.printRelaunch(r)
+			}
+			return r.exec()
+		},
+	}
+	c.Flags().BoolVar(&dry, "dry-run", false, "print the command instead")
+	return c
+}
+
+func (a *app) relaunch(ctx context.Context, s *store.Store, run string, more []string) (r relaunch, err error) {
+	if err := knownRun(ctx, s.Views(), run); err != nil {
+		return r, err
+	}
+	live, err := s.LiveJob(ctx, run)
+	if err != nil {
+		return r, err
+	}
+	if live != nil {
+		return r, live
+	}
+	jobs, err := readRun(ctx, s, run)
+	if err != nil {
+		return r, err
+	}
+	job, err := jobs.find(run, "")
+	if err != nil {
+		return r, err
+	}
+	if job.Dir == "" || len(job.Command) == 0 {
+		return r, fmt.Errorf("%w: job %s of run %q is of an older version, or made no group of workers: start the next one with `trainer run --name %s -- %s`",
+			errNoLaunch, job.ID, run, run, quoted(job.Command))
+	}
+	trainer, err := findTrainer()
+	if err != nil {
+		return r, err
+	}
+	location := s.Location
+	if store.IsURL(a.location) {
+		location = a.location // with its password, which the log and the messages do not have
+	}
+	r = relaunch{Run: run, Job: job.ID, Dir: job.Dir}
+	r.Command = append([]string{trainer, "run", "--store=" + location, "--name=" + run}, keptFlags(job.Flags)...)
+	r.Command = append(append(append(r.Command, "--"), job.Command...), more...)
+	return r, nil
+}
+
+// keptFlags are the flags of a job that hold for the next one.
+func keptFlags(flags []string) []string {
+	return slices.DeleteFunc(slices.Clone(flags), func(flag string) bool {
+		name, value, _ := strings.Cut(flag, "=")
+		return name == "--store" || name == "--name" || name == "--resume" && value != "require"
+	})
+}
+
+// findTrainer is the trainer to start.
+func findTrainer() (string, error) {
+	if named := os.Getenv(envTrainer); named != "" {
+		path, err := exec.LookPath(named)
+		if err != nil {
+			return "", fmt.Errorf("$%s: %w", envTrainer, err)
+		}
+		return filepath.Abs(path)
+	}
+	if self, err := os.Executable(); err == nil {
+		if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), "trainer")); err == nil {
+			return path, nil
+		}
+	}
+	path, err := exec.LookPath("trainer")
+	if err != nil {
+		return "", fmt.Errorf("find the trainer beside ckptstore or in $PATH: %w: install it, or name it in $%s", err, envTrainer)
+	}
+	return filepath.Abs(path)
+}
+
+func (a *app) printRelaunch(r relaunch) error {
+	shown := r
+	shown.Command = slices.Clone(r.Command)
+	for i, word := range shown.Command {
+		if location, ok := strings.CutPrefix(word, "--store="); ok && store.IsURL(location) {
+			shown.Command[i] = "--store=" + jetlog.Redacted(location)
+		}
+	}
+	if a.output == "json" || a.output == "jsonl" {
+		return emit[relaunch](a, shown, []relaunch{shown}, nil)
+	}
+	_, err := fmt.Fprintf(a.out, "cd %s && %s\n", quoted([]string{shown.Dir}), quoted(shown.Command))
+	return err
+}
+
+// exec makes this process the trainer.
+func (r relaunch) exec() error {
+	if err := os.Chdir(r.Dir); err != nil {
+		return fmt.Errorf("continue run %q where job %s ran: %w: go there, or `ckptstore continue %s --dry-run` prints the command", r.Run, r.Job, err, r.Run)
+	}
+	env := os.Environ()
+	env = slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "PWD=") })
+	if err := syscall.Exec(r.Command[0], r.Command, append(env, "PWD="+r.Dir)); err != nil {
+		return fmt.Errorf("start %s: %w", r.Command[0], err)
+	}
+	return nil
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+)
+
+// forked is `fork --json`.
+type forked struct {
+	Run    string         `json:"run"`
+	Trial  string         `json:"trial"`
+	Parent string         `json:"parent"` // the reference to the checkpoint
+	Config map[string]any `json:"config"`
+}
+
+func (a *app) forkCommand() *cobra.Command {
+	var set []string
+	c := &cobra.Command{
+		Use: "fork REF NEWRUN", Short: "Make a run that begins with a checkpoint of another", Args: args(cobra.ExactArgs(2)),
+		Long: `Make the run NEWRUN, whose first job resumes from the checkpoint that REF stands
+for. Its configuration is that of the run it comes from, with what --set says.
+The checkpoint is pinned, so that no policy deletes it; nothing is copied.
+
+Exit codes: 4 REF stands for no committed checkpoint, 5 NEWRUN exists.`,
+		Example: "  ckptstore fork bert@step-2000 bert-lr3\n  ckptstore fork bert@best:loss:min bert-lr3 --set lr=3e-4 --set warmup=500\n  trainer run --name bert-lr3 -- python3 train.py",
+		RunE: func(c *cobra.Command, given []string) error {
+			config, err := parseSet(set)
+			if err != nil {
+				return err
+			}
+			return a.with(c.Context(), func(s *store.Store) error {
+				t, err := s.Fork(c.Context(), given[0], given[1], config)
+				if err != nil {
+					return err
+				}
+				out := forked{Run: t.Run, Trial: t.Name, Parent: projections.ParentRef(*t.Parent), Config: t.Config}
+				if out.Config == nil {
+					out.Config = map[string]any{}
+				}
+				return emit(a, out, []forked{out}, func(w *tabwriter.Writer, _ bool) {
+					fmt.Fprintf(w, "forked %s to run %s: `trainer run --name %s -- COMMAND` resumes from it\n", out.Parent, out.Run, quoted([]string{out.Run}))
+				})
+			})
+		},
+	}
+	c.Flags().StringArrayVar(&set, "set", nil, "configuration of the new run, KEY=VALUE with a JSON or plain value; repeatable")
+	return c
+}
+
+// parseSet reads KEY=VALUE pairs as the trainer does.
+func parseSet(pairs []string) (map[string]any, error) {
+	config := map[string]any{}
+	for _, pair := range pairs {
+		key, text, ok := strings.Cut(pair, "=")
+		if !ok || key == "" {
+			return nil, usageError{fmt.Errorf("--set %q: want KEY=VALUE", pair)}
+		}
+		var value any
+		if json.Unmarshal([]byte(text), &value) != nil {
+			value = text
+		}
+		config[key] = value
+	}
+	return config, nil
+}

@@ -1,0 +1,308 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// States of a job, as far as anybody can know. A lost one never said that it
+// ended, and nobody holds its run: it was killed, or its machine is gone.
+const (
+	jobRunning  = "running"
+	jobStopping = "stopping"
+	jobEnded    = "ended"
+	jobLost     = "lost"
+)
+
+// launched is one job in `jobs --json`.
+type launched struct {
+	Job       string    `json:"job"`
+	Run       string    `json:"run"`
+	Host      string    `json:"host"`
+	PID       int       `json:"pid"`
+	State     string    `json:"state"`
+	ExitCode  *int      `json:"exit_code,omitempty"` // once it ended
+	Reason    string    `json:"reason,omitempty"`
+	StartedAt time.Time `json:"started_at,omitzero"`
+	EndedAt   time.Time `json:"ended_at,omitzero"`
+	Seconds   *float64  `json:"seconds,omitempty"` // of a lost one nobody knows
+	NProc     int       `json:"nproc"`
+	NNodes    int       `json:"nnodes"`
+	Attempts  int       `json:"attempts"`
+	Restarts  int       `json:"restarts"`
+	Asked     string    `json:"resume"`           // what was asked for
+	From      string    `json:"from,omitempty"`   // checkpoint that its first attempt continued
+	Head      string    `json:"head,omitempty"`   // checkpoint that it committed last
+	Parent    string    `json:"parent,omitempty"` // checkpoint that the run was forked from
+	Command   []string  `json:"command"`
+	Flags     []string  `json:"flags,omitempty"` // of the trainer
+	Dir       string    `json:"dir,omitempty"`
+	Logs      string    `json:"logs,omitempty"`
+}
+
+// jobsListing is `jobs --json`.
+type jobsListing struct {
+	Store string     `json:"store"`
+	Jobs  []launched `json:"jobs"`
+}
+
+func (a *app) jobsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "jobs [RUN]", Short: "List the jobs of a run, newest first", Args: args(cobra.MaximumNArgs(1)),
+		Long: `List the jobs, of all runs or of RUN: each launch of the trainer is one.
+
+A job is running or stopping, or it ended with an exit code, or it is lost: it
+never said that it ended, and nobody holds its run, as after kill -9 or the loss
+of its machine. On another machine that is known when its lease is over, after
+15 s. A lost job is continued like any other: ckptstore continue RUN.
+
+FROM is the checkpoint that the job's first attempt continued, HEAD the last one
+that it committed.`,
+		Example: "  ckptstore jobs\n  ckptstore jobs bert -o wide\n  ckptstore jobs bert --json | jq -r '.jobs[0].state'",
+		RunE: func(c *cobra.Command, names []string) error {
+			run := ""
+			if len(names) == 1 {
+				run = names[0]
+			}
+			return a.with(c.Context(), func(s *store.Store) error { return a.jobs(c.Context(), s, run) })
+		},
+	}
+}
+
+func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
+	runs := []string{run}
+	if run == "" {
+		rows, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})
+		if err != nil {
+			return err
+		}
+		runs = nil
+		for _, r := range rows {
+			runs = append(runs, r.Name)
+		}
+	} else if err := knownRun(ctx, s.Views(), run); err != nil {
+		return err
+	}
+	l := jobsListing{Store: s.ID, Jobs: []launched{}}
+	var parents []string
+	for _, name := range runs {
+		r, err := readRun(ctx, s, name)
+		if err != nil {
+			return err
+		}
+		l.Jobs = append(l.Jobs, r.list(time.Now())...)
+		if r.parent != "" && len(r.jobs) == 0 {
+			parents = append(parents, fmt.Sprintf("run %s was forked from %s and has no job yet: `ckptstore continue` needs one, `trainer run --name %s` starts the first", name, r.parent, name))
+		}
+	}
+	slices.SortStableFunc(l.Jobs, func(x, y launched) int { return y.StartedAt.Compare(x.StartedAt) })
+	err := emit(a, l, l.Jobs, func(w *tabwriter.Writer, wide bool) { printJobs(w, wide, l.Jobs) })
+	if a.quiet {
+		return err
+	}
+	for _, text := range parents {
+		fmt.Fprintln(a.err, text)
+	}
+	if len(l.Jobs) == 0 && len(parents) == 0 {
+		fmt.Fprintln(a.err, "no jobs yet")
+	}
+	return err
+}
+
+func printJobs(w *tabwriter.Writer, wide bool, jobs []launched) {
+	head := []any{"JOB", "RUN", "STATE", "EXIT", "STARTED", "DURATION", "ATTEMPTS", "RESTARTS", "FROM", "HEAD", "HOST", "PID"}
+	if wide {
+		head = append(head, "WORKERS", "ASKED", "PARENT", "REASON", "COMMAND")
+	}
+	row(w, head...)
+	for _, j := range jobs {
+		exit, took := "", ""
+		if j.ExitCode != nil {
+			exit = strconv.Itoa(*j.ExitCode)
+		}
+		if j.Seconds != nil {
+			took = roughly(time.Duration(*j.Seconds * float64(time.Second)))
+		}
+		id := j.Job[max(0, len(j.Job)-8):] // the beginning is the time
+		if wide {
+			id = j.Job
+		}
+		cells := []any{id, j.Run, j.State, exit, when(j.StartedAt), took, j.Attempts, j.Restarts, j.From, j.Head, j.Host, j.PID}
+		if wide {
+			cells = append(cells, fmt.Sprintf("%dx%d", j.NNodes, j.NProc), j.Asked, j.Parent, j.Reason, quoted(j.Command))
+		}
+		row(w, cells...)
+	}
+}
+
+// roughly is a duration with as many digits as anybody reads.
+func roughly(d time.Duration) string {
+	if d < 10*time.Second {
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+// runJobs is what is known of the jobs of a run.
+type runJobs struct {
+	jobs        []projections.Job // the newest first
+	trials      []projections.Trial
+	attempts    []projections.Attempt
+	checkpoints []projections.Checkpoint
+	live        *store.RunningError
+	parent      string
+}
+
+// readRun reads the jobs of a run. Whether one lives is asked between two
+// readings: what the first has as not ended was live then, or is lost.
+func readRun(ctx context.Context, s *store.Store, run string) (r runJobs, err error) {
+	ask := func() error {
+		p := web.Params{Run: run, All: true}
+		var err1, err2, err3 error
+		r.jobs, err1 = web.Ask(ctx, s.Views(), web.Jobs, p)
+		r.trials, err2 = web.Ask(ctx, s.Views(), web.Trials, p)
+		r.checkpoints, err3 = web.Ask(ctx, s.Views(), web.Checkpoints, p)
+		return errors.Join(err1, err2, err3)
+	}
+	if err := ask(); err != nil {
+		return r, err
+	}
+	if open := slices.ContainsFunc(r.jobs, func(j projections.Job) bool { return !j.Ended }); open {
+		before := r.jobs
+		if r.live, err = s.LiveJob(ctx, run); err != nil {
+			return r, err
+		}
+		if err := ask(); err != nil {
+			return r, err
+		}
+		// A job that started after that question is not lost.
+		r.jobs = slices.DeleteFunc(r.jobs, func(j projections.Job) bool {
+			return !slices.ContainsFunc(before, func(b projections.Job) bool { return b.ID == j.ID })
+		})
+	}
+	for _, t := range r.trials {
+		list, err := web.Ask(ctx, s.Views(), web.Attempts, web.Params{Run: run, Trial: t.Name})
+		if err != nil {
+			return r, err
+		}
+		r.attempts = append(r.attempts, list...)
+		if t.Parent != nil && t.Name == projections.DefaultTrial {
+			r.parent = projections.ParentRef(events.TrialParent(*t.Parent))
+		}
+	}
+	return r, nil
+}
+
+// state is that of a job.
+func (r runJobs) state(j projections.Job) string {
+	switch {
+	case j.Ended:
+		return jobEnded
+	case r.live == nil || r.live.Job != j.ID:
+		return jobLost
+	case slices.ContainsFunc(r.trials, func(t projections.Trial) bool {
+		return t.Job == j.ID && t.Status == projections.Stopping
+	}):
+		return jobStopping
+	}
+	return jobRunning
+}
+
+func (r runJobs) list(now time.Time) (list []launched) {
+	for _, j := range r.jobs {
+		out := launched{
+			Job: j.ID, Run: j.Run, Host: j.Host, PID: j.PID, State: r.state(j), Reason: j.Reason,
+			StartedAt: j.StartedAt, EndedAt: j.EndedAt, NProc: j.NProc, NNodes: j.NNodes, Asked: j.Resume,
+			Parent: r.parent, Command: append([]string{}, j.Command...), Flags: j.Flags, Dir: j.Dir, Logs: j.Logs,
+		}
+		end := now
+		if j.Ended {
+			out.ExitCode, end = &j.ExitCode, j.EndedAt
+		}
+		if out.State != jobLost && !j.StartedAt.IsZero() {
+			seconds := end.Sub(j.StartedAt).Seconds()
+			out.Seconds = &seconds
+		}
+		r.trained(&out)
+		list = append(list, out)
+	}
+	return list
+}
+
+// trained says what the attempts of a job did.
+func (r runJobs) trained(out *launched) {
+	type name struct {
+		trial   string
+		attempt int
+	}
+	mine := map[name]bool{}
+	groups := map[string]int{}
+	for _, t := range r.attempts {
+		if t.Job != out.Job {
+			continue
+		}
+		if groups[t.Trial]++; out.Attempts == 0 {
+			out.From = t.Resume
+		}
+		out.Attempts++
+		mine[name{t.Trial, t.Attempt}] = true
+	}
+	for _, n := range groups {
+		out.Restarts += n - 1
+	}
+	last := uint64(0)
+	for _, c := range r.checkpoints {
+		if mine[name{c.Trial, c.Attempt}] && c.CommittedSeq > last {
+			last, out.Head = c.CommittedSeq, c.ID
+		}
+	}
+}
+
+// find is the job of an ID, of its beginning or its end; the newest for "".
+func (r runJobs) find(run, id string) (projections.Job, error) {
+	var found []projections.Job
+	for _, j := range r.jobs {
+		switch {
+		case id == "" || j.ID == id:
+			return j, nil
+		case strings.HasPrefix(j.ID, id) || strings.HasSuffix(j.ID, id):
+			found = append(found, j)
+		}
+	}
+	switch {
+	case len(found) == 1:
+		return found[0], nil
+	case len(found) > 1:
+		return projections.Job{}, usageError{fmt.Errorf("--job %q: run %q has %d such jobs: give more of the ID, see `ckptstore jobs %s -o wide`", id, run, len(found), run)}
+	case id == "":
+		return projections.Job{}, &projections.NotFoundError{What: "job of run", Ref: run, Hint: fmt.Sprintf("it has none yet; `trainer run --name %s` starts one", run)}
+	}
+	return projections.Job{}, &projections.NotFoundError{What: "job of run " + run, Ref: id, Hint: fmt.Sprintf("`ckptstore jobs %s -o wide` lists them", run)}
+}
+
+// quoted is a command as a shell takes it.
+func quoted(command []string) string {
+	words := make([]string, len(command))
+	for i, w := range command {
+		plain := w != "" && !strings.ContainsFunc(w, func(r rune) bool {
+			return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-", r)
+		})
+		if words[i] = w; !plain {
+			words[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(words, " ")
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+)
+
+// stopped is `stop --json` and `preempt --json`.
+type stopped struct {
+	Run     string    `json:"run"`
+	Job     string    `json:"job"`
+	Host    string    `json:"host"`
+	PID     int       `json:"pid"`
+	Preempt bool      `json:"preempt"`
+	Reason  string    `json:"reason"`
+	Ended   *launched `json:"ended,omitempty"` // with --wait, how the job ended
+}
+
+const waitHelp = `
+
+The request is in the log when the command returns, and the job obeys on its
+own. With --wait it returns when the job has ended, and says how; alone, the
+flag waits for up to 10m. (Of other commands --wait is how long to wait for the
+owner of the store: here that is always 10s.)
+
+Exit codes: 4 no such run, 5 the run has no live job.`
+
+func (a *app) stopCommand() *cobra.Command {
+	return a.stopper(false, cobra.Command{
+		Use: "stop RUN", Short: "Ask the live job of a run to end",
+		Long:    "Ask the live job of a run to end now, as SIGTERM does: its workers are stopped, what\nis staged is committed, and the run can be continued." + waitHelp,
+		Example: "  ckptstore stop bert\n  ckptstore stop bert --wait --reason \"wrong data\"\n  ckptstore stop bert --wait=1m --json",
+	})
+}
+
+func (a *app) preemptCommand() *cobra.Command {
+	return a.stopper(true, cobra.Command{
+		Use: "preempt RUN", Short: "Ask the live job of a run to save, then to end",
+		Long:    "Ask the live job of a run to save on a step that all its ranks agree on, and then to\nend with exit code 75. The run can be continued." + waitHelp,
+		Example: "  ckptstore preempt bert\n  ckptstore preempt bert --wait=5m",
+	})
+}
+
+func (a *app) stopper(preempt bool, c cobra.Command) *cobra.Command {
+	var reason string
+	var wait time.Duration
+	c.Args = args(cobra.ExactArgs(1))
+	c.RunE = func(c *cobra.Command, runs []string) error {
+		if c.Flags().Changed("wait") && wait <= 0 {
+			return usageError{fmt.Errorf("--wait=%s: want a time above zero, such as 30s", wait)}
+		}
+		if reason == "" {
+			reason = "ckptstore " + c.Name()
+		}
+		return a.with(c.Context(), func(s *store.Store) error {
+			return a.stop(c.Context(), s, stopped{Run: runs[0], Preempt: preempt, Reason: reason}, wait)
+		})
+	}
+	c.Flags().StringVar(&reason, "reason", "", "why, for the log")
+	c.Flags().DurationVar(&wait, "wait", 0, "wait until the job has ended, at most so long")
+	c.Flags().Lookup("wait").NoOptDefVal = "10m"
+	return &c
+}
+
+func (a *app) stop(ctx context.Context, s *store.Store, out stopped, wait time.Duration) error {
+	if err := knownRun(ctx, s.Views(), out.Run); err != nil {
+		return err
+	}
+	live, err := s.Stop(ctx, out.Run, projections.DefaultTrial, out.Reason, out.Preempt)
+	if err != nil {
+		return err
+	}
+	out.Job, out.Host, out.PID = live.Job, live.Host, live.PID
+	says := fmt.Sprintf("job %s of run %s (process %d on %s) is asked to stop", out.Job, out.Run, out.PID, out.Host)
+	if out.Preempt {
+		says = fmt.Sprintf("job %s of run %s (process %d on %s) is asked to save, then to stop", out.Job, out.Run, out.PID, out.Host)
+	}
+	if wait > 0 {
+		if out.Ended, err = a.awaitEnd(ctx, s, out.Run, out.Job, wait); err != nil {
+			return err
+		}
+		says = fmt.Sprintf("job %s of run %s %s", out.Job, out.Run, out.Ended.end())
+	}
+	return emit(a, out, []stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, says) })
+}
+
+// awaitEnd waits until a job has ended.
+func (a *app) awaitEnd(ctx context.Context, s *store.Store, run, job string, limit time.Duration) (*launched, error) {
+	late := fmt.Errorf("job %s of run %s has not ended within %s: it is still asked to; wait longer, or end its process", job, run, limit)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, late)
+	defer cancel()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		j, over, err := jobOver(ctx, s, run, job)
+		if err == nil && over {
+			return &j, nil
+		}
+		if err != nil && ctx.Err() == nil {
+			return nil, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); errors.Is(cause, late) {
+				return nil, cause
+			}
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// end says how a job ended.
+func (j launched) end() string {
+	if j.State == jobLost {
+		return "is lost: it was killed before it could say how it ended"
+	}
+	text := fmt.Sprintf("ended with exit code %d", *j.ExitCode)
+	if j.Reason != "" {
+		text += ": " + j.Reason
+	}
+	if j.Head != "" {
+		text += "; its last checkpoint is " + j.Head
+	}
+	return text
+}

@@ -1,0 +1,255 @@
+package logs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// Select says what of a job's output is read.
+type Select struct {
+	Attempt int       // 0: all
+	Rank    int       // -1: all
+	Streams []Stream  // nil: both
+	Tail    int       // the last lines of all that is selected; -1: all
+	Since   time.Time // lines of then and later; zero: all
+}
+
+// Line is a line of output.
+type Line struct {
+	Attempt int
+	Rank    int
+	Stream  Stream
+	Time    time.Time
+	Text    []byte // without its end; it holds until the next line
+}
+
+func (s Select) wants(k key) bool {
+	return (s.Attempt == 0 || s.Attempt == k.attempt) && (s.Rank < 0 || s.Rank == k.rank) &&
+		(s.Streams == nil || slices.Contains(s.Streams, k.stream))
+}
+
+// found are the keys of the files in a directory that are wanted, in order.
+func found(dir string, s Select) ([]key, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // nothing was written yet
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list output: %w", err)
+	}
+	var keys []key
+	for _, e := range entries {
+		if k, ok := parseName(e.Name()); ok && s.wants(k) {
+			keys = append(keys, k)
+		}
+	}
+	slices.SortFunc(keys, func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.attempt, b.attempt), cmp.Compare(a.rank, b.rank), -cmp.Compare(a.stream, b.stream))
+	})
+	return keys, nil
+}
+
+// Ranks are those whose output is among what is selected, in their order.
+func Ranks(dir string, s Select) ([]int, error) {
+	keys, err := found(dir, s)
+	var ranks []int
+	for _, k := range keys {
+		if !slices.Contains(ranks, k.rank) {
+			ranks = append(ranks, k.rank)
+		}
+	}
+	slices.Sort(ranks)
+	return ranks, err
+}
+
+// pollEvery is how often a job that runs is looked at.
+const pollEvery = 100 * time.Millisecond
+
+// askEvery is how often it is asked whether a silent job has ended.
+const askEvery = time.Second
+
+// Read visits what is selected in the order of time. With ended, which reports
+// whether the job has ended, it goes on with what is written later, up to the
+// end of the job or of ctx.
+func Read(ctx context.Context, dir string, s Select, ended func(context.Context) (bool, error), visit func(Line) error) error {
+	r := reader{dir: dir, sel: s, files: map[key]*tailed{}}
+	defer r.close()
+	if err := r.past(ctx, visit); err != nil {
+		return err
+	}
+	if ended == nil {
+		return nil
+	}
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	var asked time.Time
+	for {
+		n, err := r.round(visit)
+		if err != nil {
+			return err
+		}
+		if n == 0 && time.Since(asked) >= askEvery {
+			over, err := ended(ctx)
+			if err != nil {
+				return err
+			}
+			if over { // what it wrote before its end is there now
+				return r.drain(visit)
+			}
+			asked = time.Now()
+		}
+		if n > 0 {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// reader is the state of one Read.
+type reader struct {
+	dir   string
+	sel   Select
+	files map[key]*tailed
+}
+
+func (r *reader) close() {
+	for _, t := range r.files {
+		t.close()
+	}
+}
+
+// look opens the files that are there now.
+func (r *reader) look() ([]*tailed, error) {
+	keys, err := found(r.dir, r.sel)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]*tailed, len(keys))
+	for i, k := range keys {
+		if r.files[k] == nil {
+			r.files[k] = &tailed{key: k, path: filepath.Join(r.dir, k.name())}
+		}
+		all[i] = r.files[k]
+	}
+	return all, nil
+}
+
+// past visits what is there now, merged by time.
+func (r *reader) past(ctx context.Context, visit func(Line) error) error {
+	files, err := r.look()
+	if err != nil {
+		return err
+	}
+	if r.sel.Tail >= 0 {
+		for _, t := range files {
+			if err := t.skipTo(r.sel.Tail); err != nil {
+				return err
+			}
+		}
+		last := make([]Line, 0, min(r.sel.Tail, 1<<10))
+		keep := func(l Line) error {
+			if len(last) == r.sel.Tail {
+				if len(last) == 0 {
+					return nil
+				}
+				last = last[1:]
+			}
+			l.Text = slices.Clone(l.Text)
+			last = append(last, l)
+			return nil
+		}
+		if err := r.merge(ctx, files, keep); err != nil {
+			return err
+		}
+		for _, l := range last {
+			if err := visit(l); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return r.merge(ctx, files, visit)
+}
+
+// merge visits the next lines of the files in the order of their times, up to
+// the end of all.
+func (r *reader) merge(ctx context.Context, files []*tailed, visit func(Line) error) error {
+	var heads []*tailed
+	for _, t := range files {
+		if more, err := t.next(); err != nil {
+			return err
+		} else if more {
+			heads = append(heads, t)
+		}
+	}
+	for n := 0; len(heads) > 0; n++ {
+		if n%1024 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		first := 0
+		for i, t := range heads {
+			if t.line.Time.Before(heads[first].line.Time) {
+				first = i
+			}
+		}
+		t := heads[first]
+		if !t.line.Time.Before(r.sel.Since) {
+			if err := visit(t.line); err != nil {
+				return err
+			}
+		}
+		more, err := t.next()
+		if err != nil {
+			return err
+		}
+		if !more {
+			heads = slices.Delete(heads, first, first+1)
+		}
+	}
+	return nil
+}
+
+// round visits what was written since the last one, and counts it.
+func (r *reader) round(visit func(Line) error) (n int, err error) {
+	files, err := r.look()
+	if err != nil {
+		return 0, err
+	}
+	err = r.merge(context.Background(), files, func(l Line) error {
+		n++
+		return visit(l)
+	})
+	return n, err
+}
+
+// drain visits all that is left of a job that has ended.
+func (r *reader) drain(visit func(Line) error) error {
+	for {
+		n, err := r.round(visit)
+		if err != nil {
+			return err
+		}
+		if n > 0 {
+			continue
+		}
+		for _, t := range r.files {
+			if t.rest() {
+				if err := visit(t.line); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+}

@@ -1,0 +1,230 @@
+package logs
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+)
+
+// tailed is one output that is read while it may be written and rotated.
+type tailed struct {
+	key  key
+	path string
+	line Line
+
+	begun bool
+	f     *os.File // the one that is read
+	in    *bufio.Reader
+	part  []byte // of a line whose end is not there yet
+}
+
+// longest is the most that a line may have: a piece of output and its time.
+const longest = 64<<10 + 64
+
+func (t *tailed) close() {
+	if t.f != nil {
+		_ = t.f.Close() // it was only read
+		t.f = nil
+	}
+}
+
+// openIf opens a file, nil if there is none.
+func openIf(path string) (*os.File, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read output: %w", err)
+	}
+	return f, nil
+}
+
+func (t *tailed) read(f *os.File) {
+	t.close()
+	t.f, t.in = f, bufio.NewReaderSize(f, longest)
+}
+
+// begin opens the oldest file.
+func (t *tailed) begin() error {
+	t.begun = true
+	// The present one first: if it is rotated now, it is the one before.
+	now, err := openIf(t.path)
+	if err != nil {
+		return err
+	}
+	old, err := openIf(t.path + before)
+	if err != nil {
+		return errors.Join(err, closeAll(now))
+	}
+	switch {
+	case old != nil && (now == nil || !same(old, now)):
+		t.read(old)
+		return closeAll(now)
+	case now != nil:
+		t.read(now)
+		return closeAll(old)
+	}
+	t.begun = false // between two files: the next look finds them
+	return nil
+}
+
+func closeAll(f *os.File) error {
+	if f == nil {
+		return nil
+	}
+	return f.Close()
+}
+
+func same(a, b *os.File) bool {
+	x, err := a.Stat()
+	y, err2 := b.Stat()
+	return err == nil && err2 == nil && os.SameFile(x, y)
+}
+
+// next makes the next line of the output t.line. It reports false at what is
+// its end for now.
+func (t *tailed) next() (bool, error) {
+	if !t.begun {
+		if err := t.begin(); err != nil {
+			return false, err
+		}
+	}
+	for t.f != nil {
+		// Asked before the end is seen: then what is read is all of it.
+		rotated, err := t.rotated()
+		if err != nil {
+			return false, err
+		}
+		piece, err := t.in.ReadSlice('\n')
+		t.part = append(t.part, piece...)
+		switch {
+		case err == nil:
+			t.take()
+			return true, nil
+		case errors.Is(err, bufio.ErrBufferFull):
+			continue
+		case !errors.Is(err, io.EOF):
+			return false, fmt.Errorf("read output: %w", err)
+		case !rotated:
+			return false, nil
+		}
+		newer, err := openIf(t.path)
+		if err != nil || newer == nil { // it is rotated again just now
+			return false, err
+		}
+		t.read(newer)
+		if len(t.part) > 0 { // a crash has cut it
+			t.take()
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// rotated reports whether another file has taken the place of the one that is
+// read. It is not asked while something is left in the buffer.
+func (t *tailed) rotated() (bool, error) {
+	if t.in.Buffered() > 0 {
+		return false, nil
+	}
+	info, err := t.f.Stat()
+	if err != nil {
+		return false, fmt.Errorf("read output: %w", err)
+	}
+	now, err := os.Stat(t.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read output: %w", err)
+	}
+	return !os.SameFile(info, now), nil
+}
+
+// rest makes the line what is left without an end, if anything is.
+func (t *tailed) rest() bool {
+	if len(t.part) == 0 {
+		return false
+	}
+	t.take()
+	return true
+}
+
+// take makes the collected bytes the line. One without a time has that of the
+// line before it.
+func (t *tailed) take() {
+	whole := bytes.TrimSuffix(t.part, []byte{'\n'})
+	at, text, ok := parseLine(whole)
+	if !ok {
+		at = t.line.Time
+	}
+	t.line = Line{Attempt: t.key.attempt, Rank: t.key.rank, Stream: t.key.stream, Time: at, Text: bytes.Clone(text)}
+	t.part = t.part[:0]
+}
+
+// skipTo goes to where n lines are left of the whole output.
+func (t *tailed) skipTo(n int) error {
+	now, err := openIf(t.path)
+	if err != nil || now == nil {
+		return err
+	}
+	at, have, err := lastLines(now, n)
+	if err != nil {
+		return errors.Join(err, now.Close())
+	}
+	if have < n {
+		old, err := openIf(t.path + before)
+		if err != nil {
+			return errors.Join(err, now.Close())
+		}
+		if old != nil && !same(old, now) {
+			_ = now.Close() // it was only read
+			now = old
+			if at, _, err = lastLines(now, n-have); err != nil {
+				return errors.Join(err, now.Close())
+			}
+		} else if err := closeAll(old); err != nil {
+			return err
+		}
+	}
+	if _, err := now.Seek(at, io.SeekStart); err != nil {
+		return errors.Join(fmt.Errorf("read output: %w", err), now.Close())
+	}
+	t.begun = true
+	t.read(now)
+	return nil
+}
+
+// lastLines is where the last n lines of a file begin, and how many there are.
+func lastLines(f *os.File, n int) (at int64, have int, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, 0, fmt.Errorf("read output: %w", err)
+	}
+	buf := make([]byte, longest)
+	end := info.Size()
+	// The end of the last line is no line of its own.
+	for at = end; at > 0; {
+		size := min(at, int64(len(buf)))
+		if _, err := f.ReadAt(buf[:size], at-size); err != nil {
+			return 0, 0, fmt.Errorf("read output: %w", err)
+		}
+		for i := size - 1; i >= 0; i-- {
+			if pos := at - size + i + 1; buf[i] == '\n' && pos < end {
+				if have++; have >= n {
+					return pos, have, nil
+				}
+			}
+		}
+		at -= size
+	}
+	if end > 0 {
+		have++
+	}
+	return 0, have, nil
+}

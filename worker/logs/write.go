@@ -1,0 +1,169 @@
+package logs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// Options say how files are written.
+type Options struct {
+	MaxSize int64            // bytes at which a file is begun anew; 0: [DefaultMaxSize]
+	Now     func() time.Time // nil: time.Now
+	Failed  func(error)      // told once, when no file can be written any more; nil: nobody is
+}
+
+// Dir is a directory of files that a job writes. It is made with the first
+// line. Its methods may be called concurrently.
+type Dir struct {
+	path string
+	o    Options
+
+	mu     sync.Mutex
+	failed bool
+}
+
+// NewDir is the directory of a job's output.
+func NewDir(path string, o Options) *Dir {
+	if o.MaxSize == 0 {
+		o.MaxSize = DefaultMaxSize
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Failed == nil {
+		o.Failed = func(error) {}
+	}
+	return &Dir{path: path, o: o}
+}
+
+// fail ends the writing of all files.
+func (d *Dir) fail(err error) {
+	d.mu.Lock()
+	first := !d.failed
+	d.failed = true
+	d.mu.Unlock()
+	if first {
+		d.o.Failed(fmt.Errorf("keep the output of workers in %s: %w", d.path, err))
+	}
+}
+
+func (d *Dir) over() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failed
+}
+
+// File is one output of a rank. It is made with its first line.
+func (d *Dir) File(attempt, rank int, s Stream) *File {
+	k := key{attempt, rank, s}
+	return &File{dir: d, path: filepath.Join(d.path, k.name())}
+}
+
+// File is an [io.WriteCloser] that never fails: what cannot be written is told
+// to [Options.Failed]. Each write is one line, with or without its end.
+type File struct {
+	dir  *Dir
+	path string
+
+	mu     sync.Mutex
+	f      *os.File
+	size   int64
+	line   []byte
+	closed bool
+}
+
+// Write implements [io.Writer].
+func (f *File) Write(text []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed || f.dir.over() {
+		return len(text), nil
+	}
+	f.set(text)
+	if err := f.put(); err != nil {
+		f.dir.fail(err)
+		_ = f.shut() // it could not be written either
+	}
+	return len(text), nil
+}
+
+// set makes text the line to write.
+func (f *File) set(text []byte) {
+	f.line = f.dir.o.Now().UTC().AppendFormat(f.line[:0], layout)
+	f.line = append(append(f.line, ' '), text...)
+	if len(text) == 0 || text[len(text)-1] != '\n' {
+		f.line = append(f.line, '\n')
+	}
+}
+
+// put writes the line, in another file if this one is full.
+func (f *File) put() error {
+	if f.f == nil {
+		if err := f.open(); err != nil {
+			return err
+		}
+	}
+	if f.size > 0 && f.size+int64(len(f.line)) > f.dir.o.MaxSize {
+		if err := f.rotate(); err != nil {
+			return err
+		}
+	}
+	n, err := f.f.Write(f.line)
+	f.size += int64(n)
+	return err
+}
+
+func (f *File) open() error {
+	if err := os.MkdirAll(f.dir.path, 0o755); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(f.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		return errors.Join(err, file.Close())
+	}
+	f.f, f.size = file, info.Size()
+	return nil
+}
+
+// rotate begins a new file. Its first line says so.
+func (f *File) rotate() error {
+	line := append([]byte(nil), f.line...)
+	_, err := os.Stat(f.path + before)
+	if err := errors.Join(f.shut(), os.Rename(f.path, f.path+before), f.open()); err != nil {
+		return err
+	}
+	says := fmt.Sprintf("ckptstore: this output has reached %d bytes: what came before is in %s", f.dir.o.MaxSize, filepath.Base(f.path)+before)
+	if err == nil {
+		says += ", and what that had before is dropped"
+	}
+	f.set([]byte(says))
+	n, err := f.f.Write(f.line)
+	f.size += int64(n)
+	f.line = line
+	return err
+}
+
+func (f *File) shut() error {
+	if f.f == nil {
+		return nil
+	}
+	err := f.f.Close()
+	f.f = nil
+	return err
+}
+
+// Close implements [io.Closer]. What is written later is dropped.
+func (f *File) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = true
+	return f.shut()
+}

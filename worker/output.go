@@ -1,0 +1,66 @@
+package worker
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/ckptstore/ckptstore/worker/logs"
+	"github.com/ckptstore/ckptstore/worker/process"
+)
+
+// Launch is how the trainer was launched, with which the job is launched again.
+type Launch struct {
+	Flags []string // of the trainer, without the command
+	Dir   string   // working directory
+}
+
+// Output says what becomes of what the workers print. The zero value prints it
+// and keeps nothing.
+type Output struct {
+	Dir     string // of the files; empty: there are none, and Routes must ask for none
+	Said    string // the same as the log is told: below the store's directory, or absolute
+	MaxSize int64  // of a file, in bytes; 0: [logs.DefaultMaxSize]
+	Routes  logs.Routes
+}
+
+// openOutput is where the job's output is kept.
+func (j *job) openOutput() *logs.Dir {
+	return logs.NewDir(j.cfg.Output.Dir, logs.Options{
+		MaxSize: j.cfg.Output.MaxSize, Now: j.cfg.Now,
+		Failed: func(err error) {
+			j.log.Warn("the output of workers is not kept in files any more: make room on that disk, or choose another with --log-dir", "error", err)
+		},
+	})
+}
+
+// outputs are the writers of a rank's lines. The files among them are closed
+// at the end of the attempt.
+func (w *watch) outputs(rank int) (stdout, stderr io.Writer) {
+	prefix := ""
+	if w.cfg.NProc > 1 {
+		prefix = fmt.Sprintf("[rank%d] ", rank)
+	}
+	one := func(s logs.Stream, terminal io.Writer) io.Writer {
+		var to []io.Writer
+		file, shown := w.cfg.Output.Routes.Of(rank, s)
+		if file && w.cfg.Output.Dir != "" {
+			f := w.output.File(w.group.attempt, rank, s)
+			w.files = append(w.files, f)
+			to = append(to, f) // first, as a terminal may block
+		}
+		if shown {
+			to = append(to, process.Prefixed(terminal, prefix))
+		}
+		return io.MultiWriter(to...)
+	}
+	return one(logs.Out, w.cfg.Stdout), one(logs.Err, w.cfg.Stderr)
+}
+
+// closeFiles ends the files of the attempt's output.
+func (w *watch) closeFiles() {
+	for _, f := range w.files {
+		if err := f.Close(); err != nil {
+			w.log.Warn("the end of a rank's output may be missing in its file", "error", err)
+		}
+	}
+}
