@@ -13,14 +13,6 @@ func (f *fold) trialCreated(b *events.TrialCreated) error {
 	return nil
 }
 
-func (f *fold) stopRequested(b *events.TrialStopRequested) {
-	if f.trial.Status == Pending || f.trial.Status == Running {
-		f.trial.end(Stopping, b.Reason)
-	}
-}
-
-func (t *Trial) end(status Status, message string) { t.Status, t.Message = status, message }
-
 func (f *fold) groupStarted(b *events.GroupStarted) error {
 	k := attemptKey(f.run, f.name, b.Attempt)
 	if _, found, err := load[Attempt](f.t, k); err != nil || found {

@@ -60,19 +60,6 @@ type JobNode struct {
 	Reason   string    `json:"reason,omitempty"`
 }
 
-// Status is the state of a trial.
-type Status string
-
-// Statuses. A stopped trial of any kind runs again with its next attempt.
-const (
-	Pending   Status = "pending"
-	Running   Status = "running"
-	Stopping  Status = "stopping"
-	Paused    Status = "paused"
-	Completed Status = "completed"
-	Errored   Status = "errored"
-)
-
 // Trial is one configuration trained in a run. Iterations and LastMetrics
 // follow the line: they are derived by queries and absent from stored rows.
 type Trial struct {

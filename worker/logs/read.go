@@ -85,7 +85,7 @@ func Read(ctx context.Context, dir string, s Select, ended func(context.Context)
 		return err
 	}
 	if ended == nil {
-		return nil
+		return r.rest(visit)
 	}
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
@@ -243,13 +243,18 @@ func (r *reader) drain(visit func(Line) error) error {
 		if n > 0 {
 			continue
 		}
-		for _, t := range r.files {
-			if t.rest() {
-				if err := visit(t.line); err != nil {
-					return err
-				}
+		return r.rest(visit)
+	}
+}
+
+// rest visits the lines without an end.
+func (r *reader) rest(visit func(Line) error) error {
+	for _, t := range r.files {
+		if t.rest() {
+			if err := visit(t.line); err != nil {
+				return err
 			}
 		}
-		return nil
 	}
+	return nil
 }

@@ -1,0 +1,306 @@
+package logs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience is how long a test waits for what must come.
+const patience = 60 * time.Second
+
+// ticking is a clock that goes on by a millisecond each time it is read.
+func ticking() func() time.Time {
+	var n atomic.Int64
+	return func() time.Time { return time.UnixMilli(1_800_000_000_000 + n.Add(1)) }
+}
+
+func say(t *testing.T, f *File, lines ...string) {
+	t.Helper()
+	for _, l := range lines {
+		if n, err := f.Write([]byte(l)); n != len(l) || err != nil {
+			t.Fatalf("write: %d, %v", n, err)
+		}
+	}
+}
+
+// all is what Read gives.
+func all(t *testing.T, dir string, s Select) (texts []string) {
+	t.Helper()
+	err := Read(t.Context(), dir, s, nil, func(l Line) error {
+		texts = append(texts, fmt.Sprintf("a%d r%d %s %s", l.Attempt, l.Rank, l.Stream, l.Text))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return texts
+}
+
+var everything = Select{Rank: -1, Tail: -1}
+
+// What ranks print is read in the order of time, and selected by attempt,
+// rank, output, count and time.
+func TestReadInOrder(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "not", "made")
+	if got := all(t, dir, everything); got != nil {
+		t.Errorf("before anything was printed: %q", got)
+	}
+	now := ticking()
+	d := NewDir(dir, Options{Now: now})
+	r0, r1, e1, later := d.File(1, 0, Out), d.File(1, 1, Out), d.File(1, 1, Err), d.File(12, 0, Out)
+	say(t, r0, "one\n")
+	say(t, r1, "two\n")
+	say(t, e1, "three") // without an end
+	say(t, r0, "\n")
+	since := now()
+	say(t, later, "five\n")
+	say(t, r1, "six\n")
+	want := []string{"a1 r0 out one", "a1 r1 out two", "a1 r1 err three", "a1 r0 out ", "a12 r0 out five", "a1 r1 out six"}
+	for name, c := range map[string]struct {
+		s    Select
+		want []string
+	}{
+		"all":      {everything, want},
+		"rank":     {Select{Rank: 1, Tail: -1}, []string{want[1], want[2], want[5]}},
+		"attempt":  {Select{Attempt: 12, Rank: -1, Tail: -1}, want[4:5]},
+		"stderr":   {Select{Rank: -1, Tail: -1, Streams: []Stream{Err}}, want[2:3]},
+		"tail":     {Select{Rank: -1, Tail: 2}, want[4:]},
+		"tail 0":   {Select{Rank: -1, Tail: 0}, nil},
+		"tail all": {Select{Rank: -1, Tail: 100}, want},
+		"since":    {Select{Rank: -1, Tail: -1, Since: since}, want[4:]},
+	} {
+		if got := all(t, dir, c.s); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	ranks, err := Ranks(dir, everything)
+	if err != nil || !slices.Equal(ranks, []int{0, 1}) {
+		t.Errorf("ranks %v, %v", ranks, err)
+	}
+	for _, f := range []*File{r0, r1, e1, later} {
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	say(t, r0, "after the end\n") // a copier that was left to itself
+	if got := all(t, dir, everything); !slices.Equal(got, want) {
+		t.Errorf("after the end: %q", got)
+	}
+}
+
+// A file has at most its greatest size, and says what was dropped.
+func TestRotation(t *testing.T) {
+	dir := t.TempDir()
+	d := NewDir(dir, Options{MaxSize: 400, Now: ticking()})
+	f := d.File(1, 0, Out)
+	for i := range 50 {
+		say(t, f, fmt.Sprintf("line %02d\n", i))
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a1-r0.out", "a1-r0.out.1"} {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil || info.Size() > 400 {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
+		t.Errorf("%d files, %v", len(entries), err)
+	}
+	got := all(t, dir, everything)
+	if len(got) < 5 || got[len(got)-1] != "a1 r0 out line 49" {
+		t.Fatalf("%q", got)
+	}
+	said := 0
+	for _, l := range got {
+		if strings.Contains(l, "ckptstore: this output has reached 400 bytes: what came before is in a1-r0.out.1, and what that had before is dropped") {
+			said++
+		}
+	}
+	if said == 0 || said > 2 {
+		t.Errorf("it is said %d times that lines are dropped: %q", said, got)
+	}
+	for _, n := range []int{1, 3, len(got)} { // also across both files
+		if tail := all(t, dir, Select{Rank: -1, Tail: n}); !slices.Equal(tail, got[len(got)-n:]) {
+			t.Errorf("tail %d: %q", n, tail)
+		}
+	}
+}
+
+// A disk that is full neither fails nor blocks whoever writes: it is said once.
+func TestFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	for rank := range 2 {
+		if err := os.Symlink("/dev/full", filepath.Join(dir, key{1, rank, Out}.name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var failed []error
+	d := NewDir(dir, Options{Failed: func(err error) { failed = append(failed, err) }})
+	for rank := range 3 {
+		f := d.File(1, rank, Out)
+		say(t, f, "one\n", "two\n")
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(failed) != 1 || !errors.Is(failed[0], syscall.ENOSPC) || !strings.Contains(failed[0].Error(), dir) {
+		t.Errorf("told %v", failed)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "a1-r2.out")); !os.IsNotExist(err) {
+		t.Errorf("there is a file of a rank that wrote later: %v", err)
+	}
+}
+
+// Who reads along gets every line once and in the order of each output, over
+// rotations that it keeps up with, and ends with the job.
+func TestFollow(t *testing.T) {
+	dir := t.TempDir()
+	const ranks, lines = 3, 400
+	d := NewDir(dir, Options{MaxSize: 1 << 20})
+	seen := map[int]int{}
+	var over atomic.Bool
+	var writers sync.WaitGroup
+	got := make(chan int, ranks*lines)
+	for rank := range ranks {
+		writers.Go(func() {
+			f := d.File(1, rank, Out)
+			for i := range lines {
+				say(t, f, fmt.Sprintf("%d %s\n", i, strings.Repeat("x", 5000)))
+			}
+			if err := f.Close(); err != nil {
+				t.Error(err)
+			}
+			if rank == 0 { // the reader is at it while the others are not done
+				select {
+				case <-got:
+				case <-time.After(patience):
+					t.Error("nothing was read")
+				}
+			}
+		})
+	}
+	go func() { writers.Wait(); over.Store(true) }()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err := Read(ctx, dir, everything, func(context.Context) (bool, error) { return over.Load(), nil }, func(l Line) error {
+		number, _, _ := bytes.Cut(l.Text, []byte(" "))
+		if string(number) == "ckptstore:" {
+			return nil
+		}
+		if string(number) != fmt.Sprint(seen[l.Rank]) {
+			return fmt.Errorf("rank %d: line %s, want %d", l.Rank, number, seen[l.Rank])
+		}
+		seen[l.Rank]++
+		got <- l.Rank
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rank := range ranks {
+		if seen[rank] != lines {
+			t.Errorf("rank %d: %d lines", rank, seen[rank])
+		}
+	}
+}
+
+// What a crash has cut is shown at the end of the job, with the time of the
+// line before it.
+func TestCutLine(t *testing.T) {
+	dir := t.TempDir()
+	f := NewDir(dir, Options{Now: ticking()}).File(1, 0, Err)
+	say(t, f, "whole\n")
+	if err := errors.Join(f.Close(), appendTo(filepath.Join(dir, "a1-r0.err"), "2026-11-2")); err != nil {
+		t.Fatal(err)
+	}
+	var last Line
+	err := Read(t.Context(), dir, everything, func(context.Context) (bool, error) { return true, nil }, func(l Line) error {
+		last = l
+		return nil
+	})
+	if err != nil || string(last.Text) != "2026-11-2" || last.Time.IsZero() {
+		t.Errorf("%+v, %v", last, err)
+	}
+	if !slices.Equal(all(t, dir, everything), []string{"a1 r0 err whole", "a1 r0 err 2026-11-2"}) {
+		t.Errorf("%q", all(t, dir, everything))
+	}
+}
+
+func appendTo(path, text string) error {
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}
+
+func TestRoutes(t *testing.T) {
+	parse := func(text string) PerRank {
+		p, err := ParsePerRank(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	type to struct{ file, terminal bool }
+	both, onlyFile, onlyTerminal, nowhere := to{true, true}, to{true, false}, to{false, true}, to{false, false}
+	for _, c := range []struct {
+		redirects, tee string
+		shown          []int
+		rank           int
+		out, err       to
+	}{
+		{"0", "0", nil, 0, onlyTerminal, onlyTerminal},
+		{"0", "3", nil, 0, both, both},
+		{"3", "0", nil, 0, onlyFile, onlyFile},
+		{"1", "0", nil, 0, onlyFile, onlyTerminal},
+		{"3", "1", nil, 0, both, onlyFile},
+		{"0", "2", nil, 0, onlyTerminal, both},
+		{"0:3,1:2", "0", nil, 0, onlyFile, onlyFile},
+		{"0:3,1:2", "0", nil, 1, onlyTerminal, onlyFile},
+		{"0:3,1:2,", "0", nil, 2, onlyTerminal, onlyTerminal},
+		{"0", "3", []int{1}, 0, onlyFile, onlyFile},
+		{"0", "3", []int{1}, 1, both, both},
+		{"0", "0", []int{1}, 0, nowhere, nowhere},
+	} {
+		r := Routes{Redirects: parse(c.redirects), Tee: parse(c.tee), Shown: c.shown}
+		var got [2]to
+		for i, s := range Streams {
+			got[i].file, got[i].terminal = r.Of(c.rank, s)
+		}
+		if got != [2]to{c.out, c.err} {
+			t.Errorf("%+v: %+v", c, got)
+		}
+	}
+	for _, bad := range []string{"", "4", "-1", "0:4", "0", "a:1", "0:1,0:2", "1,2", "0:"} {
+		if _, err := ParsePerRank(bad); (err == nil) != (bad == "0") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// What is no file of ours is not read.
+func TestNames(t *testing.T) {
+	for _, name := range []string{"a1-r0.out.1", "a01-r0.out", "a1-r0.log", "a1-r0.outx", "a-r0.out", "x"} {
+		if k, ok := parseName(name); ok {
+			t.Errorf("%s is taken for %+v", name, k)
+		}
+	}
+	if k, ok := parseName("a12-r345.err"); !ok || k != (key{12, 345, Err}) {
+		t.Errorf("%+v %v", k, ok)
+	}
+}

@@ -1,0 +1,106 @@
+package process_test
+
+import (
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/process"
+)
+
+// pieces keeps each write.
+type pieces struct {
+	mu   sync.Mutex
+	list []string
+}
+
+// Write implements io.Writer.
+func (p *pieces) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.list = append(p.list, string(b))
+	return len(b), nil
+}
+
+// A process's output comes line by line to each of two writers, and its end is
+// what the system says.
+func TestStart(t *testing.T) {
+	var out, err pieces
+	p, serr := process.Start(3, []string{"/bin/sh", "-c", `echo a; printf b; echo e >&2; kill -USR1 $$`}, os.Environ(), &out, process.Prefixed(&err, "[rank3] "))
+	if serr != nil {
+		t.Fatal(serr)
+	}
+	root, rerr := p.Root()
+	if rerr != nil || root == (process.Entry{}) {
+		t.Errorf("root %+v, %v", root, rerr)
+	}
+	e := p.Wait()
+	process.CloseOutput(slog.New(slog.DiscardHandler), p)
+	if e != (process.Exit{Rank: 3, Code: 138, Signal: "SIGUSR1"}) || !e.Failed() || !p.Ended() || e.String() != "rank 3 was killed by SIGUSR1" {
+		t.Errorf("%+v", e)
+	}
+	if got := strings.Join(out.list, "|"); got != "a\n|b" {
+		t.Errorf("stdout %q", got)
+	}
+	if got := strings.Join(err.list, "|"); got != "[rank3] e\n" {
+		t.Errorf("stderr %q", got)
+	}
+	if tail := p.Tail(); len(tail) != 3 {
+		t.Errorf("tail %q", tail)
+	}
+}
+
+// A hunt finds what carries the marker of its job, and what descends from it
+// without, and nothing of another job.
+func TestHunt(t *testing.T) {
+	job, other := store.NewID(), store.NewID()
+	start := func(job string) *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `setsid env -i sleep 1000 & echo up; wait`)
+		cmd.Env = append(os.Environ(), client.EnvJob+"="+job)
+		r, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 3)
+		if _, err := r.Read(b); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	mine, theirs := start(job), start(other)
+	defer func() { _ = process.Reap(t.Context(), other); _ = theirs.Wait() }()
+	deadline := time.After(time.Minute)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for n := 0; n < 2; { // the shell and its child
+		found, err := process.NewHunt(job).Look()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n = len(found)
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("%d processes are found", n)
+		}
+	}
+	if err := process.Reap(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	_ = mine.Wait() // it was killed
+	if found, err := process.NewHunt(job).Look(); err != nil || len(found) > 0 {
+		t.Errorf("left %+v, %v", found, err)
+	}
+	if found, err := process.NewHunt(other).Look(); err != nil || len(found) < 2 {
+		t.Errorf("the other job has %+v, %v", found, err)
+	}
+}
