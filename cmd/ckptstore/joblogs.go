@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -122,7 +123,7 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 	dir := job.Logs
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join(s.Dir(), dir)
-	} else if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); errors.Is(err, fs.ErrNotExist) {
+	} else if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: fmt.Sprintf("it is in %s on %s, and not here: print it there", dir, job.Host)}
 	}
 	var ended func(context.Context) (bool, error)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/web"
@@ -200,7 +199,7 @@ func readRun(ctx context.Context, s *store.Store, run string) (r runJobs, err er
 		}
 		r.attempts = append(r.attempts, list...)
 		if t.Parent != nil && t.Name == projections.DefaultTrial {
-			r.parent = projections.ParentRef(events.TrialParent(*t.Parent))
+			r.parent = projections.ParentRef(*t.Parent)
 		}
 	}
 	return r, nil

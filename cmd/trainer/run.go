@@ -48,6 +48,13 @@ With --keep, old checkpoints of the run are deleted after each commit, beside th
 training. What is pinned, tagged, forked from or being restored stays, and so
 does the newest.
 
+What workers print goes to the terminal, with the rank in front if there are
+several, and to files below STORE/logs, which ckptstore logs reads. --redirects,
+--tee and --local-ranks-filter are torchrun's. A file of --log-max-size is begun
+anew and the one before kept; on a full disk the job goes on without files.
+ckptstore jobs lists the jobs of a run, ckptstore continue launches the last one
+again.
+
 ` + torchrunHelp + `
 
 The store is made if its directory does not exist. Durations are more than 0.

@@ -159,3 +159,35 @@ func TestLeaseLostAcknowledgement(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// Who asks learns who holds a lease, and takes nothing.
+func TestLeaseHolder(t *testing.T) {
+	l, s := newLog(t)
+	other := reopen(t, s)
+	const name = "run.1/job *>"
+	if held, err := other.LeaseHolder(t.Context(), name); held != nil || err != nil {
+		t.Fatalf("before anybody has it: %v, %v", held, err)
+	}
+	lease, err := l.Lease(t.Context(), name, []byte("a"), long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, err := other.LeaseHolder(t.Context(), name)
+	if err != nil || held == nil || string(held.Holder) != "a" || time.Until(held.Until) < long-time.Minute {
+		t.Fatalf("while it is held: %v, %v", held, err)
+	}
+	if err := errors.Join(lease.Renew(t.Context()), lease.Release(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := other.LeaseHolder(t.Context(), name); held != nil || err != nil {
+		t.Fatalf("after its release: %v, %v", held, err)
+	}
+	brief, err := l.Lease(t.Context(), name, []byte("b"), 100*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(time.Until(brief.Until()) + time.Millisecond)
+	if held, err := other.LeaseHolder(t.Context(), name); held != nil || err != nil {
+		t.Fatalf("after its end: %v, %v", held, err)
+	}
+}
