@@ -20,6 +20,9 @@ import (
 // envTrainer names the trainer that `continue` starts.
 const envTrainer = "CKPTSTORE_TRAINER"
 
+// envStore is the variable that stands for --store.
+const envStore = "CKPTSTORE_STORE"
+
 // errNoLaunch says that the log does not say how a job was launched.
 var errNoLaunch = errors.New("the log does not say how the job was launched")
 
@@ -29,6 +32,8 @@ type relaunch struct {
 	Job     string   `json:"job"` // the one that is continued
 	Dir     string   `json:"dir"`
 	Command []string `json:"command"`
+
+	url string // of the store, which goes through the environment: others see arguments
 }
 
 func (a *app) continueCommand() *cobra.Command {
@@ -99,12 +104,13 @@ func (a *app) relaunch(ctx context.Context, s *store.Store, run string, more []s
 	if err != nil {
 		return r, err
 	}
-	location := s.Location
+	r = relaunch{Run: run, Job: job.ID, Dir: job.Dir, Command: []string{trainer, "run"}}
 	if store.IsURL(a.location) {
-		location = a.location // with its password, which the log and the messages do not have
+		r.url = a.location
+	} else {
+		r.Command = append(r.Command, "--store="+s.Location)
 	}
-	r = relaunch{Run: run, Job: job.ID, Dir: job.Dir}
-	r.Command = append([]string{trainer, "run", "--store=" + location, "--name=" + run}, keptFlags(job.Flags)...)
+	r.Command = append(append(r.Command, "--name="+run), keptFlags(job.Flags)...)
 	r.Command = append(append(append(r.Command, "--"), job.Command...), more...)
 	return r, nil
 }
@@ -139,17 +145,14 @@ func findTrainer() (string, error) {
 }
 
 func (a *app) printRelaunch(r relaunch) error {
-	shown := r
-	shown.Command = slices.Clone(r.Command)
-	for i, word := range shown.Command {
-		if location, ok := strings.CutPrefix(word, "--store="); ok && store.IsURL(location) {
-			shown.Command[i] = "--store=" + jetlog.Redacted(location)
-		}
-	}
 	if a.output == "json" || a.output == "jsonl" {
-		return emit[relaunch](a, shown, []relaunch{shown}, nil)
+		return emit(a, r, []relaunch{r}, nil)
 	}
-	_, err := fmt.Fprintf(a.out, "cd %s && %s\n", quoted([]string{shown.Dir}), quoted(shown.Command))
+	env := ""
+	if r.url != "" {
+		env = envStore + "=" + quoted([]string{jetlog.Redacted(r.url)}) + " "
+	}
+	_, err := fmt.Fprintf(a.out, "cd %s && %s%s\n", quoted([]string{r.Dir}), env, quoted(r.Command))
 	return err
 }
 
@@ -158,9 +161,15 @@ func (r relaunch) exec() error {
 	if err := os.Chdir(r.Dir); err != nil {
 		return fmt.Errorf("continue run %q where job %s ran: %w: go there, or `ckptstore continue %s --dry-run` prints the command", r.Run, r.Job, err, r.Run)
 	}
-	env := os.Environ()
-	env = slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "PWD=") })
-	if err := syscall.Exec(r.Command[0], r.Command, append(env, "PWD="+r.Dir)); err != nil {
+	set := []string{"PWD=" + r.Dir}
+	if r.url != "" {
+		set = append(set, envStore+"="+r.url)
+	}
+	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.ContainsFunc(set, func(s string) bool { return strings.HasPrefix(s, name+"=") })
+	})
+	if err := syscall.Exec(r.Command[0], r.Command, append(env, set...)); err != nil {
 		return fmt.Errorf("start %s: %w", r.Command[0], err)
 	}
 	return nil

@@ -35,12 +35,16 @@ func (o *logsOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.shown, "local-ranks-filter", "", "show the output of these local ranks alone on the terminal, such as 0,1")
 }
 
-// noteFlags notes the flags as they were given, in their normal form.
+// noteFlags notes the flags as they were given, in their normal form, without
+// the store.
 func (o *logsOptions) noteFlags(f *pflag.FlagSet) {
 	if o.redirects != "0" && !f.Changed("tee") {
 		o.tee = "0"
 	}
 	f.Visit(func(flag *pflag.Flag) {
+		if flag.Name == "store" {
+			return // known to whoever reads the log, and its URL may have a password
+		}
 		values := []string{flag.Value.String()}
 		if list, ok := flag.Value.(pflag.SliceValue); ok {
 			values = list.GetSlice()
