@@ -40,9 +40,6 @@ const (
 	Err Stream = "err"
 )
 
-// Streams are all outputs.
-var Streams = []Stream{Out, Err}
-
 // DefaultMaxSize is the size in bytes at which a file is begun anew.
 const DefaultMaxSize = 64 << 20
 

@@ -84,10 +84,6 @@ func TestReadInOrder(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
-	ranks, err := Ranks(dir, everything)
-	if err != nil || !slices.Equal(ranks, []int{0, 1}) {
-		t.Errorf("ranks %v, %v", ranks, err)
-	}
 	for _, f := range []*File{r0, r1, e1, later} {
 		if err := f.Close(); err != nil {
 			t.Error(err)
@@ -279,7 +275,7 @@ func TestRoutes(t *testing.T) {
 	} {
 		r := Routes{Redirects: parse(c.redirects), Tee: parse(c.tee), Shown: c.shown}
 		var got [2]to
-		for i, s := range Streams {
+		for i, s := range []Stream{Out, Err} {
 			got[i].file, got[i].terminal = r.Of(c.rank, s)
 		}
 		if got != [2]to{c.out, c.err} {

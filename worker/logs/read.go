@@ -56,19 +56,6 @@ func found(dir string, s Select) ([]key, error) {
 	return keys, nil
 }
 
-// Ranks are those whose output is among what is selected, in their order.
-func Ranks(dir string, s Select) ([]int, error) {
-	keys, err := found(dir, s)
-	var ranks []int
-	for _, k := range keys {
-		if !slices.Contains(ranks, k.rank) {
-			ranks = append(ranks, k.rank)
-		}
-	}
-	slices.Sort(ranks)
-	return ranks, err
-}
-
 // pollEvery is how often a job that runs is looked at.
 const pollEvery = 100 * time.Millisecond
 

@@ -24,9 +24,6 @@ type PerRank struct {
 	ranks map[int]Std // instead of all, if it is not nil
 }
 
-// Everything is both outputs of every rank.
-var Everything = PerRank{all: 3}
-
 func (p PerRank) of(rank int) Std {
 	if p.ranks != nil {
 		return p.ranks[rank]
