@@ -115,12 +115,20 @@ func (a *app) relaunch(ctx context.Context, s *store.Store, run string, more []s
 	return r, nil
 }
 
-// keptFlags are the flags of a job that hold for the next one.
+// keptFlags are the flags of a job that hold for the next one. The command in
+// the log is what the workers executed: what made it of the arguments is not
+// asked for again.
 func keptFlags(flags []string) []string {
-	return slices.DeleteFunc(slices.Clone(flags), func(flag string) bool {
-		name, value, _ := strings.Cut(flag, "=")
-		return name == "--store" || name == "--name" || name == "--resume" && value != "require"
+	kept := slices.DeleteFunc(slices.Clone(flags), func(flag string) bool {
+		switch name, value, _ := strings.Cut(flag, "="); name {
+		case "--store", "--name", "--module", "--run-path", "--no-python":
+			return true
+		case "--resume":
+			return value != "require"
+		}
+		return false
 	})
+	return append(kept, "--no-python=true")
 }
 
 // findTrainer is the trainer to start.
