@@ -2,13 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -18,8 +15,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
-	"github.com/ckptstore/ckptstore/planner/retention"
-	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
 )
@@ -72,9 +67,9 @@ The store is made if its directory does not exist. Durations are more than 0.
 type runOptions struct {
 	store string
 	name  string
-	TorchrunOptions
-	BackendOptions
-	HangOptions
+	torchrunOptions
+	backendOptions
+	hangOptions
 	maxRestarts int
 	resume      string
 	keep        string
@@ -120,8 +115,8 @@ func runCommand(std streams, signals *stopSignals) *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&o.store, "store", envOr("CKPTSTORE_STORE", "ckpts"), "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
 	f.StringVar(&o.name, "name", "", "name of the run; a job of the same name continues it (default: made from the command)")
-	o.TorchrunOptions.flags(f)
-	o.BackendOptions.flags(f)
+	o.torchrunOptions.flags(f)
+	o.backendOptions.flags(f)
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
 	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
 	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see ckptstore gc --help)")
@@ -136,7 +131,8 @@ func runCommand(std streams, signals *stopSignals) *cobra.Command {
 	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "longest time that ranks wait for each other")
 	f.DurationVar(&o.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
 	o.supervisionOptions.flags(f)
-	o.HangOptions.flags(f)
+	o.hangOptions.flags(f)
+	o.logsOptions.flags(f)
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "log warnings and errors only")
 	// torchrun spells flags with "-" or "_".
 	f.SetInterspersed(false)
@@ -200,120 +196,6 @@ func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) 
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
 		Runtime:  st.Runtime, Shared: sharedMemory(cfg.Logger),
 	})
-}
-
-func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger) (worker.Config, error) {
-	bad := func(format string, args ...any) (worker.Config, error) {
-		return worker.Config{}, fmt.Errorf("%w: %s", worker.ErrConfig, fmt.Sprintf(format, args...))
-	}
-	if len(args) == 0 {
-		return bad("no command to run: trainer run [flags] -- COMMAND [ARG...]")
-	}
-	where, err := o.placed(os.Getenv)
-	if err := errors.Join(err, where.single()); err != nil {
-		return worker.Config{}, err
-	}
-	if o.maxRestarts < -1 {
-		return bad("--max-restarts %d: give 0 or more, or -1 for any number", o.maxRestarts)
-	}
-	memory, err := o.staging()
-	if err != nil {
-		return worker.Config{}, err
-	}
-	for _, d := range o.durations() {
-		if d.value <= 0 {
-			return bad("--%s %v: give a duration of more than 0, such as 30s", d.flag, d.value)
-		}
-	}
-	if err := o.HangOptions.check(); err != nil {
-		return worker.Config{}, err
-	}
-	nproc, devices, notes, err := o.resolve(ctx, thisMachine(), o.nproc)
-	if err != nil {
-		return worker.Config{}, err
-	}
-	torch, more, err := o.torch()
-	if err != nil {
-		return worker.Config{}, err
-	}
-	for _, note := range append(notes, more...) {
-		log.Warn(note)
-	}
-	config, err := parseSet(o.set)
-	if err != nil {
-		return worker.Config{}, err
-	}
-	args, run, err := o.command(args)
-	if err != nil {
-		return worker.Config{}, err
-	}
-	if o.name == "" {
-		o.name = run
-	}
-	if err := store.ValidRun(o.name); err != nil {
-		return bad("--name %q: %s: choose another", o.name, err)
-	}
-	if o.keep != "" {
-		if _, err := retention.Parse(o.keep); err != nil {
-			return bad("--keep: %s", err)
-		}
-	}
-	if err := checkReference(o.resume); err != nil {
-		return worker.Config{}, fmt.Errorf("--resume: %w", err)
-	}
-	cfg := worker.Config{
-		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
-		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Config: config,
-		Backend: o.backend, BackendConfig: devices, Torch: torch,
-		StagingSlots: o.stagingSlots, StagingMemory: memory, WhenBusy: worker.WhenBusy(o.whenBusy),
-		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
-		HangTimeout: o.hangTimeout,
-		NewID:       store.NewID, ExitCode: exitCode,
-	}
-	err = o.supervisionOptions.apply(&cfg, time.Now())
-	return cfg, err
-}
-
-// duration is what a flag says.
-type duration struct {
-	flag  string
-	value time.Duration
-}
-
-func (o runOptions) durations() []duration {
-	return []duration{
-		{"save-timeout", o.saveTimeout},
-		{"drain-timeout", o.drain},
-		{"grace", o.grace},
-		{"collective-timeout", o.collective},
-		{"wait", o.wait},
-	}
-}
-
-// defaultRun names a run after its script, or else its program.
-func defaultRun(command []string) string {
-	for _, arg := range command {
-		if strings.HasSuffix(arg, ".py") {
-			return strings.TrimSuffix(filepath.Base(arg), ".py")
-		}
-	}
-	return filepath.Base(command[0])
-}
-
-func parseSet(pairs []string) (map[string]any, error) {
-	config := map[string]any{}
-	for _, pair := range pairs {
-		key, text, ok := strings.Cut(pair, "=")
-		if !ok || key == "" {
-			return nil, fmt.Errorf("%w: --set %q: want KEY=VALUE", worker.ErrConfig, pair)
-		}
-		var value any
-		if json.Unmarshal([]byte(text), &value) != nil {
-			value = text
-		}
-		config[key] = value
-	}
-	return config, nil
 }
 
 // lines writes whole lines of several workers one at a time.

@@ -16,8 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/worker/backend"
 )
 
-// BackendOptions choose the communication backend and the workers' GPUs.
-type BackendOptions struct {
+// backendOptions choose the communication backend and the workers' GPUs.
+type backendOptions struct {
 	backend       string
 	gpusPerWorker string
 	shareDevices  bool
@@ -27,14 +27,14 @@ type BackendOptions struct {
 // deviceTimeout bounds a question to the GPU driver, which may hang.
 const deviceTimeout = 30 * time.Second
 
-func (o *BackendOptions) flags(f *pflag.FlagSet) {
+func (o *backendOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.backend, "backend", backend.Torch, "how the workers communicate: torch, tensorpipe, process_group or none")
 	f.StringVar(&o.gpusPerWorker, "gpus-per-worker", "auto", "GPUs for each worker alone: a number, or auto (GPUs divided by workers); 0 leaves their CUDA_VISIBLE_DEVICES as it is")
 	f.BoolVar(&o.shareDevices, "share-devices", false, "let each worker see the GPUs of all, as scripts of torchrun expect; $"+backend.EnvShareDevices+" counts more (default: as the backend says; torch does)")
 }
 
 // given takes note of the flags that were given.
-func (o *BackendOptions) noteSharing(f *pflag.FlagSet) {
+func (o *backendOptions) noteSharing(f *pflag.FlagSet) {
 	if f.Changed("share-devices") {
 		share := o.shareDevices
 		o.sharing = &share
@@ -57,7 +57,7 @@ func thisMachine() machine {
 
 // resolve is how many workers --nproc asks for, and what they are given. Notes
 // are about GPUs that are there and not given.
-func (o *BackendOptions) resolve(ctx context.Context, m machine, nproc string) (workers int, cfg worker.BackendConfig, notes []string, err error) {
+func (o *backendOptions) resolve(ctx context.Context, m machine, nproc string) (workers int, cfg worker.BackendConfig, notes []string, err error) {
 	fail := func(err error) (int, worker.BackendConfig, []string, error) {
 		return 0, worker.BackendConfig{}, nil, fmt.Errorf("%w: %w", worker.ErrConfig, err)
 	}
@@ -122,7 +122,7 @@ func (o *BackendOptions) resolve(ctx context.Context, m machine, nproc string) (
 	return workers, cfg, notes, nil
 }
 
-func (o *BackendOptions) asks(nproc string, each int) string {
+func (o *backendOptions) asks(nproc string, each int) string {
 	if each > 0 {
 		return fmt.Sprint("--gpus-per-worker ", each)
 	}

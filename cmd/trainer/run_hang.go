@@ -8,16 +8,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// HangOptions say when a rank that is silent counts as hung.
-type HangOptions struct {
+// hangOptions say when a rank that is silent counts as hung.
+type hangOptions struct {
 	hangTimeout time.Duration
 }
 
-func (o *HangOptions) flags(f *pflag.FlagSet) {
+func (o *hangOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.hangTimeout, "hang-timeout", 0, "restart the group when a rank that spoke to the trainer makes no request for this long, after its stacks were taken; 0 for never")
 }
 
-func (o HangOptions) check() error {
+func (o hangOptions) check() error {
 	if o.hangTimeout < 0 {
 		return fmt.Errorf("%w: --hang-timeout %v: give a duration of more than 0, such as 10m, or 0 for never", worker.ErrConfig, o.hangTimeout)
 	}

@@ -19,7 +19,7 @@ type nodes struct {
 // placed is what flags and the environment of Slurm and Kubernetes say of
 // the nodes. A flag counts more than the environment. Where the job has one
 // node, it is number 0, whichever of several such jobs this is.
-func (o *TorchrunOptions) placed(getenv func(string) string) (n nodes, err error) {
+func (o *torchrunOptions) placed(getenv func(string) string) (n nodes, err error) {
 	said, count := "--nnodes "+o.nnodes, o.nnodes
 	if !o.asked("nnodes") {
 		said, count = "--nnodes 1", "1"

@@ -13,8 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/worker"
 )
 
-// TorchrunOptions are torchrun's flags, with its meaning of them.
-type TorchrunOptions struct {
+// torchrunOptions are torchrun's flags, with its meaning of them.
+type torchrunOptions struct {
 	nproc, nnodes                                string
 	nodeRank                                     int
 	rdzvBackend, rdzvEndpoint, rdzvID, rdzvConf  string
@@ -37,7 +37,7 @@ const torchrunHelp = `A command line of torchrun works as it is: trainer run in 
 else python3. Other than there, --max-restarts is 3 by default, exits are noticed
 at once whatever --monitor-interval says, and a job is on one node.`
 
-func (o *TorchrunOptions) flags(f *pflag.FlagSet) {
+func (o *torchrunOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.nproc, "nproc", "1", "workers: a number, gpu (one a device), cpu (one a core), or auto (devices, or else cores)")
 	f.StringVar(&o.nproc, "nproc-per-node", "1", "torchrun's name of --nproc")
 	f.StringVar(&o.nnodes, "nnodes", "", "nodes of the job, N or MIN:MAX; this version has one (default: $SLURM_NNODES, or 1)")
@@ -83,7 +83,7 @@ func petName(flag string) string {
 }
 
 // defaults sets the flags that were not given as the environment says.
-func (o *TorchrunOptions) defaults(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
+func (o *torchrunOptions) defaults(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	o.asked = func(flag string) bool { return f.Changed(flag) || sameFlag[flag] != "" && f.Changed(sameFlag[flag]) }
 	o.literal = f.ArgsLenAtDash() == 0
 	for _, name := range petFlags {
@@ -120,7 +120,7 @@ func (o *TorchrunOptions) defaults(f *pflag.FlagSet, lookup func(string) (string
 
 // torch is what the flags say of the workers' environment. Notes are about
 // flags that have no effect on one node.
-func (o *TorchrunOptions) torch() (cfg worker.TorchConfig, notes []string, err error) {
+func (o *torchrunOptions) torch() (cfg worker.TorchConfig, notes []string, err error) {
 	bad := func(format string, args ...any) (worker.TorchConfig, []string, error) {
 		return cfg, nil, fmt.Errorf("%w: %s", worker.ErrConfig, fmt.Sprintf(format, args...))
 	}
@@ -202,7 +202,7 @@ func endpoint(text string) (host string, port int, err error) {
 
 // checkConf refuses a rendezvous configuration under which torchrun would wait
 // for others.
-func (o *TorchrunOptions) checkConf() error {
+func (o *torchrunOptions) checkConf() error {
 	if o.rdzvConf == "" {
 		return nil
 	}
@@ -221,7 +221,7 @@ func (o *TorchrunOptions) checkConf() error {
 }
 
 // command is what workers execute, and a name for the run.
-func (o *TorchrunOptions) command(args []string) (command []string, run string, err error) {
+func (o *torchrunOptions) command(args []string) (command []string, run string, err error) {
 	python := []string{or(os.Getenv("PYTHON_EXEC"), "python3"), "-u"}
 	if o.literal && (o.module || o.runPath) && executed(args, o.module) {
 		return args, defaultRun(args), nil

@@ -25,8 +25,8 @@ func options(t *testing.T, env map[string]string, args ...string) (o *runOptions
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	o.TorchrunOptions.flags(f)
-	o.BackendOptions.flags(f)
+	o.torchrunOptions.flags(f)
+	o.backendOptions.flags(f)
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "")
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "")
 	if err := f.Parse(args); err != nil {
@@ -126,7 +126,7 @@ func TestTorchrunCommand(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	t.Setenv("PYTHON_EXEC", "/opt/python")
-	if command, _, err := new(TorchrunOptions).command([]string{"a.py"}); err != nil || command[0] != "/opt/python" {
+	if command, _, err := new(torchrunOptions).command([]string{"a.py"}); err != nil || command[0] != "/opt/python" {
 		t.Errorf("%v, %v", command, err)
 	}
 }
@@ -365,7 +365,7 @@ func TestShareDevicesFlag(t *testing.T) {
 // Every flag of torchrun's environment is one that this trainer has, or refuses.
 func TestPETNames(t *testing.T) {
 	f := pflag.NewFlagSet("run", pflag.ContinueOnError)
-	new(TorchrunOptions).flags(f)
+	new(torchrunOptions).flags(f)
 	f.VisitAll(func(flag *pflag.Flag) {
 		if flag.Name != "nproc" && !slices.Contains(petFlags, flag.Name) {
 			t.Errorf("--%s has no %s", flag.Name, petName(flag.Name))
