@@ -46,7 +46,10 @@ def measure(system, trainer, folder, size):
         command = [trainer, "run", "--store", str(out / "store"), "--name", "bench", "--nproc=2", "--max-restarts=1", "--", sys.executable, "-u", *work]
     try:
         with (out / "said").open("w") as said:
-            launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            # torchrun would keep its store over a restart, in which ranks find the
+            # addresses of the old group and fail or hang.
+            environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+            launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment)
         try:
             code = launcher.wait(LIMIT)
         except subprocess.TimeoutExpired:
@@ -81,8 +84,6 @@ def main():
                 try:
                     done.append(measure(system, trainer, options.folder, options.bytes))
                 except Failed as error:
-                    # torchrun keeps its store over a restart, and ranks find the
-                    # addresses of the old group in it now and then.
                     failed[system] += 1
                     print(error, file=sys.stderr)
                     if failed[system] > 3:
