@@ -19,9 +19,10 @@ after --grace. After ckptstore stop, workers that listen have --grace to end by
 themselves before. The trial is paused; the next job of the run continues it.
 
 Exit codes: 0 done, or stopped by ckptstore stop, 1 no restart is left, the last
-save was lost, or a disk is full, 5 the run is being run elsewhere, 10 no store,
-11 the store is locked, 64 bad configuration, 70 internal, 75 preempted with what
-was done in a checkpoint, 143 preempted without, 128+n signal n.`
+save was lost, a disk is full, or a device is not healthy, 5 the run is being run
+elsewhere, 10 no store, 11 the store is locked, 64 bad configuration, 70 internal,
+75 preempted with what was done in a checkpoint, 143 preempted without, 128+n
+signal n.`
 
 // slurmEnd is when Slurm ends the job, in unix seconds.
 const slurmEnd = "SLURM_JOB_END_TIME"
