@@ -133,7 +133,7 @@ func TestNoSignalWithoutHandler(t *testing.T) {
 
 // A stopped process cannot speak, but the kernel says that it is stopped.
 func TestStoppedProcess(t *testing.T) {
-	p, _ := started(t, "/bin/sh", "-c", "echo ready; read x")
+	p, _ := started(t, "/bin/sh", "-c", "echo ready; exec sleep 600")
 	withoutPySpy(t)
 	if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -181,7 +181,7 @@ func TestOwnAccountComesFirst(t *testing.T) {
 
 // py-spy is asked with the process's number, and its failure is told.
 func TestPySpy(t *testing.T) {
-	p, _ := started(t, "/bin/sh", "-c", "echo ready; read x")
+	p, _ := started(t, "/bin/sh", "-c", "echo ready; exec sleep 600")
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
 	spy := func(script string) {
