@@ -21,6 +21,8 @@ type devices struct {
 	Name  string               `json:"name"`
 	Count int                  `json:"count"`
 	Maps  map[string]DeviceMap `json:"maps,omitempty"`
+	// Meeting tells this opening of the agents from others; rank 0's counts.
+	Meeting string `json:"meeting,omitempty"`
 }
 
 // checkDevices holds the device maps of all agents to each other. Every rank

@@ -107,21 +107,33 @@ func (e *engine) make(ctx context.Context, to Peer, function string, body []byte
 	}
 	e.started++
 	e.calling++
+	if to == e.self {
+		e.work.Add(1)
+		defer e.work.Done()
+	}
 	e.mu.Unlock()
 	defer e.settle(&e.calling)
 	if to == e.self {
-		// As on the wire: the function has a body and a context of its own.
-		reply, err := e.run(ctx, function, append([]byte(nil), body...))
-		if err != nil {
-			return nil, &RemoteError{Peer: to, Function: function, Message: err.Error(), cause: err}
-		}
-		return reply, nil
+		return e.own(ctx, function, body)
 	}
 	l, err := reach(ctx)
 	if err != nil {
 		return nil, &PeerError{to, function, err}
 	}
 	return l.call(ctx, function, body)
+}
+
+// own is a call of this agent by itself. As on the wire, the function has a body
+// and a context of its own, which ends with the agent.
+func (e *engine) own(ctx context.Context, function string, body []byte) ([]byte, error) {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer context.AfterFunc(e.life, func() { end(ErrClosed) })()
+	reply, err := e.run(ctx, function, append([]byte(nil), body...))
+	if err != nil {
+		return nil, &RemoteError{Peer: e.self, Function: function, Message: err.Error(), cause: err}
+	}
+	return reply, nil
 }
 
 // idle waits until no call is under way, and gives how many this agent ever

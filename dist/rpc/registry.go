@@ -128,7 +128,8 @@ type Setup struct {
 }
 
 // Init opens an agent. Every rank of the group does so; each gets an error if
-// the setups of the ranks do not fit.
+// the setups of the ranks do not fit. A rank whose own setup is wrong has its
+// error at once, and the others wait for it until ctx or the group's timeout ends.
 func (r *Registry) Init(ctx context.Context, s Setup) (Agent, error) {
 	fail := func(err error) (Agent, error) { return nil, fmt.Errorf("init RPC agent %q: %w", s.Name, err) }
 	if s.Backend.entry == nil {

@@ -3,6 +3,7 @@ package rpc
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"sync"
@@ -83,13 +84,14 @@ func initTensorPipe(ctx context.Context, s Setup) (_ Agent, err error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := dist.AllGatherObject(ctx, s.Group, devices{s.Name, o.Devices, o.DeviceMaps})
+	all, err := dist.AllGatherObject(ctx, s.Group, devices{s.Name, o.Devices, o.DeviceMaps, rand.Text()})
 	if err != nil {
 		return nil, fmt.Errorf("tell the other ranks of the devices: %w", err)
 	}
 	if err := checkDevices(all); err != nil {
 		return nil, err
 	}
+	meeting := all[0].Meeting
 	p, err := NewPipe(PipeConfig{
 		Self: Peer{s.Name, s.Rank}, Network: o.Network, Address: o.Listen,
 		Token: s.Token, Options: &o, Group: s.Group,
@@ -106,7 +108,7 @@ func initTensorPipe(ctx context.Context, s Setup) (_ Agent, err error) {
 	}
 	text, jerr := json.Marshal(address)
 	if jerr == nil {
-		jerr = store.Set(ctx, addressKey(s.Rank), text)
+		jerr = store.Set(ctx, addressKey(meeting, s.Rank), text)
 	}
 	if err != nil {
 		return nil, err
@@ -123,7 +125,7 @@ func initTensorPipe(ctx context.Context, s Setup) (_ Agent, err error) {
 		if rank == s.Rank {
 			continue
 		}
-		text, err := store.Get(ctx, addressKey(rank))
+		text, err := store.Get(ctx, addressKey(meeting, rank))
 		if err != nil {
 			return nil, fmt.Errorf("find rank %d: %w", rank, err)
 		}
@@ -142,4 +144,6 @@ func initTensorPipe(ctx context.Context, s Setup) (_ Agent, err error) {
 	return p, nil
 }
 
-func addressKey(rank int) string { return fmt.Sprintf("rpc/%d", rank) }
+// addressKey is another one each time that the agents are opened: the store may
+// have the addresses of before.
+func addressKey(meeting string, rank int) string { return fmt.Sprintf("rpc/%s/%d", meeting, rank) }
