@@ -131,6 +131,23 @@ func (r *restore) lend(ctx context.Context, held copies) (bytes int64, err error
 	return got.Bytes, nil
 }
 
+// takeBack is the end of lending before any rank was told of it: all that ranks
+// want goes into their arenas.
+func (r *restore) takeBack() {
+	for rank := range r.ranks {
+		of := &r.ranks[rank]
+		if slots := of.lent(); len(slots) > 0 {
+			r.l.arenas.release(slots)
+		}
+		of.spots = nil
+		of.offsets, of.size = place(of.sizes)
+		if of.arena != nil && int64(len(of.arena.data)) < of.size {
+			_ = r.l.arenas.drop(of.arena) // what cannot be removed stays until the job ends
+			of.arena = nil
+		}
+	}
+}
+
 // alone are the reads of wants that have no other.
 func (of *restoreRank) alone() (reads []plan.Read) {
 	count := make([]int, len(of.wants))

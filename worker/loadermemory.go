@@ -26,6 +26,8 @@ func (r *restore) readBeside(ctx context.Context) error {
 			"checkpoint", r.ckpt.ID, "error", err)
 		release()
 		held, release = nil, func() {}
+		lent = 0
+		r.takeBack()
 		r.l.g.slots.spare()
 		err = r.memory(ctx)
 	}

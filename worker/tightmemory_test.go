@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -39,6 +40,43 @@ func TestRestoreInTightMemory(t *testing.T) {
 	if strings.Contains(j.log.String(), "shared memory") {
 		t.Error("there was a want of memory")
 	}
+}
+
+var restoresWhole = workerRole("restores a whole tensor on one rank when another was killed", func(ctx context.Context, c *client.Client) error {
+	if c.Attempt == 1 {
+		if err := saveAll(ctx, c, 1, wide(1, c.Rank, c.WorldSize, false), client.SaveOptions{}); err != nil {
+			return err
+		}
+		say("pid %d", os.Getpid())
+		return untilTerm(ctx)
+	}
+	got, want := wide(0, c.Rank, c.WorldSize, c.Rank == 0), wide(1, c.Rank, c.WorldSize, c.Rank == 0)
+	if _, err := c.Load(ctx, &got, client.LoadOptions{Strict: true}); err != nil {
+		return err
+	}
+	return sameWide(got, want)
+})
+
+// Slots of which only a part can be lent give way like others when the rest
+// does not fit beside them.
+func TestLentSlotsGiveWay(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, restoresWhole...)
+	j.cfg.MaxRestarts, j.cfg.StagingSlots = 1, 1
+	j.store = worker.Bounded(j.store, wideBytes*7/4) // the slots, and less than the whole tensor
+	j.start()
+	j.out.await(t, 1, "[rank0] pid ")
+	pid, err := strconv.Atoi(j.out.await(t, 1, "[rank1] pid ")[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.wait(); err != nil {
+		t.Fatal(err)
+	}
+	readsFiles(t, j)
 }
 
 // readsFiles holds the one restore of a job to have read the files for want of
