@@ -143,10 +143,11 @@ class Client:
             arenas, files, back = [{"path": reply["arena"], "size": reply["size"]}], [0] * len(items), {"arena": reply["arena"]}
         else:
             arenas, files, back = reply["arenas"], reply["in"], {"load": reply["load"]}
-        memory = [os.open(arena["path"], os.O_RDONLY) for arena in arenas]
-        out = [os.pread(memory[file], size, at) for file, at, size in zip(files, reply["offsets"], reply["sizes"])]
-        for file in memory:
-            os.close(file)
+        out = []
+        for file, at, size in zip(files, reply["offsets"], reply["sizes"]):
+            with open(arenas[file]["path"], "rb") as memory:
+                memory.seek(at)
+                out.append(memory.read(size))
         self.call("loaded", **back)
         return reply["step"], out
 
