@@ -118,6 +118,9 @@ func TestNoSignalWithoutHandler(t *testing.T) {
 	p, _ := started(t, python(t), "-c", sleeps)
 	withoutPySpy(t)
 	text, how := collect(t, stacks.Target{PID: p.Process.Pid})
+	for limit := time.Now().Add(patience); !strings.Contains(text, "state S (sleeping)") && time.Now().Before(limit); {
+		text, how = collect(t, stacks.Target{PID: p.Process.Pid}) // it was on its way to sleep
+	}
 	if how != stacks.ByKernel || strings.Contains(text, "SIGUSR1") || !strings.Contains(text, "state S (sleeping)") {
 		t.Errorf("%s: %s", how, text)
 	}
