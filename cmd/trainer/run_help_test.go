@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 )
 
 // What the help speaks of is there: a flag that nobody registers is otherwise
@@ -24,5 +27,14 @@ func TestFlagsOfTheHelp(t *testing.T) {
 		if c.Flags().ShorthandLookup(short) == nil {
 			t.Errorf("there is no -%s", short)
 		}
+	}
+}
+
+// An attribute may have any name and value, also those of the log's own.
+func TestAttributesOfTheLog(t *testing.T) {
+	var out bytes.Buffer
+	newLogger(&out, false).Info("late", "time", 3*time.Second)
+	if line := out.String(); !strings.Contains(line, "msg=late time=3s") {
+		t.Errorf("line %q", line)
 	}
 }
