@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // patience is how long a test waits for what must come.
@@ -157,6 +160,35 @@ func TestFullDisk(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "a1-r2.out")); !os.IsNotExist(err) {
 		t.Errorf("there is a file of a rank that wrote later: %v", err)
+	}
+}
+
+// A line for which there is only part of the room is not there at all.
+func TestTornLine(t *testing.T) {
+	signal.Ignore(syscall.SIGXFSZ)
+	defer signal.Reset(syscall.SIGXFSZ)
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
+		t.Fatal(err)
+	}
+	limited := unix.Rlimit{Cur: 100, Max: before.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &limited); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
+			t.Error(err)
+		}
+	}()
+	var failed []error
+	dir := t.TempDir()
+	f := NewDir(dir, Options{Now: ticking(), Failed: func(err error) { failed = append(failed, err) }}).File(1, 0, Out)
+	say(t, f, "first\n", "second\n", "third\n")
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := all(t, dir, everything); !slices.Equal(got, []string{"a1 r0 out first", "a1 r0 out second"}) || len(failed) != 1 {
+		t.Errorf("read %q, told %v", got, failed)
 	}
 }
 

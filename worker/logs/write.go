@@ -113,6 +113,9 @@ func (f *File) put() error {
 		}
 	}
 	n, err := f.f.Write(f.line)
+	if err != nil && n > 0 { // part of a line is worse than none
+		return errors.Join(err, f.f.Truncate(f.size))
+	}
 	f.size += int64(n)
 	return err
 }
