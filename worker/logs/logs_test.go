@@ -163,6 +163,31 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+// A line that is written anew, as by a progress bar, is one line with all of its
+// states: also when its end never comes, and in pieces when they are many.
+func TestStatesOfALine(t *testing.T) {
+	dir := t.TempDir()
+	f := NewDir(dir, Options{Now: ticking()}).File(1, 0, Out)
+	say(t, f, "\r", "1%\r", "2%\n", "next\n", "3%\r")
+	if err := errors.Join(f.Close(), f.Close()); err != nil {
+		t.Error(err)
+	}
+	if got, want := all(t, dir, everything), []string{"a1 r0 out \r1%\r2%", "a1 r0 out next", "a1 r0 out 3%\r"}; !slices.Equal(got, want) {
+		t.Errorf("read %q, want %q", got, want)
+	}
+	many := NewDir(dir, Options{Now: ticking()}).File(2, 0, Out)
+	for range 3 {
+		say(t, many, strings.Repeat("x", longestText/2)+"\r")
+	}
+	say(t, many, "end\n")
+	if err := many.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := all(t, dir, Select{Attempt: 2, Rank: -1, Tail: -1}); len(got) != 3 || !strings.HasSuffix(got[2], "x\rend") {
+		t.Errorf("%d lines, the last %.20q", len(got), got[len(got)-1])
+	}
+}
+
 // A line for which there is only part of the room is not there at all.
 func TestTornLine(t *testing.T) {
 	signal.Ignore(syscall.SIGXFSZ)
