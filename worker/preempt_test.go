@@ -308,8 +308,9 @@ var savesBeforeResuming = workerRole("saves before it is resumed", func(ctx cont
 // lost: a scheduler is to start the job again.
 func TestPreemptedAtTheStart(t *testing.T) {
 	t.Parallel()
-	first := newJob(t, 2, savesBeforeResuming...)
-	first.run()
+	if err := newJob(t, 2, savesBeforeResuming...).run(); err != nil {
+		t.Fatal(err)
+	}
 	j := newJob(t, 2, savesBeforeResuming...)
 	requests := j.preemptible()
 	j.start()
