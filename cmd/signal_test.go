@@ -54,7 +54,7 @@ func TestClosedPipe(t *testing.T) {
 // TestStopSignals: each ends the job in order, with its own exit code.
 func TestStopSignals(t *testing.T) {
 	t.Parallel()
-	for sig, name := range map[syscall.Signal]string{syscall.SIGHUP: "SIGHUP", syscall.SIGTERM: "SIGTERM", syscall.SIGINT: "SIGINT"} {
+	for sig, name := range map[syscall.Signal]string{syscall.SIGHUP: "SIGHUP", syscall.SIGTERM: "SIGTERM", syscall.SIGINT: "SIGINT", syscall.SIGQUIT: "SIGQUIT"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/worker/process"
@@ -30,9 +31,33 @@ type unsaidError struct{ error }
 
 func (e *unsaidError) Unwrap() error { return e.error }
 
-// handoffEnd is the end of a hand-off for which no worker is to blame. Workers
-// whose reports are not taken end too, and the news of that may come first.
-type handoffEnd struct{ failed *FailedError }
+// unevenError says that some ranks have reported once more than others.
+type unevenError struct{ reported, ended []int }
+
+func (e *unevenError) Error() string {
+	return fmt.Sprintf("ranks %v reported while ranks %v have ended: every rank must report the same number of times", e.reported, e.ended)
+}
+
+// handoffEnd is the end of a hand-off for which no exit of a worker is to blame.
+// Workers whose reports are not taken end too, and the news of that may come
+// first.
+type handoffEnd struct {
+	failed *FailedError
+	ended  []int        // ranks whose end is the reason, if they ended well
+	well   map[int]bool // ranks that ended so before any failed
+	worse  bool         // one has failed
+}
+
+// exited takes note of an exit, in their order.
+func (h *handoffEnd) exited(e process.Exit) {
+	if h.worse = h.worse || e.Failed(); h.worse {
+		return
+	}
+	if h.well == nil {
+		h.well = map[int]bool{}
+	}
+	h.well[e.Rank] = true
+}
 
 // from is the failure that the end of a hand-off is.
 func (h *handoffEnd) from(err error) *FailedError {
@@ -41,15 +66,18 @@ func (h *handoffEnd) from(err error) *FailedError {
 		why.Kind = InfrastructureFailure
 		h.failed = why
 	}
+	if uneven := (*unevenError)(nil); errors.As(err, &uneven) {
+		h.failed, h.ended = why, uneven.ended
+	}
 	return why
 }
 
 // or is the cause of an attempt's end, when another may have been seen first.
 func (h *handoffEnd) or(cause *FailedError) *FailedError {
-	if h.failed != nil {
-		return h.failed
+	if h.failed == nil || slices.ContainsFunc(h.ended, func(rank int) bool { return !h.well[rank] }) {
+		return cause
 	}
-	return cause
+	return h.failed
 }
 
 // rootCause is the failure that came first by what the workers tell, in whole

@@ -164,7 +164,7 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 		case len(reported) == 0:
 			return nil, nil
 		case len(ended) > 0:
-			return refuse("ranks %v reported while ranks %v have ended: every rank must report the same number of times", reported, ended)
+			return refuse("%w", &unevenError{reported, ended})
 		default:
 			all := make([]delivery, len(reported))
 			for rank, d := range got {

@@ -78,7 +78,7 @@ func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked ti
 		}
 		now := time.Now()
 		if late := now.Sub(looked) - every; late > limit/2 {
-			w.log.Warn("the trainer did not run for some time, which does not count as silence of the ranks", "time", late)
+			w.log.Warn("the trainer did not run for some time, which does not count as silence of the ranks", "late", late)
 			w.group.pulses.shift(late)
 		}
 		looked = now

@@ -100,7 +100,8 @@ type PreemptedError struct {
 	Checkpoint string // the line's newest; empty: there is none
 	// Saved says that what the workers did is not lost: a checkpoint of the line
 	// was committed by this attempt since the request, or none of its reports is
-	// of a later step than the line's newest checkpoint.
+	// of a later step than the line's newest checkpoint. An attempt that has none
+	// yet, in a trial that has some, did nothing.
 	Saved bool
 	Why   string // it is not saved
 }
@@ -157,7 +158,7 @@ func (j *job) obeyed(ctx context.Context, n int, cause *FailedError) (bool, erro
 	}
 	if o.Preempt {
 		e := &PreemptedError{Reason: o.Reason, Checkpoint: trial.Head}
-		if e.Why, err = j.unsaved(ctx, n, o, trial.Head); err != nil {
+		if e.Why, err = j.unsaved(ctx, n, o, trial); err != nil {
 			return true, err
 		}
 		if unsaved != "" {
@@ -176,9 +177,11 @@ func (j *job) obeyed(ctx context.Context, n int, cause *FailedError) (bool, erro
 }
 
 // unsaved is why what attempt n did is not in the line's newest checkpoint;
-// empty when it is.
-func (j *job) unsaved(ctx context.Context, n int, o *stopOrder, head string) (string, error) {
+// empty when it is. Workers of a trial that has reports, and none of this attempt,
+// were still starting or loading: they have done nothing.
+func (j *job) unsaved(ctx context.Context, n int, o *stopOrder, trial projections.Trial) (string, error) {
 	const none = "no checkpoint was committed"
+	head := trial.Head
 	if head == "" {
 		return none, nil
 	}
@@ -189,6 +192,8 @@ func (j *job) unsaved(ctx context.Context, n int, o *stopOrder, head string) (st
 	case err != nil:
 		return "", err
 	case c.Attempt == n && c.CommittedSeq > o.after:
+		return "", nil
+	case j.reached < 0 && trial.Iterations > 0 && trial.Resume == head:
 		return "", nil
 	case j.reached < 0:
 		return none + " since, and the workers do not report how far they are", nil

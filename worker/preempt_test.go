@@ -291,6 +291,37 @@ func TestPreemptedDeafWorkers(t *testing.T) {
 	}
 }
 
+// savesBeforeResuming reports and saves one step; resumed, it does not get to report.
+var savesBeforeResuming = workerRole("saves before it is resumed", func(ctx context.Context, c *client.Client) error {
+	if c.Resume != "" {
+		say("resumed")
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	if err := c.Report(ctx, 1, map[string]any{"loss": 1.0}); err != nil {
+		return err
+	}
+	return save(ctx, c, 1)
+})
+
+// Workers that are preempted while they start have done nothing that could be
+// lost: a scheduler is to start the job again.
+func TestPreemptedAtTheStart(t *testing.T) {
+	t.Parallel()
+	if err := newJob(t, 2, savesBeforeResuming...).run(); err != nil {
+		t.Fatal(err)
+	}
+	j := newJob(t, 2, savesBeforeResuming...)
+	requests := j.preemptible()
+	j.start()
+	j.out.await(t, 1, "[rank0] resumed")
+	j.out.await(t, 1, "[rank1] resumed")
+	requests <- worker.StopRequest{Preempt: true, Reason: "the test"}
+	if e := j.preempted(j.wait()); !e.Saved || e.Checkpoint != "step-1.a1" {
+		t.Errorf("%v", e)
+	}
+}
+
 // savesOnTerm knows nothing of preemptions but their signal.
 var savesOnTerm = workerRole("saves on SIGTERM", func(ctx context.Context, c *client.Client) error {
 	term := terms()

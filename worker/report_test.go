@@ -75,6 +75,28 @@ func TestUnequalReports(t *testing.T) {
 	one[events.Metrics](t, runOf(t))
 }
 
+var reportsOnceMore = workerRole("reports once more", func(ctx context.Context, c *client.Client) error {
+	if c.Rank > 0 {
+		return nil
+	}
+	return c.Report(ctx, 1, map[string]any{"loss": 1.0})
+})
+
+// A rank that fails because its report was refused is not the cause, whichever
+// news comes first.
+func TestUnequalReportsAreTheCause(t *testing.T) {
+	t.Parallel()
+	for n := range 5 {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			const says = "ranks [0] reported while ranks [1] have ended"
+			if failed := newJob(t, 2, reportsOnceMore...).fails(); !strings.Contains(failed.Cause, says) || failed.Rank != -1 {
+				t.Errorf("cause %+v", failed)
+			}
+		})
+	}
+}
+
 var helloOnly = workerRole("says hello", func(context.Context, *client.Client) error { return nil })
 
 // Workers that never report end well, with a warning; a program that knows

@@ -203,6 +203,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				greet(<-w.group.hello)
 			}
 			told := w.errorFile(e.Rank)
+			unsaid.exited(e)
 			if e.Failed() {
 				failures = append(failures, failure{e, told, w.cfg.Now().Unix(), cause != nil && told.message == ""})
 				end(&FailedError{Rank: e.Rank, Cause: failures[0].String()})

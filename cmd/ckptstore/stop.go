@@ -36,7 +36,7 @@ Exit codes: 4 no such run, 5 the run has no live job.`
 func (a *app) stopCommand() *cobra.Command {
 	return a.stopper(false, cobra.Command{
 		Use: "stop RUN", Short: "Ask the live job of a run to end",
-		Long:    "Ask the live job of a run to end now, as SIGTERM does: its workers are stopped, what\nis staged is committed, and the run can be continued." + waitHelp,
+		Long:    "Ask the live job of a run to end now: its workers are told, and those that have not\nended within the job's --grace, or do not listen, get SIGTERM. What is staged is\ncommitted, and the run can be continued. To save first, see ckptstore preempt." + waitHelp,
 		Example: "  ckptstore stop bert\n  ckptstore stop bert --wait --reason \"wrong data\"\n  ckptstore stop bert --wait=1m --json",
 	})
 }

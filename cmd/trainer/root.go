@@ -143,7 +143,7 @@ func newLogger(w io.Writer, quiet bool) *slog.Logger {
 		level = slog.LevelWarn
 	}
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey {
+		if a.Key == slog.TimeKey && a.Value.Kind() == slog.KindTime { // an attribute may have that name too
 			return slog.String("time", a.Value.Time().Format("15:04:05.000"))
 		}
 		return a

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -26,7 +25,10 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 		return bad("no command to run: trainer run [flags] -- COMMAND [ARG...]")
 	}
 	where, err := o.placed(os.Getenv)
-	if err := errors.Join(err, where.single()); err != nil {
+	if err != nil {
+		return worker.Config{}, err
+	}
+	if err := where.single(); err != nil {
 		return worker.Config{}, err
 	}
 	if o.maxRestarts < -1 {

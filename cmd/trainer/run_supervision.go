@@ -14,9 +14,9 @@ import (
 const supervisionHelp = `SIGTERM and SIGUSR1 preempt the job, and so does ckptstore preempt: the workers
 are told in the answers to their reports, at the same step on all ranks, save and
 end within --preempt-grace. Workers that neither report nor ask get SIGTERM at
-once. SIGINT and SIGHUP, or a second SIGTERM, stop them: SIGTERM, and SIGKILL
-after --grace. After ckptstore stop, workers that listen have --grace to end by
-themselves before. The trial is paused; the next job of the run continues it.
+once. SIGINT, SIGHUP and SIGQUIT, or a second SIGTERM, stop them: SIGTERM, and
+SIGKILL after --grace. After ckptstore stop, workers that listen have --grace to
+end by themselves before. The trial is paused; the next job of the run continues it.
 
 Exit codes: 0 done, or stopped by ckptstore stop, 1 no restart is left, the last
 save was lost, a disk is full, or a device is not healthy, 5 the run is being run

@@ -27,7 +27,7 @@ type stopSignals struct {
 func untilSignal(ctx context.Context) (context.Context, *stopSignals, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s := &stopSignals{caught: make(chan os.Signal, 4)}
-	signal.Notify(s.caught, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1)
+	signal.Notify(s.caught, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1)
 	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
 		signal.Notify(s.caught, syscall.SIGHUP)
 	}

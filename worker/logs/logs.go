@@ -17,7 +17,8 @@
 //	2026-11-21T23:24:11.123456Z text
 //
 // with the time at which the trainer had it, in UTC. A line of more than 64 KiB
-// is kept in pieces. A file that has reached its greatest size is renamed to
+// is kept in pieces; one that is written anew, as by a progress bar, has all of
+// its states, with "\r" between them. A file that has reached its greatest size is renamed to
 // .1, over the one that was there, and begun anew: a rank's output never has
 // more than two files, and the first line of the second says what is dropped.
 //

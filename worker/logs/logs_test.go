@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // patience is how long a test waits for what must come.
@@ -157,6 +160,60 @@ func TestFullDisk(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "a1-r2.out")); !os.IsNotExist(err) {
 		t.Errorf("there is a file of a rank that wrote later: %v", err)
+	}
+}
+
+// A line that is written anew, as by a progress bar, is one line with all of its
+// states: also when its end never comes, and in pieces when they are many.
+func TestStatesOfALine(t *testing.T) {
+	dir := t.TempDir()
+	f := NewDir(dir, Options{Now: ticking()}).File(1, 0, Out)
+	say(t, f, "\r", "1%\r", "2%\n", "next\n", "3%\r")
+	if err := errors.Join(f.Close(), f.Close()); err != nil {
+		t.Error(err)
+	}
+	if got, want := all(t, dir, everything), []string{"a1 r0 out \r1%\r2%", "a1 r0 out next", "a1 r0 out 3%\r"}; !slices.Equal(got, want) {
+		t.Errorf("read %q, want %q", got, want)
+	}
+	many := NewDir(dir, Options{Now: ticking()}).File(2, 0, Out)
+	for range 3 {
+		say(t, many, strings.Repeat("x", longestText/2)+"\r")
+	}
+	say(t, many, "end\n")
+	if err := many.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := all(t, dir, Select{Attempt: 2, Rank: -1, Tail: -1}); len(got) != 3 || !strings.HasSuffix(got[2], "x\rend") {
+		t.Errorf("%d lines, the last %.20q", len(got), got[len(got)-1])
+	}
+}
+
+// A line for which there is only part of the room is not there at all.
+func TestTornLine(t *testing.T) {
+	signal.Ignore(syscall.SIGXFSZ)
+	defer signal.Reset(syscall.SIGXFSZ)
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
+		t.Fatal(err)
+	}
+	limited := unix.Rlimit{Cur: 100, Max: before.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &limited); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &before); err != nil {
+			t.Error(err)
+		}
+	}()
+	var failed []error
+	dir := t.TempDir()
+	f := NewDir(dir, Options{Now: ticking(), Failed: func(err error) { failed = append(failed, err) }}).File(1, 0, Out)
+	say(t, f, "first\n", "second\n", "third\n")
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := all(t, dir, everything); !slices.Equal(got, []string{"a1 r0 out first", "a1 r0 out second"}) || len(failed) != 1 {
+		t.Errorf("read %q, told %v", got, failed)
 	}
 }
 

@@ -23,7 +23,7 @@ type tailed struct {
 }
 
 // longest is the most that a line may have: a piece of output and its time.
-const longest = 64<<10 + 64
+const longest = longestText + 64
 
 func (t *tailed) close() {
 	if t.f != nil {

@@ -64,7 +64,8 @@ func (d *Dir) File(attempt, rank int, s Stream) *File {
 }
 
 // File is an [io.WriteCloser] that never fails: what cannot be written is told
-// to [Options.Failed]. Each write is one line, with or without its end.
+// to [Options.Failed]. Each write is one line, with or without its end, or a
+// state of one that is written anew, which ends with "\r": a line has them all.
 type File struct {
 	dir  *Dir
 	path string
@@ -73,6 +74,7 @@ type File struct {
 	f      *os.File
 	size   int64
 	line   []byte
+	states []byte // of a line whose end is not there yet
 	closed bool
 }
 
@@ -83,12 +85,31 @@ func (f *File) Write(text []byte) (int, error) {
 	if f.closed || f.dir.over() {
 		return len(text), nil
 	}
+	if len(f.states)+len(text) > longestText {
+		f.keep()
+	}
+	f.states = append(f.states, text...)
+	if len(text) == 0 || text[len(text)-1] != '\r' {
+		f.keep()
+	}
+	return len(text), nil
+}
+
+// longestText is the most bytes that a line has, beside its time.
+const longestText = 64 << 10
+
+// keep writes the line that there is, if any.
+func (f *File) keep() {
+	text := f.states
+	f.states = text[:0]
+	if len(text) == 0 || f.dir.over() {
+		return
+	}
 	f.set(text)
 	if err := f.put(); err != nil {
 		f.dir.fail(err)
 		_ = f.shut() // it could not be written either
 	}
-	return len(text), nil
 }
 
 // set makes text the line to write.
@@ -113,6 +134,9 @@ func (f *File) put() error {
 		}
 	}
 	n, err := f.f.Write(f.line)
+	if err != nil && n > 0 { // part of a line is worse than none
+		return errors.Join(err, f.f.Truncate(f.size))
+	}
 	f.size += int64(n)
 	return err
 }
@@ -164,6 +188,9 @@ func (f *File) shut() error {
 func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if !f.closed {
+		f.keep()
+	}
 	f.closed = true
 	return f.shut()
 }

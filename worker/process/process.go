@@ -12,7 +12,6 @@
 package process
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -58,7 +57,8 @@ func (e Exit) String() string {
 func Of(rank int, cmd *exec.Cmd) *Process { return &Process{rank: rank, cmd: cmd} }
 
 // Start starts one rank. Its output goes piece by piece to stdout and stderr:
-// each write is a line, or a part of one that is longer than 64 KiB.
+// each write is a line, a part of one that is longer than 64 KiB, or a state of
+// one that is written anew, as by a progress bar, which ends with "\r".
 func Start(rank int, command, env []string, stdout, stderr io.Writer) (*Process, error) {
 	p := Of(rank, exec.Command(command[0], command[1:]...))
 	p.cmd.Env = env
@@ -103,45 +103,6 @@ func notStarted(rank int, err error) error {
 		hint = "; raise the limit of processes (ulimit -u), or start fewer ranks"
 	}
 	return fmt.Errorf("start rank %d: %w%s", rank, err, hint)
-}
-
-// maxLine is the longest piece of output that is kept together, in bytes.
-const maxLine = 64 << 10
-
-func (p *Process) forward(r io.Reader, to io.Writer) {
-	in := bufio.NewReaderSize(r, maxLine)
-	for {
-		line, err := in.ReadSlice('\n')
-		if len(line) > 0 {
-			p.tail.add(string(line))
-			// A terminal that is gone must not stop the training.
-			_, _ = to.Write(line)
-		}
-		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
-			return
-		}
-	}
-}
-
-// Prefixed is a writer that puts a prefix before each piece that it is given,
-// and ends each with a line's end, in one write.
-func Prefixed(to io.Writer, prefix string) io.Writer { return &prefixed{to, prefix} }
-
-type prefixed struct {
-	to     io.Writer
-	prefix string
-}
-
-// Write implements [io.Writer].
-func (w *prefixed) Write(piece []byte) (int, error) {
-	text := append([]byte(w.prefix), piece...)
-	if len(piece) == 0 || piece[len(piece)-1] != '\n' {
-		text = append(text, '\n')
-	}
-	if _, err := w.to.Write(text); err != nil {
-		return 0, err
-	}
-	return len(piece), nil
 }
 
 // Root is the process's line in the system's table, as the leader of its own
@@ -223,28 +184,4 @@ func CloseOutput(log *slog.Logger, procs ...*Process) {
 			_ = r.Close()
 		}
 	}
-}
-
-// tail keeps the last lines of a process's output, for the report of why it
-// failed.
-type tail struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-const tailLines = 20
-
-func (t *tail) add(line string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.lines) == tailLines {
-		t.lines = t.lines[1:]
-	}
-	t.lines = append(t.lines, line)
-}
-
-func (t *tail) get() []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return append([]string(nil), t.lines...)
 }

@@ -1,11 +1,15 @@
 package process_test
 
 import (
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -102,5 +106,53 @@ func TestHunt(t *testing.T) {
 	}
 	if found, err := process.NewHunt(other).Look(); err != nil || len(found) < 2 {
 		t.Errorf("the other job has %+v, %v", found, err)
+	}
+}
+
+// What is on its way through a pipe of the test.
+type live chan string
+
+func (l live) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
+// A progress bar is seen as it goes, and only its last state is among the last
+// lines.
+func TestProgressIsSeenAtOnce(t *testing.T) {
+	t.Parallel()
+	gate := filepath.Join(t.TempDir(), "gate")
+	if err := syscall.Mkfifo(gate, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := make(live)
+	p, err := process.Start(0, []string{"/bin/sh", "-c", `printf '\r1%%\r'; read go <"$0"; printf '2%%\r\n\r3%%'; printf 'x\ny\r\n'`, gate}, os.Environ(), process.Prefixed(out, "[rank0] "), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	see := func(want string) {
+		t.Helper()
+		select {
+		case got := <-out:
+			if got != want {
+				t.Errorf("saw %q, want %q", got, want)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatalf("did not see %q", want)
+		}
+	}
+	see("\r")
+	see("[rank0] 1%\r") // and the rest is not there yet
+	if err := os.WriteFile(gate, []byte("go\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	see("[rank0] 2%\r\n")
+	see("\r")
+	see("[rank0] 3%x\n")
+	see("[rank0] y\r\n")
+	p.Wait()
+	process.CloseOutput(slog.New(slog.DiscardHandler), p)
+	if tail := p.Tail(); !slices.Equal(tail, []string{"2%\r\n", "3%x\n", "y\r\n"}) {
+		t.Errorf("tail %q", tail)
 	}
 }

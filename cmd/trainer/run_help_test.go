@@ -1,0 +1,40 @@
+package main
+
+import (
+	"bytes"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What the help speaks of is there: a flag that nobody registers is otherwise
+// missed only by whoever wants it.
+func TestFlagsOfTheHelp(t *testing.T) {
+	c := runCommand(streams{}, nil)
+	named := regexp.MustCompile(`--([a-z][a-z-]+)`).FindAllStringSubmatch(c.Long, -1)
+	if len(named) == 0 {
+		t.Fatal("the help names no flag")
+	}
+	others := []string{"rdzv", "lr"} // several, and one of a script
+	for _, flag := range named {
+		if c.Flags().Lookup(flag[1]) == nil && !slices.Contains(others, flag[1]) {
+			t.Errorf("the help speaks of --%s, which is no flag", flag[1])
+		}
+	}
+	for _, short := range []string{"r", "t", "m", "q"} {
+		if c.Flags().ShorthandLookup(short) == nil {
+			t.Errorf("there is no -%s", short)
+		}
+	}
+}
+
+// An attribute may have any name and value, also those of the log's own.
+func TestAttributesOfTheLog(t *testing.T) {
+	var out bytes.Buffer
+	newLogger(&out, false).Info("late", "time", 3*time.Second)
+	if line := out.String(); !strings.Contains(line, "msg=late time=3s") {
+		t.Errorf("line %q", line)
+	}
+}
