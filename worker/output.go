@@ -28,7 +28,7 @@ func (j *job) openOutput() *logs.Dir {
 	return logs.NewDir(j.cfg.Output.Dir, logs.Options{
 		MaxSize: j.cfg.Output.MaxSize, Now: j.cfg.Now,
 		Failed: func(err error) {
-			j.log.Warn("the output of workers is not kept in files any more: make room on that disk, or choose another with --log-dir", "error", err)
+			j.log.Warn("the output of workers is not kept in files any more, and goes to the terminal: make room on that disk, or choose another with --log-dir", "error", err)
 		},
 	})
 }
@@ -48,12 +48,29 @@ func (w *watch) outputs(rank int) (stdout, stderr io.Writer) {
 			w.files = append(w.files, f)
 			to = append(to, f) // first, as a terminal may block
 		}
-		if shown {
-			to = append(to, process.Prefixed(terminal, prefix))
+		switch shows := process.Prefixed(terminal, prefix); {
+		case shown:
+			to = append(to, shows)
+		case file:
+			to = append(to, unkept{w.output, shows})
 		}
 		return io.MultiWriter(to...)
 	}
 	return one(logs.Out, w.cfg.Stdout), one(logs.Err, w.cfg.Stderr)
+}
+
+// unkept shows what was to be in a file alone, once there are no files.
+type unkept struct {
+	dir *logs.Dir
+	to  io.Writer
+}
+
+// Write implements [io.Writer].
+func (u unkept) Write(text []byte) (int, error) {
+	if u.dir.Failed() {
+		return u.to.Write(text)
+	}
+	return len(text), nil
 }
 
 // closeFiles ends the files of the attempt's output.

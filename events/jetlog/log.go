@@ -260,10 +260,13 @@ func (l *Log) onDisconnect(_ *nats.Conn, err error) {
 	if l.ctx.Err() != nil {
 		return
 	}
-	l.opts.Logger.Warn("connection to the log lost", "server", l.opts.where(), "error", err)
+	// An owner that ends in order is replaced by whoever is told of it here.
+	level := slog.LevelWarn
 	if l.opts.OnDisconnect != nil {
+		level = slog.LevelInfo
 		l.opts.OnDisconnect(err)
 	}
+	l.opts.Logger.Log(l.ctx, level, "connection to the log lost", "server", l.opts.where(), "error", err)
 }
 
 func (l *Log) onReconnect(*nats.Conn) {

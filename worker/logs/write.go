@@ -51,7 +51,8 @@ func (d *Dir) fail(err error) {
 	}
 }
 
-func (d *Dir) over() bool {
+// Failed reports whether no file is written any more.
+func (d *Dir) Failed() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.failed
@@ -82,7 +83,7 @@ type File struct {
 func (f *File) Write(text []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.closed || f.dir.over() {
+	if f.closed || f.dir.Failed() {
 		return len(text), nil
 	}
 	if len(f.states)+len(text) > longestText {
@@ -102,7 +103,7 @@ const longestText = 64 << 10
 func (f *File) keep() {
 	text := f.states
 	f.states = text[:0]
-	if len(text) == 0 || f.dir.over() {
+	if len(text) == 0 || f.dir.Failed() {
 		return
 	}
 	f.set(text)
