@@ -183,12 +183,19 @@ func (w *watch) stacksOf(ctx context.Context, rank int) string {
 	return "by " + how + ":\n" + text
 }
 
+// mostStacks bounds what a worker may answer, in bytes. The Go client's answer
+// has 4 MiB at most.
+const mostStacks = 8 << 20
+
 // rpcSocket ends the name of the socket where a worker may serve calls.
 const rpcSocket = "rpc"
 
 // askStacks calls the worker itself.
 func (w *watch) askStacks(ctx context.Context, rank int) (text string, err error) {
-	trainer, err := rpc.NewPipe(rpc.PipeConfig{Self: rpc.Peer{Name: client.TrainerAgent, Rank: rpc.AnyRank}, Token: w.servers[rank].token})
+	trainer, err := rpc.NewPipe(rpc.PipeConfig{
+		Self: rpc.Peer{Name: client.TrainerAgent, Rank: rpc.AnyRank}, Token: w.servers[rank].token,
+		Options: &rpc.TensorPipeOptions{Common: rpc.Common{MaxBytes: mostStacks}},
+	})
 	if err != nil {
 		return "", err
 	}

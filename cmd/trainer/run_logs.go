@@ -105,6 +105,11 @@ func (o *logsOptions) launch(cfg *worker.Config) (err error) {
 	if cfg.Output.Routes, cfg.Output.MaxSize, err = o.routes(); err != nil {
 		return err
 	}
+	for _, rank := range cfg.Output.Routes.Shown {
+		if rank >= cfg.NProc {
+			return fmt.Errorf("%w: --local-ranks-filter %s: there is no local rank %d among %d: give ranks from 0 to %d", worker.ErrConfig, o.shown, rank, cfg.NProc, cfg.NProc-1)
+		}
+	}
 	cfg.Launch.Flags = slices.Clone(o.launchFlags)
 	if cfg.Launch.Dir, err = os.Getwd(); err != nil {
 		return fmt.Errorf("find the working directory: %w", err)
