@@ -149,12 +149,12 @@ func TestCalledProcessDies(t *testing.T) {
 	j := newJob(t, 3, diesInCall...)
 	j.cfg.Grace = long
 	j.start()
-	awaitText(t, j.out, "[rank0] call: gone true, ")
+	failed := failedOf(t, endsIn(j, long))
+	wantText(t, j.out, "[rank0] call: gone true, call die of rank1 (rank 1): ")
 	for _, rank := range []int{0, 2} {
-		awaitText(t, j.out, fmt.Sprintf("[rank%d] call after: gone true, ", rank))
+		wantText(t, j.out, fmt.Sprintf("[rank%d] call after: gone true, call die of rank1 (rank 1): ", rank))
 	}
-	wantText(t, j.out, `rank1 (rank 1)`)
-	if failed := failedOf(t, endsIn(j, long)); failed.Rank != 1 || !strings.Contains(failed.Cause, "SIGKILL") {
+	if failed.Rank != 1 || !strings.Contains(failed.Cause, "SIGKILL") {
 		t.Errorf("cause %q of rank %d", failed.Cause, failed.Rank)
 	}
 }
