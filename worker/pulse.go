@@ -20,13 +20,20 @@ type pulse struct {
 }
 
 // meetings are the requests that wait for all ranks.
-var meetings = []string{"report", "gather", "broadcast", "load"}
+var meetings = []string{"report", "gather", "broadcast", "load", "get"}
+
+// listening is the request that an agent has waiting all the time, beside the
+// training: it is no sign of life, and a rank does not wait for the trainer by it.
+const listening = "recv"
 
 func newPulses(world int) *pulses { return &pulses{ranks: make([]pulse, world)} }
 
 // begin notes a request of a rank; what it gives is called when it is answered.
 // While it is not, the rank waits for the trainer and is not silent.
 func (p *pulses) begin(rank int, op string) (answered func()) {
+	if op == listening {
+		return func() {}
+	}
 	meets := 0
 	if slices.Contains(meetings, op) {
 		meets = 1

@@ -25,6 +25,7 @@ func TestSilentRanks(t *testing.T) {
 		p.begin(2, "wait")                                // the trainer works for it
 		answered := p.begin(3, "gather")                  // and again
 		p.begin(4, "load")()                              // has ended
+		p.begin(1, "recv")                                // its agent's
 		lives := func(rank int) bool { return rank != 4 } // 5 never spoke
 		look := func(wantSilent, wantWaiting []int) {
 			t.Helper()
@@ -39,6 +40,7 @@ func TestSilentRanks(t *testing.T) {
 		}
 		time.Sleep(limit - 1) //nolint:forbidigo // the clock of the test's bubble
 		look(nil, []int{0, 3})
+		p.begin(1, "recv")() // answers an agent, not the training
 		answered()
 		time.Sleep(1 * time.Nanosecond) //nolint:forbidigo // the clock of the test's bubble
 		look([]int{1}, []int{0})

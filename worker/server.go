@@ -49,6 +49,8 @@ type group struct {
 	hearing *hearing
 	*enlisted
 	pulses *pulses
+
+	messages messages
 }
 
 // rankServer serves the socket of one rank of one attempt.
@@ -108,6 +110,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	mux.Handle("POST /v1/load", handle(s, s.onLoad))
 	mux.Handle("POST /v1/loaded", handle(s, s.onLoaded))
 	mux.Handle("POST /v1/heartbeat", handle(s, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }))
+	s.serveMessages(mux)
 	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
 	s.http = &http.Server{Handler: mux}
 	go func() { s.done <- s.http.Serve(l) }()
@@ -226,7 +229,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.Repo
 func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {
 	op := r.PathValue("op")
 	if op != "gather" && op != "broadcast" {
-		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, heartbeat, report, should_stop, save, seal, slots, wait, load, loaded, gather and broadcast", op)}
+		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, heartbeat, report, should_stop, save, seal, slots, wait, load, loaded, gather, broadcast, send, recv, set and get", op)}
 	}
 	seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)
 	if err != nil {

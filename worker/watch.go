@@ -123,6 +123,7 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		w.guard.Watch(root)
 		go func() {
 			e := p.Wait()
+			w.group.messages.gone(e.Rank)
 			w.enlisted.died(e)
 			w.exits <- e
 		}()

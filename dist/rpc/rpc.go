@@ -14,8 +14,9 @@
 // it calls: bodies above 64 KiB travel on channels of their own, so that a small
 // call never waits behind a large one. An agent of PROCESS_GROUP sends over a
 // [Messenger] of its group. The collectives of package dist cannot carry a call
-// that the other side does not expect, so a group's transport alone is not
-// enough; [Switch] is the messenger of ranks in one process.
+// that the other side does not expect, so a group's transport has messages beside
+// them: worker/client has those of a trainer's group, whose ranks are processes,
+// and [Switch] is where those of one process meet. A trainer's [Store] is there too.
 //
 // The caller's deadline travels with a call as the time that is left, so clocks
 // need not agree, and a caller that gives up ends the context of the function

@@ -43,6 +43,8 @@ type Client struct {
 	stop  atomic.Value // string: the newest answer to whether to stop
 	enc   encoding
 	agent *rpc.Pipe // what the trainer calls; nil for none
+
+	messages messages
 }
 
 // ErrNoTrainer says that the process was not started by a trainer.
@@ -169,9 +171,15 @@ func (c *Client) call(ctx context.Context, what string, in, out any) error {
 }
 
 func (c *Client) post(ctx context.Context, what string, body []byte, header map[string]string) ([]byte, error) {
+	reply, _, err := c.ask(ctx, what, body, header)
+	return reply, err
+}
+
+// ask is post for requests whose reply has headers.
+func (c *Client) ask(ctx context.Context, what string, body []byte, header map[string]string) ([]byte, http.Header, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://trainer/v1/"+what, bytes.NewReader(body))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
+		return nil, nil, fmt.Errorf("%s: %w", what, err)
 	}
 	req.Header.Set("Authorization", "Bearer "+c.token)
 	for k, v := range header {
@@ -179,24 +187,24 @@ func (c *Client) post(ctx context.Context, what string, body []byte, header map[
 	}
 	resp, err := c.http.Do(req)
 	if ctx.Err() != nil && err != nil {
-		return nil, fmt.Errorf("%s: %w", what, context.Cause(ctx)) // the caller's doing, not the trainer's
+		return nil, nil, fmt.Errorf("%s: %w", what, context.Cause(ctx)) // the caller's doing, not the trainer's
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: the trainer does not answer: %w", what, err)
+		return nil, nil, fmt.Errorf("%s: the trainer does not answer: %w", what, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	reply, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return nil, fmt.Errorf("%s: read the trainer's reply: %w", what, err)
+		return nil, nil, fmt.Errorf("%s: read the trainer's reply: %w", what, err)
 	}
 	if resp.StatusCode == http.StatusOK {
-		return reply, nil
+		return reply, resp.Header, nil
 	}
 	var p Problem
 	if json.Unmarshal(reply, &p) != nil || p.Message == "" {
 		p.Message = fmt.Sprintf("%s: %.200q", resp.Status, reply)
 	}
-	return nil, &Error{Op: what, Status: resp.StatusCode, Message: p.Message}
+	return nil, nil, &Error{Op: what, Status: resp.StatusCode, Message: p.Message}
 }
 
 // ErrNoSpace says that a request was refused because a disk or shared memory

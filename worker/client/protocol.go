@@ -18,6 +18,10 @@ import "github.com/ckptstore/ckptstore/tensor"
 //	POST /v1/loaded      LoadedRequest  → {}            the copy out of the arena is complete
 //	POST /v1/gather      parts, header  → parts         one part from each rank
 //	POST /v1/broadcast   parts, header  → parts         one part from the root
+//	POST /v1/send        bytes, header  → nothing       a message to one rank
+//	POST /v1/recv        {}, header     → bytes, header blocks until there is a message of any rank
+//	POST /v1/set         StoreSet       → {}            leaves a value for all ranks
+//	POST /v1/get         StoreGet       → StoreValue    blocks until the key is set
 //
 // Collectives carry raw bytes: the request body is this rank's part, the
 // reply is a sequence of parts, each a little-endian uint64 length and its
