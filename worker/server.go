@@ -111,6 +111,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	mux.Handle("POST /v1/loaded", handle(s, s.onLoaded))
 	mux.Handle("POST /v1/heartbeat", handle(s, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }))
 	s.serveMessages(mux)
+	mux.Handle("POST "+ServicePath, s.service())
 	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
 	s.http = &http.Server{Handler: mux}
 	go func() { s.done <- s.http.Serve(l) }()
@@ -132,29 +133,42 @@ type rawHandler func(r *http.Request, body []byte) ([]byte, error)
 func (s *rankServer) raw(h rawHandler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		reply, err := s.serve(w, r, h)
-		if err == nil {
-			_, _ = w.Write(reply) // a client that is gone needs no reply
+		if err != nil {
+			refuse(w, err)
 			return
 		}
-		status := http.StatusInternalServerError
-		var p *problem
-		switch {
-		case errors.As(err, &p):
-			status = p.status
-		case errors.Is(err, context.DeadlineExceeded):
-			status = http.StatusGatewayTimeout
-		case errors.Is(err, syscall.ENOSPC):
-			status = http.StatusInsufficientStorage
-		}
-		body, _ := json.Marshal(client.Problem{Message: err.Error()}) // a string always encodes
-		w.WriteHeader(status)
-		_, _ = w.Write(body)
+		_, _ = w.Write(reply) // a client that is gone needs no reply
 	})
 }
 
-func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler) ([]byte, error) {
+// refuse replies with an error and its status.
+func refuse(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	var p *problem
+	switch {
+	case errors.As(err, &p):
+		status = p.status
+	case errors.Is(err, context.DeadlineExceeded):
+		status = http.StatusGatewayTimeout
+	case errors.Is(err, syscall.ENOSPC):
+		status = http.StatusInsufficientStorage
+	}
+	body, _ := json.Marshal(client.Problem{Message: err.Error()}) // a string always encodes
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}
+
+// authorized checks that the caller has the token of this socket.
+func (s *rankServer) authorized(r *http.Request) error {
 	if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+s.token)) != 1 {
-		return nil, &problem{http.StatusUnauthorized, fmt.Errorf("this socket belongs to rank %d of attempt %d: wrong token", s.rank, s.attempt)}
+		return &problem{http.StatusUnauthorized, fmt.Errorf("this socket belongs to rank %d of attempt %d: wrong token", s.rank, s.attempt)}
+	}
+	return nil
+}
+
+func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler) ([]byte, error) {
+	if err := s.authorized(r); err != nil {
+		return nil, err
 	}
 	defer s.pulses.begin(s.rank, path.Base(r.URL.Path))()
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))

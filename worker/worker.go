@@ -27,6 +27,7 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"net/http"
 	"os"
 	"time"
 
@@ -104,7 +105,10 @@ type Config struct {
 	// value that differ, instead of saving the lowest rank's with a warning.
 	StrictReplicas bool
 	Config         map[string]any
-	Backend        string // name of the communication backend; default none
+	// Services answers what workers ask of the store itself, by requests below
+	// [ServicePath] that have the right token; nil refuses them.
+	Services http.Handler
+	Backend  string // name of the communication backend; default none
 	BackendConfig
 	Torch TorchConfig
 	// Withheld names variables of the environment that workers do not inherit,
