@@ -1,0 +1,72 @@
+"""A state dict as a list of leaves, under the names that PyTorch gives them.
+
+Mappings are always descended into, and their keys become strings; a list only if
+a tensor is in it, or a container that is descended into itself. Everything else
+is a leaf: a list of numbers is one value, and so is a tuple. So the checkpoints
+of ``dcp.save`` and of ``ckptstore.save`` have the same names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass
+class Leaves:
+    """Parallel lists: leaf i is ``values[i]``, found at ``places[i]``, a container and a key of it."""
+
+    names: list[str]
+    values: list[Any]
+    places: list[tuple[Any, Any]]
+    paths: list[tuple[str | int, ...]]
+
+
+def flatten(state: Mapping[Any, Any]) -> Leaves:
+    """The leaves of a nested state dict, in its order.
+
+    Raises ValueError when two leaves have the same name, and says both paths.
+    """
+    out = Leaves([], [], [], [])
+    for key, value in state.items():
+        _visit(out, state, key, str(key), (str(key),), value)
+    if len(set(out.names)) != len(out.names):
+        seen: dict[str, tuple[str | int, ...]] = {}
+        for name, path in zip(out.names, out.paths):
+            if name in seen:
+                raise ValueError(f"two leaves of the state dict have the name {name!r}: {list(seen[name])} and {list(path)}; rename one of the keys")
+            seen[name] = path
+    return out
+
+
+def _visit(out: Leaves, container: Any, key: Any, name: str, path: tuple[str | int, ...], value: Any) -> None:
+    if isinstance(value, Mapping):
+        for k, v in value.items():
+            _visit(out, value, k, f"{name}.{k}", (*path, str(k)), v)
+    elif isinstance(value, list) and not _terminal(value):
+        for i, v in enumerate(value):
+            _visit(out, value, i, f"{name}.{i}", (*path, i), v)
+    else:
+        out.names.append(name)
+        out.values.append(value)
+        out.places.append((container, key))
+        out.paths.append(path)
+
+
+def _terminal(values: list[Any]) -> bool:
+    for value in values:
+        if isinstance(value, (torch.Tensor, Mapping)) or isinstance(value, list) and not _terminal(value):
+            return False
+    return True
+
+
+def put(place: tuple[Any, Any], name: str, value: Any) -> None:
+    """Replace a leaf where it was found."""
+    container, key = place
+    try:
+        container[key] = value
+    except TypeError as error:
+        raise TypeError(f"load {name!r}: its container, a {type(container).__name__}, cannot be changed: pass a dict") from error
