@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import threading
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from . import _memory
 from ._wire import Wire
@@ -136,13 +136,21 @@ class Session:
     def __reduce__(self) -> Any:
         raise TypeError("a session belongs to its process: pickle nothing that holds one, call current() in the other process")
 
-    def begin_save(self, step: int, items: Sequence[Item], *, name: str | None = None, participants: Iterable[int] | None = None) -> Slot:
+    def begin_save(
+        self, step: int, items: Sequence[Item] | Callable[[], Sequence[Item]], *,
+        name: str | None = None, participants: Iterable[int] | None = None, key: str | None = None,
+    ) -> Slot:
         """Ask for memory for one save.
 
         The plan of the same items, in the same order, is said to the trainer once:
         later saves send O(1) bytes. Raises SaveSkipped, SaveAborted (409) or Refused.
+
+        key is what the caller knows these items by, and no others of this session; with
+        it a later save does not look at them, and they may be a function that makes them.
         """
-        key = json.dumps(items)
+        if key is None:
+            items = items() if callable(items) else items
+            key = json.dumps(items)
         ranks = None if participants is None else list(participants)
         known = self._plans.get(key)
         reply = None
@@ -152,11 +160,12 @@ class Session:
             except Refused as refused:
                 if refused.status != 412:
                     raise
+        fresh = reply is None
         if reply is None:
-            reply = self.wire.call("save", step=step, name=name, participants=ranks, items=list(items))
+            sent = list(items() if callable(items) else items)
+            reply = self.wire.call("save", step=step, name=name, participants=ranks, items=sent)
         if "skipped" in reply:
             raise SaveSkipped(reply["checkpoint"], reply["skipped"])
-        fresh = "offsets" in reply or not items
         if fresh:
             self._plans[key] = reply["plan"], reply.get("offsets") or []
             while len(self._plans) > 4:  # the trainer remembers as many
