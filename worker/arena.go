@@ -13,8 +13,13 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/worker/shm"
 	"golang.org/x/sys/unix"
 )
+
+// ErrBusy says that another trainer of the run is alive on this machine, also
+// one that is stopped and has lost the run.
+var ErrBusy = errors.New("another trainer of this run is alive on this machine")
 
 // arenas are a job's files in shared memory, in a directory named by store,
 // run and node.
@@ -75,11 +80,14 @@ func openArenas(shared, store, run string) (*arenas, error) {
 		name = plan.Sum([]byte(run)).String()[:32]
 	}
 	dir := filepath.Join(shared, fmt.Sprintf("ckptstore-%s-%s-n0", storeName(store), name))
-	lock, err := lockDir(dir)
+	lock, err := shm.Own(dir)
+	if errors.Is(err, shm.ErrOwned) {
+		err = fmt.Errorf("lock %s: %w: stop it, or choose another --name", filepath.Join(dir, "lock"), ErrBusy)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)
 	}
-	a := &arenas{dir: dir, lock: lock, room: roomOf, live: map[*arena]bool{}, released: make(chan struct{})}
+	a := &arenas{dir: dir, lock: lock, room: shm.Room, live: map[*arena]bool{}, released: make(chan struct{})}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())

@@ -2,12 +2,9 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"runtime"
 
-	"golang.org/x/sync/errgroup"
+	"github.com/ckptstore/ckptstore/worker/shm"
 	"golang.org/x/sys/unix"
 )
 
@@ -46,42 +43,8 @@ func (f *arena) grow(ctx context.Context, size int64) error {
 	}
 	f.data = data
 	f.size.Store(size)
-	if err := f.touch(ctx, old); err != nil {
+	if err := shm.Touch(ctx, f.file, f.data, old); err != nil {
 		return reserve(err)
 	}
 	return nil
-}
-
-// roomOf is how many bytes of shared memory are free where a file is.
-func roomOf(file *os.File) (int64, error) {
-	var fs unix.Statfs_t
-	err := unix.Fstatfs(int(file.Fd()), &fs)
-	return int64(fs.Bavail) * fs.Bsize, err
-}
-
-// touchSegment is how much memory a thread touches at a time, in bytes.
-const touchSegment = 32 << 20
-
-// touch makes the kernel provide the memory from an offset on, by several
-// threads.
-func (f *arena) touch(ctx context.Context, from int) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(min(runtime.GOMAXPROCS(0), 8))
-	for from := from; from < len(f.data); from += touchSegment {
-		part := f.data[from:min(from+touchSegment, len(f.data))]
-		g.Go(func() error {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			err := unix.Madvise(part, unix.MADV_POPULATE_WRITE)
-			switch {
-			case errors.Is(err, unix.EINVAL): // a kernel before 5.14
-				err = unix.Fallocate(int(f.file.Fd()), 0, int64(from), int64(len(part)))
-			case errors.Is(err, unix.EFAULT): // a copy would have been killed here
-				err = unix.ENOSPC
-			}
-			return err
-		})
-	}
-	return g.Wait()
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/dist"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/peer"
 )
 
 // protocols are the versions that a trainer speaks. In the first one it is the
@@ -113,7 +114,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	s.serveMessages(mux)
 	mux.Handle("POST "+ServicePath, s.service())
 	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
-	s.http = &http.Server{Handler: mux}
+	s.http = &http.Server{Handler: mux, ConnContext: peer.Context}
 	go func() { s.done <- s.http.Serve(l) }()
 	return s, nil
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
 // bounded is staging of one rank with two slots and a bound in bytes.
@@ -154,7 +155,7 @@ func TestFewerSlotsWhileOneIsMade(t *testing.T) {
 			close(begun)
 			<-goOn
 		}
-		return roomOf(file)
+		return shm.Room(file)
 	}
 	p := layOutSlot([]plan.Item{{Value: true, Bytes: 4 << 20}}, nil)
 	if _, err := s.take(t.Context(), 0, []int{0}, slotHeader{Checkpoint: "a"}, p); err != nil {

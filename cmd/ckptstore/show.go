@@ -101,7 +101,7 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int,
 	if err != nil {
 		return err
 	}
-	c, err := committed(ctx, views, ref)
+	c, err := store.Committed(ctx, views, ref)
 	if err != nil && !then.isEnd() {
 		return fmt.Errorf("as of %s: %w", then, err)
 	}

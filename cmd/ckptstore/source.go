@@ -132,18 +132,6 @@ func openPath(ctx context.Context, path string) (source, error) {
 	return s, f.SetUp(ctx, s.manifest, true)
 }
 
-// committed is the committed checkpoint that a reference stands for.
-func committed(ctx context.Context, views web.Source, ref string) (projections.Checkpoint, error) {
-	c, err := web.Ask(ctx, views, web.Resolve, web.Params{Ref: ref})
-	if err == nil && c.State != projections.Committed {
-		err = fmt.Errorf("checkpoint %s@%s is %s: %s", c.Run, c.ID, c.State, c.Reason)
-	}
-	if strings.Contains(ref, "/") && errors.Is(err, projections.ErrNotFound) {
-		err = fmt.Errorf("%w (and there is no checkpoint at the path %s)", err, ref)
-	}
-	return c, err
-}
-
 // all is the tensor that a command asks for, when it asks for any.
 const all = ""
 
@@ -161,16 +149,15 @@ func (a *app) withSource(ctx context.Context, ref, fqn string, offline bool, do 
 		return withPath(ctx, ref, do)
 	}
 	return a.with(ctx, func(st *store.Store) error {
-		c, err := committed(ctx, st.Views(), ref)
+		c, err := store.Committed(ctx, st.Views(), ref)
 		if err != nil {
 			return err
 		}
-		digest, err := plan.ParseDigest(c.Manifest)
+		r, err := st.ReaderOf(c)
 		if err != nil {
 			return err
 		}
-		r := st.Data.Reader(store.RefOf(c)).WithManifest(digest).Only(fqn)
-		return withReader(ctx, r, source{name: c.Run + "@" + c.ID, store: st.ID, checkpoint: c}, do)
+		return withReader(ctx, r.Only(fqn), source{name: c.Run + "@" + c.ID, store: st.ID, checkpoint: c}, do)
 	})
 }
 

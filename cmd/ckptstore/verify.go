@@ -266,7 +266,7 @@ func (a *app) printVerified(out verified) error {
 // verifyTargets are the checkpoints that refs name, or all committed ones.
 func verifyTargets(ctx context.Context, s *store.Store, refs []string) ([]projections.Checkpoint, error) {
 	if len(refs) == 1 {
-		c, err := committed(ctx, s.Views(), refs[0])
+		c, err := store.Committed(ctx, s.Views(), refs[0])
 		return []projections.Checkpoint{c}, err
 	}
 	runs, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/ckptstore/ckptstore/agent/services"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/store"
@@ -191,6 +192,9 @@ func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
+	about := services.New(st, cfg.Logger)
+	defer func() { err = errors.Join(err, about.Close()) }()
+	cfg.Services = about
 	return worker.Run(ctx, cfg, worker.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },

@@ -1,4 +1,4 @@
-package worker
+package shm
 
 import (
 	"errors"
@@ -9,14 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrBusy says that another trainer of the run is alive on this machine, also
-// one that is stopped and has lost the run.
-var ErrBusy = errors.New("another trainer of this run is alive on this machine")
+// ErrOwned says that another process that is alive owns the directory.
+var ErrOwned = errors.New("another process owns it")
 
-// lockDir makes dir and takes the lock in it. A trainer that ends removes the
-// directory while it holds the lock, so a lock is only good if its file is
-// still the one at that path.
-func lockDir(dir string) (*os.File, error) {
+// Own makes dir and takes the lock in it. An owner that ends removes the
+// directory while it holds the lock, so a lock is only good if its file is still
+// the one at that path. It is given up by closing the file.
+func Own(dir string) (*os.File, error) {
 	path := filepath.Join(dir, "lock")
 	for {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -32,9 +31,9 @@ func lockDir(dir string) (*os.File, error) {
 		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			_ = lock.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
-				err = ErrBusy
+				err = ErrOwned
 			}
-			return nil, fmt.Errorf("lock %s: %w: stop it, or choose another --name", path, err)
+			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
 		mine, err := lock.Stat()
 		if err != nil {

@@ -1,0 +1,156 @@
+package reading
+
+import (
+	"context"
+	"time"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/ckptstore/ckptstore/web"
+)
+
+// Listing asks for checkpoints: of a run, or of all; All also for those that are
+// not committed or not in the line.
+type Listing struct {
+	Run string `json:"run,omitempty"`
+	All bool   `json:"all,omitempty"`
+}
+
+// Listed are the checkpoints that a Listing asks for, of each run the newest first.
+type Listed struct {
+	Checkpoints []Row `json:"checkpoints"`
+}
+
+// Row is one of them.
+type Row struct {
+	Checkpoint string            `json:"checkpoint"` // ID
+	Run        string            `json:"run"`
+	Trial      string            `json:"trial"`
+	Step       int64             `json:"step"`
+	Name       string            `json:"name"`
+	State      projections.State `json:"state"`
+	Superseded bool              `json:"superseded,omitempty"`
+	WorldSize  int               `json:"world_size"`
+	Bytes      int64             `json:"bytes"`
+	Tags       []string          `json:"tags,omitempty"`
+	BegunAt    time.Time         `json:"begun_at"`
+	EndedAt    time.Time         `json:"ended_at,omitzero"` // committed or aborted
+	Reason     string            `json:"reason,omitempty"`
+}
+
+func (s *Server) onList(ctx context.Context, q Listing) (Listed, error) {
+	out := Listed{Checkpoints: []Row{}}
+	var runs []string
+	if q.Run != "" {
+		if _, err := web.Ask(ctx, s.store.Views(), web.Run, web.Params{Run: q.Run}); err != nil {
+			return out, err
+		}
+		runs = []string{q.Run}
+	} else {
+		rows, err := web.Ask(ctx, s.store.Views(), web.Runs, web.Params{})
+		if err != nil {
+			return out, err
+		}
+		for _, r := range rows {
+			runs = append(runs, r.Name)
+		}
+	}
+	for _, run := range runs {
+		rows, err := web.Ask(ctx, s.store.Views(), web.Checkpoints, web.Params{Run: run, All: q.All})
+		if err != nil {
+			return out, err
+		}
+		for _, c := range rows {
+			out.Checkpoints = append(out.Checkpoints, Row{
+				Checkpoint: c.ID, Run: c.Run, Trial: c.Trial, Step: c.Step, Name: c.Name, State: c.State, Superseded: c.Superseded,
+				WorldSize: c.WorldSize, Bytes: c.Bytes, Tags: c.Tags, BegunAt: c.BegunAt, EndedAt: c.EndedAt, Reason: c.Reason,
+			})
+		}
+	}
+	return out, nil
+}
+
+// Asked is the body of describe.
+type Asked struct {
+	Ref string `json:"ref"`
+}
+
+// Description says what a checkpoint holds.
+type Description struct {
+	Checkpoint  string                   `json:"checkpoint"` // ID, or the path of one that is not of the store
+	Run         string                   `json:"run"`
+	Trial       string                   `json:"trial"`
+	Step        int64                    `json:"step"` // -1 where it is not known
+	Name        string                   `json:"name"`
+	WorldSize   int                      `json:"world_size"`
+	Tensors     map[string]Tensor        `json:"tensors"`
+	Values      map[string]Value         `json:"values"`
+	Attachments []projections.Attachment `json:"attachments"`
+}
+
+// Tensor is a tensor of a checkpoint.
+type Tensor struct {
+	DType  tensor.DType `json:"dtype"`
+	Shape  tensor.Shape `json:"shape"`
+	Chunks []tensor.Box `json:"chunks"`
+	Path   Path         `json:"path,omitempty"`
+}
+
+// Value is a value of a checkpoint. Bytes is the size of it, or, where each rank
+// has its own, of the largest.
+type Value struct {
+	Bytes   int64 `json:"bytes"`
+	PerRank bool  `json:"per_rank,omitempty"`
+	Ranks   []int `json:"ranks,omitempty"` // that have one of their own, ascending
+	Path    Path  `json:"path,omitempty"`
+}
+
+// Path is where something was in the state dict: keys, which are strings, and
+// indexes of lists, which are integers. It is nil where that is the FQN alone.
+type Path []any
+
+func pathOf(p plan.Path, fqn string) Path {
+	if p.Plain(fqn) {
+		return nil
+	}
+	out := make(Path, len(p))
+	for i, e := range p {
+		if out[i] = e.Key; e.List {
+			out[i] = e.Index
+		}
+	}
+	return out
+}
+
+func (s *Server) onDescribe(ctx context.Context, q Asked) (Description, error) {
+	src, err := s.source(ctx, q.Ref)
+	if err != nil {
+		return Description{}, err
+	}
+	return src.describe(), nil
+}
+
+func (s *source) describe() Description {
+	l := s.manifest.Layout
+	d := Description{
+		Checkpoint: s.row.ID, Run: s.row.Run, Trial: s.row.Trial, Step: s.row.Step, Name: s.row.Name, WorldSize: s.manifest.WorldSize,
+		Tensors: make(map[string]Tensor, len(l.Tensors)), Values: map[string]Value{}, Attachments: append([]projections.Attachment{}, s.row.Attachments...),
+	}
+	for _, t := range l.Tensors {
+		chunks := make([]tensor.Box, len(t.Chunks))
+		for i, c := range t.Chunks {
+			chunks[i] = tensor.Box{Offsets: append([]int64{}, c.Box.Offsets...), Sizes: append([]int64{}, c.Box.Sizes...)}
+		}
+		d.Tensors[t.FQN] = Tensor{DType: t.DType, Shape: append(tensor.Shape{}, t.Shape...), Chunks: chunks, Path: pathOf(t.Path, t.FQN)}
+	}
+	for _, v := range l.Values {
+		have := d.Values[v.FQN]
+		have.Path, have.Bytes, have.PerRank = pathOf(v.Path, v.FQN), max(have.Bytes, v.Bytes), v.PerRank
+		if v.PerRank {
+			have.Ranks = append(have.Ranks, v.Rank)
+		}
+		d.Values[v.FQN] = have
+	}
+	return d
+}

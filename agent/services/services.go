@@ -1,0 +1,46 @@
+// Package services answers the requests about a store itself, below /v1/store/,
+// for whoever serves sockets to the processes that ask: a trainer for its ranks,
+// and an agent.
+//
+//	Services   an http.Handler for all of them
+//
+// The caller checks tokens, and tells who is at the other end by peer.Context.
+package services
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+
+	"github.com/ckptstore/ckptstore/agent/reading"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// Services are the requests about one store.
+type Services struct {
+	*http.ServeMux
+	reading *reading.Server
+}
+
+var _ http.Handler = (*Services)(nil)
+
+// New serves a store, which must stay open until Close.
+func New(st *store.Store, log *slog.Logger) *Services {
+	s := &Services{ServeMux: http.NewServeMux(), reading: reading.New(st, reading.Options{Logger: log})}
+	s.reading.Handle(s.ServeMux)
+	s.HandleFunc("/v1/store/", unknown)
+	return s
+}
+
+// unknown answers what is no request of this version.
+func unknown(w http.ResponseWriter, r *http.Request) {
+	text := fmt.Sprintf("there is no request %s %s: this program is too old for it, or the path is wrong", r.Method, r.URL.Path)
+	body, _ := json.Marshal(client.Problem{Message: text}) // a string always encodes
+	w.WriteHeader(http.StatusNotFound)
+	_, _ = w.Write(body)
+}
+
+// Close gives back what the requests hold. None of them may be under way.
+func (s *Services) Close() error { return s.reading.Close() }
