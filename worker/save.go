@@ -123,7 +123,9 @@ func (s *rankServer) participants(asked []int) ([]int, error) {
 // planItem checks one item of a request.
 func planItem(it client.Item) (plan.Item, error) {
 	check, err := parseCheck(it.Check)
-	out := plan.Item{Value: it.Value, PerRank: it.PerRank, Bytes: it.Bytes, Shard: tensor.Shard{FQN: it.FQN}, Check: check}
+	path, perr := parsePath(it.FQN, it.Path)
+	err = errors.Join(err, perr)
+	out := plan.Item{Value: it.Value, PerRank: it.PerRank, Bytes: it.Bytes, Shard: tensor.Shard{FQN: it.FQN}, Check: check, Path: path}
 	switch {
 	case err != nil:
 		return out, err
@@ -174,6 +176,26 @@ func (s *rankServer) onSeal(ctx context.Context, req client.CheckpointRef) (stru
 	}
 	sealed := &events.WriteSealed{Attempt: s.attempt, Checkpoint: req.Checkpoint, Rank: s.rank, Bytes: size}
 	s.outbox.post(req.Checkpoint, sealed)
+	return struct{}{}, nil
+}
+
+// onAbort takes a rank's word that it cannot finish a save, so that the others
+// need not wait for the deadline of it. The log hears of it behind the rank's
+// plan; the coordinator then takes the slots back.
+func (s *rankServer) onAbort(_ context.Context, req client.AbortRequest) (struct{}, error) {
+	switch now := s.saver.state(req.Checkpoint, s.rank); {
+	case req.Checkpoint == "":
+		return struct{}{}, badRequest("no checkpoint to abort is named")
+	case req.Reason == "":
+		return struct{}{}, badRequest("abort of %s without a reason", req.Checkpoint)
+	case now.State == client.Aborted:
+		return struct{}{}, nil
+	case now.State == client.Committed:
+		return struct{}{}, &problem{http.StatusConflict, fmt.Errorf("checkpoint %s is committed: it can only be deleted", req.Checkpoint)}
+	}
+	s.outbox.post(req.Checkpoint, &events.WriteFailed{
+		Attempt: s.attempt, Checkpoint: req.Checkpoint, Rank: s.rank, Error: beginning(req.Reason, maxMessage),
+	})
 	return struct{}{}, nil
 }
 

@@ -106,6 +106,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	mux.Handle("POST /v1/should_stop", handle(s, s.onShouldStop))
 	mux.Handle("POST /v1/save", handle(s, s.onSave))
 	mux.Handle("POST /v1/seal", handle(s, s.onSeal))
+	mux.Handle("POST /v1/abort", handle(s, s.onAbort))
 	mux.Handle("POST /v1/slots", handle(s, s.onSlots))
 	mux.Handle("POST /v1/wait", handle(s, s.onWait))
 	mux.Handle("POST /v1/load", handle(s, s.onLoad))
@@ -214,7 +215,7 @@ func (s *rankServer) onHello(ctx context.Context, h client.Hello) (client.Contex
 	}
 	return client.Context{
 		Protocol: version, Run: s.cfg.Run, Trial: s.cfg.Trial, Job: s.cfg.Job,
-		Attempt: s.attempt, Rank: s.rank, WorldSize: s.cfg.NProc, Resume: s.resume, Config: s.cfg.Config,
+		Attempt: s.attempt, Rank: s.rank, WorldSize: s.cfg.NProc, Resume: s.resume, Config: s.cfg.Config, Store: s.store.ID,
 	}, nil
 }
 

@@ -67,6 +67,7 @@ type Context struct {
 	WorldSize int            `json:"world_size"`
 	Resume    string         `json:"resume,omitempty"` // full ID to restore from, or empty
 	Config    map[string]any `json:"config,omitempty"` // of the trial
+	Store     string         `json:"store,omitempty"`  // identity of the store, as in its store.json
 }
 
 // Report is one iteration's metrics of one rank: numbers, strings, booleans.
@@ -88,6 +89,10 @@ type Item struct {
 	Offsets  []int64      `json:"offsets,omitempty"`
 	Sizes    []int64      `json:"sizes,omitempty"`
 	Bytes    int64        `json:"bytes"` // save: size of the data
+	// Path is, in a save, where the item was in the state dict before that was
+	// flattened, when that is not the FQN itself: keys, which are strings, and
+	// indexes of lists, which are integers.
+	Path []any `json:"path,omitempty"`
 	// Check is, in a save, a short digest of the data in hexadecimal: ranks
 	// whose copies of a tensor differ have different ones. It may be left out.
 	Check string `json:"check,omitempty"`
@@ -132,6 +137,12 @@ type Slot struct {
 // CheckpointRef names a checkpoint by its full ID.
 type CheckpointRef struct {
 	Checkpoint string `json:"checkpoint"`
+}
+
+// AbortRequest says that this rank cannot finish a save, and why.
+type AbortRequest struct {
+	Checkpoint string `json:"checkpoint"`
+	Reason     string `json:"reason"`
 }
 
 // States of a save, in order; an aborted one ends there.
