@@ -11,7 +11,7 @@ from .errors import Error, NoStore, Refused, SaveAborted, SaveSkipped, Unreachab
 __all__ = ["Error", "NoStore", "Refused", "SaveAborted", "SaveSkipped", "Unreachable", "load", "save"]
 
 # What needs PyTorch is imported when it is used: the rest works without it.
-_LATER = {"save": "_save", "load": "_load"}
+_LATER = {"save": "_save", "load": "_load", "open": "_checkpoint", "Checkpoint": "_checkpoint"}
 
 
 def __getattr__(name: str) -> Any:

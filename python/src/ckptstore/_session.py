@@ -72,8 +72,8 @@ class Loaded:
     Item i has ``sizes[i]`` bytes; -1 says that it was left out.
     """
 
-    def __init__(self, session: Session, reply: dict[str, Any], give_back: tuple[str, dict[str, Any]]):
-        self._session, self._give_back = session, give_back
+    def __init__(self, wire: Wire, reply: dict[str, Any], give_back: tuple[str, dict[str, Any]]):
+        self._wire, self._give_back = wire, give_back
         self.checkpoint: str = reply["checkpoint"]
         self.step: int = reply["step"]
         self.unread: list[str] = reply.get("unread") or []
@@ -110,7 +110,7 @@ class Loaded:
             os.close(file)
         if self._give_back is not None:
             (name, request), self._give_back = self._give_back, None
-            self._session.wire.call(name, **request)
+            self._wire.call(name, **request)
 
     def __enter__(self) -> Loaded:
         return self
@@ -182,7 +182,7 @@ class Session:
     def load(self, items: Sequence[Item], ref: str | None = None, *, strict: bool = True, partial: bool = False, strict_dtype: bool = False) -> Loaded:
         """Load boxes and values: a collective of all ranks. Close what is returned."""
         reply = self.wire.call("load", ref=ref, strict=strict, partial=partial, strict_dtype=strict_dtype, items=list(items))
-        return Loaded(self, reply, ("loaded", {"load": reply["load"]}))
+        return Loaded(self.wire, reply, ("loaded", {"load": reply["load"]}))
 
     def report(self, step: int, metrics: Mapping[str, Any], *, done: bool = False) -> str | None:
         """Report an iteration, and learn whether to stop: "preempt", "stop" or None."""

@@ -1,0 +1,283 @@
+"""``ckptstore.open``: look into a checkpoint, one tensor or slice at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from . import _arrays, _session
+from ._nested import nest
+from ._reading import BoxPart, Part, ValuePart, fetch
+from ._slices import Box, box_of, whole
+from ._wire import Wire
+from .errors import Error
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor of a checkpoint, of which nothing is read until it is indexed.
+
+        handle[0:2, -3:]    a box of it, as numpy's basic slicing
+        handle[...]         all of it
+
+    Attributes:
+        fqn: its name in the checkpoint.
+        dtype: by PyTorch's name, such as ``bfloat16``.
+        shape: of the whole tensor.
+        chunks: the boxes in which it is stored.
+        path: keys (str) and indexes (int) that lead to it in the state dict.
+    """
+
+    fqn: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Box, ...]
+    path: tuple[str | int, ...]
+    _checkpoint: Checkpoint = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def nbytes(self) -> int:
+        return whole(self.shape).volume * _arrays.SIZES[self.dtype]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._checkpoint.slice(self.fqn, index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A value of a checkpoint: bytes under a name.
+
+    Attributes:
+        nbytes: its size; of a value that each rank has its own of, the largest.
+        ranks: those that have one of their own; empty where all have the same.
+        path: as of a tensor.
+    """
+
+    fqn: str
+    nbytes: int
+    ranks: tuple[int, ...]
+    path: tuple[str | int, ...]
+
+
+class Checkpoint:
+    """A committed checkpoint. Made by :func:`open`; it can be pickled.
+
+    It stays the same checkpoint, whatever is saved after it was opened. Everything
+    that is read was verified first; damage is a Refused that names file, tensor
+    and block.
+
+    Attributes:
+        ref: names it in requests: ``RUN@ID``, or its path.
+        id: its ID in the run, or its path.
+        run, trial, name: empty for one that another program wrote.
+        step: -1 for one that another program wrote.
+        world_size: ranks that saved it.
+        tensors: its tensors by name, as handles.
+        objects: its values by name: size and ranks.
+        attachments: names and bytes of files that are kept beside it.
+    """
+
+    def __init__(self, described: Mapping[str, Any], store: str | None):
+        self._store, self._closed = store, False
+        self.id: str = described["checkpoint"]
+        self.run: str = described["run"]
+        self.trial: str = described["trial"]
+        self.name: str = described["name"]
+        self.step: int = described["step"]
+        self.world_size: int = described["world_size"]
+        line = self.run if self.trial == "main" else f"{self.run}/{self.trial}"
+        self.ref = f"{line}@{self.id}" if self.run else self.id
+        self.tensors: Mapping[str, Tensor] = {
+            fqn: Tensor(
+                fqn, t["dtype"], tuple(t["shape"]), tuple(Box(tuple(c["offsets"]), tuple(c["sizes"])) for c in t["chunks"]),
+                tuple(t.get("path") or (fqn,)), self,
+            )
+            for fqn, t in sorted(described["tensors"].items())
+        }
+        self.objects: Mapping[str, Value] = {
+            fqn: Value(fqn, v["bytes"], tuple(v.get("ranks") or ()), tuple(v.get("path") or (fqn,)))
+            for fqn, v in sorted(described["values"].items())
+        }
+        self.attachments: Mapping[str, int] = {a["name"]: a["size"] for a in described["attachments"]}
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.ref}: {len(self.tensors)} tensors, {len(self.objects)} values>"
+
+    def keys(self) -> list[str]:
+        """The names of all tensors and values."""
+        return [*self.tensors, *self.objects]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.tensors) + len(self.objects)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.tensors or key in self.objects
+
+    def __getitem__(self, key: str) -> Any:
+        """A tensor, as one of PyTorch where that is installed, else of numpy; or a value."""
+        return self.value(key) if key in self.objects else self.read([key])[key]
+
+    def tensor(self, fqn: str, dtype: str | None = None) -> Any:
+        """A whole tensor, as one of PyTorch on the CPU, converted to dtype."""
+        return self.read([fqn], dtype=dtype, kind="torch")[fqn]
+
+    def numpy(self, fqn: str, dtype: str | None = None) -> Any:
+        """A whole tensor, as an array of numpy.
+
+        Raises TypeError for a type that numpy has not, such as bfloat16, unless
+        dtype says what to convert it to.
+        """
+        return self.read([fqn], dtype=dtype, kind="numpy")[fqn]
+
+    def slice(self, fqn: str, index: Any, *, dtype: str | None = None, kind: str | None = None) -> Any:
+        """A box of a tensor: index is one, or a sequence, of slices and integers.
+
+        Only the blocks of 64 KiB that hold a part of it are read. kind is
+        ``torch`` or ``numpy``, by default the first that is installed.
+        """
+        handle = self._handle(fqn)
+        box, shape = box_of(fqn, handle.shape, tuple(index) if isinstance(index, list) else index)
+        out, part = self._part(handle, box, shape, dtype, kind)
+        fetch(self._wire, self.ref, [part])
+        return out
+
+    def read(self, fqns: Iterable[str] | None = None, *, dtype: str | None = None, kind: str | None = None) -> dict[str, Any]:
+        """Several tensors, by default all: as few requests as their bytes permit."""
+        out: dict[str, Any] = {}
+        parts: list[Part] = []
+        for fqn in self.tensors if fqns is None else fqns:
+            handle = self._handle(fqn)
+            out[fqn], part = self._part(handle, whole(handle.shape), handle.shape, dtype, kind)
+            parts.append(part)
+        fetch(self._wire, self.ref, parts)
+        return out
+
+    def _part(self, handle: Tensor, box: Box, shape: Sequence[int], dtype: str | None, kind: str | None) -> tuple[Any, BoxPart]:
+        if kind not in (None, "torch", "numpy"):
+            raise ValueError(f"kind {kind!r}: want 'torch' or 'numpy'")
+        to = handle.dtype if dtype is None else str(dtype).removeprefix("torch.")
+        if to not in _arrays.SIZES:
+            raise ValueError(f"tensor {handle.fqn!r}: there is no dtype {dtype!r}: want one of {', '.join(_arrays.SIZES)}")
+        out, memory = _arrays.empty(kind or _arrays.kind(), handle.fqn, to, shape)
+        return out, BoxPart(handle.fqn, to, handle.shape, box, _arrays.SIZES[to], memory)
+
+    def raw(self, key: str, rank: int | None = None) -> bytes:
+        """The bytes of a value, as they were saved; rank says whose, where each rank has its own."""
+        return self._values([self._value_part(key, rank)])[0]
+
+    def value(self, key: str, rank: int | None = None) -> Any:
+        """A value, decoded by the allow-list of ``load``; needs PyTorch."""
+        return self._decode(key, self.raw(key, rank))
+
+    def state_dict(self, rank: int | None = None) -> dict[str, Any]:
+        """Everything, nested as it was when it was saved: needs PyTorch.
+
+        rank says whose values are taken where each rank has its own; those that
+        the rank did not save are left out. Where an empty container was an element
+        of a list, which leaves nothing to be saved, there is None.
+        """
+        own = [fqn for fqn, v in self.objects.items() if v.ranks]
+        if own and rank is None:
+            ranks = sorted({r for fqn in own for r in self.objects[fqn].ranks})
+            raise Error(f"{self.ref}: each of the ranks {ranks} saved {own[0]!r} for itself ({len(own)} such values): give the rank")
+        keys = [fqn for fqn, v in self.objects.items() if not v.ranks or rank in v.ranks]
+        data = self._values([self._value_part(fqn, rank if self.objects[fqn].ranks else None) for fqn in keys])
+        leaves = {self.tensors[fqn].path: value for fqn, value in self.read(kind="torch").items()}
+        leaves |= {self.objects[fqn].path: self._decode(fqn, raw) for fqn, raw in zip(keys, data)}
+        return nest(leaves)
+
+    def _decode(self, key: str, data: bytes) -> Any:
+        try:
+            from . import _values
+        except ImportError as error:
+            raise ImportError(f"value {key!r} is kept in PyTorch's format, and PyTorch is not installed: raw({key!r}) gives it as it is") from error
+        return _values.decode(key, data)
+
+    def _handle(self, fqn: str) -> Tensor:
+        if fqn in self.tensors:
+            return self.tensors[fqn]
+        if fqn in self.objects:
+            raise KeyError(f"{fqn!r} is a value of {self.ref}, not a tensor: use value or raw")
+        raise KeyError(f"{self.ref} has no tensor {fqn!r}{self._near(fqn)}")
+
+    def _value_part(self, key: str, rank: int | None) -> ValuePart:
+        if key not in self.objects:
+            if key in self.tensors:
+                raise KeyError(f"{key!r} is a tensor of {self.ref}, not a value: use tensor, numpy or slice")
+            raise KeyError(f"{self.ref} has no value {key!r}{self._near(key)}")
+        of = self.objects[key]
+        if of.ranks and rank not in of.ranks:
+            raise KeyError(f"{self.ref}: value {key!r} was saved by each of the ranks {list(of.ranks)} for itself: give one of them, not {rank}")
+        return ValuePart(key, rank if of.ranks else None, of.nbytes)
+
+    def _near(self, key: str) -> str:
+        import difflib
+
+        near = difflib.get_close_matches(key, self.keys(), 3)
+        return f": did you mean {', '.join(map(repr, near))}?" if near else ": keys() lists what there is"
+
+    def _values(self, parts: list[ValuePart]) -> list[bytes]:
+        fetch(self._wire, self.ref, parts)
+        return [part.data for part in parts]
+
+    def _wire(self) -> Wire:
+        if self._closed:
+            raise Error(f"{self.ref} is closed: open it again")
+        return _wire(self._store)
+
+    def close(self) -> None:
+        """Read no more. What was read stays."""
+        self._closed = True
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _wire(store: str | None) -> Wire:
+    return _session.services() if store is None else _session.services(store)
+
+
+def reference(ref: str | os.PathLike[str]) -> str:
+    """A reference as requests have it: a path is absolute.
+
+    A path begins with / or ./ or ../, is an os.PathLike, or has a / in it and a
+    checkpoint at its end.
+    """
+    text = os.fspath(ref)
+    if not isinstance(ref, str) or text in (".", "..") or text.startswith(("/", "./", "../")):
+        return os.path.abspath(text)
+    if "/" in text and _checkpoint_at(text):
+        return os.path.abspath(text)
+    return text
+
+
+def _checkpoint_at(path: str) -> bool:
+    if not os.path.isdir(path):
+        return os.path.exists(path)
+    return any(name == ".metadata" or name.endswith(".safetensors") for name in os.listdir(path))
+
+
+def open(ref: str | os.PathLike[str], store: str | os.PathLike[str] | None = None) -> Checkpoint:
+    """Open a checkpoint to look into it. Nothing but its layout is read.
+
+    Args:
+        ref: RUN (its newest), RUN@NAME, RUN@latest, an ID, or the path of a
+            directory of PyTorch DCP, of a Hugging Face one, or of a safetensors
+            file.
+        store: directory or nats:// URL of the store, by default that of the
+            trainer, if there is one, or $CKPTSTORE_STORE.
+
+    Raises Refused, of status 404 where there is no such checkpoint, with names
+    that are near, and NoStore where no store is known.
+    """
+    where = None if store is None else os.fspath(store)
+    return Checkpoint(_wire(where).call("store/describe", ref=reference(ref)), where)

@@ -1,0 +1,42 @@
+"""State dicts, nested again from the paths of their leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def nest(leaves: Mapping[tuple[str | int, ...], Any]) -> dict[str, Any]:
+    """Containers for paths: a dict below keys, a list below indexes.
+
+    An index that no leaf has is None in its list. Raises ValueError for a path
+    that leads through a leaf, and for one of which a container has keys and
+    indexes.
+    """
+    root: dict[str | int, Any] = {}
+    for path, value in leaves.items():
+        at = root
+        for depth, key in enumerate(path[:-1]):
+            at = at.setdefault(key, _Container())
+            if not isinstance(at, _Container):
+                raise ValueError(f"{list(path)}: there is a leaf at {list(path[: depth + 1])}")
+        if path[-1] in at:
+            raise ValueError(f"{list(path)}: there is something already")
+        at[path[-1]] = value
+    return {str(key): _finish(value, (key,)) for key, value in root.items()}
+
+
+class _Container(dict[Any, Any]):
+    """A container that is being filled; no leaf is one."""
+
+
+def _finish(value: Any, path: tuple[Any, ...]) -> Any:
+    if not isinstance(value, _Container):
+        return value
+    done = {key: _finish(inner, (*path, key)) for key, inner in value.items()}
+    indexes = [key for key in done if isinstance(key, int)]
+    if not indexes:
+        return done
+    if len(indexes) < len(done):
+        raise ValueError(f"{list(path)}: it has keys and indexes")
+    return [done.get(i) for i in range(max(indexes) + 1)]

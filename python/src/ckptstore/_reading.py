@@ -1,0 +1,156 @@
+"""Bytes of a checkpoint, without a rank: requests of bounded size, several at once.
+
+:func:`read` is one request. :func:`fetch` fills buffers, however large they are
+together: it packs what is wanted into requests of at most ``PART`` bytes, so that
+the memory between the server and here stays small, and makes them smaller where
+shared memory has no room.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ._session import Item, Loaded
+from ._slices import Box, cut
+from ._wire import Wire
+from .errors import Refused
+
+PART = 256 << 20
+"""Bytes that one request of :func:`fetch` reads at most."""
+
+SMALLEST = 1 << 20  # a request of fewer bytes is not made smaller
+
+_FULL = 507  # the status that says so of shared memory
+
+
+def read(wire: Wire, ref: str, items: Sequence[Item], *, partial: bool = False, strict_dtype: bool = False) -> Loaded:
+    """Read boxes and values of a checkpoint into shared memory: no collective.
+
+    Items are those of a load. partial leaves out the keys that the checkpoint
+    lacks, strict_dtype refuses to convert. Close what is returned once everything
+    is copied out of it. Raises Refused: 404 for no such checkpoint, 400 with all
+    that is missing, 507 where shared memory is full.
+    """
+    reply = wire.call("store/read", ref=ref, items=list(items), partial=partial or None, strict_dtype=strict_dtype or None)
+    return Loaded(wire, reply, ("store/done", {"read": reply["read"]}))
+
+
+class Part(Protocol):
+    """Something that is read by one request."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that the request needs for it."""
+
+    def item(self) -> Item:
+        """As the request names it."""
+
+    def take(self, loaded: Loaded, i: int) -> None:
+        """Copy it out of the answer, in which it is item i."""
+
+    def split(self, limit: int) -> Iterable[Part]:
+        """Itself, or what it consists of, each of at most limit bytes where that can be."""
+
+
+@dataclasses.dataclass
+class BoxPart:
+    """A box of a tensor, and where its bytes go, row by row."""
+
+    fqn: str
+    dtype: str
+    shape: tuple[int, ...]  # of the whole tensor
+    box: Box
+    itemsize: int
+    buffer: memoryview  # of bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.buffer)
+
+    def item(self) -> Item:
+        return {"fqn": self.fqn, "dtype": self.dtype, "shape": self.shape, "offsets": self.box.offsets, "sizes": self.box.sizes}
+
+    def take(self, loaded: Loaded, i: int) -> None:
+        loaded.into(i, self.buffer)
+
+    def split(self, limit: int) -> Iterator[Part]:
+        at = 0
+        for box in cut(self.box, limit // self.itemsize):
+            size = box.volume * self.itemsize
+            yield dataclasses.replace(self, box=box, buffer=self.buffer[at : at + size])
+            at += size
+
+
+@dataclasses.dataclass
+class ValuePart:
+    """A value; ``data`` is there once it was read."""
+
+    fqn: str
+    rank: int | None
+    size: int
+    data: bytes = b""
+
+    def item(self) -> Item:
+        return {"fqn": self.fqn, "value": True} | ({} if self.rank is None else {"rank": self.rank})
+
+    def take(self, loaded: Loaded, i: int) -> None:
+        self.data = bytes(loaded.bytes(i))
+
+    def split(self, limit: int) -> Iterator[Part]:
+        yield self
+
+
+def pack(parts: Iterable[Part], limit: int) -> list[list[Part]]:
+    """Requests of at most limit bytes each, in the order of the parts."""
+    out: list[list[Part]] = []
+    room = 0
+    for given in parts:
+        for part in given.split(limit):
+            if not out or part.size > room:
+                out.append([])
+                room = limit
+            out[-1].append(part)
+            room -= part.size
+    return out
+
+
+def fetch(wire: Callable[[], Wire], ref: str, parts: Iterable[Part], limit: int | None = None) -> None:
+    """Read all parts, by as many requests as their bytes need.
+
+    Each is read whole and verified or the error is raised; what other parts hold
+    is then undefined.
+    """
+    groups = pack(parts, PART if limit is None else limit)
+    if len(groups) < 2:
+        for group in groups:
+            _fetch(wire, ref, group)
+        return
+    # One request is read while another one is copied.
+    with concurrent.futures.ThreadPoolExecutor(min(4, len(groups), os.cpu_count() or 1)) as pool:
+        futures = [pool.submit(_fetch, wire, ref, group) for group in groups]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _fetch(wire: Callable[[], Wire], ref: str, group: list[Part]) -> None:
+    try:
+        loaded = read(wire(), ref, [part.item() for part in group])
+    except Refused as refused:
+        size = sum(part.size for part in group)
+        smaller = pack(group, size // 2)
+        if refused.status != _FULL or size <= SMALLEST or len(smaller) < 2:
+            raise
+        for part in smaller:
+            _fetch(wire, ref, part)
+        return
+    with loaded:
+        for i, part in enumerate(group):
+            part.take(loaded, i)
