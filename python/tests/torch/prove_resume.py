@@ -1,0 +1,266 @@
+"""Kills a training at random moments and proves that it goes on as if nothing was.
+
+    python3 prove_resume.py [--ways save dcp url] [--kills 6] [--seed N] [--bin DIR]
+
+examples/transformer.py is trained by FSDP2 under `trainer run`. At random moments a
+rank or the trainer itself gets a SIGKILL. The trainer restarts ranks on as many as
+before; after its own death it is launched again, on 2 or 4 ranks. Each step's loss
+and gradient norm, as printed and as in the log, must be the same bits as
+
+    on as many ranks as before: those of a training that nobody killed
+    on more or fewer: those of one that PyTorch itself has resumed there at that
+        step, by dcp.load from FileSystemWriter's files
+
+The trainings that nobody kills save by FileSystemWriter alone. Prints a line for each
+life of the killed ones; exit code 0: all claims hold, 1: one does not. --quick is one
+kill of each kind and one way.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+TRANSFORMER = pathlib.Path(__file__).resolve().parents[3] / "examples" / "transformer.py"
+STEP = re.compile(r"(?:\[rank0\] )?step (\d+) loss (\S+) norm (\S+)\n")
+BEGIN = re.compile(r"(?:\[rank0\] )?on (\d+) ranks after step (\d+)(?:, from (\S+))?\n")
+LIMIT = 180  # seconds without a line of output
+
+
+class Wrong(Exception):
+    """A claim does not hold, or something that should go well did not."""
+
+
+class Launch:
+    """One `trainer run` of the transformer, and what it prints."""
+
+    def __init__(self, options, folder, world, way, steps, resume=None):
+        self.folder, self.way = folder, way
+        command = [options.trainer, "run", "-q", "--store", str(folder / "store"), "--name", "gpt", "--nproc", str(world), "--max-restarts=-1", "--"]
+        command += [sys.executable, str(TRANSFORMER), "--way", way, "--steps", str(steps), "--save-every", str(options.save_every), "--files", str(folder / "files")]
+        if resume:
+            command += ["--resume", str(resume)]
+        environment = {**os.environ, "CKPTSTORE_BIN": options.ckptstore, "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        self.said, self.lines = [], queue.Queue()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.said.append(line)
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def next(self):
+        """The next line, or None at the end."""
+        try:
+            return self.lines.get(timeout=LIMIT)
+        except queue.Empty:
+            raise Wrong(f"{self.folder}: nothing was printed for {LIMIT} s\n{self.text()}") from None
+
+    def ranks(self):
+        """The processes of the ranks by rank: children of the trainer."""
+        found = {}
+        for path in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                if int((path / "stat").read_text().rpartition(")")[2].split()[1]) == self.process.pid:
+                    for variable in (path / "environ").read_bytes().split(b"\0"):
+                        if variable.startswith(b"RANK="):
+                            found[int(variable[5:])] = int(path.name)
+        return found
+
+    def close(self):
+        """Wait for the end; a trainer that lives on is killed, and its guard ends its ranks."""
+        try:
+            return self.process.wait(LIMIT)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            self.reader.join(LIMIT)
+
+    def text(self):
+        return "".join(self.said[-60:])
+
+
+class Twin:
+    """A training that nobody kills, saved and resumed by PyTorch's own files."""
+
+    def __init__(self, options, world, origin=None, at=0):
+        self.world, self.origin, self.at, self.losses, self.next = world, origin, at, {}, {}
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"twin-{world}-", dir=options.folder))
+        resume = origin.folder / "files" / f"step-{at}" if at else None
+        launch = Launch(options, self.folder, world, "files", options.steps, resume)
+        try:
+            while (line := launch.next()) is not None:
+                if match := STEP.fullmatch(line):
+                    self.losses[int(match[1])] = match[2], match[3]
+        finally:
+            code = launch.close()
+        if code != 0 or set(self.losses) != set(range(at + 1, options.steps + 1)):
+            raise Wrong(f"the training with PyTorch's own files on {world} ranks from step {at} ended with {code}:\n{launch.text()}")
+
+    def on(self, options, world, at):
+        """What continues this from a step on, on that many ranks."""
+        if world == self.world:
+            return self
+        if (world, at) not in self.next:
+            self.next[world, at] = Twin(options, world, self if at else None, at)
+        return self.next[world, at]
+
+    def name(self):
+        if self.origin is None:
+            return f"{self.world} ranks, never killed"
+        return f"dcp.load at step {self.at}: {self.origin.world} to {self.world} ranks"
+
+
+class Life:
+    """From one start of the ranks to the next."""
+
+    def __init__(self, world, after, resumed, twin):
+        self.world, self.after, self.resumed, self.twin = world, after, resumed, twin
+        self.compared, self.last, self.end, self.differs = 0, after, "went to the end", []
+
+
+class Killed:
+    """The training of one way that is killed, launched again, and compared."""
+
+    def __init__(self, options, way, first, chance):
+        self.options, self.way, self.chance, self.twin = options, way, chance, first
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"killed-{way}-", dir=options.folder))
+        self.lives, self.line = [], {}
+
+    def run(self):
+        kills = [("rank", None), ("trainer", 4)]
+        while len(kills) < self.options.kills:
+            kills.append(self.chance.choice([("rank", None), ("trainer", 2), ("trainer", 4)]))
+        world = 2
+        while True:
+            launch = Launch(self.options, self.folder, world, self.way, self.options.steps)
+            killed = False
+            try:
+                killed, world = self.follow(launch, kills, world)
+            finally:
+                code = launch.close()
+            if not killed:
+                break
+        if code != 0:
+            raise Wrong(f"way {self.way}: the last launch ended with {code}:\n{launch.text()}")
+        if kills:
+            raise Wrong(f"way {self.way}: {len(kills)} kills came too late: use more --steps")
+        self.log()
+
+    def follow(self, launch, kills, world):
+        """Read until the launch ends, killing what is to be killed on the way. Whether
+        the trainer was killed, and on how many ranks the next one is launched."""
+        target = None
+        while (line := launch.next()) is not None:
+            if match := BEGIN.fullmatch(line):
+                self.begin(int(match[1]), int(match[2]), match[3])
+                target = self.lives[-1].after + self.chance.randint(1, 2 * self.options.save_every + 2)
+            elif match := STEP.fullmatch(line):
+                self.step(int(match[1]), (match[2], match[3]))
+                if kills and target is not None and int(match[1]) >= target:
+                    target, (who, then) = None, kills.pop(0)
+                    time.sleep(self.chance.uniform(0, 0.06))  # anywhere in the steps and saves that follow
+                    if who == "trainer":
+                        launch.process.kill()
+                        self.lives[-1].end = "trainer killed"
+                        while (line := launch.next()) is not None:
+                            if match := STEP.fullmatch(line):
+                                self.step(int(match[1]), (match[2], match[3]))
+                        return True, then
+                    rank = self.chance.randrange(world)
+                    pid = launch.ranks().get(rank)
+                    if pid is None:
+                        raise Wrong(f"way {self.way}: no process of rank {rank}\n{launch.text()}")
+                    os.kill(pid, signal.SIGKILL)
+                    self.lives[-1].end = f"rank {rank} killed"
+        return False, world
+
+    def begin(self, world, after, resumed):
+        if after and after not in self.line:
+            raise Wrong(f"way {self.way}: resumed after step {after}, which was not reached")
+        self.twin = self.twin.on(self.options, world, after)
+        self.lives.append(Life(world, after, resumed, self.twin))
+        self.line = {step: losses for step, losses in self.line.items() if step <= after}
+
+    def step(self, step, losses):
+        life = self.lives[-1]
+        if step != life.last + 1:
+            raise Wrong(f"way {self.way}: step {step} follows step {life.last}")
+        life.last, life.compared = step, life.compared + 1
+        self.line[step] = losses
+        if losses != self.twin.losses[step]:
+            life.differs.append(f"step {step}: {losses}, and {self.twin.losses[step]} of {self.twin.name()}")
+
+    def log(self):
+        """The log's metrics of the run's line are what was printed on it."""
+        out = subprocess.run([self.options.ckptstore, "metrics", "gpt", "--json", "--store", str(self.folder / "store")], check=True, capture_output=True, text=True, timeout=LIMIT)
+        rows = json.loads(out.stdout)["rows"]
+        logged = {row["step"]: tuple(repr(float(row["metrics"][name]["last"])) for name in ("loss", "norm")) for row in rows}
+        if len(rows) != self.options.steps or logged != self.line:
+            raise Wrong(f"way {self.way}: the log's metrics of {len(rows)} iterations are not what was printed of {len(self.line)} steps")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ways", nargs="+", choices=("save", "dcp", "url"), default=["save", "dcp", "url"])
+    parser.add_argument("--kills", type=int, default=6, help="of each way, at least 2")
+    parser.add_argument("--save-every", type=int, default=5)
+    parser.add_argument("--seed", type=int, help="of the moments (a random one)")
+    parser.add_argument("--bin", type=pathlib.Path, help="where trainer and ckptstore are (PATH)")
+    parser.add_argument("--folder", type=pathlib.Path, help="where the stores go (a temporary one)")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    if options.quick:
+        options.ways, options.kills = options.ways[:1], 2
+    for name in ("trainer", "ckptstore"):
+        found = shutil.which(name, path=options.bin and str(options.bin.resolve()))
+        if found is None:
+            sys.exit(f"{name} is not {'in ' + str(options.bin) if options.bin else 'on the PATH: use --bin DIR'}")
+        setattr(options, name, found)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    # Each life ends at most so many steps after the one before it.
+    options.steps = (options.kills + 1) * (2 * options.save_every + 6)
+    options.folder = pathlib.Path(tempfile.mkdtemp(prefix="prove-resume-", dir=options.folder))
+    print(f"seed {seed}, {options.kills} kills of each way, {options.steps} steps, a save every {options.save_every}", flush=True)
+    wrong, compared, lives = [], 0, 0
+    try:
+        first = Twin(options, 2)
+        print("\n| way | ranks | resumed from | steps | ended | same bits as | equal |\n|---|---:|---|---|---|---|---|", flush=True)
+        for way in options.ways:
+            killed = Killed(options, way, first, random.Random(f"{seed} {way}"))
+            try:
+                killed.run()
+            except Wrong as error:
+                wrong.append(str(error))
+            for life in killed.lives:
+                equal = "no" if life.differs else "yes"
+                print(f"| {way} | {life.world} | {life.resumed or 'the beginning'} | {life.after + 1}–{life.last} | {life.end} | {life.twin.name()} | {equal} |", flush=True)
+                wrong += life.differs[:3]
+                compared, lives = compared + life.compared, lives + 1
+    except Wrong as error:
+        wrong.append(str(error))
+    finally:
+        shutil.rmtree(options.folder)
+    print(f"\n{lives} lives, {compared} steps compared bit by bit: " + (f"{len(wrong)} claims do not hold (seed {seed})" if wrong else "all are equal"))
+    for text in wrong:
+        print(text)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
