@@ -8,10 +8,14 @@ from typing import Any
 
 from .errors import Error, NoStore, Refused, SaveAborted, SaveSkipped, Unreachable
 
-__all__ = ["Error", "NoStore", "Refused", "SaveAborted", "SaveSkipped", "Unreachable", "load", "save"]
+__all__ = ["Error", "NoStore", "Refused", "SaveAborted", "SaveSkipped", "Unreachable", "load", "per_rank", "rng_state", "save"]
 
 # What needs PyTorch is imported when it is used: the rest works without it.
-_LATER = {"save": "_save", "load": "_load", "open": "_checkpoint", "Checkpoint": "_checkpoint"}
+_LATER = {
+    "save": "_save", "Save": "_save", "load": "_load", "Restored": "_load", "Unread": "_load",
+    "per_rank": "_marks", "rng_state": "_marks", "NotAllowed": "_values",
+    "open": "_checkpoint", "Checkpoint": "_checkpoint",
+}
 
 
 def __getattr__(name: str) -> Any:

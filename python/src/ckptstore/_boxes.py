@@ -3,16 +3,22 @@
 A :class:`Piece` is one box of a tensor and the memory that holds it. A plain
 tensor is one piece; a DTensor is one, or several where its rows interleave; a
 ShardedTensor has one for each local shard; a wrapper subclass has those of the
-tensors inside it, under names of their own.
+tensors inside it, below names of their own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Iterator
+import itertools
+from typing import Any, Iterator, Sequence
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 DTYPES = {
     getattr(torch, name): name
@@ -23,19 +29,29 @@ DTYPES = {
     )
     if hasattr(torch, name)
 }
-"""PyTorch's element types that a store can keep, and their names in it."""
+"""PyTorch's element types that a store keeps, and their names in it."""
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""Types whose instances have a storage and no methods of their own."""
 
 
 @dataclasses.dataclass
 class Piece:
-    """A box of a tensor on this rank: ``local`` has the shape ``sizes``."""
+    """A box of a tensor on this rank: ``local`` has the shape ``sizes``, any strides and device.
+
+    ``cut`` is how ``local`` was taken out of what the rank has of the tensor: slices,
+    or None for all of it. ``suffix`` is the name below the leaf's own, of a tensor
+    inside a wrapper subclass.
+    """
 
     fqn: str
     shape: tuple[int, ...]  # of the whole tensor
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     local: torch.Tensor
-    replicated: bool = True  # other ranks may have it too
+    cut: tuple[slice, ...] | None = None
+    replicated: bool = True  # another rank may have the same box
+    suffix: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -50,32 +66,161 @@ class Piece:
 
 
 def pieces(fqn: str, tensor: torch.Tensor) -> list[Piece]:
-    """The boxes of a tensor that this rank has; none on a rank outside its mesh.
+    """The boxes of a tensor that this rank has: none on a rank outside its mesh.
 
-    Raises ValueError, naming the tensor, for one whose bytes cannot be kept.
+    Raises ValueError, naming the tensor, for one that cannot be kept: partial,
+    meta, sparse, quantized, nested, not materialised yet, of another element type.
     """
-    return list(_pieces(fqn, tensor))
+    return list(_pieces(fqn, tensor, ()))
 
 
-def _pieces(fqn: str, tensor: Any) -> Iterator[Piece]:
+def _pieces(fqn: str, tensor: Any, suffix: tuple[str, ...]) -> Iterator[Piece]:
+    if isinstance(tensor, AsyncCollectiveTensor):
+        tensor = tensor.wait()
     if isinstance(tensor, DTensor):
-        yield from _of_dtensor(fqn, tensor)
+        yield from _of_dtensor(fqn, tensor, suffix)
+    elif isinstance(tensor, ShardedTensor):
+        whole = tuple(tensor.metadata().size)
+        for shard in tensor.local_shards():
+            md = shard.metadata
+            yield Piece(fqn, whole, tuple(md.shard_offsets), tuple(md.shard_sizes), fit(fqn, plain(fqn, shard.tensor), tuple(md.shard_sizes)), None, False, suffix)
+    elif hasattr(tensor, "__create_chunk_list__"):
+        yield from _of_chunks(fqn, tensor, tuple(tensor.shape), tensor, suffix)
+    elif all(hasattr(tensor, name) for name in ("global_shape", "global_offsets", "local_offsets", "local_sizes")):
+        yield from _of_slices(fqn, tensor, suffix)
+    elif is_traceable_wrapper_subclass(tensor):
+        strided(fqn, tensor)
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _pieces(f"{fqn}.{name}", getattr(tensor, name), (*suffix, name))
+    else:
+        local = plain(fqn, tensor)
+        whole = tuple(local.shape)
+        yield Piece(fqn, whole, (0,) * len(whole), whole, local, None, True, suffix)
+
+
+def _of_slices(fqn: str, tensor: Any, suffix: tuple[str, ...]) -> Iterator[Piece]:
+    """A tensor that says itself which slices of it are which boxes of a larger one."""
+    local = plain(fqn, tensor)
+    for offsets, at, sizes in zip(tensor.global_offsets, tensor.local_offsets, tensor.local_sizes, strict=True):
+        cut = tuple(slice(a, a + n) for a, n in zip(at, sizes, strict=True)) or None
+        yield Piece(fqn, tuple(tensor.global_shape), tuple(offsets), tuple(sizes), local[cut] if cut else local, cut, True, suffix)
+
+
+def _of_chunks(fqn: str, tensor: Any, whole: tuple[int, ...], replicas: Any, suffix: tuple[str, ...]) -> Iterator[Piece]:
+    """A tensor that has several boxes, in memory of their own."""
+    for i, chunk in enumerate(tensor.__create_chunk_list__()):
+        local = plain(fqn, tensor.__get_tensor_shard__(MetadataIndex(fqn, chunk.offsets, i)))
+        yield Piece(fqn, whole, tuple(chunk.offsets), tuple(chunk.sizes), fit(fqn, local, tuple(chunk.sizes)), None, True, suffix)
+
+
+def _of_dtensor(fqn: str, tensor: DTensor, suffix: tuple[str, ...]) -> Iterator[Piece]:
+    for placement in tensor.placements:
+        if placement.is_partial():
+            raise ValueError(f"tensor {fqn!r} is partial ({placement}): no rank has its values; redistribute it to Shard or Replicate before it is saved or loaded")
+    if tensor.device_mesh.get_coordinate() is None:
         return
-    whole = tuple(tensor.shape)
-    yield Piece(fqn, whole, (0,) * len(whole), whole, plain(fqn, tensor))
+    whole, local = tuple(tensor.shape), tensor.to_local()
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
+    if hasattr(local, "__create_chunk_list__"):
+        yield from _of_chunks(fqn, local, whole, tensor, suffix)
+        return
+    if is_traceable_wrapper_subclass(local):
+        raise ValueError(f"tensor {fqn!r} is a DTensor of {type(local).__name__}, whose inner tensors have no place in the whole: save what it was made from")
+    local = plain(fqn, local)
+    alone = all(placement.is_shard() or _interleaves(placement) for placement in tensor.placements)
+    if not any(_interleaves(placement) for placement in tensor.placements):
+        (chunk,) = tensor.__create_chunk_list__()
+        yield Piece(fqn, whole, tuple(chunk.offsets), tuple(chunk.sizes), fit(fqn, local, tuple(chunk.sizes)), None, not alone, suffix)
+        return
+    for offsets, cut in interleaved(fqn, tensor, tuple(local.shape)):
+        part = local[cut]
+        yield Piece(fqn, whole, offsets, tuple(part.shape), part, cut, not alone, suffix)
 
 
-def _of_dtensor(fqn: str, tensor: DTensor) -> Iterator[Piece]:
-    (chunk,) = tensor.__create_chunk_list__()
-    yield Piece(fqn, tuple(tensor.shape), tuple(chunk.offsets), tuple(chunk.sizes), plain(fqn, tensor.to_local()))
+def _interleaves(placement: Placement) -> bool:
+    """Whether a placement is a _StridedShard. That it is no Shard differs between versions of PyTorch."""
+    return hasattr(placement, "split_factor")
+
+
+def interleaved(fqn: str, tensor: DTensor, local: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """The boxes of a DTensor of which some rows are left out: each one's offsets, and where it is in the local tensor.
+
+    One dimension is asked for at a time: its indices are sharded by PyTorch itself,
+    as the tensor is. Runs of them, in every combination, are the boxes.
+    """
+    runs = []
+    for dim, size in enumerate(tensor.shape):
+        placements = [_of_dim(placement, dim) for placement in tensor.placements]
+        if all(placement.is_replicate() for placement in placements):
+            runs.append([(0, 0, size)])
+            continue
+        indices = torch.arange(size, device=tensor.device)
+        mine = distribute_tensor(indices, tensor.device_mesh, placements, src_data_rank=None).to_local().tolist()
+        if len(mine) != local[dim]:
+            raise ValueError(f"tensor {fqn!r}: this rank has {local[dim]} indices of dimension {dim}, and by its placements {tensor.placements} it has {len(mine)}")
+        runs.append(_runs(mine, size))
+    out = []
+    for box in itertools.product(*runs):
+        out.append((tuple(start for _, start, _ in box), tuple(slice(at, at + n) for at, _, n in box)))
+    return out
+
+
+def _of_dim(placement: Placement, dim: int) -> Placement:
+    """A placement of a tensor, for the indices of one of its dimensions."""
+    if not (placement.is_shard() or _interleaves(placement)) or placement.dim != dim:
+        return Replicate()
+    return type(placement)(0, split_factor=placement.split_factor) if _interleaves(placement) else Shard(0)
+
+
+def _runs(indices: Sequence[int], size: int) -> list[tuple[int, int, int]]:
+    """Indices as runs without a gap: where each begins in the list, its first index, its length."""
+    if not indices:
+        return [(0, size, 0)]
+    out = []
+    for at, index in enumerate(indices):
+        if out and index == out[-1][1] + out[-1][2]:
+            out[-1] = (out[-1][0], out[-1][1], out[-1][2] + 1)
+        else:
+            out.append((at, index, 1))
+    return out
+
+
+def strided(fqn: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose bytes are not its values, in order."""
+    if tensor.is_nested:
+        raise ValueError(f"tensor {fqn!r} is nested: save its values() and offsets()")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"tensor {fqn!r} has the layout {tensor.layout}: save its indices() and values(), or to_dense()")
 
 
 def plain(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, if it has bytes that can be kept."""
+    if is_lazy(tensor):
+        raise ValueError(f"tensor {fqn!r} is not materialised: it has no shape before the first forward pass")
+    strided(fqn, tensor)
     if tensor.is_meta:
-        raise ValueError(f"tensor {fqn!r} is on the meta device and has no data: materialise it first")
-    if tensor.layout != torch.strided:
-        raise ValueError(f"tensor {fqn!r} has the layout {tensor.layout}: a store keeps strided tensors; save its indices and values, or to_dense()")
+        raise ValueError(f"tensor {fqn!r} is on the meta device and has no data: materialise it first, such as by to_empty()")
+    if tensor.is_quantized:
+        raise ValueError(f"tensor {fqn!r} is quantized ({tensor.dtype}): save its int_repr(), scale and zero point")
     if tensor.dtype not in DTYPES:
-        raise ValueError(f"tensor {fqn!r} has the dtype {tensor.dtype}, which a store does not keep")
+        raise ValueError(f"tensor {fqn!r} has the dtype {tensor.dtype}, which a store does not keep; those that it keeps: {', '.join(DTYPES.values())}")
+    if type(tensor) not in PLAIN and not _stored(tensor):
+        raise ValueError(f"tensor {fqn!r} is a {type(tensor).__name__} without a storage of its own: save what it was made from, or give it __tensor_flatten__")
     return tensor
+
+
+def _stored(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.numel() == 0 or tensor.data_ptr() != 0
+    except RuntimeError:  # as a fake tensor says
+        return False
+
+
+def fit(fqn: str, local: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+    """The local tensor with the sizes of its box; an empty one may have others."""
+    if tuple(local.shape) == sizes:
+        return local
+    if local.numel() == 0 and 0 in sizes:
+        return local.reshape(sizes)
+    raise ValueError(f"tensor {fqn!r}: the local tensor has the shape {list(local.shape)}, its box {list(sizes)}")

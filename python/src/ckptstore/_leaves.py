@@ -13,6 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.stateful import Stateful
+
+
+def materialise(state_dict: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A state dict with the states of the objects in it that have some, as DCP takes them."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"a state dict is a mapping, not a {type(state_dict).__name__}")
+    return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
 
 
 @dataclasses.dataclass

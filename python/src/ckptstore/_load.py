@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from . import _values
 from ._boxes import Piece, pieces
-from ._leaves import flatten, put
+from ._leaves import Leaves, flatten, materialise, put
+from ._marks import PerRank
 from ._session import Loaded, current
+from ._training import add_states, set_states
 from .errors import Error
 
 
@@ -23,61 +26,157 @@ class Restored:
 
     Attributes:
         checkpoint: full ID, or the path of a checkpoint of another program.
-        step: of the checkpoint.
-        unread: saved keys that no rank has asked for.
+        step: of the checkpoint; -1 where it has none.
+        unread: saved keys that no rank has asked for, sorted.
+        absent: names of this rank's that the checkpoint lacks; they are as they were.
     """
 
     checkpoint: str
     step: int
-    unread: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
 
-def load(state_dict: dict[str, Any], ref: str | None = None, *, strict: bool = True) -> Restored | None:
-    """Fill a state dict in place."""
+class Unread(Error):
+    """Saved keys below a name that the caller has passed are not asked for.
+
+    Attributes:
+        checkpoint: that was to be loaded; nothing of it was.
+        keys: the saved keys.
+    """
+
+    def __init__(self, checkpoint: str, keys: Sequence[str]):
+        super().__init__(checkpoint, list(keys))
+        self.checkpoint, self.keys = checkpoint, list(keys)
+
+    def __str__(self) -> str:
+        some = ", ".join(repr(key) for key in self.keys[:10]) + (f" and {len(self.keys) - 10} more" if len(self.keys) > 10 else "")
+        return (
+            f"load: checkpoint {self.checkpoint} has {some}, which no rank asks for. Nothing was loaded: "
+            "pass a state dict that has them (an optimizer that has not stepped has no state: pass model= and optimizer=), or strict=False"
+        )
+
+
+def load(
+    state_dict: dict[Any, Any] | None = None,
+    ref: str | None = None,
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    strict: bool = True,
+    partial: bool = False,
+    strict_dtype: bool = False,
+    allow: Iterable[type] = (),
+    unsafe_pickle: bool = False,
+) -> Restored | None:
+    """Fill a state dict from a checkpoint, whatever layout and world size it was saved from.
+
+    A collective: every rank calls it, for the same checkpoint, with what it wants of
+    it. Tensors are filled where they are, in their own dtype and on their own device;
+    values are replaced in their containers; objects at the top with ``state_dict()`` and
+    ``load_state_dict()`` are given theirs. Nothing is changed before all that is asked
+    for was read and verified.
+
+    Args:
+        state_dict: as for save, with tensors to fill.
+        ref: ``RUN``, ``RUN@NAME``, ``RUN@latest``, the ID or name of one of this run, or the
+            path of a DCP directory. None is the checkpoint to resume from, and an error
+            where there is none; "resume" is the same, and None is returned where there is
+            none: a fresh start.
+        model: its state is loaded from below ``model``.
+        optimizer: one or several, from below ``optimizer``; needs model.
+        strict: saved keys below a name that was passed, at the top of the state dict, and
+            that no rank asks for, are an error.
+        partial: leave as it is what the checkpoint lacks; it is listed.
+        strict_dtype: make it an error, instead of converting, when a tensor was saved in
+            another dtype.
+        allow: classes, beside the known ones, of which values may be made.
+        unsafe_pickle: unpickle values of any class, which can run any code that somebody
+            has put into the store.
+
+    Raises:
+        Unread: see strict.
+        Refused: the checkpoint is not there, lacks something, or is damaged; says what.
+        NotAllowed: names a value of a class that is not known.
+    """
     session = current()
     if ref == "resume":
         ref = session.context.resume
         if ref is None:
             return None
-    state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
-    leaves = flatten(state)
-    items: list[dict[str, Any]] = []
-    targets: list[Piece | int] = []
+    given: dict[Any, Any] = {} if state_dict is None else state_dict
+    state = materialise(given)
+    add_states(state, model, optimizer)
+    allow = tuple(allow)
     with torch.no_grad():
-        for i, (fqn, value) in enumerate(zip(leaves.names, leaves.values)):
-            if isinstance(value, torch.Tensor):
-                for piece in pieces(fqn, value):
-                    items.append(piece.item())
-                    targets.append(piece)
-            else:
-                items.append({"fqn": fqn, "value": True})
-                targets.append(i)
-        with session.load(items, ref, strict=False) as loaded:
-            if strict:
-                check_unread(state, loaded.unread)
-            for i, target in enumerate(targets):
-                if isinstance(target, Piece):
-                    fill(loaded, i, target)
-                else:
-                    put(leaves.places[target], leaves.names[target], _values.decode(leaves.names[target], bytes(loaded.bytes(i))))
-    for key, value in state_dict.items():
+        leaves = flatten(state)
+        items, targets = _wanted(leaves)
+        with session.load(items, ref, strict=False, partial=partial, strict_dtype=strict_dtype) as loaded:
+            if strict and (below := _below([str(key) for key in state], loaded.unread)):
+                raise Unread(loaded.checkpoint, below)
+            # Values first: one that is refused is found before a tensor is changed.
+            values = {
+                i: _values.decode(leaves.names[leaf], loaded.bytes(i), allow=allow, unsafe_pickle=unsafe_pickle)
+                for i, (leaf, piece) in enumerate(targets) if piece is None and loaded.sizes[i] >= 0
+            }
+            for i, (_, piece) in enumerate(targets):
+                if piece is not None and loaded.sizes[i] >= 0:
+                    _fill(loaded, i, piece)
+    for i, value in values.items():
+        leaf = targets[i][0]
+        mark = leaves.values[leaf]
+        if isinstance(mark, PerRank):
+            mark.give(value)
+        else:
+            put(leaves.places[leaf], leaves.names[leaf], value)
+    set_states(state, model, optimizer)
+    for key, value in given.items():
         if isinstance(value, Stateful):
             value.load_state_dict(state[key])
+        elif value is not state[key]:
+            given[key] = state[key]
+    return Restored(loaded.checkpoint, loaded.step, tuple(loaded.unread), _absent(leaves, targets, loaded))
+
+
+def _wanted(leaves: Leaves) -> tuple[list[dict[str, Any]], list[tuple[int, Piece | None]]]:
+    """The items of a load, and the leaf of each with its piece, None of a value."""
+    items: list[dict[str, Any]] = []
+    targets: list[tuple[int, Piece | None]] = []
+    for i, (fqn, value) in enumerate(zip(leaves.names, leaves.values)):
+        if isinstance(value, torch.Tensor):
+            for piece in pieces(fqn, value):
+                items.append(piece.item())
+                targets.append((i, piece))
         else:
-            state_dict[key] = state[key]
-    return Restored(loaded.checkpoint, loaded.step, tuple(loaded.unread))
+            own = {"per_rank": True, "optional": True} if isinstance(value, PerRank) else {}
+            items.append({"fqn": fqn, "value": True, **own})
+            targets.append((i, None))
+    return items, targets
 
 
-def check_unread(names: Mapping[str, Any], unread: list[str]) -> None:
-    """Raise if a saved key below one of the names is not read."""
-    below = [fqn for fqn in unread if any(fqn == name or fqn.startswith(f"{name}.") for name in names)]
-    if below:
-        raise Error(f"load: saved keys that no rank asks for: {below[:10]}, {len(below)} in all; ask for them, or pass strict=False")
+def _below(names: list[str], unread: Sequence[str]) -> list[str]:
+    """The keys that are one of names, or below one."""
+    exact, prefixes = set(names), tuple(name + "." for name in names)
+    return [key for key in unread if key in exact or key.startswith(prefixes)]
 
 
-def fill(loaded: Loaded, item: int, piece: Piece) -> None:
-    """Copy an item's bytes into the memory of a piece, which may be strided."""
+def _absent(leaves: Leaves, targets: Sequence[tuple[int, Piece | None]], loaded: Loaded) -> tuple[str, ...]:
+    """Names that were left out, each once; a rank's own values are said aloud."""
+    out: dict[str, None] = {}
+    for i, (leaf, piece) in enumerate(targets):
+        if loaded.sizes[i] >= 0:
+            continue
+        out[leaves.names[leaf] if piece is None else piece.fqn] = None
+        if isinstance(leaves.values[leaf], PerRank):
+            warnings.warn(f"load: checkpoint {loaded.checkpoint} has no {leaves.names[leaf]!r} of this rank: it was saved by fewer ranks, and this one keeps what it has", stacklevel=3)
+    return tuple(out)
+
+
+def _fill(loaded: Loaded, item: int, piece: Piece) -> None:
+    """Copy an item's bytes into the memory of a piece, which may be strided or a GPU's."""
     local, size = piece.local, piece.nbytes
+    if loaded.sizes[item] != size:
+        raise Error(f"load {piece.fqn!r}: {loaded.sizes[item]} bytes were sent for a box of {size}")
     if size == 0:
         return
     if local.device.type == "cpu" and local.is_contiguous() and not local.is_conj() and not local.is_neg():
@@ -85,4 +184,7 @@ def fill(loaded: Loaded, item: int, piece: Piece) -> None:
         return
     raw = bytearray(size)
     loaded.into(item, memoryview(raw))
-    local.copy_(torch.frombuffer(raw, dtype=torch.uint8).view(local.dtype).view(local.shape))
+    try:
+        local.copy_(torch.frombuffer(raw, dtype=torch.uint8).view(local.dtype).view(piece.sizes))
+    except RuntimeError as error:
+        raise Error(f"load {piece.fqn!r}: {error}") from error

@@ -36,6 +36,11 @@ class Maps:
                 self._maps[slot] = have
             return have[1]
 
+    def mapped(self) -> list[mmap.mmap]:
+        """The memory of all slots that are mapped."""
+        with self._lock:
+            return [memory for _, memory in self._maps.values()] if self.pid == os.getpid() else []
+
 
 def seal(memory: mmap.mmap, generation: int) -> None:
     """Say that all bytes of a slot are there. Every copy has been made before: an

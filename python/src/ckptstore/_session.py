@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import mmap
 import os
 import struct
 import threading
@@ -16,7 +17,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from . import _memory
 from ._wire import Wire
-from .errors import NoStore, Refused, SaveAborted, SaveSkipped
+from .errors import Error, NoStore, Refused, SaveAborted, SaveSkipped
 
 PROTOCOLS = (3,)
 
@@ -48,22 +49,30 @@ class Slot:
     """Shared memory for one save of this rank.
 
     Item i's bytes go to ``memory[offsets[i]:][:bytes]``; ``seal`` says that all are
-    there, and nothing is written to the memory after it.
+    there, and nothing is written to the memory after it. ``again``: what this memory
+    holds is what an earlier save by the same key has put there.
     """
 
-    def __init__(self, session: Session, reply: dict[str, Any], offsets: list[int], fresh: bool):
+    def __init__(self, session: Session, reply: dict[str, Any], offsets: list[int], fresh: bool, key: str):
         self._session, self._generation = session, reply["generation"]
         self.checkpoint: str = reply["checkpoint"]
-        self.offsets, self.fresh = offsets, fresh
+        self.offsets, self.fresh = offsets, fresh  # fresh: the plan was new to the trainer
         try:
             self.memory = session._maps.get(reply["slot"], reply["arena"], reply["size"])
         except FileNotFoundError:
             session.wait(self.checkpoint, "begun")  # which says why the memory was taken back
             raise
+        before = session._written.get(reply["slot"])
+        self.again = before is not None and before[0] is self.memory and before[1] == key
+        session._written[reply["slot"]] = self.memory, key
 
     def seal(self) -> None:
         _memory.seal(self.memory, self._generation)
         self._session.wire.call("seal", checkpoint=self.checkpoint)
+
+    def abort(self, reason: str) -> None:
+        """Say that this rank cannot finish the save: nobody waits for it."""
+        self._session.wire.call("abort", checkpoint=self.checkpoint, reason=reason)
 
 
 class Loaded:
@@ -126,6 +135,7 @@ class Session:
         self.wire, self.pid = Wire(path, token), os.getpid()
         self._maps = _memory.Maps()
         self._plans: dict[str, tuple[str, list[int]]] = {}  # items as JSON: the plan and its offsets
+        self._written: dict[int, tuple[mmap.mmap, str]] = {}  # by slot: its memory and the key of the save it was last used for
         self._sequence = 0
         reply = self.wire.call("hello", protocols=PROTOCOLS, pid=self.pid)
         self.context = Context(
@@ -170,7 +180,24 @@ class Session:
             self._plans[key] = reply["plan"], reply.get("offsets") or []
             while len(self._plans) > 4:  # the trainer remembers as many
                 self._plans.pop(next(iter(self._plans)))
-        return Slot(self, reply, self._plans[key][1], fresh)
+        return Slot(self, reply, self._plans[key][1], fresh, key)
+
+    def mapped(self) -> list[mmap.mmap]:
+        """The memory of the slots that are mapped: that of others is to be let go."""
+        return self._maps.mapped()
+
+    def map_ahead(self) -> None:
+        """Map the slots that later saves will use, as soon as they are made, beside the training."""
+        threading.Thread(target=self._map_ahead, name="map staging slots", daemon=True).start()
+
+    def _map_ahead(self) -> None:
+        try:
+            for slot in self.wire.call("slots")["slots"]:
+                self._maps.get(slot["slot"], slot["arena"], slot["size"])
+        except (Error, OSError):
+            pass  # whatever goes wrong here is an error of the save that needs the slot
+        finally:
+            self.wire.close()  # this thread's connection
 
     def wait(self, checkpoint: str, state: str) -> str:
         """Block until a save is begun, staged or committed; raise SaveAborted if it never will be."""

@@ -1,23 +1,229 @@
-"""Values that are not tensors, as bytes and back. The bytes are those of torch.save."""
+"""Values that are not tensors, as bytes and back.
+
+The bytes are those of ``torch.save``, so that ``dcp.load`` and an export to DCP have
+them too, with a comment at the end that rounds their size up: a value that grows a
+little does not change the plan of the save.
+
+What is read back is made of the types below and nothing else: whoever could write
+to the store could otherwise run code in everybody's training. A user's own types
+are named by the user (``allow``), or all is allowed (``unsafe_pickle``).
+"""
 
 from __future__ import annotations
 
+import argparse
+import collections
+import datetime
+import decimal
+import fractions
+import importlib
 import io
+import pathlib
+import pickle
+import random
+import struct
+import types
+import uuid
+import zipfile
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from .errors import Error
+
+
+class NotAllowed(Error):
+    """A value is made of a type that may not be read back without the user's word."""
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """What bytes are in protocol 2 of pickle: text in Latin-1."""
+    if encoding != "latin1":
+        raise NotAllowed(f"bytes in {encoding!r}")
+    return text.encode("latin1")
+
+
+_PURE: dict[tuple[str, str], Any] = {("_codecs", "encode"): _latin1}
+for _type in (
+    set, frozenset, bytearray, complex, slice, range, list, dict, tuple, int, float, str, bool, bytes, object,
+    collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter,
+    pathlib.Path, pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePath, pathlib.PurePosixPath, pathlib.PureWindowsPath,
+    datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone,
+    uuid.UUID, decimal.Decimal, fractions.Fraction, random.Random, io.BytesIO, argparse.Namespace, types.SimpleNamespace,
+    torch.Size, torch.device, torch.nn.Parameter, torch.Tensor,
+):
+    _PURE[_type.__module__, _type.__qualname__] = _type
+    if _type.__module__ == "builtins":
+        _PURE["__builtin__", _type.__qualname__] = _type
+    if _type.__module__.startswith("pathlib"):  # pathlib._local in Python 3.13
+        _PURE["pathlib", _type.__qualname__] = _PURE["pathlib._local", _type.__qualname__] = _type
+_PURE["__builtin__", "xrange"] = range
+_PURE["torch.nn.parameter", "Parameter"] = torch.nn.Parameter
+_PURE["torch.storage", "UntypedStorage"] = torch.UntypedStorage
+
+# These are made by torch's own functions, or by numpy's, if there is one.
+_FUNCTIONS = {
+    ("torch._utils", "_rebuild_tensor"), ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor_v3"),
+    ("torch._utils", "_rebuild_parameter"), ("torch._utils", "_rebuild_parameter_with_state"),
+    ("torch._utils", "_rebuild_sparse_tensor"), ("torch.serialization", "_get_layout"),
+}
+_NUMPY = {"_reconstruct", "scalar"}
+
+# Types whose instances may be given a state. Nothing else may: a class or a
+# function that is given one is changed for the whole process.
+_BUILT = {collections.OrderedDict, uuid.UUID, io.BytesIO, argparse.Namespace, types.SimpleNamespace, random.Random, set, frozenset}
+
+
+def _find(module: str, name: str) -> Any:
+    """What a name in a pickle stands for, or NotAllowed."""
+    if (module, name) in _PURE:
+        return _PURE[module, name]
+    if (module, name) in _FUNCTIONS:
+        return getattr(importlib.import_module(module), name)
+    if module == "torch":
+        found = getattr(torch, name, None)
+        if isinstance(found, (torch.dtype, torch.layout, torch.qscheme)):
+            return found
+    if module == "numpy" or module.startswith("numpy."):
+        return _find_numpy(module, name)
+    raise NotAllowed(f"{module}.{name}")
+
+
+def _find_numpy(module: str, name: str) -> Any:
+    try:
+        numpy = importlib.import_module("numpy")
+    except ImportError as error:
+        raise NotAllowed(f"{module}.{name}, and numpy is not installed") from error
+    if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
+        return getattr(numpy, name)
+    if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name in _NUMPY:
+        here = "numpy._core.multiarray" if hasattr(numpy, "_core") else "numpy.core.multiarray"
+        return getattr(importlib.import_module(here), name)
+    raise NotAllowed(f"{module}.{name}")
+
+
+def _may_build(of: type, allowed: Iterable[type]) -> bool:
+    if of in _BUILT or of in allowed or issubclass(of, torch.Tensor):
+        return True
+    return of.__module__.split(".")[0] == "numpy" and any(base.__name__ in ("ndarray", "dtype") and base.__module__ == "numpy" for base in of.__mro__)
+
+
+def _machine(allow: Iterable[type]) -> types.ModuleType:
+    """A module as torch.load wants one, whose Unpickler knows the names above and those of allow."""
+    known = {(of.__module__, of.__qualname__): of for of in allow}
+
+    class Unpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]
+        dispatch = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+
+        def find_class(self, module: str, name: str) -> Any:
+            return known[module, name] if (module, name) in known else _find(module, name)
+
+        def load_build(self) -> None:
+            of = type(self.stack[-2])
+            if not _may_build(of, known.values()):
+                raise NotAllowed(f"{of.__module__}.{of.__qualname__} with a state")
+            super().load_build()
+
+        dispatch[pickle.BUILD[0]] = load_build
+
+    module = types.ModuleType("ckptstore._values.machine")
+    module.Unpickler = Unpickler  # type: ignore[attr-defined]
+    return module
+
+
+def decode(fqn: str, data: bytes | bytearray, *, allow: Iterable[type] = (), unsafe_pickle: bool = False) -> Any:
+    """The value of bytes that encode, or DCP, has made.
+
+    Raises NotAllowed, naming value and type, for a type that is neither known nor in
+    allow, and Error for bytes that are no value.
+    """
+    file = io.BytesIO(data)
+    if not unsafe_pickle:
+        _check_archive(fqn, file)
+    try:
+        if unsafe_pickle:
+            return torch.load(file, map_location="cpu", weights_only=False)
+        return torch.load(file, map_location="cpu", weights_only=False, pickle_module=_machine(allow))
+    except NotAllowed as error:
+        raise NotAllowed(f"value {fqn!r} has a {error}, which is not read back unasked: pass allow=[its class] to load, or, if everybody who can write to the store is trusted, unsafe_pickle=True") from error
+    except Exception as error:
+        raise Error(f"value {fqn!r} cannot be read back: {type(error).__name__}: {error}") from error
+
+
+def _check_archive(fqn: str, file: io.BytesIO) -> None:
+    """Refuse what torch.load would not read by our machine: old formats and compiled code."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = {name.partition("/")[2] for name in archive.namelist()}
+    except zipfile.BadZipFile as error:
+        raise Error(f"value {fqn!r} is no archive of torch.save: {error}") from error
+    if "data.pkl" not in names or "constants.pkl" in names:
+        raise NotAllowed(f"value {fqn!r} is no archive of one pickle; unsafe_pickle=True loads it as torch.load does")
+    file.seek(0)
+
+
+_END = b"PK\x05\x06"
+
+
+def _padded(data: bytes) -> bytes:
+    """An archive with a comment that rounds its size up to a step of about an eighth."""
+    end = data.rfind(_END)
+    if end < 0 or len(data) != end + 22 or data[end + 20 :] != b"\0\0":
+        return data
+    step = max(256, 1 << max(0, len(data).bit_length() - 4))
+    comment = min(-len(data) % step, 0xFFFF)
+    return data[:-2] + struct.pack("<H", comment) + bytes(comment)
+
+
+_SCALARS = (type(None), bool, int, float, str)
+_ENCODED = 16 << 10  # bytes of the largest value whose archive is kept
+_encoded: dict[Any, bytes] = {}
+
 
 def encode(fqn: str, value: Any) -> bytes:
-    """The bytes of a value."""
+    """The bytes of a value. Raises ValueError, naming it, for one that cannot be pickled."""
+    # An archive takes a tenth of a millisecond to make, and most values of a state
+    # dict are those of the save before.
+    key: Any = None
+    if type(value) in _SCALARS:
+        key = type(value), repr(value)
+    elif _surely(value, ()):
+        key = pickle.dumps(value, 4)
+    if key is not None and key in _encoded:
+        return _encoded[key]
     out = io.BytesIO()
     try:
         torch.save(value, out)
     except Exception as error:
-        raise ValueError(f"value {fqn!r}, a {type(value).__name__}, cannot be pickled: {error}") from error
-    return out.getvalue()
+        raise ValueError(f"value {fqn!r}, a {type(value).__module__}.{type(value).__qualname__}, cannot be saved: {error}") from error
+    data = _padded(out.getvalue())
+    if key is not None and len(data) <= _ENCODED:
+        if len(_encoded) >= 4096:
+            _encoded.clear()
+        _encoded[key] = data
+    return data
 
 
-def decode(fqn: str, data: bytes) -> Any:
-    """The value of bytes."""
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+def loadable(fqn: str, value: Any, data: bytes, *, allow: Iterable[type] = ()) -> str | None:
+    """Why a value could not be loaded again, or None if it could."""
+    if _surely(value, (torch.Tensor, torch.Size, torch.dtype)):
+        return None
+    try:
+        decode(fqn, data, allow=allow)
+    except Error as error:
+        return str(error)
+    return None
+
+
+def _surely(value: Any, others: tuple[type, ...], depth: int = 0) -> bool:
+    """Whether a value is made of Python's plain types and of others alone, without a try."""
+    if type(value) in _SCALARS or type(value) is bytes or type(value) in others:
+        return True
+    if depth > 8:
+        return False
+    if type(value) in (list, tuple):
+        return all(_surely(v, others, depth + 1) for v in value)
+    if type(value) in (dict, collections.OrderedDict):
+        return all(_surely(k, others, depth + 1) and _surely(v, others, depth + 1) for k, v in value.items())
+    return False

@@ -1,0 +1,41 @@
+"""A model's and its optimizers' states, by names that do not depend on how the model is wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict
+
+MODEL, OPTIMIZER = "model", "optimizer"
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+def add_states(state: dict[Any, Any], model: torch.nn.Module | None, optimizer: Optimizers | None) -> None:
+    """Put the states of model and optimizer into a state dict.
+
+    A fresh optimizer gets its state first: there is something to load into.
+    """
+    for key, given in ((MODEL, model), (OPTIMIZER, optimizer)):
+        if given is not None and key in state:
+            raise ValueError(f"{key}= is kept below {key!r}, and the state dict has that key too: rename it")
+    if model is not None:
+        state[MODEL] = get_model_state_dict(model)
+    if optimizer is not None:
+        if model is None:
+            raise ValueError("optimizer= needs model=: its state is kept by the names of the model's parameters")
+        state[OPTIMIZER] = get_optimizer_state_dict(model, _listed(optimizer))
+
+
+def set_states(state: dict[Any, Any], model: torch.nn.Module | None, optimizer: Optimizers | None) -> None:
+    """Give model and optimizer what a load has put into their states, and take it out of the state dict."""
+    if model is not None:
+        set_model_state_dict(model, state.pop(MODEL))
+    if model is not None and optimizer is not None:
+        set_optimizer_state_dict(model, _listed(optimizer), state.pop(OPTIMIZER))
+
+
+def _listed(optimizer: Optimizers) -> Any:
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
