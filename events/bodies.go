@@ -83,6 +83,7 @@ type WorkerExited struct {
 	Signal    string `json:"signal,omitempty"`
 	Message   string `json:"message,omitempty"`
 	Traceback string `json:"traceback,omitempty"`
+	Unseen    bool   `json:"unseen,omitempty"` // the process was not a child of who says this: how it ended is not known, and Code is -1
 }
 
 // GroupStopped says that no process of the attempt is left. Failure is the

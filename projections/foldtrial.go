@@ -103,7 +103,7 @@ func (f *fold) workerExited(b *events.WorkerExited) error {
 	if w.State == Exited && !w.Unseen {
 		return nil
 	}
-	w.State, w.Code, w.Signal, w.Unseen = Exited, b.Code, b.Signal, false
+	w.State, w.Code, w.Signal, w.Unseen = Exited, b.Code, b.Signal, b.Unseen
 	w.Message, w.Traceback = b.Message, b.Traceback
 	w.ExitedSeq, w.ExitedAt = f.r.Sequence, f.at()
 	return store(f.t, k, w)

@@ -62,7 +62,13 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	go func() { saving <- g.saver.run(work, from, from) }()
 
 	w := &watch{job: j, group: g, saving: saving}
-	cause, err = w.run(ctx, work, restart)
+	if j.members != nil {
+		g.leave = j.members.cfg.Leave
+		cause, err = w.serveMembers(ctx, work)
+		defer func() { err = errors.Join(err, w.closeServers()) }()
+	} else {
+		cause, err = w.run(ctx, work, restart)
+	}
 	var saves error
 	if err == nil || errors.Is(err, syscall.ENOSPC) && !w.savingEnded { // decisions are not refused
 		saves = j.finishSaves(work, w, cause)
@@ -80,7 +86,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 			return cause, errors.Join(err, saves, fmt.Errorf("%w: its writes were stopped %v ago and have not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
 		}
 	}
-	j.newest, j.told, j.reached = g.saver.last(), g.hearing.told.Load(), g.handoff.step.Load()
+	j.newest, j.told, j.reached, j.finished = g.saver.last(), g.hearing.told.Load(), g.handoff.step.Load(), g.handoff.finishedAll()
 	if errors.Is(saves, errDrain) {
 		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from, nil)
 	}

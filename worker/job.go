@@ -42,6 +42,9 @@ type job struct {
 	orders  *orders
 	reason  string // of the job's end, when it is not an error
 	hooks   *hooks
+
+	members  *members // of a session; nil: the workers are started here
+	finished bool     // all ranks of the last attempt have said that they are done
 }
 
 // Run runs a job until its workers are done, its failure budget is used up,
@@ -115,7 +118,11 @@ func (j *job) run(ctx context.Context) (err error) {
 		return err
 	}
 	deaf := j.takeOrders(ctx, last+1)
-	err = caused(ctx, j.attempts(ctx))
+	live := j.attempts
+	if j.members != nil {
+		live = j.attend
+	}
+	err = caused(ctx, live(ctx))
 	deaf()
 	// The job's end is told even when ctx has ended, within the decision's
 	// own deadline.

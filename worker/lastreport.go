@@ -74,6 +74,24 @@ func (h *handoff) enter(ctx context.Context, rank int, r client.Report) (counts 
 	return false, err
 }
 
+// finishedAll reports whether every rank has made its last report, and none is
+// being answered.
+func (h *handoff) finishedAll() bool {
+	for rank := range h.words {
+		select {
+		case h.boxes[rank] <- struct{}{}:
+		default:
+			return false
+		}
+		said := h.words[rank].said
+		<-h.boxes[rank]
+		if !said {
+			return false
+		}
+	}
+	return true
+}
+
 // leave takes out the ranks whose last report was taken.
 func (h *handoff) leave(got []delivery) {
 	for rank, d := range got {

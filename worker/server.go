@@ -27,6 +27,9 @@ import (
 // the second all of a load is in one file.
 var protocols = []int{1, unsaid, client.Protocol}
 
+// Protocols are the versions of docs/protocol.md that are served.
+func Protocols() []int { return slices.Clone(protocols) }
+
 // unsaid is the version of a worker that has not said hello.
 const unsaid = 2
 
@@ -52,6 +55,7 @@ type group struct {
 	pulses *pulses
 
 	messages messages
+	parting
 }
 
 // rankServer serves the socket of one rank of one attempt.
@@ -66,6 +70,7 @@ type rankServer struct {
 	outbox   *outbox
 	protocol atomic.Int64 // the version that the worker speaks
 
+	left  atomic.Bool // it takes no part any more
 	once  sync.Once
 	mu    sync.Mutex
 	saves map[string]int // how often each name was saved
@@ -112,6 +117,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	mux.Handle("POST /v1/load", handle(s, s.onLoad))
 	mux.Handle("POST /v1/loaded", handle(s, s.onLoaded))
 	mux.Handle("POST /v1/heartbeat", handle(s, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }))
+	mux.Handle("POST /v1/leave", handle(s, s.onLeave))
 	s.serveMessages(mux)
 	mux.Handle("POST "+ServicePath, s.service())
 	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
@@ -172,7 +178,11 @@ func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler)
 	if err := s.authorized(r); err != nil {
 		return nil, err
 	}
-	defer s.pulses.begin(s.rank, path.Base(r.URL.Path))()
+	op := path.Base(r.URL.Path)
+	if err := s.admit(op); err != nil {
+		return nil, err
+	}
+	defer s.pulses.begin(s.rank, op)()
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
 		return nil, badRequest("read request: %w", err)
@@ -245,7 +255,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.Repo
 func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {
 	op := r.PathValue("op")
 	if op != "gather" && op != "broadcast" {
-		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, heartbeat, report, should_stop, save, seal, slots, wait, load, loaded, gather, broadcast, send, recv, set and get", op)}
+		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, heartbeat, report, should_stop, save, seal, slots, wait, load, loaded, leave, gather, broadcast, send, recv, set and get", op)}
 	}
 	seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)
 	if err != nil {

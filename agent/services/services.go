@@ -42,5 +42,9 @@ func unknown(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body)
 }
 
+// Busy is what of the requests is not over, though it was answered; empty for
+// nothing.
+func (s *Services) Busy() string { return s.reading.Busy() }
+
 // Close gives back what the requests hold. None of them may be under way.
 func (s *Services) Close() error { return s.reading.Close() }

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ckptstore/ckptstore/agent"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
@@ -110,7 +111,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.recoverCommand(),
 		a.gcCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), a.benchCommand(), guardCommand())
-	root.AddCommand(a.jobsCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand())
+	root.AddCommand(a.jobsCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
 	if err != nil && !errors.Is(err, errFindings) {
@@ -145,11 +146,11 @@ func exitCode(err error, interrupted bool) int {
 	case errors.Is(err, projections.ErrNotFound):
 		return exitNotFound
 	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken), errors.As(err, &followed), errors.Is(err, jetlog.ErrCursorMoved),
-		errors.As(err, &exists), errors.As(err, &idle):
+		errors.As(err, &exists), errors.As(err, &idle), errors.Is(err, agent.ErrServed):
 		return exitConflict
 	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed), store.IsDamage(err):
 		return exitFindings
-	case errors.Is(err, store.ErrNothing), errors.Is(err, jetlog.ErrEnd):
+	case errors.Is(err, store.ErrNothing), errors.Is(err, jetlog.ErrEnd), errors.Is(err, agent.ErrNoAgent):
 		return exitNotFound
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore

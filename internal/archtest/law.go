@@ -80,6 +80,7 @@ func Repository() Law {
 			{Path: "store", May: with("events/jetlog", "projections/viewdb", "storage", "storage/foreign", "web")},
 			{Path: "agent/reading", May: with("storage", "store", "web", "worker/client", "worker/shm", "worker/peer")},
 			{Path: "agent/services", May: []string{"store", "worker/client", "agent/reading"}},
+			{Path: "agent", May: with("worker", "worker/client", "worker/peer", "store", "events/jetlog")},
 
 			{Path: "cmd/ckptstore", May: []string{Any}, Closed: true},
 			{Path: "cmd/trainer", May: []string{Any}, Closed: true},

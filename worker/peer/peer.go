@@ -29,24 +29,30 @@ var ErrUnknown = errors.New("the process at the other end of the socket is not k
 
 // Of is the ID of the process at the other end of a request's connection.
 func Of(ctx context.Context) (pid int, err error) {
+	pid, _, err = Who(ctx)
+	return pid, err
+}
+
+// Who is the process at the other end of a request's connection, and its user.
+func Who(ctx context.Context) (pid, uid int, err error) {
 	c, ok := ctx.Value(key{}).(*net.UnixConn)
 	if !ok {
-		return 0, ErrUnknown
+		return 0, 0, ErrUnknown
 	}
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return 0, fmt.Errorf("ask who is at the other end of a socket: %w", err)
+		return 0, 0, fmt.Errorf("ask who is at the other end of a socket: %w", err)
 	}
 	var cred *unix.Ucred
 	var asked error
 	err = raw.Control(func(fd uintptr) { cred, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err = errors.Join(err, asked); err != nil {
-		return 0, fmt.Errorf("ask who is at the other end of a socket: %w", err)
+		return 0, 0, fmt.Errorf("ask who is at the other end of a socket: %w", err)
 	}
 	if cred.Pid <= 0 {
-		return 0, ErrUnknown
+		return 0, 0, ErrUnknown
 	}
-	return int(cred.Pid), nil
+	return int(cred.Pid), int(cred.Uid), nil
 }
 
 // Watch calls gone, from a goroutine of its own, when the process has ended. stop

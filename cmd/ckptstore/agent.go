@@ -1,0 +1,293 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime/debug"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/ckptstore/ckptstore/agent"
+	"github.com/ckptstore/ckptstore/agent/services"
+	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/worker"
+)
+
+const agentHelp = `Serve a store to this user's processes that no trainer started, such as a
+notebook or a plain python train.py, until idle for --idle or stopped. Processes
+that join become the ranks of a job; the agent starts none of them and ends none.
+When they are gone, or have said that they leave, what they had staged is
+finished, and their job ends.
+
+Programs start an agent themselves, by ckptstore agent start: it starts one in the
+background if none answers, and any number of processes may do so at once. The
+store is made if its directory does not exist. SIGTERM ends the sessions that are
+left and finishes what they have staged.
+
+Exit codes: 0 ok, 1 failed, 2 usage, 4 no agent, 5 another agent serves the store,
+10 no store, 11 locked.`
+
+// agentOptions are what an agent is started with.
+type agentOptions struct {
+	idle, join, save, drain, collective time.Duration
+
+	slots    int
+	memory   string
+	whenBusy string
+	limit    time.Duration // of start
+}
+
+func (o *agentOptions) flags(f *pflag.FlagSet) {
+	f.DurationVar(&o.idle, "idle", time.Minute, "stop after this long without sessions and requests; 0 for never")
+	f.DurationVar(&o.join, "join-timeout", 2*time.Minute, "longest time until all ranks of a group have joined")
+	f.DurationVar(&o.save, "save-timeout", 10*time.Minute, "longest time from the begin of a save to its commit")
+	f.DurationVar(&o.drain, "drain-timeout", 2*time.Minute, "longest time to finish staged saves when processes have ended")
+	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "longest time that ranks wait for each other")
+	f.IntVar(&o.slots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
+	f.StringVar(&o.memory, "staging-memory", "", "most shared memory for all slots: a size such as 8GiB, or a percentage (default 40%)")
+	f.StringVar(&o.whenBusy, "when-busy", string(worker.BusyWait), "what a save does when all slots are in use: wait, skip or fail")
+}
+
+// session is what the options say of each session.
+func (o agentOptions) session() (cfg worker.Config, err error) {
+	for name, d := range map[string]time.Duration{
+		"join-timeout": o.join, "save-timeout": o.save, "drain-timeout": o.drain, "collective-timeout": o.collective,
+	} {
+		if d <= 0 {
+			return cfg, usageError{fmt.Errorf("--%s %s: want a time above zero, such as 30s", name, d)}
+		}
+	}
+	if o.idle < 0 {
+		return cfg, usageError{fmt.Errorf("--idle %s: want a time, or 0 for never", o.idle)}
+	}
+	if o.slots < 1 || o.slots > 16 {
+		return cfg, usageError{fmt.Errorf("--staging-slots %d: give a number from 1 to 16", o.slots)}
+	}
+	switch busy := worker.WhenBusy(o.whenBusy); busy {
+	case worker.BusyWait, worker.BusySkip, worker.BusyFail:
+	default:
+		return cfg, usageError{fmt.Errorf("--when-busy %s: give wait, skip or fail", o.whenBusy)}
+	}
+	cfg = worker.Config{
+		SaveTimeout: o.save, DrainTimeout: o.drain, Collective: o.collective,
+		StagingSlots: o.slots, WhenBusy: worker.WhenBusy(o.whenBusy),
+	}
+	if o.memory != "" {
+		if cfg.StagingMemory, err = worker.ParseStagingMemory(o.memory); err != nil {
+			return cfg, usageError{fmt.Errorf("--staging-memory: %w", err)}
+		}
+	}
+	return cfg, nil
+}
+
+func (a *app) agentCommand() *cobra.Command {
+	var o agentOptions
+	c := &cobra.Command{
+		Use: "agent", Short: "Serve a store to processes that no trainer started", Long: agentHelp, Args: args(cobra.NoArgs),
+		Example: "  ckptstore agent --store ckpts --idle 0\n  ckptstore agent start --store ckpts --json",
+		RunE:    func(c *cobra.Command, _ []string) error { return a.serveAgent(c.Context(), o) },
+	}
+	o.flags(c.Flags())
+	c.AddCommand(a.agentStartCommand(), a.agentStatusCommand(), a.agentStopCommand())
+	return c
+}
+
+func (a *app) serveAgent(ctx context.Context, o agentOptions) error {
+	level := slog.LevelInfo
+	if a.quiet {
+		level = slog.LevelWarn
+	}
+	log := slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: level}))
+	session, err := o.session()
+	if err != nil {
+		return err
+	}
+	if err := store.Ensure(ctx, a.location, a.wait, log); err != nil {
+		return err
+	}
+	options := a.options()
+	options.Logger = log
+	return a.withOptions(ctx, options, func(s *store.Store) error {
+		about := services.New(s, log)
+		cfg := agent.Config{
+			Services: about, Busy: about.Busy, Idle: o.idle, Join: o.join, Session: session, Version: version(), Logger: log,
+		}
+		err := agent.New(cfg, s).Serve(ctx, a.wait, func(agent.Card) {})
+		return errors.Join(err, about.Close())
+	})
+}
+
+func (a *app) agentStartCommand() *cobra.Command {
+	var o agentOptions
+	c := &cobra.Command{
+		Use: "start", Short: "Start an agent in the background, unless one answers", Args: args(cobra.NoArgs),
+		Long: `Make sure that an agent serves the store, and say where. The store is made if its
+directory does not exist. Options are those of an agent that is started by this;
+one that runs already keeps its own.`,
+		Example: "  ckptstore agent start --store ckpts --json",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if _, err := o.session(); err != nil {
+				return err
+			}
+			if o.limit <= 0 {
+				return usageError{fmt.Errorf("--start-timeout %s: want a time above zero, such as 30s", o.limit)}
+			}
+			return a.startAgent(c, o.limit)
+		},
+	}
+	o.flags(c.Flags())
+	c.Flags().DurationVar(&o.limit, "start-timeout", time.Minute, "longest time until the agent answers")
+	return c
+}
+
+func (a *app) startAgent(c *cobra.Command, limit time.Duration) error {
+	ctx := c.Context()
+	if err := store.Ensure(ctx, a.location, a.wait, a.logger()); err != nil {
+		return err
+	}
+	at, err := store.Locate(ctx, a.options())
+	if err != nil {
+		return err
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	var given []string
+	c.Flags().Visit(func(f *pflag.Flag) {
+		switch f.Name {
+		case "store", "output", "json", "start-timeout":
+		default:
+			given = append(given, "--"+f.Name+"="+f.Value.String())
+		}
+	})
+	card, started, err := agent.Start(ctx, at, agent.StartOptions{Program: program, Args: given, Version: version(), Limit: limit})
+	if err != nil {
+		return err
+	}
+	if !started && len(given) > 0 && !a.quiet {
+		fmt.Fprintf(a.err, "an agent (process %d) serves the store already, with its own options: %s has no effect\n", card.PID, strings.Join(given, " "))
+	}
+	if a.output == "json" || a.output == "jsonl" {
+		return json.NewEncoder(a.out).Encode(card)
+	}
+	says := "serves already"
+	if started {
+		says = "is started"
+	}
+	_, err = fmt.Fprintf(a.out, "the agent of %s %s: process %d\n", at.Name, says, card.PID)
+	return err
+}
+
+// found is the agent of the store.
+func (a *app) found(ctx context.Context) (agent.Card, agent.Status, error) {
+	at, err := store.Locate(ctx, a.options())
+	if err != nil {
+		return agent.Card{}, agent.Status{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.wait)
+	defer cancel()
+	return agent.Find(ctx, at)
+}
+
+func (a *app) agentStatusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Say which agent serves the store, and whom it serves", Args: args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			_, s, err := a.found(c.Context())
+			if err != nil {
+				return err
+			}
+			return a.printStatus(s)
+		},
+	}
+}
+
+func (a *app) printStatus(s agent.Status) error {
+	return emit(a, s, s.Sessions, func(w *tabwriter.Writer, _ bool) {
+		says := fmt.Sprintf("the agent of %s: process %d, version %s", s.Location, s.PID, s.Version)
+		if s.Stopping != "" {
+			says += "; it takes no new sessions: " + s.Stopping
+		}
+		if s.Busy != "" {
+			says += "; " + s.Busy
+		}
+		fmt.Fprintln(w, says)
+		if len(s.Sessions) == 0 {
+			return
+		}
+		row(w, "RUN", "TRIAL", "STATE", "RANKS", "ATTEMPT", "JOB", "PROCESSES")
+		for _, g := range s.Sessions {
+			row(w, g.Run, g.Trial, g.State, g.WorldSize, g.Attempt, g.Job, strings.Trim(fmt.Sprint(g.PIDs), "[]"))
+		}
+	})
+}
+
+func (a *app) agentStopCommand() *cobra.Command {
+	var now bool
+	var wait time.Duration
+	var reason string
+	c := &cobra.Command{
+		Use: "stop", Short: "Ask the agent of the store to stop", Args: args(cobra.NoArgs),
+		Long: `Ask the agent to take no new sessions, and to end with those that it has. With
+--now they are ended at once: what they have staged is finished, and what their
+processes ask for after that is refused. The processes themselves go on.
+
+With --wait it returns when the agent has ended; alone, the flag waits for up to
+10m. (Of other commands --wait is how long to wait for the owner of the store.)`,
+		Example: "  ckptstore agent stop --store ckpts --wait\n  ckptstore agent stop --store ckpts --now --wait=1m",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if c.Flags().Changed("wait") && wait <= 0 {
+				return usageError{fmt.Errorf("--wait=%s: want a time above zero, such as 30s", wait)}
+			}
+			card, _, err := a.found(c.Context())
+			if err != nil {
+				return err
+			}
+			s, err := agent.Stop(c.Context(), card, agent.StopRequest{Now: now, Reason: reason})
+			if err != nil {
+				return err
+			}
+			if wait > 0 {
+				ctx, cancel := context.WithTimeout(c.Context(), wait)
+				defer cancel()
+				if err := agent.Gone(ctx, card); err != nil {
+					return fmt.Errorf("%w; its sessions are listed by `ckptstore agent status`, and --now ends them", err)
+				}
+			}
+			return a.printStatus(s)
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&now, "now", false, "end its sessions; what they have staged is finished")
+	f.StringVar(&reason, "reason", "ckptstore agent stop", "why, for the agent's log")
+	f.DurationVar(&wait, "wait", 0, "wait until the agent has ended, at most so long")
+	f.Lookup("wait").NoOptDefVal = "10m"
+	return c
+}
+
+// version is that of this program, for messages.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && (v == "" || v == "(devel)") {
+			v = s.Value
+		}
+	}
+	if v == "" {
+		return "unknown"
+	}
+	return v
+}

@@ -1,0 +1,44 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+)
+
+// Whereabouts is what a process must know of a store to find who serves it.
+type Whereabouts struct {
+	ID       string
+	Location string // an absolute path, or a URL as it was given
+	Name     string // the location for messages: a URL is without its password
+	Runtime  string // private directory for sockets of this store, which is made
+}
+
+// Locate finds a store without opening it: neither lock nor log of a directory
+// is touched. A URL is asked for the store's identity.
+func Locate(ctx context.Context, o Options) (Whereabouts, error) {
+	location, isURL, err := parseLocation(o.Location)
+	if err != nil {
+		return Whereabouts{}, fmt.Errorf("find the store: %w", err)
+	}
+	if isURL {
+		s, err := Open(ctx, o)
+		if err != nil {
+			return Whereabouts{}, err
+		}
+		return Whereabouts{s.ID, location, s.Location, s.Runtime}, s.Close()
+	}
+	dir, err := filepath.Abs(location)
+	if err != nil {
+		return Whereabouts{}, fmt.Errorf("find the store: %w", err)
+	}
+	id, err := readIdentity(dir)
+	if err != nil {
+		return Whereabouts{}, err
+	}
+	runtime, err := runtimeDir(id.Store)
+	if err != nil {
+		return Whereabouts{}, fmt.Errorf("find the store %s: %w", dir, err)
+	}
+	return Whereabouts{id.Store, dir, dir, runtime}, nil
+}
