@@ -33,6 +33,7 @@ class Context:
     Attributes:
         resume: full ID of the checkpoint to resume from, or None.
         config: of the trial.
+        store: identity of the store, as in its store.json.
     """
 
     run: str
@@ -43,6 +44,7 @@ class Context:
     world_size: int
     resume: str | None
     config: Mapping[str, Any]
+    store: str = ""
 
 
 class Slot:
@@ -141,6 +143,7 @@ class Session:
         self.context = Context(
             run=reply["run"], trial=reply["trial"], job=reply["job"], attempt=reply["attempt"], rank=reply["rank"],
             world_size=reply["world_size"], resume=reply.get("resume") or None, config=reply.get("config") or {},
+            store=reply.get("store") or "",
         )
 
     def __reduce__(self) -> Any:

@@ -1,0 +1,29 @@
+"""Which checkpoint a place means when it is read."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .. import _session
+from .._wire import Wire
+from ._connect import has_trainer
+from ._place import Place, PlaceError
+
+
+def ref(wire: Wire, place: Place, path: str | os.PathLike[str]) -> str:
+    """The full reference of the newest committed checkpoint that a place means.
+
+    Of several runs with that name, that of the trainer comes first, and then the
+    one that was committed last. Raises PlaceError, naming the path, where there is none.
+    """
+    if place.foreign is not None:
+        return place.foreign
+    rows: list[dict[str, Any]] = wire.call("store/list", run=place.run)["checkpoints"]
+    found = [row for row in rows if place.name in (None, "latest", row["name"], row["checkpoint"])]
+    if not found:
+        what = f"no checkpoint {place.name!r}" if place.name else "no checkpoint"
+        raise PlaceError(f"{os.fspath(path)}: there is {what} in {'the run ' + repr(place.run) if place.run else 'the store'}; `ckptstore ls --all` lists what there is")
+    own = _session.current().context.run if has_trainer() else None
+    newest = max(found, key=lambda row: (row["run"] == own, row["ended_at"].rstrip("Z")))  # Go leaves out zeros at the end of a second
+    return f"{newest['run']}@{newest['checkpoint']}"

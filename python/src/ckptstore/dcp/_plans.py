@@ -1,0 +1,128 @@
+"""What the plans of DCP say to the store, and what the ranks tell each other in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+
+from .._boxes import DTYPES, plain
+from .._session import Item
+from ..errors import Error
+
+DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
+
+__all__ = ["DTYPE_OF", "Part", "Participants", "agreed", "item", "plain", "refuse"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a rank says in its local plan.
+
+    Attributes:
+        rank: in its session; DCP's ranks are those of the process group.
+        whole: dtype and shape of the tensors that it has whole, which other ranks
+            may have too: DCP keeps one rank's, and compares nothing.
+    """
+
+    rank: int
+    whole: Mapping[str, tuple[str, tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, rank: int, plan: SavePlan) -> Part:
+        whole = {}
+        for item in plan.items:
+            if item.type == WriteItemType.TENSOR and item.tensor_data is not None:
+                whole[item.index.fqn] = str(item.tensor_data.properties.dtype), tuple(item.tensor_data.size)
+        return cls(rank, whole)
+
+
+@dataclasses.dataclass(frozen=True)
+class Participants:
+    """What the coordinator answers: the ranks of the session that save; None: all."""
+
+    participants: tuple[int, ...] | None
+
+
+_before: list[tuple[int, ...]] = []  # participants of earlier saves, the newest last
+
+
+def agreed(plans: list[SavePlan], *, everyone: bool) -> list[SavePlan]:
+    """The plans of all ranks with the participants in them.
+
+    everyone says that the ranks plan each for itself, and all of them do. Raises
+    Error when ranks disagree on the dtype or shape of a tensor.
+    """
+    if everyone:
+        return [dataclasses.replace(plan, storage_data=Participants(None)) for plan in plans]
+    parts = [plan.storage_data if isinstance(plan.storage_data, Part) else None for plan in plans]
+    first: dict[str, tuple[int, tuple[str, tuple[int, ...]]]] = {}
+    for part in parts:
+        for fqn, what in (part.whole if part is not None else {}).items():
+            rank, same = first.setdefault(fqn, (part.rank, what))
+            if what != same:
+                raise Error(f"tensor {fqn!r}: rank {rank} has {same[0]} {list(same[1])}, rank {part.rank} has {what[0]} {list(what[1])}")
+    participants = _participants([None if part is None else part.rank for part in parts])
+    if participants is None:
+        return plans  # of a cache: no rank reads these
+    return [dataclasses.replace(plan, storage_data=Participants(participants)) for plan in plans]
+
+
+def _participants(ranks: list[int | None]) -> tuple[int, ...] | None:
+    """The ranks that save. Those whose plan did not change say nothing, and are
+    who they were when the group saved before."""
+    if all(rank is None for rank in ranks):
+        return None
+    if None not in ranks:
+        known = tuple(rank for rank in ranks if rank is not None)
+    else:
+        for known in reversed(_before):
+            if len(known) == len(ranks) and all(rank in (None, had) for rank, had in zip(ranks, known)):
+                break
+        else:
+            raise Error("some ranks have cached their plans of a save that this process has not coordinated: save once with a planner without enable_plan_caching")
+    if known in _before:
+        _before.remove(known)
+    _before.append(known)
+    del _before[:-16]
+    return known
+
+
+def item(of: WriteItem, paths: Any, size: int) -> Item:
+    """An item of a plan as the store is told of it; size is that of a value's bytes."""
+    fqn = of.index.fqn
+    said: Item = {"fqn": fqn}
+    if of.type == WriteItemType.BYTE_IO:
+        said.update(value=True, bytes=size)
+    else:
+        data = of.tensor_data
+        if data is None:
+            raise Error(f"tensor {fqn!r} has neither size nor dtype in the plan")
+        dtype = data.properties.dtype
+        if dtype not in DTYPES:
+            raise Error(f"tensor {fqn!r} has the dtype {dtype}, which a store does not keep")
+        said.update(
+            dtype=DTYPES[dtype], shape=list(data.size), offsets=list(data.chunk.offsets), sizes=list(data.chunk.sizes),
+            bytes=data.chunk.sizes.numel() * dtype.itemsize,
+        )
+    path = paths.get(fqn) if isinstance(paths, Mapping) else None
+    if path is not None and tuple(path) != (fqn,):
+        if ".".join(map(str, path)) != fqn:
+            raise Error(f"{fqn!r} has the path {path} in the planner's data, which is that of {'.'.join(map(str, path))!r}")
+        said["path"] = list(path)
+    return said
+
+
+def refuse(plan: SavePlan, planner: SavePlanner) -> None:
+    """Raise Error for tensors of which the plan does not say that they have no bytes to keep."""
+    state = getattr(planner, "state_dict", None)
+    for write in plan.items:
+        if write.tensor_data is not None and write.tensor_data.properties.layout != torch.strided:
+            raise Error(f"tensor {write.index.fqn!r} has the layout {write.tensor_data.properties.layout}: a store keeps strided tensors; save its indices and values, or to_dense()")
+        value = state.get(write.index.fqn) if isinstance(state, Mapping) else None
+        if isinstance(value, DTensor) and any(placement.is_partial() for placement in value.placements):
+            raise Error(f"tensor {write.index.fqn!r} is partial, {value.placements}: redistribute it before it is saved")

@@ -1,0 +1,158 @@
+"""Reader for ``dcp.load``."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import io
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, StorageMeta, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from .._session import Item, Loaded
+from ..errors import Error
+from . import _find, _place
+from ._connect import has_trainer, wire_of
+from ._plans import DTYPE_OF
+
+Path = str | os.PathLike[str]
+
+BATCH = 512 << 20
+"""Bytes that are asked for at once: what is read goes through shared memory."""
+
+
+class StorageReader(storage.StorageReader):
+    """Loads checkpoints of a store, or of PyTorch, by ``torch.distributed.checkpoint``.
+
+    Every byte is verified before it is given to the planner.
+
+    Args:
+        path: as of :class:`StorageWriter`; a name stands for the newest checkpoint of
+            it, a full ID for itself, and a run or store for its newest checkpoint.
+            Or the path of a checkpoint that PyTorch's own writers made.
+    """
+
+    def __init__(self, path: Path, _extension_registry: Any = None):
+        if _extension_registry is not None:
+            raise ValueError(f"{type(self).__name__} undoes no stream transforms: leave out _extension_registry")
+        self.path = path
+        self.load_id = uuid.uuid4().hex
+        self._about: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_about": None}
+
+    @property
+    def checkpoint_id(self) -> Path:
+        """Where the checkpoint is, as it was given."""
+        return self.path
+
+    def reset(self, checkpoint_id: Path | None = None) -> None:
+        if checkpoint_id:
+            self.path = checkpoint_id
+        self._about, self.load_id = None, uuid.uuid4().hex
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
+        return _place.supported(checkpoint_id)
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        place = _place.of(self.path, reading=True, trainer=has_trainer())
+        self._wire = wire_of(place)
+        self._ref = _find.ref(self._wire, place, self.path)
+        self._about = about = self._wire.call("store/describe", ref=self._ref)
+        entries: dict[str, Any] = {}
+        paths: dict[str, tuple[Any, ...]] = {}
+        where: dict[MetadataIndex, str] = {}
+        for fqn, tensor in about["tensors"].items():
+            if tensor["dtype"] not in DTYPE_OF:
+                raise Error(f"tensor {fqn!r} has the dtype {tensor['dtype']}, which this version of PyTorch does not have")
+            chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in tensor["chunks"]]
+            entries[fqn] = TensorStorageMetadata(TensorProperties(dtype=DTYPE_OF[tensor["dtype"]]), torch.Size(tensor["shape"]), chunks)
+            paths[fqn] = tuple(tensor.get("path") or (fqn,))
+            where.update((MetadataIndex(fqn, chunk.offsets, i), about["checkpoint"]) for i, chunk in enumerate(chunks))
+        for fqn, value in about["values"].items():
+            entries[fqn] = BytesStorageMetadata()
+            paths[fqn] = tuple(value.get("path") or (fqn,))
+            where[MetadataIndex(fqn)] = about["checkpoint"]
+        return Metadata(entries, planner_data=paths, storage_data=where, storage_meta=StorageMeta(checkpoint_id=self.path, load_id=self.load_id))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if self._about is None:
+            self.read_metadata()  # the metadata was read by another reader
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        assert self._about is not None
+        return dataclasses.replace(plan, storage_data=self._about["checkpoint"])
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        seen = {plan.storage_data: rank for rank, plan in reversed(list(enumerate(plans)))}
+        if len(seen) > 1:
+            found = ", ".join(f"rank {rank} {checkpoint}" for checkpoint, rank in sorted(seen.items(), key=lambda s: s[1]))
+            raise Error(f"{self.path} stands for several checkpoints: {found}; one was committed between these: load again")
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        assert self._about is not None
+        for batch in _batches([(req, self._item(req)) for req in plan.items]):
+            wanted = [(req, item) for req, item in batch if item is not None]
+            reply = self._wire.call("store/read", ref=self._ref, items=[item for _, item in wanted])
+            with Loaded(self._wire, reply, ("store/done", {"read": reply["read"]})) as loaded:
+                for i, (req, item) in enumerate(wanted):
+                    if item.get("value"):
+                        planner.load_bytes(req, io.BytesIO(loaded.bytes(i)))
+                    else:
+                        _fill(loaded, i, req, DTYPE_OF[item["dtype"]], planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _item(self, req: ReadItem) -> Item:
+        """What the store is asked for."""
+        assert self._about is not None
+        fqn = req.storage_index.fqn
+        if req.type == LoadItemType.BYTE_IO:
+            value = self._about["values"][fqn]
+            item: Item = {"fqn": fqn, "value": True, "bytes": value["bytes"]}
+            if value.get("per_rank"):
+                raise Error(f"value {fqn!r} was saved by each of the ranks {value['ranks']} for itself: load it with ckptstore.load")
+            return item
+        tensor = self._about["tensors"][fqn]
+        chunk = req.storage_index.offset if req.storage_index.offset is not None else [0] * len(tensor["shape"])
+        size = req.lengths.numel() * DTYPE_OF[tensor["dtype"]].itemsize
+        offsets = [at + skip for at, skip in zip(chunk, req.storage_offsets)]
+        return {"fqn": fqn, "dtype": tensor["dtype"], "shape": tensor["shape"], "offsets": offsets, "sizes": list(req.lengths), "bytes": size}
+
+
+def _batches(wanted: list[tuple[ReadItem, Item]]) -> Iterator[list[tuple[ReadItem, Item]]]:
+    batch: list[tuple[ReadItem, Item]] = []
+    size = 0
+    for req, item in wanted:
+        if batch and size + item["bytes"] > BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append((req, item))
+        size += item["bytes"]
+    if batch:
+        yield batch
+
+
+def _fill(loaded: Loaded, i: int, req: ReadItem, dtype: torch.dtype, planner: LoadPlanner) -> None:
+    """Copy an item into the planner's tensor: straight where that is possible."""
+    target = planner.resolve_tensor(req).detach()
+    if target.shape != req.lengths:
+        raise Error(f"tensor {req.dest_index.fqn!r}: {list(req.lengths)} was read for a target of {list(target.shape)}")
+    straight = target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous() and target.data_ptr() != 0 and not target.is_conj() and not target.is_neg()
+    into = target if straight else torch.empty(req.lengths, dtype=dtype)
+    if size := into.numel() * into.element_size():
+        loaded.into(i, memoryview((ctypes.c_char * size).from_address(into.data_ptr())).cast("B"))
+    if into is not target:
+        target.copy_(into)
+    planner.commit_tensor(req, target)

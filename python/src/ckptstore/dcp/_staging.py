@@ -1,0 +1,183 @@
+"""The copy that dcp.async_save makes before training goes on.
+
+    Stager ── arenas: memory that is kept from save to save
+       └───── Copy: one walk through a state dict, which finds the tensors,
+              lays them out, copies them, and builds the same structure of views
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torch.distributed.checkpoint.staging import AsyncStager
+
+_ALIGN = 64
+_KEPT = 2  # arenas: one that is saved, one that is copied into
+
+_ATOMIC = (type(None), bool, int, float, complex, str, bytes, types.FunctionType, types.BuiltinFunctionType, type)
+
+
+class _Arena:
+    """Memory for the tensors of one state dict, and who still has views of it."""
+
+    def __init__(self, size: int):
+        self.memory = torch.empty(size, dtype=torch.uint8)
+        self.views: list[weakref.ref[torch.Tensor]] = []
+
+    @property
+    def busy(self) -> bool:
+        return any(view() is not None for view in self.views)
+
+
+class Stager(AsyncStager):
+    """Stages state dicts in memory of its own: one copy, and no allocation after the first.
+
+    ``stage`` returns when everything is copied. What it returns has the structure
+    of the state dict, with views of the memory for its tensors: nested containers,
+    DTensors, ShardedTensors and other wrappers, and tensors that share their memory,
+    which still do. All else is deep-copied. The memory is used again when nobody has
+    those tensors any more; until then a further ``stage`` takes other memory.
+    """
+
+    _synchronize_after_execute = False
+
+    def __init__(self) -> None:
+        self._arenas: list[_Arena] = []
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        work = _Copy()
+        with torch.no_grad():
+            build = work.read(state_dict)
+            arena = self._arena(work.size)
+            work.copy(arena)
+            return build()
+
+    def _arena(self, size: int) -> _Arena:
+        free = [arena for arena in self._arenas if not arena.busy]
+        for arena in free:
+            if arena.memory.numel() >= size:
+                return arena
+        for arena in free:  # too small for good: the state dict has grown
+            self._arenas.remove(arena)
+        arena = _Arena(size)
+        if len(self._arenas) < _KEPT:
+            self._arenas.append(arena)
+        return arena
+
+    def synchronize_staging(self) -> None:
+        """Everything is copied when ``stage`` returns."""
+
+    def close(self) -> None:
+        """Let the memory go, once nobody has tensors in it."""
+        self._arenas.clear()
+
+    def __reduce__(self) -> Any:
+        return type(self), ()  # the memory stays with its process
+
+
+class _Copy:
+    """One state dict on its way into an arena."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._sources: list[torch.Tensor] = []
+        self._offsets: list[int] = []
+        self._staged: list[torch.Tensor] = []
+        self._regions: dict[Any, int] = {}  # what a tensor shows of which memory: its place in the lists
+        self._memo: dict[int, Any] = {}  # of objects that were built: a list may be in the state dict twice
+        self._alive: list[Any] = []  # whose id is a key
+
+    def copy(self, arena: _Arena) -> None:
+        """Copy every tensor that was read."""
+        views, pending = [], False
+        for source, offset in zip(self._sources, self._offsets):
+            size = source.numel() * source.element_size()
+            view = arena.memory[offset : offset + size].view(source.dtype).view(source.shape)
+            view.copy_(source, non_blocking=source.is_cuda)
+            pending = pending or source.is_cuda
+            views.append(view)
+        if pending:
+            torch.cuda.current_stream().synchronize()
+        self._staged = views
+        arena.views = [weakref.ref(view) for view in views]
+
+    def read(self, value: Any) -> Callable[[], Any]:
+        """Note the tensors of a value; what is returned builds its copy."""
+        if isinstance(value, _ATOMIC):
+            return lambda: value
+        if isinstance(value, ShardedTensor):
+            return self._once(value, self._sharded(value))
+        if isinstance(value, torch.Tensor):
+            return self._once(value, self._tensor(value))
+        if isinstance(value, dict):
+            return self._once(value, self._dict(value))
+        if type(value) is list or type(value) is tuple:
+            parts = [self.read(part) for part in value]
+            kind = type(value)
+            return self._once(value, lambda: kind(part() for part in parts))
+        copied = copy.deepcopy(value)  # now: training goes on before it is saved
+        return lambda: copied
+
+    def _once(self, value: Any, build: Callable[[], Any]) -> Callable[[], Any]:
+        self._alive.append(value)
+
+        def built() -> Any:
+            if id(value) not in self._memo:
+                self._memo[id(value)] = build()
+            return self._memo[id(value)]
+
+        return built
+
+    def _dict(self, value: dict[Any, Any]) -> Callable[[], Any]:
+        parts = [(key, self.read(part)) for key, part in value.items()]
+        if type(value) is dict:
+            return lambda: {key: part() for key, part in parts}
+        empty = copy.copy(value)  # an OrderedDict, or one with a default, stays one
+        empty.clear()
+
+        def build() -> Any:
+            for key, part in parts:
+                empty[key] = part()
+            return empty
+
+        return build
+
+    def _tensor(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        flatten = getattr(type(tensor), "__tensor_flatten__", None)
+        if flatten is not None:
+            names, context = flatten(tensor)
+            inner = {name: getattr(tensor, name) for name in names}
+            parts = {name: self.read(part) if isinstance(part, torch.Tensor) else (lambda part=part: part) for name, part in inner.items()}
+            kind, size, stride = type(tensor), tensor.size(), tensor.stride()
+            return lambda: kind.__tensor_unflatten__({name: part() for name, part in parts.items()}, context, size, stride)
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            copied = tensor if tensor.is_meta else tensor.detach().clone()
+            return lambda: copied  # the writer refuses it by its name
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        region = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        at = self._regions.get(region) if tensor.numel() else None
+        if at is None:
+            at = self._regions[region] = len(self._sources)
+            self._sources.append(tensor)
+            self._offsets.append(self.size)
+            self.size += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
+        return lambda: self._staged[at]
+
+    def _sharded(self, tensor: ShardedTensor) -> Callable[[], Any]:
+        shards = [(self.read(shard.tensor), copy.deepcopy(shard.metadata)) for shard in tensor.local_shards()]
+
+        def build() -> Any:
+            return ShardedTensor._init_from_local_shards_and_global_metadata(
+                [Shard(tensor=part(), metadata=metadata) for part, metadata in shards],
+                tensor.metadata(),
+                process_group=tensor._process_group,
+                sharding_spec=tensor.sharding_spec(),
+            )
+
+        return build

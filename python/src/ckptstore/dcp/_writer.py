@@ -1,0 +1,208 @@
+"""Writer for ``dcp.save`` and ``dcp.async_save``."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import uuid
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import staging
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from .._session import Item, Session, Slot
+from ..errors import Error
+from . import _place, _plans
+from ._connect import has_trainer, session_of
+from ._staging import Stager
+
+Path = str | os.PathLike[str]
+
+
+class StorageWriter(storage.StorageWriter, staging.AsyncStager):
+    """Saves checkpoints of ``torch.distributed.checkpoint`` into a store.
+
+    A checkpoint exists when ``dcp.save`` has returned, whole, or not at all. Saving
+    under a name again makes a newer checkpoint of that name; the earlier stays until
+    the store's retention takes it.
+
+    Args:
+        path: ``ckptstore://RUN/NAME``, a bare name under a trainer, or a path. On a
+            path the checkpoint goes into the nearest store above it; where there is
+            none, a store is made in the parent of a name like ``step-100``, and at
+            the path itself otherwise.
+        overwrite: False refuses a name that is taken.
+        step: of the checkpoint; by default the number in its name, or 0.
+        single_file_per_rank, thread_count, per_thread_copy_ahead: accepted for
+            FileSystemWriter's sake; the store has its own layout and threads.
+        sync_files: accepted; a checkpoint is always durable before it is committed.
+        cache_staged_state_dict: accepted; memory for staging is always kept.
+        serialization_format: accepted; the store's files are safetensors.
+        _extensions: transforms of streams, which are refused: nothing here would
+            apply them.
+    """
+
+    _synchronize_after_execute = False
+
+    def __init__(
+        self,
+        path: Path,
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int = 1,
+        per_thread_copy_ahead: int = 10_000_000,
+        cache_staged_state_dict: bool = False,
+        overwrite: bool = True,
+        _extensions: Any = None,
+        serialization_format: Any = None,
+        *,
+        step: int | None = None,
+    ):
+        if _extensions:
+            raise ValueError(f"{type(self).__name__} applies no stream transforms, and what they are to do to the bytes would not be done: leave out _extensions")
+        self.path, self.overwrite, self.step = path, overwrite, step
+        self.single_file_per_rank, self.sync_files, self.thread_count = single_file_per_rank, sync_files, thread_count
+        self.per_thread_copy_ahead, self.cache_staged_state_dict = per_thread_copy_ahead, cache_staged_state_dict
+        self.serialization_format = serialization_format
+        self.save_id = uuid.uuid4().hex
+        self._stager = Stager()
+        self._coordinator, self._collectives = True, True
+        self._session: Session | None = None
+        self._open: Slot | None = None  # sealed by the coordinator, and no finish has waited for it
+        self._server: tuple[str, str] | None = None
+
+    # What is pickled for the process of async_save is the path and the options.
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_session"], state["_stager"], state["_open"] = None, Stager(), None
+        if self._session is None and not has_trainer():
+            self._connect()
+        if self._session is not None:
+            state["_server"] = self._session.wire.path, self._session.wire.token
+        return state
+
+    @property
+    def checkpoint_id(self) -> Path:
+        """Where the checkpoint goes, as it was given."""
+        return self.path
+
+    def reset(self, checkpoint_id: Path | None = None) -> None:
+        if checkpoint_id:
+            self.path = checkpoint_id
+        self.save_id = uuid.uuid4().hex
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
+        return _place.supported(checkpoint_id)
+
+    def storage_meta(self) -> StorageMeta | None:
+        return StorageMeta(checkpoint_id=self.path, save_id=self.save_id)
+
+    # AsyncStager
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy of a state dict that training does not change; see :class:`Stager`."""
+        return self._stager.stage(state_dict)
+
+    def synchronize_staging(self) -> None:
+        """Everything is copied when ``stage`` returns."""
+
+    def close(self) -> None:
+        """Let the memory for staging go."""
+        self._stager.close()
+
+    # The five steps
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._coordinator, self._collectives = is_coordinator, kwargs.get("use_collectives", True)
+
+    def _connect(self) -> tuple[Session, str, int]:
+        """The session to save by, and the name and step of the checkpoint."""
+        place = _place.of(self.path, reading=False, trainer=self._server is not None or has_trainer())
+        self._session = session_of(place, self._server)
+        name = place.name or _place.UNNAMED
+        step = self.step if self.step is not None else _place.step_of(name) or 0
+        return self._session, name, step
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        session, name, _ = self._connect()
+        if self._open is not None:  # of a dcp.save that failed on another rank
+            left, self._open = self._open, None
+            left.abort("dcp.save failed on a rank before that had a part in it")
+        if self._coordinator and not self.overwrite:
+            for row in session.wire.call("store/list", run=session.context.run)["checkpoints"]:
+                if row["name"] == name:
+                    raise RuntimeError(f"there is a checkpoint {row['checkpoint']} of the name {name!r} in the run {session.context.run!r} already, and overwrite=False")
+        return dataclasses.replace(plan, storage_data=_plans.Part.of(session.context.rank, plan))
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return _plans.agreed(plans, everyone=not self._collectives)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        session, name, step = self._connect()
+        participants = plan.storage_data.participants if isinstance(plan.storage_data, _plans.Participants) else None
+        values: list[memoryview | None] = []
+        items: list[Item] = []
+        try:
+            _plans.refuse(plan, planner)
+            for item in plan.items:
+                value = _value(item, planner)
+                items.append(_plans.item(item, plan.planner_data, 0 if value is None else len(value)))
+                values.append(value)
+        except Exception as error:
+            # Without a part of this rank the others would wait until the deadline.
+            slot = session.begin_save(step, [], name=name, participants=participants)
+            slot.abort(f"rank {session.context.rank}: {error}")
+            raise
+        slot = session.begin_save(step, items, name=name, participants=participants)
+        try:
+            for at, item, described, value in zip(slot.offsets, plan.items, items, values):
+                if value is None:
+                    _copy(slot, at, described, planner.resolve_data(item))
+                else:
+                    slot.memory[at : at + len(value)] = value
+            slot.seal()
+        except Exception as error:
+            slot.abort(f"rank {session.context.rank}: {error}")
+            raise
+        if self._coordinator or not self._collectives:
+            self._open = slot
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([WriteResult(index=item.index, size_in_bytes=described["bytes"], storage_data=None) for item, described in zip(plan.items, items)])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        assert self._session is not None and self._open is not None
+        slot, self._open = self._open, None
+        self._session.wait(slot.checkpoint, "committed")
+        metadata.storage_meta = self.storage_meta()
+        metadata.storage_data = {result.index: slot.checkpoint for written in results for result in written}
+
+
+def _value(item: WriteItem, planner: SavePlanner) -> memoryview | None:
+    """The bytes of an item that is no tensor; None for a tensor."""
+    if item.type != WriteItemType.BYTE_IO:
+        return None
+    data = planner.resolve_data(item)
+    if not isinstance(data, io.BytesIO):
+        raise Error(f"value {item.index.fqn!r}: the planner gives a {type(data).__name__} for its bytes, where a BytesIO is due")
+    return data.getbuffer()
+
+
+def _copy(slot: Slot, at: int, item: Item, tensor: Any) -> None:
+    """Copy a tensor to its place, as the dtype that the plan says."""
+    if not isinstance(tensor, torch.Tensor):
+        raise Error(f"tensor {item['fqn']!r}: the planner gives a {type(tensor).__name__}")
+    if list(tensor.shape) != item["sizes"]:
+        raise Error(f"tensor {item['fqn']!r} at {item['offsets']} has the shape {list(tensor.shape)}, and {item['sizes']} in the plan")
+    if tensor.is_meta or tensor.layout != torch.strided:
+        _plans.plain(item["fqn"], tensor)
+    if item["bytes"]:
+        raw = torch.frombuffer(slot.memory, dtype=torch.uint8, offset=at, count=item["bytes"])
+        raw.view(_plans.DTYPE_OF[item["dtype"]]).view(tensor.shape).copy_(tensor.detach())
