@@ -1,0 +1,86 @@
+"""Where tests run: a store with its agent, and the environment of the tests' processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Place:
+    """A folder with one store for all tests, with one agent while they run.
+
+    ``way`` is whose storage the tests use, ``devices`` is "cpu" where CPUs stand in
+    for GPUs. Raises FileNotFoundError when the program ckptstore cannot be found.
+    """
+
+    def __init__(self, folder: pathlib.Path, way: str, devices: str):
+        self.folder, self.way, self.devices = folder, way, devices
+        self.store = folder / "ckpts"
+        self.temporary = folder / "tmp"
+
+    def __enter__(self) -> Place:
+        self.temporary.mkdir(exist_ok=True)
+        if self.way != "stock":
+            self._agent("start", "--json")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.way != "stock":
+            self._agent("stop")
+
+    def _agent(self, *words: str) -> None:
+        program = os.environ.get("CKPTSTORE_BIN") or shutil.which("ckptstore")
+        if not program:
+            raise FileNotFoundError("the program ckptstore is neither named by CKPTSTORE_BIN nor on the PATH: run `go build ./cmd/ckptstore`")
+        verb, *flags = words
+        done = subprocess.run([program, "agent", verb, "--store", str(self.store), *flags], capture_output=True, text=True, timeout=120)
+        if done.returncode != 0:
+            raise RuntimeError(f"ckptstore agent {verb} ended with {done.returncode}: {done.stderr.strip()}")
+
+    def environment(self, file: pathlib.Path, work: pathlib.Path, way: str) -> dict[str, str]:
+        """For the processes that run a test file, with ``work`` as their folder."""
+        paths = [HERE / "substitute", HERE.parent / "src", file.parent]
+        for parent in file.parents:
+            if parent.name == "test":
+                paths.append(parent)
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "CKPTSTORE_CONFORMANCE_WAY": way,
+            "CKPTSTORE_CONFORMANCE_FOLDER": str(work),
+            "CKPTSTORE_CONFORMANCE_CPU": "1" if self.devices == "cpu" else "0",
+            "CKPTSTORE_STORE": str(self.store),
+            "TMPDIR": str(self.temporary),
+            "OMP_NUM_THREADS": "1",
+            "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "90",
+        }
+
+    def run(self, file: pathlib.Path, work: pathlib.Path, way: str, patterns: list[str], seconds: float) -> str:
+        """Run a file's tests that have no result in ``work`` yet; why not all have one, or ""."""
+        command = [sys.executable, str(HERE / "case.py"), str(file), str(work), *patterns]
+        with open(work / "output.txt", "ab") as output:
+            tests = subprocess.Popen(command, env=self.environment(file, work, way), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+            try:
+                code = tests.wait(seconds)
+                return "" if code == 0 else f"its process ended with {code}"
+            except subprocess.TimeoutExpired:
+                return f"no end after {seconds:.0f} s"
+            finally:
+                _end(tests.pid)
+                tests.wait()
+
+
+def _end(group: int) -> None:
+    """Kill what is left of a process group."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
