@@ -83,7 +83,11 @@ def _torch(torch: ModuleType) -> None:
     torch.cuda.device_count = lambda: 8
     for name in ("set_device", "synchronize", "empty_cache"):
         setattr(torch.cuda, name, _doing_nothing())
-    torch.cuda.current_device = lambda: 0
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.Tensor.pin_memory = _staying()
+    if not hasattr(torch.cpu.Stream, "record_event"):  # which FSDP2 asks of the stream of any device
+        torch.cpu.Stream.record_event = _doing_nothing()
+        torch.cpu.Stream.wait_event = _doing_nothing()
     # Each rank of a test syncs every filesystem of the machine, to show its folder to the others.
     os.sync = _doing_nothing()
 
