@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import threading
+import weakref
 
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 _PIECE = 1 << 30  # Linux reads at most 2 GiB at once
@@ -17,29 +18,49 @@ class Maps:
     """Staging slots, mapped writable. A slot's file may be replaced by another."""
 
     def __init__(self) -> None:
+        self.forget()
+        _all.add(self)
+
+    def forget(self) -> None:
+        """Drop all memory; what others still hold of it stays mapped until they let go."""
         self._maps: dict[int, tuple[str, mmap.mmap]] = {}
         self._lock = threading.Lock()
-        self.pid = os.getpid()
 
     def get(self, slot: int, path: str, size: int) -> mmap.mmap:
         """The memory of a slot: at least size bytes of the file at path."""
         with self._lock:
-            if self.pid != os.getpid():  # after a fork the parent's are not ours to write to
-                self._maps, self.pid = {}, os.getpid()
             have = self._maps.get(slot)
-            if have is None or have[0] != path or len(have[1]) < size:
-                file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    have = path, mmap.mmap(file, size, mmap.MAP_SHARED | _POPULATE)
-                finally:
-                    os.close(file)
+        if have is None or have[0] != path or len(have[1]) < size:
+            # Outside the lock: to populate gigabytes must not hold up another slot's save.
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                have = path, mmap.mmap(file, size, mmap.MAP_SHARED | _POPULATE)
+            finally:
+                os.close(file)
+            with self._lock:
+                now = self._maps.get(slot)
+                if now is not None and now[0] == path and len(now[1]) >= size:
+                    have = now  # another thread was faster
                 self._maps[slot] = have
-            return have[1]
+        return have[1]
 
     def mapped(self) -> list[mmap.mmap]:
         """The memory of all slots that are mapped."""
         with self._lock:
-            return [memory for _, memory in self._maps.values()] if self.pid == os.getpid() else []
+            return [memory for _, memory in self._maps.values()]
+
+
+_all: weakref.WeakSet[Maps] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # The parent's slots are not the child's to write to, and a lock may have been
+    # held by a thread that the child does not have.
+    for maps in list(_all):
+        maps.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def seal(memory: mmap.mmap, generation: int) -> None:

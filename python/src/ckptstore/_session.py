@@ -1,8 +1,7 @@
 """One rank's conversation with its trainer or agent.
 
 :class:`Session` has the requests of docs/protocol.md as methods; it knows bytes,
-items and checkpoints, and nothing of PyTorch. ``current()`` is this process's
-session; after a fork the child gets one of its own.
+items and checkpoints, and nothing of PyTorch. :mod:`._connect` makes them.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ import threading
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from . import _memory
+from ._agent import version
+from ._identity import local_rank
 from ._wire import Wire
-from .errors import Error, NoStore, Refused, SaveAborted, SaveSkipped
+from .errors import Conflict, Error, Refused, SaveAborted, SaveSkipped, TooOld
 
 PROTOCOLS = (3,)
 
@@ -31,8 +32,13 @@ class Context:
     """Who this process is.
 
     Attributes:
+        run, trial, job: what is trained, which configuration of it, and which launch.
+        attempt: counts the lives of the trial's worker group, over all jobs.
+        local_rank: the rank among those of this machine.
         resume: full ID of the checkpoint to resume from, or None.
         config: of the trial.
+        stop: what the newest report or should_stop has said: ``preempt``, save now and
+            end; ``stop``, end, and what is not saved is lost; or None.
         store: identity of the store, as in its store.json.
     """
 
@@ -44,6 +50,8 @@ class Context:
     world_size: int
     resume: str | None
     config: Mapping[str, Any]
+    local_rank: int = 0
+    stop: str | None = None
     store: str = ""
 
 
@@ -70,7 +78,10 @@ class Slot:
 
     def seal(self) -> None:
         _memory.seal(self.memory, self._generation)
-        self._session.wire.call("seal", checkpoint=self.checkpoint)
+        try:
+            self._session.wire.call("seal", checkpoint=self.checkpoint)
+        except Conflict as conflict:
+            raise SaveAborted(self.checkpoint, conflict.message) from conflict
 
     def abort(self, reason: str) -> None:
         """Say that this rank cannot finish the save: nobody waits for it."""
@@ -80,11 +91,14 @@ class Slot:
 class Loaded:
     """What a load or read has brought, in shared memory, until ``close``.
 
-    Item i has ``sizes[i]`` bytes; -1 says that it was left out.
+    Item i has ``sizes[i]`` bytes; -1 says that it was left out. It may be used in a
+    forked child; the process that asked for it gives it back.
     """
 
     def __init__(self, wire: Wire, reply: dict[str, Any], give_back: tuple[str, dict[str, Any]]):
-        self._wire, self._give_back = wire, give_back
+        self._wire = wire
+        self._give_back: tuple[str, dict[str, Any]] | None = give_back
+        self._pid = os.getpid()
         self.checkpoint: str = reply["checkpoint"]
         self.step: int = reply["step"]
         self.unread: list[str] = reply.get("unread") or []
@@ -119,7 +133,7 @@ class Loaded:
             files, self._files = self._files, {}
         for file in files.values():
             os.close(file)
-        if self._give_back is not None:
+        if self._give_back is not None and self._pid == os.getpid():
             (name, request), self._give_back = self._give_back, None
             self._wire.call(name, **request)
 
@@ -131,19 +145,35 @@ class Loaded:
 
 
 class Session:
-    """A conversation with a trainer or agent as one rank. All threads may use it."""
+    """A conversation with a trainer or agent as one rank.
+
+    All threads may use it; collectives come in the same order on every rank. It is
+    not used in a forked child, which has its own.
+
+    Attributes:
+        stop: as of Context, of the newest answer.
+        step: of the newest report; None before the first.
+    """
 
     def __init__(self, path: str, token: str):
         self.wire, self.pid = Wire(path, token), os.getpid()
         self._maps = _memory.Maps()
-        self._plans: dict[str, tuple[str, list[int]]] = {}  # items as JSON: the plan and its offsets
+        self._plans: dict[str, tuple[str, list[int]]] = {}  # the caller's key or the items as JSON: the plan and its offsets
         self._written: dict[int, tuple[mmap.mmap, str]] = {}  # by slot: its memory and the key of the save it was last used for
         self._sequence = 0
-        reply = self.wire.call("hello", protocols=PROTOCOLS, pid=self.pid)
+        self.collective = threading.RLock()  # held over all requests of one collective
+        self.stop: str | None = None
+        self.step: int | None = None
+        try:
+            reply = self.wire.call("hello", protocols=PROTOCOLS, pid=self.pid)
+        except Refused as old:
+            if old.status == 400 and "versions" in old.message:
+                raise TooOld(f"this is the package ckptstore {version()}: {old.message}") from old
+            raise
         self.context = Context(
             run=reply["run"], trial=reply["trial"], job=reply["job"], attempt=reply["attempt"], rank=reply["rank"],
             world_size=reply["world_size"], resume=reply.get("resume") or None, config=reply.get("config") or {},
-            store=reply.get("store") or "",
+            local_rank=local_rank(reply["rank"]), store=reply.get("store") or "",
         )
 
     def __reduce__(self) -> Any:
@@ -164,26 +194,30 @@ class Session:
         if key is None:
             items = items() if callable(items) else items
             key = json.dumps(items)
-        ranks = None if participants is None else list(participants)
+        request = {"step": step, "name": name, "participants": None if participants is None else list(participants)}
         known = self._plans.get(key)
         reply = None
-        if known is not None:
-            try:
-                reply = self.wire.call("save", step=step, name=name, participants=ranks, plan=known[0])
-            except Refused as refused:
-                if refused.status != 412:
-                    raise
-        fresh = reply is None
-        if reply is None:
-            sent = list(items() if callable(items) else items)
-            reply = self.wire.call("save", step=step, name=name, participants=ranks, items=sent)
+        try:
+            if known is not None:
+                try:
+                    reply = self.wire.call("save", **request, plan=known[0])
+                except Refused as refused:
+                    if refused.status != 412:
+                        raise
+            fresh = reply is None
+            if reply is None:
+                reply = self.wire.call("save", **request, items=list(items() if callable(items) else items))
+        except Conflict as conflict:
+            raise SaveAborted(name or f"step-{step}", conflict.message) from conflict
         if "skipped" in reply:
             raise SaveSkipped(reply["checkpoint"], reply["skipped"])
-        if fresh:
-            self._plans[key] = reply["plan"], reply.get("offsets") or []
-            while len(self._plans) > 4:  # the trainer remembers as many
-                self._plans.pop(next(iter(self._plans)))
-        return Slot(self, reply, self._plans[key][1], fresh, key)
+        if fresh or known is None:
+            known = reply["plan"], reply.get("offsets") or []
+            self._plans.pop(key, None)
+            self._plans[key] = known
+            for old in list(self._plans)[:-4]:  # the trainer remembers four
+                self._plans.pop(old, None)
+        return Slot(self, reply, known[1], fresh, key)
 
     def mapped(self) -> list[mmap.mmap]:
         """The memory of the slots that are mapped: that of others is to be let go."""
@@ -202,12 +236,13 @@ class Session:
         finally:
             self.wire.close()  # this thread's connection
 
-    def wait(self, checkpoint: str, state: str) -> str:
-        """Block until a save is begun, staged or committed; raise SaveAborted if it never will be."""
-        reply = self.wire.call("wait", checkpoint=checkpoint, state=state)
+    def wait(self, checkpoint: str, state: str, timeout: float | None = None) -> str:
+        """Block until a save is begun, staged or committed; raise SaveAborted if it never
+        will be, TimeoutError after timeout seconds."""
+        reply = self.wire.call_within(timeout, "wait", checkpoint=checkpoint, state=state)
         if reply["state"] == "aborted":
             raise SaveAborted(checkpoint, reply["reason"])
-        return reply["state"]
+        return str(reply["state"])
 
     def load(self, items: Sequence[Item], ref: str | None = None, *, strict: bool = True, partial: bool = False, strict_dtype: bool = False) -> Loaded:
         """Load boxes and values: a collective of all ranks. Close what is returned."""
@@ -216,18 +251,22 @@ class Session:
 
     def report(self, step: int, metrics: Mapping[str, Any], *, done: bool = False) -> str | None:
         """Report an iteration, and learn whether to stop: "preempt", "stop" or None."""
-        return self.wire.call("report", step=step, metrics=dict(metrics), done=done or None).get("stop")
+        reply = self.wire.call("report", step=step, metrics=dict(metrics), done=done or None)
+        self.stop, self.step = reply.get("stop"), step
+        return self.stop
 
     def gather(self, part: bytes) -> list[bytes]:
         """Every rank's part, in rank order. All have the same length; a collective."""
-        self._sequence += 1
-        return _parts(self.wire.post("gather", part, {"Ckptstore-Seq": str(self._sequence)}))
+        with self.collective:
+            self._sequence += 1
+            return _parts(self.wire.post("gather", part, {"Ckptstore-Seq": str(self._sequence)}))
 
     def broadcast(self, data: bytes, size: int, root: int) -> bytes:
         """The root's size bytes on every rank; a collective."""
-        self._sequence += 1
-        headers = {"Ckptstore-Seq": str(self._sequence), "Ckptstore-Root": str(root), "Ckptstore-Size": str(size)}
-        return _parts(self.wire.post("broadcast", data if self.context.rank == root else b"", headers))[0]
+        with self.collective:
+            self._sequence += 1
+            headers = {"Ckptstore-Seq": str(self._sequence), "Ckptstore-Root": str(root), "Ckptstore-Size": str(size)}
+            return _parts(self.wire.post("broadcast", data if self.context.rank == root else b"", headers))[0]
 
 
 def _parts(data: bytes) -> list[bytes]:
@@ -239,25 +278,15 @@ def _parts(data: bytes) -> list[bytes]:
     return parts
 
 
-_current: Session | None = None
-_lock = threading.Lock()
+def current(store: str | None = None, run: str | None = None) -> Session:
+    """:func:`._connect.current`, which needs this module."""
+    from . import _connect
+
+    return _connect.current(store, run)
 
 
-def current() -> Session:
-    """This process's session. The first call connects; so does one after a fork."""
-    global _current
-    with _lock:
-        if _current is None or _current.pid != os.getpid():
-            path = os.environ.get("CKPTSTORE_SOCKET")
-            if not path:
-                raise NoStore("no trainer and no store: start this program with `trainer run -- COMMAND`")
-            _current = Session(path, os.environ.get("CKPTSTORE_TOKEN", ""))
-        return _current
+def services(store: str | None = None) -> Wire:
+    """:func:`._connect.services`, which needs this module."""
+    from . import _connect
 
-
-def services() -> Wire:
-    """Where requests about the store go that need no rank, such as ``store/read``."""
-    path = os.environ.get("CKPTSTORE_SOCKET")
-    if not path:
-        raise NoStore("no trainer and no store: start this program with `trainer run -- COMMAND`")
-    return current().wire
+    return _connect.services(store)

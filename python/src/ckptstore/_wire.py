@@ -12,9 +12,9 @@ import json
 import os
 import socket
 import threading
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
-from .errors import Refused, Unreachable
+from .errors import Unreachable, refused
 
 # Requests that wait for other ranks or for disks have deadlines on the server's
 # side, which names who is missing; this one is for a server that is stuck.
@@ -33,62 +33,107 @@ class _Connection(http.client.HTTPConnection):
 
 
 class Wire:
-    """A way to one socket, for all threads of this process."""
+    """A way to one socket, for all threads of this process.
 
-    def __init__(self, path: str, token: str):
-        self.path, self.token = path, token
+    Attributes:
+        lost: a request was not answered: whoever listened has ended.
+    """
+
+    def __init__(self, path: str, token: str, revive: Callable[[], tuple[str, str]] | None = None):
+        """revive, if given, starts a server that has ended of its own accord, and
+        says its path and token: it is called where no request was sent."""
+        self.path, self.token, self.lost = path, token, False
+        self._revive = revive
         self._local = threading.local()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a connection belongs to its process: pickle nothing that holds one")
 
     def _connection(self) -> tuple[_Connection, bool]:
         """This thread's connection, and whether it was used before."""
-        have = getattr(self._local, "connection", None)
-        if have is not None and self._local.pid == os.getpid():
+        have: _Connection | None = getattr(self._local, "connection", None)
+        if have is not None and self._local.pid == os.getpid() and self._local.path == self.path:
             return have, True
-        self._local.connection, self._local.pid = _Connection(self.path, DEADLINE), os.getpid()
-        return self._local.connection, False
+        fresh = _Connection(self.path, DEADLINE)
+        self._local.connection, self._local.pid, self._local.path = fresh, os.getpid(), self.path
+        return fresh, False
 
     def close(self) -> None:
         """Close this thread's connection; the next request opens another."""
-        have = getattr(self._local, "connection", None)
+        have: _Connection | None = getattr(self._local, "connection", None)
         if have is not None:
             have.close()
             self._local.connection = None
 
-    def post(self, name: str, body: Any = b"", headers: Mapping[str, str] = {}) -> bytes:
-        """Send one request and return the body of its reply.
-
-        body is bytes or a buffer. Raises Refused for a status other than 200, and
-        Unreachable when there is no reply.
-        """
-        head = {"Authorization": "Bearer " + self.token, **headers}
-        connection, used = self._connection()
-        try:
+    def _send(self, name: str, body: Any, headers: Mapping[str, str]) -> _Connection:
+        """Send a request. What raises here, the server has not done."""
+        stale, revive = True, self._revive
+        while True:
+            connection, used = self._connection()
+            if connection.sock is None:
+                used = False
+                try:
+                    connection.connect()
+                except (FileNotFoundError, ConnectionRefusedError):
+                    if revive is None:
+                        raise
+                    (self.path, self.token), revive = revive(), None
+                    continue
+            head = {"Authorization": "Bearer " + self.token, **headers}
             try:
                 connection.request("POST", "/v1/" + name, body, head)
             except (BrokenPipeError, ConnectionResetError):
-                if not used:
-                    raise
-                # The server has closed an idle connection: it has not seen this.
-                self.close()
-                connection, _ = self._connection()
-                connection.request("POST", "/v1/" + name, body, head)
+                if used and stale:  # the server had closed an idle connection
+                    stale = False
+                    self.close()
+                    continue
+                # It may have refused the request before it had read all of it.
+            return connection
+
+    def post(self, name: str, body: Any = b"", headers: Mapping[str, str] = {}, timeout: float | None = None) -> bytes:
+        """Send one request and return the body of its reply.
+
+        body is bytes or a buffer. Raises Refused for a status other than 200,
+        Unreachable when there is no reply, and TimeoutError after timeout seconds.
+        """
+        token = self.token
+        try:
+            connection = self._send(name, body, headers)
+            if connection.sock is not None:
+                connection.sock.settimeout(DEADLINE if timeout is None else max(timeout, 0.001))
             reply = connection.getresponse()
             data = reply.read()
+            if timeout is not None and connection.sock is not None:
+                connection.sock.settimeout(DEADLINE)
+        except TimeoutError as error:
+            self.close()
+            raise TimeoutError(f"{name}: no answer within {DEADLINE if timeout is None else timeout:g} s on {self.path}") from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
+            self.lost = True
             raise Unreachable(f"{name}: no answer on {self.path}: {error!r}; the trainer or agent has ended") from error
         except BaseException:
             self.close()  # what is left of the reply would be taken for the next one
             raise
+        if reply.status == 401 and self._revive is not None and token == self.token:
+            # The agent at this path is another one than that whose token this was.
+            path, fresh = self._revive()
+            if fresh != token:
+                self.path, self.token = path, fresh
+                return self.post(name, body, headers, timeout)
         if reply.status != 200:
             try:
                 message = json.loads(data)["error"]
             except (ValueError, KeyError, TypeError):
                 message = data.decode(errors="replace").strip() or reply.reason
-            raise Refused(name, reply.status, message)
+            raise refused(name, reply.status, message)
         return data
 
     def call(self, name: str, /, **request: Any) -> Any:
         """Send one request as JSON; parameters that are None are left out."""
+        return self.call_within(None, name, **request)
+
+    def call_within(self, timeout: float | None, name: str, /, **request: Any) -> Any:
+        """:meth:`call`, with TimeoutError after timeout seconds."""
         body = json.dumps({k: v for k, v in request.items() if v is not None}).encode()
-        return json.loads(self.post(name, body, {"Content-Type": "application/json"}))
+        return json.loads(self.post(name, body, {"Content-Type": "application/json"}, timeout))

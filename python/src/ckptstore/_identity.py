@@ -1,0 +1,149 @@
+"""Which rank this process is, and of which launch.
+
+From the variables of torchrun; else from torch.distributed, if the program has
+imported and initialized it; else it is the one rank of its own launch. A *key*
+names the launch: the same on all its ranks, and another the next time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import sys
+import uuid
+import weakref
+from typing import Any
+
+from .errors import NoStore
+
+_ELASTIC = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+_LAUNCH = (*_ELASTIC, "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """A rank of a launch.
+
+    Attributes:
+        launch: what tells launches apart that this process can name without asking
+            other ranks: torchelastic's, and the process group's.
+    """
+
+    rank: int
+    world_size: int
+    launch: tuple[Any, ...]
+
+    def key(self) -> str:
+        """The launch's name. With torch.distributed alone, the ranks agree on it
+        through the group's store, so all of them must ask sooner or later."""
+        group = _group()
+        if _environment() is None and group is not None:
+            return _agreed(group)
+        if _environment() is None:
+            return _own()
+        said = [os.environ.get(name, "") for name in _LAUNCH]
+        return hashlib.sha256("\0".join([*said, _launcher()]).encode()).hexdigest()[:32]
+
+
+def identity() -> Identity:
+    """This process, as of now."""
+    said = _environment()
+    if said is not None:
+        return Identity(*said, elastic())
+    group = _group()
+    if group is None:
+        return Identity(0, 1, ())
+    dist = sys.modules["torch.distributed"]
+    return Identity(dist.get_rank(), dist.get_world_size(), (_number(group),))
+
+
+def elastic() -> tuple[str, ...]:
+    """Torchelastic's name of the launch; empty without it."""
+    said = tuple(os.environ.get(name, "") for name in _ELASTIC)
+    return said if said[0] else ()
+
+
+def local_rank(rank: int) -> int:
+    """The rank among those of this machine."""
+    said = os.environ.get("LOCAL_RANK", "")
+    return int(said) if said.isdigit() else rank
+
+
+def _environment() -> tuple[int, int] | None:
+    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if not rank or not world:
+        return None
+    if not rank.isdigit() or not world.isdigit() or int(rank) >= int(world):
+        raise NoStore(f"RANK is {rank!r} and WORLD_SIZE {world!r}: want a rank below the world size; start this program with `trainer run` or torchrun")
+    return int(rank), int(world)
+
+
+def _group() -> Any:
+    """The default process group, if there is one."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist.group.WORLD
+
+
+# Groups that this process has had, so that a second init_process_group is another launch.
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_agreements: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_count = 0
+
+
+def _number(group: Any) -> int:
+    global _count
+    if group not in _numbers:
+        _count += 1
+        _numbers[group] = _count
+    return _numbers[group]
+
+
+def _agreed(group: Any) -> str:
+    """The first key that any rank has put into the group's store."""
+    if group not in _agreements:
+        c10d = sys.modules["torch.distributed.distributed_c10d"]
+        said = c10d._get_default_store().compare_set("ckptstore/launch", "", uuid.uuid4().hex)
+        _agreements[group] = said.decode()
+    return _agreements[group]
+
+
+_single: tuple[int, str] | None = None
+
+
+def _own() -> str:
+    global _single
+    if _single is None or _single[0] != os.getpid():
+        _single = os.getpid(), uuid.uuid4().hex
+    return _single[1]
+
+
+def _launcher() -> str:
+    """The nearest process above this one that is not part of the rank, as ID and start
+    time: launches that are alike in their variables differ in it."""
+    pid = os.getppid()
+    mine = os.environ.get("RANK"), os.environ.get("MASTER_PORT")
+    while pid > 1 and _said(pid) == mine:  # a shell or a wrapper around the rank's program
+        pid = int(_stat(pid)[1])
+    return f"{pid} {_stat(pid)[19]}"
+
+
+def _said(pid: int) -> tuple[str | None, str | None]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = dict(pair.partition(b"=")[::2] for pair in file.read().split(b"\0"))
+    except OSError:  # another user's: no part of the rank
+        return None, None
+    rank, port = pairs.get(b"RANK"), pairs.get(b"MASTER_PORT")
+    return (rank and rank.decode()), (port and port.decode())  # type: ignore[return-value]
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent, … start time (19) of a process; zeros of one that is not shown."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return ["0"] * 20
