@@ -1,0 +1,174 @@
+"""Checkpoints of Lightning (2.0 or later) in a store.
+
+    trainer = lightning.Trainer(plugins=[ckptstore.lightning.CheckpointIO()], ...)
+    trainer.fit(model, ckpt_path=ckptstore.lightning.resume())
+
+Tensors become chunks of a checkpoint, so that what has not changed is kept once,
+and ``ckptstore.open`` and ``ckptstore cat`` read them one at a time. At the path
+that Lightning gives there is a small file that names the checkpoint, so that
+``ModelCheckpoint`` goes on as it is used to: "last", "best" and a number of files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+
+try:
+    from lightning.pytorch.plugins.io import CheckpointIO as _Base
+    from lightning.pytorch.plugins.io import TorchCheckpointIO as _TorchIO
+except ImportError:  # the package of the same code under its other name
+    from pytorch_lightning.plugins.io import CheckpointIO as _Base
+    from pytorch_lightning.plugins.io import TorchCheckpointIO as _TorchIO
+
+from . import _checkpoint, _session, _skeleton
+from ._save import Save, save
+from .errors import Error
+
+_SCHEME = "ckptstore://"
+_REST = "lightning"  # the value with all that is no tensor
+_TENSORS = "state"  # above the names of tensors
+
+
+def resume() -> str | None:
+    """The ckpt_path of the checkpoint to resume from, or None in a run that has none yet."""
+    who = _session.current().context
+    return f"{_SCHEME}{who.run}@{who.resume}" if who.resume else None
+
+
+class CheckpointIO(_Base):
+    """Saves into the store of the trainer or agent, and loads from it.
+
+    A save returns when the tensors are copied into shared memory; the store is
+    written beside the training. A save that cannot be committed raises SaveAborted at
+    the next one, or at the end of the fit, and its file is removed.
+
+    load_checkpoint takes the path of such a file, ``ckptstore://RUN@NAME``, or the
+    path of a file that Lightning itself has written.
+
+    remove_checkpoint removes the file alone: which checkpoints the store keeps is said
+    by ``trainer run --keep`` and ``ckptstore gc``.
+
+    Strategies that write their own directories, such as sharded FSDP and DeepSpeed, do
+    not ask a CheckpointIO.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: list[tuple[Save, Path]] = []  # not known to be committed
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None) -> None:
+        """Save into the store, and write the file at path that names the checkpoint.
+
+        Raises TypeError for storage_options, ValueError for a path that is a URL, and
+        SaveAborted for an earlier save.
+        """
+        if storage_options is not None:
+            raise TypeError("save_checkpoint: this CheckpointIO takes no storage_options: leave them out")
+        if "://" in os.fspath(path):
+            raise ValueError(f"save_checkpoint: {os.fspath(path)} is a URL: the file that names the checkpoint is a local one; give ModelCheckpoint a dirpath")
+        self._wait(1)
+        file = Path(path)
+        who = _session.current().context
+        tensors, rest = _skeleton.split(checkpoint)
+        handle = save(
+            {_TENSORS: tensors, _REST: _skeleton.pack(rest)},
+            step=int(checkpoint["global_step"]), name=_name(file), ranks=[who.rank] if who.world_size > 1 else None,
+        )
+        if handle.skipped is not None:
+            return  # save has warned of it; a file that was there names what it named
+        _write(file, {"ckptstore": 1, "ref": f"{who.run}@{handle.checkpoint}"})
+        self._open.append((handle, file))
+
+    def _wait(self, most: int) -> None:
+        """Have at most so many saves open."""
+        while len(self._open) > most:
+            handle, file = self._open.pop(0)
+            try:
+                handle.wait("committed")
+            except Error:
+                if _names(file, handle.checkpoint):
+                    file.unlink()
+                raise
+
+    def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """The checkpoint dict, as it was saved.
+
+        weights_only is that of torch.load, for what is no tensor: without it, that of
+        torch.load. Raises Refused (404) where the store has no such checkpoint.
+        """
+        self._wait(0)  # which may be the one that is loaded
+        text = os.fspath(path)
+        if text.startswith(_SCHEME):
+            ref = text.removeprefix(_SCHEME)
+        else:
+            named = _read(Path(text))
+            if named is None:
+                return _TorchIO().load_checkpoint(text, map_location or (lambda storage, _: storage), weights_only)
+            ref = named
+        with _checkpoint.open(ref) as cp:
+            if _REST not in cp.objects:
+                raise Error(f"load_checkpoint: {cp.ref} was not saved by Lightning: it has no value {_REST!r}")
+            rest = _skeleton.unpack(cp.value(_REST), weights_only)
+            names = _skeleton.names(rest)
+            read = cp.read([f"{_TENSORS}.{name}" for name in names], kind="torch")
+            return _skeleton.join(rest, {name: _placed(read[f"{_TENSORS}.{name}"], map_location) for name in names})
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove the file that names a checkpoint, or one that Lightning has written."""
+        _TorchIO().remove_checkpoint(os.fspath(path))
+
+    def teardown(self) -> None:
+        """Wait for the saves that are under way."""
+        self._wait(0)
+
+
+def _placed(tensor: torch.Tensor, map_location: Any) -> torch.Tensor:
+    """The tensor where torch.load would put it."""
+    if map_location is None:
+        return tensor
+    if callable(map_location):
+        storage = map_location(tensor.untyped_storage(), "cpu")
+        return tensor if storage is None else tensor.to(storage.device)
+    if isinstance(map_location, dict):
+        return tensor.to(map_location.get("cpu", "cpu"))
+    return tensor.to(map_location)
+
+
+def _name(file: Path) -> str | None:
+    """The name of a checkpoint for that of a file: references use some characters for themselves."""
+    name = file.stem.translate({ord(c): "-" for c in "@/:"})
+    return None if name == "latest" else name
+
+
+def _write(file: Path, named: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temp = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    temp.write_text(json.dumps(named) + "\n")
+    os.replace(temp, file)
+
+
+def _read(file: Path) -> str | None:
+    """The reference in a file that names a checkpoint; None for another file."""
+    with file.open("rb") as opened:
+        if opened.read(1) != b"{":
+            return None
+        data = b"{" + opened.read(64 << 10)
+    try:
+        named = json.loads(data)
+        return str(named["ref"]) if "ckptstore" in named else None
+    except (ValueError, KeyError) as error:
+        raise Error(f"{file} names no checkpoint of a store: {error}") from error
+
+
+def _names(file: Path, checkpoint: str) -> bool:
+    try:
+        named = _read(file)
+    except FileNotFoundError:
+        return False
+    return named is not None and named.endswith(f"@{checkpoint}")
