@@ -81,7 +81,7 @@ func (b *base) rank(ctx context.Context, rank int) (*baseRank, error) {
 	for i := range x.entries {
 		e := &of.index.entries[i]
 		of.keys[anyRank(e.item)] = true
-		if e.item.Bytes >= MinReuse && !x.adopted() {
+		if e.item.Bytes >= MinReuse && !x.adopted() && !x.verbatim() {
 			p := probeOf(e.item, e.sums[0])
 			of.by[p] = append(of.by[p], i)
 		}

@@ -19,7 +19,7 @@ func decodeIndex(data []byte) (index, error) {
 		return index{}, errors.New("decode index: bad magic or too short")
 	}
 	version := data[len(indexMagic)]
-	if v := version; v != indexVersion && v != adoptedVersion {
+	if v := version; v < indexVersion || v > verbatimVersion {
 		return index{}, fmt.Errorf("decode index: version %d is not known, upgrade to read it", v)
 	}
 	want, got := binary.LittleEndian.Uint32(data[body:]), crc32.Checksum(data[:body], castagnoli)
@@ -32,6 +32,9 @@ func decodeIndex(data []byte) (index, error) {
 	if version == adoptedVersion {
 		valid, least, x.modified = disk.ValidatePath, 4, []int64{}
 	}
+	if version == verbatimVersion {
+		valid, x.frames = plainName, [][]frame{}
+	}
 	for range d.count(2) {
 		f := File{Name: d.text(), Size: d.number(1 << 62)}
 		if err := valid(f.Name); err != nil && d.err == nil {
@@ -41,11 +44,14 @@ func decodeIndex(data []byte) (index, error) {
 		if x.adopted() {
 			x.modified = append(x.modified, d.number(math.MaxInt64))
 		}
+		if x.verbatim() && d.err == nil {
+			x.frames = append(x.frames, d.decodeFrames(f))
+		}
 	}
 	n := d.count(least)
 	x.entries = make([]entry, 0, n)
 	for range n {
-		x.entries = append(x.entries, d.entry(x.files, x.adopted()))
+		x.entries = append(x.entries, d.entry(x.files, version))
 		if d.err != nil {
 			break
 		}
@@ -59,15 +65,18 @@ func decodeIndex(data []byte) (index, error) {
 	return x, nil
 }
 
-func (d *indexDecoder) entry(files []File, adopted bool) entry {
+func (d *indexDecoder) entry(files []File, version byte) entry {
 	known := int64(flagValue | flagPerRank)
+	adopted := version == adoptedVersion
 	if adopted {
 		known |= flagStrided | flagRecord
+	} else if version == verbatimVersion {
+		known |= flagStrided
 	}
 	flags := d.number(known)
 	e := entry{item: plan.Item{Value: flags&flagValue != 0, PerRank: flags&flagPerRank != 0}}
 	e.item.Shard.FQN = d.text()
-	if !adopted {
+	if version == indexVersion {
 		e.key = d.text()
 	}
 	e.file = int(d.number(1 << 31))
@@ -89,6 +98,7 @@ func (d *indexDecoder) entry(files []File, adopted bool) entry {
 	if adopted {
 		d.adoptedPart(&e, flags)
 	} else {
+		d.adoptedPart(&e, flags)
 		copy(e.digest[:], d.bytes(int64(len(e.digest))))
 	}
 	if d.err != nil {
@@ -98,22 +108,31 @@ func (d *indexDecoder) entry(files []File, adopted bool) entry {
 		d.fail("%v", err)
 		return e
 	}
-	if adopted {
+	if version != indexVersion {
 		if err := e.validatePlace(files); err != nil {
 			d.fail("%v", err)
+			return e
 		}
+	}
+	if adopted {
 		return e
 	}
-	if e.file >= len(files) || e.offset+e.item.Bytes > files[e.file].Size {
+	if e.file >= len(files) || e.strides == nil && e.offset+e.item.Bytes > files[e.file].Size {
 		d.fail("%q: %d bytes at %d do not lie in file %d", e.item.Shard.FQN, e.item.Bytes, e.offset, e.file)
 		return e
 	}
-	raw := d.bytes(4 * blocks(e.item.Bytes))
-	e.sums = make([]uint32, len(raw)/4)
-	for i := range e.sums {
-		e.sums[i] = binary.LittleEndian.Uint32(raw[4*i:])
-	}
+	e.sums = d.sums(e.item.Bytes)
 	return e
+}
+
+// sums are the checksums of the blocks of size bytes.
+func (d *indexDecoder) sums(size int64) []uint32 {
+	raw := d.bytes(4 * blocks(size))
+	sums := make([]uint32, len(raw)/4)
+	for i := range sums {
+		sums[i] = binary.LittleEndian.Uint32(raw[4*i:])
+	}
+	return sums
 }
 
 // indexDecoder reads the body of an index. The first error sticks, and counts

@@ -13,9 +13,10 @@ import (
 const BlockSize = 64 << 10
 
 const (
-	indexMagic     = "CKIX"
-	indexVersion   = 1
-	adoptedVersion = 2
+	indexMagic      = "CKIX"
+	indexVersion    = 1
+	adoptedVersion  = 2
+	verbatimVersion = 3 // see verbatim.go
 
 	flagValue   = 1
 	flagPerRank = 2
@@ -33,6 +34,9 @@ type index struct {
 	// modified is when each file was last written, in ns since 1970, if the
 	// files are adopted; nil if they are the checkpoint's own.
 	modified []int64
+	// frames are, of each file, what lies between chunks, if the files are in
+	// the format of another program and kept here; else nil.
+	frames [][]frame
 }
 
 // adopted reports whether the files are another program's, in their place.
@@ -111,6 +115,9 @@ func (x index) encode() []byte {
 	if x.adopted() {
 		version = adoptedVersion
 	}
+	if x.verbatim() {
+		version = verbatimVersion
+	}
 	b = append(append(b, indexMagic...), version)
 	number(int64(x.rank))
 	number(int64(len(x.files)))
@@ -119,6 +126,16 @@ func (x index) encode() []byte {
 		number(f.Size)
 		if x.adopted() {
 			number(x.modified[i])
+		}
+		if x.verbatim() {
+			number(int64(len(x.frames[i])))
+			for _, f := range x.frames[i] {
+				number(f.offset)
+				number(f.size)
+				for _, sum := range f.sums {
+					b = binary.LittleEndian.AppendUint32(b, sum)
+				}
+			}
 		}
 	}
 	number(int64(len(x.entries)))
@@ -138,7 +155,7 @@ func (x index) encode() []byte {
 		}
 		number(flags)
 		text(e.item.Shard.FQN)
-		if !x.adopted() {
+		if !x.adopted() && !x.verbatim() {
 			text(e.key)
 		}
 		number(int64(e.file))
@@ -155,10 +172,10 @@ func (x index) encode() []byte {
 				number(s.Box.Sizes[d])
 			}
 		}
+		for _, n := range e.strides {
+			number(n)
+		}
 		if x.adopted() {
-			for _, n := range e.strides {
-				number(n)
-			}
 			if e.record != nil {
 				number(e.record.Offset)
 				number(e.record.Size)

@@ -61,6 +61,9 @@ func (r *Root) walk(ctx context.Context, visit func(Ref)) error {
 		return err
 	}
 	for _, run := range runs {
+		if run == pendingDir {
+			continue
+		}
 		trials, err := r.subdirs(ctx, run)
 		if err != nil {
 			return err

@@ -41,7 +41,7 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []plan.Item, 
 		return Written{}, false, err
 	}
 	x, err := decodeIndex(data)
-	if err != nil || x.adopted() {
+	if err != nil || x.adopted() || x.verbatim() {
 		return refuse()
 	}
 	if missing, extra := x.compare(items); len(missing)+len(extra) > 0 {

@@ -46,7 +46,11 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 			Problem: fmt.Sprintf("the file has %d bytes, %d were written", size, want),
 		})
 	}
-	if !x.adopted() {
+	if x.verbatim() {
+		if !v.quick {
+			v.checkFrames(x, n, file)
+		}
+	} else if !x.adopted() {
 		v.header(x, n, file, size)
 	} else if err := x.unchanged(n, info); err != nil {
 		// Where its chunks lie now, nobody knows.

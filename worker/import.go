@@ -22,11 +22,15 @@ const ImportBackend = "import"
 
 // ImportConfig says what to import, and as what.
 type ImportConfig struct {
-	Run     string
-	Trial   string
-	Job     string // a UUID
-	Step    int64
-	From    *storage.Foreign
+	Run   string
+	Trial string
+	Job   string // a UUID
+	Step  int64
+	From  *storage.Foreign
+	// Sealed is imported instead of From: files that lie in the store already.
+	// Name is then that of the checkpoint.
+	Sealed  *storage.Sealed
+	Name    string
 	InPlace bool              // adopt the files instead of copying them
 	Command []string          // for the log
 	Read    func(bytes int64) // told the size of each item that was copied; may be nil
@@ -52,6 +56,12 @@ type Imported struct {
 // are a [storage.CorruptError]. The caller holds the run's lease. When
 // ctx ends, the save is aborted and what was copied is removed.
 func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error) {
+	if cfg.Sealed != nil {
+		cfg.From = cfg.Sealed.Foreign()
+	}
+	if cfg.Name == "" {
+		cfg.Name = planner.DefaultName(cfg.Step)
+	}
 	m := cfg.From.Manifest()
 	if len(m.Ranks) == 0 {
 		return Imported{}, fmt.Errorf("import %s: %w: it holds no tensor and no value", cfg.From.Path(), ErrConfig)
@@ -122,7 +132,7 @@ func (im *importer) run(ctx context.Context) error {
 		return err
 	}
 	im.attempt, im.head = trial.Attempt+1, trial.Head
-	im.id = planner.CheckpointID(planner.DefaultName(im.cfg.Step), im.attempt, 1)
+	im.id = planner.CheckpointID(im.cfg.Name, im.attempt, 1)
 	im.lane.attempt = im.attempt
 	started, err := im.lane.decide(ctx, &events.GroupStarted{
 		Attempt: im.attempt, Job: im.job.cfg.Job, WorldSize: im.job.cfg.NProc, Backend: ImportBackend, Resume: trial.Head,
@@ -153,6 +163,9 @@ func (im *importer) save(ctx context.Context, from uint64) error {
 	s.put = func(_ context.Context, c planner.Write) (storage.Written, error) { return im.put(ctx, s, c) }
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	if im.cfg.Sealed != nil {
+		s.putWhole(im.id, im.cfg.Sealed)
+	}
 	saving := make(chan error, 1)
 	go func() { saving <- s.run(work, from, from) }()
 
@@ -187,48 +200,19 @@ func (im *importer) save(ctx context.Context, from uint64) error {
 
 // offer says what every rank saves, and that its bytes are there.
 func (im *importer) offer(ctx context.Context) error {
-	m := im.cfg.From.Manifest()
-	var participants []int
-	for _, r := range m.Ranks {
-		participants = append(participants, r.Rank)
-	}
-	var plans, seals []events.Fact
-	add := func(to *[]events.Fact, rank int, body events.Body) error {
-		f, err := events.NewFact(im.lane.stamp(), events.Scope{Run: im.job.cfg.Run, Trial: im.job.cfg.Trial, Actor: events.Rank(rank)}, body)
-		*to = append(*to, f)
-		return err
-	}
-	for _, rank := range participants {
-		local := plan.Local{Rank: rank, Items: im.cfg.From.Items(rank)}
-		bytes := int64(0)
-		for _, it := range local.Items {
-			bytes += it.Bytes
-		}
-		if !im.cfg.InPlace {
-			prepared, err := im.store.Data.Writer(im.ref()).PrepareLocalPlan(ctx, local)
+	items := im.cfg.From.Items
+	if !im.cfg.InPlace && im.cfg.Sealed == nil {
+		prepared := map[int][]plan.Item{}
+		for _, r := range im.cfg.From.Manifest().Ranks {
+			local, err := im.store.Data.Writer(im.ref()).PrepareLocalPlan(ctx, plan.Local{Rank: r.Rank, Items: items(r.Rank)})
 			if err != nil {
 				return err
 			}
-			local = prepared
+			prepared[r.Rank] = local.Items
 		}
-		encoded := plan.EncodeLocal(local)
-		blob, err := im.store.Blobs.Put(ctx, encoded)
-		if err != nil {
-			return err
-		}
-		err = errors.Join(
-			add(&plans, rank, &events.LocalPlan{
-				Attempt: im.attempt, Checkpoint: im.id, Name: planner.DefaultName(im.cfg.Step), Step: im.cfg.Step, Rank: rank,
-				Participants: participants, Fingerprint: plan.Sum(encoded).String(), Plan: blob,
-			}),
-			add(&seals, rank, &events.WriteSealed{Attempt: im.attempt, Checkpoint: im.id, Rank: rank, Bytes: bytes}),
-		)
-		if err != nil {
-			return err
-		}
+		items = func(rank int) []plan.Item { return prepared[rank] }
 	}
-	_, err := im.store.Log.Append(ctx, append(plans, seals...)...)
-	return err
+	return offerWhole(ctx, im.lane, im.store.Blobs, im.attempt, im.id, im.cfg.Name, im.cfg.Step, im.cfg.From.Manifest().Ranks, items)
 }
 
 func (im *importer) ref() storage.Ref {

@@ -37,7 +37,7 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 
 	s.mu.Lock()
 	s.saves[req.Name]++
-	id := planner.CheckpointID(req.Name, s.attempt, s.saves[req.Name])
+	id := planner.CheckpointID(req.Name, s.attempt, s.names.rank(req.Name, s.saves[req.Name]))
 	s.mu.Unlock()
 
 	reply, err := s.stage(ctx, id, req, participants, known, checked)

@@ -25,7 +25,8 @@ type saver struct {
 	coord *planner.Coordinator // owned by the goroutine of run
 	slots *staging
 	// put writes the bytes of one rank, out of the slots unless it is set.
-	put func(context.Context, planner.Write) (storage.Written, error)
+	put    func(context.Context, planner.Write) (storage.Written, error)
+	wholes map[string]*storage.Sealed // of saves whose bytes come in files, by ID
 	// kept is told of each commit, before anybody who waits for it.
 	kept func()
 

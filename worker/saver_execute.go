@@ -167,7 +167,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	s.permits <- struct{}{}
 	defer func() { <-s.permits }()
 	attempt := s.lane.attempt
-	w, err := s.put(ctx, c)
+	w, err := s.putOf(ctx, c)
 	if u := s.usesOf(c.Checkpoint); u != nil {
 		u.Done(c.Rank)
 	}

@@ -56,6 +56,7 @@ type group struct {
 
 	messages messages
 	parting
+	names saveNames
 }
 
 // rankServer serves the socket of one rank of one attempt.

@@ -21,6 +21,6 @@ func (s *rankServer) service() http.Handler {
 			return
 		}
 		defer s.pulses.begin(s.rank, path.Base(r.URL.Path))()
-		s.cfg.Services.ServeHTTP(w, r)
+		s.cfg.Services.ServeHTTP(w, s.called(r))
 	})
 }

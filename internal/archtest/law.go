@@ -82,6 +82,8 @@ func Repository() Law {
 			{Path: "agent/services", May: []string{"store", "worker/client", "agent/reading"}},
 			{Path: "agent", May: with("worker", "worker/client", "worker/peer", "store", "events/jetlog")},
 
+			{Path: "agent/filesystem", May: with("events/jetlog", "storage", "storage/foreign", "store", "web", "worker")},
+
 			{Path: "cmd/ckptstore", May: []string{Any}, Closed: true},
 			{Path: "cmd/trainer", May: []string{Any}, Closed: true},
 			{Path: "internal/archtest", NoDeps: true, Closed: true},

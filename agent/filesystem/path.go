@@ -1,0 +1,101 @@
+package filesystem
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
+)
+
+// scheme begins a URL. Requests have paths without it.
+const scheme = "ckptstore://"
+
+// partMark stands between a part and a name in that of a checkpoint.
+const partMark = "~"
+
+// The names of DCP's own files.
+const (
+	metadataFile = ".metadata"
+	metadataTemp = ".metadata.tmp"
+	dataSuffix   = ".distcp"
+)
+
+// target is a checkpoint by its name.
+type target struct{ run, name string }
+
+// path is what a request names.
+type path struct {
+	text  string
+	run   string
+	parts []string // at most three
+}
+
+// parse splits a path: RUN, and at most three names below it.
+func parse(text string) (path, error) {
+	text = strings.Trim(strings.TrimPrefix(text, scheme), "/")
+	all := strings.Split(text, "/")
+	p := path{text: text, run: all[0], parts: all[1:]}
+	if err := store.ValidRun(p.run); err != nil {
+		return p, refused("%s%s: run %q: %w", scheme, text, p.run, err)
+	}
+	for _, part := range p.parts {
+		if part == "" || part == "." || part == ".." {
+			return p, refused("%s%s: %q is no name", scheme, text, part)
+		}
+	}
+	if len(p.parts) > 3 {
+		return p, refused("%s%s: a checkpoint is %sRUN[/PART]/NAME, with files directly in it", scheme, text, scheme)
+	}
+	return p, nil
+}
+
+// trial is whose line the checkpoints of a path are.
+func (p path) trial() string { return projections.DefaultTrial }
+
+// checkpoint is the path as that of a checkpoint.
+func (p path) checkpoint() (target, bool) {
+	if len(p.parts) == 0 || len(p.parts) > 2 {
+		return target{}, false
+	}
+	return target{p.run, strings.Join(p.parts, partMark)}, true
+}
+
+// file is the path as that of a file in a checkpoint.
+func (p path) file() (target, string, bool) {
+	n := len(p.parts) - 1
+	if n < 1 {
+		return target{}, "", false
+	}
+	return target{p.run, strings.Join(p.parts[:n], partMark)}, p.parts[n], true
+}
+
+// written is the path as that of a file that is to be written.
+func (p path) written() (target, string, error) {
+	to, name, ok := p.file()
+	if !ok {
+		return to, name, refused("%s%s: a file lies in a checkpoint, %sRUN[/PART]/NAME/FILE", scheme, p.text, scheme)
+	}
+	if err := planner.ValidName(to.name); err != nil {
+		return to, name, refused("%s%s: %w", scheme, p.text, err)
+	}
+	return to, name, nil
+}
+
+// dirOf is the path below a run of a checkpoint's name.
+func dirOf(name string) string { return strings.Replace(name, partMark, "/", 1) }
+
+var stepText = regexp.MustCompile(`(?i)step[-_= ]?([0-9]{1,18})`)
+
+// stepOf is the training step in a name: the number after the last "step", or
+// else the last number, or else that of the checkpoint before.
+func stepOf(name string, before int64) int64 {
+	if all := stepText.FindAllStringSubmatch(name, -1); all != nil {
+		if n, err := strconv.ParseInt(all[len(all)-1][1], 10, 64); err == nil {
+			return n
+		}
+	}
+	return before
+}

@@ -1,0 +1,399 @@
+package storage
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
+	"github.com/ckptstore/ckptstore/storage/disk"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// pendingDir holds the files of checkpoints to be, below the data directory. No
+// run has such a name.
+const pendingDir = ".pending"
+
+// Pending is the files of a checkpoint to be, which come in the format of
+// another program, while nobody knows yet what is in them: they have a
+// directory of their own, and none of the checkpoint's. It is safe for
+// concurrent use.
+type Pending struct {
+	root *Root
+	dir  string // in the backend
+
+	lock io.Closer // held while somebody writes here; nil where nobody else can see it
+
+	mu    sync.Mutex
+	files map[string]*PendingFile
+	count int
+}
+
+// grower is a backend that takes files whose size is not known before.
+type grower interface {
+	Grow(ctx context.Context, name string) (backend.Upload, error)
+}
+
+// NewPending makes a directory for files of a checkpoint to be.
+func (r *Root) NewPending(ctx context.Context) (*Pending, error) {
+	if _, ok := r.b.(grower); !ok {
+		return nil, fmt.Errorf("%s: files of other formats are taken by a store in a directory alone: %w", r.Dir(), errors.ErrUnsupported)
+	}
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // never fails
+	p := &Pending{root: r, dir: path.Join(pendingDir, hex.EncodeToString(id[:])), files: map[string]*PendingFile{}}
+	if err := r.b.MakeDir(ctx, p.dir); err != nil {
+		return nil, err
+	}
+	var err error
+	if p.lock, err = lockDir(p.Path()); err != nil {
+		return nil, fmt.Errorf("lock %s: %w", p.Path(), err)
+	}
+	return p, nil
+}
+
+// SweepPending removes what processes that are gone have left of checkpoints
+// that never were.
+func (r *Root) SweepPending(ctx context.Context) error {
+	names, err := r.b.List(ctx, pendingDir)
+	if err != nil {
+		return disk.Gone(err)
+	}
+	var problems []error
+	for _, name := range names {
+		dir := path.Join(pendingDir, name)
+		lock, err := lockDir(r.b.Path(dir))
+		if err != nil {
+			continue // somebody writes there, or has just removed it
+		}
+		files, err := r.b.List(ctx, dir)
+		if err == nil {
+			err = r.removeAll(ctx, dir, files)
+		}
+		if lock != nil {
+			err = errors.Join(err, lock.Close())
+		}
+		problems = append(problems, disk.Gone(err))
+	}
+	return errors.Join(problems...)
+}
+
+// Path is where the files lie.
+func (p *Pending) Path() string { return p.root.b.Path(p.dir) }
+
+// Remove removes all files. What was linked into a checkpoint stays there.
+func (p *Pending) Remove(ctx context.Context) error {
+	p.mu.Lock()
+	files := p.files
+	p.files = map[string]*PendingFile{}
+	p.mu.Unlock()
+	for _, f := range files {
+		f.Abort()
+	}
+	names, err := p.root.b.List(ctx, p.dir)
+	if err == nil {
+		err = p.root.removeAll(ctx, p.dir, names)
+	}
+	if p.lock != nil {
+		err = errors.Join(disk.Gone(err), p.lock.Close())
+	}
+	return disk.Gone(err)
+}
+
+// Create begins a file. One of that name is given up: its writes are errors.
+func (p *Pending) Create(ctx context.Context, name string) (*PendingFile, error) {
+	if err := plainName(strings.TrimSuffix(name, backend.Partial)); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	p.count++
+	lies := fmt.Sprintf("f%d", p.count) // so that what was given up is in nobody's way
+	p.mu.Unlock()
+	// Not ctx: that of a request ends before the file does.
+	up, err := p.root.b.(grower).Grow(context.WithoutCancel(ctx), path.Join(p.dir, lies))
+	if err != nil {
+		return nil, err
+	}
+	f := newPendingFile(p, lies, up)
+	p.mu.Lock()
+	before := p.files[name]
+	p.files[name] = f
+	p.mu.Unlock()
+	if before != nil {
+		before.Abort()
+	}
+	return f, nil
+}
+
+// File is the file of a name, nil if there is none.
+func (p *Pending) File(name string) *PendingFile {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.files[name]
+}
+
+// Names are those of all files, sorted, whole or not.
+func (p *Pending) Names() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var names []string
+	for name := range p.files {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Rename gives a file another name. A file that has it goes.
+func (p *Pending) Rename(from, to string) error {
+	if err := plainName(to); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.files[from]
+	if f == nil {
+		return fmt.Errorf("rename %s: %w", from, fs.ErrNotExist)
+	}
+	if old := p.files[to]; old != nil && old != f {
+		old.Abort()
+	}
+	delete(p.files, from)
+	p.files[to] = f
+	return nil
+}
+
+// Discard removes a file.
+func (p *Pending) Discard(ctx context.Context, name string) error {
+	p.mu.Lock()
+	f := p.files[name]
+	delete(p.files, name)
+	p.mu.Unlock()
+	if f == nil {
+		return fmt.Errorf("remove %s: %w", name, fs.ErrNotExist)
+	}
+	f.Abort()
+	return p.root.b.Remove(ctx, path.Join(p.dir, f.name))
+}
+
+// Files are the whole files as they are when this is called, for whoever reads
+// the format: what lies between tensors comes from memory.
+func (p *Pending) Files() vfs.FS { return pendingFS{p.root.outside, p} }
+
+type pendingFS struct {
+	vfs.FS
+	p *Pending
+}
+
+func (f pendingFS) at(name string) (*PendingFile, string) {
+	if path.Dir(name) != f.p.Path() {
+		return nil, name
+	}
+	if file := f.p.File(path.Base(name)); file != nil {
+		return file, path.Join(path.Dir(name), file.name)
+	}
+	return nil, name
+}
+
+// List implements vfs.FS.
+func (f pendingFS) List(dir string) ([]string, error) {
+	if dir == f.p.Path() {
+		return f.p.Names(), nil
+	}
+	return f.FS.List(dir)
+}
+
+// Stat implements vfs.FS.
+func (f pendingFS) Stat(name string) (vfs.FileInfo, error) {
+	_, real := f.at(name)
+	return f.FS.Stat(real)
+}
+
+// Open implements vfs.FS.
+func (f pendingFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	of, real := f.at(name)
+	file, err := f.FS.Open(real, opts...)
+	if err != nil || of == nil {
+		return file, err
+	}
+	return pendingRead{file, of}, nil
+}
+
+// pendingRead reads what is in memory from there.
+type pendingRead struct {
+	vfs.File
+	of *PendingFile
+}
+
+// ReadAt implements io.ReaderAt.
+func (r pendingRead) ReadAt(b []byte, off int64) (int, error) {
+	if data := r.of.literal(off, int64(len(b))); data != nil {
+		return copy(b, data), nil
+	}
+	return r.File.ReadAt(b, off)
+}
+
+// Stat implements [backend.Object] where the file is read as one.
+type pendingObject struct{ pendingRead }
+
+func (o pendingObject) Stat() (backend.Info, error) {
+	return backend.Info{Size: o.of.size}, nil
+}
+
+// Sealed is a checkpoint in pending files, of which everything is known.
+type Sealed struct {
+	pending *Pending
+	from    *Foreign
+	ranks   map[int]*index
+}
+
+// Seal finds digests and checksums of all that from, which was opened from
+// [Pending.Files], holds: those of chunks that were seen as a whole when they
+// were written are known, the others are read. All files but those that hold
+// data nobody names are part of the checkpoint.
+func (p *Pending) Seal(ctx context.Context, from *Foreign) (*Sealed, error) {
+	s := &Sealed{pending: p, from: from, ranks: map[int]*index{}}
+	lowest, held := -1, map[string]bool{}
+	for rank, r := range from.ranks {
+		x := &index{rank: rank, entries: slices.Clone(r.index.entries)}
+		for _, f := range r.index.files {
+			name := path.Base(f.Name)
+			if f.Name != path.Join(p.Path(), name) || p.File(name) == nil {
+				return nil, fmt.Errorf("%s is not one of the files that were written", f.Name)
+			}
+			x.files, held[name] = append(x.files, File{Name: name, Size: f.Size}), true
+		}
+		s.ranks[rank] = x
+		if lowest < 0 || rank < lowest {
+			lowest = rank
+		}
+	}
+	if lowest < 0 {
+		return nil, errors.New("it holds no tensor and no value")
+	}
+	for _, name := range p.Names() {
+		if f := p.File(name); !held[name] && plainName(name) == nil && !strings.HasSuffix(name, verbatimSuffix) {
+			s.ranks[lowest].files = append(s.ranks[lowest].files, File{Name: name, Size: f.size})
+		}
+	}
+	for _, x := range s.ranks {
+		if err := s.digest(ctx, x); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (s *Sealed) digest(ctx context.Context, x *index) error {
+	x.frames = make([][]frame, len(x.files))
+	for n := range x.files {
+		of := s.pending.File(x.files[n].Name)
+		if of == nil {
+			return fmt.Errorf("%s was removed meanwhile", x.files[n].Name)
+		}
+		file, err := s.pending.root.outside.Open(path.Join(s.pending.Path(), of.name))
+		if err != nil {
+			return err
+		}
+		read := pendingObject{pendingRead{file, of}}
+		err = s.digestFile(ctx, x, n, of, read)
+		if err = errors.Join(err, file.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Sealed) digestFile(ctx context.Context, x *index, n int, of *PendingFile, file pendingObject) (err error) {
+	for i := range x.entries {
+		e := &x.entries[i]
+		if e.file != n {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		e.record = nil
+		if seen := of.payload(e.offset, e.item.Bytes); seen != nil && e.strides == nil {
+			e.digest, e.sums = seen.digest, seen.sums
+			continue
+		}
+		if err := digestEntry(e, file); err != nil {
+			return err
+		}
+	}
+	x.frames[n], err = framesOf(x, n, file)
+	return err
+}
+
+// Manifest describes it, as [Foreign.Manifest] does.
+func (s *Sealed) Manifest() plan.Manifest { return s.from.Manifest() }
+
+// Foreign is what it was sealed from.
+func (s *Sealed) Foreign() *Foreign { return s.from }
+
+// Items is what a rank holds.
+func (s *Sealed) Items(rank int) []plan.Item { return s.from.Items(rank) }
+
+// KeepData stands where [FileWriter.WriteData] does, for a rank of a checkpoint
+// in pending files: they are linked into the checkpoint's directory, and an index
+// says where in them each chunk lies. On return all is durable; as WriteData, it
+// may be repeated.
+func (w *FileWriter) KeepData(ctx context.Context, rank int, items []plan.Item, from *Sealed) (Written, error) {
+	written, err := w.keepData(ctx, rank, items, from)
+	return written, w.wrap(fmt.Sprintf("keep the files of rank %d", rank), err)
+}
+
+func (w *FileWriter) keepData(ctx context.Context, rank int, items []plan.Item, from *Sealed) (Written, error) {
+	if err := w.check(ctx); err != nil {
+		return Written{}, err
+	}
+	whole := from.ranks[rank]
+	if whole == nil {
+		return Written{}, fmt.Errorf("%s has no file of this rank", from.pending.Path())
+	}
+	all := &rankIndex{}
+	all.set(whole)
+	x, err := all.only(items)
+	if err != nil {
+		return Written{}, fmt.Errorf("%s: %w", from.pending.Path(), err)
+	}
+	if _, sealed, err := w.there(ctx); err != nil {
+		return Written{}, err
+	} else if sealed {
+		return Written{}, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, indexFile(rank)), ErrSealed)
+	}
+	for _, f := range x.files {
+		of := from.pending.File(f.Name)
+		if of == nil {
+			return Written{}, fmt.Errorf("%s was removed meanwhile", f.Name)
+		}
+		err := w.root.b.Link(ctx, path.Join(from.pending.dir, of.name), nameOf(w.ref, f.Name), backend.Replace)
+		if err != nil {
+			return Written{}, err
+		}
+	}
+	data := x.encode()
+	if err := w.root.writeFile(ctx, w.ref, indexFile(rank), data, backend.Replace); err != nil {
+		return Written{}, err
+	}
+	if err := w.root.sync(ctx, w.ref); err != nil {
+		return Written{}, err
+	}
+	out := Written{Index: plan.Sum(data), Files: append(slices.Clone(x.files), File{Name: indexFile(rank), Size: int64(len(data))})}
+	for _, e := range x.entries {
+		out.BytesWritten += e.item.Bytes
+	}
+	return out, nil
+}
+
+var _ io.ReaderAt = pendingRead{}

@@ -1,0 +1,324 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage/backend"
+	"github.com/zeebo/blake3"
+)
+
+// A verbatim rank has its chunks in files that came in the format of another
+// program, and are kept byte for byte in the checkpoint's own directory. Its
+// index has version 3: entries are as those of version 1, without keys and with
+// strides where a chunk has some; and each file has, beside its name and size,
+// the frames that fill it up:
+//
+//	file    │ frame │  chunk  │ frame │ chunk │ frame │
+//	frame   offset size, crc (u32 LE) for each 64 KiB from its start
+//
+// So every byte of the file has a checksum: those of a chunk in the chunk's
+// entry, those between them, and below a chunk with strides, in a frame.
+type frame struct {
+	offset, size int64
+	sums         []uint32
+}
+
+// verbatim reports whether the files are another program's, kept here.
+func (x index) verbatim() bool { return x.frames != nil }
+
+// verbatimSuffix ends the names of the files of which an index of version 3 is
+// made; a directory with one of them adopts nothing.
+const verbatimSuffix = ".distcp"
+
+// decodeFrames reads those of one file.
+func (d *indexDecoder) decodeFrames(f File) []frame {
+	frames := make([]frame, 0)
+	for range d.count(6) {
+		fr := frame{offset: d.number(1 << 62), size: d.number(1 << 62)}
+		if d.err == nil && (fr.offset > f.Size || fr.size > f.Size-fr.offset) {
+			d.fail("a frame of %d bytes at %d does not lie in the %d bytes of %s", fr.size, fr.offset, f.Size, f.Name)
+		}
+		if d.err != nil {
+			return frames
+		}
+		fr.sums = d.sums(fr.size)
+		frames = append(frames, fr)
+	}
+	return frames
+}
+
+// extent is a run of bytes of a file whose checksums are known.
+type extent struct {
+	offset, size int64
+	sums         []uint32
+}
+
+// extents are those of a file of a verbatim index, in their order: together
+// they are all of it.
+func (x *index) extents(n int) []extent {
+	var out []extent
+	for _, f := range x.frames[n] {
+		out = append(out, extent(f))
+	}
+	for i := range x.entries {
+		if e := &x.entries[i]; e.file == n && e.strides == nil && e.item.Bytes > 0 {
+			out = append(out, extent{e.offset, e.item.Bytes, e.sums})
+		}
+	}
+	slices.SortFunc(out, func(a, b extent) int { return int(min(max(a.offset-b.offset, -1), 1)) })
+	return out
+}
+
+// framesOf are the parts of a file of size bytes that no chunk in order covers,
+// with their checksums.
+func framesOf(x *index, n int, file io.ReaderAt) ([]frame, error) {
+	at := int64(0)
+	out := []frame{}
+	fill := func(to int64) error {
+		if to <= at {
+			return nil
+		}
+		f := frame{offset: at, size: to - at}
+		var sums blockSums
+		buf := make([]byte, min(f.size, windowSize))
+		for off := int64(0); off < f.size; {
+			part := buf[:min(int64(len(buf)), f.size-off)]
+			if k, err := file.ReadAt(part, at+off); k < len(part) {
+				return fmt.Errorf("read %d bytes at %d of %s: %w", len(part), at+off, x.files[n].Name, err)
+			}
+			sums.add(part)
+			off += int64(len(part))
+		}
+		f.sums = sums.end()
+		out = append(out, f)
+		return nil
+	}
+	chunks := x.extents(n)
+	for _, c := range chunks {
+		if err := fill(c.offset); err != nil {
+			return nil, err
+		}
+		at = max(at, c.offset+c.size)
+	}
+	return out, fill(x.files[n].Size)
+}
+
+// digestEntry finds the digest and checksums of a chunk by reading it.
+func digestEntry(e *entry, file backend.Object) error {
+	var span []byte
+	if e.strides != nil {
+		var err error
+		if span, err = e.readSpan(file); err != nil {
+			return err
+		}
+	}
+	hash := blake3.New()
+	var sums blockSums
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	for start := int64(0); start < e.item.Bytes; {
+		window := (*buf)[:min(int64(len(*buf)), e.item.Bytes-start)]
+		n, err := e.window(file, span, window, start)
+		if n < len(window) {
+			return fmt.Errorf("read %q: %w", e.item.Shard.FQN, errors.Join(io.ErrUnexpectedEOF, err))
+		}
+		_, _ = hash.Write(window) // never fails
+		sums.add(window)
+		start += int64(n)
+	}
+	hash.Sum(e.digest[:0])
+	e.sums = sums.end()
+	return nil
+}
+
+// frames checks what lies between the chunks of a verbatim file.
+func (v *verifier) checkFrames(x *index, n int, file backend.Object) {
+	name := x.files[n].Name
+	for _, f := range x.frames[n] {
+		buf := make([]byte, BlockSize)
+		for block, want := range f.sums {
+			start := int64(block) * BlockSize
+			part := buf[:min(BlockSize, f.size-start)]
+			if k, err := file.ReadAt(part, f.offset+start); k < len(part) {
+				if errors.Is(err, io.EOF) {
+					return // the file is too short, which is a finding already
+				}
+				v.add(Finding{Kind: Unreadable, File: name, Block: -1, Offset: f.offset + start, Problem: err.Error()})
+				return
+			}
+			if got := crc32.Checksum(part, castagnoli); got != want {
+				v.add(Finding{
+					Kind: Corrupt, File: name, Block: -1, Offset: f.offset + start,
+					Problem: fmt.Sprintf("checksum of the bytes between tensors is %08x, want %08x", got, want),
+				})
+			}
+		}
+	}
+}
+
+// Verbatim is a committed checkpoint as the files in which it came. It is safe
+// for concurrent use.
+type Verbatim struct {
+	root  *Root
+	ref   Ref
+	names []string
+	files map[string]*VerbatimFile
+}
+
+// VerbatimFile is one of them.
+type VerbatimFile struct {
+	Name string
+	Size int64  // in bytes
+	Path string // where it lies
+
+	root    *Root
+	lies    string // in the backend
+	extents []extent
+	digest  plan.Digest // of an attachment, which has no extents
+}
+
+// ErrNotVerbatim says that a checkpoint was saved in this store's own format.
+var ErrNotVerbatim = errors.New("the checkpoint was not saved as files of another format")
+
+// Verbatim opens the files of the checkpoint at ref, whose manifest the log
+// names. It reads indexes and no data. Where the checkpoint has no such files,
+// the error is [ErrNotVerbatim].
+func (r *Root) Verbatim(ctx context.Context, ref Ref, manifest plan.Digest) (*Verbatim, error) {
+	v, err := r.openVerbatim(ctx, ref, manifest)
+	if err != nil {
+		return nil, fmt.Errorf("open the files of checkpoint %s: %w", ref, err)
+	}
+	return v, nil
+}
+
+func (r *Root) openVerbatim(ctx context.Context, ref Ref, manifest plan.Digest) (*Verbatim, error) {
+	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
+		return nil, err
+	}
+	m, err := r.readManifest(ctx, ref, manifest)
+	if err != nil {
+		return nil, err
+	}
+	v := &Verbatim{root: r, ref: ref, files: map[string]*VerbatimFile{}}
+	for _, rank := range m.Ranks {
+		x, err := r.readIndex(ctx, ref, rank)
+		if err != nil {
+			return nil, err
+		}
+		if !x.verbatim() {
+			return nil, ErrNotVerbatim
+		}
+		for n, f := range x.files {
+			v.files[f.Name] = &VerbatimFile{Name: f.Name, Size: f.Size, Path: r.path(ref, f.Name), root: r, lies: nameOf(ref, f.Name), extents: x.extents(n)}
+			v.names = append(v.names, f.Name)
+		}
+	}
+	slices.Sort(v.names)
+	return v, nil
+}
+
+// Names are those of the files, sorted.
+func (v *Verbatim) Names() []string { return v.names }
+
+// File is the file of a name; [fs.ErrNotExist] if there is none.
+func (v *Verbatim) File(name string) (*VerbatimFile, error) {
+	f := v.files[name]
+	if f == nil {
+		return nil, fmt.Errorf("%s: %w", path.Join(v.ref.String(), name), fs.ErrNotExist)
+	}
+	return f, nil
+}
+
+// Open opens the file for reading and for Verify.
+func (f *VerbatimFile) Open(ctx context.Context) (backend.Object, error) {
+	return f.root.b.Open(ctx, f.lies)
+}
+
+// Verify reads the blocks that hold some bytes of the file, and compares them
+// with their checksums. It returns the run of bytes around those that is
+// verified by this. A block that is not as it was written is a
+// [*CorruptError].
+func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to int64) (lo, hi int64, err error) {
+	from, to = max(from, 0), min(to, f.Size)
+	if from >= to {
+		return from, from, ctx.Err()
+	}
+	if f.extents == nil {
+		return 0, f.Size, f.verifyAll(ctx, file)
+	}
+	i, _ := slices.BinarySearchFunc(f.extents, from, func(e extent, at int64) int {
+		if e.offset+e.size <= at {
+			return -1
+		}
+		return 1
+	})
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	lo, hi = from, from
+	for ; i < len(f.extents) && f.extents[i].offset < to; i++ {
+		e := f.extents[i]
+		first := max(from-e.offset, 0) / BlockSize
+		last := blocks(min(to-e.offset, e.size))
+		lo = min(lo, e.offset+first*BlockSize)
+		for b := first; b < last; b += smallWindow {
+			if err := ctx.Err(); err != nil {
+				return lo, hi, err
+			}
+			end := min(b+smallWindow, last)
+			start := e.offset + b*BlockSize
+			part := (*buf)[:min(end*BlockSize, e.size)-b*BlockSize]
+			if n, err := file.ReadAt(part, start); n < len(part) {
+				if err != nil && !errors.Is(err, io.EOF) {
+					return lo, hi, fmt.Errorf("read %s at %d: %w", f.Path, start+int64(n), err)
+				}
+				return lo, hi, &CorruptError{File: f.Path, Block: -1, Offset: start + int64(n), Problem: "the file ends here"}
+			}
+			for k := int64(0); len(part) > 0; k++ {
+				n := min(BlockSize, len(part))
+				if got, want := crc32.Checksum(part[:n], castagnoli), e.sums[b+k]; got != want {
+					return lo, hi, &CorruptError{
+						File: f.Path, Block: -1, Offset: start + k*BlockSize, Problem: "checksum of the block",
+						Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
+					}
+				}
+				part = part[n:]
+			}
+		}
+		hi = e.offset + min(last*BlockSize, e.size)
+	}
+	return lo, hi, nil
+}
+
+// smallWindow is how many blocks are read at a time to be verified alone: they
+// stay in the cache of a core.
+const smallWindow = 4
+
+// NameError says that a file of another format cannot have its name here.
+type NameError struct{ Name string }
+
+// Error names it.
+func (e *NameError) Error() string {
+	return fmt.Sprintf("a file named %q cannot be kept in a checkpoint: the store has files of such names", e.Name)
+}
+
+// plainName reports a name that a file of another format may not have in a
+// checkpoint's directory.
+func plainName(name string) error {
+	if err := validateName(name); err != nil {
+		return err
+	}
+	if name == ReceiptFile || isManifest(name) || isLink(name) || strings.HasSuffix(name, backend.Partial) ||
+		strings.HasPrefix(name, attachedPrefix) || strings.HasSuffix(name, ".idx") || strings.HasSuffix(name, ".sums") || strings.HasSuffix(name, ".safetensors") {
+		return &NameError{name}
+	}
+	return nil
+}
