@@ -242,12 +242,15 @@ func (f *PendingFile) Whole() bool {
 // Size is the file's, once it is closed.
 func (f *PendingFile) Size() int64 { return f.size }
 
-// Abort gives the file up. Blocks that are on their way are still read.
+// Abort gives the file up, unless it is closed. Blocks that are on their way are
+// still read.
 func (f *PendingFile) Abort() {
-	f.fail(ErrReplaced)
 	f.mu.Lock()
 	first := !f.closed
 	f.closed = true
+	if first && f.err == nil {
+		f.err = ErrReplaced
+	}
 	f.mu.Unlock()
 	if first {
 		go func() {

@@ -28,6 +28,7 @@ import (
 	"net/http"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
@@ -45,7 +46,6 @@ type Handler struct {
 	store *store.Store
 	log   *slog.Logger
 	job   func(ctx context.Context, save whole) (string, error)
-	mux   *http.ServeMux
 	rings rings
 
 	mu      sync.Mutex
@@ -54,44 +54,56 @@ type Handler struct {
 	pending map[target]*pending
 	streams map[uint64]*stream
 	reads   map[uint64]*reading
+	clients map[int]*client
 	opened  opened
 }
 
-// New serves the checkpoints of a store. What earlier processes have left
+// sweepTimeout bounds the removal of what others have left.
+const sweepTimeout = time.Minute
+
+// New serves the checkpoints of a store. What processes that are gone have left
 // pending there is removed.
-func New(ctx context.Context, s *store.Store, log *slog.Logger) *Handler {
+func New(s *store.Store, log *slog.Logger) *Handler {
 	h := &Handler{
-		store: s, log: log, mux: http.NewServeMux(),
+		store: s, log: log, clients: map[int]*client{},
 		pending: map[target]*pending{}, streams: map[uint64]*stream{}, reads: map[uint64]*reading{},
 	}
 	h.job = (&jobs{store: s, log: log, runs: map[string]chan struct{}{}}).save
+	ctx, cancel := context.WithTimeout(context.Background(), sweepTimeout)
+	defer cancel()
 	if err := s.Data.SweepPending(ctx); err != nil {
 		log.Warn("files of saves that were never committed stay on disk", "error", err)
 	}
-	handle(h, "stat", h.stat)
-	handle(h, "list", h.list)
-	handle(h, "create", h.create)
-	handle(h, "write", h.write)
-	handle(h, "close", h.finish)
-	handle(h, "discard", h.discard)
-	handle(h, "rename", h.rename)
-	handle(h, "remove", h.remove)
-	handle(h, "open", h.open)
-	handle(h, "verify", h.verify)
-	handle(h, "done", h.done)
 	return h
 }
 
-// ServeHTTP implements [http.Handler].
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.mux.ServeHTTP(w, r) }
+// Handle adds the requests to those that a server answers.
+func (h *Handler) Handle(mux *http.ServeMux) {
+	handle(mux, "stat", h.stat)
+	handle(mux, "list", h.list)
+	handle(mux, "create", h.create)
+	handle(mux, "write", h.write)
+	handle(mux, "close", h.finish)
+	handle(mux, "discard", h.discard)
+	handle(mux, "rename", h.rename)
+	handle(mux, "remove", h.remove)
+	handle(mux, "open", h.open)
+	handle(mux, "verify", h.verify)
+	handle(mux, "done", h.done)
+}
 
 // Close gives up what is pending, and ends every reading.
-func (h *Handler) Close(ctx context.Context) error {
+func (h *Handler) Close() error {
 	h.mu.Lock()
 	h.closed = true
-	pending, reads, streams := h.pending, h.reads, h.streams
-	h.pending, h.reads, h.streams = nil, nil, nil
+	pending, reads, streams, clients := h.pending, h.reads, h.streams, h.clients
+	h.pending, h.reads, h.streams, h.clients = nil, nil, nil, nil
 	h.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), sweepTimeout)
+	defer cancel()
+	for _, c := range clients {
+		c.stop()
+	}
 	for _, r := range reads {
 		r.close()
 	}
@@ -128,8 +140,8 @@ func missing(path string) error {
 }
 
 // handle answers one request in JSON.
-func handle[In, Out any](h *Handler, name string, answer func(context.Context, In) (Out, error)) {
-	h.mux.HandleFunc("POST "+Prefix+name, func(w http.ResponseWriter, r *http.Request) {
+func handle[In, Out any](mux *http.ServeMux, name string, answer func(context.Context, In) (Out, error)) {
+	mux.HandleFunc("POST "+Prefix+name, func(w http.ResponseWriter, r *http.Request) {
 		var in In
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 		if err == nil {
@@ -170,13 +182,4 @@ func reply(w http.ResponseWriter, err error) {
 	text, _ := json.Marshal(map[string]string{"error": err.Error()}) // a string always encodes
 	w.WriteHeader(status)
 	_, _ = w.Write(text)
-}
-
-// number is the next of streams and readings.
-func (h *Handler) number() (uint64, error) {
-	if h.closed {
-		return 0, &problem{http.StatusServiceUnavailable, errors.New("the trainer or agent is ending")}
-	}
-	h.next++
-	return h.next, nil
 }

@@ -185,6 +185,9 @@ func (h *Handler) open(ctx context.Context, in pathRequest) (openReply, error) {
 		return openReply{}, err
 	}
 	h.reads[id] = r
+	if c := h.clientOf(ctx); c != nil {
+		c.reads[id] = r
+	}
 	return openReply{Read: id, Path: f.file.Path, Size: f.size()}, nil
 }
 
@@ -309,9 +312,9 @@ type doneRequest struct {
 func (h *Handler) done(_ context.Context, in doneRequest) (empty, error) {
 	h.mu.Lock()
 	r := h.reads[in.Read]
-	delete(h.reads, in.Read)
 	h.mu.Unlock()
 	if r != nil {
+		h.release(in.Read)
 		r.close()
 	}
 	return empty{}, nil

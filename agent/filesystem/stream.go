@@ -144,6 +144,9 @@ func (h *Handler) create(ctx context.Context, in createRequest) (createReply, er
 		return createReply{}, err
 	}
 	h.streams[id] = s
+	if c := h.clientOf(ctx); c != nil {
+		c.streams[id] = s
+	}
 	return createReply{Stream: id, Ring: s.ring.path(), Blocks: ringBlocks, Size: blockSize}, nil
 }
 
@@ -280,9 +283,7 @@ func (h *Handler) discard(_ context.Context, in discardRequest) (empty, error) {
 }
 
 func (h *Handler) forget(id uint64, s *stream) {
-	h.mu.Lock()
-	delete(h.streams, id)
-	h.mu.Unlock()
+	h.release(id)
 	s.end(h)
 }
 

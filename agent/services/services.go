@@ -9,10 +9,12 @@ package services
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 
+	"github.com/ckptstore/ckptstore/agent/filesystem"
 	"github.com/ckptstore/ckptstore/agent/reading"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker/client"
@@ -21,15 +23,17 @@ import (
 // Services are the requests about one store.
 type Services struct {
 	*http.ServeMux
-	reading *reading.Server
+	reading    *reading.Server
+	filesystem *filesystem.Handler
 }
 
 var _ http.Handler = (*Services)(nil)
 
 // New serves a store, which must stay open until Close.
 func New(st *store.Store, log *slog.Logger) *Services {
-	s := &Services{ServeMux: http.NewServeMux(), reading: reading.New(st, reading.Options{Logger: log})}
+	s := &Services{ServeMux: http.NewServeMux(), reading: reading.New(st, reading.Options{Logger: log}), filesystem: filesystem.New(st, log)}
 	s.reading.Handle(s.ServeMux)
+	s.filesystem.Handle(s.ServeMux)
 	s.HandleFunc("/v1/store/", unknown)
 	return s
 }
@@ -47,4 +51,4 @@ func unknown(w http.ResponseWriter, r *http.Request) {
 func (s *Services) Busy() string { return s.reading.Busy() }
 
 // Close gives back what the requests hold. None of them may be under way.
-func (s *Services) Close() error { return s.reading.Close() }
+func (s *Services) Close() error { return errors.Join(s.reading.Close(), s.filesystem.Close()) }

@@ -79,10 +79,9 @@ func Repository() Law {
 			{Path: "web", May: core},
 			{Path: "store", May: with("events/jetlog", "projections/viewdb", "storage", "storage/foreign", "web")},
 			{Path: "agent/reading", May: with("storage", "store", "web", "worker/client", "worker/shm", "worker/peer")},
-			{Path: "agent/services", May: []string{"store", "worker/client", "agent/reading"}},
+			{Path: "agent/services", May: []string{"store", "worker/client", "agent/reading", "agent/filesystem"}},
+			{Path: "agent/filesystem", May: with("events/jetlog", "storage", "storage/backend", "storage/foreign", "store", "web", "worker", "worker/peer")},
 			{Path: "agent", May: with("worker", "worker/client", "worker/peer", "store", "events/jetlog")},
-
-			{Path: "agent/filesystem", May: with("events/jetlog", "storage", "storage/foreign", "store", "web", "worker")},
 
 			{Path: "cmd/ckptstore", May: []string{Any}, Closed: true},
 			{Path: "cmd/trainer", May: []string{Any}, Closed: true},

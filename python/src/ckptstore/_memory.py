@@ -77,3 +77,10 @@ def read_into(file: int, offset: int, buffer: memoryview) -> None:
         if n == 0:
             raise EOFError(f"shared memory ends after {done} of {len(buffer)} bytes at {offset}")
         done += n
+
+
+def write_from(file: int, offset: int, buffer: memoryview) -> None:
+    """Write buffer (format B) into a file at offset. Other threads run meanwhile."""
+    done = 0
+    while done < len(buffer):
+        done += os.pwritev(file, [buffer[done : done + _PIECE]], offset + done)

@@ -1,0 +1,78 @@
+package filesystem
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/ckptstore/ckptstore/worker/peer"
+)
+
+// client is a process that has files open.
+type client struct {
+	stop    func()
+	streams map[uint64]*stream
+	reads   map[uint64]*reading
+}
+
+// number is the next of streams and readings, under h.mu.
+func (h *Handler) number() (uint64, error) {
+	if h.closed {
+		return 0, &problem{http.StatusServiceUnavailable, errors.New("the trainer or agent is ending")}
+	}
+	h.next++
+	return h.next, nil
+}
+
+// clientOf notes who asks, so that what it has open is given up when it dies;
+// under h.mu. Of a process that nobody can watch, it stays open until the end.
+func (h *Handler) clientOf(ctx context.Context) *client {
+	pid, err := peer.Of(ctx)
+	if err != nil {
+		return nil
+	}
+	if c := h.clients[pid]; c != nil {
+		return c
+	}
+	c := &client{streams: map[uint64]*stream{}, reads: map[uint64]*reading{}}
+	if c.stop, err = peer.Watch(pid, func() { h.gone(pid, c) }); err != nil {
+		return nil
+	}
+	h.clients[pid] = c
+	return c
+}
+
+// gone gives up what a process had open. Files that it had closed stay pending.
+func (h *Handler) gone(pid int, c *client) {
+	h.mu.Lock()
+	if h.clients[pid] == c {
+		delete(h.clients, pid)
+	}
+	streams, reads := c.streams, c.reads
+	c.streams, c.reads = nil, nil
+	for id := range streams {
+		delete(h.streams, id)
+	}
+	for id := range reads {
+		delete(h.reads, id)
+	}
+	h.mu.Unlock()
+	for _, s := range streams {
+		s.end(h)
+	}
+	for _, r := range reads {
+		r.close()
+	}
+}
+
+// release forgets the stream or reading of a number.
+func (h *Handler) release(id uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.streams, id)
+	delete(h.reads, id)
+	for _, c := range h.clients {
+		delete(c.streams, id)
+		delete(c.reads, id)
+	}
+}
