@@ -30,10 +30,9 @@ class Save:
     """
 
     def __init__(self, session: Session, checkpoint: str, step: int, skipped: str | None = None):
-        self._session, self._copy = session, None
-        self._waits: dict[str, _Wait] = {}
+        self._session = session
+        self._copy: _device.Pending | None = None
         self.checkpoint, self.step, self.skipped = checkpoint, step, skipped
-        self._copy: _device.Pending | None
 
     def __repr__(self) -> str:
         return f"<Save {self.checkpoint}>"
@@ -53,34 +52,7 @@ class Save:
         end = None if timeout is None else time.monotonic() + timeout
         if self._copy is not None and not self._copy.join(end):
             raise TimeoutError(f"checkpoint {self.checkpoint}: its copy out of the GPU has not ended after {timeout} s")
-        if end is None:
-            return self._session.wait(self.checkpoint, state)
-        wait = self._waits.get(state)
-        if wait is None:
-            wait = self._waits[state] = _Wait(self._session, self.checkpoint, state)
-        if not wait.done.wait(max(0.0, end - time.monotonic())):
-            raise TimeoutError(f"checkpoint {self.checkpoint} is not {state} after {timeout} s")
-        del self._waits[state]
-        if wait.error is not None:
-            raise wait.error
-        return wait.state
-
-
-class _Wait:
-    """One request that waits, in a thread of its own, so that it can be left alone."""
-
-    def __init__(self, session: Session, checkpoint: str, state: str):
-        self.done, self.error, self.state = threading.Event(), None, ""
-        self.error: BaseException | None
-        threading.Thread(target=self._run, args=(session, checkpoint, state), name=f"wait for {checkpoint}", daemon=True).start()
-
-    def _run(self, session: Session, checkpoint: str, state: str) -> None:
-        try:
-            self.state = session.wait(checkpoint, state)
-        except BaseException as error:  # raised where it is waited for
-            self.error = error
-        finally:
-            self.done.set()
+        return self._session.wait(self.checkpoint, state, timeout=None if end is None else max(0.001, end - time.monotonic()))
 
 
 def save(
