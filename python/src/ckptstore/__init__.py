@@ -1,28 +1,77 @@
 """Checkpoints of distributed training: whole or not there, on any layout.
 
-    trainer ◀── unix socket ── _wire ◀── _session ◀── what users call
-       └── shared memory ────── _memory ──┘
+    import ckptstore
+
+    ckptstore.load(state)                      # of the run, on any layout; or a ref
+    for step, batch in enumerate(batches):
+        ...
+        if ckptstore.report({"loss": loss}, step):
+            break
+        handle = ckptstore.save(state, step=step)
+    handle.wait()
+
+Who answers is the trainer that has started this program (``trainer run``), or else an
+agent, which is started for the store that ``init`` or the environment names. The work,
+planning, files and integrity, is done there.
+
+    trainer or agent ◀── unix socket ── _wire ◀── _session ◀── what users call
+             └────── shared memory ─── _memory ──┘                │
+                          who answers, as which rank: _connect ───┘
+
+No import of this module imports PyTorch; what needs it does when it is used.
 """
 
-from typing import Any
+from __future__ import annotations
 
-from .errors import Error, NoStore, Refused, SaveAborted, SaveSkipped, Unreachable
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Error", "NoStore", "Refused", "SaveAborted", "SaveSkipped", "Unreachable", "load", "per_rank", "rng_state", "save"]
+from .errors import (
+    AlreadyDone, Conflict, DeadlinePassed, Error, NoAgent, NoStore, Refused, SaveAborted, SaveSkipped, StopRequested, StoreFull,
+    TooOld, Unreachable,
+)
 
-# What needs PyTorch is imported when it is used: the rest works without it.
+if TYPE_CHECKING:
+    from ._checkpoint import Checkpoint as Checkpoint, open as open
+    from ._collective import all_gather_object as all_gather_object, broadcast_object as broadcast_object
+    from ._connect import close as close, init as init
+    from ._function import Reporter as Reporter, run as run
+    from ._load import Restored as Restored, Unread as Unread, load as load
+    from ._marks import per_rank as per_rank, rng_state as rng_state
+    from ._record import record as record
+    from ._report import context as context, report as report, should_stop as should_stop
+    from ._save import Save as Save, save as save
+    from ._session import Context as Context
+    from ._values import NotAllowed as NotAllowed
+
+# Where each name is, imported when it is first used.
 _LATER = {
     "save": "_save", "Save": "_save", "load": "_load", "Restored": "_load", "Unread": "_load",
     "per_rank": "_marks", "rng_state": "_marks", "NotAllowed": "_values",
     "open": "_checkpoint", "Checkpoint": "_checkpoint",
+    "init": "_connect", "close": "_connect", "Context": "_session",
+    "report": "_report", "context": "_report", "should_stop": "_report",
+    "run": "_function", "Reporter": "_function", "record": "_record",
+    "all_gather_object": "_collective", "broadcast_object": "_collective",
 }
+
+__all__ = [  # noqa: F822 - the rest comes by __getattr__
+    "AlreadyDone", "Conflict", "DeadlinePassed", "Error", "NoAgent", "NoStore", "Refused", "SaveAborted", "SaveSkipped",
+    "StopRequested", "StoreFull", "TooOld", "Unreachable", *_LATER,
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from ._agent import version
+
+        return version()
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
     value = getattr(importlib.import_module("." + _LATER[name], __name__), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER, "__version__"})

@@ -109,10 +109,10 @@ def init(
     )
     json.dumps(settings.config)
     with _state.lock:
-        if settings != _state.settings and any(entry.session for entry in _state.sessions.values()) and not _trainer():
+        if settings != _state.settings and any(entry.session for entry in _state.sessions.values()) and not trained():
             raise Error("init: this process is connected already, with other settings: call init first, or close() before it")
         _state.settings = settings
-    for name, said in (("STORE", settings.store), ("RUN", run), ("TRIAL", trial)) if _trainer() else ():
+    for name, said in (("STORE", settings.store), ("RUN", run), ("TRIAL", trial)) if trained() else ():
         theirs = os.environ.get("CKPTSTORE_" + name)
         if said is not None and theirs and said != (_location(theirs) if name == "STORE" else theirs):
             _log.warning("init: %s is %r by the trainer, not %r: the trainer's counts", name.lower(), theirs, said)
@@ -199,7 +199,7 @@ def settings() -> _Settings:
     return _state.settings
 
 
-def _trainer() -> bool:
+def trained() -> bool:
     return bool(os.environ.get("CKPTSTORE_SOCKET"))
 
 
@@ -210,7 +210,7 @@ def _location(store: str) -> str:
 
 def _where(store: str | None) -> str:
     """The store whose agent answers; empty for the trainer."""
-    if not _trainer():
+    if not trained():
         return _location(store or settings().store or os.environ.get("CKPTSTORE_STORE") or DEFAULT_STORE)
     if store is None:
         return ""
@@ -243,7 +243,7 @@ def _join(where: str, run: str, who: Identity) -> Session:
         agent = _start(where)
         try:
             reply = Wire(agent.socket, agent.token).call(
-                "join", protocols=PROTOCOLS, key=who.key(), run=run, trial=said.trial or os.environ.get("CKPTSTORE_TRIAL") or None,
+                "join", protocols=PROTOCOLS, key=f"{who.key()} {run}", run=run, trial=said.trial or os.environ.get("CKPTSTORE_TRIAL") or None,
                 rank=who.rank, world_size=who.world_size, pid=os.getpid(),
                 resume=said.resume or os.environ.get("CKPTSTORE_RESUME") or None, config=said.config or None,
             )

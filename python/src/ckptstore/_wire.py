@@ -7,6 +7,7 @@ forked opens new ones.
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -82,10 +83,16 @@ class Wire:
             head = {"Authorization": "Bearer " + self.token, **headers}
             try:
                 connection.request("POST", "/v1/" + name, body, head)
-            except (BrokenPipeError, ConnectionResetError):
+            except OSError as error:
+                if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
+                    raise
                 if used and stale:  # the server had closed an idle connection
                     stale = False
                     self.close()
+                    continue
+                if revive is not None:  # it was about to end
+                    self.close()
+                    (self.path, self.token), revive = revive(), None
                     continue
                 # It may have refused the request before it had read all of it.
             return connection

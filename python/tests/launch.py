@@ -1,0 +1,166 @@
+"""Programs that tests run: under a trainer, or alone, with an agent.
+
+The binaries are those that CKPTSTORE_BIN and TRAINER_BIN name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import unittest
+from typing import Any, Callable
+
+SOURCES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "src")
+DEADLINE = 240.0  # seconds of a program, on a machine that does much else
+
+try:
+    import ckptstore  # noqa: F401
+except ImportError:
+    sys.path.insert(0, SOURCES)
+
+
+def binary(variable: str, name: str) -> str:
+    said = os.environ.get(variable) or shutil.which(name)
+    if not said:
+        raise RuntimeError(f"{variable} names no {name}: run `task python`, or `go build -o DIR/ ./cmd/...` and set it")
+    return os.path.abspath(said)
+
+
+CKPTSTORE = binary("CKPTSTORE_BIN", "ckptstore")
+TRAINER = binary("TRAINER_BIN", "trainer")
+
+# What every program begins with: 4 floats a rank, and how to save and load them.
+PRELUDE = """
+import json, os, sys, threading, time
+import ckptstore
+from ckptstore._session import current, services
+
+def say(value):
+    print("SAYS " + json.dumps(value), flush=True)
+
+def items(session, name="w"):
+    rank, world = session.context.rank, session.context.world_size
+    return [{"fqn": name, "dtype": "float32", "shape": [4 * world], "offsets": [4 * rank], "sizes": [4], "bytes": 16}]
+
+def save(session, step, data, seal=True, **options):
+    slot = session.begin_save(step, options.pop("items", None) or items(session), **options)
+    for offset in slot.offsets:
+        slot.memory[offset : offset + 16] = data
+    if seal:
+        slot.seal()
+    return slot
+
+def load(session, ref=None):
+    with session.load(items(session), ref) as loaded:
+        return loaded.bytes(0)
+"""
+
+
+class Launches(unittest.TestCase):
+    """A store of its own, gone after the test."""
+
+    maxDiff = None
+
+    def setUp(self) -> None:
+        self.folder = tempfile.mkdtemp(prefix="ckptstore-test-")
+        self.store = os.path.join(self.folder, "store")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.addCleanup(self.stop_agent)
+
+    def stop_agent(self) -> None:
+        done = self.ckptstore("agent", "stop")
+        if done.returncode not in (0, 4, 10):  # 4: there is none; 10: there is no store
+            raise RuntimeError(f"agent stop: {done.stderr}")
+        self.until("the agent has ended", lambda: self.ckptstore("agent", "status").returncode in (4, 10))
+
+    def ckptstore(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [CKPTSTORE, *command, "--store", self.store], capture_output=True, text=True, timeout=DEADLINE, env=self.environment(), check=False,
+        )
+
+    def environment(self, **more: str) -> dict[str, str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("CKPTSTORE_", "TORCHELASTIC_"))}
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            env.pop(name, None)
+        paths = [os.path.dirname(os.path.abspath(__file__)), *([SOURCES] if SOURCES in sys.path else []), *env.get("PYTHONPATH", "").split(os.pathsep)]
+        return {
+            **env, "CKPTSTORE_BIN": CKPTSTORE, "CKPTSTORE_STORE": self.store, "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "PYTHONUNBUFFERED": "1", **more,
+        }
+
+    def script(self, source: str, name: str = "train") -> str:
+        path = os.path.join(self.folder, name + ".py")
+        with open(path, "w") as file:
+            file.write(PRELUDE + textwrap.dedent(source))
+        return path
+
+    def start(self, source: str, *arguments: str, name: str = "train", **env: str) -> subprocess.Popen[str]:
+        """A program on its own."""
+        process = subprocess.Popen(
+            [sys.executable, self.script(source, name), *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=self.environment(**env), cwd=self.folder,
+        )
+        self.addCleanup(self.end, process)
+        return process
+
+    def end(self, process: subprocess.Popen[str]) -> None:
+        if process.poll() is None:
+            process.kill()
+        with contextlib.suppress(ValueError):  # it was read to its end
+            process.communicate()
+
+    def ranks(self, world: int, source: str, *arguments: str, **env: str) -> list[subprocess.Popen[str]]:
+        """Programs as torchrun starts them."""
+        return [
+            self.start(
+                source, *arguments, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
+                MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="0", **env,
+            )
+            for rank in range(world)
+        ]
+
+    def heard(self, process: subprocess.Popen[str], code: int = 0) -> list[Any]:
+        """What a program has said by its end."""
+        out, err = process.communicate(timeout=DEADLINE)
+        self.assertEqual(process.returncode, code, out + err)
+        return said(out)
+
+    def program(self, source: str, *arguments: str, code: int = 0, name: str = "train", **env: str) -> list[Any]:
+        return self.heard(self.start(source, *arguments, name=name, **env), code)
+
+    def trained(self, world: int, source: str, *flags: str, code: int = 0, name: str = "train") -> list[Any]:
+        """What a program has said under a trainer, all ranks in turn."""
+        done = subprocess.run(
+            [TRAINER, "run", "--store", self.store, "--nproc", str(world), "--max-restarts", "0", "-q", *flags, "--", sys.executable, self.script(source, name)],
+            capture_output=True, text=True, timeout=DEADLINE, env=self.environment(), cwd=self.folder, check=False,
+        )
+        self.output = done.stdout + done.stderr
+        self.assertEqual(done.returncode, code, self.output)
+        return said(done.stdout)
+
+    def until(self, what: str, happened: Callable[[], Any]) -> Any:
+        """Wait until something is so."""
+        end = time.monotonic() + DEADLINE
+        while not (value := happened()):
+            if time.monotonic() > end:
+                self.fail(f"not within {DEADLINE} s: {what}")
+            time.sleep(0.05)
+        return value
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        """What the log has of some kinds."""
+        done = self.ckptstore("events", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        told = [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
+        return [event for event in told if event.get("kind") in kinds]
+
+
+def said(output: str) -> list[Any]:
+    return [json.loads(line.partition("SAYS ")[2]) for line in output.splitlines() if "SAYS " in line]

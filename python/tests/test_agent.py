@@ -1,0 +1,211 @@
+"""Programs that no trainer has started."""
+
+import json
+import os
+import signal
+import stat
+
+from launch import CKPTSTORE, Launches
+
+SAVES = """
+    session = current()
+    slot = save(session, int(sys.argv[1]), b"a" * 16)
+    say([session.context.run, session.context.attempt, session.context.rank, session.context.world_size, session.context.resume, slot.checkpoint])
+"""
+
+
+class Agents(Launches):
+    def committed(self) -> list[str]:
+        done = self.ckptstore("ls", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_a_program_and_the_next_one(self) -> None:
+        # Neither waits for its save: the agent finishes what is staged.
+        self.assertEqual(self.program(SAVES, "1"), [["train", 1, 0, 1, None, "step-1.a1"]])
+        self.assertEqual(self.program(SAVES, "2"), [["train", 2, 0, 1, "step-1.a1", "step-2.a2"]])
+        self.until("the second is committed", lambda: "step-2.a2" in self.committed())
+
+    def test_ranks_join_one_session(self) -> None:
+        heard = [self.heard(rank) for rank in self.ranks(2, SAVES, "1")]
+        self.assertEqual(heard, [[["train", 1, 0, 2, None, "step-1.a1"]], [["train", 1, 1, 2, None, "step-1.a1"]]])
+        # The same variables again, as torchrun without a rendezvous has them: another launch.
+        heard = [self.heard(rank) for rank in self.ranks(2, SAVES, "2")]
+        self.assertEqual([said[0][1] for said in heard], [2, 2])
+
+    def test_a_rank_that_does_not_join_is_named(self) -> None:
+        self.assertEqual(self.ckptstore("agent", "start", "--join-timeout", "2s").returncode, 0)
+        heard = self.program("""
+            try:
+                current()
+            except ckptstore.DeadlinePassed as late:
+                say([late.status, str(late)])
+        """, RANK="1", WORLD_SIZE="3")
+        self.assertEqual(heard[0][0], 504)
+        self.assertIn("ranks [0 2] of 3", heard[0][1])
+
+    def test_many_programs_at_once_have_one_agent(self) -> None:
+        source = """
+            services().call("store/list", all=True)
+            from ckptstore import _agent
+            say(_agent.start(os.environ["CKPTSTORE_STORE"], (3,)).pid)
+            save(current(), 1, b"a" * 16)
+        """
+        programs = [self.start(source, CKPTSTORE_RUN=f"run-{number}") for number in range(4)]
+        heard = [self.heard(program) for program in programs]
+        self.assertEqual(len({said[0] for said in heard}), 1, heard)
+
+    def test_an_agent_that_is_killed(self) -> None:
+        heard = [self.heard(rank) for rank in self.ranks(2, """
+            from ckptstore import _agent
+            session = current()
+            first = save(session, 1, b"a" * 16)
+            ckptstore.all_gather_object(None)
+            if session.context.rank == 0:
+                os.kill(_agent.start(os.environ["CKPTSTORE_STORE"], (3,)).pid, 9)
+            try:
+                while True:
+                    session.wire.call("heartbeat")
+                    time.sleep(0.01)
+            except ckptstore.Unreachable as gone:
+                say("ended" in str(gone))
+            again = current()  # all ranks meet again
+            say([again is session, again.context.attempt, again.context.job == session.context.job])
+            slot = save(again, 2, b"b" * 16)
+            say([slot.checkpoint, again.wait(slot.checkpoint, "committed"), load(again, slot.checkpoint).decode()])
+            services().call("store/list", all=True)
+        """)]
+        self.assertEqual(heard, [[True, [False, 2, False], ["step-2.a2", "committed", "b" * 16]]] * 2)
+        # What was staged on all ranks is finished by the agent that came then.
+        self.assertIn("step-1.a1", self.committed())
+
+    def test_requests_that_need_no_rank_outlive_an_agent(self) -> None:
+        heard = self.program("""
+            import socket
+            from ckptstore import _agent
+            wire = services()
+            for _ in range(3):
+                wire.call("store/list", all=True)
+                wire.close()  # in the middle of a request it is Unreachable
+                os.kill(_agent.start(os.environ["CKPTSTORE_STORE"], (3,)).pid, 9)
+                listening = True
+                while listening:
+                    with socket.socket(socket.AF_UNIX) as probe:
+                        listening = probe.connect_ex(wire.path) == 0
+            say(wire.call("store/list", all=True).get("error"))
+        """)
+        self.assertEqual(heard, [None])
+
+    def test_leaving_and_coming_back(self) -> None:
+        heard = self.program("""
+            save(current(), 1, b"a" * 16)
+            ckptstore.close()
+            say("CKPTSTORE_JOINED" in os.environ)
+            say([current().context.attempt, current().context.resume])
+            try:
+                ckptstore.init(run="other")
+            except ckptstore.Error as error:
+                say("close()" in str(error))
+            ckptstore.close()
+            ckptstore.init(run="other", config={"lr": 0.5})
+            say([ckptstore.context().run, ckptstore.context().config])
+        """)
+        self.assertEqual(heard, [False, [2, "step-1.a1"], True, ["other", {"lr": 0.5}]])
+
+    def test_a_store_beside_the_default_one(self) -> None:
+        heard = self.program("""
+            here, there = current(), current(os.environ["CKPTSTORE_STORE"] + "-2", run="side")
+            say([here.context.store != there.context.store, there.context.run, here is current()])
+            say(services(os.environ["CKPTSTORE_STORE"] + "-2").call("store/list", all=True) is not None)
+            from ckptstore import _agent
+            ckptstore.close()
+            os.kill(_agent.start(os.environ["CKPTSTORE_STORE"] + "-2", (3,)).pid, 15)
+        """)
+        self.assertEqual(heard, [[True, "side", True], True])
+
+    def test_a_trainers_own_store_needs_no_agent(self) -> None:
+        heard = self.trained(1, """
+            store = os.environ["CKPTSTORE_STORE"]
+            say([current(store) is current(), services(store) is current().wire])
+        """)
+        self.assertEqual(heard, [[True, True]])
+        self.assertEqual(self.ckptstore("agent", "status").returncode, 4)
+
+    def test_a_run_without_a_name(self) -> None:
+        heard = self.program("""
+            sys.argv = [""]
+            try:
+                current()
+            except ckptstore.NoStore as error:
+                say(str(error))
+        """)
+        self.assertIn("init(run=NAME)", heard[0])
+
+    def failing(self, **env: str) -> str:
+        heard = self.program("""
+            try:
+                services()
+            except ckptstore.Error as error:
+                say([type(error).__name__, str(error)])
+        """, **env)
+        return ": ".join(heard[0])
+
+    def fake(self, script: str) -> str:
+        path = os.path.join(self.folder, "ckptstore")
+        with open(path, "w") as file:
+            file.write("#!/bin/sh\n" + script)
+        os.chmod(path, stat.S_IRWXU)
+        return path
+
+    def test_the_program_is_missing(self) -> None:
+        told = self.failing(CKPTSTORE_BIN="", PATH=self.folder)
+        self.assertTrue(told.startswith("NoAgent"), told)
+        for part in ("CKPTSTORE_BIN (not set)", os.path.join("ckptstore", "bin", "ckptstore"), self.folder, "install"):
+            self.assertIn(part, told)
+
+    def test_the_program_is_found_on_the_path(self) -> None:
+        os.symlink(CKPTSTORE, os.path.join(self.folder, "ckptstore"))
+        self.assertEqual(self.program("say(services().path)", CKPTSTORE_BIN="", PATH=self.folder)[0][-10:], "agent.sock")
+
+    def test_the_program_is_no_program(self) -> None:
+        told = self.failing(CKPTSTORE_BIN=self.folder)
+        self.assertIn("NoAgent", told)
+        self.assertIn(self.folder, told)
+
+    def test_a_program_that_is_too_old(self) -> None:
+        told = self.failing(CKPTSTORE_BIN=self.fake("""
+            if [ "$1" = --version ]; then echo ckptstore 0.0.1; exit; fi
+            echo 'ckptstore: unknown command "agent"; see `ckptstore --help`' >&2; exit 2
+        """))
+        self.assertIn("TooOld", told)
+        self.assertIn("ckptstore 0.0.1", told)
+
+    def test_an_agent_that_is_too_old(self) -> None:
+        card = json.dumps({"socket": "/nowhere", "token": "t", "pid": 1, "store": "s", "protocols": [1, 2]})
+        told = self.failing(CKPTSTORE_BIN=self.fake(f"echo '{card}'"))
+        for part in ("TooOld", "[3]", "[1, 2]", "agent stop"):
+            self.assertIn(part, told)
+
+    def test_an_agent_that_cannot_start(self) -> None:
+        with open(self.store, "w") as file:
+            file.write("no directory")
+        told = self.failing()
+        self.assertIn("NoAgent", told)
+        self.assertIn(self.store, told)
+        os.remove(self.store)
+
+    def test_interrupted_by_the_user(self) -> None:
+        program = self.start("""
+            session = current()
+            save(session, 1, b"a" * 16)
+            never = save(session, 2, b"b" * 16, seal=False)
+            try:
+                print("waits", flush=True)
+                session.wait(never.checkpoint, "committed")
+            except KeyboardInterrupt:
+                say(session.wait("step-1.a1", "committed"))
+        """)
+        assert program.stdout is not None
+        self.assertEqual(program.stdout.readline(), "waits\n")
+        program.send_signal(signal.SIGINT)
+        self.assertEqual(self.heard(program), ["committed"])
