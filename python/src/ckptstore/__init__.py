@@ -55,6 +55,8 @@ _LATER = {
     "all_gather_object": "_collective", "broadcast_object": "_collective",
 }
 
+_MODULES = ("dcp", "filesystem", "hf", "lightning")
+
 __all__ = [  # noqa: F822 - the rest comes by __getattr__
     "AlreadyDone", "Conflict", "DeadlinePassed", "Error", "NoAgent", "NoStore", "Refused", "SaveAborted", "SaveSkipped",
     "StopRequested", "StoreFull", "TooOld", "Unreachable", *_LATER,
@@ -66,6 +68,8 @@ def __getattr__(name: str) -> Any:
         from ._agent import version
 
         return version()
+    if name in _MODULES:
+        return importlib.import_module("." + name, __name__)
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module("." + _LATER[name], __name__), name)
@@ -74,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, "__version__"})
+    return sorted({*globals(), *_LATER, *_MODULES, "__version__"})
