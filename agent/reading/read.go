@@ -210,9 +210,6 @@ func (s *Server) onRead(ctx context.Context, req Request) (out Reply, err error)
 	}
 	if err := w.fill(ctx, f.data); err != nil {
 		s.memory.give(f)
-		if src.row.Manifest != "" {
-			s.sources.drop(src)
-		}
 		return out, unreadable(src.row, err)
 	}
 	id, err := s.lend(ctx, f)

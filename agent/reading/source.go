@@ -60,13 +60,6 @@ func (s *sources) add(of *source) {
 	s.last = s.last[:min(len(s.last), kept)]
 }
 
-// drop forgets a source that could not be read: its files may be repaired.
-func (s *sources) drop(of *source) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.last = slices.DeleteFunc(s.last, func(have *source) bool { return have.is(of.row) })
-}
-
 // source opens what a reference stands for.
 func (s *Server) source(ctx context.Context, ref string) (*source, error) {
 	switch {
