@@ -166,7 +166,7 @@ def _check_archive(fqn: str, file: io.BytesIO) -> None:
 _END = b"PK\x05\x06"
 
 
-def _padded(data: bytes) -> bytes:
+def padded(data: bytes) -> bytes:
     """An archive with a comment that rounds its size up to a step of about an eighth."""
     end = data.rfind(_END)
     if end < 0 or len(data) != end + 22 or data[end + 20 :] != b"\0\0":
@@ -197,7 +197,7 @@ def encode(fqn: str, value: Any) -> bytes:
         torch.save(value, out)
     except Exception as error:
         raise ValueError(f"value {fqn!r}, a {type(value).__module__}.{type(value).__qualname__}, cannot be saved: {error}") from error
-    data = _padded(out.getvalue())
+    data = padded(out.getvalue())
     if key is not None and len(data) <= _ENCODED:
         if len(_encoded) >= 4096:
             _encoded.clear()

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 
-from .. import _session
+from .._connect import current, services
 from .._session import Session
 from .._wire import Wire
 from ..errors import Error
-from ._place import Place, identity
+from ._place import Place
+
+Server = tuple[str, str]
+"""Socket and token of a session."""
+
+_given: dict[tuple[int, str], Session] = {}  # by process and socket
 
 
 def has_trainer() -> bool:
@@ -16,23 +21,18 @@ def has_trainer() -> bool:
     return bool(os.environ.get("CKPTSTORE_SOCKET"))
 
 
-_given: dict[tuple[int, str], Session] = {}
-
-
-def session_of(place: Place, server: tuple[str, str] | None = None) -> Session:
+def session_of(place: Place, server: Server | None = None) -> Session:
     """The session by which this rank saves to a place.
 
-    server is the socket and token of the process that has handed over the save.
+    server is that of the process that has handed the save over to this one.
     """
-    if server is not None:
+    if server is None:
+        session = current(place.store, place.run)
+    else:
         key = os.getpid(), server[0]
         if key not in _given:
             _given[key] = Session(*server)
         session = _given[key]
-    elif place.store is None or _trainers(place.store):
-        session = _session.current()
-    else:
-        raise Error(f"{place.store} is not the store of this trainer")
     if place.run is not None and place.run != session.context.run:
         raise Error(f"this is the run {session.context.run!r}, which cannot save a checkpoint of {place.run!r}: leave the run out, or start the trainer with --name {place.run}")
     return session
@@ -40,10 +40,4 @@ def session_of(place: Place, server: tuple[str, str] | None = None) -> Session:
 
 def wire_of(place: Place) -> Wire:
     """Where what a place holds can be read."""
-    if place.store is None or _trainers(place.store):
-        return _session.services()
-    raise Error(f"{place.store} is not the store of this trainer")
-
-
-def _trainers(store: str) -> bool:
-    return has_trainer() and identity(store) == _session.current().context.store
+    return services(place.store)

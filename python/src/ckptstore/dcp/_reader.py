@@ -7,7 +7,7 @@ import dataclasses
 import io
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,11 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkSto
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from .._reading import BoxPart, Part, ValuePart, fetch
 from .._session import Item, Loaded
+from .._slices import Box
+from .._values import decode
+from .._wire import Wire
 from ..errors import Error
 from . import _find, _place
 from ._connect import has_trainer, wire_of
@@ -24,8 +28,8 @@ from ._plans import DTYPE_OF
 
 Path = str | os.PathLike[str]
 
-BATCH = 512 << 20
-"""Bytes that are asked for at once: what is read goes through shared memory."""
+BATCH = 2 << 30
+"""Bytes of the tensors that are taken from the planner at once: it may make each when it is asked."""
 
 
 class StorageReader(storage.StorageReader):
@@ -37,17 +41,23 @@ class StorageReader(storage.StorageReader):
         path: as of :class:`StorageWriter`; a name stands for the newest checkpoint of
             it, a full ID for itself, and a run or store for its newest checkpoint.
             Or the path of a checkpoint that PyTorch's own writers made.
+        allow: classes that values may be made of, beside torch's, numpy's arrays, and
+            Python's own collections, paths, dates and such.
+        unsafe_pickle: load values of any class, and run what their bytes say: for
+            stores to which only trusted people write.
     """
 
-    def __init__(self, path: Path, _extension_registry: Any = None):
+    def __init__(self, path: Path, _extension_registry: Any = None, *, allow: Iterable[type] = (), unsafe_pickle: bool = False):
         if _extension_registry is not None:
             raise ValueError(f"{type(self).__name__} undoes no stream transforms: leave out _extension_registry")
-        self.path = path
+        self.path, self.allow, self.unsafe_pickle = path, tuple(allow), unsafe_pickle
+        self._wire: Wire | None = None
+        self._ref = ""
         self.load_id = uuid.uuid4().hex
         self._about: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_about": None}
+        return {**self.__dict__, "_about": None, "_wire": None}
 
     @property
     def checkpoint_id(self) -> Path:
@@ -100,16 +110,18 @@ class StorageReader(storage.StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        assert self._about is not None
+        wire = self._wire
+        assert wire is not None
         for batch in _batches([(req, self._item(req)) for req in plan.items]):
-            wanted = [(req, item) for req, item in batch if item is not None]
-            reply = self._wire.call("store/read", ref=self._ref, items=[item for _, item in wanted])
-            with Loaded(self._wire, reply, ("store/done", {"read": reply["read"]})) as loaded:
-                for i, (req, item) in enumerate(wanted):
-                    if item.get("value"):
-                        planner.load_bytes(req, io.BytesIO(loaded.bytes(i)))
-                    else:
-                        _fill(loaded, i, req, DTYPE_OF[item["dtype"]], planner)
+            parts = [_part(req, item, planner) for req, item in batch]
+            fetch(lambda: wire, self._ref, [part for part in parts if part.size])
+            for part in parts:
+                if isinstance(part, _Tensor):
+                    planner.commit_tensor(part.req, part.target)
+                else:
+                    if not self.unsafe_pickle:  # the planner would run whatever the bytes say
+                        decode(part.fqn, part.data, allow=self.allow)
+                    planner.load_bytes(part.req, io.BytesIO(part.data))
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -144,15 +156,63 @@ def _batches(wanted: list[tuple[ReadItem, Item]]) -> Iterator[list[tuple[ReadIte
         yield batch
 
 
-def _fill(loaded: Loaded, i: int, req: ReadItem, dtype: torch.dtype, planner: LoadPlanner) -> None:
-    """Copy an item into the planner's tensor: straight where that is possible."""
+@dataclasses.dataclass
+class _Value(ValuePart):
+    """A value on its way to the planner."""
+
+    req: ReadItem | None = None
+
+
+@dataclasses.dataclass
+class _Tensor:
+    """A part of the planner's tensor: it is read straight into that where that is
+    possible, and converted and copied otherwise."""
+
+    req: ReadItem
+    named: Item
+    dtype: torch.dtype  # as it was saved
+    target: torch.Tensor
+
+    @property
+    def size(self) -> int:
+        return int(self.named["bytes"])
+
+    def item(self) -> Item:
+        return self.named
+
+    def take(self, loaded: Loaded, i: int) -> None:
+        if buffer := self._straight():
+            loaded.into(i, buffer)
+        else:
+            read = torch.empty(self.target.shape, dtype=self.dtype)
+            loaded.into(i, _bytes(read))
+            with torch.no_grad():
+                self.target.copy_(read)
+
+    def split(self, limit: int) -> Iterator[Part]:
+        buffer = self._straight() if self.size > limit else None
+        if buffer is None:
+            yield self
+            return
+        box = Box(tuple(self.named["offsets"]), tuple(self.named["sizes"]))
+        yield from BoxPart(self.named["fqn"], self.named["dtype"], tuple(self.named["shape"]), box, self.dtype.itemsize, buffer).split(limit)
+
+    def _straight(self) -> memoryview | None:
+        """The target's own memory, if it holds what is read as it comes."""
+        of = self.target
+        plain = of.device.type == "cpu" and of.dtype == self.dtype and of.is_contiguous() and not of.is_conj() and not of.is_neg()
+        return _bytes(of) if plain and of.data_ptr() != 0 else None
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor, which must outlive it."""
+    return memoryview((ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())).cast("B")
+
+
+def _part(req: ReadItem, item: Item, planner: LoadPlanner) -> _Tensor | _Value:
+    if item.get("value"):
+        return _Value(item["fqn"], None, item["bytes"], req=req)
     target = planner.resolve_tensor(req).detach()
     if target.shape != req.lengths:
-        raise Error(f"tensor {req.dest_index.fqn!r}: {list(req.lengths)} was read for a target of {list(target.shape)}")
-    straight = target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous() and target.data_ptr() != 0 and not target.is_conj() and not target.is_neg()
-    into = target if straight else torch.empty(req.lengths, dtype=dtype)
-    if size := into.numel() * into.element_size():
-        loaded.into(i, memoryview((ctypes.c_char * size).from_address(into.data_ptr())).cast("B"))
-    if into is not target:
-        target.copy_(into)
-    planner.commit_tensor(req, target)
+        raise Error(f"tensor {req.dest_index.fqn!r}: {list(req.lengths)} is read for a target of {list(target.shape)}")
+    return _Tensor(req, item, DTYPE_OF[item["dtype"]], target)

@@ -26,13 +26,23 @@ _ATOMIC = (type(None), bool, int, float, complex, str, bytes, types.FunctionType
 class _Arena:
     """Memory for the tensors of one state dict, and who still has views of it."""
 
-    def __init__(self, size: int):
-        self.memory = torch.empty(size, dtype=torch.uint8)
+    def __init__(self) -> None:
+        self.blocks: list[torch.Tensor] = []
         self.views: list[weakref.ref[torch.Tensor]] = []
 
     @property
     def busy(self) -> bool:
         return any(view() is not None for view in self.views)
+
+    def hold(self, sizes: list[int]) -> None:
+        """Have a block of at least each of the sizes, in bytes."""
+        del self.blocks[len(sizes) :]
+        for i, size in enumerate(sizes):
+            if i == len(self.blocks):
+                self.blocks.append(torch.empty(size, dtype=torch.uint8))
+            elif self.blocks[i].numel() < size:
+                self.blocks[i] = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+                self.blocks[i] = torch.empty(size, dtype=torch.uint8)
 
 
 class Stager(AsyncStager):
@@ -54,18 +64,14 @@ class Stager(AsyncStager):
         work = _Copy()
         with torch.no_grad():
             build = work.read(state_dict)
-            arena = self._arena(work.size)
-            work.copy(arena)
+            work.copy(self._arena())
             return build()
 
-    def _arena(self, size: int) -> _Arena:
-        free = [arena for arena in self._arenas if not arena.busy]
-        for arena in free:
-            if arena.memory.numel() >= size:
+    def _arena(self) -> _Arena:
+        for arena in self._arenas:
+            if not arena.busy:
                 return arena
-        for arena in free:  # too small for good: the state dict has grown
-            self._arenas.remove(arena)
-        arena = _Arena(size)
+        arena = _Arena()
         if len(self._arenas) < _KEPT:
             self._arenas.append(arena)
         return arena
@@ -85,9 +91,12 @@ class _Copy:
     """One state dict on its way into an arena."""
 
     def __init__(self) -> None:
-        self.size = 0
         self._sources: list[torch.Tensor] = []
-        self._offsets: list[int] = []
+        self._places: list[tuple[int, int]] = []  # block of the arena, and where in it
+        # The first block is shared by plain tensors. One inside a wrapper has a
+        # block of its own: PyTorch crashes when it pickles, for another process,
+        # a DTensor whose local part does not begin where its storage does.
+        self._sizes = [0]
         self._staged: list[torch.Tensor] = []
         self._regions: dict[Any, int] = {}  # what a tensor shows of which memory: its place in the lists
         self._memo: dict[int, Any] = {}  # of objects that were built: a list may be in the state dict twice
@@ -95,10 +104,11 @@ class _Copy:
 
     def copy(self, arena: _Arena) -> None:
         """Copy every tensor that was read."""
+        arena.hold(self._sizes)
         views, pending = [], False
-        for source, offset in zip(self._sources, self._offsets):
+        for source, (block, offset) in zip(self._sources, self._places):
             size = source.numel() * source.element_size()
-            view = arena.memory[offset : offset + size].view(source.dtype).view(source.shape)
+            view = arena.blocks[block][offset : offset + size].view(source.dtype).view(source.shape)
             view.copy_(source, non_blocking=source.is_cuda)
             pending = pending or source.is_cuda
             views.append(view)
@@ -107,14 +117,14 @@ class _Copy:
         self._staged = views
         arena.views = [weakref.ref(view) for view in views]
 
-    def read(self, value: Any) -> Callable[[], Any]:
+    def read(self, value: Any, *, wrapped: bool = False) -> Callable[[], Any]:
         """Note the tensors of a value; what is returned builds its copy."""
         if isinstance(value, _ATOMIC):
             return lambda: value
         if isinstance(value, ShardedTensor):
             return self._once(value, self._sharded(value))
         if isinstance(value, torch.Tensor):
-            return self._once(value, self._tensor(value))
+            return self._once(value, self._tensor(value, wrapped))
         if isinstance(value, dict):
             return self._once(value, self._dict(value))
         if type(value) is list or type(value) is tuple:
@@ -148,25 +158,30 @@ class _Copy:
 
         return build
 
-    def _tensor(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def _tensor(self, tensor: torch.Tensor, wrapped: bool) -> Callable[[], torch.Tensor]:
         flatten = getattr(type(tensor), "__tensor_flatten__", None)
         if flatten is not None:
             names, context = flatten(tensor)
             inner = {name: getattr(tensor, name) for name in names}
-            parts = {name: self.read(part) if isinstance(part, torch.Tensor) else (lambda part=part: part) for name, part in inner.items()}
+            parts = {name: self.read(part, wrapped=True) if isinstance(part, torch.Tensor) else (lambda part=part: part) for name, part in inner.items()}
             kind, size, stride = type(tensor), tensor.size(), tensor.stride()
             return lambda: kind.__tensor_unflatten__({name: part() for name, part in parts.items()}, context, size, stride)
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             copied = tensor if tensor.is_meta else tensor.detach().clone()
             return lambda: copied  # the writer refuses it by its name
         tensor = tensor.detach().resolve_conj().resolve_neg()
-        region = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        region = (wrapped, tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         at = self._regions.get(region) if tensor.numel() else None
         if at is None:
             at = self._regions[region] = len(self._sources)
             self._sources.append(tensor)
-            self._offsets.append(self.size)
-            self.size += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
+            size = -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
+            if wrapped:
+                self._places.append((len(self._sizes), 0))
+                self._sizes.append(size)
+            else:
+                self._places.append((0, self._sizes[0]))
+                self._sizes[0] += size
         return lambda: self._staged[at]
 
     def _sharded(self, tensor: ShardedTensor) -> Callable[[], Any]:

@@ -6,6 +6,8 @@ import dataclasses
 import io
 import os
 import uuid
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .._session import Item, Session, Slot
+from .._values import loadable, padded
 from ..errors import Error
 from . import _place, _plans
 from ._connect import has_trainer, session_of
@@ -75,6 +78,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         self._coordinator, self._collectives = True, True
         self._session: Session | None = None
         self._open: Slot | None = None  # sealed by the coordinator, and no finish has waited for it
+        self._warned: set[str] = set()  # names of values
         self._server: tuple[str, str] | None = None
 
     # What is pickled for the process of async_save is the path and the options.
@@ -152,7 +156,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         try:
             _plans.refuse(plan, planner)
             for item in plan.items:
-                value = _value(item, planner)
+                value = _value(item, planner, self._warned)
                 items.append(_plans.item(item, plan.planner_data, 0 if value is None else len(value)))
                 values.append(value)
         except Exception as error:
@@ -185,14 +189,19 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         metadata.storage_data = {result.index: slot.checkpoint for written in results for result in written}
 
 
-def _value(item: WriteItem, planner: SavePlanner) -> memoryview | None:
+def _value(item: WriteItem, planner: SavePlanner, warned: set[str]) -> memoryview | None:
     """The bytes of an item that is no tensor; None for a tensor."""
     if item.type != WriteItemType.BYTE_IO:
         return None
-    data = planner.resolve_data(item)
+    fqn, data = item.index.fqn, planner.resolve_data(item)
     if not isinstance(data, io.BytesIO):
-        raise Error(f"value {item.index.fqn!r}: the planner gives a {type(data).__name__} for its bytes, where a BytesIO is due")
-    return data.getbuffer()
+        raise Error(f"value {fqn!r}: the planner gives a {type(data).__name__} for its bytes, where a BytesIO is due")
+    state = getattr(planner, "state_dict", None)
+    why = loadable(fqn, state.get(fqn, planner) if isinstance(state, Mapping) else planner, data.getvalue())
+    if why is not None and fqn not in warned:
+        warned.add(fqn)
+        warnings.warn(f"this checkpoint cannot be loaded unasked: {why}", stacklevel=2)
+    return memoryview(padded(data.getvalue()))
 
 
 def _copy(slot: Slot, at: int, item: Item, tensor: Any) -> None:
