@@ -66,10 +66,10 @@ type Agent struct {
 
 	life context.Context // of the sessions
 	end  context.CancelCauseFunc
-	quit chan struct{} // closed when nothing is taken any more and all has ended
 
 	mu       sync.Mutex
 	stopping string            // why no session is taken any more; empty: they are
+	now      bool              // only the sessions are waited for
 	groups   map[string]*group // by key, until their sessions are over
 	requests int               // that are being answered
 	used     time.Time         // when the last one was answered
@@ -100,38 +100,65 @@ func New(cfg Config, st *store.Store) *Agent {
 	}
 	a := &Agent{
 		cfg: cfg, store: st, log: cfg.Logger, groups: map[string]*group{},
-		quit: make(chan struct{}), used: time.Now(), changed: make(chan struct{}, 1),
+		used: time.Now(), changed: make(chan struct{}, 1),
 	}
 	a.life, a.end = context.WithCancelCause(context.Background())
 	return a
 }
 
-// Serve serves until the agent is idle or is asked to stop, or ctx ends: then
-// its sessions are ended, and what they have staged is finished. It returns
-// [ErrServed] when another agent serves the store, also one that is about to
-// end, if it has not ended within the patience. ready is told once where the
-// agent is.
-func (a *Agent) Serve(ctx context.Context, patience time.Duration, ready func(Card)) (err error) {
-	lock, err := lockFile(ctx, filepath.Join(a.store.Runtime, lockName), patience)
-	if err != nil {
-		if errors.Is(err, errHeld) {
-			err = ErrServed
-			if c, cerr := readCard(a.store.Runtime); cerr == nil {
-				err = fmt.Errorf("%w: process %d; see `ckptstore agent status --store %s`", ErrServed, c.PID, a.store.Location)
-			}
+// Hold makes this process the only one that may be an agent of the store, from
+// before it opens the store until after it has closed it. It returns [ErrServed]
+// when another one is, also one that is about to end, if it has not ended within
+// the patience.
+func Hold(ctx context.Context, at store.Whereabouts, patience time.Duration) (release func() error, err error) {
+	lock, err := lockFile(ctx, filepath.Join(at.Runtime, lockName), patience)
+	if errors.Is(err, errHeld) {
+		err = ErrServed
+		if c, cerr := readCard(at.Runtime); cerr == nil {
+			err = fmt.Errorf("%w: process %d; see `ckptstore agent status --store %s`", ErrServed, c.PID, at.Name)
 		}
-		return fmt.Errorf("serve an agent of %s: %w", a.store.Location, err)
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
+	if err != nil {
+		return nil, fmt.Errorf("serve an agent of %s: %w", at.Name, err)
+	}
+	return lock.Close, nil
+}
+
+// Serve serves until the agent is idle or is asked to stop, or ctx ends: then
+// its sessions are ended, and what they have staged is finished. The caller holds
+// the store by [Hold].
+func (a *Agent) Serve(ctx context.Context) error {
 	server, err := a.listen()
 	if err != nil {
 		return err
 	}
 	a.log.Info("agent serves", "store", a.store.ID, "location", a.store.Location, "socket", a.card.Socket, "pid", os.Getpid(), "version", a.cfg.Version)
-	ready(a.card)
 	defer context.AfterFunc(ctx, func() { a.Stop(context.Cause(ctx).Error(), true) })()
 	a.keep()
-	return errors.Join(forget(a.store.Runtime), server.close())
+	return errors.Join(forget(a.store.Runtime), server.close(), a.unanswered())
+}
+
+// closeLimit is how long requests may take to end when their connections were
+// closed.
+const closeLimit = 30 * time.Second
+
+// unanswered waits for the requests that were cut off.
+func (a *Agent) unanswered() error {
+	limit := time.NewTimer(closeLimit)
+	defer limit.Stop()
+	for {
+		a.mu.Lock()
+		n := a.requests
+		a.mu.Unlock()
+		if n == 0 {
+			return nil
+		}
+		select {
+		case <-a.changed:
+		case <-limit.C:
+			return fmt.Errorf("%d requests have not ended %v after their connections were closed: look at the disk of the store", n, closeLimit)
+		}
+	}
 }
 
 // Stop makes the agent take no new sessions, and end with those that it has.
@@ -141,6 +168,15 @@ func (a *Agent) Stop(why string, now bool) {
 	if a.stopping == "" {
 		a.stopping = why
 		a.log.Info("the agent takes no more sessions", "why", why, "sessions", len(a.groups))
+	}
+	if now && !a.now {
+		a.now = true
+		a.log.Info("the sessions are ended; what they have staged is finished", "why", why)
+		for _, g := range a.groups {
+			if g.state == joining {
+				a.fail(g, a.refusal())
+			}
+		}
 	}
 	a.mu.Unlock()
 	if now {
@@ -181,8 +217,11 @@ const busyPoll = 200 * time.Millisecond
 func (a *Agent) over(now time.Time) (bool, time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.groups) > 0 || a.requests > 0 {
+	if len(a.groups) > 0 || a.requests > 0 && !a.now {
 		return false, time.Hour // their end wakes keep
+	}
+	if a.now {
+		return true, 0
 	}
 	if a.cfg.Busy != nil && a.cfg.Busy() != "" {
 		a.used = now

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,17 +56,20 @@ func Start(ctx context.Context, at store.Whereabouts, o StartOptions) (_ Card, s
 		return Card{}, false, fmt.Errorf("start an agent of %s: another process starts one, and has not within %v: %w", at.Name, o.Limit, err)
 	}
 	defer func() { _ = lock.Close() }()
-	for {
+	for stopping := error(nil); ; {
 		c, err := usable(ctx, at, o)
-		if !errors.Is(err, errStopping) {
-			if err == nil || errors.Is(err, ErrVersions) {
-				return c, false, err
-			}
+		if err == nil || errors.Is(err, ErrVersions) {
+			return c, false, err
+		}
+		if errors.Is(err, errStopping) {
+			stopping = err
+		} else if ctx.Err() == nil {
 			break
 		}
 		select {
 		case <-time.After(pollEvery):
 		case <-ctx.Done():
+			err = cmp.Or(stopping, err)
 			return Card{}, false, fmt.Errorf("start an agent of %s: %w, and has not ended within %v: end its processes, or run `ckptstore agent stop --now --store %s`", at.Name, err, o.Limit, at.Name)
 		}
 	}
@@ -205,11 +209,15 @@ func Stop(ctx context.Context, c Card, r StopRequest) (s Status, err error) {
 	return s, call(ctx, c, "stop", r, &s)
 }
 
-// Gone waits until an agent has ended.
+// Gone waits until an agent has ended, and has let go of the store.
 func Gone(ctx context.Context, c Card) error {
 	for {
 		if _, err := Ask(ctx, c, false); errors.Is(err, errSilent) {
-			return nil
+			lock, err := lockFile(ctx, filepath.Join(filepath.Dir(c.Socket), lockName), time.Hour)
+			if err != nil {
+				return fmt.Errorf("the agent (process %d) has not ended: %w", c.PID, err)
+			}
+			return lock.Close()
 		}
 		select {
 		case <-time.After(pollEvery):

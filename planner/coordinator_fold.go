@@ -120,6 +120,9 @@ func (c *Coordinator) end(id string) {
 
 // exited says how a worker ended, for the reason of an abort.
 func exited(b *events.WorkerExited) string {
+	if b.Unseen { // nobody knows how
+		return fmt.Sprintf("rank %d was gone before it had sealed its bytes: %s", b.Rank, b.Message)
+	}
 	if b.Signal != "" {
 		return fmt.Sprintf("rank %d was killed by %s before it had sealed its bytes", b.Rank, b.Signal)
 	}

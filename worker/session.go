@@ -132,7 +132,12 @@ func (j *job) attend(ctx context.Context) error {
 // refused all but the news of what they have saved, until closeServers.
 func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err error) {
 	w.reported = make(chan error, 1)
-	defer func() { w.group.refuseFrom(cause) }()
+	defer func() {
+		w.group.refuseFrom(cause)
+		for rank := range w.cfg.NProc { // what those that live have sealed
+			w.flush(work, rank)
+		}
+	}()
 	at := Serving{Attempt: w.group.attempt, Resume: w.group.resume}
 	for rank := range w.cfg.NProc {
 		socket, token := w.file(rank, "sock"), rand.Text()
@@ -161,10 +166,18 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 		err = errors.Join(err, serr)
 	}
 	greeted := map[int]bool{}
+	greet := func(rank int) {
+		if greeted[rank] = true; len(greeted) == w.cfg.NProc {
+			say(&events.TrainingStarted{Attempt: w.group.attempt})
+		}
+	}
 	for alive := w.cfg.NProc; alive > 0; {
 		select {
 		case e := <-w.job.members.cfg.Ends:
 			alive--
+			for len(w.group.hello) > 0 { // what it said came before its end
+				greet(<-w.group.hello)
+			}
 			why := fmt.Sprintf("rank %d (process %d) has left", e.Rank, w.job.members.cfg.PIDs[e.Rank])
 			if !e.Left {
 				why = fmt.Sprintf("rank %d (process %d) has ended without leaving the session", e.Rank, w.job.members.cfg.PIDs[e.Rank])
@@ -176,9 +189,7 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 			w.flush(work, e.Rank)
 			say(&events.WorkerExited{Attempt: w.group.attempt, Rank: e.Rank, Code: -1, Unseen: true, Message: why})
 		case rank := <-w.group.hello:
-			if greeted[rank] = true; len(greeted) == w.cfg.NProc {
-				say(&events.TrainingStarted{Attempt: w.group.attempt})
-			}
+			greet(rank)
 		case rerr := <-w.reported:
 			w.reported = nil
 			if rerr != nil {

@@ -100,7 +100,7 @@ func (a *app) agentCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) serveAgent(ctx context.Context, o agentOptions) error {
+func (a *app) serveAgent(ctx context.Context, o agentOptions) (err error) {
 	level := slog.LevelInfo
 	if a.quiet {
 		level = slog.LevelWarn
@@ -115,12 +115,21 @@ func (a *app) serveAgent(ctx context.Context, o agentOptions) error {
 	}
 	options := a.options()
 	options.Logger = log
+	at, err := store.Locate(ctx, options)
+	if err != nil {
+		return err
+	}
+	release, err := agent.Hold(ctx, at, a.wait)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
 	return a.withOptions(ctx, options, func(s *store.Store) error {
 		about := services.New(s, log)
 		cfg := agent.Config{
 			Services: about, Busy: about.Busy, Idle: o.idle, Join: o.join, Session: session, Version: version(), Logger: log,
 		}
-		err := agent.New(cfg, s).Serve(ctx, a.wait, func(agent.Card) {})
+		err := agent.New(cfg, s).Serve(ctx)
 		return errors.Join(err, about.Close())
 	})
 }
