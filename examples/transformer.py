@@ -19,6 +19,7 @@ import argparse
 import pathlib
 
 import ckptstore
+import ckptstore.dcp
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp

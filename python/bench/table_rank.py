@@ -10,6 +10,7 @@ import sys
 import time
 
 import ckptstore
+import ckptstore.dcp
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -17,7 +18,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor, Shard
 
 RUN = "table"
-faulthandler.dump_traceback_later(60, repeat=True)
+faulthandler.dump_traceback_later(150, repeat=True)
 
 
 class Rank:
