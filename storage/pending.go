@@ -15,6 +15,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage/backend"
+	"github.com/ckptstore/ckptstore/storage/backend/local"
 	"github.com/ckptstore/ckptstore/storage/disk"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -40,7 +41,7 @@ type Pending struct {
 
 // grower is a backend that takes files whose size is not known before.
 type grower interface {
-	Grow(ctx context.Context, name string) (backend.Upload, error)
+	Grow(ctx context.Context, name string) (*local.Growing, error)
 }
 
 // NewPending makes a directory for files of a checkpoint to be.
@@ -118,8 +119,7 @@ func (p *Pending) Create(ctx context.Context, name string) (*PendingFile, error)
 	p.count++
 	lies := fmt.Sprintf("f%d", p.count) // so that what was given up is in nobody's way
 	p.mu.Unlock()
-	// Not ctx: that of a request ends before the file does.
-	up, err := p.root.b.(grower).Grow(context.WithoutCancel(ctx), path.Join(p.dir, lies))
+	up, err := p.root.b.(grower).Grow(ctx, path.Join(p.dir, lies))
 	if err != nil {
 		return nil, err
 	}

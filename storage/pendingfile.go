@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage/backend"
+	"github.com/ckptstore/ckptstore/storage/backend/local"
 	"github.com/zeebo/blake3"
 )
 
@@ -18,22 +18,21 @@ var ErrReplaced = errors.New("the file was begun anew or removed meanwhile")
 // maxLiteral bounds what of a file is kept in memory, in bytes.
 const maxLiteral = 64 << 20
 
-// PendingFile is one file of a [Pending]. Blocks are posted in their order by
-// one goroutine; they are written and digested beside each other.
+// PendingFile is one file of a [Pending]. Another process writes it, by its
+// path, and says how far it has come; it is digested here behind that.
 type PendingFile struct {
 	p    *Pending
 	name string // in the directory
 
-	up    backend.Upload
-	jobs  chan job
-	over  chan struct{} // closed when the digester has ended
-	slots chan struct{} // one for each write that may be on its way
-	busy  sync.WaitGroup
+	up   *local.Growing
+	jobs chan job
+	over chan struct{} // closed when the digester has ended
 
 	mu     sync.Mutex
 	err    error
 	closed bool
 	whole  bool
+	said   int64 // bytes that are said to be written
 
 	// Owned by the digester until over is closed.
 	size int64
@@ -60,18 +59,18 @@ type Cut struct {
 	Payload bool
 }
 
-// job is a block to be digested.
+// job is a run of bytes to be digested.
 type job struct {
-	data []byte
-	cuts []Cut
-	done *sync.WaitGroup
+	offset int64
+	size   int
+	cuts   []Cut
 }
 
-func newPendingFile(p *Pending, name string, up backend.Upload) *PendingFile {
-	f := &PendingFile{
-		p: p, name: name, up: up,
-		jobs: make(chan job, 4), over: make(chan struct{}), slots: make(chan struct{}, max(up.Depth(), 1)),
-	}
+// behind is how many runs may wait to be digested.
+const behind = 64
+
+func newPendingFile(p *Pending, name string, up *local.Growing) *PendingFile {
+	f := &PendingFile{p: p, name: name, up: up, jobs: make(chan job, behind), over: make(chan struct{})}
 	go f.digest()
 	return f
 }
@@ -94,72 +93,75 @@ func (f *PendingFile) Err() error {
 	return f.err
 }
 
-// Post takes the next block: it begins where the one before ended, and all but
-// the last have a multiple of [backend.Align] bytes. Cuts are those that lie in
-// it. done is called when data is needed no more. Post returns at once, unless
-// many blocks are on their way. After an error of the disk, or when the file was
-// given up, it and Close return that.
-func (f *PendingFile) Post(data []byte, offset int64, cuts []Cut, done func()) error {
+// Path is where the file is written.
+func (f *PendingFile) Path() string { return f.up.Path() }
+
+// Wrote says that the next size bytes are in the file, with the cuts that lie in
+// them, and that about next more will come: too little room for those is an
+// error. It returns at once, unless the digester is far behind. After an error of
+// the disk, or when the file was given up, it and Close return that.
+func (f *PendingFile) Wrote(ctx context.Context, size int, cuts []Cut, next int64) error {
 	f.mu.Lock()
-	err := f.err
-	if err == nil && f.closed {
-		err = errors.New("the file is closed")
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return f.err
 	}
-	if err == nil {
-		f.busy.Add(1)
+	if f.closed {
+		return errors.New("the file is closed")
 	}
-	f.mu.Unlock()
-	if err != nil {
-		done()
-		return err
+	if size > 0 {
+		select {
+		case f.jobs <- job{f.said, size, cuts}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		f.said += int64(size)
 	}
-	var both sync.WaitGroup
-	both.Add(2)
-	f.jobs <- job{data, cuts, &both}
-	f.slots <- struct{}{}
-	go func() {
-		f.fail(f.write(data, offset))
-		<-f.slots
-		both.Done()
-		both.Wait()
-		done()
-		f.busy.Done()
-	}()
+	if next > 0 {
+		if err := f.p.root.reserve(ctx, next); err != nil {
+			return err
+		}
+		f.p.root.release(next)
+	}
 	return nil
 }
 
-func (f *PendingFile) write(data []byte, offset int64) error {
-	c := &claim{root: f.p.root, left: int64(len(data))}
-	if err := f.p.root.reserve(context.Background(), c.left); err != nil {
-		return err
-	}
-	defer c.give()
-	n, err := f.up.WriteAt(data, offset)
-	if err == nil && n < len(data) {
-		err = fmt.Errorf("%d of %d bytes were written", n, len(data))
-	}
-	return err
+// Said is how many bytes are said to be written.
+func (f *PendingFile) Said() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.said
 }
 
-// digest digests one block after the other.
+// digest digests one run after the other.
 func (f *PendingFile) digest() {
 	defer close(f.over)
 	for j := range f.jobs {
-		at := 0
-		for _, c := range j.cuts {
-			k := int(c.Offset - f.size)
-			if k < 0 || k > len(j.data)-at {
-				f.fail(fmt.Errorf("a cut at %d does not lie in the block", c.Offset))
-				break
-			}
-			f.add(j.data[at : at+k])
-			at += k
-			f.cut(c.Payload)
+		f.mu.Lock()
+		given := f.err != nil
+		f.mu.Unlock()
+		if given {
+			continue
 		}
-		f.add(j.data[at:])
-		j.done.Done()
+		if err := f.up.See(j.offset, j.size, func(data []byte) { f.take(data, j.cuts) }); err != nil {
+			f.fail(err)
+		}
 	}
 	f.endSegment()
+}
+
+func (f *PendingFile) take(data []byte, cuts []Cut) {
+	for _, c := range cuts {
+		k := int(c.Offset - f.size)
+		if k < 0 || k > len(data) {
+			f.fail(fmt.Errorf("a cut at %d does not lie in what was written", c.Offset))
+			return
+		}
+		f.add(data[:k])
+		data = data[k:]
+		f.cut(c.Payload)
+	}
+	f.add(data)
 }
 
 func (f *PendingFile) cut(payload bool) {
@@ -208,28 +210,30 @@ func (f *PendingFile) add(p []byte) {
 	f.size += int64(len(p))
 }
 
-// Close waits for all blocks, and makes the bytes durable. It may be repeated.
-func (f *PendingFile) Close(ctx context.Context) error {
+// Close waits until all is digested, and makes the bytes durable. It may be
+// repeated.
+func (f *PendingFile) Close() error {
 	f.mu.Lock()
 	first := !f.closed
 	f.closed = true
 	f.mu.Unlock()
-	if first {
-		f.busy.Wait()
-		close(f.jobs)
+	if !first {
 		<-f.over
-		err := f.Err()
-		if err == nil {
-			err = f.up.Commit(ctx)
-		} else {
-			f.up.Abort()
-		}
-		f.mu.Lock()
-		f.whole = err == nil
-		f.mu.Unlock()
-		f.fail(err)
+		return f.Err()
 	}
-	return f.Err()
+	close(f.jobs)
+	<-f.over
+	err := f.Err()
+	if err == nil {
+		err = f.up.Finish(f.size)
+	} else {
+		f.up.Abort()
+	}
+	f.fail(err)
+	f.mu.Lock()
+	f.whole = f.err == nil
+	f.mu.Unlock()
+	return err
 }
 
 // Whole reports whether the file was closed without an error.
@@ -242,8 +246,7 @@ func (f *PendingFile) Whole() bool {
 // Size is the file's, once it is closed.
 func (f *PendingFile) Size() int64 { return f.size }
 
-// Abort gives the file up, unless it is closed. Blocks that are on their way are
-// still read.
+// Abort gives the file up, unless it is closed.
 func (f *PendingFile) Abort() {
 	f.mu.Lock()
 	first := !f.closed
@@ -253,20 +256,10 @@ func (f *PendingFile) Abort() {
 	}
 	f.mu.Unlock()
 	if first {
-		go func() {
-			f.busy.Wait()
-			close(f.jobs)
-			<-f.over
-			f.up.Abort()
-		}()
+		close(f.jobs)
+		<-f.over
+		f.up.Abort()
 	}
-}
-
-// Wait blocks until no block of a file that was closed or given up is read any
-// more.
-func (f *PendingFile) Wait() {
-	f.busy.Wait()
-	<-f.over
 }
 
 // find is the segment that holds an offset, nil if there is none.

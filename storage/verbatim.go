@@ -13,6 +13,8 @@ import (
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage/backend"
+	"github.com/ckptstore/ckptstore/storage/backend/local"
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/zeebo/blake3"
 )
 
@@ -261,46 +263,57 @@ func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to in
 		}
 		return 1
 	})
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
 	lo, hi = from, from
 	for ; i < len(f.extents) && f.extents[i].offset < to; i++ {
 		e := f.extents[i]
 		first := max(from-e.offset, 0) / BlockSize
 		last := blocks(min(to-e.offset, e.size))
+		end := min(last*BlockSize, e.size)
 		lo = min(lo, e.offset+first*BlockSize)
-		for b := first; b < last; b += smallWindow {
-			if err := ctx.Err(); err != nil {
-				return lo, hi, err
-			}
-			end := min(b+smallWindow, last)
-			start := e.offset + b*BlockSize
-			part := (*buf)[:min(end*BlockSize, e.size)-b*BlockSize]
-			if n, err := file.ReadAt(part, start); n < len(part) {
-				if err != nil && !errors.Is(err, io.EOF) {
-					return lo, hi, fmt.Errorf("read %s at %d: %w", f.Path, start+int64(n), err)
-				}
-				return lo, hi, &CorruptError{File: f.Path, Block: -1, Offset: start + int64(n), Problem: "the file ends here"}
-			}
-			for k := int64(0); len(part) > 0; k++ {
-				n := min(BlockSize, len(part))
-				if got, want := crc32.Checksum(part[:n], castagnoli), e.sums[b+k]; got != want {
-					return lo, hi, &CorruptError{
-						File: f.Path, Block: -1, Offset: start + k*BlockSize, Problem: "checksum of the block",
-						Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
-					}
-				}
-				part = part[n:]
-			}
+		if err := errors.Join(ctx.Err(), f.verifyBlocks(file, e, first, end)); err != nil {
+			return lo, hi, err
 		}
-		hi = e.offset + min(last*BlockSize, e.size)
+		hi = e.offset + end
 	}
 	return lo, hi, nil
 }
 
-// smallWindow is how many blocks are read at a time to be verified alone: they
-// stay in the cache of a core.
-const smallWindow = 4
+// verifyBlocks compares the blocks of an extent from the first on with their
+// checksums, as far as its byte end. Where the file is one of the system, no byte
+// is copied for it.
+func (f *VerbatimFile) verifyBlocks(file io.ReaderAt, e extent, first, end int64) error {
+	start, size := e.offset+first*BlockSize, end-first*BlockSize
+	var found error
+	compare := func(data []byte) {
+		for k := first; len(data) > 0; k++ {
+			n := min(BlockSize, len(data))
+			if got, want := crc32.Checksum(data[:n], castagnoli), e.sums[k]; got != want {
+				found = &CorruptError{
+					File: f.Path, Block: -1, Offset: e.offset + k*BlockSize, Problem: "checksum of the block",
+					Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
+				}
+				return
+			}
+			data = data[n:]
+		}
+	}
+	if on, ok := file.(interface{ Fd() uintptr }); ok && on.Fd() != vfs.InvalidFd {
+		info, err := file.(backend.Object).Stat()
+		if err == nil && info.Size < start+size {
+			return &CorruptError{File: f.Path, Block: -1, Offset: info.Size, Problem: "the file ends here"}
+		}
+		if err == nil {
+			err = local.Mapped(on.Fd(), f.Path, start, int(size), compare)
+		}
+		return errors.Join(err, found)
+	}
+	data := make([]byte, size)
+	if n, err := file.ReadAt(data, start); n < len(data) {
+		return fmt.Errorf("read %s at %d: %w", f.Path, start+int64(n), errors.Join(io.ErrUnexpectedEOF, err))
+	}
+	compare(data)
+	return found
+}
 
 // NameError says that a file of another format cannot have its name here.
 type NameError struct{ Name string }

@@ -6,8 +6,8 @@
 //	         which is the checkpoint PART~NAME of the run
 //	pending  the files that are written under a name, by any number of processes,
 //	         until .metadata.tmp is renamed to .metadata: that is the commit
-//	stream   a file that is written: its bytes come through a ring of blocks in
-//	         shared memory
+//	stream   a file that is written: the client writes it by its path, and it is
+//	         digested, and brought to the disk, behind that
 //	reading  a committed file that is read: the client reads it by its path, after
 //	         the blocks that it asked for were compared with their checksums
 //
@@ -46,7 +46,6 @@ type Handler struct {
 	store *store.Store
 	log   *slog.Logger
 	job   func(ctx context.Context, save whole) (string, error)
-	rings rings
 
 	mu      sync.Mutex
 	closed  bool
@@ -114,7 +113,6 @@ func (h *Handler) Close() error {
 	for _, s := range streams {
 		s.end(h)
 	}
-	h.rings.close()
 	return errors.Join(problems...)
 }
 

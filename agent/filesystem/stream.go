@@ -4,102 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/storage"
 )
 
-const (
-	blockSize  = 8 << 20 // bytes of a block of a ring
-	ringBlocks = 4
-	idleRings  = 16 // that are kept, since the first touch of memory is slow
-)
-
-// ring is shared memory through which the bytes of a stream come.
-type ring struct {
-	file *os.File
-	data []byte
-}
-
-// rings are those that nobody uses.
-type rings struct {
-	mu   sync.Mutex
-	idle []*ring
-	over bool
-}
-
-func (r *rings) take() (*ring, error) {
-	r.mu.Lock()
-	if n := len(r.idle) - 1; n >= 0 {
-		one := r.idle[n]
-		r.idle = r.idle[:n]
-		r.mu.Unlock()
-		return one, nil
-	}
-	r.mu.Unlock()
-	fd, err := unix.MemfdCreate("ckptstore-ring", unix.MFD_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("make shared memory: %w", err)
-	}
-	one := &ring{file: os.NewFile(uintptr(fd), "ckptstore-ring")}
-	err = unix.Ftruncate(fd, ringBlocks*blockSize)
-	if err == nil {
-		one.data, err = unix.Mmap(fd, 0, ringBlocks*blockSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("make %d bytes of shared memory: %w", ringBlocks*blockSize, errors.Join(err, one.file.Close()))
-	}
-	return one, nil
-}
-
-func (r *rings) give(one *ring) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.over || len(r.idle) >= idleRings {
-		one.free()
-		return
-	}
-	r.idle = append(r.idle, one)
-}
-
-func (r *rings) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.over = true
-	for _, one := range r.idle {
-		one.free()
-	}
-	r.idle = nil
-}
-
-// free unmaps it: it is only memory.
-func (r *ring) free() {
-	_ = unix.Munmap(r.data)
-	_ = r.file.Close()
-}
-
-// path is how another process of the user opens it.
-func (r *ring) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), r.file.Fd()) }
+// blockSize is after how many bytes a client says that they are written. So many
+// more must then fit on the disk.
+const blockSize = 8 << 20
 
 // stream is a file that is written.
 type stream struct {
 	to   target
 	name string
-	ring *ring
 	file *storage.PendingFile
 	// attach makes the file part of a committed checkpoint, once it is whole; nil
 	// for a file of one that is pending.
 	attach func(ctx context.Context) error
 	giveUp func() error // removes the file of such a stream; nil for others
 
-	mu     sync.Mutex
-	size   int64
-	free   chan int // blocks
-	posted map[int]bool
-	ended  bool
+	mu    sync.Mutex
+	ended bool
 }
 
 type createRequest struct {
@@ -108,9 +33,8 @@ type createRequest struct {
 
 type createReply struct {
 	Stream uint64 `json:"stream"`
-	Ring   string `json:"ring"` // path
-	Blocks int    `json:"blocks"`
-	Size   int    `json:"size"` // of a block, in bytes
+	Path   string `json:"path"`  // where the file is written
+	Block  int    `json:"block"` // after how many bytes a write is due
 }
 
 // create begins a file. The first one below a name opens a pending checkpoint,
@@ -124,30 +48,26 @@ func (h *Handler) create(ctx context.Context, in createRequest) (createReply, er
 	if err != nil {
 		return createReply{}, err
 	}
-	s := &stream{to: to, name: name, free: make(chan int, ringBlocks), posted: map[int]bool{}}
+	s := &stream{to: to, name: name}
 	if err := h.place(ctx, s); err != nil {
 		return createReply{}, err
 	}
-	if s.ring, err = h.rings.take(); err != nil {
-		s.file.Abort()
-		return createReply{}, err
-	}
-	for i := range ringBlocks {
-		s.free <- i
+	if err := s.file.Wrote(ctx, 0, nil, blockSize); err != nil {
+		s.end(h)
+		return createReply{}, s.wrap(err)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	id, err := h.number()
 	if err != nil {
 		s.file.Abort()
-		h.rings.give(s.ring)
 		return createReply{}, err
 	}
 	h.streams[id] = s
 	if c := h.clientOf(ctx); c != nil {
 		c.streams[id] = s
 	}
-	return createReply{Stream: id, Ring: s.ring.path(), Blocks: ringBlocks, Size: blockSize}, nil
+	return createReply{Stream: id, Path: s.file.Path(), Block: blockSize}, nil
 }
 
 func (h *Handler) stream(id uint64) (*stream, error) {
@@ -162,38 +82,20 @@ func (h *Handler) stream(id uint64) (*stream, error) {
 
 type writeRequest struct {
 	Stream uint64 `json:"stream"`
-	Block  int    `json:"block"`  // in which the bytes are; -1: none, a block is asked for
-	Offset int64  `json:"offset"` // of them in the file
+	Offset int64  `json:"offset"` // of bytes that are in the file now
 	Length int    `json:"length"`
 	// Cuts are where in the file something else begins: [offset, 1] the bytes of
 	// one tensor, [offset, 0] anything else.
 	Cuts [][2]int64 `json:"cuts"`
 }
 
-type writeReply struct {
-	Block int `json:"block"` // the next to fill
-}
-
-// write takes a block, and gives the next.
-func (h *Handler) write(ctx context.Context, in writeRequest) (writeReply, error) {
+// write takes note of bytes that are in the file.
+func (h *Handler) write(ctx context.Context, in writeRequest) (empty, error) {
 	s, err := h.stream(in.Stream)
 	if err != nil {
-		return writeReply{}, err
+		return empty{}, err
 	}
-	if err := s.post(in); err != nil {
-		return writeReply{}, s.wrap(err)
-	}
-	for {
-		select {
-		case block := <-s.free:
-			s.mu.Lock()
-			delete(s.posted, block)
-			s.mu.Unlock()
-			return writeReply{Block: block}, s.wrap(s.file.Err())
-		case <-ctx.Done():
-			return writeReply{}, ctx.Err()
-		}
-	}
+	return empty{}, s.wrap(s.wrote(ctx, in, blockSize))
 }
 
 func (s *stream) wrap(err error) error {
@@ -207,35 +109,21 @@ func (s *stream) wrap(err error) error {
 	return err
 }
 
-// post hands a block to the file.
-func (s *stream) post(in writeRequest) error {
-	if in.Block < 0 {
-		return nil
-	}
+func (s *stream) wrote(ctx context.Context, in writeRequest, next int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.ended:
-		return conflict("it is closed")
-	case in.Block >= ringBlocks || in.Length < 0 || in.Length > blockSize || s.posted[in.Block]:
-		return refused("block %d of %d bytes is none that may be written", in.Block, in.Length)
-	case in.Offset != s.size:
-		return refused("the block is for offset %d, %d bytes were written before", in.Offset, s.size)
-	case in.Offset%blockSize != 0:
-		return refused("a block shorter than %d bytes was not the last", blockSize)
+	if said := s.file.Said(); in.Offset != said || in.Length < 0 {
+		return refused("%d bytes at %d are said to be written, after %d bytes", in.Length, in.Offset, said)
 	}
 	cuts := make([]storage.Cut, len(in.Cuts))
 	last := in.Offset
 	for i, c := range in.Cuts {
 		if c[0] < last || c[0] > in.Offset+int64(in.Length) {
-			return refused("cut %d at %d does not lie in the block", i, c[0])
+			return refused("cut %d at %d does not lie in the bytes that are said to be written", i, c[0])
 		}
 		cuts[i], last = storage.Cut{Offset: c[0], Payload: c[1] == 1}, c[0]
 	}
-	s.posted[in.Block] = true
-	s.size += int64(in.Length)
-	data := s.ring.data[in.Block*blockSize:][:in.Length]
-	return s.file.Post(data, in.Offset, cuts, func() { s.free <- in.Block })
+	return s.file.Wrote(ctx, in.Length, cuts, next)
 }
 
 type closeRequest struct {
@@ -251,16 +139,13 @@ func (h *Handler) finish(ctx context.Context, in closeRequest) (empty, error) {
 	if err != nil {
 		return empty{}, err
 	}
-	if in.Length > 0 {
-		if err := s.post(in.writeRequest); err != nil {
-			return empty{}, s.wrap(err)
-		}
+	if err := s.wrote(ctx, in.writeRequest, 0); err != nil {
+		return empty{}, s.wrap(err)
 	}
-	if s.size != in.Size {
-		return empty{}, refused("the file is said to have %d bytes, %d were written", in.Size, s.size)
+	if said := s.file.Said(); said != in.Size {
+		return empty{}, refused("the file is said to have %d bytes, %d were written", in.Size, said)
 	}
-	// Not ctx: a client that dies now has written the file all the same.
-	err = s.file.Close(context.WithoutCancel(ctx))
+	err = s.file.Close()
 	if err == nil && s.attach != nil {
 		err = s.attach(ctx)
 	}
@@ -287,7 +172,7 @@ func (h *Handler) forget(id uint64, s *stream) {
 	s.end(h)
 }
 
-// end gives the ring back once nobody reads it any more.
+// end gives up a file that is not closed.
 func (s *stream) end(h *Handler) {
 	s.mu.Lock()
 	first := !s.ended
@@ -297,14 +182,10 @@ func (s *stream) end(h *Handler) {
 		return
 	}
 	s.file.Abort() // of no effect on a file that is closed
-	go func() {
-		s.file.Wait()
-		h.rings.give(s.ring)
-		if s.giveUp == nil {
-			return
-		}
-		if err := s.giveUp(); err != nil {
-			h.log.Warn("what was written for an attachment stays on disk", "file", s.name, "error", err)
-		}
-	}()
+	if s.giveUp == nil {
+		return
+	}
+	if err := s.giveUp(); err != nil {
+		h.log.Warn("what was written for an attachment stays on disk", "file", s.name, "error", err)
+	}
 }

@@ -84,3 +84,25 @@ def write_from(file: int, offset: int, buffer: memoryview) -> None:
     done = 0
     while done < len(buffer):
         done += os.pwritev(file, [buffer[done : done + _PIECE]], offset + done)
+
+
+HUGE = 4 << 20
+"""Bytes of a buffer from which on it is worth asking for huge pages."""
+_HUGE_PAGE = 2 << 20
+_MADV_HUGEPAGE = 14
+_madvise = getattr(ctypes.CDLL(None), "madvise", None)
+
+
+def huge(buffer: memoryview) -> None:
+    """Ask for huge pages below a large, writable buffer that is filled next.
+
+    Memory that was never touched costs more, page by page, than the bytes that are
+    copied there. A system that has no huge pages ignores it.
+    """
+    if _madvise is None or not hasattr(os, "sched_getaffinity"):
+        return
+    start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    first = -(-start // _HUGE_PAGE) * _HUGE_PAGE
+    size = (start + len(buffer)) // _HUGE_PAGE * _HUGE_PAGE - first
+    if size > 0:
+        _madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), ctypes.c_int(_MADV_HUGEPAGE))

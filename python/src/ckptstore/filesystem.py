@@ -10,8 +10,8 @@ What is written below a name is pending until ``.metadata.tmp`` is renamed to
 ``.metadata``: that is the commit, durable on return, and until then the
 checkpoint before is what is there. ``rm(NAME, recursive=True)`` supersedes. A
 file that is written into a committed checkpoint is attached to it when it is
-closed. Bytes move through shared memory, and are verified before they are given
-to a reader.
+closed. Bytes go to the disk and are digested behind the writer, and are verified
+ahead of the reader.
 """
 
 from __future__ import annotations
@@ -148,16 +148,14 @@ class Writer(io.RawIOBase):
 
     def __init__(self, fs: FileSystem, path: str, autocommit: bool = True):
         super().__init__()
-        self._fs, self.path, self._autocommit = fs, path, autocommit
-        self._size, self._in, self._at, self._payload = 0, 0, 0, False
+        self._fs, self.path, self._autocommit, self._file = fs, path, autocommit, -1
+        self._size, self._said, self._payload = 0, 0, False
         self._cuts: list[tuple[int, int]] = []
-        self._ring = -1
         reply = fs._call("create", path=path)
-        self._stream, self._block_size = reply["stream"], reply["size"]
+        self._stream, self._block = reply["stream"], reply["block"]
         self._open = True
         try:
-            self._ring = os.open(reply["ring"], os.O_RDWR | os.O_CLOEXEC)
-            self._block = self._post(-1)
+            self._file = os.open(reply["path"], os.O_WRONLY | os.O_CLOEXEC)
         except BaseException:
             self.discard()
             raise
@@ -176,21 +174,19 @@ class Writer(io.RawIOBase):
         self._payload = payload
         done = 0
         while done < len(view):
-            part = view[done : done + self._block_size - self._at]
-            _memory.write_from(self._ring, self._block * self._block_size + self._at, part)
+            part = view[done : done + self._block - (self._size - self._said)]
+            _memory.write_from(self._file, self._size, part)
             done += len(part)
-            self._at += len(part)
             self._size += len(part)
-            if self._at == self._block_size:
-                self._block = self._post(self._block)
+            if self._size - self._said >= self._block:
+                self._fs._call("write", **self._written())
         return len(view)
 
-    def _post(self, block: int) -> int:
-        """Hand a full block over, and get the next to fill."""
-        cuts = [cut for cut in self._cuts if cut[0] <= self._size]
-        reply = self._fs._call("write", stream=self._stream, block=block, offset=self._size - self._at, length=self._at, cuts=cuts)
-        self._cuts, self._at = [], 0
-        return reply["block"]
+    def _written(self) -> dict[str, Any]:
+        """What was written since this was said last."""
+        said = {"stream": self._stream, "offset": self._said, "length": self._size - self._said, "cuts": self._cuts}
+        self._said, self._cuts = self._size, []
+        return said
 
     def flush(self) -> None:
         """Nothing: ``close`` makes it durable."""
@@ -208,9 +204,7 @@ class Writer(io.RawIOBase):
             return
         self._open = False
         try:
-            self._fs._call(
-                "close", stream=self._stream, block=self._block, offset=self._size - self._at, length=self._at, cuts=self._cuts, size=self._size,
-            )
+            self._fs._call("close", size=self._size, **self._written())
         finally:
             self._release()
 
@@ -224,9 +218,9 @@ class Writer(io.RawIOBase):
                 self._release()
 
     def _release(self) -> None:
-        if self._ring >= 0:
-            os.close(self._ring)
-            self._ring = -1
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if kind is not None:
@@ -236,7 +230,7 @@ class Writer(io.RawIOBase):
     def __del__(self) -> None:
         # A file that nobody closed is not whole.
         self._autocommit = False
-        if getattr(self, "_ring", -1) >= 0:
+        if getattr(self, "_file", -1) >= 0:
             self._release()
 
 
@@ -274,6 +268,8 @@ class Reader(io.RawIOBase):
         if count == 0:
             return 0
         self._verified(self._at, self._at + count)
+        if count >= _memory.HUGE:
+            _memory.huge(view[:count])
         _memory.read_into(self._file, self._at, view[:count])
         self._at += count
         return count
