@@ -3,6 +3,8 @@ package filesystem
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"net/http"
 
 	"github.com/ckptstore/ckptstore/worker/peer"
@@ -42,7 +44,8 @@ func (h *Handler) clientOf(ctx context.Context) *client {
 	return c
 }
 
-// gone gives up what a process had open. Files that it had closed stay pending.
+// gone gives up what a process had open. Files that it had closed stay pending,
+// as long as there are other processes that may go on with them.
 func (h *Handler) gone(pid int, c *client) {
 	h.mu.Lock()
 	if h.clients[pid] == c {
@@ -56,6 +59,10 @@ func (h *Handler) gone(pid int, c *client) {
 	for id := range reads {
 		delete(h.reads, id)
 	}
+	left := map[target]*pending{}
+	if len(h.clients) == 0 {
+		left = maps.Clone(h.pending)
+	}
 	h.mu.Unlock()
 	for _, s := range streams {
 		s.end(h)
@@ -63,6 +70,24 @@ func (h *Handler) gone(pid int, c *client) {
 	for _, r := range reads {
 		r.close()
 	}
+	for at, p := range left {
+		if err := h.giveUp(context.Background(), at, p); err != nil {
+			h.log.Warn("files of a save that was never committed stay on disk", "error", err)
+		}
+	}
+}
+
+// Busy is what clients are about to read or write; empty for nothing.
+func (h *Handler) Busy() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case len(h.streams)+len(h.reads) > 0:
+		return fmt.Sprintf("%d files are written and %d read", len(h.streams), len(h.reads))
+	case len(h.pending) > 0 && len(h.clients) > 0:
+		return fmt.Sprintf("%d checkpoints are pending", len(h.pending))
+	}
+	return ""
 }
 
 // release forgets the stream or reading of a number.

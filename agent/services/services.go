@@ -8,6 +8,7 @@
 package services
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,7 +49,7 @@ func unknown(w http.ResponseWriter, r *http.Request) {
 
 // Busy is what of the requests is not over, though it was answered; empty for
 // nothing.
-func (s *Services) Busy() string { return s.reading.Busy() }
+func (s *Services) Busy() string { return cmp.Or(s.reading.Busy(), s.filesystem.Busy()) }
 
 // Close gives back what the requests hold. None of them may be under way.
 func (s *Services) Close() error { return errors.Join(s.reading.Close(), s.filesystem.Close()) }

@@ -165,6 +165,21 @@ def services(store: str | None = None) -> Wire:
     return wire
 
 
+def deciding(store: str | None, run: str) -> Wire:
+    """Where to ask for what changes a run: its session, if this process has joined it.
+
+    Of a run that this process has no part in, an agent decides alone.
+    """
+    where = _where(store)
+    if where == "":
+        return _trained().wire
+    with _state.lock:
+        open_here = [entry.session for (at, of, _), entry in _state.sessions.items() if (at, of) == (where, run) and entry.session]
+    if open_here:
+        return open_here[0].wire
+    return current(where, run).wire if _parent(where, run, identity()) else services(where)
+
+
 def close() -> None:
     """Leave: what is staged is finished, and the run may be continued by another program.
 

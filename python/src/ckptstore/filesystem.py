@@ -24,7 +24,7 @@ import fsspec
 import fsspec.transaction
 
 from . import _memory
-from ._session import services
+from ._connect import deciding, services
 from .errors import Refused
 
 PROTOCOL = "ckptstore"
@@ -53,7 +53,9 @@ class FileSystem(fsspec.AbstractFileSystem):
 
     def _call(self, request: str, /, **fields: Any) -> Any:
         try:
-            return (services() if self.store is None else services(self.store)).call("store/fs/" + request, **fields)
+            # A commit belongs to the attempt of whoever asks for it.
+            wire = deciding(self.store, fields["to"].split("/")[0]) if request == "rename" else services(self.store)
+            return wire.call("store/fs/" + request, **fields)
         except Refused as refused:
             if refused.status == 404:
                 raise FileNotFoundError(refused.message) from refused

@@ -1,0 +1,222 @@
+"""A process that is killed between any two calls of the filesystem leaves the
+checkpoint before it, or its own, whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import unittest
+import warnings
+from typing import Any, Callable
+
+from entry_point import install
+
+FOLDER = install()
+
+import fsspec
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from ckptstore.filesystem import FileSystem
+
+WORLD = 2
+LIMIT = 60.0  # seconds for one process: the machine may be busy
+DONE = 99  # calls: more than any save makes
+
+
+def state(rank: int, seed: int) -> dict[str, Any]:
+    """What a rank saves: its own tensors, one in parts that are no rank's alone, values."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return {
+        f"rank{rank}": {"weight": torch.randn(300, 100, generator=generator), "small": torch.randn(3, generator=generator)},
+        "shared": torch.full((5,), float(seed)),
+        "seed": seed,
+    }
+
+
+def expected(seed: int) -> dict[str, Any]:
+    return {**state(0, seed), **state(1, seed)}
+
+
+def kill_before(call: int) -> None:
+    """Have this process killed before its n-th request of the filesystem, from 1."""
+    made = 0
+    real = FileSystem._call
+
+    def counted(self: FileSystem, request: str, /, **fields: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, request, **fields)
+
+    FileSystem._call = counted  # type: ignore[method-assign]
+
+
+def child(work: Callable[[], None]) -> int:
+    """Run something in a process of its own, which has torch already."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        warnings.simplefilter("ignore")
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ended(pids: dict[int, int]) -> dict[int, int]:
+    """How each process ended, by rank; -9 when it was killed. One that does not end is."""
+    left, out = dict(pids), {}
+    deadline = time.monotonic() + LIMIT
+    while left:
+        for rank, pid in list(left.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                out[rank] = os.waitstatus_to_exitcode(status)
+                del left[rank]
+        if left and time.monotonic() > deadline:
+            for pid in left.values():
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"ranks {sorted(left)} have not ended within {LIMIT} s")
+        time.sleep(0.01)
+    return out
+
+
+def quiet() -> None:
+    """The rank that is left says at length that the other is gone."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+
+
+class Kills(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.store = str(pathlib.Path(cls.folder.name) / "store")
+        cls.trial = 0
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        binary = os.environ.get("CKPTSTORE_BIN", "ckptstore")
+        subprocess.run([binary, "agent", "stop", "--store", cls.store], capture_output=True, timeout=LIMIT)
+        cls.folder.cleanup()
+
+    def setUp(self) -> None:
+        os.environ["CKPTSTORE_STORE"] = self.store
+
+    def save(self, url: str, seed: int, killed: int, before: int) -> dict[int, int]:
+        """Save on two ranks, of which one is killed before a call; how they ended."""
+        type(self).trial += 1
+        meet = f"file://{self.folder.name}/meet{self.trial}"
+
+        def rank_of(rank: int) -> Callable[[], None]:
+            def work() -> None:
+                if rank == killed:
+                    kill_before(before)
+                if before < DONE:
+                    quiet()
+                dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD)
+                dcp.save(state(rank, seed), checkpoint_id=url)
+                dist.barrier()
+
+            return work
+
+        return ended({rank: child(rank_of(rank)) for rank in range(WORLD)})
+
+    def loaded(self, url: str, *seeds: int) -> int:
+        """Which of the seeds all bytes of a checkpoint are of; what the listing says agrees."""
+        read, write = os.pipe()
+
+        def work() -> None:
+            into = expected(0)
+            into["seed"] = -1
+            dcp.load(into, checkpoint_id=url, no_dist=True)
+            run, name = url.removeprefix("ckptstore://").split("/")
+            fs = fsspec.filesystem("ckptstore")
+            names = fs.ls(run, detail=False)
+            assert names.count(f"{run}/{name}") == 1, names
+            assert fs.isdir(url) and fs.isfile(url + "/.metadata") and not fs.exists(url + "/.metadata.tmp"), fs.ls(url)
+            os.write(write, json.dumps([s for s in seeds if same(into, expected(s))]).encode())
+
+        how = ended({0: child(work)})
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            text = pipe.read()
+        self.assertEqual(how, {0: 0})
+        found = json.loads(text)
+        self.assertEqual(len(found), 1, f"the checkpoint is none of {seeds}")
+        return found[0]
+
+    def listed(self, run: str) -> list[str]:
+        read, write = os.pipe()
+        how = ended({0: child(lambda: os.write(write, json.dumps(fsspec.filesystem("ckptstore").ls(run, detail=False)).encode()))})
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            text = pipe.read()
+        self.assertEqual(how, {0: 0})
+        return json.loads(text)
+
+    def test_a_kill_between_any_two_calls_leaves_the_old_or_the_new_checkpoint(self) -> None:
+        url = "ckptstore://again/step-1"
+        self.assertEqual(self.save(url, 1, 0, DONE), {0: 0, 1: 0})
+        seed, have = 1, 1
+        for killed in range(WORLD):
+            before, over = 0, False
+            while not over:
+                before, seed = before + 1, seed + 1
+                with self.subTest(rank=killed, before=before):
+                    how = self.save(url, seed, killed, before)
+                    over = how[killed] == 0  # it has made fewer calls
+                    now = self.loaded(url, have, seed)
+                    if over:
+                        self.assertEqual((how, now), ({0: 0, 1: 0}, seed))
+                    else:
+                        self.assertEqual(how[killed], -signal.SIGKILL)
+                    have = now
+                if before == DONE:
+                    self.fail("a save makes too many calls")
+            # Fewer calls would mean that something is not counted.
+            self.assertGreater(before, (7, 3)[killed])
+
+    def test_a_kill_in_a_save_under_a_new_name_leaves_none_or_all_of_it(self) -> None:
+        self.assertEqual(self.save("ckptstore://anew/step-0", 1, 0, DONE), {0: 0, 1: 0})
+        for before in range(1, DONE):
+            name = f"step-{before}"
+            how = self.save(f"ckptstore://anew/{name}", 1 + before, 0, before)
+            with self.subTest(before=before):
+                names = self.listed("anew")
+                self.assertIn("anew/step-0", names)
+                self.assertEqual(self.loaded("ckptstore://anew/step-0", 1), 1)
+                if how[0] == 0:
+                    self.assertIn("anew/" + name, names)
+                if "anew/" + name in names:
+                    self.assertEqual(self.loaded(f"ckptstore://anew/{name}", 1 + before), 1 + before)
+            if how[0] == 0:
+                return
+        self.fail("a save makes too many calls")
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    if a.keys() != b.keys():
+        return False
+    return all(
+        same(a[k], b[k]) if isinstance(b[k], dict) else torch.equal(a[k], b[k]) if isinstance(b[k], torch.Tensor) else a[k] == b[k] for k in b
+    )
+
+
+if __name__ == "__main__":
+    unittest.main()
