@@ -25,10 +25,13 @@ _FOLDER = os.environ["CKPTSTORE_CONFORMANCE_FOLDER"]
 _NAMES = ("FileSystemWriter", "FsspecWriter", "FileSystemReader", "FsspecReader")
 
 
-def _used(what: str, whose: str) -> None:
+def _test() -> str:
     with open(os.path.join(_FOLDER, "current"), encoding="utf-8") as current:
-        test = current.read()
-    line = json.dumps({"test": test, "what": what, "whose": whose, "pid": os.getpid()}) + "\n"
+        return current.read()
+
+
+def _used(what: str, whose: str) -> None:
+    line = json.dumps({"test": _test(), "what": what, "whose": whose, "pid": os.getpid()}) + "\n"
     file = os.open(os.path.join(_FOLDER, "uses.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, line.encode())
@@ -53,6 +56,17 @@ def _count(kind: type, methods: dict[str, str], ours: Callable[[Any], bool]) -> 
 
 _WRITES = {"write_data": "write", "finish": "commit"}
 _READS = {"read_metadata": "metadata", "read_data": "read"}
+
+
+def _in_a_run(init: Callable[..., None]) -> Callable[..., None]:
+    """Make each test a run of its own: what one saves is not resumed by another."""
+
+    @functools.wraps(init)
+    def in_a_run(self: Any, *args: Any, **kwargs: Any) -> None:
+        os.environ["CKPTSTORE_RUN"] = re.sub(r"[^A-Za-z0-9_-]+", "-", _test())
+        init(self, *args, **kwargs)
+
+    return in_a_run
 
 
 def _through_store(storage: Any) -> bool:
@@ -113,6 +127,8 @@ def install(_: ModuleType) -> None:
         for name in _NAMES:
             kind = stock["FsspecWriter" if name.endswith("Writer") else "FsspecReader"]
             ours[name] = _by_url(kind, tuple(inspect.signature(kind.__init__).parameters))
+    for kind in {*ours.values()}:
+        kind.__init__ = _in_a_run(kind.__init__)
     for name, kind in ours.items():
         # A class for each name, so that a test which changes one does not change another; found by pickle.
         ours[name] = globals()[name] = type(name, (kind,), {"__module__": __name__})
