@@ -15,6 +15,7 @@ import place
 PASSED, FAILED, NO_STORAGE, NOT_HERE, SKIPPED = "passed", "failed", "no storage", "not here", "skipped"
 COLUMNS = (PASSED, FAILED, NO_STORAGE, NOT_HERE, SKIPPED)
 ENOUGH = 0.95
+_ERROR = re.compile(r"^\s*(\w+\.)*\w*(Error|Exception|Exit|Aborted|Refused|Interrupt|NoAgent|NoStore|Unreachable)\b.*:")
 
 
 @dataclasses.dataclass
@@ -76,7 +77,12 @@ def _run(where: place.Place, file: pathlib.Path, work: pathlib.Path, way: str, p
     uses: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for use in _lines(work / "uses.jsonl"):
         uses[use["test"]][f"{use['whose']} {use['what']}"] += 1
-    return [_test(line, file, way, uses[line["id"]]) for line in _lines(work / "results.jsonl")]
+    tests = [_test(line, file, way, uses[line["id"]]) for line in _lines(work / "results.jsonl")]
+    said = (work / "output.txt").read_text(encoding="utf-8", errors="replace")
+    for test in tests:
+        if test.outcome == FAILED and f"== {test.id}\n" in said:  # what the ranks said before it ended
+            test.why = said.partition(f"== {test.id}\n")[2].partition("\n== ")[0][-4000:] + "\n" + test.why
+    return tests
 
 
 def _test(line: dict[str, Any], file: pathlib.Path, way: str, uses: collections.Counter[str]) -> Test:
@@ -151,6 +157,7 @@ def _reasons(what: str, reasons: list[str]) -> None:
 
 
 def _last(why: str) -> str:
-    """The line of a traceback that says what went wrong."""
-    lines = [line.strip() for line in why.splitlines() if re.match(r"^(\w+\.)*\w*(Error|Exception|Exit|Aborted|Refused|Interrupt|failed)\b.*:", line) or line.startswith("AssertionError")]
-    return (lines[-1] if lines else why.strip().splitlines()[-1] if why.strip() else "")[:160]
+    """The line of a traceback that says what went wrong; the store's own before others."""
+    lines = [line.strip() for line in why.splitlines() if _ERROR.match(line)]
+    ours = [line for line in lines if line.startswith("ckptstore.")]
+    return ((ours or lines or why.strip().splitlines() or [""])[-1])[:160]

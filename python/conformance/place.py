@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -28,6 +28,8 @@ class Place:
         self.temporary = self.store if way == "native" else folder / "tmp"
 
     def __enter__(self) -> Place:
+        # The agent's sockets are there: their paths must be short, wherever the folder is.
+        self._sockets = tempfile.TemporaryDirectory(prefix="ckpt-")
         if self.way != "stock":
             self._agent("start", "--json")
         self.temporary.mkdir(exist_ok=True)
@@ -36,13 +38,15 @@ class Place:
     def __exit__(self, *_: object) -> None:
         if self.way != "stock":
             self._agent("stop")
+        self._sockets.cleanup()
 
     def _agent(self, *words: str) -> None:
         program = os.environ.get("CKPTSTORE_BIN") or shutil.which("ckptstore")
         if not program:
             raise FileNotFoundError("the program ckptstore is neither named by CKPTSTORE_BIN nor on the PATH: run `go build ./cmd/ckptstore`")
         verb, *flags = words
-        done = subprocess.run([program, "agent", verb, "--store", str(self.store), *flags], capture_output=True, text=True, timeout=120)
+        command = [program, "agent", verb, "--store", str(self.store), *flags]
+        done = subprocess.run(command, env={**os.environ, "XDG_RUNTIME_DIR": self._sockets.name}, capture_output=True, text=True, timeout=120)
         if done.returncode != 0 and not (verb == "stop" and done.returncode == 4):  # it stops by itself when nobody needs it
             raise RuntimeError(f"ckptstore agent {verb} ended with {done.returncode}: {done.stderr.strip()}")
 
@@ -59,6 +63,7 @@ class Place:
             "CKPTSTORE_CONFORMANCE_FOLDER": str(work),
             "CKPTSTORE_CONFORMANCE_CPU": "1" if self.devices == "cpu" else "0",
             "CKPTSTORE_STORE": str(self.store),
+            "XDG_RUNTIME_DIR": self._sockets.name,
             "TMPDIR": str(self.temporary),
             "OMP_NUM_THREADS": "1",
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "90",

@@ -13,6 +13,7 @@ under way, what was done, and whose storage did it.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -63,7 +64,7 @@ def _in_a_run(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def in_a_run(self: Any, *args: Any, **kwargs: Any) -> None:
-        os.environ["CKPTSTORE_RUN"] = re.sub(r"[^A-Za-z0-9_-]+", "-", _test())
+        os.environ["CKPTSTORE_RUN"] = "test-" + hashlib.sha256(_test().encode()).hexdigest()[:16]
         init(self, *args, **kwargs)
 
     return in_a_run
