@@ -72,7 +72,7 @@ def _run(where: place.Place, file: pathlib.Path, work: pathlib.Path, way: str, p
             test, why = f"{file.stem} (import)", f"{_tail(work / 'output.txt')}\n{why}"
         with open(work / "results.jsonl", "a", encoding="utf-8") as out:
             out.write(json.dumps({"id": test, "outcome": FAILED, "seconds": 0.0, "why": why}) + "\n")
-        if not imported:
+        if not imported or time.monotonic() > end:
             break
     uses: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for use in _lines(work / "uses.jsonl"):

@@ -66,6 +66,8 @@ class Place:
             "XDG_RUNTIME_DIR": self._sockets.name,
             "TMPDIR": str(self.temporary),
             "OMP_NUM_THREADS": "1",
+            # torch.compile leaves modules as they are: a compiler on each rank takes minutes, and storage knows nothing of it.
+            "TORCHDYNAMO_DISABLE": "1",
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "90",
         }
 
