@@ -283,8 +283,14 @@ With --wait it returns when the agent has ended; alone, the flag waits for up to
 	return c
 }
 
+// release is set by the build of a wheel.
+var release string
+
 // version is that of this program, for messages.
 func version() string {
+	if release != "" {
+		return release
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"

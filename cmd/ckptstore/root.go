@@ -76,7 +76,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	a := &app{out: stdout, err: stderr}
 	root := &cobra.Command{
-		Use: "ckptstore", Short: "Look after a store of checkpoints", Long: rootHelp,
+		Use: "ckptstore", Short: "Look after a store of checkpoints", Long: rootHelp, Version: version(),
 		SilenceUsage: true, SilenceErrors: true,
 		// Without this, an unknown command would not be a usage error.
 		Args: cobra.ArbitraryArgs,

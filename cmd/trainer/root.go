@@ -48,6 +48,9 @@ type streams struct {
 	out, err io.Writer
 }
 
+// release is the version that the build of a wheel sets.
+var release = "(unreleased)"
+
 // run is the whole program; it returns the exit code.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, signals, stop := untilSignal(ctx)
@@ -57,6 +60,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root := &cobra.Command{
 		Use:           "trainer",
 		Short:         "Run training jobs with checkpoints that are whole or do not exist",
+		Version:       release,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		// Without this, an unknown command would not be a usage error.
