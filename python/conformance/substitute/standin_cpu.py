@@ -84,6 +84,8 @@ def _torch(torch: ModuleType) -> None:
     for name in ("set_device", "synchronize", "empty_cache"):
         setattr(torch.cuda, name, _doing_nothing())
     torch.cuda.current_device = lambda: torch.device("cpu")
+    if hasattr(torch, "accelerator"):
+        torch.accelerator.current_device_index = lambda: torch.device("cpu")
     torch.Tensor.pin_memory = _staying()
     if not hasattr(torch.cpu.Stream, "record_event"):  # which FSDP2 asks of the stream of any device
         torch.cpu.Stream.record_event = _doing_nothing()
@@ -153,6 +155,16 @@ def _fsdp(module: ModuleType) -> None:
     module.FullyShardedDataParallel.__init__ = on_cpu
 
 
+def _device_types(module: ModuleType) -> None:
+    instantiate = module.instantiate_device_type_tests
+
+    @functools.wraps(instantiate)
+    def of_cpu(tests: Any, scope: Any, *_: Any, **__: Any) -> None:
+        instantiate(tests, scope, only_for="cpu")
+
+    module.instantiate_device_type_tests = of_cpu
+
+
 def _dtensor(module: ModuleType) -> None:
     def init_pg(self: Any, *_: Any, **__: Any) -> None:
         import torch.distributed as dist
@@ -179,6 +191,7 @@ WAITING: dict[str, Callable[[ModuleType], None]] = {
     "torch.distributed.remote_device": _remote_device,
     "torch.distributed.distributed_c10d": _c10d,
     "torch.distributed.fsdp.fully_sharded_data_parallel": _fsdp,
+    "torch.testing._internal.common_device_type": _device_types,
     "torch.testing._internal.common_distributed": _common,
     "torch.testing._internal.distributed._tensor.common_dtensor": _dtensor,
     "torch.testing._internal.distributed._shard.sharded_tensor": _sharded,

@@ -31,6 +31,10 @@ def _test() -> str:
         return current.read()
 
 
+def _run() -> str:
+    return "test-" + hashlib.sha256(_test().encode()).hexdigest()[:16]
+
+
 def _used(what: str, whose: str) -> None:
     line = json.dumps({"test": _test(), "what": what, "whose": whose, "pid": os.getpid()}) + "\n"
     file = os.open(os.path.join(_FOLDER, "uses.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -60,11 +64,17 @@ _READS = {"read_metadata": "metadata", "read_data": "read"}
 
 
 def _in_a_run(init: Callable[..., None]) -> Callable[..., None]:
-    """Make each test a run of its own: what one saves is not resumed by another."""
+    """Make each test a run of its own, also where one process has several of them: it ends
+    before the next begins, as the end of its process would end it."""
 
     @functools.wraps(init)
     def in_a_run(self: Any, *args: Any, **kwargs: Any) -> None:
-        os.environ["CKPTSTORE_RUN"] = "test-" + hashlib.sha256(_test().encode()).hexdigest()[:16]
+        import ckptstore
+
+        run = _run()
+        if os.environ.get("CKPTSTORE_RUN") not in (None, run):
+            ckptstore.close()
+        os.environ["CKPTSTORE_RUN"] = run
         init(self, *args, **kwargs)
 
     return in_a_run
@@ -75,11 +85,11 @@ def _through_store(storage: Any) -> bool:
 
 
 def _url(path: Any) -> str:
-    """A folder of a test as a checkpoint of the run "tests"; a URL as it is."""
+    """A folder of a test as a checkpoint of the test's run; a URL as it is."""
     text = os.fspath(path)
     if "://" in text:
         return text
-    return "ckptstore://tests/" + (re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-") or "root")
+    return f"ckptstore://{_run()}/" + (re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-") or "root")
 
 
 def _by_url(kind: type, known: tuple[str, ...]) -> type:
@@ -103,6 +113,7 @@ def install(_: ModuleType) -> None:
     """Put the store's classes where PyTorch's are found. Called once PyTorch's are imported."""
     import inspect
 
+    import fsspec
     import torch.distributed.checkpoint.filesystem as filesystem
     import torch.distributed.checkpoint.format_utils  # noqa: F401  (takes the names by import)
 
@@ -125,6 +136,8 @@ def install(_: ModuleType) -> None:
     for base in {parent for kind in stock.values() for parent in kind.__mro__ if "filesystem" in parent.__module__}:
         _count(base, {**_WRITES, **_READS}, _through_store)
     if _WAY == "fsspec":
+        # As the entry point of the installed package does.
+        fsspec.register_implementation("ckptstore", "ckptstore.filesystem.FileSystem", clobber=True)
         for name in _NAMES:
             kind = stock["FsspecWriter" if name.endswith("Writer") else "FsspecReader"]
             ours[name] = _by_url(kind, tuple(inspect.signature(kind.__init__).parameters))

@@ -92,7 +92,7 @@ class StorageReader(storage.StorageReader):
             entries[fqn] = BytesStorageMetadata()
             paths[fqn] = tuple(value.get("path") or (fqn,))
             where[MetadataIndex(fqn)] = about["checkpoint"]
-        return Metadata(entries, planner_data=paths, storage_data=where, storage_meta=StorageMeta(checkpoint_id=self.path, load_id=self.load_id))
+        return Metadata(entries, planner_data=paths, storage_data=where, storage_meta=StorageMeta(checkpoint_id=self.path, save_id=about["checkpoint"], load_id=self.load_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self._about is None:

@@ -142,7 +142,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         if self._coordinator and not self.overwrite:
             for row in session.wire.call("store/list", run=session.context.run)["checkpoints"]:
                 if row["name"] == name:
-                    raise RuntimeError(f"there is a checkpoint {row['checkpoint']} of the name {name!r} in the run {session.context.run!r} already, and overwrite=False")
+                    raise RuntimeError(f"Checkpoint already exists and overwrite=False: {row['checkpoint']} has the name {name!r} in the run {session.context.run!r}")
         return dataclasses.replace(plan, storage_data=_plans.Part.of(session.context.rank, plan))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -185,6 +185,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         assert self._session is not None and self._open is not None
         slot, self._open = self._open, None
         self._session.wait(slot.checkpoint, "committed")
+        self.save_id = slot.checkpoint  # by which a reader knows what it has
         metadata.storage_meta = self.storage_meta()
         metadata.storage_data = {result.index: slot.checkpoint for written in results for result in written}
 
