@@ -92,7 +92,8 @@ def load(options, model, optimizer, resume):
     elif options.way == "dcp":
         dcp.load(state, storage_reader=ckptstore.dcp.StorageReader(f"ckptstore://{run}/{resume}"))
     elif options.way == "url":
-        dcp.load(state, checkpoint_id=f"ckptstore://{run}/{resume}")
+        name = resume.rpartition(".a")[0]  # step-20 of step-20.a1
+        dcp.load(state, checkpoint_id=f"ckptstore://{run}/{name}")
     else:
         dcp.load(state, storage_reader=dcp.FileSystemReader(resume))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

@@ -47,7 +47,7 @@ class Launch:
 
     def __init__(self, options, folder, world, way, steps, resume=None):
         self.folder, self.way = folder, way
-        command = [options.trainer, "run", "-q", "--store", str(folder / "store"), "--name", "gpt", "--nproc", str(world), "--max-restarts=-1", "--"]
+        command = [options.trainer, "run", "-q", "--store", str(folder / "store"), "--name", "gpt", "--nproc", str(world), f"--max-restarts={options.kills}", "--"]
         command += [sys.executable, str(TRANSFORMER), "--way", way, "--steps", str(steps), "--save-every", str(options.save_every), "--files", str(folder / "files")]
         if resume:
             command += ["--resume", str(resume)]
