@@ -19,7 +19,8 @@ class Layouts(unittest.TestCase):
                 self.assertTrue(outcomes)
                 for case, wrong in outcomes.items():
                     with self.subTest(case, way=way, saved=saved, ranks=nproc):
-                        self.assertEqual(wrong, {})
+                        for rank, text in wrong.items():
+                            self.fail(f"rank {rank} of {sorted(wrong)}: {text}")
 
 
 if __name__ == "__main__":
