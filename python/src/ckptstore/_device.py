@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 class Pending:
     """Copies that have been queued. ``join`` waits until the slot is sealed, and raises what went wrong."""
 
-    def __init__(self, events: Sequence[Any], seal: Callable[[], None], failed: Callable[[], None], keep: Any):
+    def __init__(self, events: Sequence[Any], seal: Callable[[], None], failed: Callable[[BaseException], None], keep: Any):
         self._events, self._seal, self._failed, self._keep = events, seal, failed, keep
         self._error: BaseException | None = None
         # Not a daemon: the end of the program waits for what is staged.
@@ -38,7 +38,7 @@ class Pending:
             self._seal()
         except BaseException as error:  # raised where it is waited for
             self._error = error
-            self._failed()
+            self._failed(error)
         finally:
             self._keep = None
 
@@ -54,7 +54,7 @@ class Pending:
 
 def copy(
     memory: mmap.mmap, mapped: Iterable[mmap.mmap], views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], overlap: bool,
-    seal: Callable[[], None], failed: Callable[[], None],
+    seal: Callable[[], None], failed: Callable[[BaseException], None],
 ) -> Pending | None:
     """Copy tensors into views of a slot's memory, one of those mapped; None when that is done already.
 

@@ -52,7 +52,10 @@ class Save:
         end = None if timeout is None else time.monotonic() + timeout
         if self._copy is not None and not self._copy.join(end):
             raise TimeoutError(f"checkpoint {self.checkpoint}: its copy out of the GPU has not ended after {timeout} s")
-        return self._session.wait(self.checkpoint, state, timeout=None if end is None else max(0.001, end - time.monotonic()))
+        try:
+            return self._session.wait(self.checkpoint, state, timeout=None if end is None else max(0.001, end - time.monotonic()))
+        except TimeoutError as error:
+            raise TimeoutError(f"checkpoint {self.checkpoint} is not {state} after {timeout} s") from error
 
 
 def save(
@@ -163,6 +166,12 @@ def _stage(session: Session, planner: _Planner, plan: Plan, slot: Slot, held: Se
         plan.forget(memory)
     views = plan.views(memory, slot.offsets)
     tensors, values = plan.sources(held)
+
+    def failed(error: BaseException) -> None:
+        plan.forget(memory)
+        if not isinstance(error, SaveAborted):
+            _abort(slot, error)
+
     try:
         if plan.frozen:
             same = plan.unchanged(memory, tensors)
@@ -171,7 +180,7 @@ def _stage(session: Session, planner: _Planner, plan: Plan, slot: Slot, held: Se
         for item, data in zip(plan.values, values):
             at = slot.offsets[item]
             memory[at : at + len(data)] = data
-        pending = _device.copy(memory, mapped, views, tensors, overlap, slot.seal, lambda: plan.forget(memory))
+        pending = _device.copy(memory, mapped, views, tensors, overlap, slot.seal, failed)
     except BaseException:
         plan.forget(memory)
         raise

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,9 @@ def add_states(state: dict[Any, Any], model: torch.nn.Module | None, optimizer: 
     if optimizer is not None:
         if model is None:
             raise ValueError("optimizer= needs model=: its state is kept by the names of the model's parameters")
-        state[OPTIMIZER] = get_optimizer_state_dict(model, _listed(optimizer))
+        listed = _listed(optimizer)
+        with _without_gradients(listed):
+            state[OPTIMIZER] = get_optimizer_state_dict(model, listed)
 
 
 def set_states(state: dict[Any, Any], model: torch.nn.Module | None, optimizer: Optimizers | None) -> None:
@@ -37,5 +40,22 @@ def set_states(state: dict[Any, Any], model: torch.nn.Module | None, optimizer: 
         set_optimizer_state_dict(model, _listed(optimizer), state.pop(OPTIMIZER))
 
 
-def _listed(optimizer: Optimizers) -> Any:
-    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+
+
+@contextlib.contextmanager
+def _without_gradients(optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
+    """PyTorch gives a fresh optimizer its state only where no parameter has a gradient: put them aside."""
+    aside = [
+        (parameter, parameter.grad)
+        for optimizer in optimizers if not optimizer.state
+        for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
+    ]
+    for parameter, _ in aside:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in aside:
+            parameter.grad = gradient

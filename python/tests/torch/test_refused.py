@@ -26,7 +26,7 @@ class Refused(unittest.TestCase):
         )
 
     def test_a_rank_that_never_saves_is_named_after_the_deadline(self) -> None:
-        self.cases("a_rank_never_saves", flags=("--save-timeout", "5s"))
+        self.cases("a_rank_never_saves", flags=("--save-timeout", "10s"))
 
     def test_no_room_in_shared_memory(self) -> None:
         self.cases("no_room", flags=("--staging-memory", "8MiB"))

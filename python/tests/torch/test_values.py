@@ -1,0 +1,157 @@
+"""Values as bytes and back: what is known comes back, and nothing else does."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import decimal
+import enum
+import importlib.util
+import io
+import os
+import pathlib
+import pickle
+import random
+import sys
+import types
+import unittest
+import uuid
+import zipfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "src"))
+
+import torch  # noqa: E402
+
+from ckptstore import _values  # noqa: E402
+from ckptstore.errors import Error  # noqa: E402
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Mine:
+    pass
+
+
+class Runs:
+    """Its pickle calls a function."""
+
+    def __reduce__(self):
+        return os.putenv, ("ckptstore_test", "ran")
+
+
+KNOWN = [
+    None, True, 3, 10**30, -0.0, float("inf"), "é", b"\x00\xff", [1, (2, 3)], {1: {"x": 2}}, {1, 2}, frozenset([1]), bytearray(b"x"), 1 + 2j,
+    slice(1, 2), range(5), collections.OrderedDict(a=1), collections.defaultdict(list, {1: [2]}), collections.deque([1, 2], 5), collections.Counter("aab"),
+    pathlib.Path("/a/b"), pathlib.PurePosixPath("c"), datetime.datetime(2020, 1, 2, tzinfo=datetime.timezone.utc), datetime.date(2020, 1, 2),
+    datetime.timedelta(3), uuid.UUID(int=7), decimal.Decimal("1.5"), argparse.Namespace(a=1, b=[2]), types.SimpleNamespace(z=1),
+    random.Random(3).getstate(), torch.float32, torch.strided, torch.Size([1, 2]), torch.device("cpu"),
+]
+
+
+class Values(unittest.TestCase):
+    def back(self, value, **options):
+        return _values.decode("key", _values.encode("key", value), **options)
+
+    def test_what_is_known_comes_back(self) -> None:
+        for value in KNOWN:
+            with self.subTest(value=value):
+                got = self.back(value)
+                self.assertEqual(got, value)
+                self.assertIs(type(got), type(value))
+                self.assertIsNone(_values.loadable("key", value, _values.encode("key", value)))
+        self.assertEqual(str(self.back(-0.0)), "-0.0")
+        self.assertEqual(self.back(io.BytesIO(b"abc")).getvalue(), b"abc")
+        self.assertEqual(self.back(collections.deque([1], 5)).maxlen, 5)
+
+    def test_tensors_inside_values(self) -> None:
+        tensor = torch.arange(6, dtype=torch.bfloat16).view(2, 3).t()
+        (got, parameter, sparse) = self.back((tensor, torch.nn.Parameter(torch.ones(2)), torch.eye(2).to_sparse()))
+        self.assertTrue(torch.equal(got, tensor))
+        self.assertIsInstance(parameter, torch.nn.Parameter)
+        self.assertTrue(torch.equal(sparse.to_dense(), torch.eye(2)))
+
+    @unittest.skipUnless(importlib.util.find_spec("numpy"), "numpy is not installed")
+    def test_numpy(self) -> None:
+        import numpy
+
+        arrays = [numpy.arange(5), numpy.zeros((2, 3), order="F"), numpy.array(["a"]), numpy.zeros(2, dtype=[("a", "i4")]), numpy.array([{"a": 2}], dtype=object)]
+        for array in arrays:
+            numpy.testing.assert_array_equal(self.back(array), array)
+        for scalar in (numpy.float64(3), numpy.bool_(True), numpy.datetime64("2020-01-01"), numpy.dtype("f4")):
+            self.assertEqual(self.back(scalar), scalar)
+        numpy.testing.assert_equal(self.back(numpy.random.get_state()), numpy.random.get_state())
+        state = numpy.random.default_rng(1).bit_generator.state
+        self.assertEqual(self.back(state), state)
+
+    def test_other_classes_are_named_and_allowed_by_name(self) -> None:
+        for value, kind in ((Colour.RED, Colour), (Mine(), Mine), ({"x": [Mine()]}, Mine)):
+            with self.subTest(value=value):
+                data = _values.encode("key", value)
+                self.assertIn(kind.__name__, _values.loadable("key", value, data) or "")
+                self.assertIsNone(_values.loadable("key", value, data, allow=[kind]))
+                with self.assertRaisesRegex(_values.NotAllowed, f"'key'.*{kind.__name__}"):
+                    _values.decode("key", data)
+                _values.decode("key", data, allow=[kind])
+                _values.decode("key", data, unsafe_pickle=True)
+
+    def test_no_function_is_called(self) -> None:
+        data = _values.encode("key", Runs())
+        with self.assertRaisesRegex(_values.NotAllowed, "putenv"):
+            _values.decode("key", data)
+
+    def archive(self, pickled: bytes, name: str = "data.pkl") -> bytes:
+        """An archive of torch.save with another pickle in it."""
+        out = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(_values.encode("key", ["x"]))) as of, zipfile.ZipFile(out, "w") as to:
+            for entry in of.namelist():
+                to.writestr(entry, pickled if entry.endswith("/data.pkl") else of.read(entry))
+            if name != "data.pkl":
+                to.writestr(of.namelist()[0].partition("/")[0] + "/" + name, b"")
+        return out.getvalue()
+
+    def test_no_class_is_changed(self) -> None:
+        # argparse.Namespace itself, given the state (None, {"hacked": 1}): its class would have it from then on.
+        evil = b"\x80\x02cargparse\nNamespace\nN}X\x06\x00\x00\x00hackedK\x01s\x86b."
+        with self.assertRaisesRegex(_values.NotAllowed, "builtins.type with a state"):
+            _values.decode("key", self.archive(evil))
+        self.assertFalse(hasattr(argparse.Namespace, "hacked"))
+
+    def test_attributes_of_modules_are_not_reached(self) -> None:
+        for module, name in (("torch", "hub"), ("torch", "load"), ("builtins", "eval"), ("numpy", "load"), ("torch.serialization", "load"), ("builtins", "getattr")):
+            with self.subTest(module=module, name=name), self.assertRaises(_values.NotAllowed):
+                _values.decode("key", self.archive(b"\x80\x02c" + module.encode() + b"\n" + name.encode() + b"\n."))
+
+    def test_other_formats_are_refused(self) -> None:
+        old = io.BytesIO()
+        torch.save([1], old, _use_new_zipfile_serialization=False)
+        for data in (old.getvalue(), b"", b"nonsense", pickle.dumps(1)):
+            with self.assertRaisesRegex(Error, "'key'"):
+                _values.decode("key", data)
+        with self.assertRaisesRegex(_values.NotAllowed, "'key'"):
+            _values.decode("key", self.archive(b"\x80\x02N.", "constants.pkl"))
+
+    def test_what_cannot_be_pickled_is_named(self) -> None:
+        with self.assertRaisesRegex(ValueError, "'key', a builtins.function"):
+            _values.encode("key", lambda: 0)
+
+    def test_torch_loads_what_is_encoded(self) -> None:
+        for n in (0, 1, 100, 500, 5000, 70000):
+            data = _values.encode("key", ["a" * n])
+            self.assertEqual(torch.load(io.BytesIO(data), weights_only=True), ["a" * n])
+
+    def test_a_value_that_grows_a_little_keeps_its_size(self) -> None:
+        sizes = {len(_values.encode("key", {"n": n, "loss": n / 7, "seen": list(range(n % 20))})) for n in range(0, 100000, 997)}
+        self.assertLessEqual(len(sizes), 2, sizes)
+
+    def test_kept_archives_tell_values_apart(self) -> None:
+        for pair in ((True, 1), (1, 1.0), (0.0, -0.0), ([True], [1]), ([0.0], [-0.0]), ("1", 1)):
+            for value in pair:
+                got = self.back(value)
+                self.assertEqual(repr(got), repr(value))
+
+
+if __name__ == "__main__":
+    unittest.main()
