@@ -2,7 +2,7 @@
 
 A script of cases calls :func:`main` with functions that take a :class:`Rank`; a test
 launches it once by :func:`launch` and looks at each case's outcome on all ranks. The
-binaries are those of $CKPTSTORE_BIN's directory, or of $PATH.
+trainer is the one that TRAINER_BIN names, or of $PATH.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ LIMIT = 300  # seconds of one launch: the machine may be busy
 
 def trainer() -> str:
     """The trainer's binary."""
-    beside = os.environ.get("CKPTSTORE_BIN")
-    found = str(pathlib.Path(beside).parent / "trainer") if beside else shutil.which("trainer")
+    found = os.environ.get("TRAINER_BIN") or shutil.which("trainer")
     if not found or not os.access(found, os.X_OK):
-        raise RuntimeError("no trainer: build it by `go build -o DIR ./cmd/...` and set CKPTSTORE_BIN=DIR/ckptstore")
+        raise RuntimeError("no trainer: build it by `go build -o DIR/ ./cmd/...`, and set TRAINER_BIN=DIR/trainer and CKPTSTORE_BIN=DIR/ckptstore")
     return found
 
 
