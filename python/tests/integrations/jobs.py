@@ -1,0 +1,53 @@
+"""Trainings that are killed and resumed, each under a trainer of its own.
+
+The binaries are those that CKPTSTORE_BIN and TRAINER_BIN name, by default those on PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCES = pathlib.Path(__file__).resolve().parents[2] / "src"
+DEADLINE = 300.0  # seconds of a job, on a machine that does much else
+
+
+class Jobs(unittest.TestCase):
+    """A store and a working directory of its own, gone after the test."""
+
+    maxDiff = None
+
+    def setUp(self) -> None:
+        folder = tempfile.mkdtemp(prefix="ckptstore-test-")
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        self.folder = pathlib.Path(folder)
+        self.store = self.folder / "store"
+        self.addCleanup(self._stop_agent)
+
+    def _stop_agent(self) -> None:
+        done = subprocess.run([program("ckptstore"), "agent", "stop", "--store", str(self.store)], capture_output=True, text=True, timeout=DEADLINE, check=False)
+        if done.returncode not in (0, 4, 10):  # 4: there is none; 10: there is no store
+            raise RuntimeError(f"agent stop: {done.stderr}")
+
+    def job(self, script: str, run: str, *arguments: str, code: int = 0, nproc: int = 1, **env: str) -> list[str]:
+        """The lines that begin with =, of a training that ends with a code."""
+        done = subprocess.run(
+            [program("trainer"), "run", "-q", "--store", str(self.store), "--name", run, "--nproc", str(nproc), "--max-restarts", "0",
+             "--", sys.executable, str(pathlib.Path(__file__).with_name(script)), *arguments],
+            capture_output=True, text=True, timeout=DEADLINE, cwd=self.folder, check=False,
+            env={**os.environ, "PYTHONPATH": str(SOURCES), "CKPTSTORE_STORE": str(self.store), "CKPTSTORE_BIN": program("ckptstore"), "OMP_NUM_THREADS": "1", **env},
+        )
+        self.assertEqual(done.returncode, code, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+        return [line[line.index("= ") + 2 :] for line in done.stdout.splitlines() if "= " in line[:10]]
+
+
+def program(name: str) -> str:
+    found = os.environ.get(f"{name.upper()}_BIN") or shutil.which(name)
+    if not found:
+        raise RuntimeError(f"no {name}: build it by `go build -o DIR/ ./cmd/...` and set {name.upper()}_BIN=DIR/{name}")
+    return os.path.abspath(found)

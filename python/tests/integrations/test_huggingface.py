@@ -1,0 +1,98 @@
+"""Trainings of Hugging Face's Trainer in a store: killed and resumed, bit by bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import unittest
+
+import safetensors.torch
+import torch
+import transformers  # noqa: F401  # these tests are of no use without it
+
+from jobs import Jobs, program
+
+import ckptstore
+import ckptstore.hf
+
+
+class HuggingFace(Jobs):
+    def train(self, run: str, *arguments: str, code: int = 0, nproc: int = 1, **env: str) -> list[str]:
+        return self.job("huggingface_training.py", run, *arguments, code=code, nproc=nproc, **env)
+
+    def test_killed_and_resumed(self) -> None:
+        whole = self.train("whole", "whole", "huggingface")
+        self.assertEqual(len(whole), 22, whole)
+        self.assertEqual(self.train("same", "same", "ckptstore"), whole, "saves change the training")
+        self._files(self.folder / "same" / "checkpoint-20")
+        self._slices()
+
+        begun = self.train("killed", "killed", "ckptstore", code=1, KILL="14")
+        self.assertEqual(begun[:14], whole[:14])
+        shutil.rmtree(self.folder / "killed")  # the store has all that is needed
+        first, *rest = self.train("killed", "killed", "ckptstore")
+        self.assertEqual(first, "from killed-resumed")
+        # From the newest that was committed: step 12, or 8 if that save was cut.
+        self.assertIn(len(rest), (9, 13), rest)
+        self.assertEqual(rest, whole[-len(rest) :])
+
+    def test_two_ranks(self) -> None:
+        whole = self.train("whole", "whole", "huggingface", nproc=2)
+        self.assertEqual(self.train("killed", "killed", "ckptstore", nproc=2, code=1, KILL="14")[:14], whole[:14])
+        shutil.rmtree(self.folder / "killed")
+        first, *rest = self.train("killed", "killed", "ckptstore", nproc=2)
+        self.assertEqual(first, "from killed-resumed")
+        self.assertIn(len(rest), (9, 13), rest)
+        self.assertEqual(rest, whole[-len(rest) :])
+        names = {file.name for file in (self.folder / "killed-resumed").iterdir()}
+        self.assertLessEqual({"rng_state_0.pth", "rng_state_1.pth"}, names)
+
+    def _files(self, saved: pathlib.Path) -> None:
+        """What is materialized is what the Trainer had written."""
+        to = pathlib.Path(ckptstore.hf.materialize("same", self.folder / "back", store=self.store))
+        mark = ".ckptstore.json"
+        files = {file.name for file in saved.iterdir()}
+        self.assertEqual({file.name for file in to.iterdir()}, files | {mark})
+        for name in files - {"optimizer.pt"}:
+            self.assertEqual((to / name).read_bytes(), (saved / name).read_bytes(), name)
+        ours, theirs = (torch.load(folder / "optimizer.pt", weights_only=True) for folder in (to, saved))
+        self.assertEqual(ours["param_groups"], theirs["param_groups"])
+        self.assertEqual(list(ours["state"]), list(theirs["state"]))  # numbers, not texts
+        for i, state in theirs["state"].items():
+            for key, tensor in state.items():
+                self.assertTrue(ours["state"][i][key].equal(tensor), (i, key))
+
+        # The same again is left as it is; another one takes its place; what is not ours stays.
+        before = (to / "model.safetensors").stat().st_ino
+        ckptstore.hf.materialize("same@checkpoint-20", to, store=self.store)
+        self.assertEqual((to / "model.safetensors").stat().st_ino, before)
+        ckptstore.hf.materialize("same@checkpoint-16", to, store=self.store)
+        self.assertEqual(json.loads((to / "trainer_state.json").read_text())["global_step"], 16)
+        mine = self.folder / "mine"
+        mine.mkdir()
+        (mine / "precious").touch()
+        with self.assertRaises(FileExistsError):
+            ckptstore.hf.materialize("same", mine, store=self.store)
+        self.assertEqual([file.name for file in mine.iterdir()], ["precious"])
+        self.assertEqual([name for name in os.listdir(self.folder) if name.startswith(".")], [], "a temporary directory is left")
+
+    def _slices(self) -> None:
+        """The tensors are chunks: slices are read, and the command line knows them."""
+        saved = safetensors.torch.load_file(self.folder / "same" / "checkpoint-20" / "model.safetensors")
+        with ckptstore.open("same", store=self.store) as cp:
+            for name, tensor in saved.items():
+                self.assertTrue(cp[f"model.{name}"].equal(tensor), name)
+            name = "transformer.h.0.attn.c_attn.weight"
+            self.assertTrue(cp.tensors[f"model.{name}"][3:5, -2:].equal(saved[name][3:5, -2:]))
+            self.assertIn("optimizer.state.0.exp_avg", cp.tensors)
+        done = subprocess.run(
+            [program("ckptstore"), "cat", "same", f"model.{name}", "--slice", "0,:", "--store", str(self.store)], capture_output=True, check=False, timeout=60,
+        )
+        self.assertEqual(done.stdout, saved[name][0].numpy().tobytes(), done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
