@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from . import _arrays, _session
+from . import _arrays
 from ._nested import nest
 from ._reading import BoxPart, Part, ValuePart, fetch
+from ._connect import services
 from ._slices import Box, box_of, whole
 from ._wire import Wire
 from .errors import Error
@@ -229,7 +230,7 @@ class Checkpoint:
     def _wire(self) -> Wire:
         if self._closed:
             raise Error(f"{self.ref} is closed: open it again")
-        return _wire(self._store)
+        return services(self._store)
 
     def close(self) -> None:
         """Read no more. What was read stays."""
@@ -240,10 +241,6 @@ class Checkpoint:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _wire(store: str | None) -> Wire:
-    return _session.services() if store is None else _session.services(store)
 
 
 def reference(ref: str | os.PathLike[str]) -> str:
@@ -280,4 +277,4 @@ def open(ref: str | os.PathLike[str], store: str | os.PathLike[str] | None = Non
     that are near, and NoStore where no store is known.
     """
     where = None if store is None else os.fspath(store)
-    return Checkpoint(_wire(where).call("store/describe", ref=reference(ref)), where)
+    return Checkpoint(services(where).call("store/describe", ref=reference(ref)), where)

@@ -20,7 +20,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from . import _checkpoint, _directory, _session
+from . import _checkpoint, _directory
+from ._connect import current
 from ._save import Save, save
 from .errors import Error
 
@@ -78,7 +79,7 @@ def resume(directory: str | os.PathLike[str]) -> str | None:
 
     Every rank calls it: what one of them has written serves the others of its node.
     """
-    who = _session.current().context
+    who = current().context
     return materialize(f"{who.run}@{who.resume}", directory) if who.resume else None
 
 

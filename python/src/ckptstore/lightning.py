@@ -26,7 +26,8 @@ except ImportError:  # the package of the same code under its other name
     from pytorch_lightning.plugins.io import CheckpointIO as _Base
     from pytorch_lightning.plugins.io import TorchCheckpointIO as _TorchIO
 
-from . import _checkpoint, _session, _skeleton
+from . import _checkpoint, _skeleton
+from ._connect import current
 from ._save import Save, save
 from .errors import Error
 
@@ -37,7 +38,7 @@ _TENSORS = "state"  # above the names of tensors
 
 def resume() -> str | None:
     """The ckpt_path of the checkpoint to resume from, or None in a run that has none yet."""
-    who = _session.current().context
+    who = current().context
     return f"{_SCHEME}{who.run}@{who.resume}" if who.resume else None
 
 
@@ -74,7 +75,7 @@ class CheckpointIO(_Base):
             raise ValueError(f"save_checkpoint: {os.fspath(path)} is a URL: the file that names the checkpoint is a local one; give ModelCheckpoint a dirpath")
         self._wait(1)
         file = Path(path)
-        who = _session.current().context
+        who = current().context
         tensors, rest = _skeleton.split(checkpoint)
         handle = save(
             {_TENSORS: tensors, _REST: _skeleton.pack(rest)},

@@ -1,0 +1,95 @@
+"""Lightning's trainings in a store: killed and resumed, bit by bit."""
+
+from __future__ import annotations
+
+import json
+import unittest
+import warnings
+
+import lightning  # noqa: F401  # these tests are of no use without it
+
+from jobs import Jobs
+
+import torch
+
+
+class Lightning(Jobs):
+    def train(self, run: str, *arguments: str, code: int = 0, **env: str) -> list[str]:
+        return self.job("lightning_training.py", run, *arguments, code=code, **env)
+
+    def test_killed_and_resumed(self) -> None:
+        whole = self.train("whole", "whole", "lightning")
+        self.assertEqual(whole, ["from None", *whole[1:]])
+        self.assertEqual(len(whole), 22)
+        same = self.train("same", "same", "ckptstore")
+        self.assertEqual(same, whole, "saves change the training")
+
+        begun = self.train("killed", "killed", "ckptstore", code=1, KILL="14")
+        self.assertEqual(begun, whole[:15])
+        # What Lightning itself goes on with: in the middle of an epoch it begins with its first batch.
+        steps = {9: "epoch=1-step=12", 13: "epoch=0-step=8"}
+        theirs = {n: self.train("theirs", "theirs", "lightning", str(self.folder / "whole" / f"{name}.ckpt"))[1:] for n, name in steps.items()}
+        self.assertEqual({n: len(said) for n, said in theirs.items()}, {9: 9, 13: 13})
+
+        # The newest that was committed, which is of step 12, or of 8 if that one was cut.
+        first, *rest = self.train("killed", "killed", "ckptstore")
+        self.assertTrue(first.startswith("from ckptstore://killed@"), first)
+        self.assertIn(len(rest), theirs)
+        self.assertEqual(rest, theirs[len(rest)])
+
+        # By the file that Lightning knows, which names a checkpoint of the store.
+        named = json.loads((self.folder / "same" / "epoch=1-step=12.ckpt").read_text())
+        self.assertTrue(named["ref"].startswith("same@epoch=1-step=12.a1"), named)
+        again = self.train("again", "again", "ckptstore", "same/epoch=1-step=12.ckpt")
+        self.assertEqual(again[1:], theirs[9])
+        # By the name in the store, in another run; and what Lightning itself has written.
+        again = self.train("other", "other", "ckptstore", "ckptstore://same@epoch=1-step=12")
+        self.assertEqual(again[1:], theirs[9])
+        again = self.train("converted", "converted", "ckptstore", str(self.folder / "whole" / "epoch=1-step=12.ckpt"))
+        self.assertEqual(again[1:], theirs[9])
+        last = self.train("last", "same", "ckptstore", "last")
+        self.assertEqual(len(last), 2, last)
+
+        self._equal_to_lightnings()
+
+    def _equal_to_lightnings(self) -> None:
+        """The checkpoint is that which Lightning would have written, tensor by tensor."""
+        import os
+
+        from ckptstore.lightning import CheckpointIO
+
+        before = os.environ.get("CKPTSTORE_STORE")
+        os.environ["CKPTSTORE_STORE"] = str(self.store)
+        try:
+            ours = CheckpointIO().load_checkpoint("ckptstore://same@epoch=1-step=12")
+        finally:
+            os.environ.pop("CKPTSTORE_STORE")
+            if before is not None:
+                os.environ["CKPTSTORE_STORE"] = before
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs = torch.load(self.folder / "whole" / "epoch=1-step=12.ckpt", weights_only=True)
+        for checkpoint in (ours, theirs):  # which have the directory in them
+            for callback in checkpoint["callbacks"].values():
+                for key in [key for key, value in callback.items() if "path" in key or "dir" in key or isinstance(value, dict)]:
+                    del callback[key]
+        self.equal(ours, theirs)
+
+    def equal(self, a: object, b: object, path: str = "") -> None:
+        self.assertIs(type(a), type(b), path)
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            self.assertTrue(a.dtype == b.dtype and a.equal(b), path)
+        elif isinstance(a, dict) and isinstance(b, dict):
+            self.assertEqual(list(a), list(b), path)
+            for key in a:
+                self.equal(a[key], b[key], f"{path}.{key}")
+        elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+            self.assertEqual(len(a), len(b), path)
+            for i, (x, y) in enumerate(zip(a, b)):
+                self.equal(x, y, f"{path}.{i}")
+        else:
+            self.assertEqual(a, b, path)
+
+
+if __name__ == "__main__":
+    unittest.main()
