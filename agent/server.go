@@ -68,9 +68,19 @@ func (a *Agent) listen() (*server, error) {
 	return s, nil
 }
 
-// close ends the server; its socket is removed.
+// replyLimit is how long the last replies may take, as that to who has asked the
+// agent to stop.
+const replyLimit = 2 * time.Second
+
+// close ends the server; its socket is removed. Requests that go on for longer
+// than a reply takes are cut off.
 func (s *server) close() error {
-	err := s.http.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), replyLimit)
+	defer cancel()
+	err := s.http.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.http.Close()
+	}
 	if serr := <-s.done; !errors.Is(serr, http.ErrServerClosed) {
 		err = errors.Join(err, serr)
 	}

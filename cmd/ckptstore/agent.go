@@ -271,6 +271,10 @@ With --wait it returns when the agent has ended; alone, the flag waits for up to
 				if err := agent.Gone(ctx, card); err != nil {
 					return fmt.Errorf("%w; its sessions are listed by `ckptstore agent status`, and --now ends them", err)
 				}
+				if a.output == "table" || a.output == "wide" {
+					_, err := fmt.Fprintf(a.out, "the agent of %s: process %d has ended\n", s.Location, s.PID)
+					return err
+				}
 			}
 			return a.printStatus(s)
 		},
