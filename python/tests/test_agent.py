@@ -4,8 +4,10 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 
-from launch import CKPTSTORE, Launches
+from launch import CKPTSTORE, DEADLINE, Launches, said
 
 SAVES = """
     session = current()
@@ -32,6 +34,28 @@ class Agents(Launches):
         # The same variables again, as torchrun without a rendezvous has them: another launch.
         heard = [self.heard(rank) for rank in self.ranks(2, SAVES, "2")]
         self.assertEqual([said[0][1] for said in heard], [2, 2])
+
+    def test_launches_are_told_apart(self) -> None:
+        script = self.script("""
+            from ckptstore._identity import identity
+            say([identity().rank, identity().key()])
+        """)
+        ranks = {rank: self.environment(RANK=str(rank), WORLD_SIZE="2", MASTER_PORT="29500") for rank in range(2)}
+        keys = []
+        for command, env in (
+            ([sys.executable, script], ranks[0]),
+            ([sys.executable, script], ranks[1]),
+            (["/bin/sh", "-c", f"{sys.executable} {script}; true"], ranks[1]),  # a wrapper of the rank
+            (["/bin/sh", "-c", f"RANK=1 WORLD_SIZE=2 MASTER_PORT=29500 {sys.executable} {script}; true"], self.environment()),  # a launcher
+            ([sys.executable, script], {**ranks[0], "TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": "0"}),
+            ([sys.executable, script], {**ranks[0], "TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": "1"}),
+            ([sys.executable, script], self.environment()),
+            ([sys.executable, script], self.environment()),
+        ):
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE, check=True)
+            keys.append(said(done.stdout)[0][1])
+        self.assertEqual(len({keys[0], keys[1], keys[2]}), 1)
+        self.assertEqual(len(set(keys[2:])), 6)
 
     def test_a_rank_that_does_not_join_is_named(self) -> None:
         self.assertEqual(self.ckptstore("agent", "start", "--join-timeout", "2s").returncode, 0)
@@ -92,6 +116,7 @@ class Agents(Launches):
                 while listening:
                     with socket.socket(socket.AF_UNIX) as probe:
                         listening = probe.connect_ex(wire.path) == 0
+            _agent.start(os.environ["CKPTSTORE_STORE"], (3,))  # by another program, with another token
             say(wire.call("store/list", all=True).get("error"))
         """)
         self.assertEqual(heard, [None])
@@ -116,12 +141,13 @@ class Agents(Launches):
         heard = self.program("""
             here, there = current(), current(os.environ["CKPTSTORE_STORE"] + "-2", run="side")
             say([here.context.store != there.context.store, there.context.run, here is current()])
+            say([current(run="third").context.run, current().context.run])
             say(services(os.environ["CKPTSTORE_STORE"] + "-2").call("store/list", all=True) is not None)
             from ckptstore import _agent
             ckptstore.close()
             os.kill(_agent.start(os.environ["CKPTSTORE_STORE"] + "-2", (3,)).pid, 15)
         """)
-        self.assertEqual(heard, [[True, "side", True], True])
+        self.assertEqual(heard, [[True, "side", True], ["third", "train"], True])
 
     def test_a_trainers_own_store_needs_no_agent(self) -> None:
         heard = self.trained(1, """

@@ -1,6 +1,9 @@
 """Training functions that report."""
 
+import json
+import textwrap
 import unittest
+from typing import Any
 
 from launch import Launches
 
@@ -44,19 +47,11 @@ class Signatures(unittest.TestCase):
 
 
 class Functions(Launches):
-    def train(self, train: str, *flags: str, code: int = 0, world: int = 1) -> list:
-        import textwrap
-
+    def train(self, train: str, *flags: str, code: int = 0, world: int = 1) -> list[Any]:
         return self.trained(world, TRAINS.replace("    {train}", textwrap.indent(textwrap.dedent(train), "    ")), *flags, code=code)
 
-    def metrics(self) -> list[str]:
-        done = self.ckptstore("metrics", "train", "--json")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return [line for line in done.stdout.splitlines() if line]
-
-    def reported(self) -> list[dict]:
-        import json
-
+    def reported(self) -> list[dict[str, Any]]:
+        """The reports in the log."""
         done = self.ckptstore("events", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line]

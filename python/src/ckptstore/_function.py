@@ -20,7 +20,7 @@ import time
 from typing import Any, Callable, Generator, Iterator, Mapping
 
 from . import _connect, _record, _report
-from .errors import AlreadyDone, StopRequested, StoreFull
+from .errors import StopRequested, StoreFull
 
 _log = logging.getLogger("ckptstore")
 
@@ -47,8 +47,6 @@ class Reporter:
         """
         result = {**(metrics or {}), **more}
         with self._lock:
-            if self._done:
-                raise AlreadyDone("already done: nothing is reported after a result that says done")
             if self.stop is not None:
                 _log.warning("a result came after the stop and is lost: %r", result)
                 raise StopRequested(self.stop)
