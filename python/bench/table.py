@@ -25,6 +25,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -95,6 +96,7 @@ def main():
     parser.add_argument("--folder", type=pathlib.Path, help="where checkpoints go (a temporary one in the present directory)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and what is it has made is removed
     trainer = shutil.which("trainer", path=options.bin and str(options.bin.resolve()))
     if trainer is None:
         sys.exit("trainer is not to be found: use --bin DIR")

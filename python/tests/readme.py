@@ -67,7 +67,7 @@ def main():
             if code != 0:
                 failed.append(f"{line}: ended with {code}")
         # The agent that a program has started would end by itself, later.
-        subprocess.run(["ckptstore", "agent", "stop", "--store", str(pathlib.Path(folder, "ckpts"))], env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=LIMIT, check=False)
+        subprocess.run(["ckptstore", "agent", "stop", "--store", str(pathlib.Path(folder, "ckpts"))], env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LIMIT, check=False)
     failed += [f"{name}: no line of bash runs it" for name in sorted(wanted - ran)]
     for said in failed:
         print(said)

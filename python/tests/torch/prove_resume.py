@@ -225,6 +225,7 @@ def main():
     parser.add_argument("--folder", type=pathlib.Path, help="where the stores go (a temporary one)")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and what is it has made is removed
     if options.quick:
         options.ways, options.kills = options.ways[:1], 2
     for name in ("trainer", "ckptstore"):
