@@ -159,7 +159,10 @@ class Killed:
         if code != 0:
             raise Wrong(f"way {self.way}: the last launch ended with {code}:\n{launch.text()}")
         if kills:
-            raise Wrong(f"way {self.way}: {len(kills)} kills came too late: use more --steps")
+            raise Wrong(f"way {self.way}: {len(kills)} kills came too late")
+        changed = [life.world != before.world for before, life in zip(self.lives, self.lives[1:]) if life.resumed]
+        if set(changed) != {False, True}:
+            raise Wrong(f"way {self.way}: nothing was resumed on {'as many ranks' if True in changed else 'another number of ranks'}")
         self.log()
 
     def follow(self, launch, kills, world):
@@ -169,7 +172,9 @@ class Killed:
         while (line := launch.next()) is not None:
             if match := BEGIN.fullmatch(line):
                 self.begin(int(match[1]), int(match[2]), match[3])
-                target = self.lives[-1].after + self.chance.randint(1, 2 * self.options.save_every + 2)
+                # The first two after something was saved, the others at any moment.
+                least = self.options.save_every + 1 if len(kills) > self.options.kills - 2 else 1
+                target = self.lives[-1].after + self.chance.randint(least, 2 * self.options.save_every + 2)
             elif match := STEP.fullmatch(line):
                 self.step(int(match[1]), (match[2], match[3]))
                 if kills and target is not None and int(match[1]) >= target:
