@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 			panic(fmt.Sprint(status, string(data), err))
 		}
 		fmt.Println(string(data))
-		time.Sleep(10 * time.Minute) // it is killed here
+		<-time.After(10 * time.Minute) // it is killed here
 		return
 	}
 	os.Exit(m.Run())
@@ -88,11 +88,7 @@ func serve(t testing.TB, paths ...string) *served {
 	s.server = New(s.store, Options{Shared: s.shared})
 	mux := http.NewServeMux()
 	s.server.Handle(mux)
-	runtime, err := os.MkdirTemp("", "reads") // a socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.socket = filepath.Join(runtime, "s")
+	s.socket = filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", s.socket)
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +96,7 @@ func serve(t testing.TB, paths ...string) *served {
 	listener := &http.Server{Handler: mux, ConnContext: peer.Context}
 	go func() { _ = listener.Serve(l) }()
 	t.Cleanup(func() {
-		if err := errors.Join(listener.Close(), s.server.Close(), s.store.Close(), os.RemoveAll(runtime)); err != nil {
+		if err := errors.Join(listener.Close(), s.server.Close(), s.store.Close()); err != nil {
 			t.Error(err)
 		}
 		if left := s.files(); len(left) > 0 {
@@ -231,8 +227,12 @@ func pattern(n, size int) []byte {
 // until polls until a condition holds.
 func until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
+	tick, end := time.NewTicker(5*time.Millisecond), time.After(patience)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-end:
 			t.Fatalf("after %v: %s", patience, what)
 		}
 	}

@@ -143,7 +143,7 @@ func answer[In, Out any](do func(context.Context, In) (Out, error)) http.Handler
 			refuse(w, err)
 			return
 		}
-		reply(w, out)
+		_ = reply(w, out) // a caller that is gone needs none
 	})
 }
 

@@ -148,8 +148,8 @@ def _fetch(wire: Callable[[], Wire], ref: str, group: list[Part]) -> None:
         smaller = pack(group, size // 2)
         if refused.status != _FULL or size <= SMALLEST or len(smaller) < 2:
             raise
-        for part in smaller:
-            _fetch(wire, ref, part)
+        for fewer in smaller:
+            _fetch(wire, ref, fewer)
         return
     with loaded:
         for i, part in enumerate(group):

@@ -48,7 +48,7 @@ class Callback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After each of the Trainer's saves. Raises FileNotFoundError where it has left no directory."""
         name = f"checkpoint-{state.global_step}"
-        directory = Path(args.output_dir, name)
+        directory = Path(args.output_dir or ".", name)
         if not directory.is_dir():
             raise FileNotFoundError(f"the Trainer has saved step {state.global_step}, and there is no {directory}: a search over hyperparameters, which has directories of its own, is not supported")
         self._wait()

@@ -23,8 +23,8 @@ try:
     from lightning.pytorch.plugins.io import CheckpointIO as _Base
     from lightning.pytorch.plugins.io import TorchCheckpointIO as _TorchIO
 except ImportError:  # the package of the same code under its other name
-    from pytorch_lightning.plugins.io import CheckpointIO as _Base
-    from pytorch_lightning.plugins.io import TorchCheckpointIO as _TorchIO
+    from pytorch_lightning.plugins.io import CheckpointIO as _Base  # type: ignore[assignment]
+    from pytorch_lightning.plugins.io import TorchCheckpointIO as _TorchIO  # type: ignore[assignment]
 
 from . import _checkpoint, _skeleton
 from ._connect import current
@@ -118,7 +118,8 @@ class CheckpointIO(_Base):
             rest = _skeleton.unpack(cp.value(_REST), weights_only)
             names = _skeleton.names(rest)
             read = cp.read([f"{_TENSORS}.{name}" for name in names], kind="torch")
-            return _skeleton.join(rest, {name: _placed(read[f"{_TENSORS}.{name}"], map_location) for name in names})
+            joined: dict[str, Any] = _skeleton.join(rest, {name: _placed(read[f"{_TENSORS}.{name}"], map_location) for name in names})
+            return joined
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove the file that names a checkpoint, or one that Lightning has written."""
