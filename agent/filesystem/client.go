@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"time"
 
 	"github.com/ckptstore/ckptstore/worker/peer"
 )
@@ -81,11 +82,13 @@ func (h *Handler) gone(pid int, c *client) {
 func (h *Handler) Busy() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch {
-	case len(h.streams)+len(h.reads) > 0:
+	if len(h.streams)+len(h.reads) > 0 {
 		return fmt.Sprintf("%d files are written and %d read", len(h.streams), len(h.reads))
-	case len(h.pending) > 0 && len(h.clients) > 0:
-		return fmt.Sprintf("%d checkpoints are pending", len(h.pending))
+	}
+	for at, p := range h.pending {
+		if time.Since(p.used) < patience && len(h.clients) > 0 {
+			return fmt.Sprintf("%s%s/%s is pending", scheme, at.run, dirOf(at.name))
+		}
 	}
 	return ""
 }

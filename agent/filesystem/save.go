@@ -21,7 +21,11 @@ import (
 type pending struct {
 	mu    sync.Mutex // held by a commit
 	files *storage.Pending
+	used  time.Time // when a file was last begun; under the handler's mu
 }
+
+// patience is how long an agent that is to stop waits for the rest of a save.
+const patience = time.Minute
 
 func (p *pending) remove(ctx context.Context) error {
 	return p.files.Remove(context.WithoutCancel(ctx))
@@ -43,16 +47,22 @@ func (h *Handler) pendingOf(to target) *pending {
 
 // begin is what is pending under a name; the first who asks opens it.
 func (h *Handler) begin(ctx context.Context, to target) (*pending, error) {
-	if p := h.pendingOf(to); p != nil {
+	h.mu.Lock()
+	p := h.pending[to]
+	if p != nil {
+		p.used = time.Now()
+	}
+	h.mu.Unlock()
+	if p != nil {
 		return p, nil
 	}
 	files, err := h.store.Data.NewPending(ctx)
 	if err != nil {
 		return nil, err
 	}
-	mine := &pending{files: files}
+	mine := &pending{files: files, used: time.Now()}
 	h.mu.Lock()
-	p := h.pending[to]
+	p = h.pending[to]
 	if p == nil && !h.closed {
 		h.pending[to], p = mine, mine
 	}

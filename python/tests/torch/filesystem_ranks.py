@@ -1,0 +1,50 @@
+"""Cases of test_filesystem.py, on the ranks of a trainer."""
+
+from __future__ import annotations
+
+import os
+
+from entry_point import install
+
+FOLDER = install()
+
+import fsspec
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import ckptstore
+from ranks import main
+
+RUN = os.environ["CKPTSTORE_RUN"]
+
+
+def sharded(seed: int, dim: int) -> torch.Tensor:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = torch.arange(40 * 33, dtype=torch.float32).reshape(40, 33) + seed
+    return distribute_tensor(whole, mesh, [Shard(dim)])
+
+
+def a_sharded_tensor_is_loaded_on_another_layout() -> None:
+    dcp.save({"w": sharded(7, 0), "step": 7}, checkpoint_id=f"ckptstore://{RUN}/step-7")
+    into = {"w": sharded(0, 1), "step": 0}
+    dcp.load(into, checkpoint_id=f"ckptstore://{RUN}/step-7")
+    assert into["step"] == 7 and torch.equal(into["w"].full_tensor(), sharded(7, 1).full_tensor())
+    names = fsspec.filesystem("ckptstore").ls(RUN, detail=False)
+    assert names == [f"{RUN}/step-7"], names
+
+
+def beside_the_stores_own_way() -> None:
+    """Both ways under one name are two checkpoints, of which the newer counts."""
+    ckptstore.save({"w": torch.ones(3)}, step=8).wait("committed")
+    dist.barrier()
+    dcp.save({"w": torch.full((3,), 2.0)}, checkpoint_id=f"ckptstore://{RUN}/step-8")
+    into = {"w": torch.zeros(3)}
+    ckptstore.load(into, ref=f"{RUN}@step-8")
+    assert torch.equal(into["w"], torch.full((3,), 2.0)), into
+
+
+if __name__ == "__main__":
+    main([a_sharded_tensor_is_loaded_on_another_layout, beside_the_stores_own_way])

@@ -1,0 +1,278 @@
+"""Checkpoints by URL: dcp.save, dcp.load and dcp.async_save, and the filesystem itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import tempfile
+import unittest
+import warnings
+from typing import Any
+
+from entry_point import install
+
+FOLDER = install()
+
+import fsspec
+import torch
+import torch.distributed.checkpoint as dcp
+
+import ckptstore
+from ckptstore.errors import Refused
+
+BINARY = os.environ.get("CKPTSTORE_BIN", "ckptstore")
+LIMIT = 120
+
+
+def state(seed: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    model = {
+        "weight": torch.randn(700, 300, generator=generator),
+        "transposed": torch.randn(40, 50, generator=generator).t(),
+        "half": torch.randn(33, generator=generator).to(torch.bfloat16),
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(float(seed)),
+    }
+    return {"model": model, "step": seed, "names": ["a", {"b": seed}]}
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+class Stored(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.store = os.path.join(cls.folder.name, "store")
+        os.environ["CKPTSTORE_STORE"] = cls.store
+        warnings.simplefilter("ignore")
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.cli("agent", "stop")
+        cls.folder.cleanup()
+        del os.environ["CKPTSTORE_STORE"]
+
+    @classmethod
+    def cli(cls, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([BINARY, *arguments, "--store", cls.store], capture_output=True, text=True, timeout=LIMIT)
+
+    def setUp(self) -> None:
+        self.run_name = self.id().rsplit(".", 1)[1]
+        self.fs = fsspec.filesystem("ckptstore")
+
+    def rows(self, *flags: str, run: str | None = None) -> list[dict[str, Any]]:
+        return json.loads(self.cli("ls", run or self.run_name, "--json", *flags).stdout)["checkpoints"]
+
+    def url(self, name: str) -> str:
+        return f"ckptstore://{self.run_name}/{name}"
+
+    def save(self, name: str, seed: int) -> None:
+        dcp.save(state(seed), checkpoint_id=self.url(name), no_dist=True)
+
+    def give_up(self, name: str) -> None:
+        """At the end of the test, nothing is pending under a name: an agent waits for that."""
+        self.addCleanup(self.fs.rm, self.url(name), recursive=True)
+
+    def load(self, name: str) -> dict[str, Any]:
+        into = state(0)
+        into["names"] = ["", {"b": 0}]
+        dcp.load(into, checkpoint_id=self.url(name), no_dist=True)
+        return into
+
+
+class Checkpoints(Stored):
+    def test_what_was_saved_is_loaded_verified_and_listed(self) -> None:
+        self.save("step-100", 1)
+        self.assertTrue(same(self.load("step-100"), state(1)))
+        (row,) = self.rows()
+        self.assertEqual((row["name"], row["step"], row["state"]), ("step-100", 100, "committed"))
+        done = self.cli("verify", f"{self.run_name}@step-100")
+        self.assertEqual((done.returncode, "0 findings" in done.stdout), (0, True), done)
+        into = {"model": {"weight": torch.zeros(700, 300)}}
+        dcp.load(into, checkpoint_id=self.url("step-100"), no_dist=True)
+        self.assertTrue(torch.equal(into["model"]["weight"], state(1)["model"]["weight"]))
+
+    def test_each_tensor_is_read_by_the_stores_own_reader(self) -> None:
+        self.save("step-1", 1)
+        checkpoint = ckptstore.open(f"{self.run_name}@step-1")
+        for name, tensor in state(1)["model"].items():
+            with self.subTest(name):
+                self.assertTrue(torch.equal(checkpoint["model." + name][...], tensor))
+
+    def test_its_files_are_a_checkpoint_of_pytorchs_own_reader(self) -> None:
+        self.save("step-1", 1)
+        show = json.loads(self.cli("show", f"{self.run_name}@step-1", "--json").stdout)
+        into = state(0)
+        dcp.load(into, checkpoint_id=str(show["path"]), no_dist=True)
+        self.assertTrue(same(into["model"], state(1)["model"]))
+
+    def test_a_name_is_saved_again(self) -> None:
+        self.save("last", 1)
+        self.save("last", 2)
+        self.assertTrue(same(self.load("last"), state(2)))
+        self.assertEqual(self.fs.ls(self.run_name, detail=False), [f"{self.run_name}/last"])
+
+    def test_async_save_by_a_thread_and_by_a_process(self) -> None:
+        import torch.distributed as dist
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+        dist.init_process_group("cpu:gloo", init_method=f"file://{self.folder.name}/meet", rank=0, world_size=1)
+        try:
+            for seed, kind in enumerate((AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS), start=1):
+                with self.subTest(kind):
+                    dcp.async_save(state(seed), checkpoint_id=self.url(f"step-{seed}"), async_checkpointer_type=kind).result(LIMIT)
+                    self.assertTrue(same(self.load(f"step-{seed}"), state(seed)))
+        finally:
+            dist.destroy_process_group()
+
+    def test_damaged_bytes_are_refused(self) -> None:
+        for name, where in (("step-1", "payload"), ("step-2", "between")):
+            self.save(name, 1)
+            show = json.loads(self.cli("show", f"{self.run_name}@{name}", "--json").stdout)
+            file = pathlib.Path(show["path"]) / "__0_0.distcp"
+            data = bytearray(file.read_bytes())
+            payload = data.index(state(1)["model"]["weight"].numpy().tobytes()[:64])
+            data[payload + 7000 if where == "payload" else payload - 70] ^= 1
+            file.write_bytes(data)
+            with self.subTest(where):
+                with self.assertRaisesRegex(BaseException, "checksum"):  # CheckpointException is no Exception
+                    self.load(name)
+                done = self.cli("verify", f"{self.run_name}@{name}")
+                self.assertEqual((done.returncode, "__0_0.distcp" in done.stdout), (6, True), done)
+
+    def test_a_save_that_lacks_a_file_is_not_committed(self) -> None:
+        self.save("step-1", 1)
+        self.give_up("step-2")
+        fs = self.fs
+        with fs.open(self.url("step-1/.metadata"), "rb") as old, fs.open(self.url("step-2/.metadata.tmp"), "wb") as new:
+            new.write(old.read())
+        with self.assertRaisesRegex(Refused, "__0_0.distcp"):
+            fs.mv(self.url("step-2/.metadata.tmp"), self.url("step-2/.metadata"))
+        self.assertFalse(fs.exists(self.url("step-2")))
+        with self.assertRaisesRegex(BaseException, "does not exist"):
+            self.load("step-2")
+
+
+class Files(Stored):
+    def test_paths_lead_to_committed_checkpoints(self) -> None:
+        fs, run = self.fs, self.run_name
+        self.assertFalse(fs.isdir(run) or fs.exists(run))
+        with self.assertRaises(FileNotFoundError):
+            fs.ls(run)
+        for name in ("step-1", "step-20", "folder/step-3"):
+            self.save(name, 1)
+        self.assertEqual(fs.ls("ckptstore://" + run, detail=False), [f"{run}/folder", f"{run}/step-1", f"{run}/step-20"])
+        self.assertEqual(fs.ls(run + "/folder", detail=False), [f"{run}/folder/step-3"])
+        self.assertEqual(fs.ls(run + "/step-1/", detail=False), [f"{run}/step-1/.metadata", f"{run}/step-1/__0_0.distcp"])
+        self.assertEqual(sorted(fs.glob(f"ckptstore://{run}/step-*")), [f"{run}/step-1", f"{run}/step-20"])
+        self.assertEqual(len(fs.find(run)), 6)
+        self.assertEqual([fs.isdir(f"{run}/{p}") for p in ("folder", "folder/step-3", "step-1", "step-2", "step-1/.metadata")], [True, True, True, False, False])
+        self.assertEqual([fs.isfile(f"{run}/{p}") for p in ("step-1/.metadata", "folder/step-3/.metadata", "step-1", "step-1/none")], [True, True, False, False])
+        self.assertGreater(fs.size(f"{run}/step-1/__0_0.distcp"), 700 * 300 * 4)
+
+    def test_what_is_pending_is_not_listed(self) -> None:
+        self.save("step-1", 1)
+        with self.fs.open(self.url("step-2/__0_0.distcp"), "wb") as file:
+            file.write(b"some")
+        self.assertEqual(self.fs.ls(self.run_name, detail=False), [f"{self.run_name}/step-1"])
+        self.assertFalse(self.fs.exists(self.url("step-2")) or self.fs.exists(self.url("step-2/__0_0.distcp")))
+        self.fs.rm(self.url("step-2"), recursive=True)
+
+    def test_a_purge_in_the_middle_of_a_save_takes_the_listing_for_what_is_there(self) -> None:
+        for step in (1, 2, 3):
+            self.save(f"step-{step}", step)
+        self.give_up("step-4")
+        with self.fs.open(self.url("step-4/__0_0.distcp"), "wb"):
+            steps = sorted(int(path.rsplit("-", 1)[1]) for path in self.fs.ls(self.run_name, detail=False))
+            for step in steps[:-2]:
+                self.fs.rm(self.url(f"step-{step}"), recursive=True)
+        self.assertEqual(self.fs.ls(self.run_name, detail=False), [f"{self.run_name}/step-2", f"{self.run_name}/step-3"])
+        with self.assertRaisesRegex(BaseException, "does not exist"):
+            self.load("step-1")
+        rows = {row["name"]: row["superseded"] for row in self.rows("--all")}
+        self.assertEqual(rows, {"step-1": True, "step-2": False, "step-3": False})
+
+    def test_a_file_beside_the_tensors_is_an_attachment(self) -> None:
+        self.save("epoch=1-step=20.ckpt", 1)
+        path = self.url("epoch=1-step=20.ckpt/meta.pt")
+        for content in (b"first", b"second, and longer"):
+            with self.fs.transaction, self.fs.open(path, "wb") as file:
+                file.write(content)
+            self.assertEqual(self.fs.cat(path), content)
+        (row,) = self.rows()
+        self.assertEqual(row["step"], 20)
+        self.assertTrue(same(self.load("epoch=1-step=20.ckpt"), state(1)))
+        self.assertEqual(self.cli("verify", f"{self.run_name}@{row['id']}").returncode, 0)
+
+    def test_a_transaction_that_fails_leaves_nothing(self) -> None:
+        self.save("step-1", 1)
+        with self.assertRaises(ZeroDivisionError):
+            with self.fs.transaction:
+                with self.fs.open(self.url("step-1/meta.pt"), "wb") as file:
+                    file.write(b"some")
+                1 / 0
+        self.assertFalse(self.fs.exists(self.url("step-1/meta.pt")))
+
+    def test_a_file_that_is_given_up_is_none(self) -> None:
+        self.give_up("step-1")
+        with self.assertRaises(ZeroDivisionError):
+            with self.fs.open(self.url("step-1/.metadata.tmp"), "wb") as file:
+                file.write(b"some")
+                1 / 0
+        with self.assertRaises((FileNotFoundError, Refused)):
+            self.fs.mv(self.url("step-1/.metadata.tmp"), self.url("step-1/.metadata"))
+
+    def test_a_committed_file_is_not_removed_by_itself(self) -> None:
+        self.save("step-1", 1)
+        with self.assertRaisesRegex(Refused, "recursive"):
+            self.fs.rm(self.url("step-1/__0_0.distcp"))
+        with self.assertRaisesRegex(Refused, "recursive"):
+            self.fs.rm(self.url("step-1"))
+        self.assertTrue(same(self.load("step-1"), state(1)))
+
+    def test_a_filesystem_travels_in_a_pickle(self) -> None:
+        self.save("step-1", 1)
+        self.assertTrue(pickle.loads(pickle.dumps(self.fs)).isdir(self.url("step-1")))
+
+    def test_names_that_cannot_be_are_refused(self) -> None:
+        for path in ("step-1", "a/b/c/d", "step-1/r00000.idx", "step-1/COMMIT.json", "latest/__0_0.distcp"):
+            with self.subTest(path), self.assertRaises(Refused):
+                self.fs.open(self.url(path), "wb")
+        with self.assertRaisesRegex(ValueError, "mode"):
+            self.fs.open(self.url("step-1/x"), "ab")
+
+    def test_reads_of_any_part(self) -> None:
+        self.save("step-1", 1)
+        with self.fs.open(self.url("step-1/__0_0.distcp"), "rb") as file:
+            whole = file.read()
+            self.assertEqual(len(whole), self.fs.size(self.url("step-1/__0_0.distcp")))
+            for start, size in ((0, 1), (65535, 2), (len(whole) - 3, 10), (len(whole), 1), (123456, 200000)):
+                file.seek(start)
+                self.assertEqual(file.read(size), whole[start : start + size])
+                self.assertEqual(file.tell(), min(start + size, len(whole)))
+            file.seek(-5, os.SEEK_END)
+            self.assertEqual(file.read(), whole[-5:])
+
+
+class Trained(Stored):
+    def test_under_a_trainer_it_is_a_checkpoint_of_the_attempt(self) -> None:
+        from ranks import launch
+
+        for case, wrong in launch(pathlib.Path(self.store), "filesystem_ranks.py", 2, name="trained").items():
+            with self.subTest(case):
+                self.assertEqual(wrong, {})
+        rows = {row["name"]: row for row in self.rows(run="trained")}
+        self.assertEqual({(row["attempt"], row["world_size"]) for row in rows.values()}, {(1, 2)})
+        self.assertEqual(rows["step-7"]["step"], 7)
+
+
+if __name__ == "__main__":
+    unittest.main()
