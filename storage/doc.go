@@ -12,6 +12,8 @@
 //	receipt   COMMIT.json, which says that the manifest is committed
 //	foreign   a checkpoint that another program wrote, read where it lies
 //	adopted   a rank whose chunks lie in the files of a foreign checkpoint
+//	verbatim  a rank whose chunks lie in files of another format, kept here as they came
+//	pending   such files before their commit, in .pending below the root
 //	base      a committed checkpoint whose chunks a save may reuse
 //	sums      the digests of adopted chunks, learned by reading them once
 //
@@ -26,6 +28,8 @@
 //	  r00003.sums          of an adopted rank, once they are learned
 //	  manifest-<digest>    plan.EncodeManifest; the digest is that of its bytes
 //	  COMMIT.json          the receipt; without it this is no checkpoint
+//	  __R_N.distcp …       of a verbatim rank, instead of the first: see verbatim.go
+//	  attached-<digest>-…  a file that was attached after the commit
 //	  *.tmp                a file being written; never read
 //
 // Every digest is BLAKE3-256 and every checksum CRC-32C. The chain of trust

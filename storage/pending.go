@@ -155,7 +155,7 @@ func (p *Pending) Names() []string {
 
 // Rename gives a file another name. A file that has it goes.
 func (p *Pending) Rename(from, to string) error {
-	if err := plainName(to); err != nil {
+	if err := plainName(strings.TrimSuffix(to, backend.Partial)); err != nil {
 		return err
 	}
 	p.mu.Lock()
