@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs PyTorch's own tests of distributed checkpointing with the store as their storage.
 
-    run.py TREE [--way native|fsspec|stock] [-k PATTERN]… [--json FILE]
+    run.py TREE [--way native|fsspec|stock] [--file NAME]… [-k PATTERN]… [--json FILE]
 
 TREE is the source tree of PyTorch, or its folder test; its version should be that of
 the torch which this Python has. The tests' text stays as it is: in every process, the
@@ -37,6 +37,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("tree", type=pathlib.Path, help="source tree of PyTorch, or its folder test")
     parser.add_argument("--way", choices=("native", "fsspec", "stock"), default="native")
     parser.add_argument("-k", dest="patterns", action="append", default=[], metavar="PATTERN", help="only tests whose id has PATTERN in it")
+    parser.add_argument("--file", dest="files", action="append", default=[], metavar="NAME", help="only this file of tests, such as test_fsspec.py")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write every test's outcome there")
     parser.add_argument("--keep", type=pathlib.Path, metavar="DIR", help="make the store and the tests' output there, and keep them")
     parser.add_argument("--devices", choices=("cpu", "real"), default="cpu", help="let CPUs stand in for GPUs, or not")
@@ -57,8 +58,10 @@ def find(tree: pathlib.Path) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
 def main(argv: list[str]) -> int:
     args = parse(argv)
     files, without = find(args.tree)
+    if args.files:
+        files, without = [file for file in [*files, *without] if file.name in args.files], []
     if not files:
-        print(f"run.py: {args.tree} has no distributed/checkpoint/test_*.py: name PyTorch's source tree, or its folder test", file=sys.stderr)
+        print(f"run.py: {args.tree} has no {' or '.join(args.files) or 'distributed/checkpoint/test_*.py'}: name PyTorch's source tree, or its folder test", file=sys.stderr)
         return 2
     folder = pathlib.Path(args.keep or tempfile.mkdtemp(prefix="conformance-")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +76,7 @@ def main(argv: list[str]) -> int:
     known = json.loads((HERE / "known.json").read_text(encoding="utf-8"))
     if args.json:
         args.json.write_text(json.dumps([vars(test) for test in tests], indent=1) + "\n", encoding="utf-8")
-    return outcome.report(tests, without, known, args.way, whole=not args.patterns)
+    return outcome.report(tests, without, known, args.way, whole=not args.patterns and not args.files)
 
 
 if __name__ == "__main__":

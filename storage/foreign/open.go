@@ -47,6 +47,9 @@ func open(ctx context.Context, files vfs.FS, name string) (*storage.Foreign, err
 	for _, rank := range slices.Sorted(maps.Keys(b.parts)) {
 		parts = append(parts, *b.parts[rank])
 	}
+	if len(parts) == 0 { // what holds nothing is rank 0's
+		parts = append(parts, storage.Part{Rank: 0})
+	}
 	return storage.NewForeign(files, name, format, b.layout, parts)
 }
 
