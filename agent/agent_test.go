@@ -223,7 +223,8 @@ func TestStopsIdle(t *testing.T) {
 	p := newPlace(t)
 	c := p.start("--idle=200ms")
 	ranks := join(t, c, "k", "r", 1)
-	time.Sleep(400 * time.Millisecond) // it must not stop in this time
+	joined := time.Now()
+	await(t, func() bool { return time.Since(joined) > 400*time.Millisecond }) // in which it must not stop
 	commit(t, ranks, 1)
 	ranks[0].leave()
 	p.gone(c)

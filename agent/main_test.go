@@ -127,7 +127,7 @@ func newPlace(t *testing.T) *place {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shared, err := os.MkdirTemp("/dev/shm", "ag")
+	shared, err := os.MkdirTemp("/dev/shm", "ag") //nolint:usetesting // t.TempDir is no memory
 	if err != nil {
 		t.Fatal(err)
 	}
