@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
-from torch.distributed.tensor import DTensor
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from .._boxes import DTYPES, plain
 from .._session import Item
@@ -117,12 +116,8 @@ def item(of: WriteItem, paths: Any, size: int) -> Item:
     return said
 
 
-def refuse(plan: SavePlan, planner: SavePlanner) -> None:
-    """Raise Error for tensors of which the plan does not say that they have no bytes to keep."""
-    state = getattr(planner, "state_dict", None)
+def refuse(plan: SavePlan) -> None:
+    """Raise Error for tensors of which the plan says that they have no bytes to keep."""
     for write in plan.items:
         if write.tensor_data is not None and write.tensor_data.properties.layout != torch.strided:
             raise Error(f"tensor {write.index.fqn!r} has the layout {write.tensor_data.properties.layout}: a store keeps strided tensors; save its indices and values, or to_dense()")
-        value = state.get(write.index.fqn) if isinstance(state, Mapping) else None
-        if isinstance(value, DTensor) and any(placement.is_partial() for placement in value.placements):
-            raise Error(f"tensor {write.index.fqn!r} is partial, {value.placements}: redistribute it before it is saved")

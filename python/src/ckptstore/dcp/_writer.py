@@ -154,7 +154,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         values: list[memoryview | None] = []
         items: list[Item] = []
         try:
-            _plans.refuse(plan, planner)
+            _plans.refuse(plan)
             for item in plan.items:
                 value = _value(item, planner, self._warned)
                 items.append(_plans.item(item, plan.planner_data, 0 if value is None else len(value)))
