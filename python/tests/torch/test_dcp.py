@@ -36,7 +36,7 @@ class Dcp(unittest.TestCase):
 
     def test_without_a_trainer(self) -> None:
         with tempfile.TemporaryDirectory() as out:
-            environment = {**os.environ, "PYTHONPATH": str(ranks.SOURCE), "OUTCOMES": out, "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, "PYTHONPATH": str(ranks.SOURCE), "OUTCOMES": out, "OMP_NUM_THREADS": "1", "CKPTSTORE_STORE": str(self.store / "default")}
             environment.pop("CKPTSTORE_SOCKET", None)
             script = str(pathlib.Path(__file__).parent / "dcp_ranks.py")
             command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, str(self.store / "runs"), "all"]
