@@ -110,9 +110,13 @@ func (p *Pending) Remove(ctx context.Context) error {
 	return disk.Gone(err)
 }
 
+// PendingName reports a name that no file of a [Pending] can have: a
+// [*NameError], or one that is no name.
+func PendingName(name string) error { return plainName(strings.TrimSuffix(name, backend.Partial)) }
+
 // Create begins a file. One of that name is given up: its writes are errors.
 func (p *Pending) Create(ctx context.Context, name string) (*PendingFile, error) {
-	if err := plainName(strings.TrimSuffix(name, backend.Partial)); err != nil {
+	if err := PendingName(name); err != nil {
 		return nil, err
 	}
 	p.mu.Lock()
@@ -155,7 +159,7 @@ func (p *Pending) Names() []string {
 
 // Rename gives a file another name. A file that has it goes.
 func (p *Pending) Rename(from, to string) error {
-	if err := plainName(strings.TrimSuffix(to, backend.Partial)); err != nil {
+	if err := PendingName(to); err != nil {
 		return err
 	}
 	p.mu.Lock()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 )
 
@@ -79,6 +80,9 @@ func (p path) written() (target, string, error) {
 		return to, name, refused("%s%s: a file lies in a checkpoint, %sRUN[/PART]/NAME/FILE", scheme, p.text, scheme)
 	}
 	if err := planner.ValidName(to.name); err != nil {
+		return to, name, refused("%s%s: %w", scheme, p.text, err)
+	}
+	if err := storage.PendingName(name); err != nil {
 		return to, name, refused("%s%s: %w", scheme, p.text, err)
 	}
 	return to, name, nil

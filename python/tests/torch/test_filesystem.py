@@ -6,9 +6,10 @@ import json
 import os
 import pathlib
 import pickle
+import shutil
 import subprocess
-import sys
 import tempfile
+import time
 import unittest
 import warnings
 from typing import Any
@@ -46,6 +47,24 @@ def same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
+def remove(folder: tempfile.TemporaryDirectory) -> None:
+    """Remove a folder, in which an agent that has been stopped may still close its log."""
+    deadline = time.monotonic() + LIMIT
+    while True:
+        try:
+            shutil.rmtree(folder.name)
+            folder.cleanup()
+            return
+        except FileNotFoundError:
+            if not os.path.exists(folder.name):
+                folder.cleanup()
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
 class Stored(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
@@ -56,8 +75,8 @@ class Stored(unittest.TestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        cls.cli("agent", "stop")
-        cls.folder.cleanup()
+        cls.cli("agent", "stop")  # says so if there is none
+        remove(cls.folder)
         del os.environ["CKPTSTORE_STORE"]
 
     @classmethod
