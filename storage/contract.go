@@ -124,7 +124,8 @@ type Reader interface {
 // Destination takes the bytes that are read.
 type Destination interface {
 	// Want is the buffer of wants[i]: as large as its box, row-major, or as
-	// large as the value. It is called by several goroutines, and must give
+	// large as the value. Into nil nothing is copied, and what the want needs is
+	// verified all the same. It is called by several goroutines, and must give
 	// the same memory each time.
 	Want(i int) []byte
 }

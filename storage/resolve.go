@@ -23,19 +23,12 @@ func (r chunkReader) resolve(ctx context.Context, wants []plan.Want, reads []pla
 			return nil, fmt.Errorf("%q: a read is for want %d of %d", read.FQN, read.Want, len(wants))
 		}
 		want := wants[read.Want]
-		k := key{value: want.Value, rank: read.Rank, fqn: read.FQN}
-		if !want.Value {
-			k.box = read.Chunk.Key()
-		}
+		k := readKey(want, read)
 		c := byKey[k]
 		if c == nil {
-			x, err := r.load(ctx, read.Rank)
+			x, i, err := r.find(ctx, k, read)
 			if err != nil {
 				return nil, err
-			}
-			i, ok := x.at[k]
-			if !ok {
-				return nil, fmt.Errorf("%q %s is not among the chunks of rank %d", read.FQN, k.box, read.Rank)
 			}
 			c = newChunkRead(x.index, i)
 			c.rank, c.at = x, i
@@ -69,6 +62,19 @@ func (r chunkReader) resolve(ctx context.Context, wants []plan.Want, reads []pla
 		return 0
 	})
 	return chunks, nil
+}
+
+// find is a chunk's index and its entry there.
+func (r chunkReader) find(ctx context.Context, k key, read plan.Read) (*rankIndex, int, error) {
+	x, err := r.load(ctx, read.Rank)
+	if err != nil {
+		return nil, 0, err
+	}
+	i, ok := x.at[k]
+	if !ok {
+		return nil, 0, fmt.Errorf("%q %s is not among the chunks of rank %d", read.FQN, k.box, read.Rank)
+	}
+	return x, i, nil
 }
 
 // readSpot is what equal chunks that lie in a file once, as tied weights do,
@@ -121,13 +127,15 @@ func (c *chunkRead) add(want plan.Want, read plan.Read, dst []byte) error {
 			return fmt.Errorf("region %v does not lie in chunk %v and want %v", to.region, c.box, to.box)
 		}
 	}
-	if need := to.box.Volume() * int64(size); int64(len(dst)) != need {
+	if need := to.box.Volume() * int64(size); dst != nil && int64(len(dst)) != need {
 		return fmt.Errorf("the buffer has %d bytes, %v needs %d", len(dst), to.box, need)
 	}
 	if to.lo, to.hi = tensor.Span(c.box, to.region); to.lo == to.hi {
 		return nil
 	}
-	c.copies = append(c.copies, to)
+	if dst != nil {
+		c.copies = append(c.copies, to)
+	}
 	c.blocks = append(c.blocks, touched(c.box, to.region, int64(c.size))...)
 	return nil
 }

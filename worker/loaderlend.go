@@ -24,11 +24,16 @@ import (
 // several files.
 const readsSlots = 3
 
-// spot is where a want lies in a slot.
+// spot is where a want lies in a slot, or in a file of the checkpoint; the zero
+// spot is of one that is read into the rank's arena.
 type spot struct {
-	arena *arena // nil: it does not
+	arena *arena
+	file  string // its path; empty: it is in none
 	off   int64
 }
+
+// lent reports whether a rank copies from there.
+func (s spot) lent() bool { return s.arena != nil || s.file != "" }
 
 // spot is where a want of a rank lies in a slot that is lent to it.
 func (of *restoreRank) spot(want int) spot {
@@ -40,7 +45,7 @@ func (of *restoreRank) spot(want int) spot {
 
 // target is where a want is to be read to.
 func (of *restoreRank) target(want int) []byte {
-	if of.arena == nil || of.spot(want).arena != nil {
+	if of.arena == nil || of.spot(want).lent() {
 		return nil
 	}
 	at := of.offsets[want]
@@ -62,7 +67,7 @@ func (of *restoreRank) lent() (slots []*arena) {
 // allLent reports whether a rank needs no arena.
 func (of *restoreRank) allLent() bool {
 	for i := range of.wants {
-		if of.spot(i).arena == nil && !of.absent(i) {
+		if !of.spot(i).lent() && !of.absent(i) {
 			return false
 		}
 	}
@@ -111,24 +116,33 @@ func (r *restore) lend(ctx context.Context, held copies) (bytes int64, err error
 		spots[read.Want] = spot{}
 	}
 	for i, w := range whose {
-		of := &r.ranks[w.rank]
-		if of.spots == nil {
-			of.spots = make([]spot, len(of.wants))
-		}
-		of.spots[w.want] = spots[i]
+		r.ranks[w.rank].lendAt(w.want, spots[i])
 	}
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
 		r.l.arenas.lend(of.lent())
-		sizes := make([]int64, len(of.sizes))
-		for i, n := range of.sizes {
-			if of.spot(i).arena == nil {
-				sizes[i] = n
-			}
-		}
-		of.offsets, of.size = place(sizes)
+		of.replace()
 	}
 	return got.Bytes, nil
+}
+
+// lendAt says where a rank finds a want.
+func (of *restoreRank) lendAt(want int, at spot) {
+	if of.spots == nil {
+		of.spots = make([]spot, len(of.wants))
+	}
+	of.spots[want] = at
+}
+
+// replace leaves room in the arena of a rank for what is not lent to it alone.
+func (of *restoreRank) replace() {
+	sizes := make([]int64, len(of.sizes))
+	for i, n := range of.sizes {
+		if !of.spot(i).lent() {
+			sizes[i] = n
+		}
+	}
+	of.offsets, of.size = place(sizes)
 }
 
 // takeBack is the end of lending before any rank was told of it: all that ranks
@@ -180,20 +194,24 @@ func (c copies) spot(want plan.Want, read plan.Read) spot {
 	if of == nil {
 		return spot{}
 	}
-	it := plan.Item{Value: want.Value, Shard: tensor.Shard{FQN: read.FQN, Box: read.Chunk}}
-	at, ok := of.at[itemKey(it)]
+	at, ok := of.at[readItemKey(want, read)]
 	if !ok {
 		return spot{}
 	}
 	if want.Value {
-		return spot{of.arena, at.off}
+		return spot{arena: of.arena, off: at.off}
 	}
 	lo, hi := tensor.Span(read.Chunk, read.Region)
 	size := int64(read.DType.Size())
 	if want.Shard.DType != read.DType || !read.Region.Equal(want.Shard.Box) || hi-lo != read.Region.Volume() || hi == lo || hi*size > at.size {
 		return spot{}
 	}
-	return spot{of.arena, at.off + lo*size}
+	return spot{arena: of.arena, off: at.off + lo*size}
+}
+
+// readItemKey is the key of the item that a read is of.
+func readItemKey(want plan.Want, read plan.Read) string {
+	return itemKey(plan.Item{Value: want.Value, Shard: tensor.Shard{FQN: read.FQN, Box: read.Chunk}})
 }
 
 // lend holds slots that are held already once more.
@@ -212,16 +230,19 @@ func (r *restore) answer(rank int, of *restoreRank) answer {
 		Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Load: r.n, Arenas: []client.LoadArena{}, Unread: r.unread,
 		In: make([]int, len(of.items)), Offsets: make([]int64, len(of.items)), Sizes: make([]int64, len(of.items)),
 	}
-	number := map[*arena]int{}
-	name := func(a *arena, size int64) {
-		number[a] = len(reply.Arenas)
-		reply.Arenas = append(reply.Arenas, client.LoadArena{Path: a.path, Size: size})
+	number := map[spot]int{} // of a file, the spot with its name alone
+	name := func(s spot, path string, size int64) {
+		number[s] = len(reply.Arenas)
+		reply.Arenas = append(reply.Arenas, client.LoadArena{Path: path, Size: size})
 	}
 	for _, a := range out.slots {
-		name(a, int64(len(a.data)))
+		name(spot{arena: a}, a.path, int64(len(a.data)))
+	}
+	for _, path := range of.lentFiles() {
+		name(spot{file: path}, path, r.files[path])
 	}
 	if of.arena != nil {
-		name(of.arena, of.size)
+		name(spot{arena: of.arena}, of.arena.path, of.size)
 	}
 	for item := range reply.Sizes {
 		reply.Sizes[item] = -1
@@ -231,10 +252,10 @@ func (r *restore) answer(rank int, of *restoreRank) answer {
 			continue
 		}
 		at := of.spot(i)
-		if at.arena == nil {
-			at = spot{of.arena, of.offsets[i]}
+		if !at.lent() {
+			at = spot{arena: of.arena, off: of.offsets[i]}
 		}
-		reply.In[item], reply.Offsets[item], reply.Sizes[item] = number[at.arena], at.off, of.sizes[i]
+		reply.In[item], reply.Offsets[item], reply.Sizes[item] = number[spot{arena: at.arena, file: at.file}], at.off, of.sizes[i]
 	}
 	out.reply = reply
 	return out

@@ -17,6 +17,9 @@ func (r *restore) readBeside(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := r.lendFiles(ctx, held); err != nil {
+		return err
+	}
 	err = r.memory(ctx)
 	if noSpace(err) && r.l.g.slots.spare() {
 		err = r.memory(ctx) // without those that hold other checkpoints
@@ -29,6 +32,9 @@ func (r *restore) readBeside(ctx context.Context) error {
 		lent = 0
 		r.takeBack()
 		r.l.g.slots.spare()
+		if err := r.lendFiles(ctx, nil); err != nil {
+			return err
+		}
 		err = r.memory(ctx)
 	}
 	if err != nil {

@@ -26,6 +26,7 @@ type restore struct {
 	reader   storage.Reader
 	unread   []string
 	ranks    []restoreRank
+	files    map[string]int64 // those of the checkpoint that are lent, and their sizes
 }
 
 // restoreRank is what one rank wants, and where it goes.
@@ -40,8 +41,8 @@ type restoreRank struct {
 	size    int64
 	arena   *arena
 
-	slots bool   // it can read staging slots
-	spots []spot // by want; nil: nothing is read there
+	slots bool   // it can read several files
+	spots []spot // by want; nil: none is lent
 }
 
 // run reads a load for all ranks. On return nothing writes to their arenas.
