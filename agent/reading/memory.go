@@ -101,8 +101,19 @@ func (m *memory) open() error {
 	return fmt.Errorf("no directory in %s stays this process's own", m.shared)
 }
 
-// take is a file of at least size bytes, whose memory is there.
+// bytes are the memory of a file; of none, none.
+func (f *file) bytes() []byte {
+	if f == nil {
+		return nil
+	}
+	return f.data
+}
+
+// take is a file of at least size bytes, whose memory is there; of none, nil.
 func (m *memory) take(ctx context.Context, size int64) (*file, error) {
+	if size == 0 {
+		return nil, ctx.Err()
+	}
 	size = (size + page - 1) / page * page
 	f, err := m.choose(size)
 	if err != nil {
@@ -210,6 +221,9 @@ func (f *file) unmap() error {
 // still read it if it breaks its word: it then reads what others have asked for,
 // in this store, as the same user.
 func (m *memory) give(f *file) {
+	if f == nil {
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -245,6 +259,9 @@ func (m *memory) spare() {
 // free gives memory back to the system. What a caller still maps stays until it
 // does not: to cut the file would kill it.
 func (m *memory) free(f *file) {
+	if f == nil {
+		return
+	}
 	gone := os.Remove(f.path)
 	if errors.Is(gone, os.ErrNotExist) {
 		gone = nil // with the directory

@@ -68,9 +68,11 @@ type wanted struct {
 	wants   []plan.Want
 	of      []int // the item of each want
 	planned planner.Loaded
-	sizes   []int64 // by item; -1: left out
-	offsets []int64 // by item
-	size    int64
+	reads   []plan.Read
+	spots   map[int]storage.Spot // by want: what is copied out of the checkpoint's files
+	sizes   []int64              // by item; -1: left out
+	offsets []int64              // by item, in memory
+	size    int64                // of the memory
 }
 
 // align is what offsets of items are a multiple of, in bytes.
@@ -94,12 +96,9 @@ func (s *source) plan(req Request) (*wanted, error) {
 		return nil, &problem{http.StatusBadRequest, fmt.Errorf("read %s: %w", s.name(), err)}
 	}
 	for i, want := range w.wants {
-		if _, absent := slices.BinarySearch(w.planned.Absent, i); absent {
-			continue
+		if _, absent := slices.BinarySearch(w.planned.Absent, i); !absent {
+			w.sizes[w.of[i]] = s.loader.Size(want)
 		}
-		n := s.loader.Size(want)
-		w.sizes[w.of[i]], w.offsets[w.of[i]] = n, w.size
-		w.size += (n + align - 1) / align * align
 	}
 	return w, nil
 }
@@ -153,31 +152,6 @@ func (s *source) values(fqn string) []plan.Value {
 	return all[from:to]
 }
 
-// into is where wants are read to.
-type into struct {
-	of   *wanted
-	data []byte
-}
-
-var _ storage.Destination = into{}
-
-// Want implements storage.Destination.
-func (d into) Want(i int) []byte {
-	item := d.of.of[i]
-	at := d.of.offsets[item]
-	return d.data[at : at+d.of.sizes[item]]
-}
-
-// fill reads and verifies everything.
-func (w *wanted) fill(ctx context.Context, data []byte) error {
-	r := w.source.reader
-	reads, err := r.PrepareGlobalPlan(ctx, [][]plan.Read{w.planned.Reads})
-	if err == nil {
-		_, err = r.ReadData(ctx, w.wants, reads[0], into{w, data})
-	}
-	return err
-}
-
 // serveRead answers read. What a caller does not get to know of is freed.
 func (s *Server) serveRead(w http.ResponseWriter, r *http.Request) {
 	req, err := decode[Request](w, r)
@@ -204,11 +178,14 @@ func (s *Server) onRead(ctx context.Context, req Request) (out Reply, err error)
 	if err != nil {
 		return out, err
 	}
+	if err := w.place(ctx); err != nil {
+		return out, unreadable(src.row, err)
+	}
 	f, err := s.memory.take(ctx, w.size)
 	if err != nil {
 		return out, fmt.Errorf("read %s: %w", src.name(), err)
 	}
-	if err := w.fill(ctx, f.data); err != nil {
+	if err := w.fill(ctx, f.bytes()); err != nil {
 		s.memory.give(f)
 		return out, unreadable(src.row, err)
 	}
@@ -217,10 +194,9 @@ func (s *Server) onRead(ctx context.Context, req Request) (out Reply, err error)
 		s.memory.free(f)
 		return out, err
 	}
-	return Reply{
-		Checkpoint: src.row.ID, Step: src.row.Step, Read: id, Arenas: []client.LoadArena{{Path: f.path, Size: w.size}},
-		In: make([]int, len(req.Items)), Offsets: w.offsets, Sizes: w.sizes,
-	}, nil
+	out = w.reply(f)
+	out.Checkpoint, out.Step, out.Read = src.row.ID, src.row.Step, id
+	return out, nil
 }
 
 // unreadable says what to do about a checkpoint that is damaged or gone.

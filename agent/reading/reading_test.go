@@ -3,6 +3,7 @@ package reading
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -28,6 +29,9 @@ func (s *served) oracle(path string, it client.Item) []byte {
 	src := &source{row: projections.Checkpoint{ID: path}, manifest: f.Manifest(), reader: f, loader: planner.NewLoader(f.Manifest().Layout)}
 	w, err := src.plan(Request{Items: []client.Item{it}})
 	if err != nil {
+		s.Fatal(err)
+	}
+	if err := w.place(s.Context()); err != nil {
 		s.Fatal(err)
 	}
 	data := make([]byte, w.size)
@@ -66,7 +70,7 @@ func readEverything(t *testing.T, fixture string) {
 		}
 		r := ask[Reply](s, "read", req, http.StatusOK)
 		for i, it := range req.Items {
-			if r.Offsets[i]%align != 0 {
+			if strings.HasPrefix(r.Arenas[r.In[i]].Path, s.shared) && r.Offsets[i]%align != 0 {
 				t.Errorf("%s is at %d", it.FQN, r.Offsets[i])
 			}
 			if got := s.bytesOf(r, i); !bytes.Equal(got, s.oracle(path, it)) {
@@ -74,6 +78,34 @@ func readEverything(t *testing.T, fixture string) {
 			}
 		}
 		ask[struct{}](s, "done", Done{r.Read}, http.StatusOK)
+	}
+}
+
+// TestFilesAreLent makes no memory for what lies in the checkpoint's file as it is
+// wanted, whole or in part, and finds damage there all the same.
+func TestFilesAreLent(t *testing.T) {
+	s := serve(t, safetensors(t, 100, 100))
+	req := rowsOf("t0", 60, 100)
+	for i, box := range [][2][]int64{{{0, 0}, {60, 1024}}, {{7, 0}, {30, 1024}}, {{9, 1000}, {1, 24}}} {
+		req.Items[0].DType, req.Items[0].Offsets, req.Items[0].Sizes = tensor.Uint8, box[0], box[1]
+		r := ask[Reply](s, "read", req, http.StatusOK)
+		from := box[0][0]*1024 + box[0][1]
+		if got := s.bytesOf(r, 0); len(s.files()) > 0 || !bytes.Equal(got, pattern(0, 100*1024)[from:from+int64(len(got))]) {
+			t.Errorf("box %d is another, or is in memory: %+v", i, r)
+		}
+		ask[struct{}](s, "done", Done{r.Read}, http.StatusOK)
+	}
+	r := ask[Reply](s, "read", req, http.StatusOK)
+	file, err := os.OpenFile(r.Arenas[0].Path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = file.WriteAt([]byte{255 - pattern(0, 1)[0]}, r.Offsets[0])
+	if err := errors.Join(err, file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if text := s.refused("read", req, http.StatusInternalServerError); !strings.Contains(text, "checksum of the block") {
+		t.Errorf("damage is said so: %q", text)
 	}
 }
 

@@ -1,0 +1,78 @@
+package reading
+
+import (
+	"context"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// place finds what the caller can copy out of the checkpoint's own files, and
+// where in memory all else goes.
+func (w *wanted) place(ctx context.Context) error {
+	reads, err := w.source.reader.PrepareGlobalPlan(ctx, [][]plan.Read{w.planned.Reads})
+	if err != nil {
+		return err
+	}
+	w.reads = reads[0]
+	if files, ok := w.source.reader.(*storage.FileReader); ok {
+		if w.spots, err = files.Spots(ctx, w.wants, w.reads); err != nil {
+			return err
+		}
+	}
+	for i, item := range w.of {
+		if _, lent := w.spots[i]; !lent && w.sizes[item] > 0 {
+			w.offsets[item] = w.size
+			w.size += (w.sizes[item] + align - 1) / align * align
+		}
+	}
+	return nil
+}
+
+// into is where wants are read to.
+type into struct {
+	of   *wanted
+	data []byte
+}
+
+var _ storage.Destination = into{}
+
+// Want implements storage.Destination.
+func (d into) Want(i int) []byte {
+	if _, lent := d.of.spots[i]; lent {
+		return nil
+	}
+	item := d.of.of[i]
+	at := d.of.offsets[item]
+	return d.data[at : at+d.of.sizes[item] : at+d.of.sizes[item]]
+}
+
+// fill reads and verifies everything.
+func (w *wanted) fill(ctx context.Context, data []byte) error {
+	_, err := w.source.reader.ReadData(ctx, w.wants, w.reads, into{w, data})
+	return err
+}
+
+// reply says where everything is: in memory, or in files of the checkpoint.
+func (w *wanted) reply(f *file) Reply {
+	out := Reply{Arenas: []client.LoadArena{}, In: make([]int, len(w.sizes)), Offsets: w.offsets, Sizes: w.sizes}
+	if f != nil {
+		out.Arenas = append(out.Arenas, client.LoadArena{Path: f.path, Size: w.size})
+	}
+	number := map[string]int{}
+	for i := range w.wants {
+		at, lent := w.spots[i]
+		if !lent {
+			continue
+		}
+		n, known := number[at.Path]
+		if !known {
+			n = len(out.Arenas)
+			number[at.Path] = n
+			out.Arenas = append(out.Arenas, client.LoadArena{Path: at.Path, Size: at.Size})
+		}
+		out.In[w.of[i]], out.Offsets[w.of[i]] = n, at.Offset
+	}
+	return out
+}
