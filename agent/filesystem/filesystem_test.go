@@ -234,7 +234,9 @@ func here(t *testing.T) (*asker, *store.Store) {
 		if err := errors.Join(server.Close(), h.Close(), st.Close()); err != nil {
 			t.Error(err)
 		}
-		<-over
+		if err := <-over; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
 	})
 	return newAsker(t, at), st
 }
@@ -292,7 +294,7 @@ func TestKilledServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := newAsker(t, at)
-		for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
+		for tick, end := time.Tick(10*time.Millisecond), time.Now().Add(limit); ; <-tick {
 			if _, err := os.Stat(at); err == nil {
 				break
 			} else if time.Now().After(end) {

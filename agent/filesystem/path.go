@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 )
@@ -52,9 +51,6 @@ func parse(text string) (path, error) {
 	}
 	return p, nil
 }
-
-// trial is whose line the checkpoints of a path are.
-func (p path) trial() string { return projections.DefaultTrial }
 
 // checkpoint is the path as that of a checkpoint.
 func (p path) checkpoint() (target, bool) {
