@@ -154,7 +154,7 @@ func TestNoArena(t *testing.T) {
 	if _, err := c.Save(t.Context(), 1, state, SaveOptions{}); err == nil || !strings.Contains(err.Error(), "save: open shared memory: open /no/such/arena") {
 		t.Errorf("save: %v", err)
 	}
-	if _, err := c.Load(t.Context(), &state, LoadOptions{}); err == nil || !strings.Contains(err.Error(), "load: open shared memory") {
+	if _, err := c.Load(t.Context(), &state, LoadOptions{}); err == nil || !strings.Contains(err.Error(), "load: open what is loaded") {
 		t.Errorf("load: %v", err)
 	}
 	if state.Values[0].Data[0] != 1 {

@@ -17,7 +17,7 @@ func (r LoadReply) open() (loadFiles, error) {
 		f, err := os.Open(a.Path)
 		if err != nil {
 			files.close()
-			return nil, fmt.Errorf("open shared memory: %w", err)
+			return nil, fmt.Errorf("open what is loaded: %w", err)
 		}
 		files[i] = f
 		info, err := f.Stat()
@@ -26,7 +26,7 @@ func (r LoadReply) open() (loadFiles, error) {
 		}
 		if err != nil {
 			files.close()
-			return nil, fmt.Errorf("open shared memory: %w", err)
+			return nil, fmt.Errorf("open what is loaded: %w", err)
 		}
 	}
 	return files, nil
@@ -38,7 +38,7 @@ func (f loadFiles) read(data []byte, file int, at int64) error {
 		return nil
 	}
 	if _, err := f[file].ReadAt(data, at); err != nil {
-		return fmt.Errorf("read shared memory: %w", err)
+		return fmt.Errorf("read what is loaded: %w", err)
 	}
 	return nil
 }

@@ -195,7 +195,7 @@ type LoadReply struct {
 }
 
 // LoadArena is a file of which some bytes are read: staging slots that hold the
-// checkpoint, and one for all that no slot holds as it is wanted.
+// checkpoint, its own files, and one for all that none of them holds as it is wanted.
 type LoadArena struct {
 	Path string `json:"path"`
 	Size int64  `json:"size"` // of what may be read
