@@ -111,7 +111,14 @@ class Loaded:
     def _file(self, arena: int) -> int:
         with self._lock:
             if arena not in self._files:
-                self._files[arena] = os.open(self._paths[arena], os.O_RDONLY | os.O_CLOEXEC)
+                path = self._paths[arena]
+                try:
+                    self._files[arena] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError as error:
+                    raise Error(
+                        f"load {self.checkpoint}: {path} is not there: the checkpoint was deleted meanwhile, or this process "
+                        "does not see the store's directory at that path; load again, or mount it there"
+                    ) from error
             return self._files[arena]
 
     def into(self, item: int, buffer: memoryview) -> None:
