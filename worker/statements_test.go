@@ -68,6 +68,21 @@ func (h *hooks) wantCalls(want ...string) {
 	}
 }
 
+// awaitCall waits until a hook was called.
+func (h *hooks) awaitCall(name string) {
+	h.t.Helper()
+	called := func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return slices.Contains(h.calls, name)
+	}
+	for tick, end := time.Tick(5*time.Millisecond), time.Now().Add(patience); !called(); <-tick {
+		if time.Now().After(end) {
+			h.t.Fatalf("hook %q is not called", name)
+		}
+	}
+}
+
 // Name implements backend.Config.
 func (h *hooks) Name() string { return "hooks" }
 
@@ -232,6 +247,7 @@ func Test03ShutdownIsGraceful(t *testing.T) {
 		j.start()
 		j.out.await(t, 1, "[rank0] sits")
 		j.out.await(t, 1, "[rank1] sits")
+		h.awaitCall("training")
 		j.cancel(errStop)
 		if err := j.wait(); !errors.Is(err, errStop) || strings.Contains(err.Error(), "rank 1 is dead") {
 			t.Errorf("error %v", err)

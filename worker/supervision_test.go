@@ -314,7 +314,8 @@ func TestJobsAtOnceHaveTheirPorts(t *testing.T) {
 	}
 	for _, j := range jobs {
 		j.cancel(errStop)
-		if err := j.wait(); !errors.Is(err, errStop) {
+		// Workers that end well before the job has noticed have completed it.
+		if err := j.wait(); err != nil && !errors.Is(err, errStop) {
 			t.Error(err)
 		}
 	}
