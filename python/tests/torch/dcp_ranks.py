@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from ckptstore.dcp import Stager, StorageReader, StorageWriter
+from ckptstore.dcp import Stager, StorageReader, StorageWriter, _staging
 
 STORE = sys.argv[1]
 
@@ -143,6 +143,27 @@ def staging_keeps_memory_and_ties() -> None:
     assert stager.stage({"a": weight})["a"].data_ptr() == first
 
 
+def staging_memory_outlives_writers() -> None:
+    model, optimizer = {"a": torch.ones(100)}, {"b": torch.ones(7000)}
+
+    def stage(state: dict) -> int:
+        staged = StorageWriter(path("step-1")).stage(state)
+        assert all(torch.equal(staged[name], state[name]) for name in state)
+        return next(iter(staged.values())).data_ptr()
+
+    StorageWriter(path("step-1")).close()
+    places = [stage(model), stage(optimizer)]
+    assert places == [stage(model), stage(optimizer)], "each kind of state dict keeps its memory"
+    held = StorageWriter(path("step-1")).stage(model)
+    assert held["a"].data_ptr() == places[0] and stage(model) != places[0]
+    assert (held["a"] == 1).all()
+    child = os.fork()
+    if child == 0:
+        shared = _staging.shared
+        os._exit(1 if shared._arenas else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "a child has memory of its own"
+
+
 def plan_caching() -> None:
     for step in (30, 31, 32):
         state = layouts(True)
@@ -259,7 +280,7 @@ CASES = {
     "save": [save_layouts],
     "load": [load_layouts, offline],
     "all": [
-        save_layouts, load_layouts, offline, async_thread_keeps_what_was_staged, staging_keeps_memory_and_ties, plan_caching,
+        save_layouts, load_layouts, offline, async_thread_keeps_what_was_staged, staging_keeps_memory_and_ties, staging_memory_outlives_writers, plan_caching,
         a_name_again_is_newer, nothing_is_saved, ranks_disagree, tensors_without_bytes, one_rank_fails, some_of_the_ranks,
         without_collectives, values_of_other_classes, a_directory_of_pytorch, keywords_and_pickles, async_process,
     ],

@@ -21,9 +21,8 @@ from torch.futures import Future
 from .._session import Item, Session, Slot
 from .._values import loadable, padded
 from ..errors import Error
-from . import _place, _plans
+from . import _place, _plans, _staging
 from ._connect import has_trainer, session_of
-from ._staging import Stager
 
 Path = str | os.PathLike[str]
 
@@ -45,7 +44,8 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         single_file_per_rank, thread_count, per_thread_copy_ahead: accepted for
             FileSystemWriter's sake; the store has its own layout and threads.
         sync_files: accepted; a checkpoint is always durable before it is committed.
-        cache_staged_state_dict: accepted; memory for staging is always kept.
+        cache_staged_state_dict: accepted; memory for staging is always kept,
+            for all writers of the process.
         serialization_format: accepted; the store's files are safetensors.
         _extensions: transforms of streams, which are refused: nothing here would
             apply them.
@@ -74,7 +74,6 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         self.per_thread_copy_ahead, self.cache_staged_state_dict = per_thread_copy_ahead, cache_staged_state_dict
         self.serialization_format = serialization_format
         self.save_id = uuid.uuid4().hex
-        self._stager = Stager()
         self._coordinator, self._collectives = True, True
         self._session: Session | None = None
         self._open: Slot | None = None  # sealed by the coordinator, and no finish has waited for it
@@ -84,7 +83,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
     # What is pickled for the process of async_save is the path and the options.
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state["_session"], state["_stager"], state["_open"] = None, Stager(), None
+        state["_session"], state["_open"] = None, None
         if self._session is None and not has_trainer():
             self._connect()
         if self._session is not None:
@@ -111,15 +110,19 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
     # AsyncStager
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy of a state dict that training does not change; see :class:`Stager`."""
-        return self._stager.stage(state_dict)
+        """A copy of a state dict that training does not change; see :class:`Stager`.
+
+        It is in memory that all writers of the process use in turn, so that a new
+        writer for each checkpoint copies into memory that is there.
+        """
+        return _staging.shared.stage(state_dict)
 
     def synchronize_staging(self) -> None:
         """Everything is copied when ``stage`` returns."""
 
     def close(self) -> None:
-        """Let the memory for staging go."""
-        self._stager.close()
+        """Let the memory for staging go, which is all writers': the next save takes new memory."""
+        _staging.shared.close()
 
     # The five steps
 
