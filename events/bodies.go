@@ -157,6 +157,7 @@ type RestoreBegun struct {
 	Attempt    int    `json:"attempt"`
 	Load       int    `json:"load"` // from 1 within the attempt
 	Checkpoint string `json:"checkpoint"`
+	From       string `json:"from,omitempty"` // RUN/TRIAL that it is of, when that is another
 	WorldSize  int    `json:"world_size"`
 }
 

@@ -57,7 +57,7 @@ var samples = []Body{
 	CheckpointUntagged{Checkpoint: "step-200.a2", Tag: "released"},
 	CheckpointAttached{Checkpoint: "step-200.a2", Name: "tokenizer.json", Digest: strings.Repeat("4e", 32), Size: 1234},
 	CheckpointDeleted{Checkpoint: "step-200.a2", Reason: "retention"},
-	RestoreBegun{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", WorldSize: 2},
+	RestoreBegun{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", From: "base/t0", WorldSize: 2},
 	RestoreCompleted{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Tier: "slots+files", Bytes: 1 << 32, Slots: 1 << 30, Wanted: 1 << 31, Unread: []string{"optimizer.state"}},
 	RestoreFailed{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Error: "r00001.safetensors: block 7: checksum mismatch"},
 	GPUUnhealthy{Node: 1, Device: "GPU-1b2c", Reason: "Xid 79"},
@@ -116,7 +116,7 @@ func pretty(t *testing.T, m Message) []byte {
 // grown counts how often members were added to a kind's version 1. The golden
 // files of before stay, and must be read: see TestOldGolden.
 var grown = map[Kind]int{
-	"store.created": 1, "restore.completed": 2, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1,
+	"store.created": 1, "restore.begun": 1, "restore.completed": 2, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1,
 }
 
 // goldenPath is the newest golden file of a kind.

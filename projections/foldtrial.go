@@ -167,17 +167,18 @@ func (f *fold) restoreBegun(b *events.RestoreBegun) error {
 	if err := store(f.t, k, row); err != nil {
 		return err
 	}
-	if b.Attempt != f.trial.Attempt || b.Checkpoint == f.trial.Head {
+	if b.Attempt != f.trial.Attempt || b.From == "" && b.Checkpoint == f.trial.Head {
 		return nil
 	}
 	own, err := f.ownCommitted(b.Checkpoint)
 	if err != nil {
 		return err
 	}
-	parents := f.trial.Parent != nil && f.trial.Parent.Checkpoint == b.Checkpoint
+	p := f.trial.Parent
+	parents := p != nil && p.Checkpoint == b.Checkpoint && (b.From == "" || b.From == p.Run+"/"+p.Trial)
 	start := b.Checkpoint
 	switch {
-	case own != 0:
+	case own != 0 && b.From == "":
 	case !parents:
 		return nil
 	default:

@@ -137,7 +137,7 @@ func (r *restore) resolve(ctx context.Context, requests map[int]client.LoadReque
 	if strict && len(r.unread) > 0 {
 		return fmt.Errorf("load %d of %s: %w", r.n, c.ID, &planner.UnreadError{FQNs: r.unread})
 	}
-	_, err = g.lane.decide(ctx, &events.RestoreBegun{Attempt: g.attempt, Load: r.n, Checkpoint: c.ID, WorldSize: g.cfg.NProc})
+	_, err = g.lane.decide(ctx, &events.RestoreBegun{Attempt: g.attempt, Load: r.n, Checkpoint: c.ID, From: r.from(), WorldSize: g.cfg.NProc})
 	return err
 }
 

@@ -33,6 +33,15 @@ func (l *loader) reader(ctx context.Context, ref string) (storage.Reader, projec
 	return l.g.store.Data.Reader(storage.RefOf(c.Run, c.Trial, c.ID)).WithManifest(digest), c, nil
 }
 
+// from names the trial that a load reads from, if that is another than the group's
+// own: the IDs of two trials may be the same.
+func (r *restore) from() string {
+	if cfg := r.l.g.cfg; r.ckpt.Run == "" || r.ckpt.Run == cfg.Run && r.ckpt.Trial == cfg.Trial {
+		return ""
+	}
+	return r.ckpt.Run + "/" + r.ckpt.Trial
+}
+
 // isPath reports whether a reference is the path of a checkpoint of another
 // program: no name of a run begins so by accident.
 func isPath(ref string) bool {

@@ -242,7 +242,7 @@ func loads(r projections.Reader, t projections.Trial) (all needs, err error) {
 			restored = restored || load.Checkpoint == a.Resume || strings.HasSuffix(a.Resume, "@"+load.Checkpoint)
 			continue
 		}
-		// It may belong to any run: the log has its ID alone.
+		// It may belong to any run: the row has its ID alone.
 		all = append(all, need{id: load.Checkpoint, why: fmt.Sprintf("%s/%s is loading it", t.Run, t.Name), loading: true})
 	}
 	// What has saved has loaded before, or never will.

@@ -163,3 +163,20 @@ func TestHolds(t *testing.T) {
 		t.Errorf("kept are %s", got)
 	}
 }
+
+// TestLoadOfAnother: a load from another run leaves the line as it is, also where
+// that run's checkpoint has the ID of one of its own.
+func TestLoadOfAnother(t *testing.T) {
+	t.Parallel()
+	h := newHistory(t)
+	for _, run := range []string{"a", "b"} {
+		h.say(run, events.JobStarted{Job: "j" + run}, events.GroupStarted{Attempt: 1, Job: "j" + run, WorldSize: 1})
+		h.save(run, 1, nil, 1, 2, 3)
+	}
+	for load, c := range []struct{ from, want string }{{"a/main", "[1 2 3]"}, {"", "[1 2]"}} {
+		h.say("b", events.RestoreBegun{Attempt: 1, Load: load + 1, Checkpoint: "step-2.a1", From: c.from, WorldSize: 1})
+		if got := fmt.Sprint(steps(Decide(Policy{Last: 3, Superseded: DeleteSuperseded}, h.read("b")))); got != c.want {
+			t.Errorf("after a load from %q kept are %s, want %s", c.from, got, c.want)
+		}
+	}
+}
