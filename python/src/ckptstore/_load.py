@@ -77,6 +77,11 @@ def load(
     ``load_state_dict()`` are given theirs. Nothing is changed before all that is asked
     for was read and verified.
 
+    The training goes on from what is loaded. With an older checkpoint of this run, those
+    after it are superseded: ``latest`` no longer means them, ``ckptstore ls`` hides them,
+    and a collection with ``superseded=delete`` removes them. ``ckptstore.open`` looks
+    into a checkpoint and supersedes nothing.
+
     Args:
         state_dict: as for save, with tensors to fill.
         ref: ``RUN``, ``RUN@NAME``, ``RUN@latest``, the ID or name of one of this run, or the

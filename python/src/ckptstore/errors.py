@@ -1,4 +1,7 @@
-"""What can go wrong. Every exception of this package is an :class:`Error`."""
+"""What can go wrong between this process, its trainer or agent, and the store.
+
+A caller's own mistake is a ValueError or KeyError.
+"""
 
 from __future__ import annotations
 
