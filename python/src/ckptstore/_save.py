@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 import warnings
@@ -101,9 +102,14 @@ def save(
 
     Raises:
         ValueError: names a tensor or value that cannot be saved, or two leaves of one name.
+        TypeError: step is no whole number.
         SaveAborted: the checkpoint will not exist; says why.
         Refused: the trainer cannot take the save.
     """
+    try:
+        step = operator.index(step)
+    except TypeError:
+        raise TypeError(f"save: step is {step!r}: want a whole number") from None
     session = current()
     ranks = _participants(session, ranks, group)
     planner = _Planner.of(session)

@@ -69,7 +69,9 @@ def bad_states() -> None:
     """The rank that has it raises at once; the others learn whose it is and why."""
     rank = dist.get_rank()
     good = {"g": torch.ones(2)}
-    ckptstore.save(good, step=0).wait()
+    ckptstore.save(good, step=torch.tensor(0)).wait()
+    with raises(TypeError, "step is '1'"):
+        ckptstore.save(good, step="1")
     for step, (name, (state, kind, texts)) in enumerate(states().items(), 1):
         if rank == 1:
             with raises(kind, *texts):
