@@ -107,6 +107,12 @@ class Loaded:
         self._paths = [arena["path"] for arena in reply["arenas"]]
         self._files: dict[int, int] = {}
         self._lock = threading.Lock()
+        try:
+            for arena in range(len(self._paths)):
+                self._file(arena)  # before anything is copied: what is open stays when the checkpoint is deleted
+        except BaseException:
+            self.close()
+            raise
 
     def _file(self, arena: int) -> int:
         with self._lock:
