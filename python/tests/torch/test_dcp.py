@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,11 @@ class Dcp(unittest.TestCase):
             environment = {**os.environ, "PYTHONPATH": str(ranks.SOURCE), "OUTCOMES": out, "OMP_NUM_THREADS": "1", "CKPTSTORE_STORE": str(self.store / "default")}
             environment.pop("CKPTSTORE_SOCKET", None)
             script = str(pathlib.Path(__file__).parent / "dcp_ranks.py")
-            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, str(self.store / "runs"), "all"]
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = str(free.getsockname()[1])
+            # Not every build can do the other rendezvous: it needs libuv.
+            static = ["--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", port]
+            command = [sys.executable, "-m", "torch.distributed.run", *static, "--nproc-per-node", "2", script, str(self.store / "runs"), "all"]
             self.store.mkdir()
             (self.store / "runs").mkdir()
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, timeout=ranks.LIMIT)
