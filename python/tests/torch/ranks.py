@@ -17,6 +17,7 @@ import tempfile
 import traceback
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2] / "src"
+TORCHRUN = SOURCE.parents[1] / "worker/testdata/torchrun"  # its launch.py works without libuv too
 LIMIT = 300  # seconds of one launch: the machine may be busy
 
 
@@ -54,6 +55,11 @@ def main(cases: list, group: bool = True) -> None:
     """Run cases on this rank, each after all ranks are done with the one before."""
     import torch.distributed as dist
 
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's
+        sys.path.append(str(TORCHRUN))
+        import launch as torchrun
+
+        torchrun.without_libuv()
     if group:
         dist.init_process_group("gloo")
     rank = int(os.environ["RANK"])

@@ -35,16 +35,14 @@ class Dcp(unittest.TestCase):
         for nproc in (1, 2):
             self.launch(nproc, "load", f"loads-on-{nproc}")
 
-    def test_without_a_trainer(self) -> None:
+    def test_beside_torchrun(self) -> None:
         with tempfile.TemporaryDirectory() as out:
             environment = {**os.environ, "PYTHONPATH": str(ranks.SOURCE), "OUTCOMES": out, "OMP_NUM_THREADS": "1", "CKPTSTORE_STORE": str(self.store / "default")}
             environment.pop("CKPTSTORE_SOCKET", None)
             script = str(pathlib.Path(__file__).parent / "dcp_ranks.py")
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = str(free.getsockname()[1])
-            # Not every build can do the other rendezvous: it needs libuv.
-            static = ["--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", port]
-            command = [sys.executable, "-m", "torch.distributed.run", *static, "--nproc-per-node", "2", script, str(self.store / "runs"), "all"]
+            command = [sys.executable, str(ranks.TORCHRUN / "launch.py"), "--master-addr", "127.0.0.1", "--master-port", port, "--nproc-per-node", "2", script, str(self.store / "runs"), "all"]
             self.store.mkdir()
             (self.store / "runs").mkdir()
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, timeout=ranks.LIMIT)
