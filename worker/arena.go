@@ -272,7 +272,7 @@ func (a *arenas) close() error {
 		errs = append(errs, a.remove(f))
 	}
 	if len(a.left) == 0 {
-		errs = append(errs, os.RemoveAll(a.dir))
+		errs = append(errs, shm.Remove(a.dir))
 	}
 	errs = append(errs, a.lock.Close())
 	return errors.Join(errs...)

@@ -282,7 +282,7 @@ func (m *memory) close() error {
 	if m.dir == "" {
 		return nil
 	}
-	err := errors.Join(os.RemoveAll(m.dir), m.lock.Close())
+	err := errors.Join(shm.Remove(m.dir), m.lock.Close())
 	m.dir = ""
 	return err
 }

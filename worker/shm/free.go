@@ -50,7 +50,7 @@ func Free(dir string) (bytes int64, gone bool, err error) {
 		}
 		bytes += info.Size()
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := Remove(dir); err != nil {
 		return 0, false, err
 	}
 	return bytes, true, nil

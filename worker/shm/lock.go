@@ -45,3 +45,15 @@ func Own(dir string) (*os.File, error) {
 		_ = lock.Close()
 	}
 }
+
+// Remove removes an owner's directory. The lock is held meanwhile; another process
+// that looks whether the directory is a leftover may still make the file of a new
+// one in it, between the last file's removal and the directory's.
+func Remove(dir string) error {
+	for range 100 {
+		if err := os.RemoveAll(dir); !errors.Is(err, unix.ENOTEMPTY) {
+			return err
+		}
+	}
+	return os.RemoveAll(dir)
+}
