@@ -30,6 +30,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
 // Config says how an agent serves. Durations are deadlines; zero takes the
@@ -96,7 +97,7 @@ func New(cfg Config, st *store.Store) *Agent {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Shared == "" {
-		cfg.Shared, _ = worker.SharedDir()
+		cfg.Shared, _ = shm.Dir()
 	}
 	a := &Agent{
 		cfg: cfg, store: st, log: cfg.Logger, groups: map[string]*group{},

@@ -27,6 +27,7 @@ import (
 	"github.com/ckptstore/ckptstore/web"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // patience is how long a test waits for what must come.
@@ -83,7 +84,7 @@ func serve(args []string) (err error) {
 	}
 	cfg.Session = worker.Config{SaveTimeout: patience, DrainTimeout: patience, Collective: patience}
 	if *memory != "" {
-		if cfg.Session.StagingMemory, err = worker.ParseStagingMemory(*memory); err != nil {
+		if cfg.Session.StagingMemory, err = staging.ParseMemory(*memory); err != nil {
 			return err
 		}
 	}

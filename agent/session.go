@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // run is the life of a group that is complete.
@@ -37,7 +38,7 @@ func refused(err error) error {
 		return err
 	case errors.As(err, &running):
 		return &problem{http.StatusConflict, fmt.Errorf("%w, or choose another run name", err)}
-	case errors.Is(err, worker.ErrBusy), errors.Is(err, worker.ErrFenced):
+	case errors.Is(err, staging.ErrTaken), errors.Is(err, worker.ErrFenced):
 		return &problem{http.StatusConflict, err}
 	case errors.Is(err, worker.ErrConfig):
 		return &problem{http.StatusBadRequest, err}

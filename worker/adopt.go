@@ -4,17 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // adopted is what a trainer finishes of a dead one: saves that have begun, and
@@ -23,27 +18,20 @@ import (
 // slot holds in full.
 type adopted struct {
 	saves []string // IDs
-	slots map[rankSave]leftSlot
+	slots map[rankSave]*staging.Left
 	plans []*events.LocalPlan // in full
 	log   *slog.Logger
-}
-
-// leftSlot is a sealed slot of a dead trainer.
-type leftSlot struct {
-	slotHeader
-	data  []byte
-	local plan.Local
 }
 
 // adopt looks for what can be finished of an attempt whose trainer is dead. It
 // says in the log what the dead one was told and had not said yet.
 func (j *job) adopt(ctx context.Context, attempt, world int, from uint64) (*adopted, error) {
-	a := &adopted{slots: map[rankSave]leftSlot{}, log: j.log}
+	a := &adopted{slots: map[rankSave]*staging.Left{}, log: j.log}
 	if j.arenas == nil {
 		return a, nil
 	}
-	for _, path := range j.arenas.left {
-		a.look(path, attempt)
+	for _, s := range j.arenas.Sealed(attempt, j.log) {
+		a.slots[rankSave{s.Checkpoint, s.Rank}] = s
 	}
 	if len(a.slots) == 0 {
 		return a, nil
@@ -65,43 +53,6 @@ func (j *job) adopt(ctx context.Context, attempt, world int, from uint64) (*adop
 		j.log.Warn("a save that a dead trainer had staged is finished", "checkpoint", open.begun.Checkpoint)
 	}
 	return a, nil
-}
-
-// look keeps the slot in a file, if it is sealed and of an attempt.
-func (a *adopted) look(path string, attempt int) {
-	if !strings.Contains(filepath.Base(path), ".save.") {
-		return
-	}
-	data, err := mapLeft(path)
-	if err != nil || len(data) == 0 {
-		a.log.Warn("a staging slot of a dead trainer cannot be read and is freed", "file", path, "error", err)
-		return
-	}
-	h, complete, err := readSlotHeader(data)
-	s := leftSlot{slotHeader: h, data: data}
-	if err == nil && complete && h.Attempt == attempt {
-		if s.local, err = plan.DecodeLocal(h.Plan); err == nil && len(s.local.Items) == len(h.Spans) {
-			a.slots[rankSave{h.Checkpoint, h.Rank}] = s
-			return
-		}
-	}
-	_ = unix.Munmap(data) // it is only memory of this process
-	if err != nil {
-		a.log.Warn("a staging slot of a dead trainer has no good header and is freed", "file", path, "error", err)
-	}
-}
-
-func mapLeft(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil || info.Size() == 0 {
-		return nil, err
-	}
-	return unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
 }
 
 // openSave is what the log has of a save that has not ended.
@@ -164,26 +115,18 @@ func (o *openSave) matches(a *adopted, world int) bool {
 			continue
 		}
 		s, ok := a.slots[rankSave{o.begun.Checkpoint, rank}]
-		if !ok || s.local.Rank != rank {
+		if !ok || s.Local.Rank != rank {
 			return false
 		}
-		own := planner.Fingerprint(s.local, world, o.begun.Participants)
+		own := planner.Fingerprint(s.Local, world, o.begun.Participants)
 		said, planned := o.planned[rank]
 		bytes, sealed := o.sealed[rank]
-		if own != s.Fingerprint || planned && said != own.String() || sealed && bytes != s.bytes() {
+		if own != s.Fingerprint || planned && said != own.String() || sealed && bytes != s.Bytes() {
 			a.log.Warn("a staging slot of a dead trainer is not of the save that the log has, and is freed", "checkpoint", o.begun.Checkpoint, "rank", rank)
 			return false
 		}
 	}
 	return true
-}
-
-// bytes is the size of the slot's items.
-func (s leftSlot) bytes() (n int64) {
-	for _, at := range s.Spans {
-		n += at.size
-	}
-	return n
 }
 
 // sayLeft says plans and seals that did not get into the log.
@@ -208,7 +151,7 @@ func (j *job) sayLeft(ctx context.Context, a *adopted, o *openSave) error {
 			facts = append(facts, &said)
 		}
 		if _, sealed := o.sealed[rank]; !sealed {
-			facts = append(facts, &events.WriteSealed{Attempt: s.Attempt, Checkpoint: s.Checkpoint, Rank: rank, Bytes: s.bytes()})
+			facts = append(facts, &events.WriteSealed{Attempt: s.Attempt, Checkpoint: s.Checkpoint, Rank: rank, Bytes: s.Bytes()})
 		}
 		if len(facts) == 0 {
 			continue
@@ -230,11 +173,7 @@ func (a *adopted) serve(s *saver) {
 		if !ok {
 			return storage.Written{}, fmt.Errorf("the staged bytes of rank %d for %s are gone", c.Rank, c.Checkpoint)
 		}
-		at := make(map[string]span, len(slot.Spans))
-		for i, it := range slot.local.Items {
-			at[itemKey(it)] = slot.Spans[i]
-		}
-		src, err := source(slot.data, at, c.Rank, c.Items)
+		src, err := slot.Source(c.Items)
 		if err != nil {
 			return storage.Written{}, err
 		}
@@ -245,7 +184,7 @@ func (a *adopted) serve(s *saver) {
 // close unmaps the slots.
 func (a *adopted) close() {
 	for _, s := range a.slots {
-		_ = unix.Munmap(s.data) // it is only memory of this process
+		s.Close()
 	}
 	a.slots = nil
 }

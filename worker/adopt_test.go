@@ -7,6 +7,8 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // A slot is of the save that the log has only if plan, size and participants
@@ -14,18 +16,23 @@ import (
 func TestSlotsMatchTheLog(t *testing.T) {
 	const world, id = 4, "step-9.a2"
 	participants := []int{1, 3}
-	slots := map[rankSave]leftSlot{}
+	items := []plan.Item{
+		{Value: true, Bytes: 100, Shard: tensor.Shard{FQN: "config"}},
+		{Value: true, PerRank: true, Bytes: 7, Shard: tensor.Shard{FQN: "rng"}},
+	}
+	slots := map[rankSave]*staging.Left{}
 	prints := map[int]string{}
 	for _, rank := range participants {
-		_, h, _ := slotOf(t)
-		local, err := plan.DecodeLocal(h.Plan)
-		if err != nil {
-			t.Fatal(err)
+		local := plan.Local{Rank: rank, Items: items}
+		fingerprint := planner.Fingerprint(local, world, participants)
+		slots[rankSave{id, rank}] = &staging.Left{
+			Header: staging.Header{
+				Part:  staging.Part{Attempt: 2, Rank: rank, Fingerprint: fingerprint, Checkpoint: id},
+				Spans: []staging.Span{{Offset: 4096, Size: 100}, {Offset: 4096 + 128, Size: 7}},
+			},
+			Local: local,
 		}
-		local.Rank = rank
-		h.Rank, h.Fingerprint = rank, planner.Fingerprint(local, world, participants)
-		slots[rankSave{id, rank}] = leftSlot{slotHeader: h, local: local}
-		prints[rank] = h.Fingerprint.String()
+		prints[rank] = fingerprint.String()
 	}
 	for _, c := range []struct {
 		name    string
@@ -44,7 +51,7 @@ func TestSlotsMatchTheLog(t *testing.T) {
 		}, true},
 		{"the slot of another rank", func(a *adopted, _ *openSave) { a.slots[rankSave{id, 3}] = a.slots[rankSave{id, 1}] }, false},
 	} {
-		a := &adopted{slots: map[rankSave]leftSlot{}, log: slog.New(slog.DiscardHandler)}
+		a := &adopted{slots: map[rankSave]*staging.Left{}, log: slog.New(slog.DiscardHandler)}
 		o := &openSave{
 			begun:   &events.CheckpointBegun{Checkpoint: id, Participants: participants},
 			planned: map[int]string{}, sealed: map[int]int64{}, written: map[int]bool{},

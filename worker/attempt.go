@@ -10,6 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/dist"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // attempt runs the worker group once. It returns nil when all workers ended
@@ -47,11 +48,11 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	defer stop()
 	g := &group{
 		cfg: j.cfg, attempt: n, resume: resume, store: j.store, lane: j.lane,
-		slots: newStaging(j.arenas, j.staging()), work: work, hub: dist.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
+		slots: staging.New(j.arenas, j.staging()), work: work, hub: dist.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
 		pulses: newPulses(j.cfg.NProc), hearing: &hearing{orders: j.orders},
 	}
 	g.loader = newLoader(g, j.arenas)
-	defer g.slots.close()
+	defer g.slots.Close()
 	defer func() { err = errors.Join(err, g.loader.close(j.cfg.DrainTimeout)) }()
 	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.say)
 	g.handoff.stop = g.hearing.tell
@@ -135,10 +136,10 @@ func (j *job) paused(ctx context.Context, n int, reason string) error {
 	return err
 }
 
-func (j *job) staging() stagingConfig {
-	return stagingConfig{
-		slots: j.cfg.StagingSlots, busy: j.cfg.WhenBusy, nproc: j.cfg.NProc,
-		memory: j.cfg.StagingMemory, shared: j.store.Shared, log: j.log,
+func (j *job) staging() staging.Config {
+	return staging.Config{
+		Slots: j.cfg.StagingSlots, Busy: j.cfg.WhenBusy, Ranks: j.cfg.NProc,
+		Memory: j.cfg.StagingMemory, Log: j.log,
 	}
 }
 

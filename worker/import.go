@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // ImportBackend is what an attempt that imports says instead of the backend of
@@ -157,7 +158,7 @@ func (im *importer) run(ctx context.Context) error {
 // save runs the coordinator's shell until the checkpoint is committed.
 func (im *importer) save(ctx context.Context, from uint64) error {
 	coord := planner.NewCoordinator(im.coordinator(im.attempt, im.job.cfg.NProc))
-	s := newSaver(im.lane, im.store, coord, im.log, newStaging(nil, im.staging()))
+	s := newSaver(im.lane, im.store, coord, im.log, staging.New(nil, im.staging()))
 	s.permits = make(chan struct{}, 1) // each holds a whole chunk in memory
 	s.resume, s.from = im.head, im.cfg.From.Path()
 	s.put = func(_ context.Context, c planner.Write) (storage.Written, error) { return im.put(ctx, s, c) }

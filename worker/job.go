@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/worker/logs"
 	"github.com/ckptstore/ckptstore/worker/process"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // ErrConfig says that a job cannot run as it was asked for.
@@ -32,7 +33,7 @@ type job struct {
 	guard   *process.Guard
 	prey    *process.Hunt // the processes of this job
 	output  *logs.Dir
-	arenas  *arenas
+	arenas  *staging.Arenas
 	keeper  *keeper
 	devices *deviceGate
 	runtime string   // directory of this job's sockets
@@ -75,17 +76,14 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 		return fmt.Errorf("make the job's runtime directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(j.runtime)) }()
-	if j.arenas, err = openArenas(store.Shared, store.ID, cfg.Run); err != nil {
+	if j.arenas, err = staging.Open(store.Shared, store.ID, cfg.Run, store.room); err != nil {
 		return err
-	}
-	if store.room != nil {
-		j.arenas.room = store.room
 	}
 	defer func() {
 		// A writer that hangs may wake up and read what it has to write: this
 		// memory is left to the end of the process, and to the next trainer.
 		if !errors.Is(err, errStuck) {
-			err = errors.Join(err, j.arenas.close())
+			err = errors.Join(err, j.arenas.Close())
 		}
 	}()
 	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger); err != nil {
@@ -148,7 +146,7 @@ func (j *job) attempts(ctx context.Context) error {
 	}
 	resume, err := j.firstResume(ctx, trial)
 	// What could be finished is.
-	if err := errors.Join(err, j.keepLeft(resume)); err != nil {
+	if err := errors.Join(err, j.arenas.KeepLeft(resume, j.log)); err != nil {
 		return err
 	}
 	if err := j.reapEarlier(ctx); err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // loader serves collective loads. The n-th load of an attempt is resolved
@@ -17,7 +18,7 @@ import (
 // once: what several ranks want is copied to all of them out of one buffer.
 type loader struct {
 	g      *group
-	arenas *arenas
+	arenas *staging.Arenas
 	proof  *proof // set before the first load, or nil
 
 	mu      sync.Mutex
@@ -49,8 +50,8 @@ type load struct {
 // rank has been told of them.
 type answer struct {
 	reply any
-	arena *arena // nil: nothing was read for it
-	slots []*arena
+	arena *staging.Arena // nil: nothing was read for it
+	slots []*staging.Arena
 	by    loan // what gives them back
 	err   error
 }
@@ -62,7 +63,7 @@ type loan struct {
 	path       string
 }
 
-func newLoader(g *group, a *arenas) *loader {
+func newLoader(g *group, a *staging.Arenas) *loader {
 	return &loader{g: g, arenas: a, counts: map[int]int{}, loads: map[int]*load{}, lent: map[loan]*answer{}}
 }
 
@@ -124,10 +125,10 @@ func (l *loader) refuse(ld *load, rank int) {
 // undo takes back what no worker is to read any more.
 func (l *loader) undo(of *answer) {
 	if of.arena != nil {
-		_ = l.arenas.drop(of.arena) // what cannot be removed stays until the job ends
+		_ = l.arenas.Drop(of.arena) // what cannot be removed stays until the job ends
 	}
 	if len(of.slots) > 0 {
-		l.arenas.release(of.slots)
+		l.arenas.Release(of.slots)
 	}
 	of.arena, of.slots = nil, nil
 }
@@ -244,7 +245,7 @@ func (s *rankServer) onLoaded(_ context.Context, req client.LoadedRequest) (stru
 	}
 	delete(l.lent, by)
 	if lent.arena != nil {
-		l.arenas.give(lent.arena)
+		l.arenas.Give(lent.arena)
 		lent.arena = nil
 	}
 	l.undo(lent)

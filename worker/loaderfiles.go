@@ -6,12 +6,13 @@ import (
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // lendFiles finds what ranks can copy out of the checkpoint's files, of what neither
 // a slot that is lent to them nor another in shared memory has: to make memory for it
 // takes ten times as long as the copy. It is verified with all else that is read.
-func (r *restore) lendFiles(ctx context.Context, held copies) error {
+func (r *restore) lendFiles(ctx context.Context, held staging.Copies) error {
 	files, ok := r.reader.(*storage.FileReader)
 	if !ok {
 		return nil
@@ -27,7 +28,10 @@ func (r *restore) lendFiles(ctx context.Context, held copies) error {
 		}
 		for _, read := range of.alone() {
 			w := of.wants[read.Want]
-			if of.spot(read.Want).lent() || held.has(w, read) {
+			if of.spot(read.Want).lent() {
+				continue
+			}
+			if _, _, staged := held.Find(read.Rank, itemOf(w, read)); staged {
 				continue
 			}
 			whose = append(whose, want{rank, read.Want})
@@ -62,14 +66,4 @@ func (of *restoreRank) lentFiles() (paths []string) {
 	}
 	slices.Sort(paths)
 	return paths
-}
-
-// has reports whether the chunk of a read is in shared memory.
-func (c copies) has(want plan.Want, read plan.Read) bool {
-	of := c[read.Rank]
-	if of == nil {
-		return false
-	}
-	_, ok := of.at[readItemKey(want, read)]
-	return ok
 }

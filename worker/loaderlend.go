@@ -7,6 +7,7 @@ import (
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // A rank that wants just what lies in a staging slot, its own of before or that
@@ -27,7 +28,7 @@ const readsSlots = 3
 // spot is where a want lies in a slot, or in a file of the checkpoint; the zero
 // spot is of one that is read into the rank's arena.
 type spot struct {
-	arena *arena
+	arena *staging.Arena
 	file  string // its path; empty: it is in none
 	off   int64
 }
@@ -49,12 +50,12 @@ func (of *restoreRank) target(want int) []byte {
 		return nil
 	}
 	at := of.offsets[want]
-	return of.arena.data[at : at+of.sizes[want]]
+	return of.arena.Data()[at : at+of.sizes[want]]
 }
 
 // lent are the slots that are lent to a rank, each once.
-func (of *restoreRank) lent() (slots []*arena) {
-	seen := map[*arena]bool{}
+func (of *restoreRank) lent() (slots []*staging.Arena) {
+	seen := map[*staging.Arena]bool{}
 	for _, s := range of.spots {
 		if s.arena != nil && !seen[s.arena] {
 			seen[s.arena] = true
@@ -76,9 +77,9 @@ func (of *restoreRank) allLent() bool {
 
 // lend finds and verifies what ranks can copy out of slots, and leaves room in
 // their arenas for all else alone. It returns how much it has verified.
-func (r *restore) lend(ctx context.Context, held copies) (bytes int64, err error) {
+func (r *restore) lend(ctx context.Context, held staging.Copies) (bytes int64, err error) {
 	files, ok := r.reader.(*storage.FileReader)
-	idle := held.idle()
+	idle := held.Idle()
 	if !ok || len(idle) == 0 {
 		return 0, nil
 	}
@@ -93,7 +94,7 @@ func (r *restore) lend(ctx context.Context, held copies) (bytes int64, err error
 			continue
 		}
 		for _, read := range of.alone() {
-			s := idle.spot(of.wants[read.Want], read)
+			s := spotIn(idle, of.wants[read.Want], read)
 			if s.arena == nil {
 				continue
 			}
@@ -120,7 +121,7 @@ func (r *restore) lend(ctx context.Context, held copies) (bytes int64, err error
 	}
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
-		r.l.arenas.lend(of.lent())
+		r.l.arenas.Lend(of.lent())
 		of.replace()
 	}
 	return got.Bytes, nil
@@ -142,7 +143,7 @@ func (of *restoreRank) replace() {
 			sizes[i] = n
 		}
 	}
-	of.offsets, of.size = place(sizes)
+	of.offsets, of.size = staging.Place(sizes)
 }
 
 // takeBack is the end of lending before any rank was told of it: all that ranks
@@ -151,12 +152,12 @@ func (r *restore) takeBack() {
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
 		if slots := of.lent(); len(slots) > 0 {
-			r.l.arenas.release(slots)
+			r.l.arenas.Release(slots)
 		}
 		of.spots = nil
-		of.offsets, of.size = place(of.sizes)
-		if of.arena != nil && int64(len(of.arena.data)) < of.size {
-			_ = r.l.arenas.drop(of.arena) // what cannot be removed stays until the job ends
+		of.offsets, of.size = staging.Place(of.sizes)
+		if of.arena != nil && int64(len(of.arena.Data())) < of.size {
+			_ = r.l.arenas.Drop(of.arena) // what cannot be removed stays until the job ends
 			of.arena = nil
 		}
 	}
@@ -176,51 +177,27 @@ func (of *restoreRank) alone() (reads []plan.Read) {
 	return reads
 }
 
-// idle are the copies that no worker can write to.
-func (c copies) idle() copies {
-	out := copies{}
-	for rank, of := range c {
-		if of.idle {
-			out[rank] = of
-		}
-	}
-	return out
-}
-
-// spot is where a want lies that one read fills, if its bytes lie there as they
-// are wanted: one after the other, in the same dtype.
-func (c copies) spot(want plan.Want, read plan.Read) spot {
-	of := c[read.Rank]
-	if of == nil {
-		return spot{}
-	}
-	at, ok := of.at[readItemKey(want, read)]
+// spotIn is where a want lies in slots that one read fills, if its bytes lie there
+// as they are wanted: one after the other, in the same dtype.
+func spotIn(slots staging.Copies, want plan.Want, read plan.Read) spot {
+	f, at, ok := slots.Find(read.Rank, itemOf(want, read))
 	if !ok {
 		return spot{}
 	}
 	if want.Value {
-		return spot{arena: of.arena, off: at.off}
+		return spot{arena: f, off: at.Offset}
 	}
 	lo, hi := tensor.Span(read.Chunk, read.Region)
 	size := int64(read.DType.Size())
-	if want.Shard.DType != read.DType || !read.Region.Equal(want.Shard.Box) || hi-lo != read.Region.Volume() || hi == lo || hi*size > at.size {
+	if want.Shard.DType != read.DType || !read.Region.Equal(want.Shard.Box) || hi-lo != read.Region.Volume() || hi == lo || hi*size > at.Size {
 		return spot{}
 	}
-	return spot{arena: of.arena, off: at.off + lo*size}
+	return spot{arena: f, off: at.Offset + lo*size}
 }
 
-// readItemKey is the key of the item that a read is of.
-func readItemKey(want plan.Want, read plan.Read) string {
-	return itemKey(plan.Item{Value: want.Value, Shard: tensor.Shard{FQN: read.FQN, Box: read.Chunk}})
-}
-
-// lend holds slots that are held already once more.
-func (a *arenas) lend(slots []*arena) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, f := range slots {
-		f.readers++
-	}
+// itemOf is the item that a read is of.
+func itemOf(want plan.Want, read plan.Read) plan.Item {
+	return plan.Item{Value: want.Value, Shard: tensor.Shard{FQN: read.FQN, Box: read.Chunk}}
 }
 
 // answer is what a rank gets that reads from slots.
@@ -236,13 +213,13 @@ func (r *restore) answer(rank int, of *restoreRank) answer {
 		reply.Arenas = append(reply.Arenas, client.LoadArena{Path: path, Size: size})
 	}
 	for _, a := range out.slots {
-		name(spot{arena: a}, a.path, int64(len(a.data)))
+		name(spot{arena: a}, a.Path(), int64(len(a.Data())))
 	}
 	for _, path := range of.lentFiles() {
 		name(spot{file: path}, path, r.files[path])
 	}
 	if of.arena != nil {
-		name(spot{arena: of.arena}, of.arena.path, of.size)
+		name(spot{arena: of.arena}, of.arena.Path(), of.size)
 	}
 	for item := range reply.Sizes {
 		reply.Sizes[item] = -1

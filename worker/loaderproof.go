@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // proof is what is known of the slots that hold the checkpoint to resume from,
@@ -16,7 +17,7 @@ type proof struct {
 	done       chan struct{}
 
 	// When done is closed.
-	slots  map[int]*kept // by rank: what was looked at
+	slots  map[int]int // by rank: the use that was looked at
 	chunks *storage.Proof
 }
 
@@ -48,9 +49,9 @@ func (l *loader) proveAll(ctx context.Context, p *proof) error {
 	if !ok || c.Run != l.g.cfg.Run || c.Trial != l.g.cfg.Trial {
 		return nil
 	}
-	held, release := l.arenas.hold(c.ID)
+	held, release := l.arenas.Hold(c.ID)
 	defer release()
-	idle := held.idle()
+	idle := held.Idle()
 	if len(idle) == 0 {
 		return nil
 	}
@@ -64,10 +65,7 @@ func (l *loader) proveAll(ctx context.Context, p *proof) error {
 	if p.chunks, err = files.ProveMemory(ctx, idle); err != nil {
 		return err
 	}
-	p.checkpoint, p.slots = c.ID, map[int]*kept{}
-	for rank, of := range idle {
-		p.slots[rank] = of.kept
-	}
+	p.checkpoint, p.slots = c.ID, idle.Uses()
 	return nil
 }
 
@@ -88,7 +86,7 @@ func (l *loader) endProof(ctx context.Context) error {
 
 // proven is what is known of slots of a checkpoint. It waits for what is being
 // found out.
-func (l *loader) proven(ctx context.Context, checkpoint string, idle copies) (*storage.Proof, error) {
+func (l *loader) proven(ctx context.Context, checkpoint string, idle staging.Copies) (*storage.Proof, error) {
 	p := l.proof
 	if p == nil {
 		return nil, nil
@@ -101,8 +99,8 @@ func (l *loader) proven(ctx context.Context, checkpoint string, idle copies) (*s
 	if p.checkpoint != checkpoint {
 		return nil, nil
 	}
-	for rank, of := range idle {
-		if p.slots[rank] != of.kept {
+	for rank, use := range idle.Uses() {
+		if p.slots[rank] != use {
 			return nil, nil
 		}
 	}

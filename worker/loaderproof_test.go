@@ -1,22 +1,78 @@
 package worker
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
-// proving is a loader whose proof of a checkpoint is under way, and what ends it.
-func proving(t *testing.T, a *arenas, checkpoint string) (l *loader, end func()) {
+// keeping is the slot of a rank in a directory of its own.
+func keeping(t *testing.T) (a *staging.Arenas, slots func() *staging.Slots, shared string) {
 	t.Helper()
-	held, release := a.hold(checkpoint)
-	ctx, stop := context.WithCancel(t.Context())
-	p := &proof{checkpoint: checkpoint, stop: stop, done: make(chan struct{}), slots: map[int]*kept{}}
-	for rank, of := range held {
-		p.slots[rank] = of.kept
+	shared = t.TempDir()
+	a, err := staging.Open(shared, "01990000-0000-7000-8000-00000000000a", "run", nil)
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a, func() *staging.Slots {
+		s := staging.New(a, staging.Config{
+			Slots: 1, Ranks: 1, Busy: staging.BusyWait, Memory: staging.Memory{Bytes: 1 << 20}, Log: slog.New(slog.DiscardHandler),
+		})
+		t.Cleanup(s.Close)
+		return s
+	}, shared
+}
+
+// stage goes through a save of one value, to the end of its writing.
+func stage(t *testing.T, s *staging.Slots, checkpoint string, with byte) {
+	t.Helper()
+	items := []plan.Item{{Value: true, Bytes: 5000, Shard: tensor.Shard{FQN: "value"}}}
+	encoded := plan.EncodeLocal(plan.Local{Items: items})
+	layout := staging.LayOut(items, encoded)
+	got, err := s.Take(t.Context(), staging.Part{Attempt: 1, Fingerprint: plan.Sum(encoded), Checkpoint: checkpoint}, []int{0}, layout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot, err := os.OpenFile(got.Path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := bytes.Repeat([]byte{with}, int(items[0].Bytes))
+	_, err = io.NewOffsetWriter(slot, layout.Offsets()[0]).Write(data)
+	if err := errors.Join(err, slot.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok, err := s.Seal(0, checkpoint, true); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	_, release, err := s.Open(checkpoint, 0, items)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release([]storage.ChunkDigest{{Item: items[0], Digest: plan.Sum(data)}})
+}
+
+// proving is a loader whose proof of a checkpoint is under way, and what ends it.
+func proving(t *testing.T, a *staging.Arenas, checkpoint string) (l *loader, end func()) {
+	t.Helper()
+	held, release := a.Hold(checkpoint)
+	ctx, stop := context.WithCancel(t.Context())
+	p := &proof{checkpoint: checkpoint, stop: stop, done: make(chan struct{}), slots: held.Uses()}
 	l = newLoader(&group{work: t.Context()}, a)
 	l.proof = p
 	go func() {
@@ -31,45 +87,48 @@ func proving(t *testing.T, a *arenas, checkpoint string) (l *loader, end func())
 // What was found out of slots is waited for, and believed of those slots and
 // that checkpoint alone.
 func TestProofIsOfItsSlots(t *testing.T) {
-	s, a := keeping(t, 1)
+	a, slots, _ := keeping(t)
+	s := slots()
 	stage(t, s, "step-1.a1", 1)
-	s.close()
+	s.Close()
 	l, end := proving(t, a, "step-1.a1")
-	held, release := a.hold("step-1.a1")
-	defer release()
+	held, release := a.Hold("step-1.a1")
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := l.proven(gone, "step-1.a1", held); !errors.Is(err, context.Canceled) {
 		t.Errorf("a load that has ended waits for a proof: %v", err)
 	}
 	end()
-	other := copies{0: {kept: &kept{checkpoint: "step-1.a1"}, idle: true}}
-	for _, c := range []struct {
-		checkpoint string
-		slots      copies
-		want       bool
-	}{{"step-1.a1", held, true}, {"step-2.a1", held, false}, {"step-1.a1", other, false}} {
-		if got, err := l.proven(t.Context(), c.checkpoint, c.slots); err != nil || (got != nil) != c.want {
-			t.Errorf("%s: proof %v, %v", c.checkpoint, got, err)
+	for checkpoint, want := range map[string]bool{"step-1.a1": true, "step-2.a1": false} {
+		if got, err := l.proven(t.Context(), checkpoint, held); err != nil || (got != nil) != want {
+			t.Errorf("%s: proof %v, %v", checkpoint, got, err)
 		}
+	}
+	release()
+	next := slots()
+	stage(t, next, "step-1.a1", 1)
+	next.Close()
+	held, release = a.Hold("step-1.a1")
+	defer release()
+	if got, err := l.proven(t.Context(), "step-1.a1", held); err != nil || len(held) != 1 || got != nil {
+		t.Errorf("the same checkpoint in another use of the slot: %d slots, proof %v, %v", len(held), got, err)
 	}
 }
 
 // A save that comes before any load ends the proof, and has the slot that was
 // looked at.
 func TestSaveEndsProof(t *testing.T) {
-	s, a := keeping(t, 1)
+	a, slots, shared := keeping(t)
+	s := slots()
 	stage(t, s, "step-1.a1", 1)
-	s.close()
+	s.Close()
 	l, end := proving(t, a, "step-1.a1")
 	defer end()
 	if err := l.endProof(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	next := newStaging(a, s.cfg)
-	t.Cleanup(next.close)
-	stage(t, next, "step-2.a2", 2)
-	if n := len(a.live); n != 1 {
-		t.Errorf("there are %d slots, want the one that there was", n)
+	stage(t, slots(), "step-2.a2", 2)
+	if files, err := filepath.Glob(filepath.Join(shared, "*", "r*")); err != nil || len(files) != 1 {
+		t.Errorf("there are slots %q, want the one that there was: %v", files, err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // restore is the reading of one load: what it was resolved to, and the part of
@@ -39,7 +40,7 @@ type restoreRank struct {
 	sizes   []int64 // of the wants
 	offsets []int64 // in the arena
 	size    int64
-	arena   *arena
+	arena   *staging.Arena
 
 	slots bool   // it can read several files
 	spots []spot // by want; nil: none is lent
@@ -70,10 +71,10 @@ func (l *loader) run(ctx context.Context, ld *load) []answer {
 	out := make([]answer, len(r.ranks))
 	for rank := range r.ranks {
 		if a := r.ranks[rank].arena; a != nil {
-			err = errors.Join(err, l.arenas.drop(a))
+			err = errors.Join(err, l.arenas.Drop(a))
 		}
 		if lent := r.ranks[rank].lent(); len(lent) > 0 {
-			l.arenas.release(lent)
+			l.arenas.Release(lent)
 		}
 	}
 	for rank := range out {
@@ -188,7 +189,7 @@ func (r *restore) planRank(ctx context.Context, rank int, o planner.LoadOptions)
 			of.sizes[i] = r.planner.Size(w)
 		}
 	}
-	of.offsets, of.size = place(of.sizes)
+	of.offsets, of.size = staging.Place(of.sizes)
 	return ctx.Err()
 }
 
@@ -216,7 +217,7 @@ func (r *restore) prepare(ctx context.Context) error {
 
 // read reads what all ranks want and no slot that is lent to them has, in one
 // go, each block once, and says so.
-func (r *restore) read(ctx context.Context, held copies, lent int64) error {
+func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) error {
 	var wants []plan.Want
 	var all, reads []plan.Read
 	var dst loadTarget
@@ -291,7 +292,7 @@ func (r *restore) answers() []answer {
 // oneArena is the answer to a rank that reads all from one file.
 func (r *restore) oneArena(rank int, of *restoreRank) answer {
 	reply := client.OneArenaReply{
-		Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Arena: of.arena.path, Size: of.size, Unread: r.unread,
+		Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Arena: of.arena.Path(), Size: of.size, Unread: r.unread,
 		Offsets: make([]int64, len(of.items)), Sizes: slices.Repeat([]int64{-1}, len(of.items)),
 	}
 	for i, item := range of.of {
@@ -299,7 +300,7 @@ func (r *restore) oneArena(rank int, of *restoreRank) answer {
 			reply.Offsets[item], reply.Sizes[item] = of.offsets[i], of.sizes[i]
 		}
 	}
-	return answer{reply: reply, arena: of.arena, by: loan{rank: rank, path: of.arena.path}}
+	return answer{reply: reply, arena: of.arena, by: loan{rank: rank, path: of.arena.Path()}}
 }
 
 // loadTarget is the buffers of the wants of all ranks.

@@ -5,19 +5,20 @@ import (
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // hold is what the slots of this node still have of a checkpoint of this trial.
-func (r *restore) hold() (held copies, release func()) {
+func (r *restore) hold() (held staging.Copies, release func()) {
 	if r.ckpt.Run != r.l.g.cfg.Run || r.ckpt.Trial != r.l.g.cfg.Trial {
 		return nil, func() {}
 	}
-	return r.l.arenas.hold(r.ckpt.ID)
+	return r.l.arenas.Hold(r.ckpt.ID)
 }
 
 // fromSlots reads what is in slots. It is the same checkpoint, digest by
 // digest, or is not used: the rest is in the files.
-func (r *restore) fromSlots(ctx context.Context, held copies, wants []plan.Want, reads []plan.Read, dst loadTarget) (n int64, rest []plan.Read, err error) {
+func (r *restore) fromSlots(ctx context.Context, held staging.Copies, wants []plan.Want, reads []plan.Read, dst loadTarget) (n int64, rest []plan.Read, err error) {
 	g := r.l.g
 	files, ok := r.reader.(*storage.FileReader)
 	if !ok || len(held) == 0 {

@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // knownPlans is how many plans of a rank are remembered: those of a full
@@ -31,7 +32,7 @@ type localPlan struct {
 	token   string // the digest of the encoded plan
 	bare    plan.Local
 	encoded []byte
-	slot    *slotPlan
+	slot    *staging.Layout
 
 	// Of the last participants that saved by it.
 	participants []int
@@ -58,10 +59,10 @@ func (s *rankServer) local(ctx context.Context, req client.SaveRequest) (known *
 		if err != nil {
 			return nil, nil, err
 		}
-		if seen[itemKey(p)] {
+		if seen[staging.Key(p)] {
 			return nil, nil, badRequest("%q is saved twice", it.FQN)
 		}
-		seen[itemKey(p)] = true
+		seen[staging.Key(p)] = true
 		local.Items = append(local.Items, p)
 	}
 	local, err = s.store.Data.Writer(s.saver.ref(req.Name)).PrepareLocalPlan(ctx, local)
@@ -73,7 +74,7 @@ func (s *rankServer) local(ctx context.Context, req client.SaveRequest) (known *
 		bare.Items[i].Check = plan.Check{}
 	}
 	made := &localPlan{bare: bare, encoded: plan.EncodeLocal(bare)}
-	made.token, made.slot = plan.Sum(made.encoded).String(), layOutSlot(bare.Items, made.encoded)
+	made.token, made.slot = plan.Sum(made.encoded).String(), staging.LayOut(bare.Items, made.encoded)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := &s.plans

@@ -12,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // onSave plans a rank's save: its local plan goes to the log, its slot to the
@@ -42,14 +43,14 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 
 	reply, err := s.stage(ctx, id, req, participants, known, checked)
 	if now := s.saver.state(id, s.rank); now.State == client.Aborted {
-		s.slots.abort(id, s.rank)
+		s.slots.Abort(id, s.rank)
 		return client.SaveReply{}, aborted(id, now)
 	}
-	if errors.Is(err, errNoSlotFree) {
+	if errors.Is(err, staging.ErrNoSlotFree) {
 		return s.busy(id, err)
 	}
 	if err != nil {
-		s.slots.abort(id, s.rank)
+		s.slots.Abort(id, s.rank)
 		return client.SaveReply{}, errors.Join(err, s.saver.refuse(ctx, s.attempt, id, s.rank, err))
 	}
 	s.saver.asked(id) // from here on, a worker that does not wait is not told what becomes of it
@@ -60,11 +61,11 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 // want of a slot.
 func (s *rankServer) busy(id string, why error) (client.SaveReply, error) {
 	text := why.Error()
-	if s.cfg.WhenBusy == BusySkip {
+	if s.cfg.WhenBusy == staging.BusySkip {
 		text = "skipped: " + text
 	}
 	s.outbox.post(id, &events.WriteFailed{Attempt: s.attempt, Checkpoint: id, Rank: s.rank, Error: text})
-	if s.cfg.WhenBusy == BusySkip && s.protocol.Load() > 1 {
+	if s.cfg.WhenBusy == staging.BusySkip && s.protocol.Load() > 1 {
 		return client.SaveReply{Checkpoint: id, Skipped: why.Error()}, nil
 	}
 	return client.SaveReply{}, &problem{http.StatusServiceUnavailable, why}
@@ -76,11 +77,11 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.SaveTimeout)
 	defer cancel()
 	say := s.says(id, req, participants, known, checked)
-	h := slotHeader{Attempt: s.attempt, Rank: s.rank, Fingerprint: say.print, Checkpoint: id}
+	part := staging.Part{Attempt: s.attempt, Rank: s.rank, Fingerprint: say.print, Checkpoint: id}
 	if err := s.loader.endProof(ctx); err != nil {
 		return client.SaveReply{}, err
 	}
-	sl, err := s.slots.take(ctx, s.rank, participants, h, known.slot)
+	sl, err := s.slots.Take(ctx, part, participants, known.slot)
 	if err != nil {
 		return client.SaveReply{}, err
 	}
@@ -94,10 +95,10 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 		return client.SaveReply{}, err
 	}
 	reply := client.SaveReply{
-		Checkpoint: id, Plan: known.token, Slot: sl.index, Arena: sl.path, Size: known.slot.end, Generation: sl.generation,
+		Checkpoint: id, Plan: known.token, Slot: sl.Index, Arena: sl.Path, Size: known.slot.Size(), Generation: sl.Generation,
 	}
 	if checked != nil || s.protocol.Load() == 1 {
-		reply.Offsets = known.slot.offsets
+		reply.Offsets = known.slot.Offsets()
 	}
 	return reply, nil
 }
@@ -163,7 +164,7 @@ func (s *rankServer) onSeal(ctx context.Context, req client.CheckpointRef) (stru
 	if now := s.saver.state(req.Checkpoint, s.rank); now.State == client.Aborted {
 		return struct{}{}, aborted(req.Checkpoint, now)
 	}
-	size, ok, err := s.slots.seal(s.rank, req.Checkpoint, int(s.protocol.Load()))
+	size, ok, err := s.slots.Seal(s.rank, req.Checkpoint, s.protocol.Load() == 1)
 	if err != nil {
 		return struct{}{}, err
 	}
@@ -204,10 +205,10 @@ func (s *rankServer) onAbort(_ context.Context, req client.AbortRequest) (struct
 func (s *rankServer) onSlots(ctx context.Context, _ struct{}) (client.Slots, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.SaveTimeout)
 	defer cancel()
-	made, err := s.slots.made(ctx, s.rank)
+	made, err := s.slots.Made(ctx, s.rank)
 	var out client.Slots
 	for _, sl := range made {
-		out.Slots = append(out.Slots, client.Slot{Slot: sl.index, Arena: sl.path, Size: sl.size})
+		out.Slots = append(out.Slots, client.Slot{Slot: sl.Index, Arena: sl.Path, Size: sl.Size})
 	}
 	return out, err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // saver is the coordinator's shell: it feeds the log to the state machine and
@@ -23,7 +24,7 @@ type saver struct {
 	log   *slog.Logger
 	now   func() time.Time
 	coord *planner.Coordinator // owned by the goroutine of run
-	slots *staging
+	slots *staging.Slots
 	// put writes the bytes of one rank, out of the slots unless it is set.
 	put    func(context.Context, planner.Write) (storage.Written, error)
 	wholes map[string]*storage.Sealed // of saves whose bytes come in files, by ID
@@ -67,7 +68,7 @@ type drain struct {
 }
 
 // newSaver makes the shell of a coordinator that writes from slots.
-func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging) *saver {
+func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging.Slots) *saver {
 	s := &saver{
 		lane: l, store: store, log: log, now: l.now, coord: coord, slots: slots,
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
@@ -231,7 +232,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		// In this order: a rank that takes a slot too late sees the state, or
 		// its slot is freed here.
 		s.move(b.Checkpoint, client.WaitReply{State: client.Aborted, Reason: reason})
-		s.slots.abort(b.Checkpoint)
+		s.slots.Abort(b.Checkpoint)
 		s.sweep(ctx, b.Checkpoint)
 	}
 	return nil

@@ -124,7 +124,7 @@ func (s *rankServer) lost(checkpoint string, err error) {
 	}
 	s.saver.log.Error("the log does not take a fact of a save", "checkpoint", checkpoint, "rank", s.rank, "error", err)
 	s.saver.reject(checkpoint, s.rank, err.Error())
-	s.slots.abort(checkpoint, s.rank)
+	s.slots.Abort(checkpoint, s.rank)
 	if err := s.saver.refuse(s.work, s.attempt, checkpoint, s.rank, err); err != nil {
 		s.saver.log.Error("nor that the save cannot be finished", "checkpoint", checkpoint, "rank", s.rank, "error", err)
 	}
@@ -194,7 +194,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 }
 
 func (s *saver) writeData(ctx context.Context, c planner.Write) (storage.Written, error) {
-	src, release, err := s.slots.open(c.Checkpoint, c.Rank, c.Items)
+	src, release, err := s.slots.Open(c.Checkpoint, c.Rank, c.Items)
 	if err != nil {
 		return storage.Written{}, err
 	}

@@ -62,7 +62,7 @@ func (s *saver) joined(b *events.LocalPlan) {
 	s.moved = make(chan struct{})
 	s.mu.Unlock()
 	if late {
-		s.slots.abort(b.Checkpoint, b.Rank)
+		s.slots.Abort(b.Checkpoint, b.Rank)
 	}
 }
 

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // The newest save is the one that was heard of last; a rank that comes late to
 // an older one does not change that, whether it has ended or not. Why the newest
 // has not begun is what the lowest rank was told.
 func TestNewestSave(t *testing.T) {
-	s := newSaver(&lane{scribe: &scribe{now: time.Now}, attempt: 1}, Store{}, nil, slog.New(slog.DiscardHandler), newStaging(nil, stagingConfig{}))
+	s := newSaver(&lane{scribe: &scribe{now: time.Now}, attempt: 1}, Store{}, nil, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
 	want := func(want lastSave) {
 		t.Helper()
 		if got := s.last(); got != want {

@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/dist"
 	"github.com/ckptstore/ckptstore/worker/client"
 	"github.com/ckptstore/ckptstore/worker/peer"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // protocols are the versions that a trainer speaks. In the first one it is the
@@ -43,7 +44,7 @@ type group struct {
 	resume  string
 	store   Store
 	lane    *lane
-	slots   *staging
+	slots   *staging.Slots
 	work    context.Context // ends with the attempt
 	saver   *saver
 	handoff *handoff
@@ -157,6 +158,8 @@ func refuse(w http.ResponseWriter, err error) {
 	switch {
 	case errors.As(err, &p):
 		status = p.status
+	case errors.As(err, new(*staging.MisuseError)):
+		status = http.StatusBadRequest
 	case errors.Is(err, context.DeadlineExceeded):
 		status = http.StatusGatewayTimeout
 	case errors.Is(err, syscall.ENOSPC):

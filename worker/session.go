@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/worker/process"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // SessionBackend is what an attempt says instead of the backend of its workers
@@ -74,15 +75,12 @@ func Session(ctx context.Context, cfg SessionConfig, store Store) (err error) {
 		return fmt.Errorf("make the session's runtime directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(j.runtime)) }()
-	if j.arenas, err = openArenas(store.Shared, store.ID, cfg.Run); err != nil {
+	if j.arenas, err = staging.Open(store.Shared, store.ID, cfg.Run, store.room); err != nil {
 		return err
-	}
-	if store.room != nil {
-		j.arenas.room = store.room
 	}
 	defer func() {
 		if !errors.Is(err, errStuck) {
-			err = errors.Join(err, j.arenas.close())
+			err = errors.Join(err, j.arenas.Close())
 		}
 	}()
 	return j.run(ctx)
@@ -95,7 +93,7 @@ func (j *job) attend(ctx context.Context) error {
 		return err
 	}
 	resume, err := j.firstResume(ctx, trial)
-	if err := errors.Join(err, j.keepLeft(resume)); err != nil {
+	if err := errors.Join(err, j.arenas.KeepLeft(resume, j.log)); err != nil {
 		return err
 	}
 	if err := j.reapEarlier(ctx); err != nil {

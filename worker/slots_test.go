@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 var fillsSlots = role("fills its slots", func(ctx context.Context, args []string) error {
@@ -70,7 +70,7 @@ var fillsSlots = role("fills its slots", func(ctx context.Context, args []string
 // checkpoint, is in the log, and does not touch what is staged.
 func TestWhenBusy(t *testing.T) {
 	t.Parallel()
-	for _, busy := range []worker.WhenBusy{worker.BusySkip, worker.BusyFail} {
+	for _, busy := range []staging.WhenBusy{staging.BusySkip, staging.BusyFail} {
 		t.Run(string(busy), func(t *testing.T) {
 			t.Parallel()
 			pipe := filepath.Join(t.TempDir(), "pipe")
@@ -93,7 +93,7 @@ func TestWhenBusy(t *testing.T) {
 			if err := j.wait(); err != nil {
 				t.Fatal(err)
 			}
-			skip := busy == worker.BusySkip
+			skip := busy == staging.BusySkip
 			want := fmt.Sprintf("skipped %t, busy %t", skip, !skip)
 			for rank := range 2 {
 				for step := 2; step < 4; step++ {
@@ -192,11 +192,11 @@ var saysSize = workerRole("saves what it can", func(ctx context.Context, c *clie
 func TestStagingMemory(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		memory worker.StagingMemory
+		memory staging.Memory
 		says   string
 	}{
-		{worker.StagingMemory{Bytes: 3 * 8192}, "no space false"},
-		{worker.StagingMemory{Bytes: 4096}, "is more than the 4096 bytes of --staging-memory: raise it"},
+		{staging.Memory{Bytes: 3 * 8192}, "no space false"},
+		{staging.Memory{Bytes: 4096}, "is more than the 4096 bytes of --staging-memory: raise it"},
 	} {
 		t.Run(c.says[:8], func(t *testing.T) {
 			t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // recoverSaves ends what the trial's earlier attempts have left open. A save
@@ -66,7 +67,7 @@ func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 	}
 	const why = "the trainer ended before the save was complete"
 	coord := planner.NewCoordinator(j.coordinator(attempt, world))
-	s := newSaver(j.lane, j.store, coord, j.log, newStaging(j.arenas, j.staging()))
+	s := newSaver(j.lane, j.store, coord, j.log, staging.New(j.arenas, j.staging()))
 	s.kept = j.keeper.committed
 	if kept == nil {
 		coord.Abandon(why)
@@ -74,7 +75,7 @@ func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 		coord.Abandon(why, kept.saves...)
 		kept.serve(s)
 	}
-	defer s.slots.close()
+	defer s.slots.Close()
 	s.drain <- drain{why, known}
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.DrainTimeout)
 	defer cancel()

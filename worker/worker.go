@@ -9,14 +9,12 @@
 //	orders       requests to end, by signal, time or log: the answers to reports carry them
 //	saver        the log feeds the coordinator, its commands are executed
 //	loader       collective loads, resolved and read once for all ranks
-//	arenas       files in shared memory: what ranks save and load
-//	staging      the slots of each rank in arenas: two saves may be on their way
 //	outbox       facts of saves that nobody waits for
 //	lane         this attempt's decisions, refused by the log once fenced
 //	pulses       the ranks' requests as signs of life: one that is silent hangs
 //
 // Package process has the processes themselves and the guard that kills them if
-// the trainer dies.
+// the trainer dies, package staging the shared memory that ranks save and load by.
 //
 // What the job knows comes from the log; what it decides goes there before it
 // is acted on.
@@ -34,6 +32,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // Log is what a job needs of the log. All methods may be called concurrently
@@ -117,10 +116,10 @@ type Config struct {
 
 	// StagingSlots is how many saves of a rank may be in shared memory at once,
 	// within StagingMemory; default 2. WhenBusy says what a save does when they
-	// all are in use; default [BusyWait].
+	// all are in use; default [staging.BusyWait].
 	StagingSlots  int
-	StagingMemory StagingMemory
-	WhenBusy      WhenBusy
+	StagingMemory staging.Memory
+	WhenBusy      staging.WhenBusy
 	// Collect deletes the checkpoints that are not to be kept, after commits
 	// and beside the training; nil deletes none. It returns soon after its
 	// context ends, and what it has not done a later call does.
@@ -191,7 +190,7 @@ func (c Config) withDefaults() Config {
 		c.StagingSlots = 2
 	}
 	if c.WhenBusy == "" {
-		c.WhenBusy = BusyWait
+		c.WhenBusy = staging.BusyWait
 	}
 	if c.Resume == "" {
 		c.Resume = "auto"

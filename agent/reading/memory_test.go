@@ -17,9 +17,9 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/client"
 	"github.com/ckptstore/ckptstore/worker/shm"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // rowsOf asks for the first rows of a tensor of [safetensors], as another type: so
@@ -166,7 +166,7 @@ func TestLeftovers(t *testing.T) {
 	if err := os.Mkdir(dead, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	freed, _, err := worker.FreeStaging(s.shared)
+	freed, _, err := staging.Free(s.shared)
 	if err != nil || len(freed) != 1 || freed[0] != dead {
 		t.Errorf("freed %q, %v", freed, err)
 	}

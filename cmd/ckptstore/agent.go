@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/agent/services"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 const agentHelp = `Serve a store to this user's processes that no trainer started, such as a
@@ -53,7 +54,7 @@ func (o *agentOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "longest time that ranks wait for each other")
 	f.IntVar(&o.slots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
 	f.StringVar(&o.memory, "staging-memory", "", "most shared memory for all slots: a size such as 8GiB, or a percentage (default 40%)")
-	f.StringVar(&o.whenBusy, "when-busy", string(worker.BusyWait), "what a save does when all slots are in use: wait, skip or fail")
+	f.StringVar(&o.whenBusy, "when-busy", string(staging.BusyWait), "what a save does when all slots are in use: wait, skip or fail")
 }
 
 // session is what the options say of each session.
@@ -71,17 +72,17 @@ func (o agentOptions) session() (cfg worker.Config, err error) {
 	if o.slots < 1 || o.slots > 16 {
 		return cfg, usageError{fmt.Errorf("--staging-slots %d: give a number from 1 to 16", o.slots)}
 	}
-	switch busy := worker.WhenBusy(o.whenBusy); busy {
-	case worker.BusyWait, worker.BusySkip, worker.BusyFail:
+	switch busy := staging.WhenBusy(o.whenBusy); busy {
+	case staging.BusyWait, staging.BusySkip, staging.BusyFail:
 	default:
 		return cfg, usageError{fmt.Errorf("--when-busy %s: give wait, skip or fail", o.whenBusy)}
 	}
 	cfg = worker.Config{
 		SaveTimeout: o.save, DrainTimeout: o.drain, Collective: o.collective,
-		StagingSlots: o.slots, WhenBusy: worker.WhenBusy(o.whenBusy),
+		StagingSlots: o.slots, WhenBusy: staging.WhenBusy(o.whenBusy),
 	}
 	if o.memory != "" {
-		if cfg.StagingMemory, err = worker.ParseStagingMemory(o.memory); err != nil {
+		if cfg.StagingMemory, err = staging.ParseMemory(o.memory); err != nil {
 			return cfg, usageError{fmt.Errorf("--staging-memory: %w", err)}
 		}
 	}

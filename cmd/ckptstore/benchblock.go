@@ -25,6 +25,7 @@ import (
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/client"
 	"github.com/ckptstore/ckptstore/worker/process"
+	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
 const (
@@ -68,7 +69,7 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 		return blocked{}, err
 	}
 	var said, complaints rankLines
-	shared, _ := worker.SharedDir()
+	shared, _ := shm.Dir()
 	err = worker.Run(ctx, worker.Config{
 		Run: benchRun, Trial: projections.DefaultTrial, Job: store.NewID(), NProc: b.Ranks, Resume: "none",
 		Command: []string{self, "bench", rankCommand, strconv.Itoa(b.Tensors), strconv.FormatInt(each, 10), strconv.FormatFloat(b.Unchanged, 'g', -1, 64)},

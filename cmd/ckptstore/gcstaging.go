@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"text/tabwriter"
 
-	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/shm"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // freed is `gc --staging --json`.
@@ -15,8 +16,8 @@ type freed struct {
 }
 
 func (a *app) freeStaging() error {
-	dir, _ := worker.SharedDir()
-	dirs, bytes, err := worker.FreeStaging(dir)
+	dir, _ := shm.Dir()
+	dirs, bytes, err := staging.Free(dir)
 	out := freed{Directories: append([]string{}, dirs...), Bytes: bytes}
 	printed := emit(a, out, []freed{out}, func(w *tabwriter.Writer, _ bool) {
 		for _, dir := range out.Directories {

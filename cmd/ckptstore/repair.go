@@ -10,7 +10,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/shm"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 const repairHelp = `With --repair, chunks that are damaged get their bytes again, where the same bytes
@@ -50,7 +51,7 @@ type unrepaired struct {
 	Reason     string `json:"reason"`
 }
 
-var _ storage.ChunkSource = (*worker.SealedChunks)(nil)
+var _ storage.ChunkSource = (*staging.SealedChunks)(nil)
 
 // repair repairs what the reports have found, from what every committed
 // checkpoint has, and says which checkpoints are to be verified again.
@@ -74,8 +75,8 @@ func (a *app) repair(ctx context.Context, s *store.Store, targets, every []proje
 	if len(damaged) == 0 {
 		return nil, nil
 	}
-	shared, _ := worker.SharedDir()
-	slots, err := worker.OpenSealedChunks(shared, s.ID)
+	shared, _ := shm.Dir()
+	slots, err := staging.OpenSealedChunks(shared, s.ID)
 	if err != nil {
 		return nil, err
 	}

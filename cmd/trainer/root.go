@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/process"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // Exit codes. A signal n that ends the job gives 128+n.
@@ -124,7 +125,7 @@ func exitCode(err error) int {
 		return exitUnsaved
 	case errors.As(err, &failed), errors.As(err, &lost), errors.Is(err, syscall.ENOSPC), errors.Is(err, worker.ErrDevices):
 		return exitFailed
-	case errors.As(err, &running), errors.Is(err, worker.ErrFenced), errors.Is(err, worker.ErrBusy),
+	case errors.As(err, &running), errors.Is(err, worker.ErrFenced), errors.Is(err, staging.ErrTaken),
 		errors.Is(err, store.ErrLeaseLost):
 		return exitConflict
 	case errors.Is(err, doctor.ErrFound):

@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 const runHelp = `Run COMMAND as a group of workers, with the environment that torchrun gives
@@ -124,7 +125,7 @@ func runCommand(std streams, signals *stopSignals) *cobra.Command {
 	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "abort a save in which copies of a tensor differ between ranks")
 	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
 	f.StringVar(&o.stagingMemory, "staging-memory", "", "most shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
-	f.StringVar(&o.whenBusy, "when-busy", string(worker.BusyWait), "what a save does when all slots are in use: wait, skip or fail")
+	f.StringVar(&o.whenBusy, "when-busy", string(staging.BusyWait), "what a save does when all slots are in use: wait, skip or fail")
 	f.StringArrayVar(&o.set, "set", nil, "trial configuration, KEY=VALUE with a JSON or plain value; repeatable")
 	f.DurationVar(&o.saveTimeout, "save-timeout", 10*time.Minute, "longest time from the begin of a save to its commit")
 	f.DurationVar(&o.drain, "drain-timeout", 2*time.Minute, "longest time to finish staged saves when workers have ended")

@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // config is what the flags and the command ask for, or why that cannot be.
@@ -83,7 +84,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
 		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Config: config,
 		Backend: o.backend, BackendConfig: devices, Torch: torch,
-		StagingSlots: o.stagingSlots, StagingMemory: memory, WhenBusy: worker.WhenBusy(o.whenBusy),
+		StagingSlots: o.stagingSlots, StagingMemory: memory, WhenBusy: staging.WhenBusy(o.whenBusy),
 		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
 		HangTimeout: o.hangTimeout,
 		NewID:       store.NewID, ExitCode: exitCode,

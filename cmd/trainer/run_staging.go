@@ -5,22 +5,24 @@ import (
 	"log/slog"
 
 	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/shm"
+	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // staging checks what is said of the staging slots.
-func (o runOptions) staging() (memory worker.StagingMemory, err error) {
+func (o runOptions) staging() (memory staging.Memory, err error) {
 	if o.stagingSlots < 1 || o.stagingSlots > 16 {
 		return memory, fmt.Errorf("%w: --staging-slots %d: give a number from 1 to 16", worker.ErrConfig, o.stagingSlots)
 	}
-	switch worker.WhenBusy(o.whenBusy) {
-	case worker.BusyWait, worker.BusySkip, worker.BusyFail:
+	switch staging.WhenBusy(o.whenBusy) {
+	case staging.BusyWait, staging.BusySkip, staging.BusyFail:
 	default:
 		return memory, fmt.Errorf("%w: --when-busy %s: give wait, skip or fail", worker.ErrConfig, o.whenBusy)
 	}
 	if o.stagingMemory == "" {
 		return memory, nil
 	}
-	if memory, err = worker.ParseStagingMemory(o.stagingMemory); err != nil {
+	if memory, err = staging.ParseMemory(o.stagingMemory); err != nil {
 		return memory, fmt.Errorf("%w: --staging-memory: %w", worker.ErrConfig, err)
 	}
 	return memory, nil
@@ -28,7 +30,7 @@ func (o runOptions) staging() (memory worker.StagingMemory, err error) {
 
 // sharedMemory is where staging slots live.
 func sharedMemory(log *slog.Logger) string {
-	dir, memory := worker.SharedDir()
+	dir, memory := shm.Dir()
 	if !memory {
 		log.Warn("no /dev/shm on this machine: staging goes to files on disk, which is slower", "dir", dir)
 	}

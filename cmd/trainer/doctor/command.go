@@ -13,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
 const help = `Examine this machine before jobs are run on it: GPUs, limits, shared memory, the
@@ -55,7 +56,7 @@ func Command(out io.Writer, store string, inventory func(context.Context) (gpu.I
 			if store == "" {
 				return fmt.Errorf("%w: --store is empty: give a directory or a URL", worker.ErrConfig)
 			}
-			shared, _ := worker.SharedDir()
+			shared, _ := shm.Dir()
 			report, err := Examine(c.Context(), Options{
 				Store: store, Shared: shared, Inventory: inventory, TryLock: lockElsewhere, Patience: patience,
 			})

@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"encoding/binary"
@@ -13,11 +13,11 @@ const digestsFixed = 16 // bytes before the digests of a slot
 func digestsSize(items int) int64 { return digestsFixed + int64(items)*int64(len(plan.Digest{})) }
 
 // digests is where the digests of a slot are.
-func (p *slotPlan) digests() int64 { return p.data - digestsSize(len(p.offsets)) }
+func (p *Layout) digests() int64 { return p.data - digestsSize(len(p.offsets)) }
 
 // writeDigests says in a slot what is in it, in the order of its items. A slot
 // that is cut off in the middle of this has none.
-func writeDigests(data []byte, p *slotPlan, generation uint64, digests []plan.Digest) {
+func writeDigests(data []byte, p *Layout, generation uint64, digests []plan.Digest) {
 	b := data[p.digests():p.data]
 	le := binary.LittleEndian
 	le.PutUint64(b, 0)

@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 // touched when grow returns: a first touch costs several times as much as a
 // copy, and a full shared memory is an error here and would be a SIGBUS in the
 // middle of a copy.
-func (f *arena) grow(ctx context.Context, size int64) error {
+func (f *Arena) grow(ctx context.Context, size int64) error {
 	size = (size + arenaPage - 1) / arenaPage * arenaPage
 	if size <= int64(len(f.data)) {
 		return nil

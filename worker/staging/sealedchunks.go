@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"context"
@@ -25,7 +25,7 @@ type sealedSlot struct {
 	path  string
 	data  []byte
 	local plan.Local
-	spans []span
+	spans []Span
 }
 
 // OpenSealedChunks looks at the slots of a store in shared, such as /dev/shm. A
@@ -41,7 +41,7 @@ func OpenSealedChunks(shared, store string) (*SealedChunks, error) {
 		if err != nil || len(data) == 0 {
 			continue // it has just gone, or its memory is not made yet
 		}
-		h, sealed, err := readSlotHeader(data)
+		h, sealed, err := readHeader(data)
 		var local plan.Local
 		if err == nil && sealed {
 			local, err = plan.DecodeLocal(h.Plan)
@@ -62,13 +62,13 @@ func (s *SealedChunks) Chunk(ctx context.Context, like plan.Item, digest plan.Di
 	for _, slot := range s.slots {
 		for i, it := range slot.local.Items {
 			at := slot.spans[i]
-			if it.Value != like.Value || it.Shard.DType != like.Shard.DType || at.size != like.Bytes {
+			if it.Value != like.Value || it.Shard.DType != like.Shard.DType || at.Size != like.Bytes {
 				continue
 			}
 			if err := ctx.Err(); err != nil {
 				return nil, "", err
 			}
-			s.buf = append(s.buf[:0], slot.data[at.off:at.off+at.size]...)
+			s.buf = append(s.buf[:0], slot.data[at.Offset:at.Offset+at.Size]...)
 			if plan.Sum(s.buf) == digest {
 				return s.buf, slot.path, nil
 			}

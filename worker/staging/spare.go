@@ -1,8 +1,8 @@
-package worker
+package staging
 
-// spare frees the memory of slots that are free and that nobody reads. It
+// Spare frees the memory of slots that are free and that nobody reads. It
 // reports whether there were any.
-func (s *staging) spare() bool {
+func (s *Slots) Spare() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	some := false
@@ -16,14 +16,14 @@ func (s *staging) spare() bool {
 
 // trim frees a slot's memory if there is no memory for so many slots any more.
 // The caller holds the lock.
-func (s *staging) trim(sl *slot) {
+func (s *Slots) trim(sl *slot) {
 	if s.limit > 0 && sl.index >= s.limit {
 		s.empty(sl)
 	}
 }
 
 // trimRank is trim for all slots of a rank. The caller holds the lock.
-func (s *staging) trimRank(rank int) {
+func (s *Slots) trimRank(rank int) {
 	for _, sl := range s.ranks[rank] {
 		s.trim(sl)
 	}
@@ -31,7 +31,7 @@ func (s *staging) trimRank(rank int) {
 
 // empty frees a slot's memory, if the slot is free and nobody reads it. The
 // caller holds the lock.
-func (s *staging) empty(sl *slot) bool {
+func (s *Slots) empty(sl *slot) bool {
 	if sl.phase != free || sl.making || sl.arena == nil || !s.arenas.overwrite(sl.arena) {
 		return false
 	}

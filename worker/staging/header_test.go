@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"encoding/binary"
@@ -13,20 +13,20 @@ import (
 )
 
 // slotOf is a file with the header of a plan of two values.
-func slotOf(tb testing.TB) ([]byte, slotHeader, *slotPlan) {
+func slotOf(tb testing.TB) ([]byte, Header, *Layout) {
 	tb.Helper()
 	items := []plan.Item{
 		{Value: true, Bytes: 100, Shard: tensor.Shard{FQN: "config"}},
 		{Value: true, PerRank: true, Bytes: 7, Shard: tensor.Shard{FQN: "rng"}},
 	}
 	encoded := plan.EncodeLocal(plan.Local{Rank: 3, Items: items})
-	p := layOutSlot(items, encoded)
-	h := slotHeader{
-		Generation: 5, Attempt: 2, Rank: 3, Fingerprint: plan.Sum(encoded), Checkpoint: "step-9.a2",
-		Spans: []span{{p.offsets[0], 100}, {p.offsets[1], 7}}, Plan: encoded,
+	p := LayOut(items, encoded)
+	h := Header{
+		Part:       Part{Attempt: 2, Rank: 3, Fingerprint: plan.Sum(encoded), Checkpoint: "step-9.a2"},
+		Generation: 5, Spans: []Span{{p.offsets[0], 100}, {p.offsets[1], 7}}, Plan: encoded,
 	}
 	data := make([]byte, p.end)
-	writeSlotHeader(data, h, p)
+	writeHeader(data, h.Part, h.Generation, p)
 	return data, h, p
 }
 
@@ -34,12 +34,12 @@ func slotOf(tb testing.TB) ([]byte, slotHeader, *slotPlan) {
 // that was sealed.
 func TestSlotHeader(t *testing.T) {
 	data, want, p := slotOf(t)
-	if p.data != 4096 || want.Spans[0].off != 4096 || want.Spans[1].off != 4096+128 || p.bytes != 107 {
+	if p.data != 4096 || want.Spans[0].Offset != 4096 || want.Spans[1].Offset != 4096+128 || p.bytes != 107 {
 		t.Errorf("the data of %+v begins at %d", want.Spans, p.data)
 	}
 	for generation, complete := range map[uint64]bool{0: false, 4: false, 5: true} {
 		storeSealed(data, generation)
-		got, sealed, err := readSlotHeader(data)
+		got, sealed, err := readHeader(data)
 		if err != nil || sealed != complete || !reflect.DeepEqual(got, want) {
 			t.Errorf("sealed at %d: %+v, %t, %v", generation, got, sealed, err)
 		}
@@ -47,24 +47,24 @@ func TestSlotHeader(t *testing.T) {
 	// Digests are of one generation, and whole, or are not known.
 	digests := []plan.Digest{plan.Sum([]byte("config")), {}}
 	writeDigests(data, p, 5, digests)
-	if got, _, err := readSlotHeader(data); err != nil || !slices.Equal(got.Digests, digests) {
+	if got, _, err := readHeader(data); err != nil || !slices.Equal(got.Digests, digests) {
 		t.Errorf("digests %v, %v", got.Digests, err)
 	}
 	for at := p.digests(); at < p.data; at++ {
 		data[at] ^= 1
-		if got, _, err := readSlotHeader(data); err != nil || got.Digests != nil {
+		if got, _, err := readHeader(data); err != nil || got.Digests != nil {
 			t.Errorf("byte %d of the digests is another: %v, %v", at, got.Digests, err)
 		}
 		data[at] ^= 1
 	}
-	writeSlotHeader(data, want, p)
-	if got, _, err := readSlotHeader(data); err != nil || got.Digests != nil {
+	writeHeader(data, want.Part, want.Generation, p)
+	if got, _, err := readHeader(data); err != nil || got.Digests != nil {
 		t.Errorf("digests of an earlier use: %v, %v", got.Digests, err)
 	}
 	// The next use begins unsealed.
 	want.Generation = 6
-	writeSlotHeader(data, want, p)
-	if _, sealed, err := readSlotHeader(data); sealed || err != nil {
+	writeHeader(data, want.Part, want.Generation, p)
+	if _, sealed, err := readHeader(data); sealed || err != nil {
 		t.Errorf("a slot in its next use is sealed: %t, %v", sealed, err)
 	}
 }
@@ -80,13 +80,13 @@ func TestDamagedSlotHeader(t *testing.T) {
 			continue
 		}
 		data[i] ^= 0x10
-		if _, _, err := readSlotHeader(data); !errors.Is(err, errNoSlot) {
+		if _, _, err := readHeader(data); !errors.Is(err, errNoSlot) {
 			t.Errorf("byte %d is another: %v", i, err)
 		}
 		data[i] ^= 0x10
 	}
 	for n := range int(p.end) {
-		if _, _, err := readSlotHeader(data[:n:n]); !errors.Is(err, errNoSlot) {
+		if _, _, err := readHeader(data[:n:n]); !errors.Is(err, errNoSlot) {
 			t.Fatalf("cut to %d bytes: %v", n, err)
 		}
 	}
@@ -105,10 +105,10 @@ func FuzzReadSlotHeader(f *testing.F) {
 				binary.LittleEndian.PutUint32(data[16:], crc32.Checksum(data[20:slotFixed+d], castagnoli))
 			}
 		}
-		h, _, err := readSlotHeader(data)
+		h, _, err := readHeader(data)
 		for _, at := range h.Spans {
-			if err == nil && (at.off < 0 || at.size < 0 || at.off > int64(len(data)) || at.size > int64(len(data))-at.off) {
-				t.Errorf("an item at %d of %d bytes in a file of %d", at.off, at.size, len(data))
+			if err == nil && (at.Offset < 0 || at.Size < 0 || at.Offset > int64(len(data)) || at.Size > int64(len(data))-at.Offset) {
+				t.Errorf("an item at %d of %d bytes in a file of %d", at.Offset, at.Size, len(data))
 			}
 		}
 	})

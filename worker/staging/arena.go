@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"context"
@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrBusy says that another trainer of the run is alive on this machine, also
+// ErrTaken says that another trainer of the run is alive on this machine, also
 // one that is stopped and has lost the run.
-var ErrBusy = errors.New("another trainer of this run is alive on this machine")
+var ErrTaken = errors.New("another trainer of this run is alive on this machine")
 
-// arenas are a job's files in shared memory, in a directory named by store,
-// run and node.
+// Arenas are the files in shared memory of one run, in a directory named by
+// store, run and node.
 //
 //	SHARED/ckptstore-<store>-<run>-n0/
 //	  lock             flock(2) of the trainer that owns the directory
@@ -36,10 +36,10 @@ var ErrBusy = errors.New("another trainer of this run is alive on this machine")
 // arena, and so its name, for as many saves as all parties bring to their end.
 //
 // The kernel frees the lock when a trainer is killed; the next trainer of the
-// run takes the directory over, finishes the saves whose sealed slots are all
-// in it (see adopt), keeps the slots that hold the checkpoint to resume from
-// (see kept), and frees all else that is in it.
-type arenas struct {
+// run takes the directory over. It may write the slots that are sealed
+// ([Arenas.Sealed]); then it keeps those that hold a checkpoint, and frees all
+// else that is in it ([Arenas.KeepLeft]). All other methods may be called concurrently.
+type Arenas struct {
 	dir  string
 	lock *os.File
 	left []string // files of a dead trainer, until they are freed
@@ -48,15 +48,14 @@ type arenas struct {
 	mu       sync.Mutex
 	uses     int
 	order    int             // of what was kept last
-	live     map[*arena]bool // true: given back
+	live     map[*Arena]bool // true: given back
 	released chan struct{}   // closed when somebody has read an arena to the end
 	taking   sync.WaitGroup  // arenas whose memory is being made
 	closed   bool
 }
 
-// arena is one mapped file. Whoever took it may use data until it is given
-// back or dropped.
-type arena struct {
+// Arena is one mapped file.
+type Arena struct {
 	path string
 	rank int
 	use  string
@@ -71,10 +70,26 @@ type arena struct {
 	dropped bool  // the last reader unmaps it
 }
 
+// Path is the file. It is another in each use.
+func (f *Arena) Path() string { return f.path }
+
+// Data is the file's memory. Whoever took the arena, or holds it, may use it
+// until it is given back, dropped or let go.
+func (f *Arena) Data() []byte { return f.data }
+
+// slotUse is the use of an arena that is a slot.
+const slotUse = "save"
+
 // arenaPage is the unit of growth and the alignment of items, in bytes.
 const arenaPage = 4096
 
-func openArenas(shared, store, run string) (*arenas, error) {
+// Open takes the directory of a run of a store in shared, such as /dev/shm. The
+// error is [ErrTaken] while another process has it. room is how many bytes are
+// free where a file is; nil asks the system.
+func Open(shared, store, run string, room func(*os.File) (int64, error)) (*Arenas, error) {
+	if room == nil {
+		room = shm.Room
+	}
 	name := events.EncodeName(run)
 	if len(name) > 100 {
 		name = plan.Sum([]byte(run)).String()[:32]
@@ -82,12 +97,12 @@ func openArenas(shared, store, run string) (*arenas, error) {
 	dir := filepath.Join(shared, fmt.Sprintf("ckptstore-%s-%s-n0", storeName(store), name))
 	lock, err := shm.Own(dir)
 	if errors.Is(err, shm.ErrOwned) {
-		err = fmt.Errorf("lock %s: %w: stop it, or choose another --name", filepath.Join(dir, "lock"), ErrBusy)
+		err = fmt.Errorf("lock %s: %w: stop it, or choose another --name", filepath.Join(dir, "lock"), ErrTaken)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)
 	}
-	a := &arenas{dir: dir, lock: lock, room: shm.Room, live: map[*arena]bool{}, released: make(chan struct{})}
+	a := &Arenas{dir: dir, lock: lock, room: room, live: map[*Arena]bool{}, released: make(chan struct{})}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
@@ -106,7 +121,7 @@ func openArenas(shared, store, run string) (*arenas, error) {
 }
 
 // freeLeft removes what a dead trainer has left.
-func (a *arenas) freeLeft() error {
+func (a *Arenas) freeLeft() error {
 	for _, path := range a.left {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("free what a dead trainer left in shared memory: %w", err)
@@ -116,37 +131,38 @@ func (a *arenas) freeLeft() error {
 	return nil
 }
 
-// take returns an arena of at least size bytes, for one use by one rank. Where
-// there is too little memory, what nobody uses is freed for it.
-func (a *arenas) take(ctx context.Context, rank int, use string, size int64) (*arena, error) {
+// Take returns an arena of at least size bytes, for one use by one rank: a word
+// of the file's name, which is not that of slots. Where there is too little
+// memory, what nobody uses is freed for it.
+func (a *Arenas) Take(ctx context.Context, rank int, use string, size int64) (*Arena, error) {
 	f, err := a.make(ctx, rank, use, size, false)
-	if noSpace(err) && a.spare(0) {
+	if errors.Is(err, unix.ENOSPC) && a.spare(0) {
 		return a.make(ctx, rank, use, size, false)
 	}
 	return f, err
 }
 
-// takeAhead is take for a use that is to come: until then, the arena goes on
+// takeAhead is Take for a use that is to come: until then, the arena goes on
 // holding what it holds.
-func (a *arenas) takeAhead(ctx context.Context, rank int, use string, size int64) (*arena, error) {
+func (a *Arenas) takeAhead(ctx context.Context, rank int, use string, size int64) (*Arena, error) {
 	return a.make(ctx, rank, use, size, true)
 }
 
-func (a *arenas) make(ctx context.Context, rank int, use string, size int64, ahead bool) (*arena, error) {
+func (a *Arenas) make(ctx context.Context, rank int, use string, size int64, ahead bool) (*Arena, error) {
 	f, err := a.name(rank, use, size, ahead)
 	if err != nil {
 		return nil, fmt.Errorf("open shared memory: %w", err)
 	}
 	defer a.taking.Done()
 	if err := f.grow(ctx, size); err != nil {
-		return nil, errors.Join(err, a.drop(f))
+		return nil, errors.Join(err, a.Drop(f))
 	}
 	return f, nil
 }
 
 // name opens an arena that was given back under a new name, or a new one. The
 // caller says that it is taken when its memory is made.
-func (a *arenas) name(rank int, use string, size int64, ahead bool) (*arena, error) {
+func (a *Arenas) name(rank int, use string, size int64, ahead bool) (*Arena, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
@@ -159,7 +175,7 @@ func (a *arenas) name(rank int, use string, size int64, ahead bool) (*arena, err
 		f.kept = nil
 	}
 	if err == nil && f == nil {
-		f = &arena{path: path, rank: rank, use: use, room: a.room}
+		f = &Arena{path: path, rank: rank, use: use, room: a.room}
 		f.file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	}
 	if err != nil {
@@ -171,7 +187,7 @@ func (a *arenas) name(rank int, use string, size int64, ahead bool) (*arena, err
 }
 
 // held is how many bytes of shared memory the arenas have.
-func (a *arenas) held() (bytes int64) {
+func (a *Arenas) held() (bytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for f := range a.live {
@@ -183,9 +199,9 @@ func (a *arenas) held() (bytes int64) {
 // reuse finds an arena that was given back and gives it a new name: one that
 // was of the same use if there is, and the one of which what it holds is needed
 // least. It is nil if there is none.
-func (a *arenas) reuse(rank int, use, path string) (*arena, error) {
-	var best *arena
-	order := func(f *arena) (n int) {
+func (a *Arenas) reuse(rank int, use, path string) (*Arena, error) {
+	var best *Arena
+	order := func(f *Arena) (n int) {
 		if f.kept != nil {
 			n = f.kept.order
 		}
@@ -207,8 +223,8 @@ func (a *arenas) reuse(rank int, use, path string) (*arena, error) {
 	return best, err
 }
 
-// give makes an arena free for another use: every party to this one is done.
-func (a *arenas) give(f *arena) {
+// Give makes an arena free for another use: every party to this one is done.
+func (a *Arenas) Give(f *Arena) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if _, ok := a.live[f]; ok {
@@ -216,18 +232,18 @@ func (a *arenas) give(f *arena) {
 	}
 }
 
-// drop ends an arena that a worker may still write to or read. Who holds it goes
+// Drop ends an arena that a worker may still write to or read. Who holds it goes
 // on reading what is mapped.
-func (a *arenas) drop(f *arena) error {
+func (a *Arenas) Drop(f *Arena) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.remove(f)
 }
 
-// empty is drop for an arena that no worker writes to or reads any more, and
+// empty is Drop for an arena that no worker writes to or reads any more, and
 // that nobody holds: its memory is free at once, also where a worker still maps
 // it.
-func (a *arenas) empty(f *arena) error {
+func (a *Arenas) empty(f *Arena) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if _, ok := a.live[f]; !ok {
@@ -237,7 +253,7 @@ func (a *arenas) empty(f *arena) error {
 	return errors.Join(err, a.remove(f))
 }
 
-func (a *arenas) remove(f *arena) error {
+func (a *Arenas) remove(f *Arena) error {
 	if _, ok := a.live[f]; !ok {
 		return nil
 	}
@@ -250,7 +266,7 @@ func (a *arenas) remove(f *arena) error {
 	return errors.Join(f.unmap(), err)
 }
 
-func (f *arena) unmap() (err error) {
+func (f *Arena) unmap() (err error) {
 	if f.data != nil {
 		err = unix.Munmap(f.data)
 		f.data = nil
@@ -258,9 +274,9 @@ func (f *arena) unmap() (err error) {
 	return errors.Join(err, f.file.Close())
 }
 
-// close unmaps and removes everything, but what a dead trainer left and was not
+// Close unmaps and removes everything, but what a dead trainer left and was not
 // freed: the next trainer may be able to finish it.
-func (a *arenas) close() error {
+func (a *Arenas) Close() error {
 	a.mu.Lock()
 	a.closed = true
 	a.mu.Unlock()
@@ -278,9 +294,9 @@ func (a *arenas) close() error {
 	return errors.Join(errs...)
 }
 
-// place lays chunks of the given sizes out one after the other, each at a
+// Place lays chunks of the given sizes out one after the other, each at a
 // multiple of 64 bytes, and returns their offsets and the whole size.
-func place(sizes []int64) (offsets []int64, size int64) {
+func Place(sizes []int64) (offsets []int64, size int64) {
 	const align = 64
 	offsets = make([]int64, len(sizes))
 	for i, n := range sizes {

@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"errors"
@@ -8,16 +8,12 @@ import (
 	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
-// SharedDir is where staging slots live on this machine, and whether that is
-// memory: without /dev/shm they are files on a disk.
-func SharedDir() (dir string, memory bool) { return shm.Dir() }
-
-// FreeStaging removes the staging directories in shared, such as /dev/shm, that
+// Free removes the staging directories in shared, such as /dev/shm, that
 // no trainer uses: those whose lock is free. It returns their paths and the
 // bytes of memory that they held. A save that a dead trainer had staged in one
 // of them can then not be finished any more. Directories that it may not
 // remove are in the error, beside the others that were freed.
-func FreeStaging(shared string) (freed []string, bytes int64, err error) {
+func Free(shared string) (freed []string, bytes int64, err error) {
 	dirs, err := filepath.Glob(filepath.Join(shared, "ckptstore-*-n[0-9]*"))
 	if err != nil {
 		return nil, 0, err

@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"encoding/binary"
@@ -59,11 +59,11 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // a plan has one size in all its saves.
 const maxID = 256
 
-// slotPlan is how one rank's plan lies in a slot. It is the same in every save
+// Layout is how one rank's plan lies in a slot. It is the same in every save
 // by that plan and is never changed.
-type slotPlan struct {
-	at      map[string]span // by itemKey: from the beginning of the file
-	keys    []string        // by itemKey, of the items
+type Layout struct {
+	at      map[string]Span // by Key: from the beginning of the file
+	keys    []string        // by Key, of the items
 	offsets []int64         // of them
 	data    int64           // where the data begins
 	end     int64           // size of the file
@@ -71,23 +71,23 @@ type slotPlan struct {
 	tail    []byte          // the description after the ID
 }
 
-// layOutSlot lays out the items of a plan, of which encoded is the encoding.
-func layOutSlot(items []plan.Item, encoded []byte) *slotPlan {
-	p := &slotPlan{at: make(map[string]span, len(items))}
+// LayOut lays out the items of a plan, of which encoded is the encoding.
+func LayOut(items []plan.Item, encoded []byte) *Layout {
+	p := &Layout{at: make(map[string]Span, len(items))}
 	sizes := make([]int64, len(items))
 	for i, it := range items {
 		sizes[i] = it.Bytes
 		p.bytes += it.Bytes
 	}
-	offsets, size := place(sizes)
+	offsets, size := Place(sizes)
 	head := int64(slotFixed + 4 + 4 + len(plan.Digest{}) + 4 + maxID + 4 + 16*len(items) + len(encoded))
 	p.data = (head + digestsSize(len(items)) + arenaPage - 1) / arenaPage * arenaPage
 	p.end = p.data + size
 	p.tail = binary.LittleEndian.AppendUint32(make([]byte, 0, 4+16*len(items)+len(encoded)), uint32(len(items)))
 	for i, it := range items {
 		offsets[i] += p.data
-		key := itemKey(it)
-		p.at[key] = span{offsets[i], it.Bytes}
+		key := Key(it)
+		p.at[key] = Span{offsets[i], it.Bytes}
 		p.keys = append(p.keys, key)
 		p.tail = binary.LittleEndian.AppendUint64(p.tail, uint64(offsets[i]))
 		p.tail = binary.LittleEndian.AppendUint64(p.tail, uint64(it.Bytes))
@@ -97,36 +97,39 @@ func layOutSlot(items []plan.Item, encoded []byte) *slotPlan {
 	return p
 }
 
-// slotHeader says what a slot holds.
-type slotHeader struct {
-	Generation  uint64
-	Attempt     int
-	Rank        int
-	Fingerprint plan.Digest
-	Checkpoint  string
-	Spans       []span        // of the items
-	Plan        []byte        // encoded
-	Digests     []plan.Digest // of the items; nil before they are written
+// Size is that of the file, in bytes.
+func (p *Layout) Size() int64 { return p.end }
+
+// Offsets are where the items lie, in the order of the plan, in bytes from the
+// beginning of the file. The caller does not change them.
+func (p *Layout) Offsets() []int64 { return p.offsets }
+
+// Header says what a slot holds.
+type Header struct {
+	Part
+	Generation uint64
+	Spans      []Span        // of the items, in the order of the plan
+	Plan       []byte        // of the rank, encoded
+	Digests    []plan.Digest // of the items; nil before they are written
 }
 
-// writeSlotHeader begins a use of a slot. Of h, the spans and the plan are
-// those of p.
-func writeSlotHeader(data []byte, h slotHeader, p *slotPlan) {
+// writeHeader begins a use of a slot: the one with a generation.
+func writeHeader(data []byte, of Part, generation uint64, p *Layout) {
 	storeSealed(data, 0)
 	copy(data, slotMagic)
 	le := binary.LittleEndian
 	le.PutUint32(data[20:], slotVersion)
-	le.PutUint64(data[24:], h.Generation)
+	le.PutUint64(data[24:], generation)
 	le.PutUint64(data[32:], uint64(p.data))
 	le.PutUint64(data[40:], uint64(p.end-p.data))
 	le.PutUint64(data[56:], 0)
 	le.PutUint64(data[p.digests():], 0) // an earlier use may have had the same generation
 	b := data[slotFixed:slotFixed]
-	b = le.AppendUint32(b, uint32(h.Attempt))
-	b = le.AppendUint32(b, uint32(h.Rank))
-	b = append(b, h.Fingerprint[:]...)
-	b = le.AppendUint32(b, uint32(len(h.Checkpoint)))
-	b = append(append(b, h.Checkpoint...), p.tail...)
+	b = le.AppendUint32(b, uint32(of.Attempt))
+	b = le.AppendUint32(b, uint32(of.Rank))
+	b = append(b, of.Fingerprint[:]...)
+	b = le.AppendUint32(b, uint32(len(of.Checkpoint)))
+	b = append(append(b, of.Checkpoint...), p.tail...)
 	le.PutUint64(data[48:], uint64(len(b)))
 	le.PutUint32(data[16:], crc32.Checksum(data[20:slotFixed+len(b)], castagnoli))
 }
@@ -144,12 +147,12 @@ func storeSealed(data []byte, generation uint64) {
 // written to the end.
 var errNoSlot = errors.New("not a staging slot")
 
-// readSlotHeader reads the header of a slot that a dead trainer has left, and
+// readHeader reads the header of a slot that somebody else has made, and
 // checks that every item is inside of the file. sealed says whether the bytes
 // are complete.
-func readSlotHeader(data []byte) (h slotHeader, sealed bool, err error) {
-	bad := func(what string) (slotHeader, bool, error) {
-		return slotHeader{}, false, fmt.Errorf("%w: %s", errNoSlot, what)
+func readHeader(data []byte) (h Header, sealed bool, err error) {
+	bad := func(what string) (Header, bool, error) {
+		return Header{}, false, fmt.Errorf("%w: %s", errNoSlot, what)
 	}
 	if len(data) < slotFixed || string(data[:len(slotMagic)]) != slotMagic {
 		return bad("it does not begin with " + slotMagic)
@@ -192,7 +195,7 @@ func readSlotHeader(data []byte) (h slotHeader, sealed bool, err error) {
 		if off > uint64(len(data)) || size > uint64(len(data))-off {
 			return bad("an item is outside of the file")
 		}
-		h.Spans = append(h.Spans, span{int64(off), int64(size)})
+		h.Spans = append(h.Spans, Span{int64(off), int64(size)})
 		b = b[16:]
 	}
 	h.Plan = append([]byte(nil), b...)

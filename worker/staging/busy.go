@@ -1,4 +1,4 @@
-package worker
+package staging
 
 // verdict is what was decided for all participants of a save.
 type verdict struct {
@@ -8,7 +8,7 @@ type verdict struct {
 
 // unreserve frees what is kept for a rank's part of a save. The caller holds
 // the lock.
-func (s *staging) unreserve(rank int, checkpoint string) {
+func (s *Slots) unreserve(rank int, checkpoint string) {
 	for _, sl := range s.ranks[rank] {
 		if sl.checkpoint == checkpoint && sl.phase == reserved {
 			sl.phase, sl.checkpoint = free, ""
@@ -19,7 +19,7 @@ func (s *staging) unreserve(rank int, checkpoint string) {
 
 // judge decides once for all participants of a save whether it finds its
 // slots, and if so keeps one for each. The caller holds the lock.
-func (s *staging) judge(rank int, checkpoint string, participants []int) (skip bool) {
+func (s *Slots) judge(rank int, checkpoint string, participants []int) (skip bool) {
 	v := s.verdicts[checkpoint]
 	if v == nil {
 		v = &verdict{ranks: map[int]bool{}}

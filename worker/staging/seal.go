@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 
 // holding is the slot of a rank that holds a checkpoint, or nil. The caller
 // holds the lock.
-func (s *staging) holding(rank int, checkpoint string) *slot {
+func (s *Slots) holding(rank int, checkpoint string) *slot {
 	for _, sl := range s.ranks[rank] {
 		if sl.checkpoint == checkpoint && sl.phase >= copying && !sl.making {
 			return sl
@@ -19,29 +19,29 @@ func (s *staging) holding(rank int, checkpoint string) *slot {
 	return nil
 }
 
-// seal ends the copying of a rank's part of a save and returns its size. ok is
-// false when there is no slot that can be sealed. In the first version of the
-// protocol it is the trainer that marks the header.
-func (s *staging) seal(rank int, checkpoint string, protocol int) (size int64, ok bool, err error) {
+// Seal ends the copying of a rank's part of a save and returns its size. ok is
+// false when there is no slot that can be sealed. mark says that the header is
+// to be marked here, for a worker that does not do it itself.
+func (s *Slots) Seal(rank int, checkpoint string, mark bool) (size int64, ok bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sl := s.holding(rank, checkpoint)
 	if sl == nil || sl.phase != copying {
 		return 0, false, nil
 	}
-	if protocol == 1 {
+	if mark {
 		storeSealed(sl.arena.data, sl.generation)
 	}
 	if got := loadSealed(sl.arena.data); got != sl.generation {
-		return 0, true, badRequest("the slot of rank %d for %s is not sealed: bytes 8 to 16 of %s are %d, want the generation %d", rank, checkpoint, sl.arena.path, got, sl.generation)
+		return 0, true, misuse("the slot of rank %d for %s is not sealed: bytes 8 to 16 of %s are %d, want the generation %d", rank, checkpoint, sl.arena.path, got, sl.generation)
 	}
 	sl.phase = sealed
 	return sl.plan.bytes, true, nil
 }
 
-// open gives the bytes of a sealed rank to the writer. release frees the slot,
+// Open gives the bytes of a sealed rank to the writer. release frees the slot,
 // which goes on holding them if the writer says what it has written.
-func (s *staging) open(checkpoint string, rank int, items []plan.Item) (src slotSource, release func([]storage.ChunkDigest), err error) {
+func (s *Slots) Open(checkpoint string, rank int, items []plan.Item) (src storage.Source, release func([]storage.ChunkDigest), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sl := s.holding(rank, checkpoint)
@@ -62,10 +62,10 @@ func (s *staging) open(checkpoint string, rank int, items []plan.Item) (src slot
 
 // keep says in a slot, and to those who restore, what was written from it. The
 // slot is still the writer's.
-func (s *staging) keep(sl *slot, rank int, digests []storage.ChunkDigest) {
+func (s *Slots) keep(sl *slot, rank int, digests []storage.ChunkDigest) {
 	k := &kept{checkpoint: sl.checkpoint, rank: rank, at: sl.plan.at, digests: make(map[string]plan.Digest, len(digests))}
 	for _, d := range digests {
-		k.digests[itemKey(d.Item)] = d.Digest
+		k.digests[Key(d.Item)] = d.Digest
 	}
 	all := make([]plan.Digest, len(sl.plan.keys))
 	for i, key := range sl.plan.keys {
@@ -76,31 +76,31 @@ func (s *staging) keep(sl *slot, rank int, digests []storage.ChunkDigest) {
 }
 
 // source is the bytes of items in an arena.
-func source(data []byte, at map[string]span, rank int, items []plan.Item) (src slotSource, err error) {
+func source(data []byte, at map[string]Span, rank int, items []plan.Item) (src slotSource, err error) {
 	for _, it := range items {
-		at, ok := at[itemKey(it)]
-		if !ok || at.size != it.Bytes {
+		at, ok := at[Key(it)]
+		if !ok || at.Size != it.Bytes {
 			return nil, fmt.Errorf("rank %d has not staged %q %v, which the global plan wants of it", rank, it.Shard.FQN, it.Shard.Box)
 		}
-		src = append(src, data[at.off:at.off+at.size])
+		src = append(src, data[at.Offset:at.Offset+at.Size])
 	}
 	return src, nil
 }
 
 // written frees a slot whose writer is done.
-func (s *staging) written(sl *slot) {
+func (s *Slots) written(sl *slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.release(sl)
 	if s.closed {
-		s.arenas.give(sl.arena)
+		s.arenas.Give(sl.arena)
 		sl.arena = nil
 	}
 }
 
 // release makes a slot free whose worker is done with it. The caller holds the
 // lock.
-func (s *staging) release(sl *slot) {
+func (s *Slots) release(sl *slot) {
 	sl.phase, sl.checkpoint, sl.plan, sl.doomed = free, "", nil, false
 	s.trim(sl)
 	s.tell()
@@ -108,17 +108,17 @@ func (s *staging) release(sl *slot) {
 
 // drop frees a slot into which a worker may still be copying: in memory that
 // nobody else will use. The caller holds the lock.
-func (s *staging) drop(sl *slot) {
+func (s *Slots) drop(sl *slot) {
 	if sl.arena != nil {
-		_ = s.arenas.drop(sl.arena) // a file that cannot be removed stays until the job ends
+		_ = s.arenas.Drop(sl.arena) // a file that cannot be removed stays until the job ends
 		sl.arena = nil
 	}
 	s.release(sl)
 }
 
-// abort frees the slots of a save that will not be written, of all ranks or of
+// Abort frees the slots of a save that will not be written, of all ranks or of
 // some. One that is being written is freed by its writer.
-func (s *staging) abort(checkpoint string, ranks ...int) {
+func (s *Slots) Abort(checkpoint string, ranks ...int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(ranks) == 0 {

@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"errors"
@@ -24,26 +24,26 @@ const (
 	BusyFail WhenBusy = "fail" // the save is an error
 )
 
-// StagingMemory bounds the memory of all staging slots of a node. The zero
-// value is [DefaultStagingMemory], but lets every rank have its first slot.
-type StagingMemory struct {
+// Memory bounds the memory of all staging slots of a node. The zero
+// value is [DefaultMemory], but lets every rank have its first slot.
+type Memory struct {
 	Bytes   int64 // not 0: this many
 	Percent int   // of the memory limit, and of what is free in shared memory
 }
 
-// DefaultStagingMemory leaves the training more than half of the memory.
-var DefaultStagingMemory = StagingMemory{Percent: 40}
+// DefaultMemory leaves the training more than half of the memory.
+var DefaultMemory = Memory{Percent: 40}
 
-// ParseStagingMemory reads a percentage such as "40%" or a number of bytes,
+// ParseMemory reads a percentage such as "40%" or a number of bytes,
 // with a unit of 1024 or 1000: "8GiB", "8G", "8GB".
-func ParseStagingMemory(text string) (StagingMemory, error) {
+func ParseMemory(text string) (Memory, error) {
 	bad := fmt.Errorf("%q is neither a percentage from 1%% to 100%% nor a size such as 8GiB", text)
 	if number, ok := strings.CutSuffix(text, "%"); ok {
 		n, err := strconv.Atoi(number)
 		if err != nil || n < 1 || n > 100 {
-			return StagingMemory{}, bad
+			return Memory{}, bad
 		}
-		return StagingMemory{Percent: n}, nil
+		return Memory{Percent: n}, nil
 	}
 	at := strings.IndexFunc(text, func(r rune) bool { return (r < '0' || r > '9') && r != '.' })
 	if at < 0 {
@@ -55,27 +55,27 @@ func ParseStagingMemory(text string) (StagingMemory, error) {
 		"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
 	}[strings.ToUpper(strings.TrimSpace(text[at:]))]
 	if bytes := n * unit; err == nil && ok && bytes >= 1 && bytes < math.MaxInt64 {
-		return StagingMemory{Bytes: int64(bytes)}, nil
+		return Memory{Bytes: int64(bytes)}, nil
 	}
-	return StagingMemory{}, bad
+	return Memory{}, bad
 }
 
 // resolve is the bound in bytes, when the slots hold some bytes of shared
 // memory already.
-func (m StagingMemory) resolve(shared string, held int64) (int64, error) {
+func (m Memory) resolve(dir string, held int64) (int64, error) {
 	if m.Bytes > 0 {
 		return m.Bytes, nil
 	}
 	if m.Percent == 0 {
-		m = DefaultStagingMemory
+		m = DefaultMemory
 	}
 	limit, err := memoryLimit("/proc/self/cgroup", "/sys/fs/cgroup")
 	if err != nil {
 		return 0, fmt.Errorf("how much memory there is for staging: %w", err)
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(shared, &st); err != nil {
-		return 0, fmt.Errorf("how much room there is in %s: %w", shared, err)
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, fmt.Errorf("how much room there is in %s: %w", dir, err)
 	}
 	limit = min(limit, int64(st.Bavail)*st.Bsize+held)
 	return int64(float64(limit) * float64(m.Percent) / 100), nil

@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"os"
@@ -15,22 +15,22 @@ const (
 
 func TestArenasAreOfOneRun(t *testing.T) {
 	shared := t.TempDir()
-	open := func(store, run string) *arenas {
-		a, err := openArenas(shared, store, run)
+	open := func(store, run string) *Arenas {
+		a, err := Open(shared, store, run, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return a
 	}
-	all := []*arenas{
+	all := []*Arenas{
 		open(storeA, "run"), open(storeB, "run"), open(storeA, "other [run]*"),
 		open(storeA, strings.Repeat("ü", 80)), open(storeA, strings.Repeat("ü", 79)),
 	}
-	if _, err := openArenas(shared, storeA, "run"); err == nil || !strings.Contains(err.Error(), "another trainer of this run is alive") {
+	if _, err := Open(shared, storeA, "run", nil); err == nil || !strings.Contains(err.Error(), "another trainer of this run is alive") {
 		t.Errorf("a second trainer: %v", err)
 	}
 	for _, a := range all {
-		if err := a.close(); err != nil {
+		if err := a.Close(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -42,11 +42,11 @@ func TestArenasAreOfOneRun(t *testing.T) {
 // What a dead trainer left is freed, and only that.
 func TestArenasAreTakenOver(t *testing.T) {
 	shared := t.TempDir()
-	dead, err := openArenas(shared, storeA, "run [1]*")
+	dead, err := Open(shared, storeA, "run [1]*", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	slot, err := dead.take(t.Context(), 3, "save", 5000)
+	slot, err := dead.Take(t.Context(), 3, "save", 5000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestArenasAreTakenOver(t *testing.T) {
 	if err := dead.lock.Close(); err != nil {
 		t.Fatal(err)
 	}
-	next, err := openArenas(shared, storeA, "run [1]*")
+	next, err := Open(shared, storeA, "run [1]*", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestArenasAreTakenOver(t *testing.T) {
 	if _, err := os.Stat(other); err != nil {
 		t.Error(err)
 	}
-	if err := next.close(); err != nil {
+	if err := next.Close(); err != nil {
 		t.Error(err)
 	}
 }
@@ -82,19 +82,19 @@ func TestArenasAreTakenOver(t *testing.T) {
 // An arena that was given back grows, keeps its memory and never shrinks; its
 // last name is gone. One that was dropped is never used again.
 func TestArenaGrows(t *testing.T) {
-	a, err := openArenas(t.TempDir(), storeA, "run")
+	a, err := Open(t.TempDir(), storeA, "run", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := a.close(); err != nil {
+		if err := a.Close(); err != nil {
 			t.Error(err)
 		}
 	}()
-	var before *arena
+	var before *Arena
 	last, same := "", false
 	for _, size := range []int64{0, 1, 4096, 100_000, 10} {
-		f, err := a.take(t.Context(), 0, "load", size)
+		f, err := a.Take(t.Context(), 0, "load", size)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,12 +112,12 @@ func TestArenaGrows(t *testing.T) {
 		}
 		before, last = f, f.path
 		if same = size != 4096; same {
-			a.give(f)
-		} else if err := a.drop(f); err != nil {
+			a.Give(f)
+		} else if err := a.Drop(f); err != nil {
 			t.Error(err)
 		}
 	}
-	if _, err := a.take(t.Context(), 0, "load", 1<<60); err == nil || !strings.Contains(err.Error(), "make room in shared memory") {
+	if _, err := a.Take(t.Context(), 0, "load", 1<<60); err == nil || !strings.Contains(err.Error(), "make room in shared memory") {
 		t.Errorf("a slot larger than the machine: %v", err)
 	}
 }

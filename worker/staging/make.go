@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 // of those the one that holds nothing, or what was written first: so the newest
 // checkpoint stays in memory as long as there is another slot. The caller holds
 // the lock.
-func (s *staging) oldest(slots []*slot, fit func(*slot) bool) (best *slot) {
+func (s *Slots) oldest(slots []*slot, fit func(*slot) bool) (best *slot) {
 	const read, unmade = 1 << 61, 1 << 60
 	least := math.MaxInt
 	for _, sl := range slots {
@@ -34,9 +34,9 @@ func (s *staging) oldest(slots []*slot, fit func(*slot) bool) (best *slot) {
 
 // make gives a slot that is marked as being made an arena of a size. Its caller
 // has given up what the slot holds.
-func (s *staging) make(ctx context.Context, rank int, sl *slot, size int64) (err error) {
+func (s *Slots) make(ctx context.Context, rank int, sl *slot, size int64) (err error) {
 	if sl.arena == nil {
-		sl.arena, err = s.arenas.take(ctx, rank, "save", size)
+		sl.arena, err = s.arenas.Take(ctx, rank, slotUse, size)
 		return err
 	}
 	return sl.arena.grow(ctx, size)
@@ -44,9 +44,9 @@ func (s *staging) make(ctx context.Context, rank int, sl *slot, size int64) (err
 
 // makeLater is make before the slot is used: what it holds stays as it is,
 // unless its memory has to grow.
-func (s *staging) makeLater(ctx context.Context, rank int, sl *slot, size int64) (err error) {
+func (s *Slots) makeLater(ctx context.Context, rank int, sl *slot, size int64) (err error) {
 	if sl.arena == nil {
-		sl.arena, err = s.arenas.takeAhead(ctx, rank, "save", size)
+		sl.arena, err = s.arenas.takeAhead(ctx, rank, slotUse, size)
 		return err
 	}
 	if !s.arenas.overwrite(sl.arena) {
@@ -58,7 +58,7 @@ func (s *staging) makeLater(ctx context.Context, rank int, sl *slot, size int64)
 // makeAhead makes the memory of a rank's free slots before they are needed:
 // the first touch of memory takes several times as long as a copy. The caller
 // holds the lock.
-func (s *staging) makeAhead(rank int, size int64) {
+func (s *Slots) makeAhead(rank int, size int64) {
 	for _, sl := range s.of(rank) {
 		if s.closed || sl.making || sl.phase != free && sl.phase != reserved || sl.arena != nil && int64(len(sl.arena.data)) >= size {
 			continue
@@ -71,10 +71,10 @@ func (s *staging) makeAhead(rank int, size int64) {
 			sl.making = false
 			if err != nil && s.ahead.Err() == nil {
 				// The save that needs the slot finds out for itself.
-				s.cfg.log.Warn("the memory of a staging slot cannot be made ahead", "rank", rank, "slot", sl.index, "error", err)
+				s.cfg.Log.Warn("the memory of a staging slot cannot be made ahead", "rank", rank, "slot", sl.index, "error", err)
 			}
 			if err != nil && sl.arena != nil {
-				_ = s.arenas.drop(sl.arena) // a file that cannot be removed stays until the job ends
+				_ = s.arenas.Drop(sl.arena) // a file that cannot be removed stays until the job ends
 				sl.arena = nil
 			}
 			s.trim(sl)
@@ -83,17 +83,17 @@ func (s *staging) makeAhead(rank int, size int64) {
 	}
 }
 
-// made waits until all slots of a rank that can be made ahead are made, and
+// Made waits until all slots of a rank that can be made ahead are made, and
 // returns those that have memory.
-func (s *staging) made(ctx context.Context, rank int) ([]grant, error) {
+func (s *Slots) Made(ctx context.Context, rank int) ([]Grant, error) {
 	for {
 		s.mu.Lock()
 		moved, making := s.moved, false
-		var out []grant
+		var out []Grant
 		for _, sl := range s.of(rank) {
 			making = making || sl.making
 			if !sl.making && sl.arena != nil {
-				out = append(out, grant{index: sl.index, path: sl.arena.path, size: int64(len(sl.arena.data))})
+				out = append(out, Grant{Index: sl.index, Path: sl.arena.path, Size: int64(len(sl.arena.data))})
 			}
 		}
 		s.mu.Unlock()

@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"log/slog"
@@ -11,16 +11,16 @@ import (
 )
 
 // bounded is staging of one rank with two slots and a bound in bytes.
-func bounded(t *testing.T, bound int64) (*staging, *arenas) {
+func bounded(t *testing.T, bound int64) (*Slots, *Arenas) {
 	t.Helper()
-	a, err := openArenas(t.TempDir(), storeA, "run")
+	a, err := Open(t.TempDir(), storeA, "run", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newStaging(a, stagingConfig{slots: 2, nproc: 1, busy: BusyWait, memory: StagingMemory{Bytes: bound}, log: slog.New(slog.DiscardHandler)})
+	s := New(a, Config{Slots: 2, Ranks: 1, Busy: BusyWait, Memory: Memory{Bytes: bound}, Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(func() {
-		s.close()
-		if err := a.close(); err != nil {
+		s.Close()
+		if err := a.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -29,25 +29,25 @@ func bounded(t *testing.T, bound int64) (*staging, *arenas) {
 
 // takes takes a slot for a save of so many bytes, and waits until all memory is
 // made that is made ahead.
-func takes(t *testing.T, s *staging, checkpoint string, bytes int64) {
+func takes(t *testing.T, s *Slots, checkpoint string, bytes int64) {
 	t.Helper()
-	p := layOutSlot([]plan.Item{{Value: true, Bytes: bytes}}, nil)
-	if _, err := s.take(t.Context(), 0, []int{0}, slotHeader{Checkpoint: checkpoint}, p); err != nil {
+	p := LayOut([]plan.Item{{Value: true, Bytes: bytes}}, nil)
+	if _, err := s.Take(t.Context(), Part{Checkpoint: checkpoint}, []int{0}, p); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.made(t.Context(), 0); err != nil {
+	if _, err := s.Made(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // seals ends the copying of a save.
-func seals(t *testing.T, s *staging, checkpoint string) {
+func seals(t *testing.T, s *Slots, checkpoint string) {
 	t.Helper()
 	s.mu.Lock()
 	sl := s.holding(0, checkpoint)
 	s.mu.Unlock()
 	storeSealed(sl.arena.data, sl.generation)
-	if _, ok, err := s.seal(0, checkpoint, 2); !ok || err != nil {
+	if _, ok, err := s.Seal(0, checkpoint, false); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 }
@@ -58,24 +58,24 @@ func TestFewerSlotsKeepTheBound(t *testing.T) {
 	const bound = 10 << 20
 	for _, c := range []struct {
 		name  string
-		later bool                                                   // only the next save finds out
-		use   func(t *testing.T, s *staging, a *arenas) (end func()) // of the slot that is to go
+		later bool                                                 // only the next save finds out
+		use   func(t *testing.T, s *Slots, a *Arenas) (end func()) // of the slot that is to go
 	}{
-		{"free", false, func(*testing.T, *staging, *arenas) func() { return func() {} }},
-		{"sealed", false, func(t *testing.T, s *staging, _ *arenas) func() {
+		{"free", false, func(*testing.T, *Slots, *Arenas) func() { return func() {} }},
+		{"sealed", false, func(t *testing.T, s *Slots, _ *Arenas) func() {
 			for _, id := range []string{"c", "d"} {
 				takes(t, s, id, 4<<20)
 				seals(t, s, id)
 			}
-			s.abort("c")
+			s.Abort("c")
 			if s.ranks[0][1].phase != sealed {
 				t.Fatal("the second slot is not in use")
 			}
-			return func() { s.abort("d") }
+			return func() { s.Abort("d") }
 		}},
-		{"read", true, func(_ *testing.T, s *staging, a *arenas) func() {
+		{"read", true, func(_ *testing.T, s *Slots, a *Arenas) func() {
 			a.keep(s.ranks[0][1].arena, &kept{checkpoint: "b"})
-			_, release := a.hold("b")
+			_, release := a.Hold("b")
 			return release
 		}},
 	} {
@@ -85,8 +85,8 @@ func TestFewerSlotsKeepTheBound(t *testing.T) {
 				takes(t, s, id, 4<<20)
 				seals(t, s, id)
 			}
-			s.abort("a")
-			s.abort("b")
+			s.Abort("a")
+			s.Abort("b")
 			end := c.use(t, s, a)
 			takes(t, s, "e", 9<<20)
 			seals(t, s, "e")
@@ -94,7 +94,7 @@ func TestFewerSlotsKeepTheBound(t *testing.T) {
 			if held := a.held(); held > bound && !c.later {
 				t.Errorf("%d bytes are held when the slot is free, of a bound of %d", held, bound)
 			}
-			s.abort("e")
+			s.Abort("e")
 			takes(t, s, "f", 9<<20)
 			if held := a.held(); held > bound || s.limit != 1 {
 				t.Errorf("%d bytes are held in %d slots, of a bound of %d", held, s.limit, bound)
@@ -111,18 +111,18 @@ func TestSlotsGiveWay(t *testing.T) {
 		takes(t, s, id, 4<<20)
 		seals(t, s, id)
 	}
-	if s.spare() {
+	if s.Spare() {
 		t.Error("a sealed slot gave way")
 	}
 	a.keep(s.ranks[0][0].arena, &kept{checkpoint: "a"})
-	_, release := a.hold("a")
-	s.abort("b")
+	_, release := a.Hold("a")
+	s.Abort("b")
 	worker, err := os.Open(s.ranks[0][1].arena.path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = worker.Close() })
-	if !s.spare() {
+	if !s.Spare() {
 		t.Error("a free slot did not give way")
 	}
 	if info, err := worker.Stat(); err != nil || info.Size() != 0 {
@@ -134,11 +134,11 @@ func TestSlotsGiveWay(t *testing.T) {
 	s.mu.Lock()
 	s.release(s.ranks[0][0])
 	s.mu.Unlock()
-	if s.spare() {
+	if s.Spare() {
 		t.Error("a slot that is read gave way")
 	}
 	release()
-	if !s.spare() || a.held() != 0 {
+	if !s.Spare() || a.held() != 0 {
 		t.Errorf("%d bytes are held when all slots gave way", a.held())
 	}
 	takes(t, s, "c", 4<<20)
@@ -157,13 +157,13 @@ func TestFewerSlotsWhileOneIsMade(t *testing.T) {
 		}
 		return shm.Room(file)
 	}
-	p := layOutSlot([]plan.Item{{Value: true, Bytes: 4 << 20}}, nil)
-	if _, err := s.take(t.Context(), 0, []int{0}, slotHeader{Checkpoint: "a"}, p); err != nil {
+	p := LayOut([]plan.Item{{Value: true, Bytes: 4 << 20}}, nil)
+	if _, err := s.Take(t.Context(), Part{Checkpoint: "a"}, []int{0}, p); err != nil {
 		t.Fatal(err)
 	}
 	<-begun
 	seals(t, s, "a")
-	s.abort("a")
+	s.Abort("a")
 	takes(t, s, "b", 9<<20)
 	close(goOn)
 	s.making.Wait()

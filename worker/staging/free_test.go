@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"os"
@@ -10,12 +10,12 @@ import (
 // What no trainer uses is freed, and nothing else.
 func TestFreeStaging(t *testing.T) {
 	shared := t.TempDir()
-	open := func(run string) *arenas {
-		a, err := openArenas(shared, storeA, run)
+	open := func(run string) *Arenas {
+		a, err := Open(shared, storeA, run, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := a.take(t.Context(), 0, "save", 5000); err != nil {
+		if _, err := a.Take(t.Context(), 0, "save", 5000); err != nil {
 			t.Fatal(err)
 		}
 		return a
@@ -28,7 +28,7 @@ func TestFreeStaging(t *testing.T) {
 	if err := os.Mkdir(other, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	freed, bytes, err := FreeStaging(shared)
+	freed, bytes, err := Free(shared)
 	if err != nil || !slices.Equal(freed, []string{dead.dir}) || bytes != 8192 {
 		t.Errorf("freed %q, %d bytes, %v", freed, bytes, err)
 	}
@@ -37,13 +37,13 @@ func TestFreeStaging(t *testing.T) {
 			t.Errorf("%s: %v", dir, err)
 		}
 	}
-	if freed, bytes, err := FreeStaging(shared); len(freed) != 0 || bytes != 0 || err != nil {
+	if freed, bytes, err := Free(shared); len(freed) != 0 || bytes != 0 || err != nil {
 		t.Errorf("again: freed %q, %d bytes, %v", freed, bytes, err)
 	}
-	if err := alive.close(); err != nil {
+	if err := alive.Close(); err != nil {
 		t.Error(err)
 	}
-	if freed, _, err := FreeStaging(filepath.Join(shared, "absent")); len(freed) != 0 || err != nil {
+	if freed, _, err := Free(filepath.Join(shared, "absent")); len(freed) != 0 || err != nil {
 		t.Errorf("where nothing is: %q, %v", freed, err)
 	}
 }

@@ -1,4 +1,4 @@
-package worker
+package staging
 
 import (
 	"bytes"
@@ -16,16 +16,16 @@ import (
 )
 
 // keeping is staging with so many slots of one rank.
-func keeping(t *testing.T, slots int) (*staging, *arenas) {
+func keeping(t *testing.T, slots int) (*Slots, *Arenas) {
 	t.Helper()
-	a, err := openArenas(t.TempDir(), storeA, "run")
+	a, err := Open(t.TempDir(), storeA, "run", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newStaging(a, stagingConfig{slots: slots, nproc: 1, busy: BusyWait, memory: StagingMemory{Bytes: 1 << 20}, log: slog.New(slog.DiscardHandler)})
+	s := New(a, Config{Slots: slots, Ranks: 1, Busy: BusyWait, Memory: Memory{Bytes: 1 << 20}, Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(func() {
-		s.close()
-		if err := a.close(); err != nil {
+		s.Close()
+		if err := a.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -35,31 +35,35 @@ func keeping(t *testing.T, slots int) (*staging, *arenas) {
 var keptItem = plan.Item{Value: true, Bytes: 5000, Shard: tensor.Shard{FQN: "value"}}
 
 // stage goes through a save of one value, to the end of its writing.
-func stage(t *testing.T, s *staging, checkpoint string, with byte) {
+func stage(t *testing.T, s *Slots, checkpoint string, with byte) {
 	t.Helper()
 	encoded := plan.EncodeLocal(plan.Local{Items: []plan.Item{keptItem}})
-	p := layOutSlot([]plan.Item{keptItem}, encoded)
-	if _, err := s.take(t.Context(), 0, []int{0}, slotHeader{Attempt: 1, Fingerprint: plan.Sum(encoded), Checkpoint: checkpoint}, p); err != nil {
+	p := LayOut([]plan.Item{keptItem}, encoded)
+	if _, err := s.Take(t.Context(), Part{Attempt: 1, Fingerprint: plan.Sum(encoded), Checkpoint: checkpoint}, []int{0}, p); err != nil {
 		t.Fatal(err)
 	}
 	s.mu.Lock()
 	sl := s.holding(0, checkpoint)
 	s.mu.Unlock()
-	at := p.at[itemKey(keptItem)]
-	copy(sl.arena.data[at.off:], bytes.Repeat([]byte{with}, int(at.size)))
+	at := p.at[Key(keptItem)]
+	copy(sl.arena.data[at.Offset:], bytes.Repeat([]byte{with}, int(at.Size)))
 	storeSealed(sl.arena.data, sl.generation)
-	if _, ok, err := s.seal(0, checkpoint, 2); !ok || err != nil {
+	if _, ok, err := s.Seal(0, checkpoint, false); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	src, release, err := s.open(checkpoint, 0, []plan.Item{keptItem})
+	src, release, err := s.Open(checkpoint, 0, []plan.Item{keptItem})
 	if err != nil {
 		t.Fatal(err)
 	}
-	release([]storage.ChunkDigest{{Item: keptItem, Digest: plan.Sum(src[0])}})
+	data, err := src.Item(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release([]storage.ChunkDigest{{Item: keptItem, Digest: plan.Sum(data)}})
 }
 
 // wantKept compares what is held of a checkpoint.
-func wantKept(t *testing.T, c copies, with byte) {
+func wantKept(t *testing.T, c Copies, with byte) {
 	t.Helper()
 	want := bytes.Repeat([]byte{with}, int(keptItem.Bytes))
 	got, digest := c.Chunk(0, keptItem)
@@ -72,7 +76,7 @@ func wantKept(t *testing.T, c copies, with byte) {
 func TestReadSlotIsNotOverwritten(t *testing.T) {
 	s, a := keeping(t, 1)
 	stage(t, s, "step-1.a1", 1)
-	held, release := a.hold("step-1.a1")
+	held, release := a.Hold("step-1.a1")
 	saved := make(chan struct{})
 	go func() {
 		defer close(saved)
@@ -86,12 +90,12 @@ func TestReadSlotIsNotOverwritten(t *testing.T) {
 	wantKept(t, held, 1)
 	release()
 	<-saved
-	if held, release := a.hold("step-1.a1"); len(held) > 0 {
+	if held, release := a.Hold("step-1.a1"); len(held) > 0 {
 		t.Error("what was overwritten is still found")
 	} else {
 		release()
 	}
-	held, release = a.hold("step-2.a1")
+	held, release = a.Hold("step-2.a1")
 	wantKept(t, held, 2)
 	release()
 }
@@ -102,7 +106,7 @@ func TestReadSlotStaysMapped(t *testing.T) {
 	s, a := keeping(t, 2)
 	stage(t, s, "step-1.a1", 1)
 	s.making.Wait()
-	held, release := a.hold("step-1.a1")
+	held, release := a.Hold("step-1.a1")
 	s.mu.Lock()
 	s.makeAhead(0, 1<<16)
 	s.mu.Unlock()
@@ -132,7 +136,7 @@ func TestOldestSlotIsTaken(t *testing.T) {
 	}
 	found := func() (ids []string) {
 		for _, id := range []string{"1", "2", "3", "4", "5", "6", "7"} {
-			if held, release := a.hold(id); len(held) > 0 {
+			if held, release := a.Hold(id); len(held) > 0 {
 				ids = append(ids, id)
 				release()
 			}
@@ -142,22 +146,22 @@ func TestOldestSlotIsTaken(t *testing.T) {
 	if got := found(); !slices.Equal(got, []string{"3", "4", "5"}) {
 		t.Errorf("kept %q", got)
 	}
-	s.abort("5")
+	s.Abort("5")
 	stage(t, s, "6", 6)
 	if got := found(); !slices.Equal(got, []string{"3", "4", "6"}) {
 		t.Errorf("after an abort: kept %q", got)
 	}
 	// What is read is passed over.
-	_, release := a.hold("3")
+	_, release := a.Hold("3")
 	stage(t, s, "7", 7)
 	if got := found(); !slices.Equal(got, []string{"3", "6", "7"}) {
 		t.Errorf("beside a restore: kept %q", got)
 	}
 	release()
 	// The slots of an attempt that has ended are those of the next.
-	s.close()
-	next := newStaging(a, s.cfg)
-	t.Cleanup(next.close)
+	s.Close()
+	next := New(a, s.cfg)
+	t.Cleanup(next.Close)
 	stage(t, next, "1", 1)
 	next.making.Wait()
 	if got := found(); !slices.Equal(got, []string{"1", "6", "7"}) {
@@ -170,12 +174,12 @@ func TestReadSlotIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a := keeping(t, 1)
 		stage(t, s, "step-1.a1", 1)
-		_, release := a.hold("step-1.a1")
+		_, release := a.Hold("step-1.a1")
 		defer release()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		p := layOutSlot([]plan.Item{keptItem}, nil)
-		if _, err := s.take(ctx, 0, []int{0}, slotHeader{Checkpoint: "step-2.a1"}, p); !errors.Is(err, context.DeadlineExceeded) {
+		p := LayOut([]plan.Item{keptItem}, nil)
+		if _, err := s.Take(ctx, Part{Checkpoint: "step-2.a1"}, []int{0}, p); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a save beside a restore that does not end: %v", err)
 		}
 	})
@@ -186,15 +190,15 @@ func TestReadSlotIsWaitedFor(t *testing.T) {
 func TestOwnSlotIsNotLent(t *testing.T) {
 	s, a := keeping(t, 1)
 	stage(t, s, "step-1.a1", 1)
-	held, release := a.hold("step-1.a1")
-	if len(held) != 1 || len(held.idle()) > 0 {
-		t.Errorf("of %d slots, %d are to be lent", len(held), len(held.idle()))
+	held, release := a.Hold("step-1.a1")
+	if len(held) != 1 || len(held.Idle()) > 0 {
+		t.Errorf("of %d slots, %d are to be lent", len(held), len(held.Idle()))
 	}
 	release()
-	s.close()
-	held, release = a.hold("step-1.a1")
+	s.Close()
+	held, release = a.Hold("step-1.a1")
 	defer release()
-	if len(held.idle()) != 1 {
-		t.Errorf("of %d slots of an attempt that is over, %d are to be lent", len(held), len(held.idle()))
+	if len(held.Idle()) != 1 {
+		t.Errorf("of %d slots of an attempt that is over, %d are to be lent", len(held), len(held.Idle()))
 	}
 }

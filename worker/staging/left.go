@@ -1,0 +1,167 @@
+package staging
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/storage"
+)
+
+// Left is a sealed slot of a dead owner, mapped until it is closed.
+type Left struct {
+	Header
+	Local plan.Local // the rank's plan, which has as many items as the header has spans
+	data  []byte
+}
+
+// Sealed are the slots that a dead owner has left sealed in an attempt. What is
+// no good slot is said to log: it is freed by [Arenas.KeepLeft]. So are slots
+// that are not returned.
+func (a *Arenas) Sealed(attempt int, log *slog.Logger) (found []*Left) {
+	for _, path := range a.left {
+		if !isSlot(path) {
+			continue
+		}
+		data, err := mapLeft(path)
+		if err != nil || len(data) == 0 {
+			log.Warn("a staging slot of a dead trainer cannot be read and is freed", "file", path, "error", err)
+			continue
+		}
+		h, complete, err := readHeader(data)
+		s := &Left{Header: h, data: data}
+		if err == nil && complete && h.Attempt == attempt {
+			if s.Local, err = plan.DecodeLocal(h.Plan); err == nil && len(s.Local.Items) == len(h.Spans) {
+				found = append(found, s)
+				continue
+			}
+		}
+		s.Close()
+		if err != nil {
+			log.Warn("a staging slot of a dead trainer has no good header and is freed", "file", path, "error", err)
+		}
+	}
+	return found
+}
+
+// Bytes is the size of the slot's items.
+func (s *Left) Bytes() (n int64) {
+	for _, at := range s.Spans {
+		n += at.Size
+	}
+	return n
+}
+
+// Source is the bytes of items in the slot.
+func (s *Left) Source(items []plan.Item) (storage.Source, error) {
+	at := make(map[string]Span, len(s.Spans))
+	for i, it := range s.Local.Items {
+		at[Key(it)] = s.Spans[i]
+	}
+	return source(s.data, at, s.Rank, items)
+}
+
+// Close unmaps the slot.
+func (s *Left) Close() {
+	_ = unix.Munmap(s.data) // it is only memory of this process
+	s.data = nil
+}
+
+// isSlot reports whether a file in the directory is a slot.
+func isSlot(path string) bool { return strings.Contains(filepath.Base(path), "."+slotUse+".") }
+
+func mapLeft(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 {
+		return nil, err
+	}
+	return unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+}
+
+// KeepLeft takes over the slots of a dead owner that hold a checkpoint, and
+// frees all others. A slot that cannot be read is said to log, and freed.
+func (a *Arenas) KeepLeft(checkpoint string, log *slog.Logger) error {
+	for _, path := range a.left {
+		if checkpoint == "" || !isSlot(path) {
+			continue
+		}
+		f, k, err := openLeft(path, checkpoint)
+		if err != nil {
+			log.Warn("a staging slot of a dead trainer cannot be read and is freed", "file", path, "error", err)
+		}
+		if f == nil {
+			continue
+		}
+		f.room = a.room
+		a.keep(f, k)
+		a.mu.Lock()
+		a.live[f] = true
+		a.left = slices.DeleteFunc(slices.Clone(a.left), func(at string) bool { return at == path })
+		a.mu.Unlock()
+	}
+	return a.freeLeft()
+}
+
+// openLeft opens the slot in a file, if it is complete and of a checkpoint.
+func openLeft(path, checkpoint string) (f *Arena, k *kept, err error) {
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	f = &Arena{path: path, use: slotUse, file: file}
+	defer func() {
+		if k == nil {
+			err = errors.Join(err, f.unmap())
+			f = nil
+		}
+	}()
+	info, err := file.Stat()
+	if err != nil || info.Size() == 0 {
+		return f, nil, err
+	}
+	// The memory is there: to enter it page by page takes longer than to copy it.
+	if f.data, err = unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
+		return f, nil, err
+	}
+	f.size.Store(info.Size())
+	h, complete, err := readHeader(f.data)
+	if err != nil || !complete || h.Checkpoint != checkpoint {
+		if errors.Is(err, errNoSlot) {
+			err = nil // who looked for saves to finish has said so
+		}
+		return f, nil, err
+	}
+	local, err := plan.DecodeLocal(h.Plan)
+	if err != nil || len(local.Items) != len(h.Spans) {
+		return f, nil, err
+	}
+	f.rank = h.Rank
+	return f, keptOf(checkpoint, h.Rank, local.Items, h.Spans, h.Digests), nil
+}
+
+// keptOf is what a slot holds, by the description in its header.
+func keptOf(checkpoint string, rank int, items []plan.Item, spans []Span, digests []plan.Digest) *kept {
+	k := &kept{checkpoint: checkpoint, rank: rank, at: make(map[string]Span, len(items))}
+	if digests != nil {
+		k.digests = make(map[string]plan.Digest, len(items))
+	}
+	for i, it := range items {
+		key := Key(it)
+		k.at[key] = spans[i]
+		if digests != nil {
+			k.digests[key] = digests[i]
+		}
+	}
+	return k
+}
