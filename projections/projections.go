@@ -50,7 +50,7 @@ import (
 
 // Version is that of the folds and rows. Rows of another version are of no
 // use: they are folded again from the start of the log.
-const Version = 3
+const Version = 4
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"
