@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage/backend/local"
@@ -18,23 +19,27 @@ var ErrReplaced = errors.New("the file was begun anew or removed meanwhile")
 // maxLiteral bounds what of a file is kept in memory, in bytes.
 const maxLiteral = 64 << 20
 
-// PendingFile is one file of a [Pending]. Another process writes it, by its
-// path, and says how far it has come; it is digested here behind that.
+// PendingFile is one file of a [Pending]. Its bytes come piece by piece, in memory
+// that another process fills; each is digested and written from there, at the same
+// time.
 type PendingFile struct {
 	p    *Pending
 	name string // in the directory
 
-	up   *local.Growing
-	jobs chan job
-	over chan struct{} // closed when the digester has ended
+	up      *local.Growing
+	slots   chan struct{} // holds one for each run that is under way
+	digests chan *job
+	writes  chan *job
+	workers sync.WaitGroup // the digester and the writers
+	ended   chan struct{}  // closed when nothing is under way any more, nor ever will be
 
 	mu     sync.Mutex
 	err    error
 	closed bool
 	whole  bool
-	said   int64 // bytes that are said to be written
+	said   int64 // bytes that were taken
 
-	// Owned by the digester until over is closed.
+	// Owned by the digester until ended is closed.
 	size int64
 	segs []segment
 	kept int
@@ -59,19 +64,35 @@ type Cut struct {
 	Payload bool
 }
 
-// job is a run of bytes to be digested.
+// job is a run of bytes to be digested and written.
 type job struct {
 	offset int64
-	size   int
+	data   []byte
 	cuts   []Cut
+	left   atomic.Int32 // of both
+	done   func()
 }
 
-// behind is how many runs may wait to be digested.
+// end says that one of both is done with a run.
+func (f *PendingFile) end(j *job) {
+	if j.left.Add(-1) == 0 {
+		<-f.slots
+		j.done()
+	}
+}
+
+// behind is how many runs may be under way.
 const behind = 64
 
 func newPendingFile(p *Pending, name string, up *local.Growing) *PendingFile {
-	f := &PendingFile{p: p, name: name, up: up, jobs: make(chan job, behind), over: make(chan struct{})}
-	go f.digest()
+	f := &PendingFile{
+		p: p, name: name, up: up, ended: make(chan struct{}),
+		slots: make(chan struct{}, behind), digests: make(chan *job, behind), writes: make(chan *job, behind),
+	}
+	f.workers.Go(f.digest)
+	for range up.Depth() {
+		f.workers.Go(f.write)
+	}
 	return f
 }
 
@@ -93,14 +114,25 @@ func (f *PendingFile) Err() error {
 	return f.err
 }
 
-// Path is where the file is written.
-func (f *PendingFile) Path() string { return f.up.Path() }
+// Write takes the next bytes of the file, with the cuts that lie in them. They
+// must stay as they are until done is called, once, and not before both the
+// digest and the file have them. It returns at once, unless very much is waiting.
+// After an error of the disk, or when the file was given up, it and Close return
+// that. done is not called for what was refused.
+func (f *PendingFile) Write(ctx context.Context, data []byte, cuts []Cut, done func()) error {
+	select {
+	case f.slots <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	err := f.take(&job{data: data, cuts: cuts, done: done})
+	if err != nil {
+		<-f.slots
+	}
+	return err
+}
 
-// Wrote says that the next size bytes are in the file, with the cuts that lie in
-// them, and that about next more will come: too little room for those is an
-// error. It returns at once, unless the digester is far behind. After an error of
-// the disk, or when the file was given up, it and Close return that.
-func (f *PendingFile) Wrote(ctx context.Context, size int, cuts []Cut, next int64) error {
+func (f *PendingFile) take(j *job) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.err != nil {
@@ -109,24 +141,29 @@ func (f *PendingFile) Wrote(ctx context.Context, size int, cuts []Cut, next int6
 	if f.closed {
 		return errors.New("the file is closed")
 	}
-	if size > 0 {
-		select {
-		case f.jobs <- job{f.said, size, cuts}:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		f.said += int64(size)
-	}
-	if next > 0 {
-		if err := f.p.root.reserve(ctx, next); err != nil {
-			return err
-		}
-		f.p.root.release(next)
-	}
+	j.offset = f.said
+	f.said += int64(len(j.data))
+	j.left.Store(2)
+	// Neither waits: there is one slot for each place.
+	f.digests <- j
+	f.writes <- j
 	return nil
 }
 
-// Said is how many bytes are said to be written.
+// Room reports too little room on the disk for size more bytes, and why the file
+// cannot be written, if so.
+func (f *PendingFile) Room(ctx context.Context, size int64) error {
+	if err := f.Err(); err != nil {
+		return err
+	}
+	if err := f.p.root.reserve(ctx, size); err != nil {
+		return err
+	}
+	f.p.root.release(size)
+	return nil
+}
+
+// Said is how many bytes were taken.
 func (f *PendingFile) Said() int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -135,22 +172,37 @@ func (f *PendingFile) Said() int64 {
 
 // digest digests one run after the other.
 func (f *PendingFile) digest() {
-	defer close(f.over)
-	for j := range f.jobs {
-		f.mu.Lock()
-		given := f.err != nil
-		f.mu.Unlock()
-		if given {
-			continue
+	for j := range f.digests {
+		if f.Err() == nil && !local.Readable(func() { f.see(j.data, j.cuts) }) {
+			f.fail(fmt.Errorf("read %d bytes in memory, which are at %d of the file: the memory was taken away", len(j.data), j.offset))
 		}
-		if err := f.up.See(j.offset, j.size, func(data []byte) { f.take(data, j.cuts) }); err != nil {
-			f.fail(err)
-		}
+		f.end(j)
 	}
 	f.endSegment()
 }
 
-func (f *PendingFile) take(data []byte, cuts []Cut) {
+// write is a goroutine that writes runs. Both read the same memory, so a byte
+// that changes in between is not what the digest says, and is found by whoever
+// reads it.
+func (f *PendingFile) write() {
+	for j := range f.writes {
+		if f.Err() == nil {
+			if _, err := f.up.WriteAt(j.data, j.offset); err != nil {
+				f.fail(fmt.Errorf("write %d bytes at %d: %w", len(j.data), j.offset, err))
+			}
+		}
+		f.end(j)
+	}
+}
+
+// drain waits until nothing is under way, after closed was set.
+func (f *PendingFile) drain() {
+	close(f.digests)
+	close(f.writes)
+	f.workers.Wait()
+}
+
+func (f *PendingFile) see(data []byte, cuts []Cut) {
 	for _, c := range cuts {
 		k := int(c.Offset - f.size)
 		if k < 0 || k > len(data) {
@@ -210,7 +262,7 @@ func (f *PendingFile) add(p []byte) {
 	f.size += int64(len(p))
 }
 
-// Close waits until all is digested, and makes the bytes durable. It may be
+// Close waits until all is digested and written, and makes the bytes durable. It may be
 // repeated.
 func (f *PendingFile) Close() error {
 	f.mu.Lock()
@@ -218,11 +270,11 @@ func (f *PendingFile) Close() error {
 	f.closed = true
 	f.mu.Unlock()
 	if !first {
-		<-f.over
+		<-f.ended
 		return f.Err()
 	}
-	close(f.jobs)
-	<-f.over
+	defer close(f.ended)
+	f.drain()
 	err := f.Err()
 	if err == nil {
 		err = f.up.Finish(f.size)
@@ -246,7 +298,7 @@ func (f *PendingFile) Whole() bool {
 // Size is the file's, once it is closed.
 func (f *PendingFile) Size() int64 { return f.size }
 
-// Abort gives the file up, unless it is closed.
+// Abort gives the file up, unless it is closed. On return no run is under way.
 func (f *PendingFile) Abort() {
 	f.mu.Lock()
 	first := !f.closed
@@ -255,11 +307,13 @@ func (f *PendingFile) Abort() {
 		f.err = ErrReplaced
 	}
 	f.mu.Unlock()
-	if first {
-		close(f.jobs)
-		<-f.over
-		f.up.Abort()
+	if !first {
+		<-f.ended
+		return
 	}
+	defer close(f.ended)
+	f.drain()
+	f.up.Abort()
 }
 
 // find is the segment that holds an offset, nil if there is none.

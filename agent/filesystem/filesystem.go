@@ -6,8 +6,10 @@
 //	         which is the checkpoint PART~NAME of the run
 //	pending  the files that are written under a name, by any number of processes,
 //	         until .metadata.tmp is renamed to .metadata: that is the commit
-//	stream   a file that is written: the client writes it by its path, and it is
-//	         digested, and brought to the disk, behind that
+//	stream   a file that is written: the client fills blocks of shared memory, and
+//	         says so; behind that they are digested, and brought to the disk
+//	ring     the blocks of one stream; memory, those of all:
+//	         SHARED/ckptstore-writes-<…>-n0/N
 //	reading  a committed file that is read: the client reads it by its path, after
 //	         the blocks that it asked for were compared with their checksums
 //
@@ -33,6 +35,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
 // Prefix begins the paths of the requests.
@@ -46,6 +49,8 @@ type Handler struct {
 	store *store.Store
 	log   *slog.Logger
 	job   func(ctx context.Context, save whole) (string, error)
+	// memory is what clients write into.
+	memory *memory
 
 	mu      sync.Mutex
 	closed  bool
@@ -63,8 +68,9 @@ const sweepTimeout = time.Minute
 // New serves the checkpoints of a store. What processes that are gone have left
 // pending there is removed.
 func New(s *store.Store, log *slog.Logger) *Handler {
+	shared, _ := shm.Dir()
 	h := &Handler{
-		store: s, log: log, clients: map[int]*client{},
+		store: s, log: log, memory: newMemory(shared, log), clients: map[int]*client{},
 		pending: map[target]*pending{}, streams: map[uint64]*stream{}, reads: map[uint64]*reading{},
 	}
 	h.job = (&jobs{store: s, log: log, runs: map[string]chan struct{}{}}).save
@@ -113,7 +119,7 @@ func (h *Handler) Close() error {
 	for _, s := range streams {
 		s.end(h)
 	}
-	return errors.Join(problems...)
+	return errors.Join(append(problems, h.memory.close())...)
 }
 
 // problem is an error with its HTTP status.

@@ -29,15 +29,20 @@ const (
 	mesh   = "../../storage/dcp/testdata/torch-2.14/mesh2x2"
 	socket = "CKPTSTORE_TEST_SOCKET"
 	where  = "CKPTSTORE_TEST_STORE"
+	begins = "CKPTSTORE_TEST_FILE" // that a client begins, and does not end
 )
 
 // limit is how long a test waits for a process: the machine may be busy.
 const limit = time.Minute
 
-// The test program serves a store when it is told to, so that it can be killed.
+// The test program serves a store when it is told to, or writes half of a block of
+// a file, so that it can be killed.
 func TestMain(m *testing.M) {
 	if os.Getenv(socket) == "" {
 		os.Exit(m.Run())
+	}
+	if path := os.Getenv(begins); path != "" {
+		os.Exit(beginFile(path, os.Getenv(socket)))
 	}
 	if err := serve(os.Getenv(where), os.Getenv(socket)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -64,19 +69,22 @@ func serve(dir, at string) error {
 
 // asker asks a server, and kills it before a request if it is told to.
 type asker struct {
-	t    *testing.T
+	t    testing.TB
+	at   string
 	http *http.Client
 	left int // requests until the server is killed; below 0: never
 	kill func()
 }
 
-func newAsker(t *testing.T, at string) *asker {
+func newAsker(t testing.TB, at string) *asker {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", at)
 	}
 	transport := &http.Transport{DialContext: dial}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &asker{t: t, http: &http.Client{Transport: transport, Timeout: limit}, left: -1}
+	if t != nil {
+		t.Cleanup(transport.CloseIdleConnections)
+	}
+	return &asker{t: t, at: at, http: &http.Client{Transport: transport, Timeout: limit}, left: -1}
 }
 
 // refusal is a reply that is none.
@@ -119,22 +127,39 @@ func (a *asker) put(path string, data []byte) error {
 	if err := a.ask("create", createRequest{Path: path}, &made); err != nil {
 		return err
 	}
-	file, err := os.OpenFile(made.Path, os.O_WRONLY, 0)
+	half := min(len(data)/2, made.Block)
+	if err := made.fill(0, data[:half]); err != nil {
+		return err
+	}
+	if err := a.ask("write", writeRequest{Stream: made.Stream, Length: half, Cuts: [][2]int64{{0, 1}, {int64(half / 2), 0}}}, nil); err != nil {
+		return err
+	}
+	at := half
+	for {
+		end := min(len(data), (at/made.Block+1)*made.Block)
+		if err := made.fill(at, data[at:end]); err != nil {
+			return err
+		}
+		said := writeRequest{Stream: made.Stream, Offset: int64(at), Length: end - at}
+		if end == len(data) {
+			return a.ask("close", closeRequest{said, int64(end)}, nil)
+		}
+		if err := a.ask("write", said, nil); err != nil {
+			return err
+		}
+		at = end
+	}
+}
+
+// fill puts bytes of a file that is written, which lie in one block, where they
+// belong in memory.
+func (c createReply) fill(offset int, data []byte) error {
+	file, err := os.OpenFile(c.Memory, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
-	half := len(data) / 2
-	_, err = file.Write(data[:half])
-	if err == nil {
-		err = a.ask("write", writeRequest{Stream: made.Stream, Length: half, Cuts: [][2]int64{{0, 1}, {int64(half / 2), 0}}}, nil)
-	}
-	if err == nil {
-		_, err = file.Write(data[half:])
-	}
-	if err = errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	return a.ask("close", closeRequest{writeRequest{Stream: made.Stream, Offset: int64(half), Length: len(data) - half}, int64(len(data))}, nil)
+	_, err = file.WriteAt(data, int64(offset%(c.Block*c.Blocks)))
+	return errors.Join(err, file.Close())
 }
 
 // save writes the files of a directory and commits them.
@@ -155,7 +180,7 @@ func (a *asker) save(url, dir string) error {
 	return a.ask("rename", renameRequest{url + "/" + metadataTemp, url + "/" + metadataFile}, nil)
 }
 
-func files(t *testing.T, dir string) map[string][]byte {
+func files(t testing.TB, dir string) map[string][]byte {
 	t.Helper()
 	names, err := os.ReadDir(dir)
 	if err != nil {
@@ -211,6 +236,13 @@ func same(a, b map[string][]byte) bool {
 // here serves a new store in this process.
 func here(t *testing.T) (*asker, *store.Store) {
 	t.Helper()
+	a, st, _ := handled(t, nil)
+	return a, st
+}
+
+// handled is here with the handler, which is changed before it serves.
+func handled(t *testing.T, change func(*Handler)) (*asker, *store.Store, *Handler) {
+	t.Helper()
 	dir := filepath.Join(t.TempDir(), "store")
 	if err := store.Ensure(t.Context(), dir, limit, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
@@ -220,6 +252,10 @@ func here(t *testing.T) (*asker, *store.Store) {
 		t.Fatal(err)
 	}
 	h := New(st, slog.New(slog.DiscardHandler))
+	h.memory.shared = t.TempDir()
+	if change != nil {
+		change(h)
+	}
 	mux := http.NewServeMux()
 	h.Handle(mux)
 	at := filepath.Join(t.TempDir(), "s")
@@ -238,7 +274,7 @@ func here(t *testing.T) (*asker, *store.Store) {
 			t.Error(err)
 		}
 	})
-	return newAsker(t, at), st
+	return newAsker(t, at), st, h
 }
 
 // What was written is read byte for byte, and is a checkpoint of the store.
@@ -378,7 +414,9 @@ func TestTornFiles(t *testing.T) {
 	refuse("a file that was begun anew", a.ask("write", writeRequest{Stream: first.Stream}, nil), http.StatusConflict, "begun anew")
 	refuse("a file that is open", commit(), http.StatusConflict, "")
 	refuse("an offset", a.ask("write", writeRequest{Stream: second.Stream, Offset: 7}, nil), http.StatusBadRequest, "at 7")
-	refuse("bytes that are not there", a.ask("close", closeRequest{writeRequest{Stream: second.Stream, Length: 10}, 10}, nil), http.StatusInternalServerError, "0 bytes")
+	refuse("more than a block", a.ask("write", writeRequest{Stream: second.Stream, Length: blockSize + 1}, nil), http.StatusBadRequest, "the block ends")
+	refuse("another size", a.ask("close", closeRequest{writeRequest{Stream: second.Stream, Length: 10}, 11}, nil), http.StatusBadRequest, "10 were written")
+	refuse("a stream after its close", a.ask("write", writeRequest{Stream: second.Stream, Offset: 10}, nil), http.StatusConflict, "no stream")
 	refuse("a stream that is none", a.ask("write", writeRequest{Stream: 99}, nil), http.StatusConflict, "no stream 99")
 	refuse("nothing is committed", a.ask("stat", pathRequest{"run/x"}, nil), http.StatusNotFound, "")
 

@@ -9,15 +9,12 @@ import (
 	"github.com/ckptstore/ckptstore/storage"
 )
 
-// blockSize is after how many bytes a client says that they are written. So many
-// more must then fit on the disk.
-const blockSize = 8 << 20
-
 // stream is a file that is written.
 type stream struct {
 	to   target
 	name string
 	file *storage.PendingFile
+	ring *ring
 	// attach makes the file part of a committed checkpoint, once it is whole; nil
 	// for a file of one that is pending.
 	attach func(ctx context.Context) error
@@ -25,6 +22,7 @@ type stream struct {
 
 	mu    sync.Mutex
 	ended bool
+	whole bool // its client has closed it, and goes by what it was told
 }
 
 type createRequest struct {
@@ -33,8 +31,9 @@ type createRequest struct {
 
 type createReply struct {
 	Stream uint64 `json:"stream"`
-	Path   string `json:"path"`  // where the file is written
-	Block  int    `json:"block"` // after how many bytes a write is due
+	Memory string `json:"memory"` // a file of blocks in shared memory, which the client fills
+	Blocks int    `json:"blocks"`
+	Block  int    `json:"block"` // size of each, in bytes: after so many a write is due
 }
 
 // create begins a file. The first one below a name opens a pending checkpoint,
@@ -52,22 +51,34 @@ func (h *Handler) create(ctx context.Context, in createRequest) (createReply, er
 	if err := h.place(ctx, s); err != nil {
 		return createReply{}, err
 	}
-	if err := s.file.Wrote(ctx, 0, nil, blockSize); err != nil {
+	if s.ring, err = h.memory.take(); err == nil {
+		err = s.file.Room(ctx, blockSize)
+	}
+	if err != nil {
 		s.end(h)
 		return createReply{}, s.wrap(err)
 	}
+	id, err := h.admit(ctx, s)
+	if err != nil {
+		s.end(h)
+		return createReply{}, err
+	}
+	return createReply{Stream: id, Memory: s.ring.path, Blocks: s.ring.blocks, Block: blockSize}, nil
+}
+
+// admit gives a stream its number.
+func (h *Handler) admit(ctx context.Context, s *stream) (uint64, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	id, err := h.number()
 	if err != nil {
-		s.file.Abort()
-		return createReply{}, err
+		return 0, err
 	}
 	h.streams[id] = s
 	if c := h.clientOf(ctx); c != nil {
 		c.streams[id] = s
 	}
-	return createReply{Stream: id, Path: s.file.Path(), Block: blockSize}, nil
+	return id, nil
 }
 
 func (h *Handler) stream(id uint64) (*stream, error) {
@@ -82,20 +93,24 @@ func (h *Handler) stream(id uint64) (*stream, error) {
 
 type writeRequest struct {
 	Stream uint64 `json:"stream"`
-	Offset int64  `json:"offset"` // of bytes that are in the file now
+	Offset int64  `json:"offset"` // in the file, of bytes that are in memory now
 	Length int    `json:"length"`
 	// Cuts are where in the file something else begins: [offset, 1] the bytes of
 	// one tensor, [offset, 0] anything else.
 	Cuts [][2]int64 `json:"cuts"`
 }
 
-// write takes note of bytes that are in the file.
+// write takes the bytes that are in memory. When it replies, the client may go on
+// to the end of the block in which they end, or of the next one if they fill it.
 func (h *Handler) write(ctx context.Context, in writeRequest) (empty, error) {
 	s, err := h.stream(in.Stream)
 	if err != nil {
 		return empty{}, err
 	}
-	return empty{}, s.wrap(s.wrote(ctx, in, blockSize))
+	if err = s.wrote(ctx, in, blockSize); err == nil {
+		err = s.ring.wait(ctx, in.Offset+int64(in.Length))
+	}
+	return empty{}, s.wrap(err)
 }
 
 func (s *stream) wrap(err error) error {
@@ -109,11 +124,18 @@ func (s *stream) wrap(err error) error {
 	return err
 }
 
+// wrote hands bytes on, after which about next more come.
 func (s *stream) wrote(ctx context.Context, in writeRequest, next int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.ended {
+		return storage.ErrReplaced
+	}
 	if said := s.file.Said(); in.Offset != said || in.Length < 0 {
 		return refused("%d bytes at %d are said to be written, after %d bytes", in.Length, in.Offset, said)
+	}
+	if _, within := s.ring.at(in.Offset); in.Length > blockSize-within {
+		return refused("%d bytes at %d are said to be written, and the block ends after %d", in.Length, in.Offset, blockSize-within)
 	}
 	cuts := make([]storage.Cut, len(in.Cuts))
 	last := in.Offset
@@ -123,7 +145,17 @@ func (s *stream) wrote(ctx context.Context, in writeRequest, next int64) error {
 		}
 		cuts[i], last = storage.Cut{Offset: c[0], Payload: c[1] == 1}, c[0]
 	}
-	return s.file.Wrote(ctx, in.Length, cuts, next)
+	if next > 0 {
+		if err := s.file.Room(ctx, next); err != nil {
+			return err
+		}
+	}
+	data, done := s.ring.run(in.Offset, in.Length)
+	err := s.file.Write(ctx, data, cuts, done)
+	if err != nil {
+		done()
+	}
+	return err
 }
 
 type closeRequest struct {
@@ -133,22 +165,27 @@ type closeRequest struct {
 
 type empty struct{}
 
-// finish closes a stream: the file is durable on return.
+// finish closes a stream: the file is durable on return. After an error there is
+// neither.
 func (h *Handler) finish(ctx context.Context, in closeRequest) (empty, error) {
 	s, err := h.stream(in.Stream)
 	if err != nil {
 		return empty{}, err
 	}
-	if err := s.wrote(ctx, in.writeRequest, 0); err != nil {
-		return empty{}, s.wrap(err)
+	if err = s.wrote(ctx, in.writeRequest, 0); err == nil {
+		if said := s.file.Said(); said != in.Size {
+			err = refused("the file is said to have %d bytes, %d were written", in.Size, said)
+		}
 	}
-	if said := s.file.Said(); said != in.Size {
-		return empty{}, refused("the file is said to have %d bytes, %d were written", in.Size, said)
+	if err == nil {
+		err = s.file.Close()
 	}
-	err = s.file.Close()
 	if err == nil && s.attach != nil {
 		err = s.attach(ctx)
 	}
+	s.mu.Lock()
+	s.whole = err == nil
+	s.mu.Unlock()
 	h.forget(in.Stream, s)
 	return empty{}, s.wrap(err)
 }
@@ -172,16 +209,23 @@ func (h *Handler) forget(id uint64, s *stream) {
 	s.end(h)
 }
 
-// end gives up a file that is not closed.
+// end gives up a file that is not closed, and the memory of any.
 func (s *stream) end(h *Handler) {
 	s.mu.Lock()
-	first := !s.ended
+	first, whole := !s.ended, s.whole
 	s.ended = true
 	s.mu.Unlock()
 	if !first {
 		return
 	}
 	s.file.Abort() // of no effect on a file that is closed
+	switch {
+	case s.ring == nil:
+	case whole:
+		h.memory.keep(s.ring)
+	default:
+		h.memory.lose(s.ring)
+	}
 	if s.giveUp == nil {
 		return
 	}

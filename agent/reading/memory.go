@@ -67,38 +67,11 @@ func newMemory(shared string, log *slog.Logger) *memory {
 
 // open makes the directory, and frees those of servers that were killed. The
 // caller holds the lock.
-func (m *memory) open() error {
-	if m.dir != "" {
-		return nil
+func (m *memory) open() (err error) {
+	if m.dir == "" {
+		m.dir, m.lock, err = shm.Make(m.shared, "reads", m.log)
 	}
-	left, err := filepath.Glob(filepath.Join(m.shared, "ckptstore-reads-*-n0"))
-	if err != nil {
-		return err
-	}
-	for _, dir := range left {
-		// Those of other users are not ours to look at.
-		if n, gone, err := shm.Free(dir); err != nil && !errors.Is(err, os.ErrPermission) {
-			m.log.Warn("what a server that was killed has left in shared memory is not freed", "directory", dir, "error", err)
-		} else if gone && n > 0 {
-			m.log.Info("freed what a server that was killed has left in shared memory", "directory", dir, "bytes", n)
-		}
-	}
-	for range 100 {
-		dir, err := os.MkdirTemp(m.shared, "ckptstore-reads-*-n0") // of mode 0700
-		if err != nil {
-			return err
-		}
-		lock, err := shm.Own(dir)
-		if errors.Is(err, shm.ErrOwned) {
-			continue // a server that starts as well takes it for a leftover, and frees it
-		}
-		if err != nil {
-			return err
-		}
-		m.dir, m.lock = dir, lock
-		return nil
-	}
-	return fmt.Errorf("no directory in %s stays this process's own", m.shared)
+	return err
 }
 
 // bytes are the memory of a file; of none, none.

@@ -81,7 +81,7 @@ func Repository() Law {
 			{Path: "store", May: with("events/jetlog", "projections/viewdb", "storage", "storage/foreign", "web")},
 			{Path: "agent/reading", May: with("storage", "store", "web", "worker/client", "worker/shm", "worker/peer")},
 			{Path: "agent/services", May: []string{"store", "worker/client", "agent/reading", "agent/filesystem"}},
-			{Path: "agent/filesystem", May: with("events/jetlog", "storage", "storage/backend", "storage/foreign", "store", "web", "worker", "worker/peer")},
+			{Path: "agent/filesystem", May: with("events/jetlog", "storage", "storage/backend", "storage/foreign", "store", "web", "worker", "worker/shm", "worker/peer")},
 			{Path: "agent", May: with("worker", "worker/client", "worker/peer", "worker/shm", "worker/staging", "store", "events/jetlog")},
 
 			{Path: "cmd/ckptstore", May: []string{Any}, Closed: true},

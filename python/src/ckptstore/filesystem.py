@@ -10,12 +10,13 @@ What is written below a name is pending until ``.metadata.tmp`` is renamed to
 ``.metadata``: that is the commit, durable on return, and until then the
 checkpoint before is what is there. ``rm(NAME, recursive=True)`` supersedes. A
 file that is written into a committed checkpoint is attached to it when it is
-closed. Bytes go to the disk and are digested behind the writer, and are verified
-ahead of the reader.
+closed. Bytes go through a few blocks of shared memory, out of which they are written
+and digested behind the writer, and are verified ahead of the reader.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from typing import Any
@@ -25,7 +26,7 @@ import fsspec.transaction
 
 from . import _memory
 from ._connect import deciding, services
-from .errors import Refused
+from .errors import Refused, StoreFull
 
 PROTOCOL = "ckptstore"
 PAYLOAD = 64 << 10
@@ -154,10 +155,10 @@ class Writer(io.RawIOBase):
         self._size, self._said, self._payload = 0, 0, False
         self._cuts: list[tuple[int, int]] = []
         reply = fs._call("create", path=path)
-        self._stream, self._block = reply["stream"], reply["block"]
+        self._stream, self._block, self._ring = reply["stream"], reply["block"], reply["block"] * reply["blocks"]
         self._open = True
         try:
-            self._file = os.open(reply["path"], os.O_WRONLY | os.O_CLOEXEC)
+            self._file = os.open(reply["memory"], os.O_WRONLY | os.O_CLOEXEC)
         except BaseException:
             self.discard()
             raise
@@ -176,13 +177,22 @@ class Writer(io.RawIOBase):
         self._payload = payload
         done = 0
         while done < len(view):
-            part = view[done : done + self._block - (self._size - self._said)]
-            _memory.write_from(self._file, self._size, part)
+            part = view[done : done + self._block - self._size % self._block]
+            self._fill(part)
             done += len(part)
             self._size += len(part)
-            if self._size - self._said >= self._block:
+            if self._size % self._block == 0:
+                # The reply comes when the next block may be filled.
                 self._fs._call("write", **self._written())
         return len(view)
+
+    def _fill(self, part: memoryview) -> None:
+        try:
+            _memory.write_from(self._file, self._size % self._ring, part)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise StoreFull("write", 507, f"{self.path}: shared memory is full: make room there, or give it more (docker run --shm-size)") from error
 
     def _written(self) -> dict[str, Any]:
         """What was written since this was said last."""

@@ -55,7 +55,7 @@ func (d *Dir) Create(ctx context.Context, name string, size int64, mode backend.
 		return nil, fmt.Errorf("create %s: %w", u.temp, disk.NoSpace(err))
 	}
 	if size >= smallFile {
-		if u.reserved, err = reserve(u.file, size); err != nil {
+		if u.reserved, err = reserve(u.file, 0, size); err != nil {
 			u.Abort()
 			return nil, fmt.Errorf("reserve %d bytes for %s: %w", size, u.temp, disk.NoSpace(err))
 		}
@@ -75,8 +75,8 @@ func partial(path string) string {
 
 // reserve gives a file its blocks. Where that cannot be asked for, a full disk
 // fails a write instead.
-func reserve(f vfs.File, size int64) (done bool, err error) {
-	err = f.Preallocate(0, size)
+func reserve(f vfs.File, from, size int64) (done bool, err error) {
+	err = f.Preallocate(from, size)
 	for _, unable := range []error{syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EINVAL, syscall.ENODEV} {
 		if errors.Is(err, unable) {
 			return false, nil

@@ -1,0 +1,210 @@
+package filesystem
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/worker/shm"
+)
+
+// A client fills one block while the ones before are digested and written. Memory
+// that was touched before takes a copy several times as fast as fresh memory, so a
+// few blocks are used over and over, by later streams too.
+const (
+	blockSize  = 8 << 20
+	ringBlocks = 8               // of a stream, at most
+	allBlocks  = 16 * ringBlocks // of all streams, but that each has one
+)
+
+// rest is how long the memory of a stream that was closed is kept for the next.
+const rest = 10 * time.Second
+
+// memory is the rings of streams, in a directory that the first of them makes.
+type memory struct {
+	shared string
+	log    *slog.Logger
+	rest   time.Duration
+	room   func(*os.File) (int64, error)
+
+	mu     sync.Mutex
+	dir    string
+	lock   *os.File
+	uses   int
+	busy   map[*ring]bool
+	idle   []*ring // kept, the newest last
+	closed bool
+}
+
+// FullError says that shared memory has no room for one block.
+type FullError struct {
+	Dir        string
+	Need, Free int64 // bytes
+}
+
+// Error says what to do.
+func (e *FullError) Error() string {
+	return fmt.Sprintf("a file that is written needs %d bytes of shared memory in %s, and %d are free: make room there, or give it more (docker run --shm-size)", e.Need, e.Dir, e.Free)
+}
+
+// Is makes every FullError one of a full disk.
+func (e *FullError) Is(target error) bool { return target == syscall.ENOSPC }
+
+func newMemory(shared string, log *slog.Logger) *memory {
+	return &memory{shared: shared, log: log, rest: rest, room: shm.Room, busy: map[*ring]bool{}}
+}
+
+// take is memory for a stream, of as many blocks as there is room for.
+func (m *memory) take() (*ring, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, errors.New("the server has ended")
+	}
+	r, err := m.choose()
+	if err != nil {
+		return nil, fmt.Errorf("shared memory: %w", err)
+	}
+	blocks, err := m.blocks(r)
+	if err != nil {
+		m.free(r)
+		return nil, err
+	}
+	r.begin(blocks)
+	m.busy[r] = true
+	return r, nil
+}
+
+// choose is the ring that was kept last, or a new one, which takes no memory before
+// it is written.
+func (m *memory) choose() (*ring, error) {
+	if n := len(m.idle); n > 0 {
+		r := m.idle[n-1]
+		m.idle = m.idle[:n-1]
+		r.timer.Stop()
+		return r, nil
+	}
+	if m.dir == "" {
+		var err error
+		if m.dir, m.lock, err = shm.Make(m.shared, "writes", m.log); err != nil {
+			return nil, err
+		}
+	}
+	m.uses++
+	r := &ring{path: filepath.Join(m.dir, strconv.Itoa(m.uses))}
+	var err error
+	if r.file, err = os.OpenFile(r.path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600); err != nil {
+		return nil, err
+	}
+	if err = r.file.Truncate(ringBlocks * blockSize); err == nil {
+		r.data, err = unix.Mmap(int(r.file.Fd()), 0, ringBlocks*blockSize, unix.PROT_READ, unix.MAP_SHARED)
+	}
+	if err != nil {
+		m.free(r)
+		return nil, fmt.Errorf("map %s: %w", r.path, err)
+	}
+	return r, nil
+}
+
+// blocks is how many a ring may use: those that it has touched, and more as far as
+// others have not been promised what is free.
+func (m *memory) blocks(r *ring) (int, error) {
+	left := allBlocks
+	for other := range m.busy {
+		left -= other.blocks
+	}
+	for {
+		free, err := m.room(r.file)
+		if err != nil {
+			return 0, err
+		}
+		for other := range m.busy {
+			free -= int64(other.blocks-min(other.touched(), other.blocks)) * blockSize
+		}
+		n := min(ringBlocks, max(left, 1), r.touched()+int(max(free, 0)/blockSize))
+		switch {
+		case n > 0 && (n == ringBlocks || n >= left || len(m.idle) == 0):
+			return n, nil
+		case len(m.idle) == 0:
+			return 0, &FullError{Dir: m.shared, Need: blockSize, Free: max(free, 0)}
+		}
+		m.spare()
+	}
+}
+
+// keep takes back the memory of a stream that its client has closed: nobody else
+// writes there any more. The memory of any other is freed instead: its client may
+// not know yet that it has lost it, and would write into what is another's.
+func (m *memory) keep(r *ring) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.busy, r)
+	if m.closed {
+		m.free(r)
+		return
+	}
+	r.timer = time.AfterFunc(m.rest, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if at := slices.Index(m.idle, r); at >= 0 {
+			m.idle = slices.Delete(m.idle, at, at+1)
+			m.free(r)
+		}
+	})
+	m.idle = append(m.idle, r)
+}
+
+// lose frees the memory of a stream that was not closed.
+func (m *memory) lose(r *ring) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.busy, r)
+	m.free(r)
+}
+
+// spare frees what is kept; under mu.
+func (m *memory) spare() {
+	for _, r := range m.idle {
+		r.timer.Stop()
+		m.free(r)
+	}
+	m.idle = nil
+}
+
+// free gives memory back to the system, as soon as no client has it open.
+func (m *memory) free(r *ring) {
+	gone := os.Remove(r.path)
+	if errors.Is(gone, os.ErrNotExist) {
+		gone = nil // with the directory
+	}
+	var unmapped error
+	if r.data != nil {
+		unmapped = unix.Munmap(r.data)
+	}
+	if err := errors.Join(unmapped, gone, r.file.Close()); err != nil {
+		m.log.Warn("the memory of a stream is not freed", "file", r.path, "error", err)
+	}
+}
+
+// close frees all that is kept, and the directory. Nothing is taken any more.
+func (m *memory) close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	m.spare()
+	if m.dir == "" {
+		return nil
+	}
+	err := errors.Join(shm.Remove(m.dir), m.lock.Close())
+	m.dir = ""
+	return err
+}

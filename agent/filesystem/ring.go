@@ -1,0 +1,89 @@
+package filesystem
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"time"
+)
+
+// ring is the memory of one stream: a file in shared memory of some blocks, which
+// the client fills one after the other and, after the last, from the first again.
+// Byte k of the stream is in block k / blockSize modulo their number. The client
+// goes on to a block once what was in it before is digested and written.
+type ring struct {
+	path string
+	file *os.File
+	data []byte
+	// timer frees memory that is kept.
+	timer *time.Timer
+
+	mu      sync.Mutex
+	blocks  int // that this stream may use
+	most    int // that any stream has used
+	under   [ringBlocks]int
+	changed chan struct{} // closed when a run is done
+}
+
+// writeTimeout is how long a client waits for the disk to take one block.
+const writeTimeout = 10 * time.Minute
+
+// begin makes the ring one of a new stream.
+func (r *ring) begin(blocks int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.blocks, r.under, r.changed = blocks, [ringBlocks]int{}, make(chan struct{})
+}
+
+// touched is how many blocks have memory.
+func (r *ring) touched() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.most
+}
+
+// at is which block has a byte of the stream, and where in it that is.
+func (r *ring) at(offset int64) (block, within int) {
+	return int(offset / blockSize % int64(r.blocks)), int(offset % blockSize)
+}
+
+// run is the memory of a run of bytes in one block, which is under way until done.
+func (r *ring) run(offset int64, size int) (data []byte, done func()) {
+	block, within := r.at(offset)
+	start := block*blockSize + within
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.under[block]++
+	r.most = max(r.most, block+1)
+	return r.data[start : start+size : start+size], func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.under[block]--
+		close(r.changed)
+		r.changed = make(chan struct{})
+	}
+}
+
+// wait returns when nothing is under way in the block of a byte, which the client
+// may fill then.
+func (r *ring) wait(ctx context.Context, offset int64) error {
+	block, _ := r.at(offset)
+	ctx, cancel := context.WithTimeoutCause(ctx, writeTimeout, errSlow)
+	defer cancel()
+	for {
+		r.mu.Lock()
+		under, changed := r.under[block], r.changed
+		r.mu.Unlock()
+		if under == 0 {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), context.Cause(ctx))
+		}
+	}
+}
+
+var errSlow = errors.New("the disk has not taken a block of 8 MiB in ten minutes: look at the disk, then save again")
