@@ -103,6 +103,36 @@ class Agents(Launches):
         # What was staged on all ranks is finished by the agent that came then.
         self.assertIn("step-1.a1", self.committed())
 
+    def test_what_becomes_of_a_save_whose_agent_was_killed(self) -> None:
+        heard = [self.heard(rank) for rank in self.ranks(2, """
+            from ckptstore import _agent
+            from ckptstore._outcome import outcome
+
+            def waited(slot, timeout):
+                try:
+                    return session.wait(slot.checkpoint, "committed")
+                except ckptstore.Unreachable as lost:
+                    try:
+                        return outcome(session, slot.checkpoint, time.monotonic() + timeout, lost)
+                    except (ckptstore.SaveAborted, TimeoutError) as error:
+                        return type(error).__name__
+
+            session = current()
+            first = save(session, 1, b"a" * 16)
+            never = save(session, 2, b"b" * 16, seal=session.context.rank == 0)
+            ckptstore.all_gather_object(None)
+            if session.context.rank == 0:
+                os.kill(_agent.start(os.environ["CKPTSTORE_STORE"], (3,)).pid, 9)
+                # The other rank has not joined, so what is open stays open.
+                say(waited(never, 3))
+                open(sys.argv[1], "w").close()
+            while not os.path.exists(sys.argv[1]):
+                time.sleep(0.05)
+            say([waited(first, 200), waited(never, 200), current().context.attempt])
+        """, os.path.join(self.folder, "waited"))]
+        after = ["committed", "SaveAborted", 2]
+        self.assertEqual(heard, [["TimeoutError", after], [after]])
+
     def test_requests_that_need_no_rank_outlive_an_agent(self) -> None:
         heard = self.program("""
             import socket

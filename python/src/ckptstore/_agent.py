@@ -61,17 +61,19 @@ def version() -> str:
         return "unknown"
 
 
-def start(store: str, protocols: tuple[int, ...]) -> Agent:
-    """Make sure that an agent runs for a store, which is made if it is not there."""
+def start(store: str, protocols: tuple[int, ...], limit: float = START_DEADLINE) -> Agent:
+    """Make sure that an agent runs for a store, which is made if it is not there.
+
+    Raises NoAgent, also when none answers within limit seconds."""
     program = find()
     command = [program, "agent", "start", "--store", store, "--json"]
     environment = {name: value for name, value in os.environ.items() if name not in _OURS}
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_DEADLINE, env=environment, check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit, env=environment, check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise NoAgent(f"no agent for the store {store} answered within {START_DEADLINE:.0f} s; run `{' '.join(command)}` to see why") from error
+        raise NoAgent(f"no agent for the store {store} answered within {limit:.0f} s; run `{' '.join(command)}` to see why") from error
     except OSError as error:
         raise NoAgent(f"{program} cannot be run: {error}; install a wheel of ckptstore for this platform") from error
     said = done.stderr.decode(errors="replace").strip()

@@ -138,7 +138,29 @@ def current(store: str | None = None, run: str | None = None) -> Session:
             entry.session = Session(parent["socket"], parent["token"])
         elif entry.session is None or (parent is None and entry.session.wire.lost):
             entry.session, entry.joined = _join(where, run, who), True
+        entry.session.home = where, run
         return entry.session
+
+
+def rejoin(where: str, run: str, lost: Session, timeout: float | None) -> bool:
+    """Join the agent that follows one that was killed, unless this process has since.
+
+    False where it cannot: a child of the rank speaks for it as long as its agent lives.
+    Raises TimeoutError when not all ranks have joined after timeout seconds.
+    """
+    who = identity()
+    if _parent(where, run, who) is not None:
+        return False
+    entry = _state.entry(where, run, who)
+    if not entry.lock.acquire(timeout=-1 if timeout is None else timeout):
+        raise TimeoutError(f"run {run}: after {timeout:g} s not all ranks have joined the agent that follows the one that was killed")
+    try:
+        if entry.session is None or entry.session is lost or entry.session.wire.lost:
+            entry.session, entry.joined = _join(where, run, who, timeout), True
+            entry.session.home = where, run
+    finally:
+        entry.lock.release()
+    return True
 
 
 def _trained() -> Session:
@@ -238,6 +260,11 @@ def _where(store: str | None) -> str:
     return "" if theirs and theirs == _trained().context.store else where
 
 
+def start(where: str, timeout: float | None = None) -> None:
+    """Make sure that a store has an agent. Raises NoAgent, also after timeout seconds."""
+    _agent.start(where, PROTOCOLS, _agent.START_DEADLINE if timeout is None else min(timeout, _agent.START_DEADLINE))
+
+
 def _start(where: str) -> _agent.Agent:
     return _agent.start(where, PROTOCOLS)
 
@@ -247,18 +274,20 @@ def _revived(where: str) -> tuple[str, str]:
     return agent.socket, agent.token
 
 
-def _join(where: str, run: str, who: Identity) -> Session:
-    """Become a rank of a session, with all others of this launch."""
+def _join(where: str, run: str, who: Identity, timeout: float | None = None) -> Session:
+    """Become a rank of a session, with all others of this launch, within timeout seconds."""
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     if here.isdigit() and int(here) < who.world_size and elastic():
         raise NoStore(f"an agent serves the ranks of one machine, and {here} of this launch's {who.world_size} are on this one: run all of them on one machine")
     said = settings()
-    until = time.monotonic() + RESTARTS
+    began = time.monotonic()
+    until = began + RESTARTS
     while True:
         agent = _start(where)
         try:
-            reply = Wire(agent.socket, agent.token).call(
-                "join", protocols=PROTOCOLS, key=f"{who.key()} {run}", run=run, trial=said.trial or os.environ.get("CKPTSTORE_TRIAL") or None,
+            left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
+            reply = Wire(agent.socket, agent.token).call_within(
+                left, "join", protocols=PROTOCOLS, key=f"{who.key()} {run}", run=run, trial=said.trial or os.environ.get("CKPTSTORE_TRIAL") or None,
                 rank=who.rank, world_size=who.world_size, pid=os.getpid(),
                 resume=said.resume or os.environ.get("CKPTSTORE_RESUME") or None, config=said.config or None,
             )

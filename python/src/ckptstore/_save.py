@@ -14,10 +14,11 @@ import torch.distributed
 
 from . import _device
 from ._leaves import flatten, materialise
+from ._outcome import outcome
 from ._plans import Held, Plan, survey
 from ._session import Session, Slot, current
 from ._training import add_states
-from .errors import Error, SaveAborted, SaveSkipped
+from .errors import Error, SaveAborted, SaveSkipped, Unreachable
 
 
 class Save:
@@ -45,6 +46,9 @@ class Save:
         save. Returns the state that was reached, this or a later one. Raises
         SaveAborted, with the reason, when the checkpoint will never exist, SaveSkipped,
         or TimeoutError, after which it may be waited for again.
+
+        When the agent was killed, another one is started and joined, with the other
+        ranks: that finishes what all of them had staged, and says what became of it.
         """
         if state not in ("begun", "staged", "committed"):
             raise ValueError(f"no state {state!r} to wait for: staged or committed")
@@ -57,6 +61,8 @@ class Save:
             return self._session.wait(self.checkpoint, state, timeout=None if end is None else max(0.001, end - time.monotonic()))
         except TimeoutError as error:
             raise TimeoutError(f"checkpoint {self.checkpoint} is not {state} after {timeout} s") from error
+        except Unreachable as lost:
+            return outcome(self._session, self.checkpoint, end, lost)
 
 
 def save(

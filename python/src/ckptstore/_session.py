@@ -166,10 +166,13 @@ class Session:
     Attributes:
         stop: as of Context, of the newest answer.
         step: of the newest report; None before the first.
+        home: the store and the run that were joined, where an agent serves this session
+            and another one may follow it; None with a trainer.
     """
 
     def __init__(self, path: str, token: str):
         self.wire, self.pid = Wire(path, token), os.getpid()
+        self.home: tuple[str, str] | None = None
         self._maps = _memory.Maps()
         self._plans: dict[str, tuple[str, list[int]]] = {}  # the caller's key or the items as JSON: the plan and its offsets
         self._written: dict[int, tuple[mmap.mmap, str]] = {}  # by slot: its memory and the key of the save it was last used for
