@@ -61,7 +61,8 @@ type Config struct {
 // Agent serves one store.
 type Agent struct {
 	cfg   Config
-	store *store.Store
+	at    store.Whereabouts
+	store *store.Store // nil: it cannot be written, and there are no sessions
 	log   *slog.Logger
 	card  Card
 
@@ -85,6 +86,14 @@ var ErrServed = errors.New("another agent serves this store")
 
 // New makes an agent for an open store, which stays the caller's.
 func New(cfg Config, st *store.Store) *Agent {
+	a := NewReader(cfg, store.Whereabouts{ID: st.ID, Location: st.Location, Name: st.Location, Runtime: st.Runtime})
+	a.store = st
+	return a
+}
+
+// NewReader makes an agent for a store that this user may not write: it has the
+// services of the configuration, and refuses who would join.
+func NewReader(cfg Config, at store.Whereabouts) *Agent {
 	def := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {
 			*d = v
@@ -100,7 +109,7 @@ func New(cfg Config, st *store.Store) *Agent {
 		cfg.Shared, _ = shm.Dir()
 	}
 	a := &Agent{
-		cfg: cfg, store: st, log: cfg.Logger, groups: map[string]*group{},
+		cfg: cfg, at: at, log: cfg.Logger, groups: map[string]*group{},
 		used: time.Now(), changed: make(chan struct{}, 1),
 	}
 	a.life, a.end = context.WithCancelCause(context.Background())
@@ -133,10 +142,10 @@ func (a *Agent) Serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.log.Info("agent serves", "store", a.store.ID, "location", a.store.Location, "socket", a.card.Socket, "pid", os.Getpid(), "version", a.cfg.Version)
+	a.log.Info("agent serves", "store", a.at.ID, "location", a.at.Name, "socket", a.card.Socket, "pid", os.Getpid(), "version", a.cfg.Version)
 	defer context.AfterFunc(ctx, func() { a.Stop(context.Cause(ctx).Error(), true) })()
 	a.keep()
-	return errors.Join(forget(a.store.Runtime), server.close(), a.unanswered())
+	return errors.Join(forget(a.at.Runtime), server.close(), a.unanswered())
 }
 
 // closeLimit is how long requests may take to end when their connections were

@@ -102,6 +102,9 @@ func (a *Agent) onJoin(ctx context.Context, r JoinRequest) (JoinReply, error) {
 	if err := r.check(); err != nil {
 		return JoinReply{}, err
 	}
+	if a.store == nil {
+		return JoinReply{}, problemf(http.StatusForbidden, "the store %s cannot be written by this user here, so run %q can neither save nor resume in it: give another store (its checkpoints can be looked into by ckptstore.open); if it can be written by now, run `ckptstore agent stop --store %s` first", a.at.Name, r.Run, a.at.Name)
+	}
 	defer a.begin()()
 	m, err := enlist(ctx, r.Rank, r.PID)
 	if err != nil {

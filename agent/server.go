@@ -45,7 +45,7 @@ type server struct {
 // listen opens the agent's socket. The caller holds the agent's lock, so a socket
 // that is there is a dead one's.
 func (a *Agent) listen() (*server, error) {
-	path := filepath.Join(a.store.Runtime, socketName)
+	path := filepath.Join(a.at.Runtime, socketName)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("open the agent's socket: %w", err)
 	}
@@ -56,13 +56,13 @@ func (a *Agent) listen() (*server, error) {
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("open the agent's socket: %w", err), l.Close())
 	}
-	a.card = Card{Socket: path, Token: rand.Text(), PID: os.Getpid(), Store: a.store.ID, Protocols: worker.Protocols(), Version: a.cfg.Version}
+	a.card = Card{Socket: path, Token: rand.Text(), PID: os.Getpid(), Store: a.at.ID, Protocols: worker.Protocols(), Version: a.cfg.Version}
 	s := &server{done: make(chan error, 1), http: &http.Server{
 		Handler: a.handler(), ReadHeaderTimeout: 30 * time.Second,
 		ConnContext: peer.Context,
 	}}
 	go func() { s.done <- s.http.Serve(l) }()
-	if err := publish(a.store.Runtime, a.card); err != nil {
+	if err := publish(a.at.Runtime, a.card); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
@@ -105,7 +105,7 @@ func (a *Agent) handler() http.Handler {
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+a.card.Token)) != 1 {
-			refuse(w, problemf(http.StatusUnauthorized, "wrong token: it is in %s, and another agent's is another", filepath.Join(a.store.Runtime, cardName)))
+			refuse(w, problemf(http.StatusUnauthorized, "wrong token: it is in %s, and another agent's is another", filepath.Join(a.at.Runtime, cardName)))
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -155,7 +155,7 @@ func (a *Agent) speaks(protocols []int) error {
 		return nil
 	}
 	return problemf(http.StatusBadRequest, "this process speaks protocol versions %v, the agent (process %d, version %s) speaks %v: upgrade the older of the two; when that is the agent, run `ckptstore agent stop --store %s` after it",
-		protocols, a.card.PID, a.cfg.Version, a.card.Protocols, a.store.Location)
+		protocols, a.card.PID, a.cfg.Version, a.card.Protocols, a.at.Location)
 }
 
 // StatusRequest asks how an agent fares.
@@ -197,7 +197,7 @@ func (a *Agent) status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := Status{
-		PID: a.card.PID, Version: a.cfg.Version, Protocols: a.card.Protocols, Store: a.store.ID, Location: a.store.Location,
+		PID: a.card.PID, Version: a.cfg.Version, Protocols: a.card.Protocols, Store: a.at.ID, Location: a.at.Location,
 		Stopping: a.stopping, Sessions: []SessionStatus{},
 	}
 	if a.cfg.Busy != nil {

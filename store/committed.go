@@ -36,9 +36,13 @@ func Committed(ctx context.Context, views web.Source, ref string) (projections.C
 
 // ReaderOf reads a committed checkpoint, by the manifest that the log names.
 func (s *Store) ReaderOf(c projections.Checkpoint) (*storage.FileReader, error) {
+	return readerOf(s.Data, c)
+}
+
+func readerOf(data *storage.Root, c projections.Checkpoint) (*storage.FileReader, error) {
 	digest, err := plan.ParseDigest(c.Manifest)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint %s@%s: %w", c.Run, c.ID, err)
 	}
-	return s.Data.Reader(RefOf(c)).WithManifest(digest), nil
+	return data.Reader(RefOf(c)).WithManifest(digest), nil
 }

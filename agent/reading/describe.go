@@ -7,7 +7,6 @@ import (
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // Listing asks for checkpoints: of a run, or of all; All also for those that are
@@ -41,32 +40,15 @@ type Row struct {
 
 func (s *Server) onList(ctx context.Context, q Listing) (Listed, error) {
 	out := Listed{Checkpoints: []Row{}}
-	var runs []string
-	if q.Run != "" {
-		if _, err := web.Ask(ctx, s.store.Views(), web.Run, web.Params{Run: q.Run}); err != nil {
-			return out, err
-		}
-		runs = []string{q.Run}
-	} else {
-		rows, err := web.Ask(ctx, s.store.Views(), web.Runs, web.Params{})
-		if err != nil {
-			return out, err
-		}
-		for _, r := range rows {
-			runs = append(runs, r.Name)
-		}
+	rows, err := s.catalog.List(ctx, q.Run, q.All)
+	if err != nil {
+		return out, err
 	}
-	for _, run := range runs {
-		rows, err := web.Ask(ctx, s.store.Views(), web.Checkpoints, web.Params{Run: run, All: q.All})
-		if err != nil {
-			return out, err
-		}
-		for _, c := range rows {
-			out.Checkpoints = append(out.Checkpoints, Row{
-				Checkpoint: c.ID, Run: c.Run, Trial: c.Trial, Step: c.Step, Name: c.Name, State: c.State, Superseded: c.Superseded,
-				WorldSize: c.WorldSize, Bytes: c.Bytes, Tags: c.Tags, BegunAt: c.BegunAt, EndedAt: c.EndedAt, Reason: c.Reason,
-			})
-		}
+	for _, c := range rows {
+		out.Checkpoints = append(out.Checkpoints, Row{
+			Checkpoint: c.ID, Run: c.Run, Trial: c.Trial, Step: c.Step, Name: c.Name, State: c.State, Superseded: c.Superseded,
+			WorldSize: c.WorldSize, Bytes: c.Bytes, Tags: c.Tags, BegunAt: c.BegunAt, EndedAt: c.EndedAt, Reason: c.Reason,
+		})
 	}
 	return out, nil
 }

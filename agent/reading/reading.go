@@ -3,6 +3,8 @@
 //
 //	Server   answers /v1/store/list, describe, read and done; docs/protocol.md
 //	         has their bodies
+//	Catalog  the checkpoints: those that the log of a store knows, or, where nothing
+//	         may be written, those that have receipts
 //	source   a checkpoint that is read: of the store, or at a path
 //	read     bytes that were verified and copied into shared memory for one
 //	         caller, which copies them out and says done
@@ -31,6 +33,7 @@ import (
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker/client"
 	"github.com/ckptstore/ckptstore/worker/shm"
@@ -45,9 +48,23 @@ type Options struct {
 	Logger *slog.Logger // default: discard
 }
 
+// Catalog says which checkpoints there are, and opens them. All of it may be called
+// concurrently.
+type Catalog interface {
+	// List are those of a run, or of all runs, of each run the newest first: the
+	// committed ones of the line, and with all the others too.
+	List(ctx context.Context, run string, all bool) ([]projections.Checkpoint, error)
+	// Committed is the one that a reference stands for.
+	Committed(ctx context.Context, ref string) (projections.Checkpoint, error)
+	// ReaderOf reads one that Committed has given.
+	ReaderOf(c projections.Checkpoint) (*storage.FileReader, error)
+}
+
+var _ Catalog = (*store.Receipts)(nil)
+
 // Server answers the requests. Close gives all memory back.
 type Server struct {
-	store   *store.Store
+	catalog Catalog
 	log     *slog.Logger
 	memory  *memory
 	sources sources
@@ -60,7 +77,10 @@ type Server struct {
 }
 
 // New serves a store, which must stay open until Close.
-func New(st *store.Store, o Options) *Server {
+func New(st *store.Store, o Options) *Server { return Of(logged{st}, o) }
+
+// Of serves what a catalog has.
+func Of(c Catalog, o Options) *Server {
 	if o.Shared == "" {
 		o.Shared, _ = shm.Dir()
 	}
@@ -68,7 +88,7 @@ func New(st *store.Store, o Options) *Server {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Server{
-		store: st, log: o.Logger, memory: newMemory(o.Shared, o.Logger),
+		catalog: c, log: o.Logger, memory: newMemory(o.Shared, o.Logger),
 		reads: map[uint64]*read{}, owners: map[int]*owner{},
 	}
 }

@@ -70,7 +70,7 @@ func (s *Server) source(ctx context.Context, ref string) (*source, error) {
 	case ref == ".", ref == "..", strings.HasPrefix(ref, "./"), strings.HasPrefix(ref, "../"):
 		return nil, badRequest("ref %q is a path from the caller's directory, which is not known here: give an absolute one", ref)
 	}
-	row, err := store.Committed(ctx, s.store.Views(), ref)
+	row, err := s.catalog.Committed(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (s *Server) source(ctx context.Context, ref string) (*source, error) {
 		now.row = row // with the attachments of now
 		return &now, nil
 	}
-	reader, err := s.store.ReaderOf(row)
+	reader, err := s.catalog.ReaderOf(row)
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ import (
 type Services struct {
 	*http.ServeMux
 	reading    *reading.Server
-	filesystem *filesystem.Handler
+	filesystem *filesystem.Handler // nil where only receipts are read
 }
 
 var _ http.Handler = (*Services)(nil)
@@ -39,17 +39,41 @@ func New(st *store.Store, log *slog.Logger) *Services {
 	return s
 }
 
+// Reading serves what the receipts of a store name, to who may not write there.
+func Reading(r *store.Receipts, log *slog.Logger) *Services {
+	s := &Services{ServeMux: http.NewServeMux(), reading: reading.Of(r, reading.Options{Logger: log})}
+	s.reading.Handle(s.ServeMux)
+	s.HandleFunc("/v1/store/fs/", func(w http.ResponseWriter, _ *http.Request) {
+		say(w, http.StatusForbidden, "this store cannot be written here, and its files are served with its log alone: read the checkpoint by ckptstore.open, or ckptstore.dcp.StorageReader")
+	})
+	s.HandleFunc("/v1/store/", unknown)
+	return s
+}
+
 // unknown answers what is no request of this version.
 func unknown(w http.ResponseWriter, r *http.Request) {
-	text := fmt.Sprintf("there is no request %s %s: this program is too old for it, or the path is wrong", r.Method, r.URL.Path)
+	say(w, http.StatusNotFound, fmt.Sprintf("there is no request %s %s: this program is too old for it, or the path is wrong", r.Method, r.URL.Path))
+}
+
+func say(w http.ResponseWriter, status int, text string) {
 	body, _ := json.Marshal(client.Problem{Message: text}) // a string always encodes
-	w.WriteHeader(http.StatusNotFound)
+	w.WriteHeader(status)
 	_, _ = w.Write(body)
 }
 
 // Busy is what of the requests is not over, though it was answered; empty for
 // nothing.
-func (s *Services) Busy() string { return cmp.Or(s.reading.Busy(), s.filesystem.Busy()) }
+func (s *Services) Busy() string {
+	if s.filesystem == nil {
+		return s.reading.Busy()
+	}
+	return cmp.Or(s.reading.Busy(), s.filesystem.Busy())
+}
 
 // Close gives back what the requests hold. None of them may be under way.
-func (s *Services) Close() error { return errors.Join(s.reading.Close(), s.filesystem.Close()) }
+func (s *Services) Close() error {
+	if s.filesystem == nil {
+		return s.reading.Close()
+	}
+	return errors.Join(s.reading.Close(), s.filesystem.Close())
+}

@@ -33,6 +33,9 @@ background if none answers, and any number of processes may do so at once. The
 store is made if its directory does not exist. SIGTERM ends the sessions that are
 left and finishes what they have staged.
 
+Of a store that this user may not write, as on a read-only mount, checkpoints can be
+looked into by their receipts, and nobody joins.
+
 Exit codes: 0 ok, 1 failed, 2 usage, 4 no agent, 5 another agent serves the store,
 10 no store, 11 locked.`
 
@@ -125,11 +128,21 @@ func (a *app) serveAgent(ctx context.Context, o agentOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
+	cfg := agent.Config{Idle: o.idle, Join: o.join, Session: session, Version: version(), Logger: log}
+	if why := store.ReadOnly(a.location); why != nil {
+		log.Warn("the store cannot be written: what its receipts name can be read, and nothing saved", "why", why)
+		list, err := store.OpenReceipts(a.location, log)
+		if err != nil {
+			return err
+		}
+		about := services.Reading(list, log)
+		cfg.Services, cfg.Busy = about, about.Busy
+		err = agent.NewReader(cfg, at).Serve(ctx)
+		return errors.Join(err, about.Close())
+	}
 	return a.withOptions(ctx, options, func(s *store.Store) error {
 		about := services.New(s, log)
-		cfg := agent.Config{
-			Services: about, Busy: about.Busy, Idle: o.idle, Join: o.join, Session: session, Version: version(), Logger: log,
-		}
+		cfg.Services, cfg.Busy = about, about.Busy
 		err := agent.New(cfg, s).Serve(ctx)
 		return errors.Join(err, about.Close())
 	})

@@ -79,9 +79,10 @@ class Launches(unittest.TestCase):
         self.until("the agent has ended", lambda: self.ckptstore("agent", "stop").returncode in (4, 10))
 
     def ckptstore(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [CKPTSTORE, *command, "--store", self.store], capture_output=True, text=True, timeout=DEADLINE, env=self.environment(), check=False,
-        )
+        return self.run_program([CKPTSTORE, *command, "--store", self.store])
+
+    def run_program(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=self.environment(), check=False)
 
     def environment(self, **more: str) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("CKPTSTORE_", "TORCHELASTIC_"))}
