@@ -55,6 +55,9 @@ type LoadOptions struct {
 	// StrictDType makes an error of every dtype that differs from the saved
 	// one. Without it, only those are errors that [tensor.Convert] refuses.
 	StrictDType bool
+	// SameKind makes errors of floats that are to become integers, and would lose
+	// their fractions. Narrower floats are no other kind.
+	SameKind bool
 }
 
 // Loaded is the plan of a load.
@@ -122,7 +125,7 @@ func (p *Loader) load(wants []plan.Want, o LoadOptions) (l Loaded, err error) {
 		if w.Value {
 			reads, errs = p.value(i, w)
 		} else {
-			reads, errs = p.tensor(i, w, o.StrictDType)
+			reads, errs = p.tensor(i, w, o)
 		}
 		l.Reads = append(l.Reads, reads...)
 		for _, err := range errs {
@@ -137,7 +140,7 @@ func (p *Loader) load(wants []plan.Want, o LoadOptions) (l Loaded, err error) {
 	return l, errors.Join(problems...)
 }
 
-func (p *Loader) tensor(i int, w plan.Want, strict bool) (reads []plan.Read, problems []error) {
+func (p *Loader) tensor(i int, w plan.Want, o LoadOptions) (reads []plan.Read, problems []error) {
 	t, ok := p.tensors[w.Shard.FQN]
 	if _, value := p.values[w.Shard.FQN]; !ok && value {
 		return nil, []error{fmt.Errorf("%q is a value in the checkpoint and a tensor in the target", w.Shard.FQN)}
@@ -147,10 +150,12 @@ func (p *Loader) tensor(i int, w plan.Want, strict bool) (reads []plan.Read, pro
 	if err := w.Shard.Validate(); err != nil {
 		return nil, []error{err} // nothing in it can be relied on
 	}
-	if strict && t.DType != w.Shard.DType {
+	if o.StrictDType && t.DType != w.Shard.DType {
 		problems = append(problems, fmt.Errorf("dtype mismatch for %q: the checkpoint has %v, the target %v", t.FQN, t.DType, w.Shard.DType))
 	} else if err := tensor.Convertible(t.DType, w.Shard.DType); err != nil {
 		problems = append(problems, fmt.Errorf("dtype mismatch for %q: %w; load it as %v", t.FQN, err, t.DType))
+	} else if o.SameKind && tensor.LosesFractions(t.DType, w.Shard.DType) {
+		problems = append(problems, fmt.Errorf("dtype mismatch for %q: the checkpoint has %v, the target %v, and fractions would be lost: load it as %v, or ask for any conversion (in Python strict_dtype=False)", t.FQN, t.DType, w.Shard.DType, t.DType))
 	}
 	if !t.Shape.Equal(w.Shard.Global) {
 		return nil, append(problems, fmt.Errorf("size mismatch for %q: the checkpoint has shape %v, the target %v", t.FQN, t.Shape, w.Shard.Global))

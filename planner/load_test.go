@@ -2,6 +2,7 @@ package planner_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -193,5 +194,34 @@ func TestLoadOptions(t *testing.T) {
 	var hole *planner.MissingRegionError
 	if !errors.As(err, &hole) || hole.FQN != "w" || !hole.Region.Equal(part(4, 4)) || !hole.Want.Equal(part(2, 6)) {
 		t.Errorf("%v is %+v", err, hole)
+	}
+}
+
+func TestLoadOfTheSameKind(t *testing.T) {
+	for _, c := range []struct {
+		from, to tensor.DType
+		lost     bool
+	}{
+		{tensor.Float32, tensor.Int64, true},
+		{tensor.BFloat16, tensor.Uint8, true},
+		{tensor.Float8E4M3, tensor.Int8, true},
+		{tensor.Float64, tensor.Float16, false},
+		{tensor.Float32, tensor.Complex64, false},
+		{tensor.Int64, tensor.Float32, false},
+		{tensor.Int64, tensor.Int8, false},
+		{tensor.Bool, tensor.Uint8, false},
+	} {
+		saved := tensor.Shard{FQN: "m.w", DType: c.from, Global: tensor.Shape{4}, Box: tensor.Shape{4}.Full()}
+		wanted := saved
+		wanted.DType = c.to
+		p := planner.NewLoader(global(t, []plan.Local{{Items: []plan.Item{item(saved)}}}))
+		want := "no error"
+		if c.lost {
+			want = fmt.Sprintf(`dtype mismatch for "m.w": the checkpoint has %v, the target %v, and fractions would be lost: load it as %v, or ask for any conversion (in Python strict_dtype=False)`, c.from, c.to, c.from)
+		}
+		_, err := p.LoadWith([]plan.Want{{Shard: wanted}}, planner.LoadOptions{SameKind: true})
+		problems(t, err, want)
+		_, err = p.LoadWith([]plan.Want{{Shard: wanted}}, planner.LoadOptions{})
+		problems(t, err, "no error")
 	}
 }

@@ -33,6 +33,12 @@ func Convertible(from, to DType) error {
 	return nil
 }
 
+// LosesFractions reports whether elements of type from are floats, or pairs of them,
+// that [Convert] makes integers of type to.
+func LosesFractions(from, to DType) bool {
+	return from.float() && to.Valid() && !to.float() && to.part() == 0
+}
+
 // opaque reports whether elements of d are moved and never read.
 func (d DType) opaque() bool { return d == Float8E4M3FNUZ || d == Float8E5M2FNUZ }
 

@@ -149,7 +149,7 @@ func (r *restore) plan(ctx context.Context, requests map[int]client.LoadRequest)
 	var all []error
 	for rank := range r.ranks {
 		req := requests[rank]
-		if err := r.planRank(ctx, rank, planner.LoadOptions{Partial: req.Partial, StrictDType: req.StrictDType}); err != nil {
+		if err := r.planRank(ctx, rank, planner.LoadOptions{Partial: req.Partial, StrictDType: req.StrictDType, SameKind: req.SameKind}); err != nil {
 			err = fmt.Errorf("rank %d: load %s: %w", rank, r.ckpt.ID, err)
 			errs[rank] = &problem{http.StatusBadRequest, err}
 			all = append(all, err)

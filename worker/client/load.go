@@ -16,6 +16,8 @@ type LoadOptions struct {
 	// one. Without it, elements are converted as PyTorch's copy_ does, unless
 	// that would lose more than precision and range.
 	StrictDType bool
+	// SameKind makes it an error when floats would lose their fractions to integers.
+	SameKind bool
 }
 
 // Loaded says what a load found.
@@ -41,7 +43,7 @@ func (c *Client) Load(ctx context.Context, state *State, o LoadOptions) (Loaded,
 		}
 	}
 	var r LoadReply
-	req := LoadRequest{Ref: o.Ref, Strict: o.Strict, Partial: o.Partial, StrictDType: o.StrictDType, Items: state.items()}
+	req := LoadRequest{Ref: o.Ref, Strict: o.Strict, Partial: o.Partial, StrictDType: o.StrictDType, SameKind: o.SameKind, Items: state.items()}
 	if err := c.call(ctx, "load", req, &r); err != nil {
 		return Loaded{}, err
 	}

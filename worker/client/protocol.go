@@ -175,8 +175,10 @@ type LoadRequest struct {
 	Partial bool `json:"partial,omitempty"`
 	// StrictDType makes it an error when an item has another dtype than was
 	// saved, instead of converting it.
-	StrictDType bool   `json:"strict_dtype,omitempty"`
-	Items       []Item `json:"items"`
+	StrictDType bool `json:"strict_dtype,omitempty"`
+	// SameKind makes it an error when floats are to become integers.
+	SameKind bool   `json:"same_kind,omitempty"`
+	Items    []Item `json:"items"`
 }
 
 // LoadReply says where the bytes are: item i's are Sizes[i] bytes at

@@ -65,7 +65,7 @@ def load(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     strict: bool = True,
     partial: bool = False,
-    strict_dtype: bool = False,
+    strict_dtype: bool | None = None,
     allow: Iterable[type] = (),
     unsafe_pickle: bool = False,
 ) -> Restored | None:
@@ -93,8 +93,10 @@ def load(
         strict: saved keys below a name that was passed, at the top of the state dict, and
             that no rank asks for, are an error.
         partial: leave as it is what the checkpoint lacks; it is listed.
-        strict_dtype: make it an error, instead of converting, when a tensor was saved in
-            another dtype.
+        strict_dtype: what to do where a tensor was saved in another dtype. By default it
+            is converted, as by ``copy_``, also to a narrower float or integer, but floats
+            that are to become integers, which have no fractions, are an error; True makes
+            an error of any other dtype, and False converts floats to integers too.
         allow: classes, beside the known ones, of which values may be made.
         unsafe_pickle: unpickle values of any class, which can run any code that somebody
             has put into the store.
@@ -116,7 +118,7 @@ def load(
     with torch.no_grad():
         leaves = flatten(state)
         items, targets = _wanted(leaves)
-        with session.load(items, ref, strict=False, partial=partial, strict_dtype=strict_dtype) as loaded:
+        with session.load(items, ref, strict=False, partial=partial, strict_dtype=bool(strict_dtype), same_kind=strict_dtype is None) as loaded:
             if strict and (below := _below([str(key) for key in state], loaded.unread)):
                 raise Unread(loaded.checkpoint, below)
             # Values first: one that is refused is found before a tensor is changed.

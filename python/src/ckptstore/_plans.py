@@ -68,7 +68,7 @@ class Plan:
     """The items of a save and where each one's bytes come from.
 
     ``key`` names it in the session. ``items`` has one for each piece and value, in the
-    order of the leaves.
+    order of the leaves. ``idle_patterns`` are those of frozen that match no tensor.
     """
 
     def __init__(self, leaves: Leaves, signs: list[Any], held: Sequence[Held], frozen: tuple[str, ...]):
@@ -98,6 +98,8 @@ class Plan:
                 self._cuts.append(None if found is held[i] else [piece.cut for piece in found])
                 for piece in found:
                     self._piece(piece, leaves.paths[i])
+        frozen_names = [self.items[item]["fqn"] for item in self.frozen.values()]
+        self.idle_patterns = [pattern for pattern in frozen if not any(fnmatch.fnmatchcase(name, pattern) for name in frozen_names)]
 
     def _value(self, fqn: str, path: tuple[str | int, ...], data: bytes, own: bool) -> None:
         self.values.append(len(self.items))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 import threading
 import time
@@ -101,6 +102,8 @@ def save(
             tensor is not copied again into a slot that has it from an earlier save, as
             long as the digest is the same: of all bytes up to 1 MiB, of 256 samples of
             4 KiB above that. A change between the samples is not seen, and not saved.
+            A pattern that matches none of this rank's is warned of, once: that is right
+            only where other ranks have them.
         overlap: on a GPU, let the copy run beside the next forward and backward pass;
             the optimizer's step waits for it. Needs model, whose parameters must have no
             hooks that step them one by one.
@@ -211,7 +214,8 @@ class _Planner:
     def __init__(self, session: Session):
         self.session, self.lock = session, threading.Lock()
         self.plans: list[Plan] = []
-        self.warned: set[str] = set()
+        self.warned: set[str] = set()  # names of values
+        self.idle: set[str] = set()  # patterns of frozen that were warned of
 
     @classmethod
     def of(cls, session: Session) -> _Planner:
@@ -225,8 +229,20 @@ class _Planner:
             if plan.fits(leaves, signs, frozen):
                 return plan
         plan = Plan(leaves, signs, held, frozen)
+        for pattern in plan.idle_patterns:
+            if pattern not in self.idle:
+                self.idle.add(pattern)
+                warnings.warn(_idle(pattern, plan), stacklevel=3)
         self.plans = [*self.plans[-3:], plan]
         return plan
+
+
+def _idle(pattern: str, plan: Plan) -> str:
+    """The warning of a pattern of frozen that does nothing."""
+    names = sorted({plan.items[item]["fqn"] for item in plan.tensors})
+    near = difflib.get_close_matches(pattern.replace("*", ""), names, 3, 0.3) or names[:3]
+    such = f"; its tensors are named such as {', '.join(map(repr, near))}" if near else ", which saves none"
+    return f"save: frozen has the pattern {pattern!r}, which matches no tensor of this rank{such}: nothing is frozen by it"
 
 
 def _participants(session: Session, ranks: Sequence[int] | None, group: Any) -> list[int] | None:

@@ -260,9 +260,9 @@ class Session:
             raise SaveAborted(checkpoint, reply["reason"])
         return str(reply["state"])
 
-    def load(self, items: Sequence[Item], ref: str | None = None, *, strict: bool = True, partial: bool = False, strict_dtype: bool = False) -> Loaded:
+    def load(self, items: Sequence[Item], ref: str | None = None, *, strict: bool = True, partial: bool = False, strict_dtype: bool = False, same_kind: bool = False) -> Loaded:
         """Load boxes and values: a collective of all ranks. Close what is returned."""
-        reply = self.wire.call("load", ref=ref, strict=strict, partial=partial, strict_dtype=strict_dtype, items=list(items))
+        reply = self.wire.call("load", ref=ref, strict=strict, partial=partial, strict_dtype=strict_dtype, same_kind=same_kind or None, items=list(items))
         return Loaded(self.wire, reply, ("loaded", {"load": reply["load"]}))
 
     def report(self, step: int, metrics: Mapping[str, Any], *, done: bool = False) -> str | None:

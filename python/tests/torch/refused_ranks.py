@@ -149,6 +149,36 @@ def loads_that_lack_something() -> None:
         ckptstore.load({"m": {"a": a}})
 
 
+def floats_into_integers() -> None:
+    """Fractions are lost if the user says so, and not else; a narrower float is no other kind."""
+    w = torch.tensor([1.5, -2.5])
+    ckptstore.save({"m": {"w": w}}, step=550).wait()
+    whole = torch.zeros(2, dtype=torch.int64)
+    with raises(ckptstore.Refused, '"m.w"', "float32", "int64", "strict_dtype=False"):
+        ckptstore.load({"m": {"w": whole}}, "step-550")
+    assert not whole.any(), "something was loaded"
+    ckptstore.load({"m": {"w": whole}}, "step-550", strict_dtype=False)
+    assert whole.tolist() == [1, -2]
+    narrow = torch.zeros(2, dtype=torch.bfloat16)
+    ckptstore.load({"m": {"w": narrow}}, "step-550")
+    assert torch.equal(narrow, w.to(torch.bfloat16))
+    with raises(ckptstore.Refused, "m.w", "float32", "bfloat16"):
+        ckptstore.load({"m": {"w": narrow}}, "step-550", strict_dtype=True)
+
+
+def patterns_that_match_nothing() -> None:
+    """A warning that names each, once, and nothing else."""
+    state = {"model": {"base": torch.ones(2), "head": torch.ones(2)}, "base": 1}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in (560, 561):
+            ckptstore.save(state, step=step, frozen=["model.base", "*.bsae", "base"]).wait()
+        ckptstore.save({**state, "more": torch.ones(1)}, step=562, frozen=["model.base", "*.bsae", "base"]).wait()
+    told = [str(w.message) for w in said if "frozen" in str(w.message)]
+    assert len(told) == 2 and "'*.bsae'" in told[0] and "'model.base'" in told[0] and "'base'" in told[1], told
+    assert all(w.filename == __file__ for w in said if "frozen" in str(w.message)), "the warning is of the caller's line"
+
+
 def fresh_optimizers() -> None:
     """An optimizer without a state is never loaded with nothing."""
     torch.manual_seed(0)
