@@ -12,8 +12,8 @@ import (
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
-// loader serves collective loads. The n-th load of an attempt is resolved
-// once, when every rank has asked for it; so no two ranks can restore
+// loader serves collective loads. The n-th load of the same ranks, by default of
+// all, is resolved once, when each of them has asked for it; so no two can restore
 // different checkpoints, whatever is committed in between. It is also read
 // once: what several ranks want is copied to all of them out of one buffer.
 type loader struct {
@@ -22,8 +22,9 @@ type loader struct {
 	proof  *proof // set before the first load, or nil
 
 	mu      sync.Mutex
-	counts  map[int]int // loads a rank has asked for
-	loads   map[int]*load
+	counts  map[loadRanks]int // loads a rank has asked for, with the same others
+	loads   map[loadOf]*load
+	made    int
 	lent    map[loan]*answer // what workers copy from
 	over    error            // why no load can be complete any more
 	closed  bool
@@ -33,8 +34,10 @@ type loader struct {
 // load is one collective load. It belongs to no rank: when one goes away, the
 // others get their answers all the same.
 type load struct {
-	n        int
-	complete chan struct{} // closed when every rank has asked, or none will
+	n        int // of the attempt, from 1
+	of       loadOf
+	ranks    []int         // that take part, ascending
+	complete chan struct{} // closed when every rank has asked, or one will not
 	done     chan struct{} // closed when answers are there
 
 	// Under the lock of the loader.
@@ -45,6 +48,19 @@ type load struct {
 	cancel  context.CancelFunc         // ends the reading; nil before it begins
 	answers []answer                   // by rank
 }
+
+// loadRanks is a rank and those with which it loads; loadOf is the n-th load of such
+// ranks.
+type (
+	loadRanks struct {
+		rank int
+		with string
+	}
+	loadOf struct {
+		with string
+		n    int
+	}
+)
 
 // answer is what a rank gets. Its arena and slots are the loader's until the
 // rank has been told of them.
@@ -64,29 +80,40 @@ type loan struct {
 }
 
 func newLoader(g *group, a *staging.Arenas) *loader {
-	return &loader{g: g, arenas: a, counts: map[int]int{}, loads: map[int]*load{}, lent: map[loan]*answer{}}
+	return &loader{g: g, arenas: a, counts: map[loadRanks]int{}, loads: map[loadOf]*load{}, lent: map[loan]*answer{}}
 }
 
-// join adds rank's request to the next load of the rank, and whether the rank
-// can read staging slots. The last rank starts the reading.
-func (l *loader) join(rank int, req client.LoadRequest, slots bool) (*load, error) {
+// join adds rank's request to the next load of the rank with the ranks that take
+// part, and whether the rank can read staging slots. The last one starts the reading.
+// One that cannot load ends the load for all, also for those that come later.
+func (l *loader) join(rank int, ranks []int, req client.LoadRequest, slots bool) (*load, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.counts[rank]++
-	n := l.counts[rank]
-	ld := l.loads[n]
+	of := loadOf{with: fmt.Sprint(ranks)}
+	l.counts[loadRanks{rank, of.with}]++
+	of.n = l.counts[loadRanks{rank, of.with}]
+	ld := l.loads[of]
 	if ld == nil && l.over != nil {
 		return nil, &problem{http.StatusConflict, l.over}
 	}
 	if ld == nil {
+		l.made++
 		ld = &load{
-			n: n, complete: make(chan struct{}), done: make(chan struct{}),
+			n: l.made, of: of, ranks: ranks, complete: make(chan struct{}), done: make(chan struct{}),
 			asked: map[int]client.LoadRequest{}, slots: map[int]bool{}, waiting: map[int]bool{},
 		}
-		l.loads[n] = ld
+		l.loads[of] = ld
 	}
 	ld.asked[rank], ld.slots[rank], ld.waiting[rank] = req, slots, true
-	if len(ld.asked) == l.g.cfg.NProc && ld.over == nil {
+	if req.Refused != "" && ld.over == nil {
+		ld.over = fmt.Errorf("load %d is a collective, and rank %d cannot take part in it: %s", ld.n, rank, beginning(req.Refused, maxMessage))
+		close(ld.complete)
+	}
+	switch {
+	case len(ld.asked) < len(ranks):
+	case ld.over != nil:
+		delete(l.loads, of)
+	default:
 		if l.closed {
 			ld.over = errors.New("the attempt is over")
 			close(ld.complete)
@@ -137,7 +164,7 @@ func (l *loader) undo(of *answer) {
 // the lock.
 func (l *loader) forget(ld *load) {
 	if ld.answers != nil && len(ld.waiting) == 0 {
-		delete(l.loads, ld.n)
+		delete(l.loads, ld.of)
 	}
 }
 
@@ -181,7 +208,7 @@ func (l *loader) end(why error) {
 	defer l.mu.Unlock()
 	l.over = why
 	for _, ld := range l.loads {
-		if len(ld.asked) < l.g.cfg.NProc && ld.over == nil {
+		if len(ld.asked) < len(ld.ranks) && ld.over == nil {
 			ld.over = why
 			close(ld.complete)
 		}
@@ -193,7 +220,7 @@ func (l *loader) absent(ld *load) []int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var ranks []int
-	for rank := range l.g.cfg.NProc {
+	for _, rank := range ld.ranks {
 		if _, ok := ld.asked[rank]; !ok {
 			ranks = append(ranks, rank)
 		}
@@ -207,7 +234,11 @@ func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (any, e
 			return nil, badRequest("an item has no name")
 		}
 	}
-	ld, err := s.loader.join(s.rank, req, s.protocol.Load() >= readsSlots)
+	ranks, err := s.participants(req.Participants)
+	if err != nil {
+		return nil, err
+	}
+	ld, err := s.loader.join(s.rank, ranks, req, s.protocol.Load() >= readsSlots)
 	if err != nil {
 		return nil, err
 	}

@@ -20,13 +20,14 @@ import (
 // each rank.
 type restore struct {
 	l        *loader
-	n        int // of the load
+	n        int   // of the load
+	part     []int // the ranks that take part
 	ckpt     projections.Checkpoint
 	manifest plan.Manifest
 	planner  *planner.Loader
 	reader   storage.Reader
 	unread   []string
-	ranks    []restoreRank
+	ranks    []restoreRank    // of the attempt; those that take no part want nothing
 	files    map[string]int64 // those of the checkpoint that are lent, and their sizes
 }
 
@@ -48,8 +49,11 @@ type restoreRank struct {
 
 // run reads a load for all ranks. On return nothing writes to their arenas.
 func (l *loader) run(ctx context.Context, ld *load) []answer {
-	r := &restore{l: l, n: ld.n, ranks: make([]restoreRank, l.g.cfg.NProc)}
+	r := &restore{l: l, n: ld.n, part: ld.ranks, ranks: make([]restoreRank, l.g.cfg.NProc)}
 	for rank := range r.ranks {
+		r.ranks[rank].slots = true // no memory is made for who wants nothing
+	}
+	for _, rank := range r.part {
 		r.ranks[rank].items, r.ranks[rank].slots = ld.asked[rank].Items, ld.slots[rank]
 	}
 	if err := r.resolve(ctx, ld.asked); err != nil {
@@ -101,13 +105,14 @@ func (r *restore) failed(err error) []answer {
 
 // resolve decides, once for all ranks, which checkpoint a load reads.
 func (r *restore) resolve(ctx context.Context, requests map[int]client.LoadRequest) error {
-	ref := requests[0].Ref
+	first := r.part[0]
+	ref := requests[first].Ref
 	asked := map[string]bool{}
 	strict := false
-	for rank := range r.ranks {
+	for _, rank := range r.part {
 		req := requests[rank]
 		if req.Ref != ref {
-			return fmt.Errorf("load %d: rank 0 asks for %q and rank %d for %q", r.n, ref, rank, req.Ref)
+			return fmt.Errorf("load %d: rank %d asks for %q and rank %d for %q", r.n, first, ref, rank, req.Ref)
 		}
 		strict = strict || req.Strict
 		for _, it := range req.Items {
@@ -147,7 +152,7 @@ func (r *restore) resolve(ctx context.Context, requests map[int]client.LoadReque
 func (r *restore) plan(ctx context.Context, requests map[int]client.LoadRequest) []error {
 	errs := make([]error, len(r.ranks))
 	var all []error
-	for rank := range r.ranks {
+	for _, rank := range r.part {
 		req := requests[rank]
 		if err := r.planRank(ctx, rank, planner.LoadOptions{Partial: req.Partial, StrictDType: req.StrictDType, SameKind: req.SameKind}); err != nil {
 			err = fmt.Errorf("rank %d: load %s: %w", rank, r.ckpt.ID, err)
@@ -260,7 +265,8 @@ func (r *restore) say(ctx context.Context, reads []plan.Read, slots, files int64
 		return err
 	}
 	var errs []error
-	for rank, of := range r.ranks {
+	for _, rank := range r.part {
+		of := r.ranks[rank]
 		errs = append(errs, add(events.Rank(rank), &events.LoadPlan{
 			Attempt: g.attempt, Load: r.n, Checkpoint: r.ckpt.ID, Rank: rank, Reads: len(of.reads), Bytes: r.planner.Stored(of.reads),
 		}))

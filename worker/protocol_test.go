@@ -105,7 +105,7 @@ var badRequests = []struct {
 	{"no such rank", "save", `{"step":1,"participants":[0,2]}`, nil, 400, "a world of 2"},
 	{"negative rank", "save", `{"step":1,"participants":[-1,0]}`, nil, 400, "a world of 2"},
 	{"rank named twice", "save", `{"step":1,"participants":[0,0]}`, nil, 400, "distinct"},
-	{"not a participant", "save", `{"step":1,"participants":[1]}`, nil, 400, "rank 0 saves without being one"},
+	{"not a participant", "save", `{"step":1,"participants":[1]}`, nil, 400, "rank 0 takes part without being one"},
 	{"duplicate item", "save", `{"step":1,"items":[` + goodItem + `,` + goodItem + `]}`, nil, 400, `"w" is saved twice`},
 	{"duplicate value", "save", `{"step":1,"items":[{"fqn":"v","value":true},{"fqn":"v","value":true}]}`, nil, 400, `"v" is saved twice`},
 	{"nameless item", "save", `{"step":1,"items":[{"value":true}]}`, nil, 400, "no name"},

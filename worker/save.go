@@ -103,7 +103,7 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	return reply, nil
 }
 
-// participants is the sorted list of ranks that take part in a save.
+// participants is the sorted list of ranks that take part in a save or load.
 func (s *rankServer) participants(asked []int) ([]int, error) {
 	if len(asked) == 0 {
 		for rank := range s.cfg.NProc {
@@ -116,7 +116,7 @@ func (s *rankServer) participants(asked []int) ([]int, error) {
 		return nil, badRequest("participants %v are not distinct ranks of a world of %d", asked, s.cfg.NProc)
 	}
 	if !slices.Contains(ranks, s.rank) {
-		return nil, badRequest("rank %d saves without being one of the participants %v", s.rank, asked)
+		return nil, badRequest("rank %d takes part without being one of the participants %v", s.rank, asked)
 	}
 	return ranks, nil
 }

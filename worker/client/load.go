@@ -18,6 +18,8 @@ type LoadOptions struct {
 	StrictDType bool
 	// SameKind makes it an error when floats would lose their fractions to integers.
 	SameKind bool
+	// Participants are the ranks that load, the same on each of them; default all.
+	Participants []int
 }
 
 // Loaded says what a load found.
@@ -30,8 +32,8 @@ type Loaded struct {
 
 // Load fills the tensors' Data with their boxes and sets the values' Data.
 // The layout may differ from the one that was saved in every way: world size,
-// boxes, which rank has what. Load is a collective: every rank calls it, and
-// all get the same checkpoint. Nothing is written to Data unless everything
+// boxes, which rank has what. Load is a collective: every rank calls it, or
+// every participant, and all get the same checkpoint. Nothing is written to Data unless everything
 // was read and verified.
 func (c *Client) Load(ctx context.Context, state *State, o LoadOptions) (Loaded, error) {
 	for _, t := range state.Tensors {
@@ -43,7 +45,7 @@ func (c *Client) Load(ctx context.Context, state *State, o LoadOptions) (Loaded,
 		}
 	}
 	var r LoadReply
-	req := LoadRequest{Ref: o.Ref, Strict: o.Strict, Partial: o.Partial, StrictDType: o.StrictDType, SameKind: o.SameKind, Items: state.items()}
+	req := LoadRequest{Ref: o.Ref, Strict: o.Strict, Partial: o.Partial, StrictDType: o.StrictDType, SameKind: o.SameKind, Participants: o.Participants, Items: state.items()}
 	if err := c.call(ctx, "load", req, &r); err != nil {
 		return Loaded{}, err
 	}

@@ -177,8 +177,12 @@ type LoadRequest struct {
 	// saved, instead of converting it.
 	StrictDType bool `json:"strict_dtype,omitempty"`
 	// SameKind makes it an error when floats are to become integers.
-	SameKind bool   `json:"same_kind,omitempty"`
-	Items    []Item `json:"items"`
+	SameKind bool `json:"same_kind,omitempty"`
+	// Participants are the ranks that load, the same on each of them; default all.
+	Participants []int `json:"participants,omitempty"`
+	// Refused is why this rank cannot load, though it takes part: nobody does then.
+	Refused string `json:"refused,omitempty"`
+	Items   []Item `json:"items"`
 }
 
 // LoadReply says where the bytes are: item i's are Sizes[i] bytes at
