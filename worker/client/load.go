@@ -2,7 +2,9 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 )
 
 // LoadOptions are optional.
@@ -111,4 +113,15 @@ func (r LoadReply) fits(state *State) error {
 		}
 	}
 	return nil
+}
+
+// RefuseLoad says that this rank cannot take part in the load that the other
+// participants call now, and why, so that theirs fails at once.
+func (c *Client) RefuseLoad(ctx context.Context, o LoadOptions, why string) error {
+	var problem *Error
+	err := c.call(ctx, "load", LoadRequest{Ref: o.Ref, Participants: o.Participants, Refused: why, Items: []Item{}}, &LoadReply{})
+	if errors.As(err, &problem) && problem.Status == http.StatusConflict {
+		return nil // it is what the others are told
+	}
+	return err
 }

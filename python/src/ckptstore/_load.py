@@ -9,12 +9,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed
 from torch.distributed.checkpoint.stateful import Stateful
 
 from . import _values
 from ._boxes import Piece, pieces
 from ._leaves import Leaves, flatten, materialise, put
 from ._marks import PerRank
+from ._ranks import participants
 from ._session import Loaded, current
 from ._training import add_states, set_states
 from .errors import Error
@@ -63,6 +65,8 @@ def load(
     *,
     model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    ranks: Sequence[int] | None = None,
+    group: torch.distributed.ProcessGroup | None = None,
     strict: bool = True,
     partial: bool = False,
     strict_dtype: bool | None = None,
@@ -71,8 +75,9 @@ def load(
 ) -> Restored | None:
     """Fill a state dict from a checkpoint, whatever layout and world size it was saved from.
 
-    A collective: every rank calls it, for the same checkpoint, with what it wants of
-    it. Tensors are filled where they are, in their own dtype and on their own device;
+    A collective: every rank calls it, or those in ranks or group, for the same
+    checkpoint, with what it wants of it. When one cannot, the others learn at once which
+    and why. Tensors are filled where they are, in their own dtype and on their own device;
     values are replaced in their containers; objects at the top with ``state_dict()`` and
     ``load_state_dict()`` are given theirs. Nothing is changed before all that is asked
     for was read and verified.
@@ -90,8 +95,10 @@ def load(
             none: a fresh start.
         model: its state is loaded from below ``model``.
         optimizer: one or several, from below ``optimizer``; needs model.
+        ranks: the ranks that take part, the same on each of them; by default all.
+        group: instead of ranks, a process group of them.
         strict: saved keys below a name that was passed, at the top of the state dict, and
-            that no rank asks for, are an error.
+            that no rank of them asks for, are an error.
         partial: leave as it is what the checkpoint lacks; it is listed.
         strict_dtype: what to do where a tensor was saved in another dtype. By default it
             is converted, as by ``copy_``, also to a narrower float or integer, but floats
@@ -103,7 +110,9 @@ def load(
 
     Raises:
         Unread: see strict.
-        Refused: the checkpoint is not there, lacks something, or is damaged; says what.
+        Refused: the checkpoint is not there, lacks something, or is damaged, or another
+            rank cannot load; says what.
+        ValueError: names a tensor that nothing can be loaded into.
         NotAllowed: names a value of a class that is not known.
     """
     session = current()
@@ -111,14 +120,19 @@ def load(
         ref = session.context.resume
         if ref is None:
             return None
+    part = participants("load", session, ranks, group)
     given: dict[Any, Any] = {} if state_dict is None else state_dict
-    state = materialise(given)
-    add_states(state, model, optimizer)
-    allow = tuple(allow)
     with torch.no_grad():
-        leaves = flatten(state)
-        items, targets = _wanted(leaves)
-        with session.load(items, ref, strict=False, partial=partial, strict_dtype=bool(strict_dtype), same_kind=strict_dtype is None) as loaded:
+        try:
+            state = materialise(given)
+            add_states(state, model, optimizer)
+            allow = tuple(allow)
+            leaves = flatten(state)
+            items, targets = _wanted(leaves)
+        except BaseException as error:
+            session.refuse_load(f"{type(error).__name__}: {error}", ref, participants=part)
+            raise
+        with session.load(items, ref, participants=part, strict=False, partial=partial, strict_dtype=bool(strict_dtype), same_kind=strict_dtype is None) as loaded:
             if strict and (below := _below([str(key) for key in state], loaded.unread)):
                 raise Unread(loaded.checkpoint, below)
             # Values first: one that is refused is found before a tensor is changed.

@@ -17,9 +17,10 @@ from . import _device
 from ._leaves import flatten, materialise
 from ._outcome import outcome
 from ._plans import Held, Plan, survey
+from ._ranks import participants
 from ._session import Session, Slot, current
 from ._training import add_states
-from .errors import Error, SaveAborted, SaveSkipped, Unreachable
+from .errors import SaveAborted, SaveSkipped, Unreachable
 
 
 class Save:
@@ -120,7 +121,7 @@ def save(
     except TypeError:
         raise TypeError(f"save: step is {step!r}: want a whole number") from None
     session = current()
-    ranks = _participants(session, ranks, group)
+    ranks = participants("save", session, ranks, group)
     planner = _Planner.of(session)
     with torch.no_grad(), planner.lock:
         try:
@@ -243,24 +244,3 @@ def _idle(pattern: str, plan: Plan) -> str:
     near = difflib.get_close_matches(pattern.replace("*", ""), names, 3, 0.3) or names[:3]
     such = f"; its tensors are named such as {', '.join(map(repr, near))}" if near else ", which saves none"
     return f"save: frozen has the pattern {pattern!r}, which matches no tensor of this rank{such}: nothing is frozen by it"
-
-
-def _participants(session: Session, ranks: Sequence[int] | None, group: Any) -> list[int] | None:
-    """The ranks that take part, or None for all."""
-    who, dist = session.context, torch.distributed
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() != who.world_size:
-        raise Error(f"save: PyTorch has a process group of {dist.get_world_size()} ranks, and the trainer one of {who.world_size}: start as many with `trainer run --nproc {dist.get_world_size()}`")
-    if group is not None:
-        if ranks is not None:
-            raise ValueError("save: ranks and group both say who takes part: pass one")
-        if group is dist.GroupMember.NON_GROUP_MEMBER:
-            raise ValueError(f"save: rank {who.rank} is not in the group: only its members save")
-        ranks = dist.get_process_group_ranks(group)
-    if ranks is None:
-        return None
-    ranks = sorted(ranks)
-    if len(set(ranks)) != len(ranks) or not ranks or ranks[0] < 0 or ranks[-1] >= who.world_size:
-        raise ValueError(f"save: ranks {ranks} are not distinct ranks of a world of {who.world_size}")
-    if who.rank not in ranks:
-        raise ValueError(f"save: rank {who.rank} saves without being one of the ranks {ranks} that take part")
-    return ranks

@@ -260,10 +260,23 @@ class Session:
             raise SaveAborted(checkpoint, reply["reason"])
         return str(reply["state"])
 
-    def load(self, items: Sequence[Item], ref: str | None = None, *, strict: bool = True, partial: bool = False, strict_dtype: bool = False, same_kind: bool = False) -> Loaded:
-        """Load boxes and values: a collective of all ranks. Close what is returned."""
-        reply = self.wire.call("load", ref=ref, strict=strict, partial=partial, strict_dtype=strict_dtype, same_kind=same_kind or None, items=list(items))
+    def load(
+        self, items: Sequence[Item], ref: str | None = None, *, participants: Sequence[int] | None = None,
+        strict: bool = True, partial: bool = False, strict_dtype: bool = False, same_kind: bool = False,
+    ) -> Loaded:
+        """Load boxes and values: a collective of all ranks, or of participants. Close what is returned."""
+        reply = self.wire.call(
+            "load", ref=ref, participants=participants, strict=strict, partial=partial, strict_dtype=strict_dtype,
+            same_kind=same_kind or None, items=list(items),
+        )
         return Loaded(self.wire, reply, ("loaded", {"load": reply["load"]}))
+
+    def refuse_load(self, why: str, ref: str | None = None, *, participants: Sequence[int] | None = None) -> None:
+        """Say that this rank cannot take part in the load that the others call: nobody waits for it."""
+        try:
+            self.wire.call("load", ref=ref, participants=participants, refused=why, items=[])
+        except (Error, OSError):
+            pass  # what the others are told; and who has refused raises what is the matter
 
     def report(self, step: int, metrics: Mapping[str, Any], *, done: bool = False) -> str | None:
         """Report an iteration, and learn whether to stop: "preempt", "stop" or None."""

@@ -149,6 +149,33 @@ def loads_that_lack_something() -> None:
         ckptstore.load({"m": {"a": a}})
 
 
+def loads_of_some_ranks() -> None:
+    """Ranks or a group load without the others; and one that cannot ends it for all, at once."""
+    rank = dist.get_rank()
+    mine = {"w": torch.full((2,), float(rank)), "mine": ckptstore.per_rank(rank)}
+    ckptstore.save({f"of{rank}": mine}, step=520).wait()
+    alone = dist.new_group([1])
+    into = {"w": torch.zeros(2)}
+    if rank == 1:  # nobody else calls it
+        for chosen in ({"ranks": [1]}, {"group": alone}):
+            into["w"].zero_()
+            info = ckptstore.load({"of1": {"w": into["w"]}}, "step-520", strict=False, **chosen)
+            assert into["w"].tolist() == [1, 1] and "of0.w" in info.unread, info
+    else:
+        with raises(ValueError, "rank 0 is not in the group"):
+            ckptstore.load({}, "step-520", group=alone)
+        with raises(ValueError, "rank 0 loads without"):
+            ckptstore.load({}, "step-520", ranks=[1])
+        with raises(ckptstore.Conflict, "rank 1 cannot", "'w'", "meta"):
+            ckptstore.load(into, "step-520")
+    if rank == 1:
+        with raises(ValueError, "'w'", "meta"):
+            ckptstore.load({"w": torch.ones(2, device="meta")}, "step-520")
+    into["w"].zero_()
+    ckptstore.load({f"of{rank}": {"w": into["w"], "mine": ckptstore.per_rank(0)}}, "step-520")  # all goes on
+    assert into["w"].tolist() == [rank, rank]
+
+
 def floats_into_integers() -> None:
     """Fractions are lost if the user says so, and not else; a narrower float is no other kind."""
     w = torch.tensor([1.5, -2.5])

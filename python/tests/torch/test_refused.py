@@ -22,7 +22,7 @@ class Refused(unittest.TestCase):
     def test_named_on_the_rank_that_must_act(self) -> None:
         self.cases(
             "bad_states", "ranks_that_disagree", "wrong_ranks", "values_of_unknown_classes",
-            "loads_that_lack_something", "floats_into_integers", "patterns_that_match_nothing", "fresh_optimizers", "a_wait_has_a_deadline",
+            "loads_that_lack_something", "loads_of_some_ranks", "floats_into_integers", "patterns_that_match_nothing", "fresh_optimizers", "a_wait_has_a_deadline",
         )
 
     def test_a_rank_that_never_saves_is_named_after_the_deadline(self) -> None:
