@@ -166,6 +166,8 @@ class Session:
     Attributes:
         stop: as of Context, of the newest answer.
         step: of the newest report; None before the first.
+        position: the highest step that this rank has saved or reported since its last
+            load, or that of what it has loaded; None before the first.
         home: the store and the run that were joined, where an agent serves this session
             and another one may follow it; None with a trainer.
     """
@@ -180,6 +182,7 @@ class Session:
         self.collective = threading.RLock()  # held over all requests of one collective
         self.stop: str | None = None
         self.step: int | None = None
+        self.position: int | None = None
         try:
             reply = self.wire.call("hello", protocols=PROTOCOLS, pid=self.pid)
         except Refused as old:
@@ -225,6 +228,7 @@ class Session:
                 reply = self.wire.call("save", **request, items=list(items() if callable(items) else items))
         except Conflict as conflict:
             raise SaveAborted(name or f"step-{step}", conflict.message) from conflict
+        self._reached(step)
         if "skipped" in reply:
             raise SaveSkipped(reply["checkpoint"], reply["skipped"])
         if fresh or known is None:
@@ -234,6 +238,11 @@ class Session:
             for old in list(self._plans)[:-4]:  # the trainer remembers four
                 self._plans.pop(old, None)
         return Slot(self, reply, known[1], fresh, key)
+
+    def _reached(self, step: int) -> None:
+        """The highest counts: a save that runs beside the training may come later."""
+        if self.position is None or step > self.position:
+            self.position = step
 
     def mapped(self) -> list[mmap.mmap]:
         """The memory of the slots that are mapped: that of others is to be let go."""
@@ -269,6 +278,8 @@ class Session:
             "load", ref=ref, participants=participants, strict=strict, partial=partial, strict_dtype=strict_dtype,
             same_kind=same_kind or None, items=list(items),
         )
+        if reply["step"] >= 0:
+            self.position = reply["step"]
         return Loaded(self.wire, reply, ("loaded", {"load": reply["load"]}))
 
     def refuse_load(self, why: str, ref: str | None = None, *, participants: Sequence[int] | None = None) -> None:
@@ -282,6 +293,7 @@ class Session:
         """Report an iteration, and learn whether to stop: "preempt", "stop" or None."""
         reply = self.wire.call("report", step=step, metrics=dict(metrics), done=done or None)
         self.stop, self.step = reply.get("stop"), step
+        self._reached(step)
         return self.stop
 
     def gather(self, part: bytes) -> list[bytes]:

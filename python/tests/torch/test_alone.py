@@ -11,6 +11,43 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
 from launch import Launches
 
 
+# Says the step and the warnings of each save by a name.
+NAMELESS = """
+    import pathlib, warnings
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    base = pathlib.Path(os.environ["CKPTSTORE_STORE"])
+    state = {"w": torch.ones(2)}
+
+    def step_of(name, save=dcp.save, **options):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            done = save(state, storage_writer=ckptstore.dcp.StorageWriter(base / name, **options))
+            if save is dcp.async_save:
+                ckptstore.report({"loss": 1.0}, step=250)  # the training goes on
+                done.result()
+        rows = services().call("store/list", run="train")["checkpoints"]
+        newest = max((row for row in rows if row["name"] == name), key=lambda row: row["ended_at"])
+        say([newest["step"], [str(w.message) for w in told if "says no step" in str(w.message)]])
+
+    services()  # makes the store
+    if sys.argv[1] == "fresh":
+        step_of("first")
+        step_of("step-100")
+        step_of("best")
+        ckptstore.report({"loss": 1.0}, step=200)
+        step_of("final", dcp.async_save)
+        step_of("last", step=7)
+        ckptstore.save(state, step=300).wait()
+        step_of("final")
+        ckptstore.load(state, "best")
+    else:
+        say(ckptstore.context().resume)
+    step_of("again")
+"""
+
+
 class Alone(Launches):
     def test_a_wait_outlives_the_agent(self) -> None:
         heard = self.program("""
@@ -26,6 +63,13 @@ class Alone(Launches):
             say([torch.equal(into["w"], w), ckptstore.context().attempt])
         """)
         self.assertEqual(heard, [["committed", "committed"], [True, 2]])
+
+    def test_names_that_say_no_step(self) -> None:
+        heard = self.program(NAMELESS, "fresh")
+        self.assertIn("pass step=", heard[0][1][0])
+        self.assertEqual([heard[0][0], *heard[1:]], [0, [100, []], [100, []], [200, []], [7, []], [300, []], [100, []]])
+        heard = self.program(NAMELESS, "resumed")
+        self.assertEqual(heard, ["again.a1", [100, []]])
 
 
 if __name__ == "__main__":

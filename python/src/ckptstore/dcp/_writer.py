@@ -40,7 +40,10 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
             none, a store is made in the parent of a name like ``step-100``, and at
             the path itself otherwise.
         overwrite: False refuses a name that is taken.
-        step: of the checkpoint; by default the number in its name, or 0.
+        step: of the checkpoint; by default the number in its name. Where the name says
+            none, the highest that this rank has saved or reported, or that of what it
+            has loaded by ckptstore.load, else of the checkpoint that the run resumes
+            from; 0, with a warning, where there is none.
         single_file_per_rank, thread_count, per_thread_copy_ahead: accepted for
             FileSystemWriter's sake; the store has its own layout and threads.
         sync_files: accepted; a checkpoint is always durable before it is committed.
@@ -78,7 +81,9 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         self._session: Session | None = None
         self._open: Slot | None = None  # sealed by the coordinator, and no finish has waited for it
         self._warned: set[str] = set()  # names of values
+        self._stepless: set[str] = set()  # names of checkpoints that were warned of
         self._server: tuple[str, str] | None = None
+        self._position: int | None = None  # of the session, when the save was handed to a thread or process
 
     # What is pickled for the process of async_save is the path and the options.
     def __getstate__(self) -> dict[str, Any]:
@@ -88,6 +93,8 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
             self._connect()
         if self._session is not None:
             state["_server"] = self._session.wire.path, self._session.wire.token
+            state["_position"] = self._session.position if self._position is None else self._position
+        self._position = None
         return state
 
     @property
@@ -115,6 +122,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         It is in memory that all writers of the process use in turn, so that a new
         writer for each checkpoint copies into memory that is there.
         """
+        self._position = session_of(self._place(), self._server).position  # before the training goes on
         return _staging.shared.stage(state_dict)
 
     def synchronize_staging(self) -> None:
@@ -129,13 +137,32 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._coordinator, self._collectives = is_coordinator, kwargs.get("use_collectives", True)
 
+    def _place(self) -> _place.Place:
+        return _place.of(self.path, reading=False, trainer=self._server is not None or has_trainer())
+
     def _connect(self) -> tuple[Session, str, int]:
         """The session to save by, and the name and step of the checkpoint."""
-        place = _place.of(self.path, reading=False, trainer=self._server is not None or has_trainer())
+        place = self._place()
         self._session = session_of(place, self._server)
         name = place.name or _place.UNNAMED
-        step = self.step if self.step is not None else _place.step_of(name) or 0
-        return self._session, name, step
+        step = self.step if self.step is not None else _place.step_of(name)
+        return self._session, name, self._reached(self._session, name) if step is None else step
+
+    def _reached(self, session: Session, name: str) -> int:
+        """The step of a checkpoint whose name says none. All ranks find the same one, for
+        they have saved, loaded and reported the same."""
+        known = session.position if self._position is None else self._position
+        if known is not None:
+            return known
+        resume = session.context.resume
+        if resume is not None and "@" not in resume and not os.path.isabs(resume):
+            for row in session.wire.call("store/list", run=session.context.run, all=True)["checkpoints"]:
+                if (row["trial"], row["checkpoint"]) == (session.context.trial, resume):
+                    return int(row["step"])
+        if name not in self._stepless:
+            self._stepless.add(name)
+            warnings.warn(f"{type(self).__name__}({os.fspath(self.path)!r}): the name {name!r} says no step, and this run has none yet: it is saved as step 0; pass step=", stacklevel=2)
+        return 0
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         session, name, _ = self._connect()
@@ -178,6 +205,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         except Exception as error:
             slot.abort(f"rank {session.context.rank}: {error}")
             raise
+        self._position = None
         if self._coordinator or not self._collectives:
             self._open = slot
         done: Future[list[WriteResult]] = Future()
