@@ -51,14 +51,18 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		slots: staging.New(j.arenas, j.staging()), work: work, hub: dist.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
 		pulses: newPulses(j.cfg.NProc), hearing: &hearing{orders: j.orders},
 	}
-	g.loader = newLoader(g, j.arenas)
+	g.loader = j.newLoader(g)
 	defer g.slots.Close()
-	defer func() { err = errors.Join(err, g.loader.close(j.cfg.DrainTimeout)) }()
+	defer func() {
+		if !g.loader.Close(j.cfg.DrainTimeout) {
+			err = errors.Join(err, fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
+		}
+	}()
 	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.say)
 	g.handoff.stop = g.hearing.tell
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
 	g.saver.kept, g.saver.resume, g.saver.together = j.keeper.committed, resume, true
-	g.loader.prove()
+	g.loader.Prove()
 	saving := make(chan error, 1)
 	go func() { saving <- g.saver.run(work, from, from) }()
 

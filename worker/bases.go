@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/worker/restore"
 )
 
 // basesTimeout bounds the question for what may be reused. A save that gets no
@@ -55,8 +56,8 @@ func (s *saver) basesOf(ctx context.Context, checkpoint string) []storage.Base {
 	own := s.lane.run + "/" + s.lane.trial + "@"
 	add(own + "latest")
 	first := len(list) == 0
-	if s.resume != "" && !isPath(s.resume) {
-		add(qualify(s.lane.run, s.resume))
+	if s.resume != "" && !restore.IsPath(s.resume) {
+		add(restore.Qualify(s.lane.run, s.resume))
 	}
 	var refs []string
 	var err error

@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/worker/logs"
 	"github.com/ckptstore/ckptstore/worker/process"
+	"github.com/ckptstore/ckptstore/worker/restore"
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
@@ -276,14 +277,14 @@ func (j *job) firstResume(ctx context.Context, trial projections.Trial) (string,
 		}
 		return head, nil
 	}
-	if isPath(j.cfg.Resume) {
+	if restore.IsPath(j.cfg.Resume) {
 		f, err := j.store.Foreign(ctx, j.cfg.Resume)
 		if err != nil {
 			return "", fmt.Errorf("%w: --resume: %w", ErrConfig, err)
 		}
 		return f.Path(), nil
 	}
-	c, err := j.store.Views.Resolve(ctx, qualify(j.cfg.Run, j.cfg.Resume))
+	c, err := j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, j.cfg.Resume))
 	if err != nil {
 		return "", fmt.Errorf("%w: --resume: %w", ErrConfig, err)
 	}

@@ -78,7 +78,7 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	defer cancel()
 	say := s.says(id, req, participants, known, checked)
 	part := staging.Part{Attempt: s.attempt, Rank: s.rank, Fingerprint: say.print, Checkpoint: id}
-	if err := s.loader.endProof(ctx); err != nil {
+	if err := s.loader.EndProof(ctx); err != nil {
 		return client.SaveReply{}, err
 	}
 	sl, err := s.slots.Take(ctx, part, participants, known.slot)
@@ -139,7 +139,7 @@ func planItem(it client.Item) (plan.Item, error) {
 	case it.Value:
 		return out, nil
 	}
-	out.Shard = shard(it)
+	out.Shard = it.Shard()
 	if err := out.Shard.Validate(); err != nil {
 		return out, badRequest("%w", err)
 	}
@@ -147,15 +147,6 @@ func planItem(it client.Item) (plan.Item, error) {
 		return out, badRequest("tensor %q has %d bytes, its box %v needs %d", it.FQN, it.Bytes, out.Shard.Box, out.Shard.Bytes())
 	}
 	return out, nil
-}
-
-// shard is the tensor of an item; slices are never nil, so that equal plans
-// encode equally.
-func shard(it client.Item) tensor.Shard {
-	return tensor.Shard{
-		FQN: it.FQN, DType: it.DType, Global: append(tensor.Shape{}, it.Shape...),
-		Box: tensor.Box{Offsets: append([]int64{}, it.Offsets...), Sizes: append([]int64{}, it.Sizes...)},
-	}
 }
 
 // onSeal takes the worker's word that its copy is complete. The log hears of

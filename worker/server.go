@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/dist"
 	"github.com/ckptstore/ckptstore/worker/client"
 	"github.com/ckptstore/ckptstore/worker/peer"
+	"github.com/ckptstore/ckptstore/worker/restore"
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
@@ -48,7 +49,7 @@ type group struct {
 	work    context.Context // ends with the attempt
 	saver   *saver
 	handoff *handoff
-	loader  *loader
+	loader  *restore.Loader
 	hub     *dist.Hub
 	hello   chan int // a rank, at its first hello
 	hearing *hearing
@@ -158,7 +159,9 @@ func refuse(w http.ResponseWriter, err error) {
 	switch {
 	case errors.As(err, &p):
 		status = p.status
-	case errors.As(err, new(*staging.MisuseError)):
+	case errors.As(err, new(*restore.ConflictError)):
+		status = http.StatusConflict
+	case errors.As(err, new(*restore.MisuseError)), errors.As(err, new(*staging.MisuseError)):
 		status = http.StatusBadRequest
 	case errors.Is(err, context.DeadlineExceeded):
 		status = http.StatusGatewayTimeout

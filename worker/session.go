@@ -209,7 +209,7 @@ func (w *watch) release(rank int, why string) {
 	w.group.handoff.ended(rank)
 	end := fmt.Errorf("%s, so the group cannot meet any more", why)
 	w.group.hub.Close(end)
-	w.group.loader.end(end)
+	w.group.loader.End(end)
 }
 
 // closeServers ends what is still served.

@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/dist"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/worker/process"
+	"github.com/ckptstore/ckptstore/worker/restore"
 )
 
 // A worker that not even SIGKILL ends does not hold the trainer for ever.
@@ -72,7 +73,7 @@ func TestHelloBeforeEnd(t *testing.T) {
 			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: dist.NewHub(1), hello: make(chan int, 1), lane: l},
 			procs: []*process.Process{{}}, exits: make(chan process.Exit, 1), reported: make(chan error, 1),
 		}
-		w.group.loader = newLoader(w.group, nil)
+		w.group.loader = restore.New(restore.Config{World: 1, Work: t.Context()})
 		w.group.hello <- 0
 		w.exits <- process.Exit{}
 		w.reported <- nil

@@ -8,13 +8,13 @@
 //	handoff      reports of all ranks, one iteration at a time
 //	orders       requests to end, by signal, time or log: the answers to reports carry them
 //	saver        the log feeds the coordinator, its commands are executed
-//	loader       collective loads, resolved and read once for all ranks
 //	outbox       facts of saves that nobody waits for
 //	lane         this attempt's decisions, refused by the log once fenced
 //	pulses       the ranks' requests as signs of life: one that is silent hangs
 //
 // Package process has the processes themselves and the guard that kills them if
-// the trainer dies, package staging the shared memory that ranks save and load by.
+// the trainer dies, package staging the shared memory that ranks save and load
+// by, package restore their loads.
 //
 // What the job knows comes from the log; what it decides goes there before it
 // is acted on.

@@ -98,6 +98,15 @@ type Item struct {
 	Check string `json:"check,omitempty"`
 }
 
+// Shard is the tensor of an item. Its slices are never nil, so that equal items
+// encode equally.
+func (it Item) Shard() tensor.Shard {
+	return tensor.Shard{
+		FQN: it.FQN, DType: it.DType, Global: append(tensor.Shape{}, it.Shape...),
+		Box: tensor.Box{Offsets: append([]int64{}, it.Offsets...), Sizes: append([]int64{}, it.Sizes...)},
+	}
+}
+
 // SaveRequest asks for a slot. Participants are the ranks that take part, by
 // default all.
 type SaveRequest struct {

@@ -1,10 +1,9 @@
-package worker
+package restore
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -19,7 +18,7 @@ import (
 // restore is the reading of one load: what it was resolved to, and the part of
 // each rank.
 type restore struct {
-	l        *loader
+	l        *Loader
 	n        int   // of the load
 	part     []int // the ranks that take part
 	ckpt     projections.Checkpoint
@@ -48,8 +47,8 @@ type restoreRank struct {
 }
 
 // run reads a load for all ranks. On return nothing writes to their arenas.
-func (l *loader) run(ctx context.Context, ld *load) []answer {
-	r := &restore{l: l, n: ld.n, part: ld.ranks, ranks: make([]restoreRank, l.g.cfg.NProc)}
+func (l *Loader) run(ctx context.Context, ld *load) []answer {
+	r := &restore{l: l, n: ld.n, part: ld.ranks, ranks: make([]restoreRank, l.cfg.World)}
 	for rank := range r.ranks {
 		r.ranks[rank].slots = true // no memory is made for who wants nothing
 	}
@@ -57,7 +56,7 @@ func (l *loader) run(ctx context.Context, ld *load) []answer {
 		r.ranks[rank].items, r.ranks[rank].slots = ld.asked[rank].Items, ld.slots[rank]
 	}
 	if err := r.resolve(ctx, ld.asked); err != nil {
-		return r.failed(&problem{http.StatusConflict, err})
+		return r.failed(&ConflictError{err})
 	}
 	errs := r.plan(ctx, ld.asked)
 	if errs == nil {
@@ -70,15 +69,16 @@ func (l *loader) run(ctx context.Context, ld *load) []answer {
 		}
 		errs = slices.Repeat([]error{unreadable(r.ckpt, err)}, len(r.ranks))
 	}
-	text := beginning(joined(errs).Error(), maxMessage)
-	err := l.g.lane.say(l.g.work, &events.RestoreFailed{Attempt: l.g.attempt, Load: ld.n, Checkpoint: r.ckpt.ID, Error: text})
+	err := l.cfg.Log.Failed(l.cfg.Work, &events.RestoreFailed{
+		Attempt: l.cfg.Attempt, Load: ld.n, Checkpoint: r.ckpt.ID, Error: joined(errs).Error(),
+	})
 	out := make([]answer, len(r.ranks))
 	for rank := range r.ranks {
 		if a := r.ranks[rank].arena; a != nil {
-			err = errors.Join(err, l.arenas.Drop(a))
+			err = errors.Join(err, l.cfg.Arenas.Drop(a))
 		}
 		if lent := r.ranks[rank].lent(); len(lent) > 0 {
-			l.arenas.Release(lent)
+			l.cfg.Arenas.Release(lent)
 		}
 	}
 	for rank := range out {
@@ -119,9 +119,8 @@ func (r *restore) resolve(ctx context.Context, requests map[int]client.LoadReque
 			asked[it.FQN] = true
 		}
 	}
-	g := r.l.g
 	if ref == "" {
-		ref = g.resume
+		ref = r.l.cfg.Resume
 	}
 	if ref == "" {
 		return fmt.Errorf("load %d: there is nothing to resume from; check the context's resume field, or name a checkpoint", r.n)
@@ -143,81 +142,9 @@ func (r *restore) resolve(ctx context.Context, requests map[int]client.LoadReque
 	if strict && len(r.unread) > 0 {
 		return fmt.Errorf("load %d of %s: %w", r.n, c.ID, &planner.UnreadError{FQNs: r.unread})
 	}
-	_, err = g.lane.decide(ctx, &events.RestoreBegun{Attempt: g.attempt, Load: r.n, Checkpoint: c.ID, From: r.from(), WorldSize: g.cfg.NProc})
-	return err
-}
-
-// plan finds what every rank reads. When one of them wants what cannot be had,
-// nothing is read for any: that rank is told what, and the others who it is.
-func (r *restore) plan(ctx context.Context, requests map[int]client.LoadRequest) []error {
-	errs := make([]error, len(r.ranks))
-	var all []error
-	for _, rank := range r.part {
-		req := requests[rank]
-		if err := r.planRank(ctx, rank, planner.LoadOptions{Partial: req.Partial, StrictDType: req.StrictDType, SameKind: req.SameKind}); err != nil {
-			err = fmt.Errorf("rank %d: load %s: %w", rank, r.ckpt.ID, err)
-			errs[rank] = &problem{http.StatusBadRequest, err}
-			all = append(all, err)
-		}
-	}
-	if len(all) == 0 {
-		return nil
-	}
-	others := error(&problem{http.StatusConflict, fmt.Errorf("load %d is a collective, and cannot be served to all ranks: %w", r.n, errors.Join(all...))})
-	for rank := range errs {
-		if errs[rank] == nil {
-			errs[rank] = others
-		}
-	}
-	return errs
-}
-
-// planRank plans the reads of a rank. Optional values that the checkpoint has
-// of other ranks only are left out.
-func (r *restore) planRank(ctx context.Context, rank int, o planner.LoadOptions) (err error) {
-	of := &r.ranks[rank]
-	for i, it := range of.items {
-		w := plan.Want{Value: it.Value, Shard: shard(it), Rank: rank}
-		if it.Rank != nil {
-			w.Rank = *it.Rank
-		}
-		if !it.Optional || !r.planner.Lacks(w) {
-			of.wants, of.of = append(of.wants, w), append(of.of, i)
-		}
-	}
-	if of.planned, err = r.planner.LoadWith(of.wants, o); err != nil {
-		return err
-	}
-	of.sizes = make([]int64, len(of.wants))
-	for i, w := range of.wants {
-		if !of.absent(i) {
-			of.sizes[i] = r.planner.Size(w)
-		}
-	}
-	of.offsets, of.size = staging.Place(of.sizes)
-	return ctx.Err()
-}
-
-// absent reports whether a want is left out.
-func (of *restoreRank) absent(want int) bool {
-	_, absent := slices.BinarySearch(of.planned.Absent, want)
-	return absent
-}
-
-// prepare has the storage look at the reads of all ranks.
-func (r *restore) prepare(ctx context.Context) error {
-	reads := make([][]plan.Read, len(r.ranks))
-	for rank := range r.ranks {
-		reads[rank] = r.ranks[rank].planned.Reads
-	}
-	reads, err := r.reader.PrepareGlobalPlan(ctx, reads)
-	if err != nil {
-		return err
-	}
-	for rank := range r.ranks {
-		r.ranks[rank].reads = reads[rank]
-	}
-	return nil
+	return r.l.cfg.Log.Begun(ctx, &events.RestoreBegun{
+		Attempt: r.l.cfg.Attempt, Load: r.n, Checkpoint: c.ID, From: r.from(), WorldSize: r.l.cfg.World,
+	})
 }
 
 // read reads what all ranks want and no slot that is lent to them has, in one
@@ -257,56 +184,18 @@ func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) err
 
 // say tells the log what every rank has got, and that the load is complete.
 func (r *restore) say(ctx context.Context, reads []plan.Read, slots, files int64) error {
-	g := r.l.g
-	facts := make([]events.Fact, 0, len(r.ranks)+1)
-	add := func(actor events.Actor, body events.Body) error {
-		f, err := g.lane.fact(g.lane.trial, actor, body)
-		facts = append(facts, f)
-		return err
-	}
-	var errs []error
-	for _, rank := range r.part {
+	cfg := r.l.cfg
+	plans := make([]*events.LoadPlan, len(r.part))
+	for i, rank := range r.part {
 		of := r.ranks[rank]
-		errs = append(errs, add(events.Rank(rank), &events.LoadPlan{
-			Attempt: g.attempt, Load: r.n, Checkpoint: r.ckpt.ID, Rank: rank, Reads: len(of.reads), Bytes: r.planner.Stored(of.reads),
-		}))
+		plans[i] = &events.LoadPlan{
+			Attempt: cfg.Attempt, Load: r.n, Checkpoint: r.ckpt.ID, Rank: rank, Reads: len(of.reads), Bytes: r.planner.Stored(of.reads),
+		}
 	}
-	errs = append(errs, add(g.lane.node, &events.RestoreCompleted{
-		Attempt: g.attempt, Load: r.n, Checkpoint: r.ckpt.ID, Tier: tierOf(slots, files), Bytes: slots + files, Slots: slots,
+	return cfg.Log.Completed(ctx, plans, &events.RestoreCompleted{
+		Attempt: cfg.Attempt, Load: r.n, Checkpoint: r.ckpt.ID, Tier: tierOf(slots, files), Bytes: slots + files, Slots: slots,
 		Wanted: r.planner.Stored(reads), Unread: r.unread,
-	}))
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	_, err := g.lane.log.Append(ctx, facts...)
-	return err
-}
-
-// answers says where each rank finds its items.
-func (r *restore) answers() []answer {
-	out := make([]answer, len(r.ranks))
-	for rank := range r.ranks {
-		if of := &r.ranks[rank]; of.slots {
-			out[rank] = r.answer(rank, of)
-		} else {
-			out[rank] = r.oneArena(rank, of)
-		}
-	}
-	return out
-}
-
-// oneArena is the answer to a rank that reads all from one file.
-func (r *restore) oneArena(rank int, of *restoreRank) answer {
-	reply := client.OneArenaReply{
-		Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Arena: of.arena.Path(), Size: of.size, Unread: r.unread,
-		Offsets: make([]int64, len(of.items)), Sizes: slices.Repeat([]int64{-1}, len(of.items)),
-	}
-	for i, item := range of.of {
-		if !of.absent(i) {
-			reply.Offsets[item], reply.Sizes[item] = of.offsets[i], of.sizes[i]
-		}
-	}
-	return answer{reply: reply, arena: of.arena, by: loan{rank: rank, path: of.arena.Path()}}
+	})
 }
 
 // loadTarget is the buffers of the wants of all ranks.

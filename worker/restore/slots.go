@@ -1,4 +1,4 @@
-package worker
+package restore
 
 import (
 	"context"
@@ -10,23 +10,22 @@ import (
 
 // hold is what the slots of this node still have of a checkpoint of this trial.
 func (r *restore) hold() (held staging.Copies, release func()) {
-	if r.ckpt.Run != r.l.g.cfg.Run || r.ckpt.Trial != r.l.g.cfg.Trial {
+	if r.ckpt.Run != r.l.cfg.Run || r.ckpt.Trial != r.l.cfg.Trial {
 		return nil, func() {}
 	}
-	return r.l.arenas.Hold(r.ckpt.ID)
+	return r.l.cfg.Arenas.Hold(r.ckpt.ID)
 }
 
 // fromSlots reads what is in slots. It is the same checkpoint, digest by
 // digest, or is not used: the rest is in the files.
 func (r *restore) fromSlots(ctx context.Context, held staging.Copies, wants []plan.Want, reads []plan.Read, dst loadTarget) (n int64, rest []plan.Read, err error) {
-	g := r.l.g
 	files, ok := r.reader.(*storage.FileReader)
 	if !ok || len(held) == 0 {
 		return 0, reads, nil
 	}
 	got, err := files.ReadMemory(ctx, wants, reads, dst, held)
 	if len(got.Unfit) > 0 {
-		g.saver.log.Warn("shared memory does not hold what was committed, and the files are read instead",
+		r.l.cfg.Logger.Warn("shared memory does not hold what was committed, and the files are read instead",
 			"checkpoint", r.ckpt.ID, "chunks", len(got.Unfit), "first", got.Unfit[0])
 	}
 	return got.Bytes, got.Rest, err

@@ -1,11 +1,10 @@
-package worker
+package restore
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
@@ -14,15 +13,15 @@ import (
 
 // reader reads the checkpoint that a reference names. One that lies at a path
 // has that path for its ID.
-func (l *loader) reader(ctx context.Context, ref string) (storage.Reader, projections.Checkpoint, error) {
-	if isPath(ref) {
-		f, err := l.g.store.Foreign(ctx, ref)
+func (l *Loader) reader(ctx context.Context, ref string) (storage.Reader, projections.Checkpoint, error) {
+	if IsPath(ref) {
+		f, err := l.cfg.Store.Foreign(ctx, ref)
 		if err != nil {
 			return nil, projections.Checkpoint{}, err
 		}
 		return f, projections.Checkpoint{ID: f.Path(), Step: -1}, nil
 	}
-	c, err := l.g.store.Views.Resolve(ctx, qualify(l.g.cfg.Run, ref))
+	c, err := l.cfg.Store.Resolve(ctx, Qualify(l.cfg.Run, ref))
 	if err != nil {
 		return nil, c, err
 	}
@@ -30,22 +29,16 @@ func (l *loader) reader(ctx context.Context, ref string) (storage.Reader, projec
 	if err != nil {
 		return nil, c, fmt.Errorf("checkpoint %s: %w", c.ID, err)
 	}
-	return l.g.store.Data.Reader(storage.RefOf(c.Run, c.Trial, c.ID)).WithManifest(digest), c, nil
+	return l.cfg.Store.Data.Reader(storage.RefOf(c.Run, c.Trial, c.ID)).WithManifest(digest), c, nil
 }
 
 // from names the trial that a load reads from, if that is another than the group's
 // own: the IDs of two trials may be the same.
 func (r *restore) from() string {
-	if cfg := r.l.g.cfg; r.ckpt.Run == "" || r.ckpt.Run == cfg.Run && r.ckpt.Trial == cfg.Trial {
+	if cfg := r.l.cfg; r.ckpt.Run == "" || r.ckpt.Run == cfg.Run && r.ckpt.Trial == cfg.Trial {
 		return ""
 	}
 	return r.ckpt.Run + "/" + r.ckpt.Trial
-}
-
-// isPath reports whether a reference is the path of a checkpoint of another
-// program: no name of a run begins so by accident.
-func isPath(ref string) bool {
-	return strings.HasPrefix(ref, "/") || strings.HasPrefix(ref, "./") || strings.HasPrefix(ref, "../")
 }
 
 // unreadable says what to do about a checkpoint that is damaged or gone: the
@@ -55,13 +48,4 @@ func unreadable(c projections.Checkpoint, err error) error {
 		return err
 	}
 	return fmt.Errorf("%w; `ckptstore ls %s` lists the others: end the job and start it with --resume %s@ID of an intact one", err, c.Run, c.Run)
-}
-
-// qualify makes a reference of a run out of what a worker names: a full
-// reference, or an ID or name in its own run.
-func qualify(run, ref string) string {
-	if strings.Contains(ref, "@") {
-		return ref
-	}
-	return run + "@" + ref
 }

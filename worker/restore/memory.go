@@ -1,4 +1,4 @@
-package worker
+package restore
 
 import (
 	"context"
@@ -23,17 +23,17 @@ func (r *restore) readBeside(ctx context.Context) error {
 		return err
 	}
 	err = r.memory(ctx)
-	if errors.Is(err, syscall.ENOSPC) && r.l.g.slots.Spare() {
+	if errors.Is(err, syscall.ENOSPC) && r.l.cfg.Spare() {
 		err = r.memory(ctx) // without those that hold other checkpoints
 	}
 	if errors.Is(err, syscall.ENOSPC) {
-		r.l.g.saver.log.Warn("shared memory has no room for a load beside the staging slots: free slots are given up, and the files are read instead",
+		r.l.cfg.Logger.Warn("shared memory has no room for a load beside the staging slots: free slots are given up, and the files are read instead",
 			"checkpoint", r.ckpt.ID, "error", err)
 		release()
 		held, release = nil, func() {}
 		lent = 0
 		r.takeBack()
-		r.l.g.slots.Spare()
+		r.l.cfg.Spare()
 		if err := r.lendFiles(ctx, nil); err != nil {
 			return err
 		}
@@ -54,7 +54,7 @@ func (r *restore) memory(ctx context.Context) error {
 			continue
 		}
 		g.Go(func() (err error) {
-			of.arena, err = r.l.arenas.Take(ctx, rank, "load", of.size)
+			of.arena, err = r.l.cfg.Arenas.Take(ctx, rank, "load", of.size)
 			return err
 		})
 	}

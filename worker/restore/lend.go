@@ -1,4 +1,4 @@
-package worker
+package restore
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/ckptstore/ckptstore/worker/client"
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
@@ -20,10 +19,6 @@ import (
 // have written there, and when, the checksums tell. What is lent is held, so it is
 // neither used again nor removed until the rank has given it back, or the
 // attempt is over.
-
-// readsSlots is the first version of the protocol in which a load may name
-// several files.
-const readsSlots = 3
 
 // spot is where a want lies in a slot, or in a file of the checkpoint; the zero
 // spot is of one that is read into the rank's arena.
@@ -121,7 +116,7 @@ func (r *restore) lend(ctx context.Context, held staging.Copies) (bytes int64, e
 	}
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
-		r.l.arenas.Lend(of.lent())
+		r.l.cfg.Arenas.Lend(of.lent())
 		of.replace()
 	}
 	return got.Bytes, nil
@@ -152,12 +147,12 @@ func (r *restore) takeBack() {
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
 		if slots := of.lent(); len(slots) > 0 {
-			r.l.arenas.Release(slots)
+			r.l.cfg.Arenas.Release(slots)
 		}
 		of.spots = nil
 		of.offsets, of.size = staging.Place(of.sizes)
 		if of.arena != nil && int64(len(of.arena.Data())) < of.size {
-			_ = r.l.arenas.Drop(of.arena) // what cannot be removed stays until the job ends
+			_ = r.l.cfg.Arenas.Drop(of.arena) // what cannot be removed stays until the job ends
 			of.arena = nil
 		}
 	}
@@ -198,42 +193,4 @@ func spotIn(slots staging.Copies, want plan.Want, read plan.Read) spot {
 // itemOf is the item that a read is of.
 func itemOf(want plan.Want, read plan.Read) plan.Item {
 	return plan.Item{Value: want.Value, Shard: tensor.Shard{FQN: read.FQN, Box: read.Chunk}}
-}
-
-// answer is what a rank gets that reads from slots.
-func (r *restore) answer(rank int, of *restoreRank) answer {
-	out := answer{arena: of.arena, slots: of.lent(), by: loan{rank: rank, load: r.n}}
-	reply := client.LoadReply{
-		Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Load: r.n, Arenas: []client.LoadArena{}, Unread: r.unread,
-		In: make([]int, len(of.items)), Offsets: make([]int64, len(of.items)), Sizes: make([]int64, len(of.items)),
-	}
-	number := map[spot]int{} // of a file, the spot with its name alone
-	name := func(s spot, path string, size int64) {
-		number[s] = len(reply.Arenas)
-		reply.Arenas = append(reply.Arenas, client.LoadArena{Path: path, Size: size})
-	}
-	for _, a := range out.slots {
-		name(spot{arena: a}, a.Path(), int64(len(a.Data())))
-	}
-	for _, path := range of.lentFiles() {
-		name(spot{file: path}, path, r.files[path])
-	}
-	if of.arena != nil {
-		name(spot{arena: of.arena}, of.arena.Path(), of.size)
-	}
-	for item := range reply.Sizes {
-		reply.Sizes[item] = -1
-	}
-	for i, item := range of.of {
-		if of.absent(i) {
-			continue
-		}
-		at := of.spot(i)
-		if !at.lent() {
-			at = spot{arena: of.arena, off: of.offsets[i]}
-		}
-		reply.In[item], reply.Offsets[item], reply.Sizes[item] = number[spot{arena: at.arena, file: at.file}], at.off, of.sizes[i]
-	}
-	out.reply = reply
-	return out
 }

@@ -1,4 +1,4 @@
-package worker
+package restore
 
 import (
 	"bytes"
@@ -68,12 +68,12 @@ func stage(t *testing.T, s *staging.Slots, checkpoint string, with byte) {
 }
 
 // proving is a loader whose proof of a checkpoint is under way, and what ends it.
-func proving(t *testing.T, a *staging.Arenas, checkpoint string) (l *loader, end func()) {
+func proving(t *testing.T, a *staging.Arenas, checkpoint string) (l *Loader, end func()) {
 	t.Helper()
 	held, release := a.Hold(checkpoint)
 	ctx, stop := context.WithCancel(t.Context())
 	p := &proof{checkpoint: checkpoint, stop: stop, done: make(chan struct{}), slots: held.Uses()}
-	l = newLoader(&group{work: t.Context()}, a)
+	l = New(Config{Arenas: a, Work: t.Context()})
 	l.proof = p
 	go func() {
 		<-ctx.Done()
@@ -124,7 +124,7 @@ func TestSaveEndsProof(t *testing.T) {
 	s.Close()
 	l, end := proving(t, a, "step-1.a1")
 	defer end()
-	if err := l.endProof(t.Context()); err != nil {
+	if err := l.EndProof(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	stage(t, slots(), "step-2.a2", 2)

@@ -1,4 +1,4 @@
-package worker
+package restore
 
 import (
 	"context"
@@ -21,35 +21,35 @@ type proof struct {
 	chunks *storage.Proof
 }
 
-// prove begins to verify the slots that hold the checkpoint to resume from. The
-// attempt's end ends it.
-func (l *loader) prove() {
-	g := l.g
-	if g.resume == "" || isPath(g.resume) {
+// Prove begins to verify the slots that hold the checkpoint to resume from. The
+// attempt's end ends it. It is called before the first load, if at all.
+func (l *Loader) Prove() {
+	resume := l.cfg.Resume
+	if resume == "" || IsPath(resume) {
 		return
 	}
-	ctx, stop := context.WithCancel(g.work)
-	p := &proof{checkpoint: g.resume, stop: stop, done: make(chan struct{})}
+	ctx, stop := context.WithCancel(l.cfg.Work)
+	p := &proof{checkpoint: resume, stop: stop, done: make(chan struct{})}
 	l.proof = p
 	l.running.Go(func() {
 		defer close(p.done)
 		defer stop()
 		if err := l.proveAll(ctx, p); err != nil && ctx.Err() == nil {
-			g.saver.log.Warn("what shared memory holds of a checkpoint is verified when it is loaded", "checkpoint", p.checkpoint, "error", err)
+			l.cfg.Logger.Warn("what shared memory holds of a checkpoint is verified when it is loaded", "checkpoint", p.checkpoint, "error", err)
 		}
 	})
 }
 
-func (l *loader) proveAll(ctx context.Context, p *proof) error {
+func (l *Loader) proveAll(ctx context.Context, p *proof) error {
 	reader, c, err := l.reader(ctx, p.checkpoint)
 	if err != nil {
 		return err
 	}
 	files, ok := reader.(*storage.FileReader)
-	if !ok || c.Run != l.g.cfg.Run || c.Trial != l.g.cfg.Trial {
+	if !ok || c.Run != l.cfg.Run || c.Trial != l.cfg.Trial {
 		return nil
 	}
-	held, release := l.arenas.Hold(c.ID)
+	held, release := l.cfg.Arenas.Hold(c.ID)
 	defer release()
 	idle := held.Idle()
 	if len(idle) == 0 {
@@ -69,9 +69,9 @@ func (l *loader) proveAll(ctx context.Context, p *proof) error {
 	return nil
 }
 
-// endProof lets go of the slots that are being verified: a save that comes before
+// EndProof lets go of the slots that are being verified: a save that comes before
 // any load is to use them.
-func (l *loader) endProof(ctx context.Context) error {
+func (l *Loader) EndProof(ctx context.Context) error {
 	if l.proof == nil {
 		return nil
 	}
@@ -86,7 +86,7 @@ func (l *loader) endProof(ctx context.Context) error {
 
 // proven is what is known of slots of a checkpoint. It waits for what is being
 // found out.
-func (l *loader) proven(ctx context.Context, checkpoint string, idle staging.Copies) (*storage.Proof, error) {
+func (l *Loader) proven(ctx context.Context, checkpoint string, idle staging.Copies) (*storage.Proof, error) {
 	p := l.proof
 	if p == nil {
 		return nil, nil

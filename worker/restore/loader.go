@@ -1,10 +1,9 @@
-package worker
+package restore
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"sync"
 	"time"
 
@@ -12,14 +11,14 @@ import (
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
-// loader serves collective loads. The n-th load of the same ranks, by default of
-// all, is resolved once, when each of them has asked for it; so no two can restore
-// different checkpoints, whatever is committed in between. It is also read
-// once: what several ranks want is copied to all of them out of one buffer.
-type loader struct {
-	g      *group
-	arenas *staging.Arenas
-	proof  *proof // set before the first load, or nil
+// Loader serves the loads of one attempt. The n-th load of the same ranks, by
+// default of all, is resolved once, when each of them has asked for it; so no two
+// can restore different checkpoints, whatever is committed in between. It is also
+// read once: what several ranks want is copied to all of them out of one buffer.
+// All methods but Prove may be called concurrently.
+type Loader struct {
+	cfg   Config
+	proof *proof // set before the first load, or nil
 
 	mu      sync.Mutex
 	counts  map[loadRanks]int // loads a rank has asked for, with the same others
@@ -79,14 +78,15 @@ type loan struct {
 	path       string
 }
 
-func newLoader(g *group, a *staging.Arenas) *loader {
-	return &loader{g: g, arenas: a, counts: map[loadRanks]int{}, loads: map[loadOf]*load{}, lent: map[loan]*answer{}}
+// New makes the loader of an attempt.
+func New(cfg Config) *Loader {
+	return &Loader{cfg: cfg, counts: map[loadRanks]int{}, loads: map[loadOf]*load{}, lent: map[loan]*answer{}}
 }
 
 // join adds rank's request to the next load of the rank with the ranks that take
 // part, and whether the rank can read staging slots. The last one starts the reading.
 // One that cannot load ends the load for all, also for those that come later.
-func (l *loader) join(rank int, ranks []int, req client.LoadRequest, slots bool) (*load, error) {
+func (l *Loader) join(rank int, ranks []int, req client.LoadRequest, slots bool) (*load, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	of := loadOf{with: fmt.Sprint(ranks)}
@@ -94,7 +94,7 @@ func (l *loader) join(rank int, ranks []int, req client.LoadRequest, slots bool)
 	of.n = l.counts[loadRanks{rank, of.with}]
 	ld := l.loads[of]
 	if ld == nil && l.over != nil {
-		return nil, &problem{http.StatusConflict, l.over}
+		return nil, &ConflictError{l.over}
 	}
 	if ld == nil {
 		l.made++
@@ -106,7 +106,7 @@ func (l *loader) join(rank int, ranks []int, req client.LoadRequest, slots bool)
 	}
 	ld.asked[rank], ld.slots[rank], ld.waiting[rank] = req, slots, true
 	if req.Refused != "" && ld.over == nil {
-		ld.over = fmt.Errorf("load %d is a collective, and rank %d cannot take part in it: %s", ld.n, rank, beginning(req.Refused, maxMessage))
+		ld.over = fmt.Errorf("load %d is a collective, and rank %d cannot take part in it: %s", ld.n, rank, req.Refused)
 		close(ld.complete)
 	}
 	switch {
@@ -121,7 +121,7 @@ func (l *loader) join(rank int, ranks []int, req client.LoadRequest, slots bool)
 		}
 		close(ld.complete)
 		var ctx context.Context
-		ctx, ld.cancel = context.WithCancel(l.g.work)
+		ctx, ld.cancel = context.WithCancel(l.cfg.Work)
 		l.running.Go(func() { l.finish(ld, l.run(ctx, ld)) })
 	}
 	return ld, nil
@@ -129,7 +129,7 @@ func (l *loader) join(rank int, ranks []int, req client.LoadRequest, slots bool)
 
 // finish has the answers ready. Arenas of ranks that have gone away meanwhile
 // are dropped now that nobody writes to them.
-func (l *loader) finish(ld *load, answers []answer) {
+func (l *Loader) finish(ld *load, answers []answer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ld.cancel()
@@ -145,31 +145,31 @@ func (l *loader) finish(ld *load, answers []answer) {
 
 // refuse drops what was read for a rank that does not take it. The caller
 // holds the lock.
-func (l *loader) refuse(ld *load, rank int) {
+func (l *Loader) refuse(ld *load, rank int) {
 	l.undo(&ld.answers[rank])
 }
 
 // undo takes back what no worker is to read any more.
-func (l *loader) undo(of *answer) {
+func (l *Loader) undo(of *answer) {
 	if of.arena != nil {
-		_ = l.arenas.Drop(of.arena) // what cannot be removed stays until the job ends
+		_ = l.cfg.Arenas.Drop(of.arena) // what cannot be removed stays until the job ends
 	}
 	if len(of.slots) > 0 {
-		l.arenas.Release(of.slots)
+		l.cfg.Arenas.Release(of.slots)
 	}
 	of.arena, of.slots = nil, nil
 }
 
 // forget drops a load of which every rank has had its answer. The caller holds
 // the lock.
-func (l *loader) forget(ld *load) {
+func (l *Loader) forget(ld *load) {
 	if ld.answers != nil && len(ld.waiting) == 0 {
 		delete(l.loads, ld.of)
 	}
 }
 
 // take gives a rank its answer, and lends it the arena that is named in it.
-func (l *loader) take(ld *load, rank int) (any, error) {
+func (l *Loader) take(ld *load, rank int) (any, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(ld.waiting, rank)
@@ -177,7 +177,7 @@ func (l *loader) take(ld *load, rank int) (any, error) {
 	got := &ld.answers[rank]
 	if l.closed && got.err == nil {
 		l.undo(got)
-		return nil, &problem{http.StatusConflict, errors.New("the attempt is over")}
+		return nil, &ConflictError{errors.New("the attempt is over")}
 	}
 	if got.err == nil {
 		lent := *got
@@ -189,7 +189,7 @@ func (l *loader) take(ld *load, rank int) (any, error) {
 
 // leave says that a rank does not wait any more. The reading goes on for the
 // others, and ends when there is nobody to read for.
-func (l *loader) leave(ld *load, rank int) {
+func (l *Loader) leave(ld *load, rank int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(ld.waiting, rank)
@@ -202,8 +202,8 @@ func (l *loader) leave(ld *load, rank int) {
 	}
 }
 
-// end releases the ranks that wait for one whose process has ended.
-func (l *loader) end(why error) {
+// End releases the ranks that wait for one whose process has ended.
+func (l *Loader) End(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.over = why
@@ -216,7 +216,7 @@ func (l *loader) end(why error) {
 }
 
 // absent lists the ranks that have not joined a load.
-func (l *loader) absent(ld *load) []int {
+func (l *Loader) absent(ld *load) []int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var ranks []int
@@ -228,65 +228,10 @@ func (l *loader) absent(ld *load) []int {
 	return ranks
 }
 
-func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (any, error) {
-	for _, it := range req.Items {
-		if it.FQN == "" {
-			return nil, badRequest("an item has no name")
-		}
-	}
-	ranks, err := s.participants(req.Participants)
-	if err != nil {
-		return nil, err
-	}
-	ld, err := s.loader.join(s.rank, ranks, req, s.protocol.Load() >= readsSlots)
-	if err != nil {
-		return nil, err
-	}
-	wait, cancel := context.WithTimeout(ctx, s.cfg.Collective)
-	defer cancel()
-	select {
-	case <-ld.complete:
-	case <-wait.Done():
-		absent := s.loader.absent(ld)
-		s.loader.leave(ld, s.rank)
-		return nil, &problem{http.StatusGatewayTimeout, fmt.Errorf(
-			"load %d is a collective, and ranks %v have not called it: %w", ld.n, absent, wait.Err())}
-	}
-	if ld.over != nil {
-		return nil, &problem{http.StatusConflict, ld.over}
-	}
-	select {
-	case <-ld.done:
-		return s.loader.take(ld, s.rank)
-	case <-ctx.Done():
-		s.loader.leave(ld, s.rank)
-		return nil, ctx.Err()
-	}
-}
-
-// onLoaded takes arena and slots back from the worker.
-func (s *rankServer) onLoaded(_ context.Context, req client.LoadedRequest) (struct{}, error) {
-	l := s.loader
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	by := loan{s.rank, req.Load, req.Arena}
-	lent, ok := l.lent[by]
-	if !ok {
-		return struct{}{}, badRequest("rank %d has no load %d in %q to give back", s.rank, req.Load, req.Arena)
-	}
-	delete(l.lent, by)
-	if lent.arena != nil {
-		l.arenas.Give(lent.arena)
-		lent.arena = nil
-	}
-	l.undo(lent)
-	return struct{}{}, nil
-}
-
-// close ends what is being read, and takes back what workers have not given
-// back. When the reading does not end in time, they stay: a reader that
-// wakes up later writes to them.
-func (l *loader) close(limit time.Duration) error {
+// Close ends what is being read, and takes back what workers have not given
+// back. When the reading does not end in time, they stay, since a reader that
+// wakes up later writes to them: it returns false.
+func (l *Loader) Close(limit time.Duration) bool {
 	l.mu.Lock()
 	l.closed = true
 	for _, ld := range l.loads {
@@ -305,7 +250,7 @@ func (l *loader) close(limit time.Duration) error {
 	select {
 	case <-ended:
 	case <-timer.C:
-		return fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", errStuck, limit)
+		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -318,5 +263,5 @@ func (l *loader) close(limit time.Duration) error {
 		delete(l.lent, by)
 		l.undo(lent)
 	}
-	return nil
+	return true
 }

@@ -1,0 +1,72 @@
+package worker
+
+import (
+	"context"
+	"errors"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/restore"
+)
+
+// readsSlots is the first version of the protocol in which a load may name
+// several files.
+const readsSlots = 3
+
+// newLoader makes the loader of an attempt.
+func (j *job) newLoader(g *group) *restore.Loader {
+	return restore.New(restore.Config{
+		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.attempt, World: j.cfg.NProc, Resume: g.resume,
+		Store: restore.Store{Resolve: j.store.Views.Resolve, Foreign: j.store.Foreign, Data: j.store.Data},
+		Log:   loads{j.lane}, Arenas: j.arenas, Spare: g.slots.Spare, Work: g.work, Logger: j.log,
+	})
+}
+
+// loads tells the log what becomes of loads.
+type loads struct{ lane *lane }
+
+// Begun implements [restore.Log].
+func (l loads) Begun(ctx context.Context, b *events.RestoreBegun) error {
+	_, err := l.lane.decide(ctx, b)
+	return err
+}
+
+// Failed implements [restore.Log].
+func (l loads) Failed(ctx context.Context, b *events.RestoreFailed) error {
+	b.Error = beginning(b.Error, maxMessage)
+	return l.lane.say(ctx, b)
+}
+
+// Completed implements [restore.Log]: the facts of all ranks are one batch.
+func (l loads) Completed(ctx context.Context, plans []*events.LoadPlan, b *events.RestoreCompleted) error {
+	facts := make([]events.Fact, 0, len(plans)+1)
+	add := func(actor events.Actor, body events.Body) error {
+		f, err := l.lane.fact(l.lane.trial, actor, body)
+		facts = append(facts, f)
+		return err
+	}
+	var errs []error
+	for _, p := range plans {
+		errs = append(errs, add(events.Rank(p.Rank), p))
+	}
+	errs = append(errs, add(l.lane.node, b))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	_, err := l.lane.log.Append(ctx, facts...)
+	return err
+}
+
+func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (any, error) {
+	ranks, err := s.participants(req.Participants)
+	if err != nil {
+		return nil, err
+	}
+	req.Refused = beginning(req.Refused, maxMessage)
+	return s.loader.Load(ctx, s.rank, ranks, req, s.protocol.Load() >= readsSlots, s.cfg.Collective)
+}
+
+// onLoaded takes back what a worker was lent.
+func (s *rankServer) onLoaded(_ context.Context, req client.LoadedRequest) (struct{}, error) {
+	return struct{}{}, s.loader.Loaded(s.rank, req)
+}
