@@ -114,6 +114,8 @@ class Twin:
 
     def on(self, options, world, at):
         """What continues this from a step on, on that many ranks."""
+        if self.origin and at <= self.at:  # of what was saved before this began
+            return self.origin.on(options, world, at)
         if world == self.world:
             return self
         if (world, at) not in self.next:
@@ -129,21 +131,29 @@ class Twin:
 class Life:
     """From one start of the ranks to the next."""
 
-    def __init__(self, world, after, resumed, twin):
-        self.world, self.after, self.resumed, self.twin = world, after, resumed, twin
-        self.compared, self.last, self.end, self.differs = 0, after, "went to the end", []
+    def __init__(self, world, after, resumed):
+        self.world, self.after, self.resumed = world, after, resumed
+        self.losses, self.last, self.end = {}, after, "went to the end"
+        self.twin, self.differs = None, []
+
+    def compare(self, twin):
+        """Compare each step with that of a training that nobody killed."""
+        self.twin = twin
+        for step, losses in self.losses.items():
+            if losses != twin.losses[step]:
+                self.differs.append(f"step {step}: {losses}, and {twin.losses[step]} of {twin.name()}")
 
 
 class Killed:
     """The training of one way that is killed, launched again, and compared."""
 
-    def __init__(self, options, way, first, chance):
-        self.options, self.way, self.chance, self.twin = options, way, chance, first
+    def __init__(self, options, way, chance):
+        self.options, self.way, self.chance = options, way, chance
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"killed-{way}-", dir=options.folder))
         self.lives, self.line = [], {}
 
     def run(self):
-        kills = [("rank", None), ("trainer", 4)]
+        kills = [("rank", None), ("trainer", 4), ("trainer", 2)][: self.options.kills]
         while len(kills) < self.options.kills:
             kills.append(self.chance.choice([("rank", None), ("trainer", 2), ("trainer", 4)]))
         world = 2
@@ -198,18 +208,22 @@ class Killed:
     def begin(self, world, after, resumed):
         if after and after not in self.line:
             raise Wrong(f"way {self.way}: resumed after step {after}, which was not reached")
-        self.twin = self.twin.on(self.options, world, after)
-        self.lives.append(Life(world, after, resumed, self.twin))
+        self.lives.append(Life(world, after, resumed))
         self.line = {step: losses for step, losses in self.line.items() if step <= after}
 
     def step(self, step, losses):
         life = self.lives[-1]
         if step != life.last + 1:
             raise Wrong(f"way {self.way}: step {step} follows step {life.last}")
-        life.last, life.compared = step, life.compared + 1
-        self.line[step] = losses
-        if losses != self.twin.losses[step]:
-            life.differs.append(f"step {step}: {losses}, and {self.twin.losses[step]} of {self.twin.name()}")
+        life.last = step
+        life.losses[step] = self.line[step] = losses
+
+    def compare(self, twin):
+        """Compare all lives, which goes on from one to the next. Not before they have
+        ended: a twin takes as long as they do, and they would not wait for their kill."""
+        for life in self.lives:
+            twin = twin.on(self.options, life.world, life.after)
+            life.compare(twin)
 
     def log(self):
         """The log's metrics of the run's line are what was printed on it."""
@@ -248,16 +262,17 @@ def main():
         first = Twin(options, 2)
         print("\n| way | ranks | resumed from | steps | ended | same bits as | equal |\n|---|---:|---|---|---|---|---|", flush=True)
         for way in options.ways:
-            killed = Killed(options, way, first, random.Random(f"{seed} {way}"))
+            killed = Killed(options, way, random.Random(f"{seed} {way}"))
             try:
                 killed.run()
             except Wrong as error:
                 wrong.append(str(error))
+            killed.compare(first)
             for life in killed.lives:
                 equal = "no" if life.differs else "yes"
                 print(f"| {way} | {life.world} | {life.resumed or 'the beginning'} | {life.after + 1}–{life.last} | {life.end} | {life.twin.name()} | {equal} |", flush=True)
                 wrong += life.differs[:3]
-                compared, lives = compared + life.compared, lives + 1
+                compared, lives = compared + len(life.losses), lives + 1
     except Wrong as error:
         wrong.append(str(error))
     finally:
