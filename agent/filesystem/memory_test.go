@@ -294,3 +294,25 @@ func TestKilledClient(t *testing.T) {
 		t.Errorf("left %v, %v", left, err)
 	}
 }
+
+// A client that cuts its memory off loses its file, and nobody else anything.
+func TestMemoryIsCutOff(t *testing.T) {
+	a, _, _ := handled(t, nil)
+	if err := a.save("run/step-1", every); err != nil {
+		t.Fatal(err)
+	}
+	var made createReply
+	if err := a.ask("create", createRequest{"run/x/a.distcp"}, &made); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(made.Memory, 0); err != nil {
+		t.Fatal(err)
+	}
+	err := a.ask("close", closeRequest{writeRequest{Stream: made.Stream, Length: blockSize, Cuts: [][2]int64{{0, 1}}}, blockSize}, nil)
+	if r := (*refusal)(nil); !errors.As(err, &r) || r.status != http.StatusInternalServerError {
+		t.Errorf("memory that is not there: %v", err)
+	}
+	if got, err := a.get("run/step-1"); err != nil || !same(got, files(t, every)) {
+		t.Errorf("another checkpoint: %v", err)
+	}
+}

@@ -106,3 +106,56 @@ def huge(buffer: memoryview) -> None:
     size = (start + len(buffer)) // _HUGE_PAGE * _HUGE_PAGE - first
     if size > 0:
         _madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), ctypes.c_int(_MADV_HUGEPAGE))
+
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14
+_STEP = 1 << 20
+
+
+class Ring:
+    """A file of blocks in shared memory, which are filled one after the other, and then
+    from the first again.
+
+    A large part is copied into a mapping, which takes half of the processor time that a
+    write takes (0.12 s a GB beside 0.26). Only where the memory is there: a mapping of
+    full shared memory kills the process that touches it. All else, and all of it where a
+    kernel cannot say, is written.
+    """
+
+    def __init__(self, path: str, block: int, blocks: int):
+        self._block, self._size = block, block * blocks
+        self._there: set[int] = set()  # blocks that the mapping has
+        self._map: mmap.mmap | None = None
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def fill(self, at: int, part: memoryview) -> None:
+        """Put part (format B), whose bytes lie in one block, where byte at of the file
+        belongs. Raises OSError (ENOSPC) when shared memory is full."""
+        to = at % self._size
+        if len(part) < _STEP or not self._mapped(to // self._block):
+            write_from(self._file, to, part)
+            return
+        assert self._map is not None
+        # By steps, between which other threads may run.
+        for done in range(0, len(part), _STEP):
+            step = part[done : done + _STEP]
+            self._map[to + done : to + done + len(step)] = step
+
+    def _mapped(self, block: int) -> bool:
+        if block not in self._there:
+            try:
+                if self._map is None:
+                    self._map = mmap.mmap(self._file, self._size, mmap.MAP_SHARED)
+                self._map.madvise(_MADV_POPULATE_WRITE, block * self._block, self._block)
+            except OSError:  # an older kernel, or no room, of which the write will tell
+                return False
+            self._there.add(block)
+        return True
+
+    def close(self) -> None:
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

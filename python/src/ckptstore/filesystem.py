@@ -151,14 +151,15 @@ class Writer(io.RawIOBase):
 
     def __init__(self, fs: FileSystem, path: str, autocommit: bool = True):
         super().__init__()
-        self._fs, self.path, self._autocommit, self._file = fs, path, autocommit, -1
+        self._fs, self.path, self._autocommit = fs, path, autocommit
         self._size, self._said, self._payload = 0, 0, False
         self._cuts: list[tuple[int, int]] = []
+        self._ring: _memory.Ring | None = None
         reply = fs._call("create", path=path)
-        self._stream, self._block, self._ring = reply["stream"], reply["block"], reply["block"] * reply["blocks"]
+        self._stream, self._block = reply["stream"], reply["block"]
         self._open = True
         try:
-            self._file = os.open(reply["memory"], os.O_WRONLY | os.O_CLOEXEC)
+            self._ring = _memory.Ring(reply["memory"], reply["block"], reply["blocks"])
         except BaseException:
             self.discard()
             raise
@@ -187,8 +188,10 @@ class Writer(io.RawIOBase):
         return len(view)
 
     def _fill(self, part: memoryview) -> None:
+        if self._ring is None:
+            raise ValueError(f"write to {self.path}: it is closed")
         try:
-            _memory.write_from(self._file, self._size % self._ring, part)
+            self._ring.fill(self._size, part)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -230,9 +233,9 @@ class Writer(io.RawIOBase):
                 self._release()
 
     def _release(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if kind is not None:
@@ -242,7 +245,7 @@ class Writer(io.RawIOBase):
     def __del__(self) -> None:
         # A file that nobody closed is not whole.
         self._autocommit = False
-        if getattr(self, "_file", -1) >= 0:
+        if getattr(self, "_ring", None) is not None:
             self._release()
 
 

@@ -119,6 +119,15 @@ class Checkpoints(Stored):
         dcp.load(into, checkpoint_id=self.url("step-100"), no_dist=True)
         self.assertTrue(torch.equal(into["model"]["weight"], state(1)["model"]["weight"]))
 
+    def test_a_tensor_is_larger_than_the_memory_that_it_goes_through(self) -> None:
+        large = torch.arange(25_000_001, dtype=torch.float32)  # 100 MB, through 64 MiB
+        dcp.save({"before": torch.ones(3), "large": large, "after": torch.ones(70_000)}, checkpoint_id=self.url("step-1"), no_dist=True)
+        into = {"before": torch.zeros(3), "large": torch.zeros_like(large), "after": torch.zeros(70_000)}
+        dcp.load(into, checkpoint_id=self.url("step-1"), no_dist=True)
+        self.assertTrue(torch.equal(into["large"], large) and torch.equal(into["before"], torch.ones(3)) and torch.equal(into["after"], torch.ones(70_000)))
+        done = self.cli("verify", f"{self.run_name}@step-1")
+        self.assertEqual((done.returncode, "0 findings" in done.stdout), (0, True), done)
+
     def test_each_tensor_is_read_by_the_stores_own_reader(self) -> None:
         self.save("step-1", 1)
         checkpoint = ckptstore.open(f"{self.run_name}@step-1")

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from ckptstore.filesystem import FileSystem
+from ckptstore.filesystem import FileSystem, Writer
 
 WORLD = 2
 LIMIT = 60.0  # seconds for one process: the machine may be busy
@@ -59,6 +59,17 @@ def kill_before(call: int) -> None:
         return real(self, request, **fields)
 
     FileSystem._call = counted  # type: ignore[method-assign]
+
+
+def kill_within_a_block() -> None:
+    """Have this process killed when it has copied half of what it writes first."""
+    real = Writer._fill
+
+    def half(self: Writer, part: memoryview) -> None:
+        real(self, part[: len(part) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Writer._fill = half  # type: ignore[method-assign]
 
 
 def child(work: Callable[[], None]) -> int:
@@ -119,14 +130,15 @@ class Kills(unittest.TestCase):
         os.environ["CKPTSTORE_STORE"] = self.store
 
     def save(self, url: str, seed: int, killed: int, before: int) -> dict[int, int]:
-        """Save on two ranks, of which one is killed before a call; how they ended."""
+        """Save on two ranks, of which one is killed before a call, or before none in the
+        middle of a block; how they ended."""
         type(self).trial += 1
         meet = f"file://{self.folder.name}/meet{self.trial}"
 
         def rank_of(rank: int) -> Callable[[], None]:
             def work() -> None:
                 if rank == killed:
-                    kill_before(before)
+                    kill_before(before) if before else kill_within_a_block()
                 if before < DONE:
                     quiet()
                 dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD)
@@ -191,6 +203,15 @@ class Kills(unittest.TestCase):
                     self.fail("a save makes too many calls")
             # Fewer calls would mean that something is not counted.
             self.assertGreater(before, (7, 3)[killed])
+
+    def test_a_kill_within_a_block_leaves_the_old_checkpoint(self) -> None:
+        url = "ckptstore://within/step-1"
+        self.assertEqual(self.save(url, 1, 0, DONE), {0: 0, 1: 0})
+        for killed in range(WORLD):
+            how = self.save(url, 2 + killed, killed, 0)
+            self.assertEqual((how[killed], self.loaded(url, 1, 2, 3)), (-signal.SIGKILL, 1))
+        self.assertEqual(self.save(url, 4, 0, DONE), {0: 0, 1: 0})
+        self.assertEqual(self.loaded(url, 1, 2, 3, 4), 4)
 
     def test_a_kill_in_a_save_under_a_new_name_leaves_none_or_all_of_it(self) -> None:
         self.assertEqual(self.save("ckptstore://anew/step-0", 1, 0, DONE), {0: 0, 1: 0})

@@ -1,0 +1,72 @@
+"""Blocks of shared memory that are filled in turn."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import tempfile
+import unittest
+
+from ckptstore._memory import Ring
+
+BLOCK = 4 << 20
+BLOCKS = 3
+
+
+class Rings(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "ring"
+        self.path.touch()
+        os.truncate(self.path, BLOCK * BLOCKS)
+
+    def ring(self, kind: type[Ring] = Ring) -> Ring:
+        ring = kind(str(self.path), BLOCK, BLOCKS)
+        self.addCleanup(ring.close)
+        return ring
+
+    def fill(self, ring: Ring, sizes: list[int]) -> None:
+        """Parts of these sizes, each of which is looked at before the next."""
+        data = memoryview(random.Random(1).randbytes(sum(sizes)))
+        at = 0
+        for size in sizes:
+            part = data[at : at + size]
+            ring.fill(at, part)
+            start = at % (BLOCK * BLOCKS)
+            with self.path.open("rb") as file:
+                file.seek(start)
+                self.assertEqual(file.read(size), part, f"{size} bytes at {at}")
+            at += size
+
+    SIZES = [BLOCK, 1, 100_000, BLOCK - 100_001, (1 << 20) + 7, BLOCK - (1 << 20) - 7, 3 << 20, 1 << 20, BLOCK, BLOCK]
+
+    def test_parts_lie_where_they_belong(self) -> None:
+        self.fill(self.ring(), self.SIZES)
+
+    def test_without_a_mapping_all_is_written(self) -> None:
+        class Written(Ring):
+            def _mapped(self, block: int) -> bool:
+                return False
+
+        self.fill(self.ring(Written), self.SIZES)
+
+    def test_memory_that_is_not_there_kills_nobody(self) -> None:
+        ring = self.ring()
+        ring.fill(0, memoryview(bytes(BLOCK)))
+        os.truncate(self.path, BLOCK)
+        ring.fill(BLOCK, memoryview(b"\1" * BLOCK))
+        self.assertEqual(self.path.read_bytes(), bytes(BLOCK) + b"\1" * BLOCK)
+
+    def test_closed(self) -> None:
+        ring = self.ring()
+        ring.fill(0, memoryview(bytes(BLOCK)))
+        ring.close()
+        ring.close()
+        with self.assertRaises((OSError, ValueError)):
+            ring.fill(0, memoryview(b"x"))
+
+
+if __name__ == "__main__":
+    unittest.main()
