@@ -19,7 +19,8 @@ import (
 
 // A client fills one block while the ones before are digested and written. Memory
 // that was touched before takes a copy several times as fast as fresh memory, so a
-// few blocks are used over and over, by later streams too.
+// few blocks are used over and over, by later streams too. Blocks of 4 and 2 MiB, of
+// which more has to be said, were no faster, nor did they take less processor time.
 const (
 	blockSize  = 8 << 20
 	ringBlocks = 8               // of a stream, at most

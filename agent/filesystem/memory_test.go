@@ -70,7 +70,8 @@ func TestLargerThanItsMemory(t *testing.T) {
 		if err := a.save("run/step-1", every); err != nil {
 			t.Fatal(err)
 		}
-		for _, size := range []int{0, 1, blockSize, 3*blockSize - 1, (2*ringBlocks+1)*blockSize + 12345} {
+		rounds := 2*int(min(blocks, ringBlocks)) + 1
+		for _, size := range []int{0, 1, blockSize, rounds*blockSize + 12345} {
 			want := counted(size)
 			if err := a.put("run/step-1/beside", want); err != nil {
 				t.Fatalf("%d blocks, %d bytes: %v", blocks, size, err)
