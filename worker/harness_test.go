@@ -9,9 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -19,7 +17,6 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/web"
 	"github.com/ckptstore/ckptstore/worker"
@@ -198,106 +195,6 @@ func (j *job) fails() *worker.FailedError {
 	return failed
 }
 
-// said are all bodies of type T in the log of a run, in order.
-func said[T any](t *testing.T, run string) []*T {
-	t.Helper()
-	var out []*T
-	for _, r := range logOf(t, run) {
-		body, err := r.Body()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if b, ok := any(body).(*T); ok {
-			out = append(out, b)
-		}
-	}
-	return out
-}
-
-// one is the only body of its type.
-func one[T any](t *testing.T, run string) *T {
-	t.Helper()
-	all := said[T](t, run)
-	if len(all) != 1 {
-		t.Fatalf("%d events %T of run %q, want 1", len(all), *new(T), run)
-	}
-	return all[0]
-}
-
-func logOf(t *testing.T, run string) []events.Recorded {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	end, err := home.Log.Last(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out []events.Recorded
-	for r, err := range home.Log.Read(ctx, 1, end) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r.Scope.Run == run {
-			out = append(out, r)
-		}
-	}
-	return out
-}
-
-// ended are the checkpoints of a run that were committed and aborted.
-func ended(t *testing.T, run string) (committed, aborted []string) {
-	t.Helper()
-	for _, b := range said[events.CheckpointCommitted](t, run) {
-		committed = append(committed, b.Checkpoint)
-	}
-	for _, b := range said[events.CheckpointAborted](t, run) {
-		aborted = append(aborted, b.Checkpoint)
-	}
-	return committed, aborted
-}
-
-func wantEnded(t *testing.T, committed, aborted []string) {
-	t.Helper()
-	gotCommitted, gotAborted := ended(t, runOf(t))
-	if !slices.Equal(gotCommitted, committed) || !slices.Equal(gotAborted, aborted) {
-		t.Fatalf("committed %q and aborted %q, want %q and %q", gotCommitted, gotAborted, committed, aborted)
-	}
-}
-
-// wantCommitted is for saves that overlap, which are committed in any order.
-func wantCommitted(t *testing.T, want ...string) {
-	t.Helper()
-	committed, aborted := ended(t, runOf(t))
-	slices.Sort(committed)
-	if !slices.Equal(committed, want) || len(aborted) > 0 {
-		t.Fatalf("committed %q and aborted %q, want %q", committed, aborted, want)
-	}
-}
-
-func wantText(t *testing.T, text fmt.Stringer, parts ...string) {
-	t.Helper()
-	for _, part := range parts {
-		if !strings.Contains(text.String(), part) {
-			t.Errorf("%q is not in:\n%s", part, text)
-		}
-	}
-}
-
-// trialOf is the trial of the test's run, as the views have it.
-func trialOf(t *testing.T) projections.Trial {
-	t.Helper()
-	trial, err := views{home.Views()}.Trial(t.Context(), runOf(t), projections.DefaultTrial)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return trial
-}
-
-// dirOf is where a checkpoint of the test's run lies.
-func dirOf(t *testing.T, id string) string {
-	return filepath.Join(home.DataDir, storage.RefOf(runOf(t), projections.DefaultTrial, id).String())
-}
-
 // survivors lists the live processes that carry the marker of a job.
 func survivors(t *testing.T, job string) []string {
 	t.Helper()
@@ -323,87 +220,6 @@ func wantNobody(t *testing.T, job string) {
 	t.Helper()
 	if left := survivors(t, job); len(left) > 0 {
 		t.Fatalf("processes of the job are left: %q", left)
-	}
-}
-
-// transcript collects output and tells when something was written.
-type transcript struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-	more chan struct{} // closed at the next write
-}
-
-func newTranscript() *transcript { return &transcript{more: make(chan struct{})} }
-
-// Write implements io.Writer.
-func (s *transcript) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	close(s.more)
-	s.more = make(chan struct{})
-	return s.text.Write(p)
-}
-
-// String is everything so far.
-func (s *transcript) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.String()
-}
-
-// next is closed at the next write.
-func (s *transcript) next() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.more
-}
-
-// lines are those that begin with a prefix, without it.
-func (s *transcript) lines(prefix string) []string {
-	var out []string
-	for line := range strings.Lines(s.String()) {
-		if rest, ok := strings.CutPrefix(line, prefix); ok {
-			out = append(out, strings.TrimSuffix(rest, "\n"))
-		}
-	}
-	return out
-}
-
-// await blocks until n lines with a prefix are there, and returns them.
-func (s *transcript) await(t *testing.T, n int, prefix string) []string {
-	t.Helper()
-	limit := time.After(patience)
-	for {
-		s.mu.Lock()
-		more := s.more
-		s.mu.Unlock()
-		if got := s.lines(prefix); len(got) >= n {
-			return got
-		}
-		select {
-		case <-more:
-		case <-limit:
-			t.Fatalf("%d lines %q did not come; there is:\n%s", n, prefix, s)
-		}
-	}
-}
-
-// awaitText blocks until a text is there.
-func awaitText(t *testing.T, s *transcript, text string) {
-	t.Helper()
-	limit := time.After(patience)
-	for {
-		s.mu.Lock()
-		more := s.more
-		s.mu.Unlock()
-		if strings.Contains(s.String(), text) {
-			return
-		}
-		select {
-		case <-more:
-		case <-limit:
-			t.Fatalf("%q did not come; there is:\n%s", text, s)
-		}
 	}
 }
 
