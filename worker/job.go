@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -72,21 +71,10 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	j := &job{hooks: hooks, cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log), orders: newOrders()}
 	j.devices = &deviceGate{job: j}
 	j.output = j.openOutput()
-	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
-	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
-		return fmt.Errorf("make the job's runtime directory: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(j.runtime)) }()
-	if j.arenas, err = staging.Open(store.Shared, store.ID, cfg.Run, store.room); err != nil {
+	if err := j.open(); err != nil {
 		return err
 	}
-	defer func() {
-		// A writer that hangs may wake up and read what it has to write: this
-		// memory is left to the end of the process, and to the next trainer.
-		if !errors.Is(err, errStuck) {
-			err = errors.Join(err, j.arenas.Close())
-		}
-	}()
+	defer func() { err = j.close(err) }()
 	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger); err != nil {
 		return err
 	}

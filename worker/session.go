@@ -5,13 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/worker/process"
-	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // SessionBackend is what an attempt says instead of the backend of its workers
@@ -70,19 +67,10 @@ func Session(ctx context.Context, cfg SessionConfig, store Store) (err error) {
 		cfg: cfg.Config, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg.Config, store.Log),
 		orders: newOrders(), members: &members{cfg},
 	}
-	j.runtime = filepath.Join(store.Runtime, "job-"+cfg.Job[len(cfg.Job)-8:])
-	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
-		return fmt.Errorf("make the session's runtime directory: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(j.runtime)) }()
-	if j.arenas, err = staging.Open(store.Shared, store.ID, cfg.Run, store.room); err != nil {
+	if err := j.open(); err != nil {
 		return err
 	}
-	defer func() {
-		if !errors.Is(err, errStuck) {
-			err = errors.Join(err, j.arenas.Close())
-		}
-	}()
+	defer func() { err = j.close(err) }()
 	return j.run(ctx)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 )
@@ -69,7 +70,7 @@ transformer, cut as --layout says. Each figure is the median of five runs.`,
 				for _, s := range b.Seconds.all() {
 					cells = append(cells, fmt.Sprintf("%.4gs", *s))
 				}
-				row(w, append(cells, size(int64(b.MetadataBytes)), fmt.Sprintf("%.3f", b.Imbalance), size(b.PeakRSSBytes))...)
+				row(w, append(cells, bytesize.Text(int64(b.MetadataBytes)), fmt.Sprintf("%.3f", b.Imbalance), bytesize.Text(b.PeakRSSBytes))...)
 			})
 		},
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
@@ -64,7 +65,7 @@ of it, take no part. A new directory in --dir is used, and removed.`,
 			}
 			return emit(a, b, []loadBench{b}, func(w *tabwriter.Writer, _ bool) {
 				row(w, "RANKS", "TO RANKS", "TENSORS", "BYTES", "READ", "OVER-READ", "SECONDS", "BYTES/S", "RAW BYTES/S", "RATIO")
-				row(w, b.Ranks, b.ToRanks, b.Tensors, size(b.Bytes), size(b.BytesRead), fmt.Sprintf("%.3f", b.OverRead), fmt.Sprintf("%.3f", b.Seconds),
+				row(w, b.Ranks, b.ToRanks, b.Tensors, bytesize.Text(b.Bytes), bytesize.Text(b.BytesRead), fmt.Sprintf("%.3f", b.OverRead), fmt.Sprintf("%.3f", b.Seconds),
 					fmt.Sprintf("%.4g", b.Rate), fmt.Sprintf("%.4g", b.RawRate), fmt.Sprintf("%.3f", b.Ratio))
 			})
 		},

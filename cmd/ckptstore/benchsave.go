@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
@@ -72,7 +73,7 @@ removed.`,
 			}
 			return emit(a, b, []saveBench{b}, func(w *tabwriter.Writer, _ bool) {
 				row(w, "RANKS", "TENSORS", "BYTES", "WRITTEN", "SECONDS", "BYTES/S", "RAW BYTES/S", "RATIO", "BLOCKING S/GB", "COPY S/GB")
-				row(w, b.Ranks, b.Tensors, size(b.Bytes), size(b.BytesWritten), fmt.Sprintf("%.3f", b.Seconds), fmt.Sprintf("%.4g", b.Rate),
+				row(w, b.Ranks, b.Tensors, bytesize.Text(b.Bytes), bytesize.Text(b.BytesWritten), fmt.Sprintf("%.3f", b.Seconds), fmt.Sprintf("%.4g", b.Rate),
 					fmt.Sprintf("%.4g", b.RawRate), fmt.Sprintf("%.3f", b.Ratio), fmt.Sprintf("%.4f", b.Blocking), fmt.Sprintf("%.4f", b.Copy))
 			})
 		},

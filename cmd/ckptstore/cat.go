@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -143,7 +144,7 @@ func (a *app) list(s source) error {
 			if h.Kind == "tensor" {
 				shape = fmt.Sprint([]int64(h.Shape))
 			}
-			row(w, h.FQN, h.Kind, h.DType, shape, size(h.Bytes))
+			row(w, h.FQN, h.Kind, h.DType, shape, bytesize.Text(h.Bytes))
 		}
 	})
 }

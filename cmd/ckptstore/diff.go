@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/web"
@@ -267,7 +268,7 @@ func (d compared) printHead(w *tabwriter.Writer) {
 	if d.Of == "trials" {
 		row(w, "iterations", d.A.Iterations, d.B.Iterations)
 	} else {
-		row(w, "size", size(d.A.Bytes), size(d.B.Bytes))
+		row(w, "size", bytesize.Text(d.A.Bytes), bytesize.Text(d.B.Bytes))
 		row(w, "manifest", short(d.A.Manifest), short(d.B.Manifest))
 		row(w, "continues", d.A.Parent, d.B.Parent)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -188,7 +189,7 @@ func (p *contained) changes(to *contained) (changes []string) {
 
 // String is a part in a table.
 func (p *contained) String() string {
-	text := size(p.Bytes)
+	text := bytesize.Text(p.Bytes)
 	if p.DType != 0 {
 		text = fmt.Sprintf("%s %v, %s", p.DType, p.Shape, text)
 	}
@@ -203,7 +204,7 @@ func (p *contained) String() string {
 
 func (d compared) printCheckpoints(w *tabwriter.Writer, _ bool) {
 	fmt.Fprintln(w)
-	fmt.Fprintf(w, "%d tensors and %d values, %s, are the same\n", d.Same.Tensors, d.Same.Values, size(d.Same.Bytes))
+	fmt.Fprintf(w, "%d tensors and %d values, %s, are the same\n", d.Same.Tensors, d.Same.Values, bytesize.Text(d.Same.Bytes))
 	if len(d.Differences) == 0 {
 		return
 	}

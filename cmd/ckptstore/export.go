@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
@@ -124,11 +125,11 @@ func (a *app) export(ctx context.Context, s source, dir string, o foreign.Export
 		a.warn("exported as it is: %v", hole)
 	}
 	for _, v := range done.LeftOut {
-		a.warn("left out: value %q of rank %d (%s): %s", v.FQN, v.Rank, size(v.Bytes), v.Reason)
+		a.warn("left out: value %q of rank %d (%s): %s", v.FQN, v.Rank, bytesize.Text(v.Bytes), v.Reason)
 	}
 	out := exported{Checkpoint: s.name, Exported: done}
 	return emit(a, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
-		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s\n", out.Checkpoint, out.Tensors, out.Values, size(out.Bytes), out.Files, out.Path)
+		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s\n", out.Checkpoint, out.Tensors, out.Values, bytesize.Text(out.Bytes), out.Files, out.Path)
 	})
 }
 
@@ -159,7 +160,7 @@ func (a *app) exportWhole(ctx context.Context, s source, dir string) error {
 		},
 	}
 	return emit(a, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
-		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s, as %s\n", out.Checkpoint, out.Tensors, out.Values, size(out.Bytes), out.Files, out.Path, out.Place)
+		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s, as %s\n", out.Checkpoint, out.Tensors, out.Values, bytesize.Text(out.Bytes), out.Files, out.Path, out.Place)
 		if done.Origin.Rewritten {
 			fmt.Fprintf(w, "its manifest is another than that of event %d of store %s: chunks were moved out of files that it shared or had adopted\n", done.Origin.Sequence, done.Origin.Store)
 		}

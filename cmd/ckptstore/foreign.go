@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"text/tabwriter"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
@@ -54,7 +55,7 @@ func (s shownForeign) printHead(w *tabwriter.Writer) {
 	row(w, "path", s.Path)
 	row(w, "format", s.Format)
 	row(w, "saved by", fmt.Sprintf("%d ranks", s.Ranks))
-	row(w, "size", size(s.Bytes))
+	row(w, "size", bytesize.Text(s.Bytes))
 }
 
 // shownLayout is what show prints of a layout.
@@ -85,7 +86,7 @@ func printLayout(w *tabwriter.Writer, wide bool, tensors []shownTensor, values [
 	}
 	row(w, head...)
 	for _, t := range tensors {
-		cells := []any{t.FQN, t.DType, fmt.Sprint([]int64(t.Shape)), size(t.Bytes), len(t.Chunks)}
+		cells := []any{t.FQN, t.DType, fmt.Sprint([]int64(t.Shape)), bytesize.Text(t.Bytes), len(t.Chunks)}
 		if wide {
 			boxes := ""
 			for _, ch := range t.Chunks {
@@ -99,7 +100,7 @@ func printLayout(w *tabwriter.Writer, wide bool, tensors []shownTensor, values [
 		fmt.Fprintln(w)
 		row(w, "VALUE", "RANK", "SIZE", "PER RANK")
 		for _, v := range values {
-			row(w, v.FQN, v.Rank, size(v.Bytes), v.PerRank)
+			row(w, v.FQN, v.Rank, bytesize.Text(v.Bytes), v.PerRank)
 		}
 	}
 }
@@ -136,7 +137,7 @@ func (a *app) verifyPath(ctx context.Context, path string) error {
 		for _, f := range out.Findings {
 			fmt.Fprintln(w, f)
 		}
-		fmt.Fprintf(w, "%d files, %d chunks, %s: %d findings\n", out.Files, out.Chunks, size(out.Bytes), len(out.Findings))
+		fmt.Fprintf(w, "%d files, %d chunks, %s: %d findings\n", out.Files, out.Chunks, bytesize.Text(out.Bytes), len(out.Findings))
 		if out.Unknown > 0 {
 			fmt.Fprintf(w, "%d chunks were read, but the files have no checksum of them\n", out.Unknown)
 		}

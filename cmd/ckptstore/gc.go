@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/store"
 )
@@ -87,9 +88,9 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) er
 		for _, c := range out.Checkpoints {
 			freed := ""
 			if c.Action != store.Keep {
-				freed = size(c.Freed)
+				freed = bytesize.Text(c.Freed)
 			}
-			cells := []any{c.Run, c.ID, c.Step, c.Action, size(c.Bytes), freed, c.Reason}
+			cells := []any{c.Run, c.ID, c.Step, c.Action, bytesize.Text(c.Bytes), freed, c.Reason}
 			if wide {
 				cells = append(cells, c.Trial, c.State, c.Left)
 			}
@@ -112,9 +113,9 @@ func (a *app) sayCollected(out store.Collection) {
 			fmt.Fprintf(a.err, "%s@%s: files are left: %s\n", c.Run, c.ID, c.Left)
 		}
 	}
-	text := fmt.Sprintf("%d kept, %d deleted, %d swept, %s freed", n[store.Keep], n[store.Delete], n[store.Sweep], size(out.Freed))
+	text := fmt.Sprintf("%d kept, %d deleted, %d swept, %s freed", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed))
 	if !out.Applied {
-		text = fmt.Sprintf("nothing was done: %d would be kept, %d deleted, %d swept, %s freed; --apply does it", n[store.Keep], n[store.Delete], n[store.Sweep], size(out.Freed))
+		text = fmt.Sprintf("nothing was done: %d would be kept, %d deleted, %d swept, %s freed; --apply does it", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed))
 	}
 	fmt.Fprintln(a.err, text)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"text/tabwriter"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/worker/shm"
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
@@ -23,7 +24,7 @@ func (a *app) freeStaging() error {
 		for _, dir := range out.Directories {
 			fmt.Fprintln(w, dir)
 		}
-		fmt.Fprintf(w, "%d directories of dead trainers, %s freed\n", len(out.Directories), size(out.Bytes))
+		fmt.Fprintf(w, "%d directories of dead trainers, %s freed\n", len(out.Directories), bytesize.Text(out.Bytes))
 	})
 	return errors.Join(err, printed)
 }

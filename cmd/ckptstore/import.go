@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
@@ -126,7 +127,7 @@ func (a *app) importPath(ctx context.Context, path string, o importOptions) erro
 				how = "adopted in place; run `ckptstore verify " + out.Run + "@" + out.Checkpoint + "` to learn its digests"
 			}
 			fmt.Fprintf(w, "%s@%s: %d tensors, %d values, %s of %d ranks, %s\n",
-				out.Run, out.Checkpoint, out.Tensors, out.Values, size(out.Bytes), out.Ranks, how)
+				out.Run, out.Checkpoint, out.Tensors, out.Values, bytesize.Text(out.Bytes), out.Ranks, how)
 		})
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
@@ -238,7 +239,7 @@ func (a *app) printListing(l listing) error {
 			if c.Superseded != nil && *c.Superseded {
 				state = "superseded"
 			}
-			cells := []any{c.Run, c.ID, c.Step, state, c.WorldSize, size(c.Bytes), when(c.CommittedAt), c.Parent}
+			cells := []any{c.Run, c.ID, c.Step, state, c.WorldSize, bytesize.Text(c.Bytes), when(c.CommittedAt), c.Parent}
 			if wide {
 				cells = append(cells, maybeSize(c.Written), maybeSize(c.Reused), maybeSize(c.Shared), maybeSize(c.Exclusive), c.Sequence, short(c.Manifest), c.Reason)
 			}

@@ -8,6 +8,8 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 )
 
 // emit prints a result: as one JSON object, its rows as JSON lines, or a table.
@@ -51,21 +53,7 @@ func maybeSize(n *int64) string {
 	if n == nil {
 		return ""
 	}
-	return size(*n)
-}
-
-// size is a number of bytes for people.
-func size(n int64) string {
-	const unit = 1024
-	if n < unit {
-		return fmt.Sprintf("%d B", n)
-	}
-	value, exp := float64(n), 0
-	for value >= unit && exp < 4 {
-		value /= unit
-		exp++
-	}
-	return fmt.Sprintf("%.1f %ciB", value, " KMGT"[exp])
+	return bytesize.Text(*n)
 }
 
 // when is a time for people, in their own zone.

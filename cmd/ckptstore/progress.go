@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -52,11 +53,11 @@ func (b *bar) set(bytes int64) {
 	b.drawn = now
 	rate := float64(bytes) / spent.Seconds()
 	if b.total == 0 { // it is not known
-		fmt.Fprintf(b.to, "\r\x1b[K%s  %s  %s/s", b.what, size(bytes), size(int64(rate)))
+		fmt.Fprintf(b.to, "\r\x1b[K%s  %s  %s/s", b.what, bytesize.Text(bytes), bytesize.Text(int64(rate)))
 		return
 	}
 	left := time.Duration(float64(b.total-bytes)/rate) * time.Second
-	fmt.Fprintf(b.to, "\r\x1b[K%s  %s of %s  %s/s  %v left", b.what, size(bytes), size(b.total), size(int64(rate)), max(0, left))
+	fmt.Fprintf(b.to, "\r\x1b[K%s  %s of %s  %s/s  %v left", b.what, bytesize.Text(bytes), bytesize.Text(b.total), bytesize.Text(int64(rate)), max(0, left))
 }
 
 func (b *bar) done() {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/store"
 )
 
@@ -59,7 +60,7 @@ func (a *app) printRecovered(out store.Recovered) error {
 		}
 		row(w, head...)
 		for _, c := range out.Checkpoints {
-			cells := []any{c.Run, c.Checkpoint, c.Step, size(c.Bytes), when(c.CommittedAt)}
+			cells := []any{c.Run, c.Checkpoint, c.Step, bytesize.Text(c.Bytes), when(c.CommittedAt)}
 			if wide {
 				cells = append(cells, short(c.Manifest), c.Formerly, c.Was)
 			}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"text/tabwriter"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -154,7 +155,7 @@ func (v verified) printRepairs(w *tabwriter.Writer) {
 			fmt.Fprintf(w, "%s@%s: %s: repaired: its size and header are as they were\n", r.Run, r.Checkpoint, r.File)
 		}
 		for _, c := range r.Chunks {
-			fmt.Fprintf(w, "%s@%s: %s: repaired %q %s, %s from %s\n", r.Run, r.Checkpoint, r.File, c.FQN, c.Chunk, size(c.Bytes), c.From)
+			fmt.Fprintf(w, "%s@%s: %s: repaired %q %s, %s from %s\n", r.Run, r.Checkpoint, r.File, c.FQN, c.Chunk, bytesize.Text(c.Bytes), c.From)
 		}
 		for _, path := range r.Links {
 			fmt.Fprintf(w, "%s@%s: %s: repaired too: %s\n", r.Run, r.Checkpoint, r.File, path)

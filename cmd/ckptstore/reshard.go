@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
@@ -28,9 +29,9 @@ func printReshard(w *tabwriter.Writer, wide bool, p *planner.Preview) {
 	fmt.Fprintln(w)
 	row(w, "RANK", "SIZE", "OVER-READ", "READS", "MISSING", "FROM RANKS")
 	for _, r := range p.Ranks {
-		row(w, r.Rank, size(r.Bytes), factor(r.Read, r.Bytes), r.Reads, size(r.Missing), from(r, wide))
+		row(w, r.Rank, bytesize.Text(r.Bytes), factor(r.Read, r.Bytes), r.Reads, bytesize.Text(r.Missing), from(r, wide))
 	}
-	row(w, "all", size(p.Bytes), factor(p.Read, p.Bytes))
+	row(w, "all", bytesize.Text(p.Bytes), factor(p.Read, p.Bytes))
 	lack, unread := map[string][]int{}, map[string][]int{}
 	for _, r := range p.Ranks {
 		for _, fqn := range r.Lacks {
@@ -62,7 +63,7 @@ func from(r planner.RankPreview, wide bool) string {
 	var sizes []string
 	for _, f := range r.Files {
 		ranks = append(ranks, f.Rank)
-		sizes = append(sizes, fmt.Sprintf("%d: %s", f.Rank, size(f.Bytes)))
+		sizes = append(sizes, fmt.Sprintf("%d: %s", f.Rank, bytesize.Text(f.Bytes)))
 	}
 	if wide {
 		return strings.Join(sizes, ", ")

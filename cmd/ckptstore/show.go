@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
@@ -151,7 +152,7 @@ func (s shown) printHead(w *tabwriter.Writer) {
 	row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
 	row(w, "committed", fmt.Sprintf("%s, sequence %d", when(c.EndedAt), c.CommittedSeq))
 	row(w, "continues", c.Parent)
-	row(w, "size", fmt.Sprintf("%s: %s written, %s reused", size(c.Bytes), size(c.BytesWritten), size(c.BytesReused)))
+	row(w, "size", fmt.Sprintf("%s: %s written, %s reused", bytesize.Text(c.Bytes), bytesize.Text(c.BytesWritten), bytesize.Text(c.BytesReused)))
 	row(w, "files", fmt.Sprintf("%s shared with other checkpoints, %s exclusive", orDash(maybeSize(s.Shared)), orDash(maybeSize(s.Exclusive))))
 	row(w, "manifest", c.Manifest)
 	row(w, "path", s.Path)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
@@ -255,7 +256,7 @@ func (a *app) printVerified(out verified) error {
 			return
 		}
 		fmt.Fprintf(w, "%d checkpoints, %d files, %d chunks, %s: %d findings\n",
-			out.Checkpoints, out.Files, out.Chunks, size(out.Bytes), len(out.Findings))
+			out.Checkpoints, out.Files, out.Chunks, bytesize.Text(out.Bytes), len(out.Findings))
 	})
 	if err == nil && len(out.Findings) > 0 {
 		return errFindings

@@ -140,17 +140,3 @@ func (e *examination) check(ctx context.Context, id string, look func(ctx contex
 		e.add(id, problem("look for a server or a disk that hangs: dmesg, and processes in state D", "no answer after %v", e.Patience))
 	}
 }
-
-// size is a number of bytes for people.
-func size(n uint64) string {
-	const unit = 1024
-	if n < unit {
-		return fmt.Sprintf("%d B", n)
-	}
-	value, exp := float64(n), 0
-	for value >= unit && exp < 5 {
-		value /= unit
-		exp++
-	}
-	return fmt.Sprintf("%.1f %ciB", value, " KMGTP"[exp])
-}

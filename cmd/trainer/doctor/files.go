@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 )
 
 // probeName begins the names of what probes make.
@@ -188,9 +190,9 @@ func (p probes) room(context.Context) answer {
 		return problem("see that the filesystem is mounted", "%v", err)
 	}
 	free, total := st.Bavail*uint64(st.Bsize), st.Blocks*uint64(st.Bsize)
-	saw := fmt.Sprintf("%s free of %s", size(free), size(total))
+	saw := fmt.Sprintf("%s free of %s", bytesize.Text(free), bytesize.Text(total))
 	if need := min(max(leastRoom, total/10), mostRoom); total > 0 && free < need {
-		return problem("free space, or choose another disk", "%s: with less than %s no save is taken", saw, size(need))
+		return problem("free space, or choose another disk", "%s: with less than %s no save is taken", saw, bytesize.Text(need))
 	}
 	return ok("%s", saw)
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 )
 
 func (e *examination) gpus(ctx context.Context) {
@@ -73,9 +74,9 @@ func measures(s gpu.Status) string {
 	say := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
 	switch {
 	case s.UsedBytes != nil && s.MemoryBytes > 0:
-		say("%s of %s used", size(*s.UsedBytes), size(s.MemoryBytes))
+		say("%s of %s used", bytesize.Text(*s.UsedBytes), bytesize.Text(s.MemoryBytes))
 	case s.MemoryBytes > 0:
-		say("%s", size(s.MemoryBytes))
+		say("%s", bytesize.Text(s.MemoryBytes))
 	}
 	if s.Celsius != nil {
 		say("%d °C", *s.Celsius)

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 )
 
 // What jobs of ordinary size need; with less they may run all the same.
@@ -58,9 +60,9 @@ func locked(rdma string) answer {
 		return ok("locked memory: no limit")
 	}
 	if cards, err := os.ReadDir(rdma); err == nil && len(cards) > 0 {
-		return warning("raise it: ulimit -l unlimited, LimitMEMLOCK=infinity of the service, or docker run --ulimit memlock=-1", "locked memory: %s, and there are RDMA cards, for which NCCL locks more", size(r.Cur))
+		return warning("raise it: ulimit -l unlimited, LimitMEMLOCK=infinity of the service, or docker run --ulimit memlock=-1", "locked memory: %s, and there are RDMA cards, for which NCCL locks more", bytesize.Text(r.Cur))
 	}
-	return ok("locked memory: %s, without RDMA cards", size(r.Cur))
+	return ok("locked memory: %s, without RDMA cards", bytesize.Text(r.Cur))
 }
 
 // groupMemory is what the control groups of this process leave of the memory.
@@ -75,9 +77,9 @@ func groupMemory(groups, root string) answer {
 	case err != nil:
 		return notChecked("", "memory limit of the control group: %v", err)
 	case bound >= total:
-		return ok("%s of memory, no lower limit by control groups", size(total))
+		return ok("%s of memory, no lower limit by control groups", bytesize.Text(total))
 	}
-	return ok("%s of memory by control groups, of %s in the machine; staged saves count", size(bound), size(total))
+	return ok("%s of memory by control groups, of %s in the machine; staged saves count", bytesize.Text(bound), bytesize.Text(total))
 }
 
 func groupPIDs(groups, root string) answer {

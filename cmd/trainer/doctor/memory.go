@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/bytesize"
 )
 
 const moreShared = "docker run --shm-size, an emptyDir with medium Memory at /dev/shm in Kubernetes, or mount -o remount,size= /dev/shm"
@@ -22,7 +24,7 @@ func sharedRoom(dir string) answer {
 		return problem("mount a tmpfs at /dev/shm", "%s: %v", dir, err)
 	}
 	free, total := st.Bavail*uint64(st.Bsize), st.Blocks*uint64(st.Bsize)
-	saw := fmt.Sprintf("%s: %s free of %s", dir, size(free), size(total))
+	saw := fmt.Sprintf("%s: %s free of %s", dir, bytesize.Text(free), bytesize.Text(total))
 	switch {
 	case st.Type != unix.TMPFS_MAGIC && st.Type != unix.RAMFS_MAGIC:
 		return warning("mount a tmpfs at /dev/shm", "%s, which is no memory: saves are staged on a disk", saw)
