@@ -61,16 +61,23 @@ func names[T any](rows []T, name func(T) string) []string {
 // notFound hints at the names that are close to what was asked for, or at
 // some of those that exist.
 func notFound(what, ref string, have []string) *NotFoundError {
-	e := &NotFoundError{What: what, Ref: ref}
-	switch near := closest(ref, have); {
-	case len(have) == 0:
+	e := &NotFoundError{What: what, Ref: ref, Hint: Near(ref, have)}
+	if e.Hint == "" {
 		e.Hint = "there is none yet"
-	case len(near) > 0:
-		e.Hint = "did you mean " + list(near) + "?"
-	default:
-		e.Hint = "there is " + list(have)
 	}
 	return e
+}
+
+// Near is what to say of a name that is not there: the names that are close to it, or
+// some of those that exist. It is empty where there is none.
+func Near(ref string, have []string) string {
+	switch near := closest(ref, have); {
+	case len(have) == 0:
+		return ""
+	case len(near) > 0:
+		return "did you mean " + list(near) + "?"
+	}
+	return "there is " + list(have)
 }
 
 // list names at most five of the candidates.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -35,6 +36,8 @@ func Ensure(ctx context.Context, location string, patience time.Duration, log *s
 			return nil
 		case errors.Is(err, ErrExists):
 			return nil // another trainer was faster
+		case errors.As(err, new(*fs.PathError)):
+			return fmt.Errorf("%w: no store can be made in %s: name a directory that this user may write in, by --store (in Python ckptstore.init(store=…), or CKPTSTORE_STORE)", err, location)
 		case !errors.Is(err, ErrLocked):
 			return err
 		}

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/foreign"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -20,7 +24,13 @@ func OpenForeign(ctx context.Context, path string) (*storage.Foreign, error) {
 	full, err := filepath.Abs(path)
 	if err == nil {
 		// A link may lead elsewhere by the time that an adopted file is read.
-		full, err = filepath.EvalSymlinks(full)
+		var real string
+		if real, err = filepath.EvalSymlinks(full); err == nil {
+			full = real
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open checkpoint %s: %w%s", path, fs.ErrNotExist, beside(full))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint %s: %w", path, err)
@@ -38,6 +48,27 @@ func OpenForeign(ctx context.Context, path string) (*storage.Foreign, error) {
 		return nil, fmt.Errorf("open checkpoint %s: %w", path, err)
 	}
 	return f, nil
+}
+
+// beside says what is there instead of a path: the nearest directory above it, and
+// what it has.
+func beside(path string) string {
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		list, err := os.ReadDir(dir)
+		if err != nil && dir != filepath.Dir(dir) {
+			continue
+		}
+		var names []string
+		for _, e := range list {
+			if !strings.HasPrefix(e.Name(), ".") && (dir == filepath.Dir(path) || e.IsDir()) {
+				names = append(names, e.Name())
+			}
+		}
+		if near := projections.Near(filepath.Base(path), names); near != "" {
+			return fmt.Sprintf(": in %s %s", dir, near)
+		}
+		return fmt.Sprintf(": %s is empty", dir)
+	}
 }
 
 // VerifyForeign is [storage.Foreign.Verify]. Parts of tensors that no chunk

@@ -139,10 +139,6 @@ func conflict(format string, args ...any) error {
 	return &problem{http.StatusConflict, fmt.Errorf(format, args...)}
 }
 
-func missing(path string) error {
-	return &problem{http.StatusNotFound, fmt.Errorf("%s%s: %w", scheme, path, fs.ErrNotExist)}
-}
-
 // handle answers one request in JSON.
 func handle[In, Out any](mux *http.ServeMux, name string, answer func(context.Context, In) (Out, error)) {
 	mux.HandleFunc("POST "+Prefix+name, func(w http.ResponseWriter, r *http.Request) {

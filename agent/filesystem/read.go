@@ -72,7 +72,7 @@ func (h *Handler) filesOf(ctx context.Context, at target, all []projections.Chec
 		}
 	}
 	if of == nil {
-		return nil, missing(at.run + "/" + dirOf(at.name))
+		return nil, h.absent(ctx, at.run+"/"+dirOf(at.name), all)
 	}
 	v, err := h.verbatim(ctx, *of)
 	if err != nil && !errors.Is(err, storage.ErrNotVerbatim) {
@@ -107,18 +107,20 @@ func (h *Handler) filesOf(ctx context.Context, at target, all []projections.Chec
 func (h *Handler) find(ctx context.Context, p path, all []projections.Checkpoint) (kept, target, error) {
 	at, name, ok := p.file()
 	if !ok {
-		return kept{}, at, missing(p.text)
+		return kept{}, at, h.absent(ctx, p.text, all)
 	}
 	files, err := h.filesOf(ctx, at, all)
 	if err != nil {
 		return kept{}, at, err
 	}
+	var names []string
 	for _, f := range files {
 		if f.name() == name {
 			return f, at, nil
 		}
+		names = append(names, f.name())
 	}
-	return kept{}, at, missing(p.text)
+	return kept{}, at, missing(p.text, names...)
 }
 
 const (

@@ -249,6 +249,38 @@ class Agents(Launches):
         self.assertIn("NoAgent", told)
         self.assertIn(self.store, told)
         os.remove(self.store)
+        told = self.failing(CKPTSTORE_STORE="/proc/store")
+        for part in ("NoAgent", "/proc/store", "init(store="):
+            self.assertIn(part, told)
+
+    def test_what_is_not_there_is_said_with_what_is_near(self) -> None:
+        os.mkdir(os.path.join(self.folder, "step-10"))
+        heard = self.program("""
+            from ckptstore._checkpoint import reference
+            session = current()
+            session.wait(save(session, 100, b"a" * 16).checkpoint, "committed")
+            said = []
+            for attempt in (
+                lambda: services().call("store/fs/open", path="train/step-10/.metadata"),
+                lambda: services().call("store/fs/stat", path="trian/step-10"),
+                lambda: load(session, os.path.abspath("step-11")),
+                lambda: load(session, os.path.abspath("nowhere/step-10")),
+                lambda: ckptstore.open("./step-11"),
+                lambda: ckptstore.open("ckptstore://train/step-101"),
+            ):
+                try:
+                    said.append(attempt())
+                except ckptstore.Refused as refused:
+                    said.append(refused.message)
+            say(said)
+            say([ckptstore.open(ref).id for ref in ("ckptstore://train", "ckptstore://train/step-100")])
+            say([reference("ckptstore://r/part/step-1"), reference("./x"), reference("r@x")])
+        """)
+        there = [' did you mean "step-100"?', ': there is "train"', 'did you mean "step-10"?', f'in {self.folder} there is ', 'did you mean "step-10"?', 'did you mean "step-100']
+        self.assertEqual(len(heard[0]), len(there))
+        for text, part in zip(heard[0], there):
+            self.assertIn(part, text)
+        self.assertEqual(heard[1:], [["step-100.a1"] * 2, ["r@part~step-1", os.path.join(self.folder, "x"), "r@x"]])
 
     def test_interrupted_by_the_user(self) -> None:
         program = self.start("""

@@ -243,13 +243,19 @@ class Checkpoint:
         self.close()
 
 
+_SCHEME = "ckptstore://"
+
+
 def reference(ref: str | os.PathLike[str]) -> str:
-    """A reference as requests have it: a path is absolute.
+    """A reference as requests have it: a path is absolute, and a URL RUN@NAME.
 
     A path begins with / or ./ or ../, is an os.PathLike, or has a / in it and a
     checkpoint at its end.
     """
     text = os.fspath(ref)
+    if isinstance(ref, str) and text.startswith(_SCHEME):
+        run, _, name = text[len(_SCHEME) :].strip("/").partition("/")
+        return f"{run}@{name.replace('/', '~')}" if name else run
     if not isinstance(ref, str) or text in (".", "..") or text.startswith(("/", "./", "../")):
         return os.path.abspath(text)
     if "/" in text and _checkpoint_at(text):
@@ -269,7 +275,7 @@ def open(ref: str | os.PathLike[str], store: str | os.PathLike[str] | None = Non
     Args:
         ref: RUN (its newest), RUN@NAME, RUN@latest, an ID, or the path of a
             directory of PyTorch DCP, of a Hugging Face one, or of a safetensors
-            file.
+            file; or the URL ``ckptstore://RUN[/PART][/NAME]``.
         store: directory or nats:// URL of the store, by default that of the
             trainer, if there is one, or $CKPTSTORE_STORE.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from . import _values
 from ._boxes import Piece, pieces
+from ._checkpoint import reference
 from ._leaves import Leaves, flatten, materialise, put
 from ._marks import PerRank
 from ._ranks import participants
@@ -61,7 +63,7 @@ class Unread(Error):
 
 def load(
     state_dict: dict[Any, Any] | None = None,
-    ref: str | None = None,
+    ref: str | os.PathLike[str] | None = None,
     *,
     model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
@@ -90,7 +92,7 @@ def load(
     Args:
         state_dict: as for save, with tensors to fill.
         ref: ``RUN``, ``RUN@NAME``, ``RUN@latest``, the ID or name of one of this run, or the
-            path of a DCP directory. None is the checkpoint to resume from, and an error
+            path of a DCP directory, or ``ckptstore://RUN/NAME``. None is the checkpoint to resume from, and an error
             where there is none; "resume" is the same, and None is returned where there is
             none: a fresh start.
         model: its state is loaded from below ``model``.
@@ -120,6 +122,8 @@ def load(
         ref = session.context.resume
         if ref is None:
             return None
+    if ref is not None:
+        ref = reference(ref)
     part = participants("load", session, ranks, group)
     given: dict[Any, Any] = {} if state_dict is None else state_dict
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from typing import Any
 
@@ -23,7 +24,10 @@ def ref(wire: Wire, place: Place, path: str | os.PathLike[str]) -> str:
     found = [row for row in rows if place.name in (None, "latest", row["name"], row["checkpoint"])]
     if not found:
         what = f"no checkpoint {place.name!r}" if place.name else "no checkpoint"
-        raise PlaceError(f"{os.fspath(path)}: there is {what} in {'the run ' + repr(place.run) if place.run else 'the store'}; `ckptstore ls --all` lists what there is")
+        names = list(dict.fromkeys(row["name"] for row in rows))  # the newest first
+        near = difflib.get_close_matches(place.name or "", names, 3) or names[:5]
+        there = f"; there is {', '.join(map(repr, near))}" if near else ""
+        raise PlaceError(f"{os.fspath(path)}: there is {what} in {'the run ' + repr(place.run) if place.run else 'the store'}; `ckptstore ls --all` lists all that was saved{there}")
     own = _session.current().context.run if has_trainer() else None
     newest = max(found, key=lambda row: (row["run"] == own, row["ended_at"].rstrip("Z")))  # Go leaves out zeros at the end of a second
     return f"{newest['run']}@{newest['checkpoint']}"

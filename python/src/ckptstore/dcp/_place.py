@@ -97,7 +97,7 @@ def of(target: str | os.PathLike[str], *, reading: bool, trainer: bool) -> Place
         if identity(above) is not None:
             return _inside(above, path.relative_to(above).parts, text)
     if reading:
-        raise PlaceError(f"there is no checkpoint at {text}: neither is it a PyTorch checkpoint, nor is it in a store")
+        raise PlaceError(f"there is no checkpoint at {text}: neither is it a PyTorch checkpoint, nor is it in a store; give the path that it was saved to, or {SCHEME}RUN/NAME")
     if step_of(path.name) is None:
         return Place(str(path), None, UNNAMED)
     return Place(str(path.parent), None, path.name)
