@@ -51,5 +51,5 @@ def _numpy(fqn: str, dtype: str, shape: Sequence[int]) -> tuple[Any, memoryview]
         import numpy
     except ImportError as error:
         raise ImportError(f"tensor {fqn!r}: neither PyTorch nor numpy is installed to hold it; install one of them") from error
-    out = numpy.empty(tuple(shape), dtype="bool" if dtype == "bool" else dtype)
+    out: Any = numpy.empty(tuple(shape), dtype="bool" if dtype == "bool" else dtype)
     return out, out.reshape(-1).view("uint8").data

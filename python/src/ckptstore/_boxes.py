@@ -177,7 +177,7 @@ def _runs(indices: Sequence[int], size: int) -> list[tuple[int, int, int]]:
     """Indices as runs without a gap: where each begins in the list, its first index, its length."""
     if not indices:
         return [(0, size, 0)]
-    out = []
+    out: list[tuple[int, int, int]] = []
     for at, index in enumerate(indices):
         if out and index == out[-1][1] + out[-1][2]:
             out[-1] = (out[-1][0], out[-1][1], out[-1][2] + 1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict
 
 MODEL, OPTIMIZER = "model", "optimizer"
 
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 def add_states(state: dict[Any, Any], model: torch.nn.Module | None, optimizer: Optimizers | None) -> None:

@@ -120,12 +120,12 @@ def _machine(allow: Iterable[type]) -> types.ModuleType:
             return known[module, name] if (module, name) in known else _find(module, name)
 
         def load_build(self) -> None:
-            of = type(self.stack[-2])
+            of = type(self.stack[-2])  # type: ignore[attr-defined]
             if not _may_build(of, known.values()):
                 raise NotAllowed(f"{of.__module__}.{of.__qualname__} with a state")
-            super().load_build()
+            super().load_build()  # type: ignore[misc]
 
-        dispatch[pickle.BUILD[0]] = load_build
+        dispatch[pickle.BUILD[0]] = load_build  # type: ignore[assignment]
 
     module = types.ModuleType("ckptstore._values.machine")
     module.Unpickler = Unpickler  # type: ignore[attr-defined]

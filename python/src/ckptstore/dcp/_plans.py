@@ -61,7 +61,9 @@ def agreed(plans: list[SavePlan], *, everyone: bool) -> list[SavePlan]:
     parts = [plan.storage_data if isinstance(plan.storage_data, Part) else None for plan in plans]
     first: dict[str, tuple[int, tuple[str, tuple[int, ...]]]] = {}
     for part in parts:
-        for fqn, what in (part.whole if part is not None else {}).items():
+        if part is None:
+            continue
+        for fqn, what in part.whole.items():
             rank, same = first.setdefault(fqn, (part.rank, what))
             if what != same:
                 raise Error(f"tensor {fqn!r}: rank {rank} has {same[0]} {list(same[1])}, rank {part.rank} has {what[0]} {list(what[1])}")

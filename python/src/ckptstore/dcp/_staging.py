@@ -12,6 +12,7 @@ the memory outlives the writers, of which a program has one for each checkpoint.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import threading
 import types
@@ -201,7 +202,7 @@ class _Copy:
         if flatten is not None:
             names, context = flatten(tensor)
             inner = {name: getattr(tensor, name) for name in names}
-            parts = {name: self.read(part, wrapped=True) if isinstance(part, torch.Tensor) else (lambda part=part: part) for name, part in inner.items()}
+            parts = {name: self.read(part, wrapped=True) if isinstance(part, torch.Tensor) else functools.partial(_itself, part) for name, part in inner.items()}
             kind, size, stride = type(tensor), tensor.size(), tensor.stride()
             return lambda: kind.__tensor_unflatten__({name: part() for name, part in parts.items()}, context, size, stride)
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
@@ -234,3 +235,7 @@ class _Copy:
             )
 
         return build
+
+
+def _itself(value: Any) -> Any:
+    return value
