@@ -276,7 +276,7 @@ class Agents(Launches):
             say([ckptstore.open(ref).id for ref in ("ckptstore://train", "ckptstore://train/step-100")])
             say([reference("ckptstore://r/part/step-1"), reference("./x"), reference("r@x")])
         """)
-        there = [' did you mean "step-100"?', ': there is "train"', 'did you mean "step-10"?', f'in {self.folder} did you mean "step-10"?', 'did you mean "step-10"?', 'did you mean "step-100']
+        there = [' did you mean "step-100"?', ': there is "train"', 'did you mean "step-10"?', f'in {self.folder} did you mean "step-10"?', 'did you mean "step-10"?', 'there is "step-100']
         self.assertEqual(len(heard[0]), len(there))
         for text, part in zip(heard[0], there):
             self.assertIn(part, text)
