@@ -120,17 +120,6 @@ func Open(shared, store, run string, room func(*os.File) (int64, error)) (*Arena
 	return a, nil
 }
 
-// freeLeft removes what a dead trainer has left.
-func (a *Arenas) freeLeft() error {
-	for _, path := range a.left {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("free what a dead trainer left in shared memory: %w", err)
-		}
-	}
-	a.left = nil
-	return nil
-}
-
 // Take returns an arena of at least size bytes, for one use by one rank: a word
 // of the file's name, which is not that of slots. Where there is too little
 // memory, what nobody uses is freed for it.

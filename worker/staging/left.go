@@ -2,6 +2,7 @@ package staging
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -111,6 +112,17 @@ func (a *Arenas) KeepLeft(checkpoint string, log *slog.Logger) error {
 		a.mu.Unlock()
 	}
 	return a.freeLeft()
+}
+
+// freeLeft removes what a dead trainer has left.
+func (a *Arenas) freeLeft() error {
+	for _, path := range a.left {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("free what a dead trainer left in shared memory: %w", err)
+		}
+	}
+	a.left = nil
+	return nil
 }
 
 // openLeft opens the slot in a file, if it is complete and of a checkpoint.
