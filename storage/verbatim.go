@@ -13,8 +13,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage/backend"
-	"github.com/ckptstore/ckptstore/storage/backend/local"
-	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // Verbatim is a committed checkpoint as the files in which it came. It is safe
@@ -129,40 +127,34 @@ func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to in
 }
 
 // verifyBlocks compares the blocks of an extent from the first on with their
-// checksums, as far as its byte end. Where the file is one of the system, no byte
-// is copied for it.
+// checksums, as far as its byte end. It copies them into a buffer that stays in the
+// processor's cache: to map the file's pages instead takes half as much time again, for
+// the pages are mapped one by one.
 func (f *VerbatimFile) verifyBlocks(file io.ReaderAt, e extent, first, end int64) error {
-	start, size := e.offset+first*BlockSize, end-first*BlockSize
-	var found error
-	compare := func(data []byte) {
-		for k := first; len(data) > 0; k++ {
-			n := min(BlockSize, len(data))
-			if got, want := crc32.Checksum(data[:n], castagnoli), e.sums[k]; got != want {
-				found = &CorruptError{
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	for k, start := first, first*BlockSize; start < end; {
+		window := (*buf)[:min(windowSize, end-start)]
+		n, err := file.ReadAt(window, e.offset+start)
+		switch {
+		case n == len(window):
+		case errors.Is(err, io.EOF):
+			return &CorruptError{File: f.Path, Block: -1, Offset: e.offset + start + int64(n), Problem: "the file ends here"}
+		default:
+			return fmt.Errorf("read %s at %d: %w", f.Path, e.offset+start+int64(n), err)
+		}
+		for start += int64(n); len(window) > 0; k++ {
+			block := window[:min(BlockSize, len(window))]
+			if got, want := crc32.Checksum(block, castagnoli), e.sums[k]; got != want {
+				return &CorruptError{
 					File: f.Path, Block: -1, Offset: e.offset + k*BlockSize, Problem: "checksum of the block",
 					Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
 				}
-				return
 			}
-			data = data[n:]
+			window = window[len(block):]
 		}
 	}
-	if on, ok := file.(interface{ Fd() uintptr }); ok && on.Fd() != vfs.InvalidFd {
-		info, err := file.(backend.Object).Stat()
-		if err == nil && info.Size < start+size {
-			return &CorruptError{File: f.Path, Block: -1, Offset: info.Size, Problem: "the file ends here"}
-		}
-		if err == nil {
-			err = local.Mapped(on.Fd(), f.Path, start, int(size), compare)
-		}
-		return errors.Join(err, found)
-	}
-	data := make([]byte, size)
-	if n, err := file.ReadAt(data, start); n < len(data) {
-		return fmt.Errorf("read %s at %d: %w", f.Path, start+int64(n), errors.Join(io.ErrUnexpectedEOF, err))
-	}
-	compare(data)
-	return found
+	return nil
 }
 
 // NameError says that a file of another format cannot have its name here.

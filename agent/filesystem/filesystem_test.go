@@ -464,6 +464,16 @@ func TestDamage(t *testing.T) {
 				t.Errorf("%s: a flipped bit at %d: %v", n.Name, at, err)
 			}
 		}
+		if err := os.WriteFile(r.Path, whole[:len(whole)-1], 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var cut openReply
+		if err := a.ask("open", pathRequest{n.Name}, &cut); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.ask("verify", verifyRequest{Read: cut.Read, Offset: 0, Length: int64(len(whole))}, nil); err == nil || !strings.Contains(err.Error(), "ends here") {
+			t.Errorf("%s without its last byte: %v", n.Name, err)
+		}
 		if err := os.WriteFile(r.Path, whole, 0o644); err != nil {
 			t.Fatal(err)
 		}
