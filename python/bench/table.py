@@ -12,7 +12,9 @@ counted. Each cell is the median over the rounds of the slowest rank's seconds.
   default; way save waits until the checkpoint is committed.
 - load: into tensors whose memory is there. The files are read once before, so that
   they are in the page cache for everybody; shared memory holds later saves by then.
-  Every element that was loaded is compared.
+  A load for which the disk was read all the same is made again, up to five times, and
+  said: a whole table has a dozen times --bytes for each rank in memory, and where that
+  is more than there is, the page cache gives way. Every element that was loaded is compared.
 - blocking: how long the call holds up the training; the writing behind it is waited
   for and not counted. `copy` is a copy of the same tensors into memory that is there.
 
@@ -83,6 +85,10 @@ def show(result):
         met = {None: "–", True: "yes", False: "no"}[row["met"]]
         seconds, beside = row["seconds"], row["beside_seconds"]
         print(f"| {row['what']} | {NAMES[row['by']]} | {seconds:.3f} | {size / seconds / 1e9:.2f} | {NAMES[row['beside']]} | {beside:.3f} | {size / beside / 1e9:.2f} | {row['ratio']:.2f} | {target} | {met} |")
+    for name, read in result["cold"].items():
+        print(f"\n{name}: {len(read)} loads that count read {sum(read) / 1e9:.2f} GB from the disk: the machine has too little memory for --bytes")
+    if result["colder"]:
+        print(f"\n{result['colder']} loads found their files gone from the page cache, and were made again")
 
 
 def main():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import datetime
+import gc
 import os
 import pickle
 import sys
@@ -143,6 +144,29 @@ def staging_keeps_memory_and_ties() -> None:
     assert stager.stage({"a": weight})["a"].data_ptr() == first
 
 
+def staging_is_not_stopped_for_garbage() -> None:
+    class Fails:
+        def __deepcopy__(self, _: dict) -> None:
+            raise ValueError("no copy")
+
+    tensors, stager = {str(i): torch.ones(2) for i in range(3000)}, Stager()
+    try:
+        for on in (True, False):
+            gc.enable() if on else gc.disable()
+            began = gc.get_stats()[0]["collections"]
+            stager.stage(tensors)
+            assert gc.isenabled() == on
+            try:
+                stager.stage({"a": Fails()})
+                raise AssertionError("a value that cannot be copied was staged")
+            except ValueError:
+                assert gc.isenabled() == on
+            # One may come when staging is over, for all that it has made.
+            assert gc.get_stats()[0]["collections"] - began <= 3, "staging was stopped for garbage"
+    finally:
+        gc.enable()
+
+
 def staging_memory_outlives_writers() -> None:
     model, optimizer = {"a": torch.ones(100)}, {"b": torch.ones(7000)}
 
@@ -280,7 +304,7 @@ CASES = {
     "save": [save_layouts],
     "load": [load_layouts, offline],
     "all": [
-        save_layouts, load_layouts, offline, async_thread_keeps_what_was_staged, staging_keeps_memory_and_ties, staging_memory_outlives_writers, plan_caching,
+        save_layouts, load_layouts, offline, async_thread_keeps_what_was_staged, staging_keeps_memory_and_ties, staging_is_not_stopped_for_garbage, staging_memory_outlives_writers, plan_caching,
         a_name_again_is_newer, nothing_is_saved, ranks_disagree, tensors_without_bytes, one_rank_fails, some_of_the_ranks,
         without_collectives, values_of_other_classes, a_directory_of_pytorch, keywords_and_pickles, async_process,
     ],
