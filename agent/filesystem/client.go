@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ckptstore/ckptstore/worker/peer"
 )
 
@@ -28,21 +30,25 @@ func (h *Handler) number() (uint64, error) {
 }
 
 // clientOf notes who asks, so that what it has open is given up when it dies;
-// under h.mu. Of a process that nobody can watch, it stays open until the end.
-func (h *Handler) clientOf(ctx context.Context) *client {
+// under h.mu. Of a process that nobody can watch, it stays open until the end: nil.
+// One that has died meanwhile is an error.
+func (h *Handler) clientOf(ctx context.Context) (*client, error) {
 	pid, err := peer.Of(ctx)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
 	if c := h.clients[pid]; c != nil {
-		return c
+		return c, nil
 	}
 	c := &client{streams: map[uint64]*stream{}, reads: map[uint64]*reading{}}
-	if c.stop, err = peer.Watch(pid, func() { h.gone(pid, c) }); err != nil {
-		return nil
+	switch c.stop, err = peer.Watch(pid, func() { h.gone(pid, c) }); {
+	case errors.Is(err, unix.ESRCH):
+		return nil, conflict("process %d, which has connected to open a file, has ended", pid)
+	case err != nil:
+		return nil, nil
 	}
 	h.clients[pid] = c
-	return c
+	return c, nil
 }
 
 // gone gives up what a process had open. Files that it had closed stay pending,
@@ -65,6 +71,7 @@ func (h *Handler) gone(pid int, c *client) {
 		left = maps.Clone(h.pending)
 	}
 	h.mu.Unlock()
+	go c.stop() // it waits for this function
 	for _, s := range streams {
 		s.end(h)
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ckptstore/ckptstore/worker/peer"
 	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
@@ -315,5 +317,43 @@ func TestMemoryIsCutOff(t *testing.T) {
 	}
 	if got, err := a.get("run/step-1"); err != nil || !same(got, files(t, every)) {
 		t.Errorf("another checkpoint: %v", err)
+	}
+}
+
+// A process that has died before its file was open leaves nothing open.
+func TestDiedBeforeItsFileWasOpen(t *testing.T) {
+	a, _, h := handled(t, nil)
+	if err := a.save("run/step-1", every); err != nil {
+		t.Fatal(err)
+	}
+	at := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	c := exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), socket+"="+at, begins+"=run/step-2/__0_0.distcp")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = c.Process.Kill()
+	_ = c.Wait() // it was killed
+	ctx := peer.Context(t.Context(), conn)
+	if _, err := h.create(ctx, createRequest{"run/step-2/__0_0.distcp"}); err == nil {
+		t.Error("a file is begun for a process that is gone")
+	}
+	if _, err := h.open(ctx, pathRequest{"run/step-1/.metadata"}); err == nil {
+		t.Error("a file is opened for a process that is gone")
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n, m := len(h.streams), len(h.reads); n+m > 0 {
+		t.Errorf("%d files are written and %d read", n, m)
 	}
 }

@@ -182,12 +182,16 @@ func (h *Handler) open(ctx context.Context, in pathRequest) (openReply, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	id, err := h.number()
+	var c *client
+	if err == nil {
+		c, err = h.clientOf(ctx)
+	}
 	if err != nil {
 		r.close()
 		return openReply{}, err
 	}
 	h.reads[id] = r
-	if c := h.clientOf(ctx); c != nil {
+	if c != nil {
 		c.reads[id] = r
 	}
 	return openReply{Read: id, Path: f.file.Path, Size: f.size()}, nil

@@ -74,8 +74,12 @@ func (h *Handler) admit(ctx context.Context, s *stream) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
+	c, err := h.clientOf(ctx)
+	if err != nil {
+		return 0, err
+	}
 	h.streams[id] = s
-	if c := h.clientOf(ctx); c != nil {
+	if c != nil {
 		c.streams[id] = s
 	}
 	return id, nil

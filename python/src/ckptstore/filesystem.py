@@ -155,6 +155,7 @@ class Writer(io.RawIOBase):
         self._size, self._said, self._payload = 0, 0, False
         self._cuts: list[tuple[int, int]] = []
         self._ring: _memory.Ring | None = None
+        self._broken: str | None = None  # why a write has failed: part of it may be in memory
         reply = fs._call("create", path=path)
         self._stream, self._block = reply["stream"], reply["block"]
         self._open = True
@@ -171,7 +172,17 @@ class Writer(io.RawIOBase):
         return self._size
 
     def write(self, data: Any) -> int:
+        if self._broken is not None:
+            raise ValueError(f"write to {self.path}: a write before this one has failed ({self._broken}): write the file anew")
         view = memoryview(data).cast("B")
+        try:
+            self._write(view)
+        except BaseException as error:
+            self._broken = repr(error)
+            raise
+        return len(view)
+
+    def _write(self, view: memoryview) -> None:
         payload = len(view) >= PAYLOAD
         if payload or self._payload:
             self._cuts.append((self._size, int(payload)))
@@ -185,7 +196,6 @@ class Writer(io.RawIOBase):
             if self._size % self._block == 0:
                 # The reply comes when the next block may be filled.
                 self._fs._call("write", **self._written())
-        return len(view)
 
     def _fill(self, part: memoryview) -> None:
         if self._ring is None:
@@ -217,6 +227,9 @@ class Writer(io.RawIOBase):
         """Make the bytes durable: close does it, or the end of a transaction."""
         if not self._open:
             return
+        if self._broken is not None:
+            self.discard()
+            raise ValueError(f"close {self.path}: a write has failed ({self._broken}), and nothing of the file is kept: write it anew")
         self._open = False
         try:
             self._fs._call("close", size=self._size, **self._written())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+import unittest.mock
 import warnings
 from typing import Any
 
@@ -23,7 +25,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import ckptstore
-from ckptstore.errors import Refused
+from ckptstore.errors import Refused, StoreFull
 
 BINARY = os.environ.get("CKPTSTORE_BIN", "ckptstore")
 LIMIT = 120
@@ -255,6 +257,18 @@ class Files(Stored):
             with self.fs.open(self.url("step-1/.metadata.tmp"), "wb") as file:
                 file.write(b"some")
                 1 / 0
+        with self.assertRaises((FileNotFoundError, Refused)):
+            self.fs.mv(self.url("step-1/.metadata.tmp"), self.url("step-1/.metadata"))
+
+    def test_a_file_of_which_a_write_has_failed_is_none(self) -> None:
+        file = self.fs.open(self.url("step-1/.metadata.tmp"), "wb")
+        with unittest.mock.patch.object(file._ring, "fill", side_effect=OSError(errno.ENOSPC, "full")):
+            with self.assertRaises(StoreFull):
+                file.write(b"some")
+        with self.assertRaisesRegex(ValueError, "StoreFull"):
+            file.write(b"more")
+        with self.assertRaisesRegex(ValueError, "StoreFull"):
+            file.close()
         with self.assertRaises((FileNotFoundError, Refused)):
             self.fs.mv(self.url("step-1/.metadata.tmp"), self.url("step-1/.metadata"))
 
