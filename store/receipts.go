@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -62,11 +63,18 @@ func (r *Receipts) List(ctx context.Context, run string, _ bool) ([]projections.
 		return nil, err
 	}
 	out := []projections.Checkpoint{}
+	named := false
 	for _, of := range list {
 		if run != "" && of.Run != run {
 			continue
 		}
+		named = true
 		m, err := r.data.Reader(of.Ref).WithManifest(of.Manifest).ReadMetadata(ctx)
+		if errors.As(err, new(*storage.CorruptError)) || errors.Is(err, fs.ErrNotExist) {
+			// Who may write there may be removing it, and the others are good.
+			r.log.Warn("a checkpoint is left out: its manifest is damaged or gone; `ckptstore verify` tells which", "checkpoint", of.Run+"@"+of.Checkpoint, "error", err)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -74,7 +82,7 @@ func (r *Receipts) List(ctx context.Context, run string, _ bool) ([]projections.
 		row.WorldSize, row.Bytes = m.WorldSize, m.Layout.Bytes()
 		out = append(out, row)
 	}
-	if run != "" && len(out) == 0 {
+	if run != "" && !named {
 		return nil, &projections.NotFoundError{What: "run", Ref: run, Hint: "no receipt names it, and the log cannot be read without write permission"}
 	}
 	slices.SortFunc(out, func(x, y projections.Checkpoint) int {

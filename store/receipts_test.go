@@ -1,0 +1,55 @@
+package store
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// A checkpoint whose manifest is damaged or gone hides none of the others.
+func TestReceiptsOfDamaged(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	s := open(t, dir)
+	for step := range 3 {
+		committed(t, s, "run", int64(step+1))
+	}
+	shut(t, s)
+	for step, damage := range map[string]func(string) error{
+		"step-1.a1": os.Remove,
+		"step-2.a1": func(path string) error { return os.WriteFile(path, []byte("else"), 0o600) },
+	} {
+		paths, err := filepath.Glob(filepath.Join(dir, "data", "run", "*", step, "manifest-*"))
+		if err != nil || len(paths) != 1 {
+			t.Fatal(paths, err)
+		}
+		if err := os.Chmod(paths[0], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := damage(paths[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var said strings.Builder
+	r, err := OpenReceipts(dir, slog.New(slog.NewTextHandler(&said, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, run := range []string{"", "run"} {
+		rows, err := r.List(t.Context(), run, false)
+		if err != nil || len(rows) != 1 || rows[0].ID != "step-3.a1" {
+			t.Errorf("run %q: listed %+v, %v", run, rows, err)
+		}
+	}
+	for _, id := range []string{"run@step-1.a1", "run@step-2.a1"} {
+		if !strings.Contains(said.String(), id) {
+			t.Errorf("nothing was said of %s:\n%s", id, said.String())
+		}
+	}
+	_, err = r.List(t.Context(), "other", false)
+	wrong(t, err, projections.ErrNotFound, "receipt")
+}
