@@ -197,3 +197,28 @@ func (f reservingFile) Preallocate(_, size int64) error {
 	}
 	return nil
 }
+
+// TestReserveInterrupted: a signal during the call is no error of the disk.
+func TestReserveInterrupted(t *testing.T) {
+	asked := 0
+	files := errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind != errorfs.OpFilePreallocate {
+			return nil
+		}
+		if asked++; asked < 3 {
+			return syscall.EINTR
+		}
+		return nil
+	}))
+	g, err := New(files, t.TempDir()).Grow(t.Context(), "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Abort()
+	if n, err := g.WriteAt(pattern(2<<20), 0); n != 2<<20 || err != nil {
+		t.Errorf("wrote %d bytes: %v", n, err)
+	}
+	if err := g.Finish(2 << 20); err != nil || asked != 3 {
+		t.Errorf("reserved %d times: %v", asked, err)
+	}
+}

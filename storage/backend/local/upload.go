@@ -76,7 +76,10 @@ func partial(path string) string {
 // reserve gives a file its blocks. Where that cannot be asked for, a full disk
 // fails a write instead.
 func reserve(f vfs.File, from, size int64) (done bool, err error) {
-	err = f.Preallocate(from, size)
+	// A signal that comes meanwhile, such as the runtime's own, is no answer of the disk.
+	for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
+		err = f.Preallocate(from, size)
+	}
 	for _, unable := range []error{syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EINVAL, syscall.ENODEV} {
 		if errors.Is(err, unable) {
 			return false, nil
