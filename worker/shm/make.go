@@ -34,7 +34,10 @@ func Make(shared, kind string, log *slog.Logger) (dir string, lock *os.File, err
 		if errors.Is(err, ErrOwned) {
 			continue // a server that starts as well takes it for a leftover, and frees it
 		}
-		return dir, lock, err
+		if err != nil {
+			return "", nil, errors.Join(err, Remove(dir))
+		}
+		return dir, lock, nil
 	}
 	return "", nil, fmt.Errorf("no directory in %s stays this process's own", shared)
 }
