@@ -180,7 +180,7 @@ def services(store: str | None = None) -> Wire:
     with _state.lock:
         wire = _state.wires.get(where)
     if wire is None:
-        agent = _start(where)
+        agent = start(where)
         wire = Wire(agent.socket, agent.token, lambda: _revived(where))
         with _state.lock:
             wire = _state.wires.setdefault(where, wire)
@@ -260,17 +260,13 @@ def _where(store: str | None) -> str:
     return "" if theirs and theirs == _trained().context.store else where
 
 
-def start(where: str, timeout: float | None = None) -> None:
+def start(where: str, timeout: float | None = None) -> _agent.Agent:
     """Make sure that a store has an agent. Raises NoAgent, also after timeout seconds."""
-    _agent.start(where, PROTOCOLS, _agent.START_DEADLINE if timeout is None else min(timeout, _agent.START_DEADLINE))
-
-
-def _start(where: str) -> _agent.Agent:
-    return _agent.start(where, PROTOCOLS)
+    return _agent.start(where, PROTOCOLS, _agent.START_DEADLINE if timeout is None else min(timeout, _agent.START_DEADLINE))
 
 
 def _revived(where: str) -> tuple[str, str]:
-    agent = _start(where)
+    agent = start(where)
     return agent.socket, agent.token
 
 
@@ -283,7 +279,8 @@ def _join(where: str, run: str, who: Identity, timeout: float | None = None) -> 
     began = time.monotonic()
     until = began + RESTARTS
     while True:
-        agent = _start(where)
+        left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
+        agent = start(where, left)
         try:
             left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
             reply = Wire(agent.socket, agent.token).call_within(

@@ -29,15 +29,14 @@ def outcome(session: Session, checkpoint: str, end: float | None, lost: Unreacha
     where, run = session.home
     try:
         _connect.start(where, _left(end))
+        state = _state(session, checkpoint, end)
+        if state is not None:
+            return state
+        joined = _connect.rejoin(where, run, session, _left(end))
     except NoAgent as none:
         if _left(end) == 0:
             raise TimeoutError(f"checkpoint {checkpoint}: its agent was killed, and another one did not start in time: {none}") from none
         raise
-    state = _state(session, checkpoint, end)
-    if state is not None:
-        return state
-    try:
-        joined = _connect.rejoin(where, run, session, _left(end))
     except DeadlinePassed as late:
         raise DeadlinePassed(
             late.request, late.status,

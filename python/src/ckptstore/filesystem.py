@@ -16,9 +16,11 @@ and digested behind the writer, and are verified ahead of the reader.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
+import threading
 from typing import Any
 
 import fsspec
@@ -26,7 +28,7 @@ import fsspec.transaction
 
 from . import _memory
 from ._connect import deciding, services
-from .errors import Refused, StoreFull
+from .errors import Error, Refused, StoreFull
 
 PROTOCOL = "ckptstore"
 PAYLOAD = 64 << 10
@@ -151,7 +153,7 @@ class Writer(io.RawIOBase):
 
     def __init__(self, fs: FileSystem, path: str, autocommit: bool = True):
         super().__init__()
-        self._fs, self.path, self._autocommit = fs, path, autocommit
+        self._fs, self.path, self._autocommit, self._process = fs, path, autocommit, os.getpid()
         self._size, self._said, self._payload = 0, 0, False
         self._cuts: list[tuple[int, int]] = []
         self._ring: _memory.Ring | None = None
@@ -256,10 +258,19 @@ class Writer(io.RawIOBase):
         self.close()
 
     def __del__(self) -> None:
-        # A file that nobody closed is not whole.
-        self._autocommit = False
+        # A file that nobody closed is not whole. Its memory is given back by a thread,
+        # since the one that drops it may be in the midst of another request.
+        if getattr(self, "_open", False) and self._process == os.getpid():
+            self._open = False
+            with contextlib.suppress(RuntimeError):  # the process ends, which gives it back too
+                threading.Thread(target=_give_up, args=(self._fs, self._stream), daemon=True).start()
         if getattr(self, "_ring", None) is not None:
             self._release()
+
+
+def _give_up(fs: FileSystem, stream: int) -> None:
+    with contextlib.suppress(Error, OSError):  # a server that has ended has nothing of it any more
+        fs._call("discard", stream=stream)
 
 
 class Reader(io.RawIOBase):

@@ -272,6 +272,17 @@ class Files(Stored):
         with self.assertRaises((FileNotFoundError, Refused)):
             self.fs.mv(self.url("step-1/.metadata.tmp"), self.url("step-1/.metadata"))
 
+    def test_a_file_that_is_dropped_is_given_up(self) -> None:
+        file = self.fs.open(self.url("step-1/.metadata.tmp"), "wb")
+        file.write(b"some")
+        stream = file._stream
+        del file
+        end = time.monotonic() + 60
+        with self.assertRaisesRegex(Refused, "no stream"):
+            while time.monotonic() < end:
+                self.fs._call("write", stream=stream, offset=0, length=0, cuts=[])
+                time.sleep(0.01)
+
     def test_a_committed_file_is_not_removed_by_itself(self) -> None:
         self.save("step-1", 1)
         with self.assertRaisesRegex(Refused, "recursive"):
