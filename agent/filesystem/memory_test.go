@@ -69,6 +69,7 @@ func inMemory(h *Handler) []string {
 func TestLargerThanItsMemory(t *testing.T) {
 	for _, blocks := range []int64{1, 2, 100} {
 		a, _, h := handled(t, blocksFree(blocks))
+		h.memory.rest = time.Hour // however long all this takes
 		if err := a.save("run/step-1", every); err != nil {
 			t.Fatal(err)
 		}
