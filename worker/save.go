@@ -12,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/worker/peer"
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
@@ -82,6 +83,9 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 		return client.SaveReply{}, err
 	}
 	sl, err := s.slots.Take(ctx, part, participants, known.slot)
+	if err == nil && peer.HungUp(ctx) { // it would hold the slot until the deadline of the save
+		err = fmt.Errorf("rank %d does not wait for a staging slot any more", s.rank)
+	}
 	if err != nil {
 		return client.SaveReply{}, err
 	}

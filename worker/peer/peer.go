@@ -55,6 +55,27 @@ func Who(ctx context.Context) (pid, uid int, err error) {
 	return int(cred.Pid), int(cred.Uid), nil
 }
 
+// HungUp reports whether the other end of a request's connection has closed it, and
+// so waits for no answer. The context of a request ends later than that, once its
+// server has come round to read the connection.
+func HungUp(ctx context.Context) bool {
+	c, ok := ctx.Value(key{}).(*net.UnixConn)
+	if !ok {
+		return false
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	hungUp := false
+	err = raw.Control(func(fd uintptr) {
+		fds := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(fds, 0)
+		hungUp = err == nil && n > 0 && fds[0].Revents&unix.POLLHUP != 0
+	})
+	return hungUp || err != nil // it is closed at this end
+}
+
 // Watch calls gone, from a goroutine of its own, when the process has ended. stop
 // ends the watching, and waits for a gone that runs. The error says that there is
 // no such process any more, or that this system cannot watch one.

@@ -111,6 +111,35 @@ func TestOfIsTheProcessThatConnected(t *testing.T) {
 	}
 }
 
+func TestHungUp(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	there, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := peer.Context(t.Context(), here)
+	if _, err := there.Write([]byte("unread")); err != nil || peer.HungUp(ctx) {
+		t.Fatalf("error %v, hung up %t before the end", err, peer.HungUp(ctx))
+	}
+	if err := there.Close(); err != nil || !peer.HungUp(ctx) {
+		t.Errorf("error %v, hung up %t after it", err, peer.HungUp(ctx))
+	}
+	if err := here.Close(); err != nil || !peer.HungUp(ctx) {
+		t.Errorf("error %v, hung up %t when this end is closed", err, peer.HungUp(ctx))
+	}
+	if peer.HungUp(t.Context()) {
+		t.Error("without a connection, hung up")
+	}
+}
+
 func TestOfWithoutASocket(t *testing.T) {
 	if _, err := peer.Of(t.Context()); !errors.Is(err, peer.ErrUnknown) {
 		t.Fatalf("error %v, want ErrUnknown", err)

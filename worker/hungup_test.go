@@ -1,0 +1,52 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+var hangsUp = workerRole("hangs up", func(ctx context.Context, c *client.Client) error {
+	if _, err := c.Save(ctx, 1, state(1, 0, 1), client.SaveOptions{}); err != nil {
+		return err
+	}
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", os.Getenv(client.EnvSocket))
+	if err != nil {
+		return err
+	}
+	body := `{"step":2,"name":"left","items":[{"fqn":"x","value":true,"bytes":1}]}`
+	_, err = fmt.Fprintf(conn, "POST /v1/save HTTP/1.1\r\nHost: trainer\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", os.Getenv(client.EnvToken), len(body), body)
+	time.Sleep(shortly) // until it waits
+	// Having read the beginning of a next request, the server looks no further, and does
+	// not see the end, before it has answered the first.
+	_, werr := conn.Write([]byte("P"))
+	if err := errors.Join(err, werr, conn.Close()); err != nil {
+		return err
+	}
+	say("hung up")
+	return save(ctx, c, 2)
+})
+
+// A slot that has become free does not go to a save that nobody waits for any
+// more, also when the trainer has not been told so.
+func TestHungUpSave(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 1, hangsUp...)
+	j.cfg.StagingSlots = 1
+	g := j.gated("r00000.safetensors")
+	j.start()
+	g.await(t)
+	j.out.await(t, 1, "hung up")
+	close(g.open)
+	if err := j.wait(); err != nil {
+		t.Fatal(err)
+	}
+	wantEnded(t, []string{"step-1.a1", "step-2.a1"}, nil)
+}
