@@ -34,8 +34,9 @@ func model(tensors, bytes int) client.State {
 }
 
 // blocks times the saves of a state and warm copies of it in turn: TENSORS
-// BYTES SAVES. With one more argument, it says what memory is left when all
-// garbage is collected.
+// BYTES SAVES. With a directory behind them, it says what memory is left when all
+// garbage is collected, and rests after a save while the directory has a file that
+// is named after the number of saves.
 var blocks = role("blocks", func(ctx context.Context, args []string) error {
 	var n [3]int
 	for i, arg := range args[:len(n)] {
@@ -58,23 +59,34 @@ var blocks = role("blocks", func(ctx context.Context, args []string) error {
 		}
 	}
 	duplicate()
-	for step := range n[2] {
+	save := func(step int64) error { // with a deadline of its own: there can be any number
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*patience)
+		defer cancel()
 		began := time.Now()
 		duplicate()
 		copied := time.Since(began)
 		began = time.Now()
-		s, err := c.Save(ctx, int64(step), state, client.SaveOptions{})
+		s, err := c.Save(ctx, step, state, client.SaveOptions{})
 		if err != nil {
 			return err
 		}
 		say("save %d %d %d", step, time.Since(began), copied)
-		if err := s.Wait(ctx, client.Committed); err != nil {
+		return s.Wait(ctx, client.Committed)
+	}
+	for step := range n[2] {
+		if err := save(int64(step)); err != nil {
 			return err
 		}
 		if len(args) > len(n) {
 			debug.FreeOSMemory()
 		}
 		say("used %s", used(c.Run))
+		for len(args) > len(n) {
+			if _, err := os.Stat(filepath.Join(args[len(n)], fmt.Sprint(step+1))); err != nil {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
 	}
 	return nil
 })
