@@ -23,7 +23,10 @@ var hangsUp = workerRole("hangs up", func(ctx context.Context, c *client.Client)
 	}
 	body := `{"step":2,"name":"left","items":[{"fqn":"x","value":true,"bytes":1}]}`
 	_, err = fmt.Fprintf(conn, "POST /v1/save HTTP/1.1\r\nHost: trainer\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", os.Getenv(client.EnvToken), len(body), body)
-	time.Sleep(shortly) // until it waits
+	select { // until it waits
+	case <-time.After(shortly):
+	case <-ctx.Done():
+	}
 	// Having read the beginning of a next request, the server looks no further, and does
 	// not see the end, before it has answered the first.
 	_, werr := conn.Write([]byte("P"))

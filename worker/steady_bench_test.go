@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -81,15 +82,30 @@ var blocks = role("blocks", func(ctx context.Context, args []string) error {
 			debug.FreeOSMemory()
 		}
 		say("used %s", used(c.Run))
-		for len(args) > len(n) {
-			if _, err := os.Stat(filepath.Join(args[len(n)], fmt.Sprint(step+1))); err != nil {
-				break
+		if len(args) > len(n) {
+			if err := restWhile(filepath.Join(args[len(n)], fmt.Sprint(step+1))); err != nil {
+				return err
 			}
-			time.Sleep(time.Millisecond)
 		}
 	}
 	return nil
 })
+
+// restWhile blocks while a file is there.
+func restWhile(path string) error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for end := time.After(2 * patience); ; {
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-end:
+			return fmt.Errorf("%s is still there", path)
+		}
+	}
+}
 
 // used is the memory of this process in KiB, its descriptors and its maps.
 func used(run string) string {

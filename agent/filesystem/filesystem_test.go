@@ -252,7 +252,7 @@ func handled(t *testing.T, change func(*Handler)) (*asker, *store.Store, *Handle
 		t.Fatal(err)
 	}
 	h := New(st, slog.New(slog.DiscardHandler))
-	h.memory.shared = t.TempDir()
+	h.memory.files.Shared = t.TempDir()
 	if change != nil {
 		change(h)
 	}

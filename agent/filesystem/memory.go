@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -30,20 +27,15 @@ const (
 // rest is how long the memory of a stream that was closed is kept for the next.
 const rest = 10 * time.Second
 
-// memory is the rings of streams, in a directory that the first of them makes.
+// memory is the rings of streams.
 type memory struct {
-	shared string
-	log    *slog.Logger
-	rest   time.Duration
-	room   func(*os.File) (int64, error)
+	files shm.Files
+	idle  shm.Idle[*ring]
+	log   *slog.Logger
+	room  func(*os.File) (int64, error)
 
-	mu     sync.Mutex
-	dir    string
-	lock   *os.File
-	uses   int
-	busy   map[*ring]bool
-	idle   []*ring // kept, the newest last
-	closed bool
+	mu   sync.Mutex
+	busy map[*ring]bool
 }
 
 // FullError says that shared memory has no room for one block.
@@ -61,16 +53,16 @@ func (e *FullError) Error() string {
 func (e *FullError) Is(target error) bool { return target == syscall.ENOSPC }
 
 func newMemory(shared string, log *slog.Logger) *memory {
-	return &memory{shared: shared, log: log, rest: rest, room: shm.Room, busy: map[*ring]bool{}}
+	m := &memory{log: log, room: shm.Room, busy: map[*ring]bool{}}
+	m.files.Shared, m.files.Kind, m.files.Log = shared, "writes", log
+	m.idle.Rest, m.idle.Free = rest, m.free
+	return m
 }
 
 // take is memory for a stream, of as many blocks as there is room for.
 func (m *memory) take() (*ring, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed {
-		return nil, errors.New("the server has ended")
-	}
 	r, err := m.choose()
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: %w", err)
@@ -88,33 +80,28 @@ func (m *memory) take() (*ring, error) {
 // choose is the ring that was kept last, or a new one, which takes no memory before
 // it is written.
 func (m *memory) choose() (*ring, error) {
-	if n := len(m.idle); n > 0 {
-		r := m.idle[n-1]
-		m.idle = m.idle[:n-1]
-		r.timer.Stop()
-		return r, nil
-	}
-	if m.dir == "" {
-		var err error
-		if m.dir, m.lock, err = shm.Make(m.shared, "writes", m.log); err != nil {
-			return nil, err
+	for r, ok := m.idle.Take(newest); ok; r, ok = m.idle.Take(newest) {
+		if shm.Linked(r.file) {
+			return r, nil
 		}
+		m.free(r)
 	}
-	m.uses++
-	r := &ring{path: filepath.Join(m.dir, strconv.Itoa(m.uses))}
-	var err error
-	if r.file, err = os.OpenFile(r.path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600); err != nil {
+	file, err := m.files.New()
+	if err != nil {
 		return nil, err
 	}
+	r := &ring{file: file}
 	if err = r.file.Truncate(ringBlocks * blockSize); err == nil {
 		r.data, err = unix.Mmap(int(r.file.Fd()), 0, ringBlocks*blockSize, unix.PROT_READ, unix.MAP_SHARED)
 	}
 	if err != nil {
 		m.free(r)
-		return nil, fmt.Errorf("map %s: %w", r.path, err)
+		return nil, fmt.Errorf("map %s: %w", file.Name(), err)
 	}
 	return r, nil
 }
+
+func newest(_, _ *ring) bool { return false }
 
 // blocks is how many a ring may use: those that it has touched, and more as far as
 // others have not been promised what is free.
@@ -133,12 +120,14 @@ func (m *memory) blocks(r *ring) (int, error) {
 		}
 		n := min(ringBlocks, max(left, 1), r.touched()+int(max(free, 0)/blockSize))
 		switch {
-		case n > 0 && (n == ringBlocks || n >= left || len(m.idle) == 0):
+		case n == ringBlocks || n > 0 && n >= left:
 			return n, nil
-		case len(m.idle) == 0:
-			return 0, &FullError{Dir: m.shared, Need: blockSize, Free: max(free, 0)}
+		case m.idle.Spare(): // there is more room now
+		case n > 0:
+			return n, nil
+		default:
+			return 0, &FullError{Dir: m.files.Shared, Need: blockSize, Free: max(free, 0)}
 		}
-		m.spare()
 	}
 }
 
@@ -147,65 +136,32 @@ func (m *memory) blocks(r *ring) (int, error) {
 // not know yet that it has lost it, and would write into what is another's.
 func (m *memory) keep(r *ring) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	delete(m.busy, r)
-	if m.closed {
-		m.free(r)
-		return
-	}
-	r.timer = time.AfterFunc(m.rest, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if at := slices.Index(m.idle, r); at >= 0 {
-			m.idle = slices.Delete(m.idle, at, at+1)
-			m.free(r)
-		}
-	})
-	m.idle = append(m.idle, r)
+	m.mu.Unlock()
+	m.idle.Keep(r)
 }
 
 // lose frees the memory of a stream that was not closed.
 func (m *memory) lose(r *ring) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	delete(m.busy, r)
+	m.mu.Unlock()
 	m.free(r)
-}
-
-// spare frees what is kept; under mu.
-func (m *memory) spare() {
-	for _, r := range m.idle {
-		r.timer.Stop()
-		m.free(r)
-	}
-	m.idle = nil
 }
 
 // free gives memory back to the system, as soon as no client has it open.
 func (m *memory) free(r *ring) {
-	gone := os.Remove(r.path)
-	if errors.Is(gone, os.ErrNotExist) {
-		gone = nil // with the directory
-	}
 	var unmapped error
 	if r.data != nil {
 		unmapped = unix.Munmap(r.data)
 	}
-	if err := errors.Join(unmapped, gone, r.file.Close()); err != nil {
-		m.log.Warn("the memory of a stream is not freed", "file", r.path, "error", err)
+	if err := errors.Join(unmapped, shm.Discard(r.file)); err != nil {
+		m.log.Warn("the memory of a stream is not freed", "file", r.file.Name(), "error", err)
 	}
 }
 
 // close frees all that is kept, and the directory. Nothing is taken any more.
 func (m *memory) close() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.closed = true
-	m.spare()
-	if m.dir == "" {
-		return nil
-	}
-	err := errors.Join(shm.Remove(m.dir), m.lock.Close())
-	m.dir = ""
-	return err
+	m.idle.Close()
+	return m.files.Close()
 }

@@ -60,7 +60,7 @@ func blocksFree(blocks int64) func(*Handler) {
 
 // inMemory are the files of rings.
 func inMemory(h *Handler) []string {
-	paths, _ := filepath.Glob(filepath.Join(h.memory.shared, "ckptstore-writes-*-n0", "[0-9]*"))
+	paths, _ := filepath.Glob(filepath.Join(h.memory.files.Shared, "ckptstore-writes-*-n0", "[0-9]*"))
 	return paths
 }
 
@@ -69,7 +69,7 @@ func inMemory(h *Handler) []string {
 func TestLargerThanItsMemory(t *testing.T) {
 	for _, blocks := range []int64{1, 2, 100} {
 		a, _, h := handled(t, blocksFree(blocks))
-		h.memory.rest = time.Hour // however long all this takes
+		h.memory.idle.Rest = time.Hour // however long all this takes
 		if err := a.save("run/step-1", every); err != nil {
 			t.Fatal(err)
 		}
@@ -117,7 +117,7 @@ func TestWaitsForABlock(t *testing.T) {
 // The memory of a stream that was closed is used again, and freed when nobody comes.
 // That of one that ended otherwise is not: its client may go on writing there.
 func TestWhoseMemory(t *testing.T) {
-	a, _, h := handled(t, func(h *Handler) { h.memory.rest = time.Hour })
+	a, _, h := handled(t, func(h *Handler) { h.memory.idle.Rest = time.Hour })
 	var first, second, third createReply
 	if err := a.ask("create", createRequest{"run/x/a.distcp"}, &first); err != nil {
 		t.Fatal(err)
@@ -145,7 +145,7 @@ func TestWhoseMemory(t *testing.T) {
 		t.Errorf("memory is kept that somebody may write into: %v", err)
 	}
 	h.memory.mu.Lock()
-	h.memory.rest = time.Millisecond
+	h.memory.idle.Rest = time.Millisecond
 	h.memory.mu.Unlock()
 	if err := a.ask("close", closeRequest{writeRequest{Stream: third.Stream}, 0}, nil); err != nil {
 		t.Fatal(err)
@@ -218,7 +218,7 @@ func TestMemoryOfAKilledServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]error{dead: fs.ErrNotExist, alive: nil, r.path: nil} {
+	for path, want := range map[string]error{dead: fs.ErrNotExist, alive: nil, r.file.Name(): nil} {
 		if _, err := os.Stat(path); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", path, err, want)
 		}
@@ -357,4 +357,31 @@ func TestDiedBeforeItsFileWasOpen(t *testing.T) {
 	if n, m := len(h.streams), len(h.reads); n+m > 0 {
 		t.Errorf("%d files are written and %d read", n, m)
 	}
+}
+
+// What somebody else removes costs the streams that have it; those that come get
+// other memory.
+func TestMemoryRemovedFromOutside(t *testing.T) {
+	m := newMemory(t.TempDir(), slog.New(slog.DiscardHandler))
+	t.Cleanup(func() {
+		if err := m.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	lost, err := m.take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Dir(lost.file.Name())); err != nil {
+		t.Fatal(err)
+	}
+	m.keep(lost)
+	r, err := m.take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(r.file.Name()); err != nil {
+		t.Errorf("a client could not open it: %v", err)
+	}
+	m.keep(r)
 }

@@ -13,11 +13,8 @@ import (
 // Byte k of the stream is in block k / blockSize modulo their number. The client
 // goes on to a block once what was in it before is digested and written.
 type ring struct {
-	path string
 	file *os.File
 	data []byte
-	// timer frees memory that is kept.
-	timer *time.Timer
 
 	mu      sync.Mutex
 	blocks  int // that this stream may use

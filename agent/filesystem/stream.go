@@ -63,7 +63,7 @@ func (h *Handler) create(ctx context.Context, in createRequest) (createReply, er
 		s.end(h)
 		return createReply{}, err
 	}
-	return createReply{Stream: id, Memory: s.ring.path, Blocks: s.ring.blocks, Block: blockSize}, nil
+	return createReply{Stream: id, Memory: s.ring.file.Name(), Blocks: s.ring.blocks, Block: blockSize}, nil
 }
 
 // admit gives a stream its number.

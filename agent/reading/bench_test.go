@@ -22,7 +22,7 @@ func BenchmarkRead(b *testing.B) {
 		req.Items = append(req.Items, client.Item{FQN: fmt.Sprintf("t%d", i), DType: tensor.Uint8, Shape: shape, Offsets: []int64{0, 0}, Sizes: shape})
 	}
 	s := serve(b, safetensors(b, sizes...))
-	s.server.memory.shared, _ = shm.Dir()
+	s.server.memory.files.Shared, _ = shm.Dir()
 	for range 2 { // which brings the files into the page cache
 		r, err := s.server.onRead(b.Context(), req)
 		if err == nil {

@@ -6,10 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"slices"
-	"strconv"
-	"sync"
 	"syscall"
 	"time"
 
@@ -24,27 +20,18 @@ const rest = 10 * time.Second
 // page is the unit of memory.
 const page = 4096
 
-// memory is the files of reads. The directory is made by the first of them.
+// memory is the files of reads.
 type memory struct {
-	shared string
-	log    *slog.Logger
-	rest   time.Duration
-	room   func(*os.File) (int64, error)
-
-	mu     sync.Mutex
-	dir    string
-	lock   *os.File
-	uses   int
-	idle   []*file // given back, the newest last
-	closed bool
+	files shm.Files
+	idle  shm.Idle[*file]
+	log   *slog.Logger
+	room  func(*os.File) (int64, error)
 }
 
 // file is mapped memory of one read.
 type file struct {
-	path  string
-	file  *os.File
-	data  []byte
-	timer *time.Timer // frees it; nil: it is in use
+	file *os.File
+	data []byte
 }
 
 // FullError says that shared memory has no room for a read.
@@ -62,16 +49,10 @@ func (e *FullError) Error() string {
 func (e *FullError) Is(target error) bool { return target == syscall.ENOSPC }
 
 func newMemory(shared string, log *slog.Logger) *memory {
-	return &memory{shared: shared, log: log, rest: rest, room: shm.Room}
-}
-
-// open makes the directory, and frees those of servers that were killed. The
-// caller holds the lock.
-func (m *memory) open() (err error) {
-	if m.dir == "" {
-		m.dir, m.lock, err = shm.Make(m.shared, "reads", m.log)
-	}
-	return err
+	m := &memory{log: log, room: shm.Room}
+	m.files.Shared, m.files.Kind, m.files.Log = shared, "reads", log
+	m.idle.Rest, m.idle.Free = rest, m.free
+	return m
 }
 
 // bytes are the memory of a file; of none, none.
@@ -102,34 +83,18 @@ func (m *memory) take(ctx context.Context, size int64) (*file, error) {
 // choose is the smallest idle file that is large enough, or else the largest, to
 // be grown, or else a new one.
 func (m *memory) choose(size int64) (*file, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return nil, errors.New("the server has ended")
-	}
-	if err := m.open(); err != nil {
-		return nil, err
-	}
-	best := -1
-	for i, f := range m.idle {
-		if best < 0 || better(f.size(), m.idle[best].size(), size) {
-			best = i
+	fits := func(a, b *file) bool { return better(a.size(), b.size(), size) }
+	for f, ok := m.idle.Take(fits); ok; f, ok = m.idle.Take(fits) {
+		if shm.Linked(f.file) {
+			return f, nil
 		}
+		m.free(f)
 	}
-	if best >= 0 {
-		f := m.idle[best]
-		m.idle = slices.Delete(m.idle, best, best+1)
-		f.timer.Stop()
-		f.timer = nil
-		return f, nil
-	}
-	m.uses++
-	path := filepath.Join(m.dir, strconv.Itoa(m.uses))
-	opened, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	opened, err := m.files.New()
 	if err != nil {
 		return nil, err
 	}
-	return &file{path: path, file: opened}, nil
+	return &file{file: opened}, nil
 }
 
 func (f *file) size() int64 { return int64(len(f.data)) }
@@ -155,12 +120,12 @@ func (m *memory) grow(ctx context.Context, f *file, size int64) error {
 		return err
 	}
 	if need := size - f.size(); need > free {
-		m.spare()
+		m.idle.Spare()
 		if free, err = m.room(f.file); err != nil {
 			return err
 		}
 		if need > free {
-			return &FullError{Dir: m.shared, Need: size, Free: free + f.size()}
+			return &FullError{Dir: m.files.Shared, Need: size, Free: free + f.size()}
 		}
 	}
 	old := len(f.data)
@@ -171,12 +136,12 @@ func (m *memory) grow(ctx context.Context, f *file, size int64) error {
 		return err
 	}
 	if f.data, err = unix.Mmap(int(f.file.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		return fmt.Errorf("map %s: %w", f.path, err)
+		return fmt.Errorf("map %s: %w", f.file.Name(), err)
 	}
 	err = shm.Touch(ctx, f.file, f.data, old)
 	if errors.Is(err, syscall.ENOSPC) { // somebody else has taken it meanwhile
 		free, rerr := m.room(f.file)
-		return errors.Join(&FullError{Dir: m.shared, Need: size, Free: free}, rerr)
+		return errors.Join(&FullError{Dir: m.files.Shared, Need: size, Free: free}, rerr)
 	}
 	return err
 }
@@ -194,38 +159,8 @@ func (f *file) unmap() error {
 // still read it if it breaks its word: it then reads what others have asked for,
 // in this store, as the same user.
 func (m *memory) give(f *file) {
-	if f == nil {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		m.free(f)
-		return
-	}
-	f.timer = time.AfterFunc(m.rest, func() {
-		m.mu.Lock()
-		at := slices.Index(m.idle, f)
-		if at >= 0 {
-			m.idle = slices.Delete(m.idle, at, at+1)
-		}
-		m.mu.Unlock()
-		if at >= 0 {
-			m.free(f)
-		}
-	})
-	m.idle = append(m.idle, f)
-}
-
-// spare frees what is kept.
-func (m *memory) spare() {
-	m.mu.Lock()
-	idle := m.idle
-	m.idle = nil
-	m.mu.Unlock()
-	for _, f := range idle {
-		f.timer.Stop()
-		m.free(f)
+	if f != nil {
+		m.idle.Keep(f)
 	}
 }
 
@@ -235,27 +170,13 @@ func (m *memory) free(f *file) {
 	if f == nil {
 		return
 	}
-	gone := os.Remove(f.path)
-	if errors.Is(gone, os.ErrNotExist) {
-		gone = nil // with the directory
-	}
-	if err := errors.Join(f.unmap(), gone, f.file.Close()); err != nil {
-		m.log.Warn("the memory of a read is not freed", "file", f.path, "error", err)
+	if err := errors.Join(f.unmap(), shm.Discard(f.file)); err != nil {
+		m.log.Warn("the memory of a read is not freed", "file", f.file.Name(), "error", err)
 	}
 }
 
 // close frees all that is idle, and the directory. Nothing is taken any more.
 func (m *memory) close() error {
-	m.mu.Lock()
-	m.closed = true
-	m.mu.Unlock()
-	m.spare()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.dir == "" {
-		return nil
-	}
-	err := errors.Join(shm.Remove(m.dir), m.lock.Close())
-	m.dir = ""
-	return err
+	m.idle.Close()
+	return m.files.Close()
 }

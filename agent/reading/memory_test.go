@@ -34,7 +34,7 @@ func rowsOf(fqn string, rows, of int64) Request {
 // nobody comes.
 func TestDoneIsKeptForAWhile(t *testing.T) {
 	s := serve(t, safetensors(t, 100))
-	s.server.memory.rest = time.Hour
+	s.server.memory.idle.Rest = time.Hour
 	first := ask[Reply](s, "read", rowsOf("t0", 100, 100), http.StatusOK)
 	second := ask[Reply](s, "read", rowsOf("t0", 10, 100), http.StatusOK)
 	if first.Arenas[0].Path == second.Arenas[0].Path {
@@ -55,7 +55,7 @@ func TestDoneIsKeptForAWhile(t *testing.T) {
 	if got := s.bytesOf(third, 0); !bytes.Equal(got, pattern(0, 50*1024)) {
 		t.Error("what is read into it is another")
 	}
-	s.server.memory.rest = time.Millisecond
+	s.server.memory.idle.Rest = time.Millisecond
 	for _, r := range []Reply{second, third} {
 		ask[struct{}](s, "done", Done{r.Read}, http.StatusOK)
 	}
@@ -96,7 +96,7 @@ func TestFull(t *testing.T) {
 // TestCallerIsKilled frees what a process had that is killed.
 func TestCallerIsKilled(t *testing.T) {
 	s := serve(t, safetensors(t, 100))
-	s.server.memory.rest = time.Millisecond
+	s.server.memory.idle.Rest = time.Millisecond
 	body, err := json.Marshal(rowsOf("t0", 100, 100))
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +185,7 @@ func TestManyServersStart(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if _, err := os.Stat(f.path); err != nil {
+			if _, err := os.Stat(f.file.Name()); err != nil {
 				t.Error(err)
 			}
 			m.give(f)

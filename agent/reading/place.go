@@ -58,7 +58,7 @@ func (w *wanted) fill(ctx context.Context, data []byte) error {
 func (w *wanted) reply(f *file) Reply {
 	out := Reply{Arenas: []client.LoadArena{}, In: make([]int, len(w.sizes)), Offsets: w.offsets, Sizes: w.sizes}
 	if f != nil {
-		out.Arenas = append(out.Arenas, client.LoadArena{Path: f.path, Size: w.size})
+		out.Arenas = append(out.Arenas, client.LoadArena{Path: f.file.Name(), Size: w.size})
 	}
 	number := map[string]int{}
 	for i := range w.wants {
