@@ -4,20 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage/backend/local"
-	"github.com/zeebo/blake3"
 )
 
 // ErrReplaced says that a file which is written was begun anew, or removed.
 var ErrReplaced = errors.New("the file was begun anew or removed meanwhile")
-
-// maxLiteral bounds what of a file is kept in memory, in bytes.
-const maxLiteral = 64 << 20
 
 // PendingFile is one file of a [Pending]. Its bytes come piece by piece, in memory
 // that another process fills; each is digested and written from there, at the same
@@ -39,29 +33,7 @@ type PendingFile struct {
 	whole  bool
 	said   int64 // bytes that were taken
 
-	// Owned by the digester until ended is closed.
-	size int64
-	segs []segment
-	kept int
-	hash *blake3.Hasher
-	sums blockSums
-}
-
-// segment is a run of bytes that was written as one: a tensor's, of which the
-// digest is known, or something else, which is kept in memory.
-type segment struct {
-	offset, size int64
-	payload      bool
-	digest       plan.Digest
-	sums         []uint32
-	data         []byte // of what is no payload; nil if there was too much of it
-}
-
-// Cut says that something else begins at an offset in a file: the bytes of one
-// tensor, or whatever lies between.
-type Cut struct {
-	Offset  int64
-	Payload bool
+	segments // owned by the digester until ended is closed
 }
 
 // job is a run of bytes to be digested and written.
@@ -173,8 +145,12 @@ func (f *PendingFile) Said() int64 {
 // digest digests one run after the other.
 func (f *PendingFile) digest() {
 	for j := range f.digests {
-		if f.Err() == nil && !local.Readable(func() { f.see(j.data, j.cuts) }) {
-			f.fail(fmt.Errorf("read %d bytes in memory, which are at %d of the file: the memory was taken away", len(j.data), j.offset))
+		if f.Err() == nil {
+			var err error
+			if !local.Readable(func() { err = f.see(j.data, j.cuts) }) {
+				err = fmt.Errorf("read %d bytes in memory, which are at %d of the file: the memory was taken away", len(j.data), j.offset)
+			}
+			f.fail(err)
 		}
 		f.end(j)
 	}
@@ -200,66 +176,6 @@ func (f *PendingFile) drain() {
 	close(f.digests)
 	close(f.writes)
 	f.workers.Wait()
-}
-
-func (f *PendingFile) see(data []byte, cuts []Cut) {
-	for _, c := range cuts {
-		k := int(c.Offset - f.size)
-		if k < 0 || k > len(data) {
-			f.fail(fmt.Errorf("a cut at %d does not lie in what was written", c.Offset))
-			return
-		}
-		f.add(data[:k])
-		data = data[k:]
-		f.cut(c.Payload)
-	}
-	f.add(data)
-}
-
-func (f *PendingFile) cut(payload bool) {
-	f.endSegment()
-	f.segs = append(f.segs, segment{offset: f.size, payload: payload})
-	if payload {
-		f.hash, f.sums = blake3.New(), blockSums{}
-	}
-}
-
-func (f *PendingFile) endSegment() {
-	if len(f.segs) == 0 {
-		return
-	}
-	if s := &f.segs[len(f.segs)-1]; s.payload && f.hash != nil {
-		f.hash.Sum(s.digest[:0])
-		s.sums, f.hash = f.sums.end(), nil
-	}
-}
-
-func (f *PendingFile) add(p []byte) {
-	if len(p) == 0 {
-		return
-	}
-	if len(f.segs) == 0 {
-		f.cut(false)
-	}
-	s := &f.segs[len(f.segs)-1]
-	switch {
-	case s.payload:
-		// In pieces that are still in the cache for the second pass.
-		for rest := p; len(rest) > 0; {
-			n := min(len(rest), BlockSize)
-			_, _ = f.hash.Write(rest[:n]) // never fails
-			f.sums.add(rest[:n])
-			rest = rest[n:]
-		}
-	case int64(len(s.data)) == s.size && f.kept+len(p) <= maxLiteral:
-		s.data = append(s.data, p...)
-		f.kept += len(p)
-	default:
-		f.kept -= len(s.data)
-		s.data = nil
-	}
-	s.size += int64(len(p))
-	f.size += int64(len(p))
 }
 
 // Close waits until all is digested and written, and makes the bytes durable. It may be
@@ -314,39 +230,4 @@ func (f *PendingFile) Abort() {
 	defer close(f.ended)
 	f.drain()
 	f.up.Abort()
-}
-
-// find is the segment that holds an offset, nil if there is none.
-func (f *PendingFile) find(off int64) *segment {
-	i, ok := slices.BinarySearchFunc(f.segs, off, func(s segment, at int64) int {
-		switch {
-		case s.offset+s.size <= at:
-			return -1
-		case s.offset > at:
-			return 1
-		}
-		return 0
-	})
-	if !ok {
-		return nil
-	}
-	return &f.segs[i]
-}
-
-// literal are bytes of a closed file that are in memory; nil if not all are.
-func (f *PendingFile) literal(off, n int64) []byte {
-	s := f.find(off)
-	if s == nil || s.payload || int64(len(s.data)) != s.size || off+n > s.offset+s.size {
-		return nil
-	}
-	return s.data[off-s.offset:][:n]
-}
-
-// payload is what is known of a run of bytes that was written as one.
-func (f *PendingFile) payload(off, n int64) *segment {
-	s := f.find(off)
-	if s == nil || !s.payload || s.offset != off || s.size != n {
-		return nil
-	}
-	return s
 }

@@ -41,15 +41,5 @@ var hangsUp = workerRole("hangs up", func(ctx context.Context, c *client.Client)
 // more, also when the trainer has not been told so.
 func TestHungUpSave(t *testing.T) {
 	t.Parallel()
-	j := newJob(t, 1, hangsUp...)
-	j.cfg.StagingSlots = 1
-	g := j.gated("r00000.safetensors")
-	j.start()
-	g.await(t)
-	j.out.await(t, 1, "hung up")
-	close(g.open)
-	if err := j.wait(); err != nil {
-		t.Fatal(err)
-	}
-	wantEnded(t, []string{"step-1.a1", "step-2.a1"}, nil)
+	duringWrite(t, hangsUp, "hung up")
 }

@@ -204,21 +204,28 @@ var savesTwice = workerRole("saves during a write", func(ctx context.Context, c 
 	return errors.Join(load(ctx, c, "step-1", 1), load(ctx, c, "step-2", 2))
 })
 
-// A save while the last one is being written waits for the slot; the bytes
-// that are being written stay what they were.
-func TestSaveDuringWrite(t *testing.T) {
-	t.Parallel()
-	j := newJob(t, 1, savesTwice...)
+// duringWrite runs a rank with one slot, whose first save is being written until
+// the worker has said a line. Then all saves must do.
+func duringWrite(t *testing.T, command []string, line string) {
+	t.Helper()
+	j := newJob(t, 1, command...)
 	j.cfg.StagingSlots = 1
 	g := j.gated("r00000.safetensors")
 	j.start()
 	g.await(t)
-	j.out.await(t, 1, "busy")
+	j.out.await(t, 1, line)
 	close(g.open)
 	if err := j.wait(); err != nil {
 		t.Fatal(err)
 	}
 	wantEnded(t, []string{"step-1.a1", "step-2.a1"}, nil)
+}
+
+// A save while the last one is being written waits for the slot; the bytes
+// that are being written stay what they were.
+func TestSaveDuringWrite(t *testing.T) {
+	t.Parallel()
+	duringWrite(t, savesTwice, "busy")
 }
 
 var neverSeals = workerRole("never seals", func(ctx context.Context, c *client.Client) error {

@@ -1,5 +1,6 @@
 // Package shm keeps files in shared memory: who owns a directory of them, how
-// their memory is made, and how that of a dead process is freed.
+// their memory is made and kept for the next, and how that of a dead process is
+// freed.
 //
 //	SHARED/ckptstore-<…>-n<…>/
 //	  lock   flock(2) of the process that owns the directory

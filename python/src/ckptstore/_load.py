@@ -17,9 +17,10 @@ from . import _values
 from ._boxes import Piece, pieces
 from ._checkpoint import reference
 from ._leaves import Leaves, flatten, materialise, put
+from ._loaded import Loaded
 from ._marks import PerRank
 from ._ranks import participants
-from ._session import Loaded, current
+from ._session import current
 from ._training import add_states, set_states
 from .errors import Error
 

@@ -12,9 +12,10 @@ import concurrent.futures
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from ._session import Item, Loaded
+from ._loaded import Loaded
+from ._session import Item
 from ._slices import Box, cut
 from ._wire import Wire
 from .errors import Refused

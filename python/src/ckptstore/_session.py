@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 from . import _memory
 from ._agent import version
 from ._identity import local_rank
+from ._loaded import Loaded
 from ._wire import Wire
 from .errors import Conflict, Error, Refused, SaveAborted, SaveSkipped, TooOld
 
@@ -86,75 +87,6 @@ class Slot:
     def abort(self, reason: str) -> None:
         """Say that this rank cannot finish the save: nobody waits for it."""
         self._session.wire.call("abort", checkpoint=self.checkpoint, reason=reason)
-
-
-class Loaded:
-    """What a load or read has brought, in shared memory, until ``close``.
-
-    Item i has ``sizes[i]`` bytes; -1 says that it was left out. It may be used in a
-    forked child; the process that asked for it gives it back.
-    """
-
-    def __init__(self, wire: Wire, reply: dict[str, Any], give_back: tuple[str, dict[str, Any]]):
-        self._wire = wire
-        self._give_back: tuple[str, dict[str, Any]] | None = give_back
-        self._pid = os.getpid()
-        self.checkpoint: str = reply["checkpoint"]
-        self.step: int = reply["step"]
-        self.unread: list[str] = reply.get("unread") or []
-        self.sizes: list[int] = reply["sizes"]
-        self._in, self._offsets = reply["in"], reply["offsets"]
-        self._paths = [arena["path"] for arena in reply["arenas"]]
-        self._files: dict[int, int] = {}
-        self._lock = threading.Lock()
-        try:
-            for arena in range(len(self._paths)):
-                self._file(arena)  # before anything is copied: what is open stays when the checkpoint is deleted
-        except BaseException:
-            self.close()
-            raise
-
-    def _file(self, arena: int) -> int:
-        with self._lock:
-            if arena not in self._files:
-                path = self._paths[arena]
-                try:
-                    self._files[arena] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError as error:
-                    raise Error(
-                        f"load {self.checkpoint}: {path} is not there: the checkpoint was deleted meanwhile, or this process "
-                        "does not see the store's directory at that path; load again, or mount it there"
-                    ) from error
-            return self._files[arena]
-
-    def into(self, item: int, buffer: memoryview) -> None:
-        """Copy an item's bytes into a writable buffer of its size (format B)."""
-        if len(buffer) != self.sizes[item]:
-            raise ValueError(f"item {item} has {self.sizes[item]} bytes, the buffer {len(buffer)}")
-        if len(buffer):
-            _memory.read_into(self._file(self._in[item]), self._offsets[item], buffer)
-
-    def bytes(self, item: int) -> bytearray:
-        """A copy of an item's bytes."""
-        out = bytearray(self.sizes[item])
-        self.into(item, memoryview(out))
-        return out
-
-    def close(self) -> None:
-        """Give the memory back. To be called once everything is copied."""
-        with self._lock:
-            files, self._files = self._files, {}
-        for file in files.values():
-            os.close(file)
-        if self._give_back is not None and self._pid == os.getpid():
-            (name, request), self._give_back = self._give_back, None
-            self._wire.call(name, **request)
-
-    def __enter__(self) -> Loaded:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Session:

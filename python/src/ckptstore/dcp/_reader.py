@@ -16,8 +16,9 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkSto
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from .._loaded import Loaded
 from .._reading import BoxPart, Part, ValuePart, fetch
-from .._session import Item, Loaded
+from .._session import Item
 from .._slices import Box
 from .._values import decode
 from .._wire import Wire

@@ -1,0 +1,215 @@
+"""The files of :class:`.filesystem.FileSystem`: one that is written, one that is read."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from . import _memory
+from .errors import Error, StoreFull
+
+if TYPE_CHECKING:
+    from .filesystem import FileSystem
+
+PAYLOAD = 64 << 10
+"""A write of so many bytes is taken for a tensor's: its digest is found on the way."""
+
+
+class Writer(io.RawIOBase):
+    """A file that is written from its beginning to its end.
+
+    ``close`` returns when the bytes are durable; what they belong to is committed
+    later. An error in between, or ``discard``, leaves nothing.
+    """
+
+    def __init__(self, fs: FileSystem, path: str, autocommit: bool = True):
+        super().__init__()
+        self._fs, self.path, self._autocommit, self._process = fs, path, autocommit, os.getpid()
+        self._size, self._said, self._payload = 0, 0, False
+        self._cuts: list[tuple[int, int]] = []
+        self._ring: _memory.Ring | None = None
+        self._broken: str | None = None  # why a write has failed: part of it may be in memory
+        reply = fs._call("create", path=path)
+        self._stream, self._block = reply["stream"], reply["block"]
+        self._open = True
+        try:
+            self._ring = _memory.Ring(reply["memory"], reply["block"], reply["blocks"])
+        except BaseException:
+            self.discard()
+            raise
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Any) -> int:
+        if self._broken is not None:
+            raise ValueError(f"write to {self.path}: a write before this one has failed ({self._broken}): write the file anew")
+        view = memoryview(data).cast("B")
+        try:
+            self._write(view)
+        except BaseException as error:
+            self._broken = repr(error)
+            raise
+        return len(view)
+
+    def _write(self, view: memoryview) -> None:
+        payload = len(view) >= PAYLOAD
+        if payload or self._payload:
+            self._cuts.append((self._size, int(payload)))
+        self._payload = payload
+        done = 0
+        while done < len(view):
+            part = view[done : done + self._block - self._size % self._block]
+            self._fill(part)
+            done += len(part)
+            self._size += len(part)
+            if self._size % self._block == 0:
+                # The reply comes when the next block may be filled.
+                self._fs._call("write", **self._written())
+
+    def _fill(self, part: memoryview) -> None:
+        if self._ring is None:
+            raise ValueError(f"write to {self.path}: it is closed")
+        try:
+            self._ring.fill(self._size, part)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise StoreFull("write", 507, f"{self.path}: shared memory is full: make room there, or give it more (docker run --shm-size)") from error
+
+    def _written(self) -> dict[str, Any]:
+        """What was written since this was said last."""
+        said = {"stream": self._stream, "offset": self._said, "length": self._size - self._said, "cuts": self._cuts}
+        self._said, self._cuts = self._size, []
+        return said
+
+    def flush(self) -> None:
+        """Nothing: ``close`` makes it durable."""
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        if self._autocommit:
+            self.commit()
+
+    def commit(self) -> None:
+        """Make the bytes durable: close does it, or the end of a transaction."""
+        if not self._open:
+            return
+        if self._broken is not None:
+            self.discard()
+            raise ValueError(f"close {self.path}: a write has failed ({self._broken}), and nothing of the file is kept: write it anew")
+        self._open = False
+        try:
+            self._fs._call("close", size=self._size, **self._written())
+        finally:
+            self._release()
+
+    def discard(self) -> None:
+        """Give the file up."""
+        if self._open:
+            self._open = False
+            try:
+                self._fs._call("discard", stream=self._stream)
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is not None:
+            self.discard()
+        self.close()
+
+    def __del__(self) -> None:
+        # A file that nobody closed is not whole. Its memory is given back by a thread,
+        # since the one that drops it may be in the midst of another request.
+        if getattr(self, "_open", False) and self._process == os.getpid():
+            self._open = False
+            with contextlib.suppress(RuntimeError):  # the process ends, which gives it back too
+                threading.Thread(target=_give_up, args=(self._fs, self._stream), daemon=True).start()
+        if getattr(self, "_ring", None) is not None:
+            self._release()
+
+
+def _give_up(fs: FileSystem, stream: int) -> None:
+    with contextlib.suppress(Error, OSError):  # a server that has ended has nothing of it any more
+        fs._call("discard", stream=stream)
+
+
+class Reader(io.RawIOBase):
+    """A committed file. Every byte that it gives was compared with its checksum."""
+
+    def __init__(self, fs: FileSystem, path: str):
+        super().__init__()
+        self._fs, self.path, self._at = fs, path, 0
+        self._file = -1
+        self._good: list[tuple[int, int]] = []
+        reply = fs._call("open", path=path)
+        self._read, self.size = reply["read"], reply["size"]
+        self._file = os.open(reply["path"], os.O_RDONLY | os.O_CLOEXEC)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
+        if at < 0:
+            raise ValueError(f"seek to {at} in {self.path}")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(min(len(view), self.size - self._at), 0)
+        if count == 0:
+            return 0
+        self._verified(self._at, self._at + count)
+        if count >= _memory.HUGE:
+            _memory.huge(view[:count])
+        _memory.read_into(self._file, self._at, view[:count])
+        self._at += count
+        return count
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(self.size - self._at, 0)
+        out = bytearray(left if size is None or size < 0 else min(size, left))
+        self.readinto(out)
+        return bytes(out)
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def _verified(self, start: int, end: int) -> None:
+        for a, b in self._good:
+            if a <= start and end <= b:
+                return
+        reply = self._fs._call("verify", read=self._read, offset=start, length=end - start)
+        a, b = reply["from"], reply["to"]
+        self._good = [(x, y) for x, y in self._good if y < a or x > b] + [(min([a] + [x for x, y in self._good if y >= a and x <= b]), max([b] + [y for x, y in self._good if y >= a and x <= b]))]
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._fs._call("done", read=self._read)
