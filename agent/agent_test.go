@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -273,14 +274,24 @@ func TestStopNowFinishesWhatIsStaged(t *testing.T) {
 	for n, r := range ranks {
 		r.seal(saves[n])
 	}
-	waited := make(chan client.WaitReply, 1)
-	go func() { waited <- ranks[1].wait(saves[1].Checkpoint, client.Committed) }()
+	asks := ranks[0].asks(saves[0].Checkpoint, client.Committed)
+	waited := ranks[1].waits(saves[1].Checkpoint, client.Committed)
 	if err := syscall.Kill(c.PID, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
+	await(t, func() bool { // all is finished, and the session's sockets are closed
+		conn, err := net.Dial("unix", ranks[0].Socket)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err != nil
+	})
+	if got, err := asks(); err != nil || got.State != client.Committed {
+		t.Errorf("the rank that is slow to ask was told %+v, %v", got, err)
+	}
 	p.gone(c)
-	if got := <-waited; got.State != client.Committed {
-		t.Errorf("the rank was told %+v", got)
+	if got, err := waited(); err != nil || got.State != client.Committed {
+		t.Errorf("the rank was told %+v, %v", got, err)
 	}
 	s := p.open()
 	if trial := p.trial(s, "r"); trial.Head != saves[0].Checkpoint || trial.Status != projections.Paused {

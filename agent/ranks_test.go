@@ -1,7 +1,13 @@
 package agent_test
 
 import (
+	"bufio"
 	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptrace"
 	"os"
 	"os/exec"
 	"testing"
@@ -99,6 +105,61 @@ func (r *rank) seal(s client.SaveReply) {
 func (r *rank) wait(id, state string) client.WaitReply {
 	r.t.Helper()
 	return must[client.WaitReply](r, "wait", client.WaitRequest{Checkpoint: id, State: state})
+}
+
+// waits is wait in two halves: when it returns, the request is on its way; what it
+// returns waits for the reply.
+func (r *rank) waits(id, state string) func() (client.WaitReply, error) {
+	r.t.Helper()
+	sent := make(chan struct{})
+	ctx := httptrace.WithClientTrace(r.t.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(sent) }})
+	var reply client.WaitReply
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		reply, err = post[client.WaitReply](ctx, r.Socket, r.Token, "wait", client.WaitRequest{Checkpoint: id, State: state})
+	}()
+	select {
+	case <-sent:
+	case <-done:
+		r.t.Fatalf("wait of rank %d: %+v, %v", r.n, reply, err)
+	}
+	must[struct{}](r, "heartbeat", struct{}{}) // connections are accepted in order
+	return func() (client.WaitReply, error) {
+		<-done
+		return reply, err
+	}
+}
+
+// asks is wait of which only the beginning is sent; what it returns sends the rest,
+// and waits for the reply.
+func (r *rank) asks(id, state string) func() (client.WaitReply, error) {
+	r.t.Helper()
+	conn, err := net.Dial("unix", r.Socket)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = conn.Close() })
+	body, err := json.Marshal(client.WaitRequest{Checkpoint: id, State: state})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	_, err = fmt.Fprintf(conn, "POST /v1/wait HTTP/1.1\r\nHost: agent\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", r.Token, len(body), body[:1])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return func() (out client.WaitReply, err error) {
+		if _, err := conn.Write(body[1:]); err != nil {
+			return out, err
+		}
+		reply, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			return out, err
+		}
+		defer func() { _ = reply.Body.Close() }()
+		return out, json.NewDecoder(reply.Body).Decode(&out)
+	}
 }
 
 func (r *rank) leave() {

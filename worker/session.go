@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/worker/process"
@@ -200,9 +201,19 @@ func (w *watch) release(rank int, why string) {
 	w.group.loader.End(end)
 }
 
-// closeServers ends what is still served.
+// replyLimit is how long the last replies to processes that live may take, all
+// together.
+const replyLimit = 5 * time.Second
+
+// closeServers ends what is still served. Whoever has asked what became of a save is
+// told: that is decided by now.
 func (w *watch) closeServers() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), replyLimit)
+	defer cancel()
 	for _, s := range w.servers {
+		if serr := s.http.Shutdown(ctx); serr != nil {
+			w.log.Warn("requests of a rank are cut off", "rank", s.rank, "error", serr)
+		}
 		err = errors.Join(err, s.close())
 	}
 	w.servers = nil
