@@ -325,13 +325,20 @@ func TestMemberKilledInASave(t *testing.T) {
 		t.Errorf("the other member: %v", err)
 	}
 	next := make(chan []*rank, 1)
-	go func() { next <- join(t, c, "k1", "r", 2) }()
+	go func() {
+		defer close(next) // also when it cannot join
+		next <- join(t, c, "k1", "r", 2)
+	}()
 	await(t, func() bool { // both wait
 		s, err := agent.Ask(t.Context(), c, false)
 		return err == nil && len(s.Sessions) == 2
 	})
 	ranks[0].leave()
-	if again := <-next; again[0].Resume != first || again[0].Attempt != 2 {
+	again := <-next
+	if again == nil {
+		t.Fatal("the next group cannot join")
+	}
+	if again[0].Resume != first || again[0].Attempt != 2 {
 		t.Errorf("the next group has %+v, want attempt 2 from %s", again[0].JoinReply, first)
 	}
 }
