@@ -305,6 +305,33 @@ func TestStopNowFinishesWhatIsStaged(t *testing.T) {
 	}
 }
 
+// A rank that waits for another is told that it waits for nothing.
+func TestStopNowEndsWaiting(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	c := p.start()
+	ranks := join(t, c, "k", "r", 2)
+	asked := make(chan error, 1)
+	ctx, sent := written(t.Context())
+	go func() {
+		_, err := post[client.LoadReply](ctx, ranks[0].Socket, ranks[0].Token, "load", client.LoadRequest{})
+		asked <- err
+	}()
+	select {
+	case <-sent:
+	case <-time.After(patience):
+		t.Fatal("the request is not sent")
+	}
+	must[struct{}](ranks[0], "heartbeat", struct{}{}) // connections are accepted in order
+	if err := syscall.Kill(c.PID, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	p.gone(c)
+	if err := <-asked; err == nil || !strings.Contains(err.Error(), "the session is over") {
+		t.Errorf("error %v, want that the session is over", err)
+	}
+}
+
 // A save in whose middle a member is killed is aborted and names it; the others
 // cannot meet any more, and live. The next group waits for their end, and resumes.
 func TestMemberKilledInASave(t *testing.T) {

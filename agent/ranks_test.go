@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -107,12 +108,17 @@ func (r *rank) wait(id, state string) client.WaitReply {
 	return must[client.WaitReply](r, "wait", client.WaitRequest{Checkpoint: id, State: state})
 }
 
+// written is a context for one request, and what is closed when that is sent.
+func written(ctx context.Context) (context.Context, <-chan struct{}) {
+	sent := make(chan struct{})
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(sent) }}), sent
+}
+
 // waits is wait in two halves: when it returns, the request is on its way; what it
 // returns waits for the reply.
 func (r *rank) waits(id, state string) func() (client.WaitReply, error) {
 	r.t.Helper()
-	sent := make(chan struct{})
-	ctx := httptrace.WithClientTrace(r.t.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(sent) }})
+	ctx, sent := written(r.t.Context())
 	var reply client.WaitReply
 	var err error
 	done := make(chan struct{})
@@ -149,6 +155,7 @@ func (r *rank) asks(id, state string) func() (client.WaitReply, error) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	must[struct{}](r, "heartbeat", struct{}{}) // connections are accepted in order
 	return func() (out client.WaitReply, err error) {
 		if _, err := conn.Write(body[1:]); err != nil {
 			return out, err

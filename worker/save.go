@@ -83,8 +83,8 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 		return client.SaveReply{}, err
 	}
 	sl, err := s.slots.Take(ctx, part, participants, known.slot)
-	if err == nil && peer.HungUp(ctx) { // it would hold the slot until the deadline of the save
-		err = fmt.Errorf("rank %d does not wait for a staging slot any more", s.rank)
+	if err == nil {
+		err = s.waiting(ctx)
 	}
 	if err != nil {
 		return client.SaveReply{}, err
@@ -94,6 +94,9 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 		err = s.outbox.sayNow(ctx, id, say.said)
 	} else {
 		s.outbox.post(id, say.said)
+	}
+	if err == nil {
+		err = s.waiting(ctx)
 	}
 	if err != nil {
 		return client.SaveReply{}, err
@@ -105,6 +108,16 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 		reply.Offsets = known.slot.Offsets()
 	}
 	return reply, nil
+}
+
+// waiting refuses a slot to a rank that has hung up: nobody would fill it, and it
+// would be held until the deadline of the save. One that hangs up once the reply is on
+// its way still holds it so long.
+func (s *rankServer) waiting(ctx context.Context) error {
+	if peer.HungUp(ctx) {
+		return fmt.Errorf("rank %d does not wait for a staging slot any more", s.rank)
+	}
+	return nil
 }
 
 // participants is the sorted list of ranks that take part in a save or load.

@@ -206,8 +206,12 @@ func (w *watch) release(rank int, why string) {
 const replyLimit = 5 * time.Second
 
 // closeServers ends what is still served. Whoever has asked what became of a save is
-// told: that is decided by now.
+// told: that is decided by now. Ranks that wait for each other are told that they wait
+// for nothing.
 func (w *watch) closeServers() (err error) {
+	over := errors.New("the session is over")
+	w.group.hub.Close(over)
+	w.group.loader.End(over)
 	ctx, cancel := context.WithTimeout(context.Background(), replyLimit)
 	defer cancel()
 	for _, s := range w.servers {

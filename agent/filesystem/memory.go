@@ -80,7 +80,7 @@ func (m *memory) take() (*ring, error) {
 // choose is the ring that was kept last, or a new one, which takes no memory before
 // it is written.
 func (m *memory) choose() (*ring, error) {
-	for r, ok := m.idle.Take(newest); ok; r, ok = m.idle.Take(newest) {
+	for r, ok := m.idle.Take(alike); ok; r, ok = m.idle.Take(alike) {
 		if shm.Linked(r.file) {
 			return r, nil
 		}
@@ -101,7 +101,8 @@ func (m *memory) choose() (*ring, error) {
 	return r, nil
 }
 
-func newest(_, _ *ring) bool { return false }
+// alike says of two rings that neither is better than the other.
+func alike(_, _ *ring) bool { return false }
 
 // blocks is how many a ring may use: those that it has touched, and more as far as
 // others have not been promised what is free.

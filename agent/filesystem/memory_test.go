@@ -144,9 +144,7 @@ func TestWhoseMemory(t *testing.T) {
 	if _, err := os.Stat(second.Memory); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("memory is kept that somebody may write into: %v", err)
 	}
-	h.memory.mu.Lock()
 	h.memory.idle.Rest = time.Millisecond
-	h.memory.mu.Unlock()
 	if err := a.ask("close", closeRequest{writeRequest{Stream: third.Stream}, 0}, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -83,8 +83,8 @@ func (m *memory) take(ctx context.Context, size int64) (*file, error) {
 // choose is the smallest idle file that is large enough, or else the largest, to
 // be grown, or else a new one.
 func (m *memory) choose(size int64) (*file, error) {
-	fits := func(a, b *file) bool { return better(a.size(), b.size(), size) }
-	for f, ok := m.idle.Take(fits); ok; f, ok = m.idle.Take(fits) {
+	serves := func(a, b *file) bool { return better(a.size(), b.size(), size) }
+	for f, ok := m.idle.Take(serves); ok; f, ok = m.idle.Take(serves) {
 		if shm.Linked(f.file) {
 			return f, nil
 		}

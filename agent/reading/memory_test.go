@@ -172,6 +172,29 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
+// TestRemovedFromOutside gives a read other memory than what somebody has removed.
+func TestRemovedFromOutside(t *testing.T) {
+	m := newMemory(t.TempDir(), slog.New(slog.DiscardHandler))
+	t.Cleanup(func() {
+		if err := m.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for range 2 {
+		f, err := m.take(t.Context(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(f.file.Name()); err != nil {
+			t.Fatalf("a caller could not open it: %v", err)
+		}
+		if err := os.RemoveAll(filepath.Dir(f.file.Name())); err != nil {
+			t.Fatal(err)
+		}
+		m.give(f)
+	}
+}
+
 // TestManyServersStart makes directories at once, each taking the others' for
 // leftovers before they are locked.
 func TestManyServersStart(t *testing.T) {

@@ -29,24 +29,30 @@ func (f *Files) New() (*os.File, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for !f.closed {
-		if f.dir == "" {
-			var err error
-			if f.dir, f.lock, err = Make(f.Shared, f.Kind, f.Log); err != nil {
-				return nil, err
-			}
+		if err := f.open(); err != nil {
+			return nil, err
 		}
 		f.made++
 		file, err := os.OpenFile(filepath.Join(f.dir, strconv.Itoa(f.made)), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 		if !errors.Is(err, os.ErrNotExist) {
 			return file, err
 		}
-		f.Log.Warn("shared memory was removed by somebody else, and is made anew", "directory", f.dir)
-		if err := f.lock.Close(); err != nil {
-			return nil, err
-		}
-		f.dir = ""
 	}
 	return nil, errors.New("the server has ended")
+}
+
+// open makes the directory, unless it is there and this server's: without its lock it
+// would be taken for a dead one's.
+func (f *Files) open() (err error) {
+	if f.dir != "" && !Linked(f.lock) {
+		f.Log.Warn("shared memory was removed by somebody else, and is made anew", "directory", f.dir)
+		_ = f.lock.Close() // of a file that nobody finds
+		f.dir = ""
+	}
+	if f.dir == "" {
+		f.dir, f.lock, err = Make(f.Shared, f.Kind, f.Log)
+	}
+	return err
 }
 
 // Close removes the directory with all that is in it. There are no new files any more.

@@ -58,19 +58,23 @@ func TestFiles(t *testing.T) {
 
 // What somebody else has removed is made anew, and is this server's own again.
 func TestFilesRemovedFromOutside(t *testing.T) {
-	f := newFiles(t)
-	old := made(t, f)
-	if err := os.RemoveAll(filepath.Dir(old.Name())); err != nil {
-		t.Fatal(err)
-	}
-	if shm.Linked(old) {
-		t.Errorf("%s counts as there", old.Name())
-	}
-	file := made(t, f)
-	if !shm.Linked(file) {
-		t.Errorf("%s counts as gone", file.Name())
-	}
-	if _, gone, err := shm.Free(filepath.Dir(file.Name())); gone || err != nil {
-		t.Errorf("the new directory is nobody's: %v", err)
+	for what, in := range map[string]string{"all of it": "", "its lock": "lock"} {
+		t.Run(what, func(t *testing.T) {
+			f := newFiles(t)
+			old := made(t, f)
+			if err := os.RemoveAll(filepath.Join(filepath.Dir(old.Name()), in)); err != nil {
+				t.Fatal(err)
+			}
+			if there := in != ""; shm.Linked(old) != there {
+				t.Errorf("%s counts as there: %t", old.Name(), !there)
+			}
+			file := made(t, f)
+			if !shm.Linked(file) {
+				t.Errorf("%s counts as gone", file.Name())
+			}
+			if _, gone, err := shm.Free(filepath.Dir(file.Name())); gone || err != nil {
+				t.Errorf("the new directory is nobody's: %v", err)
+			}
+		})
 	}
 }

@@ -11,7 +11,7 @@ import (
 // concurrent use.
 type Idle[T comparable] struct {
 	Rest time.Duration // for how long
-	Free func(T)       // is called for what nobody has asked for; it must not call Idle
+	Free func(T)       // is called for what nobody has asked for
 
 	mu     sync.Mutex
 	kept   []resting[T] // the newest last
@@ -25,20 +25,34 @@ type resting[T any] struct {
 
 // Keep takes a value back.
 func (i *Idle[T]) Keep(value T) {
+	if !i.keep(value) {
+		i.Free(value)
+	}
+}
+
+func (i *Idle[T]) keep(value T) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.closed {
-		i.Free(value)
-		return
+		return false
 	}
 	i.kept = append(i.kept, resting[T]{value, time.AfterFunc(i.Rest, func() {
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		if at := slices.IndexFunc(i.kept, func(k resting[T]) bool { return k.value == value }); at >= 0 {
-			i.kept = slices.Delete(i.kept, at, at+1)
-			i.Free(value)
+		if i.remove(value) {
+			i.Free(value) // not under the lock: it takes a quarter of a second for a GiB
 		}
 	})})
+	return true
+}
+
+func (i *Idle[T]) remove(value T) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	at := slices.IndexFunc(i.kept, func(k resting[T]) bool { return k.value == value })
+	if at < 0 {
+		return false
+	}
+	i.kept = slices.Delete(i.kept, at, at+1)
+	return true
 }
 
 // Take gives the best of what is kept away, of equals the newest; ok is false where
@@ -62,26 +76,19 @@ func (i *Idle[T]) Take(better func(a, b T) bool) (value T, ok bool) {
 }
 
 // Spare frees all that is kept, and says whether there was anything.
-func (i *Idle[T]) Spare() bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.spare()
-}
+func (i *Idle[T]) Spare() bool { return i.spare(false) }
 
-func (i *Idle[T]) spare() bool {
-	any := len(i.kept) > 0
-	for _, k := range i.kept {
+// Close is Spare, and frees at once what is given back from now on.
+func (i *Idle[T]) Close() { i.spare(true) }
+
+func (i *Idle[T]) spare(last bool) bool {
+	i.mu.Lock()
+	kept := i.kept
+	i.kept, i.closed = nil, i.closed || last
+	i.mu.Unlock()
+	for _, k := range kept {
 		k.timer.Stop()
 		i.Free(k.value)
 	}
-	i.kept = nil
-	return any
-}
-
-// Close is Spare, and frees at once what is given back from now on.
-func (i *Idle[T]) Close() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.closed = true
-	i.spare()
+	return len(kept) > 0
 }
