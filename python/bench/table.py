@@ -4,7 +4,8 @@
 
 Two ranks of --bytes each under `trainer run`, CPU and gloo, take turns in the same
 processes; who begins changes from round to round, and one round before is not
-counted. Each cell is the median over the rounds of the slowest rank's seconds.
+counted. Blocking times are measured after the others, by ranks of their own. Each cell
+is the median over the rounds of the slowest rank's seconds.
 
 - The state is DTensors, Shard(0). Every element changes before every save, so that
   nothing of one is found in an earlier one.
@@ -13,7 +14,7 @@ counted. Each cell is the median over the rounds of the slowest rank's seconds.
 - load: into tensors whose memory is there. The files are read once before, so that
   they are in the page cache for everybody; shared memory holds later saves by then.
   A load for which the disk was read all the same is made again, up to five times, and
-  said: a whole table has a dozen times --bytes for each rank in memory, and where that
+  said: saves and loads have ten times --bytes for each rank in memory, and where that
   is more than there is, the page cache gives way. Every element that was loaded is compared.
 - blocking: how long the call holds up the training; the writing behind it is waited
   for and not counted. `copy` is a copy of the same tensors into memory that is there.
@@ -34,6 +35,9 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
+# Each of these has ranks of its own: what one keeps in memory is not the other's to do
+# without.
+PARTS = [("save", "load"), ("blocking",)]
 WAYS = ("url", "dcp", "save")
 NAMES = {
     "files": "FileSystemWriter, -Reader",
@@ -91,6 +95,31 @@ def show(result):
         print(f"\n{result['colder']} loads found their files gone from the page cache, and were made again")
 
 
+def measure(trainer, setup, folder):
+    """What the ranks of one group have measured."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="ckptstore-table-", dir=folder))
+    (folder / "setup.json").write_text(json.dumps(setup))
+    try:
+        command = [trainer, "run", "-q", "--store", str(folder / "store"), "--name", "table", "--nproc", "2", "--max-restarts=0", "--", sys.executable, str(HERE / "table_rank.py"), str(folder)]
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode
+        if code != 0:
+            sys.exit(f"the ranks ended with {code}")
+        return json.loads((folder / "result.json").read_text())
+    finally:
+        shutil.rmtree(folder)
+
+
+def join(result, more):
+    """Add what another group has measured."""
+    if not result:
+        result.update(more)
+        return
+    result["times"].update(more["times"])
+    result["cold"].update(more["cold"])
+    result["colder"] += more["colder"]
+    result["load"] = [min(result["load"][0], more["load"][0]), max(result["load"][1], more["load"][1])]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -106,17 +135,11 @@ def main():
     trainer = shutil.which("trainer", path=options.bin and str(options.bin.resolve()))
     if trainer is None:
         sys.exit("trainer is not to be found: use --bin DIR")
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="ckptstore-table-", dir=options.folder or pathlib.Path.cwd()))
-    setup = {"rounds": options.rounds, "tensors": options.tensors, "bytes": options.bytes, "ways": options.ways, "only": options.only, "ckptstore": str(pathlib.Path(trainer).with_name("ckptstore"))}
-    (folder / "setup.json").write_text(json.dumps(setup))
-    try:
-        command = [trainer, "run", "-q", "--store", str(folder / "store"), "--name", "table", "--nproc", "2", "--max-restarts=0", "--", sys.executable, str(HERE / "table_rank.py"), str(folder)]
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode
-        if code != 0:
-            sys.exit(f"the ranks ended with {code}")
-        result = json.loads((folder / "result.json").read_text())
-    finally:
-        shutil.rmtree(folder)
+    setup = {"rounds": options.rounds, "tensors": options.tensors, "bytes": options.bytes, "ways": options.ways, "ckptstore": str(pathlib.Path(trainer).with_name("ckptstore"))}
+    result = {}
+    for part in PARTS:
+        if only := [what for what in part if what in options.only]:
+            join(result, measure(trainer, {**setup, "only": only}, options.folder or pathlib.Path.cwd()))
     result["rows"] = list(rows(result["times"]))
     wanted = sum(1 for what, by, _, _ in TARGETS if what in options.only and by.split(",")[0] in options.ways)
     if options.json:
