@@ -136,7 +136,7 @@ func (s *saver) usesOf(checkpoint string) *storage.Uses {
 
 func (s *saver) base(ctx context.Context, ref string) (b storage.Base, found bool, err error) {
 	c, err := s.store.Views.Resolve(ctx, ref)
-	if none := (*projections.NotFoundError)(nil); errors.As(err, &none) {
+	if errors.Is(err, projections.ErrNotFound) { // also one that another process has answered
 		return b, false, nil
 	}
 	if err != nil || c.State != projections.Committed {

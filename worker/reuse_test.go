@@ -2,11 +2,13 @@ package worker_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -194,4 +196,27 @@ func TestReuseOfImports(t *testing.T) {
 	j.cfg.Run = other
 	j.must()
 	wantWritten(t, other, projections.DefaultTrial, "step-10.a5", 0.101)
+}
+
+// askedViews answers as the views of another process do: of an error it says no more
+// than its text and what kind it is.
+type askedViews struct{ worker.Views }
+
+func (v askedViews) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
+	c, err := v.Views.Resolve(ctx, ref)
+	if errors.Is(err, projections.ErrNotFound) {
+		err = fmt.Errorf("%w: %s", projections.ErrNotFound, err.Error())
+	}
+	return c, err
+}
+
+// The first save of a run has nothing to reuse, which is nothing to warn of.
+func TestFirstSaveWarnsOfNothing(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 3, saves...)
+	j.store.Views = askedViews{j.store.Views}
+	j.must()
+	if strings.Contains(j.log.String(), "is reused") {
+		t.Errorf("the trainer says:\n%s", j.log)
+	}
 }
