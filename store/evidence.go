@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/ckptstore/ckptstore/events/jetlog"
 )
 
 // The log as it was before a server started over it, when that server may
@@ -80,7 +78,7 @@ func keepLog(s *Store, dir string, killed bool, limit int64) (had string, err er
 	if exists(to) {
 		return "", notKept(to)
 	}
-	streams, err := filepath.Glob(filepath.Join(dir, "log", "jetstream", "*", "streams", jetlog.Stream))
+	streams, err := streamsOf(filepath.Join(dir, "log"))
 	if err != nil || len(streams) != 1 {
 		return "", err // what is wrong then, the server says
 	}

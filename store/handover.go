@@ -17,6 +17,8 @@ const (
 	ownEvery  = 50 * time.Millisecond
 	ownSeldom = 2 * time.Second
 	ownSoon   = 10 * time.Second
+	// cutSeldom is how long after a failure it tries again to cut the live stream.
+	cutSeldom = time.Hour
 )
 
 // watch takes the store over when its owner goes, and gives it up when this
@@ -31,6 +33,10 @@ func (o *owner) watch() {
 		case <-o.life.Done():
 			return
 		case <-o.lost:
+		case own := <-o.cut:
+			if o.cutTail(own) {
+				continue
+			}
 		case own := <-o.broke:
 			if time.Since(own.since) < ownSoon {
 				pause = min(2*pause, ownSeldom)
@@ -95,6 +101,43 @@ func (o *owner) giveUp(own *ownership) {
 	if err := own.close(); err != nil {
 		o.store.opts.Logger.Warn("the store was not given up in order", "error", err)
 	}
+}
+
+// cutTail ends the work of an ownership, cuts the live stream of its log, and begins
+// again, all under the one lock. Appenders and those who ask meanwhile retry. It
+// reports false when this process does not own the store any more.
+func (o *owner) cutTail(own *ownership) bool {
+	o.mu.Lock()
+	mine := o.own == own
+	if mine {
+		o.own = nil
+	}
+	o.mu.Unlock()
+	if !mine {
+		return true // it was given up meanwhile
+	}
+	log := o.store.opts.Logger
+	begun := time.Now()
+	lock, err := own.leave()
+	if err != nil {
+		log.Warn("the store was not given up in order", "error", err)
+	}
+	if lock == nil {
+		return false
+	}
+	if err := cutTail(o.life, o.store, o.dir, nil); err != nil {
+		log.Warn("the log is not cut; the live stream goes on", "error", err)
+		o.cutAgain = time.Now().Add(cutSeldom)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.own, err = succeed(o.life, o.store, o.dir, lock); err != nil {
+		o.own = nil
+		log.Warn("the store is not owned after its log was cut", "error", errors.Join(err, lock.Close()))
+		return false
+	}
+	log.Info("log cut", "seconds", time.Since(begun).Seconds())
+	return true
 }
 
 // explain notes why the store has no owner.

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/ckptstore/ckptstore/events/jetlog"
 )
 
 // logFiles are the files with the events of a directory's log; none of a
@@ -18,9 +16,17 @@ func (s *Store) logFiles() ([]string, error) {
 	if IsURL(s.opts.Location) {
 		return nil, nil
 	}
-	files, err := filepath.Glob(filepath.Join(s.Location, "log", "jetstream", "*", "streams", jetlog.Stream, "msgs", "*.blk"))
+	streams, err := streamsOf(filepath.Join(s.Location, "log"))
 	if err != nil {
-		return nil, fmt.Errorf("list the files of the log: %w", err)
+		return nil, err
+	}
+	var files []string
+	for _, stream := range streams {
+		some, err := filepath.Glob(filepath.Join(stream, "msgs", "*.blk"))
+		if err != nil {
+			return nil, fmt.Errorf("list the files of the log: %w", err)
+		}
+		files = append(files, some...)
 	}
 	return files, nil
 }
@@ -45,8 +51,10 @@ func (s *Store) onDisk(had []string) (findings []LogFinding, err error) {
 	if err != nil {
 		return nil, err
 	}
+	// The files of a stream that was cut meanwhile are gone as they should be, with
+	// its directory.
 	for _, path := range had {
-		if !slices.Contains(has, path) && !slices.Contains(gone, path) {
+		if !slices.Contains(has, path) && !slices.Contains(gone, path) && exists(filepath.Dir(path)) {
 			gone = append(gone, path)
 		}
 	}

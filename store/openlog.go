@@ -28,12 +28,15 @@ func openLog(ctx context.Context, s *Store, dir string, listen *jetlog.Listen) (
 	if _, err = os.Stat(filepath.Join(dir, "log")); err != nil {
 		return o, fmt.Errorf("%w: its log is not there: %w: restore log/ from a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
 	}
+	if err = settleCut(dir, nil); err != nil {
+		return o, err
+	}
 	if o.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{
 		Dir: filepath.Join(dir, "log"), Logger: serverLogger(s.opts.Logger), Listen: listen,
 	}); err != nil {
 		return o, err
 	}
-	if o.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(o.server), Logger: s.opts.Logger}); err != nil {
+	if o.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(o.server), Archive: archiveDir(dir), Logger: s.opts.Logger}); err != nil {
 		return o, err
 	}
 	if err = checkLog(ctx, o.log, s.ID); err != nil {

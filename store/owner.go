@@ -26,8 +26,11 @@ type owner struct {
 	cancel context.CancelFunc
 	lost   chan struct{}   // the connection to the owner broke, or could not be made
 	broke  chan *ownership // of this process, which can do its work no more
+	cut    chan *ownership // of this process, whose live stream is due to be cut
 	done   chan struct{}   // the watcher has ended; nil before it started
 	client *web.Client
+
+	cutAgain time.Time // when to try again to cut the live stream, after a failure
 
 	mu  sync.Mutex
 	own *ownership // nil while another process owns the store
@@ -47,7 +50,7 @@ type card struct {
 const lockName, cardName = "LOCK", "owner.json"
 
 func newOwner(dir string, s *Store) *owner {
-	o := &owner{dir: dir, store: s, lost: make(chan struct{}, 1), broke: make(chan *ownership, 1)}
+	o := &owner{dir: dir, store: s, lost: make(chan struct{}, 1), broke: make(chan *ownership, 1), cut: make(chan *ownership)}
 	o.life, o.cancel = context.WithCancel(context.Background())
 	return o
 }
@@ -103,7 +106,7 @@ func (o *owner) join(ctx context.Context) error {
 // connect opens the log through whoever owns it now.
 func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
-		Dial: o.dialLog, Logger: o.store.opts.Logger,
+		Dial: o.dialLog, Logger: o.store.opts.Logger, Archive: archiveDir(o.dir),
 		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit, Deciding: o.store.ballast().release, Down: o.down,
 	})
 	if err != nil {

@@ -80,6 +80,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	kept.Go(func() { s.ballast().keep(life) })
 	kept.Go(func() { w.watch(life, s) })
 	kept.Go(func() { w.keepEnd(life, s) })
+	kept.Go(func() { w.keepSealed(life, s) })
 	w.unload = func() {
 		cancel()
 		kept.Wait()
@@ -216,6 +217,15 @@ func listenUnix(path string) (net.Listener, error) {
 
 // close gives everything up, the lock last.
 func (w *ownership) close() error {
+	lock, err := w.leave()
+	if lock != nil {
+		err = errors.Join(err, lock.Close())
+	}
+	return err
+}
+
+// leave gives everything up but the lock, which it returns.
+func (w *ownership) leave() (*os.File, error) {
 	var errs []error
 	if w.unload != nil {
 		w.unload()
@@ -247,10 +257,7 @@ func (w *ownership) close() error {
 	if w.server != nil {
 		w.server.Shutdown()
 	}
-	if w.lock != nil {
-		errs = append(errs, w.lock.Close())
-	}
-	return errors.Join(errs...)
+	return w.lock, errors.Join(errs...)
 }
 
 // RefOf is where a checkpoint's files are.

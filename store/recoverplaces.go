@@ -144,7 +144,11 @@ func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
 	if err := errors.Join(os.RemoveAll(temp), os.MkdirAll(temp, 0o700)); err != nil {
 		return err
 	}
-	if err := os.CopyFS(temp, os.DirFS(log)); err != nil {
+	from := log
+	if here, err := streamsOf(log); err == nil && len(here) == 0 && exists(filepath.Join(log, nextDir)) {
+		from = filepath.Join(log, nextDir) // its cut was cut
+	}
+	if err := os.CopyFS(filepath.Join(temp, "jetstream"), os.DirFS(filepath.Join(from, "jetstream"))); err != nil {
 		return fmt.Errorf("copy the log of %s to see whether it opens: %w: choose a --store with room for it, or move that log away", r.From, err)
 	}
 	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: temp, Logger: serverLogger(r.Logger)})
@@ -152,7 +156,7 @@ func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
 		return err
 	}
 	defer server.Shutdown()
-	l, err := jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(server)})
+	l, err := jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(server), Archive: archiveDir(r.From)})
 	if err != nil {
 		return err
 	}

@@ -33,6 +33,24 @@ func dialURL(ctx context.Context, url string, a *Access, o jetlog.Options) (*jet
 	return log, nil
 }
 
+// findArchive says to a log that was sealed where its archive is: below the
+// directory that its owner serves, which is here under the same path.
+func findArchive(ctx context.Context, log *jetlog.Log) error {
+	sealed, err := log.Sealed(ctx)
+	if errors.Is(err, jetlog.ErrNoLog) || err == nil && sealed.Last == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	served, err := log.Served(ctx)
+	if err != nil {
+		return err
+	}
+	log.UseArchive(archiveDir(served.Directory))
+	return nil
+}
+
 // openURL connects to a NATS server, or to the owner of a directory that
 // listens. The views are folded in memory.
 func openURL(ctx context.Context, o Options) (_ *Store, err error) {
@@ -46,6 +64,9 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 			log.Close()
 		}
 	}()
+	if err := findArchive(ctx, log); err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
 	created, _, err := log.Open(ctx)
 	if errors.Is(err, jetlog.ErrNoLog) {
 		return nil, fmt.Errorf("%w at %s: %w; start the server as it was, or, if there never was a store, make one with `ckptstore init --store URL --data DIR`",

@@ -79,6 +79,8 @@ type Options struct {
 	// directory; Bound, when set, is told of each address. It must not block.
 	Listen *jetlog.Listen
 	Bound  func(net.Addr)
+
+	cutting *cutting // default: defaultCutting
 }
 
 // Store is an open store. Its parts may be used concurrently until Close.
@@ -94,11 +96,12 @@ type Store struct {
 	formerly  []string // its identities before it was recovered
 	recovered uint64   // where its log ended then
 
-	opts  Options
-	space *gauge   // of the disk that log and data share, in a directory
-	owner *owner   // of a directory; nil with a URL
-	study *learner // with an owner
-	scrub *scrubber
+	opts    Options
+	cutting cutting  // of the log, while this process owns it
+	space   *gauge   // of the disk that log and data share, in a directory
+	owner   *owner   // of a directory; nil with a URL
+	study   *learner // with an owner
+	scrub   *scrubber
 
 	learning sync.Mutex // one checkpoint at a time
 	local    *follower  // of a URL; nil with a directory
@@ -158,7 +161,10 @@ func closedStore(dir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
-	s := &Store{ID: id.Store, Location: dir, Runtime: runtime, opts: o, formerly: id.Formerly, recovered: id.Recovered}
+	s := &Store{ID: id.Store, Location: dir, Runtime: runtime, opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
+	if o.cutting != nil {
+		s.cutting = *o.cutting
+	}
 	return s, s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs"))
 }
 

@@ -90,8 +90,16 @@ func message(e events.Event) *nats.Msg {
 
 // publish sends one event once and returns the sequence that it has, whether
 // it is new or known.
-func (l *Log) publish(ctx context.Context, e events.Event, opts ...jetstream.PublishOpt) (uint64, error) {
-	ack, err := l.js.PublishMsg(ctx, message(e), append(opts, jetstream.WithExpectStream(Stream), jetstream.WithRetryAttempts(0))...)
+func (l *Log) publish(ctx context.Context, m *nats.Msg, opts ...jetstream.PublishOpt) (uint64, error) {
+	return l.publishTo(ctx, l.stream(), m, opts...)
+}
+
+// publishTo sends one event once, for one tail of the log: another refuses it.
+func (l *Log) publishTo(ctx context.Context, stream string, m *nats.Msg, opts ...jetstream.PublishOpt) (uint64, error) {
+	ack, err := l.js.PublishMsg(ctx, m, append(opts, jetstream.WithExpectStream(stream), jetstream.WithRetryAttempts(0))...)
+	if hasCode(err, codeOtherStream) {
+		return 0, l.suspect(err)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -163,9 +171,17 @@ func (l *Log) send(ctx context.Context, jobs []*job) error {
 	if err := l.known(ctx); err != nil {
 		return err
 	}
+	had, err := l.sealedMeanwhile(ctx, jobs)
+	if err != nil {
+		return err
+	}
 	var all []events.Event
 	for _, j := range jobs {
-		all = append(all, j.events...)
+		for _, e := range j.events {
+			if had[e.ID] == 0 {
+				all = append(all, e)
+			}
+		}
 	}
 	var sequences []uint64
 	for rest := all; len(rest) > 0; {
@@ -182,7 +198,12 @@ func (l *Log) send(ctx context.Context, jobs []*job) error {
 		rest = rest[n:]
 	}
 	for _, j := range jobs {
-		j.sequences, sequences = sequences[:len(j.events):len(j.events)], sequences[len(j.events):]
+		j.sequences = make([]uint64, len(j.events))
+		for i, e := range j.events {
+			if j.sequences[i] = had[e.ID]; j.sequences[i] == 0 {
+				j.sequences[i], sequences = sequences[0], sequences[1:]
+			}
+		}
 	}
 	return nil
 }
@@ -210,7 +231,7 @@ func (l *Log) sendSingly(ctx context.Context, all []events.Event) ([]uint64, err
 	sequences := make([]uint64, len(all))
 	for i, e := range all {
 		var err error
-		if sequences[i], err = l.publish(ctx, e); err != nil {
+		if sequences[i], err = l.publish(ctx, message(e)); err != nil {
 			return nil, fmt.Errorf("event %s: %w", e.ID, err)
 		}
 	}

@@ -54,7 +54,7 @@ func (l *Log) sendAtomically(ctx context.Context, all []events.Event) (uint64, e
 		if ack.Error != nil {
 			return 0, fmt.Errorf("batch of %d: %w", len(all), ack.Error)
 		}
-		if ack.Stream != Stream || ack.Batch != id || ack.Count != len(all) || ack.Sequence < uint64(len(all)) {
+		if !IsTail(ack.Stream) || ack.Batch != id || ack.Count != len(all) || ack.Sequence < uint64(len(all)) {
 			return 0, fmt.Errorf("batch of %d: the server acknowledged something else: %s", len(all), reply.Data)
 		}
 		return ack.Sequence - uint64(len(all)) + 1, nil

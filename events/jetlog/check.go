@@ -96,7 +96,7 @@ func (c *checker) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.out.First, c.out.Last = state.FirstSeq, state.LastSeq
+	c.out.First, c.out.Last = infoOf(state).First, state.State.LastSeq
 	partial := whole(state)
 	if partial != nil {
 		c.find(0, partial.Error())
@@ -113,9 +113,29 @@ func (c *checker) run(ctx context.Context) error {
 		}
 	}
 	if partial == nil && len(c.out.Findings) == 0 {
-		c.count(state.Msgs)
+		c.count(state.State.Msgs + infoOf(state).Sealed)
+	}
+	if err := c.archive(ctx); err != nil {
+		return err
 	}
 	return c.buckets(ctx)
+}
+
+// archive holds every byte of the archive to be what was sealed: also those that are
+// no event's, such as of an index.
+func (c *checker) archive(ctx context.Context) error {
+	if c.l.sealed().Last == 0 {
+		return nil
+	}
+	a, err := c.l.archived()
+	if err == nil {
+		err = damagedArchive(a.Verify(ctx, c.o.Pace))
+	}
+	if errors.Is(err, ErrGap) {
+		c.find(0, err.Error())
+		return nil
+	}
+	return err
 }
 
 // count holds as many events to have been read as the server says there are.
@@ -125,14 +145,11 @@ func (c *checker) count(stored uint64) {
 	}
 }
 
-func (c *checker) state(ctx context.Context) (state jetstream.StreamState, err error) {
+func (c *checker) state(ctx context.Context) (state *jetstream.StreamInfo, err error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
 	err = c.l.retry(ctx, func(ctx context.Context) error {
-		info, err := c.l.ours(ctx)
-		if err == nil {
-			state = info.State
-		}
+		state, err = c.l.ours(ctx)
 		return err
 	})
 	return state, err
@@ -192,7 +209,7 @@ func (c *checker) one(ctx context.Context, seq uint64) (e events.Recorded, heade
 	var m stored
 	err = c.l.retry(ctx, func(ctx context.Context) (err error) {
 		if err = c.l.known(ctx); err == nil {
-			m, err = c.l.getStored(ctx, Stream, msgGet{Seq: seq})
+			m, err = c.l.fetch(ctx, msgGet{Seq: seq})
 		}
 		return err
 	})
@@ -248,6 +265,9 @@ func (c *checker) chain(e events.Recorded, header nats.Header) {
 		return // store.created has nothing before it
 	}
 	text := header.Get(jetstream.ExpectedLastSubjSeqHeader)
+	if follows := header.Get(headerFollows); follows != "" && text == "0" {
+		text = follows // the one before it was in the archive when it was appended
+	}
 	after, err := strconv.ParseUint(text, 10, 64)
 	switch before := c.lanes[e.Scope]; {
 	case err != nil:

@@ -92,9 +92,9 @@ func TestCheckDamaged(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.created = time.Time{}
+		l.tail.created = time.Time{}
 		for _, f := range factsOf(t, 5) {
-			if _, err := l.publish(t.Context(), f.Event); err != nil {
+			if _, err := l.publish(t.Context(), message(f.Event)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -129,7 +129,7 @@ func TestCheckStrangers(t *testing.T) {
 			}
 		}, `its message ID is "other"`},
 		"unconditional": {func(t *testing.T, l *Log) {
-			if _, err := l.publish(t.Context(), begun(t, "step-2").Event); err != nil {
+			if _, err := l.publish(t.Context(), message(begun(t, "step-2").Event)); err != nil {
 				t.Fatal(err)
 			}
 		}, "appended without a condition"},

@@ -80,6 +80,6 @@ func guards(c jetstream.StreamConfig) []string {
 	return wrong
 }
 
-func unsafeStream(wrong []string) error {
-	return fmt.Errorf("%w: stream %s cannot be trusted with events: %s; restore its configuration", ErrUnsafe, Stream, strings.Join(wrong, ", "))
+func unsafeStream(name string, wrong []string) error {
+	return fmt.Errorf("%w: stream %s cannot be trusted with events: %s; restore its configuration", ErrUnsafe, name, strings.Join(wrong, ", "))
 }

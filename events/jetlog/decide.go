@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/nats-io/nats.go/jetstream"
@@ -60,7 +61,27 @@ func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, af
 	if err := l.known(ctx); err != nil {
 		return 0, err
 	}
-	sequence, refused := l.publish(ctx, d.Event, jetstream.WithExpectLastSequenceForSubject(after, lane))
+	m, sealed, expected := message(d.Event), l.sealed().Last, after
+	if after <= sealed && sealed > 0 {
+		// The server of the tail knows no message of this lane up to there.
+		a, err := l.archived()
+		if err != nil {
+			return 0, err
+		}
+		if a.End().Last != sealed { // it was cut again in this moment
+			return 0, errAgain
+		}
+		head, err := a.Head(lane)
+		if err != nil {
+			return 0, damagedArchive(err)
+		}
+		if head != after {
+			return l.refused(ctx, d, lane, after)
+		}
+		m.Header.Set(headerFollows, strconv.FormatUint(after, 10))
+		expected = 0
+	}
+	sequence, refused := l.publishTo(ctx, TailName(sealed), m, jetstream.WithExpectLastSequenceForSubject(expected, lane))
 	if !hasCode(refused, codeWrongLast, codeWrongLastPending) {
 		return sequence, refused
 	}
@@ -73,6 +94,16 @@ func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, af
 	if hasCode(refused, codeWrongLastPending) {
 		// What is in flight may be this very event. It is settled soon.
 		return 0, fmt.Errorf("%w: %w", errAgain, refused)
+	}
+	return l.refused(ctx, d, lane, after)
+}
+
+// refused is the end of a decision whose lane has moved: the sequence that it has,
+// if it was a retry, or a conflict.
+func (l *Log) refused(ctx context.Context, d events.Decision, lane string, after uint64) (uint64, error) {
+	sequence, err := l.find(ctx, d.ID, lane, after)
+	if err != nil || sequence != 0 {
+		return sequence, err
 	}
 	actual, err := l.laneEnd(ctx, lane)
 	if err != nil {

@@ -77,6 +77,7 @@ const (
 	codeNoMessage        = jetstream.ErrorCode(10037)
 	codeNotLeader        = jetstream.ErrorCode(10009)
 	codeNoStream         = jetstream.ErrorCode(10059)
+	codeOtherStream      = jetstream.ErrorCode(10060) // the append was for another stream
 )
 
 func hasCode(err error, codes ...jetstream.ErrorCode) bool {

@@ -72,7 +72,7 @@ func (l *Log) getStored(ctx context.Context, stream string, q msgGet) (stored, e
 
 // get asks once for an event of the log.
 func (l *Log) get(ctx context.Context, q msgGet) (events.Recorded, error) {
-	m, err := l.getStored(ctx, Stream, q)
+	m, err := l.fetch(ctx, q)
 	if err != nil {
 		return events.Recorded{}, err
 	}

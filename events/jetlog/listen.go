@@ -183,10 +183,8 @@ func (d *doorman) Check(c server.ClientAuthentication) bool {
 // destructive are the requests by which the log, the leases or the cursors could be changed
 // behind the back of their events. Nothing of ours makes them.
 var destructive = func() (subjects []string) {
-	for _, stream := range []string{Stream, leaseStream, cursorStream} {
-		for _, verb := range []string{"UPDATE", "DELETE", "PURGE", "MSG.DELETE", "RESTORE"} {
-			subjects = append(subjects, "$JS.API.STREAM."+verb+"."+stream)
-		}
+	for _, verb := range []string{"UPDATE", "DELETE", "PURGE", "MSG.DELETE", "RESTORE"} {
+		subjects = append(subjects, "$JS.API.STREAM."+verb+".*")
 	}
 	return subjects
 }()

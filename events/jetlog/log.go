@@ -1,9 +1,11 @@
 // Package jetlog keeps the events of a store in one JetStream stream. It is
 // the only package that knows NATS.
 //
-//	log       the stream CKPT over the subjects ckpt.>, on file, from
-//	          sequence 1 without a hole; nothing in it ever expires, is
-//	          purged or deleted
+//	log       all events, from sequence 1 without a hole: nothing in it ever
+//	          expires, is purged or deleted
+//	tail      the live stream over the subjects ckpt.>, on file: CKPT with all of
+//	          the log, or CKPT_<first> with what follows the archive
+//	archive   the log before its tail, in sealed files: see package archive
 //	fact      appended unconditionally ([Log.Append]); what is queued while an
 //	          append is in flight goes out together as one atomic batch
 //	decision  appended only if its lane has not moved ([Log.Decide])
@@ -17,7 +19,7 @@
 //
 // A server's directory is named by the account:
 //
-//	DIR/jetstream/ckpt/streams/CKPT/                      the log
+//	DIR/jetstream/ckpt/streams/CKPT/                      the log, or its tail
 //	DIR/jetstream/ckpt/streams/KV_CKPT_LEASES/            the leases
 //	DIR/jetstream/ckpt/streams/KV_CKPT_CURSORS/           the cursors
 //	DIR/jetstream/ckpt/streams/KV_CKPT_CURSOR_WITNESSES/  their witnesses
@@ -27,6 +29,7 @@
 //
 //	Nats-Expected-Stream                           to what is sent singly
 //	Nats-Expected-Last-Subject-Sequence[-Subject]  to a decision
+//	ckpt-follows                                   to one that follows the archive
 //	Nats-Expected-Last-Sequence                    to store.created
 //	Nats-Batch-Id, -Sequence, -Commit              to the facts of a batch
 //
@@ -48,6 +51,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events/archive"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/semaphore"
@@ -74,6 +78,9 @@ type Options struct {
 	// clear. Without it a tls:// URL, or a server that asks for it, uses the
 	// machine's certificates.
 	TLS *tls.Config
+	// Archive is the directory of the log's sealed part; "" if it cannot be reached.
+	// It need not exist while the live stream has all of the log.
+	Archive string
 	// Replicas of what [Log.Create] makes. 0 means three on a cluster that has
 	// as many servers, and one otherwise.
 	Replicas int
@@ -143,7 +150,10 @@ type Log struct {
 	mu       sync.Mutex
 	epoch    int                        // counts connections
 	checked  int                        // the epoch whose stream was seen to be ours
-	created  time.Time                  // of the stream that was opened; zero before
+	tail     tail                       // of the log that was opened; zero before
+	store    string                     // whose log was opened
+	old      *archive.Archive           // before the tail, once it was needed
+	noOld    error                      // why it could not be opened
 	watchers map[int]context.CancelFunc // readers, to be told of a new connection
 	watchID  int
 }
@@ -238,6 +248,12 @@ func (l *Log) Close() {
 	l.cancel()
 	l.nc.Close()
 	<-l.idle
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.old != nil {
+		_ = l.old.Close() // nothing was written
+		l.old = nil
+	}
 }
 
 // dialer makes every connection of the log. The library says that there is a

@@ -23,6 +23,8 @@ type job struct {
 	bytes     int
 	sequences []uint64
 	done      chan error
+	tried     bool // it was sent, when the archive ended at sealed
+	sealed    uint64
 	place     *list.Element // in the queue; nil when it was taken
 }
 

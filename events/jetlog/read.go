@@ -103,11 +103,14 @@ func (r *reader) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.judge(once, info.State); err != nil {
+	if err := r.judge(once, info); err != nil {
 		return err
 	}
-	name := nuid.Next()
-	consumer, err := l.js.CreateConsumer(once, Stream, jetstream.ConsumerConfig{
+	if r.next <= l.sealed().Last {
+		return r.sealed(inner)
+	}
+	name, stream := nuid.Next(), info.Config.Name
+	consumer, err := l.js.CreateConsumer(once, stream, jetstream.ConsumerConfig{
 		Name:              name,
 		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
 		OptStartSeq:       r.next,
@@ -117,6 +120,9 @@ func (r *reader) session(ctx context.Context) error {
 		MemoryStorage:     true,
 		Replicas:          1,
 	})
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		err = l.suspect(err)
+	}
 	if err != nil {
 		return fmt.Errorf("consumer: %w", err)
 	}
@@ -125,7 +131,7 @@ func (r *reader) session(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		if l.nc.IsConnected() {
-			_ = l.js.DeleteConsumer(ctx, Stream, name)
+			_ = l.js.DeleteConsumer(ctx, stream, name)
 		}
 	}()
 	messages, err := consumer.Messages(
@@ -141,10 +147,11 @@ func (r *reader) session(ctx context.Context) error {
 }
 
 // judge looks at what the server says of the stream before a session.
-func (r *reader) judge(ctx context.Context, s jetstream.StreamState) error {
-	if err := whole(s); err != nil {
+func (r *reader) judge(ctx context.Context, info *jetstream.StreamInfo) error {
+	if err := whole(info); err != nil {
 		return err
 	}
+	s := info.State
 	if s.LastSeq < r.next-1 {
 		return fmt.Errorf("%w: it ends at event %d, but event %d was in it: it was rolled back; %s", ErrGap, s.LastSeq, r.next-1, restore)
 	}

@@ -13,6 +13,7 @@ import (
 // Info is the state of the log when it was asked for.
 type Info struct {
 	First    uint64    // sequence of the first event; 1, or 0 in an empty log
+	Sealed   uint64    // sequence of the last event in the archive; 0 without one
 	Last     uint64    // sequence of the last event
 	Bytes    uint64    // on disk, before compression
 	Replicas int       // servers that keep a copy
@@ -55,10 +56,10 @@ func (l *Log) createOnce(ctx context.Context, created events.Decision, want even
 		return err
 	}
 	if wrong := guards(info.Config); len(wrong) > 0 {
-		return unsafeStream(wrong)
+		return unsafeStream(info.Config.Name, wrong)
 	}
 	if info.State.LastSeq == 0 {
-		_, err = l.publish(ctx, created.Event, jetstream.WithExpectLastSequence(0))
+		_, err = l.publish(ctx, message(created.Event), jetstream.WithExpectLastSequence(0))
 		if err != nil && !hasCode(err, codeWrongLast, codeWrongLastPending) {
 			return err
 		}
@@ -70,8 +71,7 @@ func (l *Log) createOnce(ctx context.Context, created events.Decision, want even
 	if got.Store != want.Store {
 		return fmt.Errorf("%w: it belongs to store %s; choose another server or directory", ErrForeign, got.Store)
 	}
-	l.adopt(info.Created)
-	return nil
+	return l.adopt(info, want.Store)
 }
 
 func (l *Log) createStream(ctx context.Context) error {
@@ -111,13 +111,23 @@ func (l *Log) Open(ctx context.Context) (events.StoreCreated, Info, error) {
 			return err
 		}
 		if wrong := guards(info.Config); len(wrong) > 0 {
-			return unsafeStream(wrong)
+			return unsafeStream(info.Config.Name, wrong)
 		}
-		if info.State.LastSeq == 0 {
+		sealed, of, err := sealedOf(info.Config)
+		if err != nil {
+			return err
+		}
+		if info.State.LastSeq == 0 && sealed.Last == 0 {
 			return fmt.Errorf("%w: the stream %s is empty, its first boot was cut; run 'ckptstore init' again", ErrNoLog, Stream)
 		}
-		if err := whole(info.State); err != nil {
+		if err := whole(info); err != nil {
 			return err
+		}
+		if sealed.Last > 0 {
+			// The first event is in its archive.
+			if err := l.adopt(info, of); err != nil {
+				return err
+			}
 		}
 		event, created, err := l.first(ctx)
 		if err != nil {
@@ -126,9 +136,8 @@ func (l *Log) Open(ctx context.Context) (events.StoreCreated, Info, error) {
 		if event.Kind != created.Kind() {
 			return fmt.Errorf("%w: event 1 is %s, not store.created", ErrForeign, event.Kind)
 		}
-		l.adopt(info.Created)
 		store, state = created, infoOf(info)
-		return nil
+		return l.adopt(info, created.Store)
 	})
 	if err != nil {
 		return events.StoreCreated{}, Info{}, fmt.Errorf("open the log at %s: %w", l.opts.where(), err)
@@ -153,7 +162,7 @@ func (l *Log) Info(ctx context.Context) (Info, error) {
 			return err
 		}
 		state = infoOf(info)
-		return whole(info.State)
+		return whole(info)
 	})
 	if err != nil {
 		return Info{}, fmt.Errorf("state of the log at %s: %w", l.opts.where(), err)
@@ -162,49 +171,63 @@ func (l *Log) Info(ctx context.Context) (Info, error) {
 }
 
 func infoOf(s *jetstream.StreamInfo) Info {
+	first, sealed := s.State.FirstSeq, uint64(0)
+	if link, _, err := sealedOf(s.Config); err == nil && link.Last > 0 {
+		first, sealed = 1, link.Last
+	}
 	return Info{
-		First: s.State.FirstSeq, Last: s.State.LastSeq, Bytes: s.State.Bytes,
+		First: first, Sealed: sealed, Last: s.State.LastSeq, Bytes: s.State.Bytes,
 		Replicas: s.Config.Replicas, Created: s.Created, Asked: s.TimeStamp,
 	}
 }
 
 // whole reports what the server itself knows to be missing.
-func whole(s jetstream.StreamState) error {
+func whole(info *jetstream.StreamInfo) error {
+	s := info.State
+	sealed, _, err := sealedOf(info.Config)
+	if err != nil {
+		return err
+	}
 	switch {
 	case s.Lost != nil:
 		return fmt.Errorf("%w: the server lost %d events (%d bytes) to a damaged block; %s", ErrGap, len(s.Lost.Msgs), s.Lost.Bytes, restore)
-	case s.LastSeq > 0 && s.FirstSeq != 1:
-		return fmt.Errorf("%w: it begins at event %d; %s", ErrGap, s.FirstSeq, restore)
-	case s.NumDeleted > 0 || s.Msgs != s.LastSeq:
-		return fmt.Errorf("%w: %d of %d events are deleted; %s", ErrGap, s.LastSeq-s.Msgs, s.LastSeq, restore)
+	case s.LastSeq < sealed.Last:
+		return fmt.Errorf("%w: stream %s ends at event %d, and events up to %d are sealed; %s", ErrGap, info.Config.Name, s.LastSeq, sealed.Last, restore)
+	case s.LastSeq > sealed.Last && s.FirstSeq != sealed.Last+1:
+		return fmt.Errorf("%w: stream %s begins at event %d, want %d; %s", ErrGap, info.Config.Name, s.FirstSeq, sealed.Last+1, restore)
+	case s.NumDeleted > 0 || s.Msgs != s.LastSeq-sealed.Last:
+		return fmt.Errorf("%w: %d of %d events are deleted; %s", ErrGap, s.LastSeq-sealed.Last-s.Msgs, s.LastSeq, restore)
 	}
 	return nil
 }
 
 // streamInfo asks once. [ErrNoLog] when there is no stream.
 func (l *Log) streamInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
-	s, err := l.js.Stream(ctx, Stream)
+	info, err := l.tailInfo(ctx)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil, fmt.Errorf("%w: the server shows no stream %s: either it was never made, or the server runs on another directory, with another account or with another encryption key; nothing was created or changed", ErrNoLog, Stream)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("stream %s: %w", Stream, err)
+		return nil, fmt.Errorf("stream %s: %w", l.stream(), err)
 	}
-	return s.CachedInfo(), nil
+	return info, nil
 }
 
 // ours is streamInfo for a log that was opened: the stream must be the same.
 func (l *Log) ours(ctx context.Context) (*jetstream.StreamInfo, error) {
 	l.mu.Lock()
-	epoch, created := l.epoch, l.created
+	epoch, created, store := l.epoch, l.tail.created, l.store
 	l.mu.Unlock()
 	info, err := l.streamInfo(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if !created.IsZero() && !info.Created.Equal(created) {
+		if l.continues(info) {
+			return info, l.adopt(info, store)
+		}
 		return nil, fmt.Errorf("%w: the stream %s was made anew at %s; connect to the server that has this store",
-			ErrForeign, Stream, info.Created.Format(time.RFC3339))
+			ErrForeign, info.Config.Name, info.Created.Format(time.RFC3339))
 	}
 	l.mu.Lock()
 	l.checked = max(l.checked, epoch)
@@ -216,19 +239,13 @@ func (l *Log) ours(ctx context.Context) (*jetstream.StreamInfo, error) {
 // stream, so that a retry never writes into another store's log.
 func (l *Log) known(ctx context.Context) error {
 	l.mu.Lock()
-	known := l.checked == l.epoch || l.created.IsZero()
+	known := l.checked == l.epoch || l.tail.created.IsZero()
 	l.mu.Unlock()
 	if known {
 		return nil
 	}
 	_, err := l.ours(ctx)
 	return err
-}
-
-func (l *Log) adopt(created time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.created, l.checked = created, l.epoch
 }
 
 func (l *Log) first(ctx context.Context) (events.Event, events.StoreCreated, error) {

@@ -69,7 +69,7 @@ func TestOpenForeign(t *testing.T) {
 	if _, err := l.js.CreateStream(t.Context(), streamConfig(1)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.publish(t.Context(), fact(t, 1).Event); err != nil {
+	if _, err := l.publish(t.Context(), message(fact(t, 1).Event)); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := l.Open(t.Context()); !errors.Is(err, ErrForeign) {
@@ -150,7 +150,7 @@ func TestDeletionIsNoticed(t *testing.T) {
 
 	fresh := connectTo(t, Options{Dial: dial(s)})
 	for _, f := range factsOf(t, 5) {
-		if _, err := fresh.publish(t.Context(), f.Event); err != nil {
+		if _, err := fresh.publish(t.Context(), message(f.Event)); err != nil {
 			t.Fatal(err)
 		}
 	}

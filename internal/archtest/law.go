@@ -54,7 +54,8 @@ func Repository() Law {
 			{Path: "planner", Core: true, May: core},
 			{Path: "planner/plan", Core: true, May: []string{"tensor", "events", "projections"}},
 
-			{Path: "events/jetlog", May: []string{"tensor", "events"}},
+			{Path: "events/archive"},
+			{Path: "events/jetlog", May: []string{"tensor", "events", "events/archive"}},
 			{Path: "projections/viewdb", May: core},
 			{Path: "storage", May: []string{"tensor", "planner/plan", "storage/safetensors", "storage/disk", "storage/backend", "storage/backend/local"}},
 			{Path: "storage/disk"},
@@ -79,7 +80,7 @@ func Repository() Law {
 			{Path: "worker/logs"},
 			{Path: "worker/stacks", NoDeps: true},
 			{Path: "web", May: core},
-			{Path: "store", May: with("events/jetlog", "projections/viewdb", "storage", "storage/foreign", "web")},
+			{Path: "store", May: with("events/archive", "events/jetlog", "projections/viewdb", "storage", "storage/foreign", "web")},
 			{Path: "agent/reading", May: with("storage", "store", "web", "worker/client", "worker/shm", "worker/peer")},
 			{Path: "agent/services", May: []string{"store", "worker/client", "agent/reading", "agent/filesystem"}},
 			{Path: "agent/filesystem", May: with("events/jetlog", "storage", "storage/backend", "storage/foreign", "store", "web", "worker", "worker/shm", "worker/peer")},

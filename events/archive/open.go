@@ -1,0 +1,415 @@
+package archive
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+)
+
+func pathBase(path string) string { return filepath.Base(path) }
+
+// list is the segments of a directory, in order. Other files are passed over.
+func list(dir string) (all []Segment, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("list the archive: %w", err)
+	}
+	for _, e := range entries {
+		if s, ok := parseSegment(dir, e.Name()); ok {
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b Segment) int { return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last)) })
+	return all, nil
+}
+
+// Archive is the messages 1 to End of a log. It never changes, and its methods
+// may be called concurrently.
+type Archive struct {
+	dir      string
+	store    string
+	end      Link
+	segments []Segment
+	heads    *heads
+
+	mu     sync.Mutex
+	closed bool
+	recent *file // the segment that was used last
+	uses   map[*file]int
+	frame  frameOf
+}
+
+// frameOf is the frame that was read last by [Archive.At].
+type frameOf struct {
+	segment  uint64 // its first sequence
+	at       int
+	messages []Message
+}
+
+// Open opens the archive in dir of a store's log that ends at end. It looks at the
+// names of the segments, which must follow one another without a gap, and at the
+// digest of the last; [Archive.Verify] reads them. Errors: [ErrDamaged],
+// [ErrForeign]. Only the segments that are read stay open.
+func Open(dir, store string, end Link) (*Archive, error) {
+	bad := func(err error) (*Archive, error) {
+		return nil, fmt.Errorf("open the archive %s of the log: %w", dir, err)
+	}
+	all, err := list(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if err != nil {
+		return bad(err)
+	}
+	a := &Archive{dir: dir, store: store, end: end, uses: map[*file]int{}}
+	next := uint64(1)
+	for _, s := range all {
+		if next > end.Last {
+			break
+		}
+		// Of two that begin alike one was sealed ahead, and cut by a shorter end.
+		if s.First == next && s.Last <= end.Last {
+			a.segments = append(a.segments, s)
+			next = s.Last + 1
+		}
+	}
+	if next != end.Last+1 {
+		return bad(fmt.Errorf("%w: the segment with event %d is missing: it is to hold all up to event %d", ErrDamaged, next, end.Last))
+	}
+	last, err := open(a.segments[len(a.segments)-1], store)
+	if err != nil {
+		return bad(err)
+	}
+	a.recent, a.uses[last] = last, 1
+	if last.digest != end.Digest {
+		return bad(errors.Join(fmt.Errorf("%w: %s is not the segment that the log follows", ErrDamaged, last.Path), last.close()))
+	}
+	if a.heads, err = openHeads(dir, end.Last); err != nil {
+		// It is derived, so it is written again.
+		if err = writeHeads(dir, store, 0, end.Last); err == nil {
+			a.heads, err = openHeads(dir, end.Last)
+		}
+	}
+	if err != nil {
+		return bad(errors.Join(err, last.close()))
+	}
+	return a, nil
+}
+
+// Close closes the files. Readers that are under way end with an error.
+func (a *Archive) Close() error {
+	a.mu.Lock()
+	recent := a.recent
+	a.closed, a.recent = true, nil
+	a.mu.Unlock()
+	var err error
+	if recent != nil {
+		err = a.release(recent)
+	}
+	return errors.Join(err, a.heads.close())
+}
+
+// End is the last message, and the digest that stands for all.
+func (a *Archive) End() Link { return a.end }
+
+// use opens the segment that holds a sequence; release gives it back.
+func (a *Archive) use(sequence uint64) (*file, error) {
+	i := a.position(sequence)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, os.ErrClosed
+	}
+	if a.recent != nil && a.recent.First == a.segments[i].First {
+		a.uses[a.recent]++
+		return a.recent, nil
+	}
+	f, err := open(a.segments[i], a.store)
+	if err != nil {
+		return nil, err
+	}
+	a.uses[f] = 2 // one of the caller, one as the recent one
+	old := a.recent
+	a.recent = f
+	if old != nil {
+		err = a.releaseLocked(old)
+	}
+	return f, err
+}
+
+// position is that of the segment with a sequence, which is in the archive.
+func (a *Archive) position(sequence uint64) int {
+	i, ok := slices.BinarySearchFunc(a.segments, sequence, func(s Segment, seq uint64) int { return cmp.Compare(s.First, seq) })
+	if !ok {
+		i--
+	}
+	return i
+}
+
+func (a *Archive) release(f *file) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.releaseLocked(f)
+}
+
+func (a *Archive) releaseLocked(f *file) error {
+	if a.uses[f]--; a.uses[f] > 0 {
+		return nil
+	}
+	delete(a.uses, f)
+	return f.close()
+}
+
+// Read yields the messages from to until, both inclusive, in order. It ends with
+// an error at the first that cannot be read ([ErrDamaged]), and when ctx ends.
+// What it yields must not be changed, and stays as it is.
+func (a *Archive) Read(ctx context.Context, from, until uint64) iter.Seq2[Message, error] {
+	return func(yield func(Message, error) bool) {
+		until = min(until, a.end.Last)
+		for from = max(from, 1); from <= until; {
+			next, more, err := a.readSegment(ctx, from, until, yield)
+			if err != nil {
+				yield(Message{}, fmt.Errorf("read event %d of the archive: %w", next, err))
+				return
+			}
+			if !more {
+				return
+			}
+			from = next
+		}
+	}
+}
+
+// readSegment yields what one segment has, and returns where to read on.
+func (a *Archive) readSegment(ctx context.Context, from, until uint64, yield func(Message, error) bool) (next uint64, more bool, err error) {
+	f, err := a.use(from)
+	if err != nil {
+		return from, false, err
+	}
+	defer func() { err = errors.Join(err, a.release(f)) }()
+	x, err := f.look()
+	if err != nil {
+		return from, false, err
+	}
+	for i := x.frame(from); i < len(x.frames); i++ {
+		if ctx.Err() != nil {
+			return from, false, context.Cause(ctx)
+		}
+		messages, err := f.frame(x, i)
+		if err != nil {
+			return from, false, err
+		}
+		for _, m := range messages {
+			switch {
+			case m.Sequence < from:
+				continue
+			case m.Sequence > until:
+				return from, false, nil
+			}
+			if !yield(m, nil) {
+				return from, false, nil
+			}
+			from = m.Sequence + 1
+		}
+	}
+	return from, true, nil
+}
+
+// At is the message with a sequence. [ErrNone] when the archive ends before it.
+func (a *Archive) At(sequence uint64) (m Message, err error) {
+	if sequence == 0 || sequence > a.end.Last {
+		return m, fmt.Errorf("event %d: %w", sequence, ErrNone)
+	}
+	f, err := a.use(sequence)
+	if err != nil {
+		return m, err
+	}
+	defer func() { err = errors.Join(err, a.release(f)) }()
+	x, err := f.look()
+	if err != nil {
+		return m, err
+	}
+	i := x.frame(sequence)
+	a.mu.Lock()
+	had := a.frame
+	a.mu.Unlock()
+	if had.segment != f.First || had.at != i || had.messages == nil {
+		messages, err := f.frame(x, i)
+		if err != nil {
+			return m, err
+		}
+		had = frameOf{segment: f.First, at: i, messages: messages}
+		a.mu.Lock()
+		a.frame = had
+		a.mu.Unlock()
+	}
+	return had.messages[sequence-x.frames[i].first], nil
+}
+
+// Head is the sequence of the last decision of a lane; 0 when it has none.
+func (a *Archive) Head(lane string) (uint64, error) {
+	last, err := a.heads.find(lane)
+	if err != nil {
+		return 0, fmt.Errorf("last decision of %s in the archive: %w", lane, err)
+	}
+	return last, nil
+}
+
+// Next is the sequence of the first decision of a lane at or behind from; 0 when
+// there is none.
+func (a *Archive) Next(lane string, from uint64) (uint64, error) {
+	head, err := a.Head(lane)
+	if err != nil || head < from || head == 0 {
+		return 0, err
+	}
+	for _, s := range a.segments[a.position(max(from, 1)):] {
+		x, err := a.indexOf(s)
+		if err != nil {
+			return 0, err
+		}
+		sequences := x.lane(lane)
+		if i, _ := slices.BinarySearch(sequences, from); i < len(sequences) {
+			return sequences[i], nil
+		}
+	}
+	return 0, fmt.Errorf("%w: decision %d of %s is in no segment", ErrDamaged, head, lane)
+}
+
+func (a *Archive) indexOf(s Segment) (x index, err error) {
+	f, err := a.use(s.First)
+	if err != nil {
+		return x, err
+	}
+	x, err = f.look()
+	return x, errors.Join(err, a.release(f))
+}
+
+// Latest is the sequence of the last message under a filter; 0 when there is none.
+// For a lane that is a look-up; for another filter it may look at the index of
+// every segment.
+func (a *Archive) Latest(filter string) (uint64, error) {
+	if isLane(filter) {
+		return a.Head(filter)
+	}
+	for _, s := range slices.Backward(a.segments) {
+		x, err := a.indexOf(s)
+		if err != nil {
+			return 0, err
+		}
+		last := uint64(0)
+		for _, named := range x.subjects {
+			if named.last > last && matches(filter, named.name) {
+				last = named.last
+			}
+		}
+		if last > 0 {
+			return last, nil
+		}
+	}
+	return 0, nil
+}
+
+// Has reports whether the segment of a sequence has a message under a filter, and
+// the segment's last sequence: so a reader of few subjects passes over the rest.
+func (a *Archive) Has(filter string, sequence uint64) (has bool, last uint64, err error) {
+	s := a.segments[a.position(sequence)]
+	x, err := a.indexOf(s)
+	if err != nil {
+		return false, 0, err
+	}
+	return slices.ContainsFunc(x.subjects, func(named subject) bool { return matches(filter, named.name) }), s.Last, nil
+}
+
+// Verify reads every byte of the archive and holds each segment to follow the one
+// before it. pace, which may be nil, is told of the bytes of each segment that was
+// read; it may wait, and its error ends the reading. Otherwise the error is the first
+// that was found: [ErrDamaged] or [ErrForeign].
+func (a *Archive) Verify(ctx context.Context, pace func(ctx context.Context, bytes int64) error) error {
+	var link Link
+	for _, s := range a.segments {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		next, err := Verify(s.Path, a.store, link)
+		if err != nil {
+			return err
+		}
+		link = next
+		if pace == nil {
+			continue
+		}
+		info, err := os.Stat(s.Path)
+		if err == nil {
+			err = pace(ctx, info.Size())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if link != a.end {
+		return fmt.Errorf("%w: it ends at event %d with digest %s, want event %d with %s", ErrDamaged, link.Last, link.Digest, a.end.Last, a.end.Digest)
+	}
+	return nil
+}
+
+// Ahead is the last segment in dir that follows end, directly or after others: what
+// was sealed early. Those that do not fit are removed: nothing refers to them.
+func Ahead(dir, store string, end Link) (Link, error) {
+	all, err := list(dir)
+	if err != nil {
+		return end, err
+	}
+	link := end
+	for _, s := range all {
+		if s.Last <= end.Last {
+			continue
+		}
+		f, err := open(s, store)
+		fits := err == nil && s.First == link.Last+1 && f.before == link.Digest
+		if fits {
+			link = Link{Last: s.Last, Digest: f.digest}
+		}
+		if f != nil {
+			err = f.close()
+		}
+		if !fits {
+			err = os.Remove(s.Path)
+		}
+		if err != nil {
+			return end, fmt.Errorf("segments ahead of event %d: %w", end.Last, err)
+		}
+	}
+	return link, nil
+}
+
+// Extend makes what an archive that ends at end needs beside the segments up to
+// there, which are sealed, when it ended at had before. It is durable on return.
+func Extend(dir, store string, had, end Link) error {
+	if err := writeHeads(dir, store, had.Last, end.Last); err != nil {
+		return fmt.Errorf("heads of the archive: %w", err)
+	}
+	return nil
+}
+
+// Tidy removes what an archive that ends at end does not need: heads of an earlier
+// end, and files whose writing was cut.
+func Tidy(dir string, end Link) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		old := strings.HasPrefix(e.Name(), "heads-") && e.Name() != headsName(end.Last)
+		if old || strings.HasPrefix(e.Name(), tempPrefix) {
+			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
+		}
+	}
+	return err
+}

@@ -1,0 +1,246 @@
+package jetlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/archive"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// The old part of a log may be in an archive, sealed. Then the live stream, its
+// tail, has a name of its own and says in its metadata where it begins:
+//
+//	archive  1 … 65536    stream CKPT_65537  65537 … 70211
+//
+//	ckptstore-store   identity of the store
+//	ckptstore-sealed  65536: the last event in the archive
+//	ckptstore-digest  the digest of the archive's last segment, which covers all
+//
+// Each tail has another name, so that an append that was made for one is refused
+// by the next: a decision in a lane that the tail has no message of carries the
+// expectation 0, and would otherwise be taken by any tail.
+const (
+	tailPrefix = Stream + "_"
+
+	metaStore  = "ckptstore-store"
+	metaSealed = "ckptstore-sealed"
+	metaDigest = "ckptstore-digest"
+)
+
+// headerFollows is, of a decision whose predecessor is in the archive, the
+// sequence of that. The server's own condition is 0 then.
+const headerFollows = "ckpt-follows"
+
+// ErrArchive: an event is in the archive of the log, and the archive cannot be
+// read from here.
+var ErrArchive = errors.New("the archive of the log is not at hand")
+
+// TailName is the name of the live stream of a log whose archive ends at sealed.
+func TailName(sealed uint64) string {
+	if sealed == 0 {
+		return Stream
+	}
+	return tailPrefix + strconv.FormatUint(sealed+1, 10)
+}
+
+// IsTail reports whether a stream's name is that of a live stream of a log.
+func IsTail(name string) bool {
+	first, cut := strings.CutPrefix(name, tailPrefix)
+	if !cut {
+		return name == Stream
+	}
+	n, err := strconv.ParseUint(first, 10, 64)
+	return err == nil && n > 1 && TailName(n-1) == name
+}
+
+// tail is the live stream behind a connection.
+type tail struct {
+	created time.Time
+	sealed  archive.Link
+}
+
+// sealedOf is where the archive before a stream ends, and whose it is.
+func sealedOf(c jetstream.StreamConfig) (sealed archive.Link, store string, err error) {
+	text := c.Metadata[metaSealed]
+	if text == "" && c.Name == Stream {
+		return sealed, "", nil
+	}
+	last, err := strconv.ParseUint(text, 10, 64)
+	if err == nil {
+		sealed.Last = last
+		sealed.Digest, err = archive.ParseDigest(c.Metadata[metaDigest])
+	}
+	if err == nil && (last == 0 || c.Name != TailName(last)) {
+		err = fmt.Errorf("it begins behind event %d", last)
+	}
+	if err != nil {
+		return archive.Link{}, "", fmt.Errorf("%w: where stream %s begins is not known: %w; restore its configuration", ErrUnsafe, c.Name, err)
+	}
+	return sealed, c.Metadata[metaStore], nil
+}
+
+// stream is the name of the live stream, as far as it is known.
+func (l *Log) stream() string {
+	return TailName(l.sealed().Last)
+}
+
+// sealed is where the archive ends, as far as it is known.
+func (l *Log) sealed() archive.Link {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.tail.sealed
+}
+
+// Sealed is where the archive of the log ends; the zero link when the live stream
+// has all of the log. It asks the server.
+func (l *Log) Sealed(ctx context.Context) (archive.Link, error) {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	var sealed archive.Link
+	err := l.retry(ctx, func(ctx context.Context) error {
+		info, err := l.ours(ctx)
+		if err == nil {
+			sealed, _, err = sealedOf(info.Config)
+		}
+		return err
+	})
+	if err != nil {
+		return archive.Link{}, fmt.Errorf("state of the log at %s: %w", l.opts.where(), err)
+	}
+	return sealed, nil
+}
+
+// UseArchive says where the archive is, when that was not known at [Connect].
+func (l *Log) UseArchive(dir string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.opts.Archive, l.noOld = dir, nil
+}
+
+// archived opens the archive before the live stream, or returns the open one.
+func (l *Log) archived() (*archive.Archive, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.old != nil {
+		return l.old, nil
+	}
+	if l.ctx.Err() != nil {
+		return nil, ErrClosed
+	}
+	if l.opts.Archive == "" {
+		return nil, fmt.Errorf("%w: events 1 to %d are sealed in files beside the log: open the store by its directory, or mount that here under the same path", ErrArchive, l.tail.sealed.Last)
+	}
+	if l.noOld == nil {
+		var err error
+		if l.old, err = archive.Open(l.opts.Archive, l.store, l.tail.sealed); err != nil {
+			l.noOld = damagedArchive(err)
+		}
+	}
+	return l.old, l.noOld
+}
+
+// damagedArchive makes what an archive calls by its own names an error of the log.
+func damagedArchive(err error) error {
+	if errors.Is(err, archive.ErrDamaged) || errors.Is(err, archive.ErrForeign) {
+		return fmt.Errorf("%w: %w; %s", ErrGap, err, restore)
+	}
+	return err
+}
+
+// adopt takes the stream to be the log of store from now on.
+func (l *Log) adopt(info *jetstream.StreamInfo, store string) error {
+	sealed, of, err := sealedOf(info.Config)
+	if err != nil {
+		return err
+	}
+	if sealed.Last > 0 && of != store {
+		return fmt.Errorf("%w: stream %s continues the log of store %s, not of %s", ErrForeign, info.Config.Name, of, store)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.old != nil && l.old.End() != sealed {
+		// Readers that are in it keep their files.
+		_ = l.old.Close()
+		l.old = nil
+	}
+	l.noOld = nil
+	l.store, l.tail, l.checked = store, tail{created: info.Created, sealed: sealed}, l.epoch
+	return nil
+}
+
+// continues reports whether a stream that is not the one that was opened, as the
+// caller knew it, goes on where that one was sealed.
+func (l *Log) continues(info *jetstream.StreamInfo) bool {
+	sealed, store, err := sealedOf(info.Config)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return err == nil && store == l.store && (sealed.Last > l.tail.sealed.Last || info.Created.Equal(l.tail.created))
+}
+
+// CreateTail makes the live stream of store's log behind what is sealed, on a
+// server that has no stream of events. like is the configuration of the stream that
+// it continues, as [Log.TailConfig] returned it. It is durable on return, and
+// [Log.Open] opens it.
+func (l *Log) CreateTail(ctx context.Context, store string, sealed archive.Link, like TailConfig) error {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	c := like.config
+	c.Name, c.FirstSeq = TailName(sealed.Last), sealed.Last+1
+	c.Metadata = map[string]string{
+		metaStore: store, metaSealed: strconv.FormatUint(sealed.Last, 10), metaDigest: sealed.Digest.String(),
+	}
+	err := l.retry(ctx, func(ctx context.Context) error {
+		_, err := l.js.CreateStream(ctx, c)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("make stream %s at %s: %w", c.Name, l.opts.where(), err)
+	}
+	return nil
+}
+
+// TailConfig is how the live stream is configured: an operator may have changed
+// what is safe to change, and the next one is made alike.
+type TailConfig struct{ config jetstream.StreamConfig }
+
+// TailConfig asks for the configuration of the live stream.
+func (l *Log) TailConfig(ctx context.Context) (TailConfig, error) {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	var c TailConfig
+	err := l.retry(ctx, func(ctx context.Context) error {
+		info, err := l.ours(ctx)
+		if err == nil {
+			c.config = info.Config
+		}
+		return err
+	})
+	if err != nil {
+		return c, fmt.Errorf("configuration of the log at %s: %w", l.opts.where(), err)
+	}
+	return c, nil
+}
+
+// tailInfo asks once for the live stream under the name that it has now.
+func (l *Log) tailInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
+	name := l.stream()
+	s, err := l.js.Stream(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		// It was sealed, and another continues it. Only an embedded server does that.
+		found, ferr := l.js.StreamNameBySubject(ctx, events.Filter)
+		if ferr != nil || found == name || !IsTail(found) {
+			return nil, err
+		}
+		s, err = l.js.Stream(ctx, found)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.CachedInfo(), nil
+}
