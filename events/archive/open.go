@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 func pathBase(path string) string { return filepath.Base(path) }
@@ -251,6 +252,21 @@ func (a *Archive) At(sequence uint64) (m Message, err error) {
 		a.mu.Unlock()
 	}
 	return had.messages[sequence-x.frames[i].first], nil
+}
+
+// Since is a sequence before which no message was stored at or after a time; it may be
+// too early by as much as a segment has. It is 1 when all may be later.
+func (a *Archive) Since(t time.Time) (uint64, error) {
+	for _, s := range slices.Backward(a.segments) {
+		m, err := a.At(s.First)
+		if err != nil {
+			return 0, err
+		}
+		if m.Time.Before(t) {
+			return s.First, nil
+		}
+	}
+	return 1, nil
 }
 
 // Head is the sequence of the last decision of a lane; 0 when it has none.

@@ -171,14 +171,13 @@ func (l *Log) send(ctx context.Context, jobs []*job) error {
 	if err := l.known(ctx); err != nil {
 		return err
 	}
-	had, err := l.sealedMeanwhile(ctx, jobs)
-	if err != nil {
+	if err := l.sealedMeanwhile(ctx, jobs); err != nil {
 		return err
 	}
 	var all []events.Event
 	for _, j := range jobs {
 		for _, e := range j.events {
-			if had[e.ID] == 0 {
+			if j.had[e.ID] == 0 {
 				all = append(all, e)
 			}
 		}
@@ -200,7 +199,7 @@ func (l *Log) send(ctx context.Context, jobs []*job) error {
 	for _, j := range jobs {
 		j.sequences = make([]uint64, len(j.events))
 		for i, e := range j.events {
-			if j.sequences[i] = had[e.ID]; j.sequences[i] == 0 {
+			if j.sequences[i] = j.had[e.ID]; j.sequences[i] == 0 {
 				j.sequences[i], sequences = sequences[0], sequences[1:]
 			}
 		}

@@ -16,6 +16,9 @@ const Stream = "CKPT"
 // MaxMessage is the size in bytes that an event may have, headers and body.
 const MaxMessage = 1 << 20
 
+// duplicates is how long the server knows the IDs of messages.
+const duplicates = 2 * time.Minute
+
 // streamConfig is what [Log.Create] asks for. There is no MaxBytes: of a stream
 // that is full, DiscardNew refuses every append alike, and a log could not even
 // record why saves are aborted. The bound is [Options.Admit], by which the
@@ -36,7 +39,7 @@ func streamConfig(replicas int) jetstream.StreamConfig {
 		MaxConsumers:       -1,
 		MaxMsgSize:         MaxMessage,
 		Replicas:           replicas,
-		Duplicates:         2 * time.Minute,
+		Duplicates:         duplicates,
 		Compression:        jetstream.S2Compression,
 		DenyDelete:         true,
 		DenyPurge:          true,
@@ -61,7 +64,7 @@ func guards(c jetstream.StreamConfig) []string {
 		{c.MaxAge == 0, "its messages expire"},
 		{c.MaxMsgsPerSubject <= 0, "it limits messages a subject"},
 		{c.MaxMsgSize < 0 || c.MaxMsgSize >= MaxMessage, fmt.Sprintf("it refuses messages of %d bytes", MaxMessage)},
-		{c.Duplicates >= 2*time.Minute, "it knows duplicates for less than two minutes"},
+		{c.Duplicates >= duplicates, "it knows duplicates for less than two minutes"},
 		{c.DenyDelete, "it allows deletion"},
 		{c.DenyPurge, "it allows purging"},
 		{!c.AllowRollup, "it allows rollups"},

@@ -23,9 +23,9 @@ type job struct {
 	bytes     int
 	sequences []uint64
 	done      chan error
-	tried     bool // it was sent, when the archive ended at sealed
-	sealed    uint64
-	place     *list.Element // in the queue; nil when it was taken
+	looked    uint64            // the end of the archive in which its events were looked for
+	had       map[string]uint64 // the sequences of those that are in it, by ID
+	place     *list.Element     // in the queue; nil when it was taken
 }
 
 // weight is the share of the budget that the job has until it is acknowledged

@@ -5,10 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/archive"
 )
+
+// clockSkew is by how much the clocks of a client and of the server may differ for
+// events to be known that were sent twice.
+const clockSkew = 10 * time.Second
 
 // fetch asks once for a message of the log, wherever it is.
 func (l *Log) fetch(ctx context.Context, q msgGet) (stored, error) {
@@ -105,40 +110,55 @@ func (r *reader) sealed(ctx context.Context) error {
 	return nil
 }
 
-// sealedMeanwhile finds the events of jobs that were sent to an earlier tail, were
-// not acknowledged, and are in the archive now: the server of this tail does not
-// know their IDs. It returns their sequences.
-func (l *Log) sealedMeanwhile(ctx context.Context, jobs []*job) (map[string]uint64, error) {
-	end := l.sealed().Last
-	from := end
-	ids := map[string]bool{}
+// sealedMeanwhile finds the events of jobs that are in the archive: sent to an earlier
+// tail, whose acknowledgement was lost. The server of this tail does not know their
+// IDs, as far back as it would know those of its own messages. Only events that were
+// minted before this tail was made are looked for. It notes their sequences in had.
+func (l *Log) sealedMeanwhile(ctx context.Context, jobs []*job) error {
+	l.mu.Lock()
+	end, made := l.tail.sealed.Last, l.tail.created
+	l.mu.Unlock()
+	since := made
+	ids := map[string]*job{}
 	for _, j := range jobs {
-		if j.tried && j.sealed < end {
-			from = min(from, j.sealed)
-			for _, e := range j.events {
-				ids[e.ID] = true
+		for _, e := range j.events {
+			if j.looked < end && e.Time.Before(made.Add(clockSkew)) {
+				ids[e.ID] = j
+				if at := e.Time.Add(-clockSkew); at.Before(since) {
+					since = at
+				}
 			}
 		}
 	}
-	found := map[string]uint64{}
 	if len(ids) > 0 {
 		a, err := l.archived()
 		if err != nil {
-			return nil, err
+			return err
 		}
-		for m, err := range a.Read(ctx, from+1, end) {
+		if oldest := made.Add(-duplicates - clockSkew); since.Before(oldest) {
+			since = oldest
+		}
+		from, err := a.Since(since)
+		if err != nil {
+			return damagedArchive(err)
+		}
+		for m, err := range a.Read(ctx, from, end) {
 			if err != nil {
-				return nil, damagedArchive(err)
+				return damagedArchive(err)
 			}
-			if id := messageID(m); ids[id] {
-				found[id] = m.Sequence
+			id := messageID(m)
+			if j := ids[id]; j != nil {
+				if j.had == nil {
+					j.had = map[string]uint64{}
+				}
+				j.had[id] = m.Sequence
 			}
 		}
 	}
 	for _, j := range jobs {
-		j.tried, j.sealed = true, end
+		j.looked = end
 	}
-	return found, nil
+	return nil
 }
 
 // messageID is the ID by which the server knows duplicates of a message.
