@@ -40,6 +40,9 @@ const (
 	nextDir   = "next"
 )
 
+// unsealedAtCut is how many segments a cut may have to seal itself.
+const unsealedAtCut = 4
+
 // cutting says when the live stream is long, and how it is sealed.
 type cutting struct {
 	events uint64         // in the stream
@@ -114,9 +117,10 @@ func (w *ownership) sealSome(ctx context.Context, s *Store, c cutting) (due bool
 		if err != nil {
 			return false, err
 		}
-		rest, all := info.Last-link.Last, info.Last-sealed.Last
-		if full := rest >= uint64(c.limits.Messages); !full { //nolint:gosec // positive
-			return all >= c.events || info.Bytes >= c.bytes, nil
+		rest, all, full := info.Last-link.Last, info.Last-sealed.Last, uint64(c.limits.Messages) //nolint:gosec // positive
+		// Who appends fast keeps some segments unsealed; few take little of the cut's time.
+		if long := all >= c.events || info.Bytes >= c.bytes; rest < full || long && rest <= unsealedAtCut*full {
+			return long, nil
 		}
 		if err := s.space.check(keepToOwn); err != nil {
 			return false, err
@@ -125,8 +129,8 @@ func (w *ownership) sealSome(ctx context.Context, s *Store, c cutting) (due bool
 		if link, err = archive.Seal(dir, s.ID, link, c.limits, w.log.Raw(ctx, link.Last+1, info.Last)); err != nil {
 			return false, err
 		}
-		// At most half of a core, for a log from before there were archives.
-		if !sleep(ctx, time.Since(begun)) {
+		// At most two thirds of a core, for a log from before there were archives.
+		if !sleep(ctx, time.Since(begun)/2) {
 			return false, ctx.Err()
 		}
 	}

@@ -86,7 +86,7 @@ func cutAlone(ctx context.Context, dir string, step func(string)) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
+	defer func() { err = errors.Join(err, unlock(lock)) }()
 	if err := settleCut(dir, step); err != nil {
 		return err
 	}
@@ -134,6 +134,7 @@ func TestCutWhileOwned(t *testing.T) {
 			facts = append(facts, f)
 			want = append(want, f.ID)
 		}
+		time.Sleep(time.Millisecond) // segments of 16 events are sealed slowly
 		log := []*jetlog.Log{s.Log, other.Log}[i%2]
 		if _, err := log.Append(t.Context(), facts...); err != nil {
 			t.Fatal(err)

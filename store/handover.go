@@ -133,7 +133,7 @@ func (o *owner) cutTail(own *ownership) bool {
 	defer o.mu.Unlock()
 	if o.own, err = succeed(o.life, o.store, o.dir, lock); err != nil {
 		o.own = nil
-		log.Warn("the store is not owned after its log was cut", "error", errors.Join(err, lock.Close()))
+		log.Warn("the store is not owned after its log was cut", "error", errors.Join(err, unlock(lock)))
 		return false
 	}
 	log.Info("log cut", "seconds", time.Since(begun).Seconds())

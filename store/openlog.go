@@ -66,7 +66,7 @@ func aloneWithLog(ctx context.Context, s *Store, instead string, do func(*jetlog
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
+	defer func() { err = errors.Join(err, unlock(lock)) }()
 	return guarded(s, s.Location, func() error {
 		opened, err := openLog(ctx, s, s.Location, nil)
 		defer opened.close()

@@ -157,10 +157,16 @@ func (o *owner) tryOwn(ctx context.Context) (bool, error) {
 	}
 	own, err := succeed(ctx, o.store, o.dir, lock)
 	if err != nil {
-		return false, errors.Join(err, lock.Close())
+		return false, errors.Join(err, unlock(lock))
 	}
 	o.own, o.why = own, nil
 	return true, nil
+}
+
+// unlock gives a lock back. A process that is being started has the file too until it
+// is executed, so that closing it would not do.
+func unlock(f *os.File) error {
+	return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
 }
 
 func (o *owner) ownership() *ownership {

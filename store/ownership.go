@@ -219,7 +219,7 @@ func listenUnix(path string) (net.Listener, error) {
 func (w *ownership) close() error {
 	lock, err := w.leave()
 	if lock != nil {
-		err = errors.Join(err, lock.Close())
+		err = errors.Join(err, unlock(lock))
 	}
 	return err
 }

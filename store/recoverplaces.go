@@ -148,7 +148,7 @@ func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
 	if here, err := streamsOf(log); err == nil && len(here) == 0 && exists(filepath.Join(log, nextDir)) {
 		from = filepath.Join(log, nextDir) // its cut was cut
 	}
-	if err := os.CopyFS(filepath.Join(temp, "jetstream"), os.DirFS(filepath.Join(from, "jetstream"))); err != nil {
+	if err := os.CopyFS(filepath.Join(temp, "jetstream"), os.DirFS(filepath.Join(from, "jetstream"))); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("copy the log of %s to see whether it opens: %w: choose a --store with room for it, or move that log away", r.From, err)
 	}
 	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: temp, Logger: serverLogger(r.Logger)})

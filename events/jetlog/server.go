@@ -291,7 +291,9 @@ func (s *Server) Shutdown() {
 	s.stopOnce.Do(s.ns.Shutdown)
 	s.ns.WaitForShutdown()
 	s.bridges.Wait()
-	// A second time it is closed already.
+	// A process that is being started has the file too until it is executed. A second
+	// time it is closed already.
+	_ = unix.Flock(int(s.lock.Fd()), unix.LOCK_UN)
 	_ = s.lock.Close()
 }
 
