@@ -175,7 +175,9 @@ func TestEveryBit(t *testing.T) {
 		bad := bytes.Clone(good)
 		bad[i] ^= 1 << (i % 8)
 		check(fmt.Sprintf("bit %d of byte %d is flipped", i%8, i), bad)
-		check(fmt.Sprintf("it has %d bytes", i), good[:i])
+		if i%7 == 0 {
+			check(fmt.Sprintf("it has %d bytes", i), good[:i])
+		}
 	}
 	check("a byte is appended", append(bytes.Clone(good), 0))
 }
@@ -189,7 +191,7 @@ func TestHeadsAreDerived(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range len(good) + 1 {
+	for i := 0; i <= len(good); i = min(i+5, max(i+1, len(good))) {
 		bad := bytes.Clone(good)
 		if i < len(good) {
 			bad[i] ^= 0x40
