@@ -350,9 +350,9 @@ func TestRecordedJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"sequence":42,"stored":"2026-03-14T15:09:27.535897932Z","id":"0192f0c1-2a3b-7c4d-8e5f-60718293a4b5",` +
+	const want = `{"sequence":42,"stored":"2026-03-14T15:09:27.535897932Z","specversion":"1.0","id":"0192f0c1-2a3b-7c4d-8e5f-60718293a4b5",` +
 		`"type":"ckpt.trial.completed.v1","source":"trainer/0192f0c1-0000-7000-8000-000000000001","time":"2026-03-14T15:09:26.535897932Z",` +
-		`"subject":"ckpt.gpt%2Esmall.main.s.trial.completed","data":{"attempt":2}}`
+		`"subject":"ckpt.gpt%2Esmall.main.s.trial.completed","datacontenttype":"application/json","data":{"attempt":2}}`
 	if string(data) != want {
 		t.Errorf("got\n%s, want\n%s", data, want)
 	}

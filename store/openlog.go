@@ -33,7 +33,9 @@ func openLog(ctx context.Context, s *Store, dir string, listen *jetlog.Listen) (
 	}); err != nil {
 		return o, err
 	}
-	if o.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(o.server), Logger: s.opts.Logger}); err != nil {
+	owner := o.server.OwnerOptions()
+	owner.Logger = s.opts.Logger
+	if o.log, err = jetlog.Connect(ctx, owner); err != nil {
 		return o, err
 	}
 	if err = checkLog(ctx, o.log, s.ID); err != nil {

@@ -257,7 +257,3 @@ func (w *ownership) close() error {
 func RefOf(c projections.Checkpoint) storage.Ref {
 	return storage.RefOf(c.Run, c.Trial, c.ID)
 }
-
-func dialServer(s *jetlog.Server) func(context.Context) (net.Conn, error) {
-	return func(context.Context) (net.Conn, error) { return s.Dial() }
-}

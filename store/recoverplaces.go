@@ -152,7 +152,7 @@ func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
 		return err
 	}
 	defer server.Shutdown()
-	l, err := jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(server)})
+	l, err := jetlog.Connect(ctx, server.OwnerOptions())
 	if err != nil {
 		return err
 	}
