@@ -151,6 +151,7 @@ func (w *ownership) listen(s *Store) error {
 	if err := sweepJobs(s.Runtime); err != nil {
 		return err
 	}
+	sweepRuntimes(s.Runtime, s.opts.Logger)
 	stem := filepath.Join(s.Runtime, fmt.Sprintf("o%d-%x", c.PID, c.Started.UnixNano()&0xffffff))
 	c.Log, c.API = stem+".log", stem+".api"
 	if c.Host, err = os.Hostname(); err != nil {
