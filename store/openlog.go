@@ -36,7 +36,9 @@ func openLog(ctx context.Context, s *Store, dir string, listen *jetlog.Listen) (
 	}); err != nil {
 		return o, err
 	}
-	if o.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(o.server), Archive: archiveDir(dir), Logger: s.opts.Logger}); err != nil {
+	owner := o.server.OwnerOptions()
+	owner.Archive, owner.Logger = archiveDir(dir), s.opts.Logger
+	if o.log, err = jetlog.Connect(ctx, owner); err != nil {
 		return o, err
 	}
 	if err = checkLog(ctx, o.log, s.ID); err != nil {

@@ -129,18 +129,23 @@ func (o *owner) lose() {
 	}
 }
 
-// locked is the error for an owner that does not answer.
+// locked is the error for an owner that does not answer. Where its socket is
+// not visible, as in another container, waiting would not help.
 func (o *owner) locked(cause error) error {
-	who := "another process"
+	who, next := "another process", "wait for it or end that process"
 	c, err := readCard(o.dir)
 	if err != nil && errors.Is(cause, context.DeadlineExceeded) {
 		cause = err // which the time was spent on
 	}
 	if err == nil && c.PID > 0 {
 		who = fmt.Sprintf("process %d on %s, owner since %s,", c.PID, c.Host, c.Started.Local().Format(time.DateTime))
+		next = fmt.Sprintf("its socket is %s: wait for it or end that process", c.Log)
+		if _, serr := os.Lstat(c.Log); errors.Is(serr, os.ErrNotExist) {
+			next = fmt.Sprintf("its socket %s is not visible here, as when each container has a /tmp of its own: share XDG_RUNTIME_DIR between them, or run `ckptstore serve --listen HOST:PORT` beside the store and use --store nats://HOST:PORT", c.Log)
+		}
 	}
-	return fmt.Errorf("%w: %s holds %s and does not answer: %w: wait for it or end that process; `ckptstore ls --offline` reads without the lock",
-		ErrLocked, who, filepath.Join(o.dir, lockName), cause)
+	return fmt.Errorf("%w: %s holds %s and does not answer: %w: %s; `ckptstore ls --offline` reads without the lock",
+		ErrLocked, who, filepath.Join(o.dir, lockName), cause, next)
 }
 
 // tryOwn takes the lock and starts serving. It reports false when another

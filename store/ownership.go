@@ -152,6 +152,7 @@ func (w *ownership) listen(s *Store) error {
 	if err := sweepJobs(s.Runtime); err != nil {
 		return err
 	}
+	sweepRuntimes(s.Runtime, s.opts.Logger)
 	stem := filepath.Join(s.Runtime, fmt.Sprintf("o%d-%x", c.PID, c.Started.UnixNano()&0xffffff))
 	c.Log, c.API = stem+".log", stem+".api"
 	if c.Host, err = os.Hostname(); err != nil {
@@ -263,8 +264,4 @@ func (w *ownership) leave() (*os.File, error) {
 // RefOf is where a checkpoint's files are.
 func RefOf(c projections.Checkpoint) storage.Ref {
 	return storage.RefOf(c.Run, c.Trial, c.ID)
-}
-
-func dialServer(s *jetlog.Server) func(context.Context) (net.Conn, error) {
-	return func(context.Context) (net.Conn, error) { return s.Dial() }
 }

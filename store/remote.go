@@ -79,12 +79,19 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	s := &Store{ID: created.Store, Location: jetlog.Redacted(o.Location), Log: log, opts: o, formerly: created.Formerly}
-	if s.Runtime, err = runtimeDir(created.Store); err != nil {
+	if s.runtime, err = holdRuntime(created.Store); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.runtime.release())
+		}
+	}()
+	s.Runtime = s.runtime.dir
 	if err := sweepJobs(s.Runtime); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
+	sweepRuntimes(s.Runtime, o.Logger)
 	at, err := locate(ctx, log, created)
 	if err != nil {
 		return nil, err

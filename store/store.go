@@ -93,6 +93,7 @@ type Store struct {
 	Runtime  string // private directory for sockets of this store
 	DataDir  string
 
+	runtime   *heldRuntime
 	formerly  []string // its identities before it was recovered
 	recovered uint64   // where its log ended then
 
@@ -141,9 +142,13 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.runtime, err = holdRuntime(s.ID); err != nil {
+		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	}
+	s.Runtime = s.runtime.dir
 	s.owner = newOwner(dir, s)
 	if err := s.owner.join(ctx); err != nil {
-		return nil, errors.Join(err, s.owner.close())
+		return nil, errors.Join(err, s.owner.close(), s.runtime.release())
 	}
 	s.warnOfDamage()
 	s.study = startLearner(s, learnAfter)
@@ -157,11 +162,7 @@ func closedStore(dir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	runtime, err := runtimeDir(id.Store)
-	if err != nil {
-		return nil, fmt.Errorf("open store %s: %w", dir, err)
-	}
-	s := &Store{ID: id.Store, Location: dir, Runtime: runtime, opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
+	s := &Store{ID: id.Store, Location: dir, opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
 	if o.cutting != nil {
 		s.cutting = *o.cutting
 	}
@@ -209,13 +210,13 @@ func (s *Store) Close() error {
 	if s.local != nil {
 		err := s.local.close()
 		s.Log.Close()
-		return err
+		return errors.Join(err, s.runtime.release())
 	}
 	if s.study != nil {
 		s.study.stop()
 		s.scrub.stop()
 	}
-	return s.owner.close()
+	return errors.Join(s.owner.close(), s.runtime.release())
 }
 
 // checkLog opens the log of l and compares its identity with the store's.

@@ -148,7 +148,7 @@ func (j *job) staging() staging.Config {
 }
 
 func (j *job) groupStarted(n int, resume string) *events.GroupStarted {
-	g := &events.GroupStarted{Attempt: n, Job: j.cfg.Job, WorldSize: j.cfg.NProc, Backend: j.cfg.Backend, Resume: resume}
+	g := &events.GroupStarted{Attempt: n, Job: j.cfg.Job, WorldSize: j.cfg.NProc, Backend: j.cfg.Backend, Resume: resume, PassedOver: j.passed, MorePassedOver: j.morePassed}
 	for rank := range j.cfg.NProc {
 		g.Ranks = append(g.Ranks, j.hooks.place(events.RankPlacement{Rank: rank, LocalRank: rank}))
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/worker/logs"
 	"github.com/ckptstore/ckptstore/worker/process"
-	"github.com/ckptstore/ckptstore/worker/restore"
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
@@ -42,6 +41,10 @@ type job struct {
 	reached int64    // the step that they reported last; -1: none
 	orders  *orders
 	reason  string // of the job's end, when it is not an error
+	// Checkpoints that the next attempt does not resume from: their files are
+	// not whole.
+	passed     []events.PassedOver
+	morePassed int
 	hooks   *hooks
 
 	members  *members // of a session; nil: the workers are started here
@@ -178,7 +181,10 @@ func (j *job) attempts(ctx context.Context) error {
 		if unknown != nil {
 			return j.undecided(ctx, n, cause, unknown)
 		}
-		resume = trial.Head
+		if resume, err = j.nextResume(ctx, trial); err != nil {
+			after := context.WithoutCancel(ctx)
+			return errors.Join(cause, err, j.paused(after, trial.Attempt, beginning(err.Error(), maxMessage)))
+		}
 		wait := backoff.after(lived, trial.Head != head)
 		head = trial.Head
 		j.log.Warn("restarting the group", "cause", cause.Cause, "from", or(resume, "the beginning: nothing is committed"), "after", wait)
@@ -250,34 +256,3 @@ func (j *job) coordinator(attempt, world int) planner.CoordinatorConfig {
 	}
 }
 
-// firstResume resolves what the user wants to resume from. Later attempts
-// resume from the last committed checkpoint of the line.
-func (j *job) firstResume(ctx context.Context, trial projections.Trial) (string, error) {
-	head := startOf(trial)
-	switch j.cfg.Resume {
-	case "auto":
-		return head, nil
-	case "none":
-		return "", nil
-	case "require":
-		if head == "" {
-			return "", fmt.Errorf("%w: --resume require: run %q has no committed checkpoint; use --resume auto to start afresh", ErrConfig, j.cfg.Run)
-		}
-		return head, nil
-	}
-	if restore.IsPath(j.cfg.Resume) {
-		f, err := j.store.Foreign(ctx, j.cfg.Resume)
-		if err != nil {
-			return "", fmt.Errorf("%w: --resume: %w", ErrConfig, err)
-		}
-		return f.Path(), nil
-	}
-	c, err := j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, j.cfg.Resume))
-	if err != nil {
-		return "", fmt.Errorf("%w: --resume: %w", ErrConfig, err)
-	}
-	if c.Run != j.cfg.Run {
-		return c.Run + "@" + c.ID, nil
-	}
-	return c.ID, nil
-}

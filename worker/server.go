@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/ckptstore/ckptstore/dist"
 	"github.com/ckptstore/ckptstore/worker/client"
@@ -93,6 +94,11 @@ func badRequest(format string, args ...any) error {
 	return &problem{http.StatusBadRequest, fmt.Errorf(format, args...)}
 }
 
+// headerLimit is how long a connection may take to send the head of its first
+// request. One that sends nothing holds a descriptor of the trainer. A
+// connection between two requests may rest for as long as it likes.
+const headerLimit = 30 * time.Second
+
 // serveRank opens the socket and serves it until close.
 func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	l, err := net.Listen("unix", socket)
@@ -124,7 +130,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	s.serveMessages(mux)
 	mux.Handle("POST "+ServicePath, s.service())
 	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
-	s.http = &http.Server{Handler: mux, ConnContext: peer.Context}
+	s.http = &http.Server{Handler: mux, ConnContext: peer.Context, ReadHeaderTimeout: headerLimit}
 	go func() { s.done <- s.http.Serve(l) }()
 	return s, nil
 }

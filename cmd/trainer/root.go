@@ -134,7 +134,7 @@ func exitCode(err error) int {
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):
 		return exitLocked
-	case errors.As(err, &usage), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrReference),
+	case errors.As(err, &usage), errors.Is(err, worker.ErrConfig), errors.Is(err, worker.ErrNotWhole), errors.Is(err, projections.ErrReference),
 		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNotEmpty), errors.Is(err, store.ErrNewer), store.IsDamage(err), errors.Is(err, store.ErrLocation),
 		errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS): // the store is not for this user
 		return exitConfig

@@ -30,7 +30,8 @@ type ServerOptions struct {
 // Server is an embedded NATS server with JetStream in a directory. Everything
 // that it acknowledges was synced to the disk. Clients come through
 // [Server.Dial] and [Server.Serve], and over TCP once [Server.Listen] was
-// called. All are users of one account, [Account].
+// called. All are users of one account, [Account], and none of them may delete,
+// purge or update a stream: see [Server.OwnerOptions].
 //
 // Two servers on one directory would both acknowledge the same sequences. So
 // the server holds a lock, flock(2), on it for as long as it lives; the store's
@@ -173,7 +174,13 @@ func (s *Server) healthy(ctx context.Context, started <-chan struct{}) error {
 	}
 }
 
-// Dial opens a connection within the process.
+// OwnerOptions are those of the owner's own connection. It alone may change the
+// streams themselves; all other connections are clients that append and read.
+func (s *Server) OwnerOptions() Options {
+	return Options{Dial: func(context.Context) (net.Conn, error) { return s.Dial() }, Token: s.doorman.owner}
+}
+
+// Dial opens a connection within the process, with the rights of a client.
 func (s *Server) Dial() (net.Conn, error) {
 	conn, err := s.ns.InProcessConn()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 type cluster struct {
 	t       *testing.T
 	servers []*server.Server
+	owner   string // what the owner's connection to the first of them shows
 }
 
 func startCluster(t *testing.T, n int) *cluster {
@@ -56,7 +57,9 @@ func startCluster(t *testing.T, n int) *cluster {
 			t.Fatal(err)
 		}
 		ns.Start()
-		c.servers = append(c.servers, ns)
+		if c.servers = append(c.servers, ns); len(c.servers) == 1 {
+			c.owner = d.owner
+		}
 		t.Cleanup(func() {
 			ns.Shutdown()
 			ns.WaitForShutdown()
@@ -112,7 +115,7 @@ func (c *cluster) stopLeader() {
 // forget deletes the log from within a server, which clients cannot.
 func (c *cluster) forget() {
 	c.t.Helper()
-	l := connectTo(c.t, Options{Dial: func(context.Context) (net.Conn, error) { return c.servers[0].InProcessConn() }})
+	l := connectTo(c.t, Options{Token: c.owner, Dial: func(context.Context) (net.Conn, error) { return c.servers[0].InProcessConn() }})
 	if err := l.js.DeleteStream(c.t.Context(), Stream); err != nil {
 		c.t.Fatal(err)
 	}
