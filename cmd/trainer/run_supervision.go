@@ -13,7 +13,9 @@ import (
 
 const supervisionHelp = `SIGTERM and SIGUSR1 preempt the job, and so does ckptstore preempt: the workers
 are told in the answers to their reports, at the same step on all ranks, save and
-end within --preempt-grace. Workers that neither report nor ask get SIGTERM at
+end within --preempt-grace. Schedulers may signal every process of the job:
+workers that are connected hold SIGTERM and SIGUSR1 back and pass them on, and a
+script's own handlers stay. Workers that neither report nor ask get SIGTERM at
 once. SIGINT, SIGHUP and SIGQUIT, or a second SIGTERM, stop them: SIGTERM, and
 SIGKILL after --grace. After ckptstore stop, workers that listen have --grace to
 end by themselves before. The trial is paused; the next job of the run continues it.

@@ -1,0 +1,135 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ckptstore/ckptstore/worker/client"
+)
+
+// releaseLimit is how long workers may take to confirm that they no longer hold
+// signals back, before they get SIGTERM all the same. A worker confirms in
+// milliseconds, unless it is stopped or its interpreter is stuck.
+const releaseLimit = time.Second
+
+// heldSignals tracks the processes of an attempt that hold SIGTERM and SIGUSR1
+// back, as the client libraries do. Schedulers signal every process of a step:
+// only the trainer may take that as an order, or the workers die before they can
+// save. When the trainer itself ends the workers, it first makes them release the
+// signals, so that its SIGTERM acts at once.
+type heldSignals struct {
+	mu        sync.Mutex
+	holding   int           // processes that have not confirmed their release
+	released  chan struct{} // closed by release
+	confirmed chan struct{} // closed when released is, and nobody holds
+
+	// stacks says that the trainer itself sends SIGUSR1, for the stacks of workers
+	// that hang: it is no order to stop then.
+	stacks atomic.Bool
+}
+
+func newHeldSignals() *heldSignals {
+	return &heldSignals{released: make(chan struct{}), confirmed: make(chan struct{})}
+}
+
+// over reports whether the workers are being ended by signals.
+func (h *heldSignals) over() bool {
+	select {
+	case <-h.released:
+		return true
+	default:
+		return false
+	}
+}
+
+// hold blocks until the process that calls is to release its signals, or ctx
+// ends, which says that the process is gone.
+func (h *heldSignals) hold(ctx context.Context) error {
+	h.mu.Lock()
+	if h.over() {
+		h.mu.Unlock()
+		return nil
+	}
+	h.holding++
+	h.mu.Unlock()
+	select {
+	case <-h.released:
+		return nil
+	case <-ctx.Done():
+		h.confirm()
+		return context.Cause(ctx)
+	}
+}
+
+// confirm says that one process holds nothing back any more.
+func (h *heldSignals) confirm() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.holding == 0 {
+		return // it came late: nobody counts them any more
+	}
+	if h.holding--; h.holding == 0 && h.over() {
+		close(h.confirmed)
+	}
+}
+
+// release makes all processes release their signals, and waits until they have
+// confirmed that, up to a limit. It returns how many have not, and must be
+// called once.
+func (h *heldSignals) release(limit time.Duration) (late int) {
+	h.mu.Lock()
+	close(h.released)
+	if h.holding == 0 {
+		close(h.confirmed)
+	}
+	h.mu.Unlock()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-h.confirmed:
+		return 0
+	case <-timer.C:
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.holding
+}
+
+// releaseSignals lets SIGTERM act on the workers. It returns what is left of the
+// grace that they have after it.
+func (w *watch) releaseSignals() (grace time.Duration) {
+	began := time.Now()
+	if late := w.group.signals.release(min(releaseLimit, w.cfg.Grace/2)); late > 0 {
+		w.log.Warn("some workers do not answer and may hold SIGTERM back", "processes", late, "waited", time.Since(began).Round(time.Millisecond))
+	}
+	return max(0, w.cfg.Grace-time.Since(began))
+}
+
+func (s *rankServer) onHoldSignals(ctx context.Context, _ struct{}) (struct{}, error) {
+	return struct{}{}, s.signals.hold(ctx)
+}
+
+func (s *rankServer) onReleaseSignals(context.Context, struct{}) (struct{}, error) {
+	s.signals.confirm()
+	return struct{}{}, nil
+}
+
+// onSignaled takes a signal that a worker held back as a request to stop, so
+// that a scheduler or a person may signal any process of the job. The trainer
+// mostly got the same signal, and its own request came first.
+func (s *rankServer) onSignaled(_ context.Context, r client.Signaled) (client.SignaledReply, error) {
+	if r.Signal != "SIGTERM" && r.Signal != "SIGUSR1" {
+		return client.SignaledReply{}, badRequest("signal %q: want SIGTERM or SIGUSR1", r.Signal)
+	}
+	switch {
+	case s.signals.over() || s.ask == nil: // a session's processes are nobody's to preempt
+		return client.SignaledReply{End: true}, nil
+	case s.signals.stacks.Load() && r.Signal == "SIGUSR1":
+		return client.SignaledReply{Stacks: true}, nil
+	}
+	s.ask(StopRequest{Preempt: true, Reason: fmt.Sprintf("rank %d was told to stop by %s", s.rank, r.Signal)})
+	return client.SignaledReply{}, nil
+}
