@@ -210,8 +210,8 @@ func TestPreemptedByWalltime(t *testing.T) {
 			j.ends(75, "trainer: preempted (the time of the job ends at ")
 		})
 	}
-	j := startTrainer(t, t.TempDir(), []string{"SLURM_JOB_END_TIME="}, "true", "--walltime=auto")
-	j.ends(64, "SLURM_JOB_END_TIME is not set")
+	j := startTrainer(t, t.TempDir(), []string{"SLURM_JOB_END_TIME=", "SLURM_JOB_ID="}, "true", "--walltime=auto")
+	j.ends(64, "neither $SLURM_JOB_END_TIME nor $SLURM_JOB_ID is set")
 }
 
 // A second SIGTERM, or SIGINT, does not wait for the workers to save.
