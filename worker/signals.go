@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,7 @@ const releaseLimit = time.Second
 // signals, so that its SIGTERM acts at once.
 type heldSignals struct {
 	mu        sync.Mutex
-	holding   int           // processes that have not confirmed their release
+	holding   map[int]int   // processes that have not confirmed their release, by rank
 	released  chan struct{} // closed by release
 	confirmed chan struct{} // closed when released is, and nobody holds
 
@@ -32,7 +33,7 @@ type heldSignals struct {
 }
 
 func newHeldSignals() *heldSignals {
-	return &heldSignals{released: make(chan struct{}), confirmed: make(chan struct{})}
+	return &heldSignals{holding: map[int]int{}, released: make(chan struct{}), confirmed: make(chan struct{})}
 }
 
 // over reports whether the workers are being ended by signals.
@@ -47,42 +48,50 @@ func (h *heldSignals) over() bool {
 
 // hold blocks until the process that calls is to release its signals, or ctx
 // ends, which says that the process is gone.
-func (h *heldSignals) hold(ctx context.Context) error {
+func (h *heldSignals) hold(ctx context.Context, rank int) error {
 	h.mu.Lock()
 	if h.over() {
 		h.mu.Unlock()
 		return nil
 	}
-	h.holding++
+	h.holding[rank]++
 	h.mu.Unlock()
 	select {
 	case <-h.released:
 		return nil
 	case <-ctx.Done():
-		h.confirm()
+		h.confirm(rank)
 		return context.Cause(ctx)
 	}
 }
 
-// confirm says that one process holds nothing back any more.
-func (h *heldSignals) confirm() {
+// confirm says that one process of a rank holds nothing back any more.
+func (h *heldSignals) confirm(rank int) { h.drop(rank, 1) }
+
+// gone says that the process of a rank has ended.
+func (h *heldSignals) gone(rank int) { h.drop(rank, math.MaxInt) }
+
+func (h *heldSignals) drop(rank, most int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.holding == 0 {
-		return // it came late: nobody counts them any more
+	n, held := h.holding[rank]
+	if n -= min(n, most); n > 0 {
+		h.holding[rank] = n
+		return
 	}
-	if h.holding--; h.holding == 0 && h.over() {
+	delete(h.holding, rank)
+	if held && len(h.holding) == 0 && h.over() {
 		close(h.confirmed)
 	}
 }
 
 // release makes all processes release their signals, and waits until they have
-// confirmed that, up to a limit. It returns how many have not, and must be
-// called once.
+// confirmed that, up to a limit. It returns how many ranks have not, and must
+// be called once.
 func (h *heldSignals) release(limit time.Duration) (late int) {
 	h.mu.Lock()
 	close(h.released)
-	if h.holding == 0 {
+	if len(h.holding) == 0 {
 		close(h.confirmed)
 	}
 	h.mu.Unlock()
@@ -95,7 +104,7 @@ func (h *heldSignals) release(limit time.Duration) (late int) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.holding
+	return len(h.holding)
 }
 
 // releaseSignals lets SIGTERM act on the workers. It returns what is left of the
@@ -103,17 +112,17 @@ func (h *heldSignals) release(limit time.Duration) (late int) {
 func (w *watch) releaseSignals() (grace time.Duration) {
 	began := time.Now()
 	if late := w.group.signals.release(min(releaseLimit, w.cfg.Grace/2)); late > 0 {
-		w.log.Warn("some workers do not answer and may hold SIGTERM back", "processes", late, "waited", time.Since(began).Round(time.Millisecond))
+		w.log.Warn("some workers do not answer and may hold SIGTERM back", "ranks", late, "waited", time.Since(began).Round(time.Millisecond))
 	}
 	return max(0, w.cfg.Grace-time.Since(began))
 }
 
 func (s *rankServer) onHoldSignals(ctx context.Context, _ struct{}) (struct{}, error) {
-	return struct{}{}, s.signals.hold(ctx)
+	return struct{}{}, s.signals.hold(ctx, s.rank)
 }
 
 func (s *rankServer) onReleaseSignals(context.Context, struct{}) (struct{}, error) {
-	s.signals.confirm()
+	s.signals.confirm(s.rank)
 	return struct{}{}, nil
 }
 
