@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,9 +24,10 @@ const releaseLimit = time.Second
 // signals, so that its SIGTERM acts at once.
 type heldSignals struct {
 	mu        sync.Mutex
-	holding   map[int]int   // processes that have not confirmed their release, by rank
-	released  chan struct{} // closed by release
-	confirmed chan struct{} // closed when released is, and nobody holds
+	holding   map[int]int      // processes that have not confirmed their release, by rank
+	names     map[int][]string // the signals that a rank has held, also after its end
+	released  chan struct{}    // closed by release
+	confirmed chan struct{}    // closed when released is, and nobody holds
 
 	// stacks says that the trainer itself sends SIGUSR1, for the stacks of workers
 	// that hang: it is no order to stop then.
@@ -33,7 +35,7 @@ type heldSignals struct {
 }
 
 func newHeldSignals() *heldSignals {
-	return &heldSignals{holding: map[int]int{}, released: make(chan struct{}), confirmed: make(chan struct{})}
+	return &heldSignals{holding: map[int]int{}, names: map[int][]string{}, released: make(chan struct{}), confirmed: make(chan struct{})}
 }
 
 // over reports whether the workers are being ended by signals.
@@ -48,8 +50,9 @@ func (h *heldSignals) over() bool {
 
 // hold blocks until the process that calls is to release its signals, or ctx
 // ends, which says that the process is gone.
-func (h *heldSignals) hold(ctx context.Context, rank int) error {
+func (h *heldSignals) hold(ctx context.Context, rank int, names []string) error {
 	h.mu.Lock()
+	h.names[rank] = names
 	if h.over() {
 		h.mu.Unlock()
 		return nil
@@ -117,12 +120,41 @@ func (w *watch) releaseSignals() (grace time.Duration) {
 	return max(0, w.cfg.Grace-time.Since(began))
 }
 
-func (s *rankServer) onHoldSignals(ctx context.Context, _ struct{}) (struct{}, error) {
-	return struct{}{}, s.signals.hold(ctx, s.rank)
+// replaced says that a rank does not hold some signals back any more.
+func (h *heldSignals) replaced(rank int, names []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.names[rank] = slices.DeleteFunc(slices.Clone(h.names[rank]), func(name string) bool { return slices.Contains(names, name) })
 }
 
-func (s *rankServer) onReleaseSignals(context.Context, struct{}) (struct{}, error) {
-	s.signals.confirm(s.rank)
+// holds reports whether a rank holds a signal back, or did until its end.
+func (h *heldSignals) holds(rank int, name string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Contains(h.names[rank], name)
+}
+
+// signaled takes note of a rank that ended well after a request that came by a
+// signal. Schedulers send it to the workers too: one that does not hold it back
+// has ended because of it, and not because its training is complete.
+func (w *watch) signaled(rank int) {
+	if o, _ := w.orders.given(); o != nil && o.Signal != "" && !w.group.signals.holds(rank, o.Signal) {
+		w.group.hearing.told.Store(true)
+	}
+}
+
+func (s *rankServer) onHoldSignals(ctx context.Context, r client.HoldSignals) (struct{}, error) {
+	return struct{}{}, s.signals.hold(ctx, s.rank, r.Signals)
+}
+
+// onReleaseSignals takes the word of a worker that it holds some signals back no
+// more, because its script has handlers of its own, or none, because it was asked.
+func (s *rankServer) onReleaseSignals(_ context.Context, r client.HoldSignals) (struct{}, error) {
+	if len(r.Signals) > 0 {
+		s.signals.replaced(s.rank, r.Signals)
+	} else {
+		s.signals.confirm(s.rank)
+	}
 	return struct{}{}, nil
 }
 
@@ -139,6 +171,6 @@ func (s *rankServer) onSignaled(_ context.Context, r client.Signaled) (client.Si
 	case s.signals.stacks.Load() && r.Signal == "SIGUSR1":
 		return client.SignaledReply{Stacks: true}, nil
 	}
-	s.ask(StopRequest{Preempt: true, Reason: fmt.Sprintf("rank %d was told to stop by %s", s.rank, r.Signal)})
+	s.ask(StopRequest{Preempt: true, Signal: r.Signal, Reason: fmt.Sprintf("rank %d was told to stop by %s", s.rank, r.Signal)})
 	return client.SignaledReply{}, nil
 }

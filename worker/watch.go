@@ -153,6 +153,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				failures = append(failures, failure{e, told, w.cfg.Now().Unix(), cause != nil && told.message == ""})
 				end(&FailedError{Rank: e.Rank, Cause: failures[0].String()})
 			}
+			if !e.Failed() {
+				w.signaled(e.Rank)
+			}
 			w.gone(e)
 			w.flush(work, e.Rank)
 			say(&events.WorkerExited{

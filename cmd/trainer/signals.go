@@ -64,7 +64,7 @@ func (s *stopSignals) preempts(sig syscall.Signal) bool {
 		return sig == syscall.SIGUSR1 || !again
 	}
 	s.sent = true
-	s.preempt <- worker.StopRequest{Preempt: true, Reason: signaled{sig}.Error()} // there is room for the only one
+	s.preempt <- worker.StopRequest{Preempt: true, Reason: signaled{sig}.Error(), Signal: unix.SignalName(sig)} // there is room for the only one
 	return true
 }
 

@@ -23,6 +23,12 @@ import (
 // them by SIGTERM.
 const EnvSignals = "CKPTSTORE_SIGNALS"
 
+// HoldSignals says which signals a worker holds back from now on; in
+// release_signals, which ones it does not hold back any more, none for all.
+type HoldSignals struct {
+	Signals []string `json:"signals,omitempty"` // SIGTERM, SIGUSR1
+}
+
 // Signaled says that a worker has caught a signal.
 type Signaled struct {
 	Signal string `json:"signal"` // SIGTERM or SIGUSR1
@@ -68,9 +74,10 @@ func (c *Client) holdSignals(socket string) {
 		return
 	}
 	var caught []os.Signal
-	for sig := range heldSignals {
+	var names []string
+	for sig, name := range heldSignals {
 		if !signal.Ignored(sig) {
-			caught = append(caught, sig)
+			caught, names = append(caught, sig), append(names, name)
 		}
 	}
 	if len(caught) == 0 {
@@ -83,7 +90,7 @@ func (c *Client) holdSignals(socket string) {
 	h.active.Store(true)
 	signal.Notify(h.got, caught...)
 	released := make(chan error, 1)
-	h.done.Go(func() { released <- c.call(ctx, "hold_signals", struct{}{}, nil) })
+	h.done.Go(func() { released <- c.call(ctx, "hold_signals", HoldSignals{names}, nil) })
 	h.done.Go(func() { c.followSignals(ctx, released) })
 }
 

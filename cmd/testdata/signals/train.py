@@ -7,9 +7,11 @@ plain (never speaks to the trainer), deaf (reports, and does not stop when it is
 silent (connects, and never reports), thread (connects from a thread first), children (a
 forked child as of a data loader, one of multiprocessing, and a program), before and after
 (handlers of its own, installed before or after it connects), slow (a save takes 3 s), alone
-(a signal to itself at step 20), fails (rank 1 ends with an error at step 20).
+(rank 1 gets a signal at step 20), fails (rank 1 ends with an error at step 20, or 19), stuck (rank 0
+blocks in C at step 19, as in a collective, where no handler of Python runs).
 """
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -86,9 +88,10 @@ def main():
             open(f"ready{rank}", "w").close()
         if "alone" in modes and rank == 1 and step == 20:
             os.kill(os.getpid(), signal.SIGTERM)
-        if "fails" in modes and rank == 1 and step == 20:
-            say("fails at", time.monotonic())
+        if "fails" in modes and rank == 1 and step == (19 if "stuck" in modes else 20):
             os._exit(9)
+        if "stuck" in modes and rank == 0 and step == 19:
+            ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
         if stop and "deaf" not in modes:
             break
     slot = session.begin_save(step, items)

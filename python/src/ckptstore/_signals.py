@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import faulthandler
 import http.client
+import json
 import logging
 import os
 import select
@@ -34,7 +35,7 @@ from .errors import Error
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 VARIABLE = "CKPTSTORE_SIGNALS"  # PID:SOCKET of the process that holds them for its rank
 ANSWER = 10.0  # seconds; the trainer waits for nothing before it answers
-LEAVE = 0  # a byte in the pipe that is no signal
+LEAVE, REPLACED = 0, 255  # bytes in the pipe that are no signals
 
 _log = logging.getLogger("ckptstore")
 
@@ -67,6 +68,7 @@ class _Hold:
         self.path, self.token, self.pid = path, token, os.getpid()
         self._c = c
         self._actions: dict[int, int] = {}  # C's, after they were installed
+        self._replaced: list[str] = []  # by the script; the thread tells the trainer
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
@@ -79,7 +81,7 @@ class _Hold:
         if not free:
             self._close()
             return False
-        self._ask()
+        self._ask([s.name for s in free])
         for s in free:
             signal.signal(s, _received)
             signal.siginterrupt(s, False)  # system calls of libraries go on
@@ -89,6 +91,15 @@ class _Hold:
 
     def ours(self, number: int) -> bool:
         return signal.getsignal(number) is _received and self._c.action(number) == self._actions.get(number)
+
+    def look(self) -> None:
+        """Take note of handlers that the script has installed since."""
+        if self.released:
+            return
+        for s in [s for s in self._actions if not self.ours(s)]:
+            del self._actions[s]
+            self._replaced.append(signal.Signals(s).name)
+            self.tell(REPLACED)
 
     def tell(self, number: int) -> None:
         """Wake the thread. It may be called by a handler."""
@@ -100,7 +111,7 @@ class _Hold:
     def release(self) -> None:
         """Put the default actions back, from any thread."""
         self.released = True
-        for s in self._actions:
+        for s in list(self._actions):
             if self.ours(s):
                 self._c.default(s)
 
@@ -126,9 +137,9 @@ class _Hold:
                 pass
         self._reader = self._writer = -1
 
-    def _ask(self) -> None:
+    def _ask(self, names: list[str]) -> None:
         """Send the request that is answered when the trainer ends this rank."""
-        self._connection.request("POST", "/v1/hold_signals", b"{}", {"Authorization": "Bearer " + self.token})
+        self._connection.request("POST", "/v1/hold_signals", json.dumps({"signals": names}).encode(), {"Authorization": "Bearer " + self.token})
         self._socket = self._connection.sock  # which http.client may let go
 
     def _follow(self) -> None:
@@ -144,6 +155,9 @@ class _Hold:
                     for number in os.read(self._reader, 64):
                         if number == LEAVE:
                             return
+                        if number == REPLACED:
+                            wire.call_within(ANSWER, "release_signals", signals=list(self._replaced))
+                            continue
                         late.append(number)
                         self._pass_on(wire, number)
                         late.pop()
@@ -201,7 +215,10 @@ def hold(path: str, token: str) -> None:
     the main thread.
     """
     global _c, _hold, _said
-    if _hold is not None or _forked or _above(path) or _child():
+    if _hold is not None:
+        _hold.look()
+        return
+    if _forked or _above(path) or _child():
         return
     if threading.current_thread() is not threading.main_thread():
         if not _said:
