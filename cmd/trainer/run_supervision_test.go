@@ -45,7 +45,7 @@ func TestWalltime(t *testing.T) {
 	}
 }
 
-// Slurm before 23.02 says the end of a job to squeue only.
+// Slurm 22.05 says the end of a job to squeue only.
 func TestJobEnd(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	for _, c := range []struct {

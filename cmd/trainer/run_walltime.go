@@ -13,7 +13,7 @@ import (
 
 // Environment of a job of Slurm.
 const (
-	slurmEnd = "SLURM_JOB_END_TIME" // when Slurm ends the job, in unix seconds; not set before 23.02
+	slurmEnd = "SLURM_JOB_END_TIME" // when Slurm ends the job, in unix seconds; 22.05 does not set it
 	slurmJob = "SLURM_JOB_ID"
 )
 
