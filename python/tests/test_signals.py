@@ -139,6 +139,17 @@ class Signals(Launches):
         """)
         self.assertEqual(heard, [[0, 0]])
 
+    def test_a_warning_does_not_end_an_agent(self) -> None:
+        heard = self.program("""
+            import signal, subprocess
+            session = current()
+            status = json.loads(subprocess.run([os.environ["CKPTSTORE_BIN"], "agent", "status", "--store", os.environ["CKPTSTORE_STORE"], "--json"], check=True, capture_output=True).stdout)
+            os.kill(status["pid"], signal.SIGUSR1)
+            time.sleep(0.1)
+            say(session.wait(save(session, 1, b"a" * 16).checkpoint, "committed"))
+        """)
+        self.assertEqual(heard, ["committed"])
+
     def test_data_loaders_can_ignore_them(self) -> None:
         heard = self.shown("""
             current()
