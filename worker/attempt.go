@@ -49,7 +49,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	g := &group{
 		cfg: j.cfg, attempt: n, resume: resume, store: j.store, lane: j.lane,
 		slots: staging.New(j.arenas, j.staging()), work: work, hub: dist.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
-		pulses: newPulses(j.cfg.NProc), hearing: &hearing{orders: j.orders},
+		pulses: newPulses(j.cfg.NProc), hearing: &hearing{orders: j.orders}, signals: newHeldSignals(),
 	}
 	g.loader = j.newLoader(g)
 	defer g.slots.Close()
@@ -72,6 +72,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		cause, err = w.serveMembers(ctx, work)
 		defer func() { err = errors.Join(err, w.closeServers()) }()
 	} else {
+		g.ask = j.ask
 		cause, err = w.run(ctx, work, restart)
 	}
 	var saves error

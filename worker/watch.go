@@ -97,8 +97,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	defer grace.Stop()
 	term := sync.OnceFunc(func() {
 		w.enlisted.shutDown(work, w.cfg.Grace)
+		left := w.releaseSignals()
 		w.signal(syscall.SIGTERM)
-		grace.Reset(w.cfg.Grace)
+		grace.Reset(left)
 	})
 	defer context.AfterFunc(ctx, func() {
 		w.log.Warn("stopping the workers", "cause", context.Cause(ctx))
@@ -151,6 +152,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			if e.Failed() {
 				failures = append(failures, failure{e, told, w.cfg.Now().Unix(), cause != nil && told.message == ""})
 				end(&FailedError{Rank: e.Rank, Cause: failures[0].String()})
+			}
+			if !e.Failed() {
+				w.signaled(e.Rank)
 			}
 			w.gone(e)
 			w.flush(work, e.Rank)

@@ -74,6 +74,11 @@ type app struct {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	// Schedulers warn every process of a job by SIGUSR1. An agent and an owner of a
+	// store serve on.
+	dropped := make(chan os.Signal, 1)
+	signal.Notify(dropped, syscall.SIGUSR1)
+	defer signal.Stop(dropped)
 	a := &app{out: stdout, err: stderr}
 	root := &cobra.Command{
 		Use: "ckptstore", Short: "Look after a store of checkpoints", Long: rootHelp, Version: version(),

@@ -80,7 +80,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
 	})
-	root.AddCommand(runCommand(std, signals), demoCommand(std), guardCommand(std), demoWorkerCommand())
+	root.AddCommand(runCommand(std, signals), demoCommand(std), guardCommand(std, signals), demoWorkerCommand(signals))
 	root.AddCommand(doctor.Command(stdout, envOr("CKPTSTORE_STORE", "ckpts"), gpu.Inspect))
 	err := root.ExecuteContext(ctx)
 	// What was waited for says only that the context ended, not why.
@@ -156,10 +156,11 @@ func newLogger(w io.Writer, quiet bool) *slog.Logger {
 }
 
 // guardCommand is what the trainer starts itself as: see process.RunGuard.
-func guardCommand(std streams) *cobra.Command {
+func guardCommand(std streams, signals *stopSignals) *cobra.Command {
 	return &cobra.Command{
 		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			signals.leave()
 			return process.RunGuard(context.WithoutCancel(c.Context()), std.in, args[0])
 		},
 	}

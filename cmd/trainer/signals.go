@@ -20,6 +20,7 @@ type stopSignals struct {
 	mu      sync.Mutex
 	preempt chan<- worker.StopRequest // nil: what runs can only be stopped
 	sent    bool                      // a preemption
+	termed  bool                      // by a SIGTERM
 }
 
 // untilSignal ends the context with the first signal that asks for it as its
@@ -49,20 +50,26 @@ func untilSignal(ctx context.Context) (context.Context, *stopSignals, func()) {
 }
 
 // preempts reports whether sig is a preemption of what runs. Schedulers repeat
-// SIGUSR1; a SIGTERM that comes second means it.
+// SIGUSR1, and send SIGTERM after it, while the workers may still save: only a
+// second SIGTERM stops them.
 func (s *stopSignals) preempts(sig syscall.Signal) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.preempt == nil || sig != syscall.SIGTERM && sig != syscall.SIGUSR1 {
 		return false
 	}
+	again := s.termed
+	s.termed = s.termed || sig == syscall.SIGTERM
 	if s.sent {
-		return sig == syscall.SIGUSR1
+		return sig == syscall.SIGUSR1 || !again
 	}
 	s.sent = true
-	s.preempt <- worker.StopRequest{Preempt: true, Reason: signaled{sig}.Error()} // there is room for the only one
+	s.preempt <- worker.StopRequest{Preempt: true, Reason: signaled{sig}.Error(), Signal: unix.SignalName(sig)} // there is room for the only one
 	return true
 }
+
+// leave stops catching signals: they do what they do to any program.
+func (s *stopSignals) leave() { signal.Stop(s.caught) }
 
 // preemptible makes signals preempt a job, which takes the requests.
 func (s *stopSignals) preemptible() <-chan worker.StopRequest {
