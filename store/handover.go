@@ -117,29 +117,9 @@ func (o *owner) down() error {
 }
 
 // watch tells the owner when this ownership is of no use any more: nothing can
-// be appended, or nothing be asked. Views that have failed on a full disk wait
-// for room, while the log may still take decisions.
+// be appended.
 func (w *ownership) watch(ctx context.Context, s *Store) {
-	within, cancel := context.WithCancelCause(ctx)
-	ended := make(chan struct{})
-	defer func() {
-		cancel(nil)
-		<-ended
-	}()
-	go func() {
-		defer close(ended)
-		select {
-		case err := <-w.views.failed:
-			for s.space.check(keepToOwn) != nil {
-				if !sleep(within, ownEvery) {
-					return
-				}
-			}
-			cancel(err)
-		case <-within.Done():
-		}
-	}()
-	err := w.server.Watch(within)
+	err := w.server.Watch(ctx)
 	if ctx.Err() != nil {
 		return
 	}

@@ -79,6 +79,16 @@ type Options struct {
 	// directory; Bound, when set, is told of each address. It must not block.
 	Listen *jetlog.Listen
 	Bound  func(net.Addr)
+
+	viewsFS    vfs.FS        // of the views on disk; nil: the machine's
+	viewsRetry time.Duration // until a directory of views that failed is tried again; default diskRetry
+}
+
+func (o Options) diskRetry() time.Duration {
+	if o.viewsRetry > 0 {
+		return o.viewsRetry
+	}
+	return diskRetry
 }
 
 // Store is an open store. Its parts may be used concurrently until Close.
@@ -198,16 +208,14 @@ func OpenData(location string) (*storage.Root, error) {
 	return storage.Open(vfs.Default, dir)
 }
 
-// Close lets go of the store. An owner that closes leaves it to the next.
+// Close lets go of the store. An owner that closes leaves it to the next. A disk
+// that does not answer holds it for 20 s at most: then it returns an error, and
+// the lock goes with the process.
 func (s *Store) Close() error {
 	if s.local != nil {
 		err := s.local.close()
 		s.Log.Close()
 		return err
-	}
-	if s.study != nil {
-		s.study.stop()
-		s.scrub.stop()
 	}
 	return s.owner.close()
 }

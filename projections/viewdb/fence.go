@@ -2,6 +2,7 @@ package viewdb
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -192,7 +193,8 @@ func (f fence) GetDiskUsage(name string) (usage vfs.DiskUsage, err error) {
 	return usage, err
 }
 
-// Lock implements [vfs.FS].
+// Lock implements [vfs.FS]. A directory that is locked fails the database: an
+// earlier one of this process may hold it whose file system did not answer.
 func (f fence) Lock(name string) (lock io.Closer, err error) {
 	err = f.gate.pass(func() error {
 		inner, err := f.FS.Lock(name)
@@ -202,6 +204,9 @@ func (f fence) Lock(name string) (lock io.Closer, err error) {
 		}
 		return err
 	})
+	if err != nil {
+		f.gate.fail.set(fmt.Sprintf("lock them: %v; another process may have them open", err))
+	}
 	return lock, err
 }
 
