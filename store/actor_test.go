@@ -28,6 +28,8 @@ func play(role string) error {
 		return fillDisk(ctx)
 	case "disk again":
 		return afterFull(ctx)
+	case "views":
+		return breakViews(ctx)
 	case "recover":
 		return recoverAndDie(ctx)
 	case "actor":

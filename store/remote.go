@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 
-
 	"github.com/ckptstore/ckptstore/events/jetlog"
 )
 

@@ -140,17 +140,19 @@ func (h *shelf) degrade(cause error) {
 // follow keeps the views up to date until ctx ends, whose error it then
 // returns. Any other error is one that they cannot pass.
 func (h *shelf) follow(ctx context.Context) error {
-	for wait := h.store.opts.diskRetry(); ; {
+	for {
 		db, _, _ := h.present()
 		life, cancel := context.WithCancel(ctx)
 		var tried sync.WaitGroup
 		if h.dir != "" && h.inMemory() {
 			tried.Go(func() {
-				if h.returnToDisk(life, wait) {
-					cancel()
+				for wait := h.store.opts.diskRetry(); sleep(life, wait); wait = min(2*wait, diskRetryMax) {
+					if h.returnToDisk(life) {
+						cancel() // Follow, to begin again with the other database
+						return
+					}
 				}
 			})
-			wait = min(2*wait, diskRetryMax)
 		}
 		err := db.Follow(life, h.source)
 		cancel()
@@ -172,7 +174,6 @@ func (h *shelf) follow(ctx context.Context) error {
 				h.change(func() { h.halted = err })
 				return err
 			}
-			wait = h.store.opts.diskRetry()
 		}
 	}
 }
@@ -213,12 +214,9 @@ func halts(err error) bool {
 	return false
 }
 
-// returnToDisk waits and then makes the views on disk the present ones, if
-// their directory works and once they hold what those in memory hold.
-func (h *shelf) returnToDisk(ctx context.Context, wait time.Duration) bool {
-	if !sleep(ctx, wait) {
-		return false
-	}
+// returnToDisk makes the views on disk the present ones, if their directory
+// works and once they hold what those in memory held.
+func (h *shelf) returnToDisk(ctx context.Context) bool {
 	log := h.store.opts.Logger
 	if err := h.probe(ctx); err != nil {
 		log.Debug("views stay in memory", "directory", h.dir, "error", err)

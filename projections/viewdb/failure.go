@@ -39,7 +39,7 @@ type failure struct {
 
 func (f *failure) set(message string) {
 	f.once.Do(func() {
-		f.err = fmt.Errorf("%w: %s: they are rebuilt when the store is next opened", ErrFailed, message)
+		f.err = fmt.Errorf("%w: %s: what they held is in the log", ErrFailed, message)
 		close(f.done)
 	})
 }

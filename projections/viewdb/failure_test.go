@@ -67,7 +67,7 @@ func TestDeletedInUse(t *testing.T) {
 	defer cancel()
 	failed := func(what string, err error) {
 		t.Helper()
-		if !errors.Is(err, viewdb.ErrFailed) || !strings.Contains(err.Error(), "rebuilt when the store is next opened") {
+		if !errors.Is(err, viewdb.ErrFailed) || !strings.Contains(err.Error(), "what they held is in the log") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
