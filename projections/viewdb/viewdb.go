@@ -73,7 +73,7 @@ func (o *Options) EnsureDefaults() {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	if o.Patience == 0 {
-		o.Patience = time.Minute
+		o.Patience = 15 * time.Second
 	}
 }
 
