@@ -30,6 +30,8 @@ func play(role string) error {
 		return afterFull(ctx)
 	case "cut":
 		return cutAndDie(ctx)
+	case "views":
+		return breakViews(ctx)
 	case "recover":
 		return recoverAndDie(ctx)
 	case "actor":

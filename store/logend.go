@@ -126,7 +126,7 @@ func (w *ownership) settle() {
 	if err != nil || w.views.db.Cursor() >= last {
 		return // they are a cache
 	}
-	if err := w.views.finish(ctx, w.log); err != nil {
+	if err := w.views.finish(ctx); err != nil {
 		w.store.opts.Logger.Warn("the views are behind the log; they are brought up to it when the store is next opened", "error", err)
 	}
 }

@@ -30,9 +30,10 @@ type owner struct {
 	done   chan struct{}   // the watcher has ended; nil before it started
 	client *web.Client
 
-	cutAgain time.Time // when to try again to cut the live stream, after a failure
+	cutAgain time.Time  // when to try again to cut the live stream, after a failure
+	taking   sync.Mutex // held while this process tries to own the store, which may take long
 
-	mu  sync.Mutex
+	mu  sync.Mutex // held for a moment
 	own *ownership // nil while another process owns the store
 	why error      // the store has no owner; nil while it has one
 }
@@ -151,9 +152,9 @@ func (o *owner) locked(cause error) error {
 // tryOwn takes the lock and starts serving. It reports false when another
 // process holds the lock.
 func (o *owner) tryOwn(ctx context.Context) (bool, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.own != nil {
+	o.taking.Lock()
+	defer o.taking.Unlock()
+	if o.ownership() != nil {
 		return true, nil
 	}
 	lock, err := tryLock(o.dir)
@@ -164,6 +165,8 @@ func (o *owner) tryOwn(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, errors.Join(err, unlock(lock))
 	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.own, o.why = own, nil
 	return true, nil
 }
@@ -249,9 +252,31 @@ var _ web.Source = (*owner)(nil)
 // Owns reports whether this process owns the store now.
 func (s *Store) Owns() bool { return s.owner != nil && s.owner.ownership() != nil }
 
-// close gives the store up. It may be called again.
+// closeTimeout bounds how long this process waits for the store to be given up:
+// a disk that does not answer may hold its log, its views and its notes.
+const closeTimeout = 20 * time.Second
+
+// close gives the store up. It may be called again. What does not end in time
+// ends with the process, and so does the lock.
 func (o *owner) close() error {
+	ended := make(chan error, 1)
+	go func() { ended <- o.giveBack() }()
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("close the store %s: it was not given up within %v: its disk does not answer; the lock is held until this process ends", o.dir, closeTimeout)
+	}
+}
+
+func (o *owner) giveBack() error {
 	o.cancel()
+	if s := o.store; s.study != nil {
+		s.study.stop()
+		s.scrub.stop()
+	}
 	if o.done != nil {
 		<-o.done
 	}

@@ -6,10 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
 // dialURL connects to the server of a URL.
@@ -106,11 +103,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	db, err := viewdb.Open("views", viewdb.Options{FS: vfs.NewMem(), Store: s.ID, Logger: o.Logger})
-	if err != nil {
-		return nil, err
-	}
-	if s.local, err = follow(ctx, db, log, s); err != nil {
+	if s.local, err = follow(ctx, "", log, s); err != nil {
 		return nil, err
 	}
 	if at.owned {

@@ -115,7 +115,7 @@ func damage(err error) error {
 	}
 	for _, is := range []error{
 		jetlog.ErrGap, jetlog.ErrUnsafe, jetlog.ErrUnrecovered, jetlog.ErrCursorDamaged,
-		viewdb.ErrForeign, viewdb.ErrRolledBack, viewdb.ErrGap, viewdb.ErrFailed,
+		viewdb.ErrForeign, viewdb.ErrRolledBack, viewdb.ErrGap,
 	} {
 		if errors.Is(err, is) {
 			return fmt.Errorf("%w: %w", ErrDamaged, err)
@@ -130,11 +130,12 @@ func damage(err error) error {
 func IsDamage(err error) bool { return errors.Is(damage(err), ErrDamaged) }
 
 // openViews opens the views of a directory. What is wrong with them is damage,
-// unless the machine lacks something.
-func openViews(s *Store, dir string) (*viewdb.DB, error) {
-	db, err := viewdb.Open(dir, viewdb.Options{Store: s.ID, Logger: s.opts.Logger})
-	if err == nil {
-		return db, nil
+// unless the machine lacks something or their file system fails, which is
+// [viewdb.ErrFailed].
+func openViews(ctx context.Context, s *Store, dir string) (*viewdb.DB, error) {
+	db, err := viewdb.OpenContext(ctx, dir, viewdb.Options{FS: s.opts.viewsFS, Store: s.ID, Logger: s.opts.Logger})
+	if err == nil || ctx.Err() != nil || errors.Is(err, viewdb.ErrFailed) {
+		return db, err
 	}
 	for _, lack := range []error{
 		syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN,

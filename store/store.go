@@ -80,7 +80,16 @@ type Options struct {
 	Listen *jetlog.Listen
 	Bound  func(net.Addr)
 
-	cutting *cutting // default: defaultCutting
+	cutting    *cutting      // default: defaultCutting
+	viewsFS    vfs.FS        // of the views on disk; nil: the machine's
+	viewsRetry time.Duration // until a directory of views that failed is tried again; default diskRetry
+}
+
+func (o Options) diskRetry() time.Duration {
+	if o.viewsRetry > 0 {
+		return o.viewsRetry
+	}
+	return diskRetry
 }
 
 // Store is an open store. Its parts may be used concurrently until Close.
@@ -205,16 +214,14 @@ func OpenData(location string) (*storage.Root, error) {
 	return storage.Open(vfs.Default, dir)
 }
 
-// Close lets go of the store. An owner that closes leaves it to the next.
+// Close lets go of the store. An owner that closes leaves it to the next. A disk
+// that does not answer holds it for 20 s at most: then it returns an error, and
+// the lock goes with the process.
 func (s *Store) Close() error {
 	if s.local != nil {
 		err := s.local.close()
 		s.Log.Close()
 		return errors.Join(err, s.runtime.release())
-	}
-	if s.study != nil {
-		s.study.stop()
-		s.scrub.stop()
 	}
 	return errors.Join(s.owner.close(), s.runtime.release())
 }

@@ -45,7 +45,15 @@ type Query[T any] struct {
 var (
 	Runs = Query[[]projections.Run]{"runs", func(r projections.Reader, _ Params) ([]projections.Run, error) { return projections.Runs(r) }}
 	Jobs = Query[[]projections.Job]{"jobs", func(r projections.Reader, p Params) ([]projections.Job, error) { return projections.Jobs(r, p.Run) }}
-	Run  = Query[projections.Run]{"run", func(r projections.Reader, p Params) (projections.Run, error) {
+	// Launches is of one run, or of all with an empty one.
+	Launches = Query[[]projections.Launches]{"launches", func(r projections.Reader, p Params) ([]projections.Launches, error) {
+		return projections.AllLaunches(r, p.Run)
+	}}
+	// Devices are those that were unhealthy, of one run or of all.
+	Devices = Query[[]projections.Device]{"devices", func(r projections.Reader, p Params) ([]projections.Device, error) {
+		return projections.Devices(r, p.Run)
+	}}
+	Run = Query[projections.Run]{"run", func(r projections.Reader, p Params) (projections.Run, error) {
 		return projections.GetRun(r, p.Run)
 	}}
 	Trials = Query[[]projections.Trial]{"trials", func(r projections.Reader, p Params) ([]projections.Trial, error) {
@@ -91,7 +99,7 @@ var answers = map[string]func(projections.Reader, Params) (any, error){
 	Runs.Name: erase(Runs), Run.Name: erase(Run), Jobs.Name: erase(Jobs), Trials.Name: erase(Trials), Trial.Name: erase(Trial),
 	Attempts.Name: erase(Attempts), Workers.Name: erase(Workers), Checkpoints.Name: erase(Checkpoints),
 	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Reports.Name: erase(Reports), Metrics.Name: erase(Metrics),
-	Retention.Name: erase(Retention), Digest.Name: erase(Digest),
+	Retention.Name: erase(Retention), Digest.Name: erase(Digest), Launches.Name: erase(Launches), Devices.Name: erase(Devices),
 }
 
 func erase[T any](q Query[T]) func(projections.Reader, Params) (any, error) {

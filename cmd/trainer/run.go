@@ -67,6 +67,9 @@ anew and the one before kept; on a full disk the job goes on without files.
 ckptstore jobs lists the jobs of a run, ckptstore continue launches the last one
 again.
 
+Told to end, the trainer exits after --preempt-grace (of a preemption), --grace,
+--drain-timeout and 30 s at the latest, even if a disk or the log does not answer.
+
 The store is made if its directory does not exist. Durations are more than 0.
 
 ` + supervisionHelp
@@ -166,6 +169,7 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 		return err
 	}
 	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
+	o.signals.ofJob(cfg)
 	cfg.Driver = gpu.System{}
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
 	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {

@@ -21,6 +21,7 @@ type stopSignals struct {
 	preempt chan<- worker.StopRequest // nil: what runs can only be stopped
 	sent    bool                      // a preemption
 	termed  bool                      // by a SIGTERM
+	ends    endTimes
 }
 
 // untilSignal ends the context with the first signal that asks for it as its
@@ -28,6 +29,7 @@ type stopSignals struct {
 func untilSignal(ctx context.Context) (context.Context, *stopSignals, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s := &stopSignals{caught: make(chan os.Signal, 4)}
+	s.ends.defaults()
 	signal.Notify(s.caught, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1)
 	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
 		signal.Notify(s.caught, syscall.SIGHUP)
@@ -40,13 +42,22 @@ func untilSignal(ctx context.Context) (context.Context, *stopSignals, func()) {
 					continue
 				}
 				signal.Stop(s.caught)
+				s.mu.Lock()
+				s.ends.arm(sig.(syscall.Signal), s.ends.stop)
+				s.mu.Unlock()
 				cancel(signaled{sig.(syscall.Signal)})
 			case <-ctx.Done():
 			}
 			return
 		}
 	}()
-	return ctx, s, func() { signal.Stop(s.caught); cancel(nil) }
+	return ctx, s, func() {
+		signal.Stop(s.caught)
+		cancel(nil)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.ends.disarm()
+	}
 }
 
 // preempts reports whether sig is a preemption of what runs. Schedulers repeat
@@ -64,6 +75,7 @@ func (s *stopSignals) preempts(sig syscall.Signal) bool {
 		return sig == syscall.SIGUSR1 || !again
 	}
 	s.sent = true
+	s.ends.arm(sig, s.ends.preempt)
 	s.preempt <- worker.StopRequest{Preempt: true, Reason: signaled{sig}.Error(), Signal: unix.SignalName(sig)} // there is room for the only one
 	return true
 }

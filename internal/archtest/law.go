@@ -89,6 +89,7 @@ func Repository() Law {
 			{Path: "cmd/ckptstore", May: []string{Any}, Closed: true},
 			{Path: "cmd/trainer", May: []string{Any}, Closed: true},
 			{Path: "internal/bytesize", NoDeps: true},
+			{Path: "internal/backstop", NoDeps: true},
 			{Path: "internal/archtest", NoDeps: true, Closed: true},
 		},
 		Engines: []Engine{
