@@ -74,8 +74,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := s.openData(filepath.Join(at.dir, "data"), filepath.Join(at.dir, "blobs")); err != nil {
 		return nil, err
 	}
-	receipts, err := recorded(ctx, s, log)
-	if err != nil {
+	if _, err := recorded(ctx, s, log); err != nil {
 		return nil, err
 	}
 	db, err := viewdb.Open("views", viewdb.Options{FS: vfs.NewMem(), Store: s.ID, Logger: o.Logger})
@@ -89,7 +88,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 		return s, nil
 	}
 	// Nobody owns the data of a server's store: whoever opens it repairs it.
-	if err = repair(ctx, s, log, s.local, receipts); err != nil {
+	if err = repairAll(ctx, s, log, s.local.db.View, 0, unpaced); err != nil {
 		return nil, errors.Join(err, s.local.close())
 	}
 	return s, nil
