@@ -233,10 +233,19 @@ func (s *selection) before(ctx context.Context, first uint64) (done bool, err er
 // when there is none.
 func (s *selection) last(ctx context.Context) (uint64, error) {
 	m, err := s.l.getStored(ctx, Stream, msgGet{LastFor: s.filter})
-	if errors.Is(err, errNoMessage) {
-		return 0, nil
+	if !errors.Is(err, errNoMessage) {
+		return m.Seq, err
 	}
-	return m.Seq, err
+	// That is what a server says too of one that it cannot read.
+	stream, err := s.l.js.Stream(ctx, Stream)
+	if err != nil {
+		return 0, err
+	}
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(s.filter))
+	if err == nil && len(info.State.Subjects) > 0 {
+		err = fmt.Errorf("%w: the last event cannot be read: its block is damaged; %s", ErrGap, restore)
+	}
+	return 0, err
 }
 
 // stuck looks at the event that was not delivered for a while, although the log
