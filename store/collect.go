@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
+	"sync"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
@@ -169,11 +171,7 @@ func (c *collector) group(ctx context.Context, runs []string) []collectedRun {
 	if c.opts.Apply || c.others == nil {
 		err = c.needs(ctx)
 	}
-	for _, run := range runs {
-		r := collectedRun{run: run, err: err}
-		if err == nil {
-			r.trials, r.err = c.read(ctx, run)
-		}
+	for r := range c.ahead(ctx, runs, err) {
 		switch {
 		case r.err != nil:
 		case c.opts.Apply:
@@ -217,6 +215,49 @@ func (c *collector) group(ctx context.Context, runs []string) []collectedRun {
 		}
 	}
 	return out
+}
+
+// ahead reads the rows of each run. Those of the next one are read while the files
+// of one are looked at, unless there are decisions to be made: they are to be made
+// from rows that are new.
+func (c *collector) ahead(ctx context.Context, runs []string, err error) iter.Seq[collectedRun] {
+	read := func(run string) collectedRun {
+		r := collectedRun{run: run, err: err}
+		if err == nil {
+			r.trials, r.err = c.read(ctx, run)
+		}
+		return r
+	}
+	return func(yield func(collectedRun) bool) {
+		if c.opts.Apply {
+			for _, run := range runs {
+				if !yield(read(run)) {
+					return
+				}
+			}
+			return
+		}
+		next := make(chan collectedRun)
+		enough := make(chan struct{})
+		var reading sync.WaitGroup
+		defer reading.Wait()
+		defer close(enough)
+		reading.Go(func() {
+			defer close(next)
+			for _, run := range runs {
+				select {
+				case next <- read(run):
+				case <-enough:
+					return
+				}
+			}
+		})
+		for r := range next {
+			if !yield(r) {
+				return
+			}
+		}
+	}
 }
 
 // finish removes the files of what goes, or says what that would free.

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -93,7 +92,7 @@ func (a *agedStore) fill(ctx context.Context, id string, count int, progress fun
 	if _, _, err := log.Open(ctx); err != nil {
 		return err
 	}
-	data, err := storage.Open(unsynced{vfs.Default}, filepath.Join(a.dir, "data"))
+	data, err := storage.OpenUnsynced(filepath.Join(a.dir, "data"))
 	if err != nil {
 		return err
 	}
@@ -262,34 +261,3 @@ func (r *agedRun) save(ctx context.Context, n, reports int) error {
 	})
 	return err
 }
-
-// unsynced is a filesystem that leaves syncing to the kernel: what is
-// generated is generated again after a crash.
-type unsynced struct{ vfs.FS }
-
-func (u unsynced) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	return unsyncedFile(u.FS.Create(name, c))
-}
-
-func (u unsynced) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
-	return unsyncedFile(u.FS.OpenReadWrite(name, c, o...))
-}
-
-func (u unsynced) OpenDir(name string) (vfs.File, error) { return unsyncedFile(u.FS.OpenDir(name)) }
-
-func (u unsynced) Open(name string, o ...vfs.OpenOption) (vfs.File, error) {
-	return unsyncedFile(u.FS.Open(name, o...))
-}
-
-func unsyncedFile(f vfs.File, err error) (vfs.File, error) {
-	if err != nil {
-		return nil, err
-	}
-	return lazyFile{f}, nil
-}
-
-type lazyFile struct{ vfs.File }
-
-func (lazyFile) Sync() error                { return nil }
-func (lazyFile) SyncData() error            { return nil }
-func (lazyFile) SyncTo(int64) (bool, error) { return true, nil }
