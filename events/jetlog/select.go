@@ -242,10 +242,15 @@ func (s *selection) last(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(s.filter))
-	if err == nil && len(info.State.Subjects) > 0 {
+	if err != nil || len(info.State.Subjects) == 0 {
+		return 0, err
+	}
+	// Unless it came in between.
+	m, err = s.l.getStored(ctx, Stream, msgGet{LastFor: s.filter})
+	if errors.Is(err, errNoMessage) {
 		err = fmt.Errorf("%w: the last event cannot be read: its block is damaged; %s", ErrGap, restore)
 	}
-	return 0, err
+	return m.Seq, err
 }
 
 // stuck looks at the event that was not delivered for a while, although the log
