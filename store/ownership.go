@@ -23,19 +23,20 @@ import (
 // ownership is everything that runs while this process owns the store. It is
 // given up in the reverse order of its fields.
 type ownership struct {
-	dir    string
-	store  *Store
-	since  time.Time
-	why    error // it is of no use any more; set before the owner is told
-	lock   *os.File
-	server *jetlog.Server
-	log    *jetlog.Log // the owner's own connection
-	views  *follower
-	api    *http.Server
-	socket net.Listener // for NATS
-	served chan error   // two: of the API and of the socket
-	nserve int
-	unload func() // ends the keeping of the ballast and the watch on the server
+	dir     string
+	store   *Store
+	since   time.Time
+	why     error // it is of no use any more; set before the owner is told
+	lock    *os.File
+	server  *jetlog.Server
+	log     *jetlog.Log // the owner's own connection
+	views   *follower
+	settler *settler
+	api     *http.Server
+	socket  net.Listener // for NATS
+	served  chan error   // two: of the API and of the socket
+	nserve  int
+	unload  func() // ends the keeping of the ballast and the watch on the server
 }
 
 // follower keeps views up to date with a log.
@@ -64,9 +65,12 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	if w.views, err = follow(ctx, filepath.Join(dir, "views"), w.log, s); err != nil {
 		return w, err
 	}
-	if err = repair(ctx, s, w.log, w.views, opened.receipts); err != nil {
+	settled, err := repair(ctx, s, w.log, w.views, opened.settled)
+	if err != nil {
 		return w, err
 	}
+	w.settler = &settler{store: s, log: w.log, views: w.views}
+	w.settler.settled.Store(settled)
 	if err = w.listen(s); err != nil {
 		return w, err
 	}
@@ -76,6 +80,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	kept.Go(func() { w.watch(life, s) })
 	kept.Go(func() { w.keepEnd(life, s) })
 	kept.Go(func() { w.keepSealed(life, s) })
+	kept.Go(func() { w.settler.keep(life, settleEvery) })
 	w.unload = func() {
 		cancel()
 		kept.Wait()

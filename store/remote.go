@@ -99,8 +99,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := s.openData(filepath.Join(at.dir, "data"), filepath.Join(at.dir, "blobs")); err != nil {
 		return nil, err
 	}
-	receipts, err := recorded(ctx, s, log)
-	if err != nil {
+	if _, err := recorded(ctx, s, log); err != nil {
 		return nil, err
 	}
 	if s.local, err = follow(ctx, "", log, s); err != nil {
@@ -110,7 +109,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 		return s, nil
 	}
 	// Nobody owns the data of a server's store: whoever opens it repairs it.
-	if err = repair(ctx, s, log, s.local, receipts); err != nil {
+	if err = repairAll(ctx, s, log, s.local.db.View, 0, unpaced); err != nil {
 		return nil, errors.Join(err, s.local.close())
 	}
 	return s, nil

@@ -163,7 +163,7 @@ func (j *job) finishSaves(ctx context.Context, w *watch, cause *FailedError) err
 	if cause != nil {
 		why = "the worker group failed: " + cause.Cause
 	}
-	end, err := j.store.Log.Last(ctx)
+	end, err := j.store.Log.LastOf(ctx, j.lane.agg)
 	if err != nil {
 		return err
 	}

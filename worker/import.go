@@ -183,7 +183,7 @@ func (im *importer) save(ctx context.Context, from uint64) error {
 		}
 		err = fmt.Errorf("import %s: %w", im.cfg.From.Path(), err)
 	}
-	end, lastErr := im.store.Log.Last(work)
+	end, lastErr := im.store.Log.LastOf(work, im.lane.agg)
 	if lastErr != nil {
 		stop()
 		return errors.Join(err, lastErr, <-saving)

@@ -127,12 +127,9 @@ func (l *lane) reread(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for r, err := range l.log.Read(ctx, l.last+1, end) {
+	for r, err := range l.log.ReadLane(ctx, l.agg, l.last+1, end) {
 		if err != nil {
 			return err
-		}
-		if !l.agg.Owns(r.Event) {
-			continue
 		}
 		body, err := r.Body()
 		if err != nil {

@@ -36,7 +36,7 @@ type stopOrder struct {
 // orders are the requests to a job. The first one counts, and a stop more than
 // a preemption.
 type orders struct {
-	seen atomic.Uint64 // sequence of the log that was read last
+	seen atomic.Uint64 // sequence of the last decision of the trial that was read
 
 	mu   sync.Mutex
 	now  *stopOrder
@@ -95,12 +95,12 @@ func (j *job) takeOrders(ctx context.Context, from uint64) (stop func()) {
 // asked of the trial before the job began was meant for another.
 func (j *job) followLane(ctx context.Context, from uint64) error {
 	lane := events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial}
-	for r, err := range j.store.Log.Read(ctx, from, 0) {
+	for r, err := range j.store.Log.ReadLane(ctx, lane, from, 0) {
 		if err != nil {
 			return err
 		}
 		j.orders.seen.Store(r.Sequence)
-		if r.Kind != (events.TrialStopRequested{}).Kind() || !lane.Owns(r.Event) {
+		if r.Kind != (events.TrialStopRequested{}).Kind() {
 			continue
 		}
 		body, err := r.Body()

@@ -45,11 +45,16 @@ type Log interface {
 	// the sequence after. Otherwise the error is a conflict, for which
 	// Options.Conflict reports true.
 	Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error)
-	// Read yields the log in order from a sequence to another; until 0 means
-	// to follow it for ever.
-	Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error]
+	// ReadTrial yields the events of a trial, and no others, in order from a
+	// sequence to another; until 0 means to follow them for ever. A decision
+	// that is missing is an error; that a fact is not there proves nothing.
+	ReadTrial(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error]
+	// ReadLane yields the decisions of a trial in the same way.
+	ReadLane(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error]
 	// Last is the sequence of the last event.
 	Last(ctx context.Context) (uint64, error)
+	// LastOf is that of the last event of a trial, 0 when it has none.
+	LastOf(ctx context.Context, of events.Aggregate) (uint64, error)
 }
 
 // Views answers from the projections. An answer holds at least what was in

@@ -25,10 +25,13 @@ type ServerOptions struct {
 	Logger *slog.Logger // nil discards what the server says
 	// Listen, when set, is where [Server.Listen] will let clients in.
 	Listen *Listen
+	// Unsynced acknowledges events before the disk has them: for logs that are
+	// generated, and generated again after a crash.
+	Unsynced bool
 }
 
 // Server is an embedded NATS server with JetStream in a directory. Everything
-// that it acknowledges was synced to the disk. Clients come through
+// that it acknowledges was synced to the disk, unless it is Unsynced. Clients come through
 // [Server.Dial] and [Server.Serve], and over TCP once [Server.Listen] was
 // called. All are users of one account, [Account], and none of them may delete,
 // purge or update a stream: see [Server.OwnerOptions].
@@ -127,7 +130,7 @@ func (o ServerOptions) newServer(d *doorman) (*server.Server, error) {
 		return nil, err
 	}
 	opts.ServerName = o.Name
-	opts.JetStream, opts.StoreDir, opts.SyncAlways = true, o.Dir, true
+	opts.JetStream, opts.StoreDir, opts.SyncAlways = true, o.Dir, !o.Unsynced
 	// [Server.Listen] opens the port later.
 	opts.DontListen, opts.NoSigs, opts.DisableJetStreamBanner = true, true, true
 	opts.CustomClientAuthentication = d
