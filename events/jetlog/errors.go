@@ -40,7 +40,7 @@ var (
 	ErrClosed = errors.New("log is closed")
 	// ErrLeaseHeld: somebody else holds the lease.
 	ErrLeaseHeld = errors.New("lease is held")
-	// ErrLeaseLost: the lease ran out, was taken over or released.
+	// ErrLeaseLost: somebody else took the lease, or it was released.
 	ErrLeaseLost = errors.New("lease is lost")
 )
 
@@ -148,6 +148,7 @@ func (b *backoff) wait(ctx context.Context) error {
 // errs for good, or ctx or the log ends. The last error of f is in the result.
 func (l *Log) retry(ctx context.Context, f func(ctx context.Context) error) error {
 	var b backoff
+	since := l.denials.mark()
 	for {
 		once, cancel := l.attempt(ctx)
 		err := f(once)
@@ -157,6 +158,9 @@ func (l *Log) retry(ctx context.Context, f func(ctx context.Context) error) erro
 		}
 		if err == nil || !transient(err) {
 			return err
+		}
+		if denied := l.denials.of(since, concernOf(ctx)); denied != nil {
+			return denied
 		}
 		if b.wait(ctx) != nil {
 			return l.because(fmt.Errorf("%w (%w)", context.Cause(ctx), err))
@@ -178,12 +182,15 @@ func (l *Log) because(err error) error {
 	return err
 }
 
-// attempt bounds one attempt: by the time-out of a request, and by the next
-// reconnect, because whoever is behind it knows nothing of the request.
+// attempt bounds one attempt: by the time-out of a request, by the next
+// reconnect, because whoever is behind it knows nothing of the request, and by
+// the server's refusal of what the attempt sends.
 func (l *Log) attempt(ctx context.Context) (context.Context, context.CancelFunc) {
 	once, cancel := context.WithTimeout(ctx, l.opts.Timeout)
 	unwatch := l.watch(cancel)
+	heed := l.denials.watch(cancel, concernOf(ctx))
 	return once, func() {
+		heed()
 		unwatch()
 		cancel()
 	}
