@@ -198,8 +198,8 @@ func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) 
 	cfg.Services = about
 	return worker.Run(ctx, cfg, worker.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
-		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
-		Runtime:  st.Runtime, Shared: sharedMemory(cfg.Logger),
+		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
+		Runtime: st.Runtime, Shared: sharedMemory(cfg.Logger),
 	})
 }
 

@@ -203,3 +203,9 @@ func deadline(ctx context.Context, d time.Duration) (context.Context, context.Ca
 	}
 	return context.WithTimeout(ctx, d)
 }
+
+// Unanswered reports whether a call failed because the server did not answer, or
+// had no room: the same call may do better later.
+func Unanswered(err error) bool {
+	return errors.Is(err, ErrUnacknowledged) || hasCode(err, codeStoreFailed, codeInsufficient) || transient(err)
+}
