@@ -16,7 +16,7 @@ func (l *Log) CreateBuckets(ctx context.Context) error {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
 	all := func(subject string) bool {
-		return strings.HasPrefix(subject, "$JS.API.") && strings.Contains(subject, ".KV_CKPT_")
+		return subject == apiAccount || strings.HasPrefix(subject, "$JS.API.") && strings.Contains(subject, ".KV_CKPT_")
 	}
 	err := l.retry(concerning(ctx, all), func(ctx context.Context) error {
 		info, err := l.ours(ctx)

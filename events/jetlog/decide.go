@@ -40,7 +40,7 @@ func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint
 	}
 
 	sequence := uint64(0)
-	err = l.retry(concerning(ctx, subjects(events.Subject(d.Scope, d.Kind), apiGet+Stream)), func(ctx context.Context) error {
+	err = l.retry(concerning(ctx, subjects(events.Subject(d.Scope, d.Kind))), func(ctx context.Context) error {
 		sequence, err = l.decideOnce(ctx, d, lane, after)
 		return err
 	})
@@ -104,7 +104,7 @@ func (l *Log) LaneEnd(ctx context.Context, agg events.Aggregate) (uint64, error)
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
 	end := uint64(0)
-	err := l.retry(concerning(ctx, subjects(apiGet+Stream)), func(ctx context.Context) error {
+	err := l.retry(ctx, func(ctx context.Context) error {
 		err := l.known(ctx)
 		if err == nil {
 			end, err = l.laneEnd(ctx, agg.Lane())

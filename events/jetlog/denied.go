@@ -30,8 +30,8 @@ func (e *DeniedError) Error() string {
 		verb = "subscribe"
 	}
 	hint := fmt.Sprintf("add the subject to the user's permissions to %s in the server's configuration", verb)
-	if bucket, ok := strings.CutPrefix(e.Subject, apiCreate+"KV_"); ok {
-		hint = fmt.Sprintf("the bucket %s is missing: run `ckptstore init` with the URL and --data of the store, as a user who may make streams", bucket)
+	if strings.HasPrefix(e.Subject, apiCreate+"KV_") || e.Subject == apiAccount {
+		hint = "a bucket of the store is missing: run `ckptstore init` with the URL and --data of the store, as a user who may make streams"
 	}
 	return fmt.Sprintf("%v: the server does not let %s %s to %s: %s", ErrNotAllowed, e.User, verb, e.Subject, hint)
 }
@@ -45,6 +45,8 @@ const (
 	apiInfo   = "$JS.API.STREAM.INFO."
 	apiCreate = "$JS.API.STREAM.CREATE."
 	inbox     = "_INBOX."
+	// apiAccount is asked before a bucket is made, and never else.
+	apiAccount = "$JS.API.INFO"
 )
 
 // concern tells whether a subject is one that a call uses.
@@ -57,12 +59,12 @@ func concerning(ctx context.Context, c concern) context.Context {
 	return context.WithValue(ctx, concernKey{}, c)
 }
 
-// concernOf is the concern of a call. Every call asks what the stream is, and
-// waits for answers.
+// concernOf is the concern of a call. Every call asks what the stream is and has,
+// and waits for answers.
 func concernOf(ctx context.Context) concern {
 	own, _ := ctx.Value(concernKey{}).(concern)
 	return func(subject string) bool {
-		return subject == apiInfo+Stream || strings.HasPrefix(subject, inbox) || own != nil && own(subject)
+		return subject == apiInfo+Stream || subject == apiGet+Stream || strings.HasPrefix(subject, inbox) || own != nil && own(subject)
 	}
 }
 
@@ -74,7 +76,7 @@ func subjects(all ...string) concern {
 // inBucket concerns one key of a bucket, and the bucket as a whole.
 func inBucket(bucket, key string) concern {
 	return func(subject string) bool {
-		return subject == "$KV."+bucket+"."+key || strings.HasPrefix(subject, "$JS.API.") && strings.HasSuffix(subject, ".KV_"+bucket)
+		return subject == "$KV."+bucket+"."+key || subject == apiAccount || strings.HasPrefix(subject, "$JS.API.") && strings.HasSuffix(subject, ".KV_"+bucket)
 	}
 }
 

@@ -67,6 +67,7 @@ func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 const (
 	codeWrongLast        = jetstream.ErrorCode(10071) // an expected sequence is not the last one
 	codeWrongLastPending = jetstream.ErrorCode(10164) // the same, against an append that is in flight
+	codePending          = jetstream.ErrorCode(10158) // the same ID is in flight: an earlier attempt without a quorum
 	codeBatchIncomplete  = jetstream.ErrorCode(10176) // a message of the batch is missing
 	codeBatchDuplicate   = jetstream.ErrorCode(10201) // an ID of the batch is in the log already
 	codeBatchInflight    = jetstream.ErrorCode(10210) // too many open batches
@@ -106,7 +107,7 @@ func transient(err error) bool {
 		return false
 	case hasCode(err, codeStoreFailed, codeInsufficient):
 		return false
-	case hasCode(err, codeBatchIncomplete, codeBatchInflight, codeNotLeader):
+	case hasCode(err, codePending, codeBatchIncomplete, codeBatchInflight, codeNotLeader):
 		return true
 	}
 	var api *jetstream.APIError

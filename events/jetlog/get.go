@@ -89,7 +89,7 @@ func (l *Log) At(ctx context.Context, seq uint64) (events.Recorded, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
 	var found events.Recorded
-	err := l.retry(concerning(ctx, subjects(apiGet+Stream)), func(ctx context.Context) (err error) {
+	err := l.retry(ctx, func(ctx context.Context) (err error) {
 		if err = l.known(ctx); err == nil {
 			found, err = l.get(ctx, msgGet{Seq: seq})
 		}

@@ -13,7 +13,7 @@ func (l *Log) Latest(ctx context.Context, filters ...string) (uint64, error) {
 	defer cancel()
 	last := uint64(0)
 	for _, filter := range filters {
-		err := l.retry(concerning(ctx, subjects(apiGet+Stream)), func(ctx context.Context) error {
+		err := l.retry(ctx, func(ctx context.Context) error {
 			if err := l.known(ctx); err != nil {
 				return err
 			}

@@ -99,7 +99,7 @@ func (r *reader) run(ctx context.Context) error {
 // consuming concerns the requests of a session.
 func consuming(subject string) bool {
 	const api = "$JS.API.CONSUMER."
-	return strings.HasPrefix(subject, api+"CREATE."+Stream+".") || strings.HasPrefix(subject, api+"MSG.NEXT."+Stream+".") || subject == apiGet+Stream
+	return strings.HasPrefix(subject, api+"CREATE."+Stream+".") || strings.HasPrefix(subject, api+"MSG.NEXT."+Stream+".")
 }
 
 // session reads with one consumer. A nil error asks for another session.
