@@ -23,6 +23,9 @@ const (
 	// comeback is the part of a term that a holder whose lease has expired has
 	// to renew it before another takes it: the log may have been away for all.
 	comeback = 3
+	// releaseTimeout bounds the release of a lease when its holder ends: whoever
+	// sees it dead takes the lease all the same.
+	releaseTimeout = 5 * time.Second
 )
 
 // holder says who runs a run. Boot and Start tell a process from a later one
@@ -112,7 +115,7 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 		stop()
 		<-stopped
 		lost(nil)
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), term)
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
 		err := lease.Release(end)
 		if err != nil {

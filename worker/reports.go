@@ -33,6 +33,9 @@ type reports struct {
 	idle  chan struct{}
 	broke chan error // of capacity 1: an iteration that had run ahead was refused
 	lost  int        // such iterations
+
+	over   chan struct{} // closed when no worker is left to wait for room
+	settle func()        // waits until everything that was added is in the log or refused
 }
 
 // iteration is one report of all ranks on its way to the log.
@@ -46,7 +49,16 @@ type iteration struct {
 func newReports(say func(context.Context, ...events.Body) error, log *slog.Logger) *reports {
 	idle := make(chan struct{})
 	close(idle)
-	return &reports{say: say, log: log, idle: idle, broke: make(chan error, 1)}
+	r := &reports{say: say, log: log, idle: idle, broke: make(chan error, 1), over: make(chan struct{})}
+	end := sync.OnceFunc(func() { close(r.over) })
+	r.settle = func() {
+		end()
+		r.mu.Lock()
+		idle := r.idle
+		r.mu.Unlock()
+		<-idle
+	}
+	return r
 }
 
 // add takes an iteration and returns when it is in the log, is refused, or may
@@ -104,7 +116,7 @@ func (r *reports) run(ctx context.Context) {
 	for len(r.queue) > 0 {
 		it := r.queue[0]
 		r.mu.Unlock()
-		err := r.say(ctx, it.metrics)
+		err := r.append(ctx, it)
 		r.mu.Lock()
 		r.queue = r.queue[1:]
 		r.bytes -= it.bytes
@@ -114,6 +126,34 @@ func (r *reports) run(ctx context.Context) {
 		}
 	}
 	close(r.idle)
+}
+
+// roomEvery is how often an iteration is tried again for which the log has no
+// room.
+const roomEvery = time.Second
+
+// append says an iteration. One for which there is no room waits for it beside
+// the training, and is given up when that is over.
+func (r *reports) append(ctx context.Context, it *iteration) error {
+	for said := false; ; said = true {
+		err := r.say(ctx, it.metrics)
+		if !errors.Is(err, syscall.ENOSPC) {
+			return err
+		}
+		if !said {
+			r.log.Warn("no room for metrics; they wait for it", "step", it.metrics.Step, "error", err)
+		}
+		timer := time.NewTimer(roomEvery)
+		select {
+		case <-timer.C:
+			continue
+		case <-r.over:
+			err = r.say(ctx, it.metrics)
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		return err
+	}
 }
 
 // refused is what becomes of an iteration whose ranks have gone on.
@@ -128,12 +168,4 @@ func (r *reports) refused(it *iteration, err error) {
 	case r.broke <- err:
 	default: // one is enough
 	}
-}
-
-// settle returns when everything that was added is in the log or refused.
-func (r *reports) settle() {
-	r.mu.Lock()
-	idle := r.idle
-	r.mu.Unlock()
-	<-idle
 }

@@ -32,8 +32,8 @@ name resumes where the last one ended.
 
 Of a failure the log keeps what the worker wrote to $TORCHELASTIC_ERROR_FILE,
 up to 16 KiB of its message and the last 64 KiB of its traceback. On a disk that
-is nearly full, metrics are refused and saves aborted, and the training goes on
-if its workers do; a worker that ends then ends the job.
+is nearly full, metrics wait for room and saves are aborted, and the training goes
+on; a worker that ends then ends the job.
 
 A save returns when the worker's bytes are copied into a slot in shared memory.
 A rank has --staging-slots of them, or one, said aloud, where --staging-memory
