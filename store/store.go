@@ -113,6 +113,11 @@ type Store struct {
 	study   *learner // with an owner
 	scrub   *scrubber
 
+	term    time.Duration // of leases; 0: [leaseTerm]
+	life    context.Context
+	end     context.CancelFunc // of life, with Close
+	leasing sync.WaitGroup     // releases that the log has not taken yet
+
 	learning sync.Mutex // one checkpoint at a time
 	local    *follower  // of a URL; nil with a directory
 }
@@ -179,6 +184,7 @@ func closedStore(dir string, o Options) (*Store, error) {
 }
 
 func (s *Store) openData(data, blobs string) (err error) {
+	s.life, s.end = context.WithCancel(context.Background())
 	s.DataDir = data
 	s.Blobs = &Blobs{dir: blobs}
 	if s.Data, err = storage.Open(vfs.Default, data); err != nil {
@@ -218,6 +224,8 @@ func OpenData(location string) (*storage.Root, error) {
 // that does not answer holds it for 20 s at most: then it returns an error, and
 // the lock goes with the process.
 func (s *Store) Close() error {
+	s.end()
+	s.leasing.Wait()
 	if s.local != nil {
 		err := s.local.close()
 		s.Log.Close()

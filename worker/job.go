@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -46,6 +47,7 @@ type job struct {
 	passed     []events.PassedOver
 	morePassed int
 	hooks   *hooks
+	working atomic.Pointer[func() bool] // whether workers of an attempt live; nil: no attempt has begun
 
 	members  *members // of a session; nil: the workers are started here
 	finished bool     // all ranks of the last attempt have said that they are done
@@ -70,7 +72,7 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	if err != nil {
 		return err
 	}
-	store.Log = newLastWords(ctx, store.Log)
+	store = store.patiently(ctx, cfg.Logger)
 	j := &job{hooks: hooks, cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log), orders: newOrders()}
 	j.devices = &deviceGate{job: j}
 	j.output = j.openOutput()
@@ -108,16 +110,15 @@ func (j *job) run(ctx context.Context) (err error) {
 		return err
 	}
 	deaf := j.takeOrders(ctx, last+1)
+	defer j.tellWhenIdle(ctx)()
 	live := j.attempts
 	if j.members != nil {
 		live = j.attend
 	}
-	err = caused(ctx, live(ctx))
+	err = j.unheard(caused(ctx, live(ctx)))
 	deaf()
-	// The job's end is told even when ctx has ended, within the decision's
-	// own deadline.
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
-	defer cancel()
+	// The job's end is told even when ctx has ended.
+	end := context.WithoutCancel(ctx)
 	ended := &events.JobEnded{Job: j.cfg.Job, ExitCode: j.cfg.ExitCode(err), Reason: j.reason}
 	if err != nil {
 		ended.Reason = beginning(err.Error(), maxMessage)

@@ -22,7 +22,7 @@ type saver struct {
 	lane  *lane
 	store Store
 	log   *slog.Logger
-	now   func() time.Time
+	now   func() time.Time     // does not move on while the log does not answer
 	coord *planner.Coordinator // owned by the goroutine of run
 	slots *staging.Slots
 	// put writes the bytes of one rank, out of the slots unless it is set.
@@ -70,7 +70,8 @@ type drain struct {
 // newSaver makes the shell of a coordinator that writes from slots.
 func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging.Slots) *saver {
 	s := &saver{
-		lane: l, store: store, log: log, now: l.now, coord: coord, slots: slots,
+		lane: l, store: store, log: log, coord: coord, slots: slots,
+		now:   func() time.Time { return l.now().Add(-store.silence()) },
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[rankSave]bool{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},

@@ -291,7 +291,7 @@ func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) 
 		}
 		hubOp = dist.OpBroadcast(root, size)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), s.cfg.Collective)
+	ctx, cancel := s.store.answering(r.Context(), s.cfg.Collective)
 	defer cancel()
 	parts, err := s.hub.Exchange(ctx, s.rank, seq, hubOp, body)
 	if err != nil {

@@ -40,6 +40,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	w.reported = make(chan error, 1)
 	err = w.start(ctx, restart)
 	defer func() { w.enlisted.over() }()
+	defer w.works(func() bool { return w.living() > 0 })()
 	if refused := (hookError{}); errors.As(err, &refused) {
 		cause, err = &FailedError{Rank: -1, Cause: refused.Error()}, nil
 	} else if err == nil {
@@ -230,7 +231,7 @@ func (w *watch) gone(e process.Exit) {
 
 // flush waits until the log has what a rank was told is sealed.
 func (w *watch) flush(work context.Context, rank int) {
-	ctx, cancel := context.WithTimeout(work, w.cfg.DrainTimeout)
+	ctx, cancel := w.store.answering(work, w.cfg.DrainTimeout)
 	defer cancel()
 	for _, s := range w.servers {
 		if s.rank != rank {

@@ -65,7 +65,7 @@ func (a *app) jobsCommand() *cobra.Command {
 
 A job is running or stopping, or it ended with an exit code, or it is lost: it
 never said that it ended, and nobody holds its run, as after kill -9 or the loss
-of its machine. On another machine that is known when its lease is over, after
+of its machine. On another machine that is known when its lease expires, after
 15 s. A lost job is continued like any other: ckptstore continue RUN.
 
 FROM is the checkpoint that the job's first attempt continued, HEAD the last one

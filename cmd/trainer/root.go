@@ -27,10 +27,11 @@ import (
 const (
 	exitOK       = 0
 	exitFailed   = 1
-	exitConflict = 5
+	exitConflict = 5 // another job has the run
 	exitFindings = 6
 	exitNoStore  = 10
 	exitLocked   = 11
+	exitDenied   = 12 // by the server of the log
 	exitConfig   = 64
 	exitInternal = 70
 
@@ -130,6 +131,8 @@ func exitCode(err error) int {
 		return exitConflict
 	case errors.Is(err, doctor.ErrFound):
 		return exitFindings
+	case errors.Is(err, jetlog.ErrNotAllowed):
+		return exitDenied
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):

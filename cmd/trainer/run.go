@@ -37,8 +37,8 @@ refuses instead.
 
 Of a failure the log keeps what the worker wrote to $TORCHELASTIC_ERROR_FILE,
 up to 16 KiB of its message and the last 64 KiB of its traceback. On a disk that
-is nearly full, metrics are refused and saves aborted, and the training goes on
-if its workers do; a worker that ends then ends the job.
+is nearly full, metrics wait for room and saves are aborted, and the training goes
+on; a worker that ends then ends the job.
 
 A save returns when the worker's bytes are copied into a slot in shared memory.
 A rank has --staging-slots of them, or one, said aloud, where --staging-memory
@@ -207,8 +207,8 @@ func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) 
 	cfg.Services = about
 	return worker.Run(ctx, cfg, worker.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
-		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
-		Runtime:  st.Runtime, Shared: sharedMemory(cfg.Logger),
+		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
+		Runtime: st.Runtime, Shared: sharedMemory(cfg.Logger),
 	})
 }
 

@@ -19,10 +19,16 @@ once. SIGINT, SIGHUP and SIGQUIT, or a second SIGTERM, stop them: SIGTERM, and
 SIGKILL after --grace. After ckptstore stop, workers that listen have --grace to
 end by themselves before. The trial is paused; the next job of the run continues it.
 
+While the log does not answer, because its owner is paused, its disk slow or full or
+its cluster without a leader, no job ends: the training goes on, up to 10,000 reports
+ahead of the log, then it waits; what is staged is committed when the log answers
+again. A job that is asked to end meanwhile waits for the log for 30 s more after its
+workers have ended.
+
 Exit codes: 0 done, or stopped by ckptstore stop, 1 no restart is left, the last
-save was lost, a disk is full, or a device is not healthy, 5 the run is being run
-elsewhere, 10 no store, 11 the store is locked, 64 bad configuration, 70 internal,
-75 preempted with what was done in a checkpoint, 143 preempted without, 128+n
+save was lost, a disk is full, or a device is not healthy, 5 another job runs the
+run, or has taken it over, 10 no store, 11 the store is locked, 12 the server of the
+log does not allow it, 64 bad configuration, 70 internal, 75 preempted with what was done in a checkpoint, 143 preempted without, 128+n
 signal n.`
 
 // supervisionOptions say how failures are counted and how a job is ended.

@@ -18,7 +18,8 @@ METRIC = "_metric"  # a number that was returned or yielded bare
 def report(metrics: Mapping[str, Any], step: int | None = None, *, done: bool = False) -> str | None:
     """Report one iteration: a collective of all ranks, which must report the same steps.
 
-    It returns when the iteration is in the log. Rank 0's metrics are the trial's.
+    It returns when the iteration is in the log; while the log does not answer, before that.
+    Rank 0's metrics are the trial's.
 
     Args:
         metrics: numbers, strings and booleans by name; arrays and tensors of one element
