@@ -64,7 +64,11 @@ func (j *job) defect(ctx context.Context, c projections.Checkpoint) (string, err
 	report, err := j.examine(ctx, storage.RefOf(c.Run, c.Trial, c.ID), digest)
 	// The log vouches for the manifest. A receipt that a crash has left out is
 	// written when the store is next opened.
-	found := slices.DeleteFunc(slices.Clone(report.Findings), func(f storage.Finding) bool { return f.File == storage.ReceiptFile })
+	// A restore takes from this node's slots what they still hold.
+	held := j.held(c)
+	found := slices.DeleteFunc(slices.Clone(report.Findings), func(f storage.Finding) bool {
+		return f.File == storage.ReceiptFile || slices.Contains(held, f.File)
+	})
 	switch n := len(found); {
 	case err != nil:
 		return "", err
@@ -77,6 +81,19 @@ func (j *job) defect(ctx context.Context, c projections.Checkpoint) (string, err
 	default:
 		return fmt.Sprintf("%s, and %d more findings", found[0], n-1), nil
 	}
+}
+
+// held names the data files whose bytes the slots of this node hold.
+func (j *job) held(c projections.Checkpoint) (files []string) {
+	if c.Run != j.cfg.Run || c.Trial != j.cfg.Trial {
+		return nil
+	}
+	copies, release := j.arenas.Hold(c.ID)
+	defer release()
+	for rank := range copies {
+		files = append(files, fmt.Sprintf("r%05d.safetensors", rank))
+	}
+	return files
 }
 
 // examineLimit is how long a look at a checkpoint's files may take. It reads no

@@ -45,7 +45,7 @@ type job struct {
 	// not whole.
 	passed     []events.PassedOver
 	morePassed int
-	hooks   *hooks
+	hooks      *hooks
 
 	members  *members // of a session; nil: the workers are started here
 	finished bool     // all ranks of the last attempt have said that they are done
@@ -255,4 +255,3 @@ func (j *job) coordinator(attempt, world int) planner.CoordinatorConfig {
 		WorldSize: world, Timeout: j.cfg.SaveTimeout, Strict: j.cfg.StrictReplicas,
 	}
 }
-
