@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -31,9 +33,9 @@ type candidate struct {
 // started from.
 func (c candidate) own(run string) bool { return c.row.Run == run }
 
-// candidate looks at a checkpoint: that its receipt, manifest, indexes and data
-// files are there, fit each other and have the sizes that they should have. No
-// tensor is read.
+// candidate looks at a checkpoint: that its manifest, indexes and data files are
+// there, fit each other and have the sizes that they should have. No data file is
+// read.
 func (j *job) candidate(ctx context.Context, id string) (c candidate, err error) {
 	c.id = id
 	if restore.IsPath(id) {
@@ -59,8 +61,15 @@ func (j *job) defect(ctx context.Context, c projections.Checkpoint) (string, err
 	if err != nil {
 		return "", err
 	}
-	report, err := j.store.Data.VerifyWith(ctx, storage.RefOf(c.Run, c.Trial, c.ID), digest, storage.VerifyOptions{Quick: true})
-	switch n := len(report.Findings); {
+	report, err := j.examine(ctx, storage.RefOf(c.Run, c.Trial, c.ID), digest)
+	// The log vouches for the manifest. A receipt that a crash has left out is
+	// written when the store is next opened.
+	// A restore takes from this node's slots what they still hold.
+	held := j.held(c)
+	found := slices.DeleteFunc(slices.Clone(report.Findings), func(f storage.Finding) bool {
+		return f.File == storage.ReceiptFile || slices.Contains(held, f.File)
+	})
+	switch n := len(found); {
 	case err != nil:
 		return "", err
 	case n == 0:
@@ -68,9 +77,48 @@ func (j *job) defect(ctx context.Context, c projections.Checkpoint) (string, err
 	case report.Files == 0:
 		return "none of its files is there", nil
 	case n == 1:
-		return report.Findings[0].String(), nil
+		return found[0].String(), nil
 	default:
-		return fmt.Sprintf("%s, and %d more findings", report.Findings[0], n-1), nil
+		return fmt.Sprintf("%s, and %d more findings", found[0], n-1), nil
+	}
+}
+
+// held names the data files whose bytes the slots of this node hold.
+func (j *job) held(c projections.Checkpoint) (files []string) {
+	if c.Run != j.cfg.Run || c.Trial != j.cfg.Trial {
+		return nil
+	}
+	copies, release := j.arenas.Hold(c.ID)
+	defer release()
+	for rank := range copies {
+		files = append(files, fmt.Sprintf("r%05d.safetensors", rank))
+	}
+	return files
+}
+
+// examineLimit is how long a look at a checkpoint's files may take. It reads no
+// tensor.
+const examineLimit = 2 * time.Minute
+
+// examine looks at the files of a checkpoint. A disk that does not answer keeps
+// its goroutine, and nobody else.
+func (j *job) examine(ctx context.Context, ref storage.Ref, manifest plan.Digest) (storage.Report, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, examineLimit, fmt.Errorf("%w within %v: look at the disk of the store", errStuck, examineLimit))
+	defer cancel()
+	type answer struct {
+		report storage.Report
+		err    error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		report, err := j.store.Data.VerifyWith(ctx, ref, manifest, storage.VerifyOptions{Sizes: true})
+		answers <- answer{report, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.report, a.err
+	case <-ctx.Done():
+		return storage.Report{}, context.Cause(ctx)
 	}
 }
 

@@ -39,11 +39,7 @@ var damages = map[string]struct {
 	do   func(t *testing.T, dir string)
 	says string
 }{
-	"directory": {func(t *testing.T, dir string) { okay(t, os.RemoveAll(dir)) }, "none of its files is there"},
-	"receipt":   {func(t *testing.T, dir string) { okay(t, os.Remove(filepath.Join(dir, "COMMIT.json"))) }, "COMMIT.json: missing"},
-	"torn receipt": {func(t *testing.T, dir string) {
-		okay(t, os.WriteFile(filepath.Join(dir, "COMMIT.json"), []byte("{}"), 0o600))
-	}, "COMMIT.json: corrupt"},
+	"directory":           {func(t *testing.T, dir string) { okay(t, os.RemoveAll(dir)) }, "none of its files is there"},
 	"manifest":            {func(t *testing.T, dir string) { okay(t, os.Remove(matching(t, dir, "manifest-*"))) }, "manifest-"},
 	"bit of the manifest": {func(t *testing.T, dir string) { flipBit(t, matching(t, dir, "manifest-*")) }, "manifest-"},
 	"index":               {func(t *testing.T, dir string) { okay(t, os.Remove(filepath.Join(dir, "r00001.idx"))) }, "r00001.idx: missing"},
@@ -130,6 +126,30 @@ func TestResumeFallsBack(t *testing.T) {
 			j = newJob(t, 2, loadsResume...).must()
 			if strings.Contains(j.log.String(), "passed over") {
 				t.Errorf("passed over again:\n%s", j.log)
+			}
+		})
+	}
+}
+
+// TestResumeWithoutReceipt: a receipt that is missing or torn, as after a crash
+// behind the commit, costs no checkpoint: the log vouches for its manifest.
+func TestResumeWithoutReceipt(t *testing.T) {
+	t.Parallel()
+	for name, damage := range map[string]func(path string) error{
+		"missing": os.Remove,
+		"torn":    func(path string) error { return os.WriteFile(path, []byte("{"), 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			newJob(t, 2, savesThree...).must()
+			okay(t, damage(filepath.Join(filesOf(t, "step-3.a1"), "COMMIT.json")))
+			for _, resume := range []string{"require", "auto"} {
+				j := newJob(t, 2, loadsResume...)
+				j.cfg.Resume = resume
+				j.must()
+				if got := j.out.lines("[rank0] resumes "); !slices.Equal(got, []string{"step-3.a1 with 3"}) {
+					t.Errorf("--resume %s: resumes %q", resume, got)
+				}
 			}
 		})
 	}

@@ -46,8 +46,8 @@ type job struct {
 	// not whole.
 	passed     []events.PassedOver
 	morePassed int
-	hooks   *hooks
-	working atomic.Pointer[func() bool] // whether workers of an attempt live; nil: no attempt has begun
+	hooks      *hooks
+	working    atomic.Pointer[func() bool] // whether workers of an attempt live; nil: no attempt has begun
 
 	members  *members // of a session; nil: the workers are started here
 	finished bool     // all ranks of the last attempt have said that they are done
@@ -256,4 +256,3 @@ func (j *job) coordinator(attempt, world int) planner.CoordinatorConfig {
 		WorldSize: world, Timeout: j.cfg.SaveTimeout, Strict: j.cfg.StrictReplicas,
 	}
 }
-

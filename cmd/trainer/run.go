@@ -26,8 +26,8 @@ them. When a worker dies the group is started again from the last committed
 checkpoint of the run. A run is continued by its name: the next job of that
 name resumes where the last one ended.
 
-A checkpoint whose files are not whole (its receipt, manifest, indexes and the
-sizes of its files are looked at) is passed over, aloud, for the newest whole one
+A checkpoint whose files are not whole (its manifest, indexes and the sizes of its
+files are looked at) is passed over, aloud, for the newest whole one
 of the run. With --resume require, or a checkpoint named by --resume, the job
 refuses instead.
 

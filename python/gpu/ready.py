@@ -342,6 +342,8 @@ def main() -> None:
             print(json.dumps({"uuids": uuids()}))
         except NotRun as why:
             print(json.dumps({"not_run": str(why)}))
+        except Failed as why:
+            sys.exit(str(why))
         return
     why = missing()
     for name, check in zip(CHECKS, [pinned_slots, side_stream, overlap, first_touch, blocking_time]):
