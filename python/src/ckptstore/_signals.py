@@ -256,7 +256,8 @@ def give_back() -> None:
 def ignore_stop_signals(worker_id: int = 0) -> None:
     """Ignore SIGTERM and SIGUSR1 in this process, one that a rank has started.
 
-    For ``DataLoader(worker_init_fn=ckptstore.ignore_stop_signals)`` where a scheduler
+    For ``DataLoader(worker_init_fn=ckptstore.ignore_stop_signals,
+    multiprocessing_context="fork")`` where a scheduler
     signals every process of a job: a loader's worker that ends by such a signal ends its
     rank with an error before the rank can save. The loader ends such workers in order, or
     by SIGKILL; ``Process.terminate`` has no effect on them. The argument is not used.
