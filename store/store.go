@@ -10,7 +10,8 @@
 //	  end.json       where the log ended: it is not shorter
 //	  read.json      how far the log was read, and what was found
 //	  log/           the log: the embedded NATS server's streams, and its archive
-//	  views/         projections; may be deleted, is rebuilt from the log
+//	  views/         projections; may be deleted, is rebuilt from the log; in
+//	                 memory while its file system fails
 //	  blobs/         event bodies that are too large for the log
 //	  data/          checkpoints: see package storage
 //

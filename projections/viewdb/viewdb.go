@@ -173,10 +173,11 @@ func pebbleOptions(o Options, fail *failure) *pebble.Options {
 	po := &pebble.Options{
 		FS:                 ordered{o.FS, fail},
 		FormatMajorVersion: pebble.FormatNewest,
-		MemTableSize:       16 << 20, // the size of the WAL on disk from the first byte
+		// An owner holds these in memory: the cache, and up to two memtables.
+		MemTableSize: 8 << 20,
 		// Every report is looked up before it is stored. With the default of
 		// 8 MB, a rebuild read the same blocks from the file again and again.
-		CacheSize:     64 << 20,
+		CacheSize:     32 << 20,
 		Logger:        quiet{o.Logger, fail},
 		EventListener: fail.events(),
 	}
