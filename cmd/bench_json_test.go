@@ -23,6 +23,7 @@ func TestBenchStoreJSON(t *testing.T) {
 		{"age", []string{"--checkpoints", "20", "--events", "1000", "--runs", "4", "--rounds", "1"}, []string{"checkpoints", "events", "runs", "generation_seconds", "first_open_seconds",
 			"takeover_seconds", "open_after_kill_seconds", "open_seconds", "ls_seconds", "ls_beside_owner_seconds", "show_seconds", "jobs_seconds", "gc_seconds", "gc_beside_owner_seconds", "gc_rss_bytes",
 			"owner_rss_bytes", "owner_peak_rss_bytes", "verify_log_seconds", "verify_log_rss_bytes", "log_bytes", "data_bytes", "views_bytes"}},
+		{"jobs", []string{"--jobs", "2", "--seconds", "1"}, []string{"seconds"}},
 	} {
 		args := append([]string{"bench", b.name, "--dir", dir, "--json"}, b.args...)
 		text := output(t, 0, "ckptstore", args...)

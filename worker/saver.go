@@ -202,12 +202,15 @@ func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Rec
 	}
 	go func() {
 		defer close(out)
-		err := read(from, known)
-		if err == nil {
-			err = give(events.Recorded{Sequence: known})
+		var err error
+		if known > from { // otherwise it is the first event that is read
+			if err = read(from, known); err == nil {
+				err = give(events.Recorded{Sequence: known})
+			}
+			from = known + 1
 		}
 		if err == nil {
-			err = read(known+1, 0)
+			err = read(from, 0)
 		}
 		failed <- cmpErr(err, errors.New("the log ended"))
 	}()
