@@ -107,9 +107,8 @@ func (c *Client) Close() {
 // took those of every rank. [Client.StopRequested] is then what the trainer asks
 // of all of them. Values are numbers, strings or booleans, 64 KiB of
 // them as JSON at most, and less in a world of more than 15 ranks; more is an
-// [Error] of status 400. When the disk of the store is nearly full, metrics are
-// not kept and every rank's Report is [ErrNoSpace]: the group goes on, and a
-// worker may do so too.
+// [Error] of status 400. While the log does not answer, or has no room, Report
+// returns before it has the metrics; it blocks when too many wait.
 func (c *Client) Report(ctx context.Context, step int64, metrics map[string]any) error {
 	return c.report(ctx, step, metrics, false)
 }
