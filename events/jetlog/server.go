@@ -18,10 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// embeddedName is the name of an embedded server. Only such a one cuts its log.
+const embeddedName = "ckptstore"
+
 // ServerOptions say where an embedded server keeps its streams.
 type ServerOptions struct {
 	Dir    string       // made if absent; only this user may read it
-	Name   string       // of the server; "" means "ckptstore"
+	Name   string       // of the server; "" means [embeddedName]
 	Logger *slog.Logger // nil discards what the server says
 	// Listen, when set, is where [Server.Listen] will let clients in.
 	Listen *Listen
@@ -63,7 +66,7 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 		return nil, errors.New("start the log's server: it needs a directory")
 	}
 	if o.Name == "" {
-		o.Name = "ckptstore"
+		o.Name = embeddedName
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -18,6 +18,7 @@ type cluster struct {
 	t       *testing.T
 	servers []*server.Server
 	start   []func() *server.Server
+	owner   string // what the owner's connection to the first of them shows
 }
 
 func startCluster(t *testing.T, n int) *cluster {
@@ -58,6 +59,9 @@ func startCluster(t *testing.T, n int) *cluster {
 			}
 			if d.account, err = ns.LookupAccount(Account); err != nil {
 				t.Fatal(err)
+			}
+			if i == 0 {
+				c.owner = d.owner
 			}
 			ns.Start()
 			t.Cleanup(func() {
@@ -135,5 +139,5 @@ func (c *cluster) forget() {
 // inside is a connection within a server, which may change streams.
 func (c *cluster) inside() jetstream.JetStream {
 	c.t.Helper()
-	return connectTo(c.t, Options{Dial: func(context.Context) (net.Conn, error) { return c.servers[0].InProcessConn() }}).js
+	return connectTo(c.t, Options{Token: c.owner, Dial: func(context.Context) (net.Conn, error) { return c.servers[0].InProcessConn() }}).js
 }
