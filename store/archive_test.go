@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -322,6 +323,40 @@ func TestDamagedArchive(t *testing.T) {
 	// Another store's archive is no better.
 	write(t, segments[3], "")
 	refused(t, Options{Location: dir}, ErrDamaged, segments[3])
+}
+
+// TestPortOutlivesCuts: an owner that cuts its log keeps the port that it found free.
+func TestPortOutlivesCuts(t *testing.T) {
+	t.Parallel()
+	c := often
+	bound := make(chan net.Addr, 100)
+	dir := made(t)
+	s, err := Open(t.Context(), Options{Location: dir, cutting: &c, Listen: &jetlog.Listen{Address: "127.0.0.1:0"}, Bound: func(a net.Addr) { bound <- a }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { shut(t, s) })
+	first := <-bound
+	client := open(t, "nats://"+first.String())
+	give := time.Now().Add(limit)
+	for i := 0; ; i++ {
+		f, err := metrics(NewID(), "run", i+1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Log.Append(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+		if i%10 == 0 && sealedOf(t, client.Log) > 0 {
+			break
+		}
+		if time.Now().After(give) {
+			t.Fatalf("the log is not cut within %s", limit)
+		}
+	}
+	if again := <-bound; again.String() != first.String() {
+		t.Errorf("after a cut it listens on %s, want %s", again, first)
+	}
 }
 
 // TestServedArchive: a client over TCP reads the archive of the directory that it is

@@ -188,6 +188,11 @@ func (w *ownership) listen(s *Store) error {
 			return err
 		}
 		c.Address = bound.String()
+		// A port that was free is kept when this process begins again to own the store,
+		// as after a cut of its log: clients know it.
+		same := *s.opts.Listen
+		same.Address = c.Address
+		s.opts.Listen = &same
 	}
 	text, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {

@@ -57,7 +57,12 @@ func (a *app) serveCommand() *cobra.Command {
 					fmt.Fprintf(a.err, "without a token, every user of this machine can write to the store on %s; see --token-file\n", address)
 				}
 				o.Listen = listen
+				said := ""
 				o.Bound = func(addr net.Addr) {
+					if addr.String() == said {
+						return // it began again to own the store
+					}
+					said = addr.String()
 					scheme := "nats"
 					if listen.TLS != nil {
 						scheme = "tls"
