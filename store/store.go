@@ -95,6 +95,7 @@ type Store struct {
 
 	formerly  []string // its identities before it was recovered
 	recovered uint64   // where its log ended then
+	backup    error    // [ErrBackup], of one; it is not written to
 
 	opts    Options
 	cutting cutting  // of the log, while this process owns it
@@ -141,12 +142,19 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.backup = backedUp(dir); s.backup != nil {
+		if !errors.Is(s.backup, ErrBackup) || o.Listen != nil {
+			return nil, fmt.Errorf("open store: %w", s.backup)
+		}
+	}
 	s.owner = newOwner(dir, s)
 	if err := s.owner.join(ctx); err != nil {
 		return nil, errors.Join(err, s.owner.close())
 	}
 	s.warnOfDamage()
-	s.study = startLearner(s, learnAfter)
+	if s.backup == nil {
+		s.study = startLearner(s, learnAfter)
+	}
 	s.scrub = startScrubber(s, scrubAfter, scrubEvery)
 	return s, nil
 }
@@ -157,7 +165,12 @@ func closedStore(dir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	runtime, err := runtimeDir(id.Store)
+	return closedStoreOf(dir, id, o)
+}
+
+// closedStoreOf is closedStore for a directory whose store.json says id, or will.
+func closedStoreOf(dir string, id identity, o Options) (*Store, error) {
+	runtime, err := runtimeDir(id.runtime())
 	if err != nil {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
@@ -193,6 +206,9 @@ func OpenData(location string) (*storage.Root, error) {
 	if isURL {
 		return nil, fmt.Errorf("%w: %s is a server: give the directory of the store's data", ErrLocation, jetlog.Redacted(location))
 	}
+	if err := unfinished(location); err != nil {
+		return nil, fmt.Errorf("open data: %w", err)
+	}
 	dir := filepath.Join(location, "data")
 	_, err = os.Stat(dir)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
@@ -213,6 +229,8 @@ func (s *Store) Close() error {
 	}
 	if s.study != nil {
 		s.study.stop()
+	}
+	if s.scrub != nil {
 		s.scrub.stop()
 	}
 	return s.owner.close()
