@@ -30,6 +30,8 @@ func play(role string) error {
 		return afterFull(ctx)
 	case "cut":
 		return cutAndDie(ctx)
+	case "train":
+		return train(ctx)
 	case "backup":
 		return backupAndDie(ctx)
 	case "recover":

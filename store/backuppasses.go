@@ -54,6 +54,9 @@ func (b *backup) checkpoints(ctx context.Context) (cut uint64, err error) {
 		if err != nil {
 			return 0, err
 		}
+		if err := b.opts.step("looked"); err != nil {
+			return 0, err
+		}
 		again, err := b.since(ctx, cut, to)
 		if err != nil {
 			return 0, err
