@@ -12,11 +12,9 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/storage/disk"
 )
 
 // errVanished says that files of a checkpoint were removed while it was copied.
@@ -142,12 +140,8 @@ func (c *copier) file(ctx context.Context, from, to string) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
-	// A pipe would wait for its writer.
-	err := disk.Regular(vfs.Default, from)
-	var in *os.File
-	if err == nil {
-		in, err = os.Open(from)
-	}
+	// A pipe does not wait for its writer.
+	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %w", errVanished, err)
 	}
@@ -160,8 +154,8 @@ func (c *copier) file(ctx context.Context, from, to string) error {
 		return err
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return fmt.Errorf("copy %s: %w", from, errors.ErrUnsupported)
+	if !ok || !info.Mode().IsRegular() {
+		return fmt.Errorf("copy %s: it is not a regular file (%v): a store has none such; move it away", from, info.Mode().Type())
 	}
 	there, err := os.Lstat(to)
 	same := err == nil && there.Mode().IsRegular() && there.Size() == info.Size() && there.ModTime().Equal(info.ModTime())

@@ -13,6 +13,8 @@
 //	  views/         projections; may be deleted, is rebuilt from the log
 //	  blobs/         event bodies that are too large for the log
 //	  data/          checkpoints: see package storage
+//	  logs/          what workers printed
+//	  backup.json    of a backup: it is only read; see [Store.Backup]
 //
 // Every process that opens a directory runs the same loop: take LOCK and own
 // the store, or connect to the owner. When the owner goes, one of the
@@ -241,7 +243,7 @@ func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
 	created, _, err := l.Open(ctx)
 	switch {
 	case errors.Is(err, jetlog.ErrNoLog):
-		return fmt.Errorf("%w: its log holds no event: restore log/ from a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged)
+		return fmt.Errorf("%w: its log holds no event: `ckptstore restore` a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged)
 	case errors.Is(err, jetlog.ErrForeign):
 		return fmt.Errorf("%w: %w", ErrForeign, err)
 	case err != nil:
