@@ -258,8 +258,8 @@ func TestBackupOfDeletions(t *testing.T) {
 	step := int64(200)
 	deletions := 0
 	out := backedUpTo(t, s, to, BackupOptions{step: func(name string) error {
-		// Before each of the first passes, between its look at the log and its copying.
-		if name == "pass" || strings.HasPrefix(name, "copied run") || name == "marked" || name == "looked" {
+		// What was copied, and what the pass has looked up and not copied yet.
+		if name == "pass" || name == "copied run one" || name == "looked" {
 			if deletions++; deletions < 12 {
 				step++
 				committed(t, s, "one", step)
