@@ -62,11 +62,12 @@ func TestDamageIsFoundByEveryReader(t *testing.T) {
 			}
 			for reader, command := range readers {
 				out, stderr, code := runs(t, command[0], command[1:]...)
-				want := 6
+				found := code == 6
 				if reader == "load" {
-					want = 1
+					// An index or a manifest is looked at before anything starts.
+					found = code == 1 || code == 64
 				}
-				if code == want && strings.Contains(stderr, name) && (out == "" || reader == "load") {
+				if found && strings.Contains(stderr, name) && (out == "" || reader == "load") {
 					continue
 				}
 				t.Errorf("%s %s, %s: exit code %d, %d bytes\n%s", name, how, reader, code, len(out), stderr)

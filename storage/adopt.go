@@ -122,37 +122,56 @@ func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
 	return ranks, nil
 }
 
+// AdoptedBy lists the paths of the files of other programs that a checkpoint is read
+// from, sorted.
+func (r *Root) AdoptedBy(ctx context.Context, ref Ref) ([]string, error) {
+	err := ref.Validate()
+	var files []string
+	if err == nil {
+		files, err = r.adoptedBy(ctx, ref)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the adopted files of checkpoint %s: %w", ref, err)
+	}
+	slices.Sort(files)
+	return slices.Compact(files), nil
+}
+
+func (r *Root) adoptedBy(ctx context.Context, ref Ref) (files []string, err error) {
+	names, err := r.b.List(ctx, nameOf(ref))
+	problems := []error{disk.Gone(err)}
+	for _, file := range names {
+		rank := -1
+		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || file != indexFile(rank) || slices.Contains(names, dataFile(rank)) {
+			continue
+		}
+		data, err := r.readFile(ctx, ref, file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // its checkpoint was removed just now
+		}
+		var x index
+		if err == nil {
+			x, err = decodeIndex(data)
+		}
+		if err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", r.path(ref, file), err))
+		} else if x.adopted() {
+			for _, f := range x.files {
+				files = append(files, f.Name)
+			}
+		}
+	}
+	return files, errors.Join(problems...)
+}
+
 // Adopted lists the paths of all files of other programs that checkpoints
 // below the root are read from, committed or not, sorted.
 func (r *Root) Adopted(ctx context.Context) ([]string, error) {
 	var files []string
 	var problems []error
 	err := r.walk(ctx, func(ref Ref) {
-		names, err := r.b.List(ctx, nameOf(ref))
-		if err != nil {
-			problems = append(problems, disk.Gone(err))
-		}
-		for _, file := range names {
-			rank := -1
-			if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || file != indexFile(rank) || slices.Contains(names, dataFile(rank)) {
-				continue
-			}
-			data, err := r.readFile(ctx, ref, file)
-			if errors.Is(err, fs.ErrNotExist) {
-				continue // its checkpoint was removed just now
-			}
-			var x index
-			if err == nil {
-				x, err = decodeIndex(data)
-			}
-			if err != nil {
-				problems = append(problems, fmt.Errorf("%s: %w", r.path(ref, file), err))
-			} else if x.adopted() {
-				for _, f := range x.files {
-					files = append(files, f.Name)
-				}
-			}
-		}
+		some, err := r.adoptedBy(ctx, ref)
+		files, problems = append(files, some...), append(problems, err)
 	})
 	if err = errors.Join(append(problems, err)...); err != nil {
 		return nil, fmt.Errorf("list the adopted files of %s: %w", r.Dir(), err)

@@ -32,6 +32,10 @@ func play(role string) error {
 		return cutAndDie(ctx)
 	case "views":
 		return breakViews(ctx)
+	case "train":
+		return train(ctx)
+	case "backup":
+		return backupAndDie(ctx)
 	case "recover":
 		return recoverAndDie(ctx)
 	case "actor":

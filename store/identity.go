@@ -20,6 +20,17 @@ type identity struct {
 	// newest first, and the sequence at which its log ended then.
 	Formerly  []string `json:"formerly,omitempty"`
 	Recovered uint64   `json:"recovered,omitempty"`
+	// Copy names a backup or a restored store: Store is the identity that its log
+	// has, which it shares with the one that it was made of.
+	Copy string `json:"copy,omitempty"`
+}
+
+// runtime names the directory of sockets: those of a copy are its own.
+func (id identity) runtime() string {
+	if id.Copy != "" {
+		return id.Copy
+	}
+	return id.Store
 }
 
 const product = "ckptstore"
@@ -43,6 +54,11 @@ func recovering(dir string) error {
 func identityIn(dir string) (identity, error) {
 	path := filepath.Join(dir, "store.json")
 	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		if cut := unfinished(dir); cut != nil {
+			return identity{}, cut
+		}
+	}
 	if errors.Is(err, os.ErrNotExist) && hasData(dir) {
 		return identity{}, fmt.Errorf("%w in %s: store.json is not there, and data/ is: restore that file from a backup, or run `ckptstore recover --store %s`; `ckptstore ls --offline` lists the checkpoints", ErrNoStore, dir, dir)
 	}

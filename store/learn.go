@@ -46,6 +46,9 @@ func (s *Store) learnOne(ctx context.Context, c projections.Checkpoint, o storag
 	if err != nil {
 		return storage.Report{}, err
 	}
+	if s.backup != nil {
+		return s.Data.VerifyWith(ctx, RefOf(c), digest, storage.VerifyOptions{Progress: o.Progress, Together: o.Together})
+	}
 	o.Recorded = map[string]plan.Digest{}
 	for _, a := range c.Attachments {
 		if o.Recorded[a.Name], err = plan.ParseDigest(a.Digest); err != nil {

@@ -25,7 +25,7 @@ type openedLog struct {
 func openLog(ctx context.Context, s *Store, dir string, listen *jetlog.Listen) (o openedLog, err error) {
 	// A server would make a new log, and then miss the events.
 	if _, err = os.Stat(filepath.Join(dir, "log")); err != nil {
-		return o, fmt.Errorf("%w: its log is not there: %w: restore log/ from a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
+		return o, fmt.Errorf("%w: its log is not there: %w: `ckptstore restore` a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
 	}
 	if err = settleCut(dir, nil); err != nil {
 		return o, err

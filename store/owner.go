@@ -109,6 +109,7 @@ func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
 		Dial: o.dialLog, Logger: o.store.opts.Logger, Archive: archiveDir(o.dir),
 		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit, Deciding: o.store.ballast().release, Down: o.down,
+		ReadOnly: o.store.backup,
 	})
 	if err != nil {
 		return err
@@ -273,9 +274,11 @@ func (o *owner) close() error {
 
 func (o *owner) giveBack() error {
 	o.cancel()
-	if s := o.store; s.study != nil {
-		s.study.stop()
+	if s := o.store; s.scrub != nil {
 		s.scrub.stop()
+		if s.study != nil { // not of a backup
+			s.study.stop()
+		}
 	}
 	if o.done != nil {
 		<-o.done

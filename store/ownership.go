@@ -79,7 +79,9 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	kept.Go(func() { s.ballast().keep(life) })
 	kept.Go(func() { w.watch(life, s) })
 	kept.Go(func() { w.keepEnd(life, s) })
-	kept.Go(func() { w.keepSealed(life, s) })
+	if s.backup == nil { // a copy stays as it was made
+		kept.Go(func() { w.keepSealed(life, s) })
+	}
 	kept.Go(func() { w.settler.keep(life, settleEvery) })
 	w.unload = func() {
 		cancel()

@@ -31,6 +31,9 @@ func (r *recovery) places() error {
 		return err
 	}
 	r.dir, r.data = dir, filepath.Join(dir, "data")
+	if r.From == "" && (exists(filepath.Join(dir, backupName)) || exists(filepath.Join(dir, restoreName))) {
+		return fmt.Errorf("%w, or one that did not end: recover it into another directory, with --from %s", ErrBackup, dir)
+	}
 	if r.From == "" {
 		return nil
 	}

@@ -142,16 +142,25 @@ func unpaced(ctx context.Context, _ int64) error { return ctx.Err() }
 
 // repairReceipt writes the receipt that the log's event calls for.
 func repairReceipt(ctx context.Context, s *Store, log *jetlog.Log, c projections.Checkpoint) error {
-	digest, err := plan.ParseDigest(c.Manifest)
+	receipt, err := receiptOf(ctx, s.ID, log, c)
 	if err != nil {
 		return err
 	}
+	return s.Data.WriteReceipt(ctx, RefOf(c), receipt)
+}
+
+// receiptOf is the receipt of a committed checkpoint, as the log says.
+func receiptOf(ctx context.Context, store string, log *jetlog.Log, c projections.Checkpoint) (storage.Receipt, error) {
+	digest, err := plan.ParseDigest(c.Manifest)
+	if err != nil {
+		return storage.Receipt{}, err
+	}
 	r, err := log.At(ctx, c.CommittedSeq)
 	if err != nil {
-		return fmt.Errorf("the event that commits it: %w", err)
+		return storage.Receipt{}, fmt.Errorf("the event that commits it: %w", err)
 	}
-	return s.Data.WriteReceipt(ctx, RefOf(c), storage.Receipt{
-		Store: s.ID, Run: c.Run, Trial: c.Trial, Checkpoint: c.ID, Name: c.Name, Step: c.Step, Attempt: c.Attempt,
+	return storage.Receipt{
+		Store: store, Run: c.Run, Trial: c.Trial, Checkpoint: c.ID, Name: c.Name, Step: c.Step, Attempt: c.Attempt,
 		Sequence: r.Sequence, Event: r.ID, Manifest: digest, CommittedAt: r.Time,
-	})
+	}, nil
 }

@@ -122,7 +122,7 @@ func compareReceipt(ctx context.Context, s *Store, log *jetlog.Log, r storage.Re
 	if IsURL(s.Location) {
 		where, offline = "the server's stream "+jetlog.Stream, filepath.Dir(s.DataDir)
 	}
-	return fmt.Errorf("%w: the log was rolled back: by %s, event %d is %s, which commits %s@%s; %s: restore %s from a backup, or run `ckptstore recover`, which makes a log of the receipts; to go on without that checkpoint, move its directory away; `ckptstore ls --offline --store %s` reads the checkpoints",
+	return fmt.Errorf("%w: the log was rolled back: by %s, event %d is %s, which commits %s@%s; %s: restore %s from a backup, or run `ckptstore recover`, which makes a log of the receipts; a copy that was not made by `ckptstore backup` looks like this too; to go on without that checkpoint, move its directory away; `ckptstore ls --offline --store %s` reads the checkpoints",
 		ErrDamaged, filepath.Join(s.DataDir, r.Ref.String(), storage.ReceiptFile), r.Sequence, r.Event, r.Run, r.Checkpoint, has, where, offline)
 }
 

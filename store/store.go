@@ -14,6 +14,8 @@
 //	                 memory while its file system fails
 //	  blobs/         event bodies that are too large for the log
 //	  data/          checkpoints: see package storage
+//	  logs/          what workers printed
+//	  backup.json    of a backup: it is only read; see [Store.Backup]
 //
 // Every process that opens a directory runs the same loop: take LOCK and own
 // the store, or connect to the owner. When the owner goes, one of the
@@ -101,11 +103,13 @@ type Store struct {
 	Data     *storage.Root
 	Blobs    *Blobs
 	Runtime  string // private directory for sockets of this store
+	place    string // its name: a copy of a store has another
 	DataDir  string
 
 	runtime   *heldRuntime
 	formerly  []string // its identities before it was recovered
 	recovered uint64   // where its log ended then
+	backup    error    // [ErrBackup], of one; it is not written to
 
 	opts    Options
 	cutting cutting  // of the log, while this process owns it
@@ -157,7 +161,12 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.runtime, err = holdRuntime(s.ID); err != nil {
+	if s.backup = backedUp(dir); s.backup != nil {
+		if !errors.Is(s.backup, ErrBackup) || o.Listen != nil {
+			return nil, fmt.Errorf("open store: %w", s.backup)
+		}
+	}
+	if s.runtime, err = holdRuntime(s.place); err != nil {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
 	s.Runtime = s.runtime.dir
@@ -166,7 +175,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, errors.Join(err, s.owner.close(), s.runtime.release())
 	}
 	s.warnOfDamage()
-	s.study = startLearner(s, learnAfter)
+	if s.backup == nil {
+		s.study = startLearner(s, learnAfter)
+	}
 	s.scrub = startScrubber(s, scrubAfter, scrubEvery)
 	return s, nil
 }
@@ -177,7 +188,12 @@ func closedStore(dir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{ID: id.Store, Location: dir, opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
+	return closedStoreOf(dir, id, o)
+}
+
+// closedStoreOf is closedStore for a directory whose store.json says id, or will.
+func closedStoreOf(dir string, id identity, o Options) (*Store, error) {
+	s := &Store{ID: id.Store, Location: dir, place: id.runtime(), opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
 	if o.cutting != nil {
 		s.cutting = *o.cutting
 	}
@@ -210,6 +226,9 @@ func OpenData(location string) (*storage.Root, error) {
 	if isURL {
 		return nil, fmt.Errorf("%w: %s is a server: give the directory of the store's data", ErrLocation, jetlog.Redacted(location))
 	}
+	if err := unfinished(location); err != nil {
+		return nil, fmt.Errorf("open data: %w", err)
+	}
 	dir := filepath.Join(location, "data")
 	_, err = os.Stat(dir)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
@@ -240,7 +259,7 @@ func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
 	created, _, err := l.Open(ctx)
 	switch {
 	case errors.Is(err, jetlog.ErrNoLog):
-		return fmt.Errorf("%w: its log holds no event: restore log/ from a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged)
+		return fmt.Errorf("%w: its log holds no event: `ckptstore restore` a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged)
 	case errors.Is(err, jetlog.ErrForeign):
 		return fmt.Errorf("%w: %w", ErrForeign, err)
 	case err != nil:

@@ -58,7 +58,7 @@ func Locate(ctx context.Context, o Options) (Whereabouts, error) {
 	if err != nil {
 		return Whereabouts{}, err
 	}
-	runtime, err := runtimeDir(id.Store)
+	runtime, err := runtimeDir(id.runtime())
 	if err != nil {
 		return Whereabouts{}, fmt.Errorf("find the store %s: %w", dir, err)
 	}

@@ -60,6 +60,14 @@ func (b *bar) set(bytes int64) {
 	fmt.Fprintf(b.to, "\r\x1b[K%s  %s of %s  %s/s  %v left", b.what, bytesize.Text(bytes), bytesize.Text(b.total), bytesize.Text(int64(rate)), max(0, left))
 }
 
+// setOf is set where the sum becomes known on the way.
+func (b *bar) setOf(bytes, total int64) {
+	b.mu.Lock()
+	b.total = total
+	b.mu.Unlock()
+	b.set(bytes)
+}
+
 func (b *bar) done() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

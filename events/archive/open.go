@@ -98,6 +98,9 @@ func (a *Archive) Close() error {
 	return errors.Join(err, a.heads.close())
 }
 
+// Segments are the segments of the archive, in order.
+func (a *Archive) Segments() []Segment { return slices.Clone(a.segments) }
+
 // End is the last message, and the digest that stands for all.
 func (a *Archive) End() Link { return a.end }
 

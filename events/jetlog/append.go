@@ -35,6 +35,9 @@ func (l *Log) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error
 	if len(facts) == 0 {
 		return nil, nil
 	}
+	if l.opts.ReadOnly != nil {
+		return nil, fmt.Errorf("append %s: %w", facts[0].Kind, l.opts.ReadOnly)
+	}
 	if l.opts.Admit != nil {
 		if err := l.opts.Admit(); err != nil {
 			return nil, fmt.Errorf("append %s to the log at %s: %w", facts[0].Kind, l.opts.where(), err)

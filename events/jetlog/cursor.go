@@ -122,6 +122,9 @@ func (c *Cursor) Sequence() uint64 {
 // return. [ErrCursorMoved] says that this subscriber is not the only one.
 // Other errors are safe to retry.
 func (c *Cursor) Move(ctx context.Context, sequence uint64) error {
+	if c.l.opts.ReadOnly != nil {
+		return fmt.Errorf("move cursor %q: %w", c.name, c.l.opts.ReadOnly)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ctx, cancel := deadline(ctx, DefaultAppend)

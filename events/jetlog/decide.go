@@ -20,6 +20,9 @@ import (
 // the log or not. Deciding the same event again, with the same after, is safe
 // and returns the sequence that it has, however long ago it was stored.
 func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error) {
+	if l.opts.ReadOnly != nil {
+		return 0, fmt.Errorf("decide %s: %w", d.Kind, l.opts.ReadOnly)
+	}
 	if _, err := check(d.Event); err != nil {
 		return 0, fmt.Errorf("decide %s: %w", d.Kind, err)
 	}

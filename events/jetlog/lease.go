@@ -73,6 +73,9 @@ func (l *Log) acquire(ctx context.Context, name string, holder []byte, term time
 	if name == "" || term < time.Millisecond {
 		return nil, fmt.Errorf("acquire lease %q for %s: it needs a name and a term", name, term)
 	}
+	if l.opts.ReadOnly != nil {
+		return nil, fmt.Errorf("acquire lease %q: %w", name, l.opts.ReadOnly)
+	}
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
 	lease := &Lease{l: l, name: name, value: leaseValue{Token: nuid.Next(), Holder: holder, TermMS: term.Milliseconds()}}

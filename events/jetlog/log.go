@@ -95,6 +95,9 @@ type Options struct {
 	// Admit, when set, is asked before facts are appended. Its error refuses
 	// them, as when the disk is nearly full; decisions pass.
 	Admit func() error
+	// ReadOnly, when set, is the error of every append, decision, lease and move of
+	// a cursor.
+	ReadOnly error
 	// Deciding, when set, is called before each decision is appended, so that
 	// room can be made for it. It refuses nothing.
 	Deciding func()

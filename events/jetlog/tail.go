@@ -235,10 +235,15 @@ func (l *Log) tailInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
 		// It was sealed, and another continues it. To a server of its own, which never
 		// does that, this client may not be allowed to ask.
 		found, ferr := l.js.StreamNameBySubject(ctx, events.Filter)
+		if ferr != nil && !errors.Is(ferr, jetstream.ErrStreamNotFound) {
+			return nil, ferr // the connection broke: the owner is cutting again, or gone
+		}
 		if ferr != nil || found == name || !IsTail(found) {
 			return nil, err
 		}
-		s, err = l.js.Stream(ctx, found)
+		if s, err = l.js.Stream(ctx, found); errors.Is(err, jetstream.ErrStreamNotFound) {
+			return nil, fmt.Errorf("stream %s was cut: %w", found, errAgain)
+		}
 	}
 	if err != nil {
 		return nil, err

@@ -1,0 +1,281 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/storage"
+)
+
+// errVanished says that files of a checkpoint were removed while it was copied.
+var errVanished = errors.New("its files are gone")
+
+// copier copies files that are never written to again. A copy gets its name when its
+// bytes are durable, and the time of the original, by which a second run knows what
+// is there. Hard links among the originals are hard links among the copies. Its
+// methods may be called concurrently.
+type copier struct {
+	link bool        // hard-link the originals instead
+	tell func(int64) // told of bytes that are done; nil: nobody
+
+	mu     sync.Mutex
+	copies map[fileKey]*copied
+	sum    copySum
+}
+
+// copySum counts what a copier did.
+type copySum struct {
+	Files  int   `json:"files"`
+	Bytes  int64 `json:"bytes"`  // written or shared by the filesystem
+	Linked int   `json:"linked"` // files that got another name only
+	Kept   int   `json:"kept"`   // files that were there already
+}
+
+// fileKey tells files with several names apart. An inode's number may be given to
+// another file when it is removed: size and time tell that one apart.
+type fileKey struct {
+	device, inode  uint64
+	size, modified int64
+}
+
+// copied is where the copy of a file with several names is.
+type copied struct {
+	mu   sync.Mutex
+	path string
+}
+
+func newCopier(link bool, tell func(int64)) *copier {
+	if tell == nil {
+		tell = func(int64) {}
+	}
+	return &copier{link: link, tell: tell, copies: map[fileKey]*copied{}}
+}
+
+// count adds to the sum.
+func (c *copier) count(add func(*copySum)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	add(&c.sum)
+}
+
+// checkpoint copies the directory of a checkpoint, its receipt last. It is
+// [errVanished] if a file or all of it goes away meanwhile.
+func (c *copier) checkpoint(ctx context.Context, from, to string) error {
+	entries, err := os.ReadDir(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %w", errVanished, err)
+	}
+	if err == nil {
+		err = os.MkdirAll(to, 0o700)
+	}
+	if err != nil {
+		return err
+	}
+	receipt := false
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case strings.HasSuffix(name, partialSuffix):
+		case name == storage.ReceiptFile:
+			receipt = true
+		default:
+			if err := c.file(ctx, filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := syncDir(to); err != nil || !receipt {
+		return err
+	}
+	if err := c.file(ctx, filepath.Join(from, storage.ReceiptFile), filepath.Join(to, storage.ReceiptFile)); err != nil {
+		return err
+	}
+	return syncDir(to)
+}
+
+// partialSuffix ends the name of a file that is being written: see package storage.
+const partialSuffix = ".tmp"
+
+// tree copies all files below a directory, but those that are being written. A
+// directory that is not there has none.
+func (c *copier) tree(ctx context.Context, from, to string) error {
+	entries, err := os.ReadDir(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = os.MkdirAll(to, 0o700)
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		source, target := filepath.Join(from, e.Name()), filepath.Join(to, e.Name())
+		switch {
+		case strings.HasPrefix(e.Name(), tempPrefix), strings.HasSuffix(e.Name(), partialSuffix):
+			continue
+		case e.IsDir():
+			err = c.tree(ctx, source, target)
+		default:
+			err = c.file(ctx, source, target)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return syncDir(to)
+}
+
+// file copies one file.
+func (c *copier) file(ctx context.Context, from, to string) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	// A pipe does not wait for its writer.
+	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %w", errVanished, err)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }() // it was only read
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.Mode().IsRegular() {
+		return fmt.Errorf("copy %s: it is not a regular file (%v): a store has none such; move it away", from, info.Mode().Type())
+	}
+	there, err := os.Lstat(to)
+	same := err == nil && there.Mode().IsRegular() && there.Size() == info.Size() && there.ModTime().Equal(info.ModTime())
+	if st.Nlink > 1 && !c.link {
+		l := c.copyOf(fileKey{st.Dev, st.Ino, info.Size(), info.ModTime().UnixNano()}) //nolint:unconvert // another type elsewhere
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !same && l.path != "" {
+			err := relink(l.path, to)
+			if err == nil {
+				c.tell(info.Size())
+				c.count(func(s *copySum) { s.Linked++ })
+				return nil
+			}
+			// Its directory may be gone, or it has all the names that it may have.
+			if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EMLINK) {
+				return err
+			}
+		}
+		defer func() {
+			if same {
+				l.path = to
+			}
+		}()
+	}
+	if same {
+		c.tell(info.Size())
+		c.count(func(s *copySum) { s.Kept++ })
+		return nil
+	}
+	if c.link {
+		err := relink(from, to)
+		if err == nil {
+			c.tell(info.Size())
+			c.count(func(s *copySum) { s.Linked++ })
+			return nil
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%w: %w", errVanished, err)
+		}
+		if !errors.Is(err, unix.EMLINK) {
+			return fmt.Errorf("%w: links need one filesystem and the rights to the files: leave --link out", err)
+		}
+	}
+	if err := c.write(ctx, in, info, to); err != nil {
+		return fmt.Errorf("copy %s: %w", from, err)
+	}
+	same = true
+	c.count(func(s *copySum) { s.Files++; s.Bytes += info.Size() })
+	return nil
+}
+
+func (c *copier) copyOf(key fileKey) *copied {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l := c.copies[key]
+	if l == nil {
+		l = &copied{}
+		c.copies[key] = l
+	}
+	return l
+}
+
+// relink gives a file another name, in the place of what has it.
+func relink(from, to string) error {
+	err := os.Link(from, to)
+	if errors.Is(err, fs.ErrExist) {
+		if err = os.Remove(to); err == nil {
+			err = os.Link(from, to)
+		}
+	}
+	return err
+}
+
+// write copies the bytes: the filesystem shares them where it can.
+func (c *copier) write(ctx context.Context, in *os.File, info fs.FileInfo, to string) (err error) {
+	temp := to + partialSuffix
+	if err := removed(temp); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, info.Mode().Perm()|0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, removed(temp))
+		}
+	}()
+	if unix.IoctlFileClone(int(out.Fd()), int(in.Fd())) == nil {
+		c.tell(info.Size())
+	} else {
+		err = c.stream(ctx, out, in, info.Size())
+	}
+	if err == nil {
+		err = out.Sync()
+	}
+	if err = errors.Join(err, out.Close()); err != nil {
+		return err
+	}
+	if err := os.Chtimes(temp, info.ModTime(), info.ModTime()); err != nil {
+		return err
+	}
+	return os.Rename(temp, to)
+}
+
+// copyPiece is how many bytes are copied between two looks at the context.
+const copyPiece = 32 << 20
+
+func (c *copier) stream(ctx context.Context, out, in *os.File, size int64) error {
+	for left := size; left > 0; {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		n, err := io.CopyN(out, in, min(left, copyPiece))
+		left -= n
+		c.tell(n)
+		if err != nil {
+			return err // also io.EOF: it was cut meanwhile
+		}
+	}
+	return nil
+}

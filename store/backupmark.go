@@ -1,0 +1,166 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// ErrBackup says that a directory is a backup: it can be read, and not written to.
+var ErrBackup = errors.New("this is a backup")
+
+// A backup and a restore write a mark first and store.json last. A directory with
+// a mark and without store.json is unfinished, and no command takes it for a store.
+//
+//	DIR/backup.json    stays: with store.json, DIR is a backup, which is only read
+//	DIR/restore.json   is removed at the end
+const (
+	backupName  = "backup.json"
+	restoreName = "restore.json"
+)
+
+// copyMark is backup.json or restore.json.
+type copyMark struct {
+	Product string    `json:"product"`
+	Store   string    `json:"store"` // identity of the store that is copied
+	From    string    `json:"from"`  // the directory that is read
+	Begun   time.Time `json:"begun"`
+	// Of a backup that is whole: the end of its log, and what it lists.
+	Whole       bool      `json:"whole"`
+	Made        time.Time `json:"made,omitzero"`
+	Sequence    uint64    `json:"sequence,omitempty"`
+	Event       string    `json:"event,omitempty"` // ID of that event
+	Checkpoints int       `json:"checkpoints"`
+	Incomplete  int       `json:"incomplete,omitempty"` // checkpoints that lacked files in the store already
+}
+
+// readCopyMark reads a mark. Without one, the error is [os.ErrNotExist].
+func readCopyMark(path string) (m copyMark, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return m, err
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		return m, fmt.Errorf("%w: %s is not valid JSON: %w; make the copy again in another directory", ErrDamaged, path, err)
+	}
+	if m.Product != product || m.Store == "" {
+		return m, fmt.Errorf("%w: %s was not written by %s", ErrForeign, path, product)
+	}
+	return m, nil
+}
+
+func writeCopyMark(path string, m copyMark) error {
+	text, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writeDurable(path, append(text, '\n'))
+}
+
+// unfinished is an error if a backup or a restore into dir did not end.
+func unfinished(dir string) error {
+	if exists(filepath.Join(dir, "store.json")) {
+		return nil
+	}
+	for name, how := range map[string]string{
+		backupName:  "a backup into it did not end: run the same `ckptstore backup` again, which finishes it, or remove the directory",
+		restoreName: "a restore into it did not end: run the same `ckptstore restore` again, which finishes it, or remove the directory",
+	} {
+		if exists(filepath.Join(dir, name)) {
+			return fmt.Errorf("%w in %s: %s", ErrNoStore, dir, how)
+		}
+	}
+	return nil
+}
+
+// backedUp is [ErrBackup] if dir is a backup, with the next step.
+func backedUp(dir string) error {
+	m, err := readCopyMark(filepath.Join(dir, backupName))
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("%w of store %s: %s is not written to: `ckptstore restore %s --store NEW` makes a store of it", ErrBackup, m.Store, dir, dir)
+}
+
+// destination is a directory that a backup or a restore writes.
+type destination struct {
+	dir  string
+	mark copyMark
+	name string // of the mark
+	lock *os.File
+}
+
+// openDestination takes dir, which is absent, empty, or what the same command left
+// when it was cut. from is the store or backup that is read.
+func openDestination(dir, name string, mark copyMark) (_ *destination, err error) {
+	path := filepath.Join(dir, name)
+	here, err := readCopyMark(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		if err := emptyPlace(dir); err != nil {
+			return nil, err
+		}
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+	case err != nil:
+		return nil, err
+	case exists(filepath.Join(dir, "store.json")):
+		return nil, fmt.Errorf("%w: %s has a copy of store %s, made on %s: choose another directory", ErrExists, dir, here.Store, here.Made.Local().Format(time.DateTime))
+	case here.Store != mark.Store || here.From != mark.From:
+		return nil, fmt.Errorf("%w: %s has an unfinished copy of store %s from %s: finish that, remove the directory, or choose another", ErrExists, dir, here.Store, here.From)
+	default:
+		mark.Begun = here.Begun
+	}
+	lock, err := tryLock(dir)
+	if err == nil && lock == nil {
+		err = fmt.Errorf("%w: another process writes to %s: wait for it or end it", ErrLocked, dir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	d := &destination{dir: dir, mark: mark, name: name, lock: lock}
+	if err := errors.Join(writeCopyMark(path, mark), syncDir(filepath.Dir(dir))); err != nil {
+		return nil, errors.Join(err, d.close())
+	}
+	return d, nil
+}
+
+func (d *destination) close() error { return unlock(d.lock) }
+
+// emptyPlace wants a directory that is absent or empty.
+func emptyPlace(dir string) error {
+	entries, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case errors.Is(err, syscall.ENOTDIR):
+		return fmt.Errorf("%w: %s is a file: name a directory", ErrNotEmpty, dir)
+	case err != nil:
+		return err
+	case exists(filepath.Join(dir, "store.json")):
+		return fmt.Errorf("%w: %s has a store: choose an empty or a new directory", ErrExists, dir)
+	}
+	for _, e := range entries {
+		if e.Name() != lockName { // of a copy that was cut before its mark
+			return fmt.Errorf("%s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, e.Name())
+		}
+	}
+	return nil
+}
+
+// apart refuses two directories that are one, or lie in each other.
+func apart(from, to string) error {
+	a, b := resolved(from), resolved(to)
+	if within(a, b) || within(b, a) {
+		return fmt.Errorf("%w: %s and %s lie in each other: choose a directory beside", ErrLocation, from, to)
+	}
+	return nil
+}
