@@ -164,6 +164,8 @@ func closedStore(dir string, o Options) (*Store, error) {
 	s := &Store{ID: id.Store, Location: dir, Runtime: runtime, opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
 	if o.cutting != nil {
 		s.cutting = *o.cutting
+	} else if s.cutting, err = cuttingByEnv(s.cutting); err != nil {
+		return nil, err
 	}
 	return s, s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs"))
 }
