@@ -140,7 +140,7 @@ func (s *storm) judgeCommand(what string, state *os.ProcessState, asked bool, ou
 	}
 	status, _ := state.Sys().(syscall.WaitStatus)
 	switch code := status.ExitStatus(); {
-	case code == 0: // the error is that of the context which ended it
+	case code == 0, asked && code == 130: // the error is that of the context which ended it
 	case status.Signaled() && (status.Signal() == syscall.SIGKILL || status.Signal() == syscall.SIGTERM):
 		if !asked && !s.wasSent(state.Pid(), s.began, syscall.SIGKILL, syscall.SIGTERM) {
 			s.find("ckptstore %s, process %d, ended with %s, which nobody sent", what, state.Pid(), status.Signal())

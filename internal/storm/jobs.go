@@ -112,7 +112,8 @@ func (s *storm) ended(r *trainedRun, cmd *exec.Cmd, more int, began time.Time, e
 	explained := false
 	switch {
 	case status.Signaled():
-		explained = status.Signal() == syscall.SIGKILL && s.wasSent(pid, began, syscall.SIGKILL)
+		// Of SIGTERM and SIGUSR1 a trainer dies while it is only being started.
+		explained = s.wasSent(pid, began, status.Signal())
 	case status.ExitStatus() == 0:
 		explained = more > 0
 	case status.ExitStatus() == 75, status.ExitStatus() == 128+int(syscall.SIGTERM), status.ExitStatus() == 128+int(syscall.SIGUSR1):
