@@ -279,12 +279,16 @@ func (w *relog) check(ctx context.Context) error {
 	return nil
 }
 
-// syncTree syncs every file and directory below dir, and dir.
+// syncTree syncs every file and directory below dir, and dir. A server that was shut
+// down may still be removing files that it does not need.
 func syncTree(dir string) error {
-	return filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return err
+	return filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err == nil {
+			err = syncDir(path) // a file is synced in the same way
 		}
-		return syncDir(path) // a file is synced in the same way
+		if path != dir && errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
 	})
 }

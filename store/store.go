@@ -9,7 +9,7 @@
 //	  owner.json     who the owner is, and where its sockets and its port are
 //	  end.json       where the log ended: it is not shorter
 //	  read.json      how far the log was read, and what was found
-//	  log/           the embedded NATS server's streams
+//	  log/           the log: the embedded NATS server's streams, and its archive
 //	  views/         projections; may be deleted, is rebuilt from the log
 //	  blobs/         event bodies that are too large for the log
 //	  data/          checkpoints: see package storage

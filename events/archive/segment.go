@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"github.com/zeebo/blake3"
@@ -127,7 +128,7 @@ func (o *file) frame(x index, i int) (messages []Message, err error) {
 // must be what was sealed, and the segment must follow after. Errors:
 // [ErrDamaged], [ErrForeign].
 func Verify(path, store string, after Link) (Link, error) {
-	s, ok := parseSegment("", pathBase(path))
+	s, ok := parseSegment("", filepath.Base(path))
 	if !ok {
 		return Link{}, fmt.Errorf("%s is not the name of a segment", path)
 	}

@@ -1,0 +1,164 @@
+package jetlog
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/archive"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Raw yields what the server stores, byte for byte: also headers that another client
+// library has written in another order, and without a space.
+func TestRawIsWhatIsStored(t *testing.T) {
+	l, s := newLog(t)
+	if _, err := l.Append(t.Context(), factsOf(t, 3000)...); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := s.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	go func() { _, _ = io.Copy(io.Discard, conn) }()
+	heads := "NATS/1.0\r\nzz: last\r\nNats-Msg-Id:odd\r\naa:  first \r\n\r\n"
+	body := "{}"
+	text := "CONNECT {\"headers\":true,\"verbose\":false}\r\nHPUB ckpt.a.main.r0.odd.one " + strconv.Itoa(len(heads)) + " " + strconv.Itoa(len(heads)+len(body)) + "\r\n" + heads + body + "\r\nPUB ckpt.a.main.r0.odd.bare 0\r\n\r\nPING\r\n"
+	if _, err := conn.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	last := uint64(0)
+	for last < 3003 {
+		if last, err = l.Last(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := uint64(1)
+	for m, err := range l.Raw(t.Context(), 1, last) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := l.getStored(t.Context(), Stream, msgGet{Seq: next})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Sequence != next || m.Subject != want.Subject || !bytes.Equal(m.Header, want.Headers) || !bytes.Equal(m.Data, want.Data) || !m.Time.Equal(want.Time) {
+			t.Fatalf("message %d is %+v, want %+v", next, m, want)
+		}
+		next++
+	}
+	if next != last+1 {
+		t.Fatalf("it ends before message %d of %d", next, last)
+	}
+	for m, err := range l.Raw(t.Context(), last-1, last-1) {
+		if err != nil || string(m.Header) != heads {
+			t.Fatalf("headers %q, %v, want %q", m.Header, err, heads)
+		}
+	}
+}
+
+// cutLog seals all of a log and makes the server that continues it, in another
+// directory.
+func cutLog(t *testing.T, l *Log, store string) (next *Server, sealedIn string, link archive.Link) {
+	t.Helper()
+	dir := t.TempDir()
+	last, err := l.Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	like, err := l.TailConfig(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	had, err := l.Sealed(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if link, err = archive.Seal(dir, store, had, archive.DefaultLimits, l.Raw(t.Context(), had.Last+1, last)); err != nil {
+		t.Fatal(err)
+	}
+	if err := archive.Extend(dir, store, had, link); err != nil {
+		t.Fatal(err)
+	}
+	next = startServer(t, filepath.Join(t.TempDir(), "next"))
+	made := connectTo(t, Options{Dial: dial(next)})
+	if err := made.CreateTail(t.Context(), store, link, like); err != nil {
+		t.Fatal(err)
+	}
+	return next, dir, link
+}
+
+// What was made for one tail is refused by the next: a decision in a lane that has no
+// message in either has the same expectation in both.
+func TestAppendForAnotherTail(t *testing.T) {
+	l, _ := newLog(t)
+	if _, err := l.Append(t.Context(), factsOf(t, 10)...); err != nil {
+		t.Fatal(err)
+	}
+	next, dir, link := cutLog(t, l, l.store)
+	n := connectTo(t, Options{Dial: dial(next), Archive: dir})
+	if _, _, err := n.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d := begun(t, "step-1")
+	_, err := n.publishTo(t.Context(), Stream, message(d.Event), jetstream.WithExpectLastSequenceForSubject(0, events.Aggregate{Run: d.Scope.Run, Trial: d.Scope.Trial}.Lane()))
+	if !errors.Is(err, errAgain) {
+		t.Fatalf("a decision for %s in %s: %v", Stream, TailName(link.Last), err)
+	}
+	if last, err := n.Last(t.Context()); err != nil || last != link.Last {
+		t.Fatalf("the log ends at %d, %v, want %d", last, err, link.Last)
+	}
+	if seq, err := n.Decide(t.Context(), d, 0); err != nil || seq != link.Last+1 {
+		t.Fatalf("the decision has sequence %d, %v, want %d", seq, err, link.Last+1)
+	}
+}
+
+// A stream that says of itself what cannot be, or that lost where it begins, is
+// refused.
+func TestTailsThatLie(t *testing.T) {
+	l, _ := newLog(t)
+	if _, err := l.Append(t.Context(), factsOf(t, 10)...); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*jetstream.StreamConfig)
+		is     error
+	}{
+		{"no metadata", func(c *jetstream.StreamConfig) { c.Metadata = nil }, ErrUnsafe},
+		{"another end", func(c *jetstream.StreamConfig) { c.Metadata[metaSealed] = "7" }, ErrUnsafe},
+		{"a digest that is none", func(c *jetstream.StreamConfig) { c.Metadata[metaDigest] = "ab" }, ErrUnsafe},
+		{"another digest", func(c *jetstream.StreamConfig) { c.Metadata[metaDigest] = strings.Repeat("0", 64) }, ErrGap},
+		{"another store", func(c *jetstream.StreamConfig) { c.Metadata[metaStore] = "other" }, ErrGap},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			next, dir, link := cutLog(t, l, l.store)
+			n := connectTo(t, Options{Dial: dial(next), Archive: dir})
+			stream, err := n.js.Stream(t.Context(), TailName(link.Last))
+			if err != nil {
+				t.Fatal(err)
+			}
+			config := stream.CachedInfo().Config
+			c.change(&config)
+			if _, err := n.js.UpdateStream(t.Context(), config); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := n.Open(t.Context()); !errors.Is(err, c.is) {
+				t.Errorf("open: %v, want %v", err, c.is)
+			}
+		})
+	}
+	t.Run("without the archive", func(t *testing.T) {
+		next, _, _ := cutLog(t, l, l.store)
+		n := connectTo(t, Options{Dial: dial(next)})
+		if _, _, err := n.Open(t.Context()); !errors.Is(err, ErrArchive) {
+			t.Errorf("open: %v", err)
+		}
+	})
+}
