@@ -119,6 +119,22 @@ func TestAppendForAnotherTail(t *testing.T) {
 	}
 }
 
+// A server that goes while it is asked under which name the log continues has not said
+// that there is none.
+func TestOpenWhileTheServerGoes(t *testing.T) {
+	l, _ := newLog(t)
+	next, dir, _ := cutLog(t, l, l.store)
+	way := &lossy{s: next}
+	n := connectTo(t, Options{Dial: way.dial, Archive: dir})
+	way.loseNext("$JS.API.STREAM.NAMES")
+	if _, _, err := n.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if way.lost() != 1 {
+		t.Fatal("no answer was lost")
+	}
+}
+
 // A stream that says of itself what cannot be, or that lost where it begins, is
 // refused.
 func TestTailsThatLie(t *testing.T) {
