@@ -44,17 +44,30 @@ func (s *storm) stop(ctx context.Context, random *rand.Rand) {
 	}
 }
 
-// ask tells trainers to save and end, alone, or with all processes of their job as
+// ask tells jobs to save and end: the trainer alone, or every process of the job, as
 // some schedulers do.
 func (s *storm) ask(ctx context.Context, random *rand.Rand) {
-	for pause(ctx, between(random, time.Second, 5*time.Second)) {
+	for pause(ctx, between(random, 1500*time.Millisecond, 6*time.Second)) {
 		signal := syscall.SIGTERM
 		if random.IntN(2) == 0 {
 			signal = syscall.SIGUSR1
 		}
+		all := random.IntN(2) == 0
 		p, ok := s.victim(random, trainers)
-		if ok && s.send(p, trainers, signal) {
-			s.count(s.figures.Asked, trainers)
+		if !ok {
+			continue
+		}
+		if !all {
+			if s.send(p, trainers, signal) {
+				s.count(s.figures.Asked, trainers)
+			}
+			continue
+		}
+		s.count(s.figures.Asked, "every process")
+		for _, of := range s.processes() {
+			if of.run == p.run && (of.kind == trainers || of.kind == workers) {
+				s.send(of, of.kind, signal)
+			}
 		}
 	}
 }
@@ -175,14 +188,21 @@ func (s *storm) backUp(ctx context.Context, n int) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// The newest alone is kept: they share no more and more files with the store.
+	// The newest alone is kept: a copy may take as much room as the store.
 	for _, old := range s.backups {
 		_ = os.RemoveAll(old.dir)
 	}
 	s.backups = append(s.backups, backup{dir, sizes})
 }
 
-// canBackUp reports whether the program has the verb at all. It is said once if not.
+// canBackUp reports whether the program has the verb at all.
 func (s *storm) canBackUp() bool {
-	return false
+	s.verbs.Do(func() {
+		help, err := s.ckptstore(context.Background(), "--help").Output()
+		s.canBackup = err == nil && bytes.Contains(help, []byte("\n  backup "))
+		if !s.canBackup {
+			fmt.Fprintln(os.Stderr, "storm: no backup is made: ckptstore has no such verb")
+		}
+	})
+	return s.canBackup
 }

@@ -210,6 +210,6 @@ func (s *storm) calm(ctx context.Context) {
 			s.find("%d processes are left %s after the last job has ended: %v", len(left), goneLimit, left)
 			return
 		}
-		time.Sleep(50 * time.Millisecond)
+		pause(context.WithoutCancel(ctx), 50*time.Millisecond)
 	}
 }

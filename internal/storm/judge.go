@@ -56,6 +56,11 @@ func (s *storm) judgeOwned(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("check the store: %w", err)
 	}
+	if len(s.backups) == 0 && s.canBackUp() {
+		if s.backUp(ctx, -1); len(s.backups) == 0 {
+			s.find("no backup could be made, not even after the storm")
+		}
+	}
 	if s.figures.Check.Acknowledged == 0 || s.figures.Check.Listed == 0 {
 		s.find("nothing was acknowledged, or nothing is listed: the storm proves nothing")
 	}

@@ -52,6 +52,9 @@ type storm struct {
 	figures  figures
 	backups  []backup
 	cuts     map[string]bool // names of the live stream that were seen
+
+	verbs     sync.Once
+	canBackup bool
 }
 
 // figures are what a storm prints.
@@ -261,7 +264,7 @@ func (s *storm) killAll() {
 		if len(all) == 0 {
 			break
 		}
-		time.Sleep(20 * time.Millisecond)
+		pause(context.Background(), 20*time.Millisecond)
 	}
 	for _, dir := range s.staging() {
 		_ = os.RemoveAll(dir)

@@ -122,7 +122,7 @@ func (w *worker) train(ctx context.Context) error {
 				return err
 			}
 		}
-		time.Sleep(5 * time.Millisecond) // a step's computation
+		pause(ctx, 5*time.Millisecond) // a step's computation
 	}
 	return w.committed(ctx)
 }

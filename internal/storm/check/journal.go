@@ -55,7 +55,8 @@ type journals struct {
 // key names a checkpoint in a store.
 func key(run, id string) string { return run + "@" + id }
 
-// readJournals reads the journals of a directory, of each no more than its size.
+// readJournals reads the journals of a directory. Of what was written behind a
+// journal's size only the saves count: a copy of a living store may have them.
 func readJournals(dir string, sizes map[string]int64) (*journals, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 	if err != nil {
@@ -68,16 +69,20 @@ func readJournals(dir string, sizes map[string]int64) (*journals, error) {
 			return nil, err
 		}
 		name := filepath.Base(path)
+		counts := int64(len(data))
 		if sizes != nil {
-			data = data[:min(sizes[name], int64(len(data)))]
+			counts = sizes[name]
 		}
-		whole := bytes.LastIndexByte(data, '\n') + 1 // a rank was killed within what follows
+		whole, at := bytes.LastIndexByte(data, '\n')+1, int64(0) // a rank was killed within what follows
 		for text := range bytes.Lines(data[:whole]) {
 			var l Line
+			at += int64(len(text))
 			if len(bytes.TrimSpace(text)) == 0 || json.Unmarshal(text, &l) != nil {
 				continue // the beginning of a line whose writer was killed; the next is whole
 			}
-			j.add(name, l)
+			if at <= counts || l.Kind == Saving {
+				j.add(name, l)
+			}
 		}
 	}
 	return j, nil
