@@ -115,13 +115,12 @@ func (s *storm) own(ctx context.Context, store string) (stop func() error, err e
 		select {
 		case err := <-ended:
 			_ = out.Close()
-			return nil, fmt.Errorf("serve %s: ended: %v: see logs/serve.log", store, err)
+			return nil, fmt.Errorf("serve %s: ended: %w: see logs/serve.log", store, err)
 		case <-time.After(20 * time.Millisecond):
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
 			_ = cmd.Process.Kill()
-			<-ended
-			_ = out.Close()
+			_, _ = <-ended, out.Close()
 			return nil, fmt.Errorf("serve %s: does not own it after 2 minutes: see logs/serve.log", store)
 		}
 	}
@@ -134,8 +133,7 @@ func (s *storm) own(ctx context.Context, store string) (stop func() error, err e
 		case err := <-ended:
 			return err
 		case <-time.After(time.Minute):
-			_ = cmd.Process.Kill()
-			<-ended
+			_, _ = cmd.Process.Kill(), <-ended
 			return fmt.Errorf("serve %s: did not end within a minute after SIGTERM", store)
 		}
 	}, nil
