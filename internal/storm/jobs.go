@@ -196,7 +196,7 @@ func (s *storm) calm(ctx context.Context) {
 	}
 	stopCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer stop()
-	if out, err := s.ckptstore(stopCtx, "agent", "stop").CombinedOutput(); err != nil {
+	if out, err := s.command(stopCtx, filepath.Join(s.bin, "ckptstore"), "agent", "stop", "--store", s.store).CombinedOutput(); err != nil {
 		s.log("agent stop: %v: %s", err, out) // it may have ended by itself
 	}
 	deadline := time.Now().Add(goneLimit)
