@@ -227,26 +227,25 @@ func (l *Log) TailConfig(ctx context.Context) (TailConfig, error) {
 	return c, nil
 }
 
-// tailInfo asks once for the live stream under the name that it has now. Only an
-// embedded server's stream is sealed and continued by another.
+// tailInfo asks once for the live stream under the name that it has now.
 func (l *Log) tailInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
 	name := l.stream()
-	for {
-		s, err := l.js.Stream(ctx, name)
-		if err == nil {
-			return s.CachedInfo(), nil
-		}
-		if !errors.Is(err, jetstream.ErrStreamNotFound) {
-			return nil, err
-		}
+	s, err := l.js.Stream(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		// It was sealed, and another continues it. Only an embedded server does that.
 		found, ferr := l.js.StreamNameBySubject(ctx, events.Filter)
 		if ferr != nil && !errors.Is(ferr, jetstream.ErrStreamNotFound) {
-			// The server went in between: whether there is a stream is not known.
-			return nil, ferr
+			return nil, ferr // the connection broke: the owner is cutting again, or gone
 		}
 		if ferr != nil || found == name || !IsTail(found) {
 			return nil, err
 		}
-		name = found // unless it is cut again meanwhile
+		if s, err = l.js.Stream(ctx, found); errors.Is(err, jetstream.ErrStreamNotFound) {
+			return nil, fmt.Errorf("stream %s was cut: %w", found, errAgain)
+		}
 	}
+	if err != nil {
+		return nil, err
+	}
+	return s.CachedInfo(), nil
 }

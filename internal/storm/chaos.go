@@ -89,7 +89,7 @@ func (s *storm) disturb(ctx context.Context, random *rand.Rand) {
 	for n := 0; pause(ctx, between(random, 200*time.Millisecond, 3*time.Second)); n++ {
 		switch what := oneOf(random, map[string]int{"gc": 5, "verify": 3, "ls": 5, "views": 1, "backup": 2}); what {
 		case "gc":
-			policy := fmt.Sprintf("last=%d,every=%dsteps", 1+random.IntN(12), 40+random.IntN(200))
+			policy := fmt.Sprintf("last=%d,every=%dsteps", 4+random.IntN(40), 20+random.IntN(100))
 			s.beside(ctx, what, "gc", "--policy", policy, "--apply", "--json")
 		case "verify":
 			how := []string{"verify", "--quick", "--json"}
