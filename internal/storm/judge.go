@@ -67,27 +67,39 @@ func (s *storm) judgeOwned(ctx context.Context) error {
 	return nil
 }
 
-// judgeBackup opens the newest backup, and wants all in it that was acknowledged
-// before it was begun.
+// judgeBackup opens the newest backup, as it lies and as the store that is made of it,
+// and wants all in both that was acknowledged before it was begun.
 func (s *storm) judgeBackup(ctx context.Context) error {
 	if len(s.backups) == 0 {
 		return nil
 	}
 	newest := s.backups[len(s.backups)-1]
-	stop, err := s.own(ctx, newest.dir)
+	s.log("judge %s", newest.dir)
+	o := check.Options{Bin: s.bin, Store: newest.dir, Journals: s.acks, Sizes: newest.sizes, Env: s.env}
+	lying, err := check.Run(ctx, o)
 	if err != nil {
-		return fmt.Errorf("open the backup: %w", err)
+		return fmt.Errorf("check the backup: %w", err)
 	}
-	result, err := check.Run(ctx, check.Options{
-		Bin: s.bin, Store: newest.dir, Journals: s.acks, Sizes: newest.sizes, Env: s.env, Scratch: s.dir,
-	})
-	s.figures.BackupResult = &result
-	s.figures.BackupsRead++
+	s.figures.Backup = &lying
+	o.Store, o.Scratch = filepath.Join(s.dir, "restored"), s.dir
+	restore := s.command(ctx, filepath.Join(s.bin, "ckptstore"), "restore", newest.dir, "--store", o.Store)
+	if out, err := restore.CombinedOutput(); err != nil {
+		return fmt.Errorf("restore: %w: %s", err, out)
+	}
+	stop, err := s.own(ctx, o.Store)
+	if err != nil {
+		return fmt.Errorf("open the restored store: %w", err)
+	}
+	restored, err := check.Run(ctx, o)
+	s.figures.Restored = &restored
 	if err2 := stop(); err == nil {
 		err = err2
 	}
 	if err != nil {
-		return fmt.Errorf("check the backup: %w", err)
+		return fmt.Errorf("check the restored store: %w", err)
+	}
+	if lying.Listed != restored.Listed || lying.Acknowledged != restored.Acknowledged || lying.Listed == 0 {
+		s.find("the backup has %d checkpoints and the restored store %d, of %d and %d that were acknowledged", lying.Listed, restored.Listed, lying.Acknowledged, restored.Acknowledged)
 	}
 	return nil
 }

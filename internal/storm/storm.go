@@ -76,16 +76,17 @@ type figures struct {
 	// Unexplained are exits of trainers that nothing which was done to them explains.
 	Unexplained int `json:"unexplained_exits"`
 
-	Cuts         int           `json:"log_cuts"`
-	Backups      int           `json:"backups"`
-	BackupsRead  int           `json:"backups_checked"`
-	LogEvents    uint64        `json:"log_events"`
-	ViewsEqual   bool          `json:"views_equal"`
-	StagingLeft  int           `json:"staging_left"`
-	Left         int           `json:"processes_left"`
-	Check        check.Result  `json:"check"`
-	BackupResult *check.Result `json:"backup_check,omitempty"`
-	Findings     []string      `json:"findings"`
+	Cuts        int          `json:"log_cuts"`
+	Backups     int          `json:"backups"`
+	LogEvents   uint64       `json:"log_events"`
+	ViewsEqual  bool         `json:"views_equal"`
+	StagingLeft int          `json:"staging_left"`
+	Left        int          `json:"processes_left"`
+	Check       check.Result `json:"check"`
+	// Backup is what the newest backup holds, and Restored the store that is made of it.
+	Backup   *check.Result `json:"backup_check,omitempty"`
+	Restored *check.Result `json:"restored_check,omitempty"`
+	Findings []string      `json:"findings"`
 }
 
 func newStorm(o options) (*storm, error) {
@@ -297,8 +298,10 @@ func (s *storm) print() error {
 		return err
 	}
 	n := len(s.figures.Findings) + len(s.figures.Check.Findings)
-	if s.figures.BackupResult != nil {
-		n += len(s.figures.BackupResult.Findings)
+	for _, more := range []*check.Result{s.figures.Backup, s.figures.Restored} {
+		if more != nil {
+			n += len(more.Findings)
+		}
 	}
 	if n > 0 {
 		return fmt.Errorf("%d findings, with seed %d on %d cores", n, s.seed, runtime.NumCPU())
