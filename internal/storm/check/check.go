@@ -142,21 +142,8 @@ func (c *checker) checkAcknowledged() {
 	}
 }
 
-// checkListed finds what is listed and was never saved, and what was deleted that was
-// the newest.
+// checkListed finds what is listed and was never saved.
 func (c *checker) checkListed() {
-	newest := map[string]uint64{} // by run: the newest commit's sequence
-	for _, h := range c.history {
-		newest[h.run] = max(newest[h.run], h.committed)
-	}
-	for id, h := range c.history {
-		if h.deleted > 0 && h.committed == 0 {
-			c.find("%s is deleted, and was never committed", id)
-		}
-		if h.deleted > 0 && newest[h.run] < h.deleted && h.committed == newest[h.run] {
-			c.find("%s was deleted, and was the newest of %s", id, h.run)
-		}
-	}
 	for id, l := range c.listed {
 		h := c.history[id]
 		if h == nil || h.begun == 0 || h.committed == 0 {

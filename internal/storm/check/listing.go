@@ -106,38 +106,54 @@ func (c *checker) decisions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.history = map[string]*history{}
+	var all []event
 	lines := bufio.NewScanner(bytes.NewReader(out))
 	lines.Buffer(nil, 64<<20)
-	last := uint64(0)
 	for lines.Scan() {
 		e, err := parseEvent(lines.Bytes())
 		if err != nil {
 			return err
 		}
+		all = append(all, e)
+	}
+	c.replay(all)
+	return lines.Err()
+}
+
+// replay finds what no log may say, and keeps what it says of each checkpoint.
+func (c *checker) replay(all []event) {
+	c.history = map[string]*history{}
+	c.Events = len(all)
+	last, newest := uint64(0), map[string]*history{} // by run: the last commit
+	for _, e := range all {
 		if e.sequence <= last {
 			c.find("events: sequence %d follows %d", e.sequence, last)
 		}
 		last = e.sequence
-		c.Events++
-		h := c.history[key(e.run, e.checkpoint)]
+		id := key(e.run, e.checkpoint)
+		h := c.history[id]
 		if h == nil {
 			h = &history{run: e.run}
-			c.history[key(e.run, e.checkpoint)] = h
+			c.history[id] = h
 		}
 		switch e.verb {
 		case "begun":
 			h.begun = e.sequence
 		case "committed":
 			if h.committed > 0 {
-				c.find("%s is committed twice, at %d and %d", key(e.run, e.checkpoint), h.committed, e.sequence)
+				c.find("%s is committed twice, at %d and %d", id, h.committed, e.sequence)
 			}
-			h.committed = e.sequence
+			h.committed, newest[e.run] = e.sequence, h
 		case "deleted":
+			if h.committed == 0 {
+				c.find("%s is deleted, and was never committed", id)
+			}
+			if newest[e.run] == h {
+				c.find("%s was deleted, and was the newest of %s", id, e.run)
+			}
 			h.deleted = e.sequence
 		}
 	}
-	return lines.Err()
 }
 
 type event struct {
