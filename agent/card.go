@@ -35,18 +35,48 @@ type Card struct {
 // errHeld says that a lock is somebody else's.
 var errHeld = errors.New("it is locked")
 
-// lockFile takes the lock of a file, which is made. It waits for it.
+// lockFile takes the lock of a file, which is made, with its directory. It waits
+// for it. The owner of another store may remove both while nobody holds them, so
+// a lock counts only if its file still has its path.
 func lockFile(ctx context.Context, path string, patience time.Duration) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errHeld)
 	defer cancel()
 	for {
+		f, err := openLock(path)
+		if err != nil {
+			return nil, err
+		}
+		if f, err = awaitLock(ctx, f); f != nil || err != nil {
+			return f, err
+		}
+	}
+}
+
+func openLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if !errors.Is(err, os.ErrNotExist) {
+		return f, err
+	}
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+}
+
+// awaitLock returns nil when the file that it has locked has lost its path.
+func awaitLock(ctx context.Context, f *os.File) (*os.File, error) {
+	path := f.Name()
+	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return f, nil
+			mine, err := f.Stat()
+			if err != nil {
+				return nil, errors.Join(err, f.Close())
+			}
+			if now, err := os.Stat(path); err == nil && os.SameFile(mine, now) {
+				return f, nil
+			}
+			return nil, f.Close()
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())

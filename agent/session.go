@@ -81,8 +81,8 @@ func (a *Agent) serve(g *group) (err error) {
 	st := a.store
 	return worker.Session(ctx, cfg, worker.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
-		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
-		Runtime:  st.Runtime, Shared: a.cfg.Shared,
+		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
+		Runtime: st.Runtime, Shared: a.cfg.Shared,
 	})
 }
 

@@ -93,6 +93,13 @@ func TestDemoJSON(t *testing.T) {
 		t.Errorf("5 ranks want %d bytes; %s", wanted, reshard)
 	}
 
+	// The demo keeps no output, and its trainer is this one.
+	logs := exec.CommandContext(t.Context(), "ckptstore", "logs", "killed", store)
+	said, _ := logs.CombinedOutput()
+	if code := logs.ProcessState.ExitCode(); code != 4 || !strings.Contains(string(said), "given no directory") || strings.Contains(string(said), "version") {
+		t.Errorf("logs of the demo's job: exit code %d: %s", code, said)
+	}
+
 	events := output(t, 0, "ckptstore", "events", "killed", "--json", store)
 	perKind := map[string]int{}
 	for line := range strings.Lines(events) {

@@ -210,11 +210,12 @@ func TestPreemptedByWalltime(t *testing.T) {
 			j.ends(75, "trainer: preempted (the time of the job ends at ")
 		})
 	}
-	j := startTrainer(t, t.TempDir(), []string{"SLURM_JOB_END_TIME="}, "true", "--walltime=auto")
-	j.ends(64, "SLURM_JOB_END_TIME is not set")
+	j := startTrainer(t, t.TempDir(), []string{"SLURM_JOB_END_TIME=", "SLURM_JOB_ID="}, "true", "--walltime=auto")
+	j.ends(64, "neither $SLURM_JOB_END_TIME nor $SLURM_JOB_ID is set")
 }
 
-// A second SIGTERM, or SIGINT, does not wait for the workers to save.
+// A second SIGTERM, or SIGINT, does not wait for the workers to save. A SIGTERM
+// after SIGUSR1 is the first.
 func TestSecondSignalStops(t *testing.T) {
 	t.Parallel()
 	const deaf = `exec python3 -B -c '
@@ -234,6 +235,10 @@ while True: time.sleep(0.01)
 			j.send(syscall.SIGUSR1)
 			j.says("the job is asked to end")
 			j.send(syscall.SIGUSR1) // schedulers repeat it
+			if sig == syscall.SIGTERM {
+				j.send(sig)
+				time.Sleep(100 * time.Millisecond) // two at once are one to the kernel
+			}
 			j.send(sig)
 			j.ends(code, "told to stop by")
 			j.appears("told")

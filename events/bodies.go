@@ -67,6 +67,15 @@ type GroupStarted struct {
 	Ranks     []RankPlacement `json:"ranks"`
 	Backend   string          `json:"backend"`
 	Resume    string          `json:"resume,omitempty"`
+
+	PassedOver     []PassedOver `json:"passed_over,omitempty"`      // newer checkpoints of the line whose files are not whole, the newest first, at most 100
+	MorePassedOver int          `json:"more_passed_over,omitempty"` // how many others there are
+}
+
+// PassedOver is a checkpoint that an attempt did not resume from.
+type PassedOver struct {
+	Checkpoint string `json:"checkpoint"`
+	Reason     string `json:"reason"` // what is wrong with its files
 }
 
 // TrainingStarted says that every rank of the group has said hello.

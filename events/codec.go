@@ -19,6 +19,12 @@ const (
 	HeaderMsgID       = "Nats-Msg-Id" // equals ce-id: JetStream drops duplicates by it
 )
 
+// What the envelope says of every event, in headers and in JSON.
+const (
+	specVersion = "1.0"
+	contentType = "application/json"
+)
+
 // Message is an event as the log carries it.
 type Message struct {
 	Subject string              `json:"subject"`
@@ -41,8 +47,8 @@ func Encode(e Event) Message {
 			HeaderType:        {e.Type()},
 			HeaderSource:      {e.Source},
 			HeaderTime:        {e.Time.UTC().Format(time.RFC3339Nano)},
-			HeaderSpec:        {"1.0"},
-			HeaderContentType: {"application/json"},
+			HeaderSpec:        {specVersion},
+			HeaderContentType: {contentType},
 		},
 		Data: e.Data,
 	}
@@ -70,11 +76,11 @@ func Decode(m Message) (Event, error) {
 			return bad("header %s is missing or repeated", name)
 		}
 	}
-	if spec := get(HeaderSpec); spec != "1.0" {
+	if spec := get(HeaderSpec); spec != specVersion {
 		return bad("header %s is %q, want 1.0", HeaderSpec, spec)
 	}
-	if ct := get(HeaderContentType); ct != "application/json" {
-		return bad("header %s is %q, want application/json", HeaderContentType, ct)
+	if ct := get(HeaderContentType); ct != contentType {
+		return bad("header %s is %q, want %s", HeaderContentType, ct, contentType)
 	}
 	version, ok := strings.CutPrefix(get(HeaderType), Prefix+"."+string(kind)+".v")
 	if !ok {

@@ -25,7 +25,7 @@ var samples = []Body{
 	JobEnded{Job: "0192f0c1-0000-7000-8000-000000000001", ExitCode: 1, Reason: "retries exhausted"},
 	GroupStarted{Attempt: 2, Job: "0192f0c1-0000-7000-8000-000000000001", WorldSize: 2, Ranks: []RankPlacement{
 		{Rank: 0, Node: 0, LocalRank: 0, Devices: []string{"GPU-1b2c"}}, {Rank: 1, Node: 0, LocalRank: 1},
-	}, Backend: "torch", Resume: "step-100.a1"},
+	}, Backend: "torch", Resume: "step-100.a1", PassedOver: []PassedOver{{Checkpoint: "step-200.a1", Reason: "r00001.safetensors: missing: the file is not there"}}, MorePassedOver: 3},
 	TrainingStarted{Attempt: 2},
 	WorkerExited{Attempt: 2, Rank: 1, Code: -9, Signal: "SIGKILL", Message: "killed", Traceback: "Traceback (most recent call last):\n  …", Unseen: true},
 	GroupStopped{Attempt: 2, Reason: "rank 1 died", Failure: "worker"},
@@ -116,7 +116,7 @@ func pretty(t *testing.T, m Message) []byte {
 // grown counts how often members were added to a kind's version 1. The golden
 // files of before stay, and must be read: see TestOldGolden.
 var grown = map[Kind]int{
-	"store.created": 1, "restore.begun": 1, "restore.completed": 2, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1,
+	"store.created": 1, "restore.begun": 1, "restore.completed": 2, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1, "group.started": 1,
 }
 
 // goldenPath is the newest golden file of a kind.
@@ -350,9 +350,9 @@ func TestRecordedJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"sequence":42,"stored":"2026-03-14T15:09:27.535897932Z","id":"0192f0c1-2a3b-7c4d-8e5f-60718293a4b5",` +
+	const want = `{"sequence":42,"stored":"2026-03-14T15:09:27.535897932Z","specversion":"1.0","id":"0192f0c1-2a3b-7c4d-8e5f-60718293a4b5",` +
 		`"type":"ckpt.trial.completed.v1","source":"trainer/0192f0c1-0000-7000-8000-000000000001","time":"2026-03-14T15:09:26.535897932Z",` +
-		`"subject":"ckpt.gpt%2Esmall.main.s.trial.completed","data":{"attempt":2}}`
+		`"subject":"ckpt.gpt%2Esmall.main.s.trial.completed","datacontenttype":"application/json","data":{"attempt":2}}`
 	if string(data) != want {
 		t.Errorf("got\n%s, want\n%s", data, want)
 	}

@@ -12,6 +12,9 @@ const (
 	Filter = "ckpt.>"
 )
 
+// CheckpointDecisions is the filter of all decisions about checkpoints.
+const CheckpointDecisions = Prefix + ".*.*." + string(Server) + ".checkpoint.*"
+
 // None stands for "no run" and "no trial" in a scope: events of the store
 // have neither, events of a job have no trial. In a subject it is "_"; a run
 // that is really named "_" is encoded.
@@ -109,6 +112,15 @@ type Aggregate struct {
 func (a Aggregate) Lane() string {
 	return Prefix + "." + EncodeName(a.Run) + "." + EncodeName(a.Trial) + "." + string(Server) + ".>"
 }
+
+// Subjects is the filter of all events about an aggregate: its decisions and
+// the facts of its ranks and nodes.
+func (a Aggregate) Subjects() string {
+	return Prefix + "." + EncodeName(a.Run) + "." + EncodeName(a.Trial) + ".>"
+}
+
+// About reports whether e is under [Aggregate.Subjects].
+func (a Aggregate) About(e Event) bool { return e.Scope.Run == a.Run && e.Scope.Trial == a.Trial }
 
 // Owns reports whether e is a decision of this aggregate.
 func (a Aggregate) Owns(e Event) bool { return e.Scope == a.scope() }

@@ -77,10 +77,11 @@ func dump(t *testing.T, r Reader) map[string]string {
 	return rows
 }
 
-// grammar is the layout of keys: names, numbers, complements, a rest.
+// grammar is the layout of keys: names, numbers, complements, numbers that may
+// be missing, a rest.
 var grammar = map[byte]string{
 	's': "", 'r': "s", 'j': "ss", 't': "ss", 'a': "ssn", 'w': "ssnn", 'l': "ssnn", 'm': "ssnc",
-	'c': "ssc", 'i': "ssr", 'o': "ssc", 'g': "sss", 'p': "sssn", 'b': "sssc", 'q': "ssnn",
+	'c': "ssc", 'i': "ssr", 'o': "ssc", 'g': "sss", 'p': "sssn", 'b': "sssc", 'q': "ssnnm", 'd': "ssnr",
 }
 
 func describe(t *testing.T, k []byte) string {
@@ -97,7 +98,10 @@ func describe(t *testing.T, k []byte) string {
 			n, size := binary.Uvarint(rest)
 			words = append(words, string(rest[size:size+int(n)]))
 			rest = rest[size+int(n):]
-		case 'n', 'c':
+		case 'n', 'c', 'm':
+			if part == 'm' && len(rest) == 0 {
+				break
+			}
 			n := binary.BigEndian.Uint64(rest)
 			if part == 'c' {
 				n = ^n

@@ -128,6 +128,10 @@ func (f *fold) committed(b *events.CheckpointCommitted) error {
 	if err := f.extend(&c); err != nil {
 		return err
 	}
+	err = f.changeAttempt(c.Attempt, func(a *Attempt) { a.Committed, a.CommittedSeq = c.ID, c.CommittedSeq })
+	if err != nil {
+		return err
+	}
 	return f.close(c)
 }
 

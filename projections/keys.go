@@ -23,6 +23,7 @@ const (
 	keyWrite      = 'p'
 	keyValue      = 'b'
 	keyAwait      = 'q'
+	keyDevice     = 'd'
 )
 
 // key starts a key of kind about the named things.
@@ -81,6 +82,10 @@ func begunOf(k []byte) uint64 { return ^binary.BigEndian.Uint64(k[len(k)-8:]) }
 
 func awaitKey(run, trial string, attempt, iteration int) []byte {
 	return number(number(key(keyAwait, run, trial), uint64(attempt)), uint64(iteration))
+}
+
+func deviceKey(run, trial string, node int, device string) []byte {
+	return append(number(key(keyDevice, run, trial), uint64(node)), device...)
 }
 
 // after is the first key that does not start with prefix.

@@ -1,7 +1,8 @@
 // Package projections folds the log into rows: runs, jobs, trials, attempts,
-// workers, checkpoints, their line of descent, restores and metrics. A fold
-// is a pure function of a [Table] and one event, so the same code runs in
-// memory (a replay, the state as of a sequence) and in a batch of a database.
+// workers, checkpoints, their line of descent, restores, metrics and devices
+// that failed. A fold is a pure function of a [Table] and one event, so the same
+// code runs in memory (a replay, the state as of a sequence) and in a batch of a
+// database.
 // What a row says depends on the log alone, never on a clock or on when it
 // was folded.
 //
@@ -35,9 +36,11 @@
 //	'o' run trial ~begun              true, while the checkpoint is open or staged
 //	'g' run trial tag                 sequence of the checkpoint's begun event
 //	'p' run trial checkpoint rank     [Write], until the checkpoint is deleted
+//	'd' run trial node device         [Device], once it was unhealthy
 //	'b' run trial metric ~begun       a committed checkpoint's value of a metric
-//	'q' run trial attempt iteration   the committed checkpoints whose values
-//	                                  the report of that iteration may change
+//	'q' run trial attempt iteration   true: the report of that iteration may
+//	                                  change a committed checkpoint's values
+//	'q' … iteration begun             which checkpoint, and what stands for it
 package projections
 
 import (
@@ -50,7 +53,7 @@ import (
 
 // Version is that of the folds and rows. Rows of another version are of no
 // use: they are folded again from the start of the log.
-const Version = 4
+const Version = 5
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"
@@ -163,9 +166,12 @@ func (f *fold) fact(body events.Body) error {
 		return f.restoreCompleted(b)
 	case *events.RestoreFailed:
 		return f.restoreFailed(b)
-	case *events.LocalPlan, *events.GlobalPlan, *events.LoadPlan,
-		*events.GPUUnhealthy, *events.GPURecovered:
-		return nil // these have no row: plans are in the log, devices are asked
+	case *events.GPUUnhealthy:
+		return f.deviceUnhealthy(b)
+	case *events.GPURecovered:
+		return f.deviceRecovered(b)
+	case *events.LocalPlan, *events.GlobalPlan, *events.LoadPlan:
+		return nil // these have no row: plans are in the log
 	}
 	return fmt.Errorf("facts of this kind have no fold")
 }

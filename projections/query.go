@@ -35,8 +35,7 @@ func GetRun(r Reader, name string) (Run, error) {
 // Jobs are the jobs of a run, the newest first.
 func Jobs(r Reader, run string) ([]Job, error) {
 	jobs, err := all[Job](r, key(keyJob, run))
-	begin := func(job Job) uint64 { return cmp.Or(job.StartedSeq, job.EndedSeq) }
-	slices.SortStableFunc(jobs, func(a, b Job) int { return cmp.Compare(begin(b), begin(a)) })
+	slices.SortStableFunc(jobs, newestJob)
 	return jobs, err
 }
 

@@ -97,6 +97,9 @@ type Attempt struct {
 	StoppedAt  time.Time `json:"stopped_at,omitzero"`
 	Reason     string    `json:"reason,omitempty"`
 	Segments   []Segment `json:"segments"` // at least one
+
+	Committed    string `json:"committed,omitempty"` // ID of the checkpoint that it committed last, whatever became of that
+	CommittedSeq uint64 `json:"committed_seq,omitempty"`
 }
 
 // Segment is what an attempt did from one resume to the next.

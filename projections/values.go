@@ -12,10 +12,12 @@ import (
 // for it: a question for the best one must not decode every checkpoint and
 // its reports. Reports are queued and decisions are not, so the report may
 // come after the commit. Until a report comes that ends its step, the
-// checkpoint is on the list of those that await the next one. A report looks its
-// own list up, and no other row.
+// checkpoint awaits the next one: it has a row under that report's iteration,
+// and the iteration has a mark. A report looks up the mark of its own iteration
+// and no other row. A run that never reports adds one row with each commit, and
+// no commit reads the rows before it.
 
-// awaiting is what a list says of one checkpoint: enough to pass over a report
+// awaiting is what a row says of one checkpoint: enough to pass over a report
 // that changes nothing without reading another row.
 type awaiting struct {
 	Begun uint64 `json:"begun"`
@@ -45,22 +47,43 @@ func (f *fold) value(c Checkpoint, from int) error {
 
 func (f *fold) await(attempt, iteration int, some ...awaiting) error {
 	k := awaitKey(f.run, f.name, attempt, iteration)
-	list, _, err := load[[]awaiting](f.t, k)
-	if err != nil {
+	if err := f.t.Set(k, awaitMark); err != nil {
 		return err
 	}
-	return store(f.t, k, append(list, some...))
+	for _, w := range some {
+		if err := store(f.t, number(slices.Clone(k), w.Begun), w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitMark is the value of an iteration's mark.
+var awaitMark = []byte("true")
+
+// takeAwaiting removes the checkpoints that await a report and returns them.
+func (f *fold) takeAwaiting(attempt, iteration int) ([]awaiting, error) {
+	k := awaitKey(f.run, f.name, attempt, iteration)
+	if mark, err := f.t.Get(k); err != nil || mark == nil {
+		return nil, err
+	}
+	if err := f.t.Delete(k); err != nil {
+		return nil, err
+	}
+	list, err := all[awaiting](f.t, k)
+	for _, w := range list {
+		if err == nil {
+			err = f.t.Delete(number(slices.Clone(k), w.Begun))
+		}
+	}
+	return list, err
 }
 
 // awaited gives a report that is new to the checkpoints that await it, and
 // what was reported ahead of it.
 func (f *fold) awaited(attempt int, report Report) error {
-	k := awaitKey(f.run, f.name, attempt, report.Iteration)
-	list, found, err := load[[]awaiting](f.t, k)
-	if err != nil || !found {
-		return err
-	}
-	if err := f.t.Delete(k); err != nil {
+	list, err := f.takeAwaiting(attempt, report.Iteration)
+	if err != nil || len(list) == 0 {
 		return err
 	}
 	for {

@@ -28,12 +28,13 @@ func (r *Root) Verify(ctx context.Context, ref Ref, manifest plan.Digest, progre
 type VerifyOptions struct {
 	Progress func(bytes int64) // as in [Root.Verify]; what others have read does not count
 	Quick    bool              // receipt, manifest, indexes, and the sizes and headers of files; no chunk
+	Sizes    bool              // as Quick, and of data files the sizes alone: none is read
 	Together *Together         // of verifications beside this one; nil: none
 }
 
 // VerifyWith is [Root.Verify] with options.
 func (r *Root) VerifyWith(ctx context.Context, ref Ref, manifest plan.Digest, o VerifyOptions) (Report, error) {
-	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, quick: o.Quick, together: o.Together})
+	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, quick: o.Quick || o.Sizes, sizes: o.Sizes, together: o.Together})
 }
 
 // LearnOptions say how to learn.
@@ -88,6 +89,7 @@ type verifier struct {
 	progress func(int64)
 	pace     func(context.Context, int64) error
 	quick    bool
+	sizes    bool // quick, and no data file is read
 	together *Together
 	learn    bool
 	recorded map[string]plan.Digest

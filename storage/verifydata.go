@@ -51,7 +51,9 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 			v.checkFrames(x, n, file)
 		}
 	} else if !x.adopted() {
-		v.header(x, n, file, size)
+		if !v.sizes {
+			v.header(x, n, file, size)
+		}
 	} else if err := x.unchanged(n, info); err != nil {
 		// Where its chunks lie now, nobody knows.
 		v.breaks(x)

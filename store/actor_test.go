@@ -30,6 +30,8 @@ func play(role string) error {
 		return afterFull(ctx)
 	case "cut":
 		return cutAndDie(ctx)
+	case "views":
+		return breakViews(ctx)
 	case "recover":
 		return recoverAndDie(ctx)
 	case "actor":
@@ -112,7 +114,7 @@ func (a *actor) act(ctx context.Context, r request) (got reply, err error) {
 	case "open":
 		a.store, err = Open(ctx, Options{Location: r.Location, Patience: r.Patience})
 		if err == nil {
-			got.Text = a.store.ID
+			got.Text, a.store.term = a.store.ID, r.Term
 		}
 	case "owns":
 		got.Text = fmt.Sprint(a.store.Owns())

@@ -266,7 +266,9 @@ func serveAlone(ctx context.Context, s *Store, dir string) (*jetlog.Server, *jet
 	if err != nil {
 		return nil, nil, err
 	}
-	log, err := jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(server), Archive: filepath.Join(dir, sealedDir), Logger: s.opts.Logger})
+	owner := server.OwnerOptions()
+	owner.Archive, owner.Logger = filepath.Join(dir, sealedDir), s.opts.Logger
+	log, err := jetlog.Connect(ctx, owner)
 	if err != nil {
 		server.Shutdown()
 		return nil, nil, err

@@ -293,7 +293,14 @@ func TestDamagedArchive(t *testing.T) {
 		write(t, segments[1], string(bad))
 		// The files that are open are those from before.
 		shut(t, s)
-		s = open(t, dir)
+		if s, err = Open(t.Context(), Options{Location: dir}); err != nil {
+			// What is looked at when a store is opened is in that segment.
+			wrong(t, err, ErrDamaged, segments[1])
+			write(t, segments[1], good)
+			s = open(t, dir)
+			continue
+		}
+		t.Cleanup(func() { shut(t, s) })
 		out, err := s.VerifyLog(t.Context(), nil)
 		if err != nil || len(out.Findings) == 0 {
 			t.Fatalf("byte %d of %d is flipped: %d findings, %v", at, len(good), len(out.Findings), err)

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
+	"sync"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
@@ -99,73 +101,177 @@ func (s *Store) Collect(ctx context.Context, o CollectOptions) (Collection, erro
 	if o.at == nil {
 		c.opts.at = func(string) error { return nil }
 	}
+	seen := map[string]bool{}
+	runs = slices.DeleteFunc(slices.Clone(runs), func(run string) bool {
+		again := seen[run]
+		seen[run] = true
+		return again
+	})
 	var errs []error
-	for i, run := range runs {
-		if slices.Contains(runs[:i], run) {
-			continue
-		}
-		list, err := c.run(ctx, run)
-		slices.SortFunc(list, func(a, b Collected) int { return cmp.Compare(b.row.BegunSeq, a.row.BegunSeq) })
-		out.Checkpoints = append(out.Checkpoints, list...)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("collect run %s: %w", run, err))
-		}
-		if err := ctx.Err(); err != nil {
-			break
-		}
-	}
-	for _, x := range out.Checkpoints {
-		out.Freed += x.Freed
-	}
-	return out, errors.Join(errs...)
-}
-
-// collector is the state of one Collect.
-type collector struct {
-	store *Store
-	opts  CollectOptions
-	gone  map[inode]uint64 // links that would be removed, of a collection that removes nothing
-}
-
-func (c *collector) read(ctx context.Context, run string) ([]retention.Trial, error) {
-	return web.Ask(ctx, c.store.Views(), web.Retention, web.Params{Run: run, Metrics: c.opts.Policy.Metrics()})
-}
-
-func (c *collector) run(ctx context.Context, run string) (all []Collected, err error) {
-	trials, err := c.read(ctx, run)
-	if err != nil {
-		return nil, err
-	}
-	var errs []error
-	if c.opts.Apply {
-		for i := range trials {
-			list, err := c.decide(ctx, trials[i])
-			if err != nil {
-				errs = append(errs, err)
+	for some := range slices.Chunk(runs, collectRuns) {
+		for _, r := range c.group(ctx, some) {
+			for i := range r.all {
+				out.Freed += r.all[i].Freed
+				r.all[i].row = projections.Checkpoint{} // they are many
 			}
-			all = append(all, list...)
-		}
-		// What is deleted stays so, whatever happens from here on.
-		if trials, err = c.read(ctx, run); err != nil {
-			return all, errors.Join(append(errs, err)...)
-		}
-	} else {
-		for _, t := range trials {
-			all = append(all, c.verdicts(t)...)
-		}
-	}
-	for _, t := range trials {
-		all = append(all, c.leftovers(t, all)...)
-	}
-	for _, i := range oldestFirst(all) {
-		if err := c.free(ctx, &all[i], trials); err != nil {
-			errs = append(errs, err)
+			out.Checkpoints = append(out.Checkpoints, r.all...)
+			if r.err != nil {
+				errs = append(errs, fmt.Errorf("collect run %s: %w", r.run, r.err))
+			}
 		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	return all, errors.Join(errs...)
+	return out, errors.Join(errs...)
+}
+
+// collectRuns is how many runs are decided before the files of what goes are
+// removed. What other runs need is asked for twice for each so many: before the
+// decisions, and after them for restores that began meanwhile.
+const collectRuns = 32
+
+// collector is the state of one Collect.
+type collector struct {
+	store  *Store
+	opts   CollectOptions
+	others []retention.Need // of runs, when they were asked for last
+	gone   map[inode]uint64 // links that would be removed of files that have others, of a collection that removes nothing
+}
+
+// collectedRun is what became of one run.
+type collectedRun struct {
+	run    string
+	trials []retention.Trial
+	all    []Collected
+	err    error
+}
+
+func (r *collectedRun) fail(err error) {
+	if err != nil {
+		r.err = errors.Join(r.err, err)
+	}
+}
+
+func (c *collector) read(ctx context.Context, run string) ([]retention.Trial, error) {
+	trials, err := web.Ask(ctx, c.store.Views(), web.OwnRetention, web.Params{Run: run, Metrics: c.opts.Policy.Metrics()})
+	retention.Hold(trials, c.others)
+	return trials, err
+}
+
+func (c *collector) needs(ctx context.Context) (err error) {
+	c.others, err = web.Ask(ctx, c.store.Views(), web.Needs, web.Params{})
+	return err
+}
+
+// group collects some runs.
+func (c *collector) group(ctx context.Context, runs []string) []collectedRun {
+	out := make([]collectedRun, 0, len(runs))
+	err := error(nil)
+	if c.opts.Apply || c.others == nil {
+		err = c.needs(ctx)
+	}
+	for r := range c.ahead(ctx, runs, err) {
+		switch {
+		case r.err != nil:
+		case c.opts.Apply:
+			for i := range r.trials {
+				list, err := c.decide(ctx, r.trials[i])
+				r.fail(err)
+				r.all = append(r.all, list...)
+			}
+		default:
+			for _, t := range r.trials {
+				r.all = append(r.all, c.verdicts(t)...)
+			}
+			c.finish(ctx, &r)
+		}
+		out = append(out, r)
+		if ctx.Err() != nil {
+			return out
+		}
+	}
+	if !c.opts.Apply || err != nil {
+		return out
+	}
+	// What is deleted stays so, whatever happens from here on.
+	err = c.needs(ctx)
+	for i := range out {
+		r := &out[i]
+		if r.trials == nil {
+			continue
+		}
+		trials, readErr := r.trials, err
+		if err == nil {
+			trials, readErr = c.read(ctx, r.run)
+		}
+		if r.trials = trials; readErr != nil {
+			r.fail(readErr)
+			continue
+		}
+		c.finish(ctx, r)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return out
+}
+
+// ahead reads the rows of each run. Those of the next one are read while the files
+// of one are looked at, unless there are decisions to be made: they are to be made
+// from rows that are new.
+func (c *collector) ahead(ctx context.Context, runs []string, err error) iter.Seq[collectedRun] {
+	read := func(run string) collectedRun {
+		r := collectedRun{run: run, err: err}
+		if err == nil {
+			r.trials, r.err = c.read(ctx, run)
+		}
+		return r
+	}
+	return func(yield func(collectedRun) bool) {
+		if c.opts.Apply {
+			for _, run := range runs {
+				if !yield(read(run)) {
+					return
+				}
+			}
+			return
+		}
+		next := make(chan collectedRun)
+		enough := make(chan struct{})
+		var reading sync.WaitGroup
+		defer reading.Wait()
+		defer close(enough)
+		reading.Go(func() {
+			defer close(next)
+			for _, run := range runs {
+				select {
+				case next <- read(run):
+				case <-enough:
+					return
+				}
+			}
+		})
+		for r := range next {
+			if !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+// finish removes the files of what goes, or says what that would free.
+func (c *collector) finish(ctx context.Context, r *collectedRun) {
+	for _, t := range r.trials {
+		r.all = append(r.all, c.leftovers(t, r.all)...)
+	}
+	for _, i := range oldestFirst(r.all) {
+		r.fail(c.free(ctx, &r.all[i], r.trials))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	slices.SortFunc(r.all, func(a, b Collected) int { return cmp.Compare(b.row.BegunSeq, a.row.BegunSeq) })
 }
 
 // oldestFirst are the places of what goes, in the order in which it goes.
@@ -241,6 +347,9 @@ func (c *collector) decide(ctx context.Context, t retention.Trial) (done []Colle
 
 // again is the trial as it is now.
 func (c *collector) again(ctx context.Context, t retention.Trial) (retention.Trial, error) {
+	if err := c.needs(ctx); err != nil {
+		return t, err
+	}
 	trials, err := c.read(ctx, t.Run)
 	if err != nil {
 		return t, err

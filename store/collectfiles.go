@@ -56,11 +56,12 @@ func (c *collector) present(x projections.Checkpoint, name string, size int64) e
 // leftovers are what was ended before and still has files. all has those of
 // this collection.
 func (c *collector) leftovers(t retention.Trial, all []Collected) (more []Collected) {
+	now := map[string]bool{}
+	for _, x := range all {
+		now[x.ID] = now[x.ID] || x.Trial == t.Name && x.Action == Delete
+	}
 	for _, row := range t.Checkpoints {
-		if row.State != projections.Aborted && row.State != projections.Deleted {
-			continue
-		}
-		if slices.ContainsFunc(all, func(x Collected) bool { return x.Trial == row.Trial && x.ID == row.ID && x.Action == Delete }) {
+		if row.State != projections.Aborted && row.State != projections.Deleted || now[row.ID] {
 			continue
 		}
 		// Most of these were removed long ago.
@@ -125,7 +126,7 @@ func (c *collector) exclusive(dir string) (bytes int64, err error) {
 		if f.links+c.gone[id] >= f.all {
 			bytes += f.size
 		}
-		if !c.opts.Apply {
+		if !c.opts.Apply && f.all > f.links {
 			c.gone[id] += f.links
 		}
 	}

@@ -15,9 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxCopy is how many bytes of a log are copied at most. A filesystem that
-// shares blocks between files copies any number: it writes none.
-const maxCopy = 1 << 30
+// maxCopy is how many bytes of a log are copied at most: while they are, the
+// store has no owner. A filesystem that shares blocks between files copies any
+// number: it writes none.
+const maxCopy = 64 << 20
 
 // copying is a copy of a stream's files, or of its last block.
 type copying struct {

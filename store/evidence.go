@@ -148,7 +148,7 @@ func notKept(dir string) error {
 	if err != nil || len(names) == 0 {
 		return fmt.Errorf("what the copy %s of the log lacks is not known: %w", dir, err)
 	}
-	return fmt.Errorf("there was no room for a copy of %d more files, %s to %s, which the log's server may have changed", len(names), names[len(names)-1], names[0])
+	return fmt.Errorf("there was no room, or no time, for a copy of %d more files, %s to %s, which the log's server may have changed", len(names), names[len(names)-1], names[0])
 }
 
 func exists(path string) bool {

@@ -70,7 +70,7 @@ func TestLargeLog(t *testing.T) {
 		why := keepCopy(whole, had, err, ErrDamaged)
 		parts := []string{filepath.Join(whole, damagedName)}
 		if want < len(blocks) {
-			parts = append(parts, "no room for a copy of ", "1.blk")
+			parts = append(parts, "for a copy of ", "1.blk")
 		}
 		wrong(t, why, ErrDamaged, parts...)
 		remove(t, whole, damagedName)

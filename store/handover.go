@@ -107,6 +107,8 @@ func (o *owner) giveUp(own *ownership) {
 // again, all under the one lock. Appenders and those who ask meanwhile retry. It
 // reports false when this process does not own the store any more.
 func (o *owner) cutTail(own *ownership) bool {
+	o.taking.Lock()
+	defer o.taking.Unlock()
 	o.mu.Lock()
 	mine := o.own == own
 	if mine {
@@ -129,13 +131,14 @@ func (o *owner) cutTail(own *ownership) bool {
 		log.Warn("the log is not cut; the live stream goes on", "error", err)
 		o.cutAgain = time.Now().Add(cutSeldom)
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.own, err = succeed(o.life, o.store, o.dir, lock); err != nil {
-		o.own = nil
+	next, err := succeed(o.life, o.store, o.dir, lock)
+	if err != nil {
 		log.Warn("the store is not owned after its log was cut", "error", errors.Join(err, unlock(lock)))
 		return false
 	}
+	o.mu.Lock()
+	o.own, o.why = next, nil
+	o.mu.Unlock()
 	log.Info("log cut", "seconds", time.Since(begun).Seconds())
 	return true
 }
@@ -160,29 +163,9 @@ func (o *owner) down() error {
 }
 
 // watch tells the owner when this ownership is of no use any more: nothing can
-// be appended, or nothing be asked. Views that have failed on a full disk wait
-// for room, while the log may still take decisions.
+// be appended.
 func (w *ownership) watch(ctx context.Context, s *Store) {
-	within, cancel := context.WithCancelCause(ctx)
-	ended := make(chan struct{})
-	defer func() {
-		cancel(nil)
-		<-ended
-	}()
-	go func() {
-		defer close(ended)
-		select {
-		case err := <-w.views.failed:
-			for s.space.check(keepToOwn) != nil {
-				if !sleep(within, ownEvery) {
-					return
-				}
-			}
-			cancel(err)
-		case <-within.Done():
-		}
-	}()
-	err := w.server.Watch(within)
+	err := w.server.Watch(ctx)
 	if ctx.Err() != nil {
 		return
 	}

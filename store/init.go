@@ -160,7 +160,7 @@ func createLog(ctx context.Context, dir, id string) error {
 		return err
 	}
 	defer server.Shutdown()
-	log, err := jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(server)})
+	log, err := jetlog.Connect(ctx, server.OwnerOptions())
 	if err != nil {
 		return err
 	}

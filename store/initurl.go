@@ -51,7 +51,16 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 	switch {
 	case err == nil && info.Last == 1 && created.Data == o.Data && !exists(filepath.Join(o.Data, markName)):
 		// An init that was cut before its last step.
+		if err := log.CreateBuckets(ctx); err != nil {
+			return Made{}, fmt.Errorf("init: %w", err)
+		}
 		return finish(o.Data, created.Store, where, info.Replicas)
+	case err == nil && created.Data == o.Data:
+		// Stores of earlier versions have no buckets until somebody needs them.
+		if err := log.CreateBuckets(ctx); err != nil {
+			return Made{}, fmt.Errorf("init: %w", err)
+		}
+		return Made{}, fmt.Errorf("init %s: %w: it is %s, with its data in %s, and has all that it needs", where, ErrExists, created.Store, created.Data)
 	case err == nil:
 		return Made{}, fmt.Errorf("init %s: %w: it is %s, with its data in %s", where, ErrExists, created.Store, created.Data)
 	case !errors.Is(err, jetlog.ErrNoLog):
@@ -75,6 +84,9 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 	}
 	id := NewID()
 	if err := create(ctx, log, id, o.Data); err != nil {
+		return Made{}, fmt.Errorf("init: %w", err)
+	}
+	if err := log.CreateBuckets(ctx); err != nil {
 		return Made{}, fmt.Errorf("init: %w", err)
 	}
 	if info, err = log.Info(ctx); err != nil {

@@ -94,12 +94,14 @@ type learner struct {
 	store  *Store
 	cancel context.CancelFunc
 	done   chan struct{}
-	seen   map[storage.Ref]bool // nothing is left to learn there, or nothing can be
+
+	runs map[string]bool // whose checkpoints were looked at; nil once all were
+	upTo uint64          // event up to which commits were looked at since
 }
 
 func startLearner(s *Store, every time.Duration) *learner {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &learner{store: s, cancel: cancel, done: make(chan struct{}), seen: map[storage.Ref]bool{}}
+	l := &learner{store: s, cancel: cancel, done: make(chan struct{}), runs: map[string]bool{}}
 	go func() {
 		defer close(l.done)
 		for sleep(ctx, every) {
@@ -119,27 +121,81 @@ func (l *learner) stop() {
 	<-l.done
 }
 
-// pass looks at every checkpoint that it has not done with.
+// learnLook is as how many bytes looking at a checkpoint counts, when there is
+// nothing to learn: a thousand a second.
+const learnLook = learnRate >> 10
+
+// pass looks at every checkpoint once, run by run, and then at those that were
+// committed since.
 func (l *learner) pass(ctx context.Context) error {
+	if l.runs != nil {
+		if err := l.first(ctx); err != nil {
+			return err
+		}
+	}
+	last, err := l.store.Log.Last(ctx)
+	if err != nil {
+		return err
+	}
+	for e, err := range l.store.Log.ReadCheckpoints(ctx, l.upTo+1, last) {
+		if err != nil {
+			return err
+		}
+		if e.Kind == (events.CheckpointCommitted{}).Kind() {
+			id, err := endedBy(e)
+			if err != nil {
+				return err
+			}
+			c, err := Queries{l.store.Views()}.Resolve(ctx, e.Scope.Run+"/"+e.Scope.Trial+"@"+id)
+			if err == nil && c.State == projections.Committed && c.ID == id {
+				err = l.one(ctx, c)
+			}
+			if err != nil {
+				return fmt.Errorf("checkpoint %s@%s: %w", e.Scope.Run, id, err)
+			}
+		}
+		l.upTo = e.Sequence
+	}
+	l.upTo = last
+	return nil
+}
+
+// first looks at what there was when this process came to own the store.
+func (l *learner) first(ctx context.Context) error {
+	if l.upTo == 0 {
+		last, err := l.store.Log.Last(ctx)
+		if err != nil {
+			return err
+		}
+		l.upTo = last
+	}
 	runs, err := web.Ask(ctx, l.store.Views(), web.Runs, web.Params{})
 	if err != nil {
 		return err
 	}
+	p := stepped{pacer: pacer{rate: learnRate}}
 	for _, run := range runs {
+		if l.runs[run.Name] {
+			continue
+		}
 		list, err := web.Ask(ctx, l.store.Views(), web.Checkpoints, web.Params{Run: run.Name, All: true})
 		if err != nil {
 			return err
 		}
 		for _, c := range list {
-			if c.State != projections.Committed || l.seen[RefOf(c)] {
+			if c.State != projections.Committed {
 				continue
 			}
 			if err := l.one(ctx, c); err != nil {
 				return fmt.Errorf("checkpoint %s@%s: %w", c.Run, c.ID, err)
 			}
-			l.seen[RefOf(c)] = true
+			if err := p.pace(ctx, learnLook); err != nil {
+				return err
+			}
 		}
+		l.runs[run.Name] = true
 	}
+	l.runs = nil
 	return nil
 }
 

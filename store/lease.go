@@ -13,9 +13,20 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 )
 
-// leaseTerm is how long a run stays a dead trainer's when nobody can tell that
-// it is dead.
-const leaseTerm = 15 * time.Second
+const (
+	// leaseTerm is how long a run stays the job's of another machine that has
+	// not renewed its lease.
+	leaseTerm = 15 * time.Second
+	// renewals is how often in a term a lease is renewed, and by how many parts
+	// of it a renewal is bounded.
+	renewals = 6
+	// comeback is the part of a term that a holder whose lease has expired has
+	// to renew it before another takes it: the log may have been away for all.
+	comeback = 3
+	// releaseTimeout bounds the release of a lease when its holder ends: whoever
+	// sees it dead takes the lease all the same.
+	releaseTimeout = 5 * time.Second
+)
 
 // holder says who runs a run. Boot and Start tell a process from a later one
 // with its number, Space from one of the same number in another container.
@@ -41,14 +52,19 @@ func (e *RunningError) Error() string {
 	return fmt.Sprintf("run %q is being run by job %s (process %d on %s): wait for it or stop it", e.Run, e.Job, e.PID, e.Host)
 }
 
-// ErrLeaseLost says that what was held may be somebody else's by now.
-var ErrLeaseLost = errors.New("the lease could not be renewed")
+// ErrLeaseLost says that what was held is somebody else's now.
+var ErrLeaseLost = errors.New("another process has taken the lease")
 
 // HoldRun takes the lease of a run for a job. While it is held no other job of
-// that run starts. A lease whose holder is dead, on this machine, is taken
-// over at once. The context that comes back ends, with [ErrLeaseLost] as its
-// cause, when the lease could not be renewed for half its term. release gives
-// the lease up.
+// that run starts. A lease whose holder is dead, on this machine, is taken over
+// at once; one whose holder lives on this machine never is; one of another
+// machine when it has expired and is not renewed for a while after that.
+//
+// The context that comes back ends, with [ErrLeaseLost] as its cause, when
+// another job has taken the lease, and for no other reason: a job whose log is
+// slow, paused or away keeps it, and renews it when the log answers again. What
+// two jobs of a run decide meanwhile is fenced by the number of their attempts.
+// release gives the lease up.
 func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context, release func() error, err error) {
 	return s.hold(ctx, "run."+run, job, func(other holder) error {
 		return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}
@@ -66,60 +82,102 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 	if err != nil {
 		return nil, nil, err
 	}
-	lease, err := s.Log.Lease(ctx, name, text, leaseTerm)
+	term := s.leaseTerm()
+	lease, err := s.Log.Lease(ctx, name, text, term)
 	// Somebody else may see the holder's death first.
 	for held := (*jetlog.LeaseHeldError)(nil); errors.As(err, &held); {
 		var other holder
 		if jerr := json.Unmarshal(held.Holder, &other); jerr != nil {
 			return nil, nil, errors.Join(err, jerr)
 		}
-		// What this job could not renew, or release, is still its own.
-		if other != me && !deadSoon(ctx, other, me) {
+		switch {
+		case other == me: // what this job could not renew, or release, is still its own
+		case deadSoon(ctx, other, me):
+		case !held.Expired() || other.near(me):
 			return nil, nil, busy(other)
+		case !sleep(ctx, term/comeback):
+			return nil, nil, context.Cause(ctx)
 		}
-		lease, err = s.Log.TakeOver(ctx, held, text, leaseTerm)
+		// Refused if the lease was renewed meanwhile.
+		lease, err = s.Log.TakeOver(ctx, held, text, term)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("take the lease %q: %w", name, err)
 	}
 	held2, lost := context.WithCancelCause(ctx)
-	stop, stopped := make(chan struct{}), make(chan struct{})
+	keeping, stop := context.WithCancel(context.WithoutCancel(ctx))
+	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		keep(held2, lease, stop, lost)
+		s.keep(keeping, lease, name, term, lost)
 	}()
 	return held2, func() error {
-		close(stop)
+		stop()
 		<-stopped
 		lost(nil)
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaseTerm)
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
-		return lease.Release(end)
+		err := lease.Release(end)
+		if err != nil {
+			s.releaseLater(lease)
+		}
+		return err
 	}, nil
 }
 
-// keep renews the lease until stop.
-func keep(ctx context.Context, lease *jetlog.Lease, stop <-chan struct{}, lost func(error)) {
-	tick := time.NewTicker(leaseTerm / 6)
+// keep renews the lease until ctx ends, whatever becomes of the log meanwhile.
+// Only a lease that somebody else took is lost.
+func (s *Store) keep(ctx context.Context, lease *jetlog.Lease, name string, term time.Duration, lost func(error)) {
+	tick := time.NewTicker(term / renewals)
 	defer tick.Stop()
-	renewed := time.Now()
+	renewed, silent := time.Now(), false
 	for {
 		select {
-		case <-stop:
+		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		attempt, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaseTerm/6)
+		attempt, cancel := context.WithTimeout(ctx, term/renewals)
 		err := lease.Renew(attempt)
 		cancel()
 		switch {
 		case err == nil:
-			renewed = time.Now()
-		case errors.Is(err, jetlog.ErrLeaseLost) || time.Since(renewed) > leaseTerm/2:
+			if silent {
+				s.opts.Logger.Info("lease renewed", "lease", name, "after", time.Since(renewed).Round(time.Millisecond))
+			}
+			renewed, silent = time.Now(), false
+		case errors.Is(err, jetlog.ErrLeaseLost):
 			lost(fmt.Errorf("%w: %w", ErrLeaseLost, err))
 			return
+		case ctx.Err() == nil && !silent && time.Since(renewed) > term/2:
+			silent = true
+			s.opts.Logger.Warn("lease not renewed; retrying until the log answers", "lease", name, "since", time.Since(renewed).Round(time.Millisecond), "error", err)
 		}
 	}
+}
+
+// releaseLater releases a lease that could not be released in time, as soon as
+// the log answers again: its holder lives on as long as this process, and
+// nobody else would get it.
+func (s *Store) releaseLater(lease *jetlog.Lease) {
+	s.leasing.Go(func() {
+		for {
+			attempt, cancel := context.WithTimeout(s.life, leaseTerm)
+			err := lease.Release(attempt)
+			cancel()
+			if err == nil || !sleep(s.life, time.Second) {
+				return
+			}
+		}
+	})
+}
+
+// leaseTerm is the term of the leases that this process takes.
+func (s *Store) leaseTerm() time.Duration {
+	if s.term > 0 {
+		return s.term
+	}
+	return leaseTerm
 }
 
 func thisProcess(job string) (holder, error) {
@@ -152,10 +210,16 @@ func deadSoon(ctx context.Context, h, me holder) bool {
 	return true
 }
 
-// dead reports whether h has certainly ended: it ran on this machine, in this
-// boot, under numbers that this process sees, and its process is gone.
+// near reports whether this process can see that of h, if it exists: it runs on
+// this machine, in this boot, under numbers of the same container.
+func (h holder) near(me holder) bool {
+	return h.Host == me.Host && h.Boot == me.Boot && h.Space == me.Space
+}
+
+// dead reports whether h has certainly ended: its process would be near, and is
+// gone.
 func dead(h, me holder) bool {
-	if h.Host != me.Host || h.Boot != me.Boot || h.Space != me.Space {
+	if !h.near(me) {
 		return false
 	}
 	start, zombie, err := startTime(h.PID)

@@ -12,8 +12,9 @@ import (
 )
 
 // LiveJob is the job that runs a run now, nil if none does: the one whose lease
-// is held by a process that is not known to be dead. A job that was killed on
-// another machine is live until its lease is over.
+// is held by a process of this machine that lives, or by one of another that
+// has renewed it. A job that was killed on another machine is live until its
+// lease expires.
 func (s *Store) LiveJob(ctx context.Context, run string) (*RunningError, error) {
 	held, err := s.Log.LeaseHolder(ctx, "run."+run)
 	if err != nil || held == nil {
@@ -27,7 +28,7 @@ func (s *Store) LiveJob(ctx context.Context, run string) (*RunningError, error) 
 	if err != nil {
 		return nil, err
 	}
-	if dead(other, me) {
+	if dead(other, me) || held.Expired() && !other.near(me) {
 		return nil, nil
 	}
 	return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}, nil

@@ -88,6 +88,7 @@ type request struct {
 	Run      string        `json:"run,omitempty"`
 	Name     string        `json:"name,omitempty"` // of a query, a prefix of IDs, a job
 	Count    int           `json:"count,omitempty"`
+	Term     time.Duration `json:"term,omitempty"` // of leases
 }
 
 type reply struct {

@@ -8,15 +8,14 @@ import (
 	"path/filepath"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/storage"
 )
 
 // openedLog is the log of a directory whose server runs in this process, and
 // which nothing contradicts that is known of it.
 type openedLog struct {
-	server   *jetlog.Server
-	log      *jetlog.Log
-	receipts []storage.Receipt // that were there before the log's end was known
+	server  *jetlog.Server
+	log     *jetlog.Log
+	settled uint64 // event up to which decisions are carried out; 0 when that is not known
 }
 
 // openLog starts the server over the log of a directory, under the store's lock
@@ -36,13 +35,15 @@ func openLog(ctx context.Context, s *Store, dir string, listen *jetlog.Listen) (
 	}); err != nil {
 		return o, err
 	}
-	if o.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(o.server), Archive: archiveDir(dir), Logger: s.opts.Logger}); err != nil {
+	owner := o.server.OwnerOptions()
+	owner.Archive, owner.Logger = archiveDir(dir), s.opts.Logger
+	if o.log, err = jetlog.Connect(ctx, owner); err != nil {
 		return o, err
 	}
 	if err = checkLog(ctx, o.log, s.ID); err != nil {
 		return o, err
 	}
-	o.receipts, err = recorded(ctx, s, o.log)
+	o.settled, err = recorded(ctx, s, o.log)
 	return o, err
 }
 

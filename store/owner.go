@@ -30,9 +30,10 @@ type owner struct {
 	done   chan struct{}   // the watcher has ended; nil before it started
 	client *web.Client
 
-	cutAgain time.Time // when to try again to cut the live stream, after a failure
+	cutAgain time.Time  // when to try again to cut the live stream, after a failure
+	taking   sync.Mutex // held while this process tries to own the store, which may take long
 
-	mu  sync.Mutex
+	mu  sync.Mutex // held for a moment
 	own *ownership // nil while another process owns the store
 	why error      // the store has no owner; nil while it has one
 }
@@ -129,26 +130,31 @@ func (o *owner) lose() {
 	}
 }
 
-// locked is the error for an owner that does not answer.
+// locked is the error for an owner that does not answer. Where its socket is
+// not visible, as in another container, waiting would not help.
 func (o *owner) locked(cause error) error {
-	who := "another process"
+	who, next := "another process", "wait for it or end that process"
 	c, err := readCard(o.dir)
 	if err != nil && errors.Is(cause, context.DeadlineExceeded) {
 		cause = err // which the time was spent on
 	}
 	if err == nil && c.PID > 0 {
 		who = fmt.Sprintf("process %d on %s, owner since %s,", c.PID, c.Host, c.Started.Local().Format(time.DateTime))
+		next = fmt.Sprintf("its socket is %s: wait for it or end that process", c.Log)
+		if _, serr := os.Lstat(c.Log); errors.Is(serr, os.ErrNotExist) {
+			next = fmt.Sprintf("its socket %s is not visible here, as when each container has a /tmp of its own: share XDG_RUNTIME_DIR between them, or run `ckptstore serve --listen HOST:PORT` beside the store and use --store nats://HOST:PORT", c.Log)
+		}
 	}
-	return fmt.Errorf("%w: %s holds %s and does not answer: %w: wait for it or end that process; `ckptstore ls --offline` reads without the lock",
-		ErrLocked, who, filepath.Join(o.dir, lockName), cause)
+	return fmt.Errorf("%w: %s holds %s and does not answer: %w: %s; `ckptstore ls --offline` reads without the lock",
+		ErrLocked, who, filepath.Join(o.dir, lockName), cause, next)
 }
 
 // tryOwn takes the lock and starts serving. It reports false when another
 // process holds the lock.
 func (o *owner) tryOwn(ctx context.Context) (bool, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.own != nil {
+	o.taking.Lock()
+	defer o.taking.Unlock()
+	if o.ownership() != nil {
 		return true, nil
 	}
 	lock, err := tryLock(o.dir)
@@ -159,6 +165,8 @@ func (o *owner) tryOwn(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, errors.Join(err, unlock(lock))
 	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.own, o.why = own, nil
 	return true, nil
 }
@@ -244,9 +252,31 @@ var _ web.Source = (*owner)(nil)
 // Owns reports whether this process owns the store now.
 func (s *Store) Owns() bool { return s.owner != nil && s.owner.ownership() != nil }
 
-// close gives the store up. It may be called again.
+// closeTimeout bounds how long this process waits for the store to be given up:
+// a disk that does not answer may hold its log, its views and its notes.
+const closeTimeout = 20 * time.Second
+
+// close gives the store up. It may be called again. What does not end in time
+// ends with the process, and so does the lock.
 func (o *owner) close() error {
+	ended := make(chan error, 1)
+	go func() { ended <- o.giveBack() }()
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("close the store %s: it was not given up within %v: its disk does not answer; the lock is held until this process ends", o.dir, closeTimeout)
+	}
+}
+
+func (o *owner) giveBack() error {
 	o.cancel()
+	if s := o.store; s.study != nil {
+		s.study.stop()
+		s.scrub.stop()
+	}
 	if o.done != nil {
 		<-o.done
 	}

@@ -23,28 +23,28 @@ import (
 // ownership is everything that runs while this process owns the store. It is
 // given up in the reverse order of its fields.
 type ownership struct {
-	dir    string
-	store  *Store
-	since  time.Time
-	why    error // it is of no use any more; set before the owner is told
-	lock   *os.File
-	server *jetlog.Server
-	log    *jetlog.Log // the owner's own connection
-	views  *follower
-	api    *http.Server
-	socket net.Listener // for NATS
-	served chan error   // two: of the API and of the socket
-	nserve int
-	unload func() // ends the keeping of the ballast and the watch on the server
+	dir     string
+	store   *Store
+	since   time.Time
+	why     error // it is of no use any more; set before the owner is told
+	lock    *os.File
+	server  *jetlog.Server
+	log     *jetlog.Log // the owner's own connection
+	views   *follower
+	settler *settler
+	api     *http.Server
+	socket  net.Listener // for NATS
+	served  chan error   // two: of the API and of the socket
+	nserve  int
+	unload  func() // ends the keeping of the ballast and the watch on the server
 }
 
 // follower keeps views up to date with a log.
 type follower struct {
-	db     *viewdb.DB
+	db     *shelf
 	source web.Source
 	cancel context.CancelFunc
 	done   chan error
-	failed chan error // of capacity 1: the database could not go on
 }
 
 // takeOwnership starts the server, brings the views up to date, repairs what a
@@ -62,16 +62,15 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	if err != nil {
 		return w, err
 	}
-	db, err := openViews(s, filepath.Join(dir, "views"))
+	if w.views, err = follow(ctx, filepath.Join(dir, "views"), w.log, s); err != nil {
+		return w, err
+	}
+	settled, err := repair(ctx, s, w.log, w.views, opened.settled)
 	if err != nil {
 		return w, err
 	}
-	if w.views, err = follow(ctx, db, w.log, s); err != nil {
-		return w, err
-	}
-	if err = repair(ctx, s, w.log, w.views, opened.receipts); err != nil {
-		return w, err
-	}
+	w.settler = &settler{store: s, log: w.log, views: w.views}
+	w.settler.settled.Store(settled)
 	if err = w.listen(s); err != nil {
 		return w, err
 	}
@@ -81,6 +80,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	kept.Go(func() { w.watch(life, s) })
 	kept.Go(func() { w.keepEnd(life, s) })
 	kept.Go(func() { w.keepSealed(life, s) })
+	kept.Go(func() { w.settler.keep(life, settleEvery) })
 	w.unload = func() {
 		cancel()
 		kept.Wait()
@@ -89,21 +89,20 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	return w, nil
 }
 
-// follow catches the views up and keeps them there. It closes db on an error.
-func follow(ctx context.Context, db *viewdb.DB, log *jetlog.Log, s *Store) (*follower, error) {
-	if err := db.CatchUp(ctx, log); err != nil {
-		return nil, errors.Join(err, db.Close())
+// follow opens the views in dir, or in memory without one, catches them up and
+// keeps them there.
+func follow(ctx context.Context, dir string, log *jetlog.Log, s *Store) (*follower, error) {
+	db, err := openShelf(ctx, s, dir, log)
+	if err != nil {
+		return nil, err
 	}
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	f := &follower{db: db, source: &web.Local{Views: db, Last: log.Last}, cancel: cancel, done: make(chan error, 1), failed: make(chan error, 1)}
+	f := &follower{db: db, source: &web.Local{Views: db, Last: log.Last}, cancel: cancel, done: make(chan error, 1)}
 	go func() {
-		err := db.Follow(life, log)
+		err := db.follow(life)
 		if life.Err() == nil {
 			// Queries fail from here on, with this error: see viewdb's Wait.
 			s.opts.Logger.Error("the views have halted", "error", err)
-			if errors.Is(err, viewdb.ErrFailed) {
-				f.failed <- err
-			}
 		}
 		f.done <- err
 		close(f.done)
@@ -112,27 +111,37 @@ func follow(ctx context.Context, db *viewdb.DB, log *jetlog.Log, s *Store) (*fol
 }
 
 // finish ends the following of the log, and folds what it has left.
-func (f *follower) finish(ctx context.Context, log *jetlog.Log) error {
+func (f *follower) finish(ctx context.Context) error {
 	f.cancel()
-	if err := <-f.done; !errors.Is(err, context.Canceled) {
-		return err
+	select {
+	case err := <-f.done:
+		if !errors.Is(err, context.Canceled) {
+			return err
+		}
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return f.db.CatchUp(ctx, log)
+	return f.db.settle(ctx)
 }
 
-// close ends the views. That they have failed was said when they did, and is
-// no failure of what was done with the store: they are a cache.
+// unfollowTime is how long close waits for the follower. One that is inside a
+// file system that does not answer ends when its database is closed.
+const unfollowTime = 2 * time.Second
+
+// close ends the views.
 func (f *follower) close() error {
 	f.cancel()
-	err := <-f.done
-	if errors.Is(err, context.Canceled) {
+	timer := time.NewTimer(unfollowTime)
+	defer timer.Stop()
+	var err error
+	select {
+	case err = <-f.done:
+	case <-timer.C:
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, viewdb.ErrFailed) {
 		err = nil
 	}
-	err = errors.Join(err, f.db.Close())
-	if errors.Is(err, viewdb.ErrFailed) {
-		return nil
-	}
-	return err
+	return errors.Join(err, f.db.close())
 }
 
 // listen opens the sockets of the owner and says in owner.json where they are.
@@ -152,6 +161,7 @@ func (w *ownership) listen(s *Store) error {
 	if err := sweepJobs(s.Runtime); err != nil {
 		return err
 	}
+	sweepRuntimes(s.Runtime, s.opts.Logger)
 	stem := filepath.Join(s.Runtime, fmt.Sprintf("o%d-%x", c.PID, c.Started.UnixNano()&0xffffff))
 	c.Log, c.API = stem+".log", stem+".api"
 	if c.Host, err = os.Hostname(); err != nil {
@@ -263,8 +273,4 @@ func (w *ownership) leave() (*os.File, error) {
 // RefOf is where a checkpoint's files are.
 func RefOf(c projections.Checkpoint) storage.Ref {
 	return storage.RefOf(c.Run, c.Trial, c.ID)
-}
-
-func dialServer(s *jetlog.Server) func(context.Context) (net.Conn, error) {
-	return func(context.Context) (net.Conn, error) { return s.Dial() }
 }

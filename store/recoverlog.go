@@ -99,7 +99,7 @@ func (r *recovery) writeLog(ctx context.Context, dir string) error {
 		return err
 	}
 	defer server.Shutdown()
-	log, err := jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(server)})
+	log, err := jetlog.Connect(ctx, server.OwnerOptions())
 	if err != nil {
 		return err
 	}

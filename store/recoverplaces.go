@@ -156,7 +156,9 @@ func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
 		return err
 	}
 	defer server.Shutdown()
-	l, err := jetlog.Connect(ctx, jetlog.Options{Dial: dialServer(server), Archive: archiveDir(r.From)})
+	owner := server.OwnerOptions()
+	owner.Archive = archiveDir(r.From)
+	l, err := jetlog.Connect(ctx, owner)
 	if err != nil {
 		return err
 	}

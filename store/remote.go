@@ -6,10 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
 // dialURL connects to the server of a URL.
@@ -79,12 +76,19 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	s := &Store{ID: created.Store, Location: jetlog.Redacted(o.Location), Log: log, opts: o, formerly: created.Formerly}
-	if s.Runtime, err = runtimeDir(created.Store); err != nil {
+	if s.runtime, err = holdRuntime(created.Store); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.runtime.release())
+		}
+	}()
+	s.Runtime = s.runtime.dir
 	if err := sweepJobs(s.Runtime); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
+	sweepRuntimes(s.Runtime, o.Logger)
 	at, err := locate(ctx, log, created)
 	if err != nil {
 		return nil, err
@@ -95,22 +99,17 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := s.openData(filepath.Join(at.dir, "data"), filepath.Join(at.dir, "blobs")); err != nil {
 		return nil, err
 	}
-	receipts, err := recorded(ctx, s, log)
-	if err != nil {
+	if _, err := recorded(ctx, s, log); err != nil {
 		return nil, err
 	}
-	db, err := viewdb.Open("views", viewdb.Options{FS: vfs.NewMem(), Store: s.ID, Logger: o.Logger})
-	if err != nil {
-		return nil, err
-	}
-	if s.local, err = follow(ctx, db, log, s); err != nil {
+	if s.local, err = follow(ctx, "", log, s); err != nil {
 		return nil, err
 	}
 	if at.owned {
 		return s, nil
 	}
 	// Nobody owns the data of a server's store: whoever opens it repairs it.
-	if err = repair(ctx, s, log, s.local, receipts); err != nil {
+	if err = repairAll(ctx, s, log, s.local.db.View, 0, unpaced); err != nil {
 		return nil, errors.Join(err, s.local.close())
 	}
 	return s, nil

@@ -15,39 +15,48 @@ import (
 	"github.com/ckptstore/ckptstore/storage"
 )
 
-// compareAll is how many receipts are all compared with the log when a store
-// is opened. Of more, the newest of each run are.
-const compareAll = 1000
+// When a store is opened, the receipts are compared with the log that are
+// likely to tell of one that was rolled back: those with the highest sequences,
+// which such a log does not reach, and a sample of what was saved last in other
+// trials, for one that has gone on since. All are compared in the background,
+// and by `ckptstore verify --log`.
+const (
+	compareTrials = 64 // in which something was saved or removed last
+	compareEach   = 4  // receipts of each
+	compareLast   = 16 // with the highest sequences, and
+	compareOthers = 8  // of the others
+)
 
-// recorded lists the receipts, and compares those of this store with the log:
-// a log that lacks the event of a receipt was rolled back or cut, however whole
-// it looks. Whoever went on with it would save again under the names of
-// checkpoints that are there, and number its events as theirs.
-func recorded(ctx context.Context, s *Store, log *jetlog.Log) ([]storage.Receipt, error) {
-	receipts, damaged, err := s.Data.Checkpoints(ctx)
+// recorded holds the log to be the one that this store has had: its end, and
+// the events that receipts name. A log that lacks the event of a receipt was
+// rolled back or cut, however whole it looks. Whoever went on with it would save
+// again under the names of checkpoints that are there, and number its events as
+// theirs. It returns how much of the log is settled.
+func recorded(ctx context.Context, s *Store, log *jetlog.Log) (settled uint64, err error) {
+	receipts, damaged, err := s.Data.Newest(ctx, compareTrials, compareEach)
 	if err != nil {
-		return nil, fmt.Errorf("list receipts: %w", err)
+		return 0, fmt.Errorf("list receipts: %w", err)
 	}
 	for _, d := range damaged {
 		s.opts.Logger.Warn("a receipt is damaged and is written again if the log knows its checkpoint", "path", d.File, "error", d.Err)
 	}
 	last, err := log.Last(ctx)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	if last < s.recovered {
-		return nil, fmt.Errorf("%w: the log was rolled back: it ends at event %d, and when the store was recovered it had %d: restore log/ from a backup, or move it away and run `ckptstore recover` again",
+		return 0, fmt.Errorf("%w: the log was rolled back: it ends at event %d, and when the store was recovered it had %d: restore log/ from a backup, or move it away and run `ckptstore recover` again",
 			ErrDamaged, last, s.recovered)
 	}
 	if err := wasRead(s, last); err != nil {
-		return nil, err
+		return 0, err
 	}
-	for _, r := range toCompare(receipts, s.ID, compareAll) {
+	for _, r := range toCompare(receipts, s.ID, compareLast, compareOthers) {
 		if err := compareReceipt(ctx, s, log, r, last); err != nil {
-			return nil, err
+			return 0, err
 		}
 	}
-	return receipts, hadEnd(ctx, s, log, last)
+	return hadEnd(ctx, s, log, last)
 }
 
 // wasRead holds the log to be as long as it was when it was last read: of a
@@ -69,19 +78,29 @@ func wasRead(s *Store, last uint64) error {
 	return nil
 }
 
-// toCompare are the receipts of a store that are compared, the newest first.
-func toCompare(receipts []storage.Receipt, id string, all int) []storage.Receipt {
+// toCompare are the receipts of a store that are compared, the newest first: the
+// newest, and of the newest of other trials some, from all over the log.
+func toCompare(receipts []storage.Receipt, id string, newest, others int) []storage.Receipt {
 	mine := slices.DeleteFunc(slices.Clone(receipts), func(r storage.Receipt) bool { return r.Store != id })
 	slices.SortFunc(mine, func(a, b storage.Receipt) int { return cmp.Compare(b.Sequence, a.Sequence) })
-	if len(mine) <= all {
-		return mine
+	chosen, rest := mine[:min(newest, len(mine))], mine[min(newest, len(mine)):]
+	seen := map[[2]string]bool{}
+	for _, r := range chosen {
+		seen[[2]string{r.Run, r.Trial}] = true
 	}
-	seen := map[string]bool{}
-	return slices.DeleteFunc(mine, func(r storage.Receipt) bool {
-		older := seen[r.Run]
-		seen[r.Run] = true
+	rest = slices.DeleteFunc(slices.Clone(rest), func(r storage.Receipt) bool {
+		of := [2]string{r.Run, r.Trial}
+		older := seen[of]
+		seen[of] = true
 		return older
 	})
+	if len(rest) > others {
+		for i := range others {
+			rest[i] = rest[i*len(rest)/others]
+		}
+		rest = rest[:others]
+	}
+	return slices.Concat(chosen, rest)
 }
 
 func compareReceipt(ctx context.Context, s *Store, log *jetlog.Log, r storage.Receipt, last uint64) error {
@@ -115,7 +134,7 @@ func damage(err error) error {
 	}
 	for _, is := range []error{
 		jetlog.ErrGap, jetlog.ErrUnsafe, jetlog.ErrUnrecovered, jetlog.ErrCursorDamaged,
-		viewdb.ErrForeign, viewdb.ErrRolledBack, viewdb.ErrGap, viewdb.ErrFailed,
+		viewdb.ErrForeign, viewdb.ErrRolledBack, viewdb.ErrGap,
 	} {
 		if errors.Is(err, is) {
 			return fmt.Errorf("%w: %w", ErrDamaged, err)
@@ -130,11 +149,12 @@ func damage(err error) error {
 func IsDamage(err error) bool { return errors.Is(damage(err), ErrDamaged) }
 
 // openViews opens the views of a directory. What is wrong with them is damage,
-// unless the machine lacks something.
-func openViews(s *Store, dir string) (*viewdb.DB, error) {
-	db, err := viewdb.Open(dir, viewdb.Options{Store: s.ID, Logger: s.opts.Logger})
-	if err == nil {
-		return db, nil
+// unless the machine lacks something or their file system fails, which is
+// [viewdb.ErrFailed].
+func openViews(ctx context.Context, s *Store, dir string) (*viewdb.DB, error) {
+	db, err := viewdb.OpenContext(ctx, dir, viewdb.Options{FS: s.opts.viewsFS, Store: s.ID, Logger: s.opts.Logger})
+	if err == nil || ctx.Err() != nil || errors.Is(err, viewdb.ErrFailed) {
+		return db, err
 	}
 	for _, lack := range []error{
 		syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN,

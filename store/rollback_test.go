@@ -140,20 +140,23 @@ func TestRollbackOfServer(t *testing.T) {
 func TestToCompare(t *testing.T) {
 	t.Parallel()
 	var all []storage.Receipt
-	for i, at := range []string{"a", "a", "b", "other", "a", "b"} {
+	for i, at := range []string{"a", "a", "b", "other", "c", "d", "a", "b", "b"} {
 		r := storage.Receipt{Store: "s", Run: at, Sequence: uint64(i + 1)}
 		if at == "other" {
 			r.Store = "other"
 		}
 		all = append(all, r)
 	}
-	for most, want := range map[int]string{5: "6b 5a 3b 2a 1a", 4: "6b 5a"} {
+	for _, c := range []struct {
+		newest, others int
+		want           string
+	}{{9, 9, "9b 8b 7a 6d 5c 3b 2a 1a"}, {2, 9, "9b 8b 7a 6d 5c"}, {2, 2, "9b 8b 7a 6d"}, {1, 1, "9b 7a"}, {0, 0, ""}} {
 		var got []string
-		for _, r := range toCompare(all, "s", most) {
+		for _, r := range toCompare(all, "s", c.newest, c.others) {
 			got = append(got, string('0'+byte(r.Sequence))+r.Run)
 		}
-		if strings.Join(got, " ") != want {
-			t.Errorf("at most %d: %v, want %s", most, got, want)
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("the newest %d and %d others: %v, want %s", c.newest, c.others, got, c.want)
 		}
 	}
 }

@@ -43,6 +43,9 @@ func private(dir string) error {
 		return fmt.Errorf("make the runtime directory: %w: set XDG_RUNTIME_DIR to another", err)
 	}
 	info, err := os.Lstat(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return private(dir) // its last user has just removed it
+	}
 	if err != nil {
 		return fmt.Errorf("runtime directory: %w", err)
 	}

@@ -22,16 +22,18 @@ const (
 
 // scrubber reads the whole log in the background while this process owns the
 // store: a server jumps over a damaged block and calls itself healthy, and the
-// views read each event once, when it is new.
+// views read each event once, when it is new. Then it compares all receipts with
+// the log, and repairs those that are missing or damaged.
 type scrubber struct {
-	store  *Store
-	cancel context.CancelFunc
-	done   chan struct{}
+	store   *Store
+	settled time.Duration // since when what it repairs has ended
+	cancel  context.CancelFunc
+	done    chan struct{}
 }
 
 func startScrubber(s *Store, after, every time.Duration) *scrubber {
 	ctx, cancel := context.WithCancel(context.Background())
-	b := &scrubber{store: s, cancel: cancel, done: make(chan struct{})}
+	b := &scrubber{store: s, settled: settleLong, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(b.done)
 		for wait := after; sleep(ctx, wait); {
@@ -52,7 +54,7 @@ func (b *scrubber) stop() {
 // pass reads the log once and says what is wrong with it.
 func (b *scrubber) pass(ctx context.Context) {
 	p := stepped{pacer: pacer{rate: scrubRate}}
-	out, err := b.store.readLog(ctx, p.pace)
+	out, err := b.store.readLog(ctx, p.pace, p.pace)
 	log := b.store.opts.Logger
 	switch {
 	case ctx.Err() != nil:
@@ -63,6 +65,21 @@ func (b *scrubber) pass(ctx context.Context) {
 		log.Error("the log is damaged: end all trainings, keep the directory as it is, and run `ckptstore verify --log`", first...)
 	default:
 		log.Debug("the whole log was read", "events", out.Events)
+		b.repair(ctx, p.pace)
+	}
+}
+
+// repair does for all checkpoints what an owner does when it takes over for
+// those that were decided last. What has ended a moment ago is left to those who
+// are at it.
+func (b *scrubber) repair(ctx context.Context, pace func(context.Context, int64) error) {
+	own := b.store.owner.ownership()
+	if own == nil {
+		return
+	}
+	err := repairAll(ctx, b.store, b.store.Log, own.views.db.View, b.settled, pace)
+	if err != nil && ctx.Err() == nil {
+		b.store.opts.Logger.Warn("receipts could not be repaired in the background; it is tried again", "error", err)
 	}
 }
 

@@ -90,7 +90,7 @@ func TestScrubGivesWay(t *testing.T) {
 	}
 	p := stepped{pacer: pacer{rate: 8 << 20}}
 	begin := time.Now()
-	out, err := s.readLog(t.Context(), p.pace)
+	out, err := s.readLog(t.Context(), p.pace, p.pace)
 	if took := time.Since(begin); err != nil || len(out.Findings) > 0 || took < 400*time.Millisecond {
 		t.Errorf("read %+v within %s, %v", out, took, err)
 	}

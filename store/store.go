@@ -10,7 +10,8 @@
 //	  end.json       where the log ended: it is not shorter
 //	  read.json      how far the log was read, and what was found
 //	  log/           the log: the embedded NATS server's streams, and its archive
-//	  views/         projections; may be deleted, is rebuilt from the log
+//	  views/         projections; may be deleted, is rebuilt from the log; in
+//	                 memory while its file system fails
 //	  blobs/         event bodies that are too large for the log
 //	  data/          checkpoints: see package storage
 //
@@ -80,7 +81,16 @@ type Options struct {
 	Listen *jetlog.Listen
 	Bound  func(net.Addr)
 
-	cutting *cutting // default: defaultCutting
+	cutting    *cutting      // default: defaultCutting
+	viewsFS    vfs.FS        // of the views on disk; nil: the machine's
+	viewsRetry time.Duration // until a directory of views that failed is tried again; default diskRetry
+}
+
+func (o Options) diskRetry() time.Duration {
+	if o.viewsRetry > 0 {
+		return o.viewsRetry
+	}
+	return diskRetry
 }
 
 // Store is an open store. Its parts may be used concurrently until Close.
@@ -93,6 +103,7 @@ type Store struct {
 	Runtime  string // private directory for sockets of this store
 	DataDir  string
 
+	runtime   *heldRuntime
 	formerly  []string // its identities before it was recovered
 	recovered uint64   // where its log ended then
 
@@ -102,6 +113,11 @@ type Store struct {
 	owner   *owner   // of a directory; nil with a URL
 	study   *learner // with an owner
 	scrub   *scrubber
+
+	term    time.Duration // of leases; 0: [leaseTerm]
+	life    context.Context
+	end     context.CancelFunc // of life, with Close
+	leasing sync.WaitGroup     // releases that the log has not taken yet
 
 	learning sync.Mutex // one checkpoint at a time
 	local    *follower  // of a URL; nil with a directory
@@ -141,9 +157,13 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.runtime, err = holdRuntime(s.ID); err != nil {
+		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	}
+	s.Runtime = s.runtime.dir
 	s.owner = newOwner(dir, s)
 	if err := s.owner.join(ctx); err != nil {
-		return nil, errors.Join(err, s.owner.close())
+		return nil, errors.Join(err, s.owner.close(), s.runtime.release())
 	}
 	s.warnOfDamage()
 	s.study = startLearner(s, learnAfter)
@@ -157,11 +177,7 @@ func closedStore(dir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	runtime, err := runtimeDir(id.Store)
-	if err != nil {
-		return nil, fmt.Errorf("open store %s: %w", dir, err)
-	}
-	s := &Store{ID: id.Store, Location: dir, Runtime: runtime, opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
+	s := &Store{ID: id.Store, Location: dir, opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
 	if o.cutting != nil {
 		s.cutting = *o.cutting
 	} else if s.cutting, err = cuttingByEnv(s.cutting); err != nil {
@@ -171,6 +187,7 @@ func closedStore(dir string, o Options) (*Store, error) {
 }
 
 func (s *Store) openData(data, blobs string) (err error) {
+	s.life, s.end = context.WithCancel(context.Background())
 	s.DataDir = data
 	s.Blobs = &Blobs{dir: blobs}
 	if s.Data, err = storage.Open(vfs.Default, data); err != nil {
@@ -206,18 +223,18 @@ func OpenData(location string) (*storage.Root, error) {
 	return storage.Open(vfs.Default, dir)
 }
 
-// Close lets go of the store. An owner that closes leaves it to the next.
+// Close lets go of the store. An owner that closes leaves it to the next. A disk
+// that does not answer holds it for 20 s at most: then it returns an error, and
+// the lock goes with the process.
 func (s *Store) Close() error {
+	s.end()
+	s.leasing.Wait()
 	if s.local != nil {
 		err := s.local.close()
 		s.Log.Close()
-		return err
+		return errors.Join(err, s.runtime.release())
 	}
-	if s.study != nil {
-		s.study.stop()
-		s.scrub.stop()
-	}
-	return s.owner.close()
+	return errors.Join(s.owner.close(), s.runtime.release())
 }
 
 // checkLog opens the log of l and compares its identity with the store's.

@@ -34,9 +34,9 @@ const (
 // background, by whole stretches: an event may be handled again after a
 // crash, and is never left out.
 //
-// A lease keeps others from the cursor. When it could not be renewed, as in a
-// long outage of the log's server, it is taken again: that nobody else moved
-// the cursor meanwhile is seen by the next move.
+// A lease keeps others from the cursor. One that somebody else took is asked for
+// again, and so is known to be followed; that somebody moved the cursor meanwhile
+// is seen by the next move.
 type Subscription struct {
 	name    string
 	cursor  mover
@@ -69,7 +69,7 @@ var ErrCursorName = errors.New("bad name of a cursor")
 
 // Subscribe takes a named cursor. While it is held no other process can; a
 // holder of this machine that has died is succeeded at once, one of another
-// after 15 s. The context that comes back ends, with the reason as its cause,
+// after 20 s. The context that comes back ends, with the reason as its cause,
 // when the cursor is somebody else's.
 func (s *Store) Subscribe(ctx context.Context, name string) (context.Context, *Subscription, error) {
 	sub := &Subscription{name: name, log: s.opts.Logger}

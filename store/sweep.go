@@ -37,8 +37,13 @@ func sweepJobs(runtime string) error {
 
 // deserted reports whether dir has sockets and nobody listens on any.
 func deserted(dir string) bool {
+	sockets, dead := socketsIn(dir)
+	return sockets > 0 && dead
+}
+
+// socketsIn counts the sockets of dir, and reports whether all of them refuse.
+func socketsIn(dir string) (sockets int, dead bool) {
 	entries, err := os.ReadDir(dir)
-	sockets := 0
 	for _, e := range entries {
 		if e.Type() != fs.ModeSocket {
 			continue
@@ -47,10 +52,10 @@ func deserted(dir string) bool {
 		if err == nil {
 			_ = conn.Close()
 		}
-		if !errors.Is(err, unix.ECONNREFUSED) {
-			return false
-		}
 		sockets++
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			return sockets, false
+		}
 	}
-	return err == nil && sockets > 0
+	return sockets, err == nil
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/planner/plan"
+	"golang.org/x/sys/unix"
 )
 
 // ReadLog is the outcome of reading a whole log.
@@ -38,8 +40,9 @@ func (f LogFinding) String() string {
 	return jetlog.Finding{Sequence: f.Sequence, Until: f.Until, Problem: f.Problem}.String()
 }
 
-// VerifyLog reads every event of the log, as [jetlog.Log.Check] does, and every
-// blob that one names, and keeps the outcome for `views status`. progress, if
+// VerifyLog reads every event of the log, as [jetlog.Log.Check] does, every
+// blob that one names, and every receipt, which must name an event of it. It keeps
+// the outcome for `views status`. progress, if
 // not nil, is called with the number of events read so far.
 func (s *Store) VerifyLog(ctx context.Context, progress func(events uint64)) (ReadLog, error) {
 	seen := uint64(0)
@@ -48,30 +51,31 @@ func (s *Store) VerifyLog(ctx context.Context, progress func(events uint64)) (Re
 			progress(seen)
 		}
 		return nil
-	})
+	}, unpaced)
 }
 
-func (s *Store) readLog(ctx context.Context, pace func(context.Context, int64) error) (ReadLog, error) {
+// readLog tells pace of each event, and pauses of each receipt.
+func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, int64) error) (ReadLog, error) {
 	files, err := s.logFiles()
 	if err != nil {
 		return ReadLog{}, err
 	}
-	blobs := map[string]error{}
+	receipts, err := listReceipts(ctx, s, pauses)
+	if err != nil {
+		return ReadLog{}, err
+	}
+	blobs := blobsSeen{good: map[[16]byte]struct{}{}, bad: map[string]error{}}
 	checked, err := s.Log.Check(ctx, jetlog.CheckOptions{
-		Pace: pace,
+		Pace: pace, Dir: s.checkDir(),
 		Each: func(e events.Recorded) (problems []string) {
+			receipts.see(e)
 			named, err := blobsOf(e)
 			if err != nil {
 				return []string{err.Error()}
 			}
 			for _, b := range named {
-				got, known := blobs[b.Digest]
-				if !known {
-					_, got = s.Blobs.Get(ctx, b)
-					blobs[b.Digest] = got
-				}
-				if got != nil {
-					problems = append(problems, got.Error())
+				if err := blobs.look(ctx, s, b); err != nil {
+					problems = append(problems, err.Error())
 				}
 			}
 			return problems
@@ -79,10 +83,15 @@ func (s *Store) readLog(ctx context.Context, pace func(context.Context, int64) e
 	})
 	out := ReadLog{
 		Events: checked.Events, First: checked.First, Last: checked.Last,
-		Decisions: checked.Decisions, Repeated: checked.Repeated, Blobs: uint64(len(blobs)),
+		Decisions: checked.Decisions, Repeated: checked.Repeated, Blobs: uint64(len(blobs.good) + len(blobs.bad)),
 	}
 	for _, f := range checked.Findings {
 		out.Findings = append(out.Findings, LogFinding(f))
+	}
+	if err == nil {
+		var denied []LogFinding
+		denied, err = receipts.findings(ctx, s, checked.Last)
+		out.Findings = append(out.Findings, denied...)
 	}
 	if err == nil {
 		var missing []LogFinding
@@ -93,6 +102,42 @@ func (s *Store) readLog(ctx context.Context, pace func(context.Context, int64) e
 		err = noteReadLog(s.Location, out)
 	}
 	return out, err
+}
+
+// blobsSeen are the claim checks that were compared with their digests, in a few
+// bytes each.
+type blobsSeen struct {
+	good map[[16]byte]struct{} // by what their digests begin with
+	bad  map[string]error
+}
+
+func (seen *blobsSeen) look(ctx context.Context, s *Store, b events.Blob) error {
+	var key [16]byte
+	digest, err := plan.ParseDigest(b.Digest)
+	if err == nil {
+		key = [16]byte(digest[:16])
+		if _, known := seen.good[key]; known {
+			return nil
+		}
+	}
+	if err, known := seen.bad[b.Digest]; known {
+		return err
+	}
+	if _, err = s.Blobs.Get(ctx, b); err != nil {
+		seen.bad[b.Digest] = err
+		return err
+	}
+	seen.good[key] = struct{}{}
+	return nil
+}
+
+// checkDir is where a reading of the log spills what it cannot keep in memory:
+// temporary files of the system may be in memory.
+func (s *Store) checkDir() string {
+	if IsURL(s.opts.Location) || unix.Access(s.Location, unix.W_OK) != nil {
+		return ""
+	}
+	return s.Location
 }
 
 // blobsOf are the claim checks of an event.

@@ -14,6 +14,28 @@ type Whereabouts struct {
 	Runtime  string // private directory for sockets of this store, which is made
 }
 
+// Identity returns a store's ID without opening its log or making its runtime
+// directory. Only a URL is connected to.
+func Identity(ctx context.Context, o Options) (string, error) {
+	location, isURL, err := parseLocation(o.Location)
+	if err != nil {
+		return "", fmt.Errorf("find the store: %w", err)
+	}
+	if isURL {
+		s, err := Open(ctx, o)
+		if err != nil {
+			return "", err
+		}
+		return s.ID, s.Close()
+	}
+	dir, err := filepath.Abs(location)
+	if err != nil {
+		return "", fmt.Errorf("find the store: %w", err)
+	}
+	id, err := identityIn(dir)
+	return id.Store, err
+}
+
 // Locate finds a store without opening it: neither lock nor log of a directory
 // is touched. A URL is asked for the store's identity.
 func Locate(ctx context.Context, o Options) (Whereabouts, error) {

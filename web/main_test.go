@@ -159,6 +159,7 @@ func (s *store) story() {
 		s.say(run, projections.DefaultTrial, saved("step-3.a1", "step-3", 1, 3)...)
 		s.say(run, projections.DefaultTrial,
 			events.WorkerExited{Attempt: 1, Rank: 1, Signal: "SIGKILL", Traceback: "line 1\nline 2"},
+			events.GPUUnhealthy{Device: "GPU-1", Reason: "Xid 79"},
 			events.GroupStopped{Attempt: 1, Reason: "a worker was killed"},
 			events.GroupStarted{Attempt: 2, Job: job, WorldSize: 1, Resume: "step-1.a1", Backend: "gloo", Ranks: []events.RankPlacement{{Rank: 0}}},
 			events.Metrics{Attempt: 2, Iteration: 1, Step: 2, Metrics: map[string]any{"loss": 0.1}},

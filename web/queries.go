@@ -45,7 +45,15 @@ type Query[T any] struct {
 var (
 	Runs = Query[[]projections.Run]{"runs", func(r projections.Reader, _ Params) ([]projections.Run, error) { return projections.Runs(r) }}
 	Jobs = Query[[]projections.Job]{"jobs", func(r projections.Reader, p Params) ([]projections.Job, error) { return projections.Jobs(r, p.Run) }}
-	Run  = Query[projections.Run]{"run", func(r projections.Reader, p Params) (projections.Run, error) {
+	// Launches is of one run, or of all with an empty one.
+	Launches = Query[[]projections.Launches]{"launches", func(r projections.Reader, p Params) ([]projections.Launches, error) {
+		return projections.AllLaunches(r, p.Run)
+	}}
+	// Devices are those that were unhealthy, of one run or of all.
+	Devices = Query[[]projections.Device]{"devices", func(r projections.Reader, p Params) ([]projections.Device, error) {
+		return projections.Devices(r, p.Run)
+	}}
+	Run = Query[projections.Run]{"run", func(r projections.Reader, p Params) (projections.Run, error) {
 		return projections.GetRun(r, p.Run)
 	}}
 	Trials = Query[[]projections.Trial]{"trials", func(r projections.Reader, p Params) ([]projections.Trial, error) {
@@ -78,8 +86,20 @@ var (
 		})
 	}}
 	Retention = Query[[]retention.Trial]{"retention", func(r projections.Reader, p Params) ([]retention.Trial, error) {
+		trials, err := retention.Read(r, p.Run, p.Metrics)
+		if err != nil {
+			return nil, err
+		}
+		others, err := retention.Others(r)
+		retention.Hold(trials, others)
+		return trials, err
+	}}
+	// OwnRetention is Retention without what other runs need, for a collection of
+	// many runs, which asks for that once, by Needs.
+	OwnRetention = Query[[]retention.Trial]{"retention_own", func(r projections.Reader, p Params) ([]retention.Trial, error) {
 		return retention.Read(r, p.Run, p.Metrics)
 	}}
+	Needs  = Query[[]retention.Need]{"needs", func(r projections.Reader, _ Params) ([]retention.Need, error) { return retention.Others(r) }}
 	Digest = Query[string]{"digest", func(r projections.Reader, _ Params) (string, error) {
 		sum, err := projections.Digest(r)
 		return fmt.Sprintf("%x", sum), err
@@ -91,7 +111,8 @@ var answers = map[string]func(projections.Reader, Params) (any, error){
 	Runs.Name: erase(Runs), Run.Name: erase(Run), Jobs.Name: erase(Jobs), Trials.Name: erase(Trials), Trial.Name: erase(Trial),
 	Attempts.Name: erase(Attempts), Workers.Name: erase(Workers), Checkpoints.Name: erase(Checkpoints),
 	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Reports.Name: erase(Reports), Metrics.Name: erase(Metrics),
-	Retention.Name: erase(Retention), Digest.Name: erase(Digest),
+	Retention.Name: erase(Retention), OwnRetention.Name: erase(OwnRetention), Needs.Name: erase(Needs), Digest.Name: erase(Digest),
+	Launches.Name: erase(Launches), Devices.Name: erase(Devices),
 }
 
 func erase[T any](q Query[T]) func(projections.Reader, Params) (any, error) {

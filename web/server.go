@@ -116,6 +116,7 @@ var kinds = map[string]struct {
 	"not_found":     {http.StatusNotFound, projections.ErrNotFound},
 	"ambiguous":     {http.StatusBadRequest, projections.ErrAmbiguous},
 	"bad_reference": {http.StatusBadRequest, projections.ErrReference},
+	"late":          {http.StatusGatewayTimeout, context.DeadlineExceeded},
 }
 
 func classify(err error) (status int, kind string) {

@@ -50,7 +50,8 @@ func TestQueries(t *testing.T) {
 			if !bytes.Equal(here, there) || !same(hereErr, thereErr) {
 				t.Errorf("%s of %+v:\nhere  %s, %v\nthere %s, %v", name, p, here, hereErr, there, thereErr)
 			}
-			if hereErr == nil && len(here) > 4 {
+			// In this story nothing is needed by another run.
+			if hereErr == nil && (len(here) > 4 || name == Needs.Name && string(here) == "[]") {
 				answered++
 			}
 		}

@@ -76,12 +76,9 @@ func (j *job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*o
 		}
 		return saves[id]
 	}
-	for r, err := range j.store.Log.Read(ctx, from, end) {
+	for r, err := range j.store.Log.ReadTrial(ctx, events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial}, from, end) {
 		if err != nil {
 			return nil, err
-		}
-		if r.Scope.Run != j.cfg.Run || r.Scope.Trial != j.cfg.Trial {
-			continue
 		}
 		body, err := r.Body()
 		if err != nil {

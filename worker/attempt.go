@@ -28,7 +28,9 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 	}
 	cause, err := j.live(ctx, n, restart, resume, started.Sequence)
 	if err != nil {
-		return nil, j.broken(ctx, n, cause, err)
+		if cause, err = j.excuse(ctx, n, cause, err, started.Sequence); err != nil {
+			return nil, j.broken(ctx, n, cause, err)
+		}
 	}
 	if err := j.lane.say(context.WithoutCancel(ctx), j.groupStopped(ctx, n, cause)); err != nil {
 		return nil, j.broken(ctx, n, cause, err)
@@ -49,7 +51,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	g := &group{
 		cfg: j.cfg, attempt: n, resume: resume, store: j.store, lane: j.lane,
 		slots: staging.New(j.arenas, j.staging()), work: work, hub: dist.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
-		pulses: newPulses(j.cfg.NProc), hearing: &hearing{orders: j.orders},
+		pulses: newPulses(j.cfg.NProc), hearing: &hearing{orders: j.orders}, signals: newHeldSignals(),
 	}
 	g.loader = j.newLoader(g)
 	defer g.slots.Close()
@@ -59,7 +61,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		}
 	}()
 	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.say)
-	g.handoff.stop = g.hearing.tell
+	g.handoff.stop, g.handoff.store, g.handoff.reports.log = g.hearing.tell, j.store, j.log
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
 	g.saver.kept, g.saver.resume, g.saver.together = j.keeper.committed, resume, true
 	g.loader.Prove()
@@ -72,8 +74,10 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		cause, err = w.serveMembers(ctx, work)
 		defer func() { err = errors.Join(err, w.closeServers()) }()
 	} else {
+		g.ask = j.ask
 		cause, err = w.run(ctx, work, restart)
 	}
+	g.handoff.reports.settle()
 	var saves error
 	if err == nil || errors.Is(err, syscall.ENOSPC) && !w.savingEnded { // decisions are not refused
 		saves = j.finishSaves(work, w, cause)
@@ -96,6 +100,29 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from, nil)
 	}
 	return cause, errors.Join(err, saves)
+}
+
+// excuse makes an infrastructure failure of an error by which the log refused
+// what an attempt had to say, so that the next one may go on from the last
+// checkpoint. All saves of the attempt have ended then. Other errors, and one of
+// a job that has to end, come back.
+func (j *job) excuse(ctx context.Context, n int, cause *FailedError, err error, from uint64) (*FailedError, error) {
+	if !errors.As(err, new(*unsaidError)) || ctx.Err() != nil {
+		return cause, err
+	}
+	for _, final := range []error{ErrFenced, errLeft, errStuck, errUnserved, syscall.ENOSPC} {
+		if errors.Is(err, final) {
+			return cause, err
+		}
+	}
+	j.log.Error("attempt failed because of the log", "attempt", n, "error", err)
+	if ended := j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from, nil); ended != nil {
+		return cause, errors.Join(err, ended)
+	}
+	if cause == nil || cause.Rank < 0 {
+		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: beginning("the log refuses what the trainer has to say: "+err.Error(), maxMessage)}
+	}
+	return cause, nil
 }
 
 // broken closes an attempt in the log after an error that ends the job.
@@ -148,7 +175,7 @@ func (j *job) staging() staging.Config {
 }
 
 func (j *job) groupStarted(n int, resume string) *events.GroupStarted {
-	g := &events.GroupStarted{Attempt: n, Job: j.cfg.Job, WorldSize: j.cfg.NProc, Backend: j.cfg.Backend, Resume: resume}
+	g := &events.GroupStarted{Attempt: n, Job: j.cfg.Job, WorldSize: j.cfg.NProc, Backend: j.cfg.Backend, Resume: resume, PassedOver: j.passed, MorePassedOver: j.morePassed}
 	for rank := range j.cfg.NProc {
 		g.Ranks = append(g.Ranks, j.hooks.place(events.RankPlacement{Rank: rank, LocalRank: rank}))
 	}
@@ -162,18 +189,18 @@ func (j *job) finishSaves(ctx context.Context, w *watch, cause *FailedError) err
 	if cause != nil {
 		why = "the worker group failed: " + cause.Cause
 	}
-	end, err := j.store.Log.Last(ctx)
+	end, err := j.store.Log.LastOf(ctx, j.lane.agg)
 	if err != nil {
 		return err
 	}
 	w.group.saver.drain <- drain{why, end}
-	timer := time.NewTimer(j.cfg.DrainTimeout)
-	defer timer.Stop()
+	drained, cancel := j.store.answering(context.WithoutCancel(ctx), j.cfg.DrainTimeout)
+	defer cancel()
 	select {
 	case err := <-w.saving:
 		w.savingEnded = true
 		return err
-	case <-timer.C:
+	case <-drained.Done():
 		j.log.Warn("staged saves are not finished in time and are given up", "drain_timeout", j.cfg.DrainTimeout)
 	}
 	return errDrain

@@ -42,13 +42,13 @@ func (l *slowLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, e
 	return seqs, err
 }
 
-// Read implements worker.Log.
-func (l *slowLog) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error] {
+// ReadTrial implements worker.Log.
+func (l *slowLog) ReadTrial(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error] {
 	if until != 0 {
-		return l.Log.Read(ctx, from, until)
+		return l.Log.ReadTrial(ctx, of, from, until)
 	}
 	return func(yield func(events.Recorded, error) bool) {
-		for r, err := range l.Log.Read(ctx, from, until) {
+		for r, err := range l.Log.ReadTrial(ctx, of, from, until) {
 			if r.Kind.Family() == "plan" || r.Kind.Family() == "write" {
 				select {
 				case <-l.free:

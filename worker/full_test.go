@@ -63,25 +63,54 @@ func TestFullAtWorkersEnd(t *testing.T) {
 	}
 }
 
-var goesOn = workerRole("goes on without metrics", func(ctx context.Context, c *client.Client) error {
-	for step := range int64(2) {
-		err := c.Report(ctx, step, map[string]any{"loss": 1.0})
-		if !errors.Is(err, client.ErrNoSpace) || !strings.Contains(err.Error(), "the disk of the store has no room") {
-			return fmt.Errorf("error %w, want no space", err)
+var goesOn = workerRole("goes on ahead of its metrics", func(ctx context.Context, c *client.Client) error {
+	for step := range int64(5) {
+		if err := c.Report(ctx, step, map[string]any{"loss": 1.0}); err != nil {
+			return err
 		}
 	}
+	say("five steps are done")
 	return nil
 })
 
-// Metrics that the log has no room for are an error of the report, and the
-// training may go on.
+// roomyLog is a fullLog that has room when the workers have got so far.
+type roomyLog struct {
+	fullLog
+	far func() bool
+}
+
+// Append implements worker.Log.
+func (l roomyLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
+	if l.far() {
+		return l.Log.Append(ctx, facts...)
+	}
+	return l.fullLog.Append(ctx, facts...)
+}
+
+// Metrics that the log has no room for wait for it, and the training goes on.
+// Those for which there is none at its end are lost, which is said.
 func TestFullForMetrics(t *testing.T) {
 	t.Parallel()
-	j := newJob(t, 2, goesOn...)
-	j.store.Log = fullLog{home.Log, []events.Body{events.Metrics{}}}
-	j.must()
-	if trial := trialOf(t); trial.Status != projections.Completed || trial.Iterations != 0 {
-		t.Errorf("trial %+v", trial)
+	full := fullLog{home.Log, []events.Body{events.Metrics{}}}
+	for name, c := range map[string]struct {
+		room       bool
+		iterations int
+	}{"and there is room": {true, 5}, "and there is none": {false, 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 2, goesOn...)
+			j.store.Log = roomyLog{full, func() bool {
+				return c.room && strings.Count(j.out.String(), "five steps are done") > 0
+			}}
+			j.must()
+			wantText(t, j.log, "no room for metrics; they wait for it")
+			if trial := trialOf(t); trial.Status != projections.Completed || trial.Iterations != c.iterations {
+				t.Errorf("trial %+v", trial)
+			}
+			if said := strings.Contains(j.log.String(), "metrics refused by the log after their ranks went on"); said == c.room {
+				t.Errorf("that metrics are lost was said: %v", said)
+			}
+		})
 	}
 }
 

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -231,4 +233,36 @@ func TestFunctionPreempted(t *testing.T) {
 			t.Errorf("exit %+v", exited)
 		}
 	}
+}
+
+var endlessly = functionRole("endlessly", func(ctx context.Context, _ function.Config, r *function.Reporter) error {
+	for n := 0; ; n++ {
+		if err := r.Report(ctx, function.Result{"loss": 1.0}); err != nil {
+			say("%s after %v", r.Stopping(), err)
+			return err
+		}
+		if n == 3 {
+			say("pid %d", os.Getpid())
+		}
+	}
+})
+
+// A scheduler's SIGTERM to a function's process is not its end: the trainer has
+// all functions end at one step. The trainer's own SIGTERM ends it.
+func TestFunctionIsSignalled(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, endlessly...)
+	j.cfg.PreemptGrace = patience
+	j.start()
+	for rank := range 2 {
+		n, err := strconv.Atoi(j.out.await(t, 1, fmt.Sprintf("[rank%d] pid ", rank))[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(n, syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j.preempted(j.wait())
+	wantText(t, j.out, "[rank0] preempt after ", "[rank1] preempt after ")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"reflect"
 	"sync/atomic"
 	"syscall"
@@ -16,12 +17,14 @@ import (
 // handoff takes the reports of all ranks, one iteration at a time. Each rank
 // has a mailbox of capacity one and is held until the iteration is in the
 // log; so nothing that a rank did before its report returned can be lost, and
-// no rank runs ahead of the others.
+// no rank runs ahead of the others. While the log does not answer, all ranks
+// together run ahead of it: see reports.
 type handoff struct {
 	attempt  int
 	limit    time.Duration // until all ranks have reported
 	now      func() time.Time
-	say      func(context.Context, ...events.Body) error
+	store    Store // whose silence the limit leaves out
+	reports  *reports
 	boxes    []chan struct{} // a rank's holds a token while its report is not answered
 	in       chan delivery   // at most one of each rank: sending never blocks
 	gone     chan int        // a rank whose process has ended, once: sending never blocks
@@ -53,7 +56,7 @@ type reportAnswer struct {
 
 func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, say func(context.Context, ...events.Body) error) *handoff {
 	h := &handoff{
-		attempt: attempt, limit: limit, now: now, say: say,
+		attempt: attempt, limit: limit, now: now, reports: newReports(say, slog.New(slog.DiscardHandler)),
 		in: make(chan delivery, world), gone: make(chan int, world),
 		left: map[int]bool{}, over: make(chan struct{}), stop: func() string { return "" },
 		words: make([]lastWord, world), finished: make(chan int, world),
@@ -104,8 +107,8 @@ func (h *handoff) answer(d delivery, stop string, err error) {
 	<-h.boxes[d.rank]
 }
 
-// run collects iterations until every rank has ended, and returns how many are
-// in the log. One that is refused for lack of space is an error of its reports
+// run collects iterations until every rank has ended, and returns how many the
+// log has, or will have when the reports have settled. One that is refused for lack of space is an error of its reports
 // alone. Ranks that disagree on whether there is one more are an error
 // that names them.
 func (h *handoff) run(ctx context.Context) (iterations int, err error) {
@@ -119,7 +122,7 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		if err != nil || got == nil {
 			return iterations, err
 		}
-		err = h.say(ctx, h.merge(iterations+1, got, got[0].at.Sub(last)))
+		err = h.reports.add(ctx, h.merge(iterations+1, got, got[0].at.Sub(last)))
 		last = h.now()
 		h.leave(got)
 		stop := ""
@@ -143,11 +146,15 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 // collect waits for one report of each rank; nil when all ranks have ended.
 func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 	got := map[int]delivery{}
-	var limit <-chan time.Time
+	var limit <-chan struct{}
+	cancel := func() {}
+	defer func() { cancel() }()
 	take := func(d delivery) {
 		got[d.rank] = d
 		if limit == nil {
-			limit = time.After(h.limit)
+			var late context.Context
+			late, cancel = h.store.answering(context.WithoutCancel(ctx), h.limit)
+			limit = late.Done()
 		}
 	}
 	refuse := func(format string, args ...any) ([]delivery, error) {
@@ -182,6 +189,9 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 			for len(h.in) > 0 { // a last report may be in front of the news: it counts
 				take(<-h.in)
 			}
+		case err := <-h.reports.broke:
+			_, _ = refuse("%w", err)
+			return nil, &unsaidError{err}
 		case <-limit:
 			return refuse("ranks %v have not reported within %v, while ranks %v have", silent, h.limit, reported)
 		case <-ctx.Done():

@@ -117,6 +117,7 @@ func hangCause(silent []silence, waiting []int) string {
 func (w *watch) account(ctx context.Context, silent []silence) string {
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
+	w.group.signals.stacks.Store(true) // the group is ended after this in any case
 	var order []int
 	title := map[int]string{}
 	for _, s := range silent {

@@ -60,8 +60,8 @@ func (v views) Trials(ctx context.Context, run string) ([]projections.Trial, err
 func storeOf(st *store.Store, shared string) worker.Store {
 	return worker.Store{
 		ID: st.ID, Log: st.Log, Views: views{st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
-		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
-		Runtime:  st.Runtime, Shared: shared,
+		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
+		Runtime: st.Runtime, Shared: shared,
 	}
 }
 

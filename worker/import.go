@@ -85,7 +85,7 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 		// A disk that is slower than this does not work.
 		SaveTimeout: 10*time.Minute + time.Duration(bytes>>20)*time.Second/4,
 	}.withDefaults()
-	store.Log = newLastWords(ctx, store.Log)
+	store = store.patiently(ctx, full.Logger)
 	j := &job{cfg: full, store: store, log: full.Logger, scribe: newScribe(full, store.Log)}
 	host, err := os.Hostname()
 	if err != nil {
@@ -99,9 +99,7 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 	}
 	im := &importer{job: j, cfg: cfg}
 	err = im.run(ctx)
-	// As at the end of other jobs: told within a deadline of its own.
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
-	defer cancel()
+	end := context.WithoutCancel(ctx) // as at the end of other jobs
 	ended := &events.JobEnded{Job: full.Job, ExitCode: full.ExitCode(err)}
 	if err != nil {
 		ended.Reason = err.Error()
@@ -183,18 +181,18 @@ func (im *importer) save(ctx context.Context, from uint64) error {
 		}
 		err = fmt.Errorf("import %s: %w", im.cfg.From.Path(), err)
 	}
-	end, lastErr := im.store.Log.Last(work)
+	end, lastErr := im.store.Log.LastOf(work, im.lane.agg)
 	if lastErr != nil {
 		stop()
 		return errors.Join(err, lastErr, <-saving)
 	}
 	s.drain <- drain{"the import ended before the save was complete", end}
-	timer := time.NewTimer(im.job.cfg.DrainTimeout)
-	defer timer.Stop()
+	late, cancel := im.store.answering(work, im.job.cfg.DrainTimeout)
+	defer cancel()
 	select {
 	case drained := <-saving:
 		return errors.Join(err, drained)
-	case <-timer.C:
+	case <-late.Done():
 		return errors.Join(err, fmt.Errorf("%w: the import is not finished in time; the next job of the run ends it", errDrain))
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -16,7 +17,6 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/worker/logs"
 	"github.com/ckptstore/ckptstore/worker/process"
-	"github.com/ckptstore/ckptstore/worker/restore"
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
@@ -42,7 +42,12 @@ type job struct {
 	reached int64    // the step that they reported last; -1: none
 	orders  *orders
 	reason  string // of the job's end, when it is not an error
-	hooks   *hooks
+	// Checkpoints that the next attempt does not resume from: their files are
+	// not whole.
+	passed     []events.PassedOver
+	morePassed int
+	hooks      *hooks
+	working    atomic.Pointer[func() bool] // whether workers of an attempt live; nil: no attempt has begun
 
 	members  *members // of a session; nil: the workers are started here
 	finished bool     // all ranks of the last attempt have said that they are done
@@ -67,7 +72,7 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	if err != nil {
 		return err
 	}
-	store.Log = newLastWords(ctx, store.Log)
+	store = store.patiently(ctx, cfg.Logger)
 	j := &job{hooks: hooks, cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log), orders: newOrders()}
 	j.devices = &deviceGate{job: j}
 	j.output = j.openOutput()
@@ -105,16 +110,15 @@ func (j *job) run(ctx context.Context) (err error) {
 		return err
 	}
 	deaf := j.takeOrders(ctx, last+1)
+	defer j.tellWhenIdle(ctx)()
 	live := j.attempts
 	if j.members != nil {
 		live = j.attend
 	}
-	err = caused(ctx, live(ctx))
+	err = j.unheard(caused(ctx, live(ctx)))
 	deaf()
-	// The job's end is told even when ctx has ended, within the decision's
-	// own deadline.
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
-	defer cancel()
+	// The job's end is told even when ctx has ended.
+	end := context.WithoutCancel(ctx)
 	ended := &events.JobEnded{Job: j.cfg.Job, ExitCode: j.cfg.ExitCode(err), Reason: j.reason}
 	if err != nil {
 		ended.Reason = beginning(err.Error(), maxMessage)
@@ -178,7 +182,10 @@ func (j *job) attempts(ctx context.Context) error {
 		if unknown != nil {
 			return j.undecided(ctx, n, cause, unknown)
 		}
-		resume = trial.Head
+		if resume, err = j.nextResume(ctx, trial); err != nil {
+			after := context.WithoutCancel(ctx)
+			return errors.Join(cause, err, j.paused(after, trial.Attempt, beginning(err.Error(), maxMessage)))
+		}
 		wait := backoff.after(lived, trial.Head != head)
 		head = trial.Head
 		j.log.Warn("restarting the group", "cause", cause.Cause, "from", or(resume, "the beginning: nothing is committed"), "after", wait)
@@ -248,36 +255,4 @@ func (j *job) coordinator(attempt, world int) planner.CoordinatorConfig {
 		Store: j.store.ID, Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: attempt,
 		WorldSize: world, Timeout: j.cfg.SaveTimeout, Strict: j.cfg.StrictReplicas,
 	}
-}
-
-// firstResume resolves what the user wants to resume from. Later attempts
-// resume from the last committed checkpoint of the line.
-func (j *job) firstResume(ctx context.Context, trial projections.Trial) (string, error) {
-	head := startOf(trial)
-	switch j.cfg.Resume {
-	case "auto":
-		return head, nil
-	case "none":
-		return "", nil
-	case "require":
-		if head == "" {
-			return "", fmt.Errorf("%w: --resume require: run %q has no committed checkpoint; use --resume auto to start afresh", ErrConfig, j.cfg.Run)
-		}
-		return head, nil
-	}
-	if restore.IsPath(j.cfg.Resume) {
-		f, err := j.store.Foreign(ctx, j.cfg.Resume)
-		if err != nil {
-			return "", fmt.Errorf("%w: --resume: %w", ErrConfig, err)
-		}
-		return f.Path(), nil
-	}
-	c, err := j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, j.cfg.Resume))
-	if err != nil {
-		return "", fmt.Errorf("%w: --resume: %w", ErrConfig, err)
-	}
-	if c.Run != j.cfg.Run {
-		return c.Run + "@" + c.ID, nil
-	}
-	return c.ID, nil
 }

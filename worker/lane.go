@@ -10,7 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// decideTimeout bounds one decision, over all retries and reconnects.
+// decideTimeout is the time in which a log that answers has taken a decision.
 const decideTimeout = 60 * time.Second
 
 // ErrFenced says that a newer attempt of the trial has taken over: this one
@@ -82,12 +82,11 @@ type lane struct {
 // decide appends a decision and returns it with its sequence. When another
 // decision came first it is looked at: a newer attempt gives [ErrFenced], the
 // end of the same checkpoint errEnded, anything else is taken note of and the
-// decision is tried again.
+// decision is tried again. A log that does not answer is waited for: see
+// lastWords.
 func (l *lane) decide(ctx context.Context, body events.Body) (events.Recorded, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, decideTimeout)
-	defer cancel()
 	d, err := events.NewDecision(l.stamp(), l.agg, body)
 	if err != nil {
 		return events.Recorded{}, err
@@ -127,12 +126,9 @@ func (l *lane) reread(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for r, err := range l.log.Read(ctx, l.last+1, end) {
+	for r, err := range l.log.ReadLane(ctx, l.agg, l.last+1, end) {
 		if err != nil {
 			return err
-		}
-		if !l.agg.Owns(r.Event) {
-			continue
 		}
 		body, err := r.Body()
 		if err != nil {

@@ -114,9 +114,17 @@ func (l *lost) Trial(ctx context.Context, _, _ string) (projections.Trial, error
 // Last implements Log.
 func (l *lost) Last(context.Context) (uint64, error) { return 1, nil }
 
-// Read implements Log.
-func (l *lost) Read(ctx context.Context, _, _ uint64) iter.Seq2[events.Recorded, error] {
+// LastOf implements Log.
+func (l *lost) LastOf(context.Context, events.Aggregate) (uint64, error) { return 1, nil }
+
+// ReadTrial implements Log.
+func (l *lost) ReadTrial(ctx context.Context, _ events.Aggregate, _, _ uint64) iter.Seq2[events.Recorded, error] {
 	return func(func(events.Recorded, error) bool) { <-ctx.Done() }
+}
+
+// ReadLane implements Log.
+func (l *lost) ReadLane(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error] {
+	return l.ReadTrial(ctx, of, from, until)
 }
 
 // The error of a job that was told to end begins with why, also when nobody

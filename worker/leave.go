@@ -50,7 +50,7 @@ func (s *rankServer) onLeave(ctx context.Context, _ struct{}) (struct{}, error) 
 		return struct{}{}, nil
 	}
 	first := s.left.CompareAndSwap(false, true)
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.DrainTimeout)
+	ctx, cancel := s.store.answering(ctx, s.cfg.DrainTimeout)
 	defer cancel()
 	err := s.outbox.flush(ctx)
 	if first {

@@ -18,7 +18,7 @@ func (j *job) newLoader(g *group) *restore.Loader {
 	return restore.New(restore.Config{
 		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.attempt, World: j.cfg.NProc, Resume: g.resume,
 		Store: restore.Store{Resolve: j.store.Views.Resolve, Foreign: j.store.Foreign, Data: j.store.Data},
-		Log:   loads{j.lane}, Arenas: j.arenas, Spare: g.slots.Spare, Work: g.work, Logger: j.log,
+		Log:   loads{j.lane}, Arenas: j.arenas, Spare: g.slots.Spare, Limit: j.store.answering, Work: g.work, Logger: j.log,
 	})
 }
 

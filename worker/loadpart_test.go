@@ -47,7 +47,12 @@ func TestLoadInParts(t *testing.T) {
 	for _, p := range said[events.LoadPlan](t, runOf(t)) {
 		plans[p.Load] = append(plans[p.Load], p.Rank)
 	}
-	if len(plans) != 3 || len(plans[3]) != 3 {
+	// Rank 1 may be done, and wait for all, before the others begin.
+	sizes := map[int]bool{}
+	for _, ranks := range plans {
+		sizes[len(ranks)] = true
+	}
+	if len(plans) != 3 || len(sizes) != 3 {
 		t.Errorf("loads and their ranks: %v", plans)
 	}
 }

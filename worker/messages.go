@@ -146,7 +146,7 @@ func (s *rankServer) limited(ctx context.Context, limit time.Duration) (context.
 	if limit == 0 {
 		return ctx, release
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := s.store.answering(ctx, limit)
 	return ctx, func() {
 		cancel()
 		release()

@@ -230,6 +230,67 @@ func (j *job) between(ctx context.Context, trial projections.Trial, ran bool) (b
 	return true, errors.Join(e, err)
 }
 
+// errAsked says that a job was asked to end and no worker of it lives.
+var errAsked = errors.New("the job was asked to end")
+
+// works notes how to see whether workers of an attempt live, until the result
+// is called.
+func (j *job) works(alive func() bool) (over func()) {
+	j.working.Store(&alive)
+	return func() { j.working.Store(nil) }
+}
+
+// idleEvery is how often a job that is asked to end looks whether its workers
+// have ended.
+const idleEvery = 100 * time.Millisecond
+
+// tellWhenIdle ends the patience with the log of a job that is asked to end, as
+// soon as no worker lives, until the result is called.
+func (j *job) tellWhenIdle(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			o, came := j.orders.given()
+			alive := j.working.Load()
+			switch {
+			case o == nil:
+				select {
+				case <-came:
+				case <-ctx.Done():
+				}
+			case alive == nil || !(*alive)():
+				if j.store.words != nil {
+					j.store.words.tell(errAsked)
+				}
+				return
+			default:
+				select {
+				case <-time.After(idleEvery):
+				case <-ctx.Done():
+				}
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// unheard is the error of a job that was preempted and whose log did not answer
+// any more: what was saved is not known.
+func (j *job) unheard(err error) error {
+	o, _ := j.orders.given()
+	if o == nil || !o.Preempt || !errors.Is(err, errUnserved) || errors.As(err, new(*PreemptedError)) {
+		return err
+	}
+	return errors.Join(&PreemptedError{
+		Reason: o.Reason, Checkpoint: "its newest checkpoint", Why: "the log does not answer, so it is not known what is saved",
+	}, err)
+}
+
 // rest waits between two attempts, or until the job is asked to end.
 func (j *job) rest(ctx context.Context, d time.Duration) error {
 	o, came := j.orders.given()

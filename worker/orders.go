@@ -16,6 +16,7 @@ import (
 type StopRequest struct {
 	Preempt bool   // the workers save first, on a step that all ranks agree on
 	Reason  string // who asks, or why
+	Signal  string // the name of the signal that it came by, which workers may have got too; or empty
 }
 
 // asks is what workers are told.
@@ -35,7 +36,7 @@ type stopOrder struct {
 // orders are the requests to a job. The first one counts, and a stop more than
 // a preemption.
 type orders struct {
-	seen atomic.Uint64 // sequence of the log that was read last
+	seen atomic.Uint64 // sequence of the last decision of the trial that was read
 
 	mu   sync.Mutex
 	now  *stopOrder
@@ -94,12 +95,12 @@ func (j *job) takeOrders(ctx context.Context, from uint64) (stop func()) {
 // asked of the trial before the job began was meant for another.
 func (j *job) followLane(ctx context.Context, from uint64) error {
 	lane := events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial}
-	for r, err := range j.store.Log.Read(ctx, from, 0) {
+	for r, err := range j.store.Log.ReadLane(ctx, lane, from, 0) {
 		if err != nil {
 			return err
 		}
 		j.orders.seen.Store(r.Sequence)
-		if r.Kind != (events.TrialStopRequested{}).Kind() || !lane.Owns(r.Event) {
+		if r.Kind != (events.TrialStopRequested{}).Kind() {
 			continue
 		}
 		body, err := r.Body()
@@ -111,7 +112,7 @@ func (j *job) followLane(ctx context.Context, from uint64) error {
 			j.log.Info("a request to stop another job of the run is not obeyed", "job", b.Job, "reason", b.Reason)
 			continue
 		}
-		j.ask(StopRequest{b.Preempt, or(b.Reason, "asked for in the log, without a reason")})
+		j.ask(StopRequest{Preempt: b.Preempt, Reason: or(b.Reason, "asked for in the log, without a reason")})
 	}
 	return nil
 }
@@ -130,7 +131,7 @@ func (j *job) followRequests(ctx context.Context) {
 		case r := <-j.cfg.Requests:
 			j.ask(r)
 		case <-due:
-			j.ask(StopRequest{true, fmt.Sprintf("the time of the job ends at %s", j.cfg.Deadline.Format(time.RFC3339))})
+			j.ask(StopRequest{Preempt: true, Reason: fmt.Sprintf("the time of the job ends at %s", j.cfg.Deadline.Format(time.RFC3339))})
 		case <-ctx.Done():
 			return
 		}

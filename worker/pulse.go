@@ -22,16 +22,17 @@ type pulse struct {
 // meetings are the requests that wait for all ranks.
 var meetings = []string{"report", "gather", "broadcast", "load", "get"}
 
-// listening is the request that an agent has waiting all the time, beside the
-// training: it is no sign of life, and a rank does not wait for the trainer by it.
-const listening = "recv"
+// besides are the requests that a rank makes beside the training, some of which
+// wait all the time: they are no sign of life, and a rank does not wait for the
+// trainer by them.
+var besides = []string{"recv", "hold_signals", "release_signals", "signaled"}
 
 func newPulses(world int) *pulses { return &pulses{ranks: make([]pulse, world)} }
 
 // begin notes a request of a rank; what it gives is called when it is answered.
 // While it is not, the rank waits for the trainer and is not silent.
 func (p *pulses) begin(rank int, op string) (answered func()) {
-	if op == listening {
+	if slices.Contains(besides, op) {
 		return func() {}
 	}
 	meets := 0

@@ -66,7 +66,7 @@ func TestStoppedTrainer(t *testing.T) {
 			warned := &bytes.Buffer{}
 			w := &watch{
 				job:   &job{log: slog.New(slog.NewTextHandler(warned, nil))},
-				group: &group{pulses: newPulses(1)}, procs: []*process.Process{process.Of(0, &exec.Cmd{})},
+				group: &group{pulses: newPulses(1), signals: newHeldSignals()}, procs: []*process.Process{process.Of(0, &exec.Cmd{})},
 			}
 			w.group.pulses.begin(0, "hello")()
 			began := time.Now()

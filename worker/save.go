@@ -75,7 +75,7 @@ func (s *rankServer) busy(id string, why error) (client.SaveReply, error) {
 // stage gives a rank its slot for a save and says what it will put there: for
 // a plan that the log has, after the rank has been answered.
 func (s *rankServer) stage(ctx context.Context, id string, req client.SaveRequest, participants []int, known *localPlan, checked *plan.Local) (client.SaveReply, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.SaveTimeout)
+	ctx, cancel := s.store.answering(ctx, s.cfg.SaveTimeout)
 	defer cancel()
 	say := s.says(id, req, participants, known, checked)
 	part := staging.Part{Attempt: s.attempt, Rank: s.rank, Fingerprint: say.print, Checkpoint: id}
@@ -231,7 +231,7 @@ func (s *rankServer) onWait(ctx context.Context, req client.WaitRequest) (client
 	}
 	// The coordinator's deadline ends every save; the margin is for its word
 	// to arrive.
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.SaveTimeout+decideTimeout)
+	ctx, cancel := s.store.answering(ctx, s.cfg.SaveTimeout+decideTimeout)
 	defer cancel()
 	return s.saver.wait(ctx, req.Checkpoint, s.rank, req.State)
 }

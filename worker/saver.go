@@ -22,7 +22,7 @@ type saver struct {
 	lane  *lane
 	store Store
 	log   *slog.Logger
-	now   func() time.Time
+	now   func() time.Time     // does not move on while the log does not answer
 	coord *planner.Coordinator // owned by the goroutine of run
 	slots *staging.Slots
 	// put writes the bytes of one rank, out of the slots unless it is set.
@@ -60,7 +60,7 @@ type rankSave struct {
 	rank       int
 }
 
-// drain asks a saver to finish what was sealed at the sequence upTo of the log
+// drain asks a saver to finish what was sealed when upTo was the last event of the trial
 // and to abort the rest.
 type drain struct {
 	reason string
@@ -70,7 +70,8 @@ type drain struct {
 // newSaver makes the shell of a coordinator that writes from slots.
 func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging.Slots) *saver {
 	s := &saver{
-		lane: l, store: store, log: log, now: l.now, coord: coord, slots: slots,
+		lane: l, store: store, log: log, coord: coord, slots: slots,
+		now:   func() time.Time { return l.now().Add(-store.silence()) },
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[rankSave]bool{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
@@ -104,7 +105,7 @@ func cmpErr(err, otherwise error) error {
 
 func (s *saver) follow(ctx context.Context, from, known uint64) error {
 	ctx, stop := context.WithCancel(ctx)
-	tail, tailErr := s.tail(ctx, from)
+	tail, tailErr := s.tail(ctx, from, known)
 	defer func() {
 		stop()
 		for range tail { // the reader ends with the context
@@ -127,8 +128,10 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 			if !ok {
 				return <-tailErr
 			}
-			if err := s.apply(ctx, r); err != nil {
-				return err
+			if r.Kind != "" {
+				if err := s.apply(ctx, r); err != nil {
+					return err
+				}
 			}
 			seen = r.Sequence
 		case err := <-s.written:
@@ -168,28 +171,48 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 	}
 }
 
-// tail reads the log in the background, with the blobs that the coordinator
-// looks into resolved.
-func (s *saver) tail(ctx context.Context, from uint64) (<-chan events.Recorded, <-chan error) {
+// tail reads the events of the trial in the background, with the blobs that the
+// coordinator looks into resolved. A fact that cannot be read any more keeps a
+// save from being committed, until its deadline. Behind what the trial has up to
+// known comes an event without a kind, which has that sequence: the last of the
+// trial may be far before it.
+func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Recorded, <-chan error) {
 	out, failed := make(chan events.Recorded, 64), make(chan error, 1)
-	go func() {
-		defer close(out)
-		for r, err := range s.store.Log.Read(ctx, from, 0) {
+	give := func(r events.Recorded) error {
+		select {
+		case out <- r:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	read := func(from, until uint64) error {
+		for r, err := range s.store.Log.ReadTrial(ctx, s.lane.agg, from, until) {
 			if err == nil {
 				r, err = resolveBlobs(ctx, s.store.Blobs, r)
 			}
-			if err != nil {
-				failed <- err
-				return
+			if err == nil {
+				err = give(r)
 			}
-			select {
-			case out <- r:
-			case <-ctx.Done():
-				failed <- ctx.Err()
-				return
+			if err != nil {
+				return err
 			}
 		}
-		failed <- cmpErr(ctx.Err(), errors.New("the log ended"))
+		return ctx.Err()
+	}
+	go func() {
+		defer close(out)
+		var err error
+		if known > from { // otherwise it is the first event that is read
+			if err = read(from, known); err == nil {
+				err = give(events.Recorded{Sequence: known})
+			}
+			from = known + 1
+		}
+		if err == nil {
+			err = read(from, 0)
+		}
+		failed <- cmpErr(err, errors.New("the log ended"))
 	}()
 	return out, failed
 }

@@ -145,7 +145,7 @@ func (s *saver) reject(checkpoint string, rank int, why string) {
 // It is the rank's last word on this save, also when its worker is gone and the
 // attempt over.
 func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank int, cause error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWordsTimeout)
+	ctx, cancel := s.store.answering(context.WithoutCancel(ctx), lastWordsTimeout)
 	defer cancel()
 	text := beginning(cause.Error(), maxMessage)
 	err := s.lane.sayAs(ctx, s.lane.trial, events.Rank(rank), &events.WriteFailed{

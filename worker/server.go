@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/ckptstore/ckptstore/dist"
 	"github.com/ckptstore/ckptstore/worker/client"
@@ -53,6 +54,8 @@ type group struct {
 	hub     *dist.Hub
 	hello   chan int // a rank, at its first hello
 	hearing *hearing
+	signals *heldSignals
+	ask     func(StopRequest) // nil: nobody can ask this attempt to end
 	*enlisted
 	pulses *pulses
 
@@ -93,6 +96,11 @@ func badRequest(format string, args ...any) error {
 	return &problem{http.StatusBadRequest, fmt.Errorf(format, args...)}
 }
 
+// headerLimit is how long a connection may take to send the head of its first
+// request. One that sends nothing holds a descriptor of the trainer. A
+// connection between two requests may rest for as long as it likes.
+const headerLimit = 30 * time.Second
+
 // serveRank opens the socket and serves it until close.
 func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	l, err := net.Listen("unix", socket)
@@ -121,10 +129,13 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	mux.Handle("POST /v1/loaded", handle(s, s.onLoaded))
 	mux.Handle("POST /v1/heartbeat", handle(s, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }))
 	mux.Handle("POST /v1/leave", handle(s, s.onLeave))
+	mux.Handle("POST /v1/hold_signals", handle(s, s.onHoldSignals))
+	mux.Handle("POST /v1/release_signals", handle(s, s.onReleaseSignals))
+	mux.Handle("POST /v1/signaled", handle(s, s.onSignaled))
 	s.serveMessages(mux)
 	mux.Handle("POST "+ServicePath, s.service())
 	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
-	s.http = &http.Server{Handler: mux, ConnContext: peer.Context}
+	s.http = &http.Server{Handler: mux, ConnContext: peer.Context, ReadHeaderTimeout: headerLimit}
 	go func() { s.done <- s.http.Serve(l) }()
 	return s, nil
 }
@@ -262,7 +273,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.Repo
 func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {
 	op := r.PathValue("op")
 	if op != "gather" && op != "broadcast" {
-		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, heartbeat, report, should_stop, save, seal, slots, wait, load, loaded, leave, gather, broadcast, send, recv, set and get", op)}
+		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, heartbeat, report, should_stop, save, seal, slots, wait, load, loaded, leave, hold_signals, release_signals, signaled, gather, broadcast, send, recv, set and get", op)}
 	}
 	seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)
 	if err != nil {
@@ -280,7 +291,7 @@ func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) 
 		}
 		hubOp = dist.OpBroadcast(root, size)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), s.cfg.Collective)
+	ctx, cancel := s.store.answering(r.Context(), s.cfg.Collective)
 	defer cancel()
 	parts, err := s.hub.Exchange(ctx, s.rank, seq, hubOp, body)
 	if err != nil {

@@ -63,7 +63,7 @@ func Session(ctx context.Context, cfg SessionConfig, store Store) (err error) {
 	if cfg.NProc < 1 || len(cfg.PIDs) != cfg.NProc {
 		return fmt.Errorf("%w: a session of %d ranks and %d processes", ErrConfig, cfg.NProc, len(cfg.PIDs))
 	}
-	store.Log = newLastWords(ctx, store.Log)
+	store = store.patiently(ctx, cfg.Logger)
 	j := &job{
 		cfg: cfg.Config, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg.Config, store.Log),
 		orders: newOrders(), members: &members{cfg},
@@ -139,6 +139,7 @@ func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err
 		_, err := w.group.handoff.run(work)
 		w.reported <- err
 	}()
+	defer w.works(func() bool { return true })()
 	w.job.members.cfg.Serve(at)
 	return w.follow(ctx, work)
 }

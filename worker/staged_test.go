@@ -73,7 +73,7 @@ func TestStagedAndLost(t *testing.T) {
 			t.Parallel()
 			shared := ownMemory(t)
 			killStaging(t, shared)
-			if freed, bytes, err := staging.Free(shared); err != nil || len(freed) != 1 || bytes == 0 {
+			if freed, bytes, err := staging.Free(shared, home.ID); err != nil || len(freed) != 1 || bytes == 0 {
 				t.Errorf("freed %q, %d bytes: %v", freed, bytes, err)
 			}
 			if left, err := filepath.Glob(filepath.Join(shared, "*")); err != nil || len(left) > 0 {
@@ -126,7 +126,7 @@ func killStaging(t *testing.T, shared string) {
 	}()
 	out.await(t, 1, "[rank0] staged")
 	out.await(t, 1, "[rank1] staged")
-	if freed, _, err := staging.Free(shared); err != nil || len(freed) > 0 {
+	if freed, _, err := staging.Free(shared, home.ID); err != nil || len(freed) > 0 {
 		t.Errorf("freed %q of a trainer that is alive: %v", freed, err)
 	}
 }

@@ -54,6 +54,7 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		go func() {
 			e := p.Wait()
 			w.group.messages.gone(e.Rank)
+			w.group.signals.gone(e.Rank)
 			w.enlisted.died(e)
 			w.exits <- e
 		}()

@@ -77,7 +77,7 @@ func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 	}
 	defer s.slots.Close()
 	s.drain <- drain{why, known}
-	ctx, cancel := context.WithTimeout(ctx, j.cfg.DrainTimeout)
+	ctx, cancel := j.store.answering(ctx, j.cfg.DrainTimeout)
 	defer cancel()
 	if err := s.run(ctx, from, known); err != nil {
 		return fmt.Errorf("end the saves that attempt %d left open: %w", attempt, err)

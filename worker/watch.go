@@ -40,6 +40,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	w.reported = make(chan error, 1)
 	err = w.start(ctx, restart)
 	defer func() { w.enlisted.over() }()
+	defer w.works(func() bool { return w.living() > 0 })()
 	if refused := (hookError{}); errors.As(err, &refused) {
 		cause, err = &FailedError{Rank: -1, Cause: refused.Error()}, nil
 	} else if err == nil {
@@ -97,8 +98,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	defer grace.Stop()
 	term := sync.OnceFunc(func() {
 		w.enlisted.shutDown(work, w.cfg.Grace)
+		left := w.releaseSignals()
 		w.signal(syscall.SIGTERM)
-		grace.Reset(w.cfg.Grace)
+		grace.Reset(left)
 	})
 	defer context.AfterFunc(ctx, func() {
 		w.log.Warn("stopping the workers", "cause", context.Cause(ctx))
@@ -151,6 +153,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			if e.Failed() {
 				failures = append(failures, failure{e, told, w.cfg.Now().Unix(), cause != nil && told.message == ""})
 				end(&FailedError{Rank: e.Rank, Cause: failures[0].String()})
+			}
+			if !e.Failed() {
+				w.signaled(e.Rank)
 			}
 			w.gone(e)
 			w.flush(work, e.Rank)
@@ -226,7 +231,7 @@ func (w *watch) gone(e process.Exit) {
 
 // flush waits until the log has what a rank was told is sealed.
 func (w *watch) flush(work context.Context, rank int) {
-	ctx, cancel := context.WithTimeout(work, w.cfg.DrainTimeout)
+	ctx, cancel := w.store.answering(work, w.cfg.DrainTimeout)
 	defer cancel()
 	for _, s := range w.servers {
 		if s.rank != rank {

@@ -29,7 +29,7 @@ func TestUnkillableWorker(t *testing.T) {
 		say := func(context.Context, ...events.Body) error { return nil }
 		w := &watch{
 			job:   &job{cfg: Config{NProc: 1, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler), prey: process.NewHunt("none")},
-			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, say)},
+			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, say), signals: newHeldSignals()},
 			procs: []*process.Process{p}, exits: make(chan process.Exit), reported: make(chan error),
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -70,7 +70,7 @@ func TestHelloBeforeEnd(t *testing.T) {
 				cfg: Config{NProc: 1}.withDefaults(), lane: l, runtime: t.TempDir(),
 				log: slog.New(slog.NewTextHandler(warned, nil)),
 			},
-			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: dist.NewHub(1), hello: make(chan int, 1), lane: l},
+			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: dist.NewHub(1), hello: make(chan int, 1), lane: l, signals: newHeldSignals()},
 			procs: []*process.Process{{}}, exits: make(chan process.Exit, 1), reported: make(chan error, 1),
 		}
 		w.group.loader = restore.New(restore.Config{World: 1, Work: t.Context()})

@@ -59,7 +59,7 @@ func (c Caller) Save(ctx context.Context, name string, step int64, from *storage
 	if err := offerWhole(ctx, g.lane, g.store.Blobs, g.attempt, id, name, step, from.Manifest().Ranks, from.Items); err != nil {
 		return id, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, g.cfg.SaveTimeout+decideTimeout)
+	ctx, cancel := g.store.answering(ctx, g.cfg.SaveTimeout+decideTimeout)
 	defer cancel()
 	reply, err := g.saver.wait(ctx, id, ranks[0].Rank, client.Committed)
 	if err == nil && reply.State == client.Aborted {

@@ -36,7 +36,8 @@ import (
 )
 
 // Log is what a job needs of the log. All methods may be called concurrently
-// and retry lost connections until their context ends.
+// and retry lost connections until their context ends, or until a deadline of
+// their own: then the job calls them again.
 type Log interface {
 	// Append stores facts; they are durable on return. Calling it again with
 	// the same events stores nothing twice.
@@ -45,11 +46,16 @@ type Log interface {
 	// the sequence after. Otherwise the error is a conflict, for which
 	// Options.Conflict reports true.
 	Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error)
-	// Read yields the log in order from a sequence to another; until 0 means
-	// to follow it for ever.
-	Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error]
+	// ReadTrial yields the events of a trial, and no others, in order from a
+	// sequence to another; until 0 means to follow them for ever. A decision
+	// that is missing is an error; that a fact is not there proves nothing.
+	ReadTrial(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error]
+	// ReadLane yields the decisions of a trial in the same way.
+	ReadLane(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error]
 	// Last is the sequence of the last event.
 	Last(ctx context.Context) (uint64, error)
+	// LastOf is that of the last event of a trial, 0 when it has none.
+	LastOf(ctx context.Context, of events.Aggregate) (uint64, error)
 }
 
 // Views answers from the projections. An answer holds at least what was in
@@ -85,10 +91,15 @@ type Store struct {
 	Data     *storage.Root
 	Foreign  Foreign
 	Conflict func(error) bool // whether Log.Decide failed because another decision came first
-	Runtime  string           // private directory for sockets, with a short path
-	Shared   string           // directory in memory for staging, such as /dev/shm
+	// Unserved reports whether a call of Log or Views failed because nobody
+	// answered it, or for want of room in the log. The job makes such a call again
+	// until it is answered; nil: never.
+	Unserved func(error) bool
+	Runtime  string // private directory for sockets, with a short path
+	Shared   string // directory in memory for staging, such as /dev/shm
 
-	room func(*os.File) (int64, error) // bytes that are free where a file of Shared is; nil: ask the system
+	room  func(*os.File) (int64, error) // bytes that are free where a file of Shared is; nil: ask the system
+	words *lastWords                    // what Log and Views wait by; nil: they do not wait
 }
 
 // Config says what to run. Durations are deadlines; zero takes the default.

@@ -61,7 +61,7 @@ func (j *jobs) save(ctx context.Context, w whole) (id string, err error) {
 		Command: os.Args, Logger: j.log, NewID: store.NewID,
 	}, worker.Store{
 		ID: j.store.ID, Log: j.store.Log, Views: store.Queries{From: j.store.Views()}, Blobs: j.store.Blobs, Data: j.store.Data,
-		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
+		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 	})
 	return got.Checkpoint, err
 }

@@ -79,7 +79,7 @@ func serve(t testing.TB, paths ...string) *served {
 			Logger: quiet, NewID: store.NewID,
 		}, worker.Store{
 			ID: s.store.ID, Log: s.store.Log, Views: store.Queries{From: s.store.Views()}, Blobs: s.store.Blobs, Data: s.store.Data,
-			Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
+			Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		})
 		if err != nil {
 			t.Fatal(err)

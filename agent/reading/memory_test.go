@@ -162,11 +162,11 @@ func TestLeftovers(t *testing.T) {
 	if _, err := os.Stat(alive); err != nil {
 		t.Errorf("what another server has is gone: %v", err)
 	}
-	// So does `gc --staging`.
+	// So does `gc --staging --all-stores`.
 	if err := os.Mkdir(dead, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	freed, _, err := staging.Free(s.shared)
+	freed, _, err := staging.FreeAll(s.shared)
 	if err != nil || len(freed) != 1 || freed[0] != dead {
 		t.Errorf("freed %q, %v", freed, err)
 	}

@@ -17,7 +17,7 @@
 //
 // The memory of a read is given back by done, by the end of the process that
 // asked, and by Close. What a killed server leaves is removed by the next one on
-// this machine, and by `ckptstore gc --staging`.
+// this machine, and by `ckptstore gc --staging --all-stores`.
 package reading
 
 import (

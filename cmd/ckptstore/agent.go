@@ -136,6 +136,7 @@ func (a *app) serveAgent(ctx context.Context, o agentOptions) (err error) {
 		err = agent.NewReader(cfg, at).Serve(ctx)
 		return errors.Join(err, about.Close())
 	}
+	a.end += o.drain // in which it finishes what is staged
 	return a.withOptions(ctx, options, func(s *store.Store) error {
 		about := services.New(s, log)
 		cfg.Services, cfg.Busy = about, about.Busy

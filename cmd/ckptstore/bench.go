@@ -78,7 +78,8 @@ transformer, cut as --layout says. Each figure is the median of five runs.`,
 	f.IntVar(&b.Ranks, "ranks", 512, "ranks that save")
 	f.IntVar(&b.Tensors, "tensors", 500, "tensors of the model")
 	f.StringVar(&b.Layout, "layout", "shard0", "shard0, fsdp-tp, hsdp or replicated")
-	bench.AddCommand(c, a.benchLogCommand(), a.benchReplayCommand(), a.benchLookupCommand(), a.benchSaveCommand(), a.saveRankCommand(), a.benchLoadCommand())
+	bench.AddCommand(c, a.benchLogCommand(), a.benchReplayCommand(), a.benchLookupCommand(), a.benchSaveCommand(), a.saveRankCommand(), a.benchLoadCommand(), a.benchAgeCommand(),
+		a.benchJobsCommand(), a.benchJobCommand(), a.benchJobRankCommand())
 	return bench
 }
 

@@ -80,8 +80,8 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 		},
 	}, worker.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
-		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
-		Runtime:  st.Runtime, Shared: shared,
+		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
+		Runtime: st.Runtime, Shared: shared,
 	})
 	if err != nil {
 		return blocked{}, fmt.Errorf("save through the trainer's sockets: %w\n%s", err, complaints.String())

@@ -41,7 +41,8 @@ func (a *app) eventsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "events [RUN]", Short: "Print the log, oldest first, and follow it", Args: args(cobra.MaximumNArgs(1)),
 		Long: `Print the events of the log, or of RUN, in the order of their sequence.
-With --json or -o jsonl each line is one event as a JSON object.
+With --json or -o jsonl each line is one event: a CloudEvent 1.0 in structured
+mode, with its place in the log in the extensions sequence and stored.
 
 --type may be given several times; checkpoint.* is a whole family. --from is
 all, last (the newest event that matches), new (only what is appended from now

@@ -33,9 +33,10 @@ in the log before a file goes; a collection that was cut is finished by the
 next one, or when the store is next opened. Directories that the log does not
 know, and copies of other checkpoints, are left as they are.
 
-With --staging nothing of a store is touched: the shared memory of trainers
-that are dead is freed. What they had staged can then not be saved any more;
-without it, the next trainer of the run does that.
+With --staging no file of the store is touched: the shared memory that this
+store's dead trainers left on this machine is freed. What they had staged can
+then no longer be saved; without it, the next trainer of the run does that.
+--all-stores frees what the dead trainers and agents of every store left.
 
 Exit codes: 0 done or shown, 1 something could not be removed, 2 usage, 4 no
 such run, 6 the newest checkpoint is damaged, so that nothing of its trial was
@@ -43,7 +44,7 @@ deleted.`
 
 func (a *app) gcCommand() *cobra.Command {
 	var policy string
-	var apply, dry, staging bool
+	var apply, dry, staging, allStores bool
 	c := &cobra.Command{
 		Use: "gc [RUN...]", Short: "Delete the checkpoints that a policy does not keep", Long: gcHelp,
 		Example: "  ckptstore gc bert --policy last=3,best=1:loss:min\n  ckptstore gc --policy last=2,every=1000steps --apply",
@@ -58,17 +59,24 @@ func (a *app) gcCommand() *cobra.Command {
 					return fmt.Errorf("--policy: %w", err)
 				}
 			}
+			if allStores && !staging {
+				return usageError{errors.New("--all-stores: it goes with --staging only")}
+			}
 			if staging {
 				if apply || dry || c.Flags().Changed("policy") || len(runs) > 0 {
-					return usageError{errors.New("--staging: it goes with no other flag and no RUN")}
+					return usageError{errors.New("--staging: it goes with no other flag than --all-stores, and no RUN")}
 				}
-				return a.freeStaging()
+				if allStores && c.Flags().Changed("store") {
+					return usageError{errors.New("--all-stores and --store: give one of them")}
+				}
+				return a.freeStaging(c.Context(), allStores)
 			}
 			return a.with(c.Context(), func(s *store.Store) error { return a.gc(c.Context(), s, o) })
 		},
 	}
 	c.Flags().StringVar(&policy, "policy", "", "rules, such as last=2,every=1000steps,best=1:loss:min")
-	c.Flags().BoolVar(&staging, "staging", false, "free the shared memory of dead trainers on this machine")
+	c.Flags().BoolVar(&staging, "staging", false, "free the shared memory of this store's dead trainers on this machine")
+	c.Flags().BoolVar(&allStores, "all-stores", false, "with --staging: of every store's dead trainers and agents")
 	c.Flags().BoolVar(&apply, "apply", false, "do it")
 	c.Flags().BoolVarP(&dry, "dry-run", "n", false, "only say what would be done (the default)")
 	return c

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"text/tabwriter"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker/shm"
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
@@ -16,10 +18,22 @@ type freed struct {
 	Bytes       int64    `json:"bytes"`
 }
 
-func (a *app) freeStaging() error {
-	dir, _ := shm.Dir()
-	dirs, bytes, err := staging.Free(dir)
-	out := freed{Directories: append([]string{}, dirs...), Bytes: bytes}
+// freeStaging frees the shared memory of this store's dead trainers, or that of
+// every store's.
+func (a *app) freeStaging(ctx context.Context, all bool) error {
+	shared, _ := shm.Dir()
+	var out freed
+	var err error
+	if all {
+		out.Directories, out.Bytes, err = staging.FreeAll(shared)
+	} else {
+		id, ierr := store.Identity(ctx, a.options())
+		if ierr != nil {
+			return fmt.Errorf("gc --staging: which store: %w", ierr)
+		}
+		out.Directories, out.Bytes, err = staging.Free(shared, id)
+	}
+	out.Directories = append([]string{}, out.Directories...)
 	printed := emit(a, out, []freed{out}, func(w *tabwriter.Writer, _ bool) {
 		for _, dir := range out.Directories {
 			fmt.Fprintln(w, dir)

@@ -114,7 +114,7 @@ func (a *app) importPath(ctx context.Context, path string, o importOptions) erro
 			ExitCode: func(err error) int { return exitCode(err, ctx.Err() != nil) },
 		}, worker.Store{
 			ID: s.ID, Log: s.Log, Views: store.Queries{From: s.Views()}, Blobs: s.Blobs, Data: s.Data,
-			Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
+			Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		})
 		if err != nil {
 			return err

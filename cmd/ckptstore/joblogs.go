@@ -118,7 +118,7 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 		return err
 	}
 	if job.Logs == "" {
-		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: "none was kept, as by a trainer of an older version"}
+		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: "the job kept none: its trainer was given no directory for it, as in `trainer demo`"}
 	}
 	dir := job.Logs
 	if !filepath.IsAbs(dir) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -50,6 +49,7 @@ type launched struct {
 	Flags     []string  `json:"flags,omitempty"` // of the trainer
 	Dir       string    `json:"dir,omitempty"`
 	Logs      string    `json:"logs,omitempty"`
+	Unhealthy []string  `json:"unhealthy_devices,omitempty"` // GPUs that failed in it and did not recover, with the reason
 }
 
 // jobsListing is `jobs --json`.
@@ -65,7 +65,7 @@ func (a *app) jobsCommand() *cobra.Command {
 
 A job is running or stopping, or it ended with an exit code, or it is lost: it
 never said that it ended, and nobody holds its run, as after kill -9 or the loss
-of its machine. On another machine that is known when its lease is over, after
+of its machine. On another machine that is known when its lease expires, after
 15 s. A lost job is continued like any other: ckptstore continue RUN.
 
 FROM is the checkpoint that the job's first attempt continued, HEAD the last one
@@ -82,33 +82,25 @@ that it committed.`,
 }
 
 func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
-	runs := []string{run}
-	if run == "" {
-		rows, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})
-		if err != nil {
+	if run != "" {
+		if err := knownRun(ctx, s.Views(), run); err != nil {
 			return err
 		}
-		runs = nil
-		for _, r := range rows {
-			runs = append(runs, r.Name)
-		}
-	} else if err := knownRun(ctx, s.Views(), run); err != nil {
+	}
+	runs, err := readRuns(ctx, s, run)
+	if err != nil {
 		return err
 	}
 	l := jobsListing{Store: s.ID, Jobs: []launched{}}
 	var parents []string
-	for _, name := range runs {
-		r, err := readRun(ctx, s, name)
-		if err != nil {
-			return err
-		}
+	for _, r := range runs {
 		l.Jobs = append(l.Jobs, r.list(time.Now())...)
 		if r.parent != "" && len(r.jobs) == 0 {
-			parents = append(parents, fmt.Sprintf("run %s was forked from %s and has no job yet: `ckptstore continue` needs one, `trainer run --name %s` starts the first", name, r.parent, name))
+			parents = append(parents, fmt.Sprintf("run %s was forked from %s and has no job yet: `ckptstore continue` needs one, `trainer run --name %s` starts the first", r.run, r.parent, r.run))
 		}
 	}
 	slices.SortStableFunc(l.Jobs, func(x, y launched) int { return y.StartedAt.Compare(x.StartedAt) })
-	err := emit(a, l, l.Jobs, func(w *tabwriter.Writer, wide bool) { printJobs(w, wide, l.Jobs) })
+	err = emit(a, l, l.Jobs, func(w *tabwriter.Writer, wide bool) { printJobs(w, wide, l.Jobs) })
 	if a.quiet {
 		return err
 	}
@@ -124,7 +116,7 @@ func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
 func printJobs(w *tabwriter.Writer, wide bool, jobs []launched) {
 	head := []any{"JOB", "RUN", "STATE", "EXIT", "STARTED", "DURATION", "ATTEMPTS", "RESTARTS", "FROM", "HEAD", "HOST", "PID"}
 	if wide {
-		head = append(head, "WORKERS", "ASKED", "PARENT", "REASON", "COMMAND")
+		head = append(head, "WORKERS", "ASKED", "PARENT", "REASON", "UNHEALTHY", "COMMAND")
 	}
 	row(w, head...)
 	for _, j := range jobs {
@@ -141,7 +133,7 @@ func printJobs(w *tabwriter.Writer, wide bool, jobs []launched) {
 		}
 		cells := []any{id, j.Run, j.State, exit, when(j.StartedAt), took, j.Attempts, j.Restarts, j.From, j.Head, j.Host, j.PID}
 		if wide {
-			cells = append(cells, fmt.Sprintf("%dx%d", j.NNodes, j.NProc), j.Asked, j.Parent, j.Reason, quoted(j.Command))
+			cells = append(cells, fmt.Sprintf("%dx%d", j.NNodes, j.NProc), j.Asked, j.Parent, j.Reason, strings.Join(j.Unhealthy, "; "), quoted(j.Command))
 		}
 		row(w, cells...)
 	}
@@ -157,52 +149,65 @@ func roughly(d time.Duration) string {
 
 // runJobs is what is known of the jobs of a run.
 type runJobs struct {
-	jobs        []projections.Job // the newest first
-	trials      []projections.Trial
-	attempts    []projections.Attempt
-	checkpoints []projections.Checkpoint
-	live        *store.RunningError
-	parent      string
+	run      string
+	jobs     []projections.Job // the newest first
+	trials   []projections.Trial
+	attempts []projections.Attempt
+	devices  []projections.Device
+	live     *store.RunningError
+	parent   string
 }
 
-// readRun reads the jobs of a run. Whether one lives is asked between two
-// readings: what the first has as not ended was live then, or is lost.
-func readRun(ctx context.Context, s *store.Store, run string) (r runJobs, err error) {
-	ask := func() error {
-		p := web.Params{Run: run, All: true}
-		var err1, err2, err3 error
-		r.jobs, err1 = web.Ask(ctx, s.Views(), web.Jobs, p)
-		r.trials, err2 = web.Ask(ctx, s.Views(), web.Trials, p)
-		r.checkpoints, err3 = web.Ask(ctx, s.Views(), web.Checkpoints, p)
-		return errors.Join(err1, err2, err3)
+// readRun reads the jobs of a run.
+func readRun(ctx context.Context, s *store.Store, run string) (runJobs, error) {
+	runs, err := readRuns(ctx, s, run)
+	if err != nil || len(runs) == 0 {
+		return runJobs{run: run}, err
 	}
-	if err := ask(); err != nil {
-		return r, err
+	return runs[0], nil
+}
+
+// readRuns reads the jobs of a run, or of all, in one question. Whether one lives
+// is asked between two readings: what the first has as not ended was live then,
+// or is lost.
+func readRuns(ctx context.Context, s *store.Store, run string) ([]runJobs, error) {
+	rows, err := web.Ask(ctx, s.Views(), web.Launches, web.Params{Run: run})
+	if err != nil {
+		return nil, err
 	}
-	if open := slices.ContainsFunc(r.jobs, func(j projections.Job) bool { return !j.Ended }); open {
-		before := r.jobs
-		if r.live, err = s.LiveJob(ctx, run); err != nil {
-			return r, err
+	runs := make([]runJobs, len(rows))
+	for i, row := range rows {
+		r := &runs[i]
+		r.take(row)
+		if open := slices.ContainsFunc(r.jobs, func(j projections.Job) bool { return !j.Ended }); !open {
+			continue
 		}
-		if err := ask(); err != nil {
-			return r, err
+		before := r.jobs
+		if r.live, err = s.LiveJob(ctx, r.run); err != nil {
+			return nil, err
+		}
+		again, err := web.Ask(ctx, s.Views(), web.Launches, web.Params{Run: r.run})
+		if err != nil {
+			return nil, err
+		}
+		if len(again) > 0 {
+			r.take(again[0])
 		}
 		// A job that started after that question is not lost.
 		r.jobs = slices.DeleteFunc(r.jobs, func(j projections.Job) bool {
 			return !slices.ContainsFunc(before, func(b projections.Job) bool { return b.ID == j.ID })
 		})
 	}
+	return runs, nil
+}
+
+func (r *runJobs) take(row projections.Launches) {
+	r.run, r.jobs, r.trials, r.attempts, r.devices = row.Run, row.Jobs, row.Trials, row.Attempts, row.Devices
 	for _, t := range r.trials {
-		list, err := web.Ask(ctx, s.Views(), web.Attempts, web.Params{Run: run, Trial: t.Name})
-		if err != nil {
-			return r, err
-		}
-		r.attempts = append(r.attempts, list...)
 		if t.Parent != nil && t.Name == projections.DefaultTrial {
 			r.parent = projections.ParentRef(*t.Parent)
 		}
 	}
-	return r, nil
 }
 
 // state is that of a job.
@@ -243,12 +248,8 @@ func (r runJobs) list(now time.Time) (list []launched) {
 
 // trained says what the attempts of a job did.
 func (r runJobs) trained(out *launched) {
-	type name struct {
-		trial   string
-		attempt int
-	}
-	mine := map[name]bool{}
 	groups := map[string]int{}
+	last := uint64(0)
 	for _, t := range r.attempts {
 		if t.Job != out.Job {
 			continue
@@ -257,15 +258,17 @@ func (r runJobs) trained(out *launched) {
 			out.From = t.Resume
 		}
 		out.Attempts++
-		mine[name{t.Trial, t.Attempt}] = true
+		if t.CommittedSeq > last {
+			last, out.Head = t.CommittedSeq, t.Committed
+		}
 	}
 	for _, n := range groups {
 		out.Restarts += n - 1
 	}
-	last := uint64(0)
-	for _, c := range r.checkpoints {
-		if mine[name{c.Trial, c.Attempt}] && c.CommittedSeq > last {
-			last, out.Head = c.CommittedSeq, c.ID
+	for _, d := range r.devices {
+		// What failed before this job began was said of another.
+		if !d.Healthy && !d.UnhealthyAt.Before(out.StartedAt) && (out.EndedAt.IsZero() || !d.UnhealthyAt.After(out.EndedAt)) {
+			out.Unhealthy = append(out.Unhealthy, d.Device+": "+d.Reason)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/agent"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/backstop"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -68,13 +69,22 @@ type app struct {
 	json     bool
 	quiet    bool
 	wait     time.Duration
+	end      time.Duration // after a signal; then the process exits
 }
+
+// endTimeout is how long a command with a store may take to end after a signal.
+const endTimeout = time.Minute
 
 // run is the whole program; it returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	a := &app{out: stdout, err: stderr}
+	// Schedulers warn every process of a job by SIGUSR1. An agent and an owner of a
+	// store serve on.
+	dropped := make(chan os.Signal, 1)
+	signal.Notify(dropped, syscall.SIGUSR1)
+	defer signal.Stop(dropped)
+	a := &app{out: stdout, err: stderr, end: endTimeout}
 	root := &cobra.Command{
 		Use: "ckptstore", Short: "Look after a store of checkpoints", Long: rootHelp, Version: version(),
 		SilenceUsage: true, SilenceErrors: true,
@@ -223,6 +233,7 @@ func (a *app) with(ctx context.Context, do func(*store.Store) error) error {
 }
 
 func (a *app) withOptions(ctx context.Context, o store.Options, do func(*store.Store) error) (err error) {
+	defer backstop.AfterDone(ctx, a.end, a.err, "ckptstore", exitInterrupted)()
 	s, err := store.Open(ctx, o)
 	if err != nil {
 		return err

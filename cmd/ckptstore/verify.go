@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"runtime/debug"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -196,8 +198,16 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verif
 	return a.printVerified(out)
 }
 
+// verifyMemory is what the heap of a process that reads the whole log is held to
+// in bytes, unless $GOMEMLIMIT says otherwise.
+const verifyMemory = 160 << 20
+
 // readLog reads the log alone.
 func (a *app) readLog(ctx context.Context, s *store.Store, out *verified) error {
+	// What is read is many times what is kept: without a limit twice as much stays.
+	if os.Getenv("GOMEMLIMIT") == "" {
+		defer debug.SetMemoryLimit(debug.SetMemoryLimit(verifyMemory))
+	}
 	read, err := s.VerifyLog(ctx, nil)
 	if err != nil {
 		return err

@@ -38,12 +38,15 @@ func (o workerOptions) args() []string {
 }
 
 // demoWorkerCommand is one rank of the demo: an example of a worker in Go.
-func demoWorkerCommand() *cobra.Command {
+func demoWorkerCommand(signals *stopSignals) *cobra.Command {
 	var o workerOptions
 	c := &cobra.Command{
 		Use: "demo-worker", Hidden: true, Args: cobra.NoArgs,
 		Short: "Train the demo's model; started by `trainer run` or `trainer demo`",
-		RunE:  func(c *cobra.Command, _ []string) error { return trainDigits(c.Context(), o) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			signals.leave() // the client holds those back that the trainer answers
+			return trainDigits(c.Context(), o)
+		},
 	}
 	c.Flags().Int64Var(&o.steps, "steps", 240, "steps to train in all")
 	c.Flags().Int64Var(&o.saveEvery, "save-every", 40, "steps between checkpoints")

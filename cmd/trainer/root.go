@@ -27,10 +27,11 @@ import (
 const (
 	exitOK       = 0
 	exitFailed   = 1
-	exitConflict = 5
+	exitConflict = 5 // another job has the run
 	exitFindings = 6
 	exitNoStore  = 10
 	exitLocked   = 11
+	exitDenied   = 12 // by the server of the log
 	exitConfig   = 64
 	exitInternal = 70
 
@@ -80,7 +81,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
 	})
-	root.AddCommand(runCommand(std, signals), demoCommand(std), guardCommand(std), demoWorkerCommand())
+	root.AddCommand(runCommand(std, signals), demoCommand(std), guardCommand(std, signals), demoWorkerCommand(signals))
 	root.AddCommand(doctor.Command(stdout, envOr("CKPTSTORE_STORE", "ckpts"), gpu.Inspect))
 	err := root.ExecuteContext(ctx)
 	// What was waited for says only that the context ended, not why.
@@ -130,11 +131,13 @@ func exitCode(err error) int {
 		return exitConflict
 	case errors.Is(err, doctor.ErrFound):
 		return exitFindings
+	case errors.Is(err, jetlog.ErrNotAllowed):
+		return exitDenied
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):
 		return exitLocked
-	case errors.As(err, &usage), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrReference),
+	case errors.As(err, &usage), errors.Is(err, worker.ErrConfig), errors.Is(err, worker.ErrNotWhole), errors.Is(err, projections.ErrReference),
 		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNotEmpty), errors.Is(err, store.ErrNewer), store.IsDamage(err), errors.Is(err, store.ErrLocation),
 		errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS): // the store is not for this user
 		return exitConfig
@@ -156,10 +159,11 @@ func newLogger(w io.Writer, quiet bool) *slog.Logger {
 }
 
 // guardCommand is what the trainer starts itself as: see process.RunGuard.
-func guardCommand(std streams) *cobra.Command {
+func guardCommand(std streams, signals *stopSignals) *cobra.Command {
 	return &cobra.Command{
 		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			signals.leave()
 			return process.RunGuard(context.WithoutCancel(c.Context()), std.in, args[0])
 		},
 	}

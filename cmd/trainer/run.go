@@ -26,14 +26,19 @@ them. When a worker dies the group is started again from the last committed
 checkpoint of the run. A run is continued by its name: the next job of that
 name resumes where the last one ended.
 
+A checkpoint whose files are not whole (its manifest, indexes and the sizes of its
+files are looked at) is passed over, aloud, for the newest whole one
+of the run. With --resume require, or a checkpoint named by --resume, the job
+refuses instead.
+
   trainer run -- python3 train.py
   trainer run --name bert --nproc 4 --max-restarts 10 -- python3 train.py
   trainer run --name bert --resume bert@step-2000 train.py --lr 1e-4
 
 Of a failure the log keeps what the worker wrote to $TORCHELASTIC_ERROR_FILE,
 up to 16 KiB of its message and the last 64 KiB of its traceback. On a disk that
-is nearly full, metrics are refused and saves aborted, and the training goes on
-if its workers do; a worker that ends then ends the job.
+is nearly full, metrics wait for room and saves are aborted, and the training goes
+on; a worker that ends then ends the job.
 
 A save returns when the worker's bytes are copied into a slot in shared memory.
 A rank has --staging-slots of them, or one, said aloud, where --staging-memory
@@ -61,6 +66,9 @@ several, and to files below STORE/logs, which ckptstore logs reads. --redirects,
 anew and the one before kept; on a full disk the job goes on without files.
 ckptstore jobs lists the jobs of a run, ckptstore continue launches the last one
 again.
+
+Told to end, the trainer exits after --preempt-grace (of a preemption), --grace,
+--drain-timeout and 30 s at the latest, even if a disk or the log does not answer.
 
 The store is made if its directory does not exist. Durations are more than 0.
 
@@ -161,6 +169,7 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 		return err
 	}
 	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
+	o.signals.ofJob(cfg)
 	cfg.Driver = gpu.System{}
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
 	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
@@ -198,8 +207,8 @@ func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) 
 	cfg.Services = about
 	return worker.Run(ctx, cfg, worker.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
-		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
-		Runtime:  st.Runtime, Shared: sharedMemory(cfg.Logger),
+		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
+		Runtime: st.Runtime, Shared: sharedMemory(cfg.Logger),
 	})
 }
 

@@ -89,7 +89,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 		HangTimeout: o.hangTimeout,
 		NewID:       store.NewID, ExitCode: exitCode,
 	}
-	err = o.supervisionOptions.apply(&cfg, time.Now())
+	err = o.supervisionOptions.apply(ctx, &cfg, time.Now())
 	return cfg, err
 }
 

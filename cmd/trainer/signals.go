@@ -20,6 +20,8 @@ type stopSignals struct {
 	mu      sync.Mutex
 	preempt chan<- worker.StopRequest // nil: what runs can only be stopped
 	sent    bool                      // a preemption
+	termed  bool                      // by a SIGTERM
+	ends    endTimes
 }
 
 // untilSignal ends the context with the first signal that asks for it as its
@@ -27,6 +29,7 @@ type stopSignals struct {
 func untilSignal(ctx context.Context) (context.Context, *stopSignals, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s := &stopSignals{caught: make(chan os.Signal, 4)}
+	s.ends.defaults()
 	signal.Notify(s.caught, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1)
 	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
 		signal.Notify(s.caught, syscall.SIGHUP)
@@ -39,30 +42,46 @@ func untilSignal(ctx context.Context) (context.Context, *stopSignals, func()) {
 					continue
 				}
 				signal.Stop(s.caught)
+				s.mu.Lock()
+				s.ends.arm(sig.(syscall.Signal), s.ends.stop)
+				s.mu.Unlock()
 				cancel(signaled{sig.(syscall.Signal)})
 			case <-ctx.Done():
 			}
 			return
 		}
 	}()
-	return ctx, s, func() { signal.Stop(s.caught); cancel(nil) }
+	return ctx, s, func() {
+		signal.Stop(s.caught)
+		cancel(nil)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.ends.disarm()
+	}
 }
 
 // preempts reports whether sig is a preemption of what runs. Schedulers repeat
-// SIGUSR1; a SIGTERM that comes second means it.
+// SIGUSR1, and send SIGTERM after it, while the workers may still save: only a
+// second SIGTERM stops them.
 func (s *stopSignals) preempts(sig syscall.Signal) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.preempt == nil || sig != syscall.SIGTERM && sig != syscall.SIGUSR1 {
 		return false
 	}
+	again := s.termed
+	s.termed = s.termed || sig == syscall.SIGTERM
 	if s.sent {
-		return sig == syscall.SIGUSR1
+		return sig == syscall.SIGUSR1 || !again
 	}
 	s.sent = true
-	s.preempt <- worker.StopRequest{Preempt: true, Reason: signaled{sig}.Error()} // there is room for the only one
+	s.ends.arm(sig, s.ends.preempt)
+	s.preempt <- worker.StopRequest{Preempt: true, Reason: signaled{sig}.Error(), Signal: unix.SignalName(sig)} // there is room for the only one
 	return true
 }
+
+// leave stops catching signals: they do what they do to any program.
+func (s *stopSignals) leave() { signal.Stop(s.caught) }
 
 // preemptible makes signals preempt a job, which takes the requests.
 func (s *stopSignals) preemptible() <-chan worker.StopRequest {

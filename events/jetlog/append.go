@@ -132,6 +132,7 @@ func (l *Log) commit() {
 // its caller.
 func (l *Log) commitJobs(jobs []*job, g *gather) {
 	var b backoff
+	since := l.denials.mark()
 	for {
 		begin := time.Now()
 		waiting := jobs[:0:0]
@@ -143,10 +144,11 @@ func (l *Log) commitJobs(jobs []*job, g *gather) {
 		if jobs = waiting; len(jobs) == 0 || l.ctx.Err() != nil {
 			return
 		}
-		ctx, cancel := l.attempt(l.ctx)
+		ctx, cancel := l.attempt(concerning(l.ctx, published(jobs...)))
 		err := l.send(ctx, jobs)
 		cancel()
 		if err != nil && transient(err) {
+			jobs = l.refuseDenied(jobs, since)
 			if b.wait(l.ctx) != nil {
 				return
 			}
@@ -163,6 +165,33 @@ func (l *Log) commitJobs(jobs []*job, g *gather) {
 			j.done <- err
 		}
 		return
+	}
+}
+
+// refuseDenied ends the jobs with an event that the server does not let this
+// client publish, and returns the others.
+func (l *Log) refuseDenied(jobs []*job, since int) (others []*job) {
+	for _, j := range jobs {
+		if denied := l.denials.of(since, published(j)); denied != nil {
+			j.done <- denied
+		} else {
+			others = append(others, j)
+		}
+	}
+	return others
+}
+
+// published concerns the subjects of the events of jobs.
+func published(jobs ...*job) concern {
+	return func(subject string) bool {
+		for _, j := range jobs {
+			for _, e := range j.events {
+				if events.Subject(e.Scope, e.Kind) == subject {
+					return true
+				}
+			}
+		}
+		return false
 	}
 }
 

@@ -1,10 +1,11 @@
 package jetlog
 
 import (
+	"cmp"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -48,6 +49,9 @@ type CheckOptions struct {
 	// Pace is called with the size in bytes of each event, and may take its
 	// time. Its error ends the check.
 	Pace func(ctx context.Context, bytes int64) error
+	// Dir is where a file without a name is made: 24 bytes for each event, of
+	// which a few megabytes are in memory. "" is the system's for such files.
+	Dir string
 }
 
 // Check reads every sequence from 1 to the end that the log has now, and does
@@ -64,8 +68,8 @@ type CheckOptions struct {
 //
 // An error is that of a check which could not be done.
 func (l *Log) Check(ctx context.Context, o CheckOptions) (Checked, error) {
-	c := &checker{l: l, o: o, ids: map[[16]byte]uint64{}, lanes: map[events.Scope]uint64{}}
-	err := c.run(ctx)
+	c := &checker{l: l, o: o, ids: seenIDs{dir: o.Dir, most: seenMost}, lanes: map[events.Scope]uint64{}}
+	err := errors.Join(c.run(ctx), c.ids.close())
 	if err != nil {
 		err = fmt.Errorf("check the log at %s: %w", l.opts.where(), err)
 	}
@@ -76,7 +80,7 @@ type checker struct {
 	l     *Log
 	o     CheckOptions
 	out   Checked
-	ids   map[[16]byte]uint64     // sequences, by digests of IDs
+	ids   seenIDs
 	lanes map[events.Scope]uint64 // the last decision of each
 }
 
@@ -118,6 +122,9 @@ func (c *checker) run(ctx context.Context) error {
 	if err := c.archive(ctx); err != nil {
 		return err
 	}
+	if err := c.twice(ctx); err != nil {
+		return err
+	}
 	return c.buckets(ctx)
 }
 
@@ -136,6 +143,33 @@ func (c *checker) archive(ctx context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// twice finds the decisions that were there before, and counts such facts.
+func (c *checker) twice(ctx context.Context) error {
+	type again struct{ seq, before uint64 }
+	var found []again
+	if err := c.ids.repeats(func(seq, before uint64, decides bool) {
+		if decides {
+			found = append(found, again{seq, before})
+		} else {
+			c.out.Repeated++
+		}
+	}); err != nil {
+		return err
+	}
+	slices.SortFunc(found, func(a, b again) int { return cmp.Compare(a.seq, b.seq) })
+	for _, f := range found {
+		e, _, err := c.one(ctx, f.seq)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			e.ID = "with the same ID" // it was read a moment ago
+		}
+		c.find(f.seq, fmt.Sprintf("decision %s is event %d too", e.ID, f.before))
+	}
+	return nil
 }
 
 // count holds as many events to have been read as the server says there are.
@@ -232,16 +266,8 @@ func (c *checker) see(ctx context.Context, e events.Recorded, header nats.Header
 	if id := header.Get(events.HeaderMsgID); id != e.ID {
 		c.find(e.Sequence, fmt.Sprintf("it is %s, its message ID is %q", e.ID, id))
 	}
-	sum := sha256.Sum256([]byte(e.ID))
-	id := [16]byte(sum[:])
-	before := c.ids[id]
-	switch {
-	case before == 0:
-		c.ids[id] = e.Sequence
-	case e.Kind.Decides():
-		c.find(e.Sequence, fmt.Sprintf("decision %s is event %d too", e.ID, before))
-	default:
-		c.out.Repeated++
+	if err := c.ids.add(e.ID, e.Sequence, e.Kind.Decides()); err != nil {
+		return err
 	}
 	if e.Scope.Actor == events.Server {
 		c.out.Decisions++

@@ -237,7 +237,9 @@ func TestReplicas(t *testing.T) {
 	if info, err := l.Info(t.Context()); err != nil || info.Replicas != 1 {
 		t.Errorf("one server by itself: %d copies, %v", info.Replicas, err)
 	}
-	lonely := connectTo(t, Options{Dial: dial(s), Replicas: 3})
+	asking := s.OwnerOptions()
+	asking.Replicas = 3
+	lonely := connectTo(t, asking)
 	if err := lonely.js.DeleteStream(t.Context(), Stream); err != nil {
 		t.Fatal(err)
 	}

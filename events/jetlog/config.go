@@ -25,7 +25,13 @@ const duplicates = 2 * time.Minute
 // store refuses facts by name while the disk still has room for decisions;
 // DiscardNew is set for an operator who gives the stream a limit of their own.
 // Then appends end with the server's refusal, and nothing old is dropped.
+//
+// Only a stream without replicas is compressed: see [safeCompression].
 func streamConfig(replicas int) jetstream.StreamConfig {
+	compression := jetstream.S2Compression
+	if replicas > 1 {
+		compression = jetstream.NoCompression
+	}
 	return jetstream.StreamConfig{
 		Name:               Stream,
 		Description:        "events of a checkpoint store",
@@ -40,12 +46,21 @@ func streamConfig(replicas int) jetstream.StreamConfig {
 		MaxMsgSize:         MaxMessage,
 		Replicas:           replicas,
 		Duplicates:         duplicates,
-		Compression:        jetstream.S2Compression,
+		Compression:        compression,
 		DenyDelete:         true,
 		DenyPurge:          true,
 		AllowDirect:        true,
 		AllowAtomicPublish: true,
 	}
+}
+
+// safeCompression reports whether the server recovers the stream after the
+// crash of a host. Nats-server 2.15.2 cuts a block of a replica that restarts
+// to its last good message, and cannot do so in a compressed one: the replica
+// says "smb.truncate: ... s2: corrupt input" and never joins again. With the
+// second such replica of three, the log has no leader any more.
+func safeCompression(c jetstream.StreamConfig) bool {
+	return c.Replicas <= 1 || c.Compression == jetstream.NoCompression
 }
 
 // guards lists what is wrong with a stream's configuration: everything by
@@ -75,6 +90,7 @@ func guards(c jetstream.StreamConfig) []string {
 		{!c.Sealed, "it is sealed"},
 		{c.Mirror == nil && len(c.Sources) == 0, "it copies another stream"},
 		{c.SubjectTransform == nil, "it changes subjects"},
+		{safeCompression(c), fmt.Sprintf("it is compressed and has %d copies, and the server loses such a stream when hosts crash (copy it, run `nats stream edit %s --compression none`, and restart the servers one by one, each when the one before has caught up: blocks from then on are not compressed)", c.Replicas, Stream)},
 	} {
 		if !g.ok {
 			wrong = append(wrong, g.what)

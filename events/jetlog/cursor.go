@@ -67,7 +67,7 @@ func (l *Log) Cursor(ctx context.Context, name string) (*Cursor, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
 	c := &Cursor{l: l, name: name, token: nuid.Next()}
-	err := l.retry(ctx, func(ctx context.Context) (err error) {
+	err := l.retry(concerning(ctx, ofCursor(name)), func(ctx context.Context) (err error) {
 		if err = l.known(ctx); err != nil {
 			return err
 		}
@@ -131,7 +131,7 @@ func (c *Cursor) Move(ctx context.Context, sequence uint64) error {
 		return fmt.Errorf("encode cursor %q: %w", c.name, err)
 	}
 	c.unwitnessed = c.unwitnessed || c.revision == 0
-	err = c.l.retry(ctx, func(ctx context.Context) error {
+	err = c.l.retry(concerning(ctx, ofCursor(c.name)), func(ctx context.Context) error {
 		if err := c.l.known(ctx); err != nil {
 			return err
 		}

@@ -17,7 +17,7 @@ func (l *Log) ListCursors(ctx context.Context) ([]CursorState, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
 	var found []CursorState
-	err := l.retry(ctx, func(ctx context.Context) error {
+	err := l.retry(concerning(ctx, ofCursor("")), func(ctx context.Context) error {
 		found = nil
 		if err := l.known(ctx); err != nil {
 			return err
@@ -77,7 +77,7 @@ func (l *Log) RemoveCursor(ctx context.Context, name string) (found bool, err er
 	}
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
-	err = l.retry(ctx, func(ctx context.Context) error {
+	err = l.retry(concerning(ctx, ofCursor(name)), func(ctx context.Context) error {
 		if err := l.known(ctx); err != nil {
 			return err
 		}

@@ -41,7 +41,7 @@ func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint
 	}
 
 	sequence := uint64(0)
-	err = l.retry(ctx, func(ctx context.Context) error {
+	err = l.retry(concerning(ctx, subjects(events.Subject(d.Scope, d.Kind))), func(ctx context.Context) error {
 		sequence, err = l.decideOnce(ctx, d, lane, after)
 		return err
 	})

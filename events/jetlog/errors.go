@@ -40,7 +40,7 @@ var (
 	ErrClosed = errors.New("log is closed")
 	// ErrLeaseHeld: somebody else holds the lease.
 	ErrLeaseHeld = errors.New("lease is held")
-	// ErrLeaseLost: the lease ran out, was taken over or released.
+	// ErrLeaseLost: somebody else took the lease, or it was released.
 	ErrLeaseLost = errors.New("lease is lost")
 )
 
@@ -67,6 +67,7 @@ func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 const (
 	codeWrongLast        = jetstream.ErrorCode(10071) // an expected sequence is not the last one
 	codeWrongLastPending = jetstream.ErrorCode(10164) // the same, against an append that is in flight
+	codePending          = jetstream.ErrorCode(10158) // the same ID is in flight: an earlier attempt without a quorum
 	codeBatchIncomplete  = jetstream.ErrorCode(10176) // a message of the batch is missing
 	codeBatchDuplicate   = jetstream.ErrorCode(10201) // an ID of the batch is in the log already
 	codeBatchInflight    = jetstream.ErrorCode(10210) // too many open batches
@@ -107,7 +108,7 @@ func transient(err error) bool {
 		return false
 	case hasCode(err, codeStoreFailed, codeInsufficient):
 		return false
-	case hasCode(err, codeBatchIncomplete, codeBatchInflight, codeNotLeader):
+	case hasCode(err, codePending, codeBatchIncomplete, codeBatchInflight, codeNotLeader):
 		return true
 	}
 	var api *jetstream.APIError
@@ -149,6 +150,7 @@ func (b *backoff) wait(ctx context.Context) error {
 // errs for good, or ctx or the log ends. The last error of f is in the result.
 func (l *Log) retry(ctx context.Context, f func(ctx context.Context) error) error {
 	var b backoff
+	since := l.denials.mark()
 	for {
 		once, cancel := l.attempt(ctx)
 		err := f(once)
@@ -158,6 +160,9 @@ func (l *Log) retry(ctx context.Context, f func(ctx context.Context) error) erro
 		}
 		if err == nil || !transient(err) {
 			return err
+		}
+		if denied := l.denials.of(since, concernOf(ctx)); denied != nil {
+			return denied
 		}
 		if b.wait(ctx) != nil {
 			return l.because(fmt.Errorf("%w (%w)", context.Cause(ctx), err))
@@ -179,12 +184,15 @@ func (l *Log) because(err error) error {
 	return err
 }
 
-// attempt bounds one attempt: by the time-out of a request, and by the next
-// reconnect, because whoever is behind it knows nothing of the request.
+// attempt bounds one attempt: by the time-out of a request, by the next
+// reconnect, because whoever is behind it knows nothing of the request, and by
+// the server's refusal of what the attempt sends.
 func (l *Log) attempt(ctx context.Context) (context.Context, context.CancelFunc) {
 	once, cancel := context.WithTimeout(ctx, l.opts.Timeout)
 	unwatch := l.watch(cancel)
+	heed := l.denials.watch(cancel, concernOf(ctx))
 	return once, func() {
+		heed()
 		unwatch()
 		cancel()
 	}
@@ -196,4 +204,10 @@ func deadline(ctx context.Context, d time.Duration) (context.Context, context.Ca
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeout(ctx, d)
+}
+
+// Unanswered reports whether a call failed because the server did not answer, or
+// had no room: the same call may do better later.
+func Unanswered(err error) bool {
+	return errors.Is(err, ErrUnacknowledged) || hasCode(err, codeStoreFailed, codeInsufficient) || transient(err)
 }

@@ -26,42 +26,49 @@ func (e *LeaseHeldError) Error() string {
 		e.Name, e.Holder, e.Until.Format(time.RFC3339))
 }
 
+// Expired reports whether the holder has not renewed the lease for a whole
+// term. It may be dead, or cut off from a log that has just come back.
+func (e *LeaseHeldError) Expired() bool { return !time.Now().Before(e.Until) }
+
 // Is makes errors.Is(err, ErrLeaseHeld) true.
 func (e *LeaseHeldError) Is(target error) bool { return target == ErrLeaseHeld }
 
 // Lease is a name that its holder alone has, for a term at a time. Its methods
 // may be called concurrently.
+//
+// A lease that expired is still its holder's until somebody else takes it: a
+// holder that was paused, or whose server was away, renews it by the revision
+// of its last write. So a lease is advice on who goes on, not a fence; what it
+// protects must be fenced by the log itself, as decisions are by their lane.
 type Lease struct {
 	l     *Log
-	kv    jetstream.KeyValue
 	name  string
 	value leaseValue
 
 	mu       sync.Mutex
+	kv       jetstream.KeyValue
 	revision uint64
 	until    time.Time
-	lost     bool
+	lost     bool // somebody else took it, or it is released
+	released bool // Release was called; it may have to be called again
 }
 
 // Lease acquires the lease called name for term, which is at least a
 // millisecond. holder says who has it, for people and for [Log.TakeOver]. If
-// somebody else holds it, the error is a [*LeaseHeldError].
-//
-// The holder must stop what the lease protects when it could not renew it; by
-// the time that another may acquire it, a whole term has passed since the last
-// renewal began.
+// somebody else holds it, the error is a [*LeaseHeldError], also when it has
+// expired: the caller judges whether its holder may come back.
 func (l *Log) Lease(ctx context.Context, name string, holder []byte, term time.Duration) (*Lease, error) {
 	return l.acquire(ctx, name, holder, term, 0)
 }
 
-// TakeOver acquires a lease before its end, when the caller knows that its
-// holder is dead. held is what [Log.Lease] returned; if the lease was renewed
+// TakeOver acquires a lease that another has, when the caller knows that its
+// holder is dead or that it has expired. held is what [Log.Lease] returned; if the lease was renewed
 // or changed hands since, the error is a new [*LeaseHeldError].
 func (l *Log) TakeOver(ctx context.Context, held *LeaseHeldError, holder []byte, term time.Duration) (*Lease, error) {
 	return l.acquire(ctx, held.Name, holder, term, held.revision)
 }
 
-// acquire takes the lease if it is free, over, or at the revision dead.
+// acquire takes the lease if it is free, or at the revision dead.
 func (l *Log) acquire(ctx context.Context, name string, holder []byte, term time.Duration, dead uint64) (*Lease, error) {
 	if name == "" || term < time.Millisecond {
 		return nil, fmt.Errorf("acquire lease %q for %s: it needs a name and a term", name, term)
@@ -69,11 +76,11 @@ func (l *Log) acquire(ctx context.Context, name string, holder []byte, term time
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
 	lease := &Lease{l: l, name: name, value: leaseValue{Token: nuid.Next(), Holder: holder, TermMS: term.Milliseconds()}}
-	err := l.retry(ctx, func(ctx context.Context) (err error) {
-		if err = l.known(ctx); err != nil {
+	err := l.retry(lease.concerned(ctx), func(ctx context.Context) error {
+		if err := l.known(ctx); err != nil {
 			return err
 		}
-		if lease.kv, err = l.leases(ctx); err != nil {
+		if err := lease.open(ctx); err != nil {
 			return err
 		}
 		return lease.acquireOnce(ctx, dead)
@@ -93,9 +100,10 @@ func (e *Lease) acquireOnce(ctx context.Context, dead uint64) error {
 	if err != nil {
 		return err
 	}
+	kv, _ := e.at()
 	if now.revision == 0 {
 		begun := time.Now()
-		revision, err := e.kv.Create(ctx, e.key(), e.encode())
+		revision, err := kv.Create(ctx, e.key(), e.encode())
 		return e.written(begun, revision, err)
 	}
 	// Our own token is there after a lost acknowledgement. It is written again,
@@ -105,12 +113,10 @@ func (e *Lease) acquireOnce(ctx context.Context, dead uint64) error {
 		if err != nil {
 			return err
 		}
-		if left > 0 {
-			return &LeaseHeldError{Name: e.name, Holder: now.value.Holder, Until: time.Now().Add(left), revision: now.revision}
-		}
+		return &LeaseHeldError{Name: e.name, Holder: now.value.Holder, Until: time.Now().Add(left), revision: now.revision}
 	}
 	begun := time.Now()
-	revision, err := e.kv.Update(ctx, e.key(), e.encode(), now.revision)
+	revision, err := kv.Update(ctx, e.key(), e.encode(), now.revision)
 	return e.written(begun, revision, err)
 }
 
@@ -129,54 +135,66 @@ func (e *Lease) written(begun time.Time, revision uint64, err error) error {
 	return nil
 }
 
-// Renew makes the lease last for a whole term from now. It gives up when ctx
-// ends, or the lease does. [ErrLeaseLost] says that somebody else has it or
-// may have it: the holder must stop. After another error, the holder has it
-// until [Lease.Until].
+// Renew makes the lease last for a whole term from now. It tries until ctx ends
+// (30 s without a deadline) and may be called at any time, also after the end
+// of the lease or of the server that had it: a lease that nobody else took is
+// taken again, and so is one whose entry is gone. [ErrLeaseLost] says that
+// somebody else took it, or that it was released: the holder must stop. After
+// any other error the holder goes on and calls Renew again.
 func (e *Lease) Renew(ctx context.Context) error {
 	e.mu.Lock()
-	revision, until, lost := e.revision, e.until, e.lost
+	lost := e.lost || e.released
 	e.mu.Unlock()
 	if lost {
 		return e.failed("renew", ErrLeaseLost)
 	}
-	ctx, cancel := context.WithDeadline(ctx, until)
+	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
-	err := e.l.retry(ctx, func(ctx context.Context) error {
+	err := e.l.retry(e.concerned(ctx), func(ctx context.Context) error {
 		if err := e.l.known(ctx); err != nil {
 			return err
 		}
-		begun := time.Now()
-		next, err := e.kv.Update(ctx, e.key(), e.encode(), revision)
-		if moved(err) {
-			if revision, err = e.ownRevision(ctx); err != nil {
-				return err
-			}
-			next, err = e.kv.Update(ctx, e.key(), e.encode(), revision)
+		err := e.renewOnce(ctx)
+		if errors.Is(err, jetstream.ErrNoStreamResponse) {
+			err = errors.Join(e.open(ctx), err) // the bucket may be gone with its server
 		}
-		return e.written(begun, next, err)
+		return err
 	})
-	if err == nil {
-		return nil
-	}
-	if errors.Is(err, ErrLeaseLost) || !time.Now().Before(until) {
+	if errors.Is(err, ErrLeaseLost) {
 		e.mu.Lock()
 		e.lost = true
 		e.mu.Unlock()
-		err = fmt.Errorf("%w: %w", ErrLeaseLost, err)
 	}
-	return e.failed("renew", err)
+	if err != nil {
+		return e.failed("renew", err)
+	}
+	return nil
 }
 
-// ownRevision tells a write whose acknowledgement was lost from a lease that
-// somebody else took.
+// renewOnce writes the lease again where it is found. It looks first: revisions
+// of a bucket that was made anew begin at 1 again.
+func (e *Lease) renewOnce(ctx context.Context) error {
+	revision, err := e.ownRevision(ctx)
+	if err != nil {
+		return err
+	}
+	kv, _ := e.at()
+	begun := time.Now()
+	if revision == 0 {
+		revision, err = kv.Create(ctx, e.key(), e.encode())
+	} else {
+		revision, err = kv.Update(ctx, e.key(), e.encode(), revision)
+	}
+	return e.written(begun, revision, err)
+}
+
+// ownRevision is where the lease is. It tells a write whose acknowledgement was
+// lost from a lease that somebody else took, and is 0 when nobody has it.
 func (e *Lease) ownRevision(ctx context.Context) (uint64, error) {
 	now, err := e.read(ctx)
 	switch {
-	case err != nil:
+	case err != nil || now.revision == 0:
 		return 0, err
-	case now.revision == 0:
-		return 0, ErrLeaseLost
 	case now.value.Token != e.value.Token:
 		return 0, fmt.Errorf("%w to %s", ErrLeaseLost, now.value.Holder)
 	}
@@ -184,33 +202,61 @@ func (e *Lease) ownRevision(ctx context.Context) (uint64, error) {
 }
 
 // Release ends the lease, so that another can have it at once. Releasing one
-// that is lost does nothing.
+// that is lost does nothing. After an error it may be called again.
 func (e *Lease) Release(ctx context.Context) error {
 	e.mu.Lock()
-	revision, lost := e.revision, e.lost
-	e.lost = true
+	lost := e.lost
+	e.released = true
 	e.mu.Unlock()
 	if lost {
 		return nil
 	}
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
-	err := e.l.retry(ctx, func(ctx context.Context) error {
-		err := e.kv.Delete(ctx, e.key(), jetstream.LastRevision(revision))
+	err := e.l.retry(e.concerned(ctx), func(ctx context.Context) error {
+		if err := e.l.known(ctx); err != nil {
+			return err
+		}
+		kv, revision := e.at()
+		err := kv.Delete(ctx, e.key(), jetstream.LastRevision(revision))
 		if !moved(err) {
 			return err
 		}
-		if revision, err = e.ownRevision(ctx); errors.Is(err, ErrLeaseLost) {
+		revision, err = e.ownRevision(ctx)
+		if errors.Is(err, ErrLeaseLost) || err == nil && revision == 0 {
 			return nil
-		} else if err != nil {
+		}
+		if err != nil {
 			return err
 		}
-		return e.kv.Delete(ctx, e.key(), jetstream.LastRevision(revision))
+		return kv.Delete(ctx, e.key(), jetstream.LastRevision(revision))
 	})
 	if err != nil {
 		return e.failed("release", err)
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.lost = true
 	return nil
+}
+
+// open opens the bucket, and makes it when there is none.
+func (e *Lease) open(ctx context.Context) error {
+	kv, err := e.l.leases(ctx)
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.kv = kv
+	return nil
+}
+
+// at is where the lease was written last.
+func (e *Lease) at() (jetstream.KeyValue, uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.kv, e.revision
 }
 
 // Holder is what the lease was acquired with.
@@ -222,7 +268,7 @@ func (e *Lease) Holder() []byte { return e.value.Holder }
 func (e *Lease) Until() time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.lost {
+	if e.lost || e.released {
 		return time.Time{}
 	}
 	return e.until

@@ -1,8 +1,10 @@
 package jetlog
 
 import (
+	"context"
 	"errors"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -85,18 +87,147 @@ func TestLeaseExpires(t *testing.T) {
 	if !errors.As(err, &held) {
 		t.Fatalf("before the end: %v", err)
 	}
-	for errors.As(err, &held) {
-		<-time.After(time.Until(held.Until))
-		_, err = other.Lease(t.Context(), "job", []byte("b"), long)
+	expires(t, other, "job")
+	if time.Now().Before(lease.Until()) {
+		t.Error("it is said to have expired before its holder's end")
 	}
+	if _, err = other.Lease(t.Context(), "job", []byte("b"), long); !errors.As(err, &held) || !held.Expired() {
+		t.Fatalf("after the end: %v", err)
+	}
+	// Its holder comes back: whoever takes what it found over comes too late.
+	if err := lease.Renew(t.Context()); err != nil {
+		t.Fatalf("renew after the end: %v", err)
+	}
+	_, err = other.TakeOver(t.Context(), held, []byte("b"), long)
+	if !errors.As(err, &held) {
+		t.Fatalf("take over after the holder came back: %v", err)
+	}
+	expires(t, other, "job")
+	taken, err := other.TakeOver(t.Context(), held, []byte("b"), long)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if time.Now().Before(lease.Until()) {
-		t.Error("it was given away before its holder's end")
+	if err := lease.Renew(t.Context()); !errors.Is(err, ErrLeaseLost) || !lease.Until().IsZero() {
+		t.Fatalf("renew after it was taken: %v", err)
 	}
+	if err := errors.Join(lease.Release(t.Context()), taken.Renew(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// expires waits until a lease has expired by the server's clock.
+func expires(t *testing.T, l *Log, name string) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		held, err := l.LeaseHolder(t.Context(), name)
+		if err != nil || held == nil || time.Now().After(deadline) {
+			t.Fatalf("lease %q: %v, %v", name, held, err)
+		}
+		if held.Expired() {
+			return
+		}
+		<-time.After(time.Until(held.Until))
+	}
+}
+
+// A lease whose entry is gone, or whose bucket is, is taken again, and is not
+// when somebody else came first.
+func TestLeaseGone(t *testing.T) {
+	l, s := newLog(t)
+	other := reopen(t, s)
+	for _, c := range []struct {
+		name string
+		lose func() error
+	}{
+		{"entry", func() error {
+			kv, err := l.leases(t.Context())
+			return errors.Join(err, kv.Delete(t.Context(), bucketKey("job")))
+		}},
+		{"bucket", func() error { return l.js.DeleteStream(t.Context(), leaseStream) }},
+	} {
+		lease, err := l.Lease(t.Context(), "job", []byte("a"), long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.lose(); err != nil {
+			t.Fatal(err)
+		}
+		if err := lease.Renew(t.Context()); err != nil {
+			t.Fatalf("%s: renew: %v", c.name, err)
+		}
+		if _, err := other.Lease(t.Context(), "job", []byte("b"), long); !errors.Is(err, ErrLeaseHeld) {
+			t.Fatalf("%s: after it was taken again: %v", c.name, err)
+		}
+		if err := c.lose(); err != nil {
+			t.Fatal(err)
+		}
+		taken, err := other.Lease(t.Context(), "job", []byte("b"), long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lease.Renew(t.Context()); !errors.Is(err, ErrLeaseLost) {
+			t.Fatalf("%s: renew after somebody else came first: %v", c.name, err)
+		}
+		if err := errors.Join(lease.Release(t.Context()), taken.Release(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A renewal that the log's server does not answer is no loss, however long that
+// takes; a release that it does not answer is made again.
+func TestLeaseOutlivesItsServer(t *testing.T) {
+	p := startProcess(t)
+	l := connectTo(t, Options{URL: p.url, Timeout: 500 * time.Millisecond})
+	if err := l.Create(t.Context(), created(t, "store-1")); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := l.Lease(t.Context(), "job", []byte("a"), 100*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := func() {
+		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := func() {
+		if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tries := func(what func(context.Context) error) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := what(ctx); err == nil || errors.Is(err, ErrLeaseLost) {
+			t.Fatalf("while the server is stopped: %v", err)
+		}
+	}
+	stop()
+	tries(lease.Renew) // for ten terms
+	again()
+	if err := lease.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.kill()
+	tries(lease.Renew)
+	p.start()
+	if err := lease.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	tries(lease.Release)
+	again()
 	if err := lease.Renew(t.Context()); !errors.Is(err, ErrLeaseLost) {
-		t.Fatalf("renew after the end: %v", err)
+		t.Fatalf("renew after a release that was not answered: %v", err)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := l.LeaseHolder(t.Context(), "job"); held != nil || err != nil {
+		t.Fatalf("after its release: %v, %v", held, err)
 	}
 }
 
@@ -182,16 +313,8 @@ func TestLeaseHolder(t *testing.T) {
 	if held, err := other.LeaseHolder(t.Context(), name); held != nil || err != nil {
 		t.Fatalf("after its release: %v, %v", held, err)
 	}
-	brief, err := l.Lease(t.Context(), name, []byte("b"), 100*time.Millisecond)
-	if err != nil {
+	if _, err := l.Lease(t.Context(), name, []byte("b"), 100*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
-	// By the server's clock it may end a little later than its holder knows.
-	deadline := time.Now().Add(time.Minute)
-	for held := (&LeaseHeldError{Until: brief.Until()}); held != nil; {
-		<-time.After(time.Until(held.Until))
-		if held, err = other.LeaseHolder(t.Context(), name); err != nil || time.Now().After(deadline) {
-			t.Fatalf("after its end: %v, %v", held, err)
-		}
-	}
+	expires(t, other, name)
 }

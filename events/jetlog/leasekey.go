@@ -15,12 +15,15 @@ import (
 //	{"token": "…", "holder": "base64", "term_ms": 10000}
 //
 // Each acquisition has its own token. A renewal writes the same value again.
-// A lease is over when its last write is older than its term. Both times are
+// A lease has expired when its last write is older than its term. Both times are
 // the server's, so that nobody's clock but its matters; on a cluster, those of
 // its members must agree to a fraction of the terms.
 const Leases = "CKPT_LEASES"
 
-const leaseStream = "KV_" + Leases
+const (
+	leaseStream = "KV_" + Leases
+	leasesAre   = "leases of a checkpoint store"
+)
 
 type leaseValue struct {
 	Token  string `json:"token"`
@@ -77,7 +80,12 @@ func (e *Lease) encode() []byte {
 	return data
 }
 
+// concerned notes what calls of the lease ask the server for.
+func (e *Lease) concerned(ctx context.Context) context.Context {
+	return concerning(ctx, inBucket(Leases, e.key()))
+}
+
 // leases is the bucket of leases.
 func (l *Log) leases(ctx context.Context) (jetstream.KeyValue, error) {
-	return l.bucket(ctx, Leases, "leases of a checkpoint store")
+	return l.bucket(ctx, Leases, leasesAre)
 }

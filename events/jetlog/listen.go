@@ -1,15 +1,12 @@
 package jetlog
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"strconv"
-	"sync/atomic"
 
 	"github.com/nats-io/nats-server/v2/server"
 )
@@ -133,58 +130,3 @@ func (s *Server) Listen() (net.Addr, error) {
 		return bad(errors.New("the server is shutting down"))
 	}
 }
-
-// doorman decides who is let in, and as which user. Whoever comes through the
-// process or a unix socket has been let in by its mode; whoever comes over TCP
-// shows the token. Client certificates are checked by TLS before this.
-type doorman struct {
-	account *server.Account
-	token   *[sha256.Size]byte // of which this is the digest; nil asks for none
-	closed  atomic.Bool        // over TCP nobody is let in any more
-}
-
-var _ server.Authentication = (*doorman)(nil)
-
-func newDoorman(o *Listen) *doorman {
-	d := &doorman{}
-	if o != nil && o.Token != "" {
-		sum := sha256.Sum256([]byte(o.Token))
-		d.token = &sum
-	}
-	return d
-}
-
-// Check implements [server.Authentication].
-func (d *doorman) Check(c server.ClientAuthentication) bool {
-	from := c.RemoteAddress()
-	if c.Kind() != server.CLIENT || from == nil {
-		return false
-	}
-	if from.Network() == "pipe" {
-		c.RegisterUser(&server.User{Username: "owner", Account: d.account})
-		return true
-	}
-	if d.closed.Load() {
-		return false
-	}
-	if d.token != nil {
-		// Digests have one length: the time tells nothing of the token's.
-		got := sha256.Sum256([]byte(c.GetOpts().Token))
-		if subtle.ConstantTimeCompare(got[:], d.token[:]) != 1 {
-			return false
-		}
-	}
-	c.RegisterUser(&server.User{Username: "client", Account: d.account, Permissions: &server.Permissions{
-		Publish: &server.SubjectPermission{Deny: destructive},
-	}})
-	return true
-}
-
-// destructive are the requests by which the log, the leases or the cursors could be changed
-// behind the back of their events. Nothing of ours makes them.
-var destructive = func() (subjects []string) {
-	for _, verb := range []string{"UPDATE", "DELETE", "PURGE", "MSG.DELETE", "RESTORE"} {
-		subjects = append(subjects, "$JS.API.STREAM."+verb+".*")
-	}
-	return subjects
-}()

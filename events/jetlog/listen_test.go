@@ -113,7 +113,7 @@ func TestClientCannotRewrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := connectTo(t, Options{URL: "nats://" + addr, Token: token, Logger: slog.New(slog.DiscardHandler)})
-	for _, subject := range destructive {
+	for _, subject := range attacks() {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		m, err := l.nc.RequestWithContext(ctx, subject, []byte(`{"seq":2,"no_erase":false}`))
 		cancel()
@@ -122,6 +122,42 @@ func TestClientCannotRewrite(t *testing.T) {
 		}
 	}
 	if info, err := mine.Info(t.Context()); err != nil || info.Last != 6 {
+		t.Errorf("the log has %+v, %v", info, err)
+	}
+}
+
+// attacks are the destructive requests about each stream of a store.
+func attacks() (subjects []string) {
+	for _, stream := range []string{Stream, leaseStream, cursorStream} {
+		for _, verb := range destructive {
+			subjects = append(subjects, strings.TrimSuffix(verb, "*")+stream)
+		}
+	}
+	return subjects
+}
+
+// TestOwnerMayChangeStreams: what no client may do, the owner's own connection
+// may; a connection within the process is a client all the same.
+func TestOwnerMayChangeStreams(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir())
+	owner := connectTo(t, s.OwnerOptions())
+	if err := owner.Create(t.Context(), created(t, "store-1")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := owner.js.UpdateStream(t.Context(), streamConfig(1)); err != nil {
+		t.Errorf("the owner may not update its stream: %v", err)
+	}
+	client := connectTo(t, Options{Dial: dial(s), Logger: slog.New(slog.DiscardHandler)})
+	for _, subject := range attacks() {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		m, err := client.nc.RequestWithContext(ctx, subject, []byte(`{"seq":1,"no_erase":false}`))
+		cancel()
+		if err == nil {
+			t.Errorf("%s is answered: %s", subject, m.Data)
+		}
+	}
+	if info, err := owner.Info(t.Context()); err != nil || info.Last != 1 {
 		t.Errorf("the log has %+v, %v", info, err)
 	}
 }

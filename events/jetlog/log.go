@@ -145,7 +145,8 @@ type Log struct {
 	room   *semaphore.Weighted // of all facts whose callers wait
 	idle   chan struct{}       // closed when the committer has ended
 
-	lanes sync.Map // lane → chan struct{} of capacity 1: who decides now
+	lanes   sync.Map // lane → chan struct{} of capacity 1: who decides now
+	denials denials  // what the server did not let this client do
 
 	mu       sync.Mutex
 	epoch    int                        // counts connections
@@ -307,6 +308,9 @@ func (l *Log) onError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	subject := ""
 	if sub != nil {
 		subject = sub.Subject
+	}
+	if errors.Is(err, nats.ErrPermissionViolation) {
+		subject = l.denials.add(err, l.opts.user())
 	}
 	l.opts.Logger.Error("error from the log's server", "server", l.opts.where(), "subject", subject, "error", err)
 }

@@ -137,11 +137,11 @@ func connectTo(t *testing.T, o Options) *Log {
 	return l
 }
 
-// newLog is a created log on a server of its own.
+// newLog is a created log on a server of its own, through its owner's connection.
 func newLog(t *testing.T) (*Log, *Server) {
 	t.Helper()
 	s := startServer(t, t.TempDir())
-	l := connectTo(t, Options{Dial: dial(s)})
+	l := connectTo(t, s.OwnerOptions())
 	if err := l.Create(t.Context(), created(t, "store-1")); err != nil {
 		t.Fatal(err)
 	}

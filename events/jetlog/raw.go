@@ -110,7 +110,7 @@ type wire struct {
 	to    string        // the inbox
 }
 
-const inbox = "_INBOX.ckptstore.raw"
+const rawInbox = "_INBOX.ckptstore.raw"
 
 func (w *wire) line() (string, error) {
 	if err := w.conn.SetReadDeadline(time.Now().Add(w.limit)); err != nil {
@@ -154,14 +154,14 @@ func (w *wire) greet() error {
 	}
 	id := nuid.Next()
 	if err := w.send(`CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"protocol":1,"lang":"go","version":"1","name":"ckptstore raw"}` + "\r\n" +
-		"SUB " + inbox + "." + id + " 1\r\nPING\r\n"); err != nil {
+		"SUB " + rawInbox + "." + id + " 1\r\nPING\r\n"); err != nil {
 		return err
 	}
 	line, err := w.line()
 	if err == nil && line != "PONG" {
 		err = fmt.Errorf("the server says %q", line)
 	}
-	w.to = inbox + "." + id
+	w.to = rawInbox + "." + id
 	return err
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"strings"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -62,9 +63,13 @@ type reader struct {
 // run starts sessions until one ends for good.
 func (r *reader) run(ctx context.Context) error {
 	var b backoff
+	consumes := concernOf(concerning(ctx, consuming))
 	for r.until == 0 || r.next <= r.until {
-		before := r.next
+		before, since := r.next, r.l.denials.mark()
 		err := r.session(ctx)
+		if denied := r.l.denials.of(since, consumes); err != nil && denied != nil && ctx.Err() == nil {
+			return denied
+		}
 		if r.next > before {
 			b.reset()
 			r.idle = 0
@@ -91,6 +96,12 @@ func (r *reader) run(ctx context.Context) error {
 	return nil
 }
 
+// consuming concerns the requests of a session.
+func consuming(subject string) bool {
+	const api = "$JS.API.CONSUMER."
+	return strings.HasPrefix(subject, api+"CREATE."+Stream+".") || strings.HasPrefix(subject, api+"MSG.NEXT."+Stream+".")
+}
+
 // session reads with one consumer. A nil error asks for another session.
 func (r *reader) session(ctx context.Context) error {
 	l := r.l
@@ -99,6 +110,7 @@ func (r *reader) session(ctx context.Context) error {
 	defer l.watch(func() { cancel(nats.ErrDisconnected) })()
 	once, stop := context.WithTimeout(inner, l.opts.Timeout)
 	defer stop()
+	defer l.denials.watch(stop, concernOf(concerning(ctx, consuming)))()
 	info, err := l.ours(once)
 	if err != nil {
 		return err

@@ -18,19 +18,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// embeddedName is the name of an embedded server. Only such a one cuts its log.
+const embeddedName = "ckptstore"
+
 // ServerOptions say where an embedded server keeps its streams.
 type ServerOptions struct {
 	Dir    string       // made if absent; only this user may read it
-	Name   string       // of the server; "" means "ckptstore"
+	Name   string       // of the server; "" means [embeddedName]
 	Logger *slog.Logger // nil discards what the server says
 	// Listen, when set, is where [Server.Listen] will let clients in.
 	Listen *Listen
+	// Unsynced acknowledges events before the disk has them: for logs that are
+	// generated, and generated again after a crash.
+	Unsynced bool
 }
 
 // Server is an embedded NATS server with JetStream in a directory. Everything
-// that it acknowledges was synced to the disk. Clients come through
+// that it acknowledges was synced to the disk, unless it is Unsynced. Clients come through
 // [Server.Dial] and [Server.Serve], and over TCP once [Server.Listen] was
-// called. All are users of one account, [Account].
+// called. All are users of one account, [Account], and none of them may delete,
+// purge or update a stream: see [Server.OwnerOptions].
 //
 // Two servers on one directory would both acknowledge the same sequences. So
 // the server holds a lock, flock(2), on it for as long as it lives; the store's
@@ -59,7 +66,7 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 		return nil, errors.New("start the log's server: it needs a directory")
 	}
 	if o.Name == "" {
-		o.Name = "ckptstore"
+		o.Name = embeddedName
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -126,7 +133,7 @@ func (o ServerOptions) newServer(d *doorman) (*server.Server, error) {
 		return nil, err
 	}
 	opts.ServerName = o.Name
-	opts.JetStream, opts.StoreDir, opts.SyncAlways = true, o.Dir, true
+	opts.JetStream, opts.StoreDir, opts.SyncAlways = true, o.Dir, !o.Unsynced
 	// [Server.Listen] opens the port later.
 	opts.DontListen, opts.NoSigs, opts.DisableJetStreamBanner = true, true, true
 	opts.CustomClientAuthentication = d
@@ -173,7 +180,13 @@ func (s *Server) healthy(ctx context.Context, started <-chan struct{}) error {
 	}
 }
 
-// Dial opens a connection within the process.
+// OwnerOptions are those of the owner's own connection. It alone may change the
+// streams themselves; all other connections are clients that append and read.
+func (s *Server) OwnerOptions() Options {
+	return Options{Dial: func(context.Context) (net.Conn, error) { return s.Dial() }, Token: s.doorman.owner}
+}
+
+// Dial opens a connection within the process, with the rights of a client.
 func (s *Server) Dial() (net.Conn, error) {
 	conn, err := s.ns.InProcessConn()
 	if err != nil {

@@ -10,12 +10,15 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // cluster is three servers of one cluster, each in its own directory.
 type cluster struct {
 	t       *testing.T
 	servers []*server.Server
+	start   []func() *server.Server
+	owner   string // what the owner's connection to the first of them shows
 }
 
 func startCluster(t *testing.T, n int) *cluster {
@@ -46,21 +49,29 @@ func startCluster(t *testing.T, n int) *cluster {
 		o.JetStream, o.StoreDir, o.SyncAlways = true, t.TempDir(), true
 		o.Cluster = server.ClusterOpts{Name: "ckpt", Host: "127.0.0.1", Port: port}
 		o.Routes = routes
-		d := newDoorman(nil)
-		o.CustomClientAuthentication = d
-		ns, err := server.NewServer(o)
-		if err != nil {
-			t.Fatal(err)
+		start := func() *server.Server {
+			o := o.Clone()
+			d := newDoorman(nil)
+			o.CustomClientAuthentication = d
+			ns, err := server.NewServer(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d.account, err = ns.LookupAccount(Account); err != nil {
+				t.Fatal(err)
+			}
+			if i == 0 {
+				c.owner = d.owner
+			}
+			ns.Start()
+			t.Cleanup(func() {
+				ns.Shutdown()
+				ns.WaitForShutdown()
+			})
+			return ns
 		}
-		if d.account, err = ns.LookupAccount(Account); err != nil {
-			t.Fatal(err)
-		}
-		ns.Start()
-		c.servers = append(c.servers, ns)
-		t.Cleanup(func() {
-			ns.Shutdown()
-			ns.WaitForShutdown()
-		})
+		c.start = append(c.start, start)
+		c.servers = append(c.servers, start())
 	}
 	c.wait("a leader and all peers", func() bool {
 		for _, ns := range c.servers {
@@ -85,6 +96,14 @@ func (c *cluster) wait(what string, is func() bool) {
 			c.t.Fatalf("no %s", what)
 		}
 	}
+}
+
+// restart starts a server again that was shut down, over its directory and on
+// its port for clients.
+func (c *cluster) restart(i int) {
+	c.t.Helper()
+	c.servers[i].WaitForShutdown()
+	c.servers[i] = c.start[i]()
 }
 
 func (c *cluster) url() string {
@@ -112,8 +131,13 @@ func (c *cluster) stopLeader() {
 // forget deletes the log from within a server, which clients cannot.
 func (c *cluster) forget() {
 	c.t.Helper()
-	l := connectTo(c.t, Options{Dial: func(context.Context) (net.Conn, error) { return c.servers[0].InProcessConn() }})
-	if err := l.js.DeleteStream(c.t.Context(), Stream); err != nil {
+	if err := c.inside().DeleteStream(c.t.Context(), Stream); err != nil {
 		c.t.Fatal(err)
 	}
+}
+
+// inside is a connection within a server, which may change streams.
+func (c *cluster) inside() jetstream.JetStream {
+	c.t.Helper()
+	return connectTo(c.t, Options{Token: c.owner, Dial: func(context.Context) (net.Conn, error) { return c.servers[0].InProcessConn() }}).js
 }

@@ -37,7 +37,8 @@ func (l *Log) Create(ctx context.Context, created events.Decision) error {
 	}
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
-	err = l.retry(ctx, func(ctx context.Context) error { return l.createOnce(ctx, created, want) })
+	creates := subjects(events.Subject(created.Scope, created.Kind), apiCreate+Stream)
+	err = l.retry(concerning(ctx, creates), func(ctx context.Context) error { return l.createOnce(ctx, created, want) })
 	if err != nil {
 		return fmt.Errorf("create the log of store %s at %s: %w", want.Store, l.opts.where(), err)
 	}

@@ -231,8 +231,9 @@ func (l *Log) TailConfig(ctx context.Context) (TailConfig, error) {
 func (l *Log) tailInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
 	name := l.stream()
 	s, err := l.js.Stream(ctx, name)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		// It was sealed, and another continues it. Only an embedded server does that.
+	if errors.Is(err, jetstream.ErrStreamNotFound) && l.nc.ConnectedServerName() == embeddedName {
+		// It was sealed, and another continues it. To a server of its own, which never
+		// does that, this client may not be allowed to ask.
 		found, ferr := l.js.StreamNameBySubject(ctx, events.Filter)
 		if ferr != nil && !errors.Is(ferr, jetstream.ErrStreamNotFound) {
 			return nil, ferr // the connection broke: the owner is cutting again, or gone

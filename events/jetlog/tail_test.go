@@ -155,7 +155,9 @@ func TestTailsThatLie(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			next, dir, link := cutLog(t, l, l.store)
-			n := connectTo(t, Options{Dial: dial(next), Archive: dir})
+			owner := next.OwnerOptions()
+			owner.Archive = dir
+			n := connectTo(t, owner)
 			stream, err := n.js.Stream(t.Context(), TailName(link.Last))
 			if err != nil {
 				t.Fatal(err)

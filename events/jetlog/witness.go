@@ -24,7 +24,10 @@ import (
 //	remove   2 (mark)  ◀──── 1 (mark)
 const Witnesses = "CKPT_CURSOR_WITNESSES"
 
-const witnessStream = "KV_" + Witnesses
+const (
+	witnessStream = "KV_" + Witnesses
+	witnessesAre  = "which cursors a checkpoint store has"
+)
 
 // ErrCursorDamaged says that a cursor was moved and cannot be read any more, or
 // is ahead of the log.
@@ -127,7 +130,7 @@ func (l *Log) witnessed(ctx context.Context, key string) (bool, error) {
 
 // witness notes that there is a cursor of this name.
 func (l *Log) witness(ctx context.Context, name string) error {
-	kv, err := l.bucket(ctx, Witnesses, "which cursors a checkpoint store has")
+	kv, err := l.bucket(ctx, Witnesses, witnessesAre)
 	if err != nil {
 		return err
 	}
@@ -147,7 +150,7 @@ func (l *Log) forgetWitness(ctx context.Context, name string) error {
 	if err != nil || m.Seq == 0 {
 		return err
 	}
-	kv, err := l.bucket(ctx, Witnesses, "which cursors a checkpoint store has")
+	kv, err := l.bucket(ctx, Witnesses, witnessesAre)
 	if err != nil {
 		return err
 	}

@@ -89,6 +89,7 @@ func Repository() Law {
 			{Path: "cmd/ckptstore", May: []string{Any}, Closed: true},
 			{Path: "cmd/trainer", May: []string{Any}, Closed: true},
 			{Path: "internal/bytesize", NoDeps: true},
+			{Path: "internal/backstop", NoDeps: true},
 			{Path: "internal/archtest", NoDeps: true, Closed: true},
 			{Path: "internal/storm", May: []string{"internal/storm/check", "internal/storm/content", "worker/client", "tensor"}, NoDeps: true, Closed: true},
 			{Path: "internal/storm/check", May: []string{"internal/storm/content"}, NoDeps: true},

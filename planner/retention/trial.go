@@ -69,8 +69,8 @@ func (t Trial) holds(c projections.Checkpoint) []string {
 }
 
 // Read collects what a decision about the trials of a run needs, and the
-// values of metrics. The trials of other runs are looked at as well: they may
-// need a checkpoint of this one.
+// values of metrics. Trials of other runs may need a checkpoint of this one: that
+// is said by [Others], and held by [Hold].
 func Read(r projections.Reader, run string, metrics []string) ([]Trial, error) {
 	if _, err := projections.GetRun(r, run); err != nil {
 		return nil, err
@@ -83,18 +83,26 @@ func Read(r projections.Reader, run string, metrics []string) ([]Trial, error) {
 	if err != nil {
 		return nil, err
 	}
-	needs, err := readNeeds(r)
-	if err != nil {
-		return nil, err
+	own := []Need{}
+	for _, row := range rows {
+		some, err := needsOf(r, row)
+		if err != nil {
+			return nil, err
+		}
+		own = append(own, some...)
+	}
+	needs := byCheckpoint(own)
+	of := map[string][]projections.Checkpoint{}
+	for _, c := range all {
+		of[c.Trial] = append(of[c.Trial], c)
 	}
 	trials := make([]Trial, len(rows))
 	for i, row := range rows {
-		t := Trial{Run: run, Name: row.Name, LaneSeq: row.LaneSeq, Checkpoints: []projections.Checkpoint{}}
-		for _, c := range all {
-			if c.Trial == row.Name {
-				t.Checkpoints = append(t.Checkpoints, c)
-			}
+		t := Trial{Run: run, Name: row.Name, LaneSeq: row.LaneSeq, Checkpoints: of[row.Name]}
+		if t.Checkpoints == nil {
+			t.Checkpoints = []projections.Checkpoint{}
 		}
+		t.Holds = map[string][]string{}
 		needs.hold(&t)
 		if err := t.fill(r, metrics); err != nil {
 			return nil, err
@@ -154,71 +162,97 @@ func (t Trial) newest() projections.Checkpoint {
 	return newest(func(c projections.Checkpoint) bool { return c.State == projections.Committed })
 }
 
-// need is a checkpoint that somebody needs.
-type need struct {
-	run, trial string // empty: any
-	id         string // or RUN@ID
-	why        string
-	head       bool
-	loading    bool
+// Need is a checkpoint that a trial needs.
+type Need struct {
+	Run     string `json:"run,omitempty"` // of the checkpoint; empty: any
+	Trial   string `json:"trial,omitempty"`
+	ID      string `json:"id"` // or RUN@ID
+	Why     string `json:"why"`
+	Head    bool   `json:"head,omitempty"`
+	Loading bool   `json:"loading,omitempty"`
 }
 
-type needs []need
+// needs find those of a checkpoint by what they call it.
+type needs struct {
+	all []Need
+	at  map[string][]int
+}
 
-func (all needs) hold(t *Trial) {
-	t.Holds = map[string][]string{}
+func byCheckpoint(all []Need) needs {
+	n := needs{all, map[string][]int{}}
+	for i, need := range all {
+		n.at[need.ID] = append(n.at[need.ID], i)
+	}
+	return n
+}
+
+func (n needs) hold(t *Trial) {
+	if t.Holds == nil {
+		t.Holds = map[string][]string{}
+	}
 	newest := t.newest().ID
 	for _, c := range t.Checkpoints {
-		full := c.Run + "@" + c.ID
-		for _, n := range all {
-			own := (n.run == "" || n.run == t.Run) && (n.trial == "" || n.trial == t.Name) && n.id == c.ID
-			if own && n.head && c.ID == newest {
-				continue // which says the same
+		for _, i := range n.at[c.ID] {
+			n := n.all[i]
+			if (n.Run == "" || n.Run == t.Run) && (n.Trial == "" || n.Trial == t.Name) && !(n.Head && c.ID == newest) { // which says the same
+				n.hold(t, c)
 			}
-			if !own && n.id != full {
-				continue
-			}
-			if !slices.Contains(t.Holds[c.ID], n.why) {
-				t.Holds[c.ID] = append(t.Holds[c.ID], n.why)
-			}
-			if n.loading && !slices.Contains(t.Loading, c.ID) {
-				t.Loading = append(t.Loading, c.ID)
-			}
+		}
+		for _, i := range n.at[c.Run+"@"+c.ID] {
+			n.all[i].hold(t, c)
 		}
 	}
 }
 
-// readNeeds looks at every trial.
-func readNeeds(r projections.Reader) (all needs, err error) {
-	runs, err := projections.Runs(r)
-	if err != nil {
-		return nil, err
+func (n Need) hold(t *Trial, c projections.Checkpoint) {
+	if !slices.Contains(t.Holds[c.ID], n.Why) {
+		t.Holds[c.ID] = append(t.Holds[c.ID], n.Why)
 	}
-	for _, run := range runs {
-		trials, err := projections.Trials(r, run.Name)
-		if err != nil {
-			return nil, err
-		}
-		for _, t := range trials {
-			name := t.Run + "/" + t.Name
-			if p := t.Parent; p != nil {
-				all = append(all, need{run: p.Run, trial: p.Trial, id: p.Checkpoint, why: name + " was forked from it"})
-			}
-			if t.Head != "" {
-				all = append(all, need{run: t.Run, trial: t.Name, id: t.Head, why: "the head of " + name, head: true})
-			}
-			live, err := loads(r, t)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, live...)
-		}
+	if n.Loading && !slices.Contains(t.Loading, c.ID) {
+		t.Loading = append(t.Loading, c.ID)
 	}
-	return all, nil
+}
+
+// Hold adds to the trials of a run what others need of them.
+func Hold(trials []Trial, others []Need) {
+	needs := byCheckpoint(others)
+	for i := range trials {
+		needs.hold(&trials[i])
+	}
+}
+
+// Others are the needs of all trials that may be of a run which is not theirs:
+// few, but every trial is looked at to find them. A collection of many runs
+// asks for them once.
+func Others(r projections.Reader) (found []Need, err error) {
+	found = []Need{}
+	err = projections.EachTrial(r, func(t projections.Trial) error {
+		all, err := needsOf(r, t)
+		for _, n := range all {
+			if n.Run != t.Run || strings.Contains(n.ID, "@") {
+				found = append(found, n)
+			}
+		}
+		return err
+	})
+	return found, err
+}
+
+// needsOf are the needs of a trial.
+func needsOf(r projections.Reader, t projections.Trial) (all []Need, err error) {
+	name := t.Run + "/" + t.Name
+	if p := t.Parent; p != nil {
+		all = append(all, Need{Run: p.Run, Trial: p.Trial, ID: p.Checkpoint, Why: name + " was forked from it"})
+	}
+	if t.Head != "" {
+		all = append(all, Need{Run: t.Run, Trial: t.Name, ID: t.Head, Why: "the head of " + name, Head: true})
+	}
+	live, err := loads(r, t)
+	return append(all, live...), err
 }
 
 // loads are what the live attempt of a trial reads or is going to.
-func loads(r projections.Reader, t projections.Trial) (all needs, err error) {
+func loads(r projections.Reader, t projections.Trial) (all []Need, err error) {
 	attempts, err := projections.Attempts(r, t.Run, t.Name)
 	if err != nil {
 		return nil, err
@@ -243,7 +277,7 @@ func loads(r projections.Reader, t projections.Trial) (all needs, err error) {
 			continue
 		}
 		// It may belong to any run: the row has its ID alone.
-		all = append(all, need{id: load.Checkpoint, why: fmt.Sprintf("%s/%s is loading it", t.Run, t.Name), loading: true})
+		all = append(all, Need{ID: load.Checkpoint, Why: fmt.Sprintf("%s/%s is loading it", t.Run, t.Name), Loading: true})
 	}
 	// What has saved has loaded before, or never will.
 	if head, err := projections.GetCheckpoint(r, t.Run, t.Name, t.Head); err == nil {
@@ -252,7 +286,7 @@ func loads(r projections.Reader, t projections.Trial) (all needs, err error) {
 		return nil, err
 	}
 	if a.Resume != "" && !restored {
-		all = append(all, need{run: t.Run, trial: t.Name, id: a.Resume, why: fmt.Sprintf("attempt %d of %s/%s resumes from it", a.Attempt, t.Run, t.Name)})
+		all = append(all, Need{Run: t.Run, Trial: t.Name, ID: a.Resume, Why: fmt.Sprintf("attempt %d of %s/%s resumes from it", a.Attempt, t.Run, t.Name)})
 	}
 	return all, nil
 }

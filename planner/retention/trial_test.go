@@ -65,7 +65,12 @@ func (h *history) save(run string, attempt int, losses map[int64]any, steps ...i
 // read is the only trial of a run, as it comes over a socket too.
 func (h *history) read(run string) Trial {
 	h.t.Helper()
+	others, err := Others(h.rows)
+	if err != nil {
+		h.t.Fatal(err)
+	}
 	trials, err := Read(h.rows, run, []string{"loss"})
+	Hold(trials, others)
 	if err != nil || len(trials) != 1 {
 		h.t.Fatal(trials, err)
 	}

@@ -1,10 +1,14 @@
 package viewdb_test
 
 import (
+	"errors"
 	"fmt"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
@@ -63,6 +67,72 @@ func BenchmarkRebuild(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(len(log)*b.N)/b.Elapsed().Seconds(), "events/s")
+}
+
+// silent is a log of so many checkpoints of a run that never reports, as one
+// that calls the save of a framework alone.
+func silent(checkpoints int) []events.Recorded {
+	log := []events.Recorded{event(1, lane, events.GroupStarted{Attempt: 1, WorldSize: 1})}
+	rank := events.Scope{Run: lane.Run, Trial: lane.Trial, Actor: events.Rank(0)}
+	for i := range checkpoints {
+		name := fmt.Sprintf("step-%d", i+1)
+		for _, e := range []struct {
+			scope events.Scope
+			body  events.Body
+		}{
+			{lane, events.CheckpointBegun{Attempt: 1, Checkpoint: name + ".a1", Name: name, Step: int64(i + 1), WorldSize: 1, Participants: []int{0}}},
+			{rank, events.WriteSealed{Attempt: 1, Checkpoint: name + ".a1", Bytes: 1 << 30}},
+			{lane, events.CheckpointStaged{Attempt: 1, Checkpoint: name + ".a1"}},
+			{rank, events.WriteCompleted{Attempt: 1, Checkpoint: name + ".a1", IndexDigest: "d", BytesWritten: 1 << 30}},
+			{lane, events.CheckpointCommitted{Attempt: 1, Checkpoint: name + ".a1", Manifest: "m", Bytes: 1 << 30}},
+		} {
+			log = append(log, event(uint64(len(log)+1), e.scope, e.body))
+		}
+	}
+	return log
+}
+
+// cpu is the processor time that this process has used.
+func cpu(b *testing.B) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkSilentRun folds saves without a report, in memory and in a database.
+// Events per CPU second must not fall with the number of saves.
+func BenchmarkSilentRun(b *testing.B) {
+	for _, saves := range []int{1000, 5000, 20_000} {
+		log := silent(saves)
+		src := newLog(log...)
+		measure := func(name string, fold func(*testing.B)) {
+			b.Run(fmt.Sprintf("%s/saves=%d", name, saves), func(b *testing.B) {
+				runtime.GC()
+				begin, rounds := cpu(b), 0
+				for b.Loop() {
+					fold(b)
+					rounds++
+				}
+				b.ReportMetric(float64(len(log)*rounds)/(cpu(b)-begin).Seconds(), "events/cpu-s")
+			})
+		}
+		measure("memory", func(b *testing.B) {
+			if _, err := viewdb.Replay(b.Context(), src, 0); err != nil {
+				b.Fatal(err)
+			}
+		})
+		measure("database", func(b *testing.B) {
+			db, err := viewdb.Open(b.TempDir(), viewdb.Options{Store: storeID})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := errors.Join(db.CatchUp(b.Context(), src), db.Close()); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
 }
 
 func BenchmarkQueries(b *testing.B) {

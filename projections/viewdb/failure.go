@@ -13,13 +13,22 @@ import (
 )
 
 // ErrFailed is a view whose database could not go on, as when its directory
-// was deleted under it. What it held is in the log.
+// was deleted under it, or its file system is full, returns errors or does not
+// answer. What it held is in the log.
 var ErrFailed = errors.New("views failed")
 
-// failure is the end of a database that cannot go on. Pebble says so to its
-// logger and counts on not being returned to: it may hold its locks there. So
-// that goroutine stays where it is, nobody touches the database again, and
-// whoever is inside it is not waited for.
+// failure is the end of a database that cannot go on. Four places report it:
+//
+//   - the [fence], when an operation of the file system fails in a way that a
+//     retry does not cure, or does not return;
+//   - Pebble's background work. Pebble would try a flush again for ever, and
+//     its Open and Close wait for that flush without a deadline;
+//   - Pebble's logger. Pebble counts on Fatalf not returning: it may hold its
+//     locks there;
+//   - [DB.Close], when a running call does not end.
+//
+// The goroutine that reports stays where it is, nobody touches the database
+// again, and its callers return without waiting for it.
 type failure struct {
 	once sync.Once
 	done chan struct{} // closed when the database has failed
@@ -30,9 +39,14 @@ type failure struct {
 
 func (f *failure) set(message string) {
 	f.once.Do(func() {
-		f.err = fmt.Errorf("%w: %s: they are rebuilt when the store is next opened", ErrFailed, message)
+		f.err = fmt.Errorf("%w: %s: what they held is in the log", ErrFailed, message)
 		close(f.done)
 	})
+}
+
+// after fails the database unless the result is called within limit.
+func (f *failure) after(limit time.Duration, what string) (stop func() bool) {
+	return time.AfterFunc(limit, func() { f.set(fmt.Sprintf("%s did not return within %v", what, limit)) }).Stop
 }
 
 // lasting is err, or does not return: after an error of an open database's
@@ -84,6 +98,9 @@ func (f *failure) guard(do func() error) error {
 	var o outcome
 	select {
 	case o = <-ended:
+		if why := f.get(); why != nil && o.err != nil && o.finished {
+			return why // which is what o.err came from
+		}
 	case <-f.done:
 		timer := time.NewTimer(leaveTime)
 		defer timer.Stop()
@@ -106,6 +123,17 @@ func (f *failure) guard(do func() error) error {
 	}
 	runtime.Goexit() // as do has
 	return nil
+}
+
+// events gets Pebble's failures in the background. Each is the end: Pebble
+// would repeat the work at once and for ever, at the cost of a processor and of
+// a new file each time. Pebble may hold its locks here, so nobody gets any
+// further in this database.
+func (f *failure) events() *pebble.EventListener {
+	return &pebble.EventListener{BackgroundError: func(err error) {
+		f.set(err.Error())
+		select {}
+	}}
 }
 
 // quiet passes on what Pebble says, most of it for debugging.

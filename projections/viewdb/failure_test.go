@@ -7,27 +7,42 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// deletedEnv is set in the process of [TestDeletedInUse]: a database that has
-// failed keeps its goroutines, which no other test must find.
-const deletedEnv = "CKPTSTORE_TEST_DELETED"
+// failingEnv is set in the process of a test whose database fails: it keeps its
+// goroutines, which no other test must find.
+const failingEnv = "CKPTSTORE_TEST_FAILING_VIEWS"
+
+// apart runs the calling test in a process of its own. It reports false in the
+// process that only waits for it.
+func apart(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(failingEnv) != "" {
+		return true
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=2m")
+	cmd.Env = append(os.Environ(), failingEnv+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return false
+}
 
 // TestDeletedInUse deletes a view's directory under it and folds on: the
 // process lives, and whoever waits or asks gets an error.
 func TestDeletedInUse(t *testing.T) {
-	if os.Getenv(deletedEnv) == "" {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestDeletedInUse$")
-		cmd.Env = append(os.Environ(), deletedEnv+"=1")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
+	if !apart(t) {
 		return
 	}
 	dir := filepath.Join(t.TempDir(), "views")
@@ -52,7 +67,7 @@ func TestDeletedInUse(t *testing.T) {
 	defer cancel()
 	failed := func(what string, err error) {
 		t.Helper()
-		if !errors.Is(err, viewdb.ErrFailed) || !strings.Contains(err.Error(), "rebuilt when the store is next opened") {
+		if !errors.Is(err, viewdb.ErrFailed) || !strings.Contains(err.Error(), "what they held is in the log") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -71,5 +86,208 @@ func TestDeletedInUse(t *testing.T) {
 	}
 	if err := errors.Join(again.CatchUp(t.Context(), src), again.Close()); err != nil || again.Cursor() != at {
 		t.Errorf("opened again: at event %d, %v", again.Cursor(), err)
+	}
+}
+
+// faulty is a file system that fails, or stops to answer, when it is told to.
+type faulty struct {
+	vfs.FS
+	fail  atomic.Pointer[func(errorfs.Op) error]
+	calls atomic.Int64 // that were made while it fails
+}
+
+func newFaulty(inner vfs.FS) *faulty {
+	f := &faulty{}
+	f.FS = errorfs.Wrap(inner, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		fail := f.fail.Load()
+		if fail == nil {
+			return nil
+		}
+		f.calls.Add(1)
+		return (*fail)(op)
+	}))
+	return f
+}
+
+func (f *faulty) breaks(how func(errorfs.Op) error) { f.fail.Store(&how) }
+
+// writes fails what changes the disk.
+func writes(err error) func(errorfs.Op) error {
+	return func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpRemove {
+			return err
+		}
+		return nil
+	}
+}
+
+// tables fails the tables alone: an open database finds it in the background.
+func tables(err error) func(errorfs.Op) error {
+	return func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && strings.HasSuffix(op.Path, ".sst") {
+			return err
+		}
+		return nil
+	}
+}
+
+// within fails the test if do does not return soon enough for somebody who waits.
+func within(t *testing.T, what string, do func() error) error {
+	t.Helper()
+	ended := make(chan error, 1)
+	go func() { ended <- do() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(60 * time.Second):
+		t.Fatalf("%s did not return", what)
+		return nil
+	}
+}
+
+func wantFailed(t *testing.T, what string, err, cause error) {
+	t.Helper()
+	if !errors.Is(err, viewdb.ErrFailed) || !strings.Contains(err.Error(), cause.Error()) {
+		t.Errorf("%s: %v, want that the views failed: %v", what, err, cause)
+	}
+}
+
+// big are events that make a write-ahead log whose rows have to be moved to a
+// table when the view is next opened.
+func big(src *fakeLog, n int) uint64 {
+	at, _ := src.Last(context.Background())
+	for range n {
+		at++
+		src.append(event(at, lane, events.Metrics{Attempt: 1, Iteration: int(at), Step: int64(at), Metrics: map[string]any{"x": strings.Repeat("y", 1<<20)}}))
+	}
+	return at
+}
+
+// Pebble retries a flush in the background for ever, and its opening waits for
+// that. Here it fails, the database makes no further call, and another can be
+// opened in its place when the file system is well.
+func TestFileSystemFailsWhileOpening(t *testing.T) {
+	if !apart(t) {
+		return
+	}
+	for _, cause := range []error{syscall.ENOSPC, syscall.EIO, syscall.EROFS} {
+		for name, how := range map[string]func(error) func(errorfs.Op) error{"writes": writes, "tables": tables} {
+			mem := vfs.NewCrashableMem()
+			src := newLog(story()...)
+			db, err := viewdb.Open("views", viewdb.Options{FS: mem, Store: storeID})
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := big(src, 3)
+			if err := db.CatchUp(t.Context(), src); err != nil {
+				t.Fatal(err)
+			}
+			fs := newFaulty(mem.CrashClone(vfs.CrashCloneCfg{})) // its rows are in the write-ahead log alone
+			shut(t, db)
+			fs.breaks(how(cause))
+			err = within(t, name+" open", func() error {
+				_, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
+				return err
+			})
+			wantFailed(t, name, err, cause)
+			if calls := fs.calls.Load(); calls > 1000 {
+				t.Errorf("%s, %v: %d calls of a file system that fails", name, cause, calls)
+			}
+			fs.fail.Store(nil)
+			again, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again.Cursor() != at {
+				t.Errorf("%s, %v: opened again at event %d, want %d", name, cause, again.Cursor(), at)
+			}
+			shut(t, again)
+		}
+	}
+}
+
+// A file system that fails under an open view ends all that is done with it.
+func TestFileSystemFailsInUse(t *testing.T) {
+	if !apart(t) {
+		return
+	}
+	for _, cause := range []error{syscall.ENOSPC, syscall.EIO} {
+		for name, how := range map[string]func(error) func(errorfs.Op) error{"writes": writes, "tables": tables} {
+			fs := newFaulty(vfs.NewMem())
+			src := newLog(story()...)
+			db, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stopped := make(chan error, 1)
+			go func() { stopped <- db.Follow(context.Background(), src) }()
+			await(t, db, 6)
+			fs.breaks(how(cause))
+			last := big(src, 48)
+			wantFailed(t, name+" follow", within(t, "follow", func() error { return <-stopped }), cause)
+			wantFailed(t, name+" wait", db.Wait(t.Context(), last+1), cause)
+			wantFailed(t, name+" view", db.View(func(projections.Reader) error { return nil }), cause)
+			wantFailed(t, name+" close", within(t, "close", db.Close), cause)
+			calls := fs.calls.Load()
+			fs.fail.Store(nil)
+			again, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
+			if err != nil {
+				t.Fatalf("%s, %v, after %d calls: %v", name, cause, calls, err)
+			}
+			if err := again.CatchUp(t.Context(), src); err != nil || again.Cursor() != last {
+				t.Errorf("opened again: at event %d, %v", again.Cursor(), err)
+			}
+			shut(t, again)
+		}
+	}
+}
+
+// A file system that does not answer ends what is done with the view within its
+// patience, and the opening ends with the caller's context.
+func TestFileSystemDoesNotAnswer(t *testing.T) {
+	if !apart(t) {
+		return
+	}
+	never := make(chan struct{})
+	silent := func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			<-never
+		}
+		return nil
+	}
+	fs := newFaulty(vfs.NewMem())
+	fs.breaks(silent)
+	err := within(t, "open", func() error {
+		_, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID, Patience: 100 * time.Millisecond})
+		return err
+	})
+	wantFailed(t, "open", err, errors.New("did not return within 100ms"))
+
+	fs = newFaulty(vfs.NewMem())
+	fs.breaks(silent)
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	err = within(t, "open", func() error {
+		_, err := viewdb.OpenContext(ctx, "views", viewdb.Options{FS: fs, Store: storeID})
+		return err
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("opened with a context that ended: %v", err)
+	}
+
+	fs = newFaulty(vfs.NewMem())
+	db, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID, Patience: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	src := newLog(story()...)
+	stopped := make(chan error, 1)
+	go func() { stopped <- db.Follow(context.Background(), src) }()
+	await(t, db, 6)
+	fs.breaks(silent)
+	big(src, 1)
+	wantFailed(t, "follow", within(t, "follow", func() error { return <-stopped }), errors.New("did not return within 100ms"))
+	if err := within(t, "close", db.Close); !errors.Is(err, viewdb.ErrFailed) {
+		t.Errorf("closed: %v", err)
 	}
 }

@@ -1,18 +1,28 @@
 package viewdb
 
 import (
+	"errors"
+	"fmt"
 	"io"
+	"os"
+	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// fence is a file system that is taken away from a database that has failed.
-// That one cannot be closed, and what it still does in the background would
-// spoil the directory for the next that opens it: it removes files that it
-// takes for its own. After raise nothing that it does reaches the disk, its
-// files and its lock are closed, and another may open the directory in this
-// process.
+// fence is the file system of a database, and ends the database when the file
+// system does. An error that a retry does not cure, such as a full disk, and an
+// operation that does not return within its patience fail the database.
+//
+// After that the fence takes the file system away from it. A database that has
+// failed cannot be closed, and what it still does in the background would spoil
+// the directory for the next that opens it: it removes files that it takes for
+// its own. After raise nothing that it does reaches the disk, its files and its
+// lock are closed, and another may open the directory in this process.
 type fence struct {
 	vfs.FS
 	gate *gate
@@ -21,40 +31,69 @@ type fence struct {
 var _ vfs.FS = fence{}
 
 // gate is shared by a fence and its files. Whatever uses the disk holds it, so
-// that raise waits for those that are in it.
+// that raise can tell when nobody is in it any more.
 type gate struct {
+	fail     *failure
+	patience time.Duration // for one operation
+
 	mu   sync.RWMutex
-	why  error // set when it is closed
+	why  atomic.Pointer[error] // set when it is closed
 	hold sync.Mutex
 	open map[io.Closer]struct{}
 }
 
-func newFence(fs vfs.FS) fence { return fence{fs, &gate{open: map[io.Closer]struct{}{}}} }
+func newFence(fs vfs.FS, fail *failure, patience time.Duration) fence {
+	return fence{fs, &gate{fail: fail, patience: patience, open: map[io.Closer]struct{}{}}}
+}
 
-// raise closes the gate for good. Further calls do nothing.
+// incurable are the errors of a file system that it returns again when the
+// operation is repeated: it is full, broken, read-only or gone.
+var incurable = []error{
+	syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.EROFS, syscall.ENXIO, syscall.ENODEV,
+	syscall.ESTALE, syscall.EUCLEAN, syscall.ETIMEDOUT, syscall.ENOTCONN, syscall.EREMOTEIO,
+}
+
+// raise closes the gate for good. Further calls do nothing. The files are
+// closed when no operation is left in them. An operation that never returns
+// keeps them open, and the lock of the directory, but not the caller of raise.
 func (g *gate) raise(why error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.why != nil {
+	if !g.why.CompareAndSwap(nil, &why) {
 		return
 	}
-	g.why = why
-	for c := range g.open {
-		// The database has failed: there is nobody to tell, and its next owner
-		// reads what is there as after a kill.
-		_ = c.Close()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		for c := range g.open {
+			// The database has failed: there is nobody to tell, and its next
+			// owner reads what is there as after a kill.
+			_ = c.Close()
+		}
+		clear(g.open)
+	}()
+	timer := time.NewTimer(leaveTime)
+	defer timer.Stop()
+	select {
+	case <-closed:
+	case <-timer.C:
 	}
-	clear(g.open)
 }
 
 // pass runs do unless the gate is closed.
 func (g *gate) pass(do func() error) error {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	if g.why != nil {
-		return g.why
+	if why := g.why.Load(); why != nil {
+		return *why
 	}
-	return do()
+	stop := g.fail.after(g.patience, "an operation of their file system")
+	err := do()
+	stop()
+	if err != nil && slices.ContainsFunc(incurable, func(bad error) bool { return errors.Is(err, bad) }) {
+		g.fail.set(err.Error())
+	}
+	return err
 }
 
 // keep remembers what must be closed with the gate. It is called inside it.
@@ -131,7 +170,31 @@ func (f fence) Rename(from, to string) error {
 	return f.gate.pass(func() error { return f.FS.Rename(from, to) })
 }
 
-// Lock implements [vfs.FS].
+// MkdirAll implements [vfs.FS].
+func (f fence) MkdirAll(name string, mode os.FileMode) error {
+	return f.gate.pass(func() error { return f.FS.MkdirAll(name, mode) })
+}
+
+// List implements [vfs.FS].
+func (f fence) List(name string) (names []string, err error) {
+	err = f.gate.pass(func() error { names, err = f.FS.List(name); return err })
+	return names, err
+}
+
+// Stat implements [vfs.FS].
+func (f fence) Stat(name string) (info vfs.FileInfo, err error) {
+	err = f.gate.pass(func() error { info, err = f.FS.Stat(name); return err })
+	return info, err
+}
+
+// GetDiskUsage implements [vfs.FS].
+func (f fence) GetDiskUsage(name string) (usage vfs.DiskUsage, err error) {
+	err = f.gate.pass(func() error { usage, err = f.FS.GetDiskUsage(name); return err })
+	return usage, err
+}
+
+// Lock implements [vfs.FS]. A directory that is locked fails the database: an
+// earlier one of this process may hold it whose file system did not answer.
 func (f fence) Lock(name string) (lock io.Closer, err error) {
 	err = f.gate.pass(func() error {
 		inner, err := f.FS.Lock(name)
@@ -141,6 +204,9 @@ func (f fence) Lock(name string) (lock io.Closer, err error) {
 		}
 		return err
 	})
+	if err != nil {
+		f.gate.fail.set(fmt.Sprintf("lock them: %v; another process may have them open", err))
+	}
 	return lock, err
 }
 

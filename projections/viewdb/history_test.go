@@ -310,7 +310,8 @@ func (p place) worker() {
 		events.WorkerExited{Attempt: p.attempt, Rank: p.rank, Code: p.pick("code", 3) - 1, Signal: "SIGKILL"},
 		events.GroupStopped{Attempt: p.attempt, Reason: "failure"},
 		events.LocalPlan{Attempt: p.attempt},
-		events.GPUUnhealthy{Device: "GPU-a"},
+		events.GPUUnhealthy{Device: "GPU-a", Reason: "Xid"},
+		events.GPURecovered{Device: "GPU-a"},
 	}
 	p.observe(bodies[p.pick("body", len(bodies))])
 }

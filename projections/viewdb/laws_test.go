@@ -73,6 +73,8 @@ func answers(t fatal, r projections.Reader) string {
 		show(jobs, err)
 		list, err := projections.Checkpoints(r, run.Name, true)
 		show(list, err)
+		devices, err := projections.Devices(r, run.Name)
+		show(devices, err)
 		for _, ref := range []string{run.Name, run.Name + "@best:loss:min", run.Name + "@step-1"} {
 			c, err := projections.Resolve(r, ref)
 			show(c.ID, err)

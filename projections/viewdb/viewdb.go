@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
@@ -58,6 +59,9 @@ type Options struct {
 	Store string
 	// Logger gets the database's complaints; nil means nobody does.
 	Logger *slog.Logger
+	// Patience is how long one operation of the file system may take before
+	// the view has failed; default 1 min.
+	Patience time.Duration
 }
 
 // EnsureDefaults fills in what may be left out.
@@ -67,6 +71,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Patience == 0 {
+		o.Patience = 15 * time.Second
 	}
 }
 
@@ -112,18 +119,27 @@ type DB struct {
 	closed   bool
 }
 
-// Open opens the view in dir, or makes one. A view of another version of the
-// folds is emptied, to be folded again. One of another store is an error.
-// Only one process can have it open.
-func Open(dir string, o Options) (*DB, error) {
+// givenUp is why a view has failed whose opening the caller ended.
+const givenUp = "opening them was given up"
+
+// Open is [OpenContext] without a context.
+func Open(dir string, o Options) (*DB, error) { return OpenContext(context.Background(), dir, o) }
+
+// OpenContext opens the view in dir, or makes one. A view of another version of
+// the folds is emptied, to be folded again. One of another store is an error. A
+// file system that is full, broken or silent is [ErrFailed]. Only one process can
+// have the view open. The end of ctx ends the opening, and nothing after it.
+func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open views in %s: %w", dir, err)
 	}
-	disk := newFence(o.FS)
-	db := &DB{dir: dir, store: o.Store, log: o.Logger, fail: &failure{done: make(chan struct{})}, gate: disk.gate, changed: make(chan struct{})}
+	fail := &failure{done: make(chan struct{})}
+	disk := newFence(o.FS, fail, o.Patience)
+	db := &DB{dir: dir, store: o.Store, log: o.Logger, fail: fail, gate: disk.gate, changed: make(chan struct{})}
 	o.FS = disk
 	db.life, db.end = context.WithCancel(context.Background())
+	keep := context.AfterFunc(ctx, func() { fail.set(givenUp) })
 	err := db.fail.guard(func() error {
 		p, err := pebble.Open(dir, pebbleOptions(o, db.fail))
 		if err != nil {
@@ -136,9 +152,17 @@ func Open(dir string, o Options) (*DB, error) {
 		}
 		return nil
 	})
+	if !keep() {
+		fail.set(givenUp)
+		err = errors.Join(err, fail.get())
+	}
 	if err != nil {
 		if why := db.fail.get(); why != nil {
 			db.gate.raise(why)
+			err = fmt.Errorf("open views in %s: %w", dir, why)
+		}
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 		return nil, err
 	}
@@ -149,11 +173,13 @@ func pebbleOptions(o Options, fail *failure) *pebble.Options {
 	po := &pebble.Options{
 		FS:                 ordered{o.FS, fail},
 		FormatMajorVersion: pebble.FormatNewest,
-		MemTableSize:       16 << 20, // the size of the WAL on disk from the first byte
+		// An owner holds these in memory: the cache, and up to two memtables.
+		MemTableSize: 8 << 20,
 		// Every report is looked up before it is stored. With the default of
 		// 8 MB, a rebuild read the same blocks from the file again and again.
-		CacheSize: 64 << 20,
-		Logger:    quiet{o.Logger, fail},
+		CacheSize:     32 << 20,
+		Logger:        quiet{o.Logger, fail},
+		EventListener: fail.events(),
 	}
 	for i := range po.Levels {
 		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
@@ -294,13 +320,18 @@ func (db *DB) acquire() (release func(), err error) {
 	return db.use.RUnlock, nil
 }
 
+// closeTime is how long a view may take to close.
+const closeTime = 10 * time.Second
+
 // Close ends a running update, waits for those who read, and closes the
 // database. All that was folded is durable on return without an error, since
 // every update ends with a sync. A failed database keeps its goroutines, with
 // an error that is [ErrFailed], but not its directory, which may be opened
-// again: it is as after a kill. Further calls do nothing.
+// again: it is as after a kill. So does one that does not close within 10 s.
+// Further calls do nothing.
 func (db *DB) Close() error {
 	db.end()
+	defer db.fail.after(closeTime, "closing them")()
 	db.updating.Lock()
 	defer db.updating.Unlock()
 	db.use.Lock()

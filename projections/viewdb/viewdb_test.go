@@ -19,7 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(deletedEnv) != "" {
+	if os.Getenv(failingEnv) != "" {
 		os.Exit(m.Run())
 	}
 	goleak.VerifyTestMain(m)

@@ -45,6 +45,9 @@ type Client struct {
 	agent *rpc.Pipe // what the trainer calls; nil for none
 
 	messages messages
+
+	ownSignals bool
+	signals    signalHold
 }
 
 // ErrNoTrainer says that the process was not started by a trainer.
@@ -56,7 +59,8 @@ var ErrNoTrainer = errors.New("no trainer: " + EnvSocket + " is not set; start t
 const helloTimeout = 15 * time.Minute
 
 // Connect says hello to the trainer that started this process. It returns
-// [ErrNoTrainer] when there is none.
+// [ErrNoTrainer] when there is none. From then on SIGTERM and SIGUSR1 ask the
+// trainer to stop the job instead of ending this process: see [WithOwnSignals].
 func Connect(ctx context.Context, opts ...Option) (*Client, error) {
 	socket := os.Getenv(EnvSocket)
 	if socket == "" {
@@ -83,12 +87,15 @@ func Connect(ctx context.Context, opts ...Option) (*Client, error) {
 	if err := c.serveRPC(); err != nil {
 		return nil, err
 	}
+	c.holdSignals(socket)
 	return c, nil
 }
 
-// Close drops idle connections and the memory of staging slots. The trainer learns of a worker's end from its
+// Close drops idle connections and the memory of staging slots, and gives
+// SIGTERM and SIGUSR1 back. The trainer learns of a worker's end from its
 // process.
 func (c *Client) Close() {
+	c.endSignals()
 	if c.agent != nil {
 		_ = c.agent.Close() // a socket that cannot be removed goes with the job's directory
 	}
@@ -100,9 +107,8 @@ func (c *Client) Close() {
 // took those of every rank. [Client.StopRequested] is then what the trainer asks
 // of all of them. Values are numbers, strings or booleans, 64 KiB of
 // them as JSON at most, and less in a world of more than 15 ranks; more is an
-// [Error] of status 400. When the disk of the store is nearly full, metrics are
-// not kept and every rank's Report is [ErrNoSpace]: the group goes on, and a
-// worker may do so too.
+// [Error] of status 400. While the log does not answer, or has no room, Report
+// returns before it has the metrics; it blocks when too many wait.
 func (c *Client) Report(ctx context.Context, step int64, metrics map[string]any) error {
 	return c.report(ctx, step, metrics, false)
 }

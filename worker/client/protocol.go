@@ -10,6 +10,9 @@ import "github.com/ckptstore/ckptstore/tensor"
 //	POST /v1/report      Report         → ReportReply   blocks until the trainer took it; Done: the last one
 //	POST /v1/heartbeat   {}             → {}            the rank is alive
 //	POST /v1/should_stop {}             → StopReply     whether to end, for who does not report
+//	POST /v1/hold_signals    HoldSignals → {}            blocks until the trainer ends the worker by a signal
+//	POST /v1/release_signals HoldSignals → {}          its signals act again
+//	POST /v1/signaled        Signaled  → SignaledReply a signal came that was held back
 //	POST /v1/save        SaveRequest    → SaveReply     a staging slot to copy into
 //	POST /v1/seal        CheckpointRef  → {}            the copy is complete
 //	POST /v1/slots       {}             → Slots         blocks until the memory of all slots is made

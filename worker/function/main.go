@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,7 +29,7 @@ const stopPatience = 10 * time.Minute
 // Main runs a training function as a worker that a trainer has started, and
 // returns the exit code of the process: 0 when the function has ended well, or
 // because the trainer asked for it; 1 when it failed; 64 when it cannot be run;
-// 143 when a SIGTERM ended it. See [Wrap] for what train may be.
+// 143 when a SIGTERM of the trainer ended it. See [Wrap] for what train may be.
 //
 // Each result is one report to the trainer. Its "step" is the training's step,
 // or else the number of the iteration in this attempt; "step", "done" and
@@ -39,7 +40,11 @@ func Main(ctx context.Context, train any) int {
 }
 
 func run(ctx context.Context, train any, stderr io.Writer) int {
-	ctx, release := untilSignalled(ctx)
+	var connection atomic.Pointer[client.Client]
+	ctx, release := untilSignalled(ctx, func() bool {
+		c := connection.Load()
+		return c != nil && c.HoldsSignals()
+	})
 	defer release()
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{ReplaceAttr: named}))
 	f, err := Wrap(train)
@@ -47,7 +52,7 @@ func run(ctx context.Context, train any, stderr io.Writer) int {
 		fmt.Fprintln(stderr, err)
 		return exitConfig
 	}
-	c, err := client.Connect(ctx)
+	c, err := client.Connect(ctx, connection.Store) // before it holds signals
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		if errors.Is(err, client.ErrNoTrainer) {
@@ -90,18 +95,25 @@ type signalled syscall.Signal
 func (s signalled) Error() string { return syscall.Signal(s).String() + " by a signal" }
 
 // untilSignalled ends with a SIGTERM or SIGINT, as its cause says, and at the
-// latest with release.
-func untilSignalled(ctx context.Context) (_ context.Context, release func()) {
+// latest with release. A SIGTERM that the client holds back is the trainer's.
+func untilSignalled(ctx context.Context, held func() bool) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	got := make(chan os.Signal, 1)
 	signal.Notify(got, syscall.SIGTERM, syscall.SIGINT)
 	go func() {
-		select {
-		case s := <-got:
-			if n, ok := s.(syscall.Signal); ok {
-				cancel(signalled(n))
+		for {
+			select {
+			case s := <-got:
+				n, ok := s.(syscall.Signal)
+				if ok && n == syscall.SIGTERM && held() {
+					continue
+				}
+				if ok {
+					cancel(signalled(n))
+				}
+			case <-ctx.Done():
 			}
-		case <-ctx.Done():
+			return
 		}
 	}()
 	return ctx, func() {

@@ -3,14 +3,19 @@ package process
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/exec"
+	"os/signal"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/worker/client"
 )
@@ -64,7 +69,7 @@ func (g *Guard) start() error {
 	cmd.Env = append(os.Environ(), client.EnvJob+"=")
 	cmd.Stdin = r
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
+	if err := startDeaf(cmd); err != nil {
 		_ = w.Close()
 		return fmt.Errorf("start the guard: %w", err)
 	}
@@ -80,6 +85,30 @@ func (g *Guard) start() error {
 	default:
 		return nil
 	}
+}
+
+// endings are the signals by which schedulers and terminals end programs.
+var endings = []os.Signal{syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
+
+// startDeaf starts a process that blocks the signals above from its first
+// instruction on, so that none can end it before it ignores them.
+func startDeaf(cmd *exec.Cmd) (err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var set, was unix.Sigset_t
+	for _, sig := range endings {
+		n := uint(sig.(syscall.Signal)) - 1
+		set.Val[n/64] |= 1 << (n % 64)
+	}
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &set, &was); err != nil {
+		return fmt.Errorf("block signals: %w", err)
+	}
+	defer func() {
+		if rerr := unix.PthreadSigmask(unix.SIG_SETMASK, &was, nil); rerr != nil {
+			err = errors.Join(err, fmt.Errorf("unblock signals: %w", rerr))
+		}
+	}()
+	return cmd.Start()
 }
 
 // keep waits for the guard's end, and starts another unless it was asked for.
@@ -168,7 +197,11 @@ func (g *Guard) Stop() {
 //	-PID                 nothing is left of that rank, nor of its group
 //
 // A rank of which the trainer had no time to tell is found by its marker.
+//
+// Signals that end programs are ignored: schedulers send them to every process
+// of a job, and the guard is to outlive its trainer.
 func RunGuard(ctx context.Context, stdin io.Reader, job string) error {
+	signal.Ignore(endings...)
 	ranks := map[int]Entry{}
 	lines := bufio.NewScanner(stdin)
 	for lines.Scan() {

@@ -15,6 +15,7 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
@@ -33,6 +34,9 @@ type Config struct {
 	Log    Log
 	Arenas *staging.Arenas
 	Spare  func() bool // frees the memory of slots that are free, and reports whether there were any
+
+	// Limit bounds how long ranks wait for each other; nil: by the clock alone.
+	Limit func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 
 	Work   context.Context // ends with the attempt
 	Logger *slog.Logger

@@ -22,7 +22,11 @@ func (l *Loader) Load(ctx context.Context, rank int, ranks []int, req client.Loa
 	if err != nil {
 		return nil, err
 	}
-	wait, cancel := context.WithTimeout(ctx, limit)
+	bounded := l.cfg.Limit
+	if bounded == nil {
+		bounded = context.WithTimeout
+	}
+	wait, cancel := bounded(ctx, limit)
 	defer cancel()
 	select {
 	case <-ld.complete:

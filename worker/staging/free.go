@@ -8,13 +8,23 @@ import (
 	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
-// Free removes the staging directories in shared, such as /dev/shm, that
-// no trainer uses: those whose lock is free. It returns their paths and the
+// Free removes the staging directories of one store in shared, such as
+// /dev/shm, whose lock no living trainer holds. It returns their paths and the
 // bytes of memory that they held. A save that a dead trainer had staged in one
-// of them can then not be finished any more. Directories that it may not
-// remove are in the error, beside the others that were freed.
-func Free(shared string) (freed []string, bytes int64, err error) {
-	dirs, err := filepath.Glob(filepath.Join(shared, "ckptstore-*-n[0-9]*"))
+// of them can then no longer be finished. A directory that cannot be removed is
+// in the error; the others are freed all the same.
+func Free(shared, store string) (freed []string, bytes int64, err error) {
+	return freeOf(shared, storeName(store)+"-*")
+}
+
+// FreeAll is [Free] for every store. It also removes what dead agents left:
+// their directories carry no store's name.
+func FreeAll(shared string) (freed []string, bytes int64, err error) {
+	return freeOf(shared, "*")
+}
+
+func freeOf(shared, owners string) (freed []string, bytes int64, err error) {
+	dirs, err := filepath.Glob(filepath.Join(shared, "ckptstore-"+owners+"-n[0-9]*"))
 	if err != nil {
 		return nil, 0, err
 	}

@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// What no trainer uses is freed, and nothing else.
+// TestFreeStaging frees what no trainer of a store uses, and nothing of another store.
 func TestFreeStaging(t *testing.T) {
 	shared := t.TempDir()
-	open := func(run string) *Arenas {
-		a, err := Open(shared, storeA, run, nil)
+	open := func(store, run string) *Arenas {
+		a, err := Open(shared, store, run, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -20,30 +20,35 @@ func TestFreeStaging(t *testing.T) {
 		}
 		return a
 	}
-	alive, dead := open("alive"), open("dead")
-	if err := dead.lock.Close(); err != nil { // as the kernel does
-		t.Fatal(err)
+	alive, dead, foreign := open(storeA, "alive"), open(storeA, "dead"), open(storeB, "dead")
+	for _, a := range []*Arenas{dead, foreign} {
+		if err := a.lock.Close(); err != nil { // as the kernel does
+			t.Fatal(err)
+		}
 	}
 	other := filepath.Join(shared, "ckptstore-notes")
 	if err := os.Mkdir(other, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	freed, bytes, err := Free(shared)
+	freed, bytes, err := Free(shared, storeA)
 	if err != nil || !slices.Equal(freed, []string{dead.dir}) || bytes != 8192 {
 		t.Errorf("freed %q, %d bytes, %v", freed, bytes, err)
 	}
-	for dir, there := range map[string]bool{alive.dir: true, other: true, dead.dir: false} {
+	for dir, there := range map[string]bool{alive.dir: true, other: true, foreign.dir: true, dead.dir: false} {
 		if _, err := os.Stat(dir); (err == nil) != there {
 			t.Errorf("%s: %v", dir, err)
 		}
 	}
-	if freed, bytes, err := Free(shared); len(freed) != 0 || bytes != 0 || err != nil {
+	if freed, bytes, err := Free(shared, storeA); len(freed) != 0 || bytes != 0 || err != nil {
 		t.Errorf("again: freed %q, %d bytes, %v", freed, bytes, err)
+	}
+	if freed, bytes, err := FreeAll(shared); err != nil || !slices.Equal(freed, []string{foreign.dir}) || bytes != 8192 {
+		t.Errorf("of every store: freed %q, %d bytes, %v", freed, bytes, err)
 	}
 	if err := alive.Close(); err != nil {
 		t.Error(err)
 	}
-	if freed, _, err := Free(filepath.Join(shared, "absent")); len(freed) != 0 || err != nil {
+	if freed, _, err := Free(filepath.Join(shared, "absent"), storeA); len(freed) != 0 || err != nil {
 		t.Errorf("where nothing is: %q, %v", freed, err)
 	}
 }

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ._report import context as context, report as report, should_stop as should_stop
     from ._save import Save as Save, save as save
     from ._session import Context as Context
+    from ._signals import ignore_stop_signals as ignore_stop_signals
     from ._values import NotAllowed as NotAllowed
 
 # Where each name is, imported when it is first used.
@@ -52,6 +53,7 @@ _LATER = {
     "init": "_connect", "close": "_connect", "Context": "_session",
     "report": "_report", "context": "_report", "should_stop": "_report",
     "run": "_function", "Reporter": "_function", "record": "_record",
+    "ignore_stop_signals": "_signals",
     "all_gather_object": "_collective", "broadcast_object": "_collective",
 }
 

@@ -25,7 +25,7 @@ import threading
 import time
 from typing import Any, Mapping
 
-from . import _agent
+from . import _agent, _signals
 from ._identity import Identity, elastic, identity
 from ._session import PROTOCOLS, Session
 from ._wire import Wire
@@ -169,6 +169,7 @@ def _trained() -> Session:
     with entry.lock:
         if entry.session is None:
             entry.session = Session(os.environ["CKPTSTORE_SOCKET"], os.environ.get("CKPTSTORE_TOKEN", ""))
+        _signals.hold(entry.session.wire.path, entry.session.wire.token)
         return entry.session
 
 
@@ -206,8 +207,14 @@ def close() -> None:
     """Leave: what is staged is finished, and the run may be continued by another program.
 
     The end of the process does the same. The next call connects anew. Under a trainer
-    nothing is left: the process is its worker to the end.
+    nothing is left, the process is its worker to the end; SIGTERM and SIGUSR1 have their
+    effect again.
     """
+    _signals.give_back()
+    _leave()
+
+
+def _leave() -> None:
     with _state.lock:
         sessions, _state.sessions = _state.sessions, {}
         _state.wires.clear()
@@ -224,7 +231,7 @@ def close() -> None:
             _log.info("leave: %s", error)  # the end of the process says the same
 
 
-atexit.register(close)
+atexit.register(_leave)
 
 
 def settings() -> _Settings:

@@ -18,7 +18,9 @@ METRIC = "_metric"  # a number that was returned or yielded bare
 def report(metrics: Mapping[str, Any], step: int | None = None, *, done: bool = False) -> str | None:
     """Report one iteration: a collective of all ranks, which must report the same steps.
 
-    It returns when the iteration is in the log. Rank 0's metrics are the trial's.
+    It returns when the iteration is in the log; while the log does not answer, or has no
+    room, before that.
+    Rank 0's metrics are the trial's.
 
     Args:
         metrics: numbers, strings and booleans by name; arrays and tensors of one element
@@ -33,8 +35,7 @@ def report(metrics: Mapping[str, Any], step: int | None = None, *, done: bool = 
         end; ``stop``, end, and what is not saved is lost; None, go on.
 
     Raises AlreadyDone after a report that said done, Conflict when another rank has
-    ended or is done, StoreFull when the disk is nearly full: the metrics are not kept,
-    and the training may go on. TypeError names a value that cannot be reported.
+    ended or is done. TypeError names a value that cannot be reported.
     """
     session = _connect.current()
     said = {**metrics, "done": metrics.get("done", False) or done}

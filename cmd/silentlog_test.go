@@ -1,0 +1,297 @@
+package cmd_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Pauses of whoever serves the log: one that is over half the term of a lease,
+// and one that is longer than it.
+const (
+	shortPause = 12 * time.Second
+	longPause  = 20 * time.Second
+)
+
+// outliving is a store with three jobs that train until they are told to end.
+type outliving struct {
+	t    *testing.T
+	dir  string // of the store
+	jobs []*outlivingJob
+}
+
+type outlivingJob struct {
+	*exec.Cmd
+	run  string
+	out  transcript
+	done chan struct{}
+}
+
+func outlive(t *testing.T) *outliving {
+	return &outliving{t: t, dir: filepath.Join(t.TempDir(), "store")}
+}
+
+// start starts a job of a run, which may fail for no reason.
+func (o *outliving) start(run string) *outlivingJob {
+	o.t.Helper()
+	j := &outlivingJob{run: run, done: make(chan struct{})}
+	j.Cmd = exec.CommandContext(o.t.Context(), "trainer", "run", "--store", o.dir, "--name", run, "--nproc=2",
+		"--max-restarts=0", "--max-infra-restarts=0", "--wait=30s", "--", "trainer", "demo-worker", "--steps=100000000", "--save-every=50")
+	j.Stdout, j.Stderr = &j.out, &j.out
+	if err := j.Start(); err != nil {
+		o.t.Fatal(err)
+	}
+	go func() { _ = j.Wait(); close(j.done) }()
+	o.t.Cleanup(func() {
+		_ = j.Process.Signal(syscall.SIGCONT)
+		_ = j.Process.Kill()
+		<-j.done
+	})
+	o.jobs = append(o.jobs, j)
+	return j
+}
+
+// commits waits until each job has committed so many checkpoints more.
+func (o *outliving) commits(more int) {
+	o.t.Helper()
+	const text = "checkpoint committed"
+	want := make([]int, len(o.jobs))
+	for i, j := range o.jobs {
+		want[i] = strings.Count(j.out.String(), text) + more
+	}
+	deadline := time.Now().Add(3 * patience)
+	for tick := time.Tick(50 * time.Millisecond); ; <-tick {
+		if !slices.ContainsFunc(o.jobs, func(j *outlivingJob) bool {
+			return strings.Count(j.out.String(), text) < want[slices.Index(o.jobs, j)]
+		}) {
+			return
+		}
+		for _, j := range o.jobs {
+			select {
+			case <-j.done:
+				o.t.Fatalf("job of %s ended with code %d:\n%s", j.run, j.ProcessState.ExitCode(), j.out.String())
+			default:
+			}
+		}
+		if time.Now().After(deadline) {
+			o.t.Fatalf("not %d checkpoints more of each job", more)
+		}
+	}
+}
+
+// second starts a second job of each run, which must be refused.
+func (o *outliving) second() {
+	o.t.Helper()
+	for _, j := range o.jobs {
+		cmd := exec.CommandContext(o.t.Context(), "trainer", "run", "-q", "--store", o.dir, "--name", j.run, "--wait=60s", "--", "true")
+		text, err := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != 5 || !strings.Contains(string(text), "is being run by job") {
+			o.t.Errorf("a second job of %s: %v\n%s", j.run, err, text)
+		}
+	}
+}
+
+// end preempts all jobs and looks at what the log has of each: one attempt, every
+// step, and the end of every save.
+func (o *outliving) end() {
+	o.t.Helper()
+	for _, j := range o.jobs {
+		if err := j.Process.Signal(syscall.SIGTERM); err != nil {
+			o.t.Fatal(err)
+		}
+	}
+	for _, j := range o.jobs {
+		select {
+		case <-j.done:
+		case <-time.After(3 * patience):
+			o.t.Fatalf("job of %s does not end:\n%s", j.run, j.out.String())
+		}
+		if code := j.ProcessState.ExitCode(); code != 75 {
+			o.t.Errorf("job of %s ended with code %d:\n%s", j.run, code, j.out.String())
+		}
+	}
+	for _, j := range o.jobs {
+		o.history(j.run)
+	}
+}
+
+// history holds the log of a run to be whole.
+func (o *outliving) history(run string) {
+	o.t.Helper()
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(o.t.Context(), "ckptstore", "events", run, "--store", o.dir, "-o", "jsonl")
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		o.t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	open, step, committed, aborted := map[string]bool{}, int64(0), 0, 0
+	for line := range bytes.Lines(out) {
+		var e struct {
+			Kind, Type string
+			Data       struct {
+				Attempt    int
+				Step       int64
+				Checkpoint string
+				Reason     string
+			}
+		}
+		if err := json.Unmarshal(line, &e); err != nil {
+			o.t.Fatal(err)
+		}
+		kind, d := e.Kind+e.Type, e.Data
+		switch {
+		case strings.Contains(kind, "group.started") && d.Attempt != 1:
+			o.t.Errorf("%s: attempt %d", run, d.Attempt)
+		case strings.Contains(kind, "report.metrics"):
+			if step++; d.Step != step {
+				o.t.Fatalf("%s: step %d is followed by step %d", run, step-1, d.Step)
+			}
+		case strings.Contains(kind, "checkpoint.begun"):
+			open[d.Checkpoint] = true
+		case strings.Contains(kind, "checkpoint.committed"):
+			delete(open, d.Checkpoint)
+			committed++
+		case strings.Contains(kind, "checkpoint.aborted"):
+			if delete(open, d.Checkpoint); d.Reason == "" {
+				o.t.Errorf("%s: %s was aborted without a reason", run, d.Checkpoint)
+			}
+			aborted++
+		}
+	}
+	if len(open) > 0 || step == 0 || committed == 0 {
+		o.t.Errorf("%s: %d steps, %d checkpoints committed, %v neither committed nor aborted", run, step, committed, open)
+	}
+	o.t.Logf("%s: %d steps, %d checkpoints committed, %d aborted", run, step, committed, aborted)
+}
+
+// serve starts an owner of the store that runs no job.
+func (o *outliving) serve() *exec.Cmd {
+	o.t.Helper()
+	if out, err := exec.CommandContext(o.t.Context(), "ckptstore", "init", "--store", o.dir).CombinedOutput(); err != nil {
+		o.t.Fatalf("%v\n%s", err, out)
+	}
+	cmd := exec.CommandContext(o.t.Context(), "ckptstore", "serve", "--store", o.dir)
+	if err := cmd.Start(); err != nil {
+		o.t.Fatal(err)
+	}
+	o.t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGCONT)
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	o.owns(cmd)
+	return cmd
+}
+
+// owns waits until a process owns the store.
+func (o *outliving) owns(cmd *exec.Cmd) {
+	o.t.Helper()
+	deadline := time.Now().Add(patience)
+	for tick := time.Tick(20 * time.Millisecond); ; <-tick {
+		var card struct{ PID int }
+		text, err := os.ReadFile(filepath.Join(o.dir, "owner.json"))
+		if err == nil && json.Unmarshal(text, &card) == nil && card.PID == cmd.Process.Pid {
+			return
+		}
+		if time.Now().After(deadline) {
+			o.t.Fatalf("process %d does not own the store", cmd.Process.Pid)
+		}
+	}
+}
+
+// stop stops a process for a while.
+func (o *outliving) stop(cmd *exec.Cmd, d time.Duration) {
+	o.t.Helper()
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		o.t.Fatal(err)
+	}
+	pause := time.NewTimer(d)
+	<-pause.C
+	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		o.t.Fatal(err)
+	}
+}
+
+// TestJobsOutlivePausedOwner: the process that owns the store is stopped. No job
+// ends, no step and no save is lost, and no run can be run twice.
+func TestJobsOutlivePausedOwner(t *testing.T) {
+	t.Parallel()
+	o := outlive(t)
+	owner := o.serve()
+	for i := range 3 {
+		o.start(fmt.Sprint("job-", i))
+	}
+	o.commits(2)
+	for _, d := range []time.Duration{shortPause, longPause} {
+		o.stop(owner, d)
+		o.second()
+		o.commits(2)
+	}
+	o.end()
+}
+
+// TestJobsOutlivePausedTrainer: the same where the owner is one of the trainers.
+func TestJobsOutlivePausedTrainer(t *testing.T) {
+	t.Parallel()
+	o := outlive(t)
+	first := o.start("job-0")
+	o.owns(first.Cmd)
+	o.start("job-1")
+	o.start("job-2")
+	o.commits(2)
+	o.stop(first.Cmd, longPause)
+	o.second()
+	o.commits(2)
+	o.end()
+}
+
+// TestJobsOutliveSlowSync: threads of the owner, which is a trainer, wait for a
+// disk that takes 12 s to sync.
+func TestJobsOutliveSlowSync(t *testing.T) {
+	t.Parallel()
+	strace, err := exec.LookPath("strace")
+	if err != nil {
+		t.Fatalf("this test slows the disk down with strace: install it, as by `apt-get install strace`: %v", err)
+	}
+	o := outlive(t)
+	first := o.start("job-0")
+	o.owns(first.Cmd)
+	o.start("job-1")
+	o.start("job-2")
+	o.commits(2)
+	trace := filepath.Join(t.TempDir(), "trace")
+	slow := exec.CommandContext(t.Context(), strace, "-f", "-qq", "-o", trace, "-p", strconv.Itoa(first.Process.Pid),
+		"-e", "trace=fsync,fdatasync", "-e", fmt.Sprintf("inject=fsync,fdatasync:delay_enter=%d:when=1", shortPause.Microseconds()))
+	var said bytes.Buffer
+	slow.Stderr = &said
+	if err := slow.Start(); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(2 * patience)
+	for tick := time.Tick(50 * time.Millisecond); ; <-tick {
+		// A line comes with the end of its call.
+		if text, err := os.ReadFile(trace); err == nil && bytes.Contains(text, []byte("(DELAYED)")) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no sync was delayed: %s", said.String())
+		}
+	}
+	if err := slow.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = slow.Wait() // by the signal
+	o.second()
+	o.commits(2)
+	o.end()
+}

@@ -1,0 +1,87 @@
+package projections
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// Launches is what the jobs of one run did, without its checkpoints and
+// reports: its size does not grow with either.
+type Launches struct {
+	Run      string    `json:"run"`
+	Jobs     []Job     `json:"jobs"`     // the newest first
+	Trials   []Trial   `json:"trials"`   // as stored: without what follows from reports
+	Attempts []Attempt `json:"attempts"` // of each trial, the oldest first
+	Devices  []Device  `json:"devices,omitempty"`
+}
+
+// AllLaunches lists the launches of a run, or of every run by name when run is
+// empty. A run that is not there has none.
+func AllLaunches(r Reader, run string) ([]Launches, error) {
+	byRun := map[string]*Launches{}
+	within := func(kind byte) []byte {
+		if run == "" {
+			return key(kind)
+		}
+		return key(kind, run)
+	}
+	of := func(name string) *Launches {
+		if byRun[name] == nil {
+			byRun[name] = &Launches{Run: name}
+		}
+		return byRun[name]
+	}
+	visits := []func() error{
+		func() error {
+			return each(r, within(keyRun), func(row Run) error { of(row.Name); return nil })
+		},
+		func() error {
+			return each(r, within(keyJob), func(row Job) error {
+				l := of(row.Run)
+				l.Jobs = append(l.Jobs, row)
+				return nil
+			})
+		},
+		func() error {
+			return each(r, within(keyTrial), func(row Trial) error {
+				l := of(row.Run)
+				l.Trials = append(l.Trials, row)
+				return nil
+			})
+		},
+		func() error {
+			return each(r, within(keyAttempt), func(row Attempt) error {
+				l := of(row.Run)
+				l.Attempts = append(l.Attempts, row)
+				return nil
+			})
+		},
+		func() error {
+			return each(r, within(keyDevice), func(row Device) error {
+				l := of(row.Run)
+				l.Devices = append(l.Devices, row)
+				return nil
+			})
+		},
+	}
+	for _, visit := range visits {
+		if err := visit(); err != nil {
+			return nil, err
+		}
+	}
+	list := make([]Launches, 0, len(byRun))
+	for _, l := range byRun {
+		slices.SortStableFunc(l.Jobs, newestJob)
+		slices.SortStableFunc(l.Trials, func(a, b Trial) int { return strings.Compare(a.Name, b.Name) })
+		list = append(list, *l)
+	}
+	slices.SortFunc(list, func(a, b Launches) int { return strings.Compare(a.Run, b.Run) })
+	return list, nil
+}
+
+// newestJob orders jobs by when they began, the newest first. One that never
+// said so began when it ended.
+func newestJob(a, b Job) int {
+	return cmp.Compare(cmp.Or(b.StartedSeq, b.EndedSeq), cmp.Or(a.StartedSeq, a.EndedSeq))
+}

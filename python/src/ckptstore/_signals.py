@@ -1,0 +1,297 @@
+"""SIGTERM and SIGUSR1 while a trainer answers this process.
+
+Schedulers such as Slurm send both to every process of a step. By default they would
+end a rank before it can save, so a connected rank holds them back:
+
+    signal ─▶ handler ─▶ pipe ─▶ thread ─ "signaled" ─▶ trainer ─▶ all ranks stop at one step
+                                   ▲─── "hold_signals" is answered: the trainer ends this rank
+
+The trainer alone decides when the ranks save and end. Before it ends them by SIGTERM it
+answers ``hold_signals``; the thread then puts the default action back, so that a rank that
+blocks in a collective, where no Python handler runs, ends at once all the same.
+
+Held is only what has the default action: a script's own handlers, installed before or
+after, stay. A child has the default actions back, whether it was forked or runs another
+program.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import http.client
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from ._wire import _Connection, Wire
+from .errors import Error
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+VARIABLE = "CKPTSTORE_SIGNALS"  # PID:SOCKET of the process that holds them for its rank
+ANSWER = 10.0  # seconds; the trainer waits for nothing before it answers
+LEAVE, REPLACED = 0, 255  # bytes in the pipe that are no signals
+
+_log = logging.getLogger("ckptstore")
+
+
+class _C:
+    """What C says of a signal's action: Python's own table misses handlers of libraries."""
+
+    def __init__(self) -> None:
+        import ctypes
+
+        self._ctypes = ctypes
+        self._libc = ctypes.PyDLL(None)  # keeps the interpreter's lock
+        self._libc.signal.restype = ctypes.c_void_p
+        self._libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+
+    def action(self, number: int) -> int:
+        """The address of the handler; 0 is the default action."""
+        now = self._ctypes.create_string_buffer(512)  # struct sigaction begins with it
+        self._libc.sigaction(number, None, now)
+        return self._ctypes.c_size_t.from_buffer(now).value
+
+    def default(self, number: int) -> None:
+        self._libc.signal(number, None)
+
+
+class _Hold:
+    """The signals that this process holds back, and the thread that passes them on."""
+
+    def __init__(self, path: str, token: str, c: _C):
+        self.path, self.token, self.pid = path, token, os.getpid()
+        self._c = c
+        self._actions: dict[int, int] = {}  # C's, after they were installed
+        self._replaced: list[str] = []  # by the script; the thread tells the trainer
+        self._reader, self._writer = os.pipe()
+        for end in (self._reader, self._writer):
+            os.set_blocking(end, False)
+        self._connection = _Connection(path, ANSWER)
+        self.released = False
+
+    def begin(self) -> bool:
+        """Install the handlers, in the main thread. False: there is nothing to hold."""
+        free = [s for s in SIGNALS if signal.getsignal(s) in (signal.SIG_DFL, _received) and self._c.action(s) == 0]
+        if not free:
+            self._close()
+            return False
+        self._ask([s.name for s in free])
+        for s in free:
+            signal.signal(s, _received)
+            signal.siginterrupt(s, False)  # system calls of libraries go on
+            self._actions[s] = self._c.action(s)
+        threading.Thread(target=self._follow, name="ckptstore signals", daemon=True).start()
+        return True
+
+    def ours(self, number: int) -> bool:
+        return signal.getsignal(number) is _received and self._c.action(number) == self._actions.get(number)
+
+    def look(self) -> None:
+        """Take note of handlers that the script has installed since."""
+        if self.released:
+            return
+        for s in [s for s in self._actions if not self.ours(s)]:
+            del self._actions[s]
+            self._replaced.append(signal.Signals(s).name)
+            self.tell(REPLACED)
+
+    def tell(self, number: int) -> None:
+        """Wake the thread. It may be called by a handler."""
+        try:
+            os.write(self._writer, bytes((number,)))
+        except OSError:
+            pass  # the pipe is full of signals that say the same, or closed
+
+    def release(self) -> None:
+        """Put the default actions back, from any thread."""
+        self.released = True
+        for s in list(self._actions):
+            if self.ours(s):
+                self._c.default(s)
+
+    def restore(self) -> None:
+        """Put the default actions back, in the main thread: also in Python's table."""
+        self.released = True
+        for s in self._actions:
+            if signal.getsignal(s) is _received:
+                mine = self._c.action(s) in (0, self._actions[s])
+                if mine:
+                    signal.signal(s, signal.SIG_DFL)
+
+    def forget(self) -> None:
+        """In a forked child: close what belongs to the parent."""
+        self._close()
+
+    def _close(self) -> None:
+        self._connection.close()
+        for end in (self._reader, self._writer):
+            try:
+                os.close(end)
+            except OSError:
+                pass
+        self._reader = self._writer = -1
+
+    def _ask(self, names: list[str]) -> None:
+        """Send the request that is answered when the trainer ends this rank."""
+        self._connection.request("POST", "/v1/hold_signals", json.dumps({"signals": names}).encode(), {"Authorization": "Bearer " + self.token})
+        self._socket = self._connection.sock  # which http.client may let go
+
+    def _follow(self) -> None:
+        wire = Wire(self.path, self.token)
+        late: list[int] = []
+        try:
+            while True:
+                poll = select.poll()
+                for end in (self._socket.fileno(), self._reader):
+                    poll.register(end, select.POLLIN | select.POLLHUP | select.POLLERR)
+                ready = {fd for fd, _ in poll.poll()}
+                if self._reader in ready:
+                    for number in os.read(self._reader, 64):
+                        if number == LEAVE:
+                            return
+                        if number == REPLACED:
+                            wire.call_within(ANSWER, "release_signals", signals=list(self._replaced))
+                            continue
+                        late.append(number)
+                        self._pass_on(wire, number)
+                        late.pop()
+                        if self.released:
+                            os.kill(self.pid, number)
+                            return
+                if self._socket.fileno() in ready:
+                    answered = self._connection.getresponse()
+                    answered.read()
+                    self.release()
+                    if answered.status == 200:
+                        wire.call_within(ANSWER, "release_signals")
+                    return
+        except (Error, OSError, http.client.HTTPException):
+            # The trainer is gone, or knows of no such request: what came meanwhile acts.
+            self.release()
+            for number in late:
+                os.kill(self.pid, number)
+        finally:
+            self.release()
+            wire.close()
+            self._connection.close()
+
+    def _pass_on(self, wire: Wire, number: int) -> None:
+        try:
+            reply: dict[str, Any] = wire.call_within(ANSWER, "signaled", signal=signal.Signals(number).name)
+        except TimeoutError:
+            return  # a trainer that is stopped learns of a scheduler's signal by itself
+        if reply.get("stacks"):
+            faulthandler.dump_traceback(sys.__stderr__ if sys.__stderr__ is not None else 2, all_threads=True)
+        if reply.get("end"):
+            self.release()
+
+
+_hold: _Hold | None = None
+_c: _C | None = None
+_forked = False
+_said = False
+
+
+def _received(number: int, frame: FrameType | None) -> None:
+    hold = _hold
+    if hold is not None and hold.pid == os.getpid() and not hold.released:
+        hold.tell(number)
+        return
+    # A child of which Python does not know, or a rank that is being ended.
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def hold(path: str, token: str) -> None:
+    """Hold the signals back for the rank of this socket, unless they are held.
+
+    Only the main thread can. A call from another one leaves it to the next call from
+    the main thread.
+    """
+    global _c, _hold, _said
+    if _hold is not None:
+        _hold.look()
+        return
+    if _forked or _above(path) or _child():
+        return
+    if threading.current_thread() is not threading.main_thread():
+        if not _said:
+            _said = True
+            _log.info("SIGTERM and SIGUSR1 act as before until the main thread calls ckptstore: this process has connected from another thread")
+        return
+    try:
+        _c = _c or _C()
+        mine = _Hold(path, token, _c)
+        _hold = mine  # a handler may run at once
+        if not mine.begin():
+            return  # and nothing is tried again: the script's own handlers are there
+        os.environ[VARIABLE] = f"{os.getpid()}:{path}"
+    except (ImportError, OSError, ValueError) as error:  # no ctypes; the trainer is gone; a subinterpreter
+        if _hold is not None:
+            _hold.restore()
+        _log.warning("a scheduler's SIGTERM or SIGUSR1 to every process ends this rank before it can save: they cannot be held back: %r", error)
+
+
+def give_back() -> None:
+    """Put back what was before :func:`hold`."""
+    global _hold
+    mine, _hold = _hold, None
+    if mine is None or mine.pid != os.getpid():
+        return
+    if os.environ.get(VARIABLE, "").startswith(f"{mine.pid}:"):
+        del os.environ[VARIABLE]
+    if threading.current_thread() is threading.main_thread():
+        mine.restore()
+    else:
+        mine.release()
+    mine.tell(LEAVE)
+
+
+def ignore_stop_signals(worker_id: int = 0) -> None:
+    """Ignore SIGTERM and SIGUSR1 in this process, one that a rank has started.
+
+    For ``DataLoader(worker_init_fn=ckptstore.ignore_stop_signals,
+    multiprocessing_context="fork")`` where a scheduler
+    signals every process of a job: a loader's worker that ends by such a signal ends its
+    rank with an error before the rank can save. The loader ends such workers in order, or
+    by SIGKILL; ``Process.terminate`` has no effect on them. The argument is not used.
+    """
+    for s in SIGNALS:
+        signal.signal(s, signal.SIG_IGN)
+
+
+def _above(path: str) -> bool:
+    """Whether a live process above this one holds them for the rank."""
+    text, _, of = os.environ.get(VARIABLE, "").partition(":")
+    if of != path or not text.isdigit() or int(text) == os.getpid():
+        return False
+    try:
+        os.kill(int(text), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _child() -> bool:
+    """Whether multiprocessing made this process: its parent ends it by SIGTERM."""
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and processes.parent_process() is not None
+
+
+def _after_fork() -> None:
+    global _hold, _forked
+    mine, _hold, _forked = _hold, None, True
+    if mine is not None:
+        mine.restore()
+        mine.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

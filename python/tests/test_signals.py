@@ -1,0 +1,171 @@
+"""SIGTERM and SIGUSR1 while a trainer answers. That no step is lost is tested in cmd."""
+
+import textwrap
+
+from launch import Launches
+
+
+class Signals(Launches):
+    SHOW = """
+        import faulthandler, multiprocessing, signal, subprocess
+        def actions():
+            now = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR1)]
+            return [action.__name__ if callable(action) else str(int(action)) for action in now]
+        def caught(pid="self"):
+            with open(f"/proc/{pid}/status") as file:
+                mask = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt"))
+            return [bool(mask >> s - 1 & 1) for s in (signal.SIGTERM, signal.SIGUSR1)]
+    """
+
+    def shown(self, source: str, *flags: str, code: int = 0) -> list[object]:
+        return self.trained(1, textwrap.dedent(self.SHOW) + textwrap.dedent(source), *flags, code=code)
+
+    def test_they_are_held_from_the_first_call_to_close(self) -> None:
+        heard = self.shown("""
+            import ckptstore._signals
+            say([actions(), caught()])
+            current()
+            say([actions(), caught()])
+            ckptstore.close()
+            say([actions(), caught(), "CKPTSTORE_SIGNALS" in os.environ])
+            ckptstore.report({"loss": 1})
+            say(caught())
+        """)
+        self.assertEqual(heard, [[["0", "0"], [False] * 2], [["_received"] * 2, [True] * 2], [["0", "0"], [False] * 2, False], [True] * 2])
+
+    def test_children_have_the_default_actions(self) -> None:
+        heard = self.shown("""
+            def child(said):
+                ckptstore.context()  # as the same rank
+                said.put([actions(), caught()])
+                time.sleep(1000)
+            if __name__ == "__main__":
+                current()
+                for how in ("fork", "spawn"):
+                    context = multiprocessing.get_context(how)
+                    said = context.Queue()
+                    process = context.Process(target=child, args=(said,))
+                    process.start()
+                    say(said.get())
+                    process.terminate()
+                    process.join()
+                    say(process.exitcode)
+                read, write = os.pipe()
+                def from_a_thread():
+                    pid = os.fork()
+                    if pid == 0:
+                        os.write(write, json.dumps([actions(), caught()]).encode())
+                        os._exit(0)
+                    os.waitpid(pid, 0)
+                thread = threading.Thread(target=from_a_thread)
+                thread.start()
+                thread.join()
+                say(json.loads(os.read(read, 100)))
+                again = subprocess.Popen([sys.executable, "-c", "import ckptstore, time; ckptstore.context(); print(flush=True); time.sleep(1000)"], stdout=subprocess.PIPE)
+                again.stdout.readline()  # it is connected as the same rank
+                say(caught(again.pid))
+                again.terminate()
+                say(again.wait())
+                say(actions())
+        """)
+        default = [["0", "0"], [False] * 2]
+        self.assertEqual(heard, [default, -15, default, -15, default, [False] * 2, -15, ["_received"] * 2])
+
+    def test_what_the_script_has_done_stays(self) -> None:
+        heard = self.shown("""
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            faulthandler.register(signal.SIGUSR1)  # of which Python's table does not know
+            current()
+            say([actions(), caught()])
+            os.kill(os.getpid(), signal.SIGTERM)
+            ckptstore.close()
+            say([actions(), caught()])
+        """)
+        self.assertEqual(heard, [[["1", "0"], [False, True]]] * 2)
+
+    def test_what_the_script_does_later_stays(self) -> None:
+        heard = self.shown("""
+            def own(number, frame):
+                say("own")
+            current()
+            signal.signal(signal.SIGTERM, own)
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            ckptstore.report({"loss": 1})
+            say(actions())
+            ckptstore.close()
+            say(actions())
+        """)
+        self.assertEqual(heard, [["own", "0"]] * 2)
+
+    def test_another_thread_leaves_it_to_the_main_thread(self) -> None:
+        heard = self.shown("""
+            thread = threading.Thread(target=current)
+            thread.start()
+            thread.join()
+            say(caught())
+            current()
+            say(caught())
+        """)
+        self.assertEqual(heard, [[False] * 2, [True] * 2])
+
+    def test_a_signal_asks_to_stop(self) -> None:
+        heard = self.shown("""
+            step = 0
+            ckptstore.report({"loss": 1})
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not (why := ckptstore.report({"loss": 1})):
+                step += 1
+            current().wait(save(current(), 10**6, b"a" * 16).checkpoint, "committed")
+            say(why)
+        """, code=75)
+        self.assertEqual(heard, ["preempt"])
+        self.assertIn("rank 0 was told to stop by SIG", self.output)
+
+    def test_stacks_of_a_rank_that_hangs(self) -> None:
+        self.shown("""
+            def hangs_here():
+                time.sleep(1000)
+            ckptstore.report({"loss": 1})
+            hangs_here()
+        """, "--hang-timeout", "1s", code=1)
+        self.assertIn("in hangs_here", self.output)
+
+    def test_an_agent_ends_nobody(self) -> None:
+        heard = self.program("""
+            import signal
+            ckptstore.report({"loss": 1}, 1)
+            say([int(signal.getsignal(s)) for s in (signal.SIGTERM, signal.SIGUSR1)])
+        """)
+        self.assertEqual(heard, [[0, 0]])
+
+    def test_a_warning_does_not_end_an_agent(self) -> None:
+        heard = self.program("""
+            import signal, subprocess
+            session = current()
+            status = json.loads(subprocess.run([os.environ["CKPTSTORE_BIN"], "agent", "status", "--store", os.environ["CKPTSTORE_STORE"], "--json"], check=True, capture_output=True).stdout)
+            os.kill(status["pid"], signal.SIGUSR1)
+            time.sleep(0.1)
+            say(session.wait(save(session, 1, b"a" * 16).checkpoint, "committed"))
+        """)
+        self.assertEqual(heard, ["committed"])
+
+    def test_data_loaders_can_ignore_them(self) -> None:
+        heard = self.shown("""
+            current()
+            def loads():
+                ckptstore.ignore_stop_signals(0)
+                say(actions())
+                time.sleep(1000)
+            process = multiprocessing.get_context("fork").Process(target=loads)
+            process.start()
+            while True:
+                with open(f"/proc/{process.pid}/status") as file:
+                    if next(int(line.split()[1], 16) for line in file if line.startswith("SigIgn")) >> 14 & 1:
+                        break
+            process.terminate()
+            process.join(0.5)
+            say(process.is_alive())
+            process.kill()
+        """)
+        self.assertEqual(heard, [["1", "1"], True])

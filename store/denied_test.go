@@ -1,0 +1,66 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	natsd "github.com/nats-io/nats-server/v2/server"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+)
+
+// TestDeniedTrainer: init makes all that a trainer of few rights needs, on one
+// that may make streams; what such a trainer may not do ends at once.
+func TestDeniedTrainer(t *testing.T) {
+	t.Parallel()
+	o := &natsd.Options{}
+	if err := o.ProcessConfigString(`
+accounts { ckpt { jetstream: enabled, users: [
+  { user: admin, password: a }
+  { user: trainer, password: t, permissions: {
+      publish: { allow: [ "ckpt.mine.>", "$KV.CKPT_LEASES.>", "$JS.API.STREAM.INFO.>", "$JS.API.STREAM.MSG.GET.>", "$JS.API.CONSUMER.>" ] }
+      subscribe: { allow: [ "_INBOX.>" ] } } }
+] }, SYS {} }
+system_account: SYS`); err != nil {
+		t.Fatal(err)
+	}
+	o.Host, o.Port, o.NoSigs, o.NoLog, o.JetStream, o.StoreDir, o.SyncAlways = "127.0.0.1", natsd.RANDOM_PORT, true, true, true, t.TempDir(), true
+	ns, err := natsd.NewServer(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Start()
+	t.Cleanup(func() {
+		ns.Shutdown()
+		ns.WaitForShutdown()
+	})
+	if !ns.ReadyForConnections(limit) {
+		t.Fatal("the server is not ready")
+	}
+	at := strings.TrimPrefix(ns.ClientURL(), "nats://")
+	data := filepath.Join(t.TempDir(), "shared")
+	if _, err := InitURL(t.Context(), "nats://admin:a@"+at, URLOptions{Data: data}); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, fmt.Sprintf("nats://trainer:t@%s", at))
+	_, release, err := s.HoldRun(t.Context(), "mine", "job-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for run, want := range map[string]error{"mine": nil, "another": jetlog.ErrNotAllowed} {
+		f, err := metrics("fact of "+run, run, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.Log.Append(t.Context(), f)
+		if !errors.Is(err, want) || Unserved(err) {
+			t.Errorf("run %s: %v", run, err)
+		}
+	}
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+}
