@@ -196,6 +196,8 @@ func closedStoreOf(dir string, id identity, o Options) (*Store, error) {
 	s := &Store{ID: id.Store, Location: dir, place: id.runtime(), opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
 	if o.cutting != nil {
 		s.cutting = *o.cutting
+	} else if s.cutting, err = cuttingByEnv(s.cutting); err != nil {
+		return nil, err
 	}
 	return s, s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs"))
 }

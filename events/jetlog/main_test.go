@@ -232,11 +232,11 @@ func readError(t *testing.T, l *Log, from, until uint64) (int, error) {
 	return n, nil
 }
 
-// lossy is a way to the server that can swallow an acknowledgement.
+// lossy is a way to the server that can swallow an acknowledgement or an answer.
 type lossy struct {
 	s      *Server
 	mu     sync.Mutex
-	prefix string // of the published subject whose acknowledgement is lost next
+	prefix string // of the subject whose acknowledgement or answer is lost next
 	cuts   int
 }
 
@@ -267,7 +267,7 @@ type lossyConn struct {
 
 func (c *lossyConn) Write(p []byte) (int, error) {
 	c.d.mu.Lock()
-	if c.d.prefix != "" && strings.Contains(string(p), "HPUB "+c.d.prefix) {
+	if c.d.prefix != "" && strings.Contains(string(p), "PUB "+c.d.prefix) {
 		c.d.prefix = ""
 		c.d.cuts++
 		c.mu.Lock()

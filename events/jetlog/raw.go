@@ -52,6 +52,9 @@ func (l *Log) raw(ctx context.Context, from, until uint64, yield func(archive.Me
 	if err := l.known(once); err != nil {
 		return err
 	}
+	if sealed := l.sealed().Last; from <= sealed {
+		return fmt.Errorf("event %d is in the archive now, which ends at %d: %w", from, sealed, errAgain)
+	}
 	name := nuid.Next()
 	if _, err := l.js.CreateConsumer(once, l.stream(), jetstream.ConsumerConfig{
 		Name: name, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from,

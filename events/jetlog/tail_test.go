@@ -119,6 +119,45 @@ func TestAppendForAnotherTail(t *testing.T) {
 	}
 }
 
+// A server that goes while it is asked under which name the log continues has not said
+// that there is none.
+func TestOpenWhileTheServerGoes(t *testing.T) {
+	l, _ := newLog(t)
+	next, dir, _ := cutLog(t, l, l.store)
+	way := &lossy{s: next}
+	n := connectTo(t, Options{Dial: way.dial, Archive: dir})
+	way.loseNext("$JS.API.STREAM.NAMES")
+	if _, _, err := n.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if way.lost() != 1 {
+		t.Fatal("no answer was lost")
+	}
+}
+
+// Events that were sealed since the caller asked where they are, are not gone.
+func TestRawOfWhatIsSealed(t *testing.T) {
+	l, _ := newLog(t)
+	if _, err := l.Append(t.Context(), factsOf(t, 10)...); err != nil {
+		t.Fatal(err)
+	}
+	next, dir, link := cutLog(t, l, l.store)
+	n := connectTo(t, Options{Dial: dial(next), Archive: dir})
+	if _, _, err := n.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Append(t.Context(), factsOf(t, 10)...); err != nil {
+		t.Fatal(err)
+	}
+	got := errStop
+	for _, err := range n.Raw(t.Context(), link.Last-2, link.Last+5) {
+		got = err
+	}
+	if !errors.Is(got, errAgain) || errors.Is(got, ErrGap) {
+		t.Errorf("%v: want an error that says to look again", got)
+	}
+}
+
 // A stream that says of itself what cannot be, or that lost where it begins, is
 // refused.
 func TestTailsThatLie(t *testing.T) {
