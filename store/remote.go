@@ -96,6 +96,9 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := at.probe(); err != nil {
 		return nil, err
 	}
+	if at.owned {
+		log.UseArchive(archiveDir(at.dir)) // the owner may yet cut the log
+	}
 	if err := s.openData(filepath.Join(at.dir, "data"), filepath.Join(at.dir, "blobs")); err != nil {
 		return nil, err
 	}

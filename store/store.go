@@ -192,7 +192,7 @@ func closedStore(dir string, o Options) (*Store, error) {
 }
 
 // closedStoreOf is closedStore for a directory whose store.json says id, or will.
-func closedStoreOf(dir string, id identity, o Options) (*Store, error) {
+func closedStoreOf(dir string, id identity, o Options) (_ *Store, err error) {
 	s := &Store{ID: id.Store, Location: dir, place: id.runtime(), opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
 	if o.cutting != nil {
 		s.cutting = *o.cutting
