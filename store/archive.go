@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/archive"
@@ -59,16 +60,22 @@ func archiveDir(dir string) string { return filepath.Join(dir, "log", sealedDir)
 
 // streamsOf are the streams of events in a server's directory: one, or none while
 // it is cut.
-func streamsOf(serverDir string) ([]string, error) {
-	all, err := filepath.Glob(filepath.Join(serverDir, "jetstream", "*", "streams", jetlog.Stream+"*"))
-	if err != nil {
-		return nil, fmt.Errorf("find the stream of the log: %w", err)
-	}
-	found := all[:0]
-	for _, path := range all {
-		if jetlog.IsTail(filepath.Base(path)) {
-			found = append(found, path)
+func streamsOf(serverDir string) (found []string, err error) {
+	accounts, err := os.ReadDir(filepath.Join(serverDir, "jetstream"))
+	for _, account := range accounts {
+		dir := filepath.Join(serverDir, "jetstream", account.Name(), "streams")
+		streams, serr := os.ReadDir(dir)
+		if serr != nil && !errors.Is(serr, os.ErrNotExist) && !errors.Is(serr, syscall.ENOTDIR) {
+			err = serr
 		}
+		for _, stream := range streams {
+			if jetlog.IsTail(stream.Name()) {
+				found = append(found, filepath.Join(dir, stream.Name()))
+			}
+		}
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("find the stream of the log: %w", err)
 	}
 	return found, nil
 }
@@ -108,7 +115,7 @@ func (w *ownership) sealSome(ctx context.Context, s *Store, c cutting) (due bool
 	if err != nil {
 		return false, err
 	}
-	link, err := archive.Ahead(dir, s.ID, sealed)
+	link, err := ahead(ctx, s, w.log, dir, sealed)
 	if err != nil {
 		return false, err
 	}
@@ -117,18 +124,28 @@ func (w *ownership) sealSome(ctx context.Context, s *Store, c cutting) (due bool
 		if err != nil {
 			return false, err
 		}
-		rest, all, full := info.Last-link.Last, info.Last-sealed.Last, uint64(c.limits.Messages) //nolint:gosec // positive
+		rest, all := info.Last-link.Last, info.Last-sealed.Last
+		// How many segments are not sealed: by events, or by bytes when those are large.
+		segments := float64(rest) / float64(c.limits.Messages)
+		if all > 0 {
+			segments = max(segments, float64(info.Bytes)*float64(rest)/float64(all)/float64(c.limits.Bytes))
+		}
 		// Who appends fast keeps some segments unsealed; few take little of the cut's time.
-		if long := all >= c.events || info.Bytes >= c.bytes; rest < full || long && rest <= unsealedAtCut*full {
+		if long := all >= c.events || info.Bytes >= c.bytes; segments < 1 || long && segments <= unsealedAtCut {
 			return long, nil
 		}
 		if err := s.space.check(keepToOwn); err != nil {
 			return false, err
 		}
 		begun := time.Now()
-		if link, err = archive.Seal(dir, s.ID, link, c.limits, w.log.Raw(ctx, link.Last+1, info.Last)); err != nil {
+		next, err := archive.Seal(dir, s.ID, link, c.limits, w.log.Raw(ctx, link.Last+1, info.Last))
+		if err == nil && next == link {
+			err = fmt.Errorf("no event was read behind event %d of %d", link.Last, info.Last)
+		}
+		if err != nil {
 			return false, err
 		}
+		link = next
 		// At most two thirds of a core, for a log from before there were archives.
 		if !sleep(ctx, time.Since(begun)/2) {
 			return false, ctx.Err()
@@ -202,17 +219,19 @@ func sealRest(ctx context.Context, s *Store, dir string) (had, link archive.Link
 	if err := syncDir(dir); err != nil {
 		return had, link, like, err
 	}
-	if link, err = archive.Ahead(to, s.ID, had); err != nil {
+	if link, err = ahead(ctx, s, log, to, had); err != nil {
 		return had, link, like, err
 	}
-	if link.Last > last {
-		return had, link, like, fmt.Errorf("%w: the archive has events up to %d, and the log ends at event %d: it was rolled back: restore log/ from a backup", ErrDamaged, link.Last, last)
+	// What was sealed earlier is read again: the stream is still there to seal it anew.
+	if damaged := archive.VerifyAhead(to, s.ID, had, link); damaged != nil {
+		s.opts.Logger.Warn("segments ahead of the archive are set aside: one is damaged", "error", damaged)
+		if _, err = archive.SetAside(to, had.Last); err != nil {
+			return had, link, like, err
+		}
+		link = had
 	}
 	for link.Last < last && err == nil {
 		link, err = archive.Seal(to, s.ID, link, s.cutting.limits, log.Raw(ctx, link.Last+1, last))
-	}
-	if err == nil {
-		err = sameEnd(ctx, log, to, s.ID, link)
 	}
 	if err == nil {
 		like, err = log.TailConfig(ctx)
@@ -220,24 +239,46 @@ func sealRest(ctx context.Context, s *Store, dir string) (had, link archive.Link
 	return had, link, like, err
 }
 
+// ahead is the last segment that was sealed ahead of the archive's end, if those
+// segments are of the history that the log has now. Others are set aside: the log
+// was put back from a copy since, and may have gone on otherwise.
+func ahead(ctx context.Context, s *Store, log *jetlog.Log, dir string, had archive.Link) (archive.Link, error) {
+	link, err := archive.Ahead(dir, s.ID, had)
+	if err != nil || link == had {
+		return link, err
+	}
+	last, err := log.Last(ctx)
+	if err != nil {
+		return had, err
+	}
+	same := errForeignSegments
+	if link.Last <= last {
+		same = sameEnd(ctx, log, dir, s.ID, link)
+	}
+	if errors.Is(same, errForeignSegments) || errors.Is(same, archive.ErrDamaged) {
+		s.opts.Logger.Warn("segments ahead of the archive are set aside: they are not of this log", "dir", dir, "end", link.Last, "error", same)
+		_, err := archive.SetAside(dir, had.Last)
+		return had, err
+	}
+	return link, same
+}
+
+// errForeignSegments says that segments are not of the history of the log.
+var errForeignSegments = errors.New("the segments have other events than the log")
+
 // sameEnd holds the end of what was sealed to be the event that the stream has
 // there: segments ahead of the end were sealed earlier.
-func sameEnd(ctx context.Context, log *jetlog.Log, dir, store string, link archive.Link) (err error) {
-	a, err := archive.Open(dir, store, link)
+func sameEnd(ctx context.Context, log *jetlog.Log, dir, store string, link archive.Link) error {
+	m, err := archive.At(dir, store, link)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, a.Close()) }()
 	event, err := log.At(ctx, link.Last)
 	if err != nil {
 		return err
 	}
-	m, err := a.At(link.Last)
-	if err != nil {
-		return err
-	}
 	if !m.Time.Equal(event.Stored) || string(m.Data) != string(event.Data) {
-		return fmt.Errorf("%w: event %d in the archive is not the one of the log", ErrDamaged, link.Last)
+		return fmt.Errorf("%w: event %d", errForeignSegments, link.Last)
 	}
 	return nil
 }
@@ -310,8 +351,11 @@ func settleCut(dir string, step func(string)) error {
 		}
 		step("cut")
 	}
-	if err := os.RemoveAll(next); err != nil {
-		return bad(err)
+	// A reader of the old one's files may keep them, on some file systems.
+	if os.RemoveAll(next) != nil {
+		if err := os.Rename(next, filepath.Join(log, tempPrefix+nextDir+"-"+NewID())); err != nil {
+			return bad(err)
+		}
 	}
 	step("tidied")
 	return nil

@@ -241,15 +241,28 @@ func TestAhead(t *testing.T) {
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%d segments are left, %v, want 2", len(all), err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, tempPrefix+"x"), nil, 0o600); err != nil {
+	cut := filepath.Join(dir, tempPrefix+"x")
+	if err := os.WriteFile(cut, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(cut, time.Time{}, time.Now().Add(-2*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, tempPrefix+"y"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := Tidy(dir, end); err != nil {
 		t.Fatal(err)
 	}
 	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != 3 {
-		t.Fatalf("%d files are left, %v, want 3", len(entries), err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	want := []string{tempPrefix + "y", segmentName(1, 10), segmentName(11, 20), segmentName(21, 30) + ".aside-1", segmentName(31, 40) + ".aside-1", headsName(20)}
+	slices.Sort(want)
+	if err != nil || !slices.Equal(names, want) {
+		t.Fatalf("%q are left, %v, want %q", names, err, want)
 	}
 }
 

@@ -48,10 +48,12 @@ func writeHeads(dir, store string, had, end uint64) error {
 	if err != nil {
 		return err
 	}
-	for _, s := range segments {
-		if s.Last <= had || s.Last > end {
+	next := had + 1
+	for _, s := range segments { // the same as [Open] takes
+		if s.First != next || s.Last > end {
 			continue
 		}
+		next = s.Last + 1
 		x, err := indexOf(s, store)
 		if err != nil {
 			return err

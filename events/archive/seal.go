@@ -44,9 +44,7 @@ type Link struct {
 // are taken until they end, or the limits are reached; then Seal leaves the rest.
 // The first must have the sequence after.Last+1, and each the one after.
 //
-// Without a message there is no file, and the result is after. An earlier file
-// of the same name is replaced: it can only be one that was sealed of the same log
-// ahead of its end.
+// Without a message there is no file, and the result is after.
 func Seal(dir, store string, after Link, limits Limits, messages iter.Seq2[Message, error]) (Link, error) {
 	w := &writer{store: store, after: after}
 	link, err := w.seal(dir, limits, messages)

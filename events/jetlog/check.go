@@ -134,7 +134,7 @@ func (c *checker) archive(ctx context.Context) error {
 	if c.l.sealed().Last == 0 {
 		return nil
 	}
-	a, err := c.l.archived()
+	a, err := c.l.archived(ctx)
 	if err == nil {
 		err = damagedArchive(a.Verify(ctx, c.o.Pace))
 	}

@@ -26,12 +26,9 @@ const duplicates = 2 * time.Minute
 // DiscardNew is set for an operator who gives the stream a limit of their own.
 // Then appends end with the server's refusal, and nothing old is dropped.
 //
-// Only a stream without replicas is compressed: see [safeCompression].
+// It is not compressed: of one with replicas, see [safeCompression]; and the old part
+// of any other is compressed when it is sealed.
 func streamConfig(replicas int) jetstream.StreamConfig {
-	compression := jetstream.S2Compression
-	if replicas > 1 {
-		compression = jetstream.NoCompression
-	}
 	return jetstream.StreamConfig{
 		Name:               Stream,
 		Description:        "events of a checkpoint store",
@@ -46,7 +43,7 @@ func streamConfig(replicas int) jetstream.StreamConfig {
 		MaxMsgSize:         MaxMessage,
 		Replicas:           replicas,
 		Duplicates:         duplicates,
-		Compression:        compression,
+		Compression:        jetstream.NoCompression,
 		DenyDelete:         true,
 		DenyPurge:          true,
 		AllowDirect:        true,

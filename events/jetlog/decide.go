@@ -67,7 +67,7 @@ func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, af
 	m, sealed, expected := message(d.Event), l.sealed().Last, after
 	if after <= sealed && sealed > 0 {
 		// The server of the tail knows no message of this lane up to there.
-		a, err := l.archived()
+		a, err := l.archived(ctx)
 		if err != nil {
 			return 0, err
 		}

@@ -158,6 +158,8 @@ type Log struct {
 	store    string                     // whose log was opened
 	old      *archive.Archive           // before the tail, once it was needed
 	noOld    error                      // why it could not be opened
+	noOldAt  time.Time                  // when that was
+	opening  chan struct{}              // closed when it was opened; nil while nobody opens it
 	watchers map[int]context.CancelFunc // readers, to be told of a new connection
 	watchID  int
 }

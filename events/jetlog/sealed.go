@@ -21,7 +21,7 @@ func (l *Log) fetch(ctx context.Context, q msgGet) (stored, error) {
 	switch {
 	case end == 0:
 	case q.NextFor != "" && q.Seq <= end:
-		a, err := l.archived()
+		a, err := l.archived(ctx)
 		if err != nil {
 			return stored{}, err
 		}
@@ -30,11 +30,11 @@ func (l *Log) fetch(ctx context.Context, q msgGet) (stored, error) {
 			return stored{}, damagedArchive(err)
 		}
 		if next > 0 {
-			return l.fetchSealed(next)
+			return l.fetchSealed(ctx, next)
 		}
 		q.Seq = end + 1
 	case q.Seq > 0 && q.Seq <= end:
-		return l.fetchSealed(q.Seq)
+		return l.fetchSealed(ctx, q.Seq)
 	}
 	m, err := l.getStored(ctx, TailName(end), q)
 	if hasCode(err, codeNoStream) {
@@ -43,7 +43,7 @@ func (l *Log) fetch(ctx context.Context, q msgGet) (stored, error) {
 	if !errors.Is(err, errNoMessage) || q.LastFor == "" || end == 0 {
 		return m, err
 	}
-	a, aerr := l.archived()
+	a, aerr := l.archived(ctx)
 	if aerr != nil {
 		return stored{}, aerr
 	}
@@ -54,7 +54,7 @@ func (l *Log) fetch(ctx context.Context, q msgGet) (stored, error) {
 	if last == 0 {
 		return m, err
 	}
-	return l.fetchSealed(last)
+	return l.fetchSealed(ctx, last)
 }
 
 // suspect marks what is known of the server as old, and err as settled by trying
@@ -67,8 +67,8 @@ func (l *Log) suspect(err error) error {
 }
 
 // fetchSealed reads a message of the archive.
-func (l *Log) fetchSealed(sequence uint64) (stored, error) {
-	a, err := l.archived()
+func (l *Log) fetchSealed(ctx context.Context, sequence uint64) (stored, error) {
+	a, err := l.archived(ctx)
 	if err != nil {
 		return stored{}, err
 	}
@@ -81,7 +81,7 @@ func (l *Log) fetchSealed(sequence uint64) (stored, error) {
 
 // sealed yields what the archive has from the next event on.
 func (r *reader) sealed(ctx context.Context) error {
-	a, err := r.l.archived()
+	a, err := r.l.archived(ctx)
 	if err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (l *Log) sealedMeanwhile(ctx context.Context, jobs []*job) error {
 		}
 	}
 	if len(ids) > 0 {
-		a, err := l.archived()
+		a, err := l.archived(ctx)
 		if err != nil {
 			return err
 		}

@@ -70,7 +70,7 @@ func (l *Log) LastOf(ctx context.Context, agg events.Aggregate) (uint64, error) 
 		if err != nil || last > 0 || l.sealed().Last == 0 {
 			return err
 		}
-		a, err := l.archived()
+		a, err := l.archived(ctx)
 		if err == nil {
 			last, err = a.Latest(s.filter)
 		}
@@ -223,7 +223,7 @@ func (s *selection) sealed(ctx context.Context, end uint64) (done bool, err erro
 	if s.until != 0 {
 		end = min(end, s.until)
 	}
-	a, err := s.l.archived()
+	a, err := s.l.archived(ctx)
 	if err != nil {
 		return false, err
 	}

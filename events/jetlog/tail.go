@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -123,32 +124,74 @@ func (l *Log) UseArchive(dir string) {
 	l.opts.Archive, l.noOld = dir, nil
 }
 
-// archived opens the archive before the live stream, or returns the open one.
-func (l *Log) archived() (*archive.Archive, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.old != nil {
-		return l.old, nil
-	}
-	if l.ctx.Err() != nil {
-		return nil, ErrClosed
-	}
-	if l.opts.Archive == "" {
-		return nil, fmt.Errorf("%w: events 1 to %d are sealed in files beside the log: open the store by its directory, or mount that here under the same path", ErrArchive, l.tail.sealed.Last)
-	}
-	if l.noOld == nil {
-		var err error
-		if l.old, err = archive.Open(l.opts.Archive, l.store, l.tail.sealed); err != nil {
-			l.noOld = damagedArchive(err)
+// archived is the archive before the live stream. It is opened once, beside the lock
+// of the log, so that a file system that hangs holds only those who need the archive,
+// and those until ctx ends.
+func (l *Log) archived(ctx context.Context) (*archive.Archive, error) {
+	for {
+		l.mu.Lock()
+		old, failed := l.old, l.noOld
+		if time.Since(l.noOldAt) > archiveAgain {
+			failed = nil
+		}
+		var wait chan struct{}
+		if old == nil && failed == nil && l.ctx.Err() == nil && l.opts.Archive != "" {
+			if l.opening == nil {
+				l.opening = make(chan struct{})
+				go l.openArchive(l.opening, l.opts.Archive, l.store, l.tail.sealed)
+			}
+			wait = l.opening
+		}
+		sealed := l.tail.sealed.Last
+		l.mu.Unlock()
+		switch {
+		case l.ctx.Err() != nil:
+			return nil, ErrClosed
+		case old != nil:
+			return old, nil
+		case failed != nil:
+			return nil, failed
+		case wait == nil:
+			return nil, fmt.Errorf("%w: events 1 to %d are sealed in files beside the log: open the store by its directory, or mount that here under the same path", ErrArchive, sealed)
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
 		}
 	}
-	return l.old, l.noOld
+}
+
+// archiveAgain is how long after a failure the archive is opened again: a directory
+// on a network may show a new file late.
+const archiveAgain = time.Second
+
+// openArchive opens the archive that ends at sealed, and closes done.
+func (l *Log) openArchive(done chan struct{}, dir, store string, sealed archive.Link) {
+	a, err := archive.Open(dir, store, sealed)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.opening = nil
+	close(done)
+	switch {
+	case l.ctx.Err() != nil || l.tail.sealed != sealed:
+		if a != nil {
+			_ = a.Close() // another has taken its place
+		}
+	case err != nil:
+		l.noOld, l.noOldAt = damagedArchive(err), time.Now()
+	default:
+		l.old = a
+	}
 }
 
 // damagedArchive makes what an archive calls by its own names an error of the log.
 func damagedArchive(err error) error {
 	if errors.Is(err, archive.ErrDamaged) || errors.Is(err, archive.ErrForeign) {
 		return fmt.Errorf("%w: %w; %s", ErrGap, err, restore)
+	}
+	if errors.Is(err, os.ErrClosed) { // a longer one has taken its place
+		return fmt.Errorf("%w: %w", errAgain, err)
 	}
 	return err
 }
@@ -165,8 +208,7 @@ func (l *Log) adopt(info *jetstream.StreamInfo, store string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.old != nil && l.old.End() != sealed {
-		// Readers that are in it keep their files.
-		_ = l.old.Close()
+		_ = l.old.Close() // a reader that is in it goes on in the next one
 		l.old = nil
 	}
 	l.noOld = nil
@@ -191,7 +233,7 @@ func (l *Log) CreateTail(ctx context.Context, store string, sealed archive.Link,
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
 	c := like.config
-	c.Name, c.FirstSeq = TailName(sealed.Last), sealed.Last+1
+	c.Name, c.FirstSeq, c.Compression = TailName(sealed.Last), sealed.Last+1, jetstream.NoCompression
 	c.Metadata = map[string]string{
 		metaStore: store, metaSealed: strconv.FormatUint(sealed.Last, 10), metaDigest: sealed.Digest.String(),
 	}
