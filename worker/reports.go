@@ -128,10 +128,6 @@ func (r *reports) run(ctx context.Context) {
 	close(r.idle)
 }
 
-// roomEvery is how often an iteration is tried again for which the log has no
-// room.
-const roomEvery = time.Second
-
 // append says an iteration. One for which there is no room waits for it beside
 // the training, and is given up when that is over.
 func (r *reports) append(ctx context.Context, it *iteration) error {
