@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/client"
 )
@@ -164,4 +165,50 @@ func TestFullForSaves(t *testing.T) {
 			wantEnded(t, []string{"step-1.a1", "step-2.a1", "step-3.a1"}, nil)
 		})
 	}
+}
+
+var sealsWithoutRoom = workerRole("seals a save that has no room", func(ctx context.Context, c *client.Client) error {
+	for step := range int64(2) { // into memory that is not mapped yet, and that is
+		s, err := c.Begin(ctx, step, state(step, c.Rank, c.WorldSize), client.SaveOptions{})
+		if err != nil {
+			return err
+		}
+		if c.Rank == 0 {
+			err = s.Seal(ctx)
+		}
+		gone := (*client.AbortedError)(nil)
+		if why := s.Wait(ctx, client.Committed); !errors.As(why, &gone) || !gone.NoRoom || !strings.Contains(gone.Reason, "are kept for the log") {
+			return fmt.Errorf("error %w, want no room", why)
+		}
+		if c.Rank == 1 {
+			err = s.Seal(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("a call that needs no room: %w", err)
+		}
+		if err := meet(ctx, c); err != nil {
+			return err
+		}
+	}
+	say("room is needed")
+	if err := meet(ctx, c); err != nil {
+		return err
+	}
+	return save(ctx, c, 2)
+})
+
+// A save that does not fit is aborted, and told to those who wait for it: no call
+// that copies and seals fails by it, neither before the abort nor after it.
+func TestSaveThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, sealsWithoutRoom...)
+	j.gated("no file has this name")
+	j.store.Data.KeepFree(func(u storage.Usage) int64 {
+		if strings.Count(j.out.String(), "room is needed") > 0 {
+			return 0
+		}
+		return int64(u.Free) //nolint:gosec // bytes of a disk
+	})
+	j.must()
+	wantEnded(t, []string{"step-2.a1"}, []string{"step-0.a1", "step-1.a1"})
 }
