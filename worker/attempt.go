@@ -60,7 +60,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 			err = errors.Join(err, fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
 		}
 	}()
-	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.say)
+	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.measured)
 	g.handoff.stop, g.handoff.store, g.handoff.reports.log = g.hearing.tell, j.store, j.log
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
 	g.saver.kept, g.saver.resume, g.saver.together = j.keeper.committed, resume, true

@@ -36,6 +36,9 @@ var failsToWrite = workerRole("has a save that cannot be written", func(ctx cont
 	}
 	say("trains on")
 	why := s.Wait(ctx, client.Committed)
+	if gone := (*client.AbortedError)(nil); errors.As(why, &gone) {
+		say("for want of room: %v", gone.NoRoom)
+	}
 	say("told %v", why)
 	return cmp.Or(loadLatest(ctx, c), meet(ctx, c), why)
 })
@@ -68,7 +71,7 @@ func TestFailedWrite(t *testing.T) {
 	for _, rank := range []string{"[rank0] ", "[rank1] "} {
 		if got := j.out.lines(rank); !slices.ContainsFunc(got, func(s string) bool {
 			return strings.Contains(s, "step-2.a1 was aborted: rank 1 could not be written: ") && strings.Contains(s, "no space left on device; free space")
-		}) || !slices.Contains(got, "loaded step-1.a1 with 1") || !slices.Contains(got, "resumes step-1.a1") {
+		}) || !slices.Contains(got, "loaded step-1.a1 with 1") || !slices.Contains(got, "resumes step-1.a1") || !slices.Contains(got, "for want of room: true") {
 			t.Errorf("%ssays %q", rank, got)
 		}
 	}

@@ -72,10 +72,11 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	if err != nil {
 		return err
 	}
-	store = store.patiently(ctx, cfg.Logger)
+	store = store.patiently(ctx, cfg.Logger).untilRoom()
 	j := &job{hooks: hooks, cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log), orders: newOrders()}
 	j.devices = &deviceGate{job: j}
 	j.output = j.openOutput()
+	j.scribe.words = store.words
 	if err := j.open(); err != nil {
 		return err
 	}
@@ -99,7 +100,8 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	err = j.scribe.sayAs(ctx, events.None, j.scribe.node,
+	// A job does not start on a disk that has no room.
+	err = j.scribe.sayNow(ctx, events.None, j.scribe.node,
 		&events.JobStarted{
 			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
 			NProc: j.cfg.NProc, NNodes: 1, Resume: j.cfg.Resume,

@@ -23,6 +23,7 @@ var errEnded = errors.New("the checkpoint has already ended")
 // scribe mints events and appends facts.
 type scribe struct {
 	log    Log
+	words  *lastWords // what is said waits for room by; nil: it does not
 	run    string
 	trial  string
 	source string
@@ -43,22 +44,52 @@ func (s *scribe) stamp() events.Stamp {
 	return events.Stamp{ID: s.newID(), Source: s.source, Time: s.now()}
 }
 
-// say appends facts of the node about the trial; they are durable on return.
+// say appends facts of the node about the trial; they are durable on return. For
+// room on the disk it waits.
 func (s *scribe) say(ctx context.Context, bodies ...events.Body) error {
 	return s.sayAs(ctx, s.trial, s.node, bodies...)
 }
 
 func (s *scribe) sayAs(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
+	facts, err := s.facts(trial, actor, bodies)
+	if err != nil {
+		return err
+	}
+	return s.append(ctx, facts...)
+}
+
+// sayNow is sayAs for who does not wait for room.
+func (s *scribe) sayNow(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
+	facts, err := s.facts(trial, actor, bodies)
+	if err == nil {
+		_, err = s.log.Append(ctx, facts...)
+	}
+	return err
+}
+
+// measured says metrics, which do not wait for room here: see reports.
+func (s *scribe) measured(ctx context.Context, bodies ...events.Body) error {
+	return s.sayNow(ctx, s.trial, s.node, bodies...)
+}
+
+// append waits for room.
+func (s *scribe) append(ctx context.Context, facts ...events.Fact) error {
+	return s.words.forRoom(ctx, func() error {
+		_, err := s.log.Append(ctx, facts...)
+		return err
+	})
+}
+
+func (s *scribe) facts(trial string, actor events.Actor, bodies []events.Body) ([]events.Fact, error) {
 	facts := make([]events.Fact, len(bodies))
 	for i, b := range bodies {
 		f, err := s.fact(trial, actor, b)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		facts[i] = f
 	}
-	_, err := s.log.Append(ctx, facts...)
-	return err
+	return facts, nil
 }
 
 // fact mints a fact, for who appends facts of several actors at once.

@@ -45,6 +45,10 @@ type lastWords struct {
 	log      *slog.Logger
 	quiet    silenceMeter
 
+	roomy  bool          // calls wait for room
+	room   roomMeter     // of those that do
+	noRoom chan struct{} // closed when none waits any more
+
 	mu     sync.Mutex
 	left   time.Duration
 	silent time.Time // since when nobody answers; zero: they do
@@ -54,6 +58,8 @@ func newLastWords(job context.Context, log Log) *lastWords {
 	never := func(error) bool { return false }
 	l := &lastWords{Log: log, left: lastWordsTimeout, unserved: never, conflict: never, log: slog.New(slog.DiscardHandler)}
 	l.job, l.tell = context.WithCancelCause(job)
+	l.noRoom = make(chan struct{})
+	context.AfterFunc(l.job, func() { time.AfterFunc(lastRoom, func() { close(l.noRoom) }) })
 	return l
 }
 
@@ -104,6 +110,11 @@ func (l *lastWords) within(ctx context.Context, call func(context.Context) error
 	return err
 }
 
+// asked is within for calls that have nothing to do while there is no room.
+func (l *lastWords) asked(ctx context.Context, call func(context.Context) error) error {
+	return l.forRoom(ctx, func() error { return l.within(ctx, call) })
+}
+
 // insist makes a call until it is answered or refused, or ctx ends.
 func (l *lastWords) insist(ctx context.Context, call func(context.Context) error) error {
 	l.quiet.begin()
@@ -150,7 +161,7 @@ func (l *lastWords) answered() {
 	}
 }
 
-// Append implements Log.
+// Append implements Log. It does not wait for room: who says something does.
 func (l *lastWords) Append(ctx context.Context, facts ...events.Fact) (seqs []uint64, err error) {
 	err = l.within(ctx, func(ctx context.Context) error {
 		seqs, err = l.Log.Append(ctx, facts...)
@@ -161,7 +172,7 @@ func (l *lastWords) Append(ctx context.Context, facts ...events.Fact) (seqs []ui
 
 // Decide implements Log.
 func (l *lastWords) Decide(ctx context.Context, d events.Decision, after uint64) (seq uint64, err error) {
-	err = l.within(ctx, func(ctx context.Context) error {
+	err = l.asked(ctx, func(ctx context.Context) error {
 		seq, err = l.Log.Decide(ctx, d, after)
 		return err
 	})
@@ -170,7 +181,7 @@ func (l *lastWords) Decide(ctx context.Context, d events.Decision, after uint64)
 
 // Last implements Log.
 func (l *lastWords) Last(ctx context.Context) (seq uint64, err error) {
-	err = l.within(ctx, func(ctx context.Context) error {
+	err = l.asked(ctx, func(ctx context.Context) error {
 		seq, err = l.Log.Last(ctx)
 		return err
 	})
@@ -179,7 +190,7 @@ func (l *lastWords) Last(ctx context.Context) (seq uint64, err error) {
 
 // LastOf implements Log.
 func (l *lastWords) LastOf(ctx context.Context, of events.Aggregate) (seq uint64, err error) {
-	err = l.within(ctx, func(ctx context.Context) error {
+	err = l.asked(ctx, func(ctx context.Context) error {
 		seq, err = l.Log.LastOf(ctx, of)
 		return err
 	})

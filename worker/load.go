@@ -53,8 +53,7 @@ func (l loads) Completed(ctx context.Context, plans []*events.LoadPlan, b *event
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	_, err := l.lane.log.Append(ctx, facts...)
-	return err
+	return l.lane.append(ctx, facts...)
 }
 
 func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (any, error) {

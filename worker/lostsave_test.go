@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -42,22 +43,30 @@ var lastIsNotWaitedFor = workerRole("does not wait for its last save", func(ctx 
 	return nil
 })
 
+// noKind is that of no event.
+const noKind events.Kind = ""
+
 // A job whose last save is lost says so, whichever fact of it the log does not
-// take, and also when it was lost before it began.
+// take, and also when it was lost before it began, or its files have no room.
 func TestLastSaveIsLost(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []events.Kind{events.LocalPlan{}.Kind(), events.WriteSealed{}.Kind(), events.WriteCompleted{}.Kind()} {
+	for _, kind := range []events.Kind{events.LocalPlan{}.Kind(), events.WriteSealed{}.Kind(), noKind} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			j := newJob(t, 1, lastIsNotWaitedFor...)
 			told := make(chan struct{})
-			j.store.Log = refusesLater{refusesSecond{j.store.Log, kind}, told}
+			j.store.Log = refusesLater{refusesSecond{j.store.Log, kind, errRefused, nil}, told}
+			why := errRefused.Error()
+			if kind == noKind {
+				g := j.gated("step-2.a1/r00000.safetensors")
+				g.open, g.err, why = told, syscall.ENOSPC, "no space left on device"
+			}
 			j.start()
 			j.out.await(t, 1, "told")
 			close(told)
 			err := j.wait()
 			j.lost(err, "step-2.a1")
-			if text := err.Error(); !strings.Contains(text, "no room") || !strings.Contains(text, "it would resume from step-1.a1") {
+			if text := err.Error(); !strings.Contains(text, why) || !strings.Contains(text, "it would resume from step-1.a1") {
 				t.Errorf("error %v", err)
 			}
 			committed, aborted := ended(t, runOf(t))
@@ -79,8 +88,8 @@ var lastIsRefused = workerRole("is refused its last save", func(ctx context.Cont
 	}
 	grown := state(2, c.Rank, c.WorldSize) // by another plan, which the log has first
 	grown.Values[1].Data = append(grown.Values[1].Data, " and more"...)
-	if _, err := c.Save(ctx, 2, grown, client.SaveOptions{}); err == nil || !strings.Contains(err.Error(), "no room") {
-		return fmt.Errorf("error %w, want no room", err)
+	if _, err := c.Save(ctx, 2, grown, client.SaveOptions{}); err == nil || !strings.Contains(err.Error(), errRefused.Error()) {
+		return fmt.Errorf("error %w, want that it is refused", err)
 	}
 	return nil
 })
@@ -90,7 +99,7 @@ var lastIsRefused = workerRole("is refused its last save", func(ctx context.Cont
 func TestRefusedSaveIsNotLost(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, lastIsRefused...)
-	j.store.Log = refusesSecond{j.store.Log, events.LocalPlan{}.Kind()}
+	j.store.Log = refusesSecond{j.store.Log, events.LocalPlan{}.Kind(), errRefused, nil}
 	j.must()
 	wantEnded(t, []string{"step-1.a1"}, nil)
 }

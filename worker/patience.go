@@ -61,12 +61,12 @@ func (m *silenceMeter) silence() time.Duration {
 	return m.lost()
 }
 
-// silence is how long the log of the job has not answered, in all.
+// silence is how long the log of the job has not answered, or had no room, in all.
 func (s Store) silence() time.Duration {
 	if s.words == nil {
 		return 0
 	}
-	return s.words.quiet.silence()
+	return s.words.quiet.silence() + s.words.room.waited()
 }
 
 // answering is a context with a deadline that moves on while the log does not
@@ -146,7 +146,7 @@ type patientViews struct {
 var _ Views = patientViews{}
 
 func ask[T any](ctx context.Context, l *lastWords, question func(context.Context) (T, error)) (answer T, err error) {
-	err = l.within(ctx, func(ctx context.Context) error {
+	err = l.asked(ctx, func(ctx context.Context) error {
 		answer, err = question(ctx)
 		return err
 	})

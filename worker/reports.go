@@ -33,6 +33,7 @@ type reports struct {
 	idle  chan struct{}
 	broke chan error // of capacity 1: an iteration that had run ahead was refused
 	lost  int        // such iterations
+	short bool       // it was said that there is no room; owned by run
 
 	over   chan struct{} // closed when no worker is left to wait for room
 	settle func()        // waits until everything that was added is in the log or refused
@@ -128,19 +129,17 @@ func (r *reports) run(ctx context.Context) {
 	close(r.idle)
 }
 
-// roomEvery is how often an iteration is tried again for which the log has no
-// room.
-const roomEvery = time.Second
-
 // append says an iteration. One for which there is no room waits for it beside
 // the training, and is given up when that is over.
 func (r *reports) append(ctx context.Context, it *iteration) error {
-	for said := false; ; said = true {
+	for {
 		err := r.say(ctx, it.metrics)
 		if !errors.Is(err, syscall.ENOSPC) {
+			r.short = false
 			return err
 		}
-		if !said {
+		if !r.short {
+			r.short = true
 			r.log.Warn("no room for metrics; they wait for it", "step", it.metrics.Step, "error", err)
 		}
 		timer := time.NewTimer(roomEvery)

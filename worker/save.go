@@ -45,6 +45,9 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 	reply, err := s.stage(ctx, id, req, participants, known, checked)
 	if now := s.saver.state(id, s.rank); now.State == client.Aborted {
 		s.slots.Abort(id, s.rank)
+		if err == nil && now.NoRoom {
+			return reply, nil // as if it had been aborted a moment later
+		}
 		return client.SaveReply{}, aborted(id, now)
 	}
 	if errors.Is(err, staging.ErrNoSlotFree) {
@@ -168,17 +171,26 @@ func planItem(it client.Item) (plan.Item, error) {
 
 // onSeal takes the worker's word that its copy is complete. The log hears of
 // it after the worker has been answered: the sealed bytes are the trainer's.
-func (s *rankServer) onSeal(ctx context.Context, req client.CheckpointRef) (struct{}, error) {
-	if now := s.saver.state(req.Checkpoint, s.rank); now.State == client.Aborted {
-		return struct{}{}, aborted(req.Checkpoint, now)
+// That a save was aborted for want of room on the disk is told to those who wait
+// for it: a full disk fails no call of a worker that trains.
+func (s *rankServer) onSeal(_ context.Context, req client.CheckpointRef) (struct{}, error) {
+	over := func() (bool, error) {
+		now := s.saver.state(req.Checkpoint, s.rank)
+		if now.State != client.Aborted || now.NoRoom {
+			return now.State == client.Aborted, nil
+		}
+		return true, aborted(req.Checkpoint, now)
+	}
+	if ended, err := over(); ended {
+		return struct{}{}, err
 	}
 	size, ok, err := s.slots.Seal(s.rank, req.Checkpoint, s.protocol.Load() == 1)
 	if err != nil {
 		return struct{}{}, err
 	}
 	// An abort that came in between has taken the slot.
-	if now := s.saver.state(req.Checkpoint, s.rank); now.State == client.Aborted {
-		return struct{}{}, aborted(req.Checkpoint, now)
+	if ended, err := over(); ended {
+		return struct{}{}, err
 	}
 	if !ok {
 		return struct{}{}, &problem{http.StatusConflict, fmt.Errorf("rank %d has no staging slot for %q: call save first, and seal once", s.rank, req.Checkpoint)}

@@ -49,6 +49,7 @@ type saver struct {
 	refused map[rankSave]string            // why a rank has no part in a save
 	plans   map[rankSave]*events.LocalPlan // in full, of the saves that are open
 	newest  string                         // save that a rank was the first to speak of last
+	noRoom  map[string]bool                // saves that end, or ended, because the disk is full
 	known   map[string]bool                // saves that have been newest, and have not ended
 	uses    map[string]*storage.Uses       // of the saves that are open, by ID
 	err     error                          // why the saver stopped
@@ -75,7 +76,7 @@ func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[rankSave]bool{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
-		uses: map[string]*storage.Uses{}, known: map[string]bool{},
+		uses: map[string]*storage.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{},
 	}
 	s.put, s.kept = s.writeData, func() {}
 	return s

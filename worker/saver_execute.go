@@ -44,6 +44,9 @@ func (s *saver) publish(ctx context.Context, body events.Body) error {
 		}
 		w := s.store.Data.Writer(s.ref(g.Checkpoint))
 		if layout, err = w.PrepareGlobalPlan(ctx, layout); err != nil {
+			if errors.Is(err, syscall.ENOSPC) {
+				s.full(g.Checkpoint)
+			}
 			return s.abort(ctx, g.Attempt, g.Checkpoint, "commit: "+err.Error())
 		}
 		b, err := s.store.Blobs.Put(ctx, plan.EncodeLayout(layout))
@@ -57,12 +60,21 @@ func (s *saver) publish(ctx context.Context, body events.Body) error {
 }
 
 // unsaid aborts the save of which a fact was refused because the disk is
-// nearly full: the log still takes decisions. Any other error is returned.
+// nearly full, and that waits for room no longer: the log still takes decisions. Any other error is returned.
 func (s *saver) unsaid(ctx context.Context, attempt int, checkpoint string, err error) error {
 	if !errors.Is(err, syscall.ENOSPC) {
 		return err
 	}
+	s.full(checkpoint)
 	return s.abort(ctx, attempt, checkpoint, err.Error())
+}
+
+// full notes that a save ends because there is no room for it: the disk's fault,
+// which the workers that train are not to suffer from.
+func (s *saver) full(checkpoint string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noRoom[checkpoint] = true
 }
 
 // keep remembers the plan of a rank in full, until its save has ended.
@@ -123,6 +135,9 @@ func (s *rankServer) lost(checkpoint string, err error) {
 		return // the attempt is over, and with it every open save
 	}
 	s.saver.log.Error("the log does not take a fact of a save", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	if errors.Is(err, syscall.ENOSPC) {
+		s.saver.full(checkpoint)
+	}
 	s.saver.reject(checkpoint, s.rank, err.Error())
 	s.slots.Abort(checkpoint, s.rank)
 	if err := s.saver.refuse(s.work, s.attempt, checkpoint, s.rank, err); err != nil {
@@ -148,7 +163,7 @@ func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank
 	ctx, cancel := s.store.answering(context.WithoutCancel(ctx), lastWordsTimeout)
 	defer cancel()
 	text := beginning(cause.Error(), maxMessage)
-	err := s.lane.sayAs(ctx, s.lane.trial, events.Rank(rank), &events.WriteFailed{
+	err := s.lane.sayNow(ctx, s.lane.trial, events.Rank(rank), &events.WriteFailed{
 		Attempt: attempt, Checkpoint: checkpoint, Rank: rank, Error: text,
 	})
 	if errors.Is(err, syscall.ENOSPC) {
@@ -181,7 +196,10 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	if err != nil {
 		s.log.Error("write failed", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", err)
 		failed := &events.WriteFailed{Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank, Error: beginning(err.Error(), maxMessage)}
-		return s.unsaid(ctx, attempt, c.Checkpoint, s.lane.say(ctx, failed))
+		if errors.Is(err, syscall.ENOSPC) {
+			s.full(c.Checkpoint)
+		}
+		return s.unsaid(ctx, attempt, c.Checkpoint, s.lane.sayNow(ctx, s.lane.trial, s.lane.node, failed))
 	}
 	done := &events.WriteCompleted{
 		Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank,
@@ -245,6 +263,9 @@ func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	case err != nil:
 		// The files are not as their writers said: the save has failed, the
 		// training has not.
+		if errors.Is(err, syscall.ENOSPC) {
+			s.full(id)
+		}
 		return s.abort(ctx, c.Manifest.Attempt, id, "commit: "+err.Error())
 	}
 	return nil

@@ -90,6 +90,7 @@ func (s *saver) move(id string, state client.WaitReply) {
 	if order(s.states[id].State) >= order(client.Committed) {
 		return
 	}
+	state.NoRoom = state.State == client.Aborted && s.noRoom[id]
 	s.states[id] = state
 	if order(state.State) >= order(client.Committed) {
 		delete(s.known, id)
@@ -108,7 +109,7 @@ func (s *saver) state(id string, rank int) client.WaitReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if why, ok := s.refused[rankSave{id, rank}]; ok {
-		return client.WaitReply{State: client.Aborted, Reason: why}
+		return client.WaitReply{State: client.Aborted, Reason: why, NoRoom: s.noRoom[id]}
 	}
 	return s.states[id]
 }

@@ -63,11 +63,12 @@ func Session(ctx context.Context, cfg SessionConfig, store Store) (err error) {
 	if cfg.NProc < 1 || len(cfg.PIDs) != cfg.NProc {
 		return fmt.Errorf("%w: a session of %d ranks and %d processes", ErrConfig, cfg.NProc, len(cfg.PIDs))
 	}
-	store = store.patiently(ctx, cfg.Logger)
+	store = store.patiently(ctx, cfg.Logger).untilRoom()
 	j := &job{
 		cfg: cfg.Config, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg.Config, store.Log),
 		orders: newOrders(), members: &members{cfg},
 	}
+	j.scribe.words = store.words
 	if err := j.open(); err != nil {
 		return err
 	}

@@ -121,7 +121,11 @@ func (r *rank) step(ctx context.Context, last *client.Save) (*client.Save, error
 	if r.stop = r.c.StopRequested(); !save && r.stop != client.Preempt {
 		return last, nil
 	}
-	return r.save(ctx, step)
+	s, err := r.save(ctx, step)
+	if errors.Is(err, client.ErrSkipped) {
+		return last, nil // as `trainer run --when-busy=skip` asks for
+	}
+	return s, err
 }
 
 func (r *rank) state() client.State {

@@ -172,10 +172,12 @@ type WaitRequest struct {
 }
 
 // WaitReply is the state that was reached, at least the one asked for, or
-// aborted with its reason.
+// aborted with its reason. NoRoom says that it was aborted because the disk has
+// no room for it.
 type WaitReply struct {
 	State  string `json:"state"`
 	Reason string `json:"reason,omitempty"`
+	NoRoom bool   `json:"no_room,omitempty"`
 }
 
 // LoadRequest asks for boxes and values of a checkpoint. Strict makes it an

@@ -67,7 +67,9 @@ type Save struct {
 
 // Save copies the state into shared memory and returns: the rank may train on
 // and change its tensors. Use [Save.Wait] to learn whether the checkpoint was
-// committed. Every participant must call Save for the same step.
+// committed. Every participant must call Save for the same step. A save that is
+// aborted because the disk has no room for it is no error here: one checkpoint
+// less is no reason to end a training.
 func (c *Client) Save(ctx context.Context, step int64, state State, o SaveOptions) (*Save, error) {
 	s, err := c.Begin(ctx, step, state, o)
 	if err != nil {
@@ -141,7 +143,11 @@ func (s *Save) Seal(ctx context.Context) error {
 	})
 	if errors.Is(err, fs.ErrNotExist) {
 		// The trainer has taken the memory back, and knows why.
-		if why := s.Wait(ctx, Begun); why != nil {
+		why := s.Wait(ctx, Begun)
+		if gone := (*AbortedError)(nil); errors.As(why, &gone) && gone.NoRoom {
+			return nil // who waits for it is told
+		}
+		if why != nil {
 			return fmt.Errorf("save: %w", why)
 		}
 	}
@@ -165,7 +171,7 @@ func (s *Save) Wait(ctx context.Context, state string) error {
 		return err
 	}
 	if r.State == Aborted {
-		return &AbortedError{Checkpoint: s.Checkpoint, Reason: r.Reason}
+		return &AbortedError{Checkpoint: s.Checkpoint, Reason: r.Reason, NoRoom: r.NoRoom}
 	}
 	return nil
 }
@@ -174,6 +180,7 @@ func (s *Save) Wait(ctx context.Context, state string) error {
 type AbortedError struct {
 	Checkpoint string
 	Reason     string
+	NoRoom     bool // the disk has no room for it
 }
 
 func (e *AbortedError) Error() string {

@@ -71,8 +71,11 @@ class Slot:
         try:
             self.memory = session._maps.get(reply["slot"], reply["arena"], reply["size"])
         except FileNotFoundError:
-            session.wait(self.checkpoint, "begun")  # which says why the memory was taken back
-            raise
+            if not session.without_room(self.checkpoint):
+                session.wait(self.checkpoint, "begun")  # which says why the memory was taken back
+                raise
+            # The disk is full, which is no error of who trains. Nobody reads this copy.
+            self.memory = mmap.mmap(-1, reply["size"])
         before = session._written.get(reply["slot"])
         self.again = before is not None and before[0] is self.memory and before[1] == key
         session._written[reply["slot"]] = self.memory, key
@@ -192,6 +195,11 @@ class Session:
             pass  # whatever goes wrong here is an error of the save that needs the slot
         finally:
             self.wire.close()  # this thread's connection
+
+    def without_room(self, checkpoint: str) -> bool:
+        """Whether a save that has begun was aborted because the disk has no room for it."""
+        reply = self.wire.call("wait", checkpoint=checkpoint, state="begun")
+        return bool(reply.get("no_room"))
 
     def wait(self, checkpoint: str, state: str, timeout: float | None = None) -> str:
         """Block until a save is begun, staged or committed; raise SaveAborted if it never
