@@ -20,9 +20,11 @@ func TestBenchStoreJSON(t *testing.T) {
 		{"lookup", []string{"--checkpoints", "20", "--tensors", "10"}, []string{"p50_ms", "p99_ms", "list_ms", "best_ms"}},
 		{"save", []string{"--ranks", "2", "--size", "33MB", "--tensors", "8", "--unchanged", "0.75"}, []string{"bytes", "bytes_written", "seconds", "bytes_per_second", "raw_bytes_per_second", "ratio", "blocking_seconds_per_gb", "copy_seconds_per_gb"}},
 		{"load", []string{"--ranks", "2", "--to-ranks", "3", "--size", "20MB", "--tensors", "5"}, []string{"bytes", "bytes_read", "over_read", "seconds", "bytes_per_second", "raw_bytes_per_second", "ratio"}},
-		{"age", []string{"--checkpoints", "20", "--events", "1000", "--runs", "4", "--rounds", "1"}, []string{"checkpoints", "events", "runs", "generation_seconds", "first_open_seconds",
+		{"age", []string{"--checkpoints", "20", "--events", "1000", "--runs", "4", "--rounds", "1"}, []string{
+			"checkpoints", "events", "runs", "generation_seconds", "first_open_seconds",
 			"takeover_seconds", "open_after_kill_seconds", "open_seconds", "ls_seconds", "ls_beside_owner_seconds", "show_seconds", "jobs_seconds", "gc_seconds", "gc_beside_owner_seconds", "gc_rss_bytes",
-			"owner_rss_bytes", "owner_peak_rss_bytes", "verify_log_seconds", "verify_log_rss_bytes", "log_bytes", "data_bytes", "views_bytes"}},
+			"owner_rss_bytes", "owner_peak_rss_bytes", "verify_log_seconds", "verify_log_rss_bytes", "log_bytes", "data_bytes", "views_bytes",
+		}},
 		{"jobs", []string{"--jobs", "2", "--seconds", "1"}, []string{"seconds"}},
 	} {
 		args := append([]string{"bench", b.name, "--dir", dir, "--json"}, b.args...)

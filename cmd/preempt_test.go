@@ -237,7 +237,7 @@ while True: time.sleep(0.01)
 			j.send(syscall.SIGUSR1) // schedulers repeat it
 			if sig == syscall.SIGTERM {
 				j.send(sig)
-				time.Sleep(100 * time.Millisecond) // two at once are one to the kernel
+				<-time.After(100 * time.Millisecond) // two at once are one to the kernel
 			}
 			j.send(sig)
 			j.ends(code, "told to stop by")

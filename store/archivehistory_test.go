@@ -89,10 +89,11 @@ func (h *history) cut() {
 	state := rapid.SampledFrom([]string{"", "", "sealed", "made", "moved", "cut", "tidied"}).Draw(h.t, "crash in")
 	err := func() (err error) {
 		defer func() {
-			if r := recover(); r != nil && r != errCut {
-				panic(r)
-			} else if r != nil {
+			r := recover()
+			if rerr, is := r.(error); is && errors.Is(rerr, errCut) {
 				err = errCut
+			} else if r != nil {
+				panic(r)
 			}
 		}()
 		return cutTail(h.t.Context(), h.s, h.dir, func(reached string) {

@@ -160,7 +160,7 @@ func (c *copier) file(ctx context.Context, from, to string) error {
 	there, err := os.Lstat(to)
 	same := err == nil && there.Mode().IsRegular() && there.Size() == info.Size() && there.ModTime().Equal(info.ModTime())
 	if st.Nlink > 1 && !c.link {
-		l := c.copyOf(fileKey{st.Dev, st.Ino, info.Size(), info.ModTime().UnixNano()}) //nolint:unconvert // another type elsewhere
+		l := c.copyOf(fileKey{st.Dev, st.Ino, info.Size(), info.ModTime().UnixNano()})
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if !same && l.path != "" {

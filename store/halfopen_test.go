@@ -25,7 +25,7 @@ func TestOwnerEndsHalfOpenConnections(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer conn.Close()
+			defer func() { _ = conn.Close() }()
 			// Far longer than the owner's limits.
 			if err := conn.SetReadDeadline(time.Now().Add(3 * time.Minute)); err != nil {
 				t.Fatal(err)

@@ -42,7 +42,7 @@ func holdRuntime(id string) (*heldRuntime, error) {
 		if time.Now().After(end) {
 			return nil, fmt.Errorf("hold the runtime directory: another process keeps %s locked for %v: end it, or set XDG_RUNTIME_DIR to another directory", dir, holdLimit)
 		}
-		time.Sleep(5 * time.Millisecond)
+		<-time.After(5 * time.Millisecond) // bounded by holdLimit
 	}
 }
 

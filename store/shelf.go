@@ -111,10 +111,10 @@ func (h *shelf) inMemory() bool {
 
 // present returns the database that answers now, and a channel that is closed
 // when another does.
-func (h *shelf) present() (db *viewdb.DB, halted error, changed <-chan struct{}) {
+func (h *shelf) present() (db *viewdb.DB, changed <-chan struct{}, halted error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.now, h.halted, h.changed
+	return h.now, h.changed, h.halted
 }
 
 func (h *shelf) change(do func()) {
@@ -250,7 +250,9 @@ func (h *shelf) probe(ctx context.Context) error {
 			if err == nil {
 				err = errors.Join(f.Close(), os.Remove(f.Name()))
 			}
-			f, err = os.CreateTemp(h.dir, "probe-*")
+			if err == nil {
+				f, err = os.CreateTemp(h.dir, "probe-*")
+			}
 		}
 		if err != nil {
 			ended <- err
@@ -278,7 +280,7 @@ func (h *shelf) Cursor() uint64 {
 // Wait implements [web.Views].
 func (h *shelf) Wait(ctx context.Context, seq uint64) error {
 	for {
-		db, halted, changed := h.present()
+		db, changed, halted := h.present()
 		if db != nil {
 			err := db.Wait(ctx, seq)
 			if err == nil || ctx.Err() != nil || !h.gone(db, err) {
@@ -301,7 +303,7 @@ func (h *shelf) gone(db *viewdb.DB, err error) bool {
 	if !errors.Is(err, viewdb.ErrFailed) && !errors.Is(err, viewdb.ErrClosed) {
 		return false
 	}
-	now, halted, _ := h.present()
+	now, _, halted := h.present()
 	return halted == nil && (now != db || h.dir != "" && errors.Is(err, viewdb.ErrFailed))
 }
 
@@ -311,7 +313,7 @@ func (h *shelf) ViewAt(read func(r projections.Reader, cursor uint64) error) err
 	patient, cancel := context.WithTimeout(context.Background(), viewWait)
 	defer cancel()
 	for {
-		db, halted, changed := h.present()
+		db, changed, halted := h.present()
 		if db == nil && halted != nil {
 			return halted
 		}

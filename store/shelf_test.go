@@ -79,7 +79,6 @@ type views struct {
 	broken atomic.Bool
 	fs     vfs.FS
 	set    func(broken bool) error
-	full   string // of a real disk: the file that fills it
 }
 
 func (v *views) breaks(broken bool) error {

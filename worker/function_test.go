@@ -263,6 +263,6 @@ func TestFunctionIsSignalled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	j.preempted(j.wait())
+	_ = j.preempted(j.wait())
 	wantText(t, j.out, "[rank0] preempt after ", "[rank1] preempt after ")
 }

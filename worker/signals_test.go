@@ -15,7 +15,7 @@ func hold(t *testing.T, h *heldSignals, rank int, confirms time.Duration) (dies 
 		if h.hold(ctx, rank, []string{"SIGTERM"}) != nil || confirms < 0 {
 			return
 		}
-		time.Sleep(confirms)
+		<-time.After(confirms)
 		h.confirm(rank)
 	}()
 	synctest.Wait()

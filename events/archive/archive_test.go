@@ -53,7 +53,8 @@ func same(a, b Message) bool {
 func sealed(t interface {
 	Fatal(...any)
 	Helper()
-}, dir string, n int, limits Limits) Link {
+}, dir string, n int, limits Limits,
+) Link {
 	t.Helper()
 	var link Link
 	for link.Last < uint64(n) {
@@ -271,8 +272,11 @@ func TestSealRefuses(t *testing.T) {
 	dir := t.TempDir()
 	broken := errors.New("broken")
 	for name, of := range map[string]func(yield func(Message, error) bool){
-		"a gap":         func(yield func(Message, error) bool) { _ = yield(messageOf(1), nil) && yield(messageOf(3), nil) },
-		"one twice":     func(yield func(Message, error) bool) { _ = yield(messageOf(1), nil) && yield(messageOf(1), nil) },
+		"a gap": func(yield func(Message, error) bool) { _ = yield(messageOf(1), nil) && yield(messageOf(3), nil) },
+		"one twice": func(yield func(Message, error) bool) {
+			again := messageOf(1)
+			_ = yield(messageOf(1), nil) && yield(again, nil)
+		},
 		"another start": messages(1, 5),
 		"an error":      func(yield func(Message, error) bool) { _ = yield(messageOf(1), nil) && yield(Message{}, broken) },
 		"a long subject": func(yield func(Message, error) bool) {

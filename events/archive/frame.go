@@ -30,7 +30,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 var coder = sync.OnceValue(func() (c struct {
 	*zstd.Encoder
 	*zstd.Decoder
-}) {
+},
+) {
 	var err error
 	// A window larger than a frame would only cost memory.
 	if c.Encoder, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(frameBytes), zstd.WithLowerEncoderMem(true)); err != nil {

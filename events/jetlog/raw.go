@@ -180,7 +180,7 @@ func (w *wire) message() (m archive.Message, err error) {
 		return m, err
 	}
 	f := strings.Fields(line)
-	heads, sizes := 0, []string{}
+	var sizes []string
 	switch {
 	case len(f) == 6 && f[0] == "HMSG":
 		sizes = f[4:]

@@ -38,8 +38,8 @@ const (
 // sequence of that. The server's own condition is 0 then.
 const headerFollows = "ckpt-follows"
 
-// ErrArchive: an event is in the archive of the log, and the archive cannot be
-// read from here.
+// ErrArchive says that an event is in the archive of the log, and the archive
+// cannot be read from here.
 var ErrArchive = errors.New("the archive of the log is not at hand")
 
 // TailName is the name of the live stream of a log whose archive ends at sealed.

@@ -18,7 +18,8 @@ const uuid = "0192f0c1-2a3b-7c4d-8e5f-60718293a4b5"
 // none is a machine without a driver, whatever machine this is.
 func none(context.Context, *string) ([]gpu.Check, []string) {
 	return []gpu.Check{
-		{Name: gpu.CheckInventory, Result: gpu.NotRun, Says: "no NVIDIA driver found"}, {Name: gpu.CheckHealth, Result: gpu.NotRun, Says: "no NVIDIA driver found"},
+		{Name: gpu.CheckInventory, Result: gpu.NotRun, Says: "no NVIDIA driver found"},
+		{Name: gpu.CheckHealth, Result: gpu.NotRun, Says: "no NVIDIA driver found"},
 		{Name: gpu.CheckAssignment, Result: gpu.NotRun, Says: "no NVIDIA driver found"},
 	}, nil
 }
@@ -26,7 +27,8 @@ func none(context.Context, *string) ([]gpu.Check, []string) {
 // one is a machine with a healthy device.
 func one(context.Context, *string) ([]gpu.Check, []string) {
 	return []gpu.Check{
-		{Name: gpu.CheckInventory, Result: gpu.Passed, Says: "a device"}, {Name: gpu.CheckHealth, Result: gpu.Passed, Says: "well"},
+		{Name: gpu.CheckInventory, Result: gpu.Passed, Says: "a device"},
+		{Name: gpu.CheckHealth, Result: gpu.Passed, Says: "well"},
 		{Name: gpu.CheckAssignment, Result: gpu.Passed, Says: "1 worker"},
 	}, []string{"GPU-" + uuid}
 }
