@@ -255,7 +255,7 @@ func (s *Store) Owns() bool { return s.owner != nil && s.owner.ownership() != ni
 
 // closeTimeout bounds how long this process waits for the store to be given up:
 // a disk that does not answer may hold its log, its views and its notes.
-const closeTimeout = 20 * time.Second
+const closeTimeout = 50 * time.Second
 
 // close gives the store up. It may be called again. What does not end in time
 // ends with the process, and so does the lock.

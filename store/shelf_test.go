@@ -129,7 +129,7 @@ func viewsOf(how, dir string) (*views, error) {
 // views are on disk again.
 func breakViews(ctx context.Context) (err error) {
 	dir, how := filepath.Join(os.Getenv("CKPTSTORE_TEST_DIR"), "store"), os.Getenv("CKPTSTORE_TEST_HOW")
-	ctx, cancel := context.WithTimeout(ctx, 3*limit)
+	ctx, cancel := context.WithTimeout(ctx, 8*limit)
 	defer cancel()
 	if _, err := Init(ctx, dir, ""); err != nil {
 		return err

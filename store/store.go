@@ -243,7 +243,7 @@ func OpenData(location string) (*storage.Root, error) {
 }
 
 // Close lets go of the store. An owner that closes leaves it to the next. A disk
-// that does not answer holds it for 20 s at most: then it returns an error, and
+// that does not answer holds it for 50 s at most: then it returns an error, and
 // the lock goes with the process.
 func (s *Store) Close() error {
 	s.end()

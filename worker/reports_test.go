@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -19,11 +20,11 @@ import (
 type mute struct {
 	said    []int // iterations
 	answers chan error
-	speaks  bool
+	speaks  atomic.Bool
 }
 
 func (m *mute) say(ctx context.Context, bodies ...events.Body) error {
-	if !m.speaks {
+	if !m.speaks.Load() {
 		select {
 		case err := <-m.answers:
 			if err != nil {
@@ -74,7 +75,7 @@ func TestReportsRunAhead(t *testing.T) {
 		if d := time.Since(began); d != time.Second+aheadAfter || len(m.said) != 1 {
 			t.Fatalf("after %v, %v is in the log", d, m.said)
 		}
-		m.speaks = true
+		m.speaks.Store(true)
 		m.answers <- nil
 		r.settle()
 		add(100)
@@ -117,7 +118,7 @@ func TestReportsBounded(t *testing.T) {
 				if ahead != c.most {
 					t.Fatalf("%d have run ahead, want %d", ahead, c.most)
 				}
-				m.speaks = true
+				m.speaks.Store(true)
 				m.answers <- nil
 				if err := <-done; err != nil {
 					t.Fatal(err)
@@ -159,7 +160,7 @@ func TestReportsRefused(t *testing.T) {
 				}
 				m.answers <- c.why
 				if !c.ends {
-					m.speaks = true
+					m.speaks.Store(true)
 					if err := report(2); err != nil {
 						t.Fatal(err)
 					}

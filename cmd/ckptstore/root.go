@@ -156,7 +156,7 @@ func exitCode(err error, interrupted bool) int {
 	case errors.Is(err, projections.ErrNotFound):
 		return exitNotFound
 	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken), errors.As(err, &followed), errors.Is(err, jetlog.ErrCursorMoved),
-		errors.As(err, &exists), errors.As(err, &idle), errors.Is(err, agent.ErrServed), errors.Is(err, store.ErrNotEmpty):
+		errors.As(err, &exists), errors.As(err, &idle), errors.Is(err, agent.ErrServed):
 		return exitConflict
 	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed), store.IsDamage(err):
 		return exitFindings
