@@ -1,6 +1,15 @@
 """SIGTERM and SIGUSR1 while a trainer answers. That no step is lost is tested in cmd."""
 
+import http.server
+import os
+import signal
+import socketserver
+import subprocess
+import sys
+import tempfile
 import textwrap
+import threading
+import unittest
 
 from launch import Launches
 
@@ -169,3 +178,46 @@ class Signals(Launches):
             process.kill()
         """)
         self.assertEqual(heard, [["1", "1"], True])
+
+
+class TermBeforeRelease(unittest.TestCase):
+    """A trainer sends SIGTERM to a rank whose hold_signals it has not read yet, and answers it then."""
+
+    RANK = """
+        import os, select, signal, sys, time
+        from ckptstore import _signals
+        release = _signals._Hold.release
+        def caught_first(held):
+            if not held.released:  # the thread has looked for signals and found the answer alone
+                os.kill(os.getpid(), signal.SIGTERM)
+                select.select([held._reader], [], [])
+            release(held)
+        _signals._Hold.release = caught_first
+        _signals.hold(sys.argv[1], "")
+        time.sleep(60)
+    """
+
+    def test_the_rank_ends(self) -> None:
+        class Trainer(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def address_string(self) -> str:
+                return "rank"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+            daemon_threads = True
+
+        with tempfile.TemporaryDirectory() as folder, Server(path := os.path.join(folder, "s"), Trainer) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            try:
+                ended = subprocess.run([sys.executable, "-c", textwrap.dedent(self.RANK), path], timeout=30)
+                self.assertEqual(ended.returncode, -signal.SIGTERM)
+            finally:
+                server.shutdown()

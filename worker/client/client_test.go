@@ -19,7 +19,12 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(heldEnv) != "" {
+		os.Exit(holdSignals())
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // serve makes a trainer that gives one answer to everything after hello.
 func serve(t *testing.T, status int, body string) *Client {

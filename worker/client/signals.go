@@ -119,20 +119,35 @@ func (c *Client) followSignals(ctx context.Context, released <-chan error) {
 		case err := <-released:
 			c.releaseSignals()
 			if err == nil {
-				ctx, cancel := context.WithTimeout(ctx, signalTimeout)
-				defer cancel()
-				_ = c.call(ctx, "release_signals", struct{}{}, nil) // the trainer does not wait long for it
-				return
+				c.confirmRelease(ctx)
 			}
-			// The trainer is gone or does not know the request: a signal that
-			// came meanwhile acts.
-			select {
-			case sig := <-c.signals.got:
-				if ctx.Err() == nil {
-					raise(sig)
-				}
-			default:
+			c.actOnCaught(ctx, err == nil)
+			return
+		}
+	}
+}
+
+// confirmRelease tells the trainer that nothing is held any more. The trainer
+// does not wait long for it.
+func (c *Client) confirmRelease(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, signalTimeout)
+	defer cancel()
+	_ = c.call(ctx, "release_signals", struct{}{}, nil)
+}
+
+// actOnCaught lets the signals act that were caught before the release and not
+// passed on, unless the client is being closed. One of them may be the SIGTERM
+// by which the trainer ends this process: it sends it at once to a worker whose
+// hold_signals it has not read yet. A trainer that ends the workers may have sent
+// SIGUSR1 too, for their stacks; that one is not to end them.
+func (c *Client) actOnCaught(ctx context.Context, ending bool) {
+	for {
+		select {
+		case sig := <-c.signals.got:
+			if ctx.Err() == nil && (!ending || sig == syscall.SIGTERM) {
+				raise(sig)
 			}
+		default:
 			return
 		}
 	}

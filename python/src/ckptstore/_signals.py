@@ -170,16 +170,33 @@ class _Hold:
                     self.release()
                     if answered.status == 200:
                         wire.call_within(ANSWER, "release_signals")
+                    self._act_on_caught(ending=answered.status == 200)
                     return
         except (Error, OSError, http.client.HTTPException):
             # The trainer is gone, or knows of no such request: what came meanwhile acts.
             self.release()
             for number in late:
                 os.kill(self.pid, number)
+            self._act_on_caught(ending=False)
         finally:
             self.release()
             wire.close()
             self._connection.close()
+
+    def _act_on_caught(self, ending: bool) -> None:
+        """Let the signals act that were caught before the release and not passed on.
+
+        One of them may be the SIGTERM by which the trainer ends this rank: it sends it at
+        once to a rank whose hold_signals it has not read yet. A trainer that ends its ranks
+        may have sent SIGUSR1 too, for their stacks; that one is not to end them.
+        """
+        try:
+            caught = os.read(self._reader, 64)
+        except BlockingIOError:
+            return
+        for number in caught:
+            if number == signal.SIGTERM or number == signal.SIGUSR1 and not ending:
+                os.kill(self.pid, number)
 
     def _pass_on(self, wire: Wire, number: int) -> None:
         try:
@@ -202,7 +219,8 @@ def _received(number: int, frame: FrameType | None) -> None:
     hold = _hold
     if hold is not None and hold.pid == os.getpid() and not hold.released:
         hold.tell(number)
-        return
+        if not hold.released:
+            return  # the thread has not looked for the last time
     # A child of which Python does not know, or a rank that is being ended.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
