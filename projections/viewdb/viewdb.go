@@ -60,7 +60,7 @@ type Options struct {
 	// Logger gets the database's complaints; nil means nobody does.
 	Logger *slog.Logger
 	// Patience is how long one operation of the file system may take before
-	// the view has failed; default 1 min.
+	// the view has failed; default 15 s.
 	Patience time.Duration
 }
 
@@ -320,14 +320,16 @@ func (db *DB) acquire() (release func(), err error) {
 	return db.use.RUnlock, nil
 }
 
-// closeTime is how long a view may take to close.
-const closeTime = 10 * time.Second
+// closeTime is how long a view may take to close. It syncs files, and on a busy
+// disk each may take seconds; one that does not return at all ends by
+// [Options.Patience].
+const closeTime = 30 * time.Second
 
 // Close ends a running update, waits for those who read, and closes the
 // database. All that was folded is durable on return without an error, since
 // every update ends with a sync. A failed database keeps its goroutines, with
 // an error that is [ErrFailed], but not its directory, which may be opened
-// again: it is as after a kill. So does one that does not close within 10 s.
+// again: it is as after a kill. So does one that does not close within 30 s.
 // Further calls do nothing.
 func (db *DB) Close() error {
 	db.end()
