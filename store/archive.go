@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/archive"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // The log of a directory is an archive and a live stream behind it, so that a
@@ -216,7 +217,7 @@ func sealRest(ctx context.Context, s *Store, dir string) (had, link archive.Link
 	if err := os.MkdirAll(to, 0o700); err != nil {
 		return had, link, like, err
 	}
-	if err := syncDir(dir); err != nil {
+	if err := durable.SyncDir(dir); err != nil {
 		return had, link, like, err
 	}
 	if link, err = ahead(ctx, s, log, to, had); err != nil {
@@ -298,7 +299,7 @@ func makeTail(ctx context.Context, s *Store, dir string, link archive.Link, like
 	if err != nil {
 		return err
 	}
-	return errors.Join(syncTree(dir), syncDir(filepath.Dir(dir)))
+	return errors.Join(syncTree(dir), durable.SyncDir(filepath.Dir(dir)))
 }
 
 // serveAlone starts a server that nobody else can connect to.
@@ -353,7 +354,7 @@ func settleCut(dir string, step func(string)) error {
 	}
 	// A reader of the old one's files may keep them, on some file systems.
 	if os.RemoveAll(next) != nil {
-		if err := os.Rename(next, filepath.Join(log, tempPrefix+nextDir+"-"+NewID())); err != nil {
+		if err := os.Rename(next, filepath.Join(log, durable.TempPrefix+nextDir+"-"+NewID())); err != nil {
 			return bad(err)
 		}
 	}
@@ -366,5 +367,5 @@ func move(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
 	}
-	return errors.Join(syncDir(filepath.Dir(to)), syncDir(filepath.Dir(from)))
+	return errors.Join(durable.SyncDir(filepath.Dir(to)), durable.SyncDir(filepath.Dir(from)))
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/storage"
 )
 
@@ -204,5 +205,5 @@ func writeIdentity(dir string, id identity) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(writeDurable(filepath.Join(dir, "store.json"), append(text, '\n')), syncDir(filepath.Dir(dir)))
+	return errors.Join(durable.Write(filepath.Join(dir, "store.json"), append(text, '\n')), durable.SyncDir(filepath.Dir(dir)))
 }

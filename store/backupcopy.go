@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/storage"
 )
 
@@ -93,13 +94,13 @@ func (c *copier) checkpoint(ctx context.Context, from, to string) error {
 			}
 		}
 	}
-	if err := syncDir(to); err != nil || !receipt {
+	if err := durable.SyncDir(to); err != nil || !receipt {
 		return err
 	}
 	if err := c.file(ctx, filepath.Join(from, storage.ReceiptFile), filepath.Join(to, storage.ReceiptFile)); err != nil {
 		return err
 	}
-	return syncDir(to)
+	return durable.SyncDir(to)
 }
 
 // partialSuffix ends the name of a file that is being written: see package storage.
@@ -121,7 +122,7 @@ func (c *copier) tree(ctx context.Context, from, to string) error {
 	for _, e := range entries {
 		source, target := filepath.Join(from, e.Name()), filepath.Join(to, e.Name())
 		switch {
-		case strings.HasPrefix(e.Name(), tempPrefix), strings.HasSuffix(e.Name(), partialSuffix):
+		case strings.HasPrefix(e.Name(), durable.TempPrefix), strings.HasSuffix(e.Name(), partialSuffix):
 			continue
 		case e.IsDir():
 			err = c.tree(ctx, source, target)
@@ -132,7 +133,7 @@ func (c *copier) tree(ctx context.Context, from, to string) error {
 			return err
 		}
 	}
-	return syncDir(to)
+	return durable.SyncDir(to)
 }
 
 // file copies one file.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -153,8 +154,8 @@ func (f *checkpointCopier) syncDirs() error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	err := eachDir(dir, 2, syncDir)
-	return errors.Join(err, syncDir(dir), syncDir(filepath.Dir(dir)))
+	err := eachDir(dir, 2, durable.SyncDir)
+	return errors.Join(err, durable.SyncDir(dir), durable.SyncDir(filepath.Dir(dir)))
 }
 
 // eachDir calls do for the directories up to depth levels below dir.

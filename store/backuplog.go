@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/archive"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // sealPatience is how long the log may stand still while it is copied: an owner may
@@ -20,7 +21,7 @@ import (
 const sealPatience = time.Minute
 
 // sealedTemp is where the segments of a backup are made.
-const sealedTemp = tempPrefix + "sealed"
+const sealedTemp = durable.TempPrefix + "sealed"
 
 // writeLog makes the log of the backup: all events up to cut, sealed, and an empty live
 // stream behind them. It returns the last event.
@@ -55,7 +56,7 @@ func (b *backup) writeLog(ctx context.Context, cut uint64) (last events.Recorded
 	if last, err = b.finishLog(ctx, log, cut); err != nil {
 		return last, err
 	}
-	return last, errors.Join(syncTree(log), syncDir(b.to.dir))
+	return last, errors.Join(syncTree(log), durable.SyncDir(b.to.dir))
 }
 
 // seal makes segments in dir of all events up to cut: by copying those of the store as
@@ -192,5 +193,5 @@ func writeEnd(dir, store string, end events.Recorded) error {
 	if err != nil {
 		return err
 	}
-	return writeDurable(filepath.Join(dir, endName), append(text, '\n'))
+	return durable.Write(filepath.Join(dir, endName), append(text, '\n'))
 }

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // ErrBackup says that a directory is a backup: it can be read, and not written to.
@@ -58,7 +60,7 @@ func writeCopyMark(path string, m copyMark) error {
 	if err != nil {
 		return err
 	}
-	return writeDurable(path, append(text, '\n'))
+	return durable.Write(path, append(text, '\n'))
 }
 
 // unfinished is an error if a backup or a restore into dir did not end.
@@ -127,7 +129,7 @@ func openDestination(dir, name string, mark copyMark) (_ *destination, err error
 		return nil, err
 	}
 	d := &destination{dir: dir, mark: mark, name: name, lock: lock}
-	if err := errors.Join(writeCopyMark(path, mark), syncDir(filepath.Dir(dir))); err != nil {
+	if err := errors.Join(writeCopyMark(path, mark), durable.SyncDir(filepath.Dir(dir))); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
 	return d, nil

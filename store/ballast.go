@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // ballastName is a file of ballastSize bytes that holds nothing. When the disk
@@ -56,7 +58,7 @@ func (b ballast) load() error {
 		return err
 	}
 	// One name, so that those that a kill has cut do not pile up.
-	f, err := os.Create(filepath.Join(filepath.Dir(b.path), tempPrefix+ballastName))
+	f, err := os.Create(filepath.Join(filepath.Dir(b.path), durable.TempPrefix+ballastName))
 	if err != nil {
 		return err
 	}

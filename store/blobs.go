@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/planner/plan"
 )
 
@@ -27,10 +28,10 @@ func (b *Blobs) Put(_ context.Context, data []byte) (events.Blob, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return events.Blob{}, fmt.Errorf("store blob: %w", err)
 	}
-	if err := writeDurable(path, data); err != nil {
+	if err := durable.Write(path, data); err != nil {
 		return events.Blob{}, fmt.Errorf("store blob: %w", err)
 	}
-	if err := errors.Join(syncDir(b.dir), syncDir(filepath.Dir(b.dir))); err != nil {
+	if err := errors.Join(durable.SyncDir(b.dir), durable.SyncDir(filepath.Dir(b.dir))); err != nil {
 		return events.Blob{}, fmt.Errorf("store blob: %w", err)
 	}
 	return events.Blob{Digest: digest, Size: int64(len(data))}, nil

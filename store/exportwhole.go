@@ -15,6 +15,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/foreign"
@@ -120,7 +121,7 @@ func exportWhole(ctx context.Context, data *storage.Root, ref storage.Ref, diges
 	if err := writeOrigin(filepath.Join(partial, originFile), out.Origin); err != nil {
 		return out, err
 	}
-	if err := syncDir(partial); err != nil {
+	if err := durable.SyncDir(partial); err != nil {
 		return out, err
 	}
 	// It takes the place of an empty directory, which [os.Rename] would not do;
@@ -129,7 +130,7 @@ func exportWhole(ctx context.Context, data *storage.Root, ref storage.Ref, diges
 		return out, fmt.Errorf("rename %s to %s: %w", partial, dir, err)
 	}
 	for _, name := range append(made, dir) {
-		if err := syncDir(filepath.Dir(name)); err != nil {
+		if err := durable.SyncDir(filepath.Dir(name)); err != nil {
 			return out, err
 		}
 	}

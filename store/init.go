@@ -14,6 +14,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // ErrExists says that there is a store already.
@@ -76,10 +77,10 @@ func Init(ctx context.Context, location, data string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
-	if err := writeDurable(filepath.Join(dir, "store.json"), append(text, '\n')); err != nil {
+	if err := durable.Write(filepath.Join(dir, "store.json"), append(text, '\n')); err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
-	return id.Store, syncDir(filepath.Dir(dir))
+	return id.Store, durable.SyncDir(filepath.Dir(dir))
 }
 
 // vacant refuses a directory that is a store, or has files that are not those
@@ -98,7 +99,7 @@ func vacant(dir string) error {
 		case name == endName: // what else is there says more
 			ended = true
 			continue
-		case name == lockName || name == ballastName || name == "log" || strings.HasPrefix(name, tempPrefix):
+		case name == lockName || name == ballastName || name == "log" || strings.HasPrefix(name, durable.TempPrefix):
 			continue
 		case name == "data" || name == "blobs":
 			left, err := os.ReadDir(filepath.Join(dir, name))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/google/uuid"
 )
 
@@ -181,7 +182,7 @@ func TestInitAgain(t *testing.T) {
 		{"the log", copied(stream + "/msgs/index.db")},
 		{"data", made("data")},
 		{"blobs", made("blobs")},
-		{"half of store.json", func(t *testing.T, dir string) { write(t, filepath.Join(dir, tempPrefix+"123"), "{") }},
+		{"half of store.json", func(t *testing.T, dir string) { write(t, filepath.Join(dir, durable.TempPrefix+"123"), "{") }},
 	}
 	for i, last := range steps {
 		t.Run(last.name, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // URLOptions say how to make a store on a server.
@@ -99,7 +100,7 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 func finish(dir, id, where string, replicas int) (Made, error) {
 	text, err := json.MarshalIndent(identity{Product: product, Store: id, Format: Format, Created: time.Now().UTC()}, "", "  ")
 	if err == nil {
-		err = writeDurable(filepath.Join(dir, markName), append(text, '\n'))
+		err = durable.Write(filepath.Join(dir, markName), append(text, '\n'))
 	}
 	if err != nil {
 		return Made{}, fmt.Errorf("init: %w", err)

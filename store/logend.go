@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // logEnd is end.json: an event that the log has had, at or near its end. A log
@@ -102,7 +103,7 @@ func noteEnd(ctx context.Context, dir, store string, log *jetlog.Log, settled ui
 	if err != nil {
 		return err
 	}
-	return writeDurable(filepath.Join(dir, endName), append(text, '\n'))
+	return durable.Write(filepath.Join(dir, endName), append(text, '\n'))
 }
 
 // keepEnd notes the log's end until ctx ends.

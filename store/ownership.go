@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 	"github.com/ckptstore/ckptstore/storage"
@@ -200,7 +201,7 @@ func (w *ownership) listen(s *Store) error {
 	if err != nil {
 		return err
 	}
-	if err := writeDurable(filepath.Join(w.dir, cardName), append(text, '\n')); err != nil {
+	if err := durable.Write(filepath.Join(w.dir, cardName), append(text, '\n')); err != nil {
 		return err
 	}
 	if bound != nil && s.opts.Bound != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 	"github.com/ckptstore/ckptstore/storage"
@@ -284,7 +285,7 @@ func (w *relog) check(ctx context.Context) error {
 func syncTree(dir string) error {
 	return filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if err == nil {
-			err = syncDir(path) // a file is synced in the same way
+			err = durable.SyncDir(path) // a file is synced in the same way
 		}
 		if path != dir && errors.Is(err, fs.ErrNotExist) {
 			return nil

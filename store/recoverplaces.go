@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // places finds the directories of a recovery, and refuses those that lie in
@@ -142,7 +143,7 @@ func (r *recovery) mayLeave(ctx context.Context) error {
 // opensCopied opens a copy of the log of From and compares it with what is
 // known of it, as whoever owned the store would.
 func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
-	log, temp := filepath.Join(r.From, "log"), filepath.Join(r.dir, tempPrefix+"log")
+	log, temp := filepath.Join(r.From, "log"), filepath.Join(r.dir, durable.TempPrefix+"log")
 	defer func() { err = errors.Join(damage(err), os.RemoveAll(temp)) }()
 	if err := errors.Join(os.RemoveAll(temp), os.MkdirAll(temp, 0o700)); err != nil {
 		return err

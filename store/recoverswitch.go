@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // A recovery builds the new log under recoverTemp and writes what it did into
@@ -18,7 +20,7 @@ import (
 // The old log becomes STORE/log.damaged, or log.damaged-2 and so on.
 const (
 	recoverName = "recover.json"
-	recoverTemp = tempPrefix + "recover"
+	recoverTemp = durable.TempPrefix + "recover"
 )
 
 // journal is recover.json.
@@ -39,7 +41,7 @@ func (r *recovery) finish() error {
 	if err != nil {
 		return err
 	}
-	sync := func() error { return syncDir(r.dir) }
+	sync := func() error { return durable.SyncDir(r.dir) }
 	for _, step := range []struct {
 		name string
 		do   func() error
@@ -67,7 +69,7 @@ func (r *recovery) finish() error {
 		{"make directories", func() error {
 			return errors.Join(os.MkdirAll(filepath.Join(r.dir, "data"), 0o700), os.MkdirAll(filepath.Join(r.dir, "blobs"), 0o700), sync())
 		}},
-		{"write the identity", func() error { return writeDurable(filepath.Join(r.dir, "store.json"), append(text, '\n')) }},
+		{"write the identity", func() error { return durable.Write(filepath.Join(r.dir, "store.json"), append(text, '\n')) }},
 		{"remove what was built", func() error { return errors.Join(os.RemoveAll(filepath.Join(r.dir, recoverTemp)), sync()) }},
 		{"remove the journal", func() error { return errors.Join(removed(filepath.Join(r.dir, recoverName)), sync()) }},
 	} {
@@ -79,7 +81,7 @@ func (r *recovery) finish() error {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
-	return syncDir(filepath.Dir(r.dir))
+	return durable.SyncDir(filepath.Dir(r.dir))
 }
 
 func readJournal(dir string) (j journal, found bool, err error) {
@@ -98,5 +100,5 @@ func writeJournal(dir string, j journal) error {
 	if err != nil {
 		return err
 	}
-	return writeDurable(filepath.Join(dir, recoverName), append(text, '\n'))
+	return durable.Write(filepath.Join(dir, recoverName), append(text, '\n'))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 )
@@ -200,7 +201,7 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 	if err == nil {
 		err = r.copier.file(ctx, filepath.Join(r.Backup, endName), filepath.Join(r.dir, endName))
 	}
-	return errors.Join(err, syncDir(r.dir))
+	return errors.Join(err, durable.SyncDir(r.dir))
 }
 
 // expect finds out how many bytes there are to copy.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 	"github.com/ckptstore/ckptstore/web"
@@ -245,7 +246,7 @@ func (h *shelf) probe(ctx context.Context) error {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
-		f, err := os.CreateTemp(filepath.Dir(h.dir), tempPrefix+"probe-*")
+		f, err := os.CreateTemp(filepath.Dir(h.dir), durable.TempPrefix+"probe-*")
 		if info, missing := os.Stat(h.dir); missing == nil && info.IsDir() {
 			if err == nil {
 				err = errors.Join(f.Close(), os.Remove(f.Name()))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"golang.org/x/sys/unix"
 )
@@ -230,5 +231,5 @@ func writeFullRead(dir string, r FullRead) error {
 	if err != nil {
 		return err
 	}
-	return writeDurable(filepath.Join(dir, readName), append(text, '\n'))
+	return durable.Write(filepath.Join(dir, readName), append(text, '\n'))
 }

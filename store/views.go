@@ -13,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 	"github.com/ckptstore/ckptstore/web"
 )
@@ -33,7 +34,7 @@ func (s *Store) VerifyViews(ctx context.Context) (out RebuiltViews, err error) {
 	if s.local != nil {
 		beside = os.TempDir()
 	}
-	dir, err := os.MkdirTemp(beside, tempPrefix+"views-*")
+	dir, err := os.MkdirTemp(beside, durable.TempPrefix+"views-*")
 	if err != nil {
 		return out, fmt.Errorf("verify views: %w", err)
 	}
@@ -126,7 +127,7 @@ func RebuildViews(ctx context.Context, o Options) (out RebuiltViews, err error) 
 
 // rebuildBeside works under the store's lock.
 func rebuildBeside(ctx context.Context, dir, id string, log *jetlog.Log) (out RebuiltViews, err error) {
-	fresh, views := filepath.Join(dir, tempPrefix+"views"), filepath.Join(dir, "views")
+	fresh, views := filepath.Join(dir, durable.TempPrefix+"views"), filepath.Join(dir, "views")
 	if err := os.RemoveAll(fresh); err != nil { // of a rebuild that was cut
 		return out, err
 	}
@@ -135,7 +136,7 @@ func rebuildBeside(ctx context.Context, dir, id string, log *jetlog.Log) (out Re
 	}
 	_, err = os.Stat(views)
 	if errors.Is(err, os.ErrNotExist) {
-		return out, errors.Join(os.Rename(fresh, views), syncDir(dir))
+		return out, errors.Join(os.Rename(fresh, views), durable.SyncDir(dir))
 	}
 	if err != nil {
 		return out, err
@@ -155,7 +156,7 @@ func rebuildBeside(ctx context.Context, dir, id string, log *jetlog.Log) (out Re
 	if err := unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, views, unix.RENAME_EXCHANGE); err != nil {
 		return out, fmt.Errorf("exchange %s and %s: %w: delete %s, it is rebuilt when the store is next opened", fresh, views, err, views)
 	}
-	return out, errors.Join(syncDir(dir), os.RemoveAll(fresh))
+	return out, errors.Join(durable.SyncDir(dir), os.RemoveAll(fresh))
 }
 
 // foldInto brings the views in dir up to date and closes them.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
@@ -99,7 +100,7 @@ func TestWrongViewsAreFoundAndReplaced(t *testing.T) {
 		}
 	}
 	verify(true)
-	left, err := filepath.Glob(filepath.Join(dir, tempPrefix+"*"))
+	left, err := filepath.Glob(filepath.Join(dir, durable.TempPrefix+"*"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v (%v)", left, err)
 	}

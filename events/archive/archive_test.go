@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 const store = "01a20465-d6d5-78b8-ab31-cb5c20f832d2"
@@ -242,14 +244,14 @@ func TestAhead(t *testing.T) {
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%d segments are left, %v, want 2", len(all), err)
 	}
-	cut := filepath.Join(dir, tempPrefix+"x")
+	cut := filepath.Join(dir, durable.TempPrefix+"x")
 	if err := os.WriteFile(cut, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Chtimes(cut, time.Time{}, time.Now().Add(-2*time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, tempPrefix+"y"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, durable.TempPrefix+"y"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := Tidy(dir, end); err != nil {
@@ -260,7 +262,7 @@ func TestAhead(t *testing.T) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	want := []string{tempPrefix + "y", segmentName(1, 10), segmentName(11, 20), segmentName(21, 30) + ".aside-1", segmentName(31, 40) + ".aside-1", headsName(20)}
+	want := []string{durable.TempPrefix + "y", segmentName(1, 10), segmentName(11, 20), segmentName(21, 30) + ".aside-1", segmentName(31, 40) + ".aside-1", headsName(20)}
 	slices.Sort(want)
 	if err != nil || !slices.Equal(names, want) {
 		t.Fatalf("%q are left, %v, want %q", names, err, want)

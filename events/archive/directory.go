@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // list is the segments of a directory, in order. Other files are passed over.
@@ -161,7 +163,7 @@ func Tidy(dir string, end Link) error {
 	}
 	for _, e := range entries {
 		old := strings.HasPrefix(e.Name(), "heads-") && e.Name() != headsName(end.Last)
-		if strings.HasPrefix(e.Name(), tempPrefix) {
+		if strings.HasPrefix(e.Name(), durable.TempPrefix) {
 			// Another process may be writing it just now.
 			info, ierr := e.Info()
 			old = ierr == nil && time.Since(info.ModTime()) > time.Hour

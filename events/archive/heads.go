@@ -13,6 +13,8 @@ import (
 	"slices"
 	"sort"
 	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // The heads of an archive are one file, which is searched without being read:
@@ -77,7 +79,7 @@ func writeHeads(dir, store string, had, end uint64) error {
 		b = binary.LittleEndian.AppendUint64(b, all[name])
 	}
 	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
-	return writeDurable(filepath.Join(dir, headsName(end)), b)
+	return durable.Write(filepath.Join(dir, headsName(end)), b)
 }
 
 func indexOf(s Segment, store string) (index, error) {
@@ -176,23 +178,4 @@ func (h *heads) each(do func(lane string, last uint64)) error {
 		do(name, last)
 	}
 	return nil
-}
-
-func writeDurable(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), tempPrefix+"*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return syncDir(filepath.Dir(path))
 }

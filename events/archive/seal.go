@@ -14,13 +14,14 @@ import (
 	"strings"
 
 	"github.com/zeebo/blake3"
+
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 const (
 	segmentMagic = "CKPTSEG1"
 	endMagic     = "CKPTEND1"
 	trailerSize  = 8 + len(Digest{}) + len(endMagic)
-	tempPrefix   = ".tmp-"
 )
 
 // Limits are the sizes at which a segment is full.
@@ -71,7 +72,7 @@ type writer struct {
 }
 
 func (w *writer) seal(dir string, limits Limits, messages iter.Seq2[Message, error]) (link Link, err error) {
-	f, err := os.CreateTemp(dir, tempPrefix+"*")
+	f, err := os.CreateTemp(dir, durable.TempPrefix+"*")
 	if err != nil {
 		return link, err
 	}
@@ -115,7 +116,7 @@ func (w *writer) seal(dir string, limits Limits, messages iter.Seq2[Message, err
 	err = f.Close()
 	f = nil
 	if err == nil {
-		err = syncDir(dir)
+		err = durable.SyncDir(dir)
 	}
 	if err != nil {
 		return link, err
@@ -203,12 +204,4 @@ func (w *writer) finish() (d Digest, err error) {
 		return d, err
 	}
 	return d, w.out.Flush()
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

@@ -11,11 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 )
-
-// readAhead is the number of events that a reader lets the server send ahead.
-const readAhead = 4096
 
 // Read yields the events of the log in order, from sequence from (at least 1)
 // to until inclusive; with until 0 it follows the log until ctx ends, and
@@ -121,39 +117,11 @@ func (r *reader) session(ctx context.Context) error {
 	if r.next <= l.sealed().Last {
 		return r.sealed(inner)
 	}
-	name, stream := nuid.Next(), info.Config.Name
-	consumer, err := l.js.CreateConsumer(once, stream, jetstream.ConsumerConfig{
-		Name:              name,
-		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
-		OptStartSeq:       r.next,
-		AckPolicy:         jetstream.AckNonePolicy,
-		ReplayPolicy:      jetstream.ReplayInstantPolicy,
-		InactiveThreshold: time.Minute,
-		MemoryStorage:     true,
-		Replicas:          1,
-	})
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		err = l.suspect(err)
-	}
+	messages, end, err := l.deliver(ctx, once, info.Config.Name, "", r.next)
 	if err != nil {
-		return fmt.Errorf("consumer: %w", err)
+		return err
 	}
-	defer func() {
-		// The server drops an unused consumer by itself; this is only sooner.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		if l.nc.IsConnected() {
-			_ = l.js.DeleteConsumer(ctx, stream, name)
-		}
-	}()
-	messages, err := consumer.Messages(
-		jetstream.PullMaxMessages(readAhead), jetstream.PullThresholdMessages(readAhead/2),
-		jetstream.PullExpiry(30*time.Second), jetstream.PullHeartbeat(2*time.Second),
-		jetstream.WithMessagesErrOnMissingHeartbeat(true))
-	if err != nil {
-		return fmt.Errorf("consumer: %w", err)
-	}
-	defer messages.Stop()
+	defer end()
 	stop()
 	return r.drain(inner, cancel, messages)
 }

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"iter"
 	"strconv"
-	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 )
 
 // ReadTrial yields the events of one trial, facts and decisions, in order, from
@@ -178,41 +176,11 @@ func (s *selection) session(ctx context.Context) (done bool, err error) {
 			return false, err
 		}
 	}
-	name := nuid.Next()
-	stream := info.Config.Name
-	consumer, err := l.js.CreateConsumer(once, stream, jetstream.ConsumerConfig{
-		Name:              name,
-		FilterSubject:     s.filter,
-		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
-		OptStartSeq:       s.next,
-		AckPolicy:         jetstream.AckNonePolicy,
-		ReplayPolicy:      jetstream.ReplayInstantPolicy,
-		InactiveThreshold: time.Minute,
-		MemoryStorage:     true,
-		Replicas:          1,
-	})
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		err = l.suspect(err)
-	}
+	messages, finish, err := l.deliver(ctx, once, info.Config.Name, s.filter, s.next)
 	if err != nil {
-		return false, fmt.Errorf("consumer: %w", err)
+		return false, err
 	}
-	defer func() {
-		// The server drops an unused consumer by itself; this is only sooner.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		if l.nc.IsConnected() {
-			_ = l.js.DeleteConsumer(ctx, stream, name)
-		}
-	}()
-	messages, err := consumer.Messages(
-		jetstream.PullMaxMessages(readAhead), jetstream.PullThresholdMessages(readAhead/2),
-		jetstream.PullExpiry(30*time.Second), jetstream.PullHeartbeat(2*time.Second),
-		jetstream.WithMessagesErrOnMissingHeartbeat(true))
-	if err != nil {
-		return false, fmt.Errorf("consumer: %w", err)
-	}
-	defer messages.Stop()
+	defer finish()
 	stop()
 	return s.drain(inner, messages, end)
 }

@@ -1,4 +1,4 @@
-package store
+package durable
 
 import (
 	"fmt"
@@ -46,7 +46,7 @@ func (f losingFile) Close() error {
 
 func (l losing) createTemp(dir string) (tempFile, error) {
 	l.look("create")
-	name := filepath.Join(dir, tempPrefix+"1")
+	name := filepath.Join(dir, TempPrefix+"1")
 	f, err := l.Create(name, vfs.WriteCategoryUnspecified)
 	return losingFile{f, name, l.look}, err
 }
@@ -68,12 +68,12 @@ func (l losing) syncDir(dir string) error {
 	return d.Sync()
 }
 
-// TestWriteDurable takes the power away before each step, with nothing of what
+// TestWrite takes the power away before each step, with nothing of what
 // was not synced on the disk, and with parts of it: what is found is the old
 // file or the new one, whole; after the last step, the new one. So are the
 // notes that a store cannot be opened without, and what says where its log
 // ended: none of them can be the reason for which every start fails.
-func TestWriteDurable(t *testing.T) {
+func TestWrite(t *testing.T) {
 	t.Parallel()
 	fs, before := vfs.NewCrashableMem(), ""
 	const path = "dir/end.json"
@@ -110,7 +110,7 @@ func TestWriteDurable(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := replaceFile(l, path, []byte(text)); err != nil {
+		if err := replace(l, path, []byte(text)); err != nil {
 			t.Fatal(err)
 		}
 		check("none", text, now)

@@ -1,4 +1,6 @@
-package store
+// Package durable makes small files and the names of files survive a loss of
+// power.
+package durable
 
 import (
 	"errors"
@@ -7,16 +9,17 @@ import (
 	"path/filepath"
 )
 
-// tempPrefix starts the name of a file that [writeDurable] has not renamed.
-const tempPrefix = ".tmp-"
+// TempPrefix starts the name of a file that [Write] has not renamed. What is left
+// of a process that was killed in between may be deleted.
+const TempPrefix = ".tmp-"
 
-// writeDurable writes a file under a temporary name, syncs it, renames it into
+// Write writes a file under a temporary name, syncs it, renames it into
 // place and syncs the directory. Whatever is cut off, and whatever the machine
 // has not synced then, the file is the old one or the new one; on return it is
 // the new one.
-func writeDurable(path string, data []byte) error { return replaceFile(system{}, path, data) }
+func Write(path string, data []byte) error { return replace(system{}, path, data) }
 
-// files are what replaceFile needs of a filesystem.
+// files are what replace needs of a filesystem.
 type files interface {
 	// createTemp makes a file in dir with a name that nothing else has.
 	createTemp(dir string) (tempFile, error)
@@ -34,7 +37,7 @@ type tempFile interface {
 	Sync() error
 }
 
-func replaceFile(fs files, path string, data []byte) error {
+func replace(fs files, path string, data []byte) error {
 	f, err := fs.createTemp(filepath.Dir(path))
 	if err != nil {
 		return err
@@ -58,12 +61,13 @@ type system struct{}
 
 var _ files = system{}
 
-func (system) createTemp(dir string) (tempFile, error) { return os.CreateTemp(dir, tempPrefix+"*") }
+func (system) createTemp(dir string) (tempFile, error) { return os.CreateTemp(dir, TempPrefix+"*") }
 func (system) rename(from, to string) error            { return os.Rename(from, to) }
 func (system) remove(name string) error                { return os.Remove(name) }
-func (system) syncDir(dir string) error                { return syncDir(dir) }
+func (system) syncDir(dir string) error                { return SyncDir(dir) }
 
-func syncDir(dir string) error {
+// SyncDir makes the names in a directory durable.
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
