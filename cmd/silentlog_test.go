@@ -16,11 +16,23 @@ import (
 )
 
 // Pauses of whoever serves the log: one that is over half the term of a lease,
-// and one that is longer than it.
-const (
-	shortPause = 12 * time.Second
-	longPause  = 20 * time.Second
+// and one that is longer than it. CKPTSTORE_TEST_PAUSE, as in 60s, replaces both.
+var (
+	shortPause = pause(12 * time.Second)
+	longPause  = pause(20 * time.Second)
 )
+
+func pause(usual time.Duration) time.Duration {
+	text := os.Getenv("CKPTSTORE_TEST_PAUSE")
+	if text == "" {
+		return usual
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		panic(fmt.Sprintf("CKPTSTORE_TEST_PAUSE: %v", err))
+	}
+	return d
+}
 
 // outliving is a store with three jobs that train until they are told to end.
 type outliving struct {
@@ -68,7 +80,7 @@ func (o *outliving) commits(more int) {
 	for i, j := range o.jobs {
 		want[i] = strings.Count(j.out.String(), text) + more
 	}
-	deadline := time.Now().Add(3 * patience)
+	deadline := time.Now().Add(3*patience + longPause)
 	for tick := time.Tick(50 * time.Millisecond); ; <-tick {
 		if !slices.ContainsFunc(o.jobs, func(j *outlivingJob) bool {
 			return strings.Count(j.out.String(), text) < want[slices.Index(o.jobs, j)]
@@ -256,7 +268,7 @@ func TestJobsOutlivePausedTrainer(t *testing.T) {
 }
 
 // TestJobsOutliveSlowSync: threads of the owner, which is a trainer, wait for a
-// disk that takes 12 s to sync.
+// disk that takes a pause to sync.
 func TestJobsOutliveSlowSync(t *testing.T) {
 	t.Parallel()
 	strace, err := exec.LookPath("strace")
@@ -277,7 +289,7 @@ func TestJobsOutliveSlowSync(t *testing.T) {
 	if err := slow.Start(); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.Now().Add(2 * patience)
+	deadline := time.Now().Add(2*patience + shortPause)
 	for tick := time.Tick(50 * time.Millisecond); ; <-tick {
 		// A line comes with the end of its call.
 		if text, err := os.ReadFile(trace); err == nil && bytes.Contains(text, []byte("(DELAYED)")) {

@@ -273,22 +273,37 @@ func (l *Log) TailConfig(ctx context.Context) (TailConfig, error) {
 func (l *Log) tailInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
 	name := l.stream()
 	s, err := l.js.Stream(ctx, name)
-	if errors.Is(err, jetstream.ErrStreamNotFound) && l.nc.ConnectedServerName() == embeddedName {
-		// It was sealed, and another continues it. To a server of its own, which never
-		// does that, this client may not be allowed to ask.
-		found, ferr := l.js.StreamNameBySubject(ctx, events.Filter)
-		if ferr != nil && !errors.Is(ferr, jetstream.ErrStreamNotFound) {
-			return nil, ferr // the connection broke: the owner is cutting again, or gone
-		}
-		if ferr != nil || found == name || !IsTail(found) {
-			return nil, err
-		}
-		if s, err = l.js.Stream(ctx, found); errors.Is(err, jetstream.ErrStreamNotFound) {
-			return nil, fmt.Errorf("stream %s was cut: %w", found, errAgain)
-		}
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		s, err = l.successor(ctx, name, err)
 	}
 	if err != nil {
 		return nil, err
 	}
 	return s.CachedInfo(), nil
+}
+
+// successor is the stream that continues one that is missing, because that was
+// sealed.
+func (l *Log) successor(ctx context.Context, name string, missing error) (jetstream.Stream, error) {
+	switch l.nc.ConnectedServerName() {
+	case embeddedName:
+	case "": // the server that answered is gone: its owner may be cutting again
+		return nil, fmt.Errorf("%w: %w", errAgain, missing)
+	default: // a server of its own never cuts, and this client may not be allowed to ask
+		return nil, missing
+	}
+	found, err := l.js.StreamNameBySubject(ctx, events.Filter)
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound), err == nil && !IsTail(found):
+		return nil, missing
+	case err != nil:
+		return nil, err // the connection broke: the owner is cutting again, or gone
+	case found == name:
+		return nil, fmt.Errorf("%w: %w", errAgain, missing)
+	}
+	s, err := l.js.Stream(ctx, found)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, fmt.Errorf("stream %s was cut: %w", found, errAgain)
+	}
+	return s, err
 }

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/archive"
@@ -132,6 +133,21 @@ func TestOpenWhileTheServerGoes(t *testing.T) {
 	}
 	if way.lost() != 1 {
 		t.Fatal("no answer was lost")
+	}
+}
+
+// A server that went after it had said that it has no stream of a name has not said
+// that no other stream continues the log.
+func TestServerGoesAfterItsAnswer(t *testing.T) {
+	l, s := newLog(t)
+	s.Shutdown()
+	for tick := time.Tick(time.Millisecond); l.nc.IsConnected(); <-tick {
+		if t.Context().Err() != nil {
+			t.Fatal("the connection outlives its server")
+		}
+	}
+	if _, err := l.successor(t.Context(), Stream, jetstream.ErrStreamNotFound); !transient(err) {
+		t.Errorf("%v: want an error that says to ask again", err)
 	}
 }
 
