@@ -56,14 +56,35 @@ func outliveFullDisk(t *testing.T, disk string) {
 	o.owns(first.Cmd)
 	o.start("job-1")
 	o.start("job-2")
+	o.start("preempted")
 	o.commits(2)
 	free := fill(t, filepath.Join(disk, "zeros"))
 	o.says("the log has no room; the job goes on and waits for it")
 	pause := time.NewTimer(shortPause)
 	<-pause.C
+	o.preemptFull()
 	free()
 	o.commits(2)
 	o.end()
+}
+
+// preemptFull preempts the last job while the disk is full: what it did since its
+// last commit is lost, it says so, and the run can be started again.
+func (o *outliving) preemptFull() {
+	o.t.Helper()
+	j := o.jobs[len(o.jobs)-1]
+	o.jobs = o.jobs[:len(o.jobs)-1]
+	if err := j.Process.Signal(syscall.SIGTERM); err != nil {
+		o.t.Fatal(err)
+	}
+	select {
+	case <-j.done:
+	case <-time.After(3 * patience):
+		o.t.Fatalf("job of %s does not end:\n%s", j.run, j.out.String())
+	}
+	if code := j.ProcessState.ExitCode(); code != 128+int(syscall.SIGTERM) {
+		o.t.Errorf("job of %s ended with code %d, want 143:\n%s", j.run, code, j.out.String())
+	}
 }
 
 // fill takes all that is free, and what others free, until it is given back.

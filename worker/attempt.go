@@ -154,7 +154,7 @@ func (j *job) undecided(ctx context.Context, n int, cause *FailedError, err erro
 		return errors.Join(err, j.paused(words, n, context.Cause(ctx).Error()))
 	}
 	text := beginning(err.Error(), maxMessage)
-	if errors.Is(err, syscall.ENOSPC) && cause == nil {
+	if errors.Is(err, syscall.ENOSPC) && (cause == nil || j.preempting()) {
 		return errors.Join(err, j.paused(words, n, text))
 	}
 	_, derr := j.lane.decide(words, &events.TrialErrored{Attempt: n, Message: text})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -279,16 +280,29 @@ func (j *job) tellWhenIdle(ctx context.Context) (stop func()) {
 	}
 }
 
-// unheard is the error of a job that was preempted and whose log did not answer
-// any more: what was saved is not known.
+// unheard is the error of a job that was preempted and whose log did not take
+// what it had to say any more: what was saved is not known, or not enough.
 func (j *job) unheard(err error) error {
-	o, _ := j.orders.given()
-	if o == nil || !o.Preempt || !errors.Is(err, errUnserved) || errors.As(err, new(*PreemptedError)) {
+	if !j.preempting() || errors.As(err, new(*PreemptedError)) {
 		return err
 	}
-	return errors.Join(&PreemptedError{
-		Reason: o.Reason, Checkpoint: "its newest checkpoint", Why: "the log does not answer, so it is not known what is saved",
-	}, err)
+	why := ""
+	switch {
+	case errors.Is(err, errUnserved):
+		why = "the log does not answer, so it is not known what is saved"
+	case errors.Is(err, syscall.ENOSPC):
+		why = "the disk of the log is full, so what came after its last commit is lost; free space there"
+	default:
+		return err
+	}
+	o, _ := j.orders.given()
+	return errors.Join(&PreemptedError{Reason: o.Reason, Checkpoint: "its newest checkpoint", Why: why}, err)
+}
+
+// preempting reports whether the job was asked to end by a preemption.
+func (j *job) preempting() bool {
+	o, _ := j.orders.given()
+	return o != nil && o.Preempt
 }
 
 // rest waits between two attempts, or until the job is asked to end.

@@ -128,7 +128,8 @@ func Open(dir string, o Options) (*DB, error) { return OpenContext(context.Backg
 // OpenContext opens the view in dir, or makes one. A view of another version of
 // the folds is emptied, to be folded again. One of another store is an error. A
 // file system that is full, broken or silent is [ErrFailed]. Only one process can
-// have the view open. The end of ctx ends the opening, and nothing after it.
+// have the view open. The end of ctx ends the opening within seconds, and nothing
+// after it.
 func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -139,22 +140,21 @@ func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 	db := &DB{dir: dir, store: o.Store, log: o.Logger, fail: fail, gate: disk.gate, changed: make(chan struct{})}
 	o.FS = disk
 	db.life, db.end = context.WithCancel(context.Background())
-	keep := context.AfterFunc(ctx, func() { fail.set(givenUp) })
-	err := db.fail.guard(func() error {
-		p, err := pebble.Open(dir, pebbleOptions(o, db.fail))
-		if err != nil {
-			return fmt.Errorf("open views in %s: %w; if no other process has them open, delete the directory, it is rebuilt from the log", dir, err)
-		}
-		db.pebble = p
-		db.fail.opened.Store(true)
-		if err := db.start(); err != nil {
-			return errors.Join(fmt.Errorf("open views in %s: %w", dir, err), p.Close())
-		}
-		return nil
-	})
-	if !keep() {
-		fail.set(givenUp)
-		err = errors.Join(err, fail.get())
+	ended := make(chan error, 1)
+	go func() { ended <- db.open(o) }()
+	var err error
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		timer := time.AfterFunc(leaveTime, func() { fail.set(givenUp) })
+		err = <-ended
+		timer.Stop()
+	}
+	if err == nil && ctx.Err() != nil {
+		stop := fail.after(leaveTime, "closing them")
+		err = db.Close()
+		stop()
+		return nil, errors.Join(fmt.Errorf("open views in %s: %w", dir, context.Cause(ctx)), err)
 	}
 	if err != nil {
 		if why := db.fail.get(); why != nil {
@@ -167,6 +167,22 @@ func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, err
 	}
 	return db, nil
+}
+
+// open opens the database itself.
+func (db *DB) open(o Options) error {
+	return db.fail.guard(func() error {
+		p, err := pebble.Open(db.dir, pebbleOptions(o, db.fail))
+		if err != nil {
+			return fmt.Errorf("open views in %s: %w; if no other process has them open, delete the directory, it is rebuilt from the log", db.dir, err)
+		}
+		db.pebble = p
+		db.fail.opened.Store(true)
+		if err := db.start(); err != nil {
+			return errors.Join(fmt.Errorf("open views in %s: %w", db.dir, err), p.Close())
+		}
+		return nil
+	})
 }
 
 func pebbleOptions(o Options, fail *failure) *pebble.Options {

@@ -352,3 +352,25 @@ func TestReplayAsOf(t *testing.T) {
 		t.Errorf("when stopped: %v", err)
 	}
 }
+
+// An opening that is given up leaves nothing behind: the directory can be opened
+// again at once.
+func TestOpeningGivenUp(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	dir := filepath.Join(t.TempDir(), "views")
+	for range 10 {
+		db, err := viewdb.OpenContext(ctx, dir, viewdb.Options{Store: storeID})
+		if !errors.Is(err, context.Canceled) || errors.Is(err, viewdb.ErrFailed) || db != nil {
+			t.Fatalf("%v", err)
+		}
+	}
+	db, err := viewdb.Open(dir, viewdb.Options{Store: storeID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -56,12 +56,14 @@ func termBeforeRelease(t *testing.T) {
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(os.Environ(), heldEnv+"=1", EnvSocket+"="+socket, EnvToken+"=secret")
 	cmd.Stderr = os.Stderr
+	started, holds := make(chan struct{}), make(chan struct{})
+	releases, released := make(chan struct{}), make(chan struct{})
 	signal := func(sig syscall.Signal) {
+		<-started
 		if err := cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			t.Error(err)
 		}
 	}
-	holds, releases, released := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	mux := http.NewServeMux()
 	answer := func(w http.ResponseWriter, body string) { _, _ = io.WriteString(w, body) }
 	mux.HandleFunc("/v1/hello", func(w http.ResponseWriter, _ *http.Request) {
@@ -103,6 +105,7 @@ func termBeforeRelease(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	close(started)
 	select {
 	case <-holds:
 		signal(syscall.SIGUSR1)
