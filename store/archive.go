@@ -133,9 +133,12 @@ func (w *ownership) sealSome(ctx context.Context, s *Store, c cutting) (due bool
 		}
 		// Who appends fast keeps some segments unsealed; few take little of the cut's time.
 		if long := all >= c.events || info.Bytes >= c.bytes; segments < 1 || long && segments <= unsealedAtCut {
-			return long, nil
+			if long {
+				err = s.space.checkFor(unsealedAtCut * c.limits.Bytes)
+			}
+			return long && err == nil, err
 		}
-		if err := s.space.check(keepToOwn); err != nil {
+		if err := s.space.checkFor(c.limits.Bytes); err != nil {
 			return false, err
 		}
 		begun := time.Now()

@@ -164,6 +164,9 @@ func TestBackup(t *testing.T) {
 				sameFiles(t, filepath.Join(dir, "data/one/main/step-1.a1/r00000.safetensors"), filepath.Join(to, "data/one/main/step-1.a1/r00000.safetensors"))
 			}
 			sameFiles(t, filepath.Join(to, "data/one/main/step-1.a1/r00000.safetensors"), filepath.Join(to, "data/one/main/step-2.a1/step-1-0123456789abcdef.link"))
+			for _, own := range []string{"log", "blobs"} {
+				oneName(t, filepath.Join(to, own))
+			}
 
 			// The store goes on; the backup does not follow.
 			committed(t, s, "one", 9)
@@ -481,5 +484,27 @@ func TestCopyOfChangingFiles(t *testing.T) {
 	}
 	for _, name := range []string{"pipe"} {
 		wrong(t, c.file(t.Context(), filepath.Join(from, name), filepath.Join(to, name)), nil, "is not a regular file")
+	}
+}
+
+// oneName wants each file below a directory to share its bytes with no other.
+func oneName(t *testing.T, dir string) {
+	t.Helper()
+	files := 0
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		if files++; info.Sys().(*syscall.Stat_t).Nlink != 1 {
+			t.Errorf("%s is linked to another file", path)
+		}
+		return nil
+	})
+	if err != nil || files == 0 {
+		t.Errorf("%d files in %s: %v", files, dir, err)
 	}
 }

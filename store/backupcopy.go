@@ -26,7 +26,7 @@ var errVanished = errors.New("its files are gone")
 // is there. Hard links among the originals are hard links among the copies. Its
 // methods may be called concurrently.
 type copier struct {
-	link bool        // hard-link the originals instead
+	link bool        // hard-link the originals of checkpoints instead
 	tell func(int64) // told of bytes that are done; nil: nobody
 
 	mu     sync.Mutex
@@ -89,7 +89,7 @@ func (c *copier) checkpoint(ctx context.Context, from, to string) error {
 		case name == storage.ReceiptFile:
 			receipt = true
 		default:
-			if err := c.file(ctx, filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+			if err := c.place(ctx, filepath.Join(from, name), filepath.Join(to, name), c.link); err != nil {
 				return err
 			}
 		}
@@ -97,7 +97,7 @@ func (c *copier) checkpoint(ctx context.Context, from, to string) error {
 	if err := durable.SyncDir(to); err != nil || !receipt {
 		return err
 	}
-	if err := c.file(ctx, filepath.Join(from, storage.ReceiptFile), filepath.Join(to, storage.ReceiptFile)); err != nil {
+	if err := c.place(ctx, filepath.Join(from, storage.ReceiptFile), filepath.Join(to, storage.ReceiptFile), c.link); err != nil {
 		return err
 	}
 	return durable.SyncDir(to)
@@ -136,8 +136,14 @@ func (c *copier) tree(ctx context.Context, from, to string) error {
 	return durable.SyncDir(to)
 }
 
-// file copies one file.
+// file copies one file: never by a link, so that the log of a store and that of its
+// backup are not damaged together.
 func (c *copier) file(ctx context.Context, from, to string) error {
+	return c.place(ctx, from, to, false)
+}
+
+// place copies one file, or gives it another name.
+func (c *copier) place(ctx context.Context, from, to string, link bool) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
@@ -160,7 +166,7 @@ func (c *copier) file(ctx context.Context, from, to string) error {
 	}
 	there, err := os.Lstat(to)
 	same := err == nil && there.Mode().IsRegular() && there.Size() == info.Size() && there.ModTime().Equal(info.ModTime())
-	if st.Nlink > 1 && !c.link {
+	if st.Nlink > 1 && !link {
 		l := c.copyOf(fileKey{st.Dev, st.Ino, info.Size(), info.ModTime().UnixNano()})
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -187,7 +193,7 @@ func (c *copier) file(ctx context.Context, from, to string) error {
 		c.count(func(s *copySum) { s.Kept++ })
 		return nil
 	}
-	if c.link {
+	if link {
 		err := relink(from, to)
 		if err == nil {
 			c.tell(info.Size())

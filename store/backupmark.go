@@ -128,6 +128,9 @@ func openDestination(dir, name string, mark copyMark) (_ *destination, err error
 	if err != nil {
 		return nil, err
 	}
+	if exists(filepath.Join(dir, "store.json")) { // another process has just ended there
+		return nil, errors.Join(fmt.Errorf("%w: %s has a copy of store %s: choose another directory", ErrExists, dir, mark.Store), unlock(lock))
+	}
 	d := &destination{dir: dir, mark: mark, name: name, lock: lock}
 	if err := errors.Join(writeCopyMark(path, mark), durable.SyncDir(filepath.Dir(dir))); err != nil {
 		return nil, errors.Join(err, d.close())

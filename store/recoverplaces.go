@@ -32,7 +32,9 @@ func (r *recovery) places() error {
 		return err
 	}
 	r.dir, r.data = dir, filepath.Join(dir, "data")
-	if r.From == "" && (exists(filepath.Join(dir, backupName)) || exists(filepath.Join(dir, restoreName))) {
+	// A restore that has made its store.json has ended, whatever else is left of it.
+	unfinished := exists(filepath.Join(dir, restoreName)) && !exists(filepath.Join(dir, "store.json"))
+	if r.From == "" && (exists(filepath.Join(dir, backupName)) || unfinished) {
 		return fmt.Errorf("%w, or one that did not end: recover it into another directory, with --from %s", ErrBackup, dir)
 	}
 	if r.From == "" {

@@ -132,7 +132,7 @@ func (r *restore) run(ctx context.Context) (err error) {
 		return err
 	}
 	// With store.json it says nothing any more.
-	return removed(filepath.Join(r.dir, restoreName))
+	return errors.Join(removed(filepath.Join(r.dir, restoreName)), durable.SyncDir(r.dir))
 }
 
 // whole holds the backup to be one that was finished.

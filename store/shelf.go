@@ -64,7 +64,7 @@ func openShelf(ctx context.Context, s *Store, dir string, source viewdb.Source) 
 	if err == nil {
 		err = h.caughtUp(ctx, db)
 	}
-	if dir != "" && ctx.Err() == nil && errors.Is(err, viewdb.ErrFailed) {
+	if dir != "" && ctx.Err() == nil && useless(err) {
 		h.degrade(err)
 		if db, err = h.open(ctx); err == nil {
 			err = h.caughtUp(ctx, db)
@@ -75,6 +75,12 @@ func openShelf(ctx context.Context, s *Store, dir string, source viewdb.Source) 
 	}
 	h.now = db
 	return h, nil
+}
+
+// useless reports whether the views on disk cannot be used, while the log has all
+// that is in them. Those of another store are for a person to look at.
+func useless(err error) bool {
+	return errors.Is(err, viewdb.ErrFailed) || errors.As(err, new(viewsError)) && !errors.Is(err, viewdb.ErrForeign)
 }
 
 // open opens the database that the views are to be in.
@@ -135,7 +141,7 @@ func (h *shelf) degrade(cause error) {
 		h.now, h.memory = nil, true
 	})
 	h.store.opts.Logger.Warn("views kept in memory: their directory fails", "directory", h.dir, "error", cause,
-		"next", fmt.Sprintf("free space there or repair the file system; it is tried again in %v and when the store is next opened", h.store.opts.diskRetry()))
+		"next", fmt.Sprintf("free space there, repair the file system, or delete what is damaged; it is tried again in %v and when the store is next opened", h.store.opts.diskRetry()))
 }
 
 // follow keeps the views up to date until ctx ends, whose error it then
@@ -331,8 +337,11 @@ func (h *shelf) ViewAt(read func(r projections.Reader, cursor uint64) error) err
 					return read(r, cursor)
 				})
 			}
-			if err == nil || inside.Load() || !h.gone(db, err) {
+			switch {
+			case err == nil || !h.gone(db, err):
 				return err
+			case inside.Load():
+				return fmt.Errorf("read the views, which failed meanwhile; ask again: %w: %w", context.DeadlineExceeded, err)
 			}
 		}
 		select {

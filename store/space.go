@@ -119,6 +119,15 @@ func (g *gauge) check(need uint64) error {
 	return err
 }
 
+// checkFor wants room for bytes that can wait, beside what facts need.
+func (g *gauge) checkFor(bytes int64) error {
+	u, err := g.look()
+	if err != nil {
+		return err
+	}
+	return g.check(keepOfFacts(u) + uint64(max(0, bytes)))
+}
+
 // admit is the gate for facts.
 func (g *gauge) admit() error {
 	u, err := g.look()

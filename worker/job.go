@@ -96,6 +96,8 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("hostname: %w", err)
 	}
+	defer j.takeRequests(ctx)()
+	defer j.tellWhenIdle(ctx)()
 	last, err := j.store.Log.Last(ctx)
 	if err != nil {
 		return err
@@ -112,7 +114,6 @@ func (j *job) run(ctx context.Context) (err error) {
 		return err
 	}
 	deaf := j.takeOrders(ctx, last+1)
-	defer j.tellWhenIdle(ctx)()
 	live := j.attempts
 	if j.members != nil {
 		live = j.attend

@@ -100,8 +100,8 @@ type PreemptedError struct {
 	Reason     string // who asked for it
 	Checkpoint string // the line's newest; empty: there is none
 	// Saved says that what the workers did is not lost: a checkpoint of the line
-	// was committed by this attempt since the request, or none of its reports is
-	// of a later step than the line's newest checkpoint. An attempt that has none
+	// was begun by this attempt since the request and committed, or none of its
+	// reports is of a later step than the line's newest checkpoint. An attempt that has none
 	// yet, in a trial that has some, did nothing.
 	Saved bool
 	Why   string // it is not saved
@@ -192,7 +192,7 @@ func (j *job) unsaved(ctx context.Context, n int, o *stopOrder, trial projection
 		return none + " by this run", nil
 	case err != nil:
 		return "", err
-	case c.Attempt == n && c.CommittedSeq > o.after:
+	case c.Attempt == n && c.BegunSeq > o.after: // an earlier one may be of an earlier step
 		return "", nil
 	case j.reached < 0 && trial.Iterations > 0 && trial.Resume == head:
 		return "", nil

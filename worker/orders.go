@@ -76,15 +76,23 @@ func (o *orders) given() (*stopOrder, <-chan struct{}) {
 // takeOrders follows the job's log from a sequence, its requests and its
 // deadline, until the result is called.
 func (j *job) takeOrders(ctx context.Context, from uint64) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
 	j.orders.seen.Store(from - 1)
-	var ended sync.WaitGroup
-	ended.Go(func() {
+	return beside(ctx, func(ctx context.Context) {
 		if err := j.followLane(ctx, from); err != nil && ctx.Err() == nil {
 			j.log.Warn("requests to stop this job are not read from the log any more; send its trainer a signal instead", "error", err)
 		}
 	})
-	ended.Go(func() { j.followRequests(ctx) })
+}
+
+// takeRequests obeys signals and the deadline until the result is called, also
+// while the log does not answer.
+func (j *job) takeRequests(ctx context.Context) (stop func()) { return beside(ctx, j.followRequests) }
+
+// beside runs do until the result is called, which waits for its end.
+func beside(ctx context.Context, do func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var ended sync.WaitGroup
+	ended.Go(func() { do(ctx) })
 	return func() {
 		cancel()
 		ended.Wait()

@@ -35,8 +35,8 @@ type reports struct {
 	lost  int        // such iterations
 	short bool       // it was said that there is no room; owned by run
 
-	over   chan struct{} // closed when no worker is left to wait for room
-	settle func()        // waits until everything that was added is in the log or refused
+	over chan struct{} // closed by end
+	end  func()        // says that no worker is left to wait for room
 }
 
 // iteration is one report of all ranks on its way to the log.
@@ -51,15 +51,17 @@ func newReports(say func(context.Context, ...events.Body) error, log *slog.Logge
 	idle := make(chan struct{})
 	close(idle)
 	r := &reports{say: say, log: log, idle: idle, broke: make(chan error, 1), over: make(chan struct{})}
-	end := sync.OnceFunc(func() { close(r.over) })
-	r.settle = func() {
-		end()
-		r.mu.Lock()
-		idle := r.idle
-		r.mu.Unlock()
-		<-idle
-	}
+	r.end = sync.OnceFunc(func() { close(r.over) })
 	return r
+}
+
+// settle waits until everything that was added is in the log or refused.
+func (r *reports) settle() {
+	r.end()
+	r.mu.Lock()
+	idle := r.idle
+	r.mu.Unlock()
+	<-idle
 }
 
 // add takes an iteration and returns when it is in the log, is refused, or may

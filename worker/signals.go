@@ -134,11 +134,13 @@ func (h *heldSignals) holds(rank int, name string) bool {
 	return slices.Contains(h.names[rank], name)
 }
 
-// signaled takes note of a rank that ended well after a request that came by a
-// signal. Schedulers send it to the workers too: one that does not hold it back
-// has ended because of it, and not because its training is complete.
+// signaled takes note of a rank that ended well after a preemption. Schedulers
+// signal the workers too, with SIGTERM after SIGUSR1, and at a walltime of their
+// own: one that does not hold both back may have ended because of them, and not
+// because its training is complete.
 func (w *watch) signaled(rank int) {
-	if o, _ := w.orders.given(); o != nil && o.Signal != "" && !w.group.signals.holds(rank, o.Signal) {
+	o, _ := w.orders.given()
+	if o != nil && o.Preempt && !(w.group.signals.holds(rank, "SIGTERM") && w.group.signals.holds(rank, "SIGUSR1")) {
 		w.group.hearing.told.Store(true)
 	}
 }

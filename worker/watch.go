@@ -144,7 +144,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	for alive := len(w.procs); alive > 0 || reported != nil; {
 		select {
 		case e := <-w.exits:
-			alive--
+			if alive--; alive == 0 {
+				w.group.handoff.reports.end()
+			}
 			for len(w.group.hello) > 0 { // what it said came before its end
 				greet(<-w.group.hello)
 			}

@@ -201,7 +201,13 @@ func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) 
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, release()) }()
+	defer func() {
+		// What became of the job is in the log. A lease that is not given back
+		// ends by itself.
+		if rerr := release(); rerr != nil {
+			cfg.Logger.Warn("the lease of the run was not given back; it ends by itself", "run", cfg.Run, "error", rerr)
+		}
+	}()
 	about := services.New(st, cfg.Logger)
 	defer func() { err = errors.Join(err, about.Close()) }()
 	cfg.Services = about

@@ -257,8 +257,7 @@ func (l *Log) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.old != nil {
-		_ = l.old.Close() // nothing was written
-		l.old = nil
+		l.dropArchive()
 	}
 }
 

@@ -17,15 +17,17 @@ import (
 	"github.com/nats-io/nuid"
 )
 
-// rawBatch is how many messages one request of [Log.Raw] asks for.
-const rawBatch = 2048
+// rawBatch is how many messages one request of [Log.Raw] asks for. The server sends
+// them all at once, and closes a connection for which more than 64 MiB wait: a message
+// has 1 MiB at most.
+const rawBatch = 48
 
 // Raw yields the messages of the live stream from to until as the server stores
 // them. The client library parses headers and forgets how they were written, so this
 // speaks the protocol by itself, over a connection of its own:
 //
 //	C: SUB inbox 1
-//	C: PUB $JS.API.CONSUMER.MSG.NEXT.CKPT.x inbox 25   {"batch":2048, …}
+//	C: PUB $JS.API.CONSUMER.MSG.NEXT.CKPT.x inbox 25   {"batch":48, …}
 //	S: HMSG ckpt.a.main.s.group.started 1 $JS.ACK.CKPT.x.1.65537.1.<time>.<left> 388 512
 //
 // It is for the process that has the server; it needs a dialer and no token. It ends with an error at

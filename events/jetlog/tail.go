@@ -208,12 +208,19 @@ func (l *Log) adopt(info *jetstream.StreamInfo, store string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.old != nil && l.old.End() != sealed {
-		_ = l.old.Close() // a reader that is in it goes on in the next one
-		l.old = nil
+		l.dropArchive() // a reader that is in it goes on in the next one
 	}
 	l.noOld = nil
 	l.store, l.tail, l.checked = store, tail{created: info.Created, sealed: sealed}, l.epoch
 	return nil
+}
+
+// dropArchive closes the archive beside the caller, who holds the lock: one who is in
+// a file system that hangs holds the archive's own.
+func (l *Log) dropArchive() {
+	old := l.old
+	l.old = nil
+	go func() { _ = old.Close() }() // nothing was written
 }
 
 // continues reports whether a stream that is not the one that was opened, as the

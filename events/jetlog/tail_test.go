@@ -64,6 +64,39 @@ func TestRawIsWhatIsStored(t *testing.T) {
 	}
 }
 
+// A reader that is slower than the server loses no connection, however large the
+// messages are.
+func TestRawOfLargeMessages(t *testing.T) {
+	l, _ := newLog(t)
+	big := strings.Repeat("x", 900<<10)
+	var last uint64
+	for i := range 120 {
+		f, err := events.NewFact(stamp(), events.Scope{Run: "run.1", Trial: "t", Actor: events.Rank(0)},
+			events.Metrics{Attempt: 1, Iteration: i + 1, Metrics: map[string]any{"x": big}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		seqs, err := l.Append(t.Context(), f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = seqs[0]
+	}
+	pause := time.NewTimer(time.Second) // in which the server sends all that it was asked for
+	next := uint64(1)
+	for m, err := range l.Raw(t.Context(), 1, last) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if next++; m.Sequence == 1 {
+			<-pause.C
+		}
+	}
+	if next != last+1 {
+		t.Errorf("it ends before message %d of %d", next, last)
+	}
+}
+
 // cutLog seals all of a log and makes the server that continues it, in another
 // directory.
 func cutLog(t *testing.T, l *Log, store string) (next *Server, sealedIn string, link archive.Link) {

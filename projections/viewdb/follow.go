@@ -61,7 +61,13 @@ func (db *DB) update(ctx context.Context, src Source, follow bool) error {
 	defer context.AfterFunc(db.life, cancel)()
 
 	db.advance(func() { db.halted = nil })
-	err := db.fail.guard(func() error { return db.run(within, src, follow) })
+	err := db.fail.guard(func() error {
+		err := db.run(within, src, follow)
+		if errors.Is(err, pebble.ErrCorruption) {
+			db.fail.set(err.Error())
+		}
+		return err
+	})
 	switch {
 	case err == nil:
 		return nil

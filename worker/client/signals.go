@@ -51,7 +51,9 @@ const signalTimeout = 10 * time.Second
 // connected client holds them back until [Client.Close], or until the trainer
 // ends this process: they ask the trainer to stop the job, and Report says so to
 // all ranks. Channels of [signal.Notify] get them in either case, and what the
-// program ignores stays ignored.
+// program ignores stays ignored. A program that ends by such a channel, as with
+// [signal.NotifyContext], takes this option: else the trainer takes its end for
+// that of the training.
 func WithOwnSignals() Option {
 	return func(c *Client) { c.ownSignals = true }
 }

@@ -156,7 +156,7 @@ class _Hold:
                         if number == LEAVE:
                             return
                         if number == REPLACED:
-                            wire.call_within(ANSWER, "release_signals", signals=list(self._replaced))
+                            self._tell_replaced(wire)
                             continue
                         late.append(number)
                         self._pass_on(wire, number)
@@ -182,6 +182,12 @@ class _Hold:
             self.release()
             wire.close()
             self._connection.close()
+
+    def _tell_replaced(self, wire: Wire) -> None:
+        try:
+            wire.call_within(ANSWER, "release_signals", signals=list(self._replaced))
+        except TimeoutError:
+            _log.warning("the trainer does not answer: it may take an end by %s for the end of the training", ", ".join(self._replaced))
 
     def _act_on_caught(self, ending: bool) -> None:
         """Let the signals act that were caught before the release and not passed on.
