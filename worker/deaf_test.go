@@ -194,6 +194,56 @@ func TestCompletedBeforePreemption(t *testing.T) {
 	}
 }
 
+// savesThenReports reports steps after it has begun a save, and does not end when
+// it is told to.
+var savesThenReports = workerRole("saves, then reports", func(ctx context.Context, c *client.Client) error {
+	s, err := c.Save(ctx, 40, state(40, c.Rank, c.WorldSize), client.SaveOptions{})
+	if err != nil {
+		return err
+	}
+	for step := int64(40); step <= 41; step++ {
+		if err := c.Report(ctx, step, map[string]any{"loss": 1.0}); err != nil {
+			return err
+		}
+	}
+	say("reported")
+	if err := s.Wait(ctx, client.Committed); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
+})
+
+// lateCommit asks for a preemption when a checkpoint is about to be committed.
+type lateCommit struct {
+	worker.Log
+	j        *job
+	requests chan<- worker.StopRequest
+}
+
+// Decide implements worker.Log.
+func (l lateCommit) Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error) {
+	if d.Kind == (events.CheckpointCommitted{}).Kind() {
+		awaitText(l.j.t, l.j.out, "reported")
+		l.requests <- worker.StopRequest{Preempt: true, Reason: "the test"}
+		awaitText(l.j.t, l.j.log, "the job is asked to end")
+	}
+	return l.Log.Decide(ctx, d, after)
+}
+
+// A save that was begun before a preemption and is committed after it has none of
+// the steps that were reported in between.
+func TestPreemptedWhileCommitting(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 1, savesThenReports...)
+	j.cfg.PreemptGrace, j.cfg.Grace = shortly, shortly
+	j.store.Log = lateCommit{home.Log, j, j.preemptible()}
+	j.start()
+	if e := j.preempted(j.wait()); e.Saved || e.Checkpoint != "step-40.a1" || !strings.Contains(e.Error(), "the workers reported step 41") {
+		t.Errorf("%v", e)
+	}
+}
+
 // A job that is asked to end between two attempts begins no other.
 func TestPreemptedBetweenAttempts(t *testing.T) {
 	t.Parallel()

@@ -241,7 +241,7 @@ func (j *job) openTrial(ctx context.Context) (projections.Trial, error) {
 	}
 	j.lane = &lane{
 		scribe: j.scribe, agg: events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial},
-		conflict: j.store.Conflict, attempt: trial.Attempt, last: trial.LaneSeq,
+		conflict: j.store.Conflict, attempt: trial.Attempt, last: trial.LaneSeq, noted: j.orders.saw,
 	}
 	if !created {
 		_, err := j.lane.decide(ctx, &events.TrialCreated{Config: j.cfg.Config})

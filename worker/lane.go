@@ -103,7 +103,8 @@ type lane struct {
 	*scribe
 	agg      events.Aggregate
 	conflict func(error) bool
-	attempt  int // decisions are made for this attempt; 0 before the first
+	attempt  int              // decisions are made for this attempt; 0 before the first
+	noted    func(seq uint64) // gets each decision's sequence; nil: nobody
 
 	mu    sync.Mutex
 	last  uint64          // sequence of the last decision seen
@@ -143,6 +144,9 @@ func (l *lane) decide(ctx context.Context, body events.Body) (events.Recorded, e
 // saw takes note of a decision in the lane.
 func (l *lane) saw(seq uint64, body events.Body) {
 	l.last = seq
+	if l.noted != nil {
+		l.noted(seq)
+	}
 	if id := ends(body); id != "" {
 		if l.ended == nil {
 			l.ended = map[string]bool{}

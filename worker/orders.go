@@ -30,13 +30,13 @@ func (r StopRequest) asks() string {
 // stopOrder is the request that a job obeys.
 type stopOrder struct {
 	StopRequest
-	after uint64 // what is committed behind this sequence was committed since
+	after uint64 // what is begun behind this sequence was begun since
 }
 
 // orders are the requests to a job. The first one counts, and a stop more than
 // a preemption.
 type orders struct {
-	seen atomic.Uint64 // sequence of the last decision of the trial that was read
+	seen atomic.Uint64 // sequence of the last decision of the trial that was read or made
 
 	mu   sync.Mutex
 	now  *stopOrder
@@ -44,6 +44,13 @@ type orders struct {
 }
 
 func newOrders() *orders { return &orders{came: make(chan struct{})} }
+
+// saw takes note of a decision of the trial.
+func (o *orders) saw(seq uint64) {
+	for was := o.seen.Load(); was < seq && !o.seen.CompareAndSwap(was, seq); was = o.seen.Load() {
+		continue
+	}
+}
 
 // give takes a request, and reports whether it changes anything.
 func (o *orders) give(r StopRequest) bool {
@@ -76,7 +83,7 @@ func (o *orders) given() (*stopOrder, <-chan struct{}) {
 // takeOrders follows the job's log from a sequence, its requests and its
 // deadline, until the result is called.
 func (j *job) takeOrders(ctx context.Context, from uint64) (stop func()) {
-	j.orders.seen.Store(from - 1)
+	j.orders.saw(from - 1)
 	return beside(ctx, func(ctx context.Context) {
 		if err := j.followLane(ctx, from); err != nil && ctx.Err() == nil {
 			j.log.Warn("requests to stop this job are not read from the log any more; send its trainer a signal instead", "error", err)
@@ -107,7 +114,7 @@ func (j *job) followLane(ctx context.Context, from uint64) error {
 		if err != nil {
 			return err
 		}
-		j.orders.seen.Store(r.Sequence)
+		j.orders.saw(r.Sequence)
 		if r.Kind != (events.TrialStopRequested{}).Kind() {
 			continue
 		}

@@ -294,3 +294,30 @@ func TestAnswering(t *testing.T) {
 		}
 	})
 }
+
+// A report that waits for room behind too many others is refused when no worker is
+// left, so that the attempt can end.
+func TestReportsEndWithoutRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full := func(context.Context, ...events.Body) error { return syscall.ENOSPC }
+		r := newReports(full, slog.New(slog.DiscardHandler))
+		for i := range aheadMost {
+			if err := r.add(t.Context(), metricsOf(i+1, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		last := make(chan error, 1)
+		go func() { last <- r.add(t.Context(), metricsOf(aheadMost+1, 1)) }()
+		synctest.Wait()
+		select {
+		case err := <-last:
+			t.Fatalf("more than %d iterations run ahead: %v", aheadMost, err)
+		default:
+		}
+		r.end()
+		if err := <-last; !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("the last report: %v", err)
+		}
+		r.settle()
+	})
+}
