@@ -290,12 +290,12 @@ func (l *Log) tailInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
 }
 
 // successor is the stream that continues one that is missing, because that was
-// sealed.
+// sealed. Its error is [jetstream.ErrStreamNotFound] only if there is none.
 func (l *Log) successor(ctx context.Context, name string, missing error) (jetstream.Stream, error) {
 	switch l.nc.ConnectedServerName() {
 	case embeddedName:
 	case "": // the server that answered is gone: its owner may be cutting again
-		return nil, fmt.Errorf("%w: %w", errAgain, missing)
+		return nil, fmt.Errorf("stream %s is looked for again: %w", name, errAgain)
 	default: // a server of its own never cuts, and this client may not be allowed to ask
 		return nil, missing
 	}
@@ -306,7 +306,7 @@ func (l *Log) successor(ctx context.Context, name string, missing error) (jetstr
 	case err != nil:
 		return nil, err // the connection broke: the owner is cutting again, or gone
 	case found == name:
-		return nil, fmt.Errorf("%w: %w", errAgain, missing)
+		return nil, fmt.Errorf("stream %s is looked for again: %w", name, errAgain)
 	}
 	s, err := l.js.Stream(ctx, found)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {

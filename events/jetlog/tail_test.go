@@ -179,7 +179,7 @@ func TestServerGoesAfterItsAnswer(t *testing.T) {
 			t.Fatal("the connection outlives its server")
 		}
 	}
-	if _, err := l.successor(t.Context(), Stream, jetstream.ErrStreamNotFound); !transient(err) {
+	if _, err := l.successor(t.Context(), Stream, jetstream.ErrStreamNotFound); !transient(err) || errors.Is(err, jetstream.ErrStreamNotFound) {
 		t.Errorf("%v: want an error that says to ask again", err)
 	}
 }
