@@ -45,8 +45,11 @@ type orders struct {
 
 func newOrders() *orders { return &orders{came: make(chan struct{})} }
 
-// saw takes note of a decision of the trial.
+// saw takes note of a decision of the trial. No orders need none.
 func (o *orders) saw(seq uint64) {
+	if o == nil {
+		return
+	}
 	for was := o.seen.Load(); was < seq && !o.seen.CompareAndSwap(was, seq); was = o.seen.Load() {
 		continue
 	}
