@@ -116,6 +116,7 @@ func (o *outliving) second() {
 // step, and the end of every save.
 func (o *outliving) end() {
 	o.t.Helper()
+	began := time.Now()
 	for _, j := range o.jobs {
 		if err := j.Process.Signal(syscall.SIGTERM); err != nil {
 			o.t.Fatal(err)
@@ -130,6 +131,7 @@ func (o *outliving) end() {
 		if code := j.ProcessState.ExitCode(); code != 75 {
 			o.t.Errorf("job of %s ended with code %d:\n%s", j.run, code, j.out.String())
 		}
+		o.t.Logf("job of %s had ended %v after the signal", j.run, time.Since(began).Round(time.Millisecond))
 	}
 	for _, j := range o.jobs {
 		o.history(j.run)
