@@ -117,6 +117,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			term()
 		}
 	}
+	stopped := func() { end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}) }
 	say := func(body events.Body) {
 		serr := w.lane.say(work, body)
 		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
@@ -170,6 +171,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		case rerr := <-reported:
 			reported = nil
 			if rerr != nil {
+				if ctx.Err() != nil { // the ranks were stopped before they could all report
+					stopped()
+				}
 				if cause != nil {
 					w.log.Warn("the last reports are discarded: not all ranks have made theirs", "error", rerr)
 				}
@@ -187,7 +191,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			end(&FailedError{Rank: -1, Cause: why})
 		case <-done:
 			done = nil
-			end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()})
+			stopped()
 		case <-killed:
 			killed = nil
 			giveUp = time.After(process.ReapTimeout)

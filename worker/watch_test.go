@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -48,32 +49,74 @@ func TestUnkillableWorker(t *testing.T) {
 // recorder is a log that only remembers what was said.
 type recorder struct {
 	Log
-	said []events.Kind
+	kinds []events.Kind
 }
 
 // Append implements Log.
 func (r *recorder) Append(_ context.Context, facts ...events.Fact) ([]uint64, error) {
 	for _, f := range facts {
-		r.said = append(r.said, f.Kind)
+		r.kinds = append(r.kinds, f.Kind)
 	}
 	return nil, nil
+}
+
+// said is what a logger wrote, also one that still writes.
+type said struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (s *said) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// watched is a watch over one process that has ended well.
+func watched(t *testing.T) (w *watch, heard *recorder, warned *said) {
+	heard, warned = &recorder{}, &said{}
+	l := &lane{scribe: &scribe{log: heard, run: "run", trial: "main", source: "test", node: events.Node(0), now: time.Now, newID: rand.Text}}
+	w = &watch{
+		job: &job{
+			cfg: Config{NProc: 1}.withDefaults(), lane: l, runtime: t.TempDir(),
+			log: slog.New(slog.NewTextHandler(warned, nil)), prey: process.NewHunt("none"),
+		},
+		group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: dist.NewHub(1), hello: make(chan int, 1), lane: l, signals: newHeldSignals()},
+		procs: []*process.Process{process.Of(0, &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}})},
+		exits: make(chan process.Exit, 1), reported: make(chan error, 1),
+	}
+	w.group.loader = restore.New(restore.Config{World: 1, Work: t.Context()})
+	return w, heard, warned
+}
+
+// A job that is stopped while some ranks have reported once more than others ends
+// because it was stopped, in whatever order the trainer hears of both.
+func TestStoppedBetweenReports(t *testing.T) {
+	for range 50 {
+		w, _, warned := watched(t)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(errors.New("stop"))
+		w.exits <- process.Exit{}
+		w.reported <- &unevenError{reported: []int{0}, ended: []int{1}}
+		cause, err := w.wait(ctx, t.Context())
+		if err != nil || cause.Cause != "stop" || !strings.Contains(warned.String(), "the last reports are discarded") {
+			t.Fatalf("cause %v, error %v, warned %q", cause, err, warned)
+		}
+	}
 }
 
 // A rank that said hello just before its end is counted, in whatever order
 // the trainer hears of both.
 func TestHelloBeforeEnd(t *testing.T) {
 	for range 50 {
-		said, warned := &recorder{}, &bytes.Buffer{}
-		l := &lane{scribe: &scribe{log: said, run: "run", trial: "main", source: "test", node: events.Node(0), now: time.Now, newID: rand.Text}}
-		w := &watch{
-			job: &job{
-				cfg: Config{NProc: 1}.withDefaults(), lane: l, runtime: t.TempDir(),
-				log: slog.New(slog.NewTextHandler(warned, nil)),
-			},
-			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: dist.NewHub(1), hello: make(chan int, 1), lane: l, signals: newHeldSignals()},
-			procs: []*process.Process{{}}, exits: make(chan process.Exit, 1), reported: make(chan error, 1),
-		}
-		w.group.loader = restore.New(restore.Config{World: 1, Work: t.Context()})
+		w, heard, warned := watched(t)
 		w.group.hello <- 0
 		w.exits <- process.Exit{}
 		w.reported <- nil
@@ -81,8 +124,8 @@ func TestHelloBeforeEnd(t *testing.T) {
 			t.Fatal(cause, err)
 		}
 		want := []events.Kind{events.TrainingStarted{}.Kind(), events.WorkerExited{}.Kind()}
-		if !slices.Equal(said.said, want) || !strings.Contains(warned.String(), "without reporting") {
-			t.Fatalf("said %v, warned %q", said.said, warned)
+		if !slices.Equal(heard.kinds, want) || !strings.Contains(warned.String(), "without reporting") {
+			t.Fatalf("said %v, warned %q", heard.kinds, warned)
 		}
 	}
 }

@@ -82,17 +82,13 @@ func TestCheckDamaged(t *testing.T) {
 		})
 	}
 	t.Run("what the server knows", func(t *testing.T) {
-		l, _ := newLog(t)
-		if err := l.js.DeleteStream(t.Context(), Stream); err != nil {
-			t.Fatal(err)
-		}
+		l := connectTo(t, startServer(t, t.TempDir()).OwnerOptions())
 		config := streamConfig(1)
 		config.DenyDelete = false
 		stream, err := l.js.CreateStream(t.Context(), config)
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.tail.created = time.Time{}
 		for _, f := range factsOf(t, 5) {
 			if _, err := l.publish(t.Context(), message(f.Event)); err != nil {
 				t.Fatal(err)
