@@ -149,10 +149,11 @@ func (o *outliving) history(run string) {
 		o.t.Fatalf("%v\n%s", err, stderr.String())
 	}
 	open, step, committed, aborted := map[string]bool{}, int64(0), 0, 0
+	seen := map[string]bool{}
 	for line := range bytes.Lines(out) {
 		var e struct {
-			Kind, Type string
-			Data       struct {
+			ID, Kind, Type string
+			Data           struct {
 				Attempt    int
 				Step       int64
 				Checkpoint string
@@ -162,6 +163,10 @@ func (o *outliving) history(run string) {
 		if err := json.Unmarshal(line, &e); err != nil {
 			o.t.Fatal(err)
 		}
+		if seen[e.ID] { // a fact that was sent again after minutes may be there twice
+			continue
+		}
+		seen[e.ID] = true
 		kind, d := e.Kind+e.Type, e.Data
 		switch {
 		case strings.Contains(kind, "group.started") && d.Attempt != 1:
