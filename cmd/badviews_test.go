@@ -1,6 +1,7 @@
 package cmd_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -112,9 +113,11 @@ func (o *outliving) answers() {
 	o.t.Helper()
 	for _, j := range o.jobs {
 		for _, args := range [][]string{{"ls", j.run}, {"show", j.run + "@latest"}, {"metrics", j.run, "--json"}, {"jobs"}} {
-			cmd := exec.CommandContext(o.t.Context(), "ckptstore", append(args, "--store", o.dir)...)
+			within, cancel := context.WithTimeout(o.t.Context(), 2*patience)
+			cmd := exec.CommandContext(within, "ckptstore", append(args, "--store", o.dir)...)
 			began := time.Now()
 			out, err := cmd.CombinedOutput()
+			cancel()
 			if err != nil || !strings.Contains(string(out), j.run) {
 				o.t.Errorf("ckptstore %v: %v\n%s", args, err, out)
 			}
