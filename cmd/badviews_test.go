@@ -49,8 +49,9 @@ func TestJobsOutliveBadViews(t *testing.T) {
 				return
 			}
 			t.Parallel()
-			if how != "full" {
-				canMount(t)
+			if how != "full" && !canMount() {
+				t.Log("not run: this machine has no /dev/fuse, by which a disk returns errors or hangs")
+				return
 			}
 			exe, err := os.Executable()
 			if err != nil {

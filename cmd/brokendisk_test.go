@@ -1,7 +1,6 @@
 package cmd_test
 
 import (
-	"errors"
 	"os"
 	"sync/atomic"
 	"syscall"
@@ -177,10 +176,9 @@ func (d *brokenDisk) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Sta
 	return d.RawFileSystem.FsyncDir(cancel, in)
 }
 
-// canMount reports whether this machine has file systems in user space.
-func canMount(t *testing.T) {
-	t.Helper()
-	if _, err := os.Stat("/dev/fuse"); errors.Is(err, os.ErrNotExist) {
-		t.Skip("not run: this machine has no /dev/fuse, by which a disk returns errors or hangs")
-	}
+// canMount reports whether this machine has file systems in user space. The
+// check of a clone names what is not run without them.
+func canMount() bool {
+	_, err := os.Stat("/dev/fuse")
+	return err == nil
 }
