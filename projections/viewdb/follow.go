@@ -113,11 +113,11 @@ func (db *DB) sync() error { return db.pebble.LogData(nil, pebble.Sync) }
 // updater folds one reading of the log.
 type updater struct {
 	db    *DB
-	at    uint64 // last sequence in the batch, or the cursor
-	end   uint64 // of the log, when reading started
-	batch *pebble.Batch
-	count int
-	dirty bool // committed since the last sync
+	at    uint64   // last sequence in the batch, or the cursor
+	end   uint64   // of the log, when reading started
+	rows  *overlay // of the batch, nil between batches
+	count int      // events in the batch
+	dirty bool     // committed since the last sync
 }
 
 type arrival struct {
@@ -161,7 +161,7 @@ func (u *updater) fold(ctx context.Context, queue <-chan arrival, until uint64) 
 				age.Reset(batchAge)
 			}
 			// A batch is kept open only while the log is still far ahead.
-			full := u.count >= batchEvents || u.count > 0 && u.batch.Len() >= batchBytes
+			full := u.count >= batchEvents || u.count > 0 && u.rows.bytes >= batchBytes
 			if full || len(queue) == 0 && u.at >= u.end {
 				if err := u.commit(); err != nil {
 					return err
@@ -198,10 +198,10 @@ func (u *updater) take(ctx context.Context, a arrival, ok bool, until uint64) er
 	if err := check(a.event, u.at, u.db.store); err != nil {
 		return errors.Join(err, u.commit())
 	}
-	if u.batch == nil {
-		u.batch = u.db.pebble.NewIndexedBatch()
+	if u.rows == nil {
+		u.rows = newOverlay(u.db.pebble)
 	}
-	if err := projections.Apply(table{reader{u.batch}, u.batch}, a.event); err != nil {
+	if err := projections.Apply(u.rows, a.event); err != nil {
 		return errors.Join(err, u.drop()) // the batch may hold a part of it
 	}
 	u.at = a.event.Sequence
@@ -232,10 +232,7 @@ func (u *updater) commit() error {
 	if u.count == 0 {
 		return nil
 	}
-	if err := u.db.writeCursor(u.batch, u.at); err != nil {
-		return errors.Join(err, u.drop())
-	}
-	if err := u.batch.Commit(pebble.NoSync); err != nil {
+	if err := u.write(); err != nil {
 		return errors.Join(fmt.Errorf("commit rows up to event %d: %w", u.at, err), u.drop())
 	}
 	u.dirty = true
@@ -244,14 +241,27 @@ func (u *updater) commit() error {
 	return u.drop()
 }
 
+// write puts the rows and the cursor into the database, both or neither.
+func (u *updater) write() error {
+	b := u.db.pebble.NewBatch()
+	err := u.rows.write(b)
+	if err == nil {
+		err = u.db.writeCursor(b, u.at)
+	}
+	if err == nil {
+		err = b.Commit(pebble.NoSync)
+	}
+	return errors.Join(err, b.Close())
+}
+
 // drop forgets the batch.
 func (u *updater) drop() error {
-	if u.batch == nil {
+	if u.rows == nil {
 		return nil
 	}
-	b := u.batch
-	u.batch, u.count = nil, 0
-	return b.Close()
+	rows := u.rows
+	u.rows, u.count = nil, 0
+	return rows.close()
 }
 
 func (u *updater) sync() error {

@@ -9,7 +9,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// reader reads the projections' rows of a snapshot or of a batch.
+// reader reads the projections' rows of a database or of a snapshot.
 type reader struct{ from pebble.Reader }
 
 var _ projections.Reader = reader{}
@@ -32,10 +32,7 @@ func (r reader) Get(key []byte) ([]byte, error) { return get(r.from, key) }
 
 // Scan implements [projections.Reader].
 func (r reader) Scan(lo, hi []byte, visit func(key, value []byte) error) (err error) {
-	if bytes.Compare(lo, firstRow) < 0 {
-		lo = firstRow
-	}
-	it, err := r.from.NewIter(&pebble.IterOptions{LowerBound: lo, UpperBound: hi})
+	it, err := r.from.NewIter(bounds(lo, hi))
 	if err != nil {
 		return err
 	}
@@ -52,16 +49,10 @@ func (r reader) Scan(lo, hi []byte, visit func(key, value []byte) error) (err er
 	return it.Error()
 }
 
-// table folds into an indexed batch, whose writes it reads back.
-type table struct {
-	reader
-	batch *pebble.Batch
+// bounds keeps a scan out of the keys that are not the projections'.
+func bounds(lo, hi []byte) *pebble.IterOptions {
+	if bytes.Compare(lo, firstRow) < 0 {
+		lo = firstRow
+	}
+	return &pebble.IterOptions{LowerBound: lo, UpperBound: hi}
 }
-
-var _ projections.Table = table{}
-
-// Set implements [projections.Table].
-func (t table) Set(key, value []byte) error { return t.batch.Set(key, value, nil) }
-
-// Delete implements [projections.Table].
-func (t table) Delete(key []byte) error { return t.batch.Delete(key, nil) }
