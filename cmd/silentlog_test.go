@@ -196,8 +196,10 @@ func (o *outliving) history(run string) {
 // serve starts an owner of the store that runs no job.
 func (o *outliving) serve() *exec.Cmd {
 	o.t.Helper()
-	if out, err := exec.CommandContext(o.t.Context(), "ckptstore", "init", "--store", o.dir).CombinedOutput(); err != nil {
-		o.t.Fatalf("%v\n%s", err, out)
+	if _, err := os.Stat(filepath.Join(o.dir, "store.json")); err != nil {
+		if out, err := exec.CommandContext(o.t.Context(), "ckptstore", "init", "--store", o.dir).CombinedOutput(); err != nil {
+			o.t.Fatalf("%v\n%s", err, out)
+		}
 	}
 	cmd := exec.CommandContext(o.t.Context(), "ckptstore", "serve", "--store", o.dir)
 	if err := cmd.Start(); err != nil {
