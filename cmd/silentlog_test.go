@@ -57,7 +57,9 @@ func (o *outliving) start(run string) *outlivingJob {
 	o.t.Helper()
 	j := &outlivingJob{run: run, done: make(chan struct{})}
 	j.Cmd = exec.CommandContext(o.t.Context(), "trainer", "run", "--store", o.dir, "--name", run, "--nproc=2",
-		"--max-restarts=0", "--max-infra-restarts=0", "--wait=30s", "--preempt-grace=40s", "--", "trainer", "demo-worker", "--steps=100000000", "--save-every=50")
+		"--max-restarts=0", "--max-infra-restarts=0", "--wait=30s", "--preempt-grace=40s", "--", "trainer", "demo-worker", "--steps=100000000", "--save-every=50",
+		// A trainer that is stopped serves no collective: their deadline must be beyond any pause.
+		"--collective-timeout=1h")
 	j.Stdout, j.Stderr = &j.out, &j.out
 	if err := j.Start(); err != nil {
 		o.t.Fatal(err)

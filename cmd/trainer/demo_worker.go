@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,8 +27,9 @@ type workerOptions struct {
 	steps     int64
 	saveEvery int64
 	seed      uint64
-	killRank  int   // ends itself with SIGKILL in the first attempt, …
-	killStep  int64 // … in this step's save, after its begin and before its seal
+	killRank  int           // ends itself with SIGKILL in the first attempt, …
+	killStep  int64         // … in this step's save, after its begin and before its seal
+	timeout   time.Duration // of one collective
 }
 
 func (o workerOptions) args() []string {
@@ -53,6 +55,7 @@ func demoWorkerCommand(signals *stopSignals) *cobra.Command {
 	c.Flags().Uint64Var(&o.seed, "seed", 1, "of the weights and of the ranks' random states")
 	c.Flags().IntVar(&o.killRank, "kill-rank", -1, "rank that kills itself in its first attempt")
 	c.Flags().Int64Var(&o.killStep, "kill-step", 0, "step in whose save it does")
+	c.Flags().DurationVar(&o.timeout, "collective-timeout", dist.DefaultTimeout, "longest duration of one collective")
 	return c
 }
 
@@ -72,7 +75,7 @@ func trainDigits(ctx context.Context, o workerOptions) error {
 		return err
 	}
 	defer c.Close()
-	g := dist.New(c.Collectives(), dist.Options{})
+	g := dist.New(c.Collectives(), dist.Options{Timeout: o.timeout})
 	r := &rank{
 		workerOptions: o, c: c, model: digits.New(c.Rank, c.WorldSize, o.seed),
 		group: digits.ExchangeFunc(g.AllGatherBytes), report: map[string]any{},
