@@ -124,6 +124,8 @@ class Unpickler(pickle._Unpickler):
 
     def load_build(self) -> None:
         unbuilt = self.stack[-2]
+        if any(base.__module__.partition(".")[0] == "numpy" for base in type(unbuilt).__mro__):
+            raise NotPlain(f"a state for a finished numpy {type(unbuilt).__name__}: {_ADVICE}")
         if not isinstance(unbuilt, Unbuilt):
             _DISPATCH[pickle.BUILD[0]](self)
             return

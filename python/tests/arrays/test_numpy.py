@@ -210,6 +210,8 @@ HOSTILE = {
     "axes out of range": (buffer(F8, b"A" * 8, (1, 1), "K", (0, 7)), LIES),
     "order of another": (buffer(F8, b"A" * 8, (1,), "A"), LIES),
     "a second state for an array": (b"]" + array(F8) + b"q\x01a" + b"h\x01(K\x01" + of((1,)) + record(0) + b"\x89" + of(b"A" * 8) + b"tba", NOT_PLAIN),
+    "a good second state for an array": (array(F8) + b"(K\x01" + of((1,)) + F8 + b"\x89" + of(b"B" * 8) + b"tb", NOT_PLAIN),
+    "a second state for a dtype": (U2 + of((3, "<", None, None, None, 1 << 30, 4, 8)) + b"b", NOT_PLAIN),
     "a call of ndarray": (b"cnumpy\nndarray\n(K\x01\x85" + F8 + of(b"A" * 8) + of(1 << 40) + b"tR", NOT_PLAIN),
     "a new ndarray": (b"cnumpy\nndarray\nK\x01\x85\x85\x81", OTHER),
     "ndarray by OBJ": (b"(" + b"cnumpy\nndarray\nK\x05o", OTHER),
