@@ -132,9 +132,9 @@ func one(v any, fn global) (any, error) {
 	return c.args[0], nil
 }
 
-// integers are the numbers of a torch.Size, or of a tuple, which older
-// versions write; none is negative.
-func integers(v any) ([]int64, error) {
+// sizeOf returns the dimensions of a torch.Size, or of the tuple that older
+// versions write.
+func sizeOf(v any) (tuple, error) {
 	if c, ok := v.(*call); ok {
 		arg, err := one(c, classSize)
 		if err != nil {
@@ -146,20 +146,30 @@ func integers(v any) ([]int64, error) {
 	if !ok {
 		return nil, fmt.Errorf("want a torch.Size, got %s", kind(v))
 	}
-	return numbers(t)
+	return t, checkDimensions(t)
 }
 
-func numbers(t tuple) ([]int64, error) {
+// checkDimensions reports what is no number, or a negative one.
+func checkDimensions(t tuple) error {
 	if len(t) > tensor.MaxDims {
-		return nil, fmt.Errorf("%d dimensions, at most %d are allowed", len(t), tensor.MaxDims)
+		return fmt.Errorf("%d dimensions, at most %d are allowed", len(t), tensor.MaxDims)
+	}
+	for i, v := range t {
+		if n, ok := v.(int64); !ok || n < 0 {
+			return fmt.Errorf("dimension %d is %s, want a number from 0 to 2^63", i, show(v))
+		}
+	}
+	return nil
+}
+
+// numbers copies the dimensions of a tuple.
+func numbers(t tuple) ([]int64, error) {
+	if err := checkDimensions(t); err != nil {
+		return nil, err
 	}
 	out := make([]int64, len(t))
 	for i, v := range t {
-		n, ok := v.(int64)
-		if !ok || n < 0 {
-			return nil, fmt.Errorf("dimension %d is %s, want a number from 0 to 2^63", i, show(v))
-		}
-		out[i] = n
+		out[i], _ = v.(int64)
 	}
 	return out, nil
 }
@@ -189,7 +199,7 @@ func properties(v any) (tensor.DType, bool, error) {
 	if len(state) == 6 && state[5] != nil {
 		// PyTorch 2.15 adds the strides that the tensor had in memory; a
 		// chunk's are in its archive.
-		if _, err := integers(state[5]); err != nil {
+		if _, err := sizeOf(state[5]); err != nil {
 			return 0, false, fmt.Errorf("strides: %w", err)
 		}
 	}

@@ -1,7 +1,8 @@
 // Package dcp reads and writes the files of PyTorch Distributed Checkpoint
 // (DCP) directories. It is a codec: bytes in, structures out. It opens no
 // file, runs no code that a pickle names, and allocates no more than a
-// multiple of the bytes that it was given.
+// multiple of the bytes that it was given: what a pickle refers to many times
+// is shared, or its copies are charged to a budget.
 //
 //	metadata   what .metadata says: each tensor's dtype, shape and chunks,
 //	           each value, and where their archives are

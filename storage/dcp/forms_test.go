@@ -260,6 +260,7 @@ func TestWritersRefuse(t *testing.T) {
 		"empty path":       func(m *Metadata) { m.Tensors[0].Path = []any{} },
 		"negative index":   func(m *Metadata) { m.Tensors[0].Path = []any{-1} },
 		"path of floats":   func(m *Metadata) { m.Tensors[0].Path = []any{1.5} },
+		"path too long":    func(m *Metadata) { m.Values[0].Path = []any{strings.Repeat("k", maxFQN), 1} },
 		"path not UTF-8":   func(m *Metadata) { m.Values[0].Path = []any{"\xff"} },
 		"ID not UTF-8":     func(m *Metadata) { m.SaveID = "\xff" },
 		"version too long": func(m *Metadata) { m.Version = string(make([]byte, 5000)) },

@@ -76,6 +76,7 @@ func known(err error) bool {
 func FuzzMetadata(f *testing.F) {
 	seeds(f, func(b []byte) { f.Add(b) }, func([]byte) {})
 	f.Add(form{}.pickle())
+	f.Add(newBomb(4).paths())
 	f.Add(form{properties: func(w *metadataWriter) { w.properties(legacyProperties, legacyMemFormat, "float32", 2, true) }}.pickle())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := ReadMetadata(b)

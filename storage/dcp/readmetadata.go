@@ -9,14 +9,15 @@ import (
 )
 
 // ReadMetadata reads a .metadata file. Errors are of type [*FormatError].
-// It needs memory in proportion to data, and shares none with it. Paths of
-// names that are not in the checkpoint are left out.
+// It needs memory in proportion to data, and shares none with it. Names whose
+// path is one object in the file share one slice, which must not be changed.
+// Paths of names that are not in the checkpoint are left out.
 func ReadMetadata(data []byte) (Metadata, error) {
 	root, err := unpickle(metadataDialect, data, MetadataFile, 0)
 	if err != nil {
 		return Metadata{}, fmt.Errorf("read metadata: %w", err)
 	}
-	r := &metadataReader{stored: map[string]map[string]Location{}, last: root}
+	r := &metadataReader{stored: map[archiveKey]Location{}, shared: map[*any][]any{}, budget: newBudget(len(data)), last: root}
 	m, err := r.metadata(root)
 	if err != nil {
 		return Metadata{}, fmt.Errorf("read metadata: %w", at(MetadataFile, r.offset(), err))
@@ -28,10 +29,14 @@ func ReadMetadata(data []byte) (Metadata, error) {
 // and repeat objects, so each loop below ends at a key that stands twice, at
 // a stored archive that is used twice, or at a limit.
 type metadataReader struct {
-	stored map[string]map[string]Location // FQN → key of offsets → archive
-	left   int                            // of stored, not taken yet
-	last   any                            // object that is read, for messages
+	stored map[archiveKey]Location // archives that no chunk or value has taken yet
+	shared map[*any][]any          // paths, by the tuple's first element
+	budget
+	last any // object that is read, for messages
 }
+
+// archiveKey identifies an archive in storage_data.
+type archiveKey struct{ fqn, offsets string }
 
 // noOffset is the key of an archive without offsets, a value's. It is not
 // that of empty offsets, a scalar's.
@@ -61,11 +66,10 @@ func (r *metadataReader) metadata(root any) (Metadata, error) {
 	if err := r.stateDict(f[0], paths, &m); err != nil {
 		return m, fmt.Errorf("state_dict_metadata: %w", err)
 	}
-	if r.left > 0 {
-		r.last = root
-		return m, fmt.Errorf("storage_data has %s, which state_dict_metadata has not", quote(r.leftover()))
-	}
 	r.last = root
+	for key := range r.stored {
+		return m, fmt.Errorf("storage_data has %s, which state_dict_metadata has not", quote(key.fqn))
+	}
 	if m.SaveID, err = r.storageMeta(f[3]); err != nil {
 		return m, fmt.Errorf("storage_meta: %w", err)
 	}
@@ -73,15 +77,6 @@ func (r *metadataReader) metadata(root any) (Metadata, error) {
 		return m, fmt.Errorf("version: %w", err)
 	}
 	return m, nil
-}
-
-func (r *metadataReader) leftover() string {
-	for fqn, chunks := range r.stored {
-		for range chunks {
-			return fqn
-		}
-	}
-	return ""
 }
 
 func optional(v any) (string, error) {
@@ -132,23 +127,57 @@ func (r *metadataReader) paths(v any) (map[string][]any, error) {
 		if _, twice := out[fqn]; twice {
 			return nil, fmt.Errorf("%s stands twice", quote(fqn))
 		}
-		path := make([]any, len(t))
-		for j, key := range t {
-			switch key := key.(type) {
-			case string:
-				path[j] = key
-			case int64:
-				path[j] = int(key)
-				if int64(int(key)) != key || key < 0 {
-					return nil, fmt.Errorf("path of %s has the index %d", quote(fqn), key)
-				}
-			default:
-				return nil, fmt.Errorf("path of %s has %s as a key", quote(fqn), kind(key))
-			}
+		path, err := r.path(t)
+		if err != nil {
+			return nil, fmt.Errorf("path of %s %w", quote(fqn), err)
 		}
 		out[fqn] = path
 	}
 	return out, nil
+}
+
+// path converts a tuple of keys, once for all names that have it.
+func (r *metadataReader) path(t tuple) ([]any, error) {
+	if path, ok := r.shared[&t[0]]; ok {
+		return path, nil
+	}
+	path, text := make([]any, len(t)), len(t)-1 // the dots between the keys
+	for j, key := range t {
+		switch n := key.(type) {
+		case string:
+			path[j] = key
+			text += len(n)
+		case int64:
+			path[j] = int(n)
+			if int64(int(n)) != n || n < 0 {
+				return nil, fmt.Errorf("has the index %d", n)
+			}
+		default:
+			return nil, fmt.Errorf("has %s as a key", kind(key))
+		}
+	}
+	if text > maxFQN {
+		return nil, fmt.Errorf("has keys of %d bytes in all, at most %d are allowed", text, maxFQN)
+	}
+	r.shared[&t[0]] = path
+	return path, nil
+}
+
+// integers copies a torch.Size.
+func (r *metadataReader) integers(v any) ([]int64, error) {
+	t, err := sizeOf(v)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.spend(8 * len(t)); err != nil {
+		return nil, err
+	}
+	return numbers(t)
+}
+
+// keyOf returns the key of the archive of a chunk at offsets.
+func keyOf(fqn string, offsets []int64) archiveKey {
+	return archiveKey{fqn, tensor.Box{Offsets: offsets}.Key()}
 }
 
 func (r *metadataReader) stateDict(v any, paths map[string][]any, m *Metadata) error {
@@ -171,7 +200,7 @@ func (r *metadataReader) stateDict(v any, paths map[string][]any, m *Metadata) e
 			if state, ok := c.state.(*dict); c.state != nil && (!ok || len(state.pairs) > 0) {
 				return fmt.Errorf("%s: BytesStorageMetadata has fields", quote(fqn))
 			}
-			where, ok := r.take(fqn, noOffset)
+			where, ok := r.take(archiveKey{fqn, noOffset})
 			if !ok {
 				return fmt.Errorf("%s has no archive in storage_data", quote(fqn))
 			}
@@ -197,7 +226,7 @@ func (r *metadataReader) tensor(fqn string, v any) (Tensor, error) {
 	if t.DType, t.RequiresGrad, err = properties(f[0]); err != nil {
 		return t, err
 	}
-	shape, err := integers(f[1])
+	shape, err := r.integers(f[1])
 	if err != nil {
 		return t, fmt.Errorf("size: %w", err)
 	}
@@ -216,16 +245,20 @@ func (r *metadataReader) tensor(fqn string, v any) (Tensor, error) {
 		}
 		r.last = c
 		var b tensor.Box
-		if b.Offsets, err = integers(f[0]); err != nil {
+		if b.Offsets, err = r.integers(f[0]); err != nil {
 			return t, fmt.Errorf("chunk %d: offsets: %w", i, err)
 		}
-		if b.Sizes, err = integers(f[1]); err != nil {
+		if b.Sizes, err = r.integers(f[1]); err != nil {
 			return t, fmt.Errorf("chunk %d: sizes: %w", i, err)
 		}
 		if err := b.Validate(t.Shape); err != nil {
 			return t, fmt.Errorf("chunk %d: %w", i, err)
 		}
-		where, ok := r.take(fqn, tensor.Box{Offsets: b.Offsets}.Key())
+		// Each chunk has the tensor's name in the index that is made of it.
+		if err := r.spend(len(fqn)); err != nil {
+			return t, fmt.Errorf("chunk %d: %w", i, err)
+		}
+		where, ok := r.take(keyOf(fqn, b.Offsets))
 		if !ok {
 			return t, fmt.Errorf("chunk %d: no archive in storage_data is left for offsets %v", i, b.Offsets)
 		}

@@ -3,8 +3,6 @@ package dcp
 import (
 	"errors"
 	"fmt"
-
-	"github.com/ckptstore/ckptstore/tensor"
 )
 
 // storage reads storage_data: which archive each chunk and value has.
@@ -23,13 +21,13 @@ func (r *metadataReader) storage(v any) error {
 		if err != nil {
 			return err
 		}
-		key := noOffset
+		key := archiveKey{fqn, noOffset}
 		if f[1] != nil && f[1] != any(absent{}) {
-			offsets, err := integers(f[1])
+			offsets, err := r.integers(f[1])
 			if err != nil {
 				return fmt.Errorf("%s: offset: %w", quote(fqn), err)
 			}
-			key = tensor.Box{Offsets: offsets}.Key()
+			key = keyOf(fqn, offsets)
 		}
 		// index is a hint for PyTorch's look-up; the key decides.
 		switch f[2].(type) {
@@ -42,14 +40,10 @@ func (r *metadataReader) storage(v any) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", quote(fqn), err)
 		}
-		if _, twice := r.stored[fqn][key]; twice {
+		if _, twice := r.stored[key]; twice {
 			return fmt.Errorf("%s stands twice with the same offset", quote(fqn))
 		}
-		if r.stored[fqn] == nil {
-			r.stored[fqn] = map[string]Location{}
-		}
-		r.stored[fqn][key] = where
-		r.left++
+		r.stored[key] = where
 	}
 	return nil
 }
@@ -84,11 +78,9 @@ func location(v any) (Location, error) {
 	return where, where.Validate()
 }
 
-func (r *metadataReader) take(fqn, key string) (Location, bool) {
-	where, ok := r.stored[fqn][key]
-	if ok {
-		delete(r.stored[fqn], key)
-		r.left--
-	}
+// take returns an archive, and removes it: each has one chunk or value.
+func (r *metadataReader) take(key archiveKey) (Location, bool) {
+	where, ok := r.stored[key]
+	delete(r.stored, key)
 	return where, ok
 }

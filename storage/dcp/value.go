@@ -31,8 +31,8 @@ var valueDialect = dialect{ops: valueOps, opaque: true, globals: func(g global) 
 const (
 	maxDepth = 200 // of nested containers
 	// Objects that stand in several places are counted, and returned, in each
-	// of them: so many places are decoded for each byte of the pickle, a key's
-	// bytes counted as places.
+	// of them: so many places are decoded for each byte of the pickle, the bytes
+	// of a key and of encoded bytes counted as places.
 	placesPerByte = 16
 	somePlaces    = 1024 // for those of a few bytes
 )
@@ -100,7 +100,7 @@ func (d *valueDecoder) value(v any, depth int) (any, error) {
 	case *dict:
 		return d.dict(v, depth)
 	case *call:
-		return latin1(v)
+		return d.latin1(v)
 	case global:
 		return nil, &OpaqueError{Global: v.String()}
 	case persistent:
@@ -203,8 +203,8 @@ func (d *valueDecoder) identity(b []byte, key any) ([]byte, error) {
 }
 
 // latin1 is bytes as protocol 2 has them: a string whose characters are the
-// bytes, to be encoded; or nothing, for empty bytes.
-func latin1(c *call) (any, error) {
+// bytes, to be encoded; or nothing, for empty bytes. They are made in each place.
+func (d *valueDecoder) latin1(c *call) (any, error) {
 	if c.fn != encodeBytes {
 		if len(c.args) == 0 {
 			return []byte{}, nil
@@ -217,6 +217,9 @@ func latin1(c *call) (any, error) {
 	s, ok := c.args[0].(string)
 	if !ok {
 		return nil, fmt.Errorf("bytes are given as %s", kind(c.args[0]))
+	}
+	if err := d.spend(len(s)); err != nil {
+		return nil, err
 	}
 	out := make([]byte, 0, len(s))
 	for _, r := range s {

@@ -84,6 +84,7 @@ func (w *metadataWriter) name(fqn string, path []any, where Location) error {
 	if len(path) == 0 || len(path) > maxPath {
 		return fmt.Errorf("path of %s has %d keys, want 1 to %d", quote(fqn), len(path), maxPath)
 	}
+	text := len(path) - 1
 	for _, key := range path {
 		switch key := key.(type) {
 		case int:
@@ -94,9 +95,13 @@ func (w *metadataWriter) name(fqn string, path []any, where Location) error {
 			if !utf8.ValidString(key) {
 				return fmt.Errorf("path of %s has the key %s", quote(fqn), quote(key))
 			}
+			text += len(key)
 		default:
 			return fmt.Errorf("path of %s has a key of type %T, want string or int", quote(fqn), key)
 		}
+	}
+	if text > maxFQN {
+		return fmt.Errorf("path of %s has keys of %d bytes in all, at most %d are allowed", quote(fqn), text, maxFQN)
 	}
 	return nil
 }

@@ -5,8 +5,9 @@ them too, with a comment at the end that rounds their size up: a value that grow
 little does not change the plan of the save.
 
 What is read back is made of the types below and nothing else: whoever could write
-to the store could otherwise run code in everybody's training. A user's own types
-are named by the user (``allow``), or all is allowed (``unsafe_pickle``).
+to the store could otherwise run code in everybody's training. Arrays and scalars of
+numpy are rebuilt by ``_values_numpy``. A user's own types are named by the user
+(``allow``), or all is allowed (``unsafe_pickle``).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 
 import torch
 
+from . import _values_numpy
 from .errors import Error
 
 
@@ -62,17 +64,19 @@ _PURE["__builtin__", "xrange"] = range
 _PURE["torch.nn.parameter", "Parameter"] = torch.nn.Parameter
 _PURE["torch.storage", "UntypedStorage"] = torch.UntypedStorage
 
-# These are made by torch's own functions, or by numpy's, if there is one.
+# These are made by torch's own functions.
 _FUNCTIONS = {
     ("torch._utils", "_rebuild_tensor"), ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor_v3"),
     ("torch._utils", "_rebuild_parameter"), ("torch._utils", "_rebuild_parameter_with_state"),
     ("torch._utils", "_rebuild_sparse_tensor"), ("torch.serialization", "_get_layout"),
 }
-_NUMPY = {"_reconstruct", "scalar"}
 
 # Types whose instances may be given a state. Nothing else may: a class or a
 # function that is given one is changed for the whole process.
-_BUILT = {collections.OrderedDict, uuid.UUID, io.BytesIO, argparse.Namespace, types.SimpleNamespace, random.Random, set, frozenset}
+_BUILT = {
+    collections.OrderedDict, uuid.UUID, io.BytesIO, argparse.Namespace, types.SimpleNamespace, random.Random, set, frozenset,
+    _values_numpy.Unbuilt,
+}
 
 
 def _find(module: str, name: str) -> Any:
@@ -85,47 +89,28 @@ def _find(module: str, name: str) -> Any:
         found = getattr(torch, name, None)
         if isinstance(found, (torch.dtype, torch.layout, torch.qscheme)):
             return found
-    if module == "numpy" or module.startswith("numpy."):
-        return _find_numpy(module, name)
-    raise NotAllowed(f"{module}.{name}")
-
-
-def _find_numpy(module: str, name: str) -> Any:
-    try:
-        numpy = importlib.import_module("numpy")
-    except ImportError as error:
-        raise NotAllowed(f"{module}.{name}, and numpy is not installed") from error
-    if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-        return getattr(numpy, name)
-    if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name in _NUMPY:
-        here = "numpy._core.multiarray" if hasattr(numpy, "_core") else "numpy.core.multiarray"
-        return getattr(importlib.import_module(here), name)
     raise NotAllowed(f"{module}.{name}")
 
 
 def _may_build(of: type, allowed: Iterable[type]) -> bool:
-    if of in _BUILT or of in allowed or issubclass(of, torch.Tensor):
-        return True
-    return of.__module__.split(".")[0] == "numpy" and any(base.__name__ in ("ndarray", "dtype") and base.__module__ == "numpy" for base in of.__mro__)
+    return of in _BUILT or of in allowed or issubclass(of, torch.Tensor)
 
 
 def _machine(allow: Iterable[type]) -> types.ModuleType:
     """A module as torch.load wants one, whose Unpickler knows the names above and those of allow."""
     known = {(of.__module__, of.__qualname__): of for of in allow}
 
-    class Unpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]
-        dispatch = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
-
+    class Unpickler(_values_numpy.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
+            if of_numpy := self.find_numpy(module, name):
+                return of_numpy
             return known[module, name] if (module, name) in known else _find(module, name)
 
         def load_build(self) -> None:
-            of = type(self.stack[-2])  # type: ignore[attr-defined]
+            of = type(self.stack[-2])
             if not _may_build(of, known.values()):
                 raise NotAllowed(f"{of.__module__}.{of.__qualname__} with a state")
-            super().load_build()  # type: ignore[misc]
-
-        dispatch[pickle.BUILD[0]] = load_build  # type: ignore[assignment]
+            super().load_build()
 
     module = types.ModuleType("ckptstore._values.machine")
     module.Unpickler = Unpickler  # type: ignore[attr-defined]
@@ -147,6 +132,8 @@ def decode(fqn: str, data: bytes | bytearray, *, allow: Iterable[type] = (), uns
         return torch.load(file, map_location="cpu", weights_only=False, pickle_module=_machine(allow))
     except NotAllowed as error:
         raise NotAllowed(f"value {fqn!r} has a {error}, which is not read back unasked: pass allow=[its class] to load, or, if everybody who can write to the store is trusted, unsafe_pickle=True") from error
+    except _values_numpy.NotPlain as error:
+        raise NotAllowed(f"value {fqn!r} has {error}") from error
     except Exception as error:
         raise Error(f"value {fqn!r} cannot be read back: {type(error).__name__}: {error}") from error
 

@@ -13,6 +13,7 @@ import os
 import pathlib
 import pickle
 import random
+import subprocess
 import sys
 import types
 import unittest
@@ -77,14 +78,38 @@ class Values(unittest.TestCase):
     def test_numpy(self) -> None:
         import numpy
 
-        arrays = [numpy.arange(5), numpy.zeros((2, 3), order="F"), numpy.array(["a"]), numpy.zeros(2, dtype=[("a", "i4")]), numpy.array([{"a": 2}], dtype=object)]
+        arrays = [numpy.arange(5), numpy.zeros((2, 3), order="F"), numpy.array(["a"]), numpy.array([True, False]), numpy.arange(3, dtype=">f4")]
         for array in arrays:
             numpy.testing.assert_array_equal(self.back(array), array)
+        for refused in (numpy.zeros(2, dtype=[("a", "i4")]), numpy.array([{"a": 2}], dtype=object), numpy.ndarray):
+            data = _values.encode("key", {"x": [refused]})
+            self.assertIn("numpy", _values.loadable("key", {"x": [refused]}, data) or "")
+            with self.assertRaisesRegex(_values.NotAllowed, "'key' has a.* numpy.*unsafe_pickle=True"):
+                _values.decode("key", data, allow=[numpy.ndarray, numpy.dtype])
+            _values.decode("key", data, unsafe_pickle=True)
         for scalar in (numpy.float64(3), numpy.bool_(True), numpy.datetime64("2020-01-01"), numpy.dtype("f4")):
             self.assertEqual(self.back(scalar), scalar)
         numpy.testing.assert_equal(self.back(numpy.random.get_state()), numpy.random.get_state())
         state = numpy.random.default_rng(1).bit_generator.state
         self.assertEqual(self.back(state), state)
+
+    @unittest.skipUnless(importlib.util.find_spec("numpy"), "numpy is not installed")
+    def test_a_dtype_that_lies_does_not_crash(self) -> None:
+        # A record whose flags hide that its bytes are pointers to objects. tests/arrays has the others.
+        def dtype(code: str, fields: bytes, size: str) -> bytes:
+            return b"cnumpy\ndtype\n(X\x02\0\0\0" + code.encode() + b"\x89\x88tR(K\x03X\x01\0\0\0|N" + fields + size.encode("latin1") + b"tb"
+
+        objects = dtype("O8", b"NN", "J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x3f")
+        record = dtype("V8", b"X\x01\0\0\0a\x85}X\x01\0\0\0a" + objects + b"K\0\x86s", "K\x08K\x01K\0")
+        evil = b"\x80\x04cnumpy._core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\0\x85C\x01btR(K\x01K\x01\x85" + record + b"\x89C\x08AAAAAAAAtb."
+        program = (
+            "import sys\nfrom ckptstore import _values\n"
+            "try: print(_values.decode('key', sys.stdin.buffer.read()))\n"
+            "except _values.NotAllowed as error: print('refused', error)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], input=self.archive(evil), capture_output=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=120)
+        self.assertEqual(done.returncode, 0, done)
+        self.assertRegex(done.stdout.decode(), "^refused value 'key' has a numpy dtype 'V8'")
 
     def test_other_classes_are_named_and_allowed_by_name(self) -> None:
         for value, kind in ((Colour.RED, Colour), (Mine(), Mine), ({"x": [Mine()]}, Mine)):
