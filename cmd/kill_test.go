@@ -213,7 +213,7 @@ func checkAgainstReference(t *testing.T, dir, planted string) {
 		}
 	}()
 	noneNamed(t, checkResumes(t, s))
-	if left, err := filepath.Glob("/dev/shm/ckptstore-" + s.ID[len(s.ID)-12:] + "-*"); err != nil || len(left) > 0 {
+	if left, err := filepath.Glob("/dev/shm/ckptstore-memory-*/ckptstore-" + s.ID[len(s.ID)-12:] + "-*"); err != nil || len(left) > 0 {
 		t.Errorf("left in shared memory: %v %v", left, err)
 	}
 	runs, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})

@@ -3,6 +3,7 @@ package cmd_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,7 +44,7 @@ func TestTrainerStoppedPastItsLease(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ckpts")
 	var made struct{ Store string }
 	decode(t, output(t, 0, "ckptstore", "init", "--json", "--store", dir), &made)
-	arena := "/dev/shm/ckptstore-" + made.Store[len(made.Store)-12:] + "-a-n0"
+	arena := fmt.Sprintf("/dev/shm/ckptstore-memory-%d/ckptstore-%s-a-n0", os.Geteuid(), made.Store[len(made.Store)-12:])
 	t.Cleanup(func() { _ = os.RemoveAll(arena) })
 	hold(t, filepath.Join(arena, "lock"))
 	if said := refusal(t, 5, "trainer", "run", "--store", dir, "--name", "a", "--", "true"); !strings.Contains(said, "another trainer of this run is alive on this machine") {

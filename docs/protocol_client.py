@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import socket
+import stat
 import struct
 import sys
 
@@ -68,8 +69,11 @@ class Client:
     def map(self, slot, path, size):
         have = self.maps.get(slot)
         if have is None or have[0] != path or len(have[1]) < size:
-            file = os.open(path, os.O_RDWR)
+            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
             try:
+                found = os.fstat(file)
+                if found.st_uid != os.geteuid() or found.st_nlink > 1 or not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
+                    raise PermissionError(f"{path} is not a file of this user alone")
                 self.maps[slot] = (path, mmap.mmap(file, size, mmap.MAP_SHARED))
             finally:
                 os.close(file)

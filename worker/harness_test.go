@@ -234,5 +234,5 @@ func slots(t *testing.T, j *job) []string {
 }
 
 func arenasOf(j *job) string {
-	return filepath.Join(j.store.Shared, "ckptstore-"+j.store.ID[24:]+"-"+events.EncodeName(j.cfg.Run)+"-n0")
+	return filepath.Join(j.store.Shared, fmt.Sprintf("ckptstore-memory-%d", os.Geteuid()), "ckptstore-"+j.store.ID[24:]+"-"+events.EncodeName(j.cfg.Run)+"-n0")
 }

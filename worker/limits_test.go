@@ -96,7 +96,7 @@ func usedOf(t *testing.T, pid int) (u usedBy) {
 			}
 		}
 	}
-	u.files, u.maps = len(files), strings.Count(string(maps), "/ckptstore-")
+	u.files, u.maps = len(files), strings.Count(string(maps), "/ckptstore-memory-")
 	return u
 }
 
@@ -131,7 +131,7 @@ func TestManySavesOfManyTensors(t *testing.T) {
 			}
 		}
 	}
-	if files, err := filepath.Glob(filepath.Join(shared, "*", "r*")); err != nil || len(files) > 3 { // two slots, and one to load
+	if files, err := filepath.Glob(filepath.Join(shared, "*", "*", "r*")); err != nil || len(files) > 3 { // two slots, and one to load
 		t.Errorf("in shared memory: %q, %v", files, err)
 	}
 	if err := cmd.Wait(); err != nil {

@@ -15,7 +15,7 @@ func (j *job) open() (err error) {
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)
 	}
-	if j.arenas, err = staging.Open(j.store.Shared, j.store.ID, j.cfg.Run, j.store.room); err != nil {
+	if j.arenas, err = staging.Open(j.store.Shared, j.store.ID, j.cfg.Run, j.store.room, j.log); err != nil {
 		return errors.Join(err, os.RemoveAll(j.runtime))
 	}
 	return nil

@@ -76,7 +76,7 @@ func TestStagedAndLost(t *testing.T) {
 			if freed, bytes, err := staging.Free(shared, home.ID); err != nil || len(freed) != 1 || bytes == 0 {
 				t.Errorf("freed %q, %d bytes: %v", freed, bytes, err)
 			}
-			if left, err := filepath.Glob(filepath.Join(shared, "*")); err != nil || len(left) > 0 {
+			if left, err := filepath.Glob(filepath.Join(shared, "*", "*")); err != nil || len(left) > 0 {
 				t.Fatalf("left in shared memory: %q, %v", left, err)
 			}
 

@@ -156,7 +156,7 @@ func (m *memory) free(r *ring) {
 	if r.data != nil {
 		unmapped = unix.Munmap(r.data)
 	}
-	if err := errors.Join(unmapped, shm.Discard(r.file)); err != nil {
+	if err := errors.Join(unmapped, m.files.Discard(r.file)); err != nil {
 		m.log.Warn("the memory of a stream is not freed", "file", r.file.Name(), "error", err)
 	}
 }

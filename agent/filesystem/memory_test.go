@@ -60,7 +60,7 @@ func blocksFree(blocks int64) func(*Handler) {
 
 // inMemory are the files of rings.
 func inMemory(h *Handler) []string {
-	paths, _ := filepath.Glob(filepath.Join(h.memory.files.Shared, "ckptstore-writes-*-n0", "[0-9]*"))
+	paths, _ := filepath.Glob(filepath.Join(h.memory.files.Shared, "*", "ckptstore-writes-*-n0", "[0-9]*"))
 	return paths
 }
 
@@ -202,21 +202,21 @@ func TestAllMemory(t *testing.T) {
 // What a killed server has left in shared memory is freed by the next one.
 func TestMemoryOfAKilledServer(t *testing.T) {
 	shared := t.TempDir()
-	dead, alive := filepath.Join(shared, "ckptstore-writes-1-n0"), filepath.Join(shared, "ckptstore-writes-2-n0")
-	if err := errors.Join(os.Mkdir(dead, 0o700), os.WriteFile(filepath.Join(dead, "1"), make([]byte, 10), 0o600), os.WriteFile(filepath.Join(dead, "lock"), nil, 0o600)); err != nil {
+	dead := filepath.Join(shared, fmt.Sprintf("ckptstore-memory-%d", os.Geteuid()), "ckptstore-writes-1-n0")
+	if err := errors.Join(os.MkdirAll(dead, 0o700), os.WriteFile(filepath.Join(dead, "1"), make([]byte, 10), 0o600), os.WriteFile(filepath.Join(dead, "lock"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	lock, err := shm.Own(alive)
+	alive, err := shm.Own(shared, "ckptstore-writes-2-n0", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = os.RemoveAll(alive); _ = lock.Close() }()
+	defer func() { _ = alive.Remove(); _ = alive.Close() }()
 	m := newMemory(shared, slog.New(slog.DiscardHandler))
 	r, err := m.take()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]error{dead: fs.ErrNotExist, alive: nil, r.file.Name(): nil} {
+	for path, want := range map[string]error{dead: fs.ErrNotExist, alive.Path(): nil, r.file.Name(): nil} {
 		if _, err := os.Stat(path); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", path, err, want)
 		}
@@ -225,7 +225,7 @@ func TestMemoryOfAKilledServer(t *testing.T) {
 	if err := m.close(); err != nil {
 		t.Error(err)
 	}
-	if left, err := os.ReadDir(shared); err != nil || len(left) != 1 {
+	if left, err := filepath.Glob(filepath.Join(shared, "*", "*")); err != nil || len(left) != 1 {
 		t.Errorf("left %v, %v", left, err)
 	}
 }

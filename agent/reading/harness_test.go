@@ -109,7 +109,7 @@ func serve(t testing.TB, paths ...string) *served {
 // files are what is in shared memory, but for locks.
 func (s *served) files() []string {
 	s.Helper()
-	found, err := filepath.Glob(filepath.Join(s.shared, "*", "[0-9]*"))
+	found, err := filepath.Glob(filepath.Join(s.shared, "*", "*", "[0-9]*"))
 	if err != nil {
 		s.Fatal(err)
 	}

@@ -170,7 +170,7 @@ func (m *memory) free(f *file) {
 	if f == nil {
 		return
 	}
-	if err := errors.Join(f.unmap(), shm.Discard(f.file)); err != nil {
+	if err := errors.Join(f.unmap(), m.files.Discard(f.file)); err != nil {
 		m.log.Warn("the memory of a read is not freed", "file", f.file.Name(), "error", err)
 	}
 }

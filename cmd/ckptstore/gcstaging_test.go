@@ -3,9 +3,11 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,26 +15,30 @@ import (
 	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
-// TestFreeStagingOfOneStore: gc --staging leaves what dead trainers of another
-// store have staged.
+// TestFreeStagingOfOneStore: gc --staging frees what dead trainers of the store have
+// staged, also those of former versions, and leaves what those of another store have.
 func TestFreeStagingOfOneStore(t *testing.T) {
 	shared, _ := shm.Dir()
-	var stores, dirs []string
+	own := filepath.Join(shared, fmt.Sprintf("ckptstore-memory-%d", os.Geteuid()))
+	var stores, ids []string
 	for range 2 {
 		dir := filepath.Join(t.TempDir(), "store")
 		id, err := store.Init(t.Context(), dir, "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		left := filepath.Join(shared, "ckptstore-"+id[len(id)-12:]+"-run-n0")
-		if err := os.Mkdir(left, 0o700); err != nil {
+		stores, ids = append(stores, dir), append(ids, id[len(id)-12:])
+	}
+	mine := []string{filepath.Join(own, "ckptstore-"+ids[0]+"-run-n0"), filepath.Join(shared, "ckptstore-"+ids[0]+"-old-n0")}
+	others := filepath.Join(own, "ckptstore-"+ids[1]+"-run-n0")
+	for _, left := range append(mine, others) {
+		if err := os.MkdirAll(left, 0o700); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = os.RemoveAll(left) })
 		if err := os.WriteFile(filepath.Join(left, "r00000.save.1"), make([]byte, 4096), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		stores, dirs = append(stores, dir), append(dirs, left)
 	}
 	var out, said strings.Builder
 	if code := run(t.Context(), []string{"gc", "--staging", "--json", "--store", stores[0]}, &out, &said); code != exitOK {
@@ -42,13 +48,15 @@ func TestFreeStagingOfOneStore(t *testing.T) {
 	if err := json.Unmarshal([]byte(out.String()), &got); err != nil {
 		t.Fatal(err)
 	}
-	if len(got.Directories) != 1 || got.Directories[0] != dirs[0] || got.Bytes != 4096 {
-		t.Errorf("freed %+v, want %s alone", got, dirs[0])
+	if !slices.Equal(got.Directories, mine) || got.Bytes != 2*4096 {
+		t.Errorf("freed %+v, want %q", got, mine)
 	}
-	if _, err := os.Stat(dirs[0]); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the store's own directory is left: %v", err)
+	for _, dir := range mine {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the store's own directory is left: %v", err)
+		}
 	}
-	if _, err := os.Stat(filepath.Join(dirs[1], "r00000.save.1")); err != nil {
+	if _, err := os.Stat(filepath.Join(others, "r00000.save.1")); err != nil {
 		t.Errorf("the other store's save is gone: %v", err)
 	}
 	if code := run(t.Context(), []string{"gc", "--staging", "--all-stores", "--store", stores[0]}, &out, &said); code != exitUsage {

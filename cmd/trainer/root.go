@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/process"
+	"github.com/ckptstore/ckptstore/worker/shm"
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
@@ -31,7 +32,7 @@ const (
 	exitFindings = 6
 	exitNoStore  = 10
 	exitLocked   = 11
-	exitDenied   = 12 // by the server of the log
+	exitDenied   = 12 // by the server of the log, or because of another user
 	exitConfig   = 64
 	exitInternal = 70
 
@@ -131,7 +132,7 @@ func exitCode(err error) int {
 		return exitConflict
 	case errors.Is(err, doctor.ErrFound):
 		return exitFindings
-	case errors.Is(err, jetlog.ErrNotAllowed):
+	case errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, shm.ErrNotPrivate):
 		return exitDenied
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore

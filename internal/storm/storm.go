@@ -282,7 +282,7 @@ func (s *storm) staging() []string {
 	if err != nil || json.Unmarshal(text, &id) != nil || len(id.Store) < 12 {
 		return nil
 	}
-	found, _ := filepath.Glob("/dev/shm/ckptstore-" + id.Store[len(id.Store)-12:] + "-*")
+	found, _ := filepath.Glob("/dev/shm/ckptstore-memory-*/ckptstore-" + id.Store[len(id.Store)-12:] + "-*")
 	return found
 }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import random
 import tempfile
 import unittest
 
-from ckptstore._memory import Ring
+from ckptstore._memory import Maps, Ring
 
 BLOCK = 4 << 20
 BLOCKS = 3
@@ -19,7 +20,7 @@ class Rings(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.path = pathlib.Path(folder.name) / "ring"
-        self.path.touch()
+        self.path.touch(0o600)
         os.truncate(self.path, BLOCK * BLOCKS)
 
     def ring(self, kind: type[Ring] = Ring) -> Ring:
@@ -66,6 +67,48 @@ class Rings(unittest.TestCase):
         ring.close()
         with self.assertRaises((OSError, ValueError)):
             ring.fill(0, memoryview(b"x"))
+
+
+class Planted(unittest.TestCase):
+    """What another user may have put in the place of a slot is not written to."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "slot"
+        self.path.touch(0o600)
+        os.truncate(self.path, 4096)
+
+    def refused(self) -> None:
+        with self.assertRaises(OSError) as caught:
+            Maps().get(0, str(self.path), 4096)
+        self.assertIn(caught.exception.errno, (errno.EPERM, errno.ELOOP))
+
+    def test_own(self) -> None:
+        self.assertEqual(len(Maps().get(0, str(self.path), 4096)), 4096)
+
+    def test_link(self) -> None:
+        self.path.rename(f"{self.path}.2")
+        self.path.symlink_to(f"{self.path}.2")
+        self.refused()
+
+    def test_hard_link(self) -> None:
+        os.link(self.path, f"{self.path}.2")
+        self.refused()
+
+    def test_open_to_all(self) -> None:
+        self.path.chmod(0o666)
+        self.refused()
+
+    def test_of_another_user(self) -> None:
+        self.assertEqual(os.geteuid(), 0, "this test makes a file of another user: run it as root")
+        os.chown(self.path, 20002, 20002)
+        self.refused()
+
+    def test_pipe(self) -> None:
+        self.path.unlink()
+        os.mkfifo(self.path, 0o600)
+        self.refused()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -20,7 +21,7 @@ func mapArena(path string, size int64) (*arena, error) {
 	if size == 0 {
 		return &arena{}, nil
 	}
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	f, err := openArena(path)
 	if err != nil {
 		return nil, fmt.Errorf("open shared memory: %w", err)
 	}
@@ -32,6 +33,25 @@ func mapArena(path string, size int64) (*arena, error) {
 		return nil, fmt.Errorf("map %d bytes of %s: %w", size, path, err)
 	}
 	return &arena{data}, nil
+}
+
+// openArena opens a file that the trainer has made. It follows no link and waits for
+// no pipe, and refuses a file that another user may have put in its place: what is
+// copied there would be that user's.
+func openArena(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	is, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 || int(is.Uid) != os.Geteuid() || is.Nlink > 1 {
+		return nil, errors.Join(fmt.Errorf("%s is no file of this process's user alone (%v): run the worker as the trainer's user", path, info.Mode()), f.Close())
+	}
+	return f, nil
 }
 
 func (a *arena) close() error {

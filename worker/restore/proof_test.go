@@ -20,7 +20,7 @@ import (
 func keeping(t *testing.T) (a *staging.Arenas, slots func() *staging.Slots, shared string) {
 	t.Helper()
 	shared = t.TempDir()
-	a, err := staging.Open(shared, "01990000-0000-7000-8000-00000000000a", "run", nil)
+	a, err := staging.Open(shared, "01990000-0000-7000-8000-00000000000a", "run", nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestSaveEndsProof(t *testing.T) {
 		t.Fatal(err)
 	}
 	stage(t, slots(), "step-2.a2", 2)
-	if files, err := filepath.Glob(filepath.Join(shared, "*", "r*")); err != nil || len(files) != 1 {
+	if files, err := filepath.Glob(filepath.Join(shared, "*", "*", "r*")); err != nil || len(files) != 1 {
 		t.Errorf("there are slots %q, want the one that there was: %v", files, err)
 	}
 }

@@ -17,14 +17,13 @@ type Files struct {
 	Log    *slog.Logger
 
 	mu     sync.Mutex
-	dir    string
-	lock   *os.File
+	dir    *Directory // nil: not made
 	made   int
 	closed bool
 }
 
 // New makes an empty file. A directory that was removed from outside, as systemd's
-// RemoveIPC does when a user logs out, is made anew.
+// RemoveIPC does when a user logs out, is made again.
 func (f *Files) New() (*os.File, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -33,7 +32,7 @@ func (f *Files) New() (*os.File, error) {
 			return nil, err
 		}
 		f.made++
-		file, err := os.OpenFile(filepath.Join(f.dir, strconv.Itoa(f.made)), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		file, err := f.dir.Create(strconv.Itoa(f.made))
 		if !errors.Is(err, os.ErrNotExist) {
 			return file, err
 		}
@@ -41,18 +40,32 @@ func (f *Files) New() (*os.File, error) {
 	return nil, errors.New("the server has ended")
 }
 
-// open makes the directory, unless it is there and this server's: without its lock it
-// would be taken for a dead one's.
+// open makes the directory, unless it is there and this server's.
 func (f *Files) open() (err error) {
-	if f.dir != "" && !Linked(f.lock) {
-		f.Log.Warn("shared memory was removed by somebody else, and is made anew", "directory", f.dir)
-		_ = f.lock.Close() // of a file that nobody finds
-		f.dir = ""
+	if f.dir != nil && f.dir.Lost() {
+		f.Log.Warn("shared memory directory removed by another process; making another", "directory", f.dir.Path())
+		_ = f.dir.Close() // of files that nobody finds
+		f.dir = nil
 	}
-	if f.dir == "" {
-		f.dir, f.lock, err = Make(f.Shared, f.Kind, f.Log)
+	if f.dir == nil {
+		f.dir, err = Make(f.Shared, f.Kind, f.Log)
 	}
 	return err
+}
+
+// Discard removes and closes a file. Its memory is free when nobody maps it. A file
+// that was removed from outside is closed.
+func (f *Files) Discard(file *os.File) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var err error
+	if f.dir != nil {
+		err = f.dir.Unlink(filepath.Base(file.Name()))
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, file.Close())
 }
 
 // Close removes the directory with all that is in it. There are no new files any more.
@@ -60,29 +73,10 @@ func (f *Files) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.closed = true
-	if f.dir == "" {
+	if f.dir == nil {
 		return nil
 	}
-	err := errors.Join(Remove(f.dir), f.lock.Close())
-	f.dir = ""
+	err := errors.Join(f.dir.Remove(), f.dir.Close())
+	f.dir = nil
 	return err
-}
-
-// Linked reports whether a file still has its name, by which others open it.
-func Linked(file *os.File) bool {
-	mine, err := file.Stat()
-	if err != nil {
-		return false
-	}
-	now, err := os.Stat(file.Name())
-	return err == nil && os.SameFile(mine, now)
-}
-
-// Discard removes and closes a file. Its memory is free when nobody maps it.
-func Discard(file *os.File) error {
-	err := os.Remove(file.Name())
-	if errors.Is(err, os.ErrNotExist) {
-		err = nil // gone with the directory
-	}
-	return errors.Join(err, file.Close())
 }

@@ -3,54 +3,114 @@ package shm
 import (
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
-	"path/filepath"
+	"path"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
-// Free removes one directory, unless a process that is alive owns it, and says
+// Free removes the directories of this user in shared whose names match a pattern
+// and that no process that is alive owns, also those of former versions. It returns
+// their paths and how many bytes were in them. A directory that cannot be removed is
+// in the error; the others are freed all the same.
+func Free(shared, pattern string) (freed []string, bytes int64, err error) {
+	errs := each(shared, pattern, func(parent *os.File, name string) error {
+		n, gone, err := free(parent, name)
+		if gone {
+			freed, bytes = append(freed, parent.Name()+"/"+name), bytes+n
+		}
+		return err
+	})
+	return freed, bytes, errors.Join(errs...)
+}
+
+// Look calls f with the directories of this user in shared whose names match a
+// pattern. It takes no lock: their owners may be alive. A directory that others can
+// enter is left out. The directories are closed when f returns.
+func Look(shared, pattern string, f func(*Directory) error) error {
+	errs := each(shared, pattern, func(parent *os.File, name string) error {
+		dir, err := openDirectory(parent, name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // its owner has just ended
+		}
+		if err != nil {
+			return err
+		}
+		defer dir.Close()
+		return f(&Directory{name: name, parent: parent, dir: dir})
+	})
+	return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, ErrNotPrivate) })...)
+}
+
+// each calls f with the name of every directory of this user that matches a
+// pattern, below every parent.
+func each(shared, pattern string, f func(parent *os.File, name string) error) []error {
+	parents, errs := existingParents(shared)
+	for _, parent := range parents {
+		all, err := ownNames(parent)
+		errs = append(errs, err)
+		for _, name := range all {
+			matches, err := path.Match(pattern, name)
+			if matches {
+				err = f(parent, name)
+			}
+			errs = append(errs, err)
+		}
+		errs = append(errs, parent.Close())
+	}
+	return errs
+}
+
+// freeLeft frees the directories in a parent that match a pattern, and says so.
+func freeLeft(parent *os.File, pattern string, log *slog.Logger) {
+	left, err := names(parent)
+	if err != nil {
+		log.Warn("shared memory of killed servers not freed", "directory", parent.Name(), "error", err)
+	}
+	for _, name := range left {
+		if matches, _ := path.Match(pattern, name); !matches {
+			continue
+		}
+		if n, gone, err := free(parent, name); err != nil {
+			log.Warn("shared memory of a killed server not freed", "directory", parent.Name()+"/"+name, "error", err)
+		} else if gone && n > 0 {
+			log.Info("shared memory of a killed server freed", "directory", parent.Name()+"/"+name, "bytes", n)
+		}
+	}
+}
+
+// free removes one directory, unless a process that is alive owns it, and returns
 // how many bytes were in it. It holds the lock meanwhile: an owner that comes sees
-// that the lock is not that of the directory any more, and makes another.
-func Free(dir string) (bytes int64, gone bool, err error) {
-	if os.Remove(dir) == nil {
+// that the lock has no name any more, and makes another.
+func free(parent *os.File, name string) (bytes int64, gone bool, err error) {
+	if unix.Unlinkat(int(parent.Fd()), name, unix.AT_REMOVEDIR) == nil {
 		return 0, true, nil // it was empty
 	}
-	path := filepath.Join(dir, "lock")
-	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	dir, err := openDirectory(parent, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, false, nil // its owner has just ended
 	}
 	if err != nil {
 		return 0, false, err
 	}
-	defer func() { _ = lock.Close() }()
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return 0, false, nil
+	defer dir.Close()
+	lock, err := takeLock(dir)
+	if errors.Is(err, ErrOwned) {
+		err = nil
 	}
-	if err != nil {
+	if lock == nil {
 		return 0, false, err
 	}
-	mine, err := lock.Stat()
-	if err != nil {
-		return 0, false, err
+	defer lock.Close()
+	files, err := names(dir)
+	for _, file := range files {
+		var is unix.Stat_t
+		err = errors.Join(err, unix.Fstatat(int(dir.Fd()), file, &is, unix.AT_SYMLINK_NOFOLLOW))
+		bytes += is.Size
 	}
-	if now, err := os.Stat(path); err != nil || !os.SameFile(mine, now) {
-		return 0, false, nil // another owner has made the directory anew
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return 0, false, err
-	}
-	for _, e := range entries {
-		info, err := e.Info()
-		if err != nil {
-			return 0, false, err
-		}
-		bytes += info.Size()
-	}
-	if err := Remove(dir); err != nil {
+	if err = errors.Join(err, remove(parent, name, dir)); err != nil {
 		return 0, false, err
 	}
 	return bytes, true, nil

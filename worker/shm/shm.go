@@ -1,13 +1,22 @@
-// Package shm keeps files in shared memory: who owns a directory of them, how
-// their memory is made and kept for the next, and how that of a dead process is
-// freed.
+// Package shm keeps files in shared memory: who may put them there, who owns a
+// directory of them, how their memory is made and kept for the next, and how that of
+// a dead process is freed.
 //
-//	SHARED/ckptstore-<…>-n<…>/
-//	  lock   flock(2) of the process that owns the directory
-//	  …      its files
+//	SHARED/ckptstore-memory-<uid>/   the parent: of this user, mode 0700
+//	  ckptstore-<…>-n<…>/            a directory of one process
+//	    lock                         flock(2) of the process that owns it
+//	    …                            its files
 //
-// The kernel frees the lock when its process is killed. From then on anybody may
-// free the directory, whatever is in it.
+// Every user may make names in SHARED, so nothing in it is what its name says. A
+// directory is used if it belongs to this user and has mode 0700, seen through its
+// descriptor, and what is below it is opened relative to that, without following
+// links. If another user has taken the parent's name, the parent has a random one,
+// ckptstore-memory-<uid>-<random>, and a record of this user in XDG_RUNTIME_DIR
+// names it. What the record names has to pass the same checks.
+//
+// Files have names, and stay when their processes have died: the next owner of the
+// directory finds them there. The kernel frees the lock when its process is killed.
+// From then on any process of this user may free the directory, whatever is in it.
 package shm
 
 import (

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -24,7 +25,7 @@ var ErrTaken = errors.New("another trainer of this run is alive on this machine"
 // Arenas are the files in shared memory of one run, in a directory named by
 // store, run and node.
 //
-//	SHARED/ckptstore-<store>-<run>-n0/
+//	SHARED/ckptstore-memory-<uid>/ckptstore-<store>-<run>-n0/
 //	  lock             flock(2) of the trainer that owns the directory
 //	  r00002.save.7    what rank 2 saves, in the seventh use of an arena
 //	  r00002.load.9    what rank 2 loads
@@ -40,9 +41,8 @@ var ErrTaken = errors.New("another trainer of this run is alive on this machine"
 // ([Arenas.Sealed]); then it keeps those that hold a checkpoint, and frees all
 // else that is in it ([Arenas.KeepLeft]). All other methods may be called concurrently.
 type Arenas struct {
-	dir  string
-	lock *os.File
-	left []string // files of a dead trainer, until they are freed
+	dir  *shm.Directory
+	left []string // names of a dead trainer's files, until they are freed
 	room func(*os.File) (int64, error)
 
 	mu       sync.Mutex
@@ -83,10 +83,10 @@ const slotUse = "save"
 // arenaPage is the unit of growth and the alignment of items, in bytes.
 const arenaPage = 4096
 
-// Open takes the directory of a run of a store in shared, such as /dev/shm. The
-// error is [ErrTaken] while another process has it. room is how many bytes are
-// free where a file is; nil asks the system.
-func Open(shared, store, run string, room func(*os.File) (int64, error)) (*Arenas, error) {
+// Open takes the directory of a run of a store in shared, such as /dev/shm. It
+// returns [ErrTaken] while another process has it. room is how many bytes are free
+// where a file is; nil asks the system.
+func Open(shared, store, run string, room func(*os.File) (int64, error), log *slog.Logger) (*Arenas, error) {
 	if room == nil {
 		room = shm.Room
 	}
@@ -94,26 +94,21 @@ func Open(shared, store, run string, room func(*os.File) (int64, error)) (*Arena
 	if len(name) > 100 {
 		name = plan.Sum([]byte(run)).String()[:32]
 	}
-	dir := filepath.Join(shared, fmt.Sprintf("ckptstore-%s-%s-n0", storeName(store), name))
-	lock, err := shm.Own(dir)
+	dir, err := shm.Own(shared, fmt.Sprintf("ckptstore-%s-%s-n0", storeName(store), name), log)
 	if errors.Is(err, shm.ErrOwned) {
-		err = fmt.Errorf("lock %s: %w: stop it, or choose another --name", filepath.Join(dir, "lock"), ErrTaken)
+		err = fmt.Errorf("%w (%w): stop it, or choose another --name", ErrTaken, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)
 	}
-	a := &Arenas{dir: dir, lock: lock, room: room, live: map[*Arena]bool{}, released: make(chan struct{})}
-	entries, err := os.ReadDir(dir)
+	left, err := dir.Names()
 	if err != nil {
-		return nil, errors.Join(err, lock.Close())
+		return nil, errors.Join(err, dir.Close())
 	}
-	for _, e := range entries {
-		if e.Name() == "lock" {
-			continue
-		}
-		a.left = append(a.left, filepath.Join(dir, e.Name()))
+	a := &Arenas{dir: dir, left: left, room: room, live: map[*Arena]bool{}, released: make(chan struct{})}
+	for _, name := range left {
 		// No new arena may have the name of one that is left.
-		if n, err := strconv.Atoi(e.Name()[strings.LastIndexByte(e.Name(), '.')+1:]); err == nil {
+		if n, err := strconv.Atoi(name[strings.LastIndexByte(name, '.')+1:]); err == nil {
 			a.uses = max(a.uses, n)
 		}
 	}
@@ -158,14 +153,14 @@ func (a *Arenas) name(rank int, use string, size int64, ahead bool) (*Arena, err
 		return nil, errors.New("the job has ended")
 	}
 	a.uses++
-	path := filepath.Join(a.dir, fmt.Sprintf("r%05d.%s.%d", rank, use, a.uses))
-	f, err := a.reuse(rank, use, path)
+	name := fmt.Sprintf("r%05d.%s.%d", rank, use, a.uses)
+	f, err := a.reuse(rank, use, name)
 	if err == nil && f != nil && (!ahead || size > int64(len(f.data))) {
 		f.kept = nil
 	}
 	if err == nil && f == nil {
-		f = &Arena{path: path, rank: rank, use: use, room: a.room}
-		f.file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		f = &Arena{path: a.path(name), rank: rank, use: use, room: a.room}
+		f.file, err = a.dir.Create(name)
 	}
 	if err != nil {
 		return nil, err
@@ -188,7 +183,7 @@ func (a *Arenas) held() (bytes int64) {
 // reuse finds an arena that was given back and gives it a new name: one that
 // was of the same use if there is, and the one of which what it holds is needed
 // least. It is nil if there is none.
-func (a *Arenas) reuse(rank int, use, path string) (*Arena, error) {
+func (a *Arenas) reuse(rank int, use, name string) (*Arena, error) {
 	var best *Arena
 	order := func(f *Arena) (n int) {
 		if f.kept != nil {
@@ -207,10 +202,13 @@ func (a *Arenas) reuse(rank int, use, path string) (*Arena, error) {
 	if best == nil {
 		return nil, nil
 	}
-	err := os.Rename(best.path, path)
-	best.path, best.use = path, use
+	err := a.dir.Rename(filepath.Base(best.path), name)
+	best.path, best.use = a.path(name), use
 	return best, err
 }
+
+// path is by which workers open a file.
+func (a *Arenas) path(name string) string { return filepath.Join(a.dir.Path(), name) }
 
 // Give makes an arena free for another use: every party to this one is done.
 func (a *Arenas) Give(f *Arena) {
@@ -248,7 +246,7 @@ func (a *Arenas) remove(f *Arena) error {
 	}
 	delete(a.live, f)
 	f.kept = nil
-	err := os.Remove(f.path)
+	err := a.dir.Unlink(filepath.Base(f.path))
 	if f.dropped = f.readers > 0; f.dropped {
 		return err
 	}
@@ -277,9 +275,9 @@ func (a *Arenas) Close() error {
 		errs = append(errs, a.remove(f))
 	}
 	if len(a.left) == 0 {
-		errs = append(errs, shm.Remove(a.dir))
+		errs = append(errs, a.dir.Remove())
 	}
-	errs = append(errs, a.lock.Close())
+	errs = append(errs, a.dir.Close())
 	return errors.Join(errs...)
 }
 

@@ -1,11 +1,14 @@
 package staging
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 )
+
+var quiet = slog.New(slog.DiscardHandler)
 
 // Two stores that were made in the same minute have the same beginning.
 const (
@@ -16,7 +19,7 @@ const (
 func TestArenasAreOfOneRun(t *testing.T) {
 	shared := t.TempDir()
 	open := func(store, run string) *Arenas {
-		a, err := Open(shared, store, run, nil)
+		a, err := Open(shared, store, run, nil, quiet)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -26,7 +29,7 @@ func TestArenasAreOfOneRun(t *testing.T) {
 		open(storeA, "run"), open(storeB, "run"), open(storeA, "other [run]*"),
 		open(storeA, strings.Repeat("ü", 80)), open(storeA, strings.Repeat("ü", 79)),
 	}
-	if _, err := Open(shared, storeA, "run", nil); err == nil || !strings.Contains(err.Error(), "another trainer of this run is alive") {
+	if _, err := Open(shared, storeA, "run", nil, quiet); err == nil || !strings.Contains(err.Error(), "another trainer of this run is alive") {
 		t.Errorf("a second trainer: %v", err)
 	}
 	for _, a := range all {
@@ -34,7 +37,7 @@ func TestArenasAreOfOneRun(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if left, err := os.ReadDir(shared); err != nil || len(left) > 0 {
+	if left, err := filepath.Glob(filepath.Join(shared, "*", "*")); err != nil || len(left) > 0 {
 		t.Errorf("left in shared memory: %v, %v", left, err)
 	}
 }
@@ -42,7 +45,7 @@ func TestArenasAreOfOneRun(t *testing.T) {
 // What a dead trainer left is freed, and only that.
 func TestArenasAreTakenOver(t *testing.T) {
 	shared := t.TempDir()
-	dead, err := Open(shared, storeA, "run [1]*", nil)
+	dead, err := Open(shared, storeA, "run [1]*", nil, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,15 +56,15 @@ func TestArenasAreTakenOver(t *testing.T) {
 	if len(slot.data) != 8192 {
 		t.Errorf("a slot for 5000 bytes has %d", len(slot.data))
 	}
-	other := filepath.Join(shared, "someone else's")
+	other := filepath.Join(filepath.Dir(filepath.Dir(slot.path)), "someone else's")
 	if err := os.WriteFile(other, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	// As the kernel does when a process is killed.
-	if err := dead.lock.Close(); err != nil {
+	if err := dead.dir.Close(); err != nil {
 		t.Fatal(err)
 	}
-	next, err := Open(shared, storeA, "run [1]*", nil)
+	next, err := Open(shared, storeA, "run [1]*", nil, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +85,7 @@ func TestArenasAreTakenOver(t *testing.T) {
 // An arena that was given back grows, keeps its memory and never shrinks; its
 // last name is gone. One that was dropped is never used again.
 func TestArenaGrows(t *testing.T) {
-	a, err := Open(t.TempDir(), storeA, "run", nil)
+	a, err := Open(t.TempDir(), storeA, "run", nil, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 func TestFreeStaging(t *testing.T) {
 	shared := t.TempDir()
 	open := func(store, run string) *Arenas {
-		a, err := Open(shared, store, run, nil)
+		a, err := Open(shared, store, run, nil, quiet)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -22,19 +22,19 @@ func TestFreeStaging(t *testing.T) {
 	}
 	alive, dead, foreign := open(storeA, "alive"), open(storeA, "dead"), open(storeB, "dead")
 	for _, a := range []*Arenas{dead, foreign} {
-		if err := a.lock.Close(); err != nil { // as the kernel does
+		if err := a.dir.Close(); err != nil { // as the kernel does
 			t.Fatal(err)
 		}
 	}
-	other := filepath.Join(shared, "ckptstore-notes")
+	other := filepath.Join(filepath.Dir(alive.dir.Path()), "ckptstore-notes")
 	if err := os.Mkdir(other, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	freed, bytes, err := Free(shared, storeA)
-	if err != nil || !slices.Equal(freed, []string{dead.dir}) || bytes != 8192 {
+	if err != nil || !slices.Equal(freed, []string{dead.dir.Path()}) || bytes != 8192 {
 		t.Errorf("freed %q, %d bytes, %v", freed, bytes, err)
 	}
-	for dir, there := range map[string]bool{alive.dir: true, other: true, foreign.dir: true, dead.dir: false} {
+	for dir, there := range map[string]bool{alive.dir.Path(): true, other: true, foreign.dir.Path(): true, dead.dir.Path(): false} {
 		if _, err := os.Stat(dir); (err == nil) != there {
 			t.Errorf("%s: %v", dir, err)
 		}
@@ -42,7 +42,7 @@ func TestFreeStaging(t *testing.T) {
 	if freed, bytes, err := Free(shared, storeA); len(freed) != 0 || bytes != 0 || err != nil {
 		t.Errorf("again: freed %q, %d bytes, %v", freed, bytes, err)
 	}
-	if freed, bytes, err := FreeAll(shared); err != nil || !slices.Equal(freed, []string{foreign.dir}) || bytes != 8192 {
+	if freed, bytes, err := FreeAll(shared); err != nil || !slices.Equal(freed, []string{foreign.dir.Path()}) || bytes != 8192 {
 		t.Errorf("of every store: freed %q, %d bytes, %v", freed, bytes, err)
 	}
 	if err := alive.Close(); err != nil {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
 // Left is a sealed slot of a dead owner, mapped until it is closed.
@@ -26,13 +26,13 @@ type Left struct {
 // no good slot is said to log: it is freed by [Arenas.KeepLeft]. So are slots
 // that are not returned.
 func (a *Arenas) Sealed(attempt int, log *slog.Logger) (found []*Left) {
-	for _, path := range a.left {
-		if !isSlot(path) {
+	for _, name := range a.left {
+		if !isSlot(name) {
 			continue
 		}
-		data, err := mapLeft(path)
+		data, err := mapLeft(a.dir, name)
 		if err != nil || len(data) == 0 {
-			log.Warn("a staging slot of a dead trainer cannot be read and is freed", "file", path, "error", err)
+			log.Warn("a staging slot of a dead trainer cannot be read and is freed", "file", a.path(name), "error", err)
 			continue
 		}
 		h, complete, err := readHeader(data)
@@ -45,7 +45,7 @@ func (a *Arenas) Sealed(attempt int, log *slog.Logger) (found []*Left) {
 		}
 		s.Close()
 		if err != nil {
-			log.Warn("a staging slot of a dead trainer has no good header and is freed", "file", path, "error", err)
+			log.Warn("a staging slot of a dead trainer has no good header and is freed", "file", a.path(name), "error", err)
 		}
 	}
 	return found
@@ -75,10 +75,11 @@ func (s *Left) Close() {
 }
 
 // isSlot reports whether a file in the directory is a slot.
-func isSlot(path string) bool { return strings.Contains(filepath.Base(path), "."+slotUse+".") }
+func isSlot(name string) bool { return strings.Contains(name, "."+slotUse+".") }
 
-func mapLeft(path string) ([]byte, error) {
-	f, err := os.Open(path)
+// mapLeft maps a slot that another process has made.
+func mapLeft(dir *shm.Directory, name string) ([]byte, error) {
+	f, err := dir.Open(name, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
@@ -93,22 +94,21 @@ func mapLeft(path string) ([]byte, error) {
 // KeepLeft takes over the slots of a dead owner that hold a checkpoint, and
 // frees all others. A slot that cannot be read is said to log, and freed.
 func (a *Arenas) KeepLeft(checkpoint string, log *slog.Logger) error {
-	for _, path := range a.left {
-		if checkpoint == "" || !isSlot(path) {
+	for _, name := range a.left {
+		if checkpoint == "" || !isSlot(name) {
 			continue
 		}
-		f, k, err := openLeft(path, checkpoint)
+		f, k, err := a.openLeft(name, checkpoint)
 		if err != nil {
-			log.Warn("a staging slot of a dead trainer cannot be read and is freed", "file", path, "error", err)
+			log.Warn("a staging slot of a dead trainer cannot be read and is freed", "file", a.path(name), "error", err)
 		}
 		if f == nil {
 			continue
 		}
-		f.room = a.room
 		a.keep(f, k)
 		a.mu.Lock()
 		a.live[f] = true
-		a.left = slices.DeleteFunc(slices.Clone(a.left), func(at string) bool { return at == path })
+		a.left = slices.DeleteFunc(slices.Clone(a.left), func(at string) bool { return at == name })
 		a.mu.Unlock()
 	}
 	return a.freeLeft()
@@ -116,8 +116,8 @@ func (a *Arenas) KeepLeft(checkpoint string, log *slog.Logger) error {
 
 // freeLeft removes what a dead trainer has left.
 func (a *Arenas) freeLeft() error {
-	for _, path := range a.left {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	for _, name := range a.left {
+		if err := a.dir.Unlink(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("free what a dead trainer left in shared memory: %w", err)
 		}
 	}
@@ -126,12 +126,12 @@ func (a *Arenas) freeLeft() error {
 }
 
 // openLeft opens the slot in a file, if it is complete and of a checkpoint.
-func openLeft(path, checkpoint string) (f *Arena, k *kept, err error) {
-	file, err := os.OpenFile(path, os.O_RDWR, 0)
+func (a *Arenas) openLeft(name, checkpoint string) (f *Arena, k *kept, err error) {
+	file, err := a.dir.Open(name, os.O_RDWR)
 	if err != nil {
 		return nil, nil, err
 	}
-	f = &Arena{path: path, use: slotUse, file: file}
+	f = &Arena{path: a.path(name), use: slotUse, file: file, room: a.room}
 	defer func() {
 		if k == nil {
 			err = errors.Join(err, f.unmap())

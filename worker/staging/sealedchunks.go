@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
 // SealedChunks finds bytes of a store's chunks in the staging slots of this
@@ -28,31 +29,43 @@ type sealedSlot struct {
 	spans []Span
 }
 
-// OpenSealedChunks looks at the slots of a store in shared, such as /dev/shm. A
-// file there that is no sealed slot has nothing to give, and is left out.
+// OpenSealedChunks looks at the slots of this user and a store in shared, such as
+// /dev/shm. A file there that is no sealed slot, or that another user may have put
+// there, has nothing to give, and is left out.
 func OpenSealedChunks(shared, store string) (*SealedChunks, error) {
-	paths, err := filepath.Glob(filepath.Join(shared, "ckptstore-"+storeName(store)+"-*-n[0-9]*", "r*.save.*"))
+	s := &SealedChunks{}
+	err := shm.Look(shared, directories(storeName(store)+"-*"), func(dir *shm.Directory) error {
+		names, err := dir.Names()
+		for _, name := range names {
+			if isSlot(name) {
+				s.look(dir, name)
+			}
+		}
+		return err
+	})
 	if err != nil {
+		s.Close()
 		return nil, fmt.Errorf("look for staging slots: %w", err)
 	}
-	s := &SealedChunks{}
-	for _, path := range paths {
-		data, err := mapLeft(path)
-		if err != nil || len(data) == 0 {
-			continue // it has just gone, or its memory is not made yet
-		}
-		h, sealed, err := readHeader(data)
-		var local plan.Local
-		if err == nil && sealed {
-			local, err = plan.DecodeLocal(h.Plan)
-		}
-		if err != nil || !sealed || len(local.Items) != len(h.Spans) {
-			_ = unix.Munmap(data) // it is only memory of this process
-			continue
-		}
-		s.slots = append(s.slots, sealedSlot{path, data, local, h.Spans})
-	}
 	return s, nil
+}
+
+// look takes a slot in if it is sealed.
+func (s *SealedChunks) look(dir *shm.Directory, name string) {
+	data, err := mapLeft(dir, name)
+	if err != nil || len(data) == 0 {
+		return // it has just gone, or its memory is not made yet
+	}
+	h, sealed, err := readHeader(data)
+	var local plan.Local
+	if err == nil && sealed {
+		local, err = plan.DecodeLocal(h.Plan)
+	}
+	if err != nil || !sealed || len(local.Items) != len(h.Spans) {
+		_ = unix.Munmap(data) // it is only memory of this process
+		return
+	}
+	s.slots = append(s.slots, sealedSlot{filepath.Join(dir.Path(), name), data, local, h.Spans})
 }
 
 // Chunk are the bytes with a digest, of the same dtype and size as like, and the

@@ -152,7 +152,7 @@ func (s *Slots) fit(rank int, size int64) error {
 	if size <= s.largest {
 		return nil
 	}
-	budget, err := s.cfg.Memory.resolve(s.arenas.dir, s.arenas.held())
+	budget, err := s.cfg.Memory.resolve(s.arenas.dir.Path(), s.arenas.held())
 	if err != nil {
 		return err
 	}

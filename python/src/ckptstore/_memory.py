@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import stat
 import threading
 import weakref
 
@@ -32,7 +34,7 @@ class Maps:
             have = self._maps.get(slot)
         if have is None or have[0] != path or len(have[1]) < size:
             # Outside the lock: to populate gigabytes must not hold up another slot's save.
-            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            file = open_own(path)
             try:
                 have = path, mmap.mmap(file, size, mmap.MAP_SHARED | _POPULATE)
             finally:
@@ -61,6 +63,20 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_own(path: str) -> int:
+    """Open a file in shared memory that is written to. Follows no link and waits for no
+    pipe. Raises PermissionError for a file that another user may have put there."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid() or found.st_nlink > 1:
+        os.close(file)
+        raise PermissionError(
+            errno.EPERM, f"shared memory: not a file of this process's user alone ({stat.filemode(found.st_mode)}, user {found.st_uid}, "
+            f"{found.st_nlink} links); run the worker as the trainer's user", path,
+        )
+    return file
 
 
 def seal(memory: mmap.mmap, generation: int) -> None:
@@ -126,7 +142,7 @@ class Ring:
         self._block, self._size = block, block * blocks
         self._there: set[int] = set()  # blocks that the mapping has
         self._map: mmap.mmap | None = None
-        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._file = open_own(path)
 
     def fill(self, at: int, part: memoryview) -> None:
         """Put part (format B), whose bytes lie in one block, where byte at of the file
