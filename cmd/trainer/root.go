@@ -31,7 +31,7 @@ const (
 	exitFindings = 6
 	exitNoStore  = 10
 	exitLocked   = 11
-	exitDenied   = 12 // by the server of the log
+	exitDenied   = 12 // by the server of the log, or by who else can write to the store
 	exitConfig   = 64
 	exitInternal = 70
 
@@ -131,7 +131,7 @@ func exitCode(err error) int {
 		return exitConflict
 	case errors.Is(err, doctor.ErrFound):
 		return exitFindings
-	case errors.Is(err, jetlog.ErrNotAllowed):
+	case errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, store.ErrUntrusted):
 		return exitDenied
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore
