@@ -116,7 +116,7 @@ func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
 		Dial: o.dialLog, Logger: o.store.opts.Logger, Archive: archiveDir(o.dir),
 		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit, Deciding: o.store.ballast().release, Down: o.down,
-		ReadOnly: o.store.backup,
+		ReadOnly: o.store.unwritable(),
 	})
 	if err != nil {
 		return err

@@ -219,12 +219,15 @@ func (a *app) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
-func (a *app) open(ctx context.Context) (*store.Store, error) {
-	return store.Open(ctx, a.options())
-}
-
 func (a *app) options() store.Options {
 	return store.Options{Location: a.location, Patience: a.wait, Logger: a.logger()}
+}
+
+// read opens the store for one command that changes nothing in it.
+func (a *app) read(ctx context.Context, do func(*store.Store) error) error {
+	o := a.options()
+	o.Reader = true
+	return a.withOptions(ctx, o, do)
 }
 
 // with opens the store for one command.
