@@ -12,7 +12,7 @@ import (
 // TestDamageIsFoundByEveryReader flips a bit in each kind of a checkpoint's
 // files, or cuts it off, and leaves all that names it intact. Whoever reads the
 // checkpoint names the file and gives no bytes that were not saved. A receipt is
-// not read by who has the log: it is written again.
+// not read by who has the log; verify --repair writes it again.
 func TestDamageIsFoundByEveryReader(t *testing.T) {
 	t.Parallel()
 	const fqn = "model.layer1.weight" // a part of it is in each rank's file
@@ -43,6 +43,10 @@ func TestDamageIsFoundByEveryReader(t *testing.T) {
 				if got := output(t, 0, "ckptstore", "cat", "m", fqn, "--store", dir); got != saved {
 					t.Errorf("%s %s: cat gives other bytes", name, how)
 				}
+				if got := filesIn(t, files)[name]; got != damaged {
+					t.Errorf("%s %s: cat wrote it", name, how)
+				}
+				output(t, 0, "ckptstore", "verify", "m", "--repair", "--store", dir)
 				if got := filesIn(t, files)[name]; got != text {
 					t.Errorf("%s %s: it is written again as\n%s", name, how, got)
 				}

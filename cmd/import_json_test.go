@@ -18,7 +18,7 @@ func TestImportJSON(t *testing.T) {
 	store := "--store=" + filepath.Join(dir, "store")
 	output(t, 0, "ckptstore", "init", store)
 	schema(t, "import", output(t, 0, "ckptstore", "import", saved, "--run", "r", "--step", "3", "--in-place", "--json", store))
-	schema(t, "verify-learned", output(t, 0, "ckptstore", "verify", "r", "--json", store))
+	schema(t, "verify-learned", output(t, 0, "ckptstore", "verify", "r", "--learn", "--json", store))
 	schema(t, "export", output(t, 0, "ckptstore", "export", "r", filepath.Join(dir, "out"), "--format", "hf", "--json", store))
 	schema(t, "export-self-contained", output(t, 0, "ckptstore", "export", "r", filepath.Join(dir, "own"), "--self-contained", "--json", store))
 	schema(t, "verify-offline", output(t, 0, "ckptstore", "verify", "r", "--offline", "--json", store))

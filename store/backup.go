@@ -200,7 +200,7 @@ func (b *backup) finish(id identity) (err error) {
 // writeIdentity makes a directory a copy of a store. It has another runtime directory
 // than the store, so that both can be open on one machine.
 func writeIdentity(dir string, id identity) error {
-	id.Copy = NewID()
+	id.Copy, id.Owner = NewID(), thisUser()
 	text, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {
 		return err

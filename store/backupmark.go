@@ -109,7 +109,7 @@ func openDestination(dir, name string, mark copyMark) (_ *destination, err error
 		if err := emptyPlace(dir); err != nil {
 			return nil, err
 		}
-		if err := os.MkdirAll(dir, 0o700); err != nil {
+		if err := makeOwn(dir); err != nil {
 			return nil, err
 		}
 	case err != nil:

@@ -44,7 +44,9 @@ func guarded(s *Store, dir string, do func() error) error {
 	if err := recovering(dir); err != nil { // since this process looked
 		return err
 	}
-	s.ballast().release()
+	if !s.opts.Reader {
+		s.ballast().release()
+	}
 	if err := s.space.check(keepToOwn); err != nil {
 		return fmt.Errorf("own the store %s: %w", dir, err)
 	}

@@ -23,6 +23,9 @@ type identity struct {
 	// Copy names a backup or a restored store: Store is the identity that its log
 	// has, which it shares with the one that it was made of.
 	Copy string `json:"copy,omitempty"`
+	// Owner is who made the directory what it is; nil in a store of an earlier
+	// version. Those versions pass over it.
+	Owner *ownerRecord `json:"owner,omitempty"`
 }
 
 // runtime names the directory of sockets: those of a copy are its own.

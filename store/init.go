@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -50,6 +49,9 @@ func Init(ctx context.Context, location, data string) (string, error) {
 	if err := vacant(dir); err != nil {
 		return "", fmt.Errorf("init %s: %w", dir, err)
 	}
+	if err := makeOwn(dir); err != nil {
+		return "", fmt.Errorf("init: %w", err)
+	}
 	lock, err := tryLock(dir)
 	if err != nil {
 		return "", fmt.Errorf("init: %w", err)
@@ -64,7 +66,7 @@ func Init(ctx context.Context, location, data string) (string, error) {
 	if err := clearCutLog(dir); err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
-	id := identity{Product: product, Store: NewID(), Format: Format, Created: time.Now().UTC()}
+	id := identity{Product: product, Store: NewID(), Format: Format, Created: time.Now().UTC(), Owner: thisUser()}
 	if err := createLog(ctx, filepath.Join(dir, "log"), id.Store); err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
@@ -175,9 +177,4 @@ func create(ctx context.Context, log *jetlog.Log, id, data string, formerly ...s
 		return err
 	}
 	return log.Create(ctx, created)
-}
-
-func ownedByMe(info os.FileInfo) bool {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && int(st.Uid) == os.Getuid()
 }

@@ -46,7 +46,7 @@ func (s *Store) learnOne(ctx context.Context, c projections.Checkpoint, o storag
 	if err != nil {
 		return storage.Report{}, err
 	}
-	if s.backup != nil {
+	if s.unwritable() != nil {
 		return s.Data.VerifyWith(ctx, RefOf(c), digest, storage.VerifyOptions{Progress: o.Progress, Together: o.Together})
 	}
 	o.Recorded = map[string]plan.Digest{}

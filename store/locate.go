@@ -45,8 +45,8 @@ func locate(ctx context.Context, log *jetlog.Log, created events.StoreCreated) (
 }
 
 // probe checks that the directory is this store's, and by a file that it can
-// be written and read here.
-func (p place) probe() error {
+// be written and read here. A reader makes no file.
+func (p place) probe(reader bool) error {
 	var (
 		id  identity
 		err error
@@ -62,7 +62,7 @@ func (p place) probe() error {
 	if err == nil && id.Store != p.store {
 		err = fmt.Errorf("%w: %s holds the data of store %s, not of %s", ErrForeign, p.dir, id.Store, p.store)
 	}
-	if err == nil {
+	if err == nil && !reader {
 		err = tryOut(p.dir)
 	}
 	switch {

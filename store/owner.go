@@ -56,9 +56,16 @@ func newOwner(dir string, s *Store) *owner {
 	return o
 }
 
-// tryLock takes the lock of a store's directory; nil when somebody holds it.
+// tryLock takes the lock of a store's directory, if this process may write there;
+// nil when another process holds it.
 func tryLock(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	if err := mayWrite(dir); err != nil {
+		if cannot := canWrite(dir); cannot != nil {
+			err = fmt.Errorf("lock the store: %w; `ckptstore ls --offline` reads without the lock", cannot)
+		}
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock the store: %w; `ckptstore ls --offline` reads without the lock", err)
 	}
@@ -109,7 +116,7 @@ func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
 		Dial: o.dialLog, Logger: o.store.opts.Logger, Archive: archiveDir(o.dir),
 		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit, Deciding: o.store.ballast().release, Down: o.down,
-		ReadOnly: o.store.backup,
+		ReadOnly: o.store.unwritable(),
 	})
 	if err != nil {
 		return err

@@ -66,9 +66,11 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	if w.views, err = follow(ctx, filepath.Join(dir, "views"), w.log, s); err != nil {
 		return w, err
 	}
-	settled, err := repair(ctx, s, w.log, w.views, opened.settled)
-	if err != nil {
-		return w, err
+	settled := opened.settled
+	if !s.opts.Reader {
+		if settled, err = repair(ctx, s, w.log, w.views, settled); err != nil {
+			return w, err
+		}
 	}
 	w.settler = &settler{store: s, log: w.log, views: w.views}
 	w.settler.settled.Store(settled)
@@ -77,13 +79,15 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	}
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var kept sync.WaitGroup
-	kept.Go(func() { s.ballast().keep(life) })
 	kept.Go(func() { w.watch(life, s) })
 	kept.Go(func() { w.keepEnd(life, s) })
-	if s.backup == nil { // a copy stays as it was made
+	if s.unwritable() == nil { // a copy stays as it was made
 		kept.Go(func() { w.keepSealed(life, s) })
 	}
-	kept.Go(func() { w.settler.keep(life, settleEvery) })
+	if !s.opts.Reader {
+		kept.Go(func() { s.ballast().keep(life) })
+		kept.Go(func() { w.settler.keep(life, settleEvery) })
+	}
 	w.unload = func() {
 		cancel()
 		kept.Wait()
@@ -147,9 +151,8 @@ func (f *follower) close() error {
 	return errors.Join(err, f.db.close())
 }
 
-// listen opens the sockets of the owner and says in owner.json where they are.
-func (w *ownership) listen(s *Store) error {
-	c := card{PID: os.Getpid(), Started: time.Now().UTC()}
+// sweep removes what dead processes have left in the runtime directories.
+func (s *Store) sweep() error {
 	// Owners before this one are gone; their sockets may not be.
 	stale, err := filepath.Glob(filepath.Join(s.Runtime, "o*"))
 	if err != nil {
@@ -165,6 +168,17 @@ func (w *ownership) listen(s *Store) error {
 		return err
 	}
 	sweepRuntimes(s.Runtime, s.opts.Logger)
+	return nil
+}
+
+// listen opens the sockets of the owner and says in owner.json where they are.
+func (w *ownership) listen(s *Store) (err error) {
+	c := card{PID: os.Getpid(), Started: time.Now().UTC()}
+	if !s.opts.Reader {
+		if err := s.sweep(); err != nil {
+			return err
+		}
+	}
 	stem := filepath.Join(s.Runtime, fmt.Sprintf("o%d-%x", c.PID, c.Started.UnixNano()&0xffffff))
 	c.Log, c.API = stem+".log", stem+".api"
 	if c.Host, err = os.Hostname(); err != nil {

@@ -36,8 +36,9 @@ func OpenReceipts(location string, log *slog.Logger) (*Receipts, error) {
 }
 
 // ReadOnly is why this process cannot open the store in a directory, though it can
-// read there: the filesystem or the permissions do not let it write. It is nil where it
-// can, where there is nothing, and of a URL.
+// read there: the filesystem or the permissions do not let it write, or others can
+// write there, which is [ErrUntrusted]. It is nil where it can, where there is
+// nothing, and of a URL.
 func ReadOnly(location string) error {
 	dir, isURL, err := parseLocation(location)
 	if err != nil || isURL {
@@ -46,9 +47,18 @@ func ReadOnly(location string) error {
 	if _, err := os.Stat(filepath.Join(dir, "store.json")); err != nil {
 		return nil // as above
 	}
-	for _, name := range []string{".", "LOCK", "data", "log"} {
+	if err := canWrite(dir); err != nil {
+		return err
+	}
+	return mayWrite(dir)
+}
+
+// canWrite is the error of the filesystem, or of its permissions, that this process
+// cannot write to the store in dir.
+func canWrite(dir string) error {
+	for _, name := range []string{lockName, ".", "data", "log"} {
 		path := filepath.Join(dir, name)
-		if err := unix.Access(path, unix.W_OK); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK, unix.AT_EACCESS); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("write to %s: %w", path, err)
 		}
 	}
@@ -112,7 +122,7 @@ func (r *Receipts) ReaderOf(c projections.Checkpoint) (*storage.FileReader, erro
 func (r *Receipts) read(ctx context.Context) ([]storage.Receipt, error) {
 	list, damaged, err := r.data.Checkpoints(ctx)
 	for _, d := range damaged {
-		r.log.Warn("a receipt is left out: open the store once with its log, which writes it again", "file", d.File, "error", d.Err)
+		r.log.Warn("a receipt is left out: `ckptstore verify --repair` writes it again", "file", d.File, "error", d.Err)
 	}
 	return list, err
 }

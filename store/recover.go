@@ -123,7 +123,7 @@ func (r *recovery) run(ctx context.Context) error {
 		return fmt.Errorf("%w in %s: %w: its checkpoints would be in data/", ErrNoStore, filepath.Dir(r.data), err)
 	}
 	if r.From != "" {
-		if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		if err := makeOwn(r.dir); err != nil {
 			return err
 		}
 	}

@@ -35,7 +35,7 @@ func (r *recovery) finish() error {
 	built, log := filepath.Join(r.dir, recoverTemp, "log"), filepath.Join(r.dir, "log")
 	id := identity{
 		Product: product, Store: r.report.Store, Format: Format, Created: time.Now().UTC(),
-		Formerly: r.report.Formerly, Recovered: r.report.Sequence,
+		Formerly: r.report.Formerly, Recovered: r.report.Sequence, Owner: thisUser(),
 	}
 	text, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {

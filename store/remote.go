@@ -51,7 +51,11 @@ func findArchive(ctx context.Context, log *jetlog.Log) error {
 // openURL connects to a NATS server, or to the owner of a directory that
 // listens. The views are folded in memory.
 func openURL(ctx context.Context, o Options) (_ *Store, err error) {
-	log, err := dialURL(ctx, o.Location, o.Access, jetlog.Options{Logger: o.Logger})
+	how := jetlog.Options{Logger: o.Logger}
+	if o.Reader {
+		how.ReadOnly = errReading
+	}
+	log, err := dialURL(ctx, o.Location, o.Access, how)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
@@ -85,15 +89,17 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 		}
 	}()
 	s.Runtime = s.runtime.dir
-	if err := sweepJobs(s.Runtime); err != nil {
-		return nil, fmt.Errorf("open store: %w", err)
+	if !o.Reader {
+		if err := sweepJobs(s.Runtime); err != nil {
+			return nil, fmt.Errorf("open store: %w", err)
+		}
+		sweepRuntimes(s.Runtime, o.Logger)
 	}
-	sweepRuntimes(s.Runtime, o.Logger)
 	at, err := locate(ctx, log, created)
 	if err != nil {
 		return nil, err
 	}
-	if err := at.probe(); err != nil {
+	if err := at.probe(o.Reader); err != nil {
 		return nil, err
 	}
 	if at.owned {
@@ -108,7 +114,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if s.local, err = follow(ctx, "", log, s); err != nil {
 		return nil, err
 	}
-	if at.owned {
+	if at.owned || o.Reader {
 		return s, nil
 	}
 	// Nobody owns the data of a server's store: whoever opens it repairs it.

@@ -76,6 +76,9 @@ type Options struct {
 	// default 10 s.
 	Patience time.Duration
 	Logger   *slog.Logger // default: discard
+	// Reader opens the store to read: nothing in it is repaired, removed or recorded,
+	// and nothing can be appended.
+	Reader bool
 	// Access to the server of a URL; nil reads the environment.
 	Access *Access
 	// Listen, when set, lets clients in over TCP while this process owns the
@@ -175,6 +178,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, errors.Join(err, s.owner.close(), s.runtime.release())
 	}
 	s.warnOfDamage()
+	if o.Reader {
+		return s, nil
+	}
 	if s.backup == nil {
 		s.study = startLearner(s, learnAfter)
 	}
@@ -212,7 +218,7 @@ func (s *Store) openData(data, blobs string) (err error) {
 	s.Data.OfStore(s.ID, s.formerly...)
 	s.Data.KeepFree(keepOfSaves)
 	s.Data.OnUnverified(func(ref storage.Ref) {
-		s.opts.Logger.Warn("adopted files are read whose digests are not learned yet: damage of them would not be noticed; `ckptstore verify` learns them", "checkpoint", ref.String())
+		s.opts.Logger.Warn("adopted files are read whose digests are not learned yet: damage of them would not be noticed; `ckptstore verify --learn` learns them", "checkpoint", ref.String())
 	})
 	s.space = newGauge(data, s.Data)
 	return nil

@@ -18,21 +18,23 @@ type VerifyOptions struct {
 
 // VerifyAll verifies committed checkpoints, several at a time. A file that more
 // than one of them has a link to is read once. Digests of adopted files that are
-// not known yet are learned, unless it is quick, and recorded, as by
-// [Store.Learn]. The reports are in the order of the checkpoints.
+// not known yet are learned, unless it is quick or the store was opened to read, and
+// recorded, as by [Store.Learn]. The reports are in the order of the checkpoints.
 func (s *Store) VerifyAll(ctx context.Context, list []projections.Checkpoint, o VerifyOptions) ([]storage.Report, error) {
 	s.learning.Lock()
 	defer s.learning.Unlock()
 	together := storage.NewTogether()
 	return verifyAll(ctx, together, len(list), o.Progress, func(ctx context.Context, i int, progress func(int64)) (storage.Report, error) {
 		if !o.Quick {
-			return s.learnOne(ctx, list[i], storage.LearnOptions{Progress: progress, Together: together})
+			report, err := s.learnOne(ctx, list[i], storage.LearnOptions{Progress: progress, Together: together})
+			return s.owed(list[i], report), err
 		}
 		digest, err := plan.ParseDigest(list[i].Manifest)
 		if err != nil {
 			return storage.Report{}, fmt.Errorf("verify %s@%s: %w", list[i].Run, list[i].ID, err)
 		}
-		return s.Data.VerifyWith(ctx, RefOf(list[i]), digest, storage.VerifyOptions{Progress: progress, Quick: true, Together: together})
+		report, err := s.Data.VerifyWith(ctx, RefOf(list[i]), digest, storage.VerifyOptions{Progress: progress, Quick: true, Together: together})
+		return s.owed(list[i], report), err
 	})
 }
 

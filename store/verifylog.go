@@ -43,7 +43,7 @@ func (f LogFinding) String() string {
 
 // VerifyLog reads every event of the log, as [jetlog.Log.Check] does, every
 // blob that one names, and every receipt, which must name an event of it. It keeps
-// the outcome for `views status`. progress, if
+// the outcome for `views status`, unless the store was opened to read. progress, if
 // not nil, is called with the number of events read so far.
 func (s *Store) VerifyLog(ctx context.Context, progress func(events uint64)) (ReadLog, error) {
 	seen := uint64(0)
@@ -99,7 +99,7 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 		missing, err = s.onDisk(files)
 		out.Findings = append(out.Findings, missing...)
 	}
-	if err == nil && s.local == nil {
+	if err == nil && s.local == nil && !s.opts.Reader {
 		err = noteReadLog(s.Location, out)
 	}
 	return out, err
@@ -135,7 +135,7 @@ func (seen *blobsSeen) look(ctx context.Context, s *Store, b events.Blob) error 
 // checkDir is where a reading of the log spills what it cannot keep in memory:
 // temporary files of the system may be in memory.
 func (s *Store) checkDir() string {
-	if IsURL(s.opts.Location) || unix.Access(s.Location, unix.W_OK) != nil {
+	if s.opts.Reader || IsURL(s.opts.Location) || unix.Access(s.Location, unix.W_OK) != nil {
 		return ""
 	}
 	return s.Location

@@ -27,7 +27,7 @@ func (a *app) cursorsCommand() *cobra.Command {
 		Long: `List the cursors that "events --cursor NAME" has left in the store, and how
 many events of the log each has still before it.`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.with(c.Context(), func(s *store.Store) error { return a.cursors(c.Context(), s) })
+			return a.read(c.Context(), func(s *store.Store) error { return a.cursors(c.Context(), s) })
 		},
 	}
 	c.AddCommand(&cobra.Command{

@@ -94,7 +94,7 @@ With --exit-code the exit code is 6 when there is any difference.`,
 			if err != nil {
 				return err
 			}
-			return a.with(c.Context(), func(s *store.Store) error {
+			return a.read(c.Context(), func(s *store.Store) error {
 				d, err := a.diff(c.Context(), s, then, refs, metrics)
 				if err != nil {
 					return err

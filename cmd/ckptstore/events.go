@@ -73,7 +73,11 @@ its place.`,
 			if err := sel.parse(types); err != nil {
 				return err
 			}
-			return a.with(c.Context(), func(s *store.Store) error { return a.events(c.Context(), s, sel) })
+			open := a.read
+			if sel.cursor != "" {
+				open = a.with // it moves
+			}
+			return open(c.Context(), func(s *store.Store) error { return a.events(c.Context(), s, sel) })
 		},
 	}
 	f := c.Flags()

@@ -56,7 +56,7 @@ object.`,
 			if err != nil {
 				return err
 			}
-			return a.with(c.Context(), func(st *store.Store) error { return a.logs(c.Context(), st, runs[0], q, s) })
+			return a.read(c.Context(), func(st *store.Store) error { return a.logs(c.Context(), st, runs[0], q, s) })
 		},
 	}
 	f := c.Flags()

@@ -76,7 +76,7 @@ that it committed.`,
 			if len(names) == 1 {
 				run = names[0]
 			}
-			return a.with(c.Context(), func(s *store.Store) error { return a.jobs(c.Context(), s, run) })
+			return a.read(c.Context(), func(s *store.Store) error { return a.jobs(c.Context(), s, run) })
 		},
 	}
 }

@@ -87,10 +87,10 @@ for wide, json and jsonl only. What is not known is "-", and absent in JSON.`,
 			if offline && !then.isEnd() {
 				return usageError{errors.New("--offline reads no log, --as-of needs it: give one of them")}
 			}
-			if offline {
+			if offline || then.isEnd() && a.byReceipts() {
 				return a.lsOffline(c.Context(), run)
 			}
-			return a.with(c.Context(), func(s *store.Store) error { return a.ls(c.Context(), s, run, all, then) })
+			return a.read(c.Context(), func(s *store.Store) error { return a.ls(c.Context(), s, run, all, then) })
 		},
 	}
 	asOf = asOfFlag(c)
@@ -161,7 +161,7 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 	l := listing{Offline: true, Checkpoints: []listed{}}
 	var errs []error
 	for _, d := range damaged {
-		errs = append(errs, fmt.Errorf("%s: %w: open the store once with its log, which writes the receipt again", d.File, d.Err))
+		errs = append(errs, fmt.Errorf("%s: %w: `ckptstore verify --repair` writes the receipt again", d.File, d.Err))
 	}
 	for _, r := range receipts {
 		if run != "" && r.Run != run {

@@ -61,7 +61,7 @@ What is not finite is a gap. NO_COLOR turns colors off.`,
 			if err != nil {
 				return err
 			}
-			return a.with(c.Context(), func(s *store.Store) error {
+			return a.read(c.Context(), func(s *store.Store) error {
 				views, err := past(c.Context(), s, then)
 				if err != nil {
 					return err

@@ -18,6 +18,17 @@ lock, the log or the views. Then RUN and RUN@latest are the checkpoint of the ru
 that was committed last, perhaps superseded since, and tags and RUN@best:METRIC
 are not known.`
 
+// byReceipts reports that the log of the store is not opened, because this process
+// may not write there or others can, and warns of it. What the receipts say can be
+// read all the same.
+func (a *app) byReceipts() bool {
+	why := store.ReadOnly(a.location)
+	if why != nil {
+		a.warn("warning: read by its receipts, as with --offline: %v", why)
+	}
+	return why != nil
+}
+
 // receipts are those of the data directory. One that is damaged is warned of:
 // what a reference stands for must not change because of it in silence.
 func (a *app) receipts(ctx context.Context) (*storage.Root, []storage.Receipt, error) {
@@ -27,7 +38,7 @@ func (a *app) receipts(ctx context.Context) (*storage.Root, []storage.Receipt, e
 	}
 	list, damaged, err := data.Checkpoints(ctx)
 	for _, d := range damaged {
-		a.warn("%s is left out: %v: open the store once with its log, which writes the receipt again", d.File, d.Err)
+		a.warn("%s is left out: %v: `ckptstore verify --repair` writes the receipt again", d.File, d.Err)
 	}
 	return data, list, err
 }

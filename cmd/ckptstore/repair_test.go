@@ -44,7 +44,7 @@ func TestRepairVerifiesWhatWasCommittedMeanwhile(t *testing.T) {
 	save("a")
 	save("b")
 	hurt("a")
-	s, err := a.open(t.Context())
+	s, err := store.Open(t.Context(), a.options())
 	if err != nil {
 		t.Fatal(err)
 	}

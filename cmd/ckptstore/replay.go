@@ -86,7 +86,7 @@ times as fast (10x).`,
 			if o.speed, err = parseSpeed(speed); err != nil {
 				return err
 			}
-			return a.with(c.Context(), func(s *store.Store) error { return a.replay(c.Context(), s, o) })
+			return a.read(c.Context(), func(s *store.Store) error { return a.replay(c.Context(), s, o) })
 		},
 	}
 	f := c.Flags()

@@ -121,7 +121,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.backupCommand(), a.restoreCommand(), a.recoverCommand(),
 		a.gcCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), a.benchCommand(), guardCommand())
-	root.AddCommand(a.jobsCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand())
+	root.AddCommand(a.jobsCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
 	if err != nil && !errors.Is(err, errFindings) {
@@ -166,7 +166,7 @@ func exitCode(err error, interrupted bool) int {
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):
 		return exitLocked
-	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, store.ErrBackup):
+	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, store.ErrBackup), errors.Is(err, store.ErrUntrusted):
 		return exitNotAllowed
 	}
 	return exitFailed
@@ -219,12 +219,15 @@ func (a *app) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
-func (a *app) open(ctx context.Context) (*store.Store, error) {
-	return store.Open(ctx, a.options())
-}
-
 func (a *app) options() store.Options {
 	return store.Options{Location: a.location, Patience: a.wait, Logger: a.logger()}
+}
+
+// read opens the store for one command that changes nothing in it.
+func (a *app) read(ctx context.Context, do func(*store.Store) error) error {
+	o := a.options()
+	o.Reader = true
+	return a.withOptions(ctx, o, do)
 }
 
 // with opens the store for one command.

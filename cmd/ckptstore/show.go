@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -79,6 +80,9 @@ was; its files are read as they are now.
 			if err != nil {
 				return err
 			}
+			if then.isEnd() && !spelledPath(refs[0]) && a.byReceipts() {
+				return a.withOffline(c.Context(), refs[0], all, func(s source) error { return a.showSource(c.Context(), s, reshard) })
+			}
 			path, err := a.isPath(c.Context(), refs[0])
 			if err != nil {
 				return err
@@ -89,7 +93,7 @@ was; its files are read as they are now.
 			if path {
 				return a.showPath(c.Context(), refs[0], reshard)
 			}
-			return a.with(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0], reshard, then) })
+			return a.read(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0], reshard, then) })
 		},
 	}
 	asOf = asOfFlag(c)
@@ -117,11 +121,27 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int,
 	if err != nil {
 		return err
 	}
+	return a.showStored(ctx, s.DataDir, source{store: s.ID, checkpoint: c, manifest: m}, reshard)
+}
+
+// showSource shows what withOffline has found: one of a store, or of another program.
+func (a *app) showSource(ctx context.Context, s source, reshard int) error {
+	r, ours := s.reader.(*storage.FileReader)
+	if !ours {
+		return a.showPath(ctx, s.name, reshard)
+	}
+	s.checkpoint.WorldSize, s.checkpoint.Bytes = s.manifest.WorldSize, s.manifest.Layout.Bytes()
+	return a.showStored(ctx, r.Root().Dir(), s, reshard)
+}
+
+// showStored shows a checkpoint of a store by its row and its manifest.
+func (a *app) showStored(ctx context.Context, dataDir string, s source, reshard int) (err error) {
+	c, m := s.checkpoint, s.manifest
 	out := shown{
-		Store: s.ID, Checkpoint: c, Path: s.DataDir + "/" + store.RefOf(c).String(),
+		Store: s.store, Checkpoint: c, Path: dataDir + "/" + store.RefOf(c).String(),
 		Ranks: []shownRank{},
 	}
-	if out.Shared, out.Exclusive, err = a.footprint(ctx, s.DataDir, store.RefOf(c)); err != nil {
+	if out.Shared, out.Exclusive, err = a.footprint(ctx, dataDir, store.RefOf(c)); err != nil {
 		return err
 	}
 	out.Tensors, out.Values = shownLayout(m.Layout)

@@ -71,7 +71,7 @@ func (a *app) isPath(ctx context.Context, ref string) (bool, error) {
 		return true, nil
 	}
 	known := false
-	err := a.with(ctx, func(s *store.Store) (err error) {
+	err := a.read(ctx, func(s *store.Store) (err error) {
 		known, err = knows(ctx, s, ref)
 		return err
 	})
@@ -138,7 +138,7 @@ const all = ""
 // withSource opens what a reference names for one command, with the log or,
 // offline, by receipts alone. A command that asks for one tensor names it.
 func (a *app) withSource(ctx context.Context, ref, fqn string, offline bool, do func(source) error) error {
-	if offline {
+	if offline || !spelledPath(ref) && a.byReceipts() {
 		return a.withOffline(ctx, ref, fqn, do)
 	}
 	path, err := a.isPath(ctx, ref)
@@ -148,7 +148,7 @@ func (a *app) withSource(ctx context.Context, ref, fqn string, offline bool, do 
 	if path {
 		return withPath(ctx, ref, do)
 	}
-	return a.with(ctx, func(st *store.Store) error {
+	return a.read(ctx, func(st *store.Store) error {
 		c, err := store.Committed(ctx, st.Views(), ref)
 		if err != nil {
 			return err

@@ -54,7 +54,10 @@ type finding struct {
 }
 
 // verifyFlags are what of a verification is chosen.
-type verifyFlags struct{ log, offline, deep, quick, repair bool }
+type verifyFlags struct{ log, offline, deep, quick, repair, learn bool }
+
+// writes reports whether something in the store is changed: see [store.Options].
+func (f verifyFlags) writes() bool { return f.log || f.repair || f.learn }
 
 // check refuses what cannot be meant together.
 func (f verifyFlags) check(refs []string) error {
@@ -67,6 +70,8 @@ func (f verifyFlags) check(refs []string) error {
 		return usageError{errors.New("--quick reads no tensor, --deep reads all: give one of them")}
 	case f.log && (f.quick || f.deep):
 		return usageError{errors.New("--log reads no checkpoint, --quick and --deep are about those: leave one of them out")}
+	case f.learn && (f.quick || f.offline || f.log):
+		return usageError{errors.New("--learn reads the tensors, and records in the log: leave out --quick, --offline and --log")}
 	case f.repair && (f.quick || f.offline || f.log):
 		return usageError{errors.New("--repair reads the tensors, and needs the log to know what is committed: leave out --quick, --offline and --log")}
 	}
@@ -79,11 +84,13 @@ func (a *app) verifyCommand() *cobra.Command {
 		Use: "verify [REF]", Short: "Read every byte of one or all checkpoints and name what is damaged", Args: args(cobra.MaximumNArgs(1)),
 		Long: `Read every file of the committed checkpoints, or of REF, and compare it with
 what vouches for it: data with the index, the index with the manifest, the
-manifest with the log. Of files that were imported in place, digests that are
-not known yet are learned, if the files' own checksums are right. Damage is
-named by file, tensor and block; the exit code is then 6. Without REF the log is
+manifest with the log. Nothing in the store is changed. Damage is named by file,
+tensor and block; the exit code is then 6. Without REF the log is
 read from end to end too; when it does not open, what the receipts say is
 committed is read all the same.
+
+With --learn, digests of files that were imported in place and are not known yet
+are learned and recorded, if the files' own checksums are right.
 
 Every byte is read without being asked for (--deep says so): a verification that
 leaves the tensors out finds no damage in them. With --quick it does: then
@@ -95,8 +102,9 @@ beside each other, and a file that several checkpoints have once.
 
 With --log only the log is read: every sequence, against the server's counts;
 every message, against its ID; every decision, against the one before it in its
-lane; every blob, against its digest. What is damaged is named by sequence. The
-owner of a store does the same every six hours: see ` + "`ckptstore views status`" + `.
+lane; every blob, against its digest. What is damaged is named by sequence, and
+recorded: then nobody opens the store until a reading finds nothing. The owner of
+a store does the same every six hours: see ` + "`ckptstore views status`" + `.
 
 ` + offlineHelp + ` A receipt is
 then the word for what was committed, and no digest is learned.
@@ -110,13 +118,16 @@ Of such files only what checksums they have is compared.`,
 			if o.offline {
 				return a.verifyOffline(c.Context(), refs, o)
 			}
+			if !o.writes() && (len(refs) == 0 || !spelledPath(refs[0])) && a.byReceipts() {
+				return a.verifyOffline(c.Context(), refs, o)
+			}
 			if len(refs) == 1 {
 				path, err := a.isPath(c.Context(), refs[0])
 				if err != nil {
 					return err
 				}
-				if path && o.repair {
-					return usageError{fmt.Errorf("--repair: %s is a path, and files of other programs are never written to: leave it out", refs[0])}
+				if path && (o.repair || o.learn) {
+					return usageError{fmt.Errorf("--repair, --learn: %s is a path, and files of other programs are never written to: leave them out", refs[0])}
 				}
 				if path && o.quick {
 					return usageError{fmt.Errorf("--quick: %s is a path, and what it has of checksums is in its data: leave it out", refs[0])}
@@ -125,7 +136,9 @@ Of such files only what checksums they have is compared.`,
 					return a.verifyPath(c.Context(), refs[0])
 				}
 			}
-			s, err := a.open(c.Context())
+			options := a.options()
+			options.Reader = !o.writes()
+			s, err := store.Open(c.Context(), options)
 			if o.log && errors.Is(err, store.ErrKnownDamage) {
 				return a.verifyKnownDamage(c.Context())
 			}
@@ -153,6 +166,7 @@ Of such files only what checksums they have is compared.`,
 	f.BoolVar(&o.log, "log", false, "read the log alone")
 	f.BoolVar(&o.offline, "offline", false, "go by the receipts alone: no lock, no log")
 	f.BoolVar(&o.repair, "repair", false, "give damaged chunks their bytes again, where the store or a staging slot has them")
+	f.BoolVar(&o.learn, "learn", false, "learn the digests of files that were imported in place")
 	f.BoolVar(&o.deep, "deep", false, "read every byte (the default)")
 	f.BoolVar(&o.quick, "quick", false, "read receipts, manifests and indexes, and look at files, but read no tensor")
 	return c
@@ -213,6 +227,9 @@ func (a *app) readLog(ctx context.Context, s *store.Store, out *verified) error 
 		return err
 	}
 	out.addLog(read)
+	if len(read.Findings) > 0 && !out.logAlone {
+		a.warn("the log is damaged: run `ckptstore verify --log`, which records it, so that no process goes on with the store")
+	}
 	return nil
 }
 

@@ -43,7 +43,7 @@ finding: by views verify or rebuild, by verify, or by the owner of the store,
 which reads it every six hours. What the newest reading has found is listed
 until one finds nothing; the exit code is then 6.`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.with(c.Context(), func(s *store.Store) error { return a.viewsStatus(c.Context(), s) })
+			return a.read(c.Context(), func(s *store.Store) error { return a.viewsStatus(c.Context(), s) })
 		},
 	}, &cobra.Command{
 		Use: "verify", Short: "Rebuild the views beside the live ones and compare", Args: args(cobra.NoArgs),

@@ -32,7 +32,7 @@ const (
 	exitFindings = 6
 	exitNoStore  = 10
 	exitLocked   = 11
-	exitDenied   = 12 // by the server of the log, or because of another user
+	exitDenied   = 12 // by the server of the log, or because another user can write here
 	exitConfig   = 64
 	exitInternal = 70
 
@@ -132,7 +132,7 @@ func exitCode(err error) int {
 		return exitConflict
 	case errors.Is(err, doctor.ErrFound):
 		return exitFindings
-	case errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, shm.ErrNotPrivate):
+	case errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, shm.ErrNotPrivate), errors.Is(err, store.ErrUntrusted):
 		return exitDenied
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/store"
+)
+
+const trustHelp = `Trust the store in DIR although users other than you can write there.
+
+A process that opens a store acts on what lies in it, with the rights of its
+user: it removes what aborted saves left, and continues trainings. So a store
+opens for writing only if its directory and what lies directly in it belong to
+you, or to the group that it is shared with, and nobody else can write there.
+Another one is read by its receipts, with a warning, and every other command
+exits with 12. Trust such a store only if you trust everyone who can write to it.
+
+The list is yours alone: $XDG_CONFIG_HOME/ckptstore/trusted, by default
+~/.config/ckptstore/trusted. An entry holds as long as the directory has the
+owner and the group that it had.`
+
+func (a *app) configCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "config", Short: "Settings of this user", Args: args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(a.trustCommand())
+	return c
+}
+
+func (a *app) trustCommand() *cobra.Command {
+	var list, remove bool
+	c := &cobra.Command{
+		Use: "trust [DIR]", Short: "Trust a store that others can write to", Args: args(cobra.MaximumNArgs(1)), Long: trustHelp,
+		Example: "  ckptstore config trust /mnt/team/ckpts\n  ckptstore config trust --list\n  ckptstore config trust --remove /mnt/team/ckpts",
+		RunE: func(c *cobra.Command, dirs []string) error {
+			switch {
+			case list && (remove || len(dirs) > 0):
+				return usageError{errors.New("--list prints the whole list: leave out --remove and DIR")}
+			case list:
+				return a.listTrusted()
+			case len(dirs) == 0:
+				return usageError{errors.New("config trust DIR: the directory is missing; see `ckptstore config trust --help`")}
+			case remove:
+				return store.Distrust(c.Context(), dirs[0])
+			}
+			t, err := store.Trust(c.Context(), dirs[0])
+			if err != nil {
+				return err
+			}
+			return emit(a, t, []store.Trusted{t}, func(w *tabwriter.Writer, _ bool) {
+				fmt.Fprintf(w, "%s is trusted, as a directory of user %d and group %d\n", t.Path, t.UID, t.GID)
+			})
+		},
+	}
+	c.Flags().BoolVar(&list, "list", false, "print the directories that are trusted")
+	c.Flags().BoolVar(&remove, "remove", false, "trust DIR no longer")
+	return c
+}
+
+func (a *app) listTrusted() error {
+	list, err := store.TrustedDirs()
+	if err != nil {
+		return err
+	}
+	if list == nil {
+		list = []store.Trusted{}
+	}
+	return emit(a, list, list, func(w *tabwriter.Writer, _ bool) {
+		row(w, "DIRECTORY", "USER", "GROUP")
+		for _, t := range list {
+			row(w, t.Path, t.UID, t.GID)
+		}
+	})
+}

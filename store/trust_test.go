@@ -1,0 +1,144 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestOthersCanWrite makes each part of a store writable to others, or gives it to
+// another user, and wants the store to be refused until that is undone.
+func TestOthersCanWrite(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("run this test as root: it gives files to other users")
+	}
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	dir := filepath.Join(t.TempDir(), "store")
+	if _, err := Init(t.Context(), dir, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(t, dir).Close(); err != nil { // makes the views
+		t.Fatal(err)
+	}
+	okay := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range parts {
+		path := filepath.Join(dir, name)
+		info, err := os.Lstat(path)
+		okay(err)
+		undo := func() {
+			okay(os.Chown(path, os.Geteuid(), os.Getegid()))
+			okay(os.Chmod(path, info.Mode()))
+		}
+		for how, do := range map[string]func() error{
+			"every user can write": func() error { return os.Chmod(path, info.Mode()|0o002) },
+			"can write to":         func() error { return os.Chmod(path, info.Mode()|0o020) },
+			"belongs to user":      func() error { return os.Chown(path, 20002, -1) },
+		} {
+			okay(do())
+			_, err := Open(t.Context(), Options{Location: dir})
+			if !errors.Is(err, ErrUntrusted) || !strings.Contains(err.Error(), how) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "config trust") {
+				t.Errorf("%s, %s: %v", name, how, err)
+			}
+			if why := ReadOnly(dir); !errors.Is(why, ErrUntrusted) {
+				t.Errorf("%s, %s: it is read by receipts because of %v", name, how, why)
+			}
+			undo()
+		}
+	}
+	okay(open(t, dir).Close())
+
+	okay(os.Chmod(dir, 0o777))
+	if _, err := Trust(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	okay(open(t, dir).Close())
+	// Another user's directory of the same name is not what was trusted.
+	okay(os.Chown(dir, 20002, -1))
+	if err := mayWrite(dir); !errors.Is(err, ErrUntrusted) {
+		t.Errorf("another user's directory: %v", err)
+	}
+	okay(os.Chown(dir, os.Geteuid(), -1))
+	okay(Distrust(t.Context(), dir))
+	if err := mayWrite(dir); !errors.Is(err, ErrUntrusted) {
+		t.Errorf("trusted no longer: %v", err)
+	}
+}
+
+// TestPartIsALink judges what a link leads to, and who made the link.
+func TestPartIsALink(t *testing.T) {
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	dir := made(t)
+	elsewhere := filepath.Join(t.TempDir(), "data")
+	if err := errors.Join(os.Rename(filepath.Join(dir, "data"), elsewhere), os.Symlink(elsewhere, filepath.Join(dir, "data"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := mayWrite(dir); err != nil {
+		t.Errorf("a link of this user to a directory of this user: %v", err)
+	}
+	if err := os.Chmod(elsewhere, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := mayWrite(dir); !errors.Is(err, ErrUntrusted) {
+		t.Errorf("a link to where every user can write: %v", err)
+	}
+	if err := errors.Join(os.Chmod(elsewhere, 0o700), os.Lchown(filepath.Join(dir, "data"), 20002, -1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := mayWrite(dir); !errors.Is(err, ErrUntrusted) {
+		t.Errorf("a link of another user: %v", err)
+	}
+}
+
+// TestListOfOthers does not believe a list that another user could have written,
+// and does not wait for ever for one that is being changed.
+func TestListOfOthers(t *testing.T) {
+	config := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", config)
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Trust(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := mayWrite(dir); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(config, "ckptstore", trustedName)
+	for how, do := range map[string]func() error{
+		"readable":       func() error { return os.Chmod(path, 0o644) },
+		"another user's": func() error { return os.Chown(path, 20002, -1) },
+		"a link":         func() error { return errors.Join(os.Rename(path, path+".moved"), os.Symlink(path+".moved", path)) },
+	} {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+		if err := mayWrite(dir); !errors.Is(err, ErrUntrusted) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", how, err)
+		}
+		_ = os.Remove(path)
+		_ = os.Remove(path + ".moved")
+		if _, err := Trust(t.Context(), dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, err := lockTrusted(t.Context(), path+".lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := Trust(ctx, dir); !errors.Is(err, ErrLocked) {
+		t.Errorf("while another process changes it: %v", err)
+	}
+}
