@@ -91,6 +91,7 @@ func Repository() Law {
 			{Path: "internal/bytesize", NoDeps: true},
 			{Path: "internal/backstop", NoDeps: true},
 			{Path: "internal/durable", NoDeps: true},
+			{Path: "internal/terminal", Core: true, NoDeps: true},
 			{Path: "internal/archtest", NoDeps: true, Closed: true},
 			{Path: "internal/storm", May: []string{"internal/storm/check", "internal/storm/content", "worker/client", "tensor"}, NoDeps: true, Closed: true},
 			{Path: "internal/storm/check", May: []string{"internal/storm/content"}, NoDeps: true},
