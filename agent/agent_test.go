@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/agent"
+	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/web"
@@ -36,7 +37,9 @@ func member(args []string) error {
 	if err := json.Unmarshal([]byte(args[0]), &c); err != nil {
 		return err
 	}
-	j, err := post[agent.JoinReply](ctx, c.Socket, c.Token, "join", request(args[1], "real", n, 2, os.Getpid()))
+	r := request(args[1], "real", n, 2, os.Getpid())
+	r.Config = map[string]any{"hf_token": "SECRET"}
+	j, err := post[agent.JoinReply](ctx, c.Socket, c.Token, "join", r)
 	if err != nil {
 		return err
 	}
@@ -85,7 +88,7 @@ func run(t *testing.T, c agent.Card, how string) (checkpoint, job, resume string
 	said := make([]string, 2)
 	for n := range 2 {
 		members.Go(func() {
-			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "member", string(card), "one key", strconv.Itoa(n), how)
+			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "member", string(card), "one key", strconv.Itoa(n), how, "--api-key=SECRET")
 			out, err := cmd.CombinedOutput()
 			if err != nil {
 				t.Errorf("rank %d: %v\n%s", n, err, out)
@@ -118,6 +121,11 @@ func TestProcessesJoin(t *testing.T) {
 	}
 	if trial := p.trial(s, "real"); trial.Head != first || trial.Status != projections.Paused {
 		t.Errorf("after the first session: %+v, want %s and paused", trial, first)
+	} else if trial.Config["hf_token"] != redact.Mark {
+		t.Errorf("the log has the configuration %v", trial.Config)
+	}
+	if command := p.started(s, job).Command; command[len(command)-1] != "--api-key="+redact.Mark {
+		t.Errorf("the log has the command %q", command)
 	}
 	second, job, resume := run(t, c, "vanish")
 	if resume != first {

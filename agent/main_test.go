@@ -209,6 +209,24 @@ func (p *place) ended(s *store.Store, job string) *events.JobEnded {
 	return nil
 }
 
+// started is what the log has of the start of a job.
+func (p *place) started(s *store.Store, job string) projections.Job {
+	p.t.Helper()
+	rows, err := web.Ask(p.t.Context(), s.Views(), web.Launches, web.Params{Run: "real"})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, row := range rows {
+		for _, j := range row.Jobs {
+			if j.ID == job {
+				return j
+			}
+		}
+	}
+	p.t.Fatalf("the log has no job %s", job)
+	return projections.Job{}
+}
+
 func (p *place) trial(s *store.Store, run string) projections.Trial {
 	p.t.Helper()
 	got, err := web.Ask(p.t.Context(), s.Views(), web.Trial, web.Params{Run: run, Trial: projections.DefaultTrial})

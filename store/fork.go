@@ -8,6 +8,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/web"
 )
@@ -20,8 +21,8 @@ func (e *RunExistsError) Error() string {
 }
 
 // Fork makes a run that begins with a committed checkpoint of another one. Its
-// trial has that trial's configuration, with what set says in its place, and
-// both are one decision. The checkpoint is pinned before, so that no policy
+// trial has that trial's configuration, with what set says in its place and
+// without secrets, and both are one decision. The checkpoint is pinned before, so that no policy
 // deletes it in between; a pin that it has already stays as it is. The result
 // is the new trial.
 func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (projections.Trial, error) {
@@ -60,6 +61,7 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 	config := map[string]any{}
 	maps.Copy(config, source.Config)
 	maps.Copy(config, set)
+	config = redact.Names{}.Config(config)
 	// On the condition that the new lane is empty: of two forks to the same
 	// name, and of a fork and a job, one is first.
 	_, err = s.decideAfter(ctx, projections.Checkpoint{Run: run, Trial: projections.DefaultTrial}, 0, &events.TrialCreated{

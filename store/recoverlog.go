@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 	"github.com/ckptstore/ckptstore/storage"
@@ -168,7 +169,7 @@ func (w *relog) commits(ctx context.Context) error {
 					return err
 				}
 				if err := w.say(ctx, events.Aggregate{Run: c.Run}, &events.JobStarted{
-					Job: w.job, Host: host, PID: os.Getpid(), Command: w.Command, NNodes: 1, Resume: "none",
+					Job: w.job, Host: host, PID: os.Getpid(), Command: redact.Names{}.Args(w.Command), NNodes: 1, Resume: "none",
 				}); err != nil {
 					return err
 				}

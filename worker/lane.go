@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/redact"
 )
 
 // decideTimeout is the time in which a log that answers has taken a decision.
@@ -30,13 +31,14 @@ type scribe struct {
 	node   events.Actor
 	now    func() time.Time
 	newID  func() string
+	names  redact.Names // of secrets, which stay out of the log
 }
 
 // newScribe speaks for a job on its one node.
 func newScribe(cfg Config, log Log) *scribe {
 	return &scribe{
 		log: log, run: cfg.Run, trial: cfg.Trial, source: "trainer/" + cfg.Job,
-		node: events.Node(0), now: cfg.Now, newID: cfg.NewID,
+		node: events.Node(0), now: cfg.Now, newID: cfg.NewID, names: cfg.Redact,
 	}
 }
 
@@ -94,7 +96,7 @@ func (s *scribe) facts(trial string, actor events.Actor, bodies []events.Body) (
 
 // fact mints a fact, for who appends facts of several actors at once.
 func (s *scribe) fact(trial string, actor events.Actor, body events.Body) (events.Fact, error) {
-	return events.NewFact(s.stamp(), events.Scope{Run: s.run, Trial: trial, Actor: actor}, body)
+	return events.NewFact(s.stamp(), events.Scope{Run: s.run, Trial: trial, Actor: actor}, recorded(s.names, body))
 }
 
 // lane appends the decisions of one trial, one at a time, each conditional on
@@ -119,7 +121,7 @@ type lane struct {
 func (l *lane) decide(ctx context.Context, body events.Body) (events.Recorded, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	d, err := events.NewDecision(l.stamp(), l.agg, body)
+	d, err := events.NewDecision(l.stamp(), l.agg, recorded(l.names, body))
 	if err != nil {
 		return events.Recorded{}, err
 	}

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/worker/staging"
@@ -164,6 +165,7 @@ type Config struct {
 	Deadline     time.Time
 	PreemptGrace time.Duration // for workers that were told of a preemption, until SIGTERM; default 2 min
 	Launch       Launch        // said in the log, so that the job can be launched again
+	Redact       redact.Names  // names of secrets in Command, Launch.Flags and Config, whose values stay out of the log
 	Output       Output        // where the workers' output is kept
 
 	Stdout, Stderr io.Writer // of the workers, line by line

@@ -101,7 +101,7 @@ func TestCatHoldsOneWindow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, w := &endless{}, limited(3)
-			a := &app{out: &w, err: io.Discard}
+			a := &app{raw: &w, err: io.Discard}
 			if err := a.cat(t.Context(), sourceOf(r, shape, shape.Full()), "x", catOptions{rank: -1, format: formatRaw}); !errors.Is(err, errFull) {
 				t.Errorf("error %v, want that of the disk", err)
 			}
@@ -116,7 +116,7 @@ func TestCatHoldsOneWindow(t *testing.T) {
 func TestCatOfAHole(t *testing.T) {
 	shape := tensor.Shape{1 << 30}
 	r, w := &endless{}, limited(0)
-	a := &app{out: &w, err: io.Discard}
+	a := &app{raw: &w, err: io.Discard}
 	err := a.cat(t.Context(), sourceOf(r, shape, tensor.Box{Offsets: []int64{0}, Sizes: []int64{1 << 29}}), "x", catOptions{rank: -1, format: formatRaw})
 	if errors.Is(err, errFull) || err == nil || r.sum != 0 {
 		t.Errorf("%v after %d bytes", err, r.sum)

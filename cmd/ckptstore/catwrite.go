@@ -48,12 +48,12 @@ func (a *app) cat(ctx context.Context, s source, fqn string, o catOptions) error
 		return err
 	}
 	if o.file == "" {
-		if f, ok := a.out.(*os.File); ok && !o.force && c.text == nil {
+		if f, ok := a.raw.(*os.File); ok && !o.force && c.text == nil {
 			if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 && info.Mode()&os.ModeDevice != 0 && f.Name() != os.DevNull {
 				return usageError{errors.New("stdout is a terminal: give a file with -o, send the bytes elsewhere, or give --force")}
 			}
 		}
-		return c.write(ctx, a.out)
+		return c.write(ctx, a.raw)
 	}
 	if err := wholeFile(o.file, func(w io.Writer) error { return c.write(ctx, w) }); err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/store"
 )
 
@@ -49,7 +50,10 @@ A run whose job lives is refused with exit code 5. One that is completed, stoppe
 failed or lost is continued. Of the old flags, --resume with a checkpoint or with
 none is left out: that was about the job before. The program is the trainer beside
 ckptstore, or the one in $PATH, or $` + envTrainer + `; it takes the place of
-this process, so that its exit code is the job's.`,
+this process, so that its exit code is the job's.
+
+A command with secrets is refused with exit code 2: their values are [redacted]
+in the log. The command is printed, to be run by hand with the values in place.`,
 		Example: "  ckptstore continue bert\n  ckptstore continue bert -- --steps 200000\n  ckptstore continue bert --dry-run",
 		Args: args(func(c *cobra.Command, given []string) error {
 			dash := c.ArgsLenAtDash()
@@ -69,6 +73,9 @@ this process, so that its exit code is the job's.`,
 			}
 			if dry {
 				return a.printRelaunch(r)
+			}
+			if err := r.complete(); err != nil {
+				return err
 			}
 			return r.exec()
 		},
@@ -156,12 +163,31 @@ func (a *app) printRelaunch(r relaunch) error {
 	if a.output == "json" || a.output == "jsonl" {
 		return emit(a, r, []relaunch{r}, nil)
 	}
+	if hidden := redact.Marked(r.Command); len(hidden) > 0 {
+		a.warn("the log does not have the values of %s: put them in the place of %s", strings.Join(hidden, ", "), redact.Mark)
+	}
+	_, err := fmt.Fprintln(a.out, r.line())
+	return err
+}
+
+// line is the command for a shell.
+func (r relaunch) line() string {
 	env := ""
 	if r.url != "" {
 		env = envStore + "=" + quoted([]string{jetlog.Redacted(r.url)}) + " "
 	}
-	_, err := fmt.Fprintf(a.out, "cd %s && %s%s\n", quoted([]string{r.Dir}), env, quoted(r.Command))
-	return err
+	return fmt.Sprintf("cd %s && %s%s", quoted([]string{r.Dir}), env, quoted(r.Command))
+}
+
+// complete refuses a command of which the log does not have all. It is a
+// mistake of usage: the user has to give what is missing.
+func (r relaunch) complete() error {
+	hidden := redact.Marked(r.Command)
+	if len(hidden) == 0 {
+		return nil
+	}
+	return usageError{fmt.Errorf("continue run %q: the log does not have the values of %s: put them in the place of %s and run\n  %s",
+		r.Run, strings.Join(hidden, ", "), redact.Mark, r.line())}
 }
 
 // exec makes this process the trainer.

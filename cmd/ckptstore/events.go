@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/terminal"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/web"
@@ -226,6 +228,17 @@ func knownRun(ctx context.Context, views web.Source, run string) error {
 	return err
 }
 
+// beginning is the beginning of a text, in whole characters.
+func beginning(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	for most > 0 && !utf8.RuneStart(text[most]) {
+		most--
+	}
+	return text[:most] + "…"
+}
+
 // eventPrinter prints events one by one, so that a followed log is seen as it
 // grows: as JSON lines, or in columns of fixed width.
 func (a *app) eventPrinter() func(events.Recorded) error {
@@ -235,12 +248,11 @@ func (a *app) eventPrinter() func(events.Recorded) error {
 	}
 	return func(r events.Recorded) error {
 		data := string(r.Data)
-		const most = 120
-		if len(data) > most && a.output != "wide" {
-			data = data[:most] + "…"
+		if a.output != "wide" {
+			data = beginning(data, 120)
 		}
 		_, err := fmt.Fprintf(a.out, "%6d  %s  %-23s %-12s %-4s %s\n",
-			r.Sequence, r.Time.Local().Format("15:04:05.000"), r.Kind, r.Scope.Run, r.Scope.Actor, data)
+			r.Sequence, r.Time.Local().Format("15:04:05.000"), r.Kind, terminal.Line(r.Scope.Run), r.Scope.Actor, terminal.Line(data))
 		return err
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/terminal"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker/logs"
@@ -49,7 +50,11 @@ time, with the rank in front if there are several. Standard error is among it.
 With --follow it goes on with what is printed from now on, and ends when the job
 has. The files are below STORE/logs, or where trainer run --log-dir put them, so
 that machine's directory must be seen from here. With --json each line is one
-object.`,
+object.
+
+On a terminal, colours and carriage returns of the workers stay, and all else that
+a terminal would obey is shown as an escape such as \x1b. Into a pipe or a file
+goes what the workers wrote, byte for byte.`,
 		Example: "  ckptstore logs bert -f\n  ckptstore logs bert --rank 3 --stderr --tail 50\n  ckptstore logs bert --attempt 2 --since 10m\n  ckptstore logs bert --job 3f2a91c0 --json",
 		RunE: func(c *cobra.Command, runs []string) error {
 			s, err := q.selection(c, time.Now())
@@ -153,6 +158,7 @@ func (a *app) linePrinter(q logsQuery, prefixed bool) func(logs.Line) error {
 			return enc.Encode(loggedLine{l.Attempt, l.Rank, string(l.Stream), l.Time, string(l.Text)})
 		}
 	}
+	shown := onTerminal(a.raw)
 	var line []byte
 	return func(l logs.Line) error {
 		line = line[:0]
@@ -162,8 +168,12 @@ func (a *app) linePrinter(q logsQuery, prefixed bool) func(logs.Line) error {
 		if prefixed {
 			line = fmt.Appendf(line, "[rank%d] ", l.Rank)
 		}
-		line = append(append(line, l.Text...), '\n')
-		_, err := a.out.Write(line)
+		if shown {
+			line = terminal.AppendOutput(line, l.Text)
+		} else {
+			line = append(line, l.Text...)
+		}
+		_, err := a.raw.Write(append(line, '\n'))
 		return err
 	}
 }

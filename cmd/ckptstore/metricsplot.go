@@ -63,7 +63,7 @@ func plotWidth(out io.Writer) (width int, color bool) {
 
 // plotMetrics draws what p asks for.
 func (a *app) plotMetrics(ctx context.Context, views web.Source, p web.Params, o plotOptions) error {
-	width, color := plotWidth(a.out)
+	width, color := plotWidth(a.raw)
 	p.Points = 2 * width // a row for each column of dots, or more
 	table, err := askMetrics(ctx, views, p)
 	if err != nil {
@@ -97,7 +97,7 @@ func (a *app) plotMetrics(ctx context.Context, views web.Source, p web.Params, o
 		}
 		drawn := lines(table, name, o.logScale)
 		fmt.Fprintln(a.out, h.String()+drawn.note())
-		fmt.Fprint(a.out, pl.draw(drawn.lines))
+		fmt.Fprint(a.raw, pl.draw(drawn.lines)) // in colours
 	}
 	return nil
 }

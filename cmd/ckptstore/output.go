@@ -7,9 +7,9 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/terminal"
 )
 
 // emit prints a result: as one JSON object, its rows as JSON lines, or a table.
@@ -41,7 +41,7 @@ func row(w *tabwriter.Writer, cells ...any) {
 		switch {
 		case text[i] == "":
 			text[i] = "-"
-		case strings.ContainsFunc(text[i], unicode.IsControl): // one line, one row
+		case !terminal.IsLine(text[i]): // one line, one row
 			text[i] = strconv.Quote(text[i])
 		}
 	}

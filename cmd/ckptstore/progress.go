@@ -34,12 +34,20 @@ func (a *app) progress(what string, targets []projections.Checkpoint) *bar {
 
 func (a *app) progressOf(what string, total int64) *bar {
 	b := &bar{what: what, total: total, began: time.Now()}
-	if f, ok := a.err.(*os.File); ok && !a.quiet {
-		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
-			b.to = f
-		}
+	if onTerminal(a.screen) && !a.quiet {
+		b.to = a.screen
 	}
 	return b
+}
+
+// onTerminal reports whether somebody looks at what is written.
+func onTerminal(to io.Writer) bool {
+	f, ok := to.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 func (b *bar) set(bytes int64) {

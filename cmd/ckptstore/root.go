@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/agent"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/backstop"
+	"github.com/ckptstore/ckptstore/internal/terminal"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -62,7 +63,9 @@ func (u usageError) Unwrap() error { return u.error }
 
 // app is what all commands share.
 type app struct {
-	out, err io.Writer
+	out, err io.Writer // for people: what stores say is made harmless, see package terminal
+	raw      io.Writer // stdout itself, for bytes and for what is drawn here
+	screen   io.Writer // stderr itself, for the progress bar
 	location string
 	named    bool   // the location was given, not assumed
 	output   string // table, wide, json or jsonl
@@ -84,7 +87,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	dropped := make(chan os.Signal, 1)
 	signal.Notify(dropped, syscall.SIGUSR1)
 	defer signal.Stop(dropped)
-	a := &app{out: stdout, err: stderr, end: endTimeout}
+	out, errs := terminal.NewWriter(stdout), terminal.NewWriter(stderr)
+	a := &app{out: out, err: errs, raw: stdout, screen: stderr, end: endTimeout}
 	root := &cobra.Command{
 		Use: "ckptstore", Short: "Look after a store of checkpoints", Long: rootHelp, Version: version(),
 		SilenceUsage: true, SilenceErrors: true,
@@ -124,9 +128,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.AddCommand(a.jobsCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
+	err = errors.Join(err, out.Flush())
 	if err != nil && !errors.Is(err, errFindings) {
-		fmt.Fprintln(stderr, "ckptstore:", err)
+		fmt.Fprintln(errs, "ckptstore:", err)
 	}
+	_ = errs.Flush() // there is nowhere else to say that it failed
 	return exitCode(err, interrupted)
 }
 
@@ -180,7 +186,10 @@ func (a *app) checkFlags() error {
 		return usageError{fmt.Errorf("--wait %s: want a time above zero, such as 10s", a.wait)}
 	}
 	switch a.output {
-	case "table", "wide", "json", "jsonl":
+	case "table", "wide":
+		return nil
+	case "json", "jsonl":
+		a.out = a.raw // exact, for programs
 		return nil
 	}
 	return usageError{fmt.Errorf("--output %q: want table, wide, json or jsonl", a.output)}

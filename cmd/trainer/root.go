@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/cmd/trainer/doctor"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/terminal"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
@@ -90,10 +91,11 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		err = fmt.Errorf("%w: %w", sig, err)
 	}
 	if err != nil {
-		fmt.Fprintln(stderr, "trainer:", err)
+		fmt.Fprintln(stderr, "trainer:", terminal.Text(err.Error())) // which may quote a store or a worker
 		var failed *worker.FailedError
 		if errors.As(err, &failed) && len(failed.Tail) > 0 {
-			fmt.Fprintf(stderr, "last output of rank %d:\n  %s", failed.Rank, strings.Join(failed.Tail, "  "))
+			tail := terminal.AppendOutput(nil, []byte(strings.Join(failed.Tail, "  ")))
+			fmt.Fprintf(stderr, "last output of rank %d:\n  %s", failed.Rank, tail)
 		}
 	}
 	return exitCode(err)
@@ -151,7 +153,7 @@ func newLogger(w io.Writer, quiet bool) *slog.Logger {
 	if quiet {
 		level = slog.LevelWarn
 	}
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+	return slog.New(slog.NewTextHandler(terminal.NewWriter(w), &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey && a.Value.Kind() == slog.KindTime { // an attribute may have that name too
 			return slog.String("time", a.Value.Time().Format("15:04:05.000"))
 		}

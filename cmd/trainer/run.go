@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/agent/services"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
 	"github.com/ckptstore/ckptstore/worker/staging"
@@ -67,6 +68,13 @@ anew and the one before kept; on a full disk the job goes on without files.
 ckptstore jobs lists the jobs of a run, ckptstore continue launches the last one
 again.
 
+The log keeps the command and the --set values for ever, without secrets: values
+of names that end with a word such as key, token, secret, password or
+credentials, passwords in URLs, and well-known forms of tokens are [redacted]
+there. That is always on, and --redact adds names; the workers get all values.
+ckptstore continue refuses a command with redacted values; one that reads its
+secrets from the environment can be continued.
+
 Told to end, the trainer exits after --preempt-grace (of a preemption), --grace,
 --drain-timeout and 30 s at the latest, even if a disk or the log does not answer.
 
@@ -89,6 +97,7 @@ type runOptions struct {
 	stagingMemory  string
 	whenBusy       string
 	set            []string
+	redact         []string
 	saveTimeout    time.Duration
 	drain          time.Duration
 	grace          time.Duration
@@ -135,6 +144,7 @@ func runCommand(std streams, signals *stopSignals) *cobra.Command {
 	f.StringVar(&o.stagingMemory, "staging-memory", "", "most shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
 	f.StringVar(&o.whenBusy, "when-busy", string(staging.BusyWait), "what a save does when all slots are in use: wait, skip or fail")
 	f.StringArrayVar(&o.set, "set", nil, "trial configuration, KEY=VALUE with a JSON or plain value; repeatable")
+	f.StringSliceVar(&o.redact, "redact", nil, "more NAMES of options, variables or --set keys whose values stay out of the log, with commas between; repeatable")
 	f.DurationVar(&o.saveTimeout, "save-timeout", 10*time.Minute, "longest time from the begin of a save to its commit")
 	f.DurationVar(&o.drain, "drain-timeout", 2*time.Minute, "longest time to finish staged saves when workers have ended")
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL")
@@ -170,6 +180,9 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 	}
 	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
 	o.signals.ofJob(cfg)
+	if hidden := redact.Marked(append(cfg.Redact.Args(cfg.Launch.Flags), cfg.Redact.Args(cfg.Command)...)); len(hidden) > 0 {
+		log.Info("secrets are redacted in the log; ckptstore continue will refuse this command", "arguments", hidden)
+	}
 	cfg.Driver = gpu.System{}
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
 	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
@@ -62,6 +63,10 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	if err != nil {
 		return worker.Config{}, err
 	}
+	names, err := redact.More(o.redact...)
+	if err != nil {
+		return bad("--redact: %s", err)
+	}
 	args, run, err := o.command(args)
 	if err != nil {
 		return worker.Config{}, err
@@ -82,7 +87,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	}
 	cfg := worker.Config{
 		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
-		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Config: config,
+		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Config: config, Redact: names,
 		Backend: o.backend, BackendConfig: devices, Torch: torch,
 		StagingSlots: o.stagingSlots, StagingMemory: memory, WhenBusy: staging.WhenBusy(o.whenBusy),
 		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,

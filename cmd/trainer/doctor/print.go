@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/ckptstore/ckptstore/internal/terminal"
 )
 
 // marks are what a table shows for a status, with and without colour.
@@ -57,7 +59,7 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+func oneLine(text string) string { return terminal.Line(strings.Join(strings.Fields(text), " ")) }
 
 // JSON writes the report for programs.
 func (r Report) JSON(w io.Writer) error {

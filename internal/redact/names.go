@@ -1,0 +1,151 @@
+package redact
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// rank is how sure it is that a name has a secret value.
+type rank int
+
+const (
+	never rank = iota
+	mostly
+	always
+)
+
+// Last words of secret names. Those of mostly have values that are none:
+// short numbers, and the special tokens of language models.
+var (
+	alwaysSecret = set(`password passwords passwd passphrase passphrases secret secrets credential credentials creds
+		apikey apikeys accesskey secretkey privatekey authtoken accesstoken authorization jwt`)
+	mostlySecret = set(`key token auth bearer cookie`)
+	// pluralSecret are so only behind a word of ofAccess: max_tokens and
+	// num_keys are numbers.
+	pluralSecret = set(`keys tokens cookies`)
+	ofAccess     = set(`api access auth secret private refresh session bearer signing encryption hf wandb`)
+	// behindAWord are secret unless they stand alone: PWD is a directory.
+	behindAWord = set(`pwd pass`)
+)
+
+// notBefore are words that make a key or a token something of data.
+var notBefore = map[string]map[string]bool{
+	"key": set(`action answer attention attn batch best cache caption checkpoint ckpt class column composite config conversation
+		data dataset dict event feature field foreign group id image index input instruction join json label log lookup loss map
+		message messages metric model monitor module name obs observation output param partition primary prng prompt public query
+		random response reward rng role row sample score sort source state step target task text time timestamp unique value video
+		weight weights`),
+	"token": set(`audio begin bos bot cls decoder each end eod eoi eos eot extra first image last mask max min new newline next num
+		pad padding per placeholder prefix prev sentinel sep separator single special start stop suffix think unk video vision`),
+	"pass": set(`backward first forward last one per second single two`),
+}
+
+func set(words string) map[string]bool {
+	out := map[string]bool{}
+	for word := range strings.FieldsSeq(words) {
+		out[word] = true
+	}
+	return out
+}
+
+// rank judges a name by its last word. In a name with dots, such as
+// credentials.user, a part that is always secret makes all of it so.
+func (n Names) rank(name string) rank {
+	parts := strings.FieldsFunc(name, func(r rune) bool { return r == '.' || r == '/' })
+	best := never
+	for i, part := range parts {
+		r := rankOf(words(part))
+		if i == len(parts)-1 || r == always {
+			best = max(best, r)
+		}
+	}
+	all := words(name)
+	for _, more := range n.more {
+		if len(all) >= len(more) && slices.Equal(all[len(all)-len(more):], more) {
+			return always
+		}
+	}
+	return best
+}
+
+func rankOf(w []string) rank {
+	for len(w) > 1 && encoding(w[len(w)-1]) {
+		w = w[:len(w)-1]
+	}
+	if len(w) == 0 {
+		return never
+	}
+	last, before := strings.TrimRight(w[len(w)-1], "0123456789"), ""
+	if len(w) > 1 {
+		before = w[len(w)-2]
+	}
+	switch {
+	case notBefore[last][before]:
+		return never
+	case alwaysSecret[last]:
+		return always
+	case mostlySecret[last], behindAWord[last] && before != "", pluralSecret[last] && ofAccess[before]:
+		return mostly
+	}
+	return never
+}
+
+// encoding reports whether the last word of a name says how its value is
+// written, or which of several it is.
+func encoding(word string) bool {
+	switch word {
+	case "json", "hex", "b64", "base64":
+		return true
+	}
+	return strings.Trim(word, "0123456789") == ""
+}
+
+// words are the words of a name in lower case: those of api-key, api_key,
+// API_KEY, apiKey and APIKey are api and key.
+func words(name string) []string {
+	var out []string
+	runes := []rune(name)
+	begin := 0
+	end := func(i int) {
+		if i > begin {
+			out = append(out, strings.ToLower(string(runes[begin:i])))
+		}
+		begin = i
+	}
+	for i, r := range runes {
+		switch {
+		case !unicode.IsLetter(r) && !unicode.IsDigit(r):
+			end(i)
+			begin = i + 1
+		case i == begin || !unicode.IsUpper(r):
+		case !unicode.IsUpper(runes[i-1]), i+1 < len(runes) && unicode.IsLower(runes[i+1]): // api·Key, API·Key
+			end(i)
+		}
+	}
+	end(len(runes))
+	return out
+}
+
+// hides reports whether the value of a name is to be redacted.
+func (n Names) hides(name, value string) bool { return n.rank(name).hides(value) }
+
+// notSecret are values that say whether or where there is a secret: words, and
+// references to the environment.
+var notSecret = regexp.MustCompile(`(?i)^(|true|false|yes|no|on|off|none|null|auto|\$[A-Z_][A-Z0-9_]*|\$\{[^}]+\}|\$\(.*)$`)
+
+// ofData are values that keys and tokens of data have: numbers that are no
+// secret, and special tokens such as <|endoftext|> and [PAD].
+var ofData = regexp.MustCompile(`^([-+0-9.eE]{1,7}|[0-9]+\.[0-9]+|<[^<>]*>|\[[A-Za-z_]+\])$`)
+
+// hides reports whether a value is to be redacted.
+func (r rank) hides(value string) bool {
+	switch {
+	case r == never, notSecret.MatchString(value):
+		return false
+	case r == mostly:
+		return value == Mark || !ofData.MatchString(value)
+	}
+	return true
+}

@@ -1,0 +1,102 @@
+// Package redact takes secrets out of command lines, configurations and
+// messages before they are recorded. A log keeps what is appended to it for
+// ever, and everyone who may read the store reads it.
+//
+//	--api-key VALUE, --api-key=VALUE, API_KEY=VALUE   by name
+//	--set=wandb.api_key=VALUE, {"wandb": {"api_key": …}}
+//	sh -c 'API_KEY=VALUE python3 train.py --token VALUE'
+//	https://user:VALUE@host, Authorization: Bearer VALUE   by shape
+//	sk-…, ghp_…, hf_…, AKIA…, eyJ….….…, private keys in PEM
+//
+// A name is secret by its last word: api_key and hfToken are, --max-tokens,
+// --key-padding, token_file and monkey are not. References to the environment
+// such as $API_KEY stay: they are no secrets, and a job that uses them can be
+// launched again. What stands in the place of a value is [Mark]. The functions
+// are pure and idempotent, and change no argument of theirs.
+package redact
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Mark stands in the place of what was redacted.
+const Mark = "[redacted]"
+
+// Names decides which names have secret values. The zero value knows the usual
+// ones.
+type Names struct {
+	more [][]string // words of other names
+}
+
+// More returns Names that knows other names too: of options, variables or keys
+// of a configuration. A name is matched by its words, as the end of a longer
+// name, in any spelling: "pin" matches --pin, card_pin and CARD_PIN.
+func More(names ...string) (Names, error) {
+	var n Names
+	for _, name := range names {
+		w := words(name)
+		if len(w) == 0 {
+			return Names{}, fmt.Errorf("redact %q: it has no word; give the name of an option, a variable or a key, such as pin", name)
+		}
+		n.more = append(n.more, w)
+	}
+	return n, nil
+}
+
+// assignment is an argument that gives a name a value.
+var assignment = regexp.MustCompile(`(?s)^([-+~]{0,2}[A-Za-z_][A-Za-z0-9_.-]*)=(.*)$`)
+
+// option is an argument that takes its value from the next one.
+var option = regexp.MustCompile(`^--?[A-Za-z_][A-Za-z0-9_.-]*$`)
+
+// Args returns the arguments of a command without secrets.
+func (n Names) Args(args []string) []string {
+	out := slices.Clone(args)
+	for i := range out {
+		if i > 0 && option.MatchString(args[i-1]) && !isOption(args[i]) && n.hides(args[i-1], args[i]) {
+			out[i] = Mark
+			continue
+		}
+		out[i] = n.arg(args[i])
+	}
+	return out
+}
+
+// isOption reports whether an argument is rather an option than the value of
+// the one before.
+func isOption(arg string) bool {
+	return strings.HasPrefix(arg, "--") || strings.HasPrefix(arg, "-") && len(arg) <= 3
+}
+
+// arg redacts one argument. The value of a name may be an assignment itself, as
+// in --set=api_key=VALUE.
+func (n Names) arg(arg string) string {
+	m := assignment.FindStringSubmatch(arg)
+	switch {
+	case m == nil:
+		return n.text(arg)
+	case n.hides(m[1], m[2]):
+		return m[1] + "=" + Mark
+	}
+	return m[1] + "=" + n.arg(m[2])
+}
+
+// Marked names the arguments that were redacted: an option whose value was, or
+// the whole argument.
+func Marked(args []string) []string {
+	var out []string
+	for i, arg := range args {
+		switch {
+		case !strings.Contains(arg, Mark):
+		case arg == Mark && i > 0:
+			out = append(out, args[i-1])
+		default:
+			name, _, _ := strings.Cut(arg, "="+Mark)
+			out = append(out, name)
+		}
+	}
+	return out
+}

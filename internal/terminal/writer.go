@@ -1,0 +1,76 @@
+package terminal
+
+import (
+	"bytes"
+	"io"
+	"sync"
+	"unicode/utf8"
+)
+
+// Writer writes [Text] of what is written to it. A character may be split
+// between two calls: its first bytes are kept until the rest comes, or until
+// [Writer.Flush]. It may be used by several goroutines at once.
+type Writer struct {
+	to io.Writer
+
+	mu   sync.Mutex
+	rest []byte // the beginning of a character
+}
+
+var _ io.Writer = (*Writer)(nil)
+
+// NewWriter returns a Writer to a terminal, or to what stands in its place.
+func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
+
+// Write implements io.Writer. It returns len(p) or an error of the underlying
+// writer.
+func (w *Writer) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	text := p
+	if len(w.rest) > 0 {
+		text = append(w.rest, p...)
+	}
+	end := complete(text)
+	rest := bytes.Clone(text[end:])
+	err := w.write(text[:end])
+	w.rest = rest
+	if err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Flush writes the beginning of a character whose rest never came, as escapes.
+func (w *Writer) Flush() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	rest := w.rest
+	w.rest = nil
+	return w.write(rest)
+}
+
+// write writes text to the end. The caller holds the lock.
+func (w *Writer) write(text []byte) error {
+	if len(text) == 0 {
+		return nil
+	}
+	if dirty(text, forbidden) {
+		text = appendClean(nil, text, forbidden)
+	}
+	_, err := w.to.Write(text)
+	return err
+}
+
+// complete is the length of text without a character that has only begun.
+func complete(text []byte) int {
+	for i := len(text) - 1; i >= max(0, len(text)-utf8.UTFMax+1); i-- {
+		if utf8.RuneStart(text[i]) {
+			if !utf8.FullRune(text[i:]) {
+				return i
+			}
+			break
+		}
+	}
+	return len(text)
+}
