@@ -27,7 +27,8 @@ func TestForgedLaunch(t *testing.T) {
 	// The other user was given a token, such as to report metrics.
 	token := strings.Repeat("0a1b", 16)
 	me.write("token", token)
-	address, _, _ := me.serve("--token-file", "token")
+	address, _, end := me.serve("--token-file", "token")
+	defer end()
 	url := "nats://" + address
 	me.with(store.EnvTokenFile+"=token").exits(0, "ckptstore", "continue", "bert", "--store", url)
 	forged := func() {
@@ -56,7 +57,7 @@ func TestForgedLaunch(t *testing.T) {
 			t.Errorf("the refusal changes the terminal: %q", said)
 		}
 	}
-	// What is typed before the question is no answer to it, nor is an answer by a pipe.
+	// An answer by a pipe is none: nobody has seen the question.
 	me.exits(12, "sh", "-c", "yes | ckptstore continue bert --store=ckpts")
 	for _, no := range []string{"", "n", "no", "yesterday"} {
 		me.answers(12, no, "ckptstore", "continue", "bert", "--store=ckpts")
@@ -101,4 +102,23 @@ func TestLaunchOfAnotherHome(t *testing.T) {
 		}
 	}
 	me.exits(0, "ckptstore", "continue", "bert", "--store=ckpts")
+}
+
+// TestLaunchInAnothersDirectory: the directory of a job was removed and another
+// user has made one of that name, with a program of that name.
+func TestLaunchInAnothersDirectory(t *testing.T) {
+	t.Parallel()
+	u := newUsers(t)
+	me, other := u.person(alice), u.person(mallory)
+	work := u.dir("tmp/work", alice, 0o755)
+	me.exits(0, "sh", "-c", "cd "+work+"; echo true >train; exec trainer run -q --store="+me.path("ckpts")+" --name=bert -- sh train")
+	me.exits(0, "ckptstore", "continue", "bert", "--store=ckpts")
+	me.exits(0, "rm", "-r", work)
+	other.exits(0, "sh", "-c", "umask 022; mkdir "+work+"; echo 'id -u >"+u.place+"/tmp/ran' >"+work+"/train")
+	if said := me.exits(12, "ckptstore", "continue", "bert", "--store=ckpts"); !strings.Contains(said, "its directory belonged to user 20001, and belongs to user 20002 now") {
+		t.Error(said)
+	}
+	if _, err := os.Stat(u.place + "/tmp/ran"); !os.IsNotExist(err) {
+		t.Errorf("the other user's program ran: %v", err)
+	}
 }

@@ -143,7 +143,8 @@ func (p person) exits(code int, name string, args ...string) string {
 }
 
 // serve has the person's store served on loopback, and returns its address. end
-// tells the owner to end, and waits for it.
+// tells the owner to end, and waits for it. An owner that was not told is killed
+// with the test.
 func (p person) serve(args ...string) (address, stderr string, end func()) {
 	p.t.Helper()
 	stderr = filepath.Join(p.place, "serve.err")
@@ -158,17 +159,12 @@ func (p person) serve(args ...string) (address, stderr string, end func()) {
 	if err := cmd.Start(); err != nil {
 		p.t.Fatal(err)
 	}
-	ended := false
 	end = func() {
-		if ended {
-			return
-		}
-		ended = true
+		p.t.Helper()
 		if err := errors.Join(cmd.Process.Signal(syscall.SIGINT), cmd.Wait()); err != nil {
 			p.t.Errorf("serve: %v\n%s", err, read(p.t, stderr))
 		}
 	}
-	p.t.Cleanup(end)
 	await(p.t, func() bool {
 		var card struct{ Address string }
 		text, err := os.ReadFile(p.path("ckpts/owner.json"))
@@ -227,8 +223,8 @@ func (p person) forges(url, token, run string, body events.JobStarted) {
 	p.with(forgeEnv+"="+url, store.EnvToken+"="+token).exits(0, "forge", run, string(text))
 }
 
-// answers runs a command on a terminal, and types an answer to its question. It
-// returns what the terminal showed.
+// answers runs a command on a terminal on which a yes was typed before, and types
+// an answer to its question. It returns what the terminal showed.
 func (p person) answers(code int, answer, name string, args ...string) string {
 	p.t.Helper()
 	screen, line, err := terminal()
@@ -239,7 +235,10 @@ func (p person) answers(code int, answer, name string, args ...string) string {
 	cmd := p.command(name, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = line, line, line
 	cmd.SysProcAttr.Setsid, cmd.SysProcAttr.Setctty = true, true
-	err = cmd.Start()
+	_, err = screen.WriteString("y\n")
+	if err == nil {
+		err = cmd.Start()
+	}
 	if err := errors.Join(err, line.Close()); err != nil {
 		p.t.Fatal(err)
 	}
