@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -215,4 +216,19 @@ func TestPrune(t *testing.T) {
 	if err := last.Prove(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestSlowHome: a home that does not answer holds nobody up.
+func TestSlowHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answer := make(chan struct{})
+		_, err := within(t.Context(), func() (bool, error) {
+			<-answer
+			return true, nil
+		})
+		if err == nil || !strings.Contains(err.Error(), "does not answer within 5s") {
+			t.Errorf("%v", err)
+		}
+		close(answer)
+	})
 }
