@@ -17,6 +17,13 @@ var bin string
 const builtEnv = "CKPTSTORE_TEST_BUILT"
 
 func TestMain(m *testing.M) {
+	if url := os.Getenv(forgeEnv); url != "" {
+		if err := forge(url); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if bin = os.Getenv(builtEnv); bin != "" {
 		os.Exit(m.Run())
 	}
@@ -50,6 +57,10 @@ func build(m *testing.M) (int, error) {
 	}
 	defer func() { _ = os.RemoveAll(run) }()
 	if err := os.Setenv("XDG_RUNTIME_DIR", run); err != nil {
+		return 0, err
+	}
+	// Nor does this user's own state learn of their jobs.
+	if err := os.Setenv("XDG_STATE_HOME", filepath.Join(dir, "state")); err != nil {
 		return 0, err
 	}
 	if err := os.Setenv(raceEnv, endAtOnce(os.Getenv(raceEnv))); err != nil {

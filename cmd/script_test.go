@@ -24,6 +24,7 @@ func TestScripts(t *testing.T) {
 			short, err := os.MkdirTemp("/tmp", "ck") //nolint:usetesting // t.TempDir is long too
 			e.Defer(func() { _ = os.RemoveAll(short) })
 			e.Setenv("XDG_RUNTIME_DIR", short)
+			e.Setenv("XDG_STATE_HOME", filepath.Join(e.WorkDir, ".state"))
 			e.Setenv(raceEnv, os.Getenv(raceEnv))
 			if err != nil {
 				return err

@@ -60,7 +60,8 @@ func (a Access) client(o *jetlog.Options) (err error) {
 	return nil
 }
 
-// Listen is a server's side: where and how it lets clients in.
+// Listen is a server's side: where and how it lets clients in. On loopback it
+// may ask for nothing: then [Open] makes a token.
 func (a Access) Listen(address string) (*jetlog.Listen, error) {
 	l := &jetlog.Listen{Address: address}
 	var err error
@@ -82,7 +83,8 @@ func (a Access) Listen(address string) (*jetlog.Listen, error) {
 		}
 		l.TLS.ClientAuth = tls.RequireAndVerifyClientCert
 	}
-	return l, l.Validate()
+	with, _ := withToken(*l) // as the owner does
+	return l, with.Validate()
 }
 
 func (a Access) token() (string, error) {

@@ -45,12 +45,9 @@ func locate(ctx context.Context, log *jetlog.Log, created events.StoreCreated) (
 }
 
 // probe checks that the directory is this store's, and by a file that it can
-// be written and read here. A reader makes no file.
-func (p place) probe(reader bool) error {
-	var (
-		id  identity
-		err error
-	)
+// be written and read here. A reader makes no file. It returns what the directory says
+// whose it is.
+func (p place) probe(reader bool) (id identity, err error) {
 	if p.owned {
 		id, err = readIdentity(p.dir)
 	} else {
@@ -67,11 +64,11 @@ func (p place) probe(reader bool) error {
 	}
 	switch {
 	case err == nil:
-		return nil
+		return id, nil
 	case p.owned:
-		return fmt.Errorf("data location: %w: it is served by %s from there: share that directory (NFS and the like) and mount it on this machine under the same path", err, p.on)
+		return id, fmt.Errorf("data location: %w: it is served by %s from there: share that directory (NFS and the like) and mount it on this machine under the same path", err, p.on)
 	}
-	return fmt.Errorf("data location: %w: the log says that this store's data is there: mount it on this machine", err)
+	return id, fmt.Errorf("data location: %w: the log says that this store's data is there: mount it on this machine", err)
 }
 
 // readMark reads whose data is in dir.

@@ -35,6 +35,7 @@ type ownership struct {
 	settler *settler
 	api     *http.Server
 	socket  net.Listener // for NATS
+	token   *localToken  // that clients over TCP show; nil if it was not made here
 	served  chan error   // two: of the API and of the socket
 	nserve  int
 	unload  func() // ends the keeping of the ballast and the watch on the server
@@ -205,6 +206,11 @@ func (w *ownership) listen(s *Store) (err error) {
 			return err
 		}
 		c.Address = bound.String()
+		if s.opts.sharing {
+			if w.token, err = shareToken(c.Address, s.opts.Listen.Token); err != nil {
+				return err
+			}
+		}
 		// A port that was free is kept when this process begins again to own the store,
 		// as after a cut of its log: clients know it.
 		same := *s.opts.Listen
@@ -266,6 +272,7 @@ func (w *ownership) leave() (*os.File, error) {
 		// Whoever reads it from here on must not find us.
 		errs = append(errs, removed(filepath.Join(w.dir, cardName)))
 	}
+	errs = append(errs, w.token.withdraw())
 	if w.socket != nil {
 		errs = append(errs, w.socket.Close())
 	}

@@ -9,7 +9,8 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 )
 
-// dialURL connects to the server of a URL.
+// dialURL connects to the server of a URL. Without a token it shows the one that
+// an owner on this machine has made for its user.
 func dialURL(ctx context.Context, url string, a *Access, o jetlog.Options) (*jetlog.Log, error) {
 	if a == nil {
 		env := AccessFromEnv()
@@ -19,10 +20,17 @@ func dialURL(ctx context.Context, url string, a *Access, o jetlog.Options) (*jet
 		return nil, err
 	}
 	o.URL = url
+	hint := ""
+	if o.Token == "" {
+		search := searchToken(url)
+		if err := search.apply(&o); o.FindToken == nil {
+			hint = search.hint(err)
+		}
+	}
 	log, err := jetlog.Connect(ctx, o)
 	if errors.Is(err, jetlog.ErrNotAllowed) {
-		return nil, fmt.Errorf("%w; $%s or $%s is the token, $%s the CA that the server is checked by, $%s and $%s this client's certificate",
-			err, EnvToken, EnvTokenFile, EnvTLSCA, EnvTLSCert, EnvTLSKey)
+		return nil, fmt.Errorf("%w; $%s or $%s is the token, $%s the CA that the server is checked by, $%s and $%s this client's certificate%s",
+			err, EnvToken, EnvTokenFile, EnvTLSCA, EnvTLSCert, EnvTLSKey, hint)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoStore, err)
@@ -99,9 +107,11 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := at.probe(o.Reader); err != nil {
+	id, err := at.probe(o.Reader)
+	if err != nil {
 		return nil, err
 	}
+	s.Copy = id.Copy
 	if at.owned {
 		log.UseArchive(archiveDir(at.dir)) // the owner may yet cut the log
 	}

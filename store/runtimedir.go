@@ -21,11 +21,10 @@ func runtimeDir(id string) (string, error) {
 		return "", fmt.Errorf("%w: its identity %q is none: %w", ErrDamaged, id, err)
 	}
 	name := "ckptstore-" + id[len(id)-12:]
-	base := os.Getenv("XDG_RUNTIME_DIR")
-	info, err := os.Stat(base)
-	if base == "" || err != nil || !info.IsDir() || len(filepath.Join(base, name)) > maxRuntime {
-		base = filepath.Join(os.TempDir(), fmt.Sprintf("ckptstore-%d", os.Getuid()))
-		if err := private(base); err != nil {
+	base := sessionDir()
+	if base == "" || len(filepath.Join(base, name)) > maxRuntime {
+		var err error
+		if base, err = temporaryDir(); err != nil {
 			return "", err
 		}
 	}
@@ -36,16 +35,37 @@ func runtimeDir(id string) (string, error) {
 	return dir, private(dir)
 }
 
+// sessionDir is XDG_RUNTIME_DIR, "" where that is no directory.
+func sessionDir() string {
+	dir := os.Getenv("XDG_RUNTIME_DIR")
+	if info, err := os.Stat(dir); dir == "" || err != nil || !info.IsDir() {
+		return ""
+	}
+	return dir
+}
+
+// temporaryDir makes this user's directory below that for temporary files.
+func temporaryDir() (string, error) {
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("ckptstore-%d", os.Getuid()))
+	return dir, private(dir)
+}
+
 // private makes a directory that only this user can look into. In a shared
 // one, somebody else could have put something in its place first.
 func private(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("make the runtime directory: %w: set XDG_RUNTIME_DIR to another", err)
 	}
-	info, err := os.Lstat(dir)
+	err := isPrivate(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return private(dir) // its last user has just removed it
 	}
+	return err
+}
+
+// isPrivate refuses a directory that is not this user's alone.
+func isPrivate(dir string) error {
+	info, err := os.Lstat(dir)
 	if err != nil {
 		return fmt.Errorf("runtime directory: %w", err)
 	}

@@ -82,10 +82,13 @@ type Options struct {
 	// Access to the server of a URL; nil reads the environment.
 	Access *Access
 	// Listen, when set, lets clients in over TCP while this process owns the
-	// directory; Bound, when set, is told of each address. It must not block.
+	// directory; Bound, when set, is told of each address. It must not block. On
+	// loopback, a listener without a token or client certificates is given a new
+	// token, which clients of this user find: see [TokenFile].
 	Listen *jetlog.Listen
 	Bound  func(net.Addr)
 
+	sharing    bool          // the token of Listen was made here
 	cutting    *cutting      // default: defaultCutting
 	viewsFS    vfs.FS        // of the views on disk; nil: the machine's
 	viewsRetry time.Duration // until a directory of views that failed is tried again; default diskRetry
@@ -101,6 +104,7 @@ func (o Options) diskRetry() time.Duration {
 // Store is an open store. Its parts may be used concurrently until Close.
 type Store struct {
 	ID       string
+	Copy     string // name of a backup or a restored store, which shares its ID with another; "" of others
 	Location string // for messages: a URL is without its password
 	Log      *jetlog.Log
 	Data     *storage.Root
@@ -160,6 +164,10 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
+	if o.Listen != nil {
+		listen, made := withToken(*o.Listen)
+		o.Listen, o.sharing = &listen, made
+	}
 	s, err := closedStore(dir, o)
 	if err != nil {
 		return nil, err
@@ -199,7 +207,7 @@ func closedStore(dir string, o Options) (*Store, error) {
 
 // closedStoreOf is closedStore for a directory whose store.json says id, or will.
 func closedStoreOf(dir string, id identity, o Options) (_ *Store, err error) {
-	s := &Store{ID: id.Store, Location: dir, place: id.runtime(), opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
+	s := &Store{ID: id.Store, Copy: id.Copy, Location: dir, place: id.runtime(), opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
 	if o.cutting != nil {
 		s.cutting = *o.cutting
 	} else if s.cutting, err = cuttingByEnv(s.cutting); err != nil {

@@ -102,15 +102,7 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// A job does not start on a disk that has no room.
-	err = j.scribe.sayNow(ctx, events.None, j.scribe.node,
-		&events.JobStarted{
-			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
-			NProc: j.cfg.NProc, NNodes: 1, Resume: j.cfg.Resume,
-			Flags: j.cfg.Launch.Flags, Dir: j.cfg.Launch.Dir, Logs: j.cfg.Output.Said,
-		},
-		&events.NodeJoined{Job: j.cfg.Job, Node: 0, Host: host})
-	if err != nil {
+	if err := j.started(ctx, host); err != nil {
 		return err
 	}
 	deaf := j.takeOrders(ctx, last+1)
@@ -132,6 +124,27 @@ func (j *job) run(ctx context.Context) (err error) {
 		return err // and for the same reason the log does not hear of it
 	}
 	return errors.Join(err, unsaid)
+}
+
+// started appends job.started and reports where it is in the log. It does not
+// wait for room: a job does not start on a disk that has none.
+func (j *job) started(ctx context.Context, host string) error {
+	facts, err := j.scribe.facts(events.None, j.scribe.node, []events.Body{
+		&events.JobStarted{
+			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
+			NProc: j.cfg.NProc, NNodes: 1, Resume: j.cfg.Resume,
+			Flags: j.cfg.Launch.Flags, Dir: j.cfg.Launch.Dir, Logs: j.cfg.Output.Said,
+		},
+		&events.NodeJoined{Job: j.cfg.Job, Node: 0, Host: host},
+	})
+	if err != nil {
+		return err
+	}
+	sequences, err := j.scribe.log.Append(ctx, facts...)
+	if err == nil && j.cfg.Launch.Recorded != nil {
+		j.cfg.Launch.Recorded(ctx, events.Recorded{Event: facts[0].Event, Sequence: sequences[0]})
+	}
+	return err
 }
 
 // attempts runs the worker group until it is done or may not be restarted.

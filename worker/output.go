@@ -1,9 +1,11 @@
 package worker
 
 import (
+	"context"
 	"fmt"
 	"io"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/worker/logs"
 	"github.com/ckptstore/ckptstore/worker/process"
 )
@@ -12,6 +14,8 @@ import (
 type Launch struct {
 	Flags []string // of the trainer, without the command
 	Dir   string   // working directory
+	// Recorded, when set, is called with job.started once it is in the log.
+	Recorded func(context.Context, events.Recorded)
 }
 
 // Output says what becomes of what the workers print. The zero value prints it

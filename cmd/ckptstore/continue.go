@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/launches"
 	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/store"
 )
@@ -29,16 +31,19 @@ var errNoLaunch = errors.New("the log does not say how the job was launched")
 
 // relaunch is `continue --dry-run --json`: what would be run, and where.
 type relaunch struct {
-	Run     string   `json:"run"`
-	Job     string   `json:"job"` // the one that is continued
-	Dir     string   `json:"dir"`
-	Command []string `json:"command"`
+	Run      string       `json:"run"`
+	Job      string       `json:"job"` // the one that is continued
+	Dir      string       `json:"dir"`
+	Command  []string     `json:"command"`
+	Recorded launchRecord `json:"recorded"`
 
-	url string // of the store, which goes through the environment: others see arguments
+	url      string // of the store, which goes through the environment: others see arguments
+	proof    func(ctx context.Context, dir fs.FileInfo) error
+	unproven error // why nothing proves that this user launched the job; nil if it is proven
 }
 
 func (a *app) continueCommand() *cobra.Command {
-	var dry bool
+	var dry, yes bool
 	c := &cobra.Command{
 		Use: "continue RUN [-- ARG...]", Short: "Launch the last job of a run again",
 		Long: `Start trainer run as the run's newest job was started: with its flags and its
@@ -53,8 +58,15 @@ ckptstore, or the one in $PATH, or $` + envTrainer + `; it takes the place of
 this process, so that its exit code is the job's.
 
 A command with secrets is refused with exit code 2: their values are [redacted]
-in the log. The command is printed, to be run by hand with the values in place.`,
-		Example: "  ckptstore continue bert\n  ckptstore continue bert -- --steps 200000\n  ckptstore continue bert --dry-run",
+in the log. The command is printed, to be run by hand with the values in place.
+
+Everybody who can append to the log can write such a command there. It is executed
+at once only if a trainer of this user recorded it: a trainer keeps the digest of
+what it appended in $XDG_STATE_HOME/ckptstore (or ~/.local/state/ckptstore), which
+only its user can write. Otherwise, as after a job on a machine with another home,
+the command is shown and asked about on the terminal; without one it is refused
+with exit code 12. --yes executes it, whoever recorded it.`,
+		Example: "  ckptstore continue bert\n  ckptstore continue bert -- --steps 200000\n  ckptstore continue bert --dry-run\n  ckptstore continue bert --yes",
 		Args: args(func(c *cobra.Command, given []string) error {
 			dash := c.ArgsLenAtDash()
 			if dash < 0 {
@@ -71,16 +83,26 @@ in the log. The command is printed, to be run by hand with the values in place.`
 			if err != nil {
 				return err
 			}
+			// What is proven is the directory that the command runs in, not its path.
+			entered := r.enter()
+			r.prove(c.Context(), entered)
 			if dry {
 				return a.printRelaunch(r)
 			}
+			if entered != nil {
+				return entered
+			}
 			if err := r.complete(); err != nil {
+				return err
+			}
+			if err := a.approve(c.Context(), r, yes); err != nil {
 				return err
 			}
 			return r.exec()
 		},
 	}
 	c.Flags().BoolVar(&dry, "dry-run", false, "print the command instead")
+	c.Flags().BoolVar(&yes, "yes", false, "execute the command, whoever recorded it")
 	return c
 }
 
@@ -99,19 +121,30 @@ func (a *app) relaunch(ctx context.Context, s *store.Store, run string, more []s
 	if err != nil {
 		return r, err
 	}
-	job, err := jobs.find(run, "")
+	newest, err := jobs.find(run, "")
+	if err != nil {
+		return r, err
+	}
+	// The views may be another process's. What is executed is read from the log, where
+	// it is proven.
+	event, job, err := startedAt(ctx, s, run, newest)
 	if err != nil {
 		return r, err
 	}
 	if job.Dir == "" || len(job.Command) == 0 {
 		return r, fmt.Errorf("%w: job %s of run %q is of an older version, or made no group of workers: start the next one with `trainer run --name %s -- %s`",
-			errNoLaunch, job.ID, run, run, quoted(job.Command))
+			errNoLaunch, job.Job, run, run, quoted(job.Command))
 	}
 	trainer, err := findTrainer()
 	if err != nil {
 		return r, err
 	}
-	r = relaunch{Run: run, Job: job.ID, Dir: job.Dir, Command: []string{trainer, "run"}}
+	r = relaunch{Run: run, Job: job.Job, Dir: job.Dir, Command: []string{trainer, "run"}}
+	r.Recorded = launchRecord{Sequence: event.Sequence, Event: event.ID, Stored: event.Stored.UTC(), Host: job.Host, PID: job.PID}
+	id, copied := s.ID, s.Copy
+	r.proof = func(ctx context.Context, dir fs.FileInfo) error {
+		return launches.Of(id, copied, event, dir).Prove(ctx)
+	}
 	if store.IsURL(a.location) {
 		r.url = a.location
 	} else {
@@ -166,12 +199,16 @@ func (a *app) printRelaunch(r relaunch) error {
 	if hidden := redact.Marked(r.Command); len(hidden) > 0 {
 		a.warn("the log does not have the values of %s: put them in the place of %s", strings.Join(hidden, ", "), redact.Mark)
 	}
-	_, err := fmt.Fprintln(a.out, r.line())
+	if !a.quiet {
+		fmt.Fprintln(a.err, r.recordedBy())
+	}
+	_, err := fmt.Fprintln(a.out, r.shell())
 	return err
 }
 
-// line is the command for a shell.
-func (r relaunch) line() string {
+// shell is the command as a shell takes it. What would change the look of a
+// terminal is escaped.
+func (r relaunch) shell() string {
 	env := ""
 	if r.url != "" {
 		env = envStore + "=" + quoted([]string{jetlog.Redacted(r.url)}) + " "
@@ -187,14 +224,19 @@ func (r relaunch) complete() error {
 		return nil
 	}
 	return usageError{fmt.Errorf("continue run %q: the log does not have the values of %s: put them in the place of %s and run\n  %s",
-		r.Run, strings.Join(hidden, ", "), redact.Mark, r.line())}
+		r.Run, strings.Join(hidden, ", "), redact.Mark, r.shell())}
+}
+
+// enter goes to the directory of the job.
+func (r relaunch) enter() error {
+	if err := os.Chdir(r.Dir); err != nil {
+		return fmt.Errorf("continue run %q where job %s ran: %w: go there, or `ckptstore continue %s --dry-run` prints the command", r.Run, r.Job, err, r.Run)
+	}
+	return nil
 }
 
 // exec makes this process the trainer.
 func (r relaunch) exec() error {
-	if err := os.Chdir(r.Dir); err != nil {
-		return fmt.Errorf("continue run %q where job %s ran: %w: go there, or `ckptstore continue %s --dry-run` prints the command", r.Run, r.Job, err, r.Run)
-	}
 	set := []string{"PWD=" + r.Dir}
 	if r.url != "" {
 		set = append(set, envStore+"="+r.url)

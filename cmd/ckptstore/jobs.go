@@ -8,6 +8,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -295,10 +297,15 @@ func (r runJobs) find(run, id string) (projections.Job, error) {
 	return projections.Job{}, &projections.NotFoundError{What: "job of run " + run, Ref: id, Hint: fmt.Sprintf("`ckptstore jobs %s -o wide` lists them", run)}
 }
 
-// quoted is a command as a shell takes it.
+// quoted is a command as a shell takes it, in characters that can be seen: those
+// that are not are written as in bash's $'...'.
 func quoted(command []string) string {
 	words := make([]string, len(command))
 	for i, w := range command {
+		if !utf8.ValidString(w) || strings.ContainsFunc(w, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			words[i] = escaped(w)
+			continue
+		}
 		plain := w != "" && !strings.ContainsFunc(w, func(r rune) bool {
 			return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-", r)
 		})
@@ -307,4 +314,25 @@ func quoted(command []string) string {
 		}
 	}
 	return strings.Join(words, " ")
+}
+
+// escaped is a word in bash's $'...'.
+func escaped(word string) string {
+	var out strings.Builder
+	out.WriteString("$'")
+	for i, r := range word {
+		switch {
+		case r == utf8.RuneError && !strings.HasPrefix(word[i:], string(utf8.RuneError)):
+			fmt.Fprintf(&out, `\x%02x`, word[i])
+		case r == '\\', r == '\'':
+			out.WriteString(`\` + string(r))
+		case unicode.IsPrint(r):
+			out.WriteRune(r)
+		case r < utf8.RuneSelf:
+			fmt.Fprintf(&out, `\x%02x`, r)
+		default:
+			fmt.Fprintf(&out, `\U%08x`, r)
+		}
+	}
+	return out.String() + "'"
 }

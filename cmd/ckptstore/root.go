@@ -172,7 +172,7 @@ func exitCode(err error, interrupted bool) int {
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):
 		return exitLocked
-	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, store.ErrBackup), errors.Is(err, store.ErrUntrusted):
+	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, store.ErrBackup), errors.Is(err, store.ErrUntrusted), errors.Is(err, errDeclined):
 		return exitNotAllowed
 	}
 	return exitFailed

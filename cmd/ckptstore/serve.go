@@ -21,8 +21,12 @@ in owner.json. The data stays files: other machines mount the store's directory
 under the same path. On an address that other machines reach, --tls-cert and
 --tls-key are needed, and a token or --tls-ca. The token is in --token-file or
 in $CKPTSTORE_STORE_TOKEN, never on the command line. With --tls-ca, clients
-show a certificate of that CA. On loopback, without a token every user of this
-machine can write.
+show a certificate of that CA.
+
+On loopback, without --token-file and --tls-ca, serve makes a token, in a file
+that only its user can read. Clients of the same user on this machine find it by
+the address in nats://127.0.0.1:PORT; other clients are given it, or its file. Its
+path is on stderr, and the file is removed when serve ends.
 ` + accessHelp
 
 func (a *app) serveCommand() *cobra.Command {
@@ -53,9 +57,6 @@ func (a *app) serveCommand() *cobra.Command {
 				if err != nil {
 					return usageError{fmt.Errorf("serve: %w", err)}
 				}
-				if listen.Open() && !a.quiet {
-					fmt.Fprintf(a.err, "without a token, every user of this machine can write to the store on %s; see --token-file\n", address)
-				}
 				o.Listen = listen
 				said := ""
 				o.Bound = func(addr net.Addr) {
@@ -68,6 +69,9 @@ func (a *app) serveCommand() *cobra.Command {
 						scheme = "tls"
 					}
 					fmt.Fprintf(a.err, "listening on %s://%s\n", scheme, addr)
+					if path, err := store.TokenFile(addr.String()); err == nil && listen.Open() {
+						fmt.Fprintf(a.err, "clients show the token in %s; those of this user find it\n", path)
+					}
 				}
 			}
 			return a.withOptions(c.Context(), o, func(s *store.Store) error {

@@ -14,8 +14,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ckptstore/ckptstore/agent/services"
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/launches"
 	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
@@ -196,6 +198,11 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 	if err := o.place(st, &cfg); err != nil {
 		return err
 	}
+	cfg.Launch.Recorded = func(ctx context.Context, started events.Recorded) {
+		if err := recordLaunch(ctx, st, started); err != nil {
+			log.Warn("launch not recorded; ckptstore continue will ask", "run", cfg.Run, "error", err)
+		}
+	}
 	if o.keep != "" {
 		if cfg.Collect, err = keep(st, cfg.Run, o.keep, log); err != nil {
 			return err
@@ -203,6 +210,16 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 	}
 	cfg.Requests = o.signals.preemptible()
 	return runOn(ctx, st, cfg)
+}
+
+// recordLaunch lets `ckptstore continue` know by which event this user's trainer
+// was launched.
+func recordLaunch(ctx context.Context, st *store.Store, started events.Recorded) error {
+	dir, err := os.Stat(".")
+	if err != nil {
+		return fmt.Errorf("working directory: %w", err)
+	}
+	return launches.Of(st.ID, st.Copy, started, dir).Record(ctx)
 }
 
 // runOn runs a job of a run that no other job runs.

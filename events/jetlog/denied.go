@@ -177,7 +177,7 @@ func (o Options) user() string {
 		return "the user of this token"
 	}
 	switch {
-	case o.Token != "":
+	case o.Token != "", o.FindToken != nil:
 		return "the user of this token"
 	case o.TLS != nil && len(o.TLS.Certificates) > 0:
 		return "the user of this certificate"

@@ -30,12 +30,13 @@ var ErrExposed = errors.New("not safe to listen")
 // Listen is where and how clients come in over TCP.
 type Listen struct {
 	Address string      // HOST:PORT; port 0 is any free one
-	Token   string      // which clients must show; "" asks for none
+	Token   string      // which clients must show; "" only if TLS asks for their certificates
 	TLS     *tls.Config // nil: in clear. It may ask for client certificates.
 }
 
-// Validate refuses what would let strangers in, or a token be overheard. On
-// loopback anything goes, though all users of the machine can connect then.
+// Validate refuses a listener that asks clients for neither a token nor a
+// certificate, and one whose token could be overheard. On loopback a token may
+// be sent in clear: only this machine sees it.
 func (o Listen) Validate() error {
 	_, _, err := o.hostPort()
 	if err != nil {
@@ -45,12 +46,10 @@ func (o Listen) Validate() error {
 		return fmt.Errorf("listen on %s: %w: the token has %d bytes, want at least %d: make one with `openssl rand -hex 32`", o.Address, ErrExposed, len(o.Token), minToken)
 	}
 	switch {
-	case o.Local():
-		return nil
-	case o.TLS == nil:
+	case o.TLS == nil && !o.Local():
 		return fmt.Errorf("listen on %s: %w: other machines reach it, and what they send, a token too, would cross the network in clear: give it a certificate and key, or a loopback address", o.Address, ErrExposed)
-	case o.Token == "" && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert:
-		return fmt.Errorf("listen on %s: %w: other machines reach it, and anybody could write: give it a token, or the CA of client certificates", o.Address, ErrExposed)
+	case o.Open():
+		return fmt.Errorf("listen on %s: %w: anybody who reaches it could write: give it a token, or the CA of client certificates", o.Address, ErrExposed)
 	}
 	return nil
 }
@@ -62,7 +61,8 @@ func (o Listen) Local() bool {
 	return err == nil && (host == "localhost" || perr == nil && addr.IsLoopback())
 }
 
-// Open reports whether clients need nothing to be let in.
+// Open reports whether clients would need nothing to be let in. [Listen.Validate]
+// refuses such a listener.
 func (o Listen) Open() bool {
 	return o.Token == "" && (o.TLS == nil || o.TLS.ClientAuth != tls.RequireAndVerifyClientCert)
 }

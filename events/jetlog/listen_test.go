@@ -56,7 +56,8 @@ func TestWhoIsLetIn(t *testing.T) {
 		client Options // with the scheme of its URL
 		not    string  // in the error of who is not let in
 	}{
-		"open to this machine":           {Listen{}, Options{URL: "nats"}, ""},
+		"token of the moment":            {Listen{Token: token}, Options{URL: "nats", FindToken: func() string { return token }}, ""},
+		"wrong token of the moment":      {Listen{Token: token}, Options{URL: "nats", FindToken: func() string { return "" }}, "does not know this token"},
 		"token":                          {Listen{Token: token}, Options{URL: "nats", Token: token}, ""},
 		"wrong token":                    {Listen{Token: token}, Options{URL: "nats", Token: token + "x"}, "does not know this token"},
 		"no token":                       {Listen{Token: token}, Options{URL: "nats"}, "none was given"},
@@ -236,16 +237,17 @@ func TestListenRefused(t *testing.T) {
 		o    Listen
 		want string // "" for one that is allowed
 	}{
-		{Listen{Address: "127.0.0.1:0"}, ""},
-		{Listen{Address: "localhost:4222"}, ""},
-		{Listen{Address: "[::1]:0"}, ""},
+		{Listen{Address: "localhost:4222", Token: token}, ""},
+		{Listen{Address: "[::1]:0", TLS: mutual}, ""},
+		{Listen{Address: "127.0.0.1:0"}, "anybody who reaches it could write"},
+		{Listen{Address: "localhost:4222", TLS: cert}, "anybody who reaches it could write"},
 		{Listen{Address: "127.9.9.9:0", Token: token}, ""},
 		{Listen{Address: "0.0.0.0:0", Token: token, TLS: cert}, ""},
 		{Listen{Address: "10.0.0.1:0", TLS: mutual}, ""},
 		{Listen{Address: "10.0.0.1:0"}, "in clear"},
 		{Listen{Address: "0.0.0.0:0", Token: token}, "in clear"},
 		{Listen{Address: "node-1:0", Token: token}, "in clear"},
-		{Listen{Address: "[::]:0", TLS: cert}, "anybody could write"},
+		{Listen{Address: "[::]:0", TLS: cert}, "anybody who reaches it could write"},
 		{Listen{Address: "127.0.0.1:0", Token: "short"}, "openssl rand"},
 		{Listen{Address: "127.0.0.1"}, "HOST:PORT"},
 		{Listen{Address: ":4222", Token: token, TLS: cert}, "0.0.0.0"},
@@ -272,7 +274,7 @@ func TestListenRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = taken.Close() }()
-	s, err := StartServer(t.Context(), ServerOptions{Dir: t.TempDir(), Listen: &Listen{Address: taken.Addr().String()}})
+	s, err := StartServer(t.Context(), ServerOptions{Dir: t.TempDir(), Listen: &Listen{Address: taken.Addr().String(), Token: token}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,8 +285,8 @@ func TestListenRefused(t *testing.T) {
 }
 
 func TestServed(t *testing.T) {
-	mine, addr := listening(t, Listen{})
-	l := connectTo(t, Options{URL: "nats://" + addr, Timeout: 100 * time.Millisecond})
+	mine, addr := listening(t, Listen{Token: token})
+	l := connectTo(t, Options{URL: "nats://" + addr, Token: token, Timeout: 100 * time.Millisecond})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := l.Served(ctx); err == nil || !strings.Contains(err.Error(), addr) {

@@ -74,6 +74,10 @@ type Options struct {
 	Dial func(ctx context.Context) (net.Conn, error)
 	// Token that the server asks for; "" shows none. One in the URL goes before.
 	Token string
+	// FindToken, when set, takes the place of Token. It is called for every
+	// connection, so that the token of a server that has started again is found.
+	// It must not block.
+	FindToken func() string
 	// TLS, when set, is how the server is checked; nothing is then sent in
 	// clear. Without it a tls:// URL, or a server that asks for it, uses the
 	// machine's certificates.

@@ -17,7 +17,10 @@ var ErrNotAllowed = errors.New("not allowed")
 // credentials are what this client shows and asks for.
 func (o Options) credentials() []nats.Option {
 	var opts []nats.Option
-	if o.Token != "" {
+	switch {
+	case o.FindToken != nil:
+		opts = append(opts, nats.TokenHandler(o.FindToken))
+	case o.Token != "":
 		opts = append(opts, nats.Token(o.Token))
 	}
 	if o.TLS != nil {
@@ -34,7 +37,7 @@ func (o Options) refused(err error) error {
 		remote  *net.OpError
 	)
 	switch {
-	case errors.Is(err, nats.ErrAuthorization) && o.Token == "":
+	case errors.Is(err, nats.ErrAuthorization) && o.Token == "" && o.FindToken == nil:
 		return fmt.Errorf("%w: the server asks for a token or a password, and none was given: %w", ErrNotAllowed, err)
 	case errors.Is(err, nats.ErrAuthorization):
 		return fmt.Errorf("%w: the server does not know this token: %w", ErrNotAllowed, err)

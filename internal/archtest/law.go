@@ -90,6 +90,7 @@ func Repository() Law {
 			{Path: "cmd/trainer", May: []string{Any}, Closed: true},
 			{Path: "internal/bytesize", NoDeps: true},
 			{Path: "internal/backstop", NoDeps: true},
+			{Path: "internal/launches", May: []string{"events"}, NoDeps: true},
 			{Path: "internal/durable", NoDeps: true},
 			{Path: "internal/redact", Core: true, NoDeps: true},
 			{Path: "internal/terminal", Core: true, NoDeps: true},

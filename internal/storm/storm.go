@@ -175,7 +175,7 @@ func (s *storm) build(ctx context.Context) error {
 		return err
 	}
 	s.env = append(os.Environ(),
-		envMark+"="+s.mark, "XDG_RUNTIME_DIR="+runtimeDir, "CKPTSTORE_BIN="+filepath.Join(s.bin, "ckptstore"),
+		envMark+"="+s.mark, "XDG_RUNTIME_DIR="+runtimeDir, "XDG_STATE_HOME="+filepath.Join(runtimeDir, "state"), "CKPTSTORE_BIN="+filepath.Join(s.bin, "ckptstore"),
 		"PYTHONPATH="+filepath.Join(s.source, "python", "src"), "PATH="+s.bin+":"+os.Getenv("PATH"))
 	if s.cut > 0 {
 		s.env = append(s.env, fmt.Sprint("CKPTSTORE_TEST_CUT_EVENTS=", s.cut))

@@ -1,0 +1,170 @@
+package store
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+)
+
+// onLoopback opens a store that listens and has made its token.
+func onLoopback(t *testing.T, dir string) (s *Store, url, token string) {
+	t.Helper()
+	s, addr := listening(t, dir, &jetlog.Listen{Address: "127.0.0.1:0"})
+	path, err := TokenFile(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, "nats://" + addr, path
+}
+
+// TestTokenMade: a listener on loopback makes a token, which clients of this user
+// find and nobody does without.
+func TestTokenMade(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	owner, url, path := onLoopback(t, dir)
+	for name, want := range map[string]os.FileMode{path: 0o600, filepath.Dir(path): os.ModeDir | 0o700} {
+		if info, err := os.Lstat(name); err != nil || info.Mode() != want {
+			t.Errorf("%s: %v, %v, want %v", name, info.Mode(), err, want)
+		}
+	}
+	if log, err := jetlog.Connect(t.Context(), jetlog.Options{URL: url}); !errors.Is(err, jetlog.ErrNotAllowed) {
+		t.Errorf("without the token: %v, %v", log, err)
+	}
+	refused(t, Options{Location: url, Access: &Access{Token: secretToken}}, jetlog.ErrNotAllowed, "does not know this token")
+	remote := openWith(t, Options{Location: url, Access: &Access{}})
+	defer shut(t, remote)
+	// The address that a name stands for takes its place: the token is not for what
+	// else the name may stand for.
+	shut(t, openWith(t, Options{Location: strings.Replace(url, "127.0.0.1", "localhost", 1), Access: &Access{}}))
+
+	// The next owner there makes another, which a client that is there already finds.
+	before := read(t, path)
+	address := strings.TrimPrefix(url, "nats://")
+	bound := make(chan net.Addr, 1)
+	next := openWith(t, Options{Location: dir, Listen: &jetlog.Listen{Address: address}, Bound: func(a net.Addr) { bound <- a }})
+	defer shut(t, next)
+	shut(t, owner)
+	<-bound
+	if after := read(t, path); after == before || len(strings.TrimSpace(after)) < 64 {
+		t.Errorf("the next owner has the token %q", after)
+	}
+	must(t, remote, "run", begun("step-1"))
+}
+
+// TestTokenWithdrawn: what is left of a listener opens nothing.
+func TestTokenWithdrawn(t *testing.T) {
+	t.Parallel()
+	dir := made(t)
+	s, url, path := onLoopback(t, dir)
+	left := read(t, path)
+	shut(t, s)
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the token outlives its owner: %v", err)
+	}
+	// That of an owner that was killed has no lock. It is not shown, and goes.
+	write(t, path, left)
+	if _, at, err := searchToken(url).find(); at != "" || err == nil || !strings.Contains(err.Error(), "was killed") {
+		t.Errorf("the token of a dead owner is found for %q: %v", at, err)
+	}
+	onLoopback(t, made(t))
+	if text, err := os.ReadFile(path); err == nil && string(text) == left {
+		t.Error("the token of a dead owner stays")
+	}
+}
+
+// TestTokenNotPrivate: what another user may have written is not shown, and the
+// refusal says why.
+func TestTokenNotPrivate(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Fatal("this test gives files to another user: run it as root")
+	}
+	const other = 20002
+	for name, tc := range map[string]struct {
+		spoil func(path string) error
+		says  string
+	}{
+		"another user's file":      {func(path string) error { return os.Chown(path, other, other) }, "not private"},
+		"a file that others see":   {func(path string) error { return os.Chmod(path, 0o644) }, "not private"},
+		"another user's directory": {func(path string) error { return os.Chown(filepath.Dir(path), other, other) }, "not private"},
+		"a directory others write": {func(path string) error { return os.Chmod(filepath.Dir(path), 0o777) }, "not private"},
+		"a link": {func(path string) error {
+			return errors.Join(os.Rename(path, path+"x"), os.Symlink(path+"x", path))
+		}, "too many levels"},
+		"no file": {os.Remove, "no token of this user was found"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("XDG_RUNTIME_DIR", shortDir(t, "run"))
+			t.Setenv("TMPDIR", shortDir(t, "tmp"))
+			_, url, path := onLoopback(t, made(t))
+			if err := tc.spoil(path); err != nil {
+				t.Fatal(err)
+			}
+			refused(t, Options{Location: url, Access: &Access{}}, jetlog.ErrNotAllowed,
+				"none was given", tc.says, os.Getenv("XDG_RUNTIME_DIR"), "`ckptstore serve` prints the path", EnvTokenFile)
+		})
+	}
+}
+
+// TestTokenOfAService: an owner in another environment than its clients, such as
+// a service, is found all the same.
+func TestTokenOfAService(t *testing.T) {
+	tmp := shortDir(t, "tmp")
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv("TMPDIR", tmp)
+	_, url, path := onLoopback(t, made(t))
+	if !strings.HasPrefix(path, tmp) {
+		t.Fatalf("the token is in %s", path)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", shortDir(t, "session"))
+	shut(t, openWith(t, Options{Location: url, Access: &Access{}}))
+}
+
+// TestTokenModes: no umask lets another user read it.
+func TestTokenModes(t *testing.T) {
+	for _, umask := range []int{0, 0o002, 0o022, 0o077} {
+		t.Setenv("XDG_RUNTIME_DIR", shortDir(t, "run"))
+		was := syscall.Umask(umask)
+		token, err := shareToken("127.0.0.1:1", secretToken)
+		syscall.Umask(was)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Lstat(token.path)
+		dir, derr := os.Lstat(filepath.Dir(token.path))
+		if err != nil || derr != nil || info.Mode() != 0o600 || dir.Mode().Perm() != 0o700 {
+			t.Errorf("umask %03o: %v, %v, %v, %v", umask, info.Mode(), err, dir.Mode(), derr)
+		}
+		if err := token.withdraw(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestTokenSearch: a token is looked for only where it can be for that server alone.
+func TestTokenSearch(t *testing.T) {
+	for url, want := range map[string]string{
+		"nats://127.0.0.1:4222":                       "127.0.0.1:4222",
+		"tls://127.0.0.1":                             "127.0.0.1:4222",
+		"nats://[::1]:1":                              "[::1]:1",
+		"nats://localhost:1":                          "127.0.0.1:1 [::1]:1",
+		"nats://token@127.0.0.1:1":                    "",
+		"nats://127.0.0.1:1,nats://127.0.0.1:2":       "",
+		"nats://10.0.0.1:1":                           "",
+		"nats://example.org:1":                        "",
+		"nats://127.0.0.1.example.org:1":              "",
+		"nats://localhost.example.org:1":              "",
+		"nats://..%2f..%2fetc:1":                      "",
+		"nats://user:password@localhost:4222/ignored": "",
+	} {
+		if got := strings.Join(searchToken(url).addresses, " "); got != want {
+			t.Errorf("%s: %q, want %q", url, got, want)
+		}
+	}
+}
