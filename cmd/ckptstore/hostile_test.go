@@ -111,6 +111,7 @@ func obeyed(out string) (at int, found bool) {
 // TestHostileStoreOnATerminal runs every command on a hostile store. What they
 // print for people has nothing that a terminal obeys.
 func TestHostileStoreOnATerminal(t *testing.T) {
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	dir, model := hostileStore(t)
 	ran := map[string]bool{}
 	for _, c := range []struct {
@@ -175,6 +176,8 @@ func TestHostileStoreOnATerminal(t *testing.T) {
 		{[]string{"agent", "status"}, ""},
 		{[]string{"agent", "stop"}, ""},
 		{[]string{"agent", "start", "--start-timeout", "-1s"}, ""},
+		{[]string{"config", "trust", "no" + hostile}, `\x1b[2J`},
+		{[]string{"config", "trust", "--list"}, ""},
 		{[]string{"init"}, ""},
 		{[]string{"serve", "--listen", hostile}, `\x1b[2J`},
 		{[]string{hostile}, `\x1b[2J`},
