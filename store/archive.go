@@ -12,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/archive"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // The log of a directory is an archive and a live stream behind it, so that a
@@ -109,7 +110,7 @@ func (w *ownership) keepSealed(ctx context.Context, s *Store) {
 // due to be cut.
 func (w *ownership) sealSome(ctx context.Context, s *Store, c cutting) (due bool, err error) {
 	dir := archiveDir(w.dir)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := share.MkdirAll(dir, 0o700); err != nil {
 		return false, err
 	}
 	sealed, err := w.log.Sealed(ctx)
@@ -217,7 +218,7 @@ func sealRest(ctx context.Context, s *Store, dir string) (had, link archive.Link
 		return had, link, like, err
 	}
 	to := filepath.Join(dir, sealedDir)
-	if err := os.MkdirAll(to, 0o700); err != nil {
+	if err := share.MkdirAll(to, 0o700); err != nil {
 		return had, link, like, err
 	}
 	if err := durable.SyncDir(dir); err != nil {

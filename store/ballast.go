@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // ballastName is a file of ballastSize bytes that holds nothing. When the disk
@@ -61,6 +62,9 @@ func (b ballast) load() error {
 	f, err := os.Create(filepath.Join(filepath.Dir(b.path), durable.TempPrefix+ballastName))
 	if err != nil {
 		return err
+	}
+	if err := share.File(f); err != nil {
+		return errors.Join(err, f.Close())
 	}
 	err = unix.Fallocate(int(f.Fd()), 0, 0, ballastSize)
 	if err == nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/share"
 	"github.com/ckptstore/ckptstore/planner/plan"
 )
 
@@ -25,7 +26,7 @@ func (b *Blobs) Put(_ context.Context, data []byte) (events.Blob, error) {
 	digest := plan.Sum(data).String()
 	path := b.path(digest)
 	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o700), share.Dirs(b.dir, dir)); err != nil {
 		return events.Blob{}, fmt.Errorf("store blob: %w", err)
 	}
 	if err := durable.Write(path, data); err != nil {

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // maxCopy is how many bytes of a log are copied at most: while they are, the
@@ -113,7 +115,7 @@ func (c *copying) run() (err error) {
 	left := min(c.limit, max(0, int64(min(u.Free, 1<<62))-keepForFacts-keepForEnds)) //nolint:gosec // below 1<<62
 	// A copy that is cut has another name.
 	temp := c.to + ".tmp"
-	if err := errors.Join(os.RemoveAll(temp), os.Mkdir(temp, 0o700)); err != nil {
+	if err := errors.Join(os.RemoveAll(temp), share.MkdirAll(temp, 0o700)); err != nil {
 		return err
 	}
 	defer func() {
@@ -131,7 +133,7 @@ func (c *copying) run() (err error) {
 		from, to := filepath.Join(c.from, name), filepath.Join(temp, name)
 		info, err := os.Stat(from)
 		if err == nil {
-			err = os.MkdirAll(filepath.Dir(to), 0o700)
+			err = share.MkdirAll(filepath.Dir(to), 0o700)
 		}
 		cloned := false
 		if err == nil {
@@ -163,7 +165,7 @@ func (c *copying) run() (err error) {
 			return err
 		}
 	}
-	if err := os.Rename(temp, c.to); err != nil {
+	if err := errors.Join(share.Tree(temp, nil), os.Rename(temp, c.to)); err != nil {
 		return err
 	}
 	return notKept(c.to)
@@ -179,7 +181,7 @@ func (c *copying) directories(to string) error {
 		if err != nil {
 			return err
 		}
-		return os.MkdirAll(filepath.Join(to, name), 0o700)
+		return share.MkdirAll(filepath.Join(to, name), 0o700)
 	})
 }
 

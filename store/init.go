@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // ErrExists says that there is a store already.
@@ -27,9 +28,25 @@ var ErrNotEmpty = errors.New("not empty")
 // a URL, data says where checkpoints go; it must be a directory that every
 // node of every job sees under that path; see [InitURL].
 func Init(ctx context.Context, location, data string) (string, error) {
+	return InitWith(ctx, location, InitOptions{Data: data})
+}
+
+// InitOptions say how to make a store.
+type InitOptions struct {
+	Data   string // with a URL: see [InitURL]
+	Shared bool   // with a group, whose members may all write to it
+	Group  string // name or number; empty: the one that the directory has
+}
+
+// InitWith is [Init] with options.
+func InitWith(ctx context.Context, location string, o InitOptions) (string, error) {
+	data := o.Data
 	location, isURL, err := parseLocation(location)
 	if err != nil {
 		return "", fmt.Errorf("init: %w", err)
+	}
+	if isURL && o.Shared {
+		return "", fmt.Errorf("init %s: %w: a group shares a directory: who may write to a server's log is for the server to say", jetlog.Redacted(location), ErrLocation)
 	}
 	if isURL {
 		made, err := InitURL(ctx, location, URLOptions{Data: data})
@@ -66,7 +83,17 @@ func Init(ctx context.Context, location, data string) (string, error) {
 	if err := clearCutLog(dir); err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
-	id := identity{Product: product, Store: NewID(), Format: Format, Created: time.Now().UTC(), Owner: thisUser()}
+	owner := thisUser()
+	if o.Shared {
+		if owner, err = makeShared(dir, o.Group); err == nil {
+			// It is of the group that the directory had.
+			err = errors.Join(lock.Chown(-1, owner.GID), share.File(lock))
+		}
+		if err != nil {
+			return "", fmt.Errorf("init: %w", err)
+		}
+	}
+	id := identity{Product: product, Store: NewID(), Format: Format, Created: time.Now().UTC(), Owner: owner}
 	if err := createLog(ctx, filepath.Join(dir, "log"), id.Store); err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
@@ -74,6 +101,9 @@ func Init(ctx context.Context, location, data string) (string, error) {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return "", fmt.Errorf("init: %w", err)
 		}
+	}
+	if err := share.Tree(filepath.Join(dir, "log"), nil); err != nil {
+		return "", fmt.Errorf("init: %w", err)
 	}
 	text, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {
@@ -103,7 +133,7 @@ func vacant(dir string) error {
 			continue
 		case name == lockName || name == ballastName || name == "log" || strings.HasPrefix(name, durable.TempPrefix):
 			continue
-		case name == "data" || name == "blobs":
+		case name == "data" || name == "blobs" || name == runName || name == "views" && emptyDir(filepath.Join(dir, name)):
 			left, err := os.ReadDir(filepath.Join(dir, name))
 			if err != nil {
 				return err

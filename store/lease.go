@@ -223,7 +223,8 @@ func dead(h, me holder) bool {
 		return false
 	}
 	start, zombie, err := startTime(h.PID)
-	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) || err == nil && (zombie || start != h.Start)
+	// Another user's may be hidden below /proc, and is there.
+	return (errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH)) && errors.Is(syscall.Kill(h.PID, 0), syscall.ESRCH) || err == nil && (zombie || start != h.Start)
 }
 
 // startTime is field 22 of /proc/PID/stat, and whether the process only waits

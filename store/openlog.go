@@ -68,6 +68,11 @@ func aloneWithLog(ctx context.Context, s *Store, instead string, do func(*jetlog
 		return err
 	}
 	defer func() { err = errors.Join(err, unlock(lock)) }()
+	stop, err := s.lend(ctx, s.Location)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	return guarded(s, s.Location, func() error {
 		opened, err := openLog(ctx, s, s.Location, nil)
 		defer opened.close()

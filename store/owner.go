@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/share"
 	"github.com/ckptstore/ckptstore/web"
 	"golang.org/x/sys/unix"
 )
@@ -69,7 +70,9 @@ func tryLock(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the store: %w; `ckptstore ls --offline` reads without the lock", err)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err = share.File(f); err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
 	if err == nil {
 		return f, nil
 	}

@@ -39,6 +39,7 @@ type ownership struct {
 	served  chan error   // two: of the API and of the socket
 	nserve  int
 	unload  func() // ends the keeping of the ballast and the watch on the server
+	unlend  func() // ends the sharing of files with the store's group
 }
 
 // follower keeps views up to date with a log.
@@ -59,6 +60,9 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 			err = errors.Join(fmt.Errorf("own the store %s: %w", dir, damage(err)), w.close())
 		}
 	}()
+	if w.unlend, err = s.lend(context.WithoutCancel(ctx), dir); err != nil {
+		return w, err
+	}
 	opened, err := openLog(ctx, s, dir, s.opts.Listen)
 	w.server, w.log = opened.server, opened.log
 	if err != nil {
@@ -155,7 +159,7 @@ func (f *follower) close() error {
 // sweep removes what dead processes have left in the runtime directories.
 func (s *Store) sweep() error {
 	// Owners before this one are gone; their sockets may not be.
-	stale, err := filepath.Glob(filepath.Join(s.Runtime, "o*"))
+	stale, err := filepath.Glob(filepath.Join(s.sockets(), "o*"))
 	if err != nil {
 		return err
 	}
@@ -180,17 +184,17 @@ func (w *ownership) listen(s *Store) (err error) {
 			return err
 		}
 	}
-	stem := filepath.Join(s.Runtime, fmt.Sprintf("o%d-%x", c.PID, c.Started.UnixNano()&0xffffff))
+	stem := filepath.Join(s.sockets(), fmt.Sprintf("o%d-%x", c.PID, c.Started.UnixNano()&0xffffff))
 	c.Log, c.API = stem+".log", stem+".api"
 	if c.Host, err = os.Hostname(); err != nil {
 		return err
 	}
-	if w.socket, err = listenUnix(c.Log); err != nil {
+	if w.socket, err = s.listenUnix(c.Log); err != nil {
 		return err
 	}
 	w.nserve++
 	go func() { w.served <- w.server.Serve(w.socket) }()
-	api, err := listenUnix(c.API)
+	api, err := s.listenUnix(c.API)
 	if err != nil {
 		return err
 	}
@@ -242,12 +246,20 @@ func abandoned(path string) error {
 	return nil
 }
 
-func listenUnix(path string) (net.Listener, error) {
+// listenUnix listens for processes of this user, or of the group that the store is
+// shared with.
+func (s *Store) listenUnix(path string) (net.Listener, error) {
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
+	mode := os.FileMode(0o600)
+	gid, shared := s.group()
+	if shared {
+		mode = 0o660
+		l = members{l, gid}
+	}
+	if err := os.Chmod(path, mode); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
@@ -295,6 +307,9 @@ func (w *ownership) leave() (*os.File, error) {
 	}
 	if w.server != nil {
 		w.server.Shutdown()
+	}
+	if w.unlend != nil {
+		w.unlend()
 	}
 	return w.lock, errors.Join(errs...)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // A recovery builds the new log under recoverTemp and writes what it did into
@@ -35,7 +36,7 @@ func (r *recovery) finish() error {
 	built, log := filepath.Join(r.dir, recoverTemp, "log"), filepath.Join(r.dir, "log")
 	id := identity{
 		Product: product, Store: r.report.Store, Format: Format, Created: time.Now().UTC(),
-		Formerly: r.report.Formerly, Recovered: r.report.Sequence, Owner: thisUser(),
+		Formerly: r.report.Formerly, Recovered: r.report.Sequence, Owner: ownerAfter(r.dir),
 	}
 	text, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {
@@ -67,7 +68,8 @@ func (r *recovery) finish() error {
 			return os.Rename(built, log)
 		}},
 		{"make directories", func() error {
-			return errors.Join(os.MkdirAll(filepath.Join(r.dir, "data"), 0o700), os.MkdirAll(filepath.Join(r.dir, "blobs"), 0o700), sync())
+			return errors.Join(os.MkdirAll(filepath.Join(r.dir, "data"), 0o700), os.MkdirAll(filepath.Join(r.dir, "blobs"), 0o700),
+				share.Dirs(r.dir, log), share.Tree(log, nil), sync())
 		}},
 		{"write the identity", func() error { return durable.Write(filepath.Join(r.dir, "store.json"), append(text, '\n')) }},
 		{"remove what was built", func() error { return errors.Join(os.RemoveAll(filepath.Join(r.dir, recoverTemp)), sync()) }},

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // repairName is beside data/. It stays, empty, when a repair ends: whoever took
@@ -28,6 +30,9 @@ func (s *Store) LockRepair() (unlock func() error, err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock against another repair: %w", err)
+	}
+	if err := share.File(f); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, errors.Join(refusedRepair(path, err), f.Close())

@@ -15,6 +15,7 @@
 //	  blobs/         event bodies that are too large for the log
 //	  data/          checkpoints: see package storage
 //	  logs/          what workers printed
+//	  run/           of a store that a group shares: sockets of the owner
 //	  backup.json    of a backup: it is only read; see [Store.Backup]
 //
 // Every process that opens a directory runs the same loop: take LOCK and own
@@ -114,9 +115,10 @@ type Store struct {
 	DataDir  string
 
 	runtime   *heldRuntime
-	formerly  []string // its identities before it was recovered
-	recovered uint64   // where its log ended then
-	backup    error    // [ErrBackup], of one; it is not written to
+	formerly  []string     // its identities before it was recovered
+	recovered uint64       // where its log ended then
+	holder    *ownerRecord // nil in a store of an earlier version
+	backup    error        // [ErrBackup], of one; it is not written to
 
 	opts    Options
 	cutting cutting  // of the log, while this process owns it
@@ -207,7 +209,7 @@ func closedStore(dir string, o Options) (*Store, error) {
 
 // closedStoreOf is closedStore for a directory whose store.json says id, or will.
 func closedStoreOf(dir string, id identity, o Options) (_ *Store, err error) {
-	s := &Store{ID: id.Store, Copy: id.Copy, Location: dir, place: id.runtime(), opts: o, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
+	s := &Store{ID: id.Store, Copy: id.Copy, Location: dir, place: id.runtime(), opts: o, holder: id.Owner, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
 	if o.cutting != nil {
 		s.cutting = *o.cutting
 	} else if s.cutting, err = cuttingByEnv(s.cutting); err != nil {

@@ -26,7 +26,7 @@ type ownerRecord struct {
 func thisUser() *ownerRecord { return &ownerRecord{UID: os.Geteuid(), GID: os.Getegid()} }
 
 // parts are the files and directories of a store that decide who can write to it.
-var parts = []string{".", "store.json", lockName, "log", "data", "blobs", "views"}
+var parts = []string{".", "store.json", lockName, "log", "data", "blobs", "views", runName}
 
 // mayWrite returns [ErrUntrusted] if users other than this one can write to the
 // store in dir, and this user has not said that they are trusted. A directory that

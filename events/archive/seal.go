@@ -72,7 +72,7 @@ type writer struct {
 }
 
 func (w *writer) seal(dir string, limits Limits, messages iter.Seq2[Message, error]) (link Link, err error) {
-	f, err := os.CreateTemp(dir, durable.TempPrefix+"*")
+	f, err := durable.CreateTemp(dir)
 	if err != nil {
 		return link, err
 	}

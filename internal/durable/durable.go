@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+
+	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // TempPrefix starts the name of a file that [Write] has not renamed. What is left
@@ -18,6 +20,19 @@ const TempPrefix = ".tmp-"
 // has not synced then, the file is the old one or the new one; on return it is
 // the new one.
 func Write(path string, data []byte) error { return replace(system{}, path, data) }
+
+// CreateTemp makes a file with a temporary name. In a directory of a group it is the
+// group's, and elsewhere this user's alone.
+func CreateTemp(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, TempPrefix+"*")
+	if err != nil {
+		return nil, err
+	}
+	if err := share.File(f); err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(f.Name()))
+	}
+	return f, nil
+}
 
 // files are what replace needs of a filesystem.
 type files interface {
@@ -61,7 +76,7 @@ type system struct{}
 
 var _ files = system{}
 
-func (system) createTemp(dir string) (tempFile, error) { return os.CreateTemp(dir, TempPrefix+"*") }
+func (system) createTemp(dir string) (tempFile, error) { return CreateTemp(dir) }
 func (system) rename(from, to string) error            { return os.Rename(from, to) }
 func (system) remove(name string) error                { return os.Remove(name) }
 func (system) syncDir(dir string) error                { return SyncDir(dir) }

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // Options say how files are written.
@@ -143,7 +145,7 @@ func (f *File) put() error {
 }
 
 func (f *File) open() error {
-	if err := os.MkdirAll(f.dir.path, 0o755); err != nil {
+	if err := share.MkdirAll(f.dir.path, 0o755); err != nil {
 		return err
 	}
 	file, err := os.OpenFile(f.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -151,6 +153,9 @@ func (f *File) open() error {
 		return err
 	}
 	info, err := file.Stat()
+	if err == nil && info.Size() == 0 {
+		err = share.File(file)
+	}
 	if err != nil {
 		return errors.Join(err, file.Close())
 	}

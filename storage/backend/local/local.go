@@ -58,6 +58,9 @@ func (d *Dir) MakeDir(ctx context.Context, dir string) error {
 	if err := d.fs.MkdirAll(path, 0o755); err != nil {
 		return fmt.Errorf("make directory %s: %w", path, disk.NoSpace(err))
 	}
+	if err := d.share(path); err != nil {
+		return err
+	}
 	for ; path != d.dir; path = d.fs.PathDir(path) {
 		if err := disk.SyncDir(d.fs, path); err != nil {
 			return err
