@@ -111,6 +111,11 @@ func holdRecovered(t *testing.T, r Recovered, dir, id string) {
 			t.Errorf("%s: %v %v", ref, report.Findings, err)
 		}
 	}
+	for _, j := range ask(t, s, web.Launches, web.Params{Run: "a"})[0].Jobs {
+		if command := strings.Join(j.Command, " "); command != "" && command != "recover --api-key=[redacted]" {
+			t.Errorf("the log has the command %s", command)
+		}
+	}
 	// The attempt is above that of every directory.
 	if trial := ask(t, s, web.Trial, web.Params{Run: "a", Trial: trialName}); trial.Attempt != 5 || trial.Head != "step-2.a1" {
 		t.Errorf("trial %+v", trial)
@@ -154,7 +159,7 @@ func TestRecover(t *testing.T) {
 			dir, id := ruined(t)
 			c.ruin(t, dir)
 			before := snapshot(t, filepath.Join(dir, "data"))
-			o := RecoverOptions{Location: filepath.Join(filepath.Dir(dir), "beside"), From: dir}
+			o := RecoverOptions{Location: filepath.Join(filepath.Dir(dir), "beside"), From: dir, Command: []string{"recover", "--api-key=SECRET"}}
 			if c.of {
 				_, err := Recover(t.Context(), o)
 				wrong(t, err, ErrDamaged, "store.json is gone", "--of", id)

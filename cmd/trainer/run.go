@@ -63,7 +63,7 @@ does the newest.
 
 ` + torchrunHelp + `
 
-What workers print goes to the terminal, with the rank in front if there are
+What workers print goes to the terminal as it is, with the rank in front if there are
 several, and to files below STORE/logs, which ckptstore logs reads. --redirects,
 --tee and --local-ranks-filter are torchrun's. A file of --log-max-size is begun
 anew and the one before kept; on a full disk the job goes on without files.

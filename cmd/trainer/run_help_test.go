@@ -37,4 +37,20 @@ func TestAttributesOfTheLog(t *testing.T) {
 	if line := out.String(); !strings.Contains(line, "msg=late time=3s") {
 		t.Errorf("line %q", line)
 	}
+	out.Reset()
+	newLogger(&out, false).Info("late", "name", "a\x7fb\u202e")
+	if line := out.String(); strings.ContainsAny(line, "\x7f\u202e") {
+		t.Errorf("line %q", line)
+	}
+}
+
+// An error may quote what a store or a worker says.
+func TestErrorsOnATerminal(t *testing.T) {
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), []string{"run", "--no\x1b[2J\u202eflag"}, nil, &out, &errs); code != exitConfig {
+		t.Errorf("exit code %d", code)
+	}
+	if said := errs.String(); !strings.Contains(said, `--no\x1b[2J\u202eflag`) || strings.ContainsAny(said, "\x1b\u202e") {
+		t.Errorf("the error is %q", said)
+	}
 }

@@ -364,7 +364,7 @@ func TestStacks(t *testing.T) {
 
 func TestTable(t *testing.T) {
 	r := Report{Checks: []Check{
-		{"a", OK, "fine", "not shown"}, {"long.name", Warning, "odd\nlines", "look"}, {"c", Problem, "bad", "mend"}, {"d", NotChecked, "why", ""},
+		{"a", OK, "fine", "not shown"}, {"long.name", Warning, "odd\nlines", "look"}, {"c", Problem, "bad", "mend"}, {"d", NotChecked, "why\x1b", ""},
 	}, Warnings: 1, Problems: 1}
 	var plain, colour bytes.Buffer
 	if err := errors.Join(r.Table(&plain, false), r.Table(&colour, true)); err != nil {
@@ -375,7 +375,7 @@ WARN  long.name  odd lines
                  -> look
 FAIL  c          bad
                  -> mend
--     d          why
+-     d          why\x1b
 
 4 checks, 1 warning, 1 problem
 `
@@ -387,7 +387,7 @@ FAIL  c          bad
               -> look
 ✗  c          bad
               -> mend
--  d          why
+-  d          why\x1b
 
 4 checks, 1 warning, 1 problem
 `
