@@ -35,7 +35,7 @@ func (l Launch) record() error {
 	if err != nil {
 		return err
 	}
-	defer dir.Close()
+	defer func() { _ = dir.Close() }()
 	text, err := json.Marshal(l)
 	if err != nil {
 		return err
@@ -120,7 +120,7 @@ func (l Launch) recorded() (r Launch, err error) {
 	if err != nil {
 		return r, err
 	}
-	defer dir.Close()
+	defer func() { _ = dir.Close() }()
 	info, err := dir.Lstat(l.key())
 	if err != nil {
 		return r, err
