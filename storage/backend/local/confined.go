@@ -37,30 +37,34 @@ func confine(files vfs.FS, dir string) vfs.FS {
 
 // Open implements [vfs.FS]: it opens a regular file, without waiting for anybody.
 func (c *confined) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
-	return opened(c.root.Open(name))(opts)
+	f, err := c.root.Open(name)
+	return opened(f, err, opts)
 }
 
 // OpenReadWrite implements [vfs.FS]. A file with a second name is refused: that
 // may be one of another directory, which would be written to.
 func (c *confined) OpenReadWrite(name string, _ vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
-	f, err := opened(c.root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o666))(opts)
+	f, err := c.root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
 		return nil, err
 	}
-	info, err := f.Stat()
+	info, err := file{f}.Stat()
 	if err == nil && infoOf(info).Links > 1 {
 		err = &fs.PathError{Op: "write", Path: name, Err: errSecondName}
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return f, nil
+	return opened(f, nil, opts)
 }
 
 var errSecondName = errors.New("the file has a second name, by which it may be another's; remove it")
 
 // OpenDir implements [vfs.FS].
-func (c *confined) OpenDir(name string) (vfs.File, error) { return opened(c.root.OpenDir(name))(nil) }
+func (c *confined) OpenDir(name string) (vfs.File, error) {
+	d, err := c.root.OpenDir(name)
+	return opened(d, err, nil)
+}
 
 // List implements [vfs.FS].
 func (c *confined) List(dir string) ([]string, error) {
@@ -130,16 +134,14 @@ func unused(op, name string) error {
 func (c *confined) Unwrap() vfs.FS { return c.FS }
 
 // opened makes a file of the system one of [vfs.FS].
-func opened(f *os.File, err error) func([]vfs.OpenOption) (vfs.File, error) {
-	return func(opts []vfs.OpenOption) (vfs.File, error) {
-		if err != nil {
-			return nil, err
-		}
-		for _, opt := range opts {
-			opt.Apply(file{f})
-		}
-		return file{f}, nil
+func opened(f *os.File, err error, opts []vfs.OpenOption) (vfs.File, error) {
+	if err != nil {
+		return nil, err
 	}
+	for _, opt := range opts {
+		opt.Apply(file{f})
+	}
+	return file{f}, nil
 }
 
 // file is an open file or directory.
