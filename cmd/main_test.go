@@ -17,6 +17,13 @@ var bin string
 const builtEnv = "CKPTSTORE_TEST_BUILT"
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(abortEnv); dir != "" {
+		if err := abortSave(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if bin = os.Getenv(builtEnv); bin != "" {
 		os.Exit(m.Run())
 	}

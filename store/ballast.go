@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
@@ -58,7 +59,12 @@ func (b ballast) load() error {
 		return err
 	}
 	// One name, so that those that a kill has cut do not pile up.
-	f, err := os.Create(filepath.Join(filepath.Dir(b.path), durable.TempPrefix+ballastName))
+	dir := filepath.Dir(b.path)
+	temp := filepath.Join(dir, durable.TempPrefix+ballastName)
+	if err := removed(temp); err != nil {
+		return err
+	}
+	f, err := beneath.At(dir).OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}

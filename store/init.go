@@ -14,6 +14,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
@@ -69,7 +70,7 @@ func Init(ctx context.Context, location, data string) (string, error) {
 		return "", fmt.Errorf("init: %w", err)
 	}
 	for _, sub := range []string{"data", "blobs"} {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+		if err := beneath.At(dir).MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return "", fmt.Errorf("init: %w", err)
 		}
 	}
@@ -102,7 +103,7 @@ func vacant(dir string) error {
 		case name == lockName || name == ballastName || name == "log" || strings.HasPrefix(name, durable.TempPrefix):
 			continue
 		case name == "data" || name == "blobs":
-			left, err := os.ReadDir(filepath.Join(dir, name))
+			left, err := beneath.At(dir).ReadDir(filepath.Join(dir, name))
 			if err != nil {
 				return err
 			}
@@ -142,7 +143,7 @@ func clearCutLog(dir string) error {
 }
 
 func largestFile(dir string) (size int64, err error) {
-	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+	err = beneath.At(filepath.Dir(dir)).WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}

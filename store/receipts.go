@@ -112,7 +112,7 @@ func (r *Receipts) ReaderOf(c projections.Checkpoint) (*storage.FileReader, erro
 func (r *Receipts) read(ctx context.Context) ([]storage.Receipt, error) {
 	list, damaged, err := r.data.Checkpoints(ctx)
 	for _, d := range damaged {
-		r.log.Warn("a receipt is left out: open the store once with its log, which writes it again", "file", d.File, "error", d.Err)
+		r.log.Warn("a receipt is left out", "file", d.File, "error", d.Problem())
 	}
 	return list, err
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
@@ -41,6 +42,7 @@ func (r *recovery) finish() error {
 	if err != nil {
 		return err
 	}
+	root := beneath.At(r.dir)
 	sync := func() error { return durable.SyncDir(r.dir) }
 	for _, step := range []struct {
 		name string
@@ -67,7 +69,7 @@ func (r *recovery) finish() error {
 			return os.Rename(built, log)
 		}},
 		{"make directories", func() error {
-			return errors.Join(os.MkdirAll(filepath.Join(r.dir, "data"), 0o700), os.MkdirAll(filepath.Join(r.dir, "blobs"), 0o700), sync())
+			return errors.Join(root.MkdirAll(filepath.Join(r.dir, "data"), 0o700), root.MkdirAll(filepath.Join(r.dir, "blobs"), 0o700), sync())
 		}},
 		{"write the identity", func() error { return durable.Write(filepath.Join(r.dir, "store.json"), append(text, '\n')) }},
 		{"remove what was built", func() error { return errors.Join(os.RemoveAll(filepath.Join(r.dir, recoverTemp)), sync()) }},
@@ -85,7 +87,7 @@ func (r *recovery) finish() error {
 }
 
 func readJournal(dir string) (j journal, found bool, err error) {
-	text, err := os.ReadFile(filepath.Join(dir, recoverName))
+	text, err := readFile(filepath.Join(dir, recoverName))
 	if errors.Is(err, os.ErrNotExist) {
 		return j, false, nil
 	}

@@ -25,7 +25,7 @@ func (s *Store) LockRepair() (unlock func() error, err error) {
 	if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("repair: %w: the data of the store, %s, is in no directory of this machine that could be locked against another repair: run the command where it is", errors.ErrUnsupported, s.DataDir)
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := s.insideData().OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock against another repair: %w", err)
 	}
@@ -49,7 +49,7 @@ func refusedRepair(path string, err error) error {
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		who := "another process"
-		if card, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(card), "process ") {
+		if card, err := readFile(path); err == nil && strings.HasPrefix(string(card), "process ") {
 			who = string(card)
 		}
 		return fmt.Errorf("%w against a second repair: %s repairs it and holds %s: wait until it ends, or end it, then run the command again", ErrLocked, who, path)
