@@ -188,7 +188,7 @@ func TestRace(t *testing.T) {
 				}
 			}
 		}()
-		for range 100 {
+		for range 40 {
 			for _, name := range []string{"x/run/step/file", "x/run/step/more", "x/run/other", "x/file"} {
 				_ = s.root.MkdirAll(filepath.Dir(s.at(name)), 0o755) // the link may be there already
 				if f, err := s.root.OpenFile(s.at(name), os.O_WRONLY|os.O_CREATE, 0o600); err == nil {
