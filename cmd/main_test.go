@@ -22,6 +22,13 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
+		return
+	}
+	if dir := os.Getenv(abortEnv); dir != "" {
+		if err := abortSave(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 		os.Exit(0)
 	}
 	if bin = os.Getenv(builtEnv); bin != "" {

@@ -172,7 +172,7 @@ func (r *Root) Adopted(ctx context.Context) ([]string, error) {
 	err := r.walk(ctx, func(ref Ref) {
 		some, err := r.adoptedBy(ctx, ref)
 		files, problems = append(files, some...), append(problems, err)
-	})
+	}, func(link Damaged) { problems = append(problems, link.Err) })
 	if err = errors.Join(append(problems, err)...); err != nil {
 		return nil, fmt.Errorf("list the adopted files of %s: %w", r.Dir(), err)
 	}

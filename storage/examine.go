@@ -28,10 +28,13 @@ type Examined struct {
 // its files as far as that goes without reading tensors: the receipt is whole
 // and that of this directory, the manifest is the one that it names, every
 // index is the one that the manifest names, and every file of data has the
-// size that its index says. Nothing is written.
+// size that its index says. A symbolic link in the place of a directory is an
+// error, since nobody knows what is behind it. Nothing is written.
 func (r *Root) Examine(ctx context.Context, visit func(Examined) error) error {
 	var refs []Ref
-	if err := r.walk(ctx, func(ref Ref) { refs = append(refs, ref) }); err != nil {
+	var link error
+	err := r.walk(ctx, func(ref Ref) { refs = append(refs, ref) }, func(d Damaged) { link = d.Err })
+	if err := errors.Join(err, link); err != nil {
 		return fmt.Errorf("examine the checkpoints in %s: %w", r.Dir(), err)
 	}
 	for _, ref := range refs {

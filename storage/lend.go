@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -15,6 +17,8 @@ type Spot struct {
 	Path   string
 	Offset int64
 	Size   int64 // of the file
+
+	outside bool // it is of another program
 }
 
 // Spots finds, by want, what a caller can copy straight out of the files, so that
@@ -53,10 +57,7 @@ func (r *FileReader) spots(ctx context.Context, wants []plan.Want, reads []plan.
 		}
 		size, known := sizes[spot.Path]
 		if !known {
-			size = -1 // not a file of this machine
-			if info, err := os.Stat(spot.Path); err == nil && info.Mode().IsRegular() {
-				size = info.Size()
-			}
+			size = r.sizeHere(spot)
 			sizes[spot.Path] = size
 		}
 		if spot.Size = size; size >= 0 {
@@ -64,6 +65,19 @@ func (r *FileReader) spots(ctx context.Context, wants []plan.Want, reads []plan.
 		}
 	}
 	return spots, nil
+}
+
+// sizeHere is the size of a file of this machine; -1 if it is none. Of the
+// store's own files none is reached by a link.
+func (r *FileReader) sizeHere(at Spot) int64 {
+	stat := os.Stat
+	if !at.outside {
+		stat = beneath.At(filepath.Dir(r.root.Dir())).Stat
+	}
+	if info, err := stat(at.Path); err == nil && info.Mode().IsRegular() {
+		return info.Size()
+	}
+	return -1
 }
 
 // spot is where a read's bytes lie, if they lie there as they are wanted.
@@ -76,7 +90,7 @@ func (r chunkReader) spot(ctx context.Context, want plan.Want, read plan.Read) (
 	if e.strides != nil || !e.learned() || e.item.Bytes == 0 {
 		return Spot{}, false, nil
 	}
-	at := Spot{Path: r.path(x.index, e.file), Offset: e.offset}
+	at := Spot{Path: r.path(x.index, e.file), Offset: e.offset, outside: x.index.adopted()}
 	if want.Value {
 		return at, true, nil
 	}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
 // statMost is how many directories of checkpoints of one trial are looked at
@@ -20,12 +22,12 @@ const statMost = 1024
 // of at most so many trials and so many of each, in no order. It reads no others:
 // a directory is newer than another when it was changed later, or when the numbers
 // in its name are higher. A copy whose files have the times of the copying, or a
-// clock that was wrong, makes it choose others. Damaged receipts among them are
-// reported beside the list.
+// clock that was wrong, makes it choose others. Damaged receipts and links among
+// them are reported beside the list.
 func (r *Root) Newest(ctx context.Context, trials, each int) ([]Receipt, []Damaged, error) {
 	var receipts []Receipt
 	var damaged []Damaged
-	dirs, err := r.trials(ctx)
+	dirs, err := r.trials(ctx, func(link Damaged) { damaged = append(damaged, link) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("list checkpoints in %s: %w", r.Dir(), err)
 	}
@@ -56,8 +58,8 @@ type changed struct {
 	at   time.Time
 }
 
-// trials are the directories of all trials.
-func (r *Root) trials(ctx context.Context) (dirs []changed, err error) {
+// trials are the directories of all trials. linked is told of the links.
+func (r *Root) trials(ctx context.Context, linked func(Damaged)) (dirs []changed, err error) {
 	runs, err := r.b.List(ctx, "")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -70,13 +72,17 @@ func (r *Root) trials(ctx context.Context) (dirs []changed, err error) {
 			continue
 		}
 		names, err := r.b.List(ctx, run)
+		if link, ok := r.linkAt(run, err); ok {
+			linked(link)
+			continue
+		}
 		if isFile(err) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		some, err := r.changes(ctx, run, names)
+		some, err := r.changes(ctx, run, names, linked)
 		if err != nil {
 			return nil, err
 		}
@@ -85,16 +91,20 @@ func (r *Root) trials(ctx context.Context) (dirs []changed, err error) {
 	return dirs, nil
 }
 
-// isFile reports that a directory is gone, or is a file.
+// isFile reports that a directory is gone, or is a file, a pipe or a device.
 func isFile(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || err != nil && strings.Contains(err.Error(), "not a directory")
+	return errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*beneath.TypeError)) || err != nil && strings.Contains(err.Error(), "not a directory")
 }
 
-// changes looks at the directories among names.
-func (r *Root) changes(ctx context.Context, dir string, names []string) (dirs []changed, err error) {
+// changes looks at the directories among names. linked is told of the links.
+func (r *Root) changes(ctx context.Context, dir string, names []string, linked func(Damaged)) (dirs []changed, err error) {
 	for _, name := range names {
 		info, err := r.b.Stat(ctx, path.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if link, ok := r.linkAt(path.Join(dir, name), err); ok {
+			linked(link)
 			continue
 		}
 		if err != nil {
@@ -120,7 +130,7 @@ func (r *Root) newestOf(ctx context.Context, dir string, most int) ([]string, er
 	slices.SortFunc(names, func(a, b string) int { return byNumbers(b, a) })
 	found := slices.Clone(names[:min(most, len(names))])
 	if len(names) > most && len(names) <= statMost {
-		dirs, err := r.changes(ctx, dir, names)
+		dirs, err := r.changes(ctx, dir, names, func(Damaged) {}) // those that are read are reported
 		if err != nil {
 			return nil, err
 		}
@@ -175,7 +185,7 @@ func (r *Root) EachReceipt(ctx context.Context, visit func(Receipt) error) error
 		} else {
 			stopped = ctx.Err()
 		}
-	})
+	}, func(Damaged) {})
 	if err = errors.Join(err, stopped); err != nil {
 		return fmt.Errorf("read the receipts in %s: %w", r.Dir(), err)
 	}

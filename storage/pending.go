@@ -41,6 +41,7 @@ type Pending struct {
 // grower is a backend that takes files whose size is not known before.
 type grower interface {
 	Grow(ctx context.Context, name string) (*local.Growing, error)
+	Files() vfs.FS
 }
 
 // NewPending makes a directory for files of a checkpoint to be.
@@ -55,7 +56,7 @@ func (r *Root) NewPending(ctx context.Context) (*Pending, error) {
 		return nil, err
 	}
 	var err error
-	if p.lock, err = lockDir(p.Path()); err != nil {
+	if p.lock, err = lockDir(r.Dir(), p.Path()); err != nil {
 		return nil, fmt.Errorf("lock %s: %w", p.Path(), err)
 	}
 	return p, nil
@@ -71,7 +72,11 @@ func (r *Root) SweepPending(ctx context.Context) error {
 	var problems []error
 	for _, name := range names {
 		dir := path.Join(pendingDir, name)
-		lock, err := lockDir(r.b.Path(dir))
+		lock, err := lockDir(r.Dir(), r.b.Path(dir))
+		if stray(err, r.b.Path(dir)) {
+			problems = append(problems, r.b.Remove(ctx, dir))
+			continue
+		}
 		if err != nil {
 			continue // somebody writes there, or has just removed it
 		}
@@ -190,7 +195,10 @@ func (p *Pending) Discard(ctx context.Context, name string) error {
 
 // Files are the whole files as they are when this is called, for whoever reads
 // the format: what lies between tensors comes from memory.
-func (p *Pending) Files() vfs.FS { return pendingFS{p.root.outside, p} }
+func (p *Pending) Files() vfs.FS { return pendingFS{p.inside(), p} }
+
+// inside is the filesystem that the files lie in.
+func (p *Pending) inside() vfs.FS { return p.root.b.(grower).Files() }
 
 type pendingFS struct {
 	vfs.FS

@@ -4,16 +4,19 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
 // lockDir locks a directory until it is closed, or this process ends. One that
 // is no directory of the system has no lock, and needs none: only this process
 // sees it.
-func lockDir(path string) (io.Closer, error) {
-	f, err := os.Open(path)
+// A link is not followed.
+func lockDir(data, path string) (io.Closer, error) {
+	f, err := beneath.At(filepath.Dir(data)).OpenDir(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -33,7 +33,7 @@ func (p *repair) held(ctx context.Context, wanted func(link string) bool) (by ma
 				by[link] = append(by[link], holder{ref, name})
 			}
 		}
-	})
+	}, func(Damaged) {}) // what is behind a symbolic link is none of this data
 	return by, errors.Join(append(errs, err)...)
 }
 

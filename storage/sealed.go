@@ -63,7 +63,7 @@ func (s *Sealed) digest(ctx context.Context, x *index) error {
 		if of == nil {
 			return fmt.Errorf("%s was removed meanwhile", x.files[n].Name)
 		}
-		file, err := s.pending.root.outside.Open(path.Join(s.pending.Path(), of.name))
+		file, err := s.pending.inside().Open(path.Join(s.pending.Path(), of.name))
 		if err != nil {
 			return err
 		}

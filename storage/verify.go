@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"golang.org/x/sync/errgroup"
 )
@@ -158,8 +159,8 @@ func (v *verifier) findError(name string, err error) {
 
 func (v *verifier) run(ctx context.Context, digest plan.Digest) error {
 	names, err := v.root.b.List(ctx, nameOf(v.ref))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.As(err, new(*beneath.TypeError)) {
+		return err // what is behind a link is not read: a finding of each file
 	}
 	receipt := v.receipt(ctx, digest)
 	if digest == (plan.Digest{}) && receipt != nil {

@@ -150,7 +150,7 @@ func (b *backup) newCheckpointCopier(s *Store) (*checkpointCopier, error) {
 	}
 	to.OfStore(s.ID, s.formerly...)
 	f := &checkpointCopier{from: s.DataDir, data: to, lacking: map[storage.Ref]Incomplete{}, outside: map[storage.Ref]OutsideFiles{}}
-	b.copier = newCopier(b.opts.Link, f.progress(b.opts.Progress))
+	b.copier = newCopier(s.Location, b.to.dir, b.opts.Link, f.progress(b.opts.Progress))
 	f.copier = b.copier
 	return f, nil
 }
@@ -163,7 +163,7 @@ func (b *backup) rest(ctx context.Context) error {
 	if err := b.copier.tree(ctx, filepath.Join(dir, "blobs"), filepath.Join(b.to.dir, "blobs")); err != nil {
 		return err
 	}
-	if err := newCopier(false, nil).tree(ctx, filepath.Join(dir, logsName), filepath.Join(b.to.dir, logsName)); err != nil && !errors.Is(err, errVanished) {
+	if err := newCopier(dir, b.to.dir, false, nil).tree(ctx, filepath.Join(dir, logsName), filepath.Join(b.to.dir, logsName)); err != nil && !errors.Is(err, errVanished) {
 		return err
 	}
 	return b.opts.step("the rest is copied")

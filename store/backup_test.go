@@ -463,7 +463,7 @@ func TestCopyOfChangingFiles(t *testing.T) {
 	t.Parallel()
 	from, to := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(from, "a"), "first")
-	c := newCopier(false, nil)
+	c := newCopier(from, to, false, nil)
 	for i, text := range []string{"first", "second, longer"} {
 		write(t, filepath.Join(from, "a"), text)
 		if err := c.file(t.Context(), filepath.Join(from, "a"), filepath.Join(to, "a")); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/storage"
 )
@@ -26,6 +27,8 @@ var errVanished = errors.New("its files are gone")
 // is there. Hard links among the originals are hard links among the copies. Its
 // methods may be called concurrently.
 type copier struct {
+	from, to beneath.Root // no symbolic link is followed below either
+
 	link bool        // hard-link the originals of checkpoints instead
 	tell func(int64) // told of bytes that are done; nil: nobody
 
@@ -55,11 +58,12 @@ type copied struct {
 	path string
 }
 
-func newCopier(link bool, tell func(int64)) *copier {
+// newCopier copies from one directory of a store or backup to another.
+func newCopier(from, to string, link bool, tell func(int64)) *copier {
 	if tell == nil {
 		tell = func(int64) {}
 	}
-	return &copier{link: link, tell: tell, copies: map[fileKey]*copied{}}
+	return &copier{from: beneath.At(from), to: beneath.At(to), link: link, tell: tell, copies: map[fileKey]*copied{}}
 }
 
 // count adds to the sum.
@@ -72,12 +76,12 @@ func (c *copier) count(add func(*copySum)) {
 // checkpoint copies the directory of a checkpoint, its receipt last. It is
 // [errVanished] if a file or all of it goes away meanwhile.
 func (c *copier) checkpoint(ctx context.Context, from, to string) error {
-	entries, err := os.ReadDir(from)
+	entries, err := c.from.ReadDir(from)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %w", errVanished, err)
 	}
 	if err == nil {
-		err = os.MkdirAll(to, 0o700)
+		err = c.to.MkdirAll(to, 0o700)
 	}
 	if err != nil {
 		return err
@@ -94,13 +98,13 @@ func (c *copier) checkpoint(ctx context.Context, from, to string) error {
 			}
 		}
 	}
-	if err := durable.SyncDir(to); err != nil || !receipt {
+	if err := c.to.SyncDir(to); err != nil || !receipt {
 		return err
 	}
 	if err := c.place(ctx, filepath.Join(from, storage.ReceiptFile), filepath.Join(to, storage.ReceiptFile), c.link); err != nil {
 		return err
 	}
-	return durable.SyncDir(to)
+	return c.to.SyncDir(to)
 }
 
 // partialSuffix ends the name of a file that is being written: see package storage.
@@ -109,12 +113,12 @@ const partialSuffix = ".tmp"
 // tree copies all files below a directory, but those that are being written. A
 // directory that is not there has none.
 func (c *copier) tree(ctx context.Context, from, to string) error {
-	entries, err := os.ReadDir(from)
+	entries, err := c.from.ReadDir(from)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err == nil {
-		err = os.MkdirAll(to, 0o700)
+		err = c.to.MkdirAll(to, 0o700)
 	}
 	if err != nil {
 		return err
@@ -133,7 +137,7 @@ func (c *copier) tree(ctx context.Context, from, to string) error {
 			return err
 		}
 	}
-	return durable.SyncDir(to)
+	return c.to.SyncDir(to)
 }
 
 // file copies one file: never by a link, so that the log of a store and that of its
@@ -147,13 +151,12 @@ func (c *copier) place(ctx context.Context, from, to string, link bool) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
-	// A pipe does not wait for its writer.
-	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	in, err := c.from.Open(from)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %w", errVanished, err)
 	}
 	if err != nil {
-		return err
+		return fmt.Errorf("copy: %w", err)
 	}
 	defer func() { _ = in.Close() }() // it was only read
 	info, err := in.Stat()
@@ -161,17 +164,17 @@ func (c *copier) place(ctx context.Context, from, to string, link bool) error {
 		return err
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || !info.Mode().IsRegular() {
-		return fmt.Errorf("copy %s: it is not a regular file (%v): a store has none such; move it away", from, info.Mode().Type())
+	if !ok {
+		return fmt.Errorf("copy %s: this system does not say how many names a file has", from)
 	}
-	there, err := os.Lstat(to)
+	there, err := c.to.Lstat(to)
 	same := err == nil && there.Mode().IsRegular() && there.Size() == info.Size() && there.ModTime().Equal(info.ModTime())
 	if st.Nlink > 1 && !link {
 		l := c.copyOf(fileKey{st.Dev, st.Ino, info.Size(), info.ModTime().UnixNano()})
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if !same && l.path != "" {
-			err := relink(l.path, to)
+			err := c.relink(c.to, l.path, to)
 			if err == nil {
 				c.tell(info.Size())
 				c.count(func(s *copySum) { s.Linked++ })
@@ -194,7 +197,7 @@ func (c *copier) place(ctx context.Context, from, to string, link bool) error {
 		return nil
 	}
 	if link {
-		err := relink(from, to)
+		err := c.relink(c.from, from, to)
 		if err == nil {
 			c.tell(info.Size())
 			c.count(func(s *copySum) { s.Linked++ })
@@ -226,12 +229,13 @@ func (c *copier) copyOf(key fileKey) *copied {
 	return l
 }
 
-// relink gives a file another name, in the place of what has it.
-func relink(from, to string) error {
-	err := os.Link(from, to)
+// relink gives a file below root another name among the copies, in the place of
+// what has it.
+func (c *copier) relink(root beneath.Root, from, to string) error {
+	err := root.Link(from, c.to, to)
 	if errors.Is(err, fs.ErrExist) {
-		if err = os.Remove(to); err == nil {
-			err = os.Link(from, to)
+		if err = c.to.Remove(to); err == nil {
+			err = root.Link(from, c.to, to)
 		}
 	}
 	return err
@@ -240,16 +244,16 @@ func relink(from, to string) error {
 // write copies the bytes: the filesystem shares them where it can.
 func (c *copier) write(ctx context.Context, in *os.File, info fs.FileInfo, to string) (err error) {
 	temp := to + partialSuffix
-	if err := removed(temp); err != nil {
+	if err := c.to.RemoveAll(temp); err != nil {
 		return err
 	}
-	out, err := os.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, info.Mode().Perm()|0o600)
+	out, err := c.to.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, info.Mode().Perm()|0o600)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, removed(temp))
+			err = errors.Join(err, c.to.RemoveAll(temp))
 		}
 	}()
 	if unix.IoctlFileClone(int(out.Fd()), int(in.Fd())) == nil {
@@ -263,10 +267,10 @@ func (c *copier) write(ctx context.Context, in *os.File, info fs.FileInfo, to st
 	if err = errors.Join(err, out.Close()); err != nil {
 		return err
 	}
-	if err := os.Chtimes(temp, info.ModTime(), info.ModTime()); err != nil {
+	if err := c.to.Chtimes(temp, info.ModTime()); err != nil {
 		return err
 	}
-	return os.Rename(temp, to)
+	return c.to.Rename(temp, to)
 }
 
 // copyPiece is how many bytes are copied between two looks at the context.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -14,7 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -129,7 +128,7 @@ func (f *checkpointCopier) remove(ref storage.Ref) error {
 	defer f.mu.Unlock()
 	delete(f.lacking, ref)
 	delete(f.outside, ref)
-	return os.RemoveAll(filepath.Join(f.data.Dir(), ref.String()))
+	return f.copier.to.RemoveAll(filepath.Join(f.data.Dir(), ref.String()))
 }
 
 // findings are what the report says of checkpoints, sorted.
@@ -151,26 +150,31 @@ func (f *checkpointCopier) findings() (outside []OutsideFiles, incomplete []Inco
 // syncDirs makes the names of all copies durable.
 func (f *checkpointCopier) syncDirs() error {
 	dir := f.data.Dir()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	root := f.copier.to
+	if err := root.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	err := eachDir(dir, 2, durable.SyncDir)
-	return errors.Join(err, durable.SyncDir(dir), durable.SyncDir(filepath.Dir(dir)))
+	err := eachDir(root, dir, 2, root.SyncDir)
+	return errors.Join(err, root.SyncDir(dir), root.SyncDir(filepath.Dir(dir)))
 }
 
-// eachDir calls do for the directories up to depth levels below dir.
-func eachDir(dir string, depth int, do func(string) error) error {
-	entries, err := os.ReadDir(dir)
+// eachDir calls do for the directories up to depth levels below dir. A symbolic
+// link among them is an error: a store has none.
+func eachDir(root beneath.Root, dir string, depth int, do func(string) error) error {
+	entries, err := root.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if e.Type() == fs.ModeSymlink {
+			return &beneath.TypeError{Path: path, Type: fs.ModeSymlink}
+		}
 		if !e.IsDir() {
 			continue
 		}
-		path := filepath.Join(dir, e.Name())
 		if depth > 1 {
-			err = eachDir(path, depth-1, do)
+			err = eachDir(root, path, depth-1, do)
 		}
 		if err == nil {
 			err = do(path)
@@ -184,11 +188,12 @@ func eachDir(dir string, depth int, do func(string) error) error {
 
 // countCheckpoints counts the directories of checkpoints in a data directory.
 func countCheckpoints(dir string) (n int, err error) {
-	err = eachDir(dir, 2, func(path string) error {
+	root := beneath.At(filepath.Dir(dir))
+	err = eachDir(root, dir, 2, func(path string) error {
 		if filepath.Dir(filepath.Dir(path)) != dir {
 			return nil // of a run
 		}
-		entries, err := os.ReadDir(path)
+		entries, err := root.ReadDir(path)
 		n += len(entries)
 		return err
 	})

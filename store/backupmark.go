@@ -42,7 +42,7 @@ type copyMark struct {
 
 // readCopyMark reads a mark. Without one, the error is [os.ErrNotExist].
 func readCopyMark(path string) (m copyMark, err error) {
-	text, err := os.ReadFile(path)
+	text, err := readFile(path)
 	if err != nil {
 		return m, err
 	}

@@ -173,7 +173,7 @@ func (b *backup) clear(run string, live []projections.Checkpoint) error {
 		refs[RefOf(c)] = true
 	}
 	name := storage.RefOf(run, "", "").Run
-	trials, err := os.ReadDir(filepath.Join(b.to.dir, "data", name))
+	trials, err := b.copier.to.ReadDir(filepath.Join(b.to.dir, "data", name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -181,7 +181,7 @@ func (b *backup) clear(run string, live []projections.Checkpoint) error {
 		return err
 	}
 	for _, trial := range trials {
-		there, err := os.ReadDir(filepath.Join(b.to.dir, "data", name, trial.Name()))
+		there, err := b.copier.to.ReadDir(filepath.Join(b.to.dir, "data", name, trial.Name()))
 		if err != nil {
 			return err
 		}

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
-	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // ballastName is a file of ballastSize bytes that holds nothing. When the disk
@@ -59,12 +59,14 @@ func (b ballast) load() error {
 		return err
 	}
 	// One name, so that those that a kill has cut do not pile up.
-	f, err := os.Create(filepath.Join(filepath.Dir(b.path), durable.TempPrefix+ballastName))
-	if err != nil {
+	dir := filepath.Dir(b.path)
+	temp := filepath.Join(dir, durable.TempPrefix+ballastName)
+	if err := removed(temp); err != nil {
 		return err
 	}
-	if err := share.File(f); err != nil {
-		return errors.Join(err, f.Close())
+	f, err := beneath.At(dir).OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
 	}
 	err = unix.Fallocate(int(f.Fd()), 0, 0, ballastSize)
 	if err == nil {

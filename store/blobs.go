@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
-	"github.com/ckptstore/ckptstore/internal/share"
 	"github.com/ckptstore/ckptstore/planner/plan"
 )
 
@@ -24,15 +23,14 @@ func (b *Blobs) Put(_ context.Context, data []byte) (events.Blob, error) {
 		return events.InlineBlob(data), nil
 	}
 	digest := plan.Sum(data).String()
-	path := b.path(digest)
-	dir := filepath.Dir(path)
-	if err := errors.Join(os.MkdirAll(dir, 0o700), share.Dirs(b.dir, dir)); err != nil {
+	path, root := b.path(digest), b.root()
+	if err := root.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return events.Blob{}, fmt.Errorf("store blob: %w", err)
 	}
-	if err := durable.Write(path, data); err != nil {
+	if err := durable.WriteBelow(root, path, data); err != nil {
 		return events.Blob{}, fmt.Errorf("store blob: %w", err)
 	}
-	if err := errors.Join(durable.SyncDir(b.dir), durable.SyncDir(filepath.Dir(b.dir))); err != nil {
+	if err := errors.Join(root.SyncDir(b.dir), root.SyncDir(filepath.Dir(b.dir))); err != nil {
 		return events.Blob{}, fmt.Errorf("store blob: %w", err)
 	}
 	return events.Blob{Digest: digest, Size: int64(len(data))}, nil
@@ -48,7 +46,7 @@ func (b *Blobs) Get(_ context.Context, blob events.Blob) ([]byte, error) {
 		return nil, fmt.Errorf("blob: %w", err)
 	}
 	path := b.path(blob.Digest)
-	data, err := os.ReadFile(path)
+	data, err := b.root().ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("blob: %w: restore the file from a backup", err)
 	}
@@ -57,5 +55,8 @@ func (b *Blobs) Get(_ context.Context, blob events.Blob) ([]byte, error) {
 	}
 	return data, nil
 }
+
+// root is the directory that holds blobs/. No link is followed below it.
+func (b *Blobs) root() beneath.Root { return beneath.At(filepath.Dir(b.dir)) }
 
 func (b *Blobs) path(digest string) string { return filepath.Join(b.dir, digest[:2], digest) }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -46,7 +45,7 @@ func (c *collector) present(x projections.Checkpoint, name string, size int64) e
 		return fmt.Errorf("the log names a file %q, which is not in its directory", name)
 	}
 	path := filepath.Join(c.store.DataDir, RefOf(x).String(), name)
-	info, err := os.Stat(path)
+	info, err := c.store.insideData().Stat(path)
 	if err == nil && info.Size() != size {
 		err = &storage.CorruptError{File: path, Block: -1, Problem: "size of the file", Want: fmt.Sprint(size), Got: fmt.Sprint(info.Size())}
 	}
@@ -65,7 +64,7 @@ func (c *collector) leftovers(t retention.Trial, all []Collected) (more []Collec
 			continue
 		}
 		// Most of these were removed long ago.
-		if _, err := os.Lstat(c.dir(row)); err == nil {
+		if _, err := c.store.insideData().Lstat(c.dir(row)); err == nil {
 			more = append(more, collected(row, Sweep, fmt.Sprintf("left by a %s checkpoint", row.State)))
 		}
 	}
@@ -118,7 +117,7 @@ func (c *collector) free(ctx context.Context, x *Collected, trials []retention.T
 // exclusive is the size in bytes of the files that only have links in dir and
 // in what would go before it. A directory that is gone has none.
 func (c *collector) exclusive(dir string) (bytes int64, err error) {
-	files, err := linkedFiles(dir)
+	files, err := linkedFiles(c.store.DataDir, dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}

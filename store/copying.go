@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/share"
 )
 
@@ -24,6 +25,7 @@ const maxCopy = 64 << 20
 
 // copying is a copy of a stream's files, or of its last block.
 type copying struct {
+	root     beneath.Root // no link is followed below it
 	from, to string
 	all      bool
 	limit    int64
@@ -35,7 +37,7 @@ type copying struct {
 
 // list finds the files.
 func (c *copying) list() error {
-	err := filepath.WalkDir(c.from, func(path string, e fs.DirEntry, err error) error {
+	err := c.root.WalkDir(c.from, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}
@@ -63,7 +65,7 @@ func (c *copying) within(dir string) (bool, error) {
 		names = append(slices.Clone(names), "meta.inf")
 	}
 	for _, name := range names {
-		same, err := beginsWith(filepath.Join(dir, name), filepath.Join(c.from, name))
+		same, err := c.beginsWith(filepath.Join(dir, name), filepath.Join(c.from, name))
 		if !same || err != nil {
 			return false, err
 		}
@@ -72,8 +74,8 @@ func (c *copying) within(dir string) (bool, error) {
 }
 
 // beginsWith reports whether the file at long begins with that at short.
-func beginsWith(long, short string) (bool, error) {
-	l, err := os.Open(long)
+func (c *copying) beginsWith(long, short string) (bool, error) {
+	l, err := c.root.Open(long)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -81,7 +83,7 @@ func beginsWith(long, short string) (bool, error) {
 		return false, err
 	}
 	defer func() { _ = l.Close() }()
-	s, err := os.Open(short)
+	s, err := c.root.Open(short)
 	if err != nil {
 		return false, err
 	}
@@ -115,12 +117,12 @@ func (c *copying) run() (err error) {
 	left := min(c.limit, max(0, int64(min(u.Free, 1<<62))-keepForFacts-keepForEnds)) //nolint:gosec // below 1<<62
 	// A copy that is cut has another name.
 	temp := c.to + ".tmp"
-	if err := errors.Join(os.RemoveAll(temp), share.MkdirAll(temp, 0o700)); err != nil {
+	if err := errors.Join(c.root.RemoveAll(temp), c.root.MkdirAll(temp, 0o700)); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil && !exists(c.to) {
-			err = errors.Join(err, os.RemoveAll(temp))
+			err = errors.Join(err, c.root.RemoveAll(temp))
 		}
 	}()
 	if c.all {
@@ -131,13 +133,13 @@ func (c *copying) run() (err error) {
 	var without []string
 	for i, name := range slices.Concat(c.blocks[:1], c.others, c.blocks[1:]) {
 		from, to := filepath.Join(c.from, name), filepath.Join(temp, name)
-		info, err := os.Stat(from)
+		info, err := c.root.Stat(from)
 		if err == nil {
-			err = share.MkdirAll(filepath.Dir(to), 0o700)
+			err = c.root.MkdirAll(filepath.Dir(to), 0o700)
 		}
 		cloned := false
 		if err == nil {
-			cloned, err = clone(from, to)
+			cloned, err = c.clone(from, to)
 		}
 		if err != nil {
 			return err
@@ -156,7 +158,7 @@ func (c *copying) run() (err error) {
 			continue
 		}
 		left -= size
-		if err := copyFile(from, to); err != nil {
+		if err := c.copyFile(from, to); err != nil {
 			return err
 		}
 	}
@@ -165,7 +167,7 @@ func (c *copying) run() (err error) {
 			return err
 		}
 	}
-	if err := errors.Join(share.Tree(temp, nil), os.Rename(temp, c.to)); err != nil {
+	if err := errors.Join(share.Tree(temp, nil), c.root.Rename(temp, c.to)); err != nil {
 		return err
 	}
 	return notKept(c.to)
@@ -173,7 +175,7 @@ func (c *copying) run() (err error) {
 
 // directories makes those of the stream, also the empty ones.
 func (c *copying) directories(to string) error {
-	return filepath.WalkDir(c.from, func(path string, e fs.DirEntry, err error) error {
+	return c.root.WalkDir(c.from, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() {
 			return err
 		}
@@ -181,20 +183,20 @@ func (c *copying) directories(to string) error {
 		if err != nil {
 			return err
 		}
-		return share.MkdirAll(filepath.Join(to, name), 0o700)
+		return c.root.MkdirAll(filepath.Join(to, name), 0o700)
 	})
 }
 
 // clone lets a new file share the blocks of another, where the filesystem can.
 // Otherwise it reports false, and there is no new file.
-func clone(from, to string) (bool, error) {
-	return between(from, to, func(out, in *os.File) error {
+func (c *copying) clone(from, to string) (bool, error) {
+	return c.between(from, to, func(out, in *os.File) error {
 		return unix.IoctlFileClone(int(out.Fd()), int(in.Fd()))
 	})
 }
 
-func copyFile(from, to string) error {
-	done, err := between(from, to, func(out, in *os.File) error {
+func (c *copying) copyFile(from, to string) error {
+	done, err := c.between(from, to, func(out, in *os.File) error {
 		_, err := io.Copy(out, in)
 		return err
 	})
@@ -205,13 +207,13 @@ func copyFile(from, to string) error {
 }
 
 // between reports false when do is something that the filesystem cannot do.
-func between(from, to string, do func(out, in *os.File) error) (bool, error) {
-	in, err := os.Open(from)
+func (c *copying) between(from, to string, do func(out, in *os.File) error) (bool, error) {
+	in, err := c.root.Open(from)
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	out, err := c.root.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return false, err
 	}
@@ -221,8 +223,8 @@ func between(from, to string, do func(out, in *os.File) error) (bool, error) {
 	}
 	for _, cannot := range []error{unix.EOPNOTSUPP, unix.ENOTTY, unix.EXDEV, unix.EINVAL, unix.ENOSYS, unix.EPERM, errors.ErrUnsupported} {
 		if errors.Is(err, cannot) {
-			return false, os.Remove(to)
+			return false, c.root.Remove(to)
 		}
 	}
-	return false, fmt.Errorf("copy %s: %w", from, errors.Join(err, os.Remove(to)))
+	return false, fmt.Errorf("copy %s: %w", from, errors.Join(err, c.root.Remove(to)))
 }

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
 // The log as it was before a server started over it, when that server may
@@ -43,6 +45,9 @@ func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (own *own
 func guarded(s *Store, dir string, do func() error) error {
 	if err := recovering(dir); err != nil { // since this process looked
 		return err
+	}
+	if err := plainLog(dir); err != nil {
+		return fmt.Errorf("own the store %s: %w", dir, err)
 	}
 	if !s.opts.Reader {
 		s.ballast().release()
@@ -85,7 +90,7 @@ func keepLog(s *Store, dir string, killed bool, limit int64) (had string, err er
 		return "", err // what is wrong then, the server says
 	}
 	// With an index it compares the last block with that, and cuts that one.
-	c := copying{from: streams[0], to: to, all: killed || !exists(filepath.Join(streams[0], "msgs", "index.db")), limit: limit, space: s.space}
+	c := copying{root: beneath.At(dir), from: streams[0], to: to, all: killed || !exists(filepath.Join(streams[0], "msgs", "index.db")), limit: limit, space: s.space}
 	if err := c.list(); err != nil || len(c.blocks) == 0 {
 		return "", err
 	}
@@ -142,7 +147,7 @@ func keepCopy(dir, had string, lack, why error) error {
 
 // notKept is the error that a copy is not whole; nil if it is.
 func notKept(dir string) error {
-	text, err := os.ReadFile(filepath.Join(dir, notKeptName))
+	text, err := beneath.At(filepath.Dir(dir)).ReadFile(filepath.Join(dir, notKeptName))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
 // TestSecondIncident: each time that a log is found to be damaged has its own
@@ -80,7 +82,8 @@ func TestLargeLog(t *testing.T) {
 func canClone(t *testing.T, dir string) bool {
 	t.Helper()
 	path := filepath.Join(dir, "store.json")
-	can, err := clone(path, path+".clone")
+	c := copying{root: beneath.At(dir)}
+	can, err := c.clone(path, path+".clone")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/storage"
 )
 
@@ -28,7 +29,7 @@ func MeasureFiles(ctx context.Context, dataDir string, ref storage.Ref) (Footpri
 	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
 		return Footprint{}, fmt.Errorf("measure %s: %w", dir, err)
 	}
-	files, err := linkedFiles(dir)
+	files, err := linkedFiles(dataDir, dir)
 	if err != nil {
 		return Footprint{}, err
 	}
@@ -53,10 +54,10 @@ type linkedFile struct {
 	all   uint64 // wherever
 }
 
-// linkedFiles are the files below a directory.
-func linkedFiles(dir string) (map[inode]linkedFile, error) {
+// linkedFiles are the files below a directory of the data.
+func linkedFiles(dataDir, dir string) (map[inode]linkedFile, error) {
 	files := map[inode]linkedFile{}
-	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+	err := beneath.At(filepath.Dir(dataDir)).WalkDir(dir, func(path string, e os.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
 			return err
 		}

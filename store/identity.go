@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
 // identity is store.json.
@@ -56,7 +58,7 @@ func recovering(dir string) error {
 
 func identityIn(dir string) (identity, error) {
 	path := filepath.Join(dir, "store.json")
-	data, err := os.ReadFile(path)
+	data, err := readFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		if cut := unfinished(dir); cut != nil {
 			return identity{}, cut
@@ -92,6 +94,6 @@ func identityIn(dir string) (identity, error) {
 // hasData reports whether a directory has what may be checkpoints. One whose
 // making was cut has none.
 func hasData(dir string) bool {
-	entries, err := os.ReadDir(filepath.Join(dir, "data"))
+	entries, err := beneath.At(dir).ReadDir(filepath.Join(dir, "data"))
 	return err == nil && len(entries) > 0
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/share"
 )
@@ -98,7 +99,7 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 		return "", fmt.Errorf("init: %w", err)
 	}
 	for _, sub := range []string{"data", "blobs"} {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+		if err := beneath.At(dir).MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return "", fmt.Errorf("init: %w", err)
 		}
 	}
@@ -134,7 +135,7 @@ func vacant(dir string) error {
 		case name == lockName || name == ballastName || name == "log" || strings.HasPrefix(name, durable.TempPrefix):
 			continue
 		case name == "data" || name == "blobs" || name == runName || name == "views" && emptyDir(filepath.Join(dir, name)):
-			left, err := os.ReadDir(filepath.Join(dir, name))
+			left, err := beneath.At(dir).ReadDir(filepath.Join(dir, name))
 			if err != nil {
 				return err
 			}
@@ -174,7 +175,7 @@ func clearCutLog(dir string) error {
 }
 
 func largestFile(dir string) (size int64, err error) {
-	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+	err = beneath.At(filepath.Dir(dir)).WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}

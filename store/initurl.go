@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
@@ -75,8 +76,11 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return Made{}, fmt.Errorf("init: %w", err)
 	}
+	if err := os.MkdirAll(o.Data, 0o700); err != nil {
+		return Made{}, fmt.Errorf("init: %w", err)
+	}
 	for _, sub := range []string{"data", "blobs"} {
-		if err := os.MkdirAll(filepath.Join(o.Data, sub), 0o700); err != nil {
+		if err := beneath.At(o.Data).MkdirAll(filepath.Join(o.Data, sub), 0o700); err != nil {
 			return Made{}, fmt.Errorf("init: %w", err)
 		}
 	}

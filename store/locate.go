@@ -75,7 +75,7 @@ func (p place) probe(reader bool) (id identity, err error) {
 func readMark(dir string) (identity, error) {
 	var id identity
 	path := filepath.Join(dir, markName)
-	text, err := os.ReadFile(path)
+	text, err := readFile(path)
 	if err != nil {
 		return id, err
 	}

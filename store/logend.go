@@ -41,7 +41,7 @@ const (
 
 func readEnd(dir string) (e logEnd, err error) {
 	path := filepath.Join(dir, endName)
-	text, err := os.ReadFile(path)
+	text, err := readFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return e, nil // of a new store, or one of before there was any
 	}

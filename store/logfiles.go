@@ -22,7 +22,7 @@ func (s *Store) logFiles() ([]string, error) {
 	}
 	var files []string
 	for _, stream := range streams {
-		some, err := filepath.Glob(filepath.Join(stream, "msgs", "*.blk"))
+		some, err := s.inside().Glob(filepath.Join(stream, "msgs"), "*.blk")
 		if err != nil {
 			return nil, fmt.Errorf("list the files of the log: %w", err)
 		}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/internal/share"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/web"
 	"golang.org/x/sys/unix"
 )
@@ -66,14 +66,11 @@ func tryLock(dir string) (*os.File, error) {
 		}
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	f, err := beneath.At(dir).OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock the store: %w; `ckptstore ls --offline` reads without the lock", err)
 	}
-	if err = share.File(f); err == nil {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	}
-	if err == nil {
+	if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
 		return f, nil
 	}
 	_ = f.Close()
@@ -87,6 +84,10 @@ func tryLock(dir string) (*os.File, error) {
 // owner may go at any moment of it. Patience is for others: what this process
 // does as the owner takes its time.
 func (o *owner) join(ctx context.Context) error {
+	// Segments of the archive are read by each process, the owner or not.
+	if err := onlyPlain(o.dir, archiveDir(o.dir)); err != nil {
+		return fmt.Errorf("open the store: %w", err)
+	}
 	o.done = make(chan struct{})
 	go o.watch()
 	patient, cancel := context.WithTimeout(ctx, o.store.opts.Patience)
@@ -316,7 +317,7 @@ func removed(path string) error {
 
 func readCard(dir string) (card, error) {
 	var c card
-	data, err := os.ReadFile(filepath.Join(dir, cardName))
+	data, err := readFile(filepath.Join(dir, cardName))
 	if err != nil {
 		return c, fmt.Errorf("find the owner of the store: %w", err)
 	}

@@ -122,7 +122,7 @@ func (r *Receipts) ReaderOf(c projections.Checkpoint) (*storage.FileReader, erro
 func (r *Receipts) read(ctx context.Context) ([]storage.Receipt, error) {
 	list, damaged, err := r.data.Checkpoints(ctx)
 	for _, d := range damaged {
-		r.log.Warn("a receipt is left out: `ckptstore verify --repair` writes it again", "file", d.File, "error", d.Err)
+		r.log.Warn("a receipt is left out", "file", d.File, "error", d.Problem())
 	}
 	return list, err
 }

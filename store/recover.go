@@ -13,6 +13,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/storage"
 )
 
@@ -119,7 +120,7 @@ type recovery struct {
 }
 
 func (r *recovery) run(ctx context.Context) error {
-	if _, err := os.Stat(r.data); err != nil {
+	if _, err := r.inside().Stat(r.data); err != nil {
 		return fmt.Errorf("%w in %s: %w: its checkpoints would be in data/", ErrNoStore, filepath.Dir(r.data), err)
 	}
 	if r.From != "" {
@@ -159,6 +160,9 @@ func (r *recovery) run(ctx context.Context) error {
 	r.report = j.Report
 	return r.finish()
 }
+
+// inside is the directory that has the checkpoints.
+func (r *recovery) inside() beneath.Root { return beneath.At(filepath.Dir(r.data)) }
 
 // build makes the new log, and what describes it durable. It may be repeated.
 func (r *recovery) build(ctx context.Context) error {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
@@ -146,6 +147,9 @@ func (r *recovery) mayLeave(ctx context.Context) error {
 // known of it, as whoever owned the store would.
 func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
 	log, temp := filepath.Join(r.From, "log"), filepath.Join(r.dir, durable.TempPrefix+"log")
+	if err := plainLog(r.From); err != nil {
+		return err
+	}
 	defer func() { err = errors.Join(damage(err), os.RemoveAll(temp)) }()
 	if err := errors.Join(os.RemoveAll(temp), os.MkdirAll(temp, 0o700)); err != nil {
 		return err
@@ -181,11 +185,22 @@ func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
 	return err
 }
 
+// openExisting opens a file or directory without following a link to it, or
+// waiting for a pipe.
+func openExisting(path string) (*os.File, error) {
+	root := beneath.At(filepath.Dir(path))
+	f, err := root.Open(path)
+	if errors.Is(err, unix.EISDIR) {
+		f, err = root.OpenDir(path)
+	}
+	return f, err
+}
+
 // lockExisting takes the lock of a file or directory of another store, if there
 // is such a path, and makes none. The lock is shared, which keeps an owner out
 // and needs no right to write.
 func lockExisting(path string) (release func(), err error) {
-	f, err := os.Open(path)
+	f, err := openExisting(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return func() {}, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/share"
 )
@@ -42,6 +43,7 @@ func (r *recovery) finish() error {
 	if err != nil {
 		return err
 	}
+	root := beneath.At(r.dir)
 	sync := func() error { return durable.SyncDir(r.dir) }
 	for _, step := range []struct {
 		name string
@@ -68,7 +70,7 @@ func (r *recovery) finish() error {
 			return os.Rename(built, log)
 		}},
 		{"make directories", func() error {
-			return errors.Join(os.MkdirAll(filepath.Join(r.dir, "data"), 0o700), os.MkdirAll(filepath.Join(r.dir, "blobs"), 0o700),
+			return errors.Join(root.MkdirAll(filepath.Join(r.dir, "data"), 0o700), root.MkdirAll(filepath.Join(r.dir, "blobs"), 0o700),
 				share.Dirs(r.dir, log), share.Tree(log, nil), sync())
 		}},
 		{"write the identity", func() error { return durable.Write(filepath.Join(r.dir, "store.json"), append(text, '\n')) }},
@@ -87,7 +89,7 @@ func (r *recovery) finish() error {
 }
 
 func readJournal(dir string) (j journal, found bool, err error) {
-	text, err := os.ReadFile(filepath.Join(dir, recoverName))
+	text, err := readFile(filepath.Join(dir, recoverName))
 	if errors.Is(err, os.ErrNotExist) {
 		return j, false, nil
 	}

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -98,7 +98,10 @@ func settledInData(ctx context.Context, s *Store, c projections.Checkpoint) (boo
 		return err == nil, err
 	case projections.Aborted, projections.Deleted:
 		// Most of these were removed long ago.
-		_, err := os.Lstat(filepath.Join(s.DataDir, RefOf(c).String()))
+		_, err := s.insideData().Lstat(filepath.Join(s.DataDir, RefOf(c).String()))
+		if errors.As(err, new(*beneath.TypeError)) {
+			return false, err // what is behind a link is not removed
+		}
 		return err != nil, nil
 	}
 	return true, nil

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // repairName is beside data/. It stays, empty, when a repair ends: whoever took
@@ -27,12 +25,9 @@ func (s *Store) LockRepair() (unlock func() error, err error) {
 	if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("repair: %w: the data of the store, %s, is in no directory of this machine that could be locked against another repair: run the command where it is", errors.ErrUnsupported, s.DataDir)
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := s.insideData().OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock against another repair: %w", err)
-	}
-	if err := share.File(f); err != nil {
-		return nil, errors.Join(err, f.Close())
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, errors.Join(refusedRepair(path, err), f.Close())
@@ -54,7 +49,7 @@ func refusedRepair(path string, err error) error {
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		who := "another process"
-		if card, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(card), "process ") {
+		if card, err := readFile(path); err == nil && strings.HasPrefix(string(card), "process ") {
 			who = string(card)
 		}
 		return fmt.Errorf("%w against a second repair: %s repairs it and holds %s: wait until it ends, or end it, then run the command again", ErrLocked, who, path)

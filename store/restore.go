@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -167,7 +168,7 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 	}
 	data.OfStore(id.Store, id.Formerly...)
 	r.files = &checkpointCopier{from: filepath.Join(r.Backup, "data"), data: data, lacking: map[storage.Ref]Incomplete{}, outside: map[storage.Ref]OutsideFiles{}}
-	r.copier = newCopier(false, r.files.progress(r.Progress))
+	r.copier = newCopier(r.Backup, r.dir, false, r.files.progress(r.Progress))
 	r.files.copier = r.copier
 	from, err := storage.Open(vfs.Default, r.files.from)
 	if err != nil {
@@ -178,7 +179,7 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 			return err
 		}
 	}
-	err = eachDir(r.files.from, 2, func(path string) error {
+	err = eachDir(r.copier.from, r.files.from, 2, func(path string) error {
 		if filepath.Dir(filepath.Dir(path)) != r.files.from {
 			return nil // of a run
 		}
@@ -216,7 +217,7 @@ func (r *restore) expect() error {
 
 // trial copies the checkpoints in a directory.
 func (r *restore) trial(ctx context.Context, from *storage.Root, path string) error {
-	entries, err := os.ReadDir(path)
+	entries, err := r.copier.from.ReadDir(path)
 	if err != nil {
 		return err
 	}
@@ -243,6 +244,9 @@ func (r *restore) trial(ctx context.Context, from *storage.Root, path string) er
 func (r *restore) check(ctx context.Context, id identity) error {
 	s, err := closedStoreOf(r.dir, id, Options{Location: r.dir, Logger: r.Logger})
 	if err != nil {
+		return err
+	}
+	if err := plainLog(r.dir); err != nil {
 		return err
 	}
 	opened, err := openLog(ctx, s, r.dir, nil)
@@ -305,7 +309,7 @@ func (r *restore) deep(ctx context.Context, s *Store, receipts []storage.Receipt
 // sizeBelow is the size in bytes of all files below dir, each as often as it has a
 // name there.
 func sizeBelow(dir string) (bytes int64, err error) {
-	err = filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {
+	err = beneath.At(filepath.Dir(dir)).WalkDir(dir, func(_ string, e os.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}

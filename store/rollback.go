@@ -38,6 +38,10 @@ func recorded(ctx context.Context, s *Store, log *jetlog.Log) (settled uint64, e
 		return 0, fmt.Errorf("list receipts: %w", err)
 	}
 	for _, d := range damaged {
+		if d.Link() {
+			s.opts.Logger.Warn("symbolic link in the data not followed", "path", d.File, "error", d.Err)
+			continue
+		}
 		s.opts.Logger.Warn("a receipt is damaged and is written again if the log knows its checkpoint", "path", d.File, "error", d.Err)
 	}
 	last, err := log.Last(ctx)
@@ -152,7 +156,7 @@ func IsDamage(err error) bool { return errors.Is(damage(err), ErrDamaged) }
 // unless the machine lacks something or their file system fails, which is
 // [viewdb.ErrFailed].
 func openViews(ctx context.Context, s *Store, dir string) (*viewdb.DB, error) {
-	db, err := viewdb.OpenContext(ctx, dir, viewdb.Options{FS: s.opts.viewsFS, Store: s.ID, Logger: s.opts.Logger})
+	db, err := viewdb.OpenContext(ctx, dir, viewdb.Options{FS: viewsOn(s.opts.viewsFS, dir), Store: s.ID, Logger: s.opts.Logger})
 	if err == nil || ctx.Err() != nil || errors.Is(err, viewdb.ErrFailed) {
 		return db, err
 	}

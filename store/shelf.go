@@ -253,7 +253,7 @@ func (h *shelf) probe(ctx context.Context) error {
 	ended := make(chan error, 1)
 	go func() {
 		f, err := os.CreateTemp(filepath.Dir(h.dir), durable.TempPrefix+"probe-*")
-		if info, missing := os.Stat(h.dir); missing == nil && info.IsDir() {
+		if info, missing := os.Lstat(h.dir); missing == nil && info.IsDir() {
 			if err == nil {
 				err = errors.Join(f.Close(), os.Remove(f.Name()))
 			}

@@ -52,6 +52,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/web"
 )
@@ -248,7 +249,7 @@ func OpenData(location string) (*storage.Root, error) {
 		return nil, fmt.Errorf("open data: %w", err)
 	}
 	dir := filepath.Join(location, "data")
-	_, err = os.Stat(dir)
+	_, err = beneath.At(location).Stat(dir)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil, fmt.Errorf("%w in %s: %w: name another with --store", ErrNoStore, location, err)
 	}

@@ -186,7 +186,7 @@ func (s *Store) LastFullRead() (r FullRead, found bool, err error) {
 
 func lastFullRead(dir string) (r FullRead, found bool, err error) {
 	path := filepath.Join(dir, readName)
-	text, err := os.ReadFile(path)
+	text, err := readFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return r, false, nil
 	}

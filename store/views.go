@@ -134,7 +134,7 @@ func rebuildBeside(ctx context.Context, dir, id string, log *jetlog.Log) (out Re
 	if out.Digest, out.Sequence, err = foldInto(ctx, fresh, id, log); err != nil {
 		return out, errors.Join(err, os.RemoveAll(fresh))
 	}
-	_, err = os.Stat(views)
+	_, err = os.Lstat(views)
 	if errors.Is(err, os.ErrNotExist) {
 		return out, errors.Join(os.Rename(fresh, views), durable.SyncDir(dir))
 	}
@@ -161,7 +161,7 @@ func rebuildBeside(ctx context.Context, dir, id string, log *jetlog.Log) (out Re
 
 // foldInto brings the views in dir up to date and closes them.
 func foldInto(ctx context.Context, dir, id string, log *jetlog.Log) (digest string, at uint64, err error) {
-	db, err := viewdb.Open(dir, viewdb.Options{Store: id})
+	db, err := viewdb.Open(dir, viewdb.Options{FS: viewsOn(nil, dir), Store: id})
 	if err != nil {
 		return "", 0, err
 	}

@@ -22,6 +22,7 @@ type Launch struct {
 // and keeps nothing.
 type Output struct {
 	Dir     string // of the files; empty: there are none, and Routes must ask for none
+	Top     string // a directory above, below which no symbolic link is followed
 	Said    string // the same as the log is told: below the store's directory, or absolute
 	MaxSize int64  // of a file, in bytes; 0: [logs.DefaultMaxSize]
 	Routes  logs.Routes
@@ -30,6 +31,7 @@ type Output struct {
 // openOutput is where the job's output is kept.
 func (j *job) openOutput() *logs.Dir {
 	return logs.NewDir(j.cfg.Output.Dir, logs.Options{
+		Top:     j.cfg.Output.Top,
 		MaxSize: j.cfg.Output.MaxSize, Now: j.cfg.Now,
 		Failed: func(err error) {
 			j.log.Warn("the output of workers is not kept in files any more, and goes to the terminal: make room on that disk, or choose another with --log-dir", "error", err)

@@ -126,8 +126,9 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: "the job kept none: its trainer was given no directory for it, as in `trainer demo`"}
 	}
 	dir := job.Logs
+	sel.Top = filepath.Dir(filepath.Dir(dir)) // what --log-dir said
 	if !filepath.IsAbs(dir) {
-		dir = filepath.Join(s.Dir(), dir)
+		sel.Top, dir = s.Dir(), filepath.Join(s.Dir(), dir)
 	} else if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: fmt.Sprintf("it is in %s on %s, and not here: print it there", dir, job.Host)}
 	}

@@ -161,7 +161,7 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 	l := listing{Offline: true, Checkpoints: []listed{}}
 	var errs []error
 	for _, d := range damaged {
-		errs = append(errs, fmt.Errorf("%s: %w: `ckptstore verify --repair` writes the receipt again", d.File, d.Err))
+		errs = append(errs, d.Problem())
 	}
 	for _, r := range receipts {
 		if run != "" && r.Run != run {

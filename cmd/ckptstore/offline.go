@@ -38,7 +38,7 @@ func (a *app) receipts(ctx context.Context) (*storage.Root, []storage.Receipt, e
 	}
 	list, damaged, err := data.Checkpoints(ctx)
 	for _, d := range damaged {
-		a.warn("%s is left out: %v: `ckptstore verify --repair` writes the receipt again", d.File, d.Err)
+		a.warn("left out: %v", d.Problem())
 	}
 	return data, list, err
 }

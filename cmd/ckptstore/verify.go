@@ -205,6 +205,11 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verif
 		out.add(c.Run, c.ID, reports[i])
 	}
 	if len(refs) == 0 {
+		links, err := s.Data.Links(ctx)
+		if err != nil {
+			return err
+		}
+		out.addDamaged(links)
 		if err := a.readLog(ctx, s, &out); err != nil {
 			return err
 		}

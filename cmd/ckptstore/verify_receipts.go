@@ -67,8 +67,12 @@ func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) e
 
 func (v *verified) addDamaged(damaged []storage.Damaged) {
 	for _, d := range damaged {
+		kind, file := storage.Corrupt, storage.ReceiptFile
+		if d.Link() {
+			kind, file = storage.Unreadable, d.File
+		}
 		v.Findings = append(v.Findings, finding{Run: d.Ref.Run, Checkpoint: d.Ref.Checkpoint, Finding: storage.Finding{
-			Kind: storage.Corrupt, File: storage.ReceiptFile, Block: -1, Offset: -1, Problem: d.Err.Error(),
+			Kind: kind, File: file, Block: -1, Offset: -1, Problem: d.Err.Error(),
 		}})
 	}
 }

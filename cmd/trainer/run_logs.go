@@ -121,13 +121,14 @@ func (o *logsOptions) launch(cfg *worker.Config) (err error) {
 func (o *logsOptions) place(st *store.Store, cfg *worker.Config) error {
 	below := logs.Below(storage.RefOf(cfg.Run, "", "").Run, cfg.Job)
 	if o.logDir == "" {
-		cfg.Output.Dir, cfg.Output.Said = filepath.Join(st.Dir(), below), below
+		cfg.Output.Top, cfg.Output.Dir, cfg.Output.Said = st.Dir(), filepath.Join(st.Dir(), below), below
 		return nil
 	}
 	dir, err := filepath.Abs(o.logDir)
 	if err != nil {
 		return fmt.Errorf("--log-dir: %w", err)
 	}
+	cfg.Output.Top = dir
 	dir = filepath.Join(dir, strings.TrimPrefix(below, "logs/"))
 	cfg.Output.Dir, cfg.Output.Said = dir, dir
 	return nil

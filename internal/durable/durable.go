@@ -3,11 +3,13 @@
 package durable
 
 import (
+	"crypto/rand"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/share"
 )
 
@@ -32,6 +34,12 @@ func CreateTemp(dir string) (*os.File, error) {
 		return nil, errors.Join(err, f.Close(), os.Remove(f.Name()))
 	}
 	return f, nil
+}
+
+// WriteBelow is [Write] for a path below a root, where no symbolic link is
+// followed.
+func WriteBelow(root beneath.Root, path string, data []byte) error {
+	return replace(below{root}, path, data)
 }
 
 // files are what replace needs of a filesystem.
@@ -80,6 +88,19 @@ func (system) createTemp(dir string) (tempFile, error) { return CreateTemp(dir) 
 func (system) rename(from, to string) error            { return os.Rename(from, to) }
 func (system) remove(name string) error                { return os.Remove(name) }
 func (system) syncDir(dir string) error                { return SyncDir(dir) }
+
+// below is what can be reached below a root.
+type below struct{ root beneath.Root }
+
+var _ files = below{}
+
+func (b below) createTemp(dir string) (tempFile, error) {
+	return b.root.OpenFile(filepath.Join(dir, TempPrefix+rand.Text()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
+func (b below) rename(from, to string) error { return b.root.Rename(from, to) }
+func (b below) remove(name string) error     { return b.root.Remove(name) }
+func (b below) syncDir(dir string) error     { return b.root.SyncDir(dir) }
 
 // SyncDir makes the names in a directory durable.
 func SyncDir(dir string) error {

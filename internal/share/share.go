@@ -133,6 +133,15 @@ func Dirs(top, dir string) error {
 	return nil
 }
 
+// Entry gives what has a name in an open directory to the group of that.
+func Entry(dir int, name string) error {
+	fd, err := entry(dir, name)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
 // entry opens what has a name in a directory, and gives it to the group of that.
 func entry(at int, name string) (int, error) {
 	fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -141,15 +142,16 @@ func TestRotation(t *testing.T) {
 // A disk that is full neither fails nor blocks whoever writes: it is said once.
 func TestFullDisk(t *testing.T) {
 	dir := t.TempDir()
-	for rank := range 2 {
-		if err := os.Symlink("/dev/full", filepath.Join(dir, key{1, rank, Out}.name())); err != nil {
-			t.Fatal(err)
-		}
-	}
 	var failed []error
 	d := NewDir(dir, Options{Failed: func(err error) { failed = append(failed, err) }})
 	for rank := range 3 {
 		f := d.File(1, rank, Out)
+		if rank < 2 {
+			var err error
+			if f.f, err = os.OpenFile("/dev/full", os.O_WRONLY, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
 		say(t, f, "one\n", "two\n")
 		if err := f.Close(); err != nil {
 			t.Error(err)
@@ -160,6 +162,56 @@ func TestFullDisk(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "a1-r2.out")); !os.IsNotExist(err) {
 		t.Errorf("there is a file of a rank that wrote later: %v", err)
+	}
+}
+
+// Output goes through no symbolic link below the directory that the user named,
+// and does not wait for a pipe.
+func TestLinks(t *testing.T) {
+	for _, at := range []string{"logs", "logs/run", "logs/run/job", "logs/run/job/a1-r0.out", "pipe"} {
+		top, away := t.TempDir(), filepath.Join(t.TempDir(), "away")
+		dir := filepath.Join(top, "logs", "run", "job")
+		file := filepath.Join(dir, key{1, 0, Out}.name())
+		path := filepath.Join(top, at)
+		if at == "pipe" {
+			path = file
+		}
+		before := "2026-11-21T23:24:11.123456Z before\n"
+		err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(file, []byte(before), 0o600), os.Rename(path, away))
+		if at == "pipe" {
+			err = errors.Join(err, syscall.Mkfifo(path, 0o600))
+		} else {
+			err = errors.Join(err, os.Symlink(away, path))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var failed error
+		f := NewDir(dir, Options{Top: top, Failed: func(err error) { failed = err }}).File(1, 0, Out)
+		say(t, f, "one\n")
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		sel := everything
+		sel.Top = top
+		read := Read(t.Context(), dir, sel, nil, func(Line) error { return errors.New("read") })
+		for what, err := range map[string]error{"written": failed, "read": read} {
+			if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), path+" is ") {
+				t.Errorf("%s: %s: %v", at, what, err)
+			}
+		}
+		if err := filepath.WalkDir(away, func(path string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			if string(text) != before {
+				t.Errorf("%s has %q", path, text)
+			}
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

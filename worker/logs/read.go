@@ -6,14 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
 // Select says what of a job's output is read.
 type Select struct {
+	Top     string    // a directory above, below which no symbolic link is followed; empty: the directory itself
 	Attempt int       // 0: all
 	Rank    int       // -1: all
 	Streams []Stream  // nil: both
@@ -36,8 +38,8 @@ func (s Select) wants(k key) bool {
 }
 
 // found are the keys of the files in a directory that are wanted, in order.
-func found(dir string, s Select) ([]key, error) {
-	entries, err := os.ReadDir(dir)
+func found(root beneath.Root, dir string, s Select) ([]key, error) {
+	entries, err := root.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // nothing was written yet
 	}
@@ -66,7 +68,7 @@ const askEvery = time.Second
 // whether the job has ended, it goes on with what is written later, up to the
 // end of the job or of ctx.
 func Read(ctx context.Context, dir string, s Select, ended func(context.Context) (bool, error), visit func(Line) error) error {
-	r := reader{dir: dir, sel: s, files: map[key]*tailed{}}
+	r := reader{dir: dir, root: beneath.At(cmp.Or(s.Top, dir)), sel: s, files: map[key]*tailed{}}
 	defer r.close()
 	if err := r.past(ctx, visit); err != nil {
 		return err
@@ -106,6 +108,7 @@ func Read(ctx context.Context, dir string, s Select, ended func(context.Context)
 // reader is the state of one Read.
 type reader struct {
 	dir   string
+	root  beneath.Root
 	sel   Select
 	files map[key]*tailed
 }
@@ -118,14 +121,14 @@ func (r *reader) close() {
 
 // look opens the files that are there now.
 func (r *reader) look() ([]*tailed, error) {
-	keys, err := found(r.dir, r.sel)
+	keys, err := found(r.root, r.dir, r.sel)
 	if err != nil {
 		return nil, err
 	}
 	all := make([]*tailed, len(keys))
 	for i, k := range keys {
 		if r.files[k] == nil {
-			r.files[k] = &tailed{key: k, path: filepath.Join(r.dir, k.name())}
+			r.files[k] = &tailed{key: k, path: filepath.Join(r.dir, k.name()), root: r.root}
 		}
 		all[i] = r.files[k]
 	}

@@ -8,12 +8,15 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
 // tailed is one output that is read while it may be written and rotated.
 type tailed struct {
 	key  key
 	path string
+	root beneath.Root // no symbolic link is followed below it
 	line Line
 
 	begun bool
@@ -33,8 +36,8 @@ func (t *tailed) close() {
 }
 
 // openIf opens a file, nil if there is none.
-func openIf(path string) (*os.File, error) {
-	f, err := os.Open(path)
+func (t *tailed) openIf(path string) (*os.File, error) {
+	f, err := t.root.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -53,11 +56,11 @@ func (t *tailed) read(f *os.File) {
 func (t *tailed) begin() error {
 	t.begun = true
 	// The present one first: if it is rotated now, it is the one before.
-	now, err := openIf(t.path)
+	now, err := t.openIf(t.path)
 	if err != nil {
 		return err
 	}
-	old, err := openIf(t.path + before)
+	old, err := t.openIf(t.path + before)
 	if err != nil {
 		return errors.Join(err, closeAll(now))
 	}
@@ -113,7 +116,7 @@ func (t *tailed) next() (bool, error) {
 		case !rotated:
 			return false, nil
 		}
-		newer, err := openIf(t.path)
+		newer, err := t.openIf(t.path)
 		if err != nil || newer == nil { // it is rotated again just now
 			return false, err
 		}
@@ -136,7 +139,7 @@ func (t *tailed) rotated() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read output: %w", err)
 	}
-	now, err := os.Stat(t.path)
+	now, err := t.root.Stat(t.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -169,7 +172,7 @@ func (t *tailed) take() {
 
 // skipTo goes to where n lines are left of the whole output.
 func (t *tailed) skipTo(n int) error {
-	now, err := openIf(t.path)
+	now, err := t.openIf(t.path)
 	if err != nil || now == nil {
 		return err
 	}
@@ -178,7 +181,7 @@ func (t *tailed) skipTo(n int) error {
 		return errors.Join(err, now.Close())
 	}
 	if have < n {
-		old, err := openIf(t.path + before)
+		old, err := t.openIf(t.path + before)
 		if err != nil {
 			return errors.Join(err, now.Close())
 		}

@@ -1,6 +1,7 @@
 package logs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -8,11 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ckptstore/ckptstore/internal/share"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
 // Options say how files are written.
 type Options struct {
+	Top     string           // a directory above, below which no symbolic link is followed; empty: the directory itself
 	MaxSize int64            // bytes at which a file is begun anew; 0: [DefaultMaxSize]
 	Now     func() time.Time // nil: time.Now
 	Failed  func(error)      // told once, when no file can be written any more; nil: nobody is
@@ -22,6 +24,8 @@ type Options struct {
 // line. Its methods may be called concurrently.
 type Dir struct {
 	path string
+	top  string
+	root beneath.Root // at top
 	o    Options
 
 	mu     sync.Mutex
@@ -39,7 +43,16 @@ func NewDir(path string, o Options) *Dir {
 	if o.Failed == nil {
 		o.Failed = func(error) {}
 	}
-	return &Dir{path: path, o: o}
+	top := cmp.Or(o.Top, path)
+	return &Dir{path: path, top: top, root: beneath.At(top), o: o}
+}
+
+// make makes the directory.
+func (d *Dir) make() error {
+	if err := os.MkdirAll(d.top, 0o755); err != nil {
+		return err
+	}
+	return d.root.MkdirAll(d.path, 0o755)
 }
 
 // fail ends the writing of all files.
@@ -145,17 +158,14 @@ func (f *File) put() error {
 }
 
 func (f *File) open() error {
-	if err := share.MkdirAll(f.dir.path, 0o755); err != nil {
+	if err := f.dir.make(); err != nil {
 		return err
 	}
-	file, err := os.OpenFile(f.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	file, err := f.dir.root.OpenFile(f.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
 	info, err := file.Stat()
-	if err == nil && info.Size() == 0 {
-		err = share.File(file)
-	}
 	if err != nil {
 		return errors.Join(err, file.Close())
 	}
@@ -166,8 +176,8 @@ func (f *File) open() error {
 // rotate begins a new file. Its first line says so.
 func (f *File) rotate() error {
 	line := append([]byte(nil), f.line...)
-	_, err := os.Stat(f.path + before)
-	if err := errors.Join(f.shut(), os.Rename(f.path, f.path+before), f.open()); err != nil {
+	_, err := f.dir.root.Lstat(f.path + before)
+	if err := errors.Join(f.shut(), f.dir.root.Rename(f.path, f.path+before), f.open()); err != nil {
 		return err
 	}
 	says := fmt.Sprintf("ckptstore: this output has reached %d bytes: what came before is in %s", f.dir.o.MaxSize, filepath.Base(f.path)+before)

@@ -42,10 +42,6 @@ func (d *Dir) Grow(ctx context.Context, name string) (*Growing, error) {
 	if g.up.file, err = d.fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified); err != nil {
 		return nil, fmt.Errorf("create %s: %w", path, disk.NoSpace(err))
 	}
-	if err := g.up.share(); err != nil {
-		g.up.Abort()
-		return nil, err
-	}
 	if g.up.file.Fd() != vfs.InvalidFd {
 		g.up.past = direct(d.fs, path)
 	}

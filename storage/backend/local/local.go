@@ -8,6 +8,8 @@
 //	         replaces
 //	Sync     fsync of the directory; MakeDir's is also of each above it, up to
 //	         the one that holds the root
+//
+// Below the parent of the directory no symbolic link is followed: see confined.go.
 package local
 
 import (
@@ -33,7 +35,11 @@ var _ backend.Backend = (*Dir)(nil)
 
 // New names a directory. It touches nothing: the directory is made by the first
 // MakeDir, and reading needs no permission to write.
-func New(files vfs.FS, dir string) *Dir { return &Dir{fs: files, dir: dir} }
+func New(files vfs.FS, dir string) *Dir { return &Dir{fs: confine(files, dir), dir: dir} }
+
+// Files is the filesystem by which the directory is reached, for what reads the
+// files of another program in it.
+func (d *Dir) Files() vfs.FS { return d.fs }
 
 // Path implements [backend.Backend].
 func (d *Dir) Path(name string) string { return d.fs.PathJoin(d.dir, name) }
@@ -57,9 +63,6 @@ func (d *Dir) MakeDir(ctx context.Context, dir string) error {
 	}
 	if err := d.fs.MkdirAll(path, 0o755); err != nil {
 		return fmt.Errorf("make directory %s: %w", path, disk.NoSpace(err))
-	}
-	if err := d.share(path); err != nil {
-		return err
 	}
 	for ; path != d.dir; path = d.fs.PathDir(path) {
 		if err := disk.SyncDir(d.fs, path); err != nil {
@@ -93,8 +96,10 @@ func (d *Dir) Open(ctx context.Context, name string) (backend.Object, error) {
 // Open opens a file wherever it lies. What is not a plain file is refused, since
 // opening it may wait for somebody.
 func Open(files vfs.FS, path string) (backend.Object, error) {
-	if err := disk.Regular(files, path); err != nil {
-		return nil, err
+	if _, looks := files.(*confined); !looks {
+		if err := disk.Regular(files, path); err != nil {
+			return nil, err
+		}
 	}
 	f, err := files.Open(path)
 	if err != nil {
@@ -179,7 +184,11 @@ func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string, mode ba
 	if mode == backend.Replace {
 		name = partial(path)
 	}
-	err = d.fs.Link(old, name)
+	if theirs, ok := other.fs.(*confined); ok {
+		err = theirs.linkTo(d.fs, old, name)
+	} else {
+		err = d.fs.Link(old, name)
+	}
 	// What the kernel says of filesystems without links, and of another disk. It
 	// says EPERM of some as well, but also of one file that is another user's.
 	for _, unable := range []error{syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EXDEV} {

@@ -54,10 +54,6 @@ func (d *Dir) Create(ctx context.Context, name string, size int64, mode backend.
 	if u.file, err = d.fs.OpenReadWrite(u.temp, vfs.WriteCategoryUnspecified); err != nil {
 		return nil, fmt.Errorf("create %s: %w", u.temp, disk.NoSpace(err))
 	}
-	if err := u.share(); err != nil {
-		u.Abort()
-		return nil, err
-	}
 	if size >= smallFile {
 		if u.reserved, err = reserve(u.file, 0, size); err != nil {
 			u.Abort()

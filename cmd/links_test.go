@@ -1,0 +1,269 @@
+package cmd_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/store"
+)
+
+// The users of these tests.
+const (
+	victimID   = 20001
+	attackerID = 20002
+)
+
+// abortEnv makes the test binary append an aborted save to the store that it
+// names, as the user who runs it.
+const abortEnv = "CKPTSTORE_TEST_ABORT"
+
+// abortSave says in the log of a store that the save step-20 of run m was aborted.
+func abortSave(dir string) error {
+	ctx := context.Background()
+	s, err := store.Open(ctx, store.Options{Location: dir})
+	if err != nil {
+		return err
+	}
+	agg := events.Aggregate{Run: "m", Trial: "main"}
+	for _, body := range []events.Body{
+		events.CheckpointBegun{Attempt: 1, Checkpoint: "step-20.a1", Name: "step-20", WorldSize: 1, Participants: []int{0}},
+		events.CheckpointAborted{Attempt: 1, Checkpoint: "step-20.a1", Reason: "test"},
+	} {
+		d, err := events.NewDecision(store.Stamp("test"), agg, body)
+		if err != nil {
+			return errors.Join(err, s.Close())
+		}
+		end, err := s.Log.LaneEnd(ctx, agg)
+		if err == nil {
+			_, err = s.Log.Decide(ctx, d, end)
+		}
+		if err != nil {
+			return errors.Join(err, s.Close())
+		}
+	}
+	return s.Close()
+}
+
+// attacked is a user with a store, and with files that nobody else may read.
+type attacked struct {
+	t                    *testing.T
+	dir, store, precious string
+}
+
+// newAttacked makes a store with a checkpoint, whose directories of checkpoints
+// other users can write to, and an aborted save that has left nothing.
+func newAttacked(t *testing.T) attacked {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("this test acts as two other users: run it as root")
+	}
+	dir, err := os.MkdirTemp("/tmp", "ckl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	v := attacked{t: t, dir: dir, store: filepath.Join(dir, "home", "store"), precious: filepath.Join(dir, "home", "precious")}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	copyProgram(t, filepath.Join(bin, "ckptstore"), filepath.Join(dir, "ckptstore"))
+	copyProgram(t, filepath.Join(bin, "trainer"), filepath.Join(dir, "trainer"))
+	copyProgram(t, self, filepath.Join(dir, "test"))
+	for _, sub := range []string{"home", "run"} {
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, sub), 0o700), os.Chown(filepath.Join(dir, sub), victimID, victimID)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	v.must("sh", "-c", `umask 022; mkdir -p -m 700 precious/sub && echo thesis >precious/thesis.tex && echo key >precious/sub/id_rsa`)
+	v.must("trainer", "run", "-q", "--store", v.store, "--name=m", "--nproc=1", "--", "trainer", "demo-worker", "--save-every=4", "--steps=4")
+	v.must("env", abortEnv+"="+v.store, "test")
+	return v
+}
+
+func copyProgram(t *testing.T, from, to string) {
+	t.Helper()
+	in, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if err == nil {
+		_, err = io.Copy(out, in)
+		err = errors.Join(err, out.Chmod(0o755), out.Close())
+	}
+	if err := errors.Join(err, in.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run runs a command as a user, in the victim's home.
+func (v attacked) run(user uint32, name string, args ...string) (out, stderr string, code int) {
+	v.t.Helper()
+	if own := filepath.Join(v.dir, name); exists(own) {
+		name = own
+	}
+	cmd := exec.CommandContext(v.t.Context(), name, args...)
+	cmd.Dir = v.dir
+	if user == victimID {
+		cmd.Dir = filepath.Join(v.dir, "home")
+	}
+	cmd.Env = []string{"PATH=" + v.dir + ":" + os.Getenv("PATH"), "HOME=" + cmd.Dir, "XDG_RUNTIME_DIR=" + filepath.Join(v.dir, "run"), raceEnv + "=" + os.Getenv(raceEnv)}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, NoSetGroups: false}}
+	var text, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &text, &errs
+	if err := cmd.Run(); cmd.ProcessState == nil {
+		v.t.Fatal(err)
+	}
+	return text.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// must runs a command as the victim that must succeed.
+func (v attacked) must(name string, args ...string) {
+	v.t.Helper()
+	if out, stderr, code := v.run(victimID, name, args...); code != 0 {
+		v.t.Fatalf("%s %q: exit code %d\n%s%s", name, args, code, out, stderr)
+	}
+}
+
+// plant has the attacker make a link to the precious files in a directory that is
+// open to all for that moment.
+func (v attacked) plant(path string) {
+	v.t.Helper()
+	modes := map[string]fs.FileMode{}
+	for dir := filepath.Dir(path); dir != v.dir; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err == nil {
+			modes[dir] = info.Mode().Perm()
+			err = os.Chmod(dir, 0o777)
+		}
+		if err != nil {
+			v.t.Fatal(err)
+		}
+	}
+	if out, stderr, code := v.run(attackerID, "ln", "-s", v.precious, path); code != 0 {
+		v.t.Fatalf("exit code %d\n%s%s", code, out, stderr)
+	}
+	for dir, mode := range modes {
+		if err := os.Chmod(dir, mode); err != nil {
+			v.t.Fatal(err)
+		}
+	}
+}
+
+// whole fails if a precious file is gone or another.
+func (v attacked) whole(when string) {
+	v.t.Helper()
+	for name, want := range map[string]string{"thesis.tex": "thesis\n", "sub/id_rsa": "key\n"} {
+		if text, err := os.ReadFile(filepath.Join(v.precious, name)); err != nil || string(text) != want {
+			v.t.Fatalf("after %s, %s has %q, %v", when, name, text, err)
+		}
+	}
+	if entries, err := os.ReadDir(v.precious); err != nil || len(entries) != 2 {
+		v.t.Fatalf("after %s, there is %v, %v", when, entries, err)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// commands are those of the victim, with what each must exit with when a link is
+// found that no decision is about.
+func (v attacked) commands(n int) map[string]int {
+	return map[string]int{
+		"ls --all":                     0,
+		"ls --offline":                 12,
+		"gc m --policy last=1":         0,
+		"gc m --policy last=1 --apply": 0,
+		"verify":                       6,
+		"verify --offline":             6,
+		"verify --repair":              6,
+		"cat m model.layer1.weight":    0,
+		fmt.Sprintf("backup %s/home/backup%d", v.dir, n):                        0,
+		fmt.Sprintf("export m %s/home/export%d --format=safetensors", v.dir, n): 0,
+	}
+}
+
+// TestLinkOfAnotherUser: a symbolic link that another user puts in the place of an
+// aborted save is removed by the command that tidies up, and what it leads to is
+// not read, written or removed by any command. One that no decision is about stays,
+// and is a finding.
+func TestLinkOfAnotherUser(t *testing.T) {
+	t.Parallel()
+	v := newAttacked(t)
+	for n, name := range []string{"step-20.a1", "step-99.a1"} {
+		left := n == 0 // by an aborted save
+		path := filepath.Join(v.store, "data", "m", "main", name)
+		for command, found := range v.commands(n) {
+			if !exists(path) {
+				v.plant(path)
+			}
+			out, stderr, code := v.run(victimID, "ckptstore", append(strings.Fields(command), "--store", v.store)...)
+			v.whole(command)
+			offline := strings.Contains(command, "--offline")
+			if left && !offline {
+				found = 0
+			}
+			if code != found || code != 0 && !strings.Contains(out+stderr, path+" is a symbolic link") {
+				t.Errorf("%s with a link at %s: exit code %d, want %d\n%s%s", command, name, code, found, out, stderr)
+			}
+			if gone := !exists(path); gone != (left && !offline) {
+				t.Errorf("%s: the link at %s is gone: %v", command, name, gone)
+			}
+		}
+	}
+}
+
+// TestLinkedDirectories: where a directory of the data is a link of another user,
+// every command ends, with the path of the link where it would have to pass it.
+func TestLinkedDirectories(t *testing.T) {
+	t.Parallel()
+	v := newAttacked(t)
+	for n, name := range []string{"data", "data/m", "data/m/main", "data/m/main/step-4.a1", "blobs", "log", "log/sealed", "views"} {
+		path := filepath.Join(v.store, name)
+		aside := filepath.Join(v.dir, "aside")
+		had := exists(path)
+		if had {
+			if err := os.Rename(path, aside); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v.plant(path)
+		for command := range v.commands(10 + n) {
+			out, stderr, code := v.run(victimID, "ckptstore", append(strings.Fields(command), "--store", v.store)...)
+			v.whole(command)
+			if code != 0 && (code != 6 && code != 12 || !strings.Contains(out+stderr, path+" is a symbolic link")) {
+				t.Errorf("%s with a link at %s: exit code %d\n%s%s", command, name, code, out, stderr)
+			}
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if had {
+			if err := os.Rename(aside, path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	v.must("ckptstore", "verify", "--store", v.store)
+}

@@ -1,0 +1,7 @@
+package beneath
+
+// Walking is r on a system without openat2.
+func (r Root) Walking() Root {
+	r.walks = true
+	return r
+}
