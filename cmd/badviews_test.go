@@ -19,7 +19,7 @@ import (
 var viewsDisks = map[string]func(t *testing.T, at string) (breaks func()){
 	"full": func(t *testing.T, at string) func() {
 		t.Helper()
-		if err := unix.Mount("tmpfs", at, "tmpfs", 0, "size=64m"); err != nil {
+		if err := unix.Mount("tmpfs", at, "tmpfs", 0, "size=64m,mode=0700"); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })

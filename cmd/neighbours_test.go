@@ -134,8 +134,9 @@ func TestStoreThatOthersCanWrite(t *testing.T) {
 	victim.run(opened, tag)
 
 	victim.run(0, "chmod 777 "+dir)
-	victim.run(0, "ckptstore config trust "+dir)
+	schema(t, "config-trust", victim.run(0, "ckptstore config trust --json "+dir))
 	victim.run(opened, tag)
+	schema(t, "config-trust-list", victim.run(0, "ckptstore config trust --list --json"))
 	if list := victim.run(0, "ckptstore config trust --list --json"); !strings.Contains(list, dir) {
 		t.Error(list)
 	}

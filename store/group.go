@@ -121,38 +121,52 @@ func foreignMade(dir string) []string {
 	return []string{filepath.Join(dir, "log"), filepath.Join(dir, "views")}
 }
 
-// lendEvery is how often all files are looked at when the kernel tells of none.
-const lendEvery = time.Second
+const (
+	// lendEvery is how often all files are looked at when the kernel tells of none.
+	lendEvery = time.Second
+	// lendWait bounds the waits for a look at a filesystem that may not answer.
+	lendWait = 5 * time.Second
+)
 
 // lend gives what this process makes in the log and the views of a shared store to
-// the group, as soon as it is made, until stop is called; and then once more. What the
-// kernel tells of is the moment to look: everything is looked at then. A log that this
-// process cannot write is an error: see [reachable].
+// the group, as soon as it is made, until stop is called; and then once more. A log
+// that this process cannot write is an error: see [reachable].
 func (s *Store) lend(ctx context.Context, dir string) (stop func(), err error) {
 	if _, shared := s.group(); !shared {
 		return func() {}, nil
 	}
-	if err := share.MkdirAll(filepath.Join(dir, "views"), 0o700); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	told, watch, end := notices()
-	look := func() {
-		for _, top := range foreignMade(dir) {
-			if err := errors.Join(share.Dirs(dir, top), share.Tree(top, watch)); err != nil {
-				s.opts.Logger.Warn("files not shared with the group; retrying", "directory", top, "error", err)
-			}
+	var stops []func()
+	stop = func() {
+		for _, each := range stops {
+			each()
 		}
 	}
-	look()
+	for _, top := range foreignMade(dir) {
+		stops = append(stops, s.lendTree(ctx, dir, top))
+	}
 	if err := reachable(dir); err != nil {
-		cancel()
-		end()
+		stop()
 		return nil, err
+	}
+	return stop, nil
+}
+
+// lendTree is lend for one directory. What the kernel tells of is the moment to look:
+// everything is looked at then.
+func (s *Store) lendTree(ctx context.Context, dir, top string) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	first, done := make(chan struct{}), make(chan struct{})
+	told, watch, end := notices()
+	look := func() {
+		if err := errors.Join(share.Dirs(dir, top), share.Tree(top, watch)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.opts.Logger.Warn("files not shared with the group; retrying", "directory", top, "error", err)
+		}
 	}
 	go func() {
 		defer close(done)
+		defer end()
+		look()
+		close(first)
 		tick := time.NewTicker(lendEvery)
 		defer tick.Stop()
 		for {
@@ -160,17 +174,28 @@ func (s *Store) lend(ctx context.Context, dir string) (stop func(), err error) {
 			case <-told:
 			case <-tick.C:
 			case <-ctx.Done():
+				look()
 				return
 			}
 			look()
 		}
 	}()
+	s.answered(first, top)
 	return func() {
 		cancel()
-		<-done
-		look()
-		end()
-	}, nil
+		s.answered(done, top)
+	}
+}
+
+// answered waits for a look at a directory, as long as its filesystem may take.
+func (s *Store) answered(looked <-chan struct{}, dir string) {
+	timer := time.NewTimer(lendWait)
+	defer timer.Stop()
+	select {
+	case <-looked:
+	case <-timer.C:
+		s.opts.Logger.Warn("files not shared with the group: the filesystem does not answer", "directory", dir)
+	}
 }
 
 // notices are those of the kernel that something was made in a directory that watch

@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // TestMembersOnly has users connect to a socket that its path would let them all
@@ -23,18 +25,13 @@ func TestMembersOnly(t *testing.T) {
 		t.Fatal("run this test as root: it connects as other users")
 	}
 	const gid = 30000
-	dir, err := os.MkdirTemp("/tmp", "ckm") //nolint:usetesting // other users cannot enter t.TempDir
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	path := filepath.Join(dir, "s")
+	path := filepath.Join(forAll(t), "s")
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(path, 0o777)); err != nil {
+	defer func() { _ = l.Close() }()
+	if err := os.Chmod(path, 0o777); err != nil {
 		t.Fatal(err)
 	}
 	go func() {
@@ -58,16 +55,19 @@ func TestMembersOnly(t *testing.T) {
 		{20003, 20003, nil, false},
 		{0, 0, nil, true},
 	} {
-		said, err := connectAs(c.uid, c.gid, c.groups, path)
+		var said string
+		err := as(c.uid, c.gid, c.groups, func() (err error) {
+			said, err = heard(path)
+			return err
+		})
 		if err != nil || (said == "in") != c.in {
 			t.Errorf("user %d, group %d, groups %v: %q, %v", c.uid, c.gid, c.groups, said, err)
 		}
 	}
 }
 
-// connectAs reads from a socket with the rights of another user, which one thread
-// takes, and ends.
-func connectAs(uid, gid int, groups []uint32, path string) (said string, err error) {
+// as runs do on a thread that takes the rights of another user, and ends.
+func as(uid, gid int, groups []uint32, do func() error) (err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -86,21 +86,72 @@ func connectAs(uid, gid int, groups []uint32, path string) (said string, err err
 				return
 			}
 		}
-		fd, serr := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err = serr; err != nil {
-			return
-		}
-		defer func() { _ = unix.Close(fd) }()
-		limit := unix.NsecToTimeval(int64(10 * time.Second))
-		buffer := make([]byte, 16)
-		n := 0
-		if err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit), unix.Connect(fd, &unix.SockaddrUnix{Name: path})); err == nil {
-			n, err = unix.Read(fd, buffer)
-		}
-		said = string(buffer[:max(0, n)])
+		err = do()
 	}()
 	<-done
-	return said, err
+	return err
+}
+
+// heard is what a socket says to who connects.
+func heard(path string) (said string, err error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	limit := unix.NsecToTimeval(int64(10 * time.Second))
+	buffer := make([]byte, 16)
+	n := 0
+	if err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit), unix.Connect(fd, &unix.SockaddrUnix{Name: path})); err == nil {
+		n, err = unix.Read(fd, buffer)
+	}
+	return string(buffer[:max(0, n)]), err
+}
+
+// TestKilledBeforeItWasShared names a file of the log that a member was killed over, to
+// the next member, who leaves it as it is.
+func TestKilledBeforeItWasShared(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Fatal("run this test as root: it opens a store as other users")
+	}
+	dir := filepath.Join(forAll(t), "store")
+	if _, err := InitWith(t.Context(), dir, InitOptions{Shared: true, Group: "30000"}); err != nil {
+		t.Fatal(err)
+	}
+	next := func() error { return as(20002, 20002, []uint32{30000}, func() error { return reachable(dir) }) }
+	if err := next(); err != nil {
+		t.Errorf("to a member: %v", err)
+	}
+	blocks, err := filepath.Glob(filepath.Join(dir, "log", "jetstream", "*", "streams", "*", "msgs", "*.blk"))
+	if err != nil || len(blocks) == 0 {
+		t.Fatal(blocks, err)
+	}
+	if err := errors.Join(os.Chown(blocks[0], 20001, -1), os.Chmod(blocks[0], 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	wrong(t, next(), os.ErrPermission, blocks[0], "user 20001", "ckptstore ls --store "+dir)
+	// That user opens the store, and lend does this first.
+	if err := as(20001, 20001, []uint32{30000}, func() error { return share.Tree(filepath.Join(dir, "log"), nil) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := next(); err != nil {
+		t.Errorf("after its user has given it to the group: %v", err)
+	}
+}
+
+// forAll is a directory that every user can enter.
+func forAll(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "ckm") //nolint:usetesting // other users cannot enter t.TempDir
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // so that they can
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // TestSharedAgain keeps the group of a store that is recovered, and refuses a store
@@ -134,15 +185,6 @@ func TestSharedAgain(t *testing.T) {
 		t.Errorf("recovered, it is of group %d, %v", gid, shared)
 	}
 	shut(t, s)
-	// What the kernel has not let a killed member give away is named.
-	closed := filepath.Join(dir, "log", "jetstream")
-	if err := os.Chmod(closed, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := reachable(dir); err != nil {
-		t.Errorf("to its user: %v", err)
-	}
-
 	long := filepath.Join(shortDir(t, ""), strings.Repeat("x", 90))
 	if _, err := InitWith(t.Context(), long, InitOptions{Shared: true, Group: "30000"}); !errors.Is(err, ErrLocation) {
 		t.Errorf("in a directory whose sockets have no room: %v", err)

@@ -127,6 +127,12 @@ func (o *owner) cutTail(own *ownership) bool {
 	if lock == nil {
 		return false
 	}
+	stop, err := o.store.lend(o.life, o.dir) // what the cut makes
+	if err != nil {
+		log.Warn("the store is not owned after it was given up to cut its log", "error", errors.Join(err, unlock(lock)))
+		return false
+	}
+	defer stop()
 	if err := cutTail(o.life, o.store, o.dir, nil); err != nil {
 		log.Warn("the log is not cut; the live stream goes on", "error", err)
 		o.cutAgain = time.Now().Add(cutSeldom)

@@ -60,6 +60,9 @@ func (o openedLog) close() {
 // aloneWithLog takes the lock of a store that nobody owns, and opens its log for
 // do alone: no other process can connect. An owner is [ErrLocked].
 func aloneWithLog(ctx context.Context, s *Store, instead string, do func(*jetlog.Log) error) (err error) {
+	if err := mayOpen(s.Location); err != nil {
+		return err
+	}
 	lock, err := tryLock(s.Location)
 	if err == nil && lock == nil {
 		err = fmt.Errorf("%w: another process owns %s: end it first%s", ErrLocked, s.Location, instead)

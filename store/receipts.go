@@ -50,7 +50,7 @@ func ReadOnly(location string) error {
 	if err := canWrite(dir); err != nil {
 		return err
 	}
-	return mayWrite(dir)
+	return mayOpen(dir)
 }
 
 // canWrite is the error of the filesystem, or of its permissions, that this process

@@ -120,7 +120,7 @@ func viewsOf(how, dir string) (*views, error) {
 		}
 		return fillTo(fill, at, 0)
 	}
-	return v, unix.Mount("tmpfs", at, "tmpfs", 0, "size=256m")
+	return v, unix.Mount("tmpfs", at, "tmpfs", 0, "size=256m,mode=0700")
 }
 
 // breakViews is another process. While the file system of the views fails, and

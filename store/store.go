@@ -175,6 +175,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := mayOpen(dir); err != nil && canWrite(dir) == nil { // else the lock says so
+		return nil, fmt.Errorf("open store: %w", err)
+	}
 	if s.backup = backedUp(dir); s.backup != nil {
 		if !errors.Is(s.backup, ErrBackup) || o.Listen != nil {
 			return nil, fmt.Errorf("open store: %w", s.backup)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 )
 
 // ErrUntrusted says that users other than this one can write to a store, so that
@@ -25,18 +26,43 @@ type ownerRecord struct {
 // thisUser is the record of what this process makes.
 func thisUser() *ownerRecord { return &ownerRecord{UID: os.Geteuid(), GID: os.Getegid()} }
 
-// parts are the files and directories of a store that decide who can write to it.
-var parts = []string{".", "store.json", lockName, "log", "data", "blobs", "views", runName}
+// parts are the files and directories of a store that decide who can write to it,
+// and viewsPart the one that may be on a filesystem which fails: see [mayOpen].
+var parts = []string{".", "store.json", lockName, "log", "data", "blobs", runName}
+
+const (
+	viewsPart = "views"
+	// viewsLook bounds the look at the views.
+	viewsLook = time.Second
+)
 
 // mayWrite returns [ErrUntrusted] if users other than this one can write to the
 // store in dir, and this user has not said that they are trusted. A directory that
 // is no store yet is judged like a store of this user alone.
-func mayWrite(dir string) error {
+func mayWrite(dir string) error { return mayWriteTo(dir, parts...) }
+
+// mayOpen is [mayWrite] for the views too. They are a cache: if their filesystem fails
+// or does not answer, the store goes on without them, and they decide nothing.
+func mayOpen(dir string) error {
+	if err := mayWrite(dir); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- mayWriteTo(dir, viewsPart) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(viewsLook):
+		return nil
+	}
+}
+
+func mayWriteTo(dir string, names ...string) error {
 	var h ownerRecord
 	if id, err := identityIn(dir); err == nil && id.Owner != nil {
 		h = *id.Owner
 	}
-	why := h.contradicted(dir)
+	why := h.contradicted(dir, names)
 	if why == nil {
 		return nil
 	}
@@ -52,11 +78,11 @@ func mayWrite(dir string) error {
 
 // contradicted returns an error that names the first part of a store that is not
 // held as recorded. A part that does not exist is no contradiction.
-func (h ownerRecord) contradicted(dir string) error {
-	for _, name := range parts {
+func (h ownerRecord) contradicted(dir string, names []string) error {
+	for _, name := range names {
 		path := filepath.Join(dir, name)
 		info, err := os.Lstat(path)
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) || err != nil && name == viewsPart {
 			continue
 		}
 		if err == nil && info.Mode()&fs.ModeSymlink != 0 {

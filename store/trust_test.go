@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func TestOthersCanWrite(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range parts {
+	for _, name := range append(slices.Clone(parts), viewsPart) {
 		if name == runName { // of a shared store
 			continue
 		}

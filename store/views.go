@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/share"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 	"github.com/ckptstore/ckptstore/web"
 )
@@ -129,6 +130,9 @@ func RebuildViews(ctx context.Context, o Options) (out RebuiltViews, err error) 
 func rebuildBeside(ctx context.Context, dir, id string, log *jetlog.Log) (out RebuiltViews, err error) {
 	fresh, views := filepath.Join(dir, durable.TempPrefix+"views"), filepath.Join(dir, "views")
 	if err := os.RemoveAll(fresh); err != nil { // of a rebuild that was cut
+		return out, err
+	}
+	if err := share.MkdirAll(fresh, 0o700); err != nil {
 		return out, err
 	}
 	if out.Digest, out.Sequence, err = foldInto(ctx, fresh, id, log); err != nil {

@@ -61,7 +61,11 @@ func (d *Dir) MakeDir(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := d.fs.MkdirAll(path, 0o755); err != nil {
+	err = d.fs.MkdirAll(path, 0o755)
+	if errors.Is(err, os.ErrPermission) && d.reopen(path) {
+		err = d.fs.MkdirAll(path, 0o755)
+	}
+	if err != nil {
 		return fmt.Errorf("make directory %s: %w", path, disk.NoSpace(err))
 	}
 	for ; path != d.dir; path = d.fs.PathDir(path) {
