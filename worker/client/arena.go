@@ -35,11 +35,11 @@ func mapArena(path string, size int64) (*arena, error) {
 	return &arena{data}, nil
 }
 
-// openArena opens a file that the trainer has made. It follows no link and waits for
-// no pipe, and refuses a file that another user may have put in its place: what is
-// copied there would be that user's.
+// openArena opens a file that the trainer has made. It follows no link, and refuses a
+// file that another user may have put in its place: what is copied there would be
+// that user's.
 func openArena(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}

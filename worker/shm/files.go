@@ -56,16 +56,20 @@ func (f *Files) open() (err error) {
 // Discard removes and closes a file. Its memory is free when nobody maps it. A file
 // that was removed from outside is closed.
 func (f *Files) Discard(file *os.File) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var err error
-	if f.dir != nil {
-		err = f.dir.Unlink(filepath.Base(file.Name()))
-	}
+	err := f.unlink(filepath.Base(file.Name()))
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
-	return errors.Join(err, file.Close())
+	return errors.Join(err, file.Close()) // not under the lock: it frees the memory
+}
+
+func (f *Files) unlink(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.dir == nil {
+		return nil
+	}
+	return f.dir.Unlink(name)
 }
 
 // Close removes the directory with all that is in it. There are no new files any more.

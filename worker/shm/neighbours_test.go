@@ -1,6 +1,7 @@
 package shm_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,9 +11,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,6 +25,9 @@ const (
 	victim   = 20001
 	attacker = 20002
 )
+
+// patience is how long a command of theirs may take.
+const patience = 20 * time.Second
 
 // roleEnv makes the test binary play the victim.
 const roleEnv = "CKPTSTORE_TEST_ROLE"
@@ -90,6 +94,7 @@ type street struct {
 	home   string // of the victim, private
 	exe    string // that both can run
 	umask  string
+	user   uint32 // who plays the victim
 }
 
 func newStreet(t *testing.T) *street {
@@ -98,7 +103,7 @@ func newStreet(t *testing.T) *street {
 		t.Fatal("this test runs processes of other users: run it as root")
 	}
 	open := folder(t, "/tmp", 0o755)
-	s := &street{T: t, shared: folder(t, "/dev/shm", 0o777|os.ModeSticky), home: filepath.Join(open, "home"), exe: filepath.Join(open, "exe"), umask: "022"}
+	s := &street{T: t, shared: folder(t, "/dev/shm", 0o777|os.ModeSticky), home: filepath.Join(open, "home"), exe: filepath.Join(open, "exe"), umask: "022", user: victim}
 	own, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +152,9 @@ func (s *street) file(path string, user int, mode os.FileMode) {
 
 // as runs a shell command as a user.
 func (s *street) as(user uint32, script string, args ...string) (string, error) {
-	c := exec.CommandContext(s.Context(), "/bin/sh", append([]string{"-c", "umask " + s.umask + "; " + script, "sh"}, args...)...)
+	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	defer cancel()
+	c := exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", "umask " + s.umask + "; " + script, "sh"}, args...)...)
 	c.Dir = "/"
 	c.Env = []string{"PATH=/usr/bin:/bin", "TMPDIR=" + s.home, "XDG_RUNTIME_DIR=" + filepath.Join(s.home, "run")}
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
@@ -166,7 +173,7 @@ func (s *street) attack(script string, args ...string) {
 // plays runs the victim and returns the words of its lines by their first one.
 func (s *street) plays(role string, args ...string) (said map[string][]string, err error) {
 	s.Helper()
-	out, err := s.as(victim, "exec env "+roleEnv+"="+role+` "$@"`, append([]string{s.exe}, args...)...)
+	out, err := s.as(s.user, "exec env "+roleEnv+"="+role+` "$@"`, append([]string{s.exe}, args...)...)
 	said = map[string][]string{}
 	for line := range strings.Lines(out) {
 		word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -202,7 +209,7 @@ func (s *street) wantHidden(path string) {
 }
 
 func (s *street) parent() string {
-	return filepath.Join(s.shared, fmt.Sprint("ckptstore-memory-", victim))
+	return filepath.Join(s.shared, fmt.Sprint("ckptstore-memory-", s.user))
 }
 
 // Whatever the umask, nobody else can enter what a user makes.
@@ -262,12 +269,29 @@ func TestParentIsTaken(t *testing.T) {
 			if err != nil || !strings.HasPrefix(first, filepath.Join(s.shared, string(record))+"/") {
 				t.Errorf("the record is %q: %v", record, err)
 			}
-			s.must(os.Remove(records[0]))
-			if after := tree(t, s.home) + tree(t, s.parent()); after != before {
+			if after := tree(t, s.home) + tree(t, s.parent()); strings.ReplaceAll(after, fmt.Sprintln(records[0], "-rw-------", victim), "") != before {
 				t.Errorf("there was\n%sand now there is\n%s", before, after)
+			}
+			s.must(os.RemoveAll(s.parent()))
+			if _, third := s.takes("ckptstore-a-n0"); filepath.Dir(third) != filepath.Dir(first) {
+				t.Errorf("when the name is free again, %s is made beside %s", third, first)
 			}
 		})
 	}
+}
+
+// Root can enter what others made private: it is their owner that tells.
+func TestParentOfRootIsTaken(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t)
+	s.user = 0
+	s.must(os.Chown(filepath.Join(s.home, "run"), 0, 0))
+	s.attack(`mkdir -m 0700 "$1" && mkdir -m 0700 "$1/ckptstore-a-n0"`, s.parent())
+	said, made := s.takes("ckptstore-a-n0")
+	if !strings.HasPrefix(made, s.parent()+"-") {
+		t.Errorf("%q", said)
+	}
+	s.wantHidden(made)
 }
 
 // tree is what lies below a path.
@@ -302,10 +326,11 @@ func TestRecordIsNotTrusted(t *testing.T) {
 	}
 	elsewhere := filepath.Join(s.home, "elsewhere")
 	s.folder(elsewhere, victim, 0o700)
-	for _, named := range []string{filepath.Base(s.parent()) + "-mine", filepath.Base(s.parent()) + "-/../../.." + elsewhere, "", "garbage"} {
+	s.folder(filepath.Join(s.shared, "another"), victim, 0o700)
+	for _, named := range []string{filepath.Base(s.parent()) + "-mine", filepath.Base(s.parent()) + "-mine/../../../.." + elsewhere, "another", ""} {
 		s.must(os.WriteFile(records[0], []byte(named), 0o600))
 		said, made := s.takes("ckptstore-a-n0")
-		if len(said["adopted"]) > 0 || strings.HasPrefix(made, s.parent()+"-mine/") || filepath.Dir(filepath.Dir(filepath.Dir(made))) != s.shared || filepath.Dir(made) == filepath.Dir(first) {
+		if len(said["adopted"]) > 0 || !strings.HasPrefix(made, s.parent()+"-") || strings.HasPrefix(made, s.parent()+"-mine/") || filepath.Dir(made) == filepath.Dir(first) {
 			t.Errorf("a record of %q: %q", named, said)
 		}
 		s.wantHidden(made)
@@ -327,26 +352,42 @@ func TestRecordIsNotTrusted(t *testing.T) {
 	}
 }
 
-// Processes that start together under a taken name have one parent.
+// Processes that start together under a taken name have one parent: a record that
+// another process is about to write is waited for.
 func TestProcessesShareTheirRecord(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t)
 	s.attack(`: > "$1"`, s.parent())
-	parents := make([]string, 8)
-	var all sync.WaitGroup
-	for i := range parents {
-		all.Go(func() {
-			said, err := s.plays("own", s.shared, fmt.Sprintf("ckptstore-%d-n0", i))
-			if err != nil || len(said["made"]) != 1 {
-				t.Error(said, err)
-				return
-			}
-			parents[i] = filepath.Dir(filepath.Dir(said["made"][0]))
-		})
+	_, first := s.takes("ckptstore-a-n0")
+	records, err := filepath.Glob(filepath.Join(s.home, "run", "ckptstore-memory-*"))
+	if err != nil || len(records) != 1 {
+		t.Fatal(records, err)
 	}
-	all.Wait()
-	if slices.Sort(parents); len(slices.Compact(parents)) != 1 {
-		t.Errorf("parents %q", parents)
+	record, err := os.OpenFile(records[0], os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer record.Close()
+	parent := filepath.Base(filepath.Dir(filepath.Dir(first)))
+	s.must(unix.Flock(int(record.Fd()), unix.LOCK_EX), record.Truncate(0))
+	type end struct {
+		said map[string][]string
+		err  error
+	}
+	ends := make(chan end, 1)
+	go func() {
+		said, err := s.plays("own", s.shared, "ckptstore-b-n0")
+		ends <- end{said, err}
+	}()
+	select {
+	case e := <-ends:
+		t.Fatalf("the record is written under another's lock: %q, %v", e.said, e.err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	_, err = record.WriteAt([]byte(parent), 0)
+	s.must(err, record.Close())
+	if e := <-ends; e.err != nil || len(e.said["made"]) != 1 || filepath.Dir(filepath.Dir(e.said["made"][0])) != filepath.Join(s.shared, parent) {
+		t.Errorf("%q beside %s: %v", e.said, first, e.err)
 	}
 }
 

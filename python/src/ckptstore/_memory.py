@@ -66,9 +66,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_own(path: str) -> int:
-    """Open a file in shared memory that is written to. Follows no link and waits for no
-    pipe. Raises PermissionError for a file that another user may have put there."""
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    """Open a file in shared memory that is written to. Follows no link. Raises
+    PermissionError for a file that another user may have put there."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid() or found.st_nlink > 1:
         os.close(file)
