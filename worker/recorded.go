@@ -38,6 +38,18 @@ func recorded(names redact.Names, body events.Body) events.Body {
 		c := *b
 		c.Reason = redact.Text(b.Reason)
 		return &c
+	case *events.WriteFailed:
+		c := *b
+		c.Error = redact.Text(b.Error)
+		return &c
+	case *events.CheckpointAborted:
+		c := *b
+		c.Reason = redact.Text(b.Reason)
+		return &c
+	case *events.RestoreFailed:
+		c := *b
+		c.Error = redact.Text(b.Error)
+		return &c
 	}
 	return body
 }

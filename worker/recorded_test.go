@@ -26,6 +26,9 @@ func TestRecorded(t *testing.T) {
 		&events.TrialErrored{Message: text},
 		&events.WorkerExited{Message: text, Traceback: text},
 		&events.GroupStopped{Reason: text},
+		&events.WriteFailed{Error: text},
+		&events.CheckpointAborted{Reason: text},
+		&events.RestoreFailed{Error: text},
 	} {
 		before := marshal(t, body)
 		got := recorded(names, body)

@@ -38,7 +38,7 @@ func TestAttributesOfTheLog(t *testing.T) {
 		t.Errorf("line %q", line)
 	}
 	out.Reset()
-	newLogger(&out, false).Info("late", "name", "a\x7fb\u202e")
+	newLogger(&out, false).Info("late", "deleted", "a\x7fb", "turned", "a\u202eb")
 	if line := out.String(); strings.ContainsAny(line, "\x7f\u202e") {
 		t.Errorf("line %q", line)
 	}

@@ -61,7 +61,7 @@ func TestArgsStay(t *testing.T) {
 		{"--max-tokens", "512"},
 		{"--max_tokens=512", "max_new_tokens=64"},
 		{"tokenizer=gpt2", "--tokenizer", "gpt2", "--tokenizer-path=/a/b"},
-		{"--num-keys", "4"},
+		{"--num-keys", "4", "--json-keys", "text,title", "special_tokens=thought"},
 		{"monkey=1", "--monkey", "see"},
 		{"--key-padding", "left", "--key-dim=64", "key_padding_mask=causal"},
 		{"--author", "me", "author=me", "--authors=a,b"},
