@@ -68,7 +68,7 @@ func newAttacked(t *testing.T) attacked {
 	if os.Getuid() != 0 {
 		t.Fatal("this test acts as two other users: run it as root")
 	}
-	dir, err := os.MkdirTemp("/tmp", "ckl")
+	dir, err := os.MkdirTemp("/tmp", "ckl") //nolint:usetesting // other users must be able to pass through it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func (v attacked) run(user uint32, name string, args ...string) (out, stderr str
 		cmd.Dir = filepath.Join(v.dir, "home")
 	}
 	cmd.Env = []string{"PATH=" + v.dir + ":" + os.Getenv("PATH"), "HOME=" + cmd.Dir, "XDG_RUNTIME_DIR=" + filepath.Join(v.dir, "run"), raceEnv + "=" + os.Getenv(raceEnv)}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, NoSetGroups: false}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	var text, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &text, &errs
 	if err := cmd.Run(); cmd.ProcessState == nil {
