@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -82,9 +81,15 @@ func newAttacked(t *testing.T) attacked {
 	if err != nil {
 		t.Fatal(err)
 	}
-	copyProgram(t, filepath.Join(bin, "ckptstore"), filepath.Join(dir, "ckptstore"))
-	copyProgram(t, filepath.Join(bin, "trainer"), filepath.Join(dir, "trainer"))
-	copyProgram(t, self, filepath.Join(dir, "test"))
+	if err := copyProgram(filepath.Join(bin, "ckptstore"), filepath.Join(dir, "ckptstore")); err != nil {
+		t.Fatal(err)
+	}
+	if err := copyProgram(filepath.Join(bin, "trainer"), filepath.Join(dir, "trainer")); err != nil {
+		t.Fatal(err)
+	}
+	if err := copyProgram(self, filepath.Join(dir, "test")); err != nil {
+		t.Fatal(err)
+	}
 	for _, sub := range []string{"home", "run"} {
 		if err := errors.Join(os.Mkdir(filepath.Join(dir, sub), 0o700), os.Chown(filepath.Join(dir, sub), victimID, victimID)); err != nil {
 			t.Fatal(err)
@@ -97,22 +102,6 @@ func newAttacked(t *testing.T) attacked {
 	v.must("trainer", "run", "-q", "--store", v.store, "--name=m", "--nproc=1", "--", "trainer", "demo-worker", "--save-every=4", "--steps=4")
 	v.must("env", abortEnv+"="+v.store, "test")
 	return v
-}
-
-func copyProgram(t *testing.T, from, to string) {
-	t.Helper()
-	in, err := os.Open(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
-	if err == nil {
-		_, err = io.Copy(out, in)
-		err = errors.Join(err, out.Chmod(0o755), out.Close())
-	}
-	if err := errors.Join(err, in.Close()); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // run runs a command as a user, in the victim's home.

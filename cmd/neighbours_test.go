@@ -2,7 +2,6 @@ package cmd_test
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,25 +45,6 @@ func neighbours(t *testing.T) neighbourhood {
 		}
 	}
 	return neighbourhood{t, dir}
-}
-
-func copyProgram(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o700)
-	if err != nil {
-		return err
-	}
-	if _, err = io.Copy(out, in); err == nil {
-		err = out.Chmod(0o755)
-	}
-	if cerr := out.Close(); err == nil {
-		err = cerr
-	}
-	return err
 }
 
 func (n neighbourhood) user(uid int, groups ...int) neighbour {

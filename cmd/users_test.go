@@ -68,19 +68,24 @@ func (u users) dir(name string, uid int, mode os.FileMode) string {
 
 func (u users) copy(from, to string) {
 	u.t.Helper()
+	if err := copyProgram(from, to); err != nil {
+		u.t.Fatal(err)
+	}
+}
+
+// copyProgram copies a program to where other users can run it.
+func copyProgram(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
-		u.t.Fatal(err)
+		return err
 	}
 	defer in.Close()
-	out, err := os.Create(to)
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o700)
 	if err != nil {
-		u.t.Fatal(err)
+		return err
 	}
 	_, err = io.Copy(out, in)
-	if err := errors.Join(err, out.Chmod(0o755), out.Close()); err != nil {
-		u.t.Fatal(err)
-	}
+	return errors.Join(err, out.Chmod(0o755), out.Close())
 }
 
 // person is one user, with a home and a runtime directory.

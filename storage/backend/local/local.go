@@ -79,6 +79,17 @@ func (d *Dir) MakeDir(ctx context.Context, dir string) error {
 	return disk.SyncDir(d.fs, d.fs.PathDir(d.dir))
 }
 
+// reopen removes the directory that keeps path from being made: one that a member of
+// the group had made and, killed, not given to the group. It is empty, or it stays.
+func (d *Dir) reopen(path string) (again bool) {
+	for ; path != d.dir; path = d.fs.PathDir(path) {
+		if _, err := d.fs.Stat(path); err == nil {
+			return d.fs.Remove(path) == nil
+		}
+	}
+	return false
+}
+
 // Sync implements [backend.Backend].
 func (d *Dir) Sync(ctx context.Context, dir string) error {
 	path, err := d.at(ctx, dir)
