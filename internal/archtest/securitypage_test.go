@@ -12,7 +12,7 @@ import (
 const securityPage = "docs/security.md"
 
 var (
-	promised   = regexp.MustCompile("`([Tt]est_?\\w+)`")
+	namedTest  = regexp.MustCompile("`([Tt]est_?\\w+)`")
 	pythonTest = regexp.MustCompile(`def (test_\w+)\(`)
 )
 
@@ -60,7 +60,7 @@ func TestSecurityPageNamesTestsThatExist(t *testing.T) {
 			continue
 		}
 		rows++
-		named := promised.FindAllStringSubmatch(line, -1)
+		named := namedTest.FindAllStringSubmatch(line, -1)
 		if len(named) == 0 {
 			t.Errorf("no test is named: %s", line)
 		}
