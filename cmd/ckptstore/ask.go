@@ -20,7 +20,7 @@ const askTimeout = 5 * time.Minute
 // ask asks for a yes on the terminal. Standard input and standard error must both
 // be it: an answer to a question that nobody sees is none.
 func (a *app) ask(ctx context.Context, question string) (yes bool, err error) {
-	screen, ok := a.err.(*os.File)
+	screen, ok := a.screen.(*os.File)
 	if !ok || !isTerminal(screen) || !isTerminal(os.Stdin) {
 		return false, errNoTerminal
 	}

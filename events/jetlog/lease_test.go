@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const long = time.Hour
@@ -189,6 +191,14 @@ func TestLeaseOutlivesItsServer(t *testing.T) {
 	}
 	stop := func() {
 		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		// Until all of its threads have stopped, one may yet answer.
+		err := syscall.EINTR
+		for errors.Is(err, syscall.EINTR) {
+			err, _ = unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WSTOPPED, nil).(syscall.Errno)
+		}
+		if err != 0 {
 			t.Fatal(err)
 		}
 	}

@@ -155,7 +155,8 @@ func (r Root) MkdirAll(path string, perm fs.FileMode) error {
 		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return explain("mkdir", dir, part, at, err)
 		}
-		if err == nil {
+		// Another process of this user may have made it, and not shared it yet.
+		if share.IsOfGroup(uintptr(dir)) {
 			if err := share.Entry(dir, part); err != nil {
 				return explain("share", dir, part, at, err)
 			}
