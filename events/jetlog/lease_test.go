@@ -194,11 +194,11 @@ func TestLeaseOutlivesItsServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Until all of its threads have stopped, one may yet answer.
-		err := syscall.EINTR
+		var err error = syscall.EINTR
 		for errors.Is(err, syscall.EINTR) {
-			err, _ = unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WSTOPPED, nil).(syscall.Errno)
+			err = unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WSTOPPED, nil)
 		}
-		if err != 0 {
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
