@@ -61,6 +61,13 @@ func TestOthersCanWrite(t *testing.T) {
 	okay(open(t, dir).Close())
 
 	okay(os.Chmod(dir, 0o777))
+	t.Setenv(EnvTrust, filepath.Join(dir, "elsewhere")+":"+dir)
+	okay(open(t, dir).Close())
+	t.Setenv(EnvTrust, filepath.Dir(dir))
+	if err := mayWrite(dir); !errors.Is(err, ErrUntrusted) {
+		t.Errorf("the directory above is trusted: %v", err)
+	}
+	t.Setenv(EnvTrust, "")
 	if _, err := Trust(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}

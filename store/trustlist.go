@@ -89,8 +89,18 @@ func without(list []Trusted, path string) []Trusted {
 	return slices.DeleteFunc(slices.Clone(list), func(t Trusted) bool { return t.Path == path })
 }
 
-// isTrusted reports whether a directory is on the list, with the owner it has now.
+// EnvTrust is the variable that adds directories to the list, separated by colons, for
+// this process and those that it starts. It is for containers, whose homes do not last.
+const EnvTrust = "CKPTSTORE_TRUST"
+
+// isTrusted reports whether a directory is named by [EnvTrust], or is on the list with
+// the owner it has now.
 func isTrusted(dir string) (bool, error) {
+	for _, named := range filepath.SplitList(os.Getenv(EnvTrust)) {
+		if same, err := sameDir(named, dir); err != nil || same {
+			return same, err
+		}
+	}
 	path, err := trustedFile()
 	if err != nil {
 		return false, nil //nolint:nilerr // a user without a place for the list has none
@@ -101,6 +111,19 @@ func isTrusted(dir string) (bool, error) {
 	}
 	entry, err := entryOf(dir)
 	return slices.Contains(list, entry), err
+}
+
+// sameDir reports whether two paths lead to one directory. The first may lead nowhere.
+func sameDir(named, dir string) (bool, error) {
+	there, err := os.Stat(named)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	here, err2 := os.Stat(dir)
+	if err := errors.Join(err, err2); err != nil {
+		return false, fmt.Errorf("$%s: %w", EnvTrust, err)
+	}
+	return os.SameFile(there, here), nil
 }
 
 func entryOf(dir string) (t Trusted, err error) {

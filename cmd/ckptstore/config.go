@@ -21,7 +21,8 @@ exits with 12. Trust such a store only if you trust everyone who can write to it
 
 The list is yours alone: $XDG_CONFIG_HOME/ckptstore/trusted, by default
 ~/.config/ckptstore/trusted. An entry holds as long as the directory has the
-owner and the group that it had.`
+owner and the group that it had. $` + store.EnvTrust + `, paths separated by colons, adds
+directories for one process and those that it starts, as in a container.`
 
 func (a *app) configCommand() *cobra.Command {
 	c := &cobra.Command{
