@@ -66,7 +66,11 @@ func TestGroupOfUsers(t *testing.T) {
 		waitOwner(t, dir, serve.Process.Pid)
 		next.run(0, train("of-a", 6+2*i)) // through the other's socket
 		job := next.command(train(fmt.Sprint("during-", i), 12))
-		killedDuring(t, dir, job, serve)
+		killedDuring(t, dir, job, serve, func() {
+			if closed(t, dir, owner.uid) { // killed before it gave a file to the group
+				owner.run(0, "ckptstore ls"+at)
+			}
+		})
 		groups(t, dir)
 		next.run(0, "ckptstore verify"+at)
 		owner.run(0, train(fmt.Sprint("during-", i), 14)) // and it comes back
@@ -81,9 +85,30 @@ func TestGroupOfUsers(t *testing.T) {
 	a.run(0, "ckptstore verify"+at)
 }
 
-// killedDuring kills the owner of a store once a job has committed something in it. The
-// job goes on.
-func killedDuring(t *testing.T, dir string, job, owner *exec.Cmd) {
+// closed reports whether a user has left a file of the log that the group cannot write.
+func closed(t *testing.T, dir string, uid int) (found bool) {
+	t.Helper()
+	err := filepath.WalkDir(filepath.Join(dir, "log"), func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // it is gone
+		}
+		info, err := e.Info()
+		if err != nil {
+			return nil //nolint:nilerr // as above
+		}
+		st, ok := info.Sys().(*syscall.Stat_t)
+		found = found || ok && int(st.Uid) == uid && info.Mode().Perm()&0o060 != 0o060
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// killedDuring kills the owner of a store once a job has committed something in it, and
+// then calls tidy. The job goes on.
+func killedDuring(t *testing.T, dir string, job, owner *exec.Cmd, tidy func()) {
 	t.Helper()
 	before := len(receiptsIn(t, dir))
 	out := &watched{seen: make(chan struct{})}
@@ -105,6 +130,7 @@ func killedDuring(t *testing.T, dir string, job, owner *exec.Cmd) {
 		t.Error(err)
 	}
 	_ = owner.Wait()
+	tidy()
 	if err := job.Wait(); err != nil {
 		t.Errorf("the job whose owner was killed: %v\n%s", err, out.String())
 	}

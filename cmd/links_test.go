@@ -178,20 +178,25 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// commands are those of the victim, with what each must exit with when a link is
-// found that no decision is about.
-func (v attacked) commands(n int) map[string]int {
-	return map[string]int{
-		"ls --all":                     0,
-		"ls --offline":                 12,
-		"gc m --policy last=1":         0,
-		"gc m --policy last=1 --apply": 0,
-		"verify":                       6,
-		"verify --offline":             6,
-		"verify --repair":              6,
-		"cat m model.layer1.weight":    0,
-		fmt.Sprintf("backup %s/home/backup%d", v.dir, n):                        0,
-		fmt.Sprintf("export m %s/home/export%d --format=safetensors", v.dir, n): 0,
+// attempt is a command of the victim, with what it must exit with when a link is found
+// that no decision is about.
+type attempt struct {
+	command string
+	found   int
+}
+
+func (v attacked) commands(n int) []attempt {
+	return []attempt{
+		{"ls --all", 0},
+		{"ls --offline", 12},
+		{"gc m --policy last=1", 0},
+		{"gc m --policy last=1 --apply", 0},
+		{"verify", 6},
+		{"verify --offline", 6},
+		{"verify --repair", 6},
+		{"cat m model.layer1.weight", 0},
+		{fmt.Sprintf("backup %s/home/backup%d", v.dir, n), 0},
+		{fmt.Sprintf("export m %s/home/export%d --format=safetensors", v.dir, n), 0},
 	}
 }
 
@@ -205,7 +210,8 @@ func TestLinkOfAnotherUser(t *testing.T) {
 	for n, name := range []string{"step-20.a1", "step-99.a1"} {
 		left := n == 0 // by an aborted save
 		path := filepath.Join(v.store, "data", "m", "main", name)
-		for command, found := range v.commands(n) {
+		for _, c := range v.commands(n) {
+			command, found := c.command, c.found
 			if !exists(path) {
 				v.plant(path)
 			}
@@ -240,7 +246,8 @@ func TestLinkedDirectories(t *testing.T) {
 			}
 		}
 		v.plant(path)
-		for command := range v.commands(10 + n) {
+		for _, c := range v.commands(10 + n) {
+			command := c.command
 			out, stderr, code := v.run(victimID, "ckptstore", append(strings.Fields(command), "--store", v.store)...)
 			v.whole(command)
 			if code != 0 && (code != 6 && code != 12 || !strings.Contains(out+stderr, path+" is a symbolic link")) {

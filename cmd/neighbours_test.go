@@ -84,7 +84,10 @@ func (u neighbour) command(line string) *exec.Cmd {
 func (u neighbour) run(code int, line string) string {
 	u.of.t.Helper()
 	cmd := u.command(line)
-	out, _ := cmd.CombinedOutput()
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState == nil {
+		u.of.t.Fatalf("user %d: %s: %v", u.uid, line, err)
+	}
 	if got := cmd.ProcessState.ExitCode(); got != code {
 		u.of.t.Errorf("user %d: %s: exit code %d, want %d\n%s", u.uid, line, got, code, out)
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -73,19 +72,14 @@ func (u users) copy(from, to string) {
 	}
 }
 
-// copyProgram copies a program to where other users can run it.
+// copyProgram copies a program to where other users can run it. Another process copies:
+// a test that starts a process meanwhile would hand it the file, open for writing, and
+// then nobody can run it.
 func copyProgram(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
+	if out, err := exec.Command("cp", from, to).CombinedOutput(); err != nil {
+		return fmt.Errorf("cp %s %s: %w\n%s", from, to, err, out)
 	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o700)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Chmod(0o755), out.Close())
+	return os.Chmod(to, 0o755)
 }
 
 // person is one user, with a home and a runtime directory.
@@ -247,6 +241,8 @@ func (p person) answers(code int, answer, name string, args ...string) string {
 	if err := errors.Join(err, line.Close()); err != nil {
 		p.t.Fatal(err)
 	}
+	// A command that neither asks nor ends must not hold the test.
+	defer time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() }).Stop()
 	var shown []byte
 	for typed := false; ; {
 		part := make([]byte, 4096)
@@ -276,7 +272,7 @@ func (p person) answers(code int, answer, name string, args ...string) string {
 func terminal() (screen, line *os.File, err error) {
 	screen, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("this test needs a terminal: %w", err)
 	}
 	err = unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0)
 	var n uint32

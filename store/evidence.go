@@ -49,9 +49,7 @@ func guarded(s *Store, dir string, do func() error) error {
 	if err := plainLog(dir); err != nil {
 		return fmt.Errorf("own the store %s: %w", dir, err)
 	}
-	if !s.opts.Reader {
-		s.ballast().release()
-	}
+	s.ballast().release()
 	if err := s.space.check(keepToOwn); err != nil {
 		return fmt.Errorf("own the store %s: %w", dir, err)
 	}

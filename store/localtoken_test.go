@@ -60,7 +60,7 @@ func TestTokenMade(t *testing.T) {
 
 // TestTokenWithdrawn: what is left of a listener opens nothing.
 func TestTokenWithdrawn(t *testing.T) {
-	t.Parallel()
+	t.Setenv("XDG_RUNTIME_DIR", shortDir(t, "run")) // owners in other tests sweep theirs
 	dir := made(t)
 	s, url, path := onLoopback(t, dir)
 	left := read(t, path)

@@ -15,7 +15,8 @@ import (
 //	own the store             if nobody does    if nobody does
 //	receipts, aborted saves   left as they are  written, removed
 //	digests, read.json        left as they are  learned, written
-//	sealing, cutting, ballast left as they are  done
+//	sealing, cutting          left as they are  done
+//	ballast                   on a full disk    released
 //	sockets of dead jobs      left as they are  removed
 //
 // What is not done waits for the next owner that is no reader; end.json keeps up to

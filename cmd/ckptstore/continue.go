@@ -60,12 +60,12 @@ this process, so that its exit code is the job's.
 A command with secrets is refused with exit code 2: their values are [redacted]
 in the log. The command is printed, to be run by hand with the values in place.
 
-Everybody who can append to the log can write such a command there. It is executed
+Any client that can append to the log can write such a command there. It is executed
 at once only if a trainer of this user recorded it: a trainer keeps the digest of
 what it appended in $XDG_STATE_HOME/ckptstore (or ~/.local/state/ckptstore), which
 only its user can write. Otherwise, as after a job on a machine with another home,
 the command is shown and asked about on the terminal; without one it is refused
-with exit code 12. --yes executes it, whoever recorded it.`,
+with exit code 12. --yes executes it without a question.`,
 		Example: "  ckptstore continue bert\n  ckptstore continue bert -- --steps 200000\n  ckptstore continue bert --dry-run\n  ckptstore continue bert --yes",
 		Args: args(func(c *cobra.Command, given []string) error {
 			dash := c.ArgsLenAtDash()
@@ -102,7 +102,7 @@ with exit code 12. --yes executes it, whoever recorded it.`,
 		},
 	}
 	c.Flags().BoolVar(&dry, "dry-run", false, "print the command instead")
-	c.Flags().BoolVar(&yes, "yes", false, "execute the command, whoever recorded it")
+	c.Flags().BoolVar(&yes, "yes", false, "execute the command without a question")
 	return c
 }
 

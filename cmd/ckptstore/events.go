@@ -76,8 +76,8 @@ its place.`,
 				return err
 			}
 			open := a.read
-			if sel.cursor != "" {
-				open = a.with // it moves
+			if sel.cursor != "" || sel.follow {
+				open = a.with // the cursor moves; and a long-lived owner does an owner's work
 			}
 			return open(c.Context(), func(s *store.Store) error { return a.events(c.Context(), s, sel) })
 		},

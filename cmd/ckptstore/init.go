@@ -18,8 +18,8 @@ it is not mounted, nothing is read or written.
 
 The directory is yours alone. With --shared, the members of a group own it
 together: directories have the mode 2770 and files 0660, whatever the umask, and
-its members take over from each other. Whoever is in the group can change or
-delete everything in the store, so share it with nobody whom you do not trust.
+its members take over from each other. Every member of the group can change or
+delete everything in the store.
 
 The server keeps --replicas copies of the log: 3 on a cluster of at least three
 servers, else 1, unless it is given. One copy is as safe as that server's

@@ -61,7 +61,11 @@ goes what the workers wrote, byte for byte.`,
 			if err != nil {
 				return err
 			}
-			return a.read(c.Context(), func(st *store.Store) error { return a.logs(c.Context(), st, runs[0], q, s) })
+			open := a.read
+			if q.follow {
+				open = a.with // a long-lived owner does an owner's work
+			}
+			return open(c.Context(), func(st *store.Store) error { return a.logs(c.Context(), st, runs[0], q, s) })
 		},
 	}
 	f := c.Flags()

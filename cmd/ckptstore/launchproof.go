@@ -13,8 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/store"
 )
 
-// launchRecord says who recorded a job.started. Everything but Proven is the word
-// of whoever appended it.
+// launchRecord says who recorded a job.started. Everything but Proven is its author's
+// word.
 type launchRecord struct {
 	Proven   bool      `json:"proven"` // by a trainer of this user
 	Doubt    string    `json:"doubt,omitempty"`
@@ -68,7 +68,7 @@ func (r relaunch) recordedBy() string {
 	if r.unproven == nil {
 		return text + "recorded by this user, " + from
 	}
-	return text + r.unproven.Error() + "; whoever recorded it says that it was " + from
+	return text + r.unproven.Error() + "; its author claims to be " + from
 }
 
 // errDeclined says that a command was not executed, because nobody agreed to it.

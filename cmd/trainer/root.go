@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/cmd/trainer/doctor"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/terminal"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
@@ -118,6 +119,7 @@ func exitCode(err error) int {
 	var lost *worker.LostSaveError
 	var running *store.RunningError
 	var usage usageError
+	var link *beneath.TypeError
 	switch {
 	case err == nil:
 		return exitOK
@@ -134,7 +136,7 @@ func exitCode(err error) int {
 		return exitConflict
 	case errors.Is(err, doctor.ErrFound):
 		return exitFindings
-	case errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, shm.ErrNotPrivate), errors.Is(err, store.ErrUntrusted):
+	case errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, shm.ErrNotPrivate), errors.Is(err, store.ErrUntrusted), errors.As(err, &link):
 		return exitDenied
 	case errors.Is(err, store.ErrNoStore):
 		return exitNoStore

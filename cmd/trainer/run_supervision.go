@@ -28,8 +28,9 @@ workers have ended.
 Exit codes: 0 done, or stopped by ckptstore stop, 1 no restart is left, the last
 save was lost, a disk is full, or a device is not healthy, 5 another job runs the
 run, or has taken it over, 10 no store, 11 the store is locked, 12 the server of the
-log does not allow it, 64 bad configuration, 70 internal, 75 preempted with what was done in a checkpoint, 143 preempted without, 128+n
-signal n.`
+log does not allow it or another user can write to the store or to shared
+memory, 64 bad configuration, 70 internal, 75 preempted with what was done in a
+checkpoint, 143 preempted without, 128+n signal n.`
 
 // supervisionOptions say how failures are counted and how a job is ended.
 type supervisionOptions struct {
