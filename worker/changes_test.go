@@ -190,7 +190,7 @@ var scribbles = role("scribbles into its sealed slots", func(ctx context.Context
 
 // scribble changes what is in the slots of a directory until stop.
 func scribble(dir string, stop <-chan struct{}) error {
-	paths, err := filepath.Glob(filepath.Join(dir, "*", "r00000.save.*"))
+	paths, err := filepath.Glob(filepath.Join(dir, "*", "*", "r00000.save.*"))
 	if err != nil || len(paths) == 0 {
 		return fmt.Errorf("slots %q: %w", paths, err)
 	}

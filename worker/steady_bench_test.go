@@ -127,7 +127,7 @@ func used(run string) string {
 // inMemory is the staging files of a run and their bytes.
 func inMemory(tb testing.TB, run string) (files int, bytes int64) {
 	tb.Helper()
-	paths, err := filepath.Glob(filepath.Join(memory, "*"+events.EncodeName(run)+"*", "r*"))
+	paths, err := filepath.Glob(filepath.Join(memory, "*", "*"+events.EncodeName(run)+"*", "r*"))
 	if err != nil {
 		tb.Fatal(err)
 	}
