@@ -226,9 +226,7 @@ func TestPlantedBallast(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := open(t, dir)
-	if err := s.ballast().load(); err != nil {
-		t.Error(err)
-	}
+	eventually(t, "the owner has made its ballast", func() bool { return exists(filepath.Join(dir, ballastName)) })
 	shut(t, s)
 	if got := read(t, precious); got != "precious" {
 		t.Errorf("%d bytes were written through a link", len(got))

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 // The test binary is also every other process of these tests: with roleEnv set
@@ -227,6 +228,17 @@ func (p *process) do(r request) reply {
 func (p *process) signal(s syscall.Signal) {
 	p.t.Helper()
 	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Error(err)
+	}
+	if s != syscall.SIGSTOP {
+		return
+	}
+	// Until all of its threads have stopped, one may yet answer.
+	var err error = syscall.EINTR
+	for errors.Is(err, syscall.EINTR) {
+		err = unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WSTOPPED, nil)
+	}
+	if err != nil {
 		p.t.Error(err)
 	}
 }
