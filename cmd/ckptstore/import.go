@@ -124,7 +124,7 @@ func (a *app) importPath(ctx context.Context, path string, o importOptions) erro
 		return emit(a, out, []imported{out}, func(w *tabwriter.Writer, _ bool) {
 			how := "copied"
 			if out.InPlace {
-				how = "adopted in place; run `ckptstore verify " + out.Run + "@" + out.Checkpoint + "` to learn its digests"
+				how = "adopted in place; run `ckptstore verify " + out.Run + "@" + out.Checkpoint + " --learn` to learn its digests"
 			}
 			fmt.Fprintf(w, "%s@%s: %d tensors, %d values, %s of %d ranks, %s\n",
 				out.Run, out.Checkpoint, out.Tensors, out.Values, bytesize.Text(out.Bytes), out.Ranks, how)
