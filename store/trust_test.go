@@ -61,7 +61,7 @@ func TestOthersCanWrite(t *testing.T) {
 	okay(open(t, dir).Close())
 
 	okay(os.Chmod(dir, 0o777))
-	t.Setenv(EnvTrust, filepath.Join(dir, "elsewhere")+":"+dir)
+	t.Setenv(EnvTrust, filepath.Join(dir, "elsewhere")+":"+filepath.Join(dir, "store.json", "no")+":"+dir)
 	okay(open(t, dir).Close())
 	t.Setenv(EnvTrust, filepath.Dir(dir))
 	if err := mayWrite(dir); !errors.Is(err, ErrUntrusted) {

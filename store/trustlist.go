@@ -36,7 +36,8 @@ const (
 	trustedName = "trusted"
 	// trustedLimit is the most bytes that a list may have.
 	trustedLimit = 1 << 20
-	// trustedWait bounds the wait for another process that changes the list.
+	// trustedWait bounds the wait for another process that changes the list, and for the
+	// filesystem that the list is on.
 	trustedWait = 10 * time.Second
 )
 
@@ -94,11 +95,30 @@ func without(list []Trusted, path string) []Trusted {
 const EnvTrust = "CKPTSTORE_TRUST"
 
 // isTrusted reports whether a directory is named by [EnvTrust], or is on the list with
-// the owner it has now.
+// the owner it has now. A home whose filesystem does not answer is an error after
+// [trustedWait].
 func isTrusted(dir string) (bool, error) {
+	type answer struct {
+		known bool
+		err   error
+	}
+	ended := make(chan answer, 1)
+	go func() {
+		known, err := lookUpTrusted(dir)
+		ended <- answer{known, err}
+	}()
+	select {
+	case a := <-ended:
+		return a.known, a.err
+	case <-time.After(trustedWait):
+		return false, fmt.Errorf("the list of trusted directories was not read within %v: look at the filesystem of the home directory", trustedWait)
+	}
+}
+
+func lookUpTrusted(dir string) (bool, error) {
 	for _, named := range filepath.SplitList(os.Getenv(EnvTrust)) {
-		if same, err := sameDir(named, dir); err != nil || same {
-			return same, err
+		if sameDir(named, dir) {
+			return true, nil
 		}
 	}
 	path, err := trustedFile()
@@ -113,17 +133,12 @@ func isTrusted(dir string) (bool, error) {
 	return slices.Contains(list, entry), err
 }
 
-// sameDir reports whether two paths lead to one directory. The first may lead nowhere.
-func sameDir(named, dir string) (bool, error) {
+// sameDir reports whether two paths lead to one directory. One that leads nowhere, or
+// where this user cannot look, is no directory that the user opens.
+func sameDir(named, dir string) bool {
 	there, err := os.Stat(named)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
 	here, err2 := os.Stat(dir)
-	if err := errors.Join(err, err2); err != nil {
-		return false, fmt.Errorf("$%s: %w", EnvTrust, err)
-	}
-	return os.SameFile(there, here), nil
+	return err == nil && err2 == nil && os.SameFile(there, here)
 }
 
 func entryOf(dir string) (t Trusted, err error) {
