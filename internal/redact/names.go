@@ -11,7 +11,8 @@ import (
 type rank int
 
 const (
-	never rank = iota
+	never   rank = iota
+	perhaps      // a key or a token of something: of data, if its value is a plain word
 	mostly
 	always
 )
@@ -22,10 +23,12 @@ var (
 	alwaysSecret = set(`password passwords passwd passphrase passphrases secret secrets credential credentials creds
 		apikey apikeys accesskey secretkey privatekey authtoken accesstoken authorization jwt`)
 	mostlySecret = set(`key token auth bearer cookie`)
+	// endsSecret are ends of one-word names such as PGPASSWORD.
+	endsSecret = []string{"password", "passwd", "passphrase", "apikey", "accesskey", "secretkey", "authtoken", "accesstoken", "sshpass"}
 	// pluralSecret are so only behind a word of ofAccess: max_tokens and
 	// num_keys are numbers.
 	pluralSecret = set(`keys tokens cookies`)
-	ofAccess     = set(`api access auth secret private refresh session bearer signing encryption hf wandb`)
+	ofAccess     = set(`api access account auth secret private refresh session bearer signing encryption hf hub wandb`)
 	// behindAWord are secret unless they stand alone: PWD is a directory.
 	behindAWord = set(`pwd pass`)
 )
@@ -84,8 +87,10 @@ func rankOf(w []string) rank {
 	switch {
 	case notBefore[last][before]:
 		return never
-	case alwaysSecret[last]:
+	case alwaysSecret[last], slices.ContainsFunc(endsSecret, func(end string) bool { return strings.HasSuffix(last, end) }):
 		return always
+	case mostlySecret[last] && before != "" && !ofAccess[before] && last != "auth":
+		return perhaps
 	case mostlySecret[last], behindAWord[last] && before != "", pluralSecret[last] && ofAccess[before]:
 		return mostly
 	}
@@ -139,12 +144,17 @@ var notSecret = regexp.MustCompile(`(?i)^(|true|false|yes|no|on|off|none|null|au
 // secret, and special tokens such as <|endoftext|> and [PAD].
 var ofData = regexp.MustCompile(`^([-+0-9.eE]{1,7}|[0-9]+\.[0-9]+|<[^<>]*>|\[[A-Za-z_]+\])$`)
 
+// plainWord is a value such as chosen or input_ids: the name of something.
+var plainWord = regexp.MustCompile(`^[a-z]{1,16}([_.-][a-z]{1,16}){0,3}$`)
+
 // hides reports whether a value is to be redacted.
 func (r rank) hides(value string) bool {
 	switch {
 	case r == never, notSecret.MatchString(value):
 		return false
-	case r == mostly:
+	case r == perhaps && plainWord.MatchString(value):
+		return false
+	case r == perhaps, r == mostly:
 		return value == Mark || !ofData.MatchString(value)
 	}
 	return true

@@ -35,6 +35,10 @@ func TestArgs(t *testing.T) {
 		{[]string{"DefaultEndpointsProtocol=https;AccountName=a;AccountKey=VALUE==;EndpointSuffix=x"}, []string{"DefaultEndpointsProtocol=https;AccountName=a;AccountKey=" + mark + ";EndpointSuffix=x"}},
 		{[]string{"--credentials.user=me", "--auth", "me:VALUE"}, []string{"--credentials.user=" + mark, "--auth", mark}},
 		{[]string{"--password", "1234", "--PIN2", "--secret=7"}, []string{"--password", mark, "--PIN2", "--secret=" + mark}},
+		{[]string{"env", "PGPASSWORD=VALUE", "MYSQL_PWD=VALUE", "SSHPASS=VALUE", "REDISCLI_AUTH=VALUE"}, []string{"env", "PGPASSWORD=" + mark, "MYSQL_PWD=" + mark, "SSHPASS=" + mark, "REDISCLI_AUTH=" + mark}},
+		{[]string{"AWS_SECRET_ACCESS_KEY=VALUE", "AWS_SESSION_TOKEN=VALUE", "HF_TOKEN=VALUE", "--hub_token", "VALUE"}, []string{"AWS_SECRET_ACCESS_KEY=" + mark, "AWS_SESSION_TOKEN=" + mark, "HF_TOKEN=" + mark, "--hub_token", mark}},
+		{[]string{"COMET_API_KEY=VALUE", "NEPTUNE_API_TOKEN=VALUE", "MLFLOW_TRACKING_PASSWORD=VALUE", "CLEARML_API_SECRET_KEY=VALUE", "--slack-token=x0VALUE"}, []string{"COMET_API_KEY=" + mark, "NEPTUNE_API_TOKEN=" + mark, "MLFLOW_TRACKING_PASSWORD=" + mark, "CLEARML_API_SECRET_KEY=" + mark, "--slack-token=" + mark}},
+		{[]string{"--hf_token", "secret", "--api_key=secret", "OPENAI_API_KEY=secret"}, []string{"--hf_token", mark, "--api_key=" + mark, "OPENAI_API_KEY=" + mark}},
 		{[]string{"run", "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH"}, []string{"run", mark}},
 	} {
 		was := slices.Clone(c.args)
@@ -79,6 +83,17 @@ func TestArgsStay(t *testing.T) {
 		{"--passes", "2", "PWD=/home/me", "--first-pass", "x", "bypass=x"},
 		{"git+ssh://git@github.com/x", "abfss://container@account.dfs.core.windows.net/p", "https://host/a@b", "user@host"},
 		{"--name", "sk-learn-baseline-2024-12", "task-0123456789abcdefghijklmn", "hf_internal_testing/tiny"},
+		// Options of TRL, transformers, torchtune, nanotron, Megatron, Lightning and timm.
+		{"--chosen_key", "chosen", "--rejected_key=rejected", "--completion-key", "completion", "--conversation_key=messages"},
+		{"--tokens_key=input_ids", "--answer-key", "final_answer", "dataset.context_key=context", "pair_key=doc_id"},
+		{"--key-frames", "12", "--keyframe_interval=4", "--token_dropout", "0.1", "--num_tokens=1e9", "--tokens-per-batch", "4096"},
+		{"--decoder_start_token_id", "0", "--pad_token_id=0", "--add_eos_token", "--add_bos_token=False", "--mask_token", "<mask>"},
+		{"--tokenizer-type", "GPT2BPETokenizer", "--tokenizer-model=/a/tok.model", "--vocab-size", "50257", "--token_weights=1,2"},
+		{"--num-query-groups", "8", "--kv-channels=128", "--num_key_value_heads", "8", "key_value_proj_dim=64", "--qk-layernorm"},
+		{"--max-tokens-to-oom", "12000", "--tokens_per_sample=2048", "--micro-batch-size=4", "--train-tokens", "300B", "tokens.sequence_length=4096"},
+		{"--monitor_key", "val_loss", "--metric-key=accuracy", "checkpoint_key=state_dict", "--model-key", "model_ema", "--state_dict_key=student"},
+		{"--report_to", "wandb", "--push_to_hub=false", "--hub_strategy", "every_save", "--hub_model_id=me/model", "--hub_private_repo"},
+		{"--reward-token", "plus", "--step_token=step", "--think-end-token", "</think>", "--anchor_key", "anchor", "--positive-key=positive"},
 		{"--compass", "n", "--secretary=me", "--credence=x"},
 		{"--master-addr=10.0.0.1", "--keep=last=2,best=1:loss:min", "--set=lr=3e-4", "--redact=pin"},
 		{"a1b2c3d4e5f60718293a4b5c6d7e8f9001122334", "step-2000.a1", "RUN@best:loss:min"},
