@@ -86,8 +86,11 @@ func (h ownerRecord) contradicted(dir string, names []string) error {
 			continue
 		}
 		if err == nil && info.Mode()&fs.ModeSymlink != 0 {
+			if name != "." {
+				continue // it is refused where it would be passed through
+			}
 			// Its owner decides where it leads.
-			if err = h.judge(path, info, name == "."); err == nil {
+			if err = h.judge(path, info, true); err == nil {
 				info, err = os.Stat(path)
 			}
 		}
@@ -121,7 +124,7 @@ func (h ownerRecord) judge(path string, info fs.FileInfo, top bool) error {
 		return fmt.Errorf("%s belongs to user %d, and user %d made the store", path, st.Uid, h.UID)
 	case !mine && !memberOf(h.GID):
 		return fmt.Errorf("%s is shared with group %d, of which user %d is no member", path, h.GID, os.Geteuid())
-	case !link && !ours && perm&0o020 != 0:
+	case !link && !ours && perm&0o020 != 0 && (!mine || !privateGroup(int(st.Gid))):
 		return fmt.Errorf("group %d can write to %s (mode %#o), and the store is not shared with it", st.Gid, path, perm)
 	}
 	return nil
