@@ -59,6 +59,7 @@ func TestEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
 		client.EnvJob:             j.cfg.Job,
 		client.EnvRun:             j.cfg.Run,
+		client.EnvStoreID:         home.ID,
 		"TORCHELASTIC_RUN_ID":     j.cfg.Run,
 		client.EnvSocket:          filepath.Join(home.Runtime, "job-"+j.cfg.Job[28:], "a1-r1.sock"),
 		client.EnvRPC:             filepath.Join(home.Runtime, "job-"+j.cfg.Job[28:], "a1-r1.rpc"),

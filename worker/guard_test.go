@@ -125,21 +125,33 @@ func TestDeadGuard(t *testing.T) {
 }
 
 // Before a job's first attempt begins, what is left of earlier jobs is
-// killed, in case their guard was killed with their trainer.
+// killed, in case their guard was killed with their trainer. What the log calls an
+// earlier job, and is a live one of another store, is left alone.
 func TestEarlierJob(t *testing.T) {
 	t.Parallel()
 	first := newJob(t, 1, "/bin/true").must()
-	left := exec.CommandContext(t.Context(), "sleep", "1000")
-	left.Env = []string{client.EnvJob + "=" + first.cfg.Job}
-	if err := left.Start(); err != nil {
-		t.Fatal(err)
+	start := func(store string) *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), "sleep", "1000")
+		cmd.Env = []string{
+			client.EnvJob + "=" + first.cfg.Job, client.EnvRun + "=" + first.cfg.Run, client.EnvTrial + "=" + first.cfg.Trial, client.EnvStoreID + "=" + store,
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if cmd.Process.Kill() == nil {
+				_ = cmd.Wait() // it was killed
+			}
+		})
+		return cmd
 	}
-	pid := strconv.Itoa(left.Process.Pid)
-	j := newJob(t, 1, append(shell(`grep -q sleep /proc/$0/cmdline || echo alone`), pid)...).must()
+	left, other := start(home.ID), start("another store")
+	j := newJob(t, 1, append(shell(`grep -q sleep /proc/$0/cmdline || echo alone; grep -q sleep /proc/$1/cmdline && echo spared`),
+		strconv.Itoa(left.Process.Pid), strconv.Itoa(other.Process.Pid))...)
+	j.cfg.Run = first.cfg.Run
+	j.must()
 	wantText(t, j.out, "alone\n")
-	if left.Process.Kill() == nil {
-		_ = left.Wait() // it was killed, by whomever
-	}
+	wantText(t, j.out, "spared\n")
 }
 
 // Between attempts, a process without a marker is found by its group.

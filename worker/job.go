@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/worker/client"
 	"github.com/ckptstore/ckptstore/worker/logs"
 	"github.com/ckptstore/ckptstore/worker/process"
 	"github.com/ckptstore/ckptstore/worker/staging"
@@ -231,7 +232,9 @@ func (j *job) reapEarlier(ctx context.Context) error {
 	if len(jobs) == 0 {
 		return nil
 	}
-	if err := process.Reap(ctx, jobs...); err != nil {
+	// The log names them, and who appends to it may name a live job of another store.
+	hunt := process.NewHunt(jobs...).Of(client.EnvStoreID+"="+j.store.ID, client.EnvRun+"="+j.cfg.Run, client.EnvTrial+"="+j.cfg.Trial)
+	if err := hunt.Kill(ctx); err != nil {
 		return fmt.Errorf("end what earlier jobs of the run have left: %w", err)
 	}
 	return nil

@@ -36,6 +36,7 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		maps.Copy(set, w.enlisted.env(rank))
 		set[client.EnvSocket], set[client.EnvToken] = socket, token
 		set[client.EnvResume] = w.group.resume
+		set[client.EnvStoreID] = w.store.ID
 		set[client.EnvRPC] = w.file(rank, rpcSocket)
 		stdout, stderr := w.outputs(rank)
 		env := mergeEnv(inherited(w.cfg.Withheld), set)

@@ -47,6 +47,7 @@ const (
 	EnvToken   = "CKPTSTORE_TOKEN"
 	EnvRun     = "CKPTSTORE_RUN"
 	EnvJob     = "CKPTSTORE_JOB"
+	EnvStoreID = "CKPTSTORE_STORE_ID" // identity of the store, for the trainer's own use
 	EnvTrial   = "CKPTSTORE_TRIAL"
 	EnvAttempt = "CKPTSTORE_ATTEMPT"
 	EnvResume  = "CKPTSTORE_RESUME"

@@ -86,6 +86,7 @@ func processes() (map[int]Entry, error) {
 // another user's, which could not be killed either.
 type Hunt struct {
 	markers [][]byte
+	of      [][]byte // variables that a process with a marker has too
 
 	mu       sync.Mutex
 	known    map[int]Entry // by PID, as it was when first seen
@@ -101,6 +102,16 @@ func NewHunt(jobs ...string) *Hunt {
 		h.markers = append(h.markers, []byte(client.EnvJob+"="+job))
 	}
 	h.Forget()
+	return h
+}
+
+// Of narrows the hunt to processes whose environment has these variables too, as
+// NAME=VALUE. An identity that comes from a log may be that of a job of another
+// store: then none of its processes is found.
+func (h *Hunt) Of(variables ...string) *Hunt {
+	for _, v := range variables {
+		h.of = append(h.of, []byte(v))
+	}
 	return h
 }
 
@@ -204,12 +215,13 @@ func (h *Hunt) carries(pid int) bool {
 	if err != nil {
 		return false
 	}
+	marked, of := false, 0
 	for v := range bytes.SplitSeq(env, []byte{0}) {
-		for _, marker := range h.markers {
-			if bytes.Equal(v, marker) {
-				return true
-			}
+		is := func(marker []byte) bool { return bytes.Equal(v, marker) }
+		marked = marked || slices.ContainsFunc(h.markers, is)
+		if slices.ContainsFunc(h.of, is) {
+			of++
 		}
 	}
-	return false
+	return marked && of >= len(h.of)
 }

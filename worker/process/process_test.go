@@ -60,6 +60,35 @@ func TestStart(t *testing.T) {
 	}
 }
 
+// TestHuntOfOneStore: a log that names a live job of another store, or of another run,
+// has none of its processes killed.
+func TestHuntOfOneStore(t *testing.T) {
+	job := store.NewID()
+	start := func(id string) *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), "/bin/sleep", "1000")
+		cmd.Env = []string{client.EnvJob + "=" + job, client.EnvRun + "=a", client.EnvStoreID + "=" + id}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	mine, theirs := start("mine"), start("theirs")
+	defer func() { _ = process.Reap(t.Context(), job); _ = theirs.Wait() }()
+	if err := process.NewHunt(job).Of(client.EnvStoreID+"=mine", client.EnvRun+"=b").Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := process.NewHunt(job).Look(); err != nil || len(found) != 2 {
+		t.Errorf("after a hunt for another run there are %d of 2 processes, %v", len(found), err)
+	}
+	if err := process.NewHunt(job).Of(client.EnvStoreID+"=mine", client.EnvRun+"=a").Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_ = mine.Wait() // it was killed
+	if found, err := process.NewHunt(job).Look(); err != nil || len(found) != 1 || found[0].PID() != theirs.Process.Pid {
+		t.Errorf("left are %+v, %v, want process %d", found, err, theirs.Process.Pid)
+	}
+}
+
 // A hunt finds what carries the marker of its job, and what descends from it
 // without, and nothing of another job.
 func TestHunt(t *testing.T) {
