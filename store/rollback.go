@@ -156,7 +156,7 @@ func IsDamage(err error) bool { return errors.Is(damage(err), ErrDamaged) }
 // unless the machine lacks something or their file system fails, which is
 // [viewdb.ErrFailed].
 func openViews(ctx context.Context, s *Store, dir string) (*viewdb.DB, error) {
-	db, err := viewdb.OpenContext(ctx, dir, viewdb.Options{FS: viewsOn(s.opts.viewsFS, dir), Store: s.ID, Logger: s.opts.Logger})
+	db, err := viewdb.OpenContext(ctx, dir, viewdb.Options{FS: viewsOn(s.opts.viewsFS, dir), Store: s.ID, Logger: s.opts.Logger, Patience: viewsPatience(filepath.Dir(dir), time.Now())})
 	if err == nil || ctx.Err() != nil || errors.Is(err, viewdb.ErrFailed) {
 		return db, err
 	}

@@ -73,6 +73,9 @@ func openShelf(ctx context.Context, s *Store, dir string, source viewdb.Source) 
 	if err != nil {
 		return nil, err
 	}
+	if dir != "" && !h.inMemory() {
+		s.noteViewsWork(filepath.Dir(dir))
+	}
 	h.now = db
 	return h, nil
 }
@@ -140,6 +143,7 @@ func (h *shelf) degrade(cause error) {
 		}
 		h.now, h.memory = nil, true
 	})
+	h.store.noteViewsFailed(filepath.Dir(h.dir), cause)
 	h.store.opts.Logger.Warn("views kept in memory: their directory fails", "directory", h.dir, "error", cause,
 		"next", fmt.Sprintf("free space there, repair the file system, or delete what is damaged; it is tried again in %v and when the store is next opened", h.store.opts.diskRetry()))
 }
@@ -241,6 +245,7 @@ func (h *shelf) returnToDisk(ctx context.Context) bool {
 		h.floor = max(h.floor, h.now.Cursor())
 		h.now, h.memory = db, false
 	})
+	h.store.noteViewsWork(filepath.Dir(h.dir))
 	log.Info("views kept on disk again", "directory", h.dir, "sequence", db.Cursor())
 	return true
 }

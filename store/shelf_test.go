@@ -207,6 +207,9 @@ func breakViews(ctx context.Context) (err error) {
 	if err := right("in memory"); err != nil {
 		return err
 	}
+	if p := viewsPatience(dir, time.Now()); p != shortPatience {
+		return fmt.Errorf("the next owner would wait for %v", p)
+	}
 	for _, text := range []string{filepath.Join(dir, "views"), "next=", "free space there"} {
 		if said.count(text) == 0 {
 			return fmt.Errorf("the warning does not say %q", text)
@@ -220,6 +223,9 @@ func breakViews(ctx context.Context) (err error) {
 	}
 	if err := right("on disk again"); err != nil {
 		return err
+	}
+	if p := viewsPatience(dir, time.Now()); p != 0 {
+		return fmt.Errorf("the next owner would wait for %v, and the views work again", p)
 	}
 	// The next owner finds them broken from the start, and one after it whole.
 	if err := v.breaks(true); err != nil {
@@ -264,6 +270,9 @@ func reopened(ctx context.Context, dir string) error {
 	}
 	if got, err := web.Ask(ctx, s.Views(), web.Digest, web.Params{}); err != nil || got != want || said.String() != "" {
 		return fmt.Errorf("with a whole directory, the views have digest %s and the log %s, and it says %s: %w", got, want, said, err)
+	}
+	if p := viewsPatience(dir, time.Now()); p != 0 {
+		return fmt.Errorf("after an owner with a whole directory, the next would wait for %v", p)
 	}
 	return s.Close()
 }
