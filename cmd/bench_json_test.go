@@ -43,6 +43,16 @@ func TestBenchStoreJSON(t *testing.T) {
 	if err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v (%v)", left, err)
 	}
+	both := output(t, 0, "ckptstore", "bench", "log", "--through", "both", "--dir", dir, "--json", "--events", "300", "--writers", "4", "--outstanding", "2")
+	schema(t, "bench-log-through", both)
+	var compared map[string]any
+	decode(t, both, &compared)
+	for _, member := range []string{"ratio", "front_events_per_second", "front_p50_ms", "front_p99_ms"} {
+		if v, ok := compared[member].(float64); !ok || v <= 0 {
+			t.Errorf("bench log --through both: %s is %v", member, compared[member])
+		}
+	}
+	output(t, 2, "ckptstore", "bench", "log", "--through", "none")
 	output(t, 2, "ckptstore", "bench", "log", "--writers", "0")
 	output(t, 2, "ckptstore", "bench", "load", "--to-ranks", "0")
 	output(t, 2, "ckptstore", "bench", "load", "--size", "1000", "--tensors", "64")

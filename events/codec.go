@@ -17,6 +17,7 @@ const (
 	HeaderSpec        = "ce-specversion"
 	HeaderContentType = "ce-datacontenttype"
 	HeaderMsgID       = "Nats-Msg-Id" // equals ce-id: JetStream drops duplicates by it
+	HeaderActor       = "ckpt-actor"  // the owner's word of who sent it; absent from what the owner appends
 )
 
 // What the envelope says of every event, in headers and in JSON.
@@ -39,7 +40,7 @@ func (e Event) Type() string {
 
 // Encode writes the envelope. The body is passed on as it is.
 func Encode(e Event) Message {
-	return Message{
+	m := Message{
 		Subject: Subject(e.Scope, e.Kind),
 		Header: map[string][]string{
 			HeaderID:          {e.ID},
@@ -52,6 +53,10 @@ func Encode(e Event) Message {
 		},
 		Data: e.Data,
 	}
+	if e.Principal != "" {
+		m.Header[HeaderActor] = []string{e.Principal}
+	}
+	return m
 }
 
 // Decode is the inverse of [Encode]. Headers it does not know are ignored;
@@ -99,6 +104,6 @@ func Decode(m Message) (Event, error) {
 	}
 	return Event{
 		ID: get(HeaderID), Kind: kind, Version: v, Source: get(HeaderSource),
-		Time: at, Scope: scope, Data: m.Data,
+		Time: at, Scope: scope, Data: m.Data, Principal: get(HeaderActor),
 	}, nil
 }

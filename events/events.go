@@ -34,6 +34,11 @@ type Event struct {
 	Time    time.Time
 	Scope   Scope
 	Data    json.RawMessage // the body, as it came
+
+	// Principal is who sent the event, by the word of the store's owner and not
+	// of the sender: "token", "cert:alice", "uid:1000". It is empty if the owner
+	// itself appended the event, or a server that does not say.
+	Principal string
 }
 
 // Recorded is an event with its place in the log.

@@ -9,7 +9,8 @@ import (
 )
 
 // structured is a recorded event in the JSON format of CloudEvents 1.0. Its
-// place in the log is in two extension attributes: sequence and stored.
+// place in the log is in two extension attributes: sequence and stored. A third,
+// ckptactor, is who sent it, if the owner of the store says so.
 type structured struct {
 	Sequence    uint64          `json:"sequence"`
 	Stored      time.Time       `json:"stored"`
@@ -20,6 +21,7 @@ type structured struct {
 	Time        time.Time       `json:"time"`
 	Subject     string          `json:"subject"`
 	ContentType string          `json:"datacontenttype"`
+	Principal   string          `json:"ckptactor,omitempty"`
 	Data        json.RawMessage `json:"data"`
 }
 
@@ -28,7 +30,7 @@ type structured struct {
 func (r Recorded) MarshalJSON() ([]byte, error) {
 	return json.Marshal(structured{
 		Sequence: r.Sequence, Stored: r.Stored.UTC(), SpecVersion: specVersion, ID: r.ID, Type: r.Type(), Source: r.Source,
-		Time: r.Time.UTC(), Subject: Subject(r.Scope, r.Kind), ContentType: contentType, Data: r.Data,
+		Time: r.Time.UTC(), Subject: Subject(r.Scope, r.Kind), ContentType: contentType, Principal: r.Principal, Data: r.Data,
 	})
 }
 
@@ -60,7 +62,7 @@ func (r *Recorded) UnmarshalJSON(text []byte) error {
 		return bad("sequence, id, time or data is missing")
 	}
 	*r = Recorded{
-		Event:    Event{ID: s.ID, Kind: kind, Version: v, Source: s.Source, Time: s.Time, Scope: scope, Data: s.Data},
+		Event:    Event{ID: s.ID, Kind: kind, Version: v, Source: s.Source, Time: s.Time, Scope: scope, Data: s.Data, Principal: s.Principal},
 		Sequence: s.Sequence, Stored: s.Stored,
 	}
 	return nil

@@ -62,7 +62,10 @@ func TestStructuredIsCloudEvents(t *testing.T) {
 		if err := json.Compact(&data, r.Data); err != nil || !bytes.Equal(members["data"], data.Bytes()) {
 			t.Errorf("%s: data is %s, want the body %s", r.Kind, members["data"], r.Data)
 		}
-		known := append(slices.Collect(maps.Keys(want)), "time", "stored", "sequence", "data")
+		if want := `"cert:alice"`; string(members["ckptactor"]) != want {
+			t.Errorf("%s: ckptactor is %s, want %s", r.Kind, members["ckptactor"], want)
+		}
+		known := append(slices.Collect(maps.Keys(want)), "time", "stored", "sequence", "data", "ckptactor")
 		for name, value := range members {
 			if !attributeName.MatchString(name) || !slices.Contains(known, name) {
 				t.Errorf("%s: attribute %q, which no page names or CloudEvents does not allow", r.Kind, name)
@@ -109,5 +112,6 @@ func recordedSample(t *testing.T, body Body) Recorded {
 	if err != nil {
 		t.Fatal(err)
 	}
+	e.Principal = "cert:alice"
 	return Recorded{Event: e, Sequence: math.MaxInt32, Stored: time.Date(2026, 3, 14, 15, 9, 27, 0, time.UTC)}
 }

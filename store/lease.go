@@ -66,7 +66,7 @@ var ErrLeaseLost = errors.New("another process has taken the lease")
 // two jobs of a run decide meanwhile is fenced by the number of their attempts.
 // release gives the lease up.
 func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context, release func() error, err error) {
-	return s.hold(ctx, "run."+run, job, func(other holder) error {
+	return s.hold(ctx, jetlog.RunLease(run), job, func(other holder) error {
 		return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}
 	})
 }

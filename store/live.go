@@ -16,7 +16,7 @@ import (
 // has renewed it. A job that was killed on another machine is live until its
 // lease expires.
 func (s *Store) LiveJob(ctx context.Context, run string) (*RunningError, error) {
-	held, err := s.Log.LeaseHolder(ctx, "run."+run)
+	held, err := s.Log.LeaseHolder(ctx, jetlog.RunLease(run))
 	if err != nil || held == nil {
 		return nil, err
 	}

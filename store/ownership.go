@@ -79,7 +79,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	}
 	w.settler = &settler{store: s, log: w.log, views: w.views}
 	w.settler.settled.Store(settled)
-	if err = w.listen(s); err != nil {
+	if err = w.listen(ctx, s); err != nil {
 		return w, err
 	}
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -177,7 +177,7 @@ func (s *Store) sweep() error {
 }
 
 // listen opens the sockets of the owner and says in owner.json where they are.
-func (w *ownership) listen(s *Store) (err error) {
+func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
 	c := card{PID: os.Getpid(), Started: time.Now().UTC()}
 	if !s.opts.Reader {
 		if err := s.sweep(); err != nil {
@@ -206,7 +206,13 @@ func (w *ownership) listen(s *Store) (err error) {
 		if err := w.log.Announce(jetlog.Served{Store: s.ID, Directory: w.dir, Host: c.Host}); err != nil {
 			return err
 		}
-		if bound, err = w.server.Listen(); err != nil {
+		// Clients may not make streams.
+		if s.unwritable() == nil {
+			if err := w.log.CreateBuckets(context.WithoutCancel(ctx)); err != nil {
+				return err
+			}
+		}
+		if bound, err = w.server.Listen(ctx); err != nil {
 			return err
 		}
 		c.Address = bound.String()

@@ -106,7 +106,7 @@ func (s *Subscription) begin(ctx context.Context, open func(context.Context) (mo
 
 // holdCursor takes the lease of a cursor for one subscription.
 func (s *Store) holdCursor(ctx context.Context, name, id string) (context.Context, func() error, error) {
-	return s.hold(ctx, "cursor."+name, id, func(other holder) error {
+	return s.hold(ctx, jetlog.CursorLease(name), id, func(other holder) error {
 		return &FollowedError{Cursor: name, Host: other.Host, PID: other.PID}
 	})
 }

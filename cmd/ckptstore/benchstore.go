@@ -29,8 +29,13 @@ func scratch(beside string, do func(dir string) error) (err error) {
 // benchLog runs an embedded log in dir that syncs before it acknowledges, as
 // the owner of a store does.
 func benchLog(ctx context.Context, dir string, do func(*jetlog.Log, string) error) error {
+	return benchLogWith(ctx, jetlog.ServerOptions{Dir: filepath.Join(dir, "log")}, func(_ *jetlog.Server, log *jetlog.Log, id string) error { return do(log, id) })
+}
+
+// benchLogWith is benchLog for what needs the server too.
+func benchLogWith(ctx context.Context, o jetlog.ServerOptions, do func(*jetlog.Server, *jetlog.Log, string) error) error {
 	// A start that is cut short goes on writing to the directory.
-	server, err := jetlog.StartServer(context.WithoutCancel(ctx), jetlog.ServerOptions{Dir: filepath.Join(dir, "log")})
+	server, err := jetlog.StartServer(context.WithoutCancel(ctx), o)
 	if err != nil {
 		return err
 	}
@@ -48,7 +53,7 @@ func benchLog(ctx context.Context, dir string, do func(*jetlog.Log, string) erro
 	if err := log.Create(ctx, created); err != nil {
 		return err
 	}
-	return do(log, id)
+	return do(server, log, id)
 }
 
 const benchRun = "bench"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,7 +45,9 @@ func (a *app) eventsCommand() *cobra.Command {
 		Use: "events [RUN]", Short: "Print the log, oldest first, and follow it", Args: args(cobra.MaximumNArgs(1)),
 		Long: `Print the events of the log, or of RUN, in the order of their sequence.
 With --json or -o jsonl each line is one event: a CloudEvent 1.0 in structured
-mode, with its place in the log in the extensions sequence and stored.
+mode, with its place in the log in the extensions sequence and stored. The
+extension ckptactor, and the column before the body with -o wide, is who sent the
+event, by the word of the store's owner: token, cert:NAME or uid:NUMBER.
 
 --type may be given several times; checkpoint.* is a whole family. --from is
 all, last (the newest event that matches), new (only what is appended from now
@@ -247,9 +250,9 @@ func (a *app) eventPrinter() func(events.Recorded) error {
 		return func(r events.Recorded) error { return enc.Encode(r) }
 	}
 	return func(r events.Recorded) error {
-		data := string(r.Data)
-		if a.output != "wide" {
-			data = beginning(data, 120)
+		data := beginning(string(r.Data), 120)
+		if a.output == "wide" {
+			data = fmt.Sprintf("%-12s %s", cmp.Or(r.Principal, "-"), r.Data)
 		}
 		_, err := fmt.Fprintf(a.out, "%6d  %s  %-23s %-12s %-4s %s\n",
 			r.Sequence, r.Time.Local().Format("15:04:05.000"), r.Kind, terminal.Line(r.Scope.Run), r.Scope.Actor, terminal.Line(data))

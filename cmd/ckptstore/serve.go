@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/events/front"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/store"
 )
@@ -15,13 +16,20 @@ const serveHelp = `Own the store until SIGINT or SIGTERM. Trainers and other com
 machine connect to its owner; without one, each owns the store while it runs.
 When another process owns the store, stand by and own it when that one ends.
 
-With --listen, NATS clients come in over TCP too, among them this program with
---store nats://HOST:PORT. Port 0 is any free one; which, is said on stderr and
-in owner.json. The data stays files: other machines mount the store's directory
-under the same path. On an address that other machines reach, --tls-cert and
+With --listen, clients come in over TCP too: this program with --store
+nats://HOST:PORT, and others that make the same requests of a NATS server. They
+append events, which are checked and stamped with who they are: the name in their
+certificate, or else that they have the token. They read the log, and hold leases
+and cursors of their own. Everything else is refused. Port 0 is any free one; which,
+is said on stderr and in owner.json. The data stays files: other machines mount the
+store's directory under the same path. On an address that other machines reach, --tls-cert and
 --tls-key are needed, and a token or --tls-ca. The token is in --token-file or
 in $CKPTSTORE_STORE_TOKEN, never on the command line. With --tls-ca, clients
 show a certificate of that CA.
+
+What a trainer decides is taken only from the client that has the lease of the
+run, while one has it. Checkpoints of other runs are deleted only with
+--client-delete. --client-runs and --client-bytes bound what clients append.
 
 On loopback, without --token-file and --tls-ca, serve makes a token, in a file
 that only its user can read. Clients of the same user on this machine find it by
@@ -33,6 +41,8 @@ func (a *app) serveCommand() *cobra.Command {
 	var (
 		address string
 		access  store.Access
+		grant   front.Grant
+		quota   string
 	)
 	c := &cobra.Command{
 		Use: "serve", Short: "Own a store until stopped, so that others connect to it", Args: args(cobra.NoArgs),
@@ -45,8 +55,8 @@ func (a *app) serveCommand() *cobra.Command {
 					jetlog.Redacted(a.location))}
 			}
 			o := a.options()
-			if address == "" && access != (store.Access{}) {
-				return usageError{fmt.Errorf("serve: --token-file, --tls-cert, --tls-key and --tls-ca are for clients over TCP: say where with --listen HOST:PORT")}
+			if address == "" && (access != (store.Access{}) || grant.Runs != nil || grant.Delete || quota != "") {
+				return usageError{fmt.Errorf("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-runs, --client-delete and --client-bytes are for clients over TCP: say where with --listen HOST:PORT")}
 			}
 			if address != "" {
 				if access.TokenFile == "" {
@@ -57,6 +67,15 @@ func (a *app) serveCommand() *cobra.Command {
 				if err != nil {
 					return usageError{fmt.Errorf("serve: %w", err)}
 				}
+				if quota != "" {
+					if grant.Bytes, err = parseSize(quota); err != nil {
+						return usageError{fmt.Errorf("serve: --client-bytes: %w", err)}
+					}
+				}
+				if err := grant.Validate(); err != nil {
+					return usageError{fmt.Errorf("serve: %w", err)}
+				}
+				listen.Grant = grant
 				o.Listen = listen
 				said := ""
 				o.Bound = func(addr net.Addr) {
@@ -93,6 +112,9 @@ func (a *app) serveCommand() *cobra.Command {
 	f.StringVar(&access.TokenFile, "token-file", "", "file of the token that clients show; only its user may read it ($CKPTSTORE_STORE_TOKEN_FILE)")
 	f.StringVar(&access.Cert, "tls-cert", "", "the server's certificate in PEM")
 	f.StringVar(&access.Key, "tls-key", "", "its key; only its user may read it")
+	f.StringSliceVar(&grant.Runs, "client-runs", nil, "patterns of the runs that clients over TCP append for, such as 'team-a-*' (default: every run)")
+	f.BoolVar(&grant.Delete, "client-delete", false, "let clients over TCP delete checkpoints of runs that they do not run")
+	f.StringVar(&quota, "client-bytes", "", "most that clients over TCP append to the log while this process owns it, such as 10GiB (default: as the disk has room)")
 	f.StringVar(&access.CA, "tls-ca", "", "CA of the certificates that clients must show")
 	return c
 }

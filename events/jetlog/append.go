@@ -165,7 +165,7 @@ func (l *Log) commitJobs(jobs []*job, g *gather) {
 		}
 		g.sent(len(jobs)+l.queue.length(), time.Since(begin))
 		for _, j := range jobs {
-			j.done <- err
+			j.done <- refusedBy(err)
 		}
 		return
 	}

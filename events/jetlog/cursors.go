@@ -81,17 +81,18 @@ func (l *Log) RemoveCursor(ctx context.Context, name string) (found bool, err er
 		if err := l.known(ctx); err != nil {
 			return err
 		}
-		if _, _, err := l.readCursor(ctx, bucketKey(name)); err != nil {
+		_, m, err := l.readCursor(ctx, bucketKey(name))
+		if err != nil {
 			return err
 		}
-		if err := l.forgetWitness(ctx, name); err != nil {
+		if err := l.forgetWitness(ctx, name); err != nil || m.Seq == 0 {
 			return err
 		}
 		kv, err := l.bucket(ctx, Cursors, cursorsAre)
 		if err != nil {
 			return err
 		}
-		return kv.Delete(ctx, bucketKey(name))
+		return again(kv.Delete(ctx, bucketKey(name), jetstream.LastRevision(m.Seq)))
 	})
 	if err != nil {
 		return false, fmt.Errorf("remove cursor %q at %s: %w", name, l.opts.where(), err)

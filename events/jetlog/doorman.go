@@ -2,60 +2,34 @@ package jetlog
 
 import (
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/subtle"
-	"sync/atomic"
 
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// doorman decides who is let in, and as which user. A connection through the
-// process or a unix socket is let in: the socket's mode has decided. A
-// connection over TCP shows the token. Client certificates are checked by TLS
-// before this. Only the owner's own connection, which shows a secret that never
-// leaves the process, may change the streams behind the log.
+// doorman decides as which user a connection is let in. All come through the
+// process: those of clients by a front, or by a unix socket, whose mode has
+// decided. Only the owner's own connection, which shows a secret that never leaves
+// the process, may change the streams behind the log.
 type doorman struct {
 	account *server.Account
-	owner   string             // secret of the owner's own connection
-	token   *[sha256.Size]byte // digest of the clients' token; nil asks for none
-	closed  atomic.Bool        // over TCP nobody is let in any more
+	owner   string // secret of the owner's own connection
 }
 
 var _ server.Authentication = (*doorman)(nil)
 
-func newDoorman(o *Listen) *doorman {
-	d := &doorman{owner: rand.Text()}
-	if o != nil && o.Token != "" {
-		sum := sha256.Sum256([]byte(o.Token))
-		d.token = &sum
-	}
-	return d
-}
+func newDoorman() *doorman { return &doorman{owner: rand.Text()} }
 
 // Check implements [server.Authentication].
 func (d *doorman) Check(c server.ClientAuthentication) bool {
 	from := c.RemoteAddress()
-	if c.Kind() != server.CLIENT || from == nil {
+	if c.Kind() != server.CLIENT || from == nil || from.Network() != "pipe" {
 		return false
 	}
 	shown := c.GetOpts().Token
-	if from.Network() == "pipe" {
-		if shown != "" && subtle.ConstantTimeCompare([]byte(shown), []byte(d.owner)) == 1 {
-			c.RegisterUser(&server.User{Username: "owner", Account: d.account})
-			return true
-		}
-		c.RegisterUser(d.client())
+	if shown != "" && subtle.ConstantTimeCompare([]byte(shown), []byte(d.owner)) == 1 {
+		c.RegisterUser(&server.User{Username: "owner", Account: d.account})
 		return true
-	}
-	if d.closed.Load() {
-		return false
-	}
-	if d.token != nil {
-		// Digests have one length: the time tells nothing of the token's.
-		got := sha256.Sum256([]byte(shown))
-		if subtle.ConstantTimeCompare(got[:], d.token[:]) != 1 {
-			return false
-		}
 	}
 	c.RegisterUser(d.client())
 	return true

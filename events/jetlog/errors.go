@@ -106,7 +106,7 @@ func transient(err error) bool {
 	case err == nil, errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrMaxPayload),
 		errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrHeadersNotSupported):
 		return false
-	case hasCode(err, codeStoreFailed, codeInsufficient):
+	case hasCode(err, codeStoreFailed, codeInsufficient), hasCode(err, forGood...):
 		return false
 	case hasCode(err, codePending, codeBatchIncomplete, codeBatchInflight, codeNotLeader):
 		return true
@@ -159,7 +159,7 @@ func (l *Log) retry(ctx context.Context, f func(ctx context.Context) error) erro
 			return fmt.Errorf("%w: %w", ErrClosed, err)
 		}
 		if err == nil || !transient(err) {
-			return err
+			return refusedBy(err)
 		}
 		if denied := l.denials.of(since, concernOf(ctx)); denied != nil {
 			return denied

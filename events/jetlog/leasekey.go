@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events/front"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -64,9 +65,10 @@ func (e *Lease) left(ctx context.Context, entry leaseEntry) (time.Duration, erro
 	return entry.value.term() - s.CachedInfo().TimeStamp.Sub(entry.at), nil
 }
 
-// moved reports that the key was not at the revision that a write expected.
+// moved reports that the key was not at the revision that a write expected, or
+// that a front keeps it for its holder.
 func moved(err error) bool {
-	return err != nil && (errors.Is(err, jetstream.ErrKeyExists) || hasCode(err, codeWrongLast, codeWrongLastPending))
+	return err != nil && (errors.Is(err, jetstream.ErrKeyExists) || hasCode(err, codeWrongLast, codeWrongLastPending, front.CodeHeld))
 }
 
 // key spells the name in the characters that a key may have.

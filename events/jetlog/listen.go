@@ -1,6 +1,7 @@
 package jetlog
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -8,7 +9,7 @@ import (
 	"net/netip"
 	"strconv"
 
-	"github.com/nats-io/nats-server/v2/server"
+	"github.com/ckptstore/ckptstore/events/front"
 )
 
 // Accounts of the embedded server. The directory of the streams has the name
@@ -32,6 +33,7 @@ type Listen struct {
 	Address string      // HOST:PORT; port 0 is any free one
 	Token   string      // which clients must show; "" only if TLS asks for their certificates
 	TLS     *tls.Config // nil: in clear. It may ask for client certificates.
+	Grant   front.Grant // what clients may do
 }
 
 // Validate refuses a listener that asks clients for neither a token nor a
@@ -41,6 +43,9 @@ func (o Listen) Validate() error {
 	_, _, err := o.hostPort()
 	if err != nil {
 		return err
+	}
+	if err := o.Grant.Validate(); err != nil {
+		return fmt.Errorf("listen on %s: %w", o.Address, err)
 	}
 	if o.Token != "" && len(o.Token) < minToken {
 		return fmt.Errorf("listen on %s: %w: the token has %d bytes, want at least %d: make one with `openssl rand -hex 32`", o.Address, ErrExposed, len(o.Token), minToken)
@@ -83,50 +88,27 @@ func (o Listen) hostPort() (host string, port int, err error) {
 	return host, port, nil
 }
 
-// apply sets the options of a server that is to listen when told to.
-func (o *Listen) apply(to *server.Options) error {
-	if o == nil {
-		return nil
-	}
-	if err := o.Validate(); err != nil {
-		return err
-	}
-	host, port, err := o.hostPort()
-	if err != nil {
-		return err
-	}
-	if port == 0 {
-		port = server.RANDOM_PORT
-	}
-	to.Host, to.Port, to.TLSConfig = host, port, o.TLS
-	return nil
-}
-
-// Listen opens the port of [ServerOptions].Listen and returns its address. It
-// is called once, when the log was found to be sound.
-func (s *Server) Listen() (net.Addr, error) {
-	if s.listen == nil {
+// Listen lets clients in over TCP at the address of [ServerOptions].Listen, through
+// a front, and returns the address. It is called once, when the log was found to
+// be sound. The front asks the log over a connection of its own.
+func (s *Server) Listen(ctx context.Context) (net.Addr, error) {
+	if s.o.Listen == nil {
 		return nil, errors.New("listen: the log's server was started without an address")
 	}
 	bad := func(err error) (net.Addr, error) {
-		return nil, fmt.Errorf("listen on %s: %w; choose another address, or end the process that has it", s.listen.Address, err)
+		return nil, fmt.Errorf("listen on %s: %w; choose another address, or end the process that has it", s.o.Listen.Address, err)
 	}
-	// The server itself would only log why it cannot.
-	probe, err := net.Listen("tcp", s.listen.Address)
+	l, err := net.Listen("tcp", s.o.Listen.Address)
 	if err != nil {
 		return bad(err)
 	}
-	if err := probe.Close(); err != nil {
-		return bad(err)
+	f, err := s.stand(ctx)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen on %s: %w", s.o.Listen.Address, err), l.Close())
 	}
-	s.ns.AcceptLoop(make(chan struct{}))
-	if addr := s.ns.Addr(); addr != nil {
-		return addr, nil
-	}
-	select {
-	case why := <-s.fatal:
-		return bad(errors.New(why))
-	default:
-		return bad(errors.New("the server is shutting down"))
-	}
+	addr := l.Addr()
+	s.bridges.Go(func() {
+		_ = f.Serve(l, front.Door{Token: s.o.Listen.Token, TLS: s.o.Listen.TLS, Grant: s.o.Listen.Grant})
+	})
+	return addr, nil
 }

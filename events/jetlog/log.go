@@ -43,6 +43,7 @@ package jetlog
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -192,6 +193,9 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 	opts := []nats.Option{
 		nats.Name(o.Name),
 		nats.Timeout(o.Timeout),
+		// A secret: it is whose the leases are, and where answers go. The
+		// library's own inboxes can be guessed from names that others see.
+		nats.CustomInboxPrefix(inbox + rand.Text()),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(50 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 200*time.Millisecond),

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events/front"
 	"github.com/nats-io/nats-server/v2/server"
 	"golang.org/x/sys/unix"
 )
@@ -28,6 +28,15 @@ type ServerOptions struct {
 	Logger *slog.Logger // nil discards what the server says
 	// Listen, when set, is where [Server.Listen] will let clients in.
 	Listen *Listen
+	// Archive is the directory of the log's sealed part. Fronts compare decisions
+	// with it.
+	Archive string
+	// Admit and Deciding are what a front asks before it passes on facts and
+	// decisions of clients: see the same of [Options].
+	Admit    func() error
+	Deciding func()
+	// Bounds limit what clients of a front cost; zero fields are its defaults.
+	Bounds front.Limits
 	// Unsynced acknowledges events before the disk has them: for logs that are
 	// generated, and generated again after a crash.
 	Unsynced bool
@@ -35,8 +44,8 @@ type ServerOptions struct {
 
 // Server is an embedded NATS server with JetStream in a directory. Everything
 // that it acknowledges was synced to the disk, unless it is Unsynced. Clients come through
-// [Server.Dial] and [Server.Serve], and over TCP once [Server.Listen] was
-// called. All are users of one account, [Account], and none of them may delete,
+// [Server.Dial] and [Server.Serve], and over TCP, each through a front, once [Server.Listen]
+// was called. All are users of one account, [Account], and none of them may delete,
 // purge or update a stream: see [Server.OwnerOptions].
 //
 // Two servers on one directory would both acknowledge the same sequences. So
@@ -45,10 +54,12 @@ type ServerOptions struct {
 type Server struct {
 	ns      *server.Server
 	doorman *doorman
-	listen  *Listen
+	o       ServerOptions
 	lock    *os.File // the directory
 
 	mu       sync.Mutex
+	front    *front.Front // nil until clients need one
+	guard    *guard       // of the front
 	stopped  bool
 	closers  map[io.Closer]struct{} // listeners and ends of bridges
 	bridges  sync.WaitGroup
@@ -83,7 +94,12 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if err != nil {
 		return bad(err)
 	}
-	doorman := newDoorman(o.Listen)
+	if o.Listen != nil {
+		if err := o.Listen.Validate(); err != nil {
+			return bad(errors.Join(err, lock.Close()))
+		}
+	}
+	doorman := newDoorman()
 	ns, err := o.newServer(doorman)
 	if err == nil {
 		doorman.account, err = ns.LookupAccount(Account)
@@ -91,7 +107,7 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if err != nil {
 		return bad(errors.Join(err, lock.Close()))
 	}
-	s := &Server{ns: ns, doorman: doorman, listen: o.Listen, lock: lock, closers: map[io.Closer]struct{}{}, fatal: make(chan string, 1)}
+	s := &Server{ns: ns, doorman: doorman, o: o, lock: lock, closers: map[io.Closer]struct{}{}, fatal: make(chan string, 1)}
 	ns.SetLoggerV2(serverLog{o.Logger, s.fatal}, false, false, false)
 	started := make(chan struct{})
 	go func() {
@@ -129,16 +145,13 @@ func (o ServerOptions) newServer(d *doorman) (*server.Server, error) {
 	if err := opts.ProcessConfigString(accounts); err != nil {
 		return nil, err
 	}
-	if err := o.Listen.apply(opts); err != nil {
-		return nil, err
-	}
 	opts.ServerName = o.Name
 	opts.JetStream, opts.StoreDir, opts.SyncAlways = true, o.Dir, !o.Unsynced
-	// [Server.Listen] opens the port later.
+	// Clients over TCP come through a front.
 	opts.DontListen, opts.NoSigs, opts.DisableJetStreamBanner = true, true, true
 	opts.CustomClientAuthentication = d
 	// Seconds to say who one is. A busy machine takes more than the default.
-	opts.AuthTimeout, opts.TLSTimeout = 30, 10
+	opts.AuthTimeout = 30
 	// A quota that no disk reaches: the store watches the disk itself, and
 	// the server's own guess would refuse decisions before it does.
 	opts.JetStreamMaxStore, opts.JetStreamMaxMemory = 1<<50, 256<<20
@@ -274,36 +287,24 @@ func (s *Server) Disconnect() {
 	for c := range s.closers {
 		c.Close()
 	}
+	f, g := s.front, s.guard
 	s.mu.Unlock()
+	if f != nil {
+		f.Close()
+	}
+	if g != nil {
+		g.close()
+	}
 	s.bridges.Wait()
-	s.doorman.closed.Store(true)
-	conns, err := s.ns.Connz(&server.ConnzOptions{Limit: math.MaxInt32})
-	if err != nil {
-		return // only of options that make no sense
-	}
-	for _, c := range conns.Conns {
-		client := s.ns.GetClient(c.Cid)
-		if client == nil || client.RemoteAddress() == nil || client.RemoteAddress().Network() == "pipe" {
-			continue
-		}
-		// One that is gone by itself is what we want.
-		_ = s.ns.DisconnectClientByID(c.Cid)
-	}
 }
 
 // Shutdown ends all connections, stops the server and waits until its files
 // are closed. The directory may be opened again after it. It may be called
 // more than once.
 func (s *Server) Shutdown() {
-	s.mu.Lock()
-	s.stopped = true
-	for c := range s.closers {
-		c.Close()
-	}
-	s.mu.Unlock()
+	s.Disconnect()
 	s.stopOnce.Do(s.ns.Shutdown)
 	s.ns.WaitForShutdown()
-	s.bridges.Wait()
 	// A process that is being started has the file too until it is executed. A second
 	// time it is closed already.
 	_ = unix.Flock(int(s.lock.Fd()), unix.LOCK_UN)

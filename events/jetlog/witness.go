@@ -136,7 +136,10 @@ func (l *Log) witness(ctx context.Context, name string) error {
 	}
 	text, err := json.Marshal(witnessValue{Name: name})
 	if err == nil {
-		_, err = kv.Put(ctx, bucketKey(name), text)
+		_, err = kv.Create(ctx, bucketKey(name), text)
+	}
+	if moved(err) {
+		return nil // it is there
 	}
 	return err
 }
@@ -154,5 +157,14 @@ func (l *Log) forgetWitness(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return kv.Delete(ctx, bucketKey(name))
+	return again(kv.Delete(ctx, bucketKey(name), jetstream.LastRevision(m.Seq)))
+}
+
+// again makes the refusal of a write to an entry that has moved a reason to look
+// at it again.
+func again(err error) error {
+	if moved(err) {
+		return fmt.Errorf("%w: %w", errAgain, err)
+	}
+	return err
 }

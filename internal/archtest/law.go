@@ -55,7 +55,8 @@ func Repository() Law {
 			{Path: "planner/plan", Core: true, May: []string{"tensor", "events", "projections"}},
 
 			{Path: "events/archive", May: []string{"internal/durable"}},
-			{Path: "events/jetlog", May: []string{"tensor", "events", "events/archive"}},
+			{Path: "events/front", May: []string{"events"}},
+			{Path: "events/jetlog", May: []string{"tensor", "events", "events/archive", "events/front"}},
 			{Path: "projections/viewdb", May: core},
 			{Path: "storage", May: []string{"tensor", "planner/plan", "storage/safetensors", "storage/disk", "storage/backend", "storage/backend/local", "internal/beneath"}},
 			{Path: "storage/disk"},

@@ -1,0 +1,211 @@
+package front
+
+import (
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// batchTime is how long a batch may take from its first message to its last.
+const batchTime = 10 * time.Second
+
+// streams is how many batches are passed on message by message at a time. The
+// server has room for 50 open ones.
+const streams = 8
+
+// longBatch is the most bytes that the ID of a batch may have.
+const longBatch = 64
+
+// judged is how many messages of a batch are judged together.
+const judged = 32
+
+// batch are facts that are appended together. Nothing of it counts before its
+// last message, which is passed on when all are found good. A few batches at a
+// time are passed on as they come, so that the server takes them while they are
+// judged. All others are held back until they are whole: a client that does not go
+// on with its batch would keep the server's room from others.
+type batch struct {
+	id     string
+	count  int
+	frames []byte // as they are passed on
+	bytes  int    // of all its messages
+	held   int64  // bytes that are reserved for them
+	until  time.Time
+	why    *Refusal // the first reason why it is refused
+	stream bool     // it is passed on as it comes
+	taken  bool     // its ID is that of another
+
+	some    []message // to be judged next
+	judging sync.WaitGroup
+	bad     atomic.Pointer[Refusal] // found by a judge
+}
+
+// message is an event of a batch for its judge.
+type message struct {
+	subject string
+	header  header
+	payload []byte
+}
+
+// batched takes one message of a batch. why is a reason to refuse it.
+func (s *session) batched(f frame, h header, why *Refusal) error {
+	id := h.get(headerBatch)
+	if s.batch == nil || s.batch.id != id {
+		s.dropBatch() // what is left of an attempt that was cut
+		s.batch = s.newBatch(id)
+	}
+	b, commit := s.batch, h.get(headerBatchCommit) != ""
+	b.count++
+	if why == nil {
+		why = b.fits(f, h)
+	}
+	if why == nil && (commit || b.count == 1) {
+		why = s.admit()
+	}
+	if why == nil && b.why == nil {
+		why = s.hold(b, f, h)
+	}
+	if b.why == nil {
+		b.why = why
+	}
+	if !commit && f.reply == "" {
+		if !b.stream || b.why != nil {
+			return nil
+		}
+		err := s.to.add(b.frames)
+		b.frames = b.frames[:0]
+		return err
+	}
+	if b.why == nil {
+		s.judgeSome(b)
+		b.judging.Wait()
+		b.why = b.bad.Load()
+	}
+	if b.why == nil {
+		b.why = s.door.quota.take(b.bytes)
+	}
+	if why = b.why; why != nil {
+		s.dropBatch()
+		return s.refuse(f, why)
+	}
+	// No other may have its ID before the server has its end.
+	err := s.to.send(b.frames)
+	if err == nil && b.stream {
+		b.stream = false
+		<-s.f.streams
+	}
+	s.dropBatch()
+	return err
+}
+
+// newBatch takes an ID that no other open batch has: the server would take the
+// messages of all of them, the good and those that are not judged yet, for one
+// batch, and the last message of the good one would count for all.
+func (s *session) newBatch(id string) *batch {
+	b := &batch{id: id, until: time.Now().Add(batchTime)}
+	s.f.mu.Lock()
+	taken := s.f.batches[id]
+	s.f.batches[id] = true
+	s.f.mu.Unlock()
+	if taken {
+		b.taken = true
+		b.why = &Refusal{Code: CodeBusy, Status: 503, Text: "another batch has the ID " + id}
+		return b
+	}
+	select {
+	case s.f.streams <- struct{}{}:
+		b.stream = true
+	default:
+	}
+	return b
+}
+
+// fits holds a message to be the next of its batch.
+func (b *batch) fits(f frame, h header) *Refusal {
+	text, commit := h.get(headerBatchNumber), h.get(headerBatchCommit)
+	number, err := strconv.Atoi(text)
+	switch {
+	case len(b.id) > longBatch:
+		return refuse(CodeBatch, "the ID of a batch has %d bytes", len(b.id))
+	case err != nil || number != b.count || number > batchMessages:
+		return refuse(CodeBatch, "message %q of batch %s, want %d of at most %d", text, b.id, b.count, batchMessages)
+	case commit != "" && commit != "1", (commit == "") != (f.reply == ""):
+		return refuse(CodeBatch, "message %d of batch %s: the last one alone has the header %s: 1 and a subject for the answer", number, b.id, headerBatchCommit)
+	case h.get(headerStream) != "":
+		return refuse(CodeBatch, "batch %s: header %s", b.id, headerStream)
+	}
+	return conditionless(h)
+}
+
+// hold keeps a message until it is passed on, and gives it to a judge.
+func (s *session) hold(b *batch, f frame, h header) *Refusal {
+	before := len(b.frames)
+	b.frames = appendPub(b.frames, f.subject, f.reply, h, f.payload)
+	if b.bytes += len(b.frames) - before; b.bytes > s.f.limits.Batch {
+		return refuse(CodeTooLarge, "batch %s has more than %d bytes", b.id, s.f.limits.Batch)
+	}
+	// Of each message there is a copy for the judge.
+	if more := int64(cap(b.frames)+b.bytes) - b.held; more > 0 {
+		if !s.reserve(more) {
+			return &Refusal{Code: CodeBusy, Status: 503, Text: "the owner of the store has no room for another batch at the moment"}
+		}
+		b.held += more
+	}
+	if b.some = append(b.some, message{f.subject, h, slices.Clone(f.payload)}); len(b.some) == judged {
+		s.judgeSome(b)
+	}
+	return nil
+}
+
+// judgeSome has the messages that are waiting for it judged, beside the caller.
+func (s *session) judgeSome(b *batch) {
+	some := b.some
+	b.some = nil
+	b.judging.Go(func() {
+		j := newJudge(s.f.limits, s.door.Grant)
+		for _, m := range some {
+			e, why := j.event(m.subject, m.header, m.payload)
+			if why == nil && e.Kind.Decides() {
+				why = refuse(CodeLane, "%s is a decision: it is appended alone", e.Kind)
+			}
+			if why != nil {
+				b.bad.CompareAndSwap(nil, why)
+				return
+			}
+		}
+	})
+}
+
+// reserve takes bytes of the budget of all clients, if they are there.
+func (s *session) reserve(bytes int64) bool { return s.f.budget.TryAcquire(bytes) }
+
+// dropBatch forgets the batch that is open, if there is one.
+func (s *session) dropBatch() {
+	b := s.batch
+	if b == nil {
+		return
+	}
+	s.batch = nil
+	switch {
+	case b.taken:
+	case b.stream:
+		// What is left of it is open at the server for as long.
+		time.AfterFunc(2*batchTime, func() {
+			<-s.f.streams
+			s.f.freeBatch(b.id)
+		})
+	default:
+		s.f.freeBatch(b.id)
+	}
+	b.judging.Wait()
+	s.f.budget.Release(b.held)
+}
+
+// freeBatch lets an ID be that of another batch.
+func (f *Front) freeBatch(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.batches, id)
+}

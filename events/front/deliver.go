@@ -1,0 +1,92 @@
+package front
+
+import (
+	"bytes"
+	"io"
+	"strconv"
+)
+
+// serverFrame is the largest message that the server may send: one of the log, or
+// the JSON of a stream with many subjects.
+const serverFrame = 64 << 20
+
+// deliver passes the server's frames to the client, until either ends. Only
+// whole frames are passed on, so that the front's own go between them.
+func (s *session) deliver() error {
+	for {
+		line, err := s.from.in.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		if err := s.deliverFrame(line); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *session) deliverFrame(line []byte) error {
+	o := s.out
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if bytes.HasPrefix(line, []byte("INFO ")) {
+		return nil // it speaks of the server's own addresses
+	}
+	rest := 0
+	if bytes.HasPrefix(line, []byte("MSG ")) || bytes.HasPrefix(line, []byte("HMSG ")) {
+		trimmed := bytes.TrimRight(line, "\r\n")
+		n, err := strconv.Atoi(string(trimmed[bytes.LastIndexByte(trimmed, ' ')+1:]))
+		if err != nil || n < 0 || n > serverFrame {
+			return errParse
+		}
+		s.delivered(trimmed)
+		rest = n + len("\r\n")
+	}
+	if _, err := o.w.Write(line); err != nil {
+		return err
+	}
+	if rest > 0 {
+		if _, err := io.CopyN(o.w, s.from.in, int64(rest)); err != nil {
+			return err
+		}
+	}
+	if s.from.in.Buffered() == 0 {
+		return o.w.Flush()
+	}
+	return nil
+}
+
+// delivered counts a message for its subscription, if that ends after so many.
+func (s *session) delivered(line []byte) {
+	f := bytes.SplitN(line, []byte(" "), 4)
+	if len(f) < 4 {
+		return
+	}
+	s.subsMu.Lock()
+	defer s.subsMu.Unlock()
+	sub := s.subs[string(f[2])]
+	if sub == nil || sub.most == 0 {
+		return
+	}
+	if sub.had++; sub.had >= sub.most {
+		s.drop(string(f[2]), sub)
+	}
+}
+
+// answer sends a message of the front's own to the client, on the subject on
+// which the client waits.
+func (s *session) answer(reply string, payload []byte) error {
+	sid := ""
+	s.subsMu.Lock()
+	for id, sub := range s.subs {
+		if matches(sub.subject, reply) {
+			sid = id
+			break
+		}
+	}
+	s.subsMu.Unlock()
+	if sid == "" {
+		return nil // the client waits for no answer
+	}
+	text := append([]byte("MSG "+reply+" "+sid+" "+strconv.Itoa(len(payload))+"\r\n"), payload...)
+	return s.out.send(append(text, "\r\n"...))
+}

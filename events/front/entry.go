@@ -1,0 +1,76 @@
+package front
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// Write is a write to an entry of a bucket, on the condition that the entry is at
+// a sequence.
+type Write struct {
+	Bucket string
+	Key    string
+	Remove bool   // Data is empty then
+	After  uint64 // of the entry as the client has seen it; 0 for none
+	Data   []byte
+	Whose
+	Grant Grant
+}
+
+// Stamp is whose an entry is.
+type Stamp struct {
+	Session   string
+	Principal string
+}
+
+const (
+	headerOperation = "KV-Operation"
+	operationRemove = "DEL"
+)
+
+var entryHeaders = map[string]bool{headerAfter: true, headerOperation: true}
+
+// longEntry is the most bytes of an entry.
+const longEntry = 16 << 10
+
+// entry passes on a write to a bucket: $KV.<bucket>.<key>.
+func (s *session) entry(f frame, h header) error {
+	bucket, key, ok := strings.Cut(strings.TrimPrefix(f.subject, entries), ".")
+	if !ok || strings.Contains(key, ".") || !contains(s.f.o.Buckets, bucket) {
+		return s.deny(f.subject, f.reply)
+	}
+	if other, ok := h.only(entryHeaders); !ok {
+		return s.refuse(f, refuse(CodeDenied, "the owner of the store does not let clients send the header %s", other))
+	}
+	operation := h.get(headerOperation)
+	after, err := strconv.ParseUint(h.get(headerAfter), 10, 64)
+	switch {
+	case err != nil:
+		return s.refuse(f, refuse(CodeEntry, "an entry of %s is written on the condition that it did not move, by the header %s", bucket, headerAfter))
+	case operation != "" && operation != operationRemove, operation != "" && len(f.payload) > 0:
+		return s.refuse(f, refuse(CodeDenied, "clients cannot do %q with an entry", operation))
+	case len(f.payload) > longEntry:
+		return s.refuse(f, refuse(CodeTooLarge, "an entry of %s has %d bytes, at most %d are allowed", bucket, len(f.payload), longEntry))
+	}
+	ctx, cancel, err := s.looking()
+	defer cancel()
+	var stamp Stamp
+	if err == nil {
+		stamp, err = s.f.o.Log.Check(ctx, Write{
+			Bucket: bucket, Key: key, Remove: operation == operationRemove, After: after, Data: f.payload,
+			Whose: s.whose(f.reply), Grant: s.door.Grant,
+		})
+	}
+	if err != nil {
+		return s.refuse(f, refusal(err))
+	}
+	if stamp.Principal != "" {
+		h = h.set(events.HeaderActor, stamp.Principal)
+	}
+	if stamp.Session != "" {
+		h = h.set(HeaderSession, stamp.Session)
+	}
+	return s.pass(f.subject, f.reply, h, f.payload)
+}

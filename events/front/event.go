@@ -1,0 +1,181 @@
+package front
+
+import (
+	"strconv"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// Headers beside those of the envelope.
+const (
+	// HeaderSession is the session that wrote an entry, as it is called where
+	// others read it.
+	HeaderSession = "ckpt-session"
+
+	headerFollows     = "ckpt-follows"
+	headerStream      = "Nats-Expected-Stream"
+	headerAfter       = "Nats-Expected-Last-Subject-Sequence"
+	headerAfterLane   = "Nats-Expected-Last-Subject-Sequence-Subject"
+	headerBatch       = "Nats-Batch-Id"
+	headerBatchNumber = "Nats-Batch-Sequence"
+	headerBatchCommit = "Nats-Batch-Commit"
+)
+
+// eventHeaders are those that an event may have.
+var eventHeaders = map[string]bool{
+	events.HeaderID: true, events.HeaderType: true, events.HeaderSource: true, events.HeaderTime: true,
+	events.HeaderSpec: true, events.HeaderContentType: true, events.HeaderMsgID: true, events.HeaderActor: true,
+	headerFollows: true, headerStream: true, headerAfter: true, headerAfterLane: true,
+	headerBatch: true, headerBatchNumber: true, headerBatchCommit: true,
+}
+
+// jetStreamAdds is what the server adds to a message that it stores, in bytes.
+const jetStreamAdds = 256
+
+// longID is the most bytes that the ID of an event may have.
+const longID = 128
+
+// event passes on a publication to a subject of the log, if it is an event, with
+// the owner's word of who sent it.
+func (s *session) event(f frame, h header) error {
+	var why *Refusal
+	if other, ok := h.only(eventHeaders); ok {
+		h = h.set(events.HeaderActor, s.principal.Name)
+	} else {
+		why = refuse(CodeDenied, "the owner of the store does not let clients send the header %s", other)
+	}
+	if h.get(headerBatch) != "" {
+		return s.batched(f, h, why)
+	}
+	var e events.Event
+	if why == nil {
+		e, why = s.judge.event(f.subject, h, f.payload)
+	}
+	switch {
+	case why != nil:
+	case h.get(headerBatchNumber) != "" || h.get(headerBatchCommit) != "":
+		why = refuse(CodeBatch, "a message of a batch needs the header %s", headerBatch)
+	case f.reply == "":
+		why = refuse(CodeDenied, "an event needs a subject for its acknowledgement")
+	case e.Kind.Decides():
+		why = s.decision(e, h, f.reply)
+	default:
+		if why = conditionless(h); why == nil {
+			why = s.admit()
+		}
+	}
+	if why == nil {
+		why = s.door.quota.take(h.size() + len(f.payload))
+	}
+	if why != nil {
+		return s.refuse(f, why)
+	}
+	return s.pass(f.subject, f.reply, h, f.payload)
+}
+
+// judge holds events to what does not depend on the log. It is for one goroutine.
+type judge struct {
+	largest int
+	grant   Grant
+	headers map[string][]string    // of the event in hand
+	values  [headerMost + 1]string // in them
+}
+
+func newJudge(l Limits, g Grant) *judge {
+	return &judge{largest: l.Payload, grant: g, headers: map[string][]string{}}
+}
+
+// event decodes an event.
+func (j *judge) event(subject string, h header, payload []byte) (events.Event, *Refusal) {
+	clear(j.headers)
+	for i, field := range h {
+		j.values[i] = field.value
+		j.headers[field.name] = j.values[i : i+1]
+	}
+	e, err := events.Decode(events.Message{Subject: subject, Header: j.headers, Data: payload})
+	if err != nil {
+		return e, refuse(CodeEvent, "%v", err)
+	}
+	switch decides := e.Kind.Decides(); {
+	case !e.Kind.Known():
+		return e, refuse(CodeUnknownKind, "the owner of the store does not know the kind %s: it is of an older version: upgrade it first", e.Kind)
+	case e.Version != 1:
+		return e, refuse(CodeNewer, "version %d of %s is newer than the owner of the store: upgrade it first", e.Version, e.Kind)
+	case e.ID != h.get(events.HeaderMsgID) || len(e.ID) > longID:
+		return e, refuse(CodeEvent, "header %s is %q, want the event's ID", events.HeaderMsgID, h.get(events.HeaderMsgID))
+	case decides != (e.Scope.Actor == events.Server):
+		return e, refuse(CodeLane, "%s cannot have the actor %s: decisions have %s, and facts do not", e.Kind, e.Scope.Actor, events.Server)
+	case e.Kind == events.StoreCreated{}.Kind():
+		return e, refuse(CodeDenied, "the owner of the store alone appends %s", e.Kind)
+	case !j.grant.Run(e.Scope.Run):
+		return e, j.grant.otherRun(e.Scope.Run)
+	}
+	if _, err := e.Body(); err != nil {
+		return e, refuse(CodeEvent, "%v", err)
+	}
+	if n := h.size() + len(payload) + jetStreamAdds; n > j.largest {
+		return e, refuse(CodeTooLarge, "the event has %d bytes with its headers, at most %d are allowed; put large parts into a blob", n, j.largest)
+	}
+	return e, nil
+}
+
+// conditionless holds a fact to have no condition.
+func conditionless(h header) *Refusal {
+	for _, name := range []string{headerAfter, headerAfterLane, headerFollows} {
+		if h.get(name) != "" {
+			return refuse(CodeLane, "a fact has no condition: header %s", name)
+		}
+	}
+	return nil
+}
+
+// admit holds the disk to have room for facts.
+func (s *session) admit() *Refusal {
+	if s.f.o.Admit != nil {
+		if err := s.f.o.Admit(); err != nil {
+			return &Refusal{Code: CodeNoRoom, Status: 507, Text: err.Error()}
+		}
+	}
+	return nil
+}
+
+// decision holds a decision to the condition of its own lane. What it says of the
+// archive is compared: the server does not know that part of the lane.
+func (s *session) decision(e events.Event, h header, reply string) *Refusal {
+	lane := events.Aggregate{Run: e.Scope.Run, Trial: e.Scope.Trial}.Lane()
+	after, err := strconv.ParseUint(h.get(headerAfter), 10, 64)
+	if err != nil || h.get(headerAfterLane) != lane {
+		return refuse(CodeLane, "%s is a decision: it is appended on the condition that its lane %s ends where the client thinks, by the headers %s and %s", e.Kind, lane, headerAfter, headerAfterLane)
+	}
+	if stream := h.get(headerStream); !s.f.o.Log.Tail(stream) {
+		return refuse(CodeLane, "%s is a decision: header %s is %q, want the live stream of the log", e.Kind, headerStream, stream)
+	}
+	follows := uint64(0)
+	if text := h.get(headerFollows); text != "" {
+		follows, err = strconv.ParseUint(text, 10, 64)
+		if err != nil || after != 0 {
+			return refuse(CodeLane, "header %s is %q beside the condition %d: it is for the first decision behind the archive", headerFollows, text, after)
+		}
+	}
+	if after == 0 {
+		ctx, cancel, err := s.looking()
+		defer cancel()
+		head := uint64(0)
+		if err == nil {
+			head, err = s.f.o.Log.Head(ctx, lane)
+		}
+		if err != nil {
+			return refusal(err)
+		}
+		if head != follows {
+			return WrongLast(head)
+		}
+	}
+	if why := s.deciding(e, reply); why != nil {
+		return why
+	}
+	if s.f.o.Deciding != nil {
+		s.f.o.Deciding()
+	}
+	return nil
+}

@@ -1,0 +1,206 @@
+// Package front stands between clients that are not trusted and the server of a
+// log. It speaks the client protocol of NATS to the clients, and holds for each
+// of them one connection to the server, which never sees what was not allowed.
+//
+//	client ── TCP, TLS, token ──▶ front ── pipe ──▶ server of the log
+//	         PUB HPUB SUB UNSUB          the same, checked and written anew
+//	         ◀── INFO of the front       ◀── MSG HMSG PING PONG -ERR, frame by frame
+//
+//	door       who comes in, and under which name: a token, a certificate, a peer
+//	session    one client: its connection, and the one to the server
+//	frame      one operation of the protocol, read within limits
+//	event      a publication to ckpt.>: decoded, held to its lane, and stamped
+//	           with the principal in the header ckpt-actor
+//	batch      events that are appended together: held back until they are whole
+//	request    a publication to $JS.API.>: one that reads the log, its body parsed
+//	           and encoded again
+//	entry      a publication to $KV.>: a lease or a cursor, on its condition
+//	claim      the first token of an inbox, which one live session has
+//	refusal    why not, with a code: answered on the reply subject at once
+//
+// Everything else is denied, in the server's own words. The package knows the
+// protocol and the rules. What streams and entries mean is asked of [Log].
+package front
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// Options say what a front stands before. Dial and Log are required.
+type Options struct {
+	// Dial opens a connection to the server, with the rights of a client.
+	Dial func() (net.Conn, error)
+	Log  Log
+	// Buckets are the names of those whose entries clients may read and write.
+	Buckets []string
+	// Asks are other subjects that clients may send requests to.
+	Asks []string
+	// Admit, when set, is asked before facts are passed on. Its error refuses
+	// them, as when the disk is nearly full; decisions pass.
+	Admit func() error
+	// Deciding, when set, is called before each decision is passed on.
+	Deciding func()
+	// Limits bound what clients cost; zero fields are the defaults.
+	Limits Limits
+	// Logger hears of clients that are refused. nil discards that.
+	Logger *slog.Logger
+}
+
+// Log is what a front asks about the log. Its methods are called concurrently,
+// with contexts that have a deadline. An error that is no [*Refusal] is answered
+// as one that is settled by trying again.
+type Log interface {
+	// Tail reports whether a stream's name is that of a live stream of a log.
+	Tail(stream string) bool
+	// Head is the last decision of a lane that the live stream does not have,
+	// because it is in the archive; 0 without one.
+	Head(ctx context.Context, lane string) (uint64, error)
+	// Check judges a write to a bucket. It returns how the entry is stamped.
+	Check(ctx context.Context, w Write) (Stamp, error)
+	// Holding is whether who asks has the lease of a run, or another has.
+	Holding(ctx context.Context, run string, who Whose) (Holding, error)
+	// Forget removes a consumer whose client is gone. It does not wait.
+	Forget(stream, consumer string)
+}
+
+// Door says who may come in through a listener.
+type Door struct {
+	Token string      // which clients must show; "" asks for none
+	TLS   *tls.Config // nil: in clear
+	// Who, when set, tells who has connected. An error turns the client away.
+	Who func(net.Conn) (Principal, error)
+	// Grant is what those who come in may do.
+	Grant Grant
+
+	quota *quota
+}
+
+// Front lets clients in until it is closed. Its methods may be called concurrently.
+type Front struct {
+	o       Options
+	limits  Limits
+	budget  *semaphore.Weighted // of bytes that wait for their batch or frame
+	streams chan struct{}       // one for each batch that is passed on as it comes
+	info    map[string]any      // what the server says of itself
+	life    context.Context
+	cancel  context.CancelFunc
+	began   time.Time
+	all     sync.WaitGroup // sessions and what they have begun
+
+	mu        sync.Mutex
+	listeners map[net.Listener]bool
+	sessions  map[*session]bool
+	hosts     map[string]int      // sessions by address
+	waiting   []*session          // that have not said who they are, the oldest first
+	claims    map[string]*session // by their names, see [HeaderSession]
+	consumers map[string]*session // by name
+	batches   map[string]bool     // by ID, while they are open
+}
+
+// New asks the server once what it says of itself.
+func New(o Options) (*Front, error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	limits, err := o.Limits.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("stand before the log: %w", err)
+	}
+	f := &Front{
+		o: o, limits: limits, budget: semaphore.NewWeighted(limits.Bytes),
+		listeners: map[net.Listener]bool{}, sessions: map[*session]bool{}, hosts: map[string]int{},
+		streams: make(chan struct{}, streams),
+		claims:  map[string]*session{}, consumers: map[string]*session{}, batches: map[string]bool{},
+	}
+	conn, err := o.Dial()
+	if err != nil {
+		return nil, fmt.Errorf("stand before the log: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	text, err := serverInfo(newReader(conn, limits), conn, limits)
+	if err == nil {
+		err = json.Unmarshal(text, &f.info)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("stand before the log: what its server says of itself: %w", err)
+	}
+	f.began = time.Now()
+	f.life, f.cancel = context.WithCancel(context.Background())
+	return f, nil
+}
+
+// acceptAgain is the pause after an accept that failed, as for lack of descriptors.
+const acceptAgain = 100 * time.Millisecond
+
+// Serve lets clients of l in. It returns nil when l or the front is closed.
+func (f *Front) Serve(l net.Listener, door Door) error {
+	if err := door.Grant.Validate(); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	door.quota = &quota{most: door.Grant.Bytes}
+	f.mu.Lock()
+	if f.life.Err() != nil {
+		f.mu.Unlock()
+		_ = l.Close()
+		return nil
+	}
+	f.listeners[l] = true
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		delete(f.listeners, l)
+		f.mu.Unlock()
+		_ = l.Close()
+	}()
+	for {
+		conn, err := l.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		case err != nil:
+			f.o.Logger.Warn("client not accepted; retrying", "address", l.Addr().String(), "error", err)
+			if !f.pause(acceptAgain) {
+				return nil
+			}
+		default:
+			f.receive(conn, door)
+		}
+	}
+}
+
+// pause reports whether the whole time passed before the front was closed.
+func (f *Front) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-f.life.Done():
+		return false
+	}
+}
+
+// Close ends all sessions and listeners, and returns when they have ended. What
+// was passed on and not acknowledged may be in the log.
+func (f *Front) Close() {
+	f.cancel()
+	f.mu.Lock()
+	for l := range f.listeners {
+		_ = l.Close()
+	}
+	for s := range f.sessions {
+		s.close()
+	}
+	f.mu.Unlock()
+	f.all.Wait()
+}

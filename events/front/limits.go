@@ -1,0 +1,150 @@
+package front
+
+import (
+	"errors"
+	"net"
+	"time"
+)
+
+// Limits bound what clients cost the owner of a log. Those that a client can
+// reach without ill will are far above what a client of this module needs.
+type Limits struct {
+	Connections   int // of all clients
+	PerAddress    int // of one address
+	Waiting       int // that have not said who they are: the oldest one makes room
+	Subscriptions int // of one connection
+	Consumers     int // of one connection
+
+	Line    int   // bytes of one line of the protocol
+	Subject int   // bytes of a subject
+	Header  int   // bytes of all headers of a message
+	Payload int   // bytes of a message with its headers
+	Batch   int   // bytes of all messages of a batch
+	Bytes   int64 // of all clients, that wait for their batch or frame
+
+	Greeting time.Duration // to say who one is
+	Frame    time.Duration // for the rest of a frame that has begun
+	Write    time.Duration // for a client or the server to take what is sent
+	Idle     time.Duration // of silence until a client is asked, and then until it is given up
+	Check    time.Duration // for one question to the log
+	// Comeback is how long after its start a front takes every session to live: the
+	// clients of the owner before are connecting again.
+	Comeback time.Duration
+}
+
+// batchMessages is how many messages a batch has at most, by the server's rule.
+const batchMessages = 1000
+
+// largeFrame is the size from which a frame is charged to [Limits].Bytes.
+const largeFrame = 64 << 10
+
+func (l Limits) withDefaults() (Limits, error) {
+	number := func(n *int, of int) {
+		if *n == 0 {
+			*n = of
+		}
+	}
+	number(&l.Connections, 1024)
+	number(&l.PerAddress, 512)
+	number(&l.Waiting, 64)
+	number(&l.Subscriptions, 1024)
+	number(&l.Consumers, 256)
+	number(&l.Line, 4<<10)
+	number(&l.Subject, 2<<10)
+	number(&l.Header, 16<<10)
+	number(&l.Payload, 1<<20)
+	number(&l.Batch, 12<<20)
+	if l.Bytes == 0 {
+		l.Bytes = 256 << 20
+	}
+	span := func(d *time.Duration, of time.Duration) {
+		if *d == 0 {
+			*d = of
+		}
+	}
+	span(&l.Greeting, 30*time.Second) // a busy machine takes seconds
+	span(&l.Frame, 30*time.Second)
+	span(&l.Write, 30*time.Second)
+	span(&l.Idle, time.Minute)
+	span(&l.Check, 5*time.Second)
+	span(&l.Comeback, 5*time.Second)
+	if l.Bytes < 4*int64(l.Batch) || l.Batch < l.Payload || l.Payload < l.Header {
+		return l, errors.New("limits: all bytes must have room for a large batch and its copies, a batch for a message, a message for its headers")
+	}
+	return l, nil
+}
+
+// receive begins a session, or turns the client away.
+func (f *Front) receive(conn net.Conn, door Door) {
+	s := &session{f: f, door: door, client: conn, host: host(conn), done: make(chan struct{})}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	why := ""
+	switch {
+	case f.life.Err() != nil:
+		why = "the store is closing"
+	case len(f.sessions) >= f.limits.Connections, s.host != "" && f.hosts[s.host] >= f.limits.PerAddress:
+		why = "maximum connections exceeded"
+	}
+	if why != "" {
+		f.o.Logger.Warn("client turned away", "address", conn.RemoteAddr().String(), "why", why)
+		f.all.Go(func() {
+			_ = conn.SetDeadline(time.Now().Add(time.Second))
+			_, _ = conn.Write([]byte("-ERR '" + why + "'\r\n"))
+			_ = conn.Close()
+		})
+		return
+	}
+	if len(f.waiting) >= f.limits.Waiting {
+		oldest := f.waiting[0]
+		f.waiting = f.waiting[1:]
+		f.o.Logger.Warn("client ended before it said who it is, to make room", "address", oldest.client.RemoteAddr().String())
+		oldest.close()
+	}
+	f.sessions[s] = true
+	f.hosts[s.host]++
+	f.waiting = append(f.waiting, s)
+	f.all.Go(s.run)
+}
+
+// host is the address of a client without its port; "" on a unix socket.
+func host(conn net.Conn) string {
+	tcp, ok := conn.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return ""
+	}
+	return tcp.IP.String()
+}
+
+// known takes a session off the list of those that have not said who they are.
+func (f *Front) known(s *session) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, w := range f.waiting {
+		if w == s {
+			f.waiting = append(f.waiting[:i:i], f.waiting[i+1:]...)
+			return
+		}
+	}
+}
+
+// leave takes back all that a session has.
+func (f *Front) leave(s *session) {
+	f.known(s)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.sessions, s)
+	if f.hosts[s.host]--; f.hosts[s.host] == 0 {
+		delete(f.hosts, s.host)
+	}
+	for id, of := range f.claims {
+		if of == s {
+			delete(f.claims, id)
+		}
+	}
+	for name, of := range f.consumers {
+		if of == s {
+			delete(f.consumers, name)
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package front
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// Prefixes of the subjects that clients publish to.
+const (
+	eventSubjects = events.Prefix + "."
+	api           = "$JS.API."
+	entries       = "$KV."
+)
+
+// publish passes a publication on, or refuses it.
+func (s *session) publish(f frame) error {
+	if f.reply != "" && !s.owns(f.reply) {
+		return s.deny(f.reply, "")
+	}
+	// The filter of a consumer, with its wildcards, is a part of the subject.
+	if !literal(f.subject) && !(strings.HasPrefix(f.subject, api+"CONSUMER.CREATE.") && pattern(f.subject)) {
+		return s.deny(f.subject, f.reply)
+	}
+	var h header
+	if f.header != nil {
+		var err error
+		if h, err = parseHeader(f.header); err != nil {
+			return s.refuse(f, refuse(CodeEvent, "%v", err))
+		}
+	}
+	switch {
+	case strings.HasPrefix(f.subject, eventSubjects):
+		return s.event(f, h)
+	case f.reply == "":
+		return s.deny(f.subject, "")
+	case strings.HasPrefix(f.subject, api):
+		return s.request(f, h)
+	case strings.HasPrefix(f.subject, entries):
+		return s.entry(f, h)
+	case contains(s.f.o.Asks, f.subject) && h == nil && len(f.payload) == 0:
+		return s.pass(f.subject, f.reply, nil, nil)
+	}
+	return s.deny(f.subject, f.reply)
+}
+
+// pass writes a publication for the server.
+func (s *session) pass(subject, reply string, h header, payload []byte) error {
+	s.scratch = appendPub(s.scratch[:0], subject, reply, h, payload)
+	err := s.to.add(s.scratch)
+	if cap(s.scratch) > largeFrame {
+		s.scratch = nil
+	}
+	return err
+}
+
+// say sends an error of the protocol that does not end the connection.
+func (s *session) say(format string, args ...any) error {
+	return s.out.send([]byte("-ERR '" + fmt.Sprintf(format, args...) + "'\r\n"))
+}
+
+// deny says that clients may not publish to a subject, in the server's words, and
+// to the request itself if it waits for an answer.
+func (s *session) deny(subject, reply string) error {
+	s.f.o.Logger.Info("client denied", "address", s.host, "principal", s.principal.Name, "subject", subject)
+	if err := s.say("Permissions Violation for Publish to %q", subject); err != nil || reply == "" {
+		return err
+	}
+	return s.answer(reply, refuse(CodeDenied, "the owner of the store does not let clients publish to %s", subject).answer())
+}
+
+// refuse answers a publication with the reason why it was not passed on.
+func (s *session) refuse(f frame, why *Refusal) error {
+	s.f.o.Logger.Info("client refused", "address", s.host, "principal", s.principal.Name, "subject", f.subject, "code", why.Code, "why", why.Text)
+	if f.reply == "" {
+		return s.say("Permissions Violation for Publish to %q", f.subject)
+	}
+	return s.answer(f.reply, why.answer())
+}
+
+// refusal is an error of the log as one.
+func refusal(err error) *Refusal {
+	var r *Refusal
+	if errors.As(err, &r) {
+		return r
+	}
+	return busy(fmt.Errorf("the owner of the store could not look: %w", err))
+}
+
+// looking bounds a question to the log. What was read of the client goes to the
+// server first: the question may wait.
+func (s *session) looking() (context.Context, context.CancelFunc, error) {
+	err := s.to.flush()
+	ctx, cancel := context.WithTimeout(s.f.life, s.f.limits.Check)
+	return ctx, cancel, err
+}

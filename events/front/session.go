@@ -1,0 +1,228 @@
+package front
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// session is one client. Its inbound half runs in one goroutine, which alone
+// uses the fields without a lock; the outbound half runs in another.
+type session struct {
+	f         *Front
+	door      Door
+	host      string
+	principal Principal
+
+	in   *reader // of the client's frames
+	out  *output // to the client
+	from *reader // of the server's
+	to   *output // to the server
+
+	judge     *judge
+	batch     *batch
+	consumers map[string]*consumer // that this session has made, by name
+	charged   int64                // bytes of the frame in hand, of the budget of all
+	scratch   []byte
+
+	heard atomic.Uint64 // frames of the client
+	done  chan struct{} // closed when the session has ended
+
+	mu     sync.Mutex
+	client net.Conn
+	server net.Conn
+	ended  bool
+
+	subsMu sync.Mutex
+	subs   map[string]*subscription // by the client's identifier
+}
+
+// run is the whole life of a session.
+func (s *session) run() {
+	defer close(s.done)
+	defer s.f.leave(s)
+	defer s.forget()
+	defer s.close()
+	s.subs, s.consumers, s.judge = map[string]*subscription{}, map[string]*consumer{}, newJudge(s.f.limits, s.door.Grant)
+	err := s.greet()
+	if err == nil {
+		var outbound sync.WaitGroup
+		outbound.Go(func() {
+			defer s.close()
+			_ = s.deliver() // whatever ended it, the client sees the end of its connection
+		})
+		err = s.receive()
+		s.sayWhy(err)
+		s.close()
+		outbound.Wait()
+	} else {
+		s.sayWhy(err)
+	}
+	s.dropBatch()
+	s.release()
+	if unexpected(err) {
+		s.f.o.Logger.Info("client ended", "address", s.host, "principal", s.principal.Name, "why", err)
+	}
+}
+
+// unexpected reports whether the end of a session is worth a word.
+func unexpected(err error) bool {
+	return err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.ErrClosedPipe)
+}
+
+// linger is how long a client has to read why its connection ends: what it has
+// sent and nobody has read would otherwise take the reason away.
+const linger = time.Second
+
+// sayWhy tells the client the reason of its end, if it is one of the protocol.
+func (s *session) sayWhy(err error) {
+	var why protocolError
+	switch {
+	case errors.As(err, &why):
+	case errors.Is(err, os.ErrDeadlineExceeded) && s.to == nil:
+		why = "Authentication Timeout"
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		why = "Stale Connection"
+	default:
+		s.drain(err)
+		return
+	}
+	defer s.drain(err)
+	text := fmt.Sprintf("-ERR '%s'\r\n", string(why))
+	if s.out != nil {
+		_ = s.out.send([]byte(text)) // the connection ends in any case
+		return
+	}
+	s.mu.Lock()
+	client := s.client
+	s.mu.Unlock()
+	if s.door.TLS == nil {
+		_ = client.SetWriteDeadline(time.Now().Add(time.Second))
+		_, _ = io.WriteString(client, text)
+	}
+}
+
+// drain reads what the client has sent, until it has seen the end.
+func (s *session) drain(err error) {
+	if !unexpected(err) {
+		return
+	}
+	s.mu.Lock()
+	client := s.client
+	s.mu.Unlock()
+	if secure, ok := client.(*tls.Conn); ok {
+		client = secure.NetConn()
+	}
+	half, ok := client.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil || client.SetReadDeadline(time.Now().Add(linger)) != nil {
+		return
+	}
+	_, _ = io.CopyN(io.Discard, client, int64(s.f.limits.Payload))
+}
+
+// close ends both connections. It may be called more than once.
+func (s *session) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	_ = s.client.Close()
+	if s.server != nil {
+		_ = s.server.Close()
+	}
+}
+
+// receive passes the client's frames on, until the client ends or breaks a rule
+// of the protocol.
+func (s *session) receive() error {
+	for {
+		if s.in.in.Buffered() == 0 {
+			if err := s.to.flush(); err != nil {
+				return err
+			}
+		}
+		if err := s.await(); err != nil {
+			return err
+		}
+		f, err := s.in.next()
+		if err != nil {
+			return err
+		}
+		s.heard.Add(1)
+		err = s.act(f)
+		s.release()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// await returns when the client has begun a frame. A client that is silent is
+// asked; one that stays silent is an error, and so is a batch that is not
+// finished.
+func (s *session) await() error {
+	asked := false
+	for s.in.in.Buffered() == 0 {
+		limit := s.f.limits.Idle
+		if s.batch != nil {
+			limit = min(limit, time.Until(s.batch.until))
+		}
+		if err := s.client.SetReadDeadline(time.Now().Add(limit)); err != nil {
+			return err
+		}
+		_, err := s.in.in.Peek(1)
+		switch {
+		case err == nil:
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			return err
+		case s.batch != nil && time.Until(s.batch.until) <= 0:
+			s.dropBatch()
+		case asked:
+			return err
+		default:
+			asked = true
+			if err := s.out.send([]byte("PING\r\n")); err != nil {
+				return err
+			}
+		}
+	}
+	return s.client.SetReadDeadline(time.Now().Add(s.f.limits.Frame))
+}
+
+// act does what one frame asks for. Its error ends the session.
+func (s *session) act(f frame) error {
+	switch f.op {
+	case opPub:
+		return s.publish(f)
+	case opSub:
+		return s.subscribe(f)
+	case opUnsub:
+		return s.unsubscribe(f)
+	case opPing:
+		return s.to.add([]byte("PING\r\n"))
+	case opPong:
+		return s.to.add([]byte("PONG\r\n"))
+	}
+	return errParse // a second CONNECT
+}
+
+// charge takes the bytes of a large frame from the budget of all clients.
+func (s *session) charge(bytes int) error {
+	if !s.reserve(int64(bytes)) {
+		return protocolError("the owner has no room for a message of this size at the moment")
+	}
+	s.charged += int64(bytes)
+	return nil
+}
+
+func (s *session) release() {
+	if s.charged > 0 {
+		s.f.budget.Release(s.charged)
+		s.charged = 0
+	}
+}

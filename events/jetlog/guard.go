@@ -1,0 +1,266 @@
+package jetlog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/front"
+)
+
+// guard tells a front what streams, lanes and entries mean. It has a connection
+// of its own, with the rights of the owner.
+type guard struct {
+	l       *Log
+	owner   front.Principal // of what the owner itself has written
+	pending sync.WaitGroup  // consumers that are being forgotten
+}
+
+var _ front.Log = (*guard)(nil)
+
+// stand makes the front, once.
+func (s *Server) stand(ctx context.Context) (*front.Front, error) {
+	s.mu.Lock()
+	f, stopped := s.front, s.stopped
+	s.mu.Unlock()
+	if f != nil {
+		return f, nil
+	}
+	if stopped {
+		return nil, ErrClosed
+	}
+	o := s.OwnerOptions()
+	o.Archive, o.Logger = s.o.Archive, s.o.Logger
+	log, err := Connect(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	g := &guard{l: log, owner: front.OfUser(uint32(os.Geteuid()))} //nolint:gosec // of this process
+	if _, _, err := log.Open(ctx); err != nil {
+		g.close()
+		return nil, err
+	}
+	f, err = front.New(front.Options{
+		Dial: func() (net.Conn, error) { return s.Dial() }, Log: g, Buckets: []string{Leases, Cursors, Witnesses},
+		Asks: []string{servedSubject}, Admit: s.o.Admit, Deciding: s.o.Deciding, Limits: s.o.Bounds, Logger: s.o.Logger,
+	})
+	if err != nil {
+		g.close()
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		f.Close()
+		g.close()
+		return nil, ErrClosed
+	}
+	s.front, s.guard = f, g
+	return f, nil
+}
+
+func (g *guard) close() {
+	g.pending.Wait()
+	g.l.Close()
+}
+
+// Tail implements [front.Log].
+func (g *guard) Tail(stream string) bool { return IsTail(stream) }
+
+// Head implements [front.Log].
+func (g *guard) Head(ctx context.Context, lane string) (uint64, error) {
+	if g.l.sealed().Last == 0 {
+		return 0, nil
+	}
+	a, err := g.l.archived(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return a.Head(lane)
+}
+
+// Forget implements [front.Log].
+func (g *guard) Forget(stream, consumer string) {
+	g.pending.Go(func() {
+		ctx, cancel := context.WithTimeout(g.l.ctx, g.l.opts.Timeout)
+		defer cancel()
+		// The server drops an unused consumer by itself; this is only sooner.
+		_ = g.l.js.DeleteConsumer(ctx, stream, consumer)
+	})
+}
+
+const (
+	longLease  = time.Hour // the longest term: who has the lease may be gone
+	longHolder = 4 << 10   // bytes of who has a lease
+	longToken  = 128
+)
+
+// CursorLease is the name of the lease under which a cursor is moved.
+func CursorLease(cursor string) string { return "cursor." + cursor }
+
+const runLease = "run."
+
+// RunLease is the name of the lease of a run.
+func RunLease(run string) string { return runLease + run }
+
+// Holding implements [front.Log].
+func (g *guard) Holding(ctx context.Context, run string, who front.Whose) (front.Holding, error) {
+	held, err := g.entry(ctx, Leases, bucketKey(RunLease(run)))
+	switch {
+	case hasCode(err, codeNoStream):
+		return front.Free, nil // no run has ever been leased
+	case err != nil:
+		return front.Free, fmt.Errorf("who has the lease of run %q: %w", run, err)
+	case held.m.Seq == 0 || held.removed:
+		return front.Free, nil
+	case g.free(who, held) != nil:
+		return front.Theirs, nil
+	case held.whose.Session == who.Session || who.Principal.Personal && who.Principal.Name == held.whose.Principal:
+		return front.Mine, nil
+	}
+	return front.Free, nil
+}
+
+// Check implements [front.Log].
+func (g *guard) Check(ctx context.Context, w front.Write) (front.Stamp, error) {
+	mine := front.Stamp{Session: w.Session, Principal: w.Principal.Name}
+	name, err := events.DecodeName(strings.ReplaceAll(w.Key, "=", "%"))
+	if err != nil || bucketKey(name) != w.Key || name == "" {
+		return mine, front.Refuse(front.CodeEntry, "key %q of bucket %s is not the name of an entry", w.Key, w.Bucket)
+	}
+	now, err := g.entry(ctx, w.Bucket, w.Key)
+	if err != nil {
+		return mine, err
+	}
+	if now.m.Seq != w.After {
+		return mine, front.WrongLast(now.m.Seq)
+	}
+	switch w.Bucket {
+	case Leases:
+		if run, ok := strings.CutPrefix(name, runLease); ok && !w.Grant.Run(run) {
+			return mine, front.Refuse(front.CodeDenied, "the owner of the store does not let clients take the lease of run %q", run)
+		}
+		if same, err := g.lease(w, now); err != nil || same {
+			return now.stamp(mine, same), err
+		}
+	case Cursors:
+		return mine, g.cursor(ctx, w, name)
+	case Witnesses:
+		var v witnessValue
+		if !w.Remove {
+			err = named(json.Unmarshal(w.Data, &v), w.Key, v.Name)
+		}
+		if err != nil {
+			return mine, front.Refuse(front.CodeEntry, "the witness of cursor %q: %v", name, err)
+		}
+	default:
+		return mine, front.Refuse(front.CodeEntry, "there is no bucket %s", w.Bucket)
+	}
+	return mine, nil
+}
+
+// entryNow is an entry as it stands; its sequence is 0 without one.
+type entryNow struct {
+	m       stored
+	removed bool
+	whose   front.Stamp
+}
+
+// stamp is that of a write that changes nothing: the entry stays whose it was.
+func (e entryNow) stamp(mine front.Stamp, same bool) front.Stamp {
+	if same {
+		return e.whose
+	}
+	return mine
+}
+
+func (g *guard) entry(ctx context.Context, bucket, key string) (e entryNow, err error) {
+	e.m, err = g.l.getStored(ctx, "KV_"+bucket, msgGet{LastFor: "$KV." + bucket + "." + key})
+	if errors.Is(err, errNoMessage) {
+		return entryNow{}, nil
+	}
+	if err != nil {
+		return e, err
+	}
+	h, err := e.m.header()
+	if err != nil {
+		return e, front.Refuse(front.CodeEntry, "entry %s of bucket %s is damaged: %v", key, bucket, err)
+	}
+	e.removed = h.Get("KV-Operation") != ""
+	e.whose = front.Stamp{Session: h.Get(front.HeaderSession), Principal: h.Get(events.HeaderActor)}
+	return e, nil
+}
+
+// lease judges a write to a lease. It reports whether the write renews what is
+// there, which does the holder no harm.
+func (g *guard) lease(w front.Write, now entryNow) (same bool, err error) {
+	if !w.Remove {
+		var v leaseValue
+		if err := json.Unmarshal(w.Data, &v); err != nil {
+			return false, front.Refuse(front.CodeEntry, "the value of a lease: %v", err)
+		}
+		if v.Token == "" || len(v.Token) > longToken || len(v.Holder) > longHolder || v.TermMS <= 0 || v.term() > longLease || v.term() <= 0 {
+			return false, front.Refuse(front.CodeEntry, "a lease needs a token, a holder of at most %d bytes, and a term of at most %v", longHolder, longLease)
+		}
+		if now.m.Seq != 0 && !now.removed && string(w.Data) == string(now.m.Data) && now.whose.Session != w.Session {
+			return true, nil
+		}
+	}
+	return false, g.free(w.Whose, now)
+}
+
+// free reports a lease that another session has, and whose term has not passed.
+func (g *guard) free(w front.Whose, now entryNow) error {
+	if now.m.Seq == 0 || now.removed || now.whose.Session == w.Session {
+		return nil
+	}
+	whose := now.whose.Principal
+	if now.whose.Session == "" && whose == "" {
+		whose = g.owner.Name // which wrote it without a front
+	}
+	if w.Principal.Personal && w.Principal.Name == whose {
+		return nil
+	}
+	if s := now.whose.Session; s != "" && !w.Lives(s) {
+		return nil // its client has ended
+	}
+	var v leaseValue
+	if err := json.Unmarshal(now.m.Data, &v); err != nil {
+		return nil // it is nobody's
+	}
+	if left := v.term() - time.Since(now.m.Time); left > 0 {
+		return front.Refuse(front.CodeHeld, "another session has the lease for %v more, unless it renews it", left.Round(time.Millisecond))
+	}
+	return nil
+}
+
+// cursor judges a write to a cursor: that of a live subscriber is moved by its
+// session alone.
+func (g *guard) cursor(ctx context.Context, w front.Write, name string) error {
+	if !w.Remove {
+		var v cursorValue
+		err := json.Unmarshal(w.Data, &v)
+		if err := named(err, w.Key, v.Name); err != nil || len(v.Token) > longToken {
+			return front.Refuse(front.CodeEntry, "the value of cursor %q: %v", name, err)
+		}
+		s, err := g.l.js.Stream(ctx, g.l.stream())
+		if err != nil {
+			return err
+		}
+		if last := s.CachedInfo().State.LastSeq; v.Sequence > last {
+			return front.Refuse(front.CodeEntry, "cursor %q cannot stand at event %d: the log ends at %d", name, v.Sequence, last)
+		}
+	}
+	held, err := g.entry(ctx, Leases, bucketKey(CursorLease(name)))
+	if err != nil {
+		return fmt.Errorf("who follows cursor %q: %w", name, err)
+	}
+	return g.free(w.Whose, held)
+}

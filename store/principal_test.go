@@ -1,0 +1,83 @@
+package store
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// TestActorIsTheServersWord: who sent an event is said by the owner, whatever the
+// sender says of itself.
+func TestActorIsTheServersWord(t *testing.T) {
+	t.Parallel()
+	certs := certificates(t)
+	byName := func(t *testing.T, access Access, clients Access) (*Store, string) {
+		t.Helper()
+		listen, err := access.Listen("127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		owner, addr := listening(t, made(t), listen)
+		scheme := "nats"
+		if listen.TLS != nil {
+			scheme = "tls"
+		}
+		remote := openWith(t, Options{Location: scheme + "://" + addr, Access: &clients})
+		t.Cleanup(func() { shut(t, remote) })
+		must(t, remote, "run", begun("step-1"))
+		return owner, addr
+	}
+	principal := func(t *testing.T, s *Store, id string) string {
+		t.Helper()
+		for e, err := range s.Log.Read(t.Context(), 1, last(t, s)) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e.ID == id || id == "" && e.Kind == (events.CheckpointBegun{}).Kind() {
+				text, err := json.Marshal(e)
+				if err != nil || e.Principal != "" != strings.Contains(string(text), `"ckptactor":"`+e.Principal+`"`) {
+					t.Errorf("%s, %v", text, err)
+				}
+				return e.Principal
+			}
+		}
+		t.Fatalf("event %q is not in the log", id)
+		return ""
+	}
+	t.Run("token", func(t *testing.T) {
+		owner, addr := byName(t, Access{Token: secretToken}, Access{Token: secretToken})
+		if got := principal(t, owner, ""); got != "token" {
+			t.Errorf("a client with the token is %q", got)
+		}
+		f, err := metrics("claimed", "run", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		nc, err := nats.Connect("nats://"+addr, nats.Token(secretToken), nats.Name("admin"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		if m, err := nc.RequestMsg(forged(t, f.Event, events.HeaderActor, "admin"), limit); err != nil || strings.Contains(string(m.Data), "error") {
+			t.Fatal(m, err)
+		}
+		if got := principal(t, owner, "claimed"); got != "token" {
+			t.Errorf("a client that says it is admin is %q", got)
+		}
+		say(t, owner, "run", events.Metrics{Attempt: 1, Iteration: 2})
+		if e, err := owner.Log.At(t.Context(), last(t, owner)); err != nil || e.Principal != "" {
+			t.Errorf("what the owner appends is of %q, %v", e.Principal, err)
+		}
+	})
+	t.Run("certificate", func(t *testing.T) {
+		owner, _ := byName(t, Access{Cert: certs["server.pem"], Key: certs["server.key"], CA: certs["ca.pem"], Token: secretToken},
+			Access{CA: certs["ca.pem"], Cert: certs["server.pem"], Key: certs["server.key"], Token: secretToken})
+		if got := principal(t, owner, ""); got != "cert:test server" {
+			t.Errorf("a client with a certificate is %q", got)
+		}
+	})
+}
