@@ -69,8 +69,13 @@ func (s Store) silence() time.Duration {
 	return s.words.quiet.silence() + s.words.room.waited()
 }
 
+// stride is how long a deadline waits without a look at the clock. What passes
+// beyond two strides passed while this process was stopped, or its machine slept,
+// and is not counted: what it waited for could not reach it either.
+const stride = time.Second
+
 // answering is a context with a deadline that moves on while the log does not
-// answer. It ends with [context.DeadlineExceeded].
+// answer, and while this process is stopped. It ends with [context.DeadlineExceeded].
 func (s Store) answering(parent context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	if s.words == nil {
 		return context.WithTimeout(parent, d)
@@ -79,9 +84,9 @@ func (s Store) answering(parent context.Context, d time.Duration) (context.Conte
 	stop := make(chan struct{})
 	silent := s.silence()
 	go func() {
-		timer := time.NewTimer(d)
+		timer := time.NewTimer(min(d, stride))
 		defer timer.Stop()
-		for {
+		for left, last := d, time.Now(); ; timer.Reset(min(left, stride)) {
 			select {
 			case <-parent.Done():
 				c.finish(parent.Err())
@@ -91,13 +96,18 @@ func (s Store) answering(parent context.Context, d time.Duration) (context.Conte
 				return
 			case <-timer.C:
 			}
+			looked := time.Now()
+			left -= min(looked.Sub(last), 2*stride)
+			last = looked
+			if left > 0 {
+				continue
+			}
 			now := s.silence()
 			if now <= silent {
 				c.finish(context.DeadlineExceeded)
 				return
 			}
-			timer.Reset(now - silent)
-			silent = now
+			left, silent = now-silent, now
 		}
 	}()
 	return c, sync.OnceFunc(func() {
