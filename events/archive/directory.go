@@ -10,12 +10,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
+// inside is the root from which an archive's directory and its files are reached: no
+// symbolic link is followed in the place of any of them.
+func inside(dir string) beneath.Root { return beneath.At(filepath.Dir(dir)) }
+
 // list is the segments of a directory, in order. Other files are passed over.
 func list(dir string) (all []Segment, err error) {
-	entries, err := os.ReadDir(dir)
+	entries, err := inside(dir).ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("list the archive: %w", err)
 	}
@@ -110,15 +115,16 @@ func SetAside(dir string, behind uint64) (n int, err error) {
 }
 
 func setAside(path string) error {
+	root := inside(filepath.Dir(path))
 	for i := 1; ; i++ {
 		to := fmt.Sprintf("%s.aside-%d", path, i)
 		// A link fails where a rename would replace.
-		err := os.Link(path, to)
+		err := root.Link(path, root, to)
 		if errors.Is(err, os.ErrExist) {
 			continue
 		}
 		if err == nil {
-			err = os.Remove(path)
+			err = root.Remove(path)
 		}
 		return err
 	}
@@ -157,7 +163,8 @@ func Extend(dir, store string, had, end Link) error {
 // Tidy removes what an archive that ends at end does not need: heads of an earlier
 // end, and files whose writing was cut.
 func Tidy(dir string, end Link) error {
-	entries, err := os.ReadDir(dir)
+	root := inside(dir)
+	entries, err := root.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -169,7 +176,7 @@ func Tidy(dir string, end Link) error {
 			old = ierr == nil && time.Since(info.ModTime()) > time.Hour
 		}
 		if old {
-			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
+			err = errors.Join(err, root.Remove(filepath.Join(dir, e.Name())))
 		}
 	}
 	return err

@@ -79,7 +79,7 @@ func writeHeads(dir, store string, had, end uint64) error {
 		b = binary.LittleEndian.AppendUint64(b, all[name])
 	}
 	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
-	return durable.Write(filepath.Join(dir, headsName(end)), b)
+	return durable.WriteBelow(inside(dir), filepath.Join(dir, headsName(end)), b)
 }
 
 func indexOf(s Segment, store string) (index, error) {
@@ -100,7 +100,7 @@ type heads struct {
 }
 
 func openHeads(dir string, end uint64) (_ *heads, err error) {
-	f, err := os.Open(filepath.Join(dir, headsName(end)))
+	f, err := inside(dir).Open(filepath.Join(dir, headsName(end)))
 	if err != nil {
 		return nil, err
 	}

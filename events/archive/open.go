@@ -345,7 +345,7 @@ func (a *Archive) Verify(ctx context.Context, pace func(ctx context.Context, byt
 		if pace == nil {
 			continue
 		}
-		info, err := os.Stat(s.Path)
+		info, err := inside(a.dir).Stat(s.Path)
 		if err == nil {
 			err = pace(ctx, info.Size())
 		}

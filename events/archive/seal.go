@@ -2,6 +2,7 @@ package archive
 
 import (
 	"bufio"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -72,13 +73,14 @@ type writer struct {
 }
 
 func (w *writer) seal(dir string, limits Limits, messages iter.Seq2[Message, error]) (link Link, err error) {
-	f, err := durable.CreateTemp(dir)
+	root := inside(dir)
+	f, err := root.OpenFile(filepath.Join(dir, durable.TempPrefix+rand.Text()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return link, err
 	}
 	defer func() {
 		if f != nil {
-			err = errors.Join(err, f.Close(), os.Remove(f.Name()))
+			err = errors.Join(err, f.Close(), root.Remove(f.Name()))
 		}
 	}()
 	sum := blake3.New()
@@ -110,13 +112,13 @@ func (w *writer) seal(dir string, limits Limits, messages iter.Seq2[Message, err
 		return link, err
 	}
 	path := filepath.Join(dir, segmentName(w.index.first, w.last))
-	if err := os.Rename(f.Name(), path); err != nil {
+	if err := root.Rename(f.Name(), path); err != nil {
 		return link, err
 	}
 	err = f.Close()
 	f = nil
 	if err == nil {
-		err = durable.SyncDir(dir)
+		err = root.SyncDir(dir)
 	}
 	if err != nil {
 		return link, err

@@ -28,7 +28,7 @@ type file struct {
 // open opens a segment and checks that its head, its end and its name fit. Its
 // messages are checked frame by frame when they are read, all of them by [Verify].
 func open(s Segment, store string) (_ *file, err error) {
-	f, err := os.Open(s.Path)
+	f, err := inside(filepath.Dir(s.Path)).Open(s.Path)
 	if errors.Is(err, os.ErrNotExist) {
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
 	}

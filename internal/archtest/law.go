@@ -54,7 +54,7 @@ func Repository() Law {
 			{Path: "planner", Core: true, May: core},
 			{Path: "planner/plan", Core: true, May: []string{"tensor", "events", "projections"}},
 
-			{Path: "events/archive", May: []string{"internal/durable"}},
+			{Path: "events/archive", May: []string{"internal/beneath", "internal/durable"}},
 			{Path: "events/front", May: []string{"events"}},
 			{Path: "events/jetlog", May: []string{"tensor", "events", "events/archive", "events/front"}},
 			{Path: "projections/viewdb", May: core},
