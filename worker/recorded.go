@@ -14,42 +14,42 @@ func recorded(names redact.Names, body events.Body) events.Body {
 		c := *b
 		c.Command, c.Flags = names.Args(b.Command), names.Args(b.Flags)
 		return &c
-	case *events.JobEnded:
-		c := *b
-		c.Reason = redact.Text(b.Reason)
-		return &c
 	case *events.TrialCreated:
 		c := *b
 		c.Config = names.Config(b.Config)
 		return &c
+	case *events.JobEnded:
+		c := *b
+		return redacted(&c, &c.Reason)
 	case *events.TrialPaused:
 		c := *b
-		c.Reason = redact.Text(b.Reason)
-		return &c
+		return redacted(&c, &c.Reason)
 	case *events.TrialErrored:
 		c := *b
-		c.Message = redact.Text(b.Message)
-		return &c
+		return redacted(&c, &c.Message)
 	case *events.WorkerExited:
 		c := *b
-		c.Message, c.Traceback = redact.Text(b.Message), redact.Text(b.Traceback)
-		return &c
+		return redacted(&c, &c.Message, &c.Traceback)
 	case *events.GroupStopped:
 		c := *b
-		c.Reason = redact.Text(b.Reason)
-		return &c
+		return redacted(&c, &c.Reason)
 	case *events.WriteFailed:
 		c := *b
-		c.Error = redact.Text(b.Error)
-		return &c
+		return redacted(&c, &c.Error)
 	case *events.CheckpointAborted:
 		c := *b
-		c.Reason = redact.Text(b.Reason)
-		return &c
+		return redacted(&c, &c.Reason)
 	case *events.RestoreFailed:
 		c := *b
-		c.Error = redact.Text(b.Error)
-		return &c
+		return redacted(&c, &c.Error)
+	}
+	return body
+}
+
+// redacted redacts texts of a body, in place, and returns the body.
+func redacted(body events.Body, texts ...*string) events.Body {
+	for _, text := range texts {
+		*text = redact.Text(*text)
 	}
 	return body
 }
