@@ -12,23 +12,29 @@ type rank int
 
 const (
 	never   rank = iota
-	perhaps      // a key or a token of something: of data, if its value is a plain word
+	ifHex        // 40 hexadecimal digits are: the key in --use_wandb KEY
+	perhaps      // a key or a token of something: of data, unless its value looks generated
 	mostly
 	always
 )
 
 // Last words of secret names. Those of mostly have values that are none:
-// short numbers, and the special tokens of language models.
+// short numbers, and the special tokens of language models. A key or a token is so
+// alone or behind a word of ofAccess. Behind another word its value decides, as in the
+// rules of gitleaks and detect-secrets: they ask for a name of access, or for a value
+// that looks generated.
 var (
 	alwaysSecret = set(`password passwords passwd passphrase passphrases secret secrets credential credentials creds
 		apikey apikeys accesskey secretkey privatekey authtoken accesstoken authorization jwt`)
 	mostlySecret = set(`key token auth bearer cookie`)
 	// endsSecret are ends of one-word names such as PGPASSWORD.
-	endsSecret = []string{"password", "passwd", "passphrase", "apikey", "accesskey", "secretkey", "authtoken", "accesstoken", "sshpass"}
+	endsSecret = []string{"password", "passwd", "passphrase", "apikey", "accesskey", "secretkey", "privatekey", "authtoken", "accesstoken", "sshpass"}
 	// pluralSecret are so only behind a word of ofAccess: max_tokens and
 	// num_keys are numbers.
 	pluralSecret = set(`keys tokens cookies`)
-	ofAccess     = set(`api access account auth secret private refresh session bearer signing encryption hf hub wandb`)
+	ofAccess     = set(`access account admin api app auth aws azure bearer bot client comet consumer db deploy encryption face gh github
+		gitlab hf hub huggingface identity jwt license login master neptune oauth openai personal priv private refresh root sas secret
+		security service session shared signing slack ssh storage subscription vault wandb webhook`)
 	// behindAWord are secret unless they stand alone: PWD is a directory.
 	behindAWord = set(`pwd pass`)
 )
@@ -40,9 +46,10 @@ var notBefore = map[string]map[string]bool{
 		message messages metric model monitor module name obs observation output param partition primary prng prompt public query
 		random response reward rng role row sample score sort source state step target task text time timestamp unique value video
 		weight weights`),
-	"token": set(`audio begin bos bot cls decoder each end eod eoi eos eot extra first image last mask max min new newline next num
+	"token": set(`audio begin bos cls decoder each end eod eoi eos eot extra first image last mask max min new newline next num
 		pad padding per placeholder prefix prev sentinel sep separator single special start stop suffix think unk video vision`),
-	"pass": set(`backward first forward last one per second single two`),
+	"credentials": set(`application`), // GOOGLE_APPLICATION_CREDENTIALS is a path
+	"pass":        set(`backward first forward last one per second single two`),
 }
 
 func set(words string) map[string]bool {
@@ -87,12 +94,14 @@ func rankOf(w []string) rank {
 	switch {
 	case notBefore[last][before]:
 		return never
-	case alwaysSecret[last], slices.ContainsFunc(endsSecret, func(end string) bool { return strings.HasSuffix(last, end) }):
+	case alwaysSecret[last], last == "pwd" && before != "", slices.ContainsFunc(endsSecret, func(end string) bool { return strings.HasSuffix(last, end) }):
 		return always
 	case mostlySecret[last] && before != "" && !ofAccess[before] && last != "auth":
 		return perhaps
 	case mostlySecret[last], behindAWord[last] && before != "", pluralSecret[last] && ofAccess[before]:
 		return mostly
+	case last == "wandb":
+		return ifHex
 	}
 	return never
 }
@@ -144,18 +153,36 @@ var notSecret = regexp.MustCompile(`(?i)^(|true|false|yes|no|on|off|none|null|au
 // secret, and special tokens such as <|endoftext|> and [PAD].
 var ofData = regexp.MustCompile(`^([-+0-9.eE]{1,7}|[0-9]+\.[0-9]+|<[^<>]*>|\[[A-Za-z_]+\])$`)
 
-// plainWord is a value such as chosen or input_ids: the name of something.
-var plainWord = regexp.MustCompile(`^[a-z]{1,16}([_.-][a-z]{1,16}){0,3}$`)
+// hex40 is the form of a key of Weights & Biases, and of a commit.
+var hex40 = regexp.MustCompile(`^[0-9a-fA-F]{40}$`)
+
+// plain is a value that a person has chosen, such as chosen or input_ids: words, perhaps
+// with numbers behind them, that name something. A word has at most 13 letters; what
+// programs generate is longer.
+var plain = regexp.MustCompile(`^(?:[A-Z]?[a-z]{1,13}|[A-Z]{1,13})[0-9]{0,2}(?:[_. -](?:[A-Z]?[a-z]{1,13}|[A-Z]{1,13}|)[0-9]{0,2})*$`)
+
+// generated reports whether a value looks as if a program had generated it. A token or
+// key that was has at least short characters.
+func generated(value string) bool {
+	const short = 8
+	text := strings.Trim(value, "<>[]{}|#: ")
+	isNumber := strings.Trim(text, "0123456789.,+-") == ""
+	return len(text) >= short && !isNumber && !ofData.MatchString(value) && !plain.MatchString(text)
+}
 
 // hides reports whether a value is to be redacted.
 func (r rank) hides(value string) bool {
 	switch {
 	case r == never, notSecret.MatchString(value):
 		return false
-	case r == perhaps && plainWord.MatchString(value):
-		return false
-	case r == perhaps, r == mostly:
-		return value == Mark || !ofData.MatchString(value)
+	case value == Mark:
+		return true
+	case r == ifHex:
+		return hex40.MatchString(value)
+	case r == perhaps:
+		return generated(value)
+	case r == mostly:
+		return !ofData.MatchString(value)
 	}
 	return true
 }

@@ -9,8 +9,8 @@
 //	sk-…, ghp_…, hf_…, AKIA…, eyJ….….…, private keys in PEM
 //
 // A name is secret by its last word: api_key and hfToken are, --max-tokens,
-// --key-padding, token_file and monkey are not. The key or token of something else
-// is not secret if its value is a plain word, as in --chosen_key chosen. References to the environment
+// --key-padding, token_file and monkey are not. The key or token of something else, as
+// in --chosen_key chosen, is only if its value looks generated. References to the environment
 // such as $API_KEY stay: they are no secrets, and a job that uses them can be
 // launched again. What stands in the place of a value is [Mark]. The functions
 // are pure and idempotent, and change no argument of theirs.

@@ -28,6 +28,8 @@ var (
 		`\bxox[abeoprs]-[A-Za-z0-9-]{10,}`,
 		`\bnvapi-[A-Za-z0-9_-]{20,}`,
 		`\bnpm_[A-Za-z0-9]{36}`,
+		`\bwandb_v[0-9]+_[A-Za-z0-9_]{40,}`,
+		`\bhttps://hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9+/]{20,}`,
 		`\bpypi-[A-Za-z0-9_-]{40,}`,
 		`\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*`, // JSON web tokens
 		`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)`,
