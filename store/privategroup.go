@@ -12,8 +12,12 @@ import (
 // the group that Debian, Fedora and others make with each user, so that a umask of
 // 002 shares nothing. It must be in /etc/group, with the user's name and without
 // other members, and be the primary group of no other user in /etc/passwd. Groups
-// that come from elsewhere are not private.
+// that come from elsewhere are not private. Nor is group 0: container platforms start
+// users that no file lists as its members.
 func privateGroup(gid int) bool {
+	if gid == 0 {
+		return false
+	}
 	passwd, err := os.Open("/etc/passwd")
 	if err != nil {
 		return false
