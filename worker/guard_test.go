@@ -132,9 +132,7 @@ func TestEarlierJob(t *testing.T) {
 	first := newJob(t, 1, "/bin/true").must()
 	start := func(store string) *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), "sleep", "1000")
-		cmd.Env = []string{
-			client.EnvJob + "=" + first.cfg.Job, client.EnvRun + "=" + first.cfg.Run, client.EnvTrial + "=" + first.cfg.Trial, client.EnvStoreID + "=" + store,
-		}
+		cmd.Env = append(leftBy(first), client.EnvStoreID+"="+store)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}

@@ -232,8 +232,9 @@ func (j *job) reapEarlier(ctx context.Context) error {
 	if len(jobs) == 0 {
 		return nil
 	}
-	// The log names them, and who appends to it may name a live job of another store.
-	hunt := process.NewHunt(jobs...).Of(client.EnvStoreID+"="+j.store.ID, client.EnvRun+"="+j.cfg.Run, client.EnvTrial+"="+j.cfg.Trial)
+	// The log names them, and a client that can append to it can name a live job: of another
+	// store or run, or of the store that this one is a copy of.
+	hunt := process.NewHunt(jobs...).Of(client.EnvStoreID+"="+j.store.ID, client.EnvRun+"="+j.cfg.Run, client.EnvTrial+"="+j.cfg.Trial).Orphans(ctx, j.log)
 	if err := hunt.Kill(ctx); err != nil {
 		return fmt.Errorf("end what earlier jobs of the run have left: %w", err)
 	}

@@ -87,6 +87,9 @@ func processes() (map[int]Entry, error) {
 type Hunt struct {
 	markers [][]byte
 	of      [][]byte // variables that a process with a marker has too
+	// spares holds a process with all of these back, by what else its environment says;
+	// nil: none.
+	spares func(pid int, env [][]byte) bool
 
 	mu       sync.Mutex
 	known    map[int]Entry // by PID, as it was when first seen
@@ -216,12 +219,13 @@ func (h *Hunt) carries(pid int) bool {
 		return false
 	}
 	marked, of := false, 0
-	for v := range bytes.SplitSeq(env, []byte{0}) {
+	all := bytes.Split(env, []byte{0})
+	for _, v := range all {
 		is := func(marker []byte) bool { return bytes.Equal(v, marker) }
 		marked = marked || slices.ContainsFunc(h.markers, is)
 		if slices.ContainsFunc(h.of, is) {
 			of++
 		}
 	}
-	return marked && of >= len(h.of)
+	return marked && of >= len(h.of) && (h.spares == nil || !h.spares(pid, all))
 }

@@ -4,7 +4,8 @@
 //	Process   one rank's process, the leader of its own process group
 //	Exit      how it ended
 //	Entry     a line of the system's table of processes
-//	Hunt      finds the processes of jobs, by their marker and their descent
+//	Hunt      finds the processes of jobs, by their marker and their descent; those whose
+//	          trainer is dead are orphans
 //	Guard     a process that kills the job's processes when the trainer dies
 //
 // A process belongs to a job if its environment carries the job's marker,
