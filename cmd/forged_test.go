@@ -94,7 +94,7 @@ func TestLaunchOfAnotherHome(t *testing.T) {
 			u.dir("tmp/state/"+dir, mallory, mode)
 		}
 		said := me.with("XDG_STATE_HOME="+taken).exits(12, "ckptstore", "continue", "bert", "--store=ckpts")
-		if !strings.Contains(said, "is not private to this user") {
+		if !strings.Contains(said, "not private to this user") {
 			t.Errorf("mode %v: %s", mode, said)
 		}
 		if err := os.RemoveAll(taken); err != nil {

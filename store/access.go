@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/private"
 )
 
 // Environment of clients of a server. The token of a worker has another name:
@@ -118,12 +119,12 @@ func secret(what, path string) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %s: %w", ErrAccess, what, err)
 	}
 	const most = 1 << 20
-	switch {
-	case !info.Mode().IsRegular() || info.Size() > most:
+	if !info.Mode().IsRegular() || info.Size() > most {
 		return nil, fmt.Errorf("%w: %s %s is not a file of at most %d bytes", ErrAccess, what, path, most)
-	case info.Mode().Perm()&0o077 != 0:
-		return nil, fmt.Errorf("%w: %s file %s can be read or written by others (mode %#o): chmod 600 %s, and make a new %s if somebody may have read it",
-			ErrAccess, what, path, info.Mode().Perm(), path, what)
+	}
+	next := fmt.Sprintf("chmod 600 %s, and make a new %s if another user may have read it", path, what)
+	if err := private.Secret(path, info, next); err != nil {
+		return nil, fmt.Errorf("%w: %s file %w", ErrAccess, what, err)
 	}
 	text := make([]byte, info.Size())
 	if _, err := f.ReadAt(text, 0); err != nil {

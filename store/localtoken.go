@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/private"
 )
 
 // An owner that listens on loopback and was given no token makes one. It keeps
@@ -75,7 +76,7 @@ func shareToken(address, token string) (_ *localToken, err error) {
 		return nil, err
 	}
 	dir := filepath.Dir(path)
-	if err := private(dir); err != nil {
+	if err := makePrivate(dir); err != nil {
 		return nil, err
 	}
 	if err := sweepTokens(dir); err != nil {
@@ -246,8 +247,8 @@ func readToken(dir, address string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if !info.Mode().IsRegular() || info.Mode().Perm() != 0o600 || !ownedByMe(info) {
-		return "", fmt.Errorf("%s is not private to this user (mode %v)", path, info.Mode())
+	if err := private.File(path, info, "remove it, and start the owner again"); err != nil {
+		return "", err
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 	if err == nil {

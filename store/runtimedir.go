@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"github.com/google/uuid"
+
+	"github.com/ckptstore/ckptstore/internal/private"
 )
 
 // maxRuntime is the length of a runtime directory's path. A socket's may have
@@ -32,7 +34,7 @@ func runtimeDir(id string) (string, error) {
 	if len(dir) > maxRuntime {
 		return "", fmt.Errorf("runtime directory %s: the path has %d bytes, sockets need one of at most %d: set XDG_RUNTIME_DIR to a shorter one", dir, len(dir), maxRuntime)
 	}
-	return dir, private(dir)
+	return dir, makePrivate(dir)
 }
 
 // sessionDir is XDG_RUNTIME_DIR, "" where that is no directory.
@@ -47,18 +49,18 @@ func sessionDir() string {
 // temporaryDir makes this user's directory below that for temporary files.
 func temporaryDir() (string, error) {
 	dir := filepath.Join(os.TempDir(), fmt.Sprintf("ckptstore-%d", os.Getuid()))
-	return dir, private(dir)
+	return dir, makePrivate(dir)
 }
 
-// private makes a directory that only this user can look into. In a shared
+// makePrivate makes a directory that only this user can look into. In a shared
 // one, somebody else could have put something in its place first.
-func private(dir string) error {
+func makePrivate(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("make the runtime directory: %w: set XDG_RUNTIME_DIR to another", err)
 	}
 	err := isPrivate(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return private(dir) // its last user has just removed it
+		return makePrivate(dir) // its last user has just removed it
 	}
 	return err
 }
@@ -69,8 +71,8 @@ func isPrivate(dir string) error {
 	if err != nil {
 		return fmt.Errorf("runtime directory: %w", err)
 	}
-	if !info.IsDir() || info.Mode().Perm() != 0o700 || !ownedByMe(info) {
-		return fmt.Errorf("runtime directory %s is not private to this user (mode %v): remove it, or set XDG_RUNTIME_DIR", dir, info.Mode())
+	if err := private.Directory(dir, info, "remove it, or set XDG_RUNTIME_DIR"); err != nil {
+		return fmt.Errorf("runtime directory: %w", err)
 	}
 	return nil
 }

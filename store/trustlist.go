@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/private"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -184,8 +185,12 @@ func readTrusted(path string) ([]Trusted, error) {
 	if err != nil {
 		return nil, bad(err)
 	}
-	if !info.Mode().IsRegular() || !ownedByMe(info) || info.Mode().Perm()&0o077 != 0 || info.Size() > trustedLimit {
-		return nil, bad(fmt.Errorf("it is not a file of this user alone (mode %v, %d bytes): remove it, and trust the directories again", info.Mode(), info.Size()))
+	const next = "remove it, and trust the directories again"
+	if err := private.File(path, info, next); err != nil {
+		return nil, fmt.Errorf("list of trusted directories: %w", err)
+	}
+	if info.Size() > trustedLimit {
+		return nil, bad(fmt.Errorf("it has %d bytes: %s", info.Size(), next))
 	}
 	text := make([]byte, info.Size())
 	if _, err := f.ReadAt(text, 0); err != nil {
@@ -193,7 +198,7 @@ func readTrusted(path string) ([]Trusted, error) {
 	}
 	var list []Trusted
 	if err := json.Unmarshal(text, &list); err != nil {
-		return nil, bad(fmt.Errorf("%w: remove it, and trust the directories again", err))
+		return nil, bad(fmt.Errorf("%w: %s", err, next))
 	}
 	return list, nil
 }

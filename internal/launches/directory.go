@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/ckptstore/ckptstore/internal/private"
 )
 
 // path is the directory of the records, and those above it that may have to be
@@ -63,19 +65,10 @@ func openDir() (*os.Root, error) {
 	}
 	info, err := dir.Stat(".")
 	if err == nil {
-		err = mine(path, info, fs.ModeDir|0o700)
+		err = private.Directory(path, info, "remove it")
 	}
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
 	}
 	return dir, nil
-}
-
-// mine refuses what another user may have written: a file or directory that is
-// not this user's, or has another mode than it was made with.
-func mine(name string, info fs.FileInfo, mode fs.FileMode) error {
-	if is := info.Mode().Type() | info.Mode().Perm(); int(owner(info)) != os.Getuid() || is != mode {
-		return fmt.Errorf("%s is not private to this user: it is user %d's with mode %v, want %v", name, owner(info), is, mode)
-	}
-	return nil
 }

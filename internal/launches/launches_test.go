@@ -120,7 +120,7 @@ func TestNotThisUsers(t *testing.T) {
 		if err := spoil(dir, filepath.Join(dir, l.key())); err != nil {
 			t.Fatal(err)
 		}
-		unproven(t, name, l, "is not private to this user")
+		unproven(t, name, l, "not private to this user")
 	}
 }
 

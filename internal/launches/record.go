@@ -9,8 +9,11 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/private"
 )
 
 // kept is how many launches are kept; those of the runs that were launched
@@ -125,7 +128,7 @@ func (l Launch) recorded() (r Launch, err error) {
 	if err != nil {
 		return r, err
 	}
-	if err := mine(l.key(), info, 0o600); err != nil {
+	if err := private.File(filepath.Join(dir.Name(), l.key()), info, "remove it"); err != nil {
 		return r, err
 	}
 	f, err := dir.Open(l.key())

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"unsafe"
+
+	"github.com/ckptstore/ckptstore/internal/private"
 )
 
 // sealedAt is where the generation of a slot that is complete is stored.
@@ -47,9 +49,8 @@ func openArena(path string) (*os.File, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	is, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 || int(is.Uid) != os.Geteuid() || is.Nlink > 1 {
-		return nil, errors.Join(fmt.Errorf("%s is no file of this process's user alone (%v): run the worker as the trainer's user", path, info.Mode()), f.Close())
+	if err := private.OnlyName(path, info, "run the worker as the trainer's user"); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }

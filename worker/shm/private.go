@@ -6,19 +6,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/private"
 )
 
-// ErrNotPrivate reports a directory or file that another user owns, can open, or
-// may have put there. It is an [fs.ErrPermission]. Test with errors.Is.
-var ErrNotPrivate error = notPrivate{}
-
-type notPrivate struct{}
-
-func (notPrivate) Error() string { return "not private to this user" }
-
-func (notPrivate) Is(target error) bool { return target == fs.ErrPermission }
+// ErrNotPrivate is [private.ErrNotPrivate].
+var ErrNotPrivate = private.ErrNotPrivate
 
 func refused(path string, why any) error {
 	return fmt.Errorf("open %s: %w: %v", path, ErrNotPrivate, why)
@@ -27,7 +23,7 @@ func refused(path string, why any) error {
 func failed(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
 
 // openDirectory opens the directory with a name in another one. It follows no link,
-// and returns [ErrNotPrivate] unless the directory is this user's and has mode 0700.
+// and returns [ErrNotPrivate] unless the directory is this user's and gives others no rights.
 func openDirectory(at *os.File, name string) (*os.File, error) {
 	path := filepath.Join(at.Name(), name)
 	fd, err := unix.Openat(int(at.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -38,9 +34,9 @@ func openDirectory(at *os.File, name string) (*os.File, error) {
 		return nil, failed("open", path, err)
 	}
 	dir := os.NewFile(uintptr(fd), path)
-	var is unix.Stat_t
-	if err = unix.Fstat(fd, &is); err == nil && (!mine(is) || is.Mode&0o777 != 0o700) {
-		err = refused(path, fmt.Sprintf("user %d, mode %04o: look at what is in it, and remove it", is.Uid, is.Mode&0o7777))
+	is, err := dir.Stat()
+	if err == nil {
+		err = private.Directory(path, is, "look at what is in it, and remove it")
 	}
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
@@ -62,15 +58,13 @@ func openFile(at *os.File, name string, flags int) (*os.File, error) {
 		return nil, failed("open", path, err)
 	}
 	file := os.NewFile(uintptr(fd), path)
-	var is unix.Stat_t
-	err = unix.Fstat(fd, &is)
+	is, err := file.Stat()
 	switch {
 	case err != nil:
-		err = failed("stat", path, err)
-	case is.Nlink == 0:
+	case is.Sys().(*syscall.Stat_t).Nlink == 0:
 		err = failed("open", path, unix.ENOENT)
-	case !mine(is) || is.Mode&unix.S_IFMT != unix.S_IFREG || is.Mode&0o077 != 0 || is.Nlink != 1:
-		err = refused(path, fmt.Sprintf("user %d, mode %06o, %d links: remove it", is.Uid, is.Mode, is.Nlink))
+	default:
+		err = private.OnlyName(path, is, "remove it")
 	}
 	if err != nil {
 		return nil, errors.Join(err, file.Close())

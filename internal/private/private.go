@@ -1,0 +1,64 @@
+// Package private tells files and directories that only this user can open from those
+// that another user owns, can open, or may have put there. The caller looks at what it has
+// opened, so that a path that is replaced meanwhile changes nothing.
+package private
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// ErrNotPrivate reports a file or directory that is not this user's alone. It is an
+// [fs.ErrPermission]. Test with errors.Is.
+var ErrNotPrivate error = notPrivate{}
+
+type notPrivate struct{}
+
+func (notPrivate) Error() string { return "not private to this user" }
+
+func (notPrivate) Is(target error) bool { return target == fs.ErrPermission }
+
+// File returns [ErrNotPrivate] unless info is that of a regular file of this user without
+// rights for others. The error names the path, what is there, and the next step.
+func File(path string, info fs.FileInfo, next string) error {
+	return check(path, info, 0, os.Geteuid(), next)
+}
+
+// Secret is [File] for a secret that this user was given: it may belong to another user, as
+// when root of a container reads it.
+func Secret(path string, info fs.FileInfo, next string) error {
+	return check(path, info, 0, anyone, next)
+}
+
+// OnlyName is [File] for a file that must not have a second name either: one that another
+// user linked here, or linked elsewhere.
+func OnlyName(path string, info fs.FileInfo, next string) error {
+	if err := File(path, info, next); err != nil {
+		return err
+	}
+	if is := info.Sys().(*syscall.Stat_t); is.Nlink > 1 {
+		return fmt.Errorf("%s: %w: it has %d names: %s", path, ErrNotPrivate, is.Nlink, next)
+	}
+	return nil
+}
+
+// Directory is [File] for a directory.
+func Directory(path string, info fs.FileInfo, next string) error {
+	return check(path, info, fs.ModeDir, os.Geteuid(), next)
+}
+
+// anyone stands for every owner.
+const anyone = -1
+
+func check(path string, info fs.FileInfo, kind fs.FileMode, owner int, next string) error {
+	is, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fmt.Errorf("%s: %w: its owner is not known: %s", path, ErrNotPrivate, next)
+	}
+	if info.Mode().Type() != kind || info.Mode().Perm()&0o077 != 0 || owner != anyone && int(is.Uid) != owner {
+		return fmt.Errorf("%s: %w (user %d): it belongs to user %d, mode %v: %s", path, ErrNotPrivate, os.Geteuid(), is.Uid, info.Mode(), next)
+	}
+	return nil
+}
