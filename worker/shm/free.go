@@ -104,12 +104,7 @@ func free(parent *os.File, name string) (bytes int64, gone bool, err error) {
 		return 0, false, err
 	}
 	defer lock.Close()
-	files, err := names(dir)
-	for _, file := range files {
-		var is unix.Stat_t
-		err = errors.Join(err, unix.Fstatat(int(dir.Fd()), file, &is, unix.AT_SYMLINK_NOFOLLOW))
-		bytes += is.Size
-	}
+	bytes, err = sizeOf(dir)
 	if err = errors.Join(err, remove(parent, name, dir)); err != nil {
 		return 0, false, err
 	}

@@ -101,6 +101,7 @@ func Open(shared, store, run string, room func(*os.File) (int64, error), log *sl
 	if err != nil {
 		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)
 	}
+	sayFormer(shared, store, log)
 	left, err := dir.Names()
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())

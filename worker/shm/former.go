@@ -1,0 +1,72 @@
+package shm
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Former returns the paths of this user's directories in shared whose names match a
+// pattern, which have no parent, as former versions made them, and which no process that
+// is alive owns; and how many bytes are in them. It changes nothing: [Free] frees them.
+func Former(shared, pattern string) (left []string, bytes int64, err error) {
+	root, err := os.Open(filepath.Clean(shared))
+	if err != nil {
+		return nil, 0, err
+	}
+	defer root.Close()
+	all, err := ownNames(root)
+	errs := []error{err}
+	for _, name := range all {
+		matches, err := path.Match(pattern, name)
+		if err == nil && matches {
+			var n int64
+			var dead bool
+			if n, dead, err = leftIn(root, name); dead {
+				left, bytes = append(left, filepath.Join(shared, name)), bytes+n
+			}
+		}
+		errs = append(errs, err)
+	}
+	return left, bytes, errors.Join(errs...)
+}
+
+// leftIn is how many bytes are in a directory, and whether no process owns it.
+func leftIn(at *os.File, name string) (bytes int64, dead bool, err error) {
+	dir, err := openDirectory(at, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, false, nil // it was freed meanwhile
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	defer dir.Close()
+	lock, err := openFile(dir, lockName, unix.O_RDONLY)
+	if err == nil {
+		defer lock.Close()
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return 0, false, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, false, err
+	}
+	bytes, err = sizeOf(dir)
+	return bytes, true, err
+}
+
+// sizeOf is how many bytes are in the files of a directory.
+func sizeOf(dir *os.File) (bytes int64, err error) {
+	files, err := names(dir)
+	for _, file := range files {
+		var is unix.Stat_t
+		err = errors.Join(err, unix.Fstatat(int(dir.Fd()), file, &is, unix.AT_SYMLINK_NOFOLLOW))
+		bytes += is.Size
+	}
+	return bytes, err
+}
