@@ -29,7 +29,7 @@ type Examined struct {
 // and that of this directory, the manifest is the one that it names, every
 // index is the one that the manifest names, and every file of data has the
 // size that its index says. A symbolic link in the place of a directory is an
-// error, since nobody knows what is behind it. Nothing is written.
+// error, since what is behind it is not looked at. Nothing is written.
 func (r *Root) Examine(ctx context.Context, visit func(Examined) error) error {
 	var refs []Ref
 	var link error

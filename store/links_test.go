@@ -76,7 +76,7 @@ func opened(t *testing.T, dir string) (said string, err error) {
 	return text.String(), err
 }
 
-// TestLinksOfTheStore: nobody opens a store whose identity, lock or log is behind a
+// TestLinksOfTheStore: no process opens a store whose identity, lock or log is behind a
 // symbolic link or is a pipe, and the error names it.
 func TestLinksOfTheStore(t *testing.T) {
 	t.Parallel()

@@ -231,8 +231,8 @@ func (s tokenSearch) hint(why error) string {
 	return text + ": `ckptstore serve` prints the path of a token that it makes"
 }
 
-// readToken reads the token of the owner that listens on an address now. Nobody
-// but this user can have written it.
+// readToken reads the token of the owner that listens on an address now. It
+// returns an error for a file that another user may have written.
 func readToken(dir, address string) (string, error) {
 	if err := isPrivate(dir); err != nil {
 		return "", err

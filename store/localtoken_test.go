@@ -24,7 +24,7 @@ func onLoopback(t *testing.T, dir string) (s *Store, url, token string) {
 }
 
 // TestTokenMade: a listener on loopback makes a token, which clients of this user
-// find and nobody does without.
+// find, and without which a client is refused.
 func TestTokenMade(t *testing.T) {
 	t.Parallel()
 	dir := made(t)

@@ -7,12 +7,12 @@ import (
 	"github.com/ckptstore/ckptstore/storage"
 )
 
-// A process that opens a store with [Options].Reader changes nothing in it, whoever
-// owns it:
+// A process that opens a store with [Options].Reader changes nothing in it, also
+// when another process owns it:
 //
 //	                          Reader            otherwise
 //	append, decide, lease     refused           allowed
-//	own the store             if nobody does    if nobody does
+//	own the store             if it has none    if it has none
 //	receipts, aborted saves   left as they are  written, removed
 //	digests, read.json        left as they are  learned, written
 //	sealing, cutting          left as they are  done

@@ -86,7 +86,7 @@ func TestOthersCanWrite(t *testing.T) {
 	}
 }
 
-// TestPartIsALink: a part of a store that is a link is refused, whoever made it.
+// TestPartIsALink: a part of a store that is a link is refused, also when its user made it.
 func TestPartIsALink(t *testing.T) {
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	for _, part := range []string{"data", "log"} {

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNoTerminal says that there is nobody to ask.
+// errNoTerminal says that no person can be asked.
 var errNoTerminal = errors.New("there is no terminal to ask on")
 
 // askTimeout is how long a question waits for its answer.
 const askTimeout = 5 * time.Minute
 
 // ask asks for a yes on the terminal. Standard input and standard error must both
-// be it: an answer to a question that nobody sees is none.
+// be it: otherwise the answer may be to a question that was not seen.
 func (a *app) ask(ctx context.Context, question string) (yes bool, err error) {
 	screen, ok := a.screen.(*os.File)
 	if !ok || !isTerminal(screen) || !isTerminal(os.Stdin) {
@@ -32,7 +32,7 @@ func (a *app) ask(ctx context.Context, question string) (yes bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	answers := make(chan string, 1)
-	go func() { // ends with the process if nobody answers
+	go func() { // without an answer it ends with the process
 		line := make([]byte, 64)
 		n, _ := os.Stdin.Read(line) // at most one line; of an error, none
 		answers <- strings.TrimSpace(string(line[:n]))

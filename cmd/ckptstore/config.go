@@ -16,7 +16,7 @@ A process that opens a store acts on what lies in it, with the rights of its
 user: it removes what aborted saves left, and continues trainings. So a store
 opens for writing only if its directory, its store.json and LOCK, and its log,
 data, blobs, views and run belong to you, or to the group that it is shared
-with, and nobody else can write there. Another one is read by its receipts, with
+with, and no other user can write there. Another one is read by its receipts, with
 a warning, and every other command exits with 12. Trust such a store only if you
 trust everyone who can write to it.
 

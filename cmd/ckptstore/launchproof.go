@@ -71,7 +71,7 @@ func (r relaunch) recordedBy() string {
 	return text + r.unproven.Error() + "; its author claims to be " + from
 }
 
-// errDeclined says that a command was not executed, because nobody agreed to it.
+// errDeclined says that a command was not executed, because the user has not agreed to it.
 var errDeclined = errors.New("not allowed")
 
 // approve shows the command and lets it pass if it is proven to be this user's, or

@@ -103,7 +103,7 @@ beside each other, and a file that several checkpoints have once.
 With --log only the log is read: every sequence, against the server's counts;
 every message, against its ID; every decision, against the one before it in its
 lane; every blob, against its digest. What is damaged is named by sequence, and
-recorded: then nobody opens the store until a reading finds nothing. The owner of
+recorded: then no process opens the store until a reading finds nothing. The owner of
 a store does the same every six hours: see ` + "`ckptstore views status`" + `.
 
 ` + offlineHelp + ` A receipt is

@@ -208,7 +208,7 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// Opening what is no regular file waits for nobody.
+// Opening what is no regular file returns at once.
 func TestPipes(t *testing.T) {
 	s := newScene(t)
 	if err := unix.Mkfifo(s.at("pipe"), 0o600); err != nil {
@@ -317,8 +317,8 @@ func (s scene) operations(t *testing.T) {
 	s.whole(t)
 }
 
-// A chain of directories that nobody could have made by accident costs a bounded
-// number of descriptors.
+// A chain of directories that is deeper than any store costs a bounded number of
+// descriptors.
 func TestDeep(t *testing.T) {
 	s := newScene(t)
 	if err := os.MkdirAll(s.at("deep/"+strings.Repeat("d/", 100)), 0o755); err != nil {

@@ -218,7 +218,7 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// TestSlowHome: a home that does not answer holds nobody up.
+// TestSlowHome: a call returns although the home does not answer.
 func TestSlowHome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})

@@ -117,7 +117,8 @@ func (l Launch) Prove(ctx context.Context) error {
 	return nil
 }
 
-// recorded reads the record of the run. Nobody but this user can have written it.
+// recorded reads the record of the run. It returns an error for one that another user
+// may have written.
 func (l Launch) recorded() (r Launch, err error) {
 	dir, err := openDir()
 	if err != nil {

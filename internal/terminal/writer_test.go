@@ -39,7 +39,7 @@ func TestWriterIsText(t *testing.T) {
 func TestWriterHidesNoError(t *testing.T) {
 	t.Parallel()
 	r, out := io.Pipe()
-	closed := errors.New("nobody reads")
+	closed := errors.New("the reader is gone")
 	if err := r.CloseWithError(closed); err != nil {
 		t.Fatal(err)
 	}

@@ -136,7 +136,7 @@ func (d *Directory) Rename(from, to string) error {
 	return nil
 }
 
-// Unlink removes a file. Its memory is free when nobody maps it.
+// Unlink removes a file. Its memory is free when no process maps it.
 func (d *Directory) Unlink(name string) error { return unlink(d.dir, name) }
 
 // Remove removes the directory with all files in it.

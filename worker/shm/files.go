@@ -44,7 +44,7 @@ func (f *Files) New() (*os.File, error) {
 func (f *Files) open() (err error) {
 	if f.dir != nil && f.dir.Lost() {
 		f.Log.Warn("shared memory directory removed by another process; making another", "directory", f.dir.Path())
-		_ = f.dir.Close() // of files that nobody finds
+		_ = f.dir.Close() // of files that no process finds
 		f.dir = nil
 	}
 	if f.dir == nil {
@@ -53,7 +53,7 @@ func (f *Files) open() (err error) {
 	return err
 }
 
-// Discard removes and closes a file. Its memory is free when nobody maps it. A file
+// Discard removes and closes a file. Its memory is free when no process maps it. A file
 // that was removed from outside is closed.
 func (f *Files) Discard(file *os.File) error {
 	err := f.unlink(filepath.Base(file.Name()))

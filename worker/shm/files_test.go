@@ -73,7 +73,7 @@ func TestFilesRemovedFromOutside(t *testing.T) {
 				t.Errorf("%s counts as gone", file.Name())
 			}
 			if freed, _, err := shm.Free(f.Shared, "ckptstore-tests-*"); len(freed) > 0 || err != nil {
-				t.Errorf("the new directory is nobody's: %v, %v", freed, err)
+				t.Errorf("the new directory has no owner: %v, %v", freed, err)
 			}
 		})
 	}

@@ -32,7 +32,7 @@ func recordedParent(root *os.File) (*os.File, error) {
 	return namedParent(root, record)
 }
 
-// recordParent makes a parent with a name that nobody can foresee, and records it.
+// recordParent makes a parent with a name that no other user can foresee, and records it.
 // The record is locked meanwhile: processes that start together get the same parent.
 func recordParent(root *os.File) (*os.File, error) {
 	record, err := openRecord(root, makeDirectory, unix.O_RDWR|unix.O_CREAT)
