@@ -92,6 +92,10 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	if !s.opts.Reader {
 		kept.Go(func() { s.ballast().keep(life) })
 		kept.Go(func() { w.settler.keep(life, settleEvery) })
+		if s.unwritable() == nil && !s.opts.LeaveVoids {
+			q := &quarantine{log: w.log, view: w.views.db.View, logger: s.opts.Logger}
+			kept.Go(func() { q.keep(life) })
+		}
 	}
 	w.unload = func() {
 		cancel()
@@ -189,6 +193,11 @@ func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
 	if c.Host, err = os.Hostname(); err != nil {
 		return err
 	}
+	if s.unwritable() == nil { // clients may not make streams
+		if err := w.log.CreateBuckets(context.WithoutCancel(ctx)); err != nil {
+			return err
+		}
+	}
 	if w.socket, err = s.listenUnix(c.Log); err != nil {
 		return err
 	}
@@ -205,12 +214,6 @@ func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
 	if s.opts.Listen != nil {
 		if err := w.log.Announce(jetlog.Served{Store: s.ID, Directory: w.dir, Host: c.Host}); err != nil {
 			return err
-		}
-		// Clients may not make streams.
-		if s.unwritable() == nil {
-			if err := w.log.CreateBuckets(context.WithoutCancel(ctx)); err != nil {
-				return err
-			}
 		}
 		if bound, err = w.server.Listen(ctx); err != nil {
 			return err

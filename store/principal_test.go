@@ -2,6 +2,8 @@ package store
 
 import (
 	"encoding/json"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -78,6 +80,16 @@ func TestActorIsTheServersWord(t *testing.T) {
 			Access{CA: certs["ca.pem"], Cert: certs["server.pem"], Key: certs["server.key"], Token: secretToken})
 		if got := principal(t, owner, ""); got != "cert:test server" {
 			t.Errorf("a client with a certificate is %q", got)
+		}
+	})
+	t.Run("socket", func(t *testing.T) {
+		dir := made(t)
+		owner := open(t, dir)
+		p := start(t, "actor")
+		p.do(request{Do: "open", Location: dir})
+		p.do(request{Do: "append", Run: "run", Name: "fact", Count: 1})
+		if e, err := owner.Log.At(t.Context(), last(t, owner)); err != nil || e.Principal != fmt.Sprintf("uid:%d", os.Geteuid()) {
+			t.Errorf("a process of this user is %q, %v", e.Principal, err)
 		}
 	})
 }

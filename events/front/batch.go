@@ -179,7 +179,7 @@ func (s *session) judgeSome(b *batch) {
 }
 
 // reserve takes bytes of the budget of all clients, if they are there.
-func (s *session) reserve(bytes int64) bool { return s.f.budget.TryAcquire(bytes) }
+func (s *session) reserve(bytes int64) bool { return s.budget.TryAcquire(bytes) }
 
 // dropBatch forgets the batch that is open, if there is one.
 func (s *session) dropBatch() {
@@ -200,7 +200,7 @@ func (s *session) dropBatch() {
 		s.f.freeBatch(b.id)
 	}
 	b.judging.Wait()
-	s.f.budget.Release(b.held)
+	s.budget.Release(b.held)
 }
 
 // freeBatch lets an ID be that of another batch.

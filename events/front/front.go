@@ -90,6 +90,7 @@ type Front struct {
 	o       Options
 	limits  Limits
 	budget  *semaphore.Weighted // of bytes that wait for their batch or frame
+	local   *semaphore.Weighted // the same, of clients on unix sockets
 	streams chan struct{}       // one for each batch that is passed on as it comes
 	info    map[string]any      // what the server says of itself
 	life    context.Context
@@ -117,7 +118,7 @@ func New(o Options) (*Front, error) {
 		return nil, fmt.Errorf("stand before the log: %w", err)
 	}
 	f := &Front{
-		o: o, limits: limits, budget: semaphore.NewWeighted(limits.Bytes),
+		o: o, limits: limits, budget: semaphore.NewWeighted(limits.Bytes), local: semaphore.NewWeighted(limits.Bytes),
 		listeners: map[net.Listener]bool{}, sessions: map[*session]bool{}, hosts: map[string]int{},
 		streams: make(chan struct{}, streams),
 		claims:  map[string]*session{}, consumers: map[string]*session{}, batches: map[string]bool{},

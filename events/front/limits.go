@@ -76,17 +76,15 @@ func (l Limits) withDefaults() (Limits, error) {
 
 // receive begins a session, or turns the client away.
 func (f *Front) receive(conn net.Conn, door Door) {
-	s := &session{f: f, door: door, client: conn, host: host(conn), done: make(chan struct{})}
+	s := &session{f: f, door: door, client: conn, host: host(conn), budget: f.local, done: make(chan struct{})}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	why := ""
-	switch {
-	case f.life.Err() != nil:
-		why = "the store is closing"
-	case len(f.sessions) >= f.limits.Connections, s.host != "" && f.hosts[s.host] >= f.limits.PerAddress:
-		why = "maximum connections exceeded"
+	if f.life.Err() != nil {
+		_ = conn.Close()
+		return
 	}
-	if why != "" {
+	if f.full(s.host) {
+		const why = "maximum connections exceeded"
 		f.o.Logger.Warn("client turned away", "address", conn.RemoteAddr().String(), "why", why)
 		f.all.Go(func() {
 			_ = conn.SetDeadline(time.Now().Add(time.Second))
@@ -95,16 +93,30 @@ func (f *Front) receive(conn net.Conn, door Door) {
 		})
 		return
 	}
-	if len(f.waiting) >= f.limits.Waiting {
-		oldest := f.waiting[0]
-		f.waiting = f.waiting[1:]
-		f.o.Logger.Warn("client ended before it said who it is, to make room", "address", oldest.client.RemoteAddr().String())
-		oldest.close()
+	if s.host != "" {
+		s.budget = f.budget
+		if len(f.waiting) >= f.limits.Waiting {
+			oldest := f.waiting[0]
+			f.waiting = f.waiting[1:]
+			f.o.Logger.Warn("client ended before it said who it is, to make room", "address", oldest.host)
+			oldest.close()
+		}
+		f.waiting = append(f.waiting, s)
 	}
 	f.sessions[s] = true
 	f.hosts[s.host]++
-	f.waiting = append(f.waiting, s)
 	f.all.Go(s.run)
+}
+
+// full reports whether there is no room for another client of an address. Clients
+// over TCP do not take the room of those on this machine's unix sockets, which are
+// those of the address "".
+func (f *Front) full(host string) bool {
+	local := f.hosts[""]
+	if host == "" {
+		return local >= f.limits.Connections
+	}
+	return len(f.sessions)-local >= f.limits.Connections || f.hosts[host] >= f.limits.PerAddress
 }
 
 // host is the address of a client without its port; "" on a unix socket.

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 )
 
 // session is one client. Its inbound half runs in one goroutine, which alone
@@ -17,7 +19,8 @@ import (
 type session struct {
 	f         *Front
 	door      Door
-	host      string
+	host      string // "" on a unix socket
+	budget    *semaphore.Weighted
 	principal Principal
 
 	in   *reader // of the client's frames
@@ -222,7 +225,7 @@ func (s *session) charge(bytes int) error {
 
 func (s *session) release() {
 	if s.charged > 0 {
-		s.f.budget.Release(s.charged)
+		s.budget.Release(s.charged)
 		s.charged = 0
 	}
 }

@@ -27,6 +27,8 @@ var _ front.Log = (*guard)(nil)
 
 // stand makes the front, once.
 func (s *Server) stand(ctx context.Context) (*front.Front, error) {
+	s.standing.Lock()
+	defer s.standing.Unlock()
 	s.mu.Lock()
 	f, stopped := s.front, s.stopped
 	s.mu.Unlock()

@@ -107,7 +107,7 @@ func (s *Server) Listen(ctx context.Context) (net.Addr, error) {
 		return nil, errors.Join(fmt.Errorf("listen on %s: %w", s.o.Listen.Address, err), l.Close())
 	}
 	addr := l.Addr()
-	s.bridges.Go(func() {
+	s.serving.Go(func() {
 		_ = f.Serve(l, front.Door{Token: s.o.Listen.Token, TLS: s.o.Listen.TLS, Grant: s.o.Listen.Grant})
 	})
 	return addr, nil

@@ -3,6 +3,7 @@ package jetlog
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -30,8 +31,8 @@ const rawBatch = 48
 //	C: PUB $JS.API.CONSUMER.MSG.NEXT.CKPT.x inbox 25   {"batch":48, …}
 //	S: HMSG ckpt.a.main.s.group.started 1 $JS.ACK.CKPT.x.1.65537.1.<time>.<left> 388 512
 //
-// It is for the process that has the server; it needs a dialer and no token. It ends with an error at
-// the first message that is missing, is not retried, and does not outlive its
+// It is for processes that have the server or reach the owner's socket; it needs a
+// dialer and no token. It ends with an error at the first message that is missing, is not retried, and does not outlive its
 // connection: the caller begins again.
 func (l *Log) Raw(ctx context.Context, from, until uint64) iter.Seq2[archive.Message, error] {
 	return func(yield func(archive.Message, error) bool) {
@@ -57,19 +58,6 @@ func (l *Log) raw(ctx context.Context, from, until uint64, yield func(archive.Me
 	if sealed := l.sealed().Last; from <= sealed {
 		return fmt.Errorf("event %d is in the archive now, which ends at %d: %w", from, sealed, errAgain)
 	}
-	name := nuid.Next()
-	if _, err := l.js.CreateConsumer(once, l.stream(), jetstream.ConsumerConfig{
-		Name: name, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from,
-		AckPolicy: jetstream.AckNonePolicy, ReplayPolicy: jetstream.ReplayInstantPolicy,
-		InactiveThreshold: time.Minute, MemoryStorage: true, Replicas: 1,
-	}); err != nil {
-		return fmt.Errorf("consumer: %w", err)
-	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = l.js.DeleteConsumer(ctx, l.stream(), name) // the server drops it by itself, later
-	}()
 	conn, err := l.opts.Dial(once)
 	if err != nil {
 		return err
@@ -81,7 +69,12 @@ func (l *Log) raw(ctx context.Context, from, until uint64, yield func(archive.Me
 	if err := w.greet(); err != nil {
 		return err
 	}
-	next := "$JS.API.CONSUMER.MSG.NEXT." + l.stream() + "." + name
+	consumer := l.stream() + "." + nuid.Next()
+	if err := w.consume(consumer, from); err != nil {
+		return fmt.Errorf("consumer: %w", err)
+	}
+	defer func() { _ = w.ask("$JS.API.CONSUMER.DELETE."+consumer, "") }() // the server drops it by itself, later
+	next := "$JS.API.CONSUMER.MSG.NEXT." + consumer
 	for from <= until {
 		batch := min(until-from+1, rawBatch)
 		if err := w.ask(next, fmt.Sprintf(`{"batch":%d,"expires":%d}`, batch, l.opts.Timeout.Nanoseconds())); err != nil {
@@ -114,8 +107,6 @@ type wire struct {
 	limit time.Duration // of each wait
 	to    string        // the inbox
 }
-
-const rawInbox = "_INBOX.ckptstore.raw"
 
 func (w *wire) line() (string, error) {
 	if err := w.conn.SetReadDeadline(time.Now().Add(w.limit)); err != nil {
@@ -157,17 +148,63 @@ func (w *wire) greet() error {
 	if _, err := w.in.ReadString('\n'); err != nil { // INFO
 		return err
 	}
-	id := nuid.Next()
+	w.to = "_INBOX." + nuid.Next() + ".raw"
 	if err := w.send(`CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"protocol":1,"lang":"go","version":"1","name":"ckptstore raw"}` + "\r\n" +
-		"SUB " + rawInbox + "." + id + " 1\r\nPING\r\n"); err != nil {
+		"SUB " + w.to + " 1\r\nPING\r\n"); err != nil {
 		return err
 	}
 	line, err := w.line()
 	if err == nil && line != "PONG" {
 		err = fmt.Errorf("the server says %q", line)
 	}
-	w.to = rawInbox + "." + id
 	return err
+}
+
+// consume makes a consumer, STREAM.NAME, of the events from a sequence on. It is this
+// connection's own: the owner's front lets no other use it.
+func (w *wire) consume(consumer string, from uint64) error {
+	stream, name, _ := strings.Cut(consumer, ".")
+	body, err := json.Marshal(struct {
+		Stream string                   `json:"stream_name"`
+		Config jetstream.ConsumerConfig `json:"config"`
+		Action string                   `json:"action"`
+	}{stream, jetstream.ConsumerConfig{
+		Name: name, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from,
+		AckPolicy: jetstream.AckNonePolicy, ReplayPolicy: jetstream.ReplayInstantPolicy,
+		InactiveThreshold: time.Minute, MemoryStorage: true, Replicas: 1,
+	}, "create"})
+	if err != nil {
+		return err
+	}
+	if err := w.ask("$JS.API.CONSUMER.CREATE."+consumer, string(body)); err != nil {
+		return err
+	}
+	line, err := w.line()
+	if err != nil {
+		return err
+	}
+	f := strings.Fields(line)
+	if len(f) != 4 || f[0] != "MSG" {
+		return fmt.Errorf("the server says %q", line)
+	}
+	n, err := strconv.Atoi(f[3])
+	if err != nil || n < 0 || n > MaxMessage {
+		return fmt.Errorf("the server says %q", line)
+	}
+	text := make([]byte, n+2)
+	if _, err := io.ReadFull(w.in, text); err != nil {
+		return err
+	}
+	var reply struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := json.Unmarshal(text[:n], &reply); err != nil {
+		return err
+	}
+	if reply.Error != nil {
+		return reply.Error
+	}
+	return nil
 }
 
 // ask sends a request whose answers come to the inbox.

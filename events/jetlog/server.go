@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -57,14 +56,15 @@ type Server struct {
 	o       ServerOptions
 	lock    *os.File // the directory
 
-	mu       sync.Mutex
-	front    *front.Front // nil until clients need one
-	guard    *guard       // of the front
-	stopped  bool
-	closers  map[io.Closer]struct{} // listeners and ends of bridges
-	bridges  sync.WaitGroup
-	stopOnce sync.Once
-	fatal    chan string
+	standing  sync.Mutex // held while the front is made
+	mu        sync.Mutex
+	front     *front.Front // nil until clients need one
+	guard     *guard       // of the front
+	stopped   bool
+	listeners map[net.Listener]bool
+	serving   sync.WaitGroup
+	stopOnce  sync.Once
+	fatal     chan string
 }
 
 // StartServer starts a server and returns when it has recovered its streams
@@ -107,7 +107,7 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if err != nil {
 		return bad(errors.Join(err, lock.Close()))
 	}
-	s := &Server{ns: ns, doorman: doorman, o: o, lock: lock, closers: map[io.Closer]struct{}{}, fatal: make(chan string, 1)}
+	s := &Server{ns: ns, doorman: doorman, o: o, lock: lock, listeners: map[net.Listener]bool{}, fatal: make(chan string, 1)}
 	ns.SetLoggerV2(serverLog{o.Logger, s.fatal}, false, false, false)
 	started := make(chan struct{})
 	go func() {
@@ -208,74 +208,58 @@ func (s *Server) Dial() (net.Conn, error) {
 	return conn, nil
 }
 
-// Serve connects whoever l accepts to the server. It returns nil when l is
-// closed, which [Server.Shutdown] does too. Who may connect is decided by the
-// listener alone, such as by the mode of a unix socket.
+// serveStand bounds the time until a front stands.
+const serveStand = time.Minute
+
+// Serve lets the clients of a unix socket in, through a front. It returns nil when l
+// is closed, which [Server.Shutdown] does too. Who may connect is decided by the
+// listener alone, such as by the mode of the socket; who has connected is what the
+// kernel says. The log must be there.
 func (s *Server) Serve(l net.Listener) error {
-	if !s.hold(l) {
+	s.mu.Lock()
+	if s.stopped {
+		s.mu.Unlock()
+		_ = l.Close()
 		return nil
 	}
-	defer s.drop(l)
-	for {
-		conn, err := l.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("serve the log on %s: %w", l.Addr(), err)
-		}
-		inner, err := s.Dial()
-		if err != nil { // shutting down
-			_ = conn.Close()
-			continue
-		}
-		s.bridge(conn, inner)
-	}
-}
-
-// bridge copies both ways until either end closes or the server shuts down.
-func (s *Server) bridge(a, b net.Conn) {
-	both := pair{a, b}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopped {
-		_ = both.Close()
-		return
-	}
-	s.closers[both] = struct{}{}
-	for _, p := range []pair{{a, b}, {b, a}} {
-		s.bridges.Go(func() {
-			defer s.drop(both)
-			// Either end's error is the end of the connection, which the client
-			// notices and answers by a new one.
-			_, _ = io.Copy(p.to, p.from)
-		})
-	}
-}
-
-type pair struct{ from, to net.Conn }
-
-// Close closes both ends.
-func (p pair) Close() error { return errors.Join(p.from.Close(), p.to.Close()) }
-
-// hold keeps c to be closed by Shutdown. It closes c and says no when that
-// has been.
-func (s *Server) hold(c io.Closer) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopped {
-		c.Close()
-		return false
-	}
-	s.closers[c] = struct{}{}
-	return true
-}
-
-func (s *Server) drop(c io.Closer) {
-	s.mu.Lock()
-	delete(s.closers, c)
+	s.listeners[l] = true
 	s.mu.Unlock()
-	c.Close()
+	defer func() {
+		s.mu.Lock()
+		delete(s.listeners, l)
+		s.mu.Unlock()
+		_ = l.Close()
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), serveStand)
+	defer cancel()
+	f, err := s.stand(ctx)
+	switch {
+	case errors.Is(err, ErrClosed):
+		return nil
+	case err != nil:
+		return fmt.Errorf("serve the log on %s: %w", l.Addr(), err)
+	}
+	// Whoever comes in here has the files of the store too.
+	return f.Serve(l, front.Door{Who: ofPeer, Grant: front.Grant{Delete: true}})
+}
+
+// ofPeer is the user of the process at the other end of a unix socket.
+func ofPeer(conn net.Conn) (front.Principal, error) {
+	u, ok := conn.(*net.UnixConn)
+	if !ok {
+		return front.Principal{}, fmt.Errorf("who is at the other end of %s: it is no unix socket", conn.RemoteAddr())
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return front.Principal{}, err
+	}
+	var cred *unix.Ucred
+	var asked error
+	err = raw.Control(func(fd uintptr) { cred, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(err, asked); err != nil {
+		return front.Principal{}, err
+	}
+	return front.OfUser(cred.Uid), nil
 }
 
 // Disconnect ends the connections of everybody but those of [Server.Dial], and
@@ -284,8 +268,8 @@ func (s *Server) drop(c io.Closer) {
 func (s *Server) Disconnect() {
 	s.mu.Lock()
 	s.stopped = true
-	for c := range s.closers {
-		c.Close()
+	for l := range s.listeners {
+		_ = l.Close()
 	}
 	f, g := s.front, s.guard
 	s.mu.Unlock()
@@ -295,7 +279,7 @@ func (s *Server) Disconnect() {
 	if g != nil {
 		g.close()
 	}
-	s.bridges.Wait()
+	s.serving.Wait()
 }
 
 // Shutdown ends all connections, stops the server and waits until its files

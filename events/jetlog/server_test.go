@@ -83,9 +83,17 @@ func TestServerNotStarted(t *testing.T) {
 // socket by themselves.
 func TestServe(t *testing.T) {
 	dir, sockets := t.TempDir(), t.TempDir()
-	path := filepath.Join(sockets, "owner.sock")
+	path, first := filepath.Join(sockets, "owner.sock"), created(t, "store-1")
 	own := func() (*Server, chan error) {
 		s := startServer(t, dir)
+		owner := connectTo(t, s.OwnerOptions())
+		if err := owner.Create(t.Context(), first); err != nil {
+			t.Fatal(err)
+		}
+		if err := owner.CreateBuckets(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		owner.Close()
 		listener, err := net.Listen("unix", path)
 		if err != nil {
 			t.Fatal(err)
@@ -103,7 +111,7 @@ func TestServe(t *testing.T) {
 		},
 		OnDisconnect: func(err error) { lost <- err },
 	})
-	if err := l.Create(t.Context(), created(t, "store-1")); err != nil {
+	if _, _, err := l.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	facts := factsOf(t, 100)
