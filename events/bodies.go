@@ -1,6 +1,6 @@
 package events
 
-// Bodies of the families store, job, group, trial, report, restore and gpu.
+// Bodies of the families store, log, job, group, trial, report, restore and gpu.
 // Attempt numbers count from 1 over all jobs of a trial. Sizes are in bytes.
 
 // StoreCreated is the first event of a store, at sequence 1.
@@ -10,6 +10,14 @@ type StoreCreated struct {
 	Data   string `json:"data"`   // where checkpoint data lives
 
 	Formerly []string `json:"formerly,omitempty"` // identities of before: those of its receipts whose log was lost, the newest first
+}
+
+// LogVoided says that the message at a sequence is no event, and that the owner of the
+// store has seen so. Readers pass over it with or without this.
+type LogVoided struct {
+	Sequence uint64 `json:"sequence"` // of the message
+	Digest   string `json:"digest"`   // SHA-256 over its subject, a line feed and its body
+	Why      string `json:"why"`      // what it lacks to be an event
 }
 
 // JobStarted says that a trainer was launched for a run.
@@ -205,6 +213,7 @@ type GPURecovered struct {
 
 // Kind implements [Body] for each type.
 func (StoreCreated) Kind() Kind       { return "store.created" }
+func (LogVoided) Kind() Kind          { return "log.voided" }
 func (JobStarted) Kind() Kind         { return "job.started" }
 func (NodeJoined) Kind() Kind         { return "job.node_joined" }
 func (NodeLeft) Kind() Kind           { return "job.node_left" }

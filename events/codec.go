@@ -70,6 +70,9 @@ func Decode(m Message) (Event, error) {
 	if err != nil {
 		return Event{}, err
 	}
+	if kind == (Void{}).Kind() {
+		return bad("%s stands for what is no event", kind)
+	}
 	get := func(name string) string {
 		if v := m.Header[name]; len(v) == 1 {
 			return v[0]

@@ -217,7 +217,7 @@ func (d docs) typeName(t *testing.T, e ast.Expr, parts map[string]bool) string {
 		switch e.Name {
 		case "string":
 			return "string"
-		case "int", "int64":
+		case "int", "int64", "uint64":
 			return "integer"
 		case "float64":
 			return "number"

@@ -5,6 +5,7 @@
 //	subject   ckpt.<run>.<trial>.<actor>.<family>.<kind>
 //	headers   CloudEvents 1.0, binary mode; ce-id is also the Nats-Msg-Id
 //	body      JSON, kept raw and re-emitted as it came
+//	void      stands for a message that is none of this ([Void])
 //
 // A fact is something that was observed. Facts are appended unconditionally
 // and may be batched; a fact of an old attempt is kept and ignored by folds.
@@ -101,19 +102,24 @@ func newEvent(stamp Stamp, scope Scope, body Body) (Event, error) {
 	}, nil
 }
 
-// Body decodes the body into the type of its kind. An unknown kind or a
-// newer version is an error: whoever folds the log must not skip it.
+// Body decodes the body into the type of its kind. A body that is none of its kind is
+// a [*Void]: it says nothing. An unknown kind or a newer version is a [*NewerError]:
+// it says something, which must not be skipped.
 func (e Event) Body() (Body, error) {
-	spec, ok := kinds[e.Kind]
-	if !ok {
-		return nil, fmt.Errorf("event %s has the unknown kind %q: it was written by a newer version; upgrade to read it", e.ID, e.Kind)
+	if e.Kind == (Void{}).Kind() {
+		v := new(Void)
+		if err := json.Unmarshal(e.Data, v); err != nil {
+			return nil, fmt.Errorf("event %s (%s): decode body: %w", e.ID, e.Kind, err)
+		}
+		return v, nil
 	}
-	if e.Version != 1 {
-		return nil, fmt.Errorf("event %s (%s) has version %d, this program knows version 1; upgrade to read it", e.ID, e.Kind, e.Version)
+	spec, ok := kinds[e.Kind]
+	if !ok || e.Version != 1 {
+		return nil, &NewerError{ID: e.ID, Kind: e.Kind, Version: e.Version}
 	}
 	body := spec.zero()
 	if err := json.Unmarshal(e.Data, body); err != nil {
-		return nil, fmt.Errorf("event %s (%s): decode body: %w", e.ID, e.Kind, err)
+		return voidOf(Subject(e.Scope, e.Kind), e.Data, fmt.Errorf("the body is none of %s: %w", e.Kind, err)), nil
 	}
 	return body, nil
 }

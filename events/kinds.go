@@ -46,6 +46,8 @@ func decision[T any, P interface {
 var kinds = map[Kind]spec{
 	"store.created": decision[StoreCreated](),
 
+	"log.voided": decision[LogVoided](),
+
 	"job.started":     fact[JobStarted](),
 	"job.node_joined": fact[NodeJoined](),
 	"job.node_left":   fact[NodeLeft](),

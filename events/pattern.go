@@ -10,10 +10,10 @@ import (
 // ("checkpoint.*"), or a word of any family ("*.failed").
 type Pattern string
 
-// ParsePattern reports a pattern that no kind of this version matches.
+// ParsePattern reports a pattern that no kind of this version, and no [Void], matches.
 func ParsePattern(text string) (Pattern, error) {
 	p := Pattern(text)
-	if len(p.Kinds()) == 0 {
+	if len(p.Kinds()) == 0 && !p.Match(Void{}.Kind()) {
 		return "", fmt.Errorf("no such type %q; it is FAMILY.KIND, such as checkpoint.committed, or FAMILY.*: families are %s",
 			text, strings.Join(families(), ", "))
 	}

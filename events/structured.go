@@ -44,6 +44,9 @@ func (r *Recorded) UnmarshalJSON(text []byte) error {
 	}
 	bad := func(why string) error { return fmt.Errorf("decode recorded event %d: %s", s.Sequence, why) }
 	scope, kind, err := ParseSubject(s.Subject)
+	if void := (Void{}).Kind(); s.Type == (Event{Kind: void, Version: 1}).Type() {
+		scope, kind, err = scopeIn(s.Subject), void, nil // of which less may be known
+	}
 	if err != nil {
 		return bad(err.Error())
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -273,21 +274,98 @@ func (s *scene) repeatFacts(t *testing.T) {
 	}
 }
 
-func TestApplyStopsAtWhatItDoesNotKnow(t *testing.T) {
+// TestNewer: what is not known leaves its run not understood, the others understood,
+// and takes its place in the lane.
+func TestNewer(t *testing.T) {
 	scope := events.Scope{Run: "demo", Trial: "main", Actor: events.Server}
-	unknown := recorded(1, scope, "checkpoint.teleported", `{}`)
-	newer := recorded(1, scope, "checkpoint.begun", `{}`)
-	newer.Version = 2
-	damaged := recorded(1, scope, "checkpoint.begun", `{"step":"one"}`)
-	for name, r := range map[string]events.Recorded{"unknown kind": unknown, "newer version": newer, "damaged body": damaged} {
+	for name, of := range map[string]struct {
+		scope   events.Scope
+		kind    events.Kind
+		version int
+	}{
+		"unknown decision": {scope, "checkpoint.teleported", 1},
+		"unknown fact":     {events.Scope{Run: "demo", Trial: "main", Actor: events.Rank(0)}, "report.dreams", 1},
+		"newer version":    {scope, "checkpoint.begun", 2},
+		"of the store":     {events.Scope{Actor: events.Server}, "access.granted", 1},
+	} {
 		m := NewMemory()
-		err := Apply(m, r)
-		if err == nil || !strings.Contains(err.Error(), "apply event 1") {
-			t.Errorf("%s: error is %v", name, err)
+		for i, run := range []string{"other", "demo"} {
+			r := recorded(uint64(i+1), events.Scope{Run: run, Trial: "main", Actor: events.Server}, "group.started", `{"attempt":1,"world_size":1,"ranks":[{}]}`)
+			if err := Apply(m, r); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if m.Len() != 0 {
-			t.Errorf("%s: %d rows were written", name, m.Len())
+		for seq := uint64(3); seq < 5; seq++ { // the first is kept
+			r := recorded(seq, of.scope, of.kind, `{}`)
+			r.Version = of.version
+			if err := Apply(m, r); err != nil {
+				t.Fatal(err)
+			}
 		}
+		err := Understood(m, "demo")
+		if !errors.Is(err, events.ErrNewer) || !strings.Contains(err.Error(), "has event 3, "+string(of.kind)) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := Understood(m, "other"); (err != nil) != (of.scope.Run == events.None) {
+			t.Errorf("%s: the other run: %v", name, err)
+		}
+		if all, err := AllNewer(m); err != nil || len(all) != 1 || all[0].Known() {
+			t.Errorf("%s: %+v, %v", name, all, err)
+		}
+		want := uint64(2)
+		if of.scope == scope {
+			want = 4
+		}
+		if trial, err := GetTrial(m, "demo", "main"); err != nil || trial.LaneSeq != want {
+			t.Errorf("%s: the lane ends at %d, want %d, %v", name, trial.LaneSeq, want, err)
+		}
+	}
+}
+
+// TestVoid: a message that is no event makes no run, takes its place in a lane, and is
+// open until the store's own lane says that it is recorded.
+func TestVoid(t *testing.T) {
+	m := NewMemory()
+	apply := func(r events.Recorded) {
+		t.Helper()
+		if err := Apply(m, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply(recorded(1, events.Scope{Run: "demo", Trial: "main", Actor: events.Server}, "group.started", `{"attempt":1,"world_size":1,"ranks":[{}]}`))
+	apply(recorded(2, events.Scope{Run: "nobody", Trial: "main", Actor: events.Server}, "checkpoint.begun", `"text"`))
+	apply(events.Recorded{Sequence: 3, Event: events.NewVoid(events.Message{Subject: "ckpt.demo.main.s.x"}, 3, time.Unix(0, 0), errors.New("short"))})
+	if runs, err := Runs(m); err != nil || len(runs) != 1 {
+		t.Errorf("the runs are %+v, %v", runs, err)
+	}
+	if trial, err := GetTrial(m, "demo", "main"); err != nil || trial.LaneSeq != 3 {
+		t.Errorf("the lane ends at %d, %v", trial.LaneSeq, err)
+	}
+	all, err := Voids(m, true)
+	if err != nil || len(all) != 2 || all[0].Sequence != 2 || all[1].Sequence != 3 || all[1].Why != "short" {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	open := func(want int, why string) {
+		t.Helper()
+		if left, err := Voids(m, true); err != nil || len(left) != want {
+			t.Errorf("%s: %d are open, want %d, %v", why, len(left), want, err)
+		}
+	}
+	say := func(seq uint64, scope events.Scope, of uint64, digest string) {
+		apply(recorded(seq, scope, "log.voided", fmt.Sprintf(`{"sequence":%d,"digest":%q,"why":"x"}`, of, digest)))
+	}
+	own := events.Scope{Actor: events.Server}
+	say(4, own, 3, "another")
+	open(2, "another digest")
+	say(5, events.Scope{Run: "demo", Trial: "main", Actor: events.Server}, 3, all[1].Digest)
+	open(2, "the lane of a run")
+	say(6, own, 99, all[1].Digest)
+	open(2, "another message")
+	say(7, own, 3, all[1].Digest)
+	open(1, "recorded")
+	say(8, own, 3, all[1].Digest)
+	if all, err := Voids(m, false); err != nil || len(all) != 2 || all[1].RecordedSeq != 7 {
+		t.Errorf("%+v, %v", all, err)
 	}
 }
 
@@ -302,7 +380,7 @@ func TestEveryKindIsFolded(t *testing.T) {
 		"checkpoint.begun", "checkpoint.staged", "checkpoint.committed", "checkpoint.aborted",
 		"checkpoint.superseded", "checkpoint.pinned", "checkpoint.unpinned", "checkpoint.tagged", "checkpoint.untagged",
 		"checkpoint.attached", "checkpoint.deleted",
-		"restore.begun", "restore.completed", "restore.failed", "gpu.unhealthy", "gpu.recovered",
+		"restore.begun", "restore.completed", "restore.failed", "gpu.unhealthy", "gpu.recovered", "log.voided",
 	}
 	for _, kind := range kinds {
 		actors := []events.Actor{events.Node(0)}

@@ -24,6 +24,8 @@ const (
 	keyValue      = 'b'
 	keyAwait      = 'q'
 	keyDevice     = 'd'
+	keyVoid       = 'v'
+	keyNewer      = 'n'
 )
 
 // key starts a key of kind about the named things.
@@ -87,6 +89,8 @@ func awaitKey(run, trial string, attempt, iteration int) []byte {
 func deviceKey(run, trial string, node int, device string) []byte {
 	return append(number(key(keyDevice, run, trial), uint64(node)), device...)
 }
+
+func voidKey(sequence uint64) []byte { return number(key(keyVoid), sequence) }
 
 // after is the first key that does not start with prefix.
 func after(prefix []byte) []byte {

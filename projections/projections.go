@@ -38,6 +38,8 @@
 //	'p' run trial checkpoint rank     [Write], until the checkpoint is deleted
 //	'd' run trial node device         [Device], once it was unhealthy
 //	'b' run trial metric ~begun       a committed checkpoint's value of a metric
+//	'v' sequence                      [Void]: a message that is no event
+//	'n' run                           [Newer]: the first event that is not known
 //	'q' run trial attempt iteration   true: the report of that iteration may
 //	                                  change a committed checkpoint's values
 //	'q' … iteration begun             which checkpoint, and what stands for it
@@ -45,6 +47,7 @@ package projections
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -80,15 +83,19 @@ type Table interface {
 
 // Apply folds one event into t. Events must be applied in the order of their
 // sequence, each once. After an error t may hold a part of the event's rows
-// and must be dropped. An event of an unknown kind or of a newer version is
-// an error: a log that is not understood cannot be folded.
+// and must be dropped. A message that is no event is counted; an event of an
+// unknown kind or of a newer version leaves its run with [Understood] an error.
 func Apply(t Table, r events.Recorded) error {
-	body, err := r.Body()
-	if err != nil {
-		return fmt.Errorf("apply event %d: %w", r.Sequence, err)
-	}
 	f := fold{t: t, r: r, run: r.Scope.Run, name: r.Scope.Trial}
-	if err := f.apply(body); err != nil {
+	body, err := r.Body()
+	var newer *events.NewerError
+	switch {
+	case errors.As(err, &newer):
+		err = f.newer(newer)
+	case err == nil:
+		err = f.apply(body)
+	}
+	if err != nil {
 		return fmt.Errorf("apply event %d (%s): %w", r.Sequence, r.Kind, err)
 	}
 	return nil
@@ -103,6 +110,9 @@ type fold struct {
 }
 
 func (f *fold) apply(body events.Body) error {
+	if void, ok := body.(*events.Void); ok {
+		return f.voided(void)
+	}
 	decides := f.r.Kind.Decides()
 	if f.r.Scope.Actor != events.Server {
 		if decides {
@@ -112,6 +122,9 @@ func (f *fold) apply(body events.Body) error {
 	}
 	if created, ok := body.(*events.StoreCreated); ok {
 		return f.storeCreated(created)
+	}
+	if void, ok := body.(*events.LogVoided); ok && f.run == events.None && f.name == events.None {
+		return f.recordedVoid(void)
 	}
 	trial, found, err := load[Trial](f.t, trialKey(f.run, f.name))
 	if err != nil {
@@ -218,6 +231,8 @@ func (f *fold) decision(body events.Body) error {
 		return f.change(b.Checkpoint, func(c *Checkpoint) { c.attach(b) })
 	case *events.CheckpointDeleted:
 		return f.deleted(b)
+	case *events.LogVoided:
+		return nil // only the store's own says something
 	}
 	return fmt.Errorf("decisions of this kind have no fold")
 }

@@ -6,13 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/natstest"
 	"github.com/ckptstore/ckptstore/web"
 	"go.uber.org/goleak"
 )
@@ -24,6 +24,8 @@ func play(role string) error {
 	switch role {
 	case "server":
 		return serveLog(ctx)
+	case "holder":
+		return holdLog(ctx)
 	case "disk":
 		return fillDisk(ctx)
 	case "disk again":
@@ -49,26 +51,39 @@ func play(role string) error {
 	return fmt.Errorf("unknown role %q", role)
 }
 
-// serveLog is a NATS server on TCP until its standard input ends.
-func serveLog(ctx context.Context) error {
+// holdLog is a server of the log in a directory, for no client, until its standard
+// input ends.
+func holdLog(ctx context.Context) error {
 	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: os.Getenv("CKPTSTORE_TEST_DIR")})
 	if err != nil {
 		return err
 	}
 	defer server.Shutdown()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err := json.NewEncoder(os.Stdout).Encode(reply{}); err != nil {
+		return err
+	}
+	return waitForEnd(ctx)
+}
+
+// waitForEnd returns when standard input ends.
+func waitForEnd(ctx context.Context) error {
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		continue
+	}
+	return ctx.Err()
+}
+
+// serveLog is a NATS server on TCP until its standard input ends.
+func serveLog(ctx context.Context) error {
+	url, stop, err := natstest.Start(os.Getenv("CKPTSTORE_TEST_DIR"), natstest.Open)
 	if err != nil {
 		return err
 	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	if err := json.NewEncoder(os.Stdout).Encode(reply{Text: "nats://" + l.Addr().String()}); err != nil {
+	defer stop()
+	if err := json.NewEncoder(os.Stdout).Encode(reply{Text: url}); err != nil {
 		return err
 	}
-	for in := bufio.NewScanner(os.Stdin); in.Scan(); { // until it ends
-		continue
-	}
-	return errors.Join(l.Close(), <-served)
+	return waitForEnd(ctx)
 }
 
 // actor is a process that uses a store.

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/archive"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/durable"
@@ -282,7 +283,15 @@ func sameEnd(ctx context.Context, log *jetlog.Log, dir, store string, link archi
 	if err != nil {
 		return err
 	}
-	if !m.Time.Equal(event.Stored) || string(m.Data) != string(event.Data) {
+	same := string(m.Data) == string(event.Data)
+	if event.Kind == (events.Void{}).Kind() {
+		body, err := event.Body()
+		if err != nil {
+			return err
+		}
+		same = body.(*events.Void).Digest == events.VoidDigest(m.Subject, m.Data)
+	}
+	if !same || !m.Time.Equal(event.Stored) {
 		return fmt.Errorf("%w: event %d", errForeignSegments, link.Last)
 	}
 	return nil

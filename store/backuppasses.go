@@ -161,6 +161,8 @@ func touched(e events.Recorded) (id string, gone bool, err error) {
 		return body.Checkpoint, false, nil
 	case *events.CheckpointDeleted:
 		return body.Checkpoint, true, nil
+	case *events.Void:
+		return "", false, nil
 	}
 	return "", false, fmt.Errorf("event %d: %s has a body of type %T", e.Sequence, e.Kind, body)
 }

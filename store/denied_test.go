@@ -7,40 +7,27 @@ import (
 	"strings"
 	"testing"
 
-	natsd "github.com/nats-io/nats-server/v2/server"
-
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/natstest"
 )
 
 // TestDeniedTrainer: init makes all that a trainer of few rights needs, on one
 // that may make streams; what such a trainer may not do ends at once.
 func TestDeniedTrainer(t *testing.T) {
 	t.Parallel()
-	o := &natsd.Options{}
-	if err := o.ProcessConfigString(`
+	url, stop, err := natstest.Start(t.TempDir(), `
 accounts { ckpt { jetstream: enabled, users: [
   { user: admin, password: a }
   { user: trainer, password: t, permissions: {
       publish: { allow: [ "ckpt.mine.>", "$KV.CKPT_LEASES.>", "$JS.API.STREAM.INFO.>", "$JS.API.STREAM.MSG.GET.>", "$JS.API.CONSUMER.>" ] }
       subscribe: { allow: [ "_INBOX.>" ] } } }
 ] }, SYS {} }
-system_account: SYS`); err != nil {
-		t.Fatal(err)
-	}
-	o.Host, o.Port, o.NoSigs, o.NoLog, o.JetStream, o.StoreDir, o.SyncAlways = "127.0.0.1", natsd.RANDOM_PORT, true, true, true, t.TempDir(), true
-	ns, err := natsd.NewServer(o)
+system_account: SYS`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns.Start()
-	t.Cleanup(func() {
-		ns.Shutdown()
-		ns.WaitForShutdown()
-	})
-	if !ns.ReadyForConnections(limit) {
-		t.Fatal("the server is not ready")
-	}
-	at := strings.TrimPrefix(ns.ClientURL(), "nats://")
+	t.Cleanup(stop)
+	at := strings.TrimPrefix(url, "nats://")
 	data := filepath.Join(t.TempDir(), "shared")
 	if _, err := InitURL(t.Context(), "nats://admin:a@"+at, URLOptions{Data: data}); err != nil {
 		t.Fatal(err)

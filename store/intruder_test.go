@@ -391,6 +391,10 @@ func attackEvents(t *testing.T, i *intruder, owner *Store) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	voided, err := events.NewDecision(at, events.Aggregate{}, events.LogVoided{Sequence: 1, Digest: "0a", Why: "forged"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	untouched := events.Aggregate{Run: "fresh", Trial: trialName}
 	fresh, err := events.NewDecision(at, untouched, begun("step-1"))
 	if err != nil {
@@ -429,6 +433,7 @@ func attackEvents(t *testing.T, i *intruder, owner *Store) {
 		"a place in the archive":             {forged(t, fresh.Event, expectLast, "0", expectLane, untouched.Lane(), expectStream, "CKPT", "ckpt-follows", "999999"), 10071},
 		"a fact with a condition":            {forged(t, fact.Event, expectLast, "0"), front.CodeLane},
 		"store.created":                      {forged(t, created.Event, expectLast, "1", expectLane, events.Aggregate{}.Lane(), expectStream, "CKPT"), front.CodeDenied},
+		"log.voided":                         {forged(t, voided.Event, expectLast, "1", expectLane, events.Aggregate{}.Lane(), expectStream, "CKPT"), front.CodeDenied},
 		"rollup":                             {forged(t, fact.Event, "Nats-Rollup", "all"), front.CodeDenied},
 		"time to live":                       {forged(t, fact.Event, "Nats-TTL", "1s"), front.CodeDenied},
 		"schedule":                           {forged(t, fact.Event, "Nats-Schedule", "@every 1s", "Nats-Schedule-Target", "ckpt.x"), front.CodeDenied},

@@ -264,7 +264,8 @@ func TestTwoServers(t *testing.T) {
 		}
 		return err
 	}
-	_, first := serverIn(t, log)
+	first := start(t, "holder", "CKPTSTORE_TEST_DIR="+log)
+	first.hear("start")
 	wrong(t, again(), jetlog.ErrServed, log)
 	// Who has the store's lock, but not that of the log, is no owner either.
 	refused(t, Options{Location: dir, Patience: 100 * time.Millisecond}, jetlog.ErrServed, log)

@@ -127,9 +127,13 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if at.owned || o.Reader {
 		return s, nil
 	}
-	// Nobody owns the data of a server's store: whoever opens it repairs it.
+	// No process owns a server's store: each that opens it does an owner's work.
 	if err = repairAll(ctx, s, log, s.local.db.View, 0, unpaced); err != nil {
 		return nil, errors.Join(err, s.local.close())
+	}
+	if !o.LeaveVoids {
+		q := &quarantine{log: log, view: s.local.db.View, logger: o.Logger}
+		s.leasing.Go(func() { q.keep(s.life) })
 	}
 	return s, nil
 }

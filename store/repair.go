@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/planner/plan"
@@ -56,9 +57,9 @@ func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower, set
 		seen[key] = true
 		var row projections.Checkpoint
 		if err := views.db.View(func(r projections.Reader) (err error) {
-			row, err = projections.GetCheckpoint(r, key.run, key.trial, key.checkpoint)
+			row, err = ended(r, key.run, key.trial, key.checkpoint)
 			return err
-		}); err != nil && !errors.Is(err, projections.ErrNotFound) {
+		}); err != nil {
 			return 0, err
 		}
 		repairOne(ctx, s, log, row)
@@ -121,10 +122,17 @@ func repairAll(ctx context.Context, s *Store, log *jetlog.Log, read func(func(pr
 	}
 	for _, run := range runs {
 		var list []projections.Checkpoint
-		if err := read(func(r projections.Reader) (err error) {
-			list, err = projections.Checkpoints(r, run.Name, true)
+		err := read(func(r projections.Reader) (err error) {
+			if err = projections.Understood(r, run.Name); err == nil {
+				list, err = projections.Checkpoints(r, run.Name, true)
+			}
 			return err
-		}); err != nil {
+		})
+		if errors.Is(err, events.ErrNewer) {
+			s.opts.Logger.Warn("checkpoints of a run are left as they are", "run", run.Name, "error", err)
+			continue
+		}
+		if err != nil {
 			return err
 		}
 		for _, c := range list {

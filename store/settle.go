@@ -64,12 +64,9 @@ func (t *settler) advance(ctx context.Context, until uint64) error {
 		}
 		var row projections.Checkpoint
 		err = t.views.db.View(func(r projections.Reader) (err error) {
-			row, err = projections.GetCheckpoint(r, e.Scope.Run, e.Scope.Trial, id)
+			row, err = ended(r, e.Scope.Run, e.Scope.Trial, id)
 			return err
 		})
-		if errors.Is(err, projections.ErrNotFound) {
-			err = nil // the views will come to it, or nothing is there to be done
-		}
 		done := true
 		if err == nil {
 			done, err = settledInData(ctx, t.store, row)
@@ -86,10 +83,26 @@ func (t *settler) advance(ctx context.Context, until uint64) error {
 	return nil
 }
 
+// ended is the row of a checkpoint that was ended. It is empty where nothing is to be
+// done about it: the views have not come to it yet, or its run has events that this
+// version does not know.
+func ended(r projections.Reader, run, trial, id string) (row projections.Checkpoint, err error) {
+	if err = projections.Understood(r, run); err == nil {
+		row, err = projections.GetCheckpoint(r, run, trial, id)
+	}
+	if errors.Is(err, projections.ErrNotFound) || errors.Is(err, events.ErrNewer) {
+		return projections.Checkpoint{}, nil
+	}
+	return row, err
+}
+
 // endedBy is the checkpoint that a decision calls for something to be done about
 // in the data; empty when it does not.
 func endedBy(e events.Recorded) (string, error) {
 	body, err := e.Body()
+	if errors.Is(err, events.ErrNewer) {
+		return "", nil // of a run that is left alone
+	}
 	if err != nil {
 		return "", err
 	}

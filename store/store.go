@@ -81,6 +81,9 @@ type Options struct {
 	// Reader opens the store to read: nothing in it is repaired, removed or recorded,
 	// and nothing can be appended.
 	Reader bool
+	// LeaveVoids leaves messages of the log that are no events unrecorded, for who
+	// looks for them.
+	LeaveVoids bool
 	// Access to the server of a URL; nil reads the environment.
 	Access *Access
 	// Listen, when set, lets clients in over TCP while this process owns the
@@ -131,7 +134,7 @@ type Store struct {
 	term    time.Duration // of leases; 0: [leaseTerm]
 	life    context.Context
 	end     context.CancelFunc // of life, with Close
-	leasing sync.WaitGroup     // releases that the log has not taken yet
+	leasing sync.WaitGroup     // releases that the log has not taken yet, and what ends with life
 
 	learning sync.Mutex // one checkpoint at a time
 	local    *follower  // of a URL; nil with a directory

@@ -25,7 +25,22 @@ type ReadLog struct {
 	Repeated  uint64 `json:"repeated"` // facts that a late retry has stored again: harmless
 	Blobs     uint64 `json:"blobs"`    // claim checks that were compared with their digests
 
+	// Voids are the messages that are no events, the first thousand; VoidCount is how
+	// many there are, and Unrecorded how many of them no owner has recorded.
+	Voids      []LogVoid `json:"voids,omitempty"`
+	VoidCount  int       `json:"void_count,omitempty"`
+	Unrecorded int       `json:"unrecorded,omitempty"`
+	// Newer counts the events of a newer version: what they say was not looked at.
+	Newer uint64 `json:"newer,omitempty"`
+
 	Findings []LogFinding `json:"-"`
+}
+
+// LogVoid is a message of the log that is no event.
+type LogVoid struct {
+	Sequence uint64 `json:"sequence"`
+	events.Void
+	RecordedSeq uint64 `json:"recorded_seq,omitempty"` // of the owner's log.voided; 0: none
 }
 
 // LogFinding is something in the log, or in a blob that it names, that should
@@ -66,15 +81,22 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 		return ReadLog{}, err
 	}
 	blobs := blobsSeen{good: map[[16]byte]struct{}{}, bad: map[string]error{}}
+	voids := voidsSeen{recorded: map[uint64]uint64{}, digests: map[uint64]string{}}
+	newer := uint64(0)
 	checked, err := s.Log.Check(ctx, jetlog.CheckOptions{
 		Pace: pace, Dir: s.checkDir(),
 		Each: func(e events.Recorded) (problems []string) {
 			receipts.see(e)
-			named, err := blobsOf(e)
-			if err != nil {
+			body, err := e.Body()
+			switch {
+			case errors.Is(err, events.ErrNewer):
+				newer++
+				return nil
+			case err != nil:
 				return []string{err.Error()}
 			}
-			for _, b := range named {
+			problems = voids.see(e, body)
+			for _, b := range blobsOf(body) {
 				if err := blobs.look(ctx, s, b); err != nil {
 					problems = append(problems, err.Error())
 				}
@@ -84,11 +106,12 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 	})
 	out := ReadLog{
 		Events: checked.Events, First: checked.First, Last: checked.Last,
-		Decisions: checked.Decisions, Repeated: checked.Repeated, Blobs: uint64(len(blobs.good) + len(blobs.bad)),
+		Decisions: checked.Decisions, Repeated: checked.Repeated, Blobs: uint64(len(blobs.good) + len(blobs.bad)), Newer: newer,
 	}
 	for _, f := range checked.Findings {
 		out.Findings = append(out.Findings, LogFinding(f))
 	}
+	voids.tell(&out)
 	if err == nil {
 		var denied []LogFinding
 		denied, err = receipts.findings(ctx, s, checked.Last)
@@ -142,11 +165,7 @@ func (s *Store) checkDir() string {
 }
 
 // blobsOf are the claim checks of an event.
-func blobsOf(e events.Recorded) ([]events.Blob, error) {
-	body, err := e.Body()
-	if err != nil {
-		return nil, err
-	}
+func blobsOf(body events.Body) []events.Blob {
 	var b events.Blob
 	switch body := body.(type) {
 	case *events.LocalPlan:
@@ -155,9 +174,9 @@ func blobsOf(e events.Recorded) ([]events.Blob, error) {
 		b = body.Layout
 	}
 	if b.Digest == "" {
-		return nil, nil
+		return nil
 	}
-	return []events.Blob{b}, nil
+	return []events.Blob{b}
 }
 
 // FullRead is the last time that the log was read from its first event to its

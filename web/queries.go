@@ -10,7 +10,8 @@
 //
 // An answer is the JSON of the query's type. It holds at least what was in the
 // log at sequence at_least. An error is {"error", "kind"} with status 400
-// (bad_reference, ambiguous), 404 (not_found), 503 (views behind or halted).
+// (bad_reference, ambiguous), 404 (not_found), 409 (newer: an event of the run is of a
+// newer version), 503 (views behind or halted).
 package web
 
 import (
@@ -75,7 +76,11 @@ var (
 		return projections.OpenCheckpoints(r, p.Run, p.Trial)
 	}}
 	Resolve = Query[projections.Checkpoint]{"resolve", func(r projections.Reader, p Params) (projections.Checkpoint, error) {
-		return projections.Resolve(r, p.Ref)
+		c, err := projections.Resolve(r, p.Ref)
+		if err == nil {
+			err = projections.Understood(r, c.Run)
+		}
+		return c, err
 	}}
 	Reports = Query[[]projections.Report]{"reports", func(r projections.Reader, p Params) ([]projections.Report, error) {
 		return projections.Reports(r, p.Run, p.Trial)
@@ -106,6 +111,16 @@ var (
 	}}
 )
 
+// answered is the answer, if all events of what is asked about are known.
+func (q Query[T]) answered(r projections.Reader, p Params) (out T, err error) {
+	if p.Run != "" {
+		if err := projections.Understood(r, p.Run); err != nil {
+			return out, err
+		}
+	}
+	return q.answer(r, p)
+}
+
 // answers is every query by name, for the server.
 var answers = map[string]func(projections.Reader, Params) (any, error){
 	Runs.Name: erase(Runs), Run.Name: erase(Run), Jobs.Name: erase(Jobs), Trials.Name: erase(Trials), Trial.Name: erase(Trial),
@@ -116,7 +131,7 @@ var answers = map[string]func(projections.Reader, Params) (any, error){
 }
 
 func erase[T any](q Query[T]) func(projections.Reader, Params) (any, error) {
-	return func(r projections.Reader, p Params) (any, error) { return q.answer(r, p) }
+	return func(r projections.Reader, p Params) (any, error) { return q.answered(r, p) }
 }
 
 // Source answers queries by name, as JSON.
@@ -140,7 +155,7 @@ func Ask[T any](ctx context.Context, from Source, q Query[T], p Params) (T, erro
 	var out T
 	if rows, ok := from.(Rows); ok && q.answer != nil {
 		here, err := rows.Read(ctx, func(r projections.Reader) (err error) {
-			out, err = q.answer(r, p)
+			out, err = q.answered(r, p)
 			return err
 		})
 		if here {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -116,6 +117,7 @@ var kinds = map[string]struct {
 	"not_found":     {http.StatusNotFound, projections.ErrNotFound},
 	"ambiguous":     {http.StatusBadRequest, projections.ErrAmbiguous},
 	"bad_reference": {http.StatusBadRequest, projections.ErrReference},
+	"newer":         {http.StatusConflict, events.ErrNewer},
 	"late":          {http.StatusGatewayTimeout, context.DeadlineExceeded},
 }
 

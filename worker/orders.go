@@ -125,7 +125,10 @@ func (j *job) followLane(ctx context.Context, from uint64) error {
 		if err != nil {
 			return err
 		}
-		b := body.(*events.TrialStopRequested)
+		b, ok := body.(*events.TrialStopRequested)
+		if !ok {
+			continue // it asks for nothing
+		}
 		if b.Job != "" && b.Job != j.cfg.Job {
 			j.log.Info("a request to stop another job of the run is not obeyed", "job", b.Job, "reason", b.Reason)
 			continue

@@ -142,11 +142,20 @@ func TestPreempted(t *testing.T) {
 // request appends a request to stop to the trial's lane, as a command would.
 func request(t *testing.T, j *job, body events.TrialStopRequested) {
 	t.Helper()
+	requestAs(t, j, &body, nil)
+}
+
+// requestAs is request with another body on the wire, if there is one.
+func requestAs(t *testing.T, j *job, body *events.TrialStopRequested, data []byte) {
+	t.Helper()
 	agg := events.Aggregate{Run: j.cfg.Run, Trial: projections.DefaultTrial}
 	for deadline := time.Now().Add(patience); ; {
-		d, err := events.NewDecision(events.Stamp{ID: store.NewID(), Source: "test", Time: time.Now()}, agg, &body)
+		d, err := events.NewDecision(events.Stamp{ID: store.NewID(), Source: "test", Time: time.Now()}, agg, body)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if data != nil {
+			d.Data = data
 		}
 		_, err = home.Log.Decide(t.Context(), d, trialOf(t).LaneSeq)
 		if err == nil {
@@ -158,12 +167,13 @@ func request(t *testing.T, j *job, body events.TrialStopRequested) {
 	}
 }
 
-// What is asked in the log of this job is obeyed, and what is asked of another
-// or was asked before is not.
+// What is asked in the log of this job is obeyed, and what is asked of another, was
+// asked before or is no event is not.
 func TestRequestsInTheLog(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, trainsUntilAsked...).start()
 	j.out.await(t, 1, "[rank1] at ")
+	requestAs(t, j, &events.TrialStopRequested{}, []byte(`"now"`))
 	request(t, j, events.TrialStopRequested{Reason: "of another", Preempt: true, Job: "0192f0c1-0000-7000-8000-000000000001"})
 	awaitText(t, j.log, "of another")
 	request(t, j, events.TrialStopRequested{Reason: "maintenance", Preempt: true, Job: j.cfg.Job})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -120,8 +121,13 @@ func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then
 		}
 	}
 	l := listing{Store: s.ID, Checkpoints: []listed{}}
+	var unknown []error // runs of which only a newer version can say something
 	for _, name := range runs {
 		rows, err := web.Ask(ctx, views, web.Checkpoints, web.Params{Run: name, All: all})
+		if run == "" && errors.Is(err, events.ErrNewer) {
+			unknown = append(unknown, err)
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -132,7 +138,7 @@ func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then
 	if err := a.measure(ctx, l.Checkpoints, s.DataDir); err != nil {
 		return err
 	}
-	return a.printListing(l)
+	return errors.Join(append(unknown, a.printListing(l))...)
 }
 
 func fromRow(c projections.Checkpoint) listed {

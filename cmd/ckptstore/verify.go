@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
@@ -33,6 +34,7 @@ type verified struct {
 	Findings    []finding      `json:"findings"` // after repairs
 
 	logAlone bool // no checkpoint was asked for
+	strict   bool // what the owner has recorded of the log is a finding too
 }
 
 // learned is a file of sums that this verification has made.
@@ -45,6 +47,9 @@ type learned struct {
 // logDamage is the kind of a finding in the log, which is of no checkpoint.
 const logDamage storage.Kind = "log"
 
+// logVoid is the kind of a finding about a message of the log that is no event.
+const logVoid storage.Kind = "void"
+
 type finding struct {
 	Run        string `json:"run"`
 	Checkpoint string `json:"checkpoint"`
@@ -54,7 +59,7 @@ type finding struct {
 }
 
 // verifyFlags are what of a verification is chosen.
-type verifyFlags struct{ log, offline, deep, quick, repair, learn bool }
+type verifyFlags struct{ log, strict, offline, deep, quick, repair, learn bool }
 
 // writes reports whether something in the store is changed: see [store.Options].
 func (f verifyFlags) writes() bool { return f.log || f.repair || f.learn }
@@ -64,6 +69,8 @@ func (f verifyFlags) check(refs []string) error {
 	switch {
 	case f.log && len(refs) > 0:
 		return usageError{errors.New("--log: the log is that of all checkpoints: leave out REF")}
+	case f.strict && (len(refs) > 0 || f.offline):
+		return usageError{errors.New("--strict is about the log: leave out REF and --offline")}
 	case f.offline && f.log:
 		return usageError{errors.New("--offline reads no log, --log reads it alone: give one of them")}
 	case f.quick && f.deep:
@@ -101,10 +108,14 @@ beside each other, and a file that several checkpoints have once.
 ` + repairHelp + `
 
 With --log only the log is read: every sequence, against the server's counts;
-every message, against its ID; every decision, against the one before it in its
-lane; every blob, against its digest. What is damaged is named by sequence, and
-recorded: then no process opens the store until a reading finds nothing. The owner of
-a store does the same every six hours: see ` + "`ckptstore views status`" + `.
+every decision, against the one before it in its lane; every blob, against its
+digest. What is damaged is named by sequence, and recorded: then no process opens
+the store until a reading finds nothing. The owner of a store does the same every
+six hours: see ` + "`ckptstore views status`" + `.
+
+A message that is no event is passed over by every reader. It is a finding until the
+owner of the store has recorded it as log.voided; from then on it is listed, and a
+finding with --strict alone.
 
 ` + offlineHelp + ` A receipt is
 then the word for what was committed, and no digest is learned.
@@ -137,10 +148,10 @@ Of such files only what checksums they have is compared.`,
 				}
 			}
 			options := a.options()
-			options.Reader = !o.writes()
+			options.Reader, options.LeaveVoids = !o.writes(), true
 			s, err := store.Open(c.Context(), options)
 			if o.log && errors.Is(err, store.ErrKnownDamage) {
-				return a.verifyKnownDamage(c.Context())
+				return a.verifyKnownDamage(c.Context(), o.strict)
 			}
 			if o.log && errors.Is(err, store.ErrDamaged) {
 				return a.printVerified(verified{Findings: []finding{logFinding(err)}, logAlone: true})
@@ -152,7 +163,7 @@ Of such files only what checksums they have is compared.`,
 				return err
 			}
 			if o.log {
-				out := verified{Store: s.ID, Findings: []finding{}, logAlone: true}
+				out := verified{Store: s.ID, Findings: []finding{}, logAlone: true, strict: o.strict}
 				err := a.readLog(c.Context(), s, &out)
 				if err == nil {
 					err = a.printVerified(out)
@@ -164,6 +175,7 @@ Of such files only what checksums they have is compared.`,
 	}
 	f := c.Flags()
 	f.BoolVar(&o.log, "log", false, "read the log alone")
+	f.BoolVar(&o.strict, "strict", false, "a message of the log that is no event is a finding also if the owner has recorded it")
 	f.BoolVar(&o.offline, "offline", false, "go by the receipts alone: no lock, no log")
 	f.BoolVar(&o.repair, "repair", false, "give damaged chunks their bytes again, where the store or a staging slot has them")
 	f.BoolVar(&o.learn, "learn", false, "learn the digests of files that were imported in place")
@@ -185,10 +197,12 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verif
 		}
 	}
 	targets, err := verifyTargets(ctx, s, refs)
-	if err != nil {
+	if len(refs) == 0 && errors.Is(err, events.ErrNewer) { // of some runs: the others are verified
+		defer func(unknown error) { done = errors.Join(unknown, done) }(err)
+	} else if err != nil {
 		return err
 	}
-	out := verified{Store: s.ID, Quick: o.quick, Findings: []finding{}}
+	out := verified{Store: s.ID, Quick: o.quick, Findings: []finding{}, strict: o.strict}
 	bar := a.progress("verify", targets)
 	defer bar.done()
 	reports, err := s.VerifyAll(ctx, targets, store.VerifyOptions{Quick: o.quick, Progress: bar.set})
@@ -232,6 +246,9 @@ func (a *app) readLog(ctx context.Context, s *store.Store, out *verified) error 
 		return err
 	}
 	out.addLog(read)
+	if read.Newer > 0 {
+		a.warn("%d events of a newer version were not looked into: upgrade this program", read.Newer)
+	}
 	if len(read.Findings) > 0 && !out.logAlone {
 		a.warn("the log is damaged: run `ckptstore verify --log`, which records it, so that no process goes on with the store")
 	}
@@ -239,7 +256,7 @@ func (a *app) readLog(ctx context.Context, s *store.Store, out *verified) error 
 }
 
 // verifyKnownDamage reads a log again that is known to be damaged.
-func (a *app) verifyKnownDamage(ctx context.Context) error {
+func (a *app) verifyKnownDamage(ctx context.Context, strict bool) error {
 	id, read, err := store.VerifyKnownDamage(ctx, a.options(), nil)
 	if errors.Is(err, store.ErrDamaged) {
 		return a.printVerified(verified{Findings: []finding{logFinding(err)}, logAlone: true})
@@ -247,13 +264,14 @@ func (a *app) verifyKnownDamage(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	out := verified{Store: id, Findings: []finding{}, logAlone: true}
+	out := verified{Store: id, Findings: []finding{}, logAlone: true, strict: strict}
 	out.addLog(read)
 	return a.printVerified(out)
 }
 
 func (v *verified) addLog(read store.ReadLog) {
 	v.Log = &read
+	v.addVoids(read)
 	for _, f := range read.Findings {
 		v.Findings = append(v.Findings, finding{
 			Finding:  storage.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: f.String()},
@@ -267,7 +285,7 @@ func (a *app) printVerified(out verified) error {
 	err := emit(a, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 		out.printRepairs(w)
 		for _, f := range out.Findings {
-			if f.Kind == logDamage {
+			if f.Kind == logDamage || f.Kind == logVoid {
 				fmt.Fprintf(w, "log: %s\n", f.Problem)
 				continue
 			}
@@ -277,6 +295,7 @@ func (a *app) printVerified(out verified) error {
 			fmt.Fprintf(w, "%s@%s: learned the digests of its adopted files (%s)\n", l.Run, l.Checkpoint, l.File)
 		}
 		if out.Log != nil {
+			out.printVoids(w)
 			fmt.Fprintf(w, "log: %d of %d events read, %d decisions, %d blobs\n", out.Log.Events, out.Log.Last, out.Log.Decisions, out.Log.Blobs)
 		}
 		if out.logAlone {
@@ -296,7 +315,8 @@ func (a *app) printVerified(out verified) error {
 	return err
 }
 
-// verifyTargets are the checkpoints that refs name, or all committed ones.
+// verifyTargets are the checkpoints that refs name, or all committed ones. With an
+// [events.ErrNewer] they are those of the other runs.
 func verifyTargets(ctx context.Context, s *store.Store, refs []string) ([]projections.Checkpoint, error) {
 	if len(refs) == 1 {
 		c, err := store.Committed(ctx, s.Views(), refs[0])
@@ -307,8 +327,13 @@ func verifyTargets(ctx context.Context, s *store.Store, refs []string) ([]projec
 		return nil, err
 	}
 	var targets []projections.Checkpoint
+	var unknown []error
 	for _, run := range runs {
 		rows, err := web.Ask(ctx, s.Views(), web.Checkpoints, web.Params{Run: run.Name, All: true})
+		if errors.Is(err, events.ErrNewer) {
+			unknown = append(unknown, err)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -318,5 +343,5 @@ func verifyTargets(ctx context.Context, s *store.Store, refs []string) ([]projec
 			}
 		}
 	}
-	return targets, nil
+	return targets, errors.Join(unknown...)
 }

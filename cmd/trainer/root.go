@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/cmd/trainer/doctor"
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/beneath"
@@ -143,7 +144,7 @@ func exitCode(err error) int {
 	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):
 		return exitLocked
 	case errors.As(err, &usage), errors.Is(err, worker.ErrConfig), errors.Is(err, worker.ErrNotWhole), errors.Is(err, projections.ErrReference),
-		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNotEmpty), errors.Is(err, store.ErrNewer), store.IsDamage(err), errors.Is(err, store.ErrLocation),
+		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNotEmpty), errors.Is(err, store.ErrNewer), errors.Is(err, events.ErrNewer), store.IsDamage(err), errors.Is(err, store.ErrLocation),
 		errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS): // the store is not for this user
 		return exitConfig
 	}

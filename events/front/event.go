@@ -1,6 +1,7 @@
 package front
 
 import (
+	"errors"
 	"strconv"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -105,12 +106,16 @@ func (j *judge) event(subject string, h header, payload []byte) (events.Event, *
 		return e, refuse(CodeEvent, "header %s is %q, want the event's ID", events.HeaderMsgID, h.get(events.HeaderMsgID))
 	case decides != (e.Scope.Actor == events.Server):
 		return e, refuse(CodeLane, "%s cannot have the actor %s: decisions have %s, and facts do not", e.Kind, e.Scope.Actor, events.Server)
-	case e.Kind == events.StoreCreated{}.Kind():
+	case e.Kind == events.StoreCreated{}.Kind(), e.Kind == events.LogVoided{}.Kind():
 		return e, refuse(CodeDenied, "the owner of the store alone appends %s", e.Kind)
 	case !j.grant.Run(e.Scope.Run):
 		return e, j.grant.otherRun(e.Scope.Run)
 	}
-	if _, err := e.Body(); err != nil {
+	body, err := e.Body()
+	if void, ok := body.(*events.Void); ok {
+		err = errors.New(void.Why)
+	}
+	if err != nil {
 		return e, refuse(CodeEvent, "%v", err)
 	}
 	if n := h.size() + len(payload) + jetStreamAdds; n > j.largest {

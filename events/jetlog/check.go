@@ -43,8 +43,8 @@ type Checked struct {
 
 // CheckOptions say how to check. Both functions may be nil.
 type CheckOptions struct {
-	// Each is called for every event that could be read, in order. What it
-	// returns is a finding about that event.
+	// Each is called for every event that could be read, and for each
+	// [events.Void], in order. What it returns is a finding about that event.
 	Each func(events.Recorded) (problems []string)
 	// Pace is called with the size in bytes of each event, and may take its
 	// time. Its error ends the check.
@@ -57,8 +57,7 @@ type CheckOptions struct {
 // Check reads every sequence from 1 to the end that the log has now, and does
 // not stop at damage: a sequence that cannot be read is a finding, and the next
 // one that can is looked for. It holds the server's counts to be those of what
-// was read, every message to be an event with its own ID, no decision to be
-// there twice, and every decision to follow the one that it was made after:
+// was read, no decision to be there twice, and every decision to follow the one that it was made after:
 //
 //	lane ckpt.a.main.s.>      4 ──▶ 7 ──▶ 12     each message has the sequence
 //	                          0     4     7      that was the end of its lane
@@ -253,25 +252,24 @@ func (c *checker) one(ctx context.Context, seq uint64) (e events.Recorded, heade
 	if err != nil {
 		return e, nil, err
 	}
-	if header, err = m.header(); err != nil {
-		return e, nil, fmt.Errorf("its headers: %w", err)
-	}
-	e, err = recorded(m.Subject, header, m.Data, m.Seq, m.Time)
-	return e, header, err
+	header = m.readable()
+	return recorded(m.Subject, header, m.Data, m.Seq, m.Time), header, nil
 }
 
 // see checks one event.
 func (c *checker) see(ctx context.Context, e events.Recorded, header nats.Header) error {
 	c.out.Events++
-	if id := header.Get(events.HeaderMsgID); id != e.ID {
-		c.find(e.Sequence, fmt.Sprintf("it is %s, its message ID is %q", e.ID, id))
-	}
-	if err := c.ids.add(e.ID, e.Sequence, e.Kind.Decides()); err != nil {
-		return err
+	void := e.Kind == events.Void{}.Kind()
+	if !void {
+		if err := c.ids.add(e.ID, e.Sequence, e.Kind.Decides()); err != nil {
+			return err
+		}
 	}
 	if e.Scope.Actor == events.Server {
-		c.out.Decisions++
-		c.chain(e, header)
+		if !void && e.Kind.Known() {
+			c.out.Decisions++
+			c.chain(e, header)
+		}
 		c.lanes[e.Scope] = e.Sequence
 	}
 	if c.o.Each != nil {

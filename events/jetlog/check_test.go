@@ -116,40 +116,54 @@ func TestCheckStrangers(t *testing.T) {
 			if _, err := l.js.PublishMsg(t.Context(), &nats.Msg{Subject: "ckpt.greetings"}); err != nil {
 				t.Fatal(err)
 			}
-		}, "event 3: event 3 of the log: subject"},
+		}, "void: not of the form"},
 		"another message ID": {func(t *testing.T, l *Log) {
 			m := message(fact(t, 1).Event)
 			m.Header[events.HeaderMsgID] = []string{"other"}
 			if _, err := l.js.PublishMsg(t.Context(), m); err != nil {
 				t.Fatal(err)
 			}
-		}, `its message ID is "other"`},
+		}, `void: header Nats-Msg-Id is "other"`},
 		"unconditional": {func(t *testing.T, l *Log) {
 			if _, err := l.publish(t.Context(), message(begun(t, "step-2").Event)); err != nil {
 				t.Fatal(err)
 			}
-		}, "appended without a condition"},
+		}, "void: checkpoint.begun is a decision, and was appended without the condition of its lane"},
+		"a second beginning": {func(t *testing.T, l *Log) {
+			m := message(created(t, "store-2").Event)
+			m.Header[jetstream.ExpectedLastSubjSeqHeader] = []string{"1"}
+			m.Header[jetstream.ExpectedLastSubjSeqSubjHeader] = []string{events.Aggregate{}.Lane()}
+			if _, err := l.js.PublishMsg(t.Context(), m); err != nil {
+				t.Fatal(err)
+			}
+		}, "void: store.created is event 1 and no other"},
 		"after another": {func(t *testing.T, l *Log) {
+			other := events.Aggregate{Run: "other", Trial: "main"}
+			m := message(decision(t, other, events.CheckpointBegun{Attempt: 1, Checkpoint: "step-2.a1", Name: "step-2", WorldSize: 1, Participants: []int{0}}).Event)
+			m.Header[jetstream.ExpectedLastSubjSeqHeader] = []string{"0"}
+			m.Header[jetstream.ExpectedLastSubjSeqSubjHeader] = []string{other.Lane()}
+			m.Header[headerFollows] = []string{"1"} // of another lane
+			if _, err := l.js.PublishMsg(t.Context(), m); err != nil {
+				t.Fatal(err)
+			}
+		}, "was made after event 1 of its lane, and follows event 0"},
+		"on the condition of another lane": {func(t *testing.T, l *Log) {
 			m := message(begun(t, "step-2").Event)
 			m.Header[jetstream.ExpectedLastSubjSeqHeader] = []string{"2"}
-			m.Header["Nats-Expected-Last-Subject-Sequence-Subject"] = []string{"ckpt.>"}
+			m.Header[jetstream.ExpectedLastSubjSeqSubjHeader] = []string{"ckpt.>"}
 			if _, err := l.js.PublishMsg(t.Context(), m); err != nil {
 				t.Fatal(err)
 			}
-			m = message(begun(t, "step-3").Event)
-			m.Header[jetstream.ExpectedLastSubjSeqHeader] = []string{"1"}
-			m.Header["Nats-Expected-Last-Subject-Sequence-Subject"] = []string{"ckpt._._.s.>"}
-			if _, err := l.js.PublishMsg(t.Context(), m); err != nil {
-				t.Fatal(err)
-			}
-		}, "was made after event 1 of its lane, and follows event 3"},
+		}, "void: checkpoint.begun is a decision, and was appended without the condition of its lane"},
 		"a decision twice": {func(t *testing.T, l *Log) {
 			d := begun(t, "step-2")
 			if _, err := l.Decide(t.Context(), d, 2); err != nil {
 				t.Fatal(err)
 			}
 			m := message(d.Event)
-			m.Header[events.HeaderMsgID] = []string{"again"}
+			m.Header.Del(events.HeaderMsgID)
+			m.Header[jetstream.ExpectedLastSubjSeqHeader] = []string{"3"}
+			m.Header[jetstream.ExpectedLastSubjSeqSubjHeader] = []string{trial.Lane()}
 			if _, err := l.js.PublishMsg(t.Context(), m); err != nil {
 				t.Fatal(err)
 			}
@@ -168,6 +182,13 @@ func TestCheckStrangers(t *testing.T) {
 			got, found := checkAll(t, l, CheckOptions{Each: func(e events.Recorded) []string {
 				if e.Sequence == 2 && name == "of the caller" {
 					return []string{"I do not like it"}
+				}
+				body, err := e.Body()
+				if void, ok := body.(*events.Void); ok {
+					return []string{"void: " + void.Why}
+				}
+				if err != nil {
+					t.Error(err)
 				}
 				return nil
 			}})

@@ -36,6 +36,16 @@ func (m stored) header() (nats.Header, error) {
 	return nats.DecodeHeadersMsg(m.Headers)
 }
 
+// readable is what can be read of the headers: nothing where they are none, as the
+// client library delivers such a message too.
+func (m stored) readable() nats.Header {
+	h, err := m.header()
+	if err != nil {
+		return nil
+	}
+	return h
+}
+
 // errNoMessage: the stream has no such message.
 var errNoMessage = errors.New("no such message")
 
@@ -76,11 +86,7 @@ func (l *Log) get(ctx context.Context, q msgGet) (events.Recorded, error) {
 	if err != nil {
 		return events.Recorded{}, err
 	}
-	header, err := m.header()
-	if err != nil {
-		return events.Recorded{}, fmt.Errorf("event %d of the log: headers: %w", m.Seq, err)
-	}
-	return recorded(m.Subject, header, m.Data, m.Seq, m.Time)
+	return recorded(m.Subject, m.readable(), m.Data, m.Seq, m.Time), nil
 }
 
 // At is the event at a sequence. It is [ErrEnd] when the log ends before it,
@@ -110,12 +116,4 @@ func (l *Log) At(ctx context.Context, seq uint64) (events.Recorded, error) {
 		return events.Recorded{}, fmt.Errorf("read event %d of the log at %s: %w", seq, l.opts.where(), err)
 	}
 	return found, nil
-}
-
-func recorded(subject string, header nats.Header, data []byte, seq uint64, at time.Time) (events.Recorded, error) {
-	e, err := events.Decode(events.Message{Subject: subject, Header: header, Data: data})
-	if err != nil {
-		return events.Recorded{}, fmt.Errorf("event %d of the log: %w", seq, err)
-	}
-	return events.Recorded{Event: e, Sequence: seq, Stored: at}, nil
 }

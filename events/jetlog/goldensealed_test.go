@@ -10,6 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
+	"github.com/nats-io/nats.go"
 )
 
 // TestGoldenLogsAreSealed: the logs that are recorded with the folds are the same in an
@@ -40,7 +41,15 @@ func TestGoldenLogsAreSealed(t *testing.T) {
 			lanes := map[events.Scope]uint64{golden[0].Scope: 1}
 			for _, r := range golden[1:] {
 				var seq uint64
-				if r.Scope.Actor == events.Server {
+				if r.Kind == (events.Void{}).Kind() {
+					var v events.Void
+					if err := json.Unmarshal(r.Data, &v); err != nil {
+						t.Fatal(err)
+					}
+					// What it stands for is not recorded. This has its place.
+					seq, err = l.publish(t.Context(), &nats.Msg{Subject: v.Subject, Data: []byte("junk")})
+					lanes[r.Scope] = seq
+				} else if r.Scope.Actor == events.Server {
 					seq, err = l.Decide(t.Context(), events.Decision{Event: r.Event}, lanes[r.Scope])
 					lanes[r.Scope] = seq
 				} else {
@@ -64,6 +73,9 @@ func TestGoldenLogsAreSealed(t *testing.T) {
 				t.Fatalf("%d of %d events are sealed", link.Last, len(golden))
 			}
 			for i, e := range readAll(t, n, 1, link.Last) {
+				if golden[i].Kind == (events.Void{}).Kind() {
+					golden[i] = was[i]
+				}
 				if e.ID != golden[i].ID || string(e.Data) != string(golden[i].Data) || e.Scope != golden[i].Scope || e.Kind != golden[i].Kind || !e.Stored.Equal(was[i].Stored) {
 					t.Fatalf("event %d is %+v, want %+v", i+1, e, golden[i])
 				}

@@ -21,8 +21,8 @@ import (
 // Any other error ends the sequence: [ErrGap] when an event that was in the
 // log is missing or unreadable, or the log ends before from-1; [ErrForeign]
 // when the log was made anew; [ErrEnd] when it ends before until and nothing
-// is appended for ten seconds; or a message that is no event. Sequences that
-// were yielded before an error are good.
+// is appended for ten seconds. Sequences that were yielded before an error are good.
+// In the place of a message that is no event comes an [events.Void].
 func (l *Log) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error] {
 	return func(yield func(events.Recorded, error) bool) {
 		if from == 0 {
@@ -185,13 +185,9 @@ func (r *reader) drain(ctx context.Context, cancel context.CancelCauseFunc, mess
 			r.leap = r.next
 			return nil
 		}
-		event, err := recorded(m.Subject(), m.Headers(), m.Data(), meta.Sequence.Stream, meta.Timestamp)
-		if err != nil {
-			return err
-		}
 		r.next++
 		r.header = m.Headers()
-		if !r.yield(event, nil) {
+		if !r.yield(recorded(m.Subject(), r.header, m.Data(), meta.Sequence.Stream, meta.Timestamp), nil) {
 			return errStop
 		}
 		watchdog.Reset(r.stall)

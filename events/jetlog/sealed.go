@@ -93,17 +93,9 @@ func (r *reader) sealed(ctx context.Context) error {
 		if err != nil {
 			return damagedArchive(err)
 		}
-		header, err := stored{Headers: m.Header}.header()
-		if err != nil {
-			return fmt.Errorf("event %d of the log: headers: %w", m.Sequence, err)
-		}
-		event, err := recorded(m.Subject, header, m.Data, m.Sequence, m.Time)
-		if err != nil {
-			return err
-		}
 		r.next++
-		r.header = header
-		if !r.yield(event, nil) {
+		r.header = stored{Headers: m.Header}.readable()
+		if !r.yield(recorded(m.Subject, r.header, m.Data, m.Sequence, m.Time), nil) {
 			return errStop
 		}
 	}

@@ -286,11 +286,7 @@ func (s *selection) drain(ctx context.Context, messages jetstream.MessagesContex
 			s.again = s.next
 			return false, nil
 		}
-		event, err := recorded(m.Subject(), m.Headers(), m.Data(), seq, meta.Timestamp)
-		if err != nil {
-			return false, err
-		}
-		if err := s.give(event, m.Headers()); err != nil {
+		if err := s.give(recorded(m.Subject(), m.Headers(), m.Data(), seq, meta.Timestamp), m.Headers()); err != nil {
 			return false, err
 		}
 		if s.until != 0 && seq >= min(end, s.until) {

@@ -67,7 +67,7 @@ func TestBrokenTree(t *testing.T) {
 
 func TestArchtestFailsWhenACoreRoomImportsNATS(t *testing.T) {
 	wantFinding(t, os.DirFS("testdata/broken"),
-		"projections/nats.go:4: room projections imports github.com/nats-io/nats.go: only events/jetlog may")
+		"projections/nats.go:4: room projections imports github.com/nats-io/nats.go: only events/jetlog, internal/natstest may")
 }
 
 func TestArchtestFailsWhenACoreRoomReadsTheClock(t *testing.T) {

@@ -95,6 +95,7 @@ func Repository() Law {
 			{Path: "internal/redact", Core: true, NoDeps: true},
 			{Path: "internal/terminal", Core: true, NoDeps: true},
 			{Path: "internal/private", NoDeps: true},
+			{Path: "internal/natstest"},
 			{Path: "internal/share"},
 			{Path: "internal/beneath", May: []string{"internal/share"}},
 			{Path: "internal/durable", May: []string{"internal/beneath", "internal/share"}, NoDeps: true},
@@ -104,7 +105,7 @@ func Repository() Law {
 			{Path: "internal/storm/content", NoDeps: true},
 		},
 		Engines: []Engine{
-			{Prefix: "github.com/nats-io", Owners: []string{"events/jetlog"}},
+			{Prefix: "github.com/nats-io", Owners: []string{"events/jetlog", "internal/natstest"}},
 			{Prefix: "github.com/cockroachdb/pebble/v2/vfs", Owners: []string{"projections/viewdb", "storage", "storage/backend/local", "storage/disk", "storage/foreign", "store"}},
 			{Prefix: "github.com/cockroachdb/pebble", Owners: []string{"projections/viewdb"}},
 			{Prefix: "github.com/NVIDIA/go-nvml", Owners: []string{"gpu"}},

@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -213,10 +214,16 @@ func (db *DB) start() error {
 	case found && c.Store != db.store:
 		return fmt.Errorf("they are %w: of %s, not of %s; delete the directory, it is rebuilt from the log", ErrForeign, c.Store, db.store)
 	case found && c.Reducer == projections.Version:
-		db.sequence = c.Sequence
-		return nil
-	}
-	if found {
+		again, err := db.knowsMore()
+		if err != nil {
+			return err
+		}
+		if !again {
+			db.sequence = c.Sequence
+			return nil
+		}
+		db.log.Info("the views are made anew from the log: this program knows events that the one before it did not")
+	case found:
 		db.log.Warn("the views are of another version of this program and are made anew from the log", "theirs", c.Reducer, "ours", projections.Version)
 	}
 	b := db.pebble.NewBatch()
@@ -228,6 +235,13 @@ func (db *DB) start() error {
 		err = b.Commit(pebble.Sync)
 	}
 	return errors.Join(err, b.Close())
+}
+
+// knowsMore reports whether this program knows an event that the rows were folded
+// without.
+func (db *DB) knowsMore() (bool, error) {
+	unknown, err := projections.AllNewer(reader{db.pebble})
+	return slices.ContainsFunc(unknown, projections.Newer.Known), err
 }
 
 func readCursor(r pebble.Reader) (c cursor, found bool, err error) {

@@ -1,0 +1,115 @@
+package events
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// ErrNewer says that an event was written by a newer version of this program.
+var ErrNewer = errors.New("written by a newer version")
+
+// NewerError names an event in a well-formed envelope that this version does not
+// know. It is an [ErrNewer]. Such an event is never a [Void].
+type NewerError struct {
+	ID      string
+	Kind    Kind
+	Version int
+}
+
+// Error implements error.
+func (e *NewerError) Error() string {
+	what := fmt.Sprintf("the unknown kind %q", e.Kind)
+	if e.Kind.Known() {
+		what = fmt.Sprintf("version %d of %s, this program knows version 1", e.Version, e.Kind)
+	}
+	return fmt.Sprintf("event %s has %s: it was %v: upgrade this program to read it", e.ID, what, ErrNewer)
+}
+
+// Is makes every NewerError an [ErrNewer].
+func (e *NewerError) Is(target error) bool { return target == ErrNewer }
+
+// Void stands for a message of the log that is no event. No program appends it:
+// readers put it in the place of the message, so that no sequence is missing, and
+// folds and subscribers go on behind it. What is void follows from the message and
+// its sequence alone, so every reader of one version says the same. The owner of
+// the store records it by [LogVoided].
+type Void struct {
+	Subject string `json:"subject"`
+	Digest  string `json:"digest"` // SHA-256 over subject, a line feed and body, in hex
+	Why     string `json:"why"`
+}
+
+// Kind implements [Body]. It is in no subject of the log.
+func (Void) Kind() Kind { return "log.void" }
+
+// longText is how much of a text from outside a [Void] keeps, in bytes.
+const longText = 512
+
+// NewVoid stands for the message at a sequence, which was stored at a time. Its scope is what the
+// subject says, as far as that can be read: a message below the lane of an aggregate
+// takes a place in it.
+func NewVoid(m Message, sequence uint64, at time.Time, why error) Event {
+	v := voidOf(m.Subject, m.Data, why)
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // three texts
+	}
+	return Event{
+		ID: fmt.Sprintf("void-%d-%s", sequence, v.Digest[:16]), Kind: v.Kind(), Version: 1, Source: "log", Time: at.UTC(),
+		Scope: scopeIn(m.Subject), Data: data,
+	}
+}
+
+func voidOf(subject string, data []byte, why error) *Void {
+	text := why.Error()
+	for _, said := range []string{"message on %q: ", "subject %q: "} {
+		text = strings.TrimPrefix(text, fmt.Sprintf(said, subject))
+	}
+	return &Void{Subject: shortText(subject), Digest: VoidDigest(subject, data), Why: shortText(text)}
+}
+
+// VoidDigest is the digest of a [Void] that stands for such a message.
+func VoidDigest(subject string, data []byte) string {
+	h := sha256.New()
+	h.Write([]byte(subject + "\n"))
+	h.Write(data)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// shortText is valid UTF-8, and short.
+func shortText(text string) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	if len(text) <= longText {
+		return text
+	}
+	end := longText
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + "…"
+}
+
+// scopeIn is what can be read of the scope in a subject that may be none. Without a
+// run and a trial it is empty.
+func scopeIn(subject string) (s Scope) {
+	tokens := strings.Split(subject, ".")
+	if len(tokens) < 4 || tokens[0] != Prefix {
+		return s
+	}
+	run, err1 := DecodeName(tokens[1])
+	trial, err2 := DecodeName(tokens[2])
+	if err1 != nil || err2 != nil || len(run) > maxName || len(trial) > maxName {
+		return s
+	}
+	s.Run, s.Trial = run, trial
+	if actor := Actor(tokens[3]); actor.validate() == nil {
+		s.Actor = actor
+	}
+	return s
+}

@@ -1,0 +1,73 @@
+package projections
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// Void is a message of the log that is no event.
+type Void struct {
+	Sequence uint64    `json:"sequence"`
+	At       time.Time `json:"at"` // when it was stored
+	events.Void
+	RecordedSeq uint64 `json:"recorded_seq,omitempty"` // of the owner's log.voided; 0 before it
+}
+
+// Voids are the messages that are no events, in the order of the log. With open,
+// only those that no owner has recorded.
+func Voids(r Reader, open bool) (list []Void, err error) {
+	err = each(r, key(keyVoid), func(v Void) error {
+		if !open || v.RecordedSeq == 0 {
+			list = append(list, v)
+		}
+		return nil
+	})
+	return list, err
+}
+
+// Newer is the first event of a run that this version of the program does not know.
+type Newer struct {
+	Run      string      `json:"run"` // [events.None] if it is of the store
+	Sequence uint64      `json:"sequence"`
+	Kind     events.Kind `json:"kind"`
+	Version  int         `json:"version"`
+}
+
+// Known reports whether this version of the program knows such an event.
+func (n Newer) Known() bool { return n.Kind.Known() && n.Version == 1 }
+
+// NewerError says that a run, or the store, has an event which this version does not
+// know, so that it can say nothing of it. It is an [events.ErrNewer].
+type NewerError struct{ Newer }
+
+// Error implements error.
+func (e *NewerError) Error() string {
+	of := fmt.Sprintf("run %q has", e.Run)
+	if e.Run == events.None {
+		of = "the store has"
+	}
+	return fmt.Sprintf("%s event %d, %s.v%d, which was %v: upgrade this program", of, e.Sequence, e.Kind, e.Version, events.ErrNewer)
+}
+
+// Is makes every NewerError an [events.ErrNewer].
+func (e *NewerError) Is(target error) bool { return target == events.ErrNewer }
+
+// AllNewer are the first events that are not known, one a run.
+func AllNewer(r Reader) ([]Newer, error) { return all[Newer](r, key(keyNewer)) }
+
+// Understood is a [*NewerError] if not all events of a run, or of the store, are known.
+// What its rows say is then not to be relied on.
+func Understood(r Reader, run string) error {
+	for _, name := range []string{events.None, run} {
+		n, found, err := load[Newer](r, key(keyNewer, name))
+		switch {
+		case err != nil:
+			return err
+		case found:
+			return &NewerError{n}
+		}
+	}
+	return nil
+}
