@@ -100,7 +100,12 @@ const (
 func TestIntruder(t *testing.T) {
 	t.Parallel()
 	owner, addr := listening(t, made(t), &jetlog.Listen{Address: "127.0.0.1:0", Token: secretToken})
-	url := "nats://" + addr
+	intrudes(t, owner, "nats://"+addr)
+}
+
+// intrudes attacks a store by the URL of its front, by which others work meanwhile.
+func intrudes(t *testing.T, owner *Store, url string) {
+	t.Helper()
 	access := &Access{Token: secretToken}
 	trainer := openWith(t, Options{Location: url, Access: access})
 	defer shut(t, trainer)

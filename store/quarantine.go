@@ -33,6 +33,9 @@ func (q *quarantine) keep(ctx context.Context) {
 	said := false
 	for {
 		err := q.record(ctx)
+		if errors.Is(err, jetlog.ErrNotAllowed) {
+			return // others may
+		}
 		if err != nil && ctx.Err() == nil && !said {
 			said = true
 			q.logger.Warn("messages of the log that are no events are not recorded yet; it is tried again", "error", err)

@@ -124,16 +124,31 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if s.local, err = follow(ctx, "", log, s); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			s.end()
+			s.leasing.Wait()
+			err = errors.Join(err, s.local.close())
+		}
+	}()
+	if at.owned && o.Listen != nil {
+		return nil, fmt.Errorf("%w: %s is served by the owner of %s already: clients connect to it", ErrLocation, jetlog.Redacted(o.Location), at.dir)
+	}
 	if at.owned || o.Reader {
 		return s, nil
 	}
 	// No process owns a server's store: each that opens it does an owner's work.
-	if err = repairAll(ctx, s, log, s.local.db.View, 0, unpaced); err != nil {
-		return nil, errors.Join(err, s.local.close())
+	if err := repairAll(ctx, s, log, s.local.db.View, 0, unpaced); err != nil {
+		return nil, err
 	}
 	if !o.LeaveVoids {
 		q := &quarantine{log: log, view: s.local.db.View, logger: o.Logger}
 		s.leasing.Go(func() { q.keep(s.life) })
+	}
+	if o.Listen != nil {
+		if s.relay, err = s.startRelay(ctx); err != nil {
+			return nil, err
+		}
 	}
 	return s, nil
 }

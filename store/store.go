@@ -87,7 +87,7 @@ type Options struct {
 	// Access to the server of a URL; nil reads the environment.
 	Access *Access
 	// Listen, when set, lets clients in over TCP while this process owns the
-	// directory; Bound, when set, is told of each address. It must not block. On
+	// directory, or has a URL's store open; Bound, when set, is told of each address. It must not block. On
 	// loopback, a listener without a token or client certificates is given a new
 	// token, which clients of this user find: see [TokenFile].
 	Listen *jetlog.Listen
@@ -138,6 +138,7 @@ type Store struct {
 
 	learning sync.Mutex // one checkpoint at a time
 	local    *follower  // of a URL; nil with a directory
+	relay    *relay     // of a URL, with Listen
 }
 
 // Views answers queries from the projections. An answer holds at least what
@@ -163,16 +164,16 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
+	if o.Listen != nil {
+		listen, made := withToken(*o.Listen)
+		o.Listen, o.sharing = &listen, made
+	}
 	if o.Location = location; isURL {
 		return openURL(ctx, o)
 	}
 	dir, err := filepath.Abs(o.Location)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
-	}
-	if o.Listen != nil {
-		listen, made := withToken(*o.Listen)
-		o.Listen, o.sharing = &listen, made
 	}
 	s, err := closedStore(dir, o)
 	if err != nil {
@@ -272,9 +273,13 @@ func (s *Store) Close() error {
 	s.end()
 	s.leasing.Wait()
 	if s.local != nil {
+		var ended error
+		if s.relay != nil {
+			ended = s.relay.close()
+		}
 		err := s.local.close()
 		s.Log.Close()
-		return errors.Join(err, s.runtime.release())
+		return errors.Join(ended, err, s.runtime.release())
 	}
 	return errors.Join(s.owner.close(), s.runtime.release())
 }

@@ -31,6 +31,13 @@ What a trainer decides is taken only from the client that has the lease of the
 run, while one has it. Checkpoints of other runs are deleted only with
 --client-delete. --client-runs and --client-bytes bound what clients append.
 
+With a nats:// URL as --store, serve --listen lets clients in to that server's store
+in the same way. It alone has the server's credentials, from the URL or from
+$CKPTSTORE_STORE_TOKEN and the like; what clients show is in --token-file, --tls-ca.
+Several such processes may run at the same time, on any machines; clients may name
+all of them, separated by commas. Only processes with the server's own credentials
+can do more.
+
 On loopback, without --token-file and --tls-ca, serve makes a token, in a file
 that only its user can read. Clients of the same user on this machine find it by
 the address in nats://127.0.0.1:PORT; other clients are given it, or its file. Its
@@ -48,10 +55,11 @@ func (a *app) serveCommand() *cobra.Command {
 		Use: "serve", Short: "Own a store until stopped, so that others connect to it", Args: args(cobra.NoArgs),
 		Long: serveHelp,
 		Example: `  ckptstore serve --store ckpts
-  ckptstore serve --store ckpts --listen 0.0.0.0:4222 --token-file token --tls-cert cert.pem --tls-key key.pem`,
+  ckptstore serve --store ckpts --listen 0.0.0.0:4222 --token-file token --tls-cert cert.pem --tls-key key.pem
+  ckptstore serve --store nats://user:secret@cluster:4222 --listen 127.0.0.1:4223`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if store.IsURL(a.location) {
-				return usageError{fmt.Errorf("serve %s: a store on a server has no owner, there is nothing to serve: start a NATS server there (`nats-server -js`), or name a directory with --store",
+			if store.IsURL(a.location) && address == "" {
+				return usageError{fmt.Errorf("serve %s: a store on a server has no owner: say with --listen HOST:PORT where clients without that server's credentials are let in, or name a directory with --store",
 					jetlog.Redacted(a.location))}
 			}
 			o := a.options()
@@ -59,7 +67,7 @@ func (a *app) serveCommand() *cobra.Command {
 				return usageError{fmt.Errorf("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-runs, --client-delete and --client-bytes are for clients over TCP: say where with --listen HOST:PORT")}
 			}
 			if address != "" {
-				if access.TokenFile == "" {
+				if access.TokenFile == "" && !store.IsURL(a.location) { // of a server it is that server's
 					access.Token = os.Getenv(store.EnvToken)
 					access.TokenFile = os.Getenv(store.EnvTokenFile)
 				}
@@ -95,7 +103,7 @@ func (a *app) serveCommand() *cobra.Command {
 			}
 			return a.withOptions(c.Context(), o, func(s *store.Store) error {
 				state := "serving"
-				if !s.Owns() {
+				if !s.Owns() && !store.IsURL(a.location) {
 					state = "another process owns this store; standing by for"
 					if address != "" {
 						state = "another process owns this store, nobody is let in on " + address + " until it ends; standing by for"

@@ -229,9 +229,9 @@ func inboxName(id string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// lives reports whether a session of this name has a connection.
+// lives reports whether a session of this name has a connection, or may have one.
 func (f *Front) lives(name string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.claims[name] != nil || time.Since(f.began) < f.limits.Comeback
+	return f.o.Several || f.claims[name] != nil || time.Since(f.began) < f.limits.Comeback
 }

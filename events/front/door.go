@@ -131,10 +131,16 @@ func (s *session) connectServer(noResponders bool) error {
 	if _, err := serverInfo(s.from, server, s.f.limits); err != nil {
 		return err
 	}
-	hello, err := json.Marshal(map[string]any{
+	say := map[string]any{
 		"verbose": false, "pedantic": false, "echo": true, "headers": true, "no_responders": noResponders,
 		"protocol": 0, "lang": "go", "version": "1", "name": s.principal.Name,
-	})
+	}
+	if s.f.o.Credentials != nil {
+		for name, value := range s.f.o.Credentials() {
+			say[name] = value
+		}
+	}
+	hello, err := json.Marshal(say)
 	if err != nil {
 		return err
 	}

@@ -40,7 +40,12 @@ import (
 type Options struct {
 	// Dial opens a connection to the server, with the rights of a client.
 	Dial func() (net.Conn, error)
-	Log  Log
+	// Credentials, when set, are members of CONNECT that the server asks for.
+	Credentials func() map[string]string
+	// Several says that other fronts stand before the same log: a session that is not
+	// known here may live there.
+	Several bool
+	Log     Log
 	// Buckets are the names of those whose entries clients may read and write.
 	Buckets []string
 	// Asks are other subjects that clients may send requests to.
