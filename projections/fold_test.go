@@ -341,13 +341,22 @@ func TestVoid(t *testing.T) {
 	if trial, err := GetTrial(m, "demo", "main"); err != nil || trial.LaneSeq != 3 {
 		t.Errorf("the lane ends at %d, %v", trial.LaneSeq, err)
 	}
-	all, err := Voids(m, true)
+	voids := func(open bool) (list []Void, err error) {
+		err = Voids(m, 0, func(v Void) error {
+			if !open || v.RecordedSeq == 0 {
+				list = append(list, v)
+			}
+			return nil
+		})
+		return list, err
+	}
+	all, err := voids(true)
 	if err != nil || len(all) != 2 || all[0].Sequence != 2 || all[1].Sequence != 3 || all[1].Why != "short" {
 		t.Fatalf("%+v, %v", all, err)
 	}
 	open := func(want int, why string) {
 		t.Helper()
-		if left, err := Voids(m, true); err != nil || len(left) != want {
+		if left, err := voids(true); err != nil || len(left) != want {
 			t.Errorf("%s: %d are open, want %d, %v", why, len(left), want, err)
 		}
 	}
@@ -364,7 +373,7 @@ func TestVoid(t *testing.T) {
 	say(7, own, 3, all[1].Digest)
 	open(1, "recorded")
 	say(8, own, 3, all[1].Digest)
-	if all, err := Voids(m, false); err != nil || len(all) != 2 || all[1].RecordedSeq != 7 {
+	if all, err := voids(false); err != nil || len(all) != 2 || all[1].RecordedSeq != 7 {
 		t.Errorf("%+v, %v", all, err)
 	}
 }

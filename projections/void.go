@@ -15,16 +15,16 @@ type Void struct {
 	RecordedSeq uint64 `json:"recorded_seq,omitempty"` // of the owner's log.voided; 0 before it
 }
 
-// Voids are the messages that are no events, in the order of the log. With open,
-// only those that no owner has recorded.
-func Voids(r Reader, open bool) (list []Void, err error) {
-	err = each(r, key(keyVoid), func(v Void) error {
-		if !open || v.RecordedSeq == 0 {
-			list = append(list, v)
+// Voids calls visit for the messages that are no events behind a sequence, in the
+// order of the log, up to the first error, which it returns.
+func Voids(r Reader, behind uint64, visit func(Void) error) error {
+	return r.Scan(voidKey(behind+1), after(key(keyVoid)), func(k, value []byte) error {
+		var v Void
+		if err := decode(k, value, &v); err != nil {
+			return err
 		}
-		return nil
+		return visit(v)
 	})
-	return list, err
 }
 
 // Newer is the first event of a run that this version of the program does not know.

@@ -25,8 +25,11 @@ type quarantine struct {
 	log    *jetlog.Log
 	view   func(func(projections.Reader) error) error
 	logger *slog.Logger
-	until  uint64 // of the voids, by sequence: these are recorded
+	until  uint64 // all up to this sequence are recorded
 }
+
+// errEnough ends a look at the voids.
+var errEnough = errors.New("enough for now")
 
 // keep records what comes until ctx ends.
 func (q *quarantine) keep(ctx context.Context) {
@@ -49,20 +52,24 @@ func (q *quarantine) keep(ctx context.Context) {
 // record decides about the messages that the views know of.
 func (q *quarantine) record(ctx context.Context) error {
 	var open []projections.Void
-	if err := q.view(func(r projections.Reader) (err error) {
-		open, err = projections.Voids(r, true)
-		return err
-	}); err != nil {
+	seen := q.until
+	if err := q.view(func(r projections.Reader) error {
+		return projections.Voids(r, q.until, func(v projections.Void) error {
+			switch {
+			case len(open) == quarantineMost:
+				return errEnough
+			case v.RecordedSeq == 0:
+				open = append(open, v)
+			case len(open) == 0:
+				seen = v.Sequence
+			}
+			return nil
+		})
+	}); err != nil && !errors.Is(err, errEnough) {
 		return err
 	}
-	n := 0
+	q.until = seen
 	for _, v := range open {
-		if v.Sequence <= q.until { // the views have not come to the decision
-			continue
-		}
-		if n++; n > quarantineMost {
-			return nil
-		}
 		end, err := q.log.LaneEnd(ctx, events.Aggregate{})
 		if err != nil {
 			return err

@@ -101,9 +101,13 @@ func TestNoMessageIsFatal(t *testing.T) {
 	eventually(t, "all voids recorded", func() bool {
 		open := 0
 		err := s.local.db.View(func(r projections.Reader) error {
-			list, err := projections.Voids(r, true)
-			open = len(list)
-			return err
+			open = 0
+			return projections.Voids(r, 0, func(v projections.Void) error {
+				if v.RecordedSeq == 0 {
+					open++
+				}
+				return nil
+			})
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -223,9 +227,10 @@ func TestOwnerPassesOver(t *testing.T) {
 	void := decides("run", 1, `"step-1.a1"`)
 	eventually(t, "a record of the void", func() (is bool) {
 		err := s.owner.ownership().views.db.View(func(r projections.Reader) error {
-			list, err := projections.Voids(r, false)
-			is = len(list) == 1 && list[0].Sequence == void && list[0].RecordedSeq > void
-			return err
+			return projections.Voids(r, 0, func(v projections.Void) error {
+				is = v.Sequence == void && v.RecordedSeq > void
+				return nil
+			})
 		})
 		return is && err == nil
 	})
