@@ -18,12 +18,16 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
+// cutPatience is how long a process waits for an owner whose log is cut all the time:
+// on a machine that is busy, one cut after the other may take many seconds.
+const cutPatience = time.Minute
+
 // train saves checkpoints for ever, and says of each that it was acknowledged; every
 // few of them it deletes all but the newest. It is a process of its own, which may own
 // the store and cuts its log often.
 func train(ctx context.Context) error {
 	run := os.Getenv("CKPTSTORE_TEST_RUN")
-	s, err := Open(ctx, Options{Location: os.Getenv("CKPTSTORE_TEST_DIR"), cutting: &often})
+	s, err := Open(ctx, Options{Location: os.Getenv("CKPTSTORE_TEST_DIR"), cutting: &often, Patience: cutPatience})
 	if err != nil {
 		return err
 	}
@@ -165,7 +169,7 @@ func TestBackupWhileTraining(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
 	all := startTrainers(t, dir)
-	s, err := Open(t.Context(), Options{Location: dir, cutting: &often})
+	s, err := Open(t.Context(), Options{Location: dir, cutting: &often, Patience: cutPatience})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -140,7 +140,10 @@ func intrudes(t *testing.T, owner *Store, url string) {
 	working, rest := context.WithCancel(t.Context())
 	work := make(chan error, 1)
 	go func() {
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
 		for n := 1; working.Err() == nil; n++ {
+			<-tick.C
 			f, err := metrics(fmt.Sprintf("work-%d", n), "run", n)
 			if err == nil {
 				_, err = trainer.Log.Append(t.Context(), f)
