@@ -68,9 +68,11 @@ func (s *Server) stand(ctx context.Context) (*front.Front, error) {
 	return f, nil
 }
 
+// close leaves the consumers of clients that have just ended to the server, which
+// ends too, or drops them by itself: the next owner is waited for.
 func (g *guard) close() {
-	g.pending.Wait()
 	g.l.Close()
+	g.pending.Wait()
 }
 
 // Tail implements [front.Log].
