@@ -103,7 +103,10 @@ func heard(path string) (said string, err error) {
 	buffer := make([]byte, 16)
 	n := 0
 	if err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit), unix.Connect(fd, &unix.SockaddrUnix{Name: path})); err == nil {
-		n, err = unix.Read(fd, buffer)
+		// The runtime's own signals interrupt a read that has a deadline.
+		for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+			n, err = unix.Read(fd, buffer)
+		}
 	}
 	return string(buffer[:max(0, n)]), err
 }
