@@ -60,53 +60,69 @@ func Encode(e Event) Message {
 }
 
 // Decode is the inverse of [Encode]. Headers it does not know are ignored;
-// a missing or contradicting one is an error that names it. The body is not
-// looked into: see [Event.Body].
+// a missing or contradicting one is an error that names it. The body is JSON, and
+// is not looked into: see [Event.Body].
 func Decode(m Message) (Event, error) {
-	bad := func(format string, args ...any) (Event, error) {
-		return Event{}, fmt.Errorf("message on %q: %s", m.Subject, fmt.Sprintf(format, args...))
+	e, err := Envelope(m.Subject, func(name string) string {
+		if v := m.Header[name]; len(v) == 1 {
+			return v[0]
+		}
+		return ""
+	}, m.Data)
+	if err == nil && !json.Valid(m.Data) {
+		return Event{}, fmt.Errorf("message on %q: body is not JSON", m.Subject)
 	}
-	scope, kind, err := ParseSubject(m.Subject)
+	return e, err
+}
+
+// Envelope is [Decode] without a look at the body, which [Event.Body] takes. header
+// returns the value of a header, "" for one that is missing or repeated.
+func Envelope(subject string, header func(name string) string, body json.RawMessage) (Event, error) {
+	bad := func(format string, args ...any) (Event, error) {
+		return Event{}, fmt.Errorf("message on %q: %s", subject, fmt.Sprintf(format, args...))
+	}
+	scope, kind, err := ParseSubject(subject)
 	if err != nil {
 		return Event{}, err
 	}
 	if kind == (Void{}).Kind() {
 		return bad("%s stands for what is no event", kind)
 	}
-	get := func(name string) string {
-		if v := m.Header[name]; len(v) == 1 {
-			return v[0]
-		}
-		return ""
+	e := Event{
+		ID: header(HeaderID), Kind: kind, Source: header(HeaderSource), Scope: scope, Data: body,
+		Principal: header(HeaderActor),
 	}
-	for _, name := range []string{HeaderID, HeaderType, HeaderTime} {
-		if get(name) == "" {
-			return bad("header %s is missing or repeated", name)
+	typ, at := header(HeaderType), header(HeaderTime)
+	for _, required := range [...]struct{ name, value string }{{HeaderID, e.ID}, {HeaderType, typ}, {HeaderTime, at}} {
+		if required.value == "" {
+			return bad("header %s is missing or repeated", required.name)
 		}
 	}
-	if spec := get(HeaderSpec); spec != specVersion {
+	if spec := header(HeaderSpec); spec != specVersion {
 		return bad("header %s is %q, want 1.0", HeaderSpec, spec)
 	}
-	if ct := get(HeaderContentType); ct != contentType {
+	if ct := header(HeaderContentType); ct != contentType {
 		return bad("header %s is %q, want %s", HeaderContentType, ct, contentType)
 	}
-	version, ok := strings.CutPrefix(get(HeaderType), Prefix+"."+string(kind)+".v")
+	version, ok := cutType(typ, kind)
 	if !ok {
-		return bad("header %s is %q, which contradicts the subject", HeaderType, get(HeaderType))
+		return bad("header %s is %q, which contradicts the subject", HeaderType, typ)
 	}
-	v, err := strconv.Atoi(version)
-	if err != nil || v < 1 {
+	if e.Version, err = strconv.Atoi(version); err != nil || e.Version < 1 {
 		return bad("header %s has no version", HeaderType)
 	}
-	at, err := time.Parse(time.RFC3339Nano, get(HeaderTime))
-	if err != nil {
+	if e.Time, err = time.Parse(time.RFC3339Nano, at); err != nil {
 		return bad("header %s: %v", HeaderTime, err)
 	}
-	if !json.Valid(m.Data) {
-		return bad("body is not JSON")
+	return e, nil
+}
+
+// cutType returns what a CloudEvents type has behind "ckpt.<kind>.v".
+func cutType(typ string, kind Kind) (version string, ok bool) {
+	for _, part := range [...]string{Prefix, ".", string(kind), ".v"} {
+		if typ, ok = strings.CutPrefix(typ, part); !ok {
+			return "", false
+		}
 	}
-	return Event{
-		ID: get(HeaderID), Kind: kind, Version: v, Source: get(HeaderSource),
-		Time: at, Scope: scope, Data: m.Data, Principal: get(HeaderActor),
-	}, nil
+	return typ, true
 }

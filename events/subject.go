@@ -137,6 +137,9 @@ func EncodeName(name string) string {
 	case "_":
 		return "%5F"
 	}
+	if allPlain(name) {
+		return name
+	}
 	var b strings.Builder
 	for i := range len(name) {
 		if c := name[i]; plain(c) {
@@ -153,6 +156,9 @@ func EncodeName(name string) string {
 func DecodeName(token string) (string, error) {
 	if token == "_" {
 		return None, nil
+	}
+	if token != "" && allPlain(token) {
+		return token, nil
 	}
 	var b strings.Builder
 	for i := 0; i < len(token); i++ {
@@ -175,6 +181,15 @@ func DecodeName(token string) (string, error) {
 		return "", fmt.Errorf("name %q is not in its canonical form %q", token, EncodeName(name))
 	}
 	return name, nil
+}
+
+func allPlain(name string) bool {
+	for i := range len(name) {
+		if !plain(name[i]) {
+			return false
+		}
+	}
+	return true
 }
 
 func plain(c byte) bool {

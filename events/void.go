@@ -51,9 +51,9 @@ func (Void) Kind() Kind { return "log.void" }
 // longText is how much of a text from outside a [Void] keeps, in bytes.
 const longText = 512
 
-// NewVoid stands for the message at a sequence, which was stored at a time. Its scope is what the
-// subject says, as far as that can be read: a message below the lane of an aggregate
-// takes a place in it.
+// NewVoid stands for the message at a sequence, which was stored at a time. Its scope
+// is what the subject says, as far as that can be read: a message below the lane of
+// an aggregate takes a place in it.
 func NewVoid(m Message, sequence uint64, at time.Time, why error) Event {
 	v := voidOf(m.Subject, m.Data, why)
 	data, err := json.Marshal(v)

@@ -83,7 +83,7 @@ type Table interface {
 
 // Apply folds one event into t. Events must be applied in the order of their
 // sequence, each once. After an error t may hold a part of the event's rows
-// and must be dropped. A message that is no event is counted; an event of an
+// and must be dropped. A message that is no event gets a row of its own; an event of an
 // unknown kind or of a newer version leaves its run with [Understood] an error.
 func Apply(t Table, r events.Recorded) error {
 	f := fold{t: t, r: r, run: r.Scope.Run, name: r.Scope.Trial}

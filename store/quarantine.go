@@ -14,7 +14,7 @@ import (
 const (
 	// quarantineEvery is how often an owner looks for messages that are no events.
 	quarantineEvery = time.Second
-	// quarantineMost is how many it records each time: somebody may append many.
+	// quarantineMost is how many it records each time: there may be many.
 	quarantineMost = 100
 )
 

@@ -164,9 +164,8 @@ func (s *session) judgeSome(b *batch) {
 	some := b.some
 	b.some = nil
 	b.judging.Go(func() {
-		j := newJudge(s.f.limits, s.door.Grant)
 		for _, m := range some {
-			e, why := j.event(m.subject, m.header, m.payload)
+			e, why := s.judge.event(m.subject, m.header, m.payload)
 			if why == nil && e.Kind.Decides() {
 				why = refuse(CodeLane, "%s is a decision: it is appended alone", e.Kind)
 			}

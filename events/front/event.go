@@ -1,7 +1,6 @@
 package front
 
 import (
-	"errors"
 	"strconv"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -74,26 +73,15 @@ func (s *session) event(f frame, h header) error {
 	return s.pass(f.subject, f.reply, h, f.payload)
 }
 
-// judge holds events to what does not depend on the log. It is for one goroutine.
+// judge holds events to what does not depend on the log.
 type judge struct {
 	largest int
 	grant   Grant
-	headers map[string][]string    // of the event in hand
-	values  [headerMost + 1]string // in them
-}
-
-func newJudge(l Limits, g Grant) *judge {
-	return &judge{largest: l.Payload, grant: g, headers: map[string][]string{}}
 }
 
 // event decodes an event.
-func (j *judge) event(subject string, h header, payload []byte) (events.Event, *Refusal) {
-	clear(j.headers)
-	for i, field := range h {
-		j.values[i] = field.value
-		j.headers[field.name] = j.values[i : i+1]
-	}
-	e, err := events.Decode(events.Message{Subject: subject, Header: j.headers, Data: payload})
+func (j judge) event(subject string, h header, payload []byte) (events.Event, *Refusal) {
+	e, err := events.Envelope(subject, h.get, payload)
 	if err != nil {
 		return e, refuse(CodeEvent, "%v", err)
 	}
@@ -111,11 +99,7 @@ func (j *judge) event(subject string, h header, payload []byte) (events.Event, *
 	case !j.grant.Run(e.Scope.Run):
 		return e, j.grant.otherRun(e.Scope.Run)
 	}
-	body, err := e.Body()
-	if void, ok := body.(*events.Void); ok {
-		err = errors.New(void.Why)
-	}
-	if err != nil {
+	if err := e.CheckBody(); err != nil {
 		return e, refuse(CodeEvent, "%v", err)
 	}
 	if n := h.size() + len(payload) + jetStreamAdds; n > j.largest {

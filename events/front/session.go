@@ -28,7 +28,7 @@ type session struct {
 	from *reader // of the server's
 	to   *output // to the server
 
-	judge     *judge
+	judge     judge
 	batch     *batch
 	consumers map[string]*consumer // that this session has made, by name
 	charged   int64                // bytes of the frame in hand, of the budget of all
@@ -52,7 +52,7 @@ func (s *session) run() {
 	defer s.f.leave(s)
 	defer s.forget()
 	defer s.close()
-	s.subs, s.consumers, s.judge = map[string]*subscription{}, map[string]*consumer{}, newJudge(s.f.limits, s.door.Grant)
+	s.subs, s.consumers, s.judge = map[string]*subscription{}, map[string]*consumer{}, judge{s.f.limits.Payload, s.door.Grant}
 	err := s.greet()
 	if err == nil {
 		var outbound sync.WaitGroup

@@ -56,8 +56,9 @@ type CheckOptions struct {
 
 // Check reads every sequence from 1 to the end that the log has now, and does
 // not stop at damage: a sequence that cannot be read is a finding, and the next
-// one that can is looked for. It holds the server's counts to be those of what
-// was read, no decision to be there twice, and every decision to follow the one that it was made after:
+// one that can is looked for. It holds the server's counts to be those of what was
+// read, no decision to be there twice, and every decision to follow the one that it
+// was made after:
 //
 //	lane ckpt.a.main.s.>      4 ──▶ 7 ──▶ 12     each message has the sequence
 //	                          0     4     7      that was the end of its lane

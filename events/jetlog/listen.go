@@ -88,6 +88,14 @@ func (o Listen) hostPort() (host string, port int, err error) {
 	return host, port, nil
 }
 
+func (o Listen) listen() (net.Listener, error) {
+	l, err := net.Listen("tcp", o.Address)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w; choose another address, or end the process that has it", o.Address, err)
+	}
+	return l, nil
+}
+
 // Listen lets clients in over TCP at the address of [ServerOptions].Listen, through
 // a front, and returns the address. It is called once, when the log was found to
 // be sound. The front asks the log over a connection of its own.
@@ -95,12 +103,9 @@ func (s *Server) Listen(ctx context.Context) (net.Addr, error) {
 	if s.o.Listen == nil {
 		return nil, errors.New("listen: the log's server was started without an address")
 	}
-	bad := func(err error) (net.Addr, error) {
-		return nil, fmt.Errorf("listen on %s: %w; choose another address, or end the process that has it", s.o.Listen.Address, err)
-	}
-	l, err := net.Listen("tcp", s.o.Listen.Address)
+	l, err := s.o.Listen.listen()
 	if err != nil {
-		return bad(err)
+		return nil, err
 	}
 	f, err := s.stand(ctx)
 	if err != nil {

@@ -32,8 +32,8 @@ const rawBatch = 48
 //	S: HMSG ckpt.a.main.s.group.started 1 $JS.ACK.CKPT.x.1.65537.1.<time>.<left> 388 512
 //
 // It is for processes that have the server or reach the owner's socket; it needs a
-// dialer and no token. It ends with an error at the first message that is missing, is not retried, and does not outlive its
-// connection: the caller begins again.
+// dialer and no token. It ends with an error at the first message that is missing, is
+// not retried, and does not outlive its connection: the caller begins again.
 func (l *Log) Raw(ctx context.Context, from, until uint64) iter.Seq2[archive.Message, error] {
 	return func(yield func(archive.Message, error) bool) {
 		err := l.raw(ctx, from, until, func(m archive.Message) bool { return yield(m, nil) })

@@ -11,8 +11,8 @@ import (
 )
 
 // recorded is the event that a message of the log is. A message that is none is an
-// [events.Void], by rules that need the message and its sequence alone: nothing that
-// somebody appends may stop those who read the log.
+// [events.Void], by rules that need the message and its sequence alone: no message
+// may stop the readers of the log.
 func recorded(subject string, header nats.Header, data []byte, seq uint64, at time.Time) events.Recorded {
 	m := events.Message{Subject: subject, Header: header, Data: data}
 	e, err := events.Decode(m)

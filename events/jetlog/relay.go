@@ -43,7 +43,7 @@ func (l *Log) Relay(ctx context.Context, o RelayOptions) (*Relay, net.Addr, erro
 	if err != nil {
 		return bad(err)
 	}
-	g := &guard{l: log} // nobody is the owner
+	g := &guard{l: log} // this process does not own the log
 	if _, _, err := log.Open(ctx); err != nil {
 		g.close()
 		return bad(err)
@@ -65,11 +65,11 @@ func (l *Log) Relay(ctx context.Context, o RelayOptions) (*Relay, net.Addr, erro
 		g.close()
 		return bad(err)
 	}
-	tcp, err := net.Listen("tcp", listen.Address)
+	tcp, err := listen.listen()
 	if err != nil {
 		f.Close()
 		g.close()
-		return bad(fmt.Errorf("%w; choose another address, or end the process that has it", err))
+		return nil, nil, err
 	}
 	r := &Relay{guard: g, front: f}
 	r.done.Go(func() { _ = f.Serve(tcp, front.Door{Token: listen.Token, TLS: listen.TLS, Grant: listen.Grant}) })

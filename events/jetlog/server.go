@@ -239,7 +239,7 @@ func (s *Server) Serve(l net.Listener) error {
 	case err != nil:
 		return fmt.Errorf("serve the log on %s: %w", l.Addr(), err)
 	}
-	// Whoever comes in here has the files of the store too.
+	// A process that comes in here can open the files of the store too.
 	return f.Serve(l, front.Door{Who: ofPeer, Grant: front.Grant{Delete: true}})
 }
 
