@@ -16,7 +16,7 @@ func (e Event) CheckBody() error {
 }
 
 // plainMetrics reports whether a body is one of report.metrics in the form in which
-// [NewFact] writes it, with numbers and plain texts: most of any log. Of any other
+// [NewFact] writes it, with values that are no containers: most of any log. Of any other
 // body it knows nothing. encoding/json takes ten times as long to say the same, which
 // was most of what an owner spends on an event of a client.
 func plainMetrics(body []byte) bool {
@@ -25,11 +25,13 @@ func plainMetrics(body []byte) bool {
 		s.text(`,"iteration":`) && s.integer() &&
 		s.text(`,"step":`) && s.integer() &&
 		s.text(`,"metrics":{`) && s.members() &&
+		s.others() &&
 		s.text(`,"time_this_iter_s":`) && s.number() &&
 		s.text(`}`) && len(s.rest) == 0
 }
 
-// scanner takes what it knows from the front of a JSON text.
+// scanner takes what it knows from the front of a JSON text. After a false of any
+// method but text, what is left of it means nothing.
 type scanner struct{ rest []byte }
 
 func (s *scanner) text(want string) bool {
@@ -40,13 +42,31 @@ func (s *scanner) text(want string) bool {
 	return true
 }
 
+// others takes what other ranks reported, if that is there.
+func (s *scanner) others() bool {
+	if !s.text(`,"others":[`) {
+		return true
+	}
+	for {
+		if !s.text(`{"rank":`) || !s.integer() || !s.text(`,"metrics":{`) || !s.members() || !s.text(`}`) {
+			return false
+		}
+		if s.text(`]`) {
+			return true
+		}
+		if !s.text(`,`) {
+			return false
+		}
+	}
+}
+
 // members takes the members of an object and its end.
 func (s *scanner) members() bool {
 	if s.text(`}`) {
 		return true
 	}
 	for {
-		if !s.plainString() || !s.text(`:`) || !s.plainString() && !s.number() {
+		if !s.plainString() || !s.text(`:`) || !s.value() {
 			return false
 		}
 		if s.text(`}`) {
@@ -56,6 +76,17 @@ func (s *scanner) members() bool {
 			return false
 		}
 	}
+}
+
+// value takes a value that is no container.
+func (s *scanner) value() bool {
+	if s.text(`true`) || s.text(`false`) || s.text(`null`) {
+		return true
+	}
+	if len(s.rest) > 0 && s.rest[0] == '"' {
+		return s.plainString()
+	}
+	return s.number()
 }
 
 // plainString takes a string of printable ASCII without escapes.

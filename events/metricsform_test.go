@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The short way takes what this package writes of numbers and plain texts: otherwise
-// it would be there for nothing.
+// The short way takes what this package writes of values that are no containers:
+// otherwise it would be there for nothing.
 func TestPlainMetricsAreTaken(t *testing.T) {
 	for _, tc := range []struct {
 		metrics map[string]any
@@ -21,11 +21,15 @@ func TestPlainMetricsAreTaken(t *testing.T) {
 		{map[string]any{"loss": 0.25, "lr": 1e-7, "grad_norm": 1e21, "n": int64(math.MaxInt32), "val/acc@1": -3.5, "note": "warm up (1)"}, true},
 		{nil, false},
 		{map[string]any{"loss": 1e-300}, false},
-		{map[string]any{"done": true}, false},
+		{map[string]any{"done": true, "more": false, "best": nil}, true},
+		{map[string]any{"best": []int{1}}, false},
 		{map[string]any{"note": "caf\u00e9"}, false},
 	} {
 		fact, err := NewFact(Stamp{ID: "a", Source: "s", Time: time.Unix(0, 1)}, Scope{Run: "r", Trial: "t", Actor: Rank(0)},
-			&Metrics{Attempt: 1, Iteration: -2, Step: 1 << 40, Metrics: tc.metrics, Seconds: 0.5})
+			&Metrics{
+				Attempt: 1, Iteration: -2, Step: 1 << 40, Metrics: tc.metrics, Seconds: 0.5,
+				Others: []RankMetrics{{Rank: 1, Metrics: map[string]any{}}, {Rank: 2, Metrics: map[string]any{"loss": 1}}},
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +50,7 @@ func TestPlainMetricsAreMetrics(t *testing.T) {
 		strings.Repeat("9", 41), `"time_this_iter_s":`,
 	})
 	rapid.Check(t, func(t *rapid.T) {
-		text := `{"attempt":1,"iteration":20,"step":-300,"metrics":{"loss":0.5,"lr":1e-5,"k":"v"},"time_this_iter_s":2.5}`
+		text := `{"attempt":1,"iteration":20,"step":-300,"metrics":{"loss":0.5,"lr":1e-5,"k":"v"},"others":[{"rank":3,"metrics":{"a":true}},{"rank":4,"metrics":{}}],"time_this_iter_s":2.5}`
 		for range rapid.IntRange(0, 3).Draw(t, "changes") {
 			at := rapid.IntRange(0, len(text)).Draw(t, "at")
 			to := min(len(text), at+rapid.IntRange(0, 3).Draw(t, "cut"))

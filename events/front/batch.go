@@ -1,10 +1,7 @@
 package front
 
 import (
-	"slices"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -18,13 +15,9 @@ const streams = 8
 // longBatch is the most bytes that the ID of a batch may have.
 const longBatch = 64
 
-// judged is how many messages of a batch are judged together.
-const judged = 32
-
 // batch are facts that are appended together. Nothing of it counts before its
 // last message, which is passed on when all are found good. A few batches at a
-// time are passed on as they come, so that the server takes them while they are
-// judged. All others are held back until they are whole: a client that does not go
+// time are passed on as they come. All others are held back until they are whole: a client that does not go
 // on with its batch would keep the server's room from others.
 type batch struct {
 	id     string
@@ -36,17 +29,6 @@ type batch struct {
 	why    *Refusal // the first reason why it is refused
 	stream bool     // it is passed on as it comes
 	taken  bool     // its ID is that of another
-
-	some    []message // to be judged next
-	judging sync.WaitGroup
-	bad     atomic.Pointer[Refusal] // found by a judge
-}
-
-// message is an event of a batch for its judge.
-type message struct {
-	subject string
-	header  header
-	payload []byte
 }
 
 // batched takes one message of a batch. why is a reason to refuse it.
@@ -65,6 +47,9 @@ func (s *session) batched(f frame, h header, why *Refusal) error {
 		why = s.admit()
 	}
 	if why == nil && b.why == nil {
+		why = s.fact(f, h)
+	}
+	if why == nil && b.why == nil {
 		why = s.hold(b, f, h)
 	}
 	if b.why == nil {
@@ -77,11 +62,6 @@ func (s *session) batched(f frame, h header, why *Refusal) error {
 		err := s.to.add(b.frames)
 		b.frames = b.frames[:0]
 		return err
-	}
-	if b.why == nil {
-		s.judgeSome(b)
-		b.judging.Wait()
-		b.why = b.bad.Load()
 	}
 	if b.why == nil {
 		b.why = s.door.quota.take(b.bytes)
@@ -146,35 +126,22 @@ func (s *session) hold(b *batch, f frame, h header) *Refusal {
 	if b.bytes += len(b.frames) - before; b.bytes > s.f.limits.Batch {
 		return refuse(CodeTooLarge, "batch %s has more than %d bytes", b.id, s.f.limits.Batch)
 	}
-	// Of each message there is a copy for the judge.
-	if more := int64(cap(b.frames)+b.bytes) - b.held; more > 0 {
+	if more := int64(cap(b.frames)) - b.held; more > 0 {
 		if !s.reserve(more) {
 			return &Refusal{Code: CodeBusy, Status: 503, Text: "the owner of the store has no room for another batch at the moment"}
 		}
 		b.held += more
 	}
-	if b.some = append(b.some, message{f.subject, h, slices.Clone(f.payload)}); len(b.some) == judged {
-		s.judgeSome(b)
-	}
 	return nil
 }
 
-// judgeSome has the messages that are waiting for it judged, beside the caller.
-func (s *session) judgeSome(b *batch) {
-	some := b.some
-	b.some = nil
-	b.judging.Go(func() {
-		for _, m := range some {
-			e, why := s.judge.event(m.subject, m.header, m.payload)
-			if why == nil && e.Kind.Decides() {
-				why = refuse(CodeLane, "%s is a decision: it is appended alone", e.Kind)
-			}
-			if why != nil {
-				b.bad.CompareAndSwap(nil, why)
-				return
-			}
-		}
-	})
+// fact judges one message of a batch.
+func (s *session) fact(f frame, h header) *Refusal {
+	e, why := s.judge.event(f.subject, h, f.payload)
+	if why == nil && e.Kind.Decides() {
+		why = refuse(CodeLane, "%s is a decision: it is appended alone", e.Kind)
+	}
+	return why
 }
 
 // reserve takes bytes of the budget of all clients, if they are there.
@@ -198,7 +165,6 @@ func (s *session) dropBatch() {
 	default:
 		s.f.freeBatch(b.id)
 	}
-	b.judging.Wait()
 	s.budget.Release(b.held)
 }
 

@@ -34,15 +34,17 @@ func BenchmarkEvent(b *testing.B) {
 		b.Fatal(err)
 	}
 	wire := benchFrame(b)
+	var memory header
 	parsed := func(r *reader) (frame, header) {
 		f, err := r.next()
 		if err != nil {
 			b.Fatal(err)
 		}
-		h, err := parseHeader(f.header)
+		h, err := parseHeader(f.header, memory)
 		if err != nil {
 			b.Fatal(err)
 		}
+		memory = h
 		return f, h
 	}
 	b.Run("read", func(b *testing.B) {

@@ -46,7 +46,7 @@ func FuzzFrames(f *testing.F) {
 			}
 			var h header
 			if fr.header != nil {
-				if h, err = parseHeader(fr.header); err != nil {
+				if h, err = parseHeader(fr.header, nil); err != nil {
 					continue
 				}
 			}
@@ -58,7 +58,7 @@ func FuzzFrames(f *testing.F) {
 			if h == nil {
 				continue
 			}
-			again, err := parseHeader(back.header)
+			again, err := parseHeader(back.header, nil)
 			if err != nil || len(again) != len(h) {
 				t.Fatalf("headers %+v are written as %q, and read as %+v, %v", h, back.header, again, err)
 			}

@@ -18,14 +18,18 @@ const (
 	headerMost    = 32 // of one message
 )
 
-// parseHeader reads a block of headers. It takes only what a client writes: no
-// status, no folded line, no name twice, no control character.
-func parseHeader(block []byte) (header, error) {
+// parseHeader reads a block of headers into the memory of an earlier one. It takes
+// only what a client writes: no status, no folded line, no name twice, no control
+// character.
+func parseHeader(block []byte, into header) (header, error) {
 	rest, ok := strings.CutPrefix(string(block), headerVersion)
 	if !ok {
 		return nil, fmt.Errorf("headers begin with %q, want %q", beginning(block), headerVersion)
 	}
-	h := make(header, 0, 12)
+	h := into[:0]
+	if h == nil {
+		h = make(header, 0, headerMost)
+	}
 	for {
 		line, more, found := strings.Cut(rest, "\r\n")
 		if !found {
@@ -68,12 +72,15 @@ func headerName(name string) bool {
 }
 
 func headerValue(value string) bool {
+	ascii := true
 	for i := range len(value) {
-		if c := value[i]; c < ' ' || c == 0x7f {
+		c := value[i]
+		if c < ' ' || c == 0x7f {
 			return false
 		}
+		ascii = ascii && c < utf8.RuneSelf
 	}
-	return utf8.ValidString(value)
+	return ascii || utf8.ValidString(value)
 }
 
 // beginning is as much of what a client sent as an error shows.

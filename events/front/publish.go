@@ -28,9 +28,10 @@ func (s *session) publish(f frame) error {
 	var h header
 	if f.header != nil {
 		var err error
-		if h, err = parseHeader(f.header); err != nil {
+		if h, err = parseHeader(f.header, s.header); err != nil {
 			return s.refuse(f, refuse(CodeEvent, "%v", err))
 		}
+		s.header = h // its memory is that of the next frame's
 	}
 	switch {
 	case strings.HasPrefix(f.subject, eventSubjects):

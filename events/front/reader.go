@@ -66,7 +66,7 @@ type reader struct {
 }
 
 func newReader(from io.Reader, limits Limits) *reader {
-	return &reader{in: bufio.NewReaderSize(from, 32<<10), limits: limits}
+	return &reader{in: bufio.NewReaderSize(from, 64<<10), limits: limits}
 }
 
 // line reads one line without its end. It is valid until the next read.

@@ -25,7 +25,7 @@ func TestParseHeader(t *testing.T) {
 		"nonsense":                                         "begin with",
 		"NATS/1.0\r\nnocolon\r\n\r\n":                      "header line",
 	} {
-		h, err := parseHeader([]byte(block))
+		h, err := parseHeader([]byte(block), nil)
 		var got []string
 		for _, f := range h {
 			got = append(got, f.name+"="+f.value)

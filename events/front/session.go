@@ -33,6 +33,7 @@ type session struct {
 	consumers map[string]*consumer // that this session has made, by name
 	charged   int64                // bytes of the frame in hand, of the budget of all
 	scratch   []byte
+	header    header // of the frame in hand
 
 	heard atomic.Uint64 // frames of the client
 	done  chan struct{} // closed when the session has ended
