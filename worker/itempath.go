@@ -21,6 +21,12 @@ func parsePath(fqn string, keys []any) (plan.Path, error) {
 				return nil, badRequest("%q has a path with the index %v: give keys as strings and indexes as integers", fqn, key)
 			}
 			path[i] = plan.Index(int(key))
+		case map[string]any:
+			literal, ok := key["literal"].(string)
+			if !ok || len(key) != 1 {
+				return nil, badRequest("%q has a path with %v: give keys that are no strings as {\"literal\": \"3\"}", fqn, key)
+			}
+			path[i] = plan.Literal(literal)
 		default:
 			return nil, badRequest("%q has a path with %v: give keys as strings and indexes as integers", fqn, key)
 		}

@@ -88,9 +88,15 @@ type Value struct {
 	Path    Path  `json:"path,omitempty"`
 }
 
-// Path is where something was in the state dict: keys, which are strings, and
-// indexes of lists, which are integers. It is nil where that is the FQN alone.
+// Path is where something was in the state dict: keys, which are strings, a
+// [Literal] for a key that is none, and indexes of lists, which are integers. It is
+// nil where that is the FQN alone.
 type Path []any
+
+// Literal is a key that is no string, as Python writes it: 3, True, None, (0, 1).
+type Literal struct {
+	Literal string `json:"literal"`
+}
 
 func pathOf(p plan.Path, fqn string) Path {
 	if p.Plain(fqn) {
@@ -98,8 +104,13 @@ func pathOf(p plan.Path, fqn string) Path {
 	}
 	out := make(Path, len(p))
 	for i, e := range p {
-		if out[i] = e.Key; e.List {
+		switch {
+		case e.List:
 			out[i] = e.Index
+		case e.Literal:
+			out[i] = Literal{e.Key}
+		default:
+			out[i] = e.Key
 		}
 	}
 	return out

@@ -225,3 +225,29 @@ func TestItemsAndBytesOfALayout(t *testing.T) {
 		}
 	}
 }
+
+// The key 0 and the key "0" of a mapping have one name, and are not the same.
+func TestLiteralsOfAPath(t *testing.T) {
+	const fqn = "optimizer.state.0.step"
+	item := func(key plan.PathElement) plan.Local {
+		return plan.Local{Items: []plan.Item{{Value: true, Shard: tensor.Shard{FQN: fqn}, Bytes: 1, Path: plan.Path{plan.Key("optimizer"), plan.Key("state"), key, plan.Key("step")}}}}
+	}
+	seen := map[string]bool{}
+	for _, key := range []plan.PathElement{plan.Key("0"), plan.Index(0), plan.Literal("0")} {
+		data := plan.EncodeLocal(item(key))
+		back, err := plan.DecodeLocal(data)
+		if err != nil || back.Items[0].Path[2] != key {
+			t.Errorf("%+v is read back as %+v, %v", key, back.Items, err)
+		}
+		seen[string(data)] = true
+	}
+	if len(seen) != 3 {
+		t.Errorf("a key, an index and a literal are written in %d ways", len(seen))
+	}
+	if p := (plan.Path{plan.Literal("0")}); p.Plain("0") || p.Validate("0") != nil || p.String() != "[{0}]" {
+		t.Errorf("%v: plain %v, %v", p, p.Plain("0"), p.Validate("0"))
+	}
+	if err := (plan.Path{plan.Key("a"), {Literal: true}}).Validate("a."); err == nil {
+		t.Error("a literal has no text")
+	}
+}

@@ -23,10 +23,12 @@ func paths(t *rapid.T, fqn string) plan.Path {
 	for part := range strings.SplitSeq(fqn, ".") {
 		n, err := strconv.Atoi(part)
 		switch last := len(p) - 1; {
-		case last >= 0 && !p[last].List && rapid.Bool().Draw(t, "joined"):
+		case last >= 0 && !p[last].List && p[last].Key != "" && rapid.Bool().Draw(t, "joined"):
 			p[last].Key += "." + part
 		case err == nil && strconv.Itoa(n) == part && n >= 0 && n < 1<<31 && rapid.Bool().Draw(t, "index"):
 			p = append(p, plan.Index(n))
+		case part != "" && rapid.Bool().Draw(t, "literal"):
+			p = append(p, plan.Literal(part))
 		default:
 			p = append(p, plan.Key(part))
 		}

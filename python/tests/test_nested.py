@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import enum
+import json
 import unittest
 
 from ckptstore._nested import nest
+from ckptstore._paths import Literal, received, sent, step
 
 
 class Nesting(unittest.TestCase):
     def test_dicts_and_lists(self) -> None:
         leaves = {("a", "b"): 1, ("a", "c", 1): 2, ("a", "c", 0): {"leaf": 3}, ("d.e",): [4], ("l", 2, "k"): 5}
         self.assertEqual(nest(leaves), {"a": {"b": 1, "c": [{"leaf": 3}, 2]}, "d.e": [4], "l": [None, None, {"k": 5}]})
+
+    def test_keys_that_are_no_strings(self) -> None:
+        keys = ["0", "None", 0, -7, 1 << 70, 2.5, True, None, (), (0, "a"), (1, (True,)), b"x"]
+        for key in keys:
+            with self.subTest(key):
+                path = (step(key), "w")
+                again = received(json.loads(json.dumps(sent(path))))
+                self.assertEqual(again, path)
+                state = nest({again: 1})
+                self.assertEqual(repr(state), repr({key: {"w": 1}}))
+        self.assertEqual(nest({("l", Literal("0")): 1, ("l", Literal("1")): 2}), {"l": {0: 1, 1: 2}})
+
+    def test_other_keys_become_their_text(self) -> None:
+        class Kind(enum.IntEnum):
+            ONE = 1
+
+        for key, text in [(Kind.ONE, str(Kind.ONE)), (frozenset({1}), "frozenset({1})"), (float("nan"), "nan"), (float("inf"), "inf"), ((Kind.ONE,), str((Kind.ONE,)))]:
+            with self.subTest(key):
+                self.assertEqual(step(key), text)
+        for bad in ["x", "__import__('os')", "1 +", ""]:
+            with self.subTest(bad), self.assertRaises(ValueError):
+                nest({(Literal(bad),): 1})
 
     def test_contradictions(self) -> None:
         for leaves, says in [

@@ -170,7 +170,8 @@ func pathOf(fqn string, elements []any) (plan.Path, error) {
 	return p, nil
 }
 
-// elementsOf is the entry of planner_data for a path.
+// elementsOf is the entry of planner_data for a path. PyTorch makes a string of every
+// key.
 func elementsOf(fqn string, p plan.Path) []any {
 	if p.Plain(fqn) {
 		return []any{fqn}

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import _arrays
 from ._nested import nest
+from ._paths import Path, received
 from ._reading import BoxPart, Part, ValuePart, fetch
 from ._connect import services
 from ._slices import Box, box_of, whole
@@ -29,14 +30,15 @@ class Tensor:
         dtype: by PyTorch's name, such as ``bfloat16``.
         shape: of the whole tensor.
         chunks: the boxes in which it is stored.
-        path: keys (str) and indexes (int) that lead to it in the state dict.
+        path: keys (str, or Literal for others) and indexes (int) that lead to it in the
+            state dict.
     """
 
     fqn: str
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[Box, ...]
-    path: tuple[str | int, ...]
+    path: Path
     _checkpoint: Checkpoint = dataclasses.field(repr=False, compare=False)
 
     @property
@@ -60,7 +62,7 @@ class Value:
     fqn: str
     nbytes: int
     ranks: tuple[int, ...]
-    path: tuple[str | int, ...]
+    path: Path
 
 
 class Checkpoint:
@@ -94,12 +96,12 @@ class Checkpoint:
         self.tensors: Mapping[str, Tensor] = {
             fqn: Tensor(
                 fqn, t["dtype"], tuple(t["shape"]), tuple(Box(tuple(c["offsets"]), tuple(c["sizes"])) for c in t["chunks"]),
-                tuple(t.get("path") or (fqn,)), self,
+                received(t.get("path") or (fqn,)), self,
             )
             for fqn, t in sorted(described["tensors"].items())
         }
         self.objects: Mapping[str, Value] = {
-            fqn: Value(fqn, v["bytes"], tuple(v.get("ranks") or ()), tuple(v.get("path") or (fqn,)))
+            fqn: Value(fqn, v["bytes"], tuple(v.get("ranks") or ()), received(v.get("path") or (fqn,)))
             for fqn, v in sorted(described["values"].items())
         }
         self.attachments: Mapping[str, int] = {a["name"]: a["size"] for a in described["attachments"]}
@@ -177,7 +179,10 @@ class Checkpoint:
         return self._decode(key, self.raw(key, rank))
 
     def state_dict(self, rank: int | None = None) -> dict[str, Any]:
-        """Everything, nested as it was when it was saved: needs PyTorch.
+        """Everything, nested as it was when it was saved, by the same keys: needs PyTorch.
+
+        Of a checkpoint that PyTorch's planner has flattened, by ways 1 and 2 and in files
+        of PyTorch's own, all keys are strings.
 
         rank says whose values are taken where each rank has its own; those that
         the rank did not save are left out. Where an empty container was an element

@@ -1,7 +1,7 @@
 """A state dict as a list of leaves, under the names that PyTorch gives them.
 
-Mappings are always descended into, and their keys become strings; a list only if
-a tensor is in it, or a container that is descended into itself. Everything else
+Mappings are always descended into, and their keys become strings in the names, and
+stay what they are in the paths; a list only if a tensor is in it, or a container that is descended into itself. Everything else
 is a leaf: a list of numbers is one value, and so is a tuple. So the checkpoints
 of ``dcp.save`` and of ``ckptstore.save`` have the same names.
 """
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.stateful import Stateful
+
+from ._paths import Path, step
 
 
 def materialise(state_dict: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -34,7 +36,7 @@ class Leaves:
     names: list[str]
     values: list[Any]
     places: list[tuple[Any, Any]]
-    paths: list[tuple[str | int, ...]]
+    paths: list[Path]
 
 
 def flatten(state: Mapping[Any, Any]) -> Leaves:
@@ -44,9 +46,9 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
     """
     out = Leaves([], [], [], [])
     for key, value in state.items():
-        _visit(out, state, key, str(key), (str(key),), value)
+        _visit(out, state, key, str(key), (step(key),), value)
     if len(set(out.names)) != len(out.names):
-        seen: dict[str, tuple[str | int, ...]] = {}
+        seen: dict[str, Path] = {}
         for name, path in zip(out.names, out.paths):
             if name in seen:
                 raise ValueError(f"two leaves of the state dict have the name {name!r}: {list(seen[name])} and {list(path)}; rename one of the keys")
@@ -54,10 +56,10 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
     return out
 
 
-def _visit(out: Leaves, container: Any, key: Any, name: str, path: tuple[str | int, ...], value: Any) -> None:
+def _visit(out: Leaves, container: Any, key: Any, name: str, path: Path, value: Any) -> None:
     if isinstance(value, Mapping):
         for k, v in value.items():
-            _visit(out, value, k, f"{name}.{k}", (*path, str(k)), v)
+            _visit(out, value, k, f"{name}.{k}", (*path, step(k)), v)
     elif isinstance(value, list) and not _terminal(value):
         for i, v in enumerate(value):
             _visit(out, value, i, f"{name}.{i}", (*path, i), v)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ._paths import Literal, Path
 
-def nest(leaves: Mapping[tuple[str | int, ...], Any]) -> dict[str, Any]:
+
+def nest(leaves: Mapping[Path, Any]) -> dict[Any, Any]:
     """Containers for paths: a dict below keys, a list below indexes.
 
     An index that no leaf has is None in its list. Raises ValueError for a path
     that leads through a leaf, and for one of which a container has keys and
     indexes.
     """
-    root: dict[str | int, Any] = {}
+    root: dict[Any, Any] = {}
     for path, value in leaves.items():
         at = root
         for depth, key in enumerate(path[:-1]):
@@ -23,7 +25,7 @@ def nest(leaves: Mapping[tuple[str | int, ...], Any]) -> dict[str, Any]:
         if path[-1] in at:
             raise ValueError(f"{list(path)}: there is something already")
         at[path[-1]] = value
-    return {str(key): _finish(value, (key,)) for key, value in root.items()}
+    return {_key(key): _finish(value, (key,)) for key, value in root.items()}
 
 
 class _Container(dict[Any, Any]):
@@ -36,7 +38,11 @@ def _finish(value: Any, path: tuple[Any, ...]) -> Any:
     done = {key: _finish(inner, (*path, key)) for key, inner in value.items()}
     indexes = [key for key in done if isinstance(key, int)]
     if not indexes:
-        return done
+        return {_key(key): inner for key, inner in done.items()}
     if len(indexes) < len(done):
         raise ValueError(f"{list(path)}: it has keys and indexes")
     return [done.get(i) for i in range(max(indexes) + 1)]
+
+
+def _key(part: Any) -> Any:
+    return part.key if isinstance(part, Literal) else part

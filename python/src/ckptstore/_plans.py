@@ -20,6 +20,7 @@ from . import _digests, _values
 from ._boxes import PLAIN, Piece, pieces
 from ._leaves import Leaves
 from ._marks import PerRank
+from ._paths import Path, sent
 
 Held = Any
 """What a save has of a leaf: its local tensor, its pieces, or the bytes of a value."""
@@ -73,7 +74,7 @@ class Plan:
 
     def __init__(self, leaves: Leaves, signs: list[Any], held: Sequence[Held], frozen: tuple[str, ...]):
         self.key = f"state-{next(_numbers)}"
-        self.names, self.signs, self.frozen_patterns = leaves.names, signs, frozen
+        self.names, self.paths, self.signs, self.frozen_patterns = leaves.names, leaves.paths, signs, frozen
         self.items: list[dict[str, Any]] = []
         self.values: list[int] = []  # items that are values
         self.tensors: list[int] = []  # items that are tensors with bytes
@@ -101,13 +102,13 @@ class Plan:
         frozen_names = [self.items[item]["fqn"] for item in self.frozen.values()]
         self.idle_patterns = [pattern for pattern in frozen if not any(fnmatch.fnmatchcase(name, pattern) for name in frozen_names)]
 
-    def _value(self, fqn: str, path: tuple[str | int, ...], data: bytes, own: bool) -> None:
+    def _value(self, fqn: str, path: Path, data: bytes, own: bool) -> None:
         self.values.append(len(self.items))
         self._cuts.append(None)
         self._replicated.append(not own)
         self._add({"fqn": fqn, "value": True, "bytes": len(data), **({"per_rank": True} if own else {})}, path)
 
-    def _piece(self, piece: Piece, path: tuple[str | int, ...]) -> None:
+    def _piece(self, piece: Piece, path: Path) -> None:
         if piece.local.numel():
             if any(fnmatch.fnmatchcase(piece.fqn, pattern) for pattern in self.frozen_patterns):
                 self.frozen[len(self.tensors)] = len(self.items)
@@ -116,14 +117,14 @@ class Plan:
         self._replicated.append(piece.replicated)
         self._add(piece.item(), (*path, *piece.suffix))
 
-    def _add(self, item: dict[str, Any], path: tuple[str | int, ...]) -> None:
+    def _add(self, item: dict[str, Any], path: Path) -> None:
         if path != (item["fqn"],):
-            item["path"] = list(path)
+            item["path"] = sent(path)
         self.items.append(item)
 
     def fits(self, leaves: Leaves, signs: list[Any], frozen: tuple[str, ...]) -> bool:
         """Whether the plan is one for these leaves."""
-        return self.signs == signs and self.names == leaves.names and self.frozen_patterns == frozen
+        return self.signs == signs and self.names == leaves.names and self.paths == leaves.paths and self.frozen_patterns == frozen
 
     def sources(self, held: Sequence[Held]) -> tuple[list[torch.Tensor], list[bytes]]:
         """The tensors of ``tensors`` and the bytes of ``values``."""

@@ -46,6 +46,31 @@ def same(a: torch.Tensor, b: torch.Tensor) -> None:
     assert a.contiguous().view(-1).view(torch.uint8).equal(b.contiguous().view(-1).view(torch.uint8)), (a, b)
 
 
+def keys_keep_their_types() -> None:
+    """A program that asks its optimizer itself goes on with its moments, and saves again."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    kept = {0: torch.ones(1), "1": torch.ones(1), (2, "a"): torch.ones(1), None: torch.ones(1), True: 5}
+    state = {"optimizer": optimizer.state_dict(), "kept": kept, 7: "seven"}
+    ckptstore.save(state, step=18).wait("committed")
+    with ckptstore.open(f"{run()}@step-18") as cp:
+        read = cp.state_dict()
+    assert set(read) == {"optimizer", "kept", 7} and read[7] == "seven", read
+    assert list(read["kept"]) and {repr(key) for key in read["kept"]} == {repr(key) for key in kept}, read["kept"]
+    again = torch.optim.AdamW(model.parameters())
+    again.load_state_dict(read["optimizer"])
+    for p in model.parameters():
+        for name, moment in optimizer.state[p].items():
+            same(moment, again.state[p][name])
+    ckptstore.save({**read, "optimizer": again.state_dict()}, step=19).wait("committed")
+    with ckptstore.open(f"{run()}@step-19") as cp:
+        assert cp.tensors["optimizer.state.0.exp_avg"].path[2].key == 0
+        assert set(cp.state_dict()["optimizer"]["state"]) == {0, 1}
+
+
 def what_there_is() -> None:
     with ckptstore.open(run()) as cp:
         assert (cp.run, cp.step, cp.name, cp.world_size) == (run(), 7, "step-7", 2), cp
@@ -155,4 +180,4 @@ def stays_the_same() -> None:
 
 
 if __name__ == "__main__":
-    main([saved, what_there_is, tensors, slices, parts, values, everything, children, what_there_is_not, stays_the_same])
+    main([saved, what_there_is, tensors, slices, parts, values, everything, children, what_there_is_not, stays_the_same, keys_keep_their_types])

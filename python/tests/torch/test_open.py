@@ -15,7 +15,7 @@ class Open(unittest.TestCase):
     def test_of_two_ranks(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             outcomes = launch(pathlib.Path(folder) / "store", "open_ranks.py", 2)
-            self.assertEqual(len(outcomes), 10)
+            self.assertEqual(len(outcomes), 11)
             for case, wrong in outcomes.items():
                 with self.subTest(case):
                     self.assertEqual(wrong, {})

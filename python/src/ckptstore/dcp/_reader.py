@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from .._loaded import Loaded
+from .._paths import strings
 from .._reading import BoxPart, Part, ValuePart, fetch
 from .._session import Item
 from .._slices import Box
@@ -87,11 +88,11 @@ class StorageReader(storage.StorageReader):
                 raise Error(f"tensor {fqn!r} has the dtype {tensor['dtype']}, which this version of PyTorch does not have")
             chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in tensor["chunks"]]
             entries[fqn] = TensorStorageMetadata(TensorProperties(dtype=DTYPE_OF[tensor["dtype"]]), torch.Size(tensor["shape"]), chunks)
-            paths[fqn] = tuple(tensor.get("path") or (fqn,))
+            paths[fqn] = strings(tensor.get("path") or (fqn,))
             where.update((MetadataIndex(fqn, chunk.offsets, i), about["checkpoint"]) for i, chunk in enumerate(chunks))
         for fqn, value in about["values"].items():
             entries[fqn] = BytesStorageMetadata()
-            paths[fqn] = tuple(value.get("path") or (fqn,))
+            paths[fqn] = strings(value.get("path") or (fqn,))
             where[MetadataIndex(fqn)] = about["checkpoint"]
         return Metadata(entries, planner_data=paths, storage_data=where, storage_meta=StorageMeta(checkpoint_id=self.path, save_id=about["checkpoint"], load_id=self.load_id))
 
