@@ -1,5 +1,7 @@
 package events
 
+import "errors"
+
 // Bodies of the families plan, write and checkpoint: one save, from the
 // ranks' local plans to the committed checkpoint. A checkpoint is named by
 // its ID, "<name>.a<attempt>" with ".2", ".3" for later saves of that name
@@ -12,6 +14,10 @@ type Blob struct {
 	Digest string `json:"digest,omitempty"`
 	Size   int64  `json:"size"`
 }
+
+// ErrNoBlob says that a claim check stands for nothing: its digest is none, there is no
+// such file, or it has other bytes.
+var ErrNoBlob = errors.New("no such blob")
 
 // InlineBlob holds data itself. Whoever appends the event moves it to a file
 // when it is larger than [MaxInline].

@@ -114,7 +114,20 @@ func Envelope(subject string, header func(name string) string, body json.RawMess
 	if e.Time, err = time.Parse(time.RFC3339Nano, at); err != nil {
 		return bad("header %s: %v", HeaderTime, err)
 	}
+	if e.Time = e.Time.UTC(); e.Time.Year() < 1 || e.Time.Year() > 9999 {
+		return bad("header %s is %q, which has no year of four digits in UTC", HeaderTime, at)
+	}
 	return e, nil
+}
+
+// ParseSequence reads a sequence of the log in its one spelling, as a condition or a
+// header has it.
+func ParseSequence(text string) (uint64, error) {
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err == nil && strconv.FormatUint(n, 10) != text {
+		err = fmt.Errorf("%q is not how %d is written", text, n)
+	}
+	return n, err
 }
 
 // cutType returns what a CloudEvents type has behind "ckpt.<kind>.v".

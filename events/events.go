@@ -118,8 +118,40 @@ func (e Event) Body() (Body, error) {
 		return nil, &NewerError{ID: e.ID, Kind: e.Kind, Version: e.Version}
 	}
 	body := spec.zero()
-	if err := json.Unmarshal(e.Data, body); err != nil {
+	if err := decodeBody(e.Data, body); err != nil {
 		return voidOf(Subject(e.Scope, e.Kind), e.Data, fmt.Errorf("the body is none of %s: %w", e.Kind, err)), nil
 	}
 	return body, nil
+}
+
+// deepest is how many objects and lists of a body may lie in one another.
+// encoding/json gives up at 10,000, and rows have bodies inside them.
+const deepest = 100
+
+func decodeBody(data []byte, body Body) error {
+	if tooDeep(data) {
+		return fmt.Errorf("more than %d objects and lists lie in one another", deepest)
+	}
+	return json.Unmarshal(data, body)
+}
+
+// tooDeep looks only as far as brackets go, which encoding/json holds to match.
+func tooDeep(data []byte) bool {
+	depth, quoted := 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			if depth++; depth > deepest {
+				return true
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return false
 }

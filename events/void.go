@@ -108,7 +108,8 @@ func scopeIn(subject string) (s Scope) {
 		return s
 	}
 	s.Run, s.Trial = run, trial
-	if actor := Actor(tokens[3]); actor.validate() == nil {
+	// The lane of an aggregate begins below the actor of decisions.
+	if actor := Actor(tokens[3]); actor.validate() == nil && (actor != Server || len(tokens) > 4) {
 		s.Actor = actor
 	}
 	return s

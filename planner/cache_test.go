@@ -289,9 +289,41 @@ func TestUnknownFingerprintIsAskedAbout(t *testing.T) {
 	if asks := s.asked()[2:]; !slices.Equal(asks, []planner.Ask{{Checkpoint: "x.a2", Rank: 1}, {Checkpoint: "y.a2", Rank: 0}}) {
 		t.Errorf("asked for %v", asks)
 	}
-	bad := &events.LocalPlan{Attempt: 2, Checkpoint: "z.a2", Name: "z", Rank: 0, Participants: []int{0}, Fingerprint: "xyz"}
-	if err := s.coord.Apply(s.append(bad)); err == nil || !strings.Contains(err.Error(), "plan.local of rank 0 of z.a2: neither a plan nor its fingerprint") {
-		t.Errorf("got %v", err)
+}
+
+// What no rank can have said fails its save and no other, and never the training.
+func TestFactsThatCannotBe(t *testing.T) {
+	locals := parts(tensor.Shape{8}, []tensor.Box{part(0, 4)}, []tensor.Box{part(4, 4)})
+	gone := events.Blob{Digest: strings.Repeat("ab", 32), Size: 300 << 10}
+	for says, bad := range map[string]events.Body{
+		"the plan of rank 0 cannot be read: neither a plan nor its fingerprint": &events.LocalPlan{Attempt: 2, Checkpoint: "z.a2", Name: "z", Step: 5, Rank: 0, Participants: []int{0, 1}, Fingerprint: "xyz"},
+		"the plan of rank 0 cannot be read: no such blob":                       &events.LocalPlan{Attempt: 2, Checkpoint: "z.a2", Name: "z", Step: 5, Rank: 0, Participants: []int{0, 1}, Plan: gone},
+		"the plan of rank 0 cannot be read: decode local plan":                  &events.LocalPlan{Attempt: 2, Checkpoint: "z.a2", Name: "z", Step: 5, Rank: 0, Participants: []int{0, 1}, Plan: events.InlineBlob([]byte("CKLP?"))},
+		"the plan of all ranks cannot be read: no such blob":                    &events.GlobalPlan{Attempt: 2, Checkpoint: "z.a2", Layout: gone},
+		"what rank 0 has written has no index":                                  &events.WriteCompleted{Attempt: 2, Checkpoint: "z.a2", Rank: 0, IndexDigest: "x"},
+	} {
+		s := newSaver(t, 2)
+		if _, local := bad.(*events.LocalPlan); !local {
+			s.say("z.a2", true, locals[0])
+		}
+		s.tell(bad)
+		s.run()
+		reason := ""
+		for _, r := range s.log {
+			if body, err := r.Body(); err == nil {
+				if b, is := body.(*events.CheckpointAborted); is && b.Checkpoint == "z.a2" {
+					reason = b.Reason
+				}
+			}
+		}
+		if !strings.HasPrefix(reason, says) {
+			t.Errorf("aborted for %q, want %q", reason, says)
+		}
+		s.say("one.a2", true, locals...)
+		s.finish("one.a2")
+		if _, ends := outcome(s.log, "one.a2"); ends != " committed" {
+			t.Errorf("%s: another save ends as%s", says, ends)
+		}
 	}
 }
 

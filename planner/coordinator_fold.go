@@ -10,9 +10,10 @@ import (
 )
 
 // Apply folds one event of the log, in sequence order. Blobs must have been
-// resolved to their inline form. Events of other trials and attempts are
-// ignored, but a newer attempt fences this one. An error means that the log
-// holds something that this program cannot have written: the shell stops.
+// resolved to their inline form; one that was not fails its save, and so does any
+// other fact that cannot be what a rank has said. Events of other trials and attempts
+// are ignored, but a newer attempt fences this one. The error is an
+// [events.ErrNewer].
 func (c *Coordinator) Apply(r events.Recorded) error {
 	if r.Scope.Run != c.cfg.Run || r.Scope.Trial != c.cfg.Trial || c.fenced > 0 {
 		return nil
@@ -30,7 +31,7 @@ func (c *Coordinator) Apply(r events.Recorded) error {
 		}
 	case *events.LocalPlan:
 		if b.Attempt == c.cfg.Attempt {
-			return c.localPlan(r.Sequence, b)
+			c.localPlan(r.Sequence, b)
 		}
 	case *events.WorkerExited:
 		if b.Attempt == c.cfg.Attempt {
@@ -46,18 +47,18 @@ func (c *Coordinator) Apply(r events.Recorded) error {
 	case *events.CheckpointAborted:
 		c.end(b.Checkpoint)
 	default:
-		return c.progress(body)
+		c.progress(body)
 	}
 	return nil
 }
 
 // progress folds what only concerns a save that is open; facts about one that
 // has ended change nothing.
-func (c *Coordinator) progress(body events.Body) error {
+func (c *Coordinator) progress(body events.Body) {
 	switch b := body.(type) {
 	case *events.GlobalPlan:
 		if s := c.saves[b.Checkpoint]; s != nil {
-			return c.globalPlan(s, b)
+			c.globalPlan(s, b)
 		}
 	case *events.WriteSealed:
 		if s := c.saves[b.Checkpoint]; s != nil && slices.Contains(s.participants, b.Rank) {
@@ -71,14 +72,14 @@ func (c *Coordinator) progress(body events.Body) error {
 		if s := c.saves[b.Checkpoint]; s != nil && slices.Contains(s.participants, b.Rank) {
 			index, err := plan.ParseDigest(b.IndexDigest)
 			if err != nil {
-				return fmt.Errorf("write.completed of rank %d of %s: %w", b.Rank, b.Checkpoint, err)
+				s.fail(fmt.Sprintf("what rank %d has written has no index: %v", b.Rank, err), b.Rank)
+				return
 			}
 			s.writes[b.Rank] = index
 		}
 	case *events.WriteFailed:
 		c.failed(b)
 	}
-	return nil
 }
 
 // failed folds the end of a rank's part in a save. It may come before any

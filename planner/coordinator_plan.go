@@ -24,9 +24,9 @@ type offer struct {
 // localPlan folds the plan of a rank. One that was in this log before need
 // not come again: its fingerprint stands for it. A fingerprint that is not
 // known, since the plan's save was aborted or is long ago, is asked about.
-func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) error {
+func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) {
 	if c.ended[b.Checkpoint] {
-		return nil
+		return
 	}
 	var made offer
 	var known bool
@@ -36,9 +36,6 @@ func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) error {
 	} else {
 		made, err = c.learn(b)
 		known = true
-	}
-	if err != nil {
-		return fmt.Errorf("plan.local of rank %d of %s: %w", b.Rank, b.Checkpoint, err)
 	}
 	old := c.saves[b.Checkpoint] != nil
 	s := c.open(b.Checkpoint, seq)
@@ -51,6 +48,8 @@ func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) error {
 	}
 	both := []int{min(s.first, b.Rank), max(s.first, b.Rank)}
 	switch {
+	case err != nil:
+		s.fail(fmt.Sprintf("the plan of rank %d cannot be read: %v", b.Rank, err), b.Rank)
 	case s.step != b.Step:
 		s.fail(fmt.Sprintf("rank %d saves step %d, rank %d saves step %d under the same name", s.first, s.step, b.Rank, b.Step), both...)
 	case !slices.Equal(s.participants, b.Participants):
@@ -62,13 +61,15 @@ func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) error {
 	case s.offers[b.Rank].known.Plan == nil:
 		s.unknown = append(s.unknown, b.Rank)
 	}
-	return nil
 }
 
 // learn makes an offer of a plan that came in full. Its fingerprint is made
 // here and not taken from the event, so that no event can pass a plan off as
 // another.
 func (c *Coordinator) learn(b *events.LocalPlan) (offer, error) {
+	if err := unresolved(b.Plan); err != nil {
+		return offer{}, err
+	}
 	local, err := c.decoder.Decode(b.Plan.Inline)
 	if err != nil {
 		return offer{}, err
@@ -153,13 +154,18 @@ func (c *Coordinator) global(s *save) []Command {
 // globalPlan folds a global plan, and remembers it. The cache follows from
 // the log alone: a coordinator that takes over knows what its predecessor
 // knew.
-func (c *Coordinator) globalPlan(s *save, b *events.GlobalPlan) error {
+func (c *Coordinator) globalPlan(s *save, b *events.GlobalPlan) {
 	plans, whole := s.plans(), len(s.offers) == len(s.participants)
 	made, ok := c.cache.Layout(plans)
 	if !ok || !bytes.Equal(made.Encoded, b.Layout.Inline) {
-		layout, err := plan.DecodeLayout(b.Layout.Inline)
+		err := unresolved(b.Layout)
+		var layout plan.Layout
+		if err == nil {
+			layout, err = plan.DecodeLayout(b.Layout.Inline)
+		}
 		if err != nil {
-			return fmt.Errorf("plan.global of %s: %w", b.Checkpoint, err)
+			s.fail(fmt.Sprintf("the plan of all ranks cannot be read: %v", err))
+			return
 		}
 		made = Shared{Layout: layout, Shares: layout.Shares(), Encoded: b.Layout.Inline}
 	}
@@ -170,6 +176,13 @@ func (c *Coordinator) globalPlan(s *save, b *events.GlobalPlan) error {
 	for rank, o := range s.offers {
 		o.local = nil // nobody asks for its items any more
 		s.offers[rank] = o
+	}
+}
+
+// unresolved reports a claim check that could not be resolved.
+func unresolved(b events.Blob) error {
+	if b.Digest != "" {
+		return fmt.Errorf("%w: %s", events.ErrNoBlob, b.Digest)
 	}
 	return nil
 }

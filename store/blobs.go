@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -36,22 +37,26 @@ func (b *Blobs) Put(_ context.Context, data []byte) (events.Blob, error) {
 	return events.Blob{Digest: digest, Size: int64(len(data))}, nil
 }
 
-// Get returns the data of a blob, verified against its digest.
+// Get returns the data of a blob, verified against its digest. Of one that cannot be
+// had the error is [events.ErrNoBlob].
 func (b *Blobs) Get(_ context.Context, blob events.Blob) ([]byte, error) {
 	if blob.Digest == "" {
 		return blob.Inline, nil
 	}
 	want, err := plan.ParseDigest(blob.Digest)
 	if err != nil {
-		return nil, fmt.Errorf("blob: %w", err)
+		return nil, fmt.Errorf("%w: %w", events.ErrNoBlob, err)
 	}
 	path := b.path(blob.Digest)
 	data, err := b.root().ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %w: restore the file from a backup", events.ErrNoBlob, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("blob: %w: restore the file from a backup", err)
 	}
 	if plan.Sum(data) != want || int64(len(data)) != blob.Size {
-		return nil, fmt.Errorf("blob %s is corrupt: its bytes do not have its digest; restore the file from a backup", path)
+		return nil, fmt.Errorf("%w: %s is corrupt: its bytes do not have its digest; restore the file from a backup", events.ErrNoBlob, path)
 	}
 	return data, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 )
@@ -15,21 +16,26 @@ import (
 var ErrKnownDamage = errors.New("its log was read and is damaged")
 
 // sound refuses a directory of whose log damage is recorded: whoever went on
-// with it would build on events that are lost.
+// with it would build on events that are lost. A blob that is not there, or was never,
+// concerns the save of its event alone, and a cursor its subscriber.
 func sound(dir string) error {
 	r, _, err := lastFullRead(dir)
 	if err != nil {
 		return fmt.Errorf("%w: whether damage was found is not known: %w", ErrDamaged, err)
 	}
-	if r.Damage == nil || len(r.Damage.Findings) == 0 {
+	if r.Damage == nil {
+		return nil
+	}
+	found := slices.DeleteFunc(slices.Clone(r.Damage.Findings), func(f LogFinding) bool { return f.Aside })
+	if len(found) == 0 {
 		return nil
 	}
 	more := ""
-	if n := len(r.Damage.Findings); n > 1 {
+	if n := len(found); n > 1 {
 		more = fmt.Sprintf(", and %d findings more", n-1)
 	}
 	return fmt.Errorf("%w: %w: %s%s: restore log/ and blobs/ from a backup and run `ckptstore verify --log`, which clears this when it finds nothing, or run `ckptstore recover`; `ckptstore ls --offline --store %s` reads the checkpoints",
-		ErrDamaged, ErrKnownDamage, r.Damage.Findings[0], more, dir)
+		ErrDamaged, ErrKnownDamage, found[0], more, dir)
 }
 
 // warnOfDamage tells a process that goes on beside an owner, which may end what

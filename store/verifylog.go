@@ -22,7 +22,7 @@ type ReadLog struct {
 	First     uint64 `json:"first"`
 	Last      uint64 `json:"last"`
 	Decisions uint64 `json:"decisions"`
-	Repeated  uint64 `json:"repeated"` // facts that a late retry has stored again: harmless
+	Repeated  uint64 `json:"repeated"` // whose ID an earlier one has, such as facts that a late retry has stored again: harmless
 	Blobs     uint64 `json:"blobs"`    // claim checks that were compared with their digests
 
 	// Voids are the messages that are no events, the first thousand; VoidCount is how
@@ -49,11 +49,14 @@ type LogFinding struct {
 	Sequence uint64 `json:"sequence,omitempty"` // absent: the log as a whole
 	Until    uint64 `json:"until,omitempty"`    // the last event that is meant
 	Problem  string `json:"problem"`
+	// Aside says that no event is lost: it is about a blob which the events name, and
+	// any client can name one that never was, or about a cursor or a lease.
+	Aside bool `json:"aside,omitempty"`
 }
 
 // String is the finding for people.
 func (f LogFinding) String() string {
-	return jetlog.Finding{Sequence: f.Sequence, Until: f.Until, Problem: f.Problem}.String()
+	return jetlog.Finding(f).String()
 }
 
 // VerifyLog reads every event of the log, as [jetlog.Log.Check] does, every
@@ -83,6 +86,7 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 	blobs := blobsSeen{good: map[[16]byte]struct{}{}, bad: map[string]error{}}
 	voids := voidsSeen{recorded: map[uint64]uint64{}, digests: map[uint64]string{}}
 	newer := uint64(0)
+	var lost []LogFinding
 	checked, err := s.Log.Check(ctx, jetlog.CheckOptions{
 		Pace: pace, Dir: s.checkDir(),
 		Each: func(e events.Recorded) (problems []string) {
@@ -95,13 +99,13 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 			case err != nil:
 				return []string{err.Error()}
 			}
-			problems = voids.see(e, body)
+			voids.see(e, body)
 			for _, b := range blobsOf(body) {
 				if err := blobs.look(ctx, s, b); err != nil {
-					problems = append(problems, err.Error())
+					lost = withBlob(lost, e.Sequence, err.Error())
 				}
 			}
-			return problems
+			return nil
 		},
 	})
 	out := ReadLog{
@@ -111,6 +115,7 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 	for _, f := range checked.Findings {
 		out.Findings = append(out.Findings, LogFinding(f))
 	}
+	out.Findings = append(out.Findings, lost...)
 	voids.tell(&out)
 	if err == nil {
 		var denied []LogFinding
@@ -126,6 +131,16 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 		err = noteReadLog(s.Location, out)
 	}
 	return out, err
+}
+
+// withBlob adds a finding about a blob. Those of the events that follow each other are
+// one.
+func withBlob(lost []LogFinding, seq uint64, problem string) []LogFinding {
+	if n := len(lost); n > 0 && lost[n-1].Until+1 == seq && lost[n-1].Problem == problem {
+		lost[n-1].Until = seq
+		return lost
+	}
+	return append(lost, LogFinding{Sequence: seq, Until: seq, Problem: problem, Aside: true})
 }
 
 // blobsSeen are the claim checks that were compared with their digests, in a few

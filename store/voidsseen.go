@@ -1,8 +1,6 @@
 package store
 
 import (
-	"fmt"
-
 	"github.com/ckptstore/ckptstore/events"
 )
 
@@ -17,8 +15,9 @@ type voidsSeen struct {
 	recorded map[uint64]uint64 // the decisions about them, by sequence
 }
 
-// see looks at one event. What is recorded of a message must be true of it.
-func (v *voidsSeen) see(e events.Recorded, body events.Body) (problems []string) {
+// see looks at one event. What is recorded of a message counts if it is true of it:
+// otherwise a client of the log's server, or an older version, has said it.
+func (v *voidsSeen) see(e events.Recorded, body events.Body) {
 	switch b := body.(type) {
 	case *events.Void:
 		v.digests[e.Sequence] = b.Digest
@@ -26,19 +25,11 @@ func (v *voidsSeen) see(e events.Recorded, body events.Body) (problems []string)
 			v.list = append(v.list, LogVoid{Sequence: e.Sequence, Void: *b})
 		}
 	case *events.LogVoided:
-		if !(events.Aggregate{}).Owns(e.Event) {
-			return nil
-		}
-		switch digest, void := v.digests[b.Sequence]; {
-		case !void:
-			return []string{fmt.Sprintf("it says that message %d is no event, but it is one", b.Sequence)}
-		case digest != b.Digest:
-			return []string{fmt.Sprintf("it says that message %d has the digest %s, but it has %s", b.Sequence, b.Digest, digest)}
-		case v.recorded[b.Sequence] == 0:
+		digest, void := v.digests[b.Sequence]
+		if (events.Aggregate{}).Owns(e.Event) && void && digest == b.Digest && v.recorded[b.Sequence] == 0 {
 			v.recorded[b.Sequence] = e.Sequence
 		}
 	}
-	return nil
 }
 
 // tell puts them into the outcome.

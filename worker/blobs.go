@@ -3,13 +3,15 @@ package worker
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/ckptstore/ckptstore/events"
 )
 
 // resolveBlobs returns r with the plan in its body inline, so that a pure fold
-// can look into it.
+// can look into it. A claim check that stands for nothing stays: the save of which it
+// is fails, and not the training.
 func resolveBlobs(ctx context.Context, blobs Blobs, r events.Recorded) (events.Recorded, error) {
 	if r.Kind.Family() != "plan" {
 		return r, nil
@@ -29,6 +31,9 @@ func resolveBlobs(ctx context.Context, blobs Blobs, r events.Recorded) (events.R
 		return r, nil
 	}
 	data, err := blobs.Get(ctx, *blob)
+	if errors.Is(err, events.ErrNoBlob) {
+		return r, nil
+	}
 	if err != nil {
 		return r, fmt.Errorf("event %d (%s): %w", r.Sequence, r.Kind, err)
 	}

@@ -125,7 +125,7 @@ func (l *lane) decide(ctx context.Context, body events.Body) (events.Recorded, e
 	if err != nil {
 		return events.Recorded{}, err
 	}
-	for {
+	for unseen := 0; ; {
 		if id := about(body); l.ended[id] {
 			return events.Recorded{}, fmt.Errorf("decide %s: %s: %w", body.Kind(), id, errEnded)
 		}
@@ -137,11 +137,31 @@ func (l *lane) decide(ctx context.Context, body events.Body) (events.Recorded, e
 		if !l.conflict(err) {
 			return events.Recorded{}, fmt.Errorf("decide %s: %w", body.Kind(), err)
 		}
+		before := l.last
 		if err := l.reread(ctx); err != nil {
 			return events.Recorded{}, fmt.Errorf("decide %s: %w", body.Kind(), err)
 		}
+		if l.last > before {
+			unseen = 0
+			continue
+		}
+		// The lane does not end where it ended in what this process has read.
+		if unseen++; unseen > maxUnseen {
+			return events.Recorded{}, fmt.Errorf("decide %s: the decision that came first cannot be read: %w: read the whole log with `ckptstore verify --log`", body.Kind(), err)
+		}
+		select {
+		case <-ctx.Done():
+			return events.Recorded{}, fmt.Errorf("decide %s: %w", body.Kind(), context.Cause(ctx))
+		case <-time.After(unseenPause):
+		}
 	}
 }
+
+// A decision that came first is looked for so often, with such a pause.
+const (
+	maxUnseen   = 10
+	unseenPause = 50 * time.Millisecond
+)
 
 // saw takes note of a decision in the lane.
 func (l *lane) saw(seq uint64, body events.Body) {

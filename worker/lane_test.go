@@ -75,6 +75,18 @@ func TestFencing(t *testing.T) {
 	decides(t, b, begins(2, "x.a2"), nil)
 }
 
+// A lane that does not end where this process believes it to is an error in the end.
+func TestDecideBehindTheLane(t *testing.T) {
+	open := lanes(t)
+	a := open("trainer/a", 0)
+	decides(t, a, &events.TrialCreated{}, nil)
+	if err := a.measured(t.Context(), &events.Metrics{Attempt: 1, Iteration: 1}); err != nil {
+		t.Fatal(err)
+	}
+	a.last++
+	decides(t, a, starts(a, 1), jetlog.ErrConflict)
+}
+
 // A decision of somebody else in between is taken note of; one that ends the
 // same checkpoint ends this one too.
 func TestDecideAfterOthers(t *testing.T) {

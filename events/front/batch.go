@@ -43,6 +43,9 @@ func (s *session) batched(f frame, h header, why *Refusal) error {
 	if why == nil {
 		why = b.fits(f, h)
 	}
+	if why == nil && time.Now().After(b.until) {
+		why = refuse(CodeBatch, "batch %s took longer than %v", b.id, batchTime)
+	}
 	if why == nil && (commit || b.count == 1) {
 		why = s.admit()
 	}

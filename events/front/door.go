@@ -60,13 +60,9 @@ func (s *session) greet() error {
 	s.in = newReader(s.client, s.f.limits)
 	s.in.charge = s.charge
 	s.out = newOutput(s.client, s.f.limits.Write)
-	f, err := s.in.next()
+	c, err := s.in.connect()
 	if err != nil {
 		return err
-	}
-	var c connect
-	if f.op != opConnect || json.Unmarshal(f.payload, &c) != nil {
-		return errParse
 	}
 	if !s.door.admits(c.Token) {
 		return errAuthorization

@@ -1,7 +1,6 @@
 package front
 
 import (
-	"strconv"
 	"strings"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -45,7 +44,7 @@ func (s *session) entry(f frame, h header) error {
 		return s.refuse(f, refuse(CodeDenied, "the owner of the store does not let clients send the header %s", other))
 	}
 	operation := h.get(headerOperation)
-	after, err := strconv.ParseUint(h.get(headerAfter), 10, 64)
+	after, err := events.ParseSequence(h.get(headerAfter))
 	switch {
 	case err != nil:
 		return s.refuse(f, refuse(CodeEntry, "an entry of %s is written on the condition that it did not move, by the header %s", bucket, headerAfter))
@@ -72,5 +71,5 @@ func (s *session) entry(f frame, h header) error {
 	if stamp.Session != "" {
 		h = h.set(HeaderSession, stamp.Session)
 	}
-	return s.pass(f.subject, f.reply, h, f.payload)
+	return s.passNow(f.subject, f.reply, h, f.payload)
 }

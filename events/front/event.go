@@ -1,8 +1,6 @@
 package front
 
 import (
-	"strconv"
-
 	"github.com/ckptstore/ckptstore/events"
 )
 
@@ -70,6 +68,9 @@ func (s *session) event(f frame, h header) error {
 	if why != nil {
 		return s.refuse(f, why)
 	}
+	if e.Kind.Decides() {
+		return s.passNow(f.subject, f.reply, h, f.payload)
+	}
 	return s.pass(f.subject, f.reply, h, f.payload)
 }
 
@@ -132,7 +133,7 @@ func (s *session) admit() *Refusal {
 // archive is compared: the server does not know that part of the lane.
 func (s *session) decision(e events.Event, h header, reply string) *Refusal {
 	lane := events.Aggregate{Run: e.Scope.Run, Trial: e.Scope.Trial}.Lane()
-	after, err := strconv.ParseUint(h.get(headerAfter), 10, 64)
+	after, err := events.ParseSequence(h.get(headerAfter))
 	if err != nil || h.get(headerAfterLane) != lane {
 		return refuse(CodeLane, "%s is a decision: it is appended on the condition that its lane %s ends where the client thinks, by the headers %s and %s", e.Kind, lane, headerAfter, headerAfterLane)
 	}
@@ -141,7 +142,7 @@ func (s *session) decision(e events.Event, h header, reply string) *Refusal {
 	}
 	follows := uint64(0)
 	if text := h.get(headerFollows); text != "" {
-		follows, err = strconv.ParseUint(text, 10, 64)
+		follows, err = events.ParseSequence(text)
 		if err != nil || after != 0 {
 			return refuse(CodeLane, "header %s is %q beside the condition %d: it is for the first decision behind the archive", headerFollows, text, after)
 		}

@@ -58,6 +58,15 @@ func (s *session) pass(subject, reply string, h header, payload []byte) error {
 	return err
 }
 
+// passNow is pass for what was judged by the log as it stands: a client that sends a
+// part of a frame behind it cannot keep it back until others have written.
+func (s *session) passNow(subject, reply string, h header, payload []byte) error {
+	if err := s.pass(subject, reply, h, payload); err != nil {
+		return err
+	}
+	return s.to.flush()
+}
+
 // say sends an error of the protocol that does not end the connection.
 func (s *session) say(format string, args ...any) error {
 	return s.out.send([]byte("-ERR '" + fmt.Sprintf(format, args...) + "'\r\n"))

@@ -3,6 +3,7 @@ package front
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"strconv"
@@ -132,6 +133,20 @@ func (r *reader) next() (frame, error) {
 		return frame{op: opConnect, payload: bytes.TrimSpace(rest)}, nil
 	}
 	return frame{}, errOperation
+}
+
+// connect reads the CONNECT by which a client begins. Nothing larger than a line is
+// read of one that has not said who it is.
+func (r *reader) connect() (c connect, err error) {
+	line, err := r.line()
+	if err != nil {
+		return c, err
+	}
+	word, rest, _ := bytes.Cut(line, []byte(" "))
+	if !strings.EqualFold(string(word), "CONNECT") || json.Unmarshal(rest, &c) != nil {
+		return c, errParse
+	}
+	return c, nil
 }
 
 // publication reads what follows the line of a PUB or HPUB.

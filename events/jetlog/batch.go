@@ -2,6 +2,7 @@ package jetlog
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 )
 
 // Headers of an atomic batch.
@@ -23,7 +23,7 @@ const (
 // returns the sequence of the first; the others follow it. Every attempt is a
 // batch of its own: what is left of one that was cut is dropped by the server.
 func (l *Log) sendAtomically(ctx context.Context, all []events.Event) (uint64, error) {
-	id := nuid.Next()
+	id := rand.Text()
 	for i, e := range all {
 		m := message(e)
 		m.Header[headerBatchID] = []string{id}

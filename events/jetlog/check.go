@@ -1,11 +1,9 @@
 package jetlog
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -19,6 +17,7 @@ type Finding struct {
 	Sequence uint64 // the first one that is meant; 0: the log as a whole
 	Until    uint64 // the last one; the same when it is one event
 	Problem  string
+	Aside    bool // it is of a bucket beside the log: no event is lost
 }
 
 // String names the events and the problem.
@@ -37,8 +36,11 @@ type Checked struct {
 	First, Last uint64 // as the server says
 	Events      uint64 // that were read
 	Decisions   uint64 // of them
-	Repeated    uint64 // facts that were stored again by a late retry: harmless
-	Findings    []Finding
+	// Repeated counts the events whose ID an earlier one has: facts that a late retry
+	// has stored again. A decision that the server has repeated does not follow the one
+	// before it, which is a finding; one that its client has repeated is another.
+	Repeated uint64
+	Findings []Finding
 }
 
 // CheckOptions say how to check. Both functions may be nil.
@@ -57,8 +59,7 @@ type CheckOptions struct {
 // Check reads every sequence from 1 to the end that the log has now, and does
 // not stop at damage: a sequence that cannot be read is a finding, and the next
 // one that can is looked for. It holds the server's counts to be those of what was
-// read, no decision to be there twice, and every decision to follow the one that it
-// was made after:
+// read, and every decision to follow the one that it was made after:
 //
 //	lane ckpt.a.main.s.>      4 ──▶ 7 ──▶ 12     each message has the sequence
 //	                          0     4     7      that was the end of its lane
@@ -122,7 +123,7 @@ func (c *checker) run(ctx context.Context) error {
 	if err := c.archive(ctx); err != nil {
 		return err
 	}
-	if err := c.twice(ctx); err != nil {
+	if err := c.ids.repeats(func(uint64, uint64) { c.out.Repeated++ }); err != nil {
 		return err
 	}
 	return c.buckets(ctx)
@@ -143,33 +144,6 @@ func (c *checker) archive(ctx context.Context) error {
 		return nil
 	}
 	return err
-}
-
-// twice finds the decisions that were there before, and counts such facts.
-func (c *checker) twice(ctx context.Context) error {
-	type again struct{ seq, before uint64 }
-	var found []again
-	if err := c.ids.repeats(func(seq, before uint64, decides bool) {
-		if decides {
-			found = append(found, again{seq, before})
-		} else {
-			c.out.Repeated++
-		}
-	}); err != nil {
-		return err
-	}
-	slices.SortFunc(found, func(a, b again) int { return cmp.Compare(a.seq, b.seq) })
-	for _, f := range found {
-		e, _, err := c.one(ctx, f.seq)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err != nil {
-			e.ID = "with the same ID" // it was read a moment ago
-		}
-		c.find(f.seq, fmt.Sprintf("decision %s is event %d too", e.ID, f.before))
-	}
-	return nil
 }
 
 // count holds as many events to have been read as the server says there are.
@@ -262,13 +236,15 @@ func (c *checker) see(ctx context.Context, e events.Recorded, header nats.Header
 	c.out.Events++
 	void := e.Kind == events.Void{}.Kind()
 	if !void {
-		if err := c.ids.add(e.ID, e.Sequence, e.Kind.Decides()); err != nil {
+		if err := c.ids.add(e.ID, e.Sequence); err != nil {
 			return err
 		}
 	}
 	if e.Scope.Actor == events.Server {
 		if !void && e.Kind.Known() {
 			c.out.Decisions++
+		}
+		if !void && e.Kind.Known() && e.Version == 1 { // what a newer one asks is not known
 			c.chain(e, header)
 		}
 		c.lanes[e.Scope] = e.Sequence

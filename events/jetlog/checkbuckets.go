@@ -22,7 +22,7 @@ func (c *checker) buckets(ctx context.Context) error {
 		return err
 	})
 	for _, problem := range found {
-		c.find(0, problem)
+		c.out.Findings = append(c.out.Findings, Finding{Problem: problem, Aside: true})
 	}
 	return err
 }

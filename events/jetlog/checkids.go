@@ -17,7 +17,7 @@ import (
 // keeps 24 bytes of each event, sorts as many as fit its memory, and spills each
 // sorted run to one file without a name. In the end the runs are merged:
 //
-//	record   16 bytes of the ID's SHA-256, 8 bytes of sequence·2 + decides
+//	record   16 bytes of the ID's SHA-256, 8 bytes of the sequence
 //	run      records in order of the digest, then of the sequence
 type seenIDs struct {
 	dir  string // for the file; "" is the system's
@@ -31,7 +31,7 @@ type seenIDs struct {
 
 type seenID struct {
 	digest [16]byte
-	event  uint64 // sequence·2 + 1 of a decision
+	event  uint64
 }
 
 const (
@@ -45,13 +45,9 @@ func (a seenID) compare(b seenID) int {
 }
 
 // add takes note of one event. Sequences are added in their order.
-func (s *seenIDs) add(id string, seq uint64, decides bool) error {
+func (s *seenIDs) add(id string, seq uint64) error {
 	sum := sha256.Sum256([]byte(id))
-	e := seenID{[16]byte(sum[:16]), seq << 1}
-	if decides {
-		e.event |= 1
-	}
-	if s.mem = append(s.mem, e); len(s.mem) < s.most {
+	if s.mem = append(s.mem, seenID{[16]byte(sum[:16]), seq}); len(s.mem) < s.most {
 		return nil
 	}
 	return s.spill()
@@ -86,7 +82,7 @@ func (s *seenIDs) spill() (err error) {
 
 // repeats calls visit for every event whose ID an earlier one has, in no order.
 // before is the first one that has it.
-func (s *seenIDs) repeats(visit func(seq, before uint64, decides bool)) error {
+func (s *seenIDs) repeats(visit func(seq, before uint64)) error {
 	slices.SortFunc(s.mem, seenID.compare)
 	from := seenRuns{{next: s.mem}}
 	for i, begin := range s.runs {
@@ -108,7 +104,7 @@ func (s *seenIDs) repeats(visit func(seq, before uint64, decides bool)) error {
 		r := from[0]
 		e := r.next[0]
 		if first.event != 0 && e.digest == first.digest {
-			visit(e.event>>1, first.event>>1, e.event&1 == 1)
+			visit(e.event, first.event)
 		} else {
 			first = e
 		}

@@ -11,27 +11,23 @@ import (
 func TestSeenIDs(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
-	type repeat struct {
-		before  uint64
-		decides bool
-	}
 	for _, most := range []int{1, 2, 7, 100, 1000} {
 		dir := t.TempDir()
 		s := seenIDs{dir: dir, most: most}
-		first, want := map[string]uint64{}, map[uint64]repeat{}
+		first, want := map[string]uint64{}, map[uint64]uint64{}
 		for seq := uint64(1); seq <= 500; seq++ {
-			id, decides := fmt.Sprint(random.IntN(400)), random.IntN(2) == 0
+			id := fmt.Sprint(random.IntN(400))
 			if before, again := first[id]; again {
-				want[seq] = repeat{before, decides}
+				want[seq] = before
 			} else {
 				first[id] = seq
 			}
-			if err := s.add(id, seq, decides); err != nil {
+			if err := s.add(id, seq); err != nil {
 				t.Fatal(err)
 			}
 		}
-		got := map[uint64]repeat{}
-		if err := s.repeats(func(seq, before uint64, decides bool) { got[seq] = repeat{before, decides} }); err != nil {
+		got := map[uint64]uint64{}
+		if err := s.repeats(func(seq, before uint64) { got[seq] = before }); err != nil {
 			t.Fatal(err)
 		}
 		if len(want) == 0 || fmt.Sprint(got) != fmt.Sprint(want) {

@@ -2,6 +2,7 @@ package jetlog
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 )
 
 // Cursors is the bucket of cursors. A key is a cursor's name, a value is
@@ -66,7 +66,7 @@ func (l *Log) Cursor(ctx context.Context, name string) (*Cursor, error) {
 	}
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
-	c := &Cursor{l: l, name: name, token: nuid.Next()}
+	c := &Cursor{l: l, name: name, token: rand.Text()}
 	err := l.retry(concerning(ctx, ofCursor(name)), func(ctx context.Context) (err error) {
 		if err = l.known(ctx); err != nil {
 			return err

@@ -2,12 +2,12 @@ package jetlog
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 )
 
 // readAhead is the number of events that a reader lets the server send ahead.
@@ -17,7 +17,7 @@ const readAhead = 4096
 // with a filter of those under it alone. It does not outlive its server's
 // process. once bounds its making; end removes it.
 func (l *Log) deliver(ctx, once context.Context, stream, filter string, from uint64) (_ jetstream.MessagesContext, end func(), err error) {
-	name := nuid.Next()
+	name := rand.Text()
 	consumer, err := l.js.CreateConsumer(once, stream, jetstream.ConsumerConfig{
 		Name:              name,
 		FilterSubject:     filter,

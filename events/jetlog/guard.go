@@ -164,6 +164,7 @@ func (g *guard) Check(ctx context.Context, w front.Write) (front.Stamp, error) {
 		if err != nil {
 			return mine, front.Refuse(front.CodeEntry, "the witness of cursor %q: %v", name, err)
 		}
+		return mine, g.witness(ctx, w, name)
 	default:
 		return mine, front.Refuse(front.CodeEntry, "there is no bucket %s", w.Bucket)
 	}
@@ -245,10 +246,32 @@ func (g *guard) free(w front.Whose, now entryNow) error {
 	return nil
 }
 
-// cursor judges a write to a cursor: that of a live subscriber is moved by its
-// session alone.
-func (g *guard) cursor(ctx context.Context, w front.Write, name string) error {
+// witness judges a write to the witness of a cursor, which is written behind its cursor.
+func (g *guard) witness(ctx context.Context, w front.Write, name string) error {
 	if !w.Remove {
+		at, err := g.entry(ctx, Cursors, w.Key)
+		if err != nil {
+			return err
+		}
+		if at.m.Seq == 0 || at.removed {
+			return front.Refuse(front.CodeEntry, "cursor %q has no witness before it is moved", name)
+		}
+	}
+	return g.followed(ctx, w, name)
+}
+
+// cursor judges a write to a cursor: that of a live subscriber is moved by its
+// session alone. Its witness is removed before it.
+func (g *guard) cursor(ctx context.Context, w front.Write, name string) error {
+	if w.Remove {
+		known, err := g.entry(ctx, Witnesses, w.Key)
+		if err != nil && !hasCode(err, codeNoStream) {
+			return err
+		}
+		if known.m.Seq != 0 && !known.removed {
+			return front.Refuse(front.CodeEntry, "cursor %q has a witness, which is removed first", name)
+		}
+	} else {
 		var v cursorValue
 		err := json.Unmarshal(w.Data, &v)
 		if err := named(err, w.Key, v.Name); err != nil || len(v.Token) > longToken {
@@ -262,7 +285,15 @@ func (g *guard) cursor(ctx context.Context, w front.Write, name string) error {
 			return front.Refuse(front.CodeEntry, "cursor %q cannot stand at event %d: the log ends at %d", name, v.Sequence, last)
 		}
 	}
+	return g.followed(ctx, w, name)
+}
+
+// followed reports a cursor that a subscriber of another session follows.
+func (g *guard) followed(ctx context.Context, w front.Write, name string) error {
 	held, err := g.entry(ctx, Leases, bucketKey(CursorLease(name)))
+	if hasCode(err, codeNoStream) {
+		return nil // nothing has ever been leased
+	}
 	if err != nil {
 		return fmt.Errorf("who follows cursor %q: %w", name, err)
 	}

@@ -2,13 +2,13 @@ package jetlog
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 )
 
 // LeaseHeldError says who holds a lease.
@@ -78,7 +78,7 @@ func (l *Log) acquire(ctx context.Context, name string, holder []byte, term time
 	}
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
-	lease := &Lease{l: l, name: name, value: leaseValue{Token: nuid.Next(), Holder: holder, TermMS: term.Milliseconds()}}
+	lease := &Lease{l: l, name: name, value: leaseValue{Token: rand.Text(), Holder: holder, TermMS: term.Milliseconds()}}
 	err := l.retry(lease.concerned(ctx), func(ctx context.Context) error {
 		if err := l.known(ctx); err != nil {
 			return err

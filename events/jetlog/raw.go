@@ -3,6 +3,7 @@ package jetlog
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,7 +16,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/archive"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 )
 
 // rawBatch is how many messages one request of [Log.Raw] asks for. The server sends
@@ -69,7 +69,7 @@ func (l *Log) raw(ctx context.Context, from, until uint64, yield func(archive.Me
 	if err := w.greet(); err != nil {
 		return err
 	}
-	consumer := l.stream() + "." + nuid.Next()
+	consumer := l.stream() + "." + rand.Text()
 	if err := w.consume(consumer, from); err != nil {
 		return fmt.Errorf("consumer: %w", err)
 	}
@@ -148,7 +148,7 @@ func (w *wire) greet() error {
 	if _, err := w.in.ReadString('\n'); err != nil { // INFO
 		return err
 	}
-	w.to = "_INBOX." + nuid.Next() + ".raw"
+	w.to = "_INBOX." + rand.Text() + ".raw"
 	if err := w.send(`CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"protocol":1,"lang":"go","version":"1","name":"ckptstore raw"}` + "\r\n" +
 		"SUB " + w.to + " 1\r\nPING\r\n"); err != nil {
 		return err
