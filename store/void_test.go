@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -50,13 +51,25 @@ func trespass(c *natstest.Client, run string) (voids []uint64) {
 		}
 	}
 	for _, subject := range []string{
-		"ckpt.x", "ckpt.a.b.c.d.e.f.g.h", "ckpt." + run + "." + trialName + ".s.one", "ckpt." + run + "." + trialName + ".s.one.two.three",
+		"ckpt.x", "ckpt.a.b.c.d.e.f.g.h", "ckpt." + run + "." + trialName + ".s", "ckpt._._.s", "ckpt." + run + "." + trialName + ".s.one", "ckpt." + run + "." + trialName + ".s.one.two.three",
 		"ckpt._._.s.log.void", "ckpt._._.s.store.created", "ckpt.%%%.%zz.s.checkpoint.committed", "ckpt." + run + "." + trialName + ".r-1.report.metrics",
 	} {
 		put(subject, nil, "")
 		put(subject, nil, "\x00\xff\x1b[31m")
 	}
 	voids = append(voids, c.Send("ckpt."+run+"."+trialName+".r0.report.metrics", "garbage that is no header\r\n\r\n", []byte("{}")))
+	rank, lane := events.Scope{Run: run, Trial: trialName, Actor: events.Rank(0)}, events.Scope{Run: run, Trial: trialName, Actor: events.Server}
+	subject, header := envelope(rank, "report.metrics", "{}")
+	header[events.HeaderTime] = []string{"9999-12-31T23:59:59-23:59"}
+	put(subject, header, "{}")
+	subject, header = envelope(rank, "report.metrics", "{}")
+	put(subject, header, `{"metrics":{"x":`+strings.Repeat("[", 9998)+strings.Repeat("]", 9998)+`}}`)
+	subject, header = envelope(lane, "report.metrics", "{}")
+	put(subject, header, "{}")
+	for range 2 {
+		subject, header = envelope(rank, "checkpoint.pinned", "{}")
+		put(subject, header, `{"checkpoint":"x"}`)
+	}
 	created, header := envelope(events.Scope{Actor: events.Server}, "store.created", `{"store":"another","format":1}`)
 	header["Nats-Expected-Last-Subject-Sequence"] = []string{"0"}
 	header["Nats-Expected-Last-Subject-Sequence-Subject"] = []string{"ckpt.nothing.nothing.s.>"}
