@@ -51,7 +51,7 @@ func trespass(c *natstest.Client, run string) (voids []uint64) {
 		}
 	}
 	for _, subject := range []string{
-		"ckpt.x", "ckpt.a.b.c.d.e.f.g.h", "ckpt." + run + "." + trialName + ".s", "ckpt._._.s", "ckpt." + run + "." + trialName + ".s.one", "ckpt." + run + "." + trialName + ".s.one.two.three",
+		"ckpt.x", "ckpt.a.b.c.d.e.f.g.h", "ckpt." + run + "." + trialName + ".s.one", "ckpt." + run + "." + trialName + ".s.one.two.three",
 		"ckpt._._.s.log.void", "ckpt._._.s.store.created", "ckpt.%%%.%zz.s.checkpoint.committed", "ckpt." + run + "." + trialName + ".r-1.report.metrics",
 	} {
 		put(subject, nil, "")
@@ -74,6 +74,9 @@ func trespass(c *natstest.Client, run string) (voids []uint64) {
 	header["Nats-Expected-Last-Subject-Sequence"] = []string{"0"}
 	header["Nats-Expected-Last-Subject-Sequence-Subject"] = []string{"ckpt.nothing.nothing.s.>"}
 	put(created, header, `{"store":"another","format":1}`)
+	for _, subject := range []string{"ckpt." + run + "." + trialName + ".s", "ckpt._._.s"} { // beside the lanes, the last
+		put(subject, nil, "")
+	}
 	return voids
 }
 
