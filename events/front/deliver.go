@@ -63,6 +63,7 @@ func (s *session) delivered(line []byte) {
 	}
 	s.subsMu.Lock()
 	defer s.subsMu.Unlock()
+	s.answered(f[1])
 	sub := s.subs[string(f[2])]
 	if sub == nil || sub.most == 0 {
 		return

@@ -14,6 +14,7 @@
 //	batch      events that are appended together: held back until they are whole
 //	request    a publication to $JS.API.>: one that reads the log, its body parsed
 //	           and encoded again
+//	asks       how many of those are under way
 //	entry      a publication to $KV.>: a lease or a cursor, on its condition
 //	claim      the first token of an inbox, which one live session has
 //	refusal    why not, with a code: answered on the reply subject at once
@@ -97,6 +98,7 @@ type Front struct {
 	budget  *semaphore.Weighted // of bytes that wait for their batch or frame
 	local   *semaphore.Weighted // the same, of clients on unix sockets
 	streams chan struct{}       // one for each batch that is passed on as it comes
+	asks    *semaphore.Weighted // of requests that the server has not answered
 	info    map[string]any      // what the server says of itself
 	life    context.Context
 	cancel  context.CancelFunc
@@ -125,8 +127,8 @@ func New(o Options) (*Front, error) {
 	f := &Front{
 		o: o, limits: limits, budget: semaphore.NewWeighted(limits.Bytes), local: semaphore.NewWeighted(limits.Bytes),
 		listeners: map[net.Listener]bool{}, sessions: map[*session]bool{}, hosts: map[string]int{},
-		streams: make(chan struct{}, streams),
-		claims:  map[string]*session{}, consumers: map[string]*session{}, batches: map[string]bool{},
+		streams: make(chan struct{}, streams), asks: semaphore.NewWeighted(asksOfAll),
+		claims: map[string]*session{}, consumers: map[string]*session{}, batches: map[string]bool{},
 	}
 	conn, err := o.Dial()
 	if err != nil {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 )
 
 // Limits bound what clients cost the owner of a log. Those that a client can
@@ -76,7 +78,7 @@ func (l Limits) withDefaults() (Limits, error) {
 
 // receive begins a session, or turns the client away.
 func (f *Front) receive(conn net.Conn, door Door) {
-	s := &session{f: f, door: door, client: conn, host: host(conn), budget: f.local, done: make(chan struct{})}
+	s := &session{f: f, door: door, client: conn, host: host(conn), budget: f.local, asks: semaphore.NewWeighted(asksOfOne), done: make(chan struct{})}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.life.Err() != nil {

@@ -104,6 +104,11 @@ func (s *session) request(f frame, h header) error {
 		return s.answer(f.reply, why.answer())
 	case !ok:
 		return s.deny(f.subject, f.reply)
+	case strings.HasPrefix(verb, "CONSUMER.MSG.NEXT."): // is answered when there are events
+	default:
+		if err := s.ask(f.reply); err != nil {
+			return s.refuse(f, refusal(err))
+		}
 	}
 	return s.pass(f.subject, f.reply, nil, body)
 }

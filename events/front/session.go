@@ -43,8 +43,11 @@ type session struct {
 	server net.Conn
 	ended  bool
 
+	asks *semaphore.Weighted // of this session
+
 	subsMu sync.Mutex
 	subs   map[string]*subscription // by the client's identifier
+	asked  []waiting                // the oldest first
 }
 
 // run is the whole life of a session.
@@ -70,6 +73,7 @@ func (s *session) run() {
 	}
 	s.dropBatch()
 	s.release()
+	s.lapse(time.Now().Add(time.Hour))
 	if unexpected(err) {
 		s.f.o.Logger.Info("client ended", "address", s.host, "principal", s.principal.Name, "why", err)
 	}

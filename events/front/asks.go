@@ -1,0 +1,85 @@
+package front
+
+import (
+	"context"
+	"time"
+)
+
+// Requests that the server has not answered: of one session, and of all. The server
+// answers one after the other, and some take long: a client that has many of them
+// under way would keep the reads and the leases of all others waiting.
+const (
+	asksOfOne = 8
+	asksOfAll = 32
+)
+
+// waiting is a request that was passed on.
+type waiting struct {
+	reply string
+	at    time.Time
+}
+
+// ask waits until there is room for a request, and takes it until the server answers.
+func (s *session) ask(reply string) error {
+	if !s.mayAsk(context.Background(), false) {
+		ctx, cancel, err := s.looking()
+		defer cancel()
+		if err != nil {
+			return err
+		}
+		if !s.mayAsk(ctx, true) {
+			return &Refusal{Code: CodeBusy, Status: 503, Text: "the owner of the store has too many requests to answer at the moment"}
+		}
+	}
+	s.subsMu.Lock()
+	s.asked = append(s.asked, waiting{reply, time.Now()})
+	s.subsMu.Unlock()
+	return nil
+}
+
+func (s *session) mayAsk(ctx context.Context, wait bool) bool {
+	if wait {
+		s.lapse(time.Now().Add(-s.f.limits.Check))
+		if s.asks.Acquire(ctx, 1) != nil {
+			return false
+		}
+		if s.f.asks.Acquire(ctx, 1) != nil {
+			s.asks.Release(1)
+			return false
+		}
+		return true
+	}
+	if !s.asks.TryAcquire(1) {
+		return false
+	}
+	if !s.f.asks.TryAcquire(1) {
+		s.asks.Release(1)
+		return false
+	}
+	return true
+}
+
+// answered gives the room of a request back, if a message is its answer. The caller
+// has the lock of the subscriptions.
+func (s *session) answered(subject []byte) {
+	for i, a := range s.asked {
+		if a.reply == string(subject) {
+			s.asked = append(s.asked[:i], s.asked[i+1:]...)
+			s.asks.Release(1)
+			s.f.asks.Release(1)
+			return
+		}
+	}
+}
+
+// lapse gives the room of requests from before a time back: they were answered
+// elsewhere, or never will be.
+func (s *session) lapse(before time.Time) {
+	s.subsMu.Lock()
+	defer s.subsMu.Unlock()
+	for len(s.asked) > 0 && s.asked[0].at.Before(before) {
+		s.asked = s.asked[1:]
+		s.asks.Release(1)
+		s.f.asks.Release(1)
+	}
+}

@@ -1,0 +1,126 @@
+package jetlog
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/front"
+)
+
+// besieged is a log with a listener, and a client of it.
+func besieged(t *testing.T) (addr string, client *Log) {
+	t.Helper()
+	s, err := StartServer(t.Context(), ServerOptions{Dir: t.TempDir(), Unsynced: true, Listen: &Listen{Address: "127.0.0.1:0", Token: token}, Bounds: front.Limits{Comeback: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Shutdown)
+	l := connectTo(t, s.OwnerOptions())
+	if err := l.Create(t.Context(), created(t, "store-1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.CreateBuckets(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	at, err := s.Listen(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client = connectTo(t, Options{URL: "nats://" + at.String(), Token: token})
+	if _, _, err := client.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return at.String(), client
+}
+
+// TestJudgedDecisionIsNotKeptBack: a decision that was judged while a run was free is
+// passed on then. A client that sends a part of a frame behind it cannot have it wait
+// until another has the run.
+func TestJudgedDecisionIsNotKeptBack(t *testing.T) {
+	t.Parallel()
+	addr, trainer := besieged(t)
+	last, err := trainer.Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	guess := last + 1 // the sequence of the trainer's next decision
+	a := call(t, addr)
+	a.enter()
+	a.say("SUB _INBOX.0123456789abcdef.* 1\r\nPING\r\n")
+	a.hears("PONG")
+	m := events.Encode(decision(t, trial, events.CheckpointSuperseded{Checkpoint: "step-1.a1", Reason: "forged"}).Event)
+	block := fmt.Sprintf("NATS/1.0\r\nNats-Expected-Stream: %s\r\nNats-Expected-Last-Subject-Sequence: %d\r\nNats-Expected-Last-Subject-Sequence-Subject: %s\r\n", Stream, guess, trial.Lane())
+	for name, values := range m.Header {
+		block += name + ": " + values[0] + "\r\n"
+	}
+	block += "\r\n"
+	a.say("HPUB %s _INBOX.0123456789abcdef.x %d %d\r\n%s%s\r\nPI", m.Subject, len(block), len(block)+len(m.Data), block, m.Data)
+	a.hears("wrong last sequence") // without the rest of the PING
+
+	if _, err := trainer.Lease(t.Context(), RunLease(trial.Run), []byte("{}"), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	seq, err := trainer.Decide(t.Context(), begun(t, "step-1"), 0)
+	if err != nil || seq != guess {
+		t.Fatalf("decided as event %d, want %d: %v", seq, guess, err)
+	}
+	a.say("NG\r\n")
+	a.hears("PONG")
+	if _, err := trainer.Decide(t.Context(), decision(t, trial, events.CheckpointStaged{Attempt: 1, Checkpoint: "step-1.a1"}), seq); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestManyRequestsUnderWay: clients that ask for the most expensive answer as often as
+// they can do not keep another from the log.
+func TestManyRequestsUnderWay(t *testing.T) {
+	t.Parallel()
+	addr, client := besieged(t)
+	for n := range 30 { // many subjects
+		facts := make([]events.Fact, 100)
+		for i := range facts {
+			f, err := events.NewFact(stamp(), events.Scope{Run: fmt.Sprintf("run-%d", 100*n+i), Trial: "main", Actor: events.Rank(0)}, &events.Metrics{Attempt: 1, Iteration: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			facts[i] = f
+		}
+		if _, err := client.Append(t.Context(), facts...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var attackers sync.WaitGroup
+	defer attackers.Wait()
+	for n := range 4 {
+		c := call(t, addr)
+		c.enter()
+		c.say("SUB _INBOX.0123456789abcde%d.* 1\r\n", n)
+		body := `{"subjects_filter":">"}`
+		many := strings.Repeat(fmt.Sprintf("PUB $JS.API.STREAM.INFO.CKPT _INBOX.0123456789abcde%d.a %d\r\n%s\r\n", n, len(body), body), 200)
+		attackers.Go(func() { _, _ = io.Copy(io.Discard, c.conn) })
+		attackers.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := io.WriteString(c.conn, many); err != nil {
+					return
+				}
+			}
+		})
+		defer func() { _ = c.conn.Close() }()
+	}
+	time.Sleep(2 * time.Second) // until as many wait as ever do
+	for range 5 {
+		within, done := context.WithTimeout(t.Context(), 10*time.Second)
+		if _, err := client.LaneEnd(within, trial); err != nil {
+			t.Error(err)
+		}
+		done()
+	}
+}
