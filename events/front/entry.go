@@ -65,6 +65,15 @@ func (s *session) entry(f frame, h header) error {
 	if err != nil {
 		return s.refuse(f, refusal(err))
 	}
+	if after == 0 && operation == "" { // an entry more
+		why := s.admit()
+		if why == nil {
+			why = s.door.quota.take(h.size() + len(f.payload))
+		}
+		if why != nil {
+			return s.refuse(f, why)
+		}
+	}
 	if stamp.Principal != "" {
 		h = h.set(events.HeaderActor, stamp.Principal)
 	}

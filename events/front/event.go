@@ -56,7 +56,12 @@ func (s *session) event(f frame, h header) error {
 	case f.reply == "":
 		why = refuse(CodeDenied, "an event needs a subject for its acknowledgement")
 	case e.Kind.Decides():
-		why = s.decision(e, h, f.reply)
+		if len(f.payload) > smallDecision {
+			why = s.admit()
+		}
+		if why == nil {
+			why = s.decision(e, h, f.reply)
+		}
 	default:
 		if why = conditionless(h); why == nil {
 			why = s.admit()
@@ -118,6 +123,10 @@ func conditionless(h header) *Refusal {
 	}
 	return nil
 }
+
+// smallDecision is the most bytes of a decision that a disk without room for facts
+// takes: by such, trainings end.
+const smallDecision = 64 << 10
 
 // admit holds the disk to have room for facts.
 func (s *session) admit() *Refusal {

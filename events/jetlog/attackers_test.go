@@ -2,10 +2,13 @@ package jetlog
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,9 +17,11 @@ import (
 )
 
 // besieged is a log with a listener, and a client of it.
-func besieged(t *testing.T) (addr string, client *Log) {
+func besieged(t *testing.T, admit func() error) (addr string, client *Log) {
 	t.Helper()
-	s, err := StartServer(t.Context(), ServerOptions{Dir: t.TempDir(), Unsynced: true, Listen: &Listen{Address: "127.0.0.1:0", Token: token}, Bounds: front.Limits{Comeback: 1}})
+	s, err := StartServer(t.Context(), ServerOptions{
+		Dir: t.TempDir(), Unsynced: true, Listen: &Listen{Address: "127.0.0.1:0", Token: token}, Bounds: front.Limits{Comeback: 1}, Admit: admit,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +49,7 @@ func besieged(t *testing.T) (addr string, client *Log) {
 // until another has the run.
 func TestJudgedDecisionIsNotKeptBack(t *testing.T) {
 	t.Parallel()
-	addr, trainer := besieged(t)
+	addr, trainer := besieged(t, nil)
 	last, err := trainer.Last(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +86,7 @@ func TestJudgedDecisionIsNotKeptBack(t *testing.T) {
 // they can do not keep another from the log.
 func TestManyRequestsUnderWay(t *testing.T) {
 	t.Parallel()
-	addr, client := besieged(t)
+	addr, client := besieged(t, nil)
 	for n := range 30 { // many subjects
 		facts := make([]events.Fact, 100)
 		for i := range facts {
@@ -122,5 +127,29 @@ func TestManyRequestsUnderWay(t *testing.T) {
 			t.Error(err)
 		}
 		done()
+	}
+}
+
+// TestEntriesNeedRoom: a disk without room takes no new lease or cursor, and those that
+// are there go on.
+func TestEntriesNeedRoom(t *testing.T) {
+	t.Parallel()
+	var full atomic.Bool
+	_, l := besieged(t, func() error {
+		if full.Load() {
+			return fmt.Errorf("no room: %w", syscall.ENOSPC)
+		}
+		return nil
+	})
+	held, err := l.Lease(t.Context(), RunLease("one"), nil, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	full.Store(true)
+	if err := held.Renew(t.Context()); err != nil {
+		t.Errorf("a lease that is held: %v", err)
+	}
+	if _, err := l.Lease(t.Context(), RunLease("two"), nil, time.Minute); !errors.Is(err, ErrRefused) {
+		t.Errorf("another lease: %v", err)
 	}
 }
