@@ -20,9 +20,11 @@ from typing import Any
 import torch
 
 try:
+    from lightning.pytorch.callbacks import Callback as _Callback
     from lightning.pytorch.plugins.io import CheckpointIO as _Base
     from lightning.pytorch.plugins.io import TorchCheckpointIO as _TorchIO
 except ImportError:  # the package of the same code under its other name
+    from pytorch_lightning.callbacks import Callback as _Callback  # type: ignore[assignment]
     from pytorch_lightning.plugins.io import CheckpointIO as _Base  # type: ignore[assignment]
     from pytorch_lightning.plugins.io import TorchCheckpointIO as _TorchIO  # type: ignore[assignment]
 
@@ -55,8 +57,10 @@ class CheckpointIO(_Base):
     remove_checkpoint removes the file alone: which checkpoints the store keeps is said
     by ``trainer run --keep`` and ``ckptstore gc``.
 
-    Strategies that write their own directories, such as sharded FSDP and DeepSpeed, do
-    not ask a CheckpointIO.
+    Strategies that write their own directories, which are sharded FSDP, ModelParallel
+    and DeepSpeed, do not ask a CheckpointIO: a fit with one is refused before its first
+    step. (Lightning finds that check where this package is installed, not where it is
+    only on the path.)
     """
 
     def __init__(self) -> None:
@@ -128,6 +132,35 @@ class CheckpointIO(_Base):
     def teardown(self) -> None:
         """Wait for the saves that are under way."""
         self._wait(0)
+
+
+class PastTheStore(_Callback):
+    """Refuses a fit whose checkpoints would go past the CheckpointIO, and into no store.
+
+    Lightning adds it to every Trainer of a process that uses this module.
+    """
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        io = getattr(trainer.strategy, "_checkpoint_io", None)
+        while io is not None and not isinstance(io, CheckpointIO):
+            io = getattr(io, "checkpoint_io", None)  # one that is wrapped, such as by AsyncCheckpointIO
+        way = _past(trainer.strategy)
+        if io is not None and way is not None:
+            raise ValueError(
+                f"{type(trainer.strategy).__name__} writes its checkpoints by itself, and not by the CheckpointIO of ckptstore: nothing would be in the store. {way}"
+            )
+
+
+def _past(strategy: Any) -> str | None:
+    """What to do instead, with a strategy that does not ask its CheckpointIO; None for others."""
+    own = "or leave the plugin out, and save with ckptstore.save in a callback"
+    if getattr(strategy, "_save_distributed_checkpoint", False) is True:
+        return f"Give it save_distributed_checkpoint=False, {own}"
+    if any(of.__name__ == "FSDPStrategy" for of in type(strategy).__mro__) and getattr(strategy, "_state_dict_type", None) == "sharded":
+        return f"Give it state_dict_type='full', {own}"
+    if any(of.__name__ == "DeepSpeedStrategy" for of in type(strategy).__mro__):
+        return f"Use another strategy, {own}"
+    return None
 
 
 def _placed(tensor: torch.Tensor, map_location: Any) -> torch.Tensor:

@@ -52,6 +52,44 @@ class Lightning(Jobs):
 
         self._equal_to_lightnings()
 
+    def test_strategies_past_the_store_are_refused(self) -> None:
+        """Before the first step: what is trained would be in no store."""
+        from importlib.metadata import entry_points
+
+        from lightning.pytorch.callbacks import ModelCheckpoint
+        from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+
+        from ckptstore import _lightning_callbacks
+        from ckptstore.lightning import CheckpointIO, PastTheStore
+
+        class Trainer:
+            def __init__(self, strategy: object):
+                self.strategy = strategy
+
+        def refused(strategy: object, io: object = None) -> str:
+            strategy._checkpoint_io = io or CheckpointIO()  # type: ignore[attr-defined]
+            try:
+                PastTheStore().setup(Trainer(strategy), None, "fit")
+            except ValueError as error:
+                return str(error)
+            return ""
+
+        self.assertIn("save_distributed_checkpoint=False", refused(ModelParallelStrategy()))
+        self.assertEqual(refused(ModelParallelStrategy(save_distributed_checkpoint=False)), "")
+        self.assertIn("state_dict_type='full'", refused(FSDPStrategy(state_dict_type="sharded")))
+        self.assertEqual(refused(FSDPStrategy(state_dict_type="full")), "")
+        self.assertEqual(refused(DDPStrategy()), "")
+        self.assertEqual(refused(SingleDeviceStrategy()), "")
+        from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+
+        self.assertIn("nothing would be in the store", refused(ModelParallelStrategy(), AsyncCheckpointIO(CheckpointIO())))
+        self.assertEqual(refused(ModelParallelStrategy(), TorchCheckpointIO()), "")
+
+        self.assertEqual([type(one) for one in _lightning_callbacks.callbacks()], [PastTheStore])
+        if any(e.name == "ckptstore" for e in entry_points(group="lightning.pytorch.callbacks_factory")):  # the package is installed
+            trainer = lightning.Trainer(accelerator="cpu", logger=False, callbacks=[ModelCheckpoint(self.folder)])
+            self.assertIn(PastTheStore, [type(one) for one in trainer.callbacks])
+
     def _equal_to_lightnings(self) -> None:
         """The checkpoint is that which Lightning would have written, tensor by tensor."""
         import os
