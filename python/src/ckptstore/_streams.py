@@ -9,7 +9,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from . import _memory
+from . import _dropped, _memory
 from .errors import Error, StoreFull
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class Writer(io.RawIOBase):
         self._open = False
         try:
             self._fs._call("close", size=self._size, **self._written())
+            _dropped.wrote(self._fs, self.path)
         finally:
             self._release()
 

@@ -21,6 +21,7 @@ from typing import Any
 import fsspec
 import fsspec.transaction
 
+from . import _dropped
 from ._connect import deciding, services
 from ._streams import Reader as Reader, Writer as Writer
 from .errors import Refused
@@ -87,7 +88,9 @@ class FileSystem(fsspec.AbstractFileSystem):
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         for one in [path] if isinstance(path, str) else path:
-            self._call("remove", path=self._strip_protocol(one), recursive=recursive)
+            path = self._strip_protocol(one)
+            self._call("remove", path=path, recursive=recursive)
+            _dropped.settled(path)
 
     def _rm(self, path: str) -> None:
         self.rm(path)
@@ -96,7 +99,10 @@ class FileSystem(fsspec.AbstractFileSystem):
 
     def mv(self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
         """Rename a pending file; to ``.metadata``: commit."""
-        self._call("rename", **{"from": self._strip_protocol(path1), "to": self._strip_protocol(path2)})
+        to = self._strip_protocol(path2)
+        self._call("rename", **{"from": self._strip_protocol(path1), "to": to})
+        if to.endswith("/.metadata"):
+            _dropped.settled(to.removesuffix("/.metadata"))
 
     def mv_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         self.mv(path1, path2)

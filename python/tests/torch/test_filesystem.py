@@ -9,6 +9,7 @@ import pathlib
 import pickle
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -65,6 +66,31 @@ def remove(folder: tempfile.TemporaryDirectory) -> None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
+
+
+class Dropped(unittest.TestCase):
+    """A program whose files belong to no checkpoint is told so when it ends."""
+
+    def ends(self, program: str) -> str:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            env = {**os.environ, "CKPTSTORE_STORE": os.path.join(folder, "store")}
+            done = subprocess.run([sys.executable, "-W", "ignore", "-c", "import fsspec, torch, torch.distributed.checkpoint as dcp\n" + program], capture_output=True, text=True, env=env, timeout=LIMIT)
+            subprocess.run([BINARY, "agent", "stop", "--store", env["CKPTSTORE_STORE"]], capture_output=True, timeout=LIMIT, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stderr
+
+    def test_a_file_of_torch_save(self) -> None:
+        said = self.ends("for i in range(3):\n  with fsspec.open('ckptstore://att/step-1/ckpt.pt', 'wb') as f: torch.save({'w': torch.ones(3)}, f)")
+        self.assertIn("ckptstore: ckptstore://att/step-1: 3 files were written (ckpt.pt), and no .metadata followed: nothing of it is kept", said)
+
+    def test_what_is_kept(self) -> None:
+        said = self.ends(
+            "dcp.save({'w': torch.ones(3)}, checkpoint_id='ckptstore://att/step-1', no_dist=True)\n"
+            "with fsspec.open('ckptstore://att/step-1/notes.txt', 'wb') as f: f.write(b'x')\n"
+            "with fsspec.open('ckptstore://att/step-2/config.json', 'wb') as f: f.write(b'{}')\n"
+            "dcp.save({'w': torch.zeros(3)}, checkpoint_id='ckptstore://att/step-2', no_dist=True)\n"
+        )
+        self.assertNotIn("ckptstore:", said)
 
 
 class Stored(unittest.TestCase):
