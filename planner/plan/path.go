@@ -149,7 +149,7 @@ func (d *decoder) path(fqn string) Path {
 	if v == withLiterals {
 		v, bits = d.uint(), 2
 	}
-	if v>>bits == 0 || v == 1<<bits|kindKey {
+	if v>>bits == 0 || v == 1<<bits { // one key is the name itself
 		d.fail("%q: a path of %d keys says nothing", fqn, v>>bits)
 	}
 	n := d.fits(v>>bits-1, 1) + 1
