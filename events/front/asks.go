@@ -2,6 +2,8 @@ package front
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -12,6 +14,16 @@ const (
 	asksOfOne = 8
 	asksOfAll = 32
 )
+
+// next begins the subjects of requests that are answered when there are events: they
+// cost the server nothing until then.
+const next = api + "CONSUMER.MSG.NEXT."
+
+// bounded reports whether a publication is a request that takes room until it is
+// answered.
+func bounded(subject string) bool {
+	return strings.HasPrefix(subject, api) && !strings.HasPrefix(subject, next)
+}
 
 // waiting is a request that was passed on.
 type waiting struct {
@@ -70,6 +82,13 @@ func (s *session) answered(subject []byte) {
 			return
 		}
 	}
+}
+
+// awaits reports whether a request waits for its answer on a subject.
+func (s *session) awaits(reply string) bool {
+	s.subsMu.Lock()
+	defer s.subsMu.Unlock()
+	return slices.ContainsFunc(s.asked, func(w waiting) bool { return w.reply == reply })
 }
 
 // lapse gives the room of requests from before a time back: they were answered

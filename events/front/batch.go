@@ -16,9 +16,9 @@ const streams = 8
 const longBatch = 64
 
 // batch are facts that are appended together. Nothing of it counts before its
-// last message, which is passed on when all are found good. A few batches at a
-// time are passed on as they come. All others are held back until they are whole: a client that does not go
-// on with its batch would keep the server's room from others.
+// last message, which is passed on when all are found good. A few batches at a time
+// are passed on as they come. All others are held back until they are whole: a client
+// that does not go on with its batch would keep the server's room from others.
 type batch struct {
 	id     string
 	count  int

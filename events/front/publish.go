@@ -21,6 +21,10 @@ func (s *session) publish(f frame) error {
 	if f.reply != "" && !s.owns(f.reply) {
 		return s.deny(f.reply, "")
 	}
+	// What is answered on the subject of a request would pass for the request's answer.
+	if f.reply != "" && !bounded(f.subject) && s.awaits(f.reply) {
+		return s.deny(f.subject, f.reply)
+	}
 	// The filter of a consumer, with its wildcards, is a part of the subject.
 	if !literal(f.subject) && !(strings.HasPrefix(f.subject, api+"CONSUMER.CREATE.") && pattern(f.subject)) {
 		return s.deny(f.subject, f.reply)

@@ -104,8 +104,7 @@ func (s *session) request(f frame, h header) error {
 		return s.answer(f.reply, why.answer())
 	case !ok:
 		return s.deny(f.subject, f.reply)
-	case strings.HasPrefix(verb, "CONSUMER.MSG.NEXT."): // is answered when there are events
-	default:
+	case bounded(f.subject):
 		if err := s.ask(f.reply); err != nil {
 			return s.refuse(f, refusal(err))
 		}

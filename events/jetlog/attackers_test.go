@@ -153,3 +153,16 @@ func TestEntriesNeedRoom(t *testing.T) {
 		t.Errorf("another lease: %v", err)
 	}
 }
+
+// TestAnswersAreNotMixed: nothing else is answered on the subject of a request that is
+// under way, which would make room for another before its time.
+func TestAnswersAreNotMixed(t *testing.T) {
+	t.Parallel()
+	addr, _ := besieged(t, nil)
+	a := call(t, addr)
+	a.enter()
+	const reply = "_INBOX.0123456789abcdef.a"
+	a.say("SUB _INBOX.0123456789abcdef.* 1\r\nPUB $JS.API.STREAM.INFO.CKPT %s 0\r\n\r\nPUB $JS.API.CONSUMER.MSG.NEXT.CKPT.x %s 0\r\n\r\n", reply, reply)
+	a.hears(`Permissions Violation for Publish to "$JS.API.CONSUMER.MSG.NEXT.CKPT.x"`)
+	a.hears("MSG " + reply)
+}
