@@ -138,6 +138,11 @@ func (a *app) serveAgent(ctx context.Context, o agentOptions) (err error) {
 	}
 	a.end += o.drain // in which it finishes what is staged
 	return a.withOptions(ctx, options, func(s *store.Store) error {
+		if !store.IsURL(a.location) {
+			watch, stop := context.WithCancel(ctx)
+			defer stop()
+			exitWhenGone(watch, s.Location, log)
+		}
 		about := services.New(s, log)
 		cfg.Services, cfg.Busy = about, about.Busy
 		err := agent.New(cfg, s).Serve(ctx)
