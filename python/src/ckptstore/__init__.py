@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ._connect import close as close, init as init
     from ._function import Reporter as Reporter, run as run
     from ._load import Restored as Restored, Unread as Unread, load as load
+    from ._objects import load_object as load_object, save_object as save_object
     from ._marks import per_rank as per_rank, rng_state as rng_state
     from ._record import record as record
     from ._report import context as context, report as report, should_stop as should_stop
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 # Where each name is, imported when it is first used.
 _LATER = {
     "save": "_save", "Save": "_save", "load": "_load", "Restored": "_load", "Unread": "_load",
+    "save_object": "_objects", "load_object": "_objects",
     "per_rank": "_marks", "rng_state": "_marks", "NotAllowed": "_values",
     "open": "_checkpoint", "Checkpoint": "_checkpoint",
     "init": "_connect", "close": "_connect", "Context": "_session",

@@ -17,8 +17,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import torch
-
 try:
     from lightning.pytorch.callbacks import Callback as _Callback
     from lightning.pytorch.plugins.io import CheckpointIO as _Base
@@ -28,14 +26,13 @@ except ImportError:  # the package of the same code under its other name
     from pytorch_lightning.plugins.io import CheckpointIO as _Base  # type: ignore[assignment]
     from pytorch_lightning.plugins.io import TorchCheckpointIO as _TorchIO  # type: ignore[assignment]
 
-from . import _checkpoint, _skeleton
+from . import _checkpoint, _objects
 from ._connect import current
 from ._save import Save, save
 from .errors import Error
 
 _SCHEME = "ckptstore://"
 _REST = "lightning"  # the value with all that is no tensor
-_TENSORS = "state"  # above the names of tensors
 
 
 def resume() -> str | None:
@@ -80,9 +77,8 @@ class CheckpointIO(_Base):
         self._wait(1)
         file = Path(path)
         who = current().context
-        tensors, rest = _skeleton.split(checkpoint)
         handle = save(
-            {_TENSORS: tensors, _REST: _skeleton.pack(rest)},
+            _objects.parts(checkpoint, _REST),
             step=int(checkpoint["global_step"]), name=_name(file), ranks=[who.rank] if who.world_size > 1 else None,
         )
         if handle.skipped is not None:
@@ -117,12 +113,7 @@ class CheckpointIO(_Base):
                 return _TorchIO().load_checkpoint(text, map_location or (lambda storage, _: storage), weights_only)
             ref = named
         with _checkpoint.open(ref) as cp:
-            if _REST not in cp.objects:
-                raise Error(f"load_checkpoint: {cp.ref} was not saved by Lightning: it has no value {_REST!r}")
-            rest = _skeleton.unpack(cp.value(_REST), weights_only)
-            names = _skeleton.names(rest)
-            read = cp.read([f"{_TENSORS}.{name}" for name in names], kind="torch")
-            joined: dict[str, Any] = _skeleton.join(rest, {name: _placed(read[f"{_TENSORS}.{name}"], map_location) for name in names})
+            joined: dict[str, Any] = _objects.whole(cp, _REST, map_location, weights_only)
             return joined
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -161,18 +152,6 @@ def _past(strategy: Any) -> str | None:
     if any(of.__name__ == "DeepSpeedStrategy" for of in type(strategy).__mro__):
         return f"Use another strategy, {own}"
     return None
-
-
-def _placed(tensor: torch.Tensor, map_location: Any) -> torch.Tensor:
-    """The tensor where torch.load would put it."""
-    if map_location is None:
-        return tensor
-    if callable(map_location):
-        storage = map_location(tensor.untyped_storage(), "cpu")
-        return tensor if storage is None else tensor.to(storage.device)
-    if isinstance(map_location, dict):
-        return tensor.to(map_location.get("cpu", "cpu"))
-    return tensor.to(map_location)
 
 
 def _name(file: Path) -> str | None:

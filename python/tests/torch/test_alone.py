@@ -48,7 +48,51 @@ NAMELESS = """
 """
 
 
+# A training that keeps its checkpoints as torch.save does: one process, one dict. It
+# says the loss of every step. FILE keeps them by torch.save, for comparison.
+OBJECTS = """
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    plain = sys.argv[1] if len(sys.argv) > 2 else None
+    checkpoint = (torch.load(plain) if os.path.exists(plain) else None) if plain else ckptstore.load_object()
+    first = 1
+    if checkpoint is not None:
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        torch.set_rng_state(checkpoint["rng"])
+        first = checkpoint["iter_num"] + 1
+        assert list(checkpoint["optimizer"]["state"]) == [0, 1, 2, 3] and checkpoint["empty"] == {} and checkpoint["shape"] == (4, 8), checkpoint
+        assert checkpoint["by"] == {1: "one", "1": "text", None: [torch.float16]}, checkpoint["by"]
+    for step in range(first, int(sys.argv[-1]) + 1):
+        loss = model(torch.randn(16, 4)).square().mean()
+        optimizer.zero_grad(), loss.backward(), optimizer.step(), scheduler.step()
+        say(loss.item())
+        if step % 5 == 0:
+            checkpoint = {
+                "model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "rng": torch.get_rng_state(),
+                "iter_num": step, "empty": {}, "shape": (4, 8), "by": {1: "one", "1": "text", None: [torch.float16]},
+            }
+            if plain:
+                torch.save(checkpoint, plain)
+            else:
+                ckptstore.save_object(checkpoint, step=step).wait()
+"""
+
+
 class Alone(Launches):
+    def test_objects_as_torch_save_has_them(self) -> None:
+        whole = self.program(OBJECTS, "20")
+        self.assertEqual(len(whole), 20)
+        file = f"{self.store}.pt"
+        self.assertEqual(self.program(OBJECTS, file, "10") + self.program(OBJECTS, file, "20"), whole)
+        self.assertEqual(self.program(OBJECTS, "12", name="again"), whole[:12])
+        self.assertEqual(self.program(OBJECTS, "20", name="again"), whole[10:])
+
     def test_a_wait_outlives_the_agent(self) -> None:
         heard = self.program("""
             import torch
