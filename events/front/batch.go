@@ -37,6 +37,9 @@ func (s *session) batched(f frame, h header, why *Refusal) error {
 	if s.batch == nil || s.batch.id != id {
 		s.dropBatch() // what is left of an attempt that was cut
 		s.batch = s.newBatch(id)
+		if id == s.lapsed {
+			s.batch.why = tooLate(id)
+		}
 	}
 	b, commit := s.batch, h.get(headerBatchCommit) != ""
 	b.count++
@@ -44,7 +47,7 @@ func (s *session) batched(f frame, h header, why *Refusal) error {
 		why = b.fits(f, h)
 	}
 	if why == nil && time.Now().After(b.until) {
-		why = refuse(CodeBatch, "batch %s took longer than %v", b.id, batchTime)
+		why = tooLate(b.id)
 	}
 	if why == nil && (commit || b.count == 1) {
 		why = s.admit()
@@ -81,6 +84,12 @@ func (s *session) batched(f frame, h header, why *Refusal) error {
 	}
 	s.dropBatch()
 	return err
+}
+
+// tooLate refuses a batch that took too long, also because this process was stopped in
+// the midst of it. It is appended again.
+func tooLate(id string) *Refusal {
+	return &Refusal{Code: CodeBusy, Status: 503, Text: "batch " + id + " took longer than " + batchTime.String()}
 }
 
 // newBatch takes an ID that no other open batch has: the server would take the

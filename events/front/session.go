@@ -30,6 +30,7 @@ type session struct {
 
 	judge     judge
 	batch     *batch
+	lapsed    string               // ID of the last batch that was given up because it took too long
 	consumers map[string]*consumer // that this session has made, by name
 	charged   int64                // bytes of the frame in hand, of the budget of all
 	scratch   []byte
@@ -189,6 +190,7 @@ func (s *session) await() error {
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			return err
 		case s.batch != nil && time.Until(s.batch.until) <= 0:
+			s.lapsed = s.batch.id
 			s.dropBatch()
 		case asked:
 			return err
