@@ -102,7 +102,10 @@ func (s *session) subscribe(f frame) error {
 		return err
 	}
 	name := inboxName(id)
-	if !s.claim(name) {
+	switch mine, err := s.claim(name); {
+	case err != nil:
+		return err
+	case !mine:
 		return s.say("Permissions Violation for Subscription to %q", f.subject)
 	}
 	s.subsMu.Lock()
@@ -144,9 +147,13 @@ func (s *session) drop(sid string, sub *subscription) {
 	}
 }
 
+// errNotYet ends a session whose inbox is that of another one that is about to end: its
+// client connects again, and finds the inbox free.
+const errNotYet = protocolError("Stale Connection")
+
 // claim makes an inbox the session's own, unless it is that of another session that
 // is alive.
-func (s *session) claim(name string) bool {
+func (s *session) claim(name string) (mine bool, err error) {
 	for {
 		s.f.mu.Lock()
 		other := s.f.claims[name]
@@ -155,14 +162,14 @@ func (s *session) claim(name string) bool {
 		}
 		s.f.mu.Unlock()
 		if other == nil || other == s {
-			return true
+			return true, nil
 		}
 		if s.f.life.Err() != nil || other.lives() {
-			return false
+			return false, nil
 		}
 		other.close()
 		if !s.outlives(other) {
-			return false
+			return false, errNotYet
 		}
 	}
 }
@@ -181,20 +188,19 @@ func (s *session) outlives(other *session) bool {
 	return false
 }
 
-// lives asks the client of a session for a sign of life.
+// lives asks the client of a session for a sign of life: what it has sent before, and
+// lies unread when this process was stopped, is none.
 func (s *session) lives() bool {
-	heard := s.heard.Load()
+	asked := s.pinged.Add(1)
 	// To a client that takes nothing this would wait for its own deadline.
-	asked := make(chan struct{})
 	s.f.all.Go(func() {
-		defer close(asked)
 		_ = s.out.send([]byte("PING\r\n")) // which is seen by the lack of an answer
 	})
 	timer := time.NewTimer(challenge)
 	defer timer.Stop()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for s.heard.Load() == heard {
+	for s.ponged.Load() < asked {
 		select {
 		case <-s.done:
 			return false

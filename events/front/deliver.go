@@ -31,6 +31,9 @@ func (s *session) deliverFrame(line []byte) error {
 	if bytes.HasPrefix(line, []byte("INFO ")) {
 		return nil // it speaks of the server's own addresses
 	}
+	if bytes.Equal(line, []byte("PING\r\n")) {
+		s.pinged.Add(1)
+	}
 	rest := 0
 	if bytes.HasPrefix(line, []byte("MSG ")) || bytes.HasPrefix(line, []byte("HMSG ")) {
 		trimmed := bytes.TrimRight(line, "\r\n")

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"context"
 	"errors"
 	"net"
 	"time"
@@ -79,13 +80,16 @@ func (l Limits) withDefaults() (Limits, error) {
 // receive begins a session, or turns the client away.
 func (f *Front) receive(conn net.Conn, door Door) {
 	s := &session{f: f, door: door, client: conn, host: host(conn), budget: f.local, asks: semaphore.NewWeighted(asksOfOne), done: make(chan struct{})}
+	s.life, s.cancel = context.WithCancel(f.life)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.life.Err() != nil {
+		s.cancel()
 		_ = conn.Close()
 		return
 	}
 	if f.full(s.host) {
+		s.cancel()
 		const why = "maximum connections exceeded"
 		f.o.Logger.Warn("client turned away", "address", conn.RemoteAddr().String(), "why", why)
 		f.all.Go(func() {

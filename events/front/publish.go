@@ -108,6 +108,6 @@ func refusal(err error) *Refusal {
 // server first: the question may wait.
 func (s *session) looking() (context.Context, context.CancelFunc, error) {
 	err := s.to.flush()
-	ctx, cancel := context.WithTimeout(s.f.life, s.f.limits.Check)
+	ctx, cancel := context.WithTimeout(s.life, s.f.limits.Check)
 	return ctx, cancel, err
 }

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -36,8 +37,11 @@ type session struct {
 	scratch   []byte
 	header    header // of the frame in hand
 
-	heard atomic.Uint64 // frames of the client
-	done  chan struct{} // closed when the session has ended
+	pinged atomic.Uint64 // PINGs that were sent to the client
+	ponged atomic.Uint64 // PONGs that have come
+	life   context.Context
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the session has ended
 
 	mu     sync.Mutex
 	client net.Conn
@@ -137,6 +141,7 @@ func (s *session) drain(err error) {
 
 // close ends both connections. It may be called more than once.
 func (s *session) close() {
+	s.cancel()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
@@ -162,7 +167,6 @@ func (s *session) receive() error {
 		if err != nil {
 			return err
 		}
-		s.heard.Add(1)
 		err = s.act(f)
 		s.release()
 		if err != nil {
@@ -196,6 +200,7 @@ func (s *session) await() error {
 			return err
 		default:
 			asked = true
+			s.pinged.Add(1)
 			if err := s.out.send([]byte("PING\r\n")); err != nil {
 				return err
 			}
@@ -216,6 +221,7 @@ func (s *session) act(f frame) error {
 	case opPing:
 		return s.to.add([]byte("PING\r\n"))
 	case opPong:
+		s.ponged.Add(1)
 		return s.to.add([]byte("PONG\r\n"))
 	}
 	return errParse // a second CONNECT

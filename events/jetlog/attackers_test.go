@@ -166,3 +166,29 @@ func TestAnswersAreNotMixed(t *testing.T) {
 	a.hears(`Permissions Violation for Publish to "$JS.API.CONSUMER.MSG.NEXT.CKPT.x"`)
 	a.hears("MSG " + reply)
 }
+
+// TestInboxOfAnOldConnection: what an old connection has sent before its client came
+// again is no sign of life, also if it is read only now: the owner may have been stopped.
+func TestInboxOfAnOldConnection(t *testing.T) {
+	t.Parallel()
+	addr, _ := besieged(t, nil)
+	const private = "_INBOX.0123456789abcdef"
+	old := call(t, addr)
+	old.enter()
+	old.say("SUB %s.* 1\r\nPING\r\n", private)
+	old.hears("PONG")
+	ended := make(chan struct{})
+	go func() { // frames, and no answer to a PING
+		defer close(ended)
+		for tick := time.Tick(20 * time.Millisecond); ; <-tick {
+			if _, err := io.WriteString(old.conn, "PING\r\n"); err != nil {
+				return
+			}
+		}
+	}()
+	again := call(t, addr)
+	again.enter()
+	again.say("SUB %s.* 1\r\nPUB $JS.API.STREAM.NAMES %s.x 20\r\n{\"subject\":\"ckpt.>\"}\r\n", private, private)
+	again.hears("MSG " + private + ".x 1")
+	<-ended
+}
