@@ -37,7 +37,13 @@ func (s *Store) ballast() ballast {
 // release gives the ballast up if there is less room than the log needs. Every
 // process of a store may, before it decides.
 func (b ballast) release() {
-	if b.space.check(keepToOwn) == nil || !exists(b.path) {
+	if b.space.check(keepToOwn) == nil {
+		return
+	}
+	// Its name is gone before its blocks are: another that removes it is waited for.
+	b.space.releasing.Lock()
+	defer b.space.releasing.Unlock()
+	if !exists(b.path) {
 		return
 	}
 	b.space.forget()

@@ -72,6 +72,8 @@ type gauge struct {
 	mu   sync.Mutex
 	at   time.Time
 	last storage.Usage
+
+	releasing sync.Mutex // held while the ballast is removed
 }
 
 // lookTimeout bounds one look at a disk that does not answer.
