@@ -13,13 +13,18 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from ._connect import services
+from ._wire import Wire
+from .errors import Error, Refused
+
 if TYPE_CHECKING:
     from .filesystem import FileSystem
 
 _MOST = 20  # names that are remembered, and asked about: the newest
+_PATIENCE = 5.0  # seconds that the end of a process waits for an answer
 
 _lock = threading.Lock()
-_written: dict[str, tuple[FileSystem, str, int]] = {}  # by directory: a file in it, and how many
+_written: dict[str, tuple[str, str, str, int]] = {}  # by directory: who took its files, one of them, and how many
 _process = 0
 
 
@@ -32,8 +37,9 @@ def wrote(fs: FileSystem, path: str) -> None:
             _written.clear()
             _process = os.getpid()
             atexit.register(_tell)
-        _, _, before = _written.pop(directory, (fs, "", 0))
-        _written[directory] = fs, name, before + 1
+        before = _written.pop(directory, ("", "", "", 0))[3]
+        took = services(fs.store)
+        _written[directory] = took.path, took.token, name, before + 1
         while len(_written) > _MOST:
             del _written[next(iter(_written))]
 
@@ -47,11 +53,15 @@ def settled(path: str) -> None:
 def _tell() -> None:
     if _process != os.getpid():
         return
-    for directory, (fs, name, count) in list(_written.items()):
+    for directory, (path, token, name, count) in list(_written.items()):
         try:
-            if fs.exists(f"{directory}/{name}"):
+            # Not by the process's own wire, which would start a server that has ended.
+            Wire(path, token).call_within(_PATIENCE, "store/fs/stat", path=f"{directory}/{name}")
+            continue
+        except Refused as refused:
+            if refused.status != 404:
                 continue
-        except Exception:  # the trainer or agent has ended, and it is not known
+        except (Error, OSError):  # it has ended, and it is not known
             continue
         files = "a file was" if count == 1 else f"{count} files were"
         print(
