@@ -34,6 +34,22 @@ func CheckpointID(name string, attempt, n int) string {
 // DefaultName is the name of a save whose user gave none.
 func DefaultName(step int64) string { return fmt.Sprintf("step-%d", step) }
 
+// fileMark stands between a directory and a file in the name of a checkpoint
+// that is one file.
+const fileMark = "~~"
+
+// FileName is the name of the checkpoint that is one file, in a directory that is
+// no checkpoint itself.
+func FileName(dir, file string) string { return dir + fileMark + file }
+
+// SplitFile takes the name of a checkpoint that is one file apart; false for others.
+func SplitFile(name string) (dir, file string, ok bool) {
+	if i := strings.LastIndex(name, fileMark); i > 0 {
+		return name[:i], name[i+len(fileMark):], true
+	}
+	return name, "", false
+}
+
 // ValidName reports a checkpoint name that cannot be referred to later.
 func ValidName(name string) error {
 	switch {

@@ -105,8 +105,8 @@ func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for adopted files of checkpoint %s: %w", ref, err)
 	}
-	if slices.ContainsFunc(names, func(n string) bool { return strings.HasSuffix(n, verbatimSuffix) }) {
-		return nil, nil // they lie here, and were digested when they came
+	if slices.ContainsFunc(names, func(n string) bool { return plainName(n) == nil }) {
+		return nil, nil // files of another program lie here, and were digested when they came
 	}
 	var ranks []int
 	for _, file := range names {

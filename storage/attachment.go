@@ -41,20 +41,52 @@ func (r *Root) attach(ctx context.Context, ref Ref, from *Pending, name string) 
 		return digest, 0, errors.New("it is not whole")
 	}
 	lies := path.Join(from.dir, of.name)
+	if seen := of.payload(0, of.size); seen != nil {
+		digest = seen.digest
+	} else if digest, err = r.digestOf(ctx, lies, of.size); err != nil {
+		return digest, 0, err
+	}
+	return digest, of.size, r.link(ctx, ref, lies, name, digest)
+}
+
+// AttachKept puts a file of another committed checkpoint beside a committed one, as
+// [Root.Attach] does. It is read once, and not compared with its checksums.
+func (r *Root) AttachKept(ctx context.Context, ref Ref, f *VerbatimFile) (plan.Digest, error) {
+	err := errors.Join(ctx.Err(), ref.Validate())
+	var digest plan.Digest
+	if err == nil {
+		digest, err = r.digestOf(ctx, f.lies, f.Size)
+	}
+	if err == nil {
+		err = r.link(ctx, ref, f.lies, f.Name, digest)
+	}
+	if err != nil {
+		err = fmt.Errorf("attach %s to checkpoint %s: %w", f.Name, ref, err)
+	}
+	return digest, err
+}
+
+// digestOf reads a file of the backend.
+func (r *Root) digestOf(ctx context.Context, lies string, size int64) (digest plan.Digest, err error) {
 	file, err := r.b.Open(ctx, lies)
 	if err != nil {
-		return digest, 0, err
+		return digest, err
 	}
 	hash := blake3.New()
-	_, err = io.Copy(hash, io.NewSectionReader(file, 0, of.size))
+	_, err = io.Copy(hash, io.NewSectionReader(file, 0, size))
 	if err = errors.Join(err, file.Close()); err != nil {
-		return digest, 0, err
+		return digest, err
 	}
 	hash.Sum(digest[:0])
+	return digest, nil
+}
+
+// link links a file into a checkpoint's directory, as an attachment of that name.
+func (r *Root) link(ctx context.Context, ref Ref, lies, name string, digest plan.Digest) error {
 	if err := r.b.Link(ctx, lies, nameOf(ref, attachedFile(name, digest)), backend.Replace); err != nil {
-		return digest, 0, err
+		return err
 	}
-	return digest, of.size, r.sync(ctx, ref)
+	return r.sync(ctx, ref)
 }
 
 // Attached is a file that was attached to a checkpoint, as the log names it: nil

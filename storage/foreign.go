@@ -24,6 +24,7 @@ const (
 	DCP         Format = "dcp"         // a directory of PyTorch Distributed Checkpoint
 	SafeTensors Format = "safetensors" // one file
 	HuggingFace Format = "hf"          // a directory with model.safetensors.index.json
+	AnyFile     Format = "file"        // one file of any kind
 )
 
 // Foreign is a checkpoint that another program wrote, read where it lies. It

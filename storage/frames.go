@@ -30,8 +30,8 @@ type frame struct {
 // verbatim reports whether the files are another program's, kept here.
 func (x index) verbatim() bool { return x.frames != nil }
 
-// verbatimSuffix ends the names of the files of which an index of version 3 is
-// made; a directory with one of them adopts nothing.
+// verbatimSuffix ends the names of DCP's data files: one that no chunk is in holds
+// nothing that anybody names.
 const verbatimSuffix = ".distcp"
 
 // decodeFrames reads those of one file.

@@ -21,9 +21,9 @@ type Sealed struct {
 
 // Seal finds digests and checksums of all that from, which was opened from
 // [Pending.Files], holds: those of chunks that were seen as a whole when they
-// were written are known, the others are read. All files but those that hold
-// data nobody names are part of the checkpoint.
-func (p *Pending) Seal(ctx context.Context, from *Foreign) (*Sealed, error) {
+// were written are known, the others are read. Files beside them, whole, are part of
+// the checkpoint too, but those of data that nobody names.
+func (p *Pending) Seal(ctx context.Context, from *Foreign, beside ...string) (*Sealed, error) {
 	s := &Sealed{pending: p, from: from, ranks: map[int]*index{}}
 	lowest, held := -1, map[string]bool{}
 	for rank, r := range from.ranks {
@@ -43,8 +43,8 @@ func (p *Pending) Seal(ctx context.Context, from *Foreign) (*Sealed, error) {
 	if lowest < 0 {
 		return nil, errors.New("it holds no tensor and no value")
 	}
-	for _, name := range p.Names() {
-		if f := p.File(name); !held[name] && plainName(name) == nil && !strings.HasSuffix(name, verbatimSuffix) {
+	for _, name := range beside {
+		if f := p.File(name); f != nil && !held[name] && plainName(name) == nil && !strings.HasSuffix(name, verbatimSuffix) {
 			s.ranks[lowest].files = append(s.ranks[lowest].files, File{Name: name, Size: f.size})
 		}
 	}

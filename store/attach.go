@@ -20,15 +20,3 @@ func (s *Store) Attached(ctx context.Context, c projections.Checkpoint, name str
 	}
 	return nil
 }
-
-// Supersede takes a committed checkpoint out of its run's line. It stays, by its
-// ID, until a collection deletes it.
-func (s *Store) Supersede(ctx context.Context, c projections.Checkpoint, reason string) error {
-	_, err := s.mark(ctx, c.Run+"/"+c.Trial+"@"+c.ID, func(now projections.Checkpoint) (events.Body, error) {
-		if !now.Visible() {
-			return nil, nil
-		}
-		return &events.CheckpointSuperseded{Checkpoint: now.ID, Reason: reason}, nil
-	})
-	return err
-}

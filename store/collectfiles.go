@@ -18,6 +18,9 @@ import (
 // there, before others go: the log says that it is, but somebody may have
 // removed it, or a part.
 func (c *collector) successor(ctx context.Context, t retention.Trial) error {
+	if t.Newest == "" {
+		return nil // all of them were removed by name
+	}
 	i := slices.IndexFunc(t.Checkpoints, func(x projections.Checkpoint) bool { return x.ID == t.Newest })
 	if i < 0 {
 		return fmt.Errorf("trial %s: nothing is deleted: it has no newest checkpoint", t.Name)

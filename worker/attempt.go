@@ -63,7 +63,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.measured)
 	g.handoff.stop, g.handoff.store, g.handoff.reports.log = g.hearing.tell, j.store, j.log
 	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
-	g.saver.kept, g.saver.resume, g.saver.together = j.keeper.committed, resume, true
+	g.saver.kept, g.saver.costs, g.saver.resume, g.saver.together = j.keeper.committed, j.diskUse.committed, resume, true
 	g.loader.Prove()
 	saving := make(chan error, 1)
 	go func() { saving <- g.saver.run(work, from, from) }()

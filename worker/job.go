@@ -36,6 +36,7 @@ type job struct {
 	output  *logs.Dir
 	arenas  *staging.Arenas
 	keeper  *keeper
+	diskUse *diskUse
 	devices *deviceGate
 	runtime string   // directory of this job's sockets
 	newest  lastSave // of the last attempt
@@ -87,6 +88,7 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	}
 	defer j.guard.Stop()
 	j.keeper = startKeeper(cfg.Collect, cfg.Logger)
+	j.diskUse = &diskUse{usage: store.Data.Usage, bounded: cfg.Collect != nil, log: cfg.Logger}
 	defer j.keeper.stop(ctx, cfg.DrainTimeout)
 	return j.run(ctx)
 }

@@ -30,6 +30,8 @@ type saver struct {
 	wholes map[string]*storage.Sealed // of saves whose bytes come in files, by ID
 	// kept is told of each commit, before anybody who waits for it.
 	kept func()
+	// costs is told the size of each checkpoint that was committed, in bytes.
+	costs func(bytes int64)
 
 	resume   string // what the attempt was resumed from: a reference or a path
 	from     string // path of the checkpoint that is imported
@@ -78,7 +80,7 @@ func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[rankSave]bool{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
 		uses: map[string]*storage.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{},
 	}
-	s.put, s.kept = s.writeData, func() {}
+	s.put, s.kept, s.costs = s.writeData, func() {}, func(int64) {}
 	return s
 }
 
@@ -246,6 +248,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	case *events.CheckpointCommitted:
 		s.log.Info("checkpoint committed", "checkpoint", b.Checkpoint, "bytes", b.Bytes)
 		s.kept()
+		s.costs(b.Bytes)
 		s.move(b.Checkpoint, client.WaitReply{State: client.Committed})
 	case *events.CheckpointAborted:
 		s.log.Warn("checkpoint aborted", "checkpoint", b.Checkpoint, "reason", b.Reason, "ranks", b.Ranks)

@@ -313,15 +313,16 @@ func TestFilesComeBack(t *testing.T) {
 	}
 }
 
-// A server that is killed before any request of a save leaves the checkpoint
-// before it, or its own; the next save is whole.
-func TestKilledServer(t *testing.T) {
+// killable starts servers of one store, one after the other, each of which can be
+// killed.
+func killable(t *testing.T) (start func() (a *asker, kill func()), dir string) {
+	t.Helper()
 	base := t.TempDir()
 	dir, at := filepath.Join(base, "store"), filepath.Join(base, "s")
 	if err := store.Ensure(t.Context(), dir, limit, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
-	start := func() (*asker, func()) {
+	return func() (*asker, func()) {
 		_ = os.Remove(at) // of the one before
 		c := exec.Command(os.Args[0])
 		c.Env = append(os.Environ(), socket+"="+at, where+"="+dir)
@@ -346,7 +347,13 @@ func TestKilledServer(t *testing.T) {
 			}
 		}
 		return a, a.kill
-	}
+	}, dir
+}
+
+// A server that is killed before any request of a save leaves the checkpoint
+// before it, or its own; the next save is whole.
+func TestKilledServer(t *testing.T) {
+	start, dir := killable(t)
 	const url = "run/last"
 	a, kill := start()
 	if err := a.save(url, every); err != nil {

@@ -101,11 +101,27 @@ func (h *Handler) filesOf(ctx context.Context, at target, all []projections.Chec
 	return out, nil
 }
 
+// fileOf is the file that a checkpoint is.
+func (h *Handler) fileOf(ctx context.Context, c projections.Checkpoint, name string) (kept, error) {
+	v, err := h.verbatim(ctx, c)
+	if err != nil {
+		return kept{}, err
+	}
+	f, err := v.File(name)
+	return kept{f}, err
+}
+
 // find is the file that a path leads to.
 func (h *Handler) find(ctx context.Context, p path, all []projections.Checkpoint) (kept, target, error) {
 	at, name, ok := p.file()
 	if !ok {
 		return kept{}, at, h.absent(ctx, p.text, all)
+	}
+	for _, c := range slices.Backward(all) {
+		if isAlone(c.Name) && dirOf(c.Name) == p.below() {
+			f, err := h.fileOf(ctx, c, name)
+			return f, at, err
+		}
 	}
 	files, err := h.filesOf(ctx, at, all)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/web"
 )
 
@@ -69,8 +70,8 @@ func (h *Handler) stat(ctx context.Context, in pathRequest) (node, error) {
 	if err != nil {
 		return node{}, err
 	}
-	if dir, ok := directory(p, all); ok {
-		return dir, nil
+	if n, ok := stands(p, all); ok {
+		return n, nil
 	}
 	f, _, err := h.find(ctx, p, all)
 	if err != nil {
@@ -79,22 +80,27 @@ func (h *Handler) stat(ctx context.Context, in pathRequest) (node, error) {
 	return node{Name: p.text, Type: aFile, Size: f.size()}, nil
 }
 
-// directory is the path as a run, a part or a checkpoint.
-func directory(p path, all []projections.Checkpoint) (node, bool) {
-	out, found := node{Name: p.text, Type: aDirectory}, false
-	at, isCheckpoint := p.checkpoint()
-	for _, c := range all {
-		switch {
-		case isCheckpoint && c.Name == at.name:
-			return directoryOf(p.text, c), true
-		case len(p.parts) == 0, len(p.parts) == 1 && strings.HasPrefix(c.Name, p.parts[0]+partMark):
-			found = true
+// stands is the path as a run, a part, a checkpoint, or the file that one is.
+func stands(p path, all []projections.Checkpoint) (out node, found bool) {
+	out = node{Name: p.text, Type: aDirectory}
+	for _, c := range all { // the newest last
+		at := dirOf(c.Name)
+		if !p.holds(at) {
+			continue
+		}
+		found = true
+		if at == p.below() {
+			out = nodeOf(p.text, c)
 		}
 	}
 	return out, found
 }
 
-func directoryOf(text string, c projections.Checkpoint) node {
+// nodeOf is a checkpoint at a path.
+func nodeOf(text string, c projections.Checkpoint) node {
+	if isAlone(c.Name) {
+		return node{Name: text, Type: aFile, Size: c.Bytes, Step: c.Step, ID: c.ID}
+	}
 	return node{Name: text, Type: aDirectory, Step: c.Step, ID: c.ID}
 }
 
@@ -112,44 +118,42 @@ func (h *Handler) list(ctx context.Context, in pathRequest) (listReply, error) {
 	if err != nil {
 		return listReply{}, err
 	}
-	dir, ok := directory(p, all)
-	if !ok {
+	top, ok := stands(p, all)
+	switch {
+	case !ok:
 		f, _, err := h.find(ctx, p, all)
 		if err != nil {
 			return listReply{}, err
 		}
-		return listReply{[]node{{Name: p.text, Type: aFile, Size: f.size()}}}, nil
+		top = node{Name: p.text, Type: aFile, Size: f.size()}
+		fallthrough
+	case top.Type == aFile:
+		return listReply{[]node{top}}, nil
 	}
-	if dir.ID != "" {
+	below := map[string]node{}
+	if top.ID != "" {
 		at, _ := p.checkpoint()
 		files, err := h.filesOf(ctx, at, all)
 		if err != nil {
 			return listReply{}, err
 		}
-		out := listReply{Entries: []node{}}
 		for _, f := range files {
-			out.Entries = append(out.Entries, node{Name: p.text + "/" + f.name(), Type: aFile, Size: f.size()})
+			at := p.text + "/" + f.name()
+			below[at] = node{Name: at, Type: aFile, Size: f.size()}
 		}
-		return out, nil
 	}
-	below := map[string]node{}
 	for _, c := range all {
-		name := dirOf(c.Name)
-		if len(p.parts) == 1 {
-			var inside bool
-			if name, inside = strings.CutPrefix(name, p.parts[0]+"/"); !inside {
-				continue
-			}
-		}
-		part, rest, deeper := strings.Cut(name, "/")
-		at := p.text + "/" + part
-		if deeper && rest != "" {
-			if _, there := below[at]; !there {
-				below[at] = node{Name: at, Type: aDirectory}
-			}
+		at := dirOf(c.Name)
+		if !p.holds(at) || at == p.below() {
 			continue
 		}
-		below[at] = directoryOf(at, c)
+		name, _, deeper := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(at, p.below()), "/"), "/")
+		at = p.text + "/" + name
+		if !deeper {
+			below[at] = nodeOf(at, c)
+		} else if _, there := below[at]; !there {
+			below[at] = node{Name: at, Type: aDirectory}
+		}
 	}
 	out := listReply{Entries: []node{}}
 	for _, one := range below {
@@ -162,60 +166,81 @@ func (h *Handler) list(ctx context.Context, in pathRequest) (listReply, error) {
 type removeRequest struct {
 	Path      string `json:"path"`
 	Recursive bool   `json:"recursive"`
+	// Checkpoint is RUN@ID, instead of a path.
+	Checkpoint string `json:"checkpoint"`
 }
 
-// remove supersedes a checkpoint, or gives up a file that is pending. The files
-// of a committed checkpoint are never removed by themselves; .metadata, of which
-// a successor is pending, stays until that takes its place.
-func (h *Handler) remove(ctx context.Context, in removeRequest) (empty, error) {
+type removeReply struct {
+	// Kept are the checkpoints that were removed from the line, and whose files stay
+	// for now.
+	Kept []keptReply `json:"kept,omitempty"`
+}
+
+type keptReply struct {
+	Checkpoint string `json:"checkpoint"` // RUN@ID
+	Reason     string `json:"reason"`
+}
+
+// remove deletes checkpoints, or gives up a file that is pending. The files of a
+// committed checkpoint are never removed by themselves, unless it is one file;
+// .metadata, of which a successor is pending, stays until that takes its place.
+func (h *Handler) remove(ctx context.Context, in removeRequest) (removeReply, error) {
+	if in.Checkpoint != "" {
+		c, err := store.Committed(ctx, h.store.Views(), in.Checkpoint)
+		if err != nil {
+			return removeReply{}, err
+		}
+		return h.delete(ctx, []projections.Checkpoint{c}, "removed by the program")
+	}
 	p, err := parse(in.Path)
 	if err != nil {
-		return empty{}, err
+		return removeReply{}, err
 	}
 	if to, name, ok := p.file(); ok {
 		if open := h.pendingOf(to); open != nil {
 			if name == metadataFile && open.files.File(metadataTemp) != nil {
-				return empty{}, nil
+				return removeReply{}, nil
 			}
 			if open.files.File(name) != nil {
-				return empty{}, open.files.Discard(ctx, name)
+				return removeReply{}, open.files.Discard(ctx, name)
 			}
 		}
 	}
 	all, err := h.line(ctx, p.run)
 	if err != nil {
-		return empty{}, err
+		return removeReply{}, err
 	}
-	if _, ok := directory(p, all); ok {
-		if !in.Recursive {
-			return empty{}, refused("remove %s%s: it is a directory: remove it with recursive=True, which supersedes its checkpoints", scheme, p.text)
+	if n, ok := stands(p, all); ok {
+		if n.Type == aDirectory && !in.Recursive {
+			return removeReply{}, refused("remove %s%s: it is a directory: remove it with recursive=True, which deletes its checkpoints", scheme, p.text)
 		}
-		return empty{}, h.supersede(ctx, p, all)
+		all = slices.DeleteFunc(all, func(c projections.Checkpoint) bool { return !p.holds(dirOf(c.Name)) })
+		return h.delete(ctx, all, "removed as "+scheme+p.text)
 	}
 	if at, ok := p.checkpoint(); ok && in.Recursive {
 		if open := h.pendingOf(at); open != nil {
-			return empty{}, h.giveUp(ctx, at, open)
+			return removeReply{}, h.giveUp(ctx, at, open)
 		}
 	}
 	if _, _, err := h.find(ctx, p, all); err != nil {
-		return empty{}, err
+		return removeReply{}, err
 	}
-	return empty{}, conflict("remove %s%s: the files of a committed checkpoint stay together: remove its directory with recursive=True", scheme, p.text)
+	return removeReply{}, conflict("remove %s%s: the files of a committed checkpoint stay together: remove its directory with recursive=True", scheme, p.text)
 }
 
-// supersede takes every checkpoint at and below a path out of the line.
-func (h *Handler) supersede(ctx context.Context, p path, all []projections.Checkpoint) error {
-	at, isCheckpoint := p.checkpoint()
-	for _, c := range all {
-		inside := len(p.parts) == 0 || len(p.parts) == 1 && strings.HasPrefix(c.Name, p.parts[0]+partMark)
-		if !inside && !(isCheckpoint && c.Name == at.name) {
-			continue
-		}
-		if err := h.store.Supersede(ctx, c, "removed as "+scheme+p.text); err != nil {
-			return fmt.Errorf("remove %s%s: %w", scheme, p.text, err)
+// delete deletes checkpoints of one run, but those that something holds.
+func (h *Handler) delete(ctx context.Context, all []projections.Checkpoint, reason string) (removeReply, error) {
+	done, err := h.store.Withdraw(ctx, all, reason)
+	if err != nil {
+		return removeReply{}, fmt.Errorf("%s: %w", reason, err)
+	}
+	var out removeReply
+	for _, c := range done {
+		if why := c.Stays(); why != "" {
+			out.Kept = append(out.Kept, keptReply{c.Run + "@" + c.ID, why})
 		}
 	}
-	return nil
+	return out, nil
 }
 
 // giveUp ends what is pending under a name.

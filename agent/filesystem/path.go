@@ -21,6 +21,7 @@ const (
 	metadataFile = ".metadata"
 	metadataTemp = ".metadata.tmp"
 	dataSuffix   = ".distcp"
+	tempSuffix   = ".tmp"
 )
 
 // target is a checkpoint by its name.
@@ -85,12 +86,38 @@ func (p path) written() (target, string, error) {
 }
 
 // dirOf is the path below a run of a checkpoint's name.
-func dirOf(name string) string { return strings.Replace(name, partMark, "/", 1) }
+func dirOf(name string) string {
+	dir, file, ok := planner.SplitFile(name)
+	dir = strings.Replace(dir, partMark, "/", 1)
+	if ok {
+		dir += "/" + file
+	}
+	return dir
+}
+
+// alone is the checkpoint that is one file of this directory.
+func (t target) alone(file string) target { return target{t.run, planner.FileName(t.name, file)} }
+
+// isAlone reports whether a checkpoint of that name is one file.
+func isAlone(name string) bool {
+	_, _, ok := planner.SplitFile(name)
+	return ok
+}
+
+// below is the path below its run; empty for the run's own.
+func (p path) below() string { return strings.Join(p.parts, "/") }
+
+// holds reports whether something that lies at a path below the run is this one's,
+// or below it.
+func (p path) holds(at string) bool {
+	top := p.below()
+	return top == "" || at == top || strings.HasPrefix(at, top+"/")
+}
 
 var stepText = regexp.MustCompile(`(?i)step[-_= ]?([0-9]{1,18})`)
 
 // stepOf is the training step in a name: the number after the last "step", or
-// else the last number, or else that of the checkpoint before.
+// else that of the checkpoint before.
 func stepOf(name string, before int64) int64 {
 	if all := stepText.FindAllStringSubmatch(name, -1); all != nil {
 		if n, err := strconv.ParseInt(all[len(all)-1][1], 10, 64); err == nil {

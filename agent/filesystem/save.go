@@ -21,7 +21,9 @@ import (
 type pending struct {
 	mu    sync.Mutex // held by a commit
 	files *storage.Pending
-	used  time.Time // when a file was last begun; under the handler's mu
+	// Under the handler's mu:
+	used  time.Time // when a file was last begun
+	begun int       // files that are about to be begun
 }
 
 // patience is how long an agent that is to stop waits for the rest of a save.
@@ -45,12 +47,14 @@ func (h *Handler) pendingOf(to target) *pending {
 	return h.pending[to]
 }
 
-// begin is what is pending under a name; the first who asks opens it.
+// begin is what is pending under a name; the first who asks opens it. It stays at
+// least until began is called.
 func (h *Handler) begin(ctx context.Context, to target) (*pending, error) {
 	h.mu.Lock()
 	p := h.pending[to]
 	if p != nil {
 		p.used = time.Now()
+		p.begun++
 	}
 	h.mu.Unlock()
 	if p != nil {
@@ -60,10 +64,13 @@ func (h *Handler) begin(ctx context.Context, to target) (*pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	mine := &pending{files: files, used: time.Now()}
+	mine := &pending{files: files, used: time.Now(), begun: 1}
 	h.mu.Lock()
 	p = h.pending[to]
-	if p == nil && !h.closed {
+	switch {
+	case p != nil:
+		p.begun++
+	case !h.closed:
 		h.pending[to], p = mine, mine
 	}
 	h.mu.Unlock()
@@ -74,6 +81,13 @@ func (h *Handler) begin(ctx context.Context, to target) (*pending, error) {
 		err = errors.Join(conflict("the trainer or agent is ending"), err)
 	}
 	return p, err
+}
+
+// began ends a begin.
+func (h *Handler) began(p *pending) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p.begun--
 }
 
 // place finds where the file of a stream belongs.
@@ -92,13 +106,14 @@ func (h *Handler) place(ctx context.Context, s *stream) error {
 	if err != nil {
 		return err
 	}
+	defer h.began(p)
 	s.file, err = p.files.Create(ctx, s.name)
 	return named(err)
 }
 
 // isData reports whether a file is DCP's own, which begins another checkpoint.
 func isData(name string) bool {
-	return strings.HasSuffix(name, dataSuffix) || name == metadataTemp || name == metadataFile
+	return strings.HasSuffix(name, dataSuffix) || strings.HasSuffix(strings.TrimSuffix(name, tempSuffix), metadataFile)
 }
 
 // named says that a name which the store cannot keep is the caller's fault.
@@ -150,7 +165,11 @@ func (h *Handler) rename(ctx context.Context, in renameRequest) (renameReply, er
 		return renameReply{}, conflict("rename %s: the file is not closed, or could not be written: %w", in.From, errors.Join(f.Err(), errors.New("close it first")))
 	}
 	if name != metadataFile {
-		return renameReply{}, named(p.files.Rename(old, name))
+		if err := p.files.Rename(old, name); err != nil {
+			return renameReply{}, named(err)
+		}
+		id, err := h.commitAlone(ctx, of, p, name)
+		return renameReply{Checkpoint: id}, err
 	}
 	id, err := h.commit(ctx, of, p, old)
 	return renameReply{Checkpoint: id}, err
@@ -188,6 +207,9 @@ func (h *Handler) commit(ctx context.Context, to target, p *pending, metadata st
 	if err := p.remove(work); err != nil {
 		h.log.Warn("files of a save stay on disk beside the checkpoint", "checkpoint", id, "error", err)
 	}
+	if err := h.gather(work, to); err != nil {
+		h.log.Warn("files that were written before a save stay checkpoints of their own", "checkpoint", id, "error", err)
+	}
 	return id, nil
 }
 
@@ -204,10 +226,16 @@ func (h *Handler) commitFiles(ctx context.Context, to target, p *pending) (strin
 	if err := covered(from); err != nil {
 		return "", conflict("%w", err)
 	}
-	sealed, err := p.files.Seal(ctx, from)
+	sealed, err := p.files.Seal(ctx, from, p.files.Names()...)
 	if err != nil {
 		return "", err
 	}
+	return h.keep(ctx, to, sealed)
+}
+
+// keep commits files of which everything is known, as the attempt of the rank that
+// asks, or as a job of its own.
+func (h *Handler) keep(ctx context.Context, to target, sealed *storage.Sealed) (string, error) {
 	step, err := h.stepOf(ctx, to)
 	if err != nil {
 		return "", err

@@ -141,6 +141,12 @@ func (s *stream) wrote(ctx context.Context, in writeRequest, next int64) error {
 	if _, within := s.ring.at(in.Offset); in.Length > blockSize-within {
 		return refused("%d bytes at %d are said to be written, and the block ends after %d", in.Length, in.Offset, blockSize-within)
 	}
+	if !isData(s.name) { // one value, of which the digest is found on the way
+		in.Cuts = nil
+		if in.Offset == 0 {
+			in.Cuts = [][2]int64{{0, 1}}
+		}
+	}
 	cuts := make([]storage.Cut, len(in.Cuts))
 	last := in.Offset
 	for i, c := range in.Cuts {
@@ -169,12 +175,17 @@ type closeRequest struct {
 
 type empty struct{}
 
+type closeReply struct {
+	Checkpoint string `json:"checkpoint,omitempty"` // that the file is, by itself
+	Pending    bool   `json:"pending,omitempty"`    // it belongs to a save that is not committed
+}
+
 // finish closes a stream: the file is durable on return. After an error there is
 // neither.
-func (h *Handler) finish(ctx context.Context, in closeRequest) (empty, error) {
+func (h *Handler) finish(ctx context.Context, in closeRequest) (out closeReply, err error) {
 	s, err := h.stream(in.Stream)
 	if err != nil {
-		return empty{}, err
+		return out, err
 	}
 	if err = s.wrote(ctx, in.writeRequest, 0); err == nil {
 		if said := s.file.Said(); said != in.Size {
@@ -184,14 +195,19 @@ func (h *Handler) finish(ctx context.Context, in closeRequest) (empty, error) {
 	if err == nil {
 		err = s.file.Close()
 	}
-	if err == nil && s.attach != nil {
+	switch {
+	case err != nil:
+	case s.attach != nil:
 		err = s.attach(ctx)
+	default:
+		out.Checkpoint, err = h.closedAlone(ctx, s)
+		out.Pending = out.Checkpoint == ""
 	}
 	s.mu.Lock()
 	s.whole = err == nil
 	s.mu.Unlock()
 	h.forget(in.Stream, s)
-	return empty{}, s.wrap(err)
+	return out, s.wrap(err)
 }
 
 type discardRequest struct {

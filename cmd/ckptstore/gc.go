@@ -26,7 +26,8 @@ A policy is a list of rules; a checkpoint stays if any of them keeps it:
   superseded=delete    delete also what a resume has left behind (default: keep)
 
 Under every policy stays what is pinned, tagged, the origin of a fork, being
-restored, or the newest. Without a policy only leftovers are swept.
+restored, or the newest. Without a policy only leftovers are swept, and what was
+removed by name (see ` + "`ckptstore rm`" + `) and had to wait for one of these.
 
 FREED counts the bytes that no other checkpoint has a link to. The decision is
 in the log before a file goes; a collection that was cut is finished by the

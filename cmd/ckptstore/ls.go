@@ -242,7 +242,7 @@ func (a *app) printListing(l listing) error {
 		row(w, head...)
 		for _, c := range l.Checkpoints {
 			state := c.State
-			if c.Superseded != nil && *c.Superseded {
+			if c.Superseded != nil && *c.Superseded && c.State == string(projections.Committed) {
 				state = "superseded"
 			}
 			cells := []any{c.Run, c.ID, c.Step, state, c.WorldSize, bytesize.Text(c.Bytes), when(c.CommittedAt), c.Parent}

@@ -17,6 +17,9 @@
 //	superseded=S         of checkpoints that are not in the line: keep (the
 //	                     default) or delete
 //
+// What was removed by name, as by the program that saved it, goes under every policy
+// once nothing holds it.
+//
 // A checkpoint of the line stays if any rule keeps it. A policy without last,
 // every, best or keep-tagged keeps the whole line. Held are, under every
 // policy, what is pinned, what has a tag, what a trial was forked from, what
@@ -61,6 +64,9 @@ func Decide(p Policy, t Trial) []Verdict {
 		why := slices.Concat(t.holds(c), ruled[c.BegunSeq])
 		switch {
 		case len(why) > 0:
+		case c.Withdrawn:
+			verdicts[i].Reason = c.Reason
+			continue
 		case c.Superseded && p.Superseded == DeleteSuperseded:
 			verdicts[i].Reason = "superseded: not in the present line"
 			continue

@@ -25,6 +25,10 @@ func checkpoint(step int64, change ...func(*projections.Checkpoint)) projections
 
 func superseded(c *projections.Checkpoint) { c.Superseded = true }
 
+func removed(c *projections.Checkpoint) {
+	c.Superseded, c.Withdrawn, c.Reason = true, true, "removed by name"
+}
+
 func trialOf(checkpoints ...projections.Checkpoint) Trial {
 	t := Trial{Run: "run", Name: "main", Checkpoints: checkpoints, Values: map[string]map[string]Value{}}
 	t.Newest = t.newest().ID
@@ -82,6 +86,9 @@ func TestDecide(t *testing.T) {
 		"superseded are kept":      {policy: "last=1", of: append(line(1, 2), checkpoint(9, superseded)), kept: "[2 9]"},
 		"superseded are deleted":   {policy: "superseded=delete", of: append(line(1, 2), checkpoint(9, superseded)), kept: "[1 2]"},
 		"a pinned one is not":      {policy: "superseded=delete", of: append(line(1), checkpoint(9, superseded, func(c *projections.Checkpoint) { c.Pinned = true })), kept: "[1 9]"},
+		"removed ones go":          {policy: "superseded=keep", of: append(line(1), checkpoint(8, superseded), checkpoint(9, removed)), kept: "[1 8]"},
+		"all were removed":         {policy: "last=2", of: []projections.Checkpoint{checkpoint(1, removed), checkpoint(2, removed)}, kept: "[]"},
+		"removed but pinned":       {policy: "last=1", of: append(line(1), checkpoint(9, removed, func(c *projections.Checkpoint) { c.Pinned = true })), kept: "[1 9]"},
 		"no successor in the line": {policy: "superseded=delete", of: []projections.Checkpoint{checkpoint(1, superseded), checkpoint(2, superseded)}, kept: "[2]"},
 		"superseded do not count": {
 			policy: "last=2", kept: "[2 3 8 9]",
@@ -143,6 +150,9 @@ func drawTrial(t *rapid.T) Trial {
 			c.Step = rapid.Int64Range(0, 60).Draw(t, "step")
 			c.State = rapid.SampledFrom([]projections.State{projections.Committed, projections.Committed, projections.Committed, projections.Open, projections.Deleted}).Draw(t, "state")
 			c.Superseded = rapid.IntRange(0, 3).Draw(t, "superseded") == 0
+			if rapid.IntRange(0, 7).Draw(t, "removed") == 0 {
+				removed(c)
+			}
 			c.Pinned = rapid.IntRange(0, 7).Draw(t, "pinned") == 0
 		})
 		if rapid.Bool().Draw(t, "has a value") {
@@ -173,7 +183,7 @@ func TestNewestStays(t *testing.T) {
 		trial := drawTrial(t)
 		verdicts := Decide(policies(t), trial)
 		ids := kept(verdicts)
-		if len(verdicts) > 0 && len(ids) == 0 {
+		if len(ids) == 0 && slices.ContainsFunc(verdicts, func(v Verdict) bool { return !v.Checkpoint.Withdrawn }) {
 			t.Fatal("nothing is left")
 		}
 		for _, v := range verdicts { // the newest first

@@ -146,7 +146,8 @@ func (t *Trial) fill(r projections.Reader, metrics []string) error {
 }
 
 // newest is the newest of the line. When a run was started afresh its line has
-// none for a while, and what was the newest before is all that there is.
+// none for a while, and what was the newest before is all that there is, but for what
+// was removed.
 func (t Trial) newest() projections.Checkpoint {
 	newest := func(in func(projections.Checkpoint) bool) (found projections.Checkpoint) {
 		for _, c := range t.Checkpoints {
@@ -159,7 +160,7 @@ func (t Trial) newest() projections.Checkpoint {
 	if c := newest(projections.Checkpoint.Visible); c.ID != "" {
 		return c
 	}
-	return newest(func(c projections.Checkpoint) bool { return c.State == projections.Committed })
+	return newest(func(c projections.Checkpoint) bool { return c.State == projections.Committed && !c.Withdrawn })
 }
 
 // Need is a checkpoint that a trial needs.

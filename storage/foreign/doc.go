@@ -6,6 +6,7 @@
 //	export   a checkpoint of any reader, written as another program would
 //	claim    the directory beside an export's, in which it is made
 //
+//	FILE                                       one value, whatever is in it: [File]
 //	DIR/.metadata  DIR/__R_N.distcp            PyTorch Distributed Checkpoint
 //	NAME.safetensors                           one file
 //	DIR/model.safetensors.index.json           Hugging Face

@@ -53,6 +53,26 @@ func open(ctx context.Context, files vfs.FS, name string) (*storage.Foreign, err
 	return storage.NewForeign(files, name, format, b.layout, parts)
 }
 
+// File opens one file of any kind, as a checkpoint with one value: its bytes, under
+// its own name.
+func File(ctx context.Context, files vfs.FS, name string) (*storage.Foreign, error) {
+	if err := errors.Join(ctx.Err(), disk.ValidatePath(name)); err != nil {
+		return nil, fmt.Errorf("open file %s: %w", name, err)
+	}
+	b := &builder{fs: files, dir: path.Dir(name), parts: map[int]*storage.Part{}}
+	p, n, file, err := b.file(0, path.Base(name))
+	if err != nil {
+		return nil, fmt.Errorf("open file %s: %w", name, err)
+	}
+	if err := file.Close(); err != nil {
+		return nil, fmt.Errorf("open file %s: %w", name, err)
+	}
+	value := plan.Item{Value: true, Shard: tensor.Shard{FQN: path.Base(name)}, Bytes: p.Files[n].Size}
+	p.Chunks = []storage.Place{{Item: value, File: n}}
+	layout := plan.Layout{Values: []plan.Value{{FQN: value.Shard.FQN, Bytes: value.Bytes}}}
+	return storage.NewForeign(files, name, storage.AnyFile, layout, []storage.Part{*p})
+}
+
 // survey finds out what is at a path, and where it lies.
 func survey(ctx context.Context, files vfs.FS, name string) (*builder, storage.Format, error) {
 	if err := errors.Join(ctx.Err(), disk.ValidatePath(name)); err != nil {

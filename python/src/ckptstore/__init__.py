@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ._objects import load_object as load_object, save_object as save_object
     from ._marks import per_rank as per_rank, rng_state as rng_state
     from ._record import record as record
+    from ._remove import remove as remove
     from ._report import context as context, report as report, should_stop as should_stop
     from ._save import Save as Save, save as save
     from ._session import Context as Context
@@ -54,6 +55,7 @@ _LATER = {
     "open": "_checkpoint", "Checkpoint": "_checkpoint",
     "init": "_connect", "close": "_connect", "Context": "_session",
     "report": "_report", "context": "_report", "should_stop": "_report",
+    "remove": "_remove",
     "run": "_function", "Reporter": "_function", "record": "_record",
     "ignore_stop_signals": "_signals",
     "all_gather_object": "_collective", "broadcast_object": "_collective",

@@ -1,8 +1,8 @@
 """Files that were written behind a URL and belong to no checkpoint, named when the process ends.
 
-``.metadata`` makes a checkpoint of the files below a name. What is written without it,
-as by ``torch.save`` into a URL, is pending until the processes that wrote it have
-ended, and then it is gone: a program that goes by its exit code would take it for saved.
+``.metadata`` makes a checkpoint of the files of ``dcp.save`` below a name. Without it
+they are pending until the processes that wrote them have ended, and then they are gone:
+a program that goes by its exit code would take them for saved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _process = 0
 
 
 def wrote(fs: FileSystem, path: str) -> None:
-    """Note a file that was closed."""
+    """Note a file that was closed, and is pending."""
     global _process
     directory, _, name = path.rpartition("/")
     with _lock:
@@ -65,7 +65,7 @@ def _tell() -> None:
             continue
         files = "a file was" if count == 1 else f"{count} files were"
         print(
-            f"ckptstore: ckptstore://{directory}: {files} written ({name}), and no .metadata followed: nothing of it is kept. "
-            "A URL keeps what dcp.save writes; for a file of torch.save use ckptstore.save, or a local path.",
+            f"ckptstore: ckptstore://{directory}: {files} written ({name}), and no .metadata followed, nor another name: "
+            "nothing of it is kept, for the save was not whole. Save again.",
             file=sys.stderr,
         )

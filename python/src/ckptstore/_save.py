@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from . import _device
+from . import _device, _room
 from ._leaves import flatten, materialise
 from ._outcome import outcome
 from ._plans import Held, Plan, survey
@@ -148,6 +148,7 @@ def save(
         except BaseException as error:
             _abort(slot, error)
             raise
+        _room.saved(session, len(slot.memory))
     return out
 
 

@@ -109,8 +109,8 @@ class Writer(io.RawIOBase):
             raise ValueError(f"close {self.path}: a write has failed ({self._broken}), and nothing of the file is kept: write it anew")
         self._open = False
         try:
-            self._fs._call("close", size=self._size, **self._written())
-            _dropped.wrote(self._fs, self.path)
+            if self._fs._call("close", commits=self.path, size=self._size, **self._written()).get("pending"):
+                _dropped.wrote(self._fs, self.path)
         finally:
             self._release()
 

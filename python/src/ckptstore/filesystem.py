@@ -8,9 +8,11 @@ by the entry point ``fsspec.specs``; nothing has to be imported.
 
 What is written below a name is pending until ``.metadata.tmp`` is renamed to
 ``.metadata``: that is the commit, durable on return, and until then the
-checkpoint before is what is there. ``rm(NAME, recursive=True)`` supersedes. A
+checkpoint before is what is there. ``rm(NAME, recursive=True)`` deletes. A
 file that is written into a committed checkpoint is attached to it when it is
-closed. Bytes go through a few blocks of shared memory, out of which they are written
+closed. Where there is none, as after ``torch.save``, the file is a checkpoint by
+itself once it is closed, ``RUN@NAME~~FILE``, until a ``.metadata`` follows in its
+directory. Bytes go through a few blocks of shared memory, out of which they are written
 and digested behind the writer, and are verified ahead of the reader.
 """
 
@@ -21,7 +23,7 @@ from typing import Any
 import fsspec
 import fsspec.transaction
 
-from . import _dropped
+from . import _dropped, _remove
 from ._connect import deciding, services
 from ._streams import Reader as Reader, Writer as Writer
 from .errors import Refused
@@ -48,10 +50,11 @@ class FileSystem(fsspec.AbstractFileSystem):
         super().__init__(use_listings_cache=False, **kwargs)
         self.store = store
 
-    def _call(self, request: str, /, **fields: Any) -> Any:
+    def _call(self, request: str, /, commits: str | None = None, **fields: Any) -> Any:
+        """commits is the path that a request may make a checkpoint of: that belongs to
+        the attempt of whoever asks for it."""
         try:
-            # A commit belongs to the attempt of whoever asks for it.
-            wire = deciding(self.store, fields["to"].split("/")[0]) if request == "rename" else services(self.store)
+            wire = services(self.store) if commits is None else deciding(self.store, commits.split("/")[0])
             return wire.call("store/fs/" + request, **fields)
         except Refused as refused:
             if refused.status == 404:
@@ -89,7 +92,7 @@ class FileSystem(fsspec.AbstractFileSystem):
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         for one in [path] if isinstance(path, str) else path:
             path = self._strip_protocol(one)
-            self._call("remove", path=path, recursive=recursive)
+            _remove.told(self._call("remove", path=path, recursive=recursive), f"rm {PROTOCOL}://{path}")
             _dropped.settled(path)
 
     def _rm(self, path: str) -> None:
@@ -98,11 +101,10 @@ class FileSystem(fsspec.AbstractFileSystem):
     rm_file = _rm
 
     def mv(self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Rename a pending file; to ``.metadata``: commit."""
+        """Rename a pending file; to ``.metadata``, or to the name of a file that is a checkpoint: commit."""
         to = self._strip_protocol(path2)
-        self._call("rename", **{"from": self._strip_protocol(path1), "to": to})
-        if to.endswith("/.metadata"):
-            _dropped.settled(to.removesuffix("/.metadata"))
+        if self._call("rename", commits=to, **{"from": self._strip_protocol(path1), "to": to}).get("checkpoint"):
+            _dropped.settled(to.rpartition("/")[0])
 
     def mv_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         self.mv(path1, path2)

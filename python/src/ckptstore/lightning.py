@@ -11,6 +11,7 @@ that Lightning gives there is a small file that names the checkpoint, so that
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import uuid
@@ -28,8 +29,9 @@ except ImportError:  # the package of the same code under its other name
 
 from . import _checkpoint, _objects
 from ._connect import current
+from ._remove import remove
 from ._save import Save, save
-from .errors import Error
+from .errors import Error, Refused
 
 _SCHEME = "ckptstore://"
 _REST = "lightning"  # the value with all that is no tensor
@@ -39,6 +41,15 @@ def resume() -> str | None:
     """The ckpt_path of the checkpoint to resume from, or None in a run that has none yet."""
     who = current().context
     return f"{_SCHEME}{who.run}@{who.resume}" if who.resume else None
+
+
+@dataclasses.dataclass
+class _Open:
+    """A save that is not known to be committed."""
+
+    handle: Save
+    file: Path  # that names it
+    goes: list[str]  # the checkpoints that are deleted when it is
 
 
 class CheckpointIO(_Base):
@@ -51,8 +62,8 @@ class CheckpointIO(_Base):
     load_checkpoint takes the path of such a file, ``ckptstore://RUN@NAME``, or the
     path of a file that Lightning itself has written.
 
-    remove_checkpoint removes the file alone: which checkpoints the store keeps is said
-    by ``trainer run --keep`` and ``ckptstore gc``.
+    remove_checkpoint deletes the checkpoint too, and so does a save to a path that named
+    an older one: the store keeps what ModelCheckpoint keeps, and what is pinned or tagged.
 
     Strategies that write their own directories, which are sharded FSDP, ModelParallel
     and DeepSpeed, do not ask a CheckpointIO: a fit with one is refused before its first
@@ -62,7 +73,7 @@ class CheckpointIO(_Base):
 
     def __init__(self) -> None:
         super().__init__()
-        self._open: list[tuple[Save, Path]] = []  # not known to be committed
+        self._open: list[_Open] = []  # the oldest first
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None) -> None:
         """Save into the store, and write the file at path that names the checkpoint.
@@ -83,19 +94,22 @@ class CheckpointIO(_Base):
         )
         if handle.skipped is not None:
             return  # save has warned of it; a file that was there names what it named
+        before = _named(file)
         _write(file, {"ckptstore": 1, "ref": f"{who.run}@{handle.checkpoint}"})
-        self._open.append((handle, file))
+        self._open.append(_Open(handle, file, [before] if before is not None else []))
 
     def _wait(self, most: int) -> None:
         """Have at most so many saves open."""
         while len(self._open) > most:
-            handle, file = self._open.pop(0)
+            one = self._open.pop(0)
             try:
-                handle.wait("committed")
+                one.handle.wait("committed")
             except Error:
-                if _names(file, handle.checkpoint):
-                    file.unlink()
+                if (_named(one.file) or "").endswith(f"@{one.handle.checkpoint}"):
+                    one.file.unlink()
                 raise
+            for ref in one.goes:
+                _delete(ref)
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """The checkpoint dict, as it was saved.
@@ -117,8 +131,19 @@ class CheckpointIO(_Base):
             return joined
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove the file that names a checkpoint, or one that Lightning has written."""
+        """Delete the checkpoint that a file names, and the file; or one that Lightning has written.
+
+        The checkpoint goes when the saves that were begun before are committed: until then
+        it may be the newest.
+        """
+        named = _named(Path(path))
         _TorchIO().remove_checkpoint(os.fspath(path))
+        if named is None:
+            return
+        if self._open:
+            self._open[-1].goes.append(named)
+        else:
+            _delete(named)
 
     def teardown(self) -> None:
         """Wait for the saves that are under way."""
@@ -180,9 +205,15 @@ def _read(file: Path) -> str | None:
         raise Error(f"{file} names no checkpoint of a store: {error}") from error
 
 
-def _names(file: Path, checkpoint: str) -> bool:
+def _named(file: Path) -> str | None:
+    """The reference in the file at a path; None where there is no such file."""
+    return _read(file) if file.is_file() else None
+
+
+def _delete(ref: str) -> None:
+    """Delete a checkpoint, unless another has done so."""
     try:
-        named = _read(file)
-    except FileNotFoundError:
-        return False
-    return named is not None and named.endswith(f"@{checkpoint}")
+        remove(ref)
+    except Refused as refused:
+        if refused.status != 404:
+            raise

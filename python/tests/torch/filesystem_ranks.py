@@ -46,5 +46,26 @@ def beside_the_stores_own_way() -> None:
     assert torch.equal(into["w"], torch.full((3,), 2.0)), into
 
 
+def files_of_torch_save() -> None:
+    """Each rank's file is a checkpoint of the attempt; one that .metadata follows is attached."""
+    rank = dist.get_rank()
+    for i in range(3):
+        with fsspec.open(f"ckptstore://{RUN}/out/rank{rank}.pt", "wb") as file:
+            torch.save({"rank": rank, "i": i}, file)
+    dist.barrier()
+    for other in range(dist.get_world_size()):
+        with fsspec.open(f"ckptstore://{RUN}/out/rank{other}.pt", "rb") as file:
+            assert torch.load(file) == {"rank": other, "i": 2}
+    with fsspec.open(f"ckptstore://{RUN}/step-9/rank{rank}.pt", "wb") as file:
+        torch.save(rank, file)
+    dist.barrier()
+    dcp.save({"w": sharded(9, 0)}, checkpoint_id=f"ckptstore://{RUN}/step-9")
+    dist.barrier()
+    names = sorted(fsspec.filesystem("ckptstore").ls(f"{RUN}/step-9", detail=False))
+    assert [name.rsplit("/")[-1] for name in names if name.endswith(".pt")] == ["rank0.pt", "rank1.pt"], names
+    rows = fsspec.filesystem("ckptstore").ls(RUN)
+    assert all(row["type"] == "directory" for row in rows), rows
+
+
 if __name__ == "__main__":
-    main([a_sharded_tensor_is_loaded_on_another_layout, beside_the_stores_own_way])
+    main([a_sharded_tensor_is_loaded_on_another_layout, beside_the_stores_own_way, files_of_torch_save])

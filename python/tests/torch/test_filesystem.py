@@ -79,15 +79,18 @@ class Dropped(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             return done.stderr
 
-    def test_a_file_of_torch_save(self) -> None:
-        said = self.ends("for i in range(3):\n  with fsspec.open('ckptstore://att/step-1/ckpt.pt', 'wb') as f: torch.save({'w': torch.ones(3)}, f)")
-        self.assertIn("ckptstore: ckptstore://att/step-1: 3 files were written (ckpt.pt), and no .metadata followed: nothing of it is kept", said)
+    def test_half_a_save(self) -> None:
+        said = self.ends("for name in ('__0_0.distcp', 'config.json', 'x.pt.tmp'):\n  with fsspec.open('ckptstore://att/step-1/' + name, 'wb') as f: f.write(b'some')")
+        self.assertIn("ckptstore: ckptstore://att/step-1: 3 files were written (x.pt.tmp), and no .metadata followed, nor another name: nothing of it is kept", said)
 
     def test_what_is_kept(self) -> None:
         said = self.ends(
             "dcp.save({'w': torch.ones(3)}, checkpoint_id='ckptstore://att/step-1', no_dist=True)\n"
             "with fsspec.open('ckptstore://att/step-1/notes.txt', 'wb') as f: f.write(b'x')\n"
             "with fsspec.open('ckptstore://att/step-2/config.json', 'wb') as f: f.write(b'{}')\n"
+            "fs = fsspec.filesystem('ckptstore')\n"
+            "with fs.open('ckptstore://att/step-3/x.pt.tmp', 'wb') as f: torch.save({'w': torch.ones(3)}, f)\n"
+            "fs.mv('ckptstore://att/step-3/x.pt.tmp', 'ckptstore://att/step-3/x.pt')\n"
             "dcp.save({'w': torch.zeros(3)}, checkpoint_id='ckptstore://att/step-2', no_dist=True)\n"
         )
         self.assertNotIn("ckptstore:", said)
@@ -339,6 +342,72 @@ class Files(Stored):
                 self.assertEqual(file.tell(), min(start + size, len(whole)))
             file.seek(-5, os.SEEK_END)
             self.assertEqual(file.read(), whole[-5:])
+
+
+class Alone(Stored):
+    """Files that torch.save writes by URL, with no .metadata."""
+
+    def write(self, path: str, value: object) -> None:
+        with fsspec.open(self.url(path), "wb") as file:
+            torch.save(value, file)
+
+    def read(self, path: str) -> Any:
+        with fsspec.open(self.url(path), "rb") as file:
+            return torch.load(file, weights_only=True)
+
+    def names(self, *more: str) -> list[str]:
+        return [row["name"] for row in self.rows(*more)]
+
+    def test_each_is_a_checkpoint_once_it_is_closed(self) -> None:
+        first = {"model": {"w": torch.ones(300, 700)}, "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}}, "iter": 7}
+        self.write("out/ckpt.pt", first)
+        self.assertEqual(self.names(), ["out~~ckpt.pt"])
+        self.assertTrue(same(self.read("out/ckpt.pt"), first))
+        self.write("out/ckpt.pt", {**first, "iter": 8})  # as nanoGPT does
+        self.assertEqual(self.read("out/ckpt.pt")["iter"], 8)
+        self.write("out/step-20.pt", first)
+        fs, run = self.fs, self.run_name
+        self.assertEqual(fs.ls(run, detail=False), [f"{run}/out"])
+        self.assertEqual(fs.ls(run + "/out", detail=False), [f"{run}/out/ckpt.pt", f"{run}/out/step-20.pt"])
+        self.assertEqual([fs.isdir(run + "/out"), fs.isfile(run + "/out"), fs.isfile(run + "/out/ckpt.pt"), fs.isdir(run + "/out/ckpt.pt")], [True, False, True, False])
+        self.assertGreater(fs.size(run + "/out/ckpt.pt"), 300 * 700 * 4)
+        newest = self.rows()[0]
+        self.assertEqual((newest["name"], newest["step"]), ("out~~step-20.pt", 20))
+        with ckptstore.open(f"{run}@latest") as cp:
+            self.assertTrue(same(cp.value("step-20.pt"), first))
+        self.assertEqual(self.cli("verify", run).returncode, 0)
+
+    def test_an_empty_file_and_text(self) -> None:
+        for content in (b"", b"{}"):
+            with self.fs.open(self.url("a/note.json"), "wb") as file:
+                file.write(content)
+            self.assertEqual(self.fs.cat(self.url("a/note.json")), content)
+
+    def test_what_is_removed_is_deleted(self) -> None:
+        for i in range(3):
+            self.write(f"out/step-{i}.pt", i)
+        self.fs.rm(self.url("out/step-0.pt"))
+        self.assertFalse(self.fs.exists(self.url("out/step-0.pt")))
+        self.assertEqual({row["name"]: row["state"] for row in self.rows("--all")}["out~~step-0.pt"], "deleted")
+        self.fs.rm(self.url("out"), recursive=True)
+        self.assertFalse(self.fs.exists(self.url("out")))
+        self.assertEqual({row["state"] for row in self.rows("--all")}, {"deleted"})
+
+    def test_with_metadata_it_is_an_attachment(self) -> None:
+        self.write("step-1/scheduler.pt", {"lr": 0.5})
+        self.assertEqual(self.names(), ["step-1~~scheduler.pt"])
+        self.save("step-1", 1)
+        self.assertEqual(self.names(), ["step-1"])
+        self.assertEqual(self.read("step-1/scheduler.pt"), {"lr": 0.5})
+        self.assertTrue(same(self.load("step-1"), state(1)))
+        self.write("step-1/scheduler.pt", {"lr": 0.25})
+        self.assertEqual((self.names(), self.read("step-1/scheduler.pt")), (["step-1"], {"lr": 0.25}))
+        self.assertEqual(self.cli("verify", self.run_name).returncode, 0)
+
+    def test_a_name_that_is_too_long_is_refused(self) -> None:
+        with self.assertRaisesRegex(Refused, "another name"):
+            self.write("step-1/" + "x" * 60, 1)
+        self.assertFalse(self.fs.exists(self.run_name))
 
 
 class Trained(Stored):

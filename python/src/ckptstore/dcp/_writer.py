@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from .. import _room
 from .._session import Item, Session, Slot
 from .._values import loadable, padded
 from ..errors import Error
@@ -205,6 +206,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         except Exception as error:
             slot.abort(f"rank {session.context.rank}: {error}")
             raise
+        _room.saved(session, len(slot.memory))
         self._position = None
         if self._coordinator or not self._collectives:
             self._open = slot
