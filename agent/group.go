@@ -57,9 +57,12 @@ func (g *group) agrees(r JoinRequest) error {
 	return nil
 }
 
+// occupiedError says that a run is another session's.
+type occupiedError struct{ error }
+
 // occupied is the refusal of another session of the group's run.
 func (g *group) occupied() error {
-	return problemf(http.StatusConflict, "run %q is in use: job %s of this agent has the processes %v: wait for them or end them, or choose another run name", g.Run, g.job, g.pids())
+	return &problem{http.StatusConflict, occupiedError{fmt.Errorf("run %q is in use: job %s of this agent has the processes %v: wait for them or end them, or choose another run name, by CKPTSTORE_RUN or ckptstore.init(run=…)", g.Run, g.job, g.pids())}}
 }
 
 // pids are the members that take part, by rank.

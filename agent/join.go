@@ -15,6 +15,7 @@ type JoinRequest struct {
 	Protocols []int          `json:"protocols"`
 	Key       string         `json:"key"` // the same on all ranks of the group, and of no other
 	Run       string         `json:"run"`
+	Derived   bool           `json:"derived,omitempty"` // nobody gave the run this name: see Agent.joinDerived
 	Trial     string         `json:"trial,omitempty"` // default main
 	Rank      int            `json:"rank"`
 	WorldSize int            `json:"world_size"`
@@ -25,6 +26,7 @@ type JoinRequest struct {
 
 // JoinReply says where a rank is served from now on.
 type JoinReply struct {
+	Run     string `json:"run"`
 	Socket  string `json:"socket"`
 	Token   string `json:"token"`
 	Job     string `json:"job"`
@@ -53,6 +55,8 @@ func (r *JoinRequest) check() error {
 		return problemf(http.StatusBadRequest, "a world of %d ranks: it has 1 to %d", r.WorldSize, maxWorld)
 	case r.Rank < 0 || r.Rank >= r.WorldSize:
 		return problemf(http.StatusBadRequest, "rank %d is not below the world size %d", r.Rank, r.WorldSize)
+	case r.Derived && r.WorldSize > 1:
+		return problemf(http.StatusBadRequest, "the name of run %q is derived, and %d ranks join it: a group's run has a name that was given", r.Run, r.WorldSize)
 	case r.PID < 0:
 		return problemf(http.StatusBadRequest, "process %d is none", r.PID)
 	}
@@ -76,6 +80,14 @@ func (a *Agent) onJoin(ctx context.Context, r JoinRequest) (JoinReply, error) {
 		return JoinReply{}, problemf(http.StatusForbidden, "the store %s cannot be written by this user here, so run %q can neither save nor resume in it: give another store (its checkpoints can be looked into by ckptstore.open); if it can be written by now, run `ckptstore agent stop --store %s` first", a.at.Name, r.Run, a.at.Name)
 	}
 	defer a.begin()()
+	if r.Derived {
+		return a.joinDerived(ctx, r)
+	}
+	return a.join(ctx, r)
+}
+
+// join makes a process a member of a group, and waits until that is served.
+func (a *Agent) join(ctx context.Context, r JoinRequest) (JoinReply, error) {
 	m, err := enlist(ctx, r.Rank, r.PID)
 	if err != nil {
 		return JoinReply{}, err
@@ -94,7 +106,7 @@ func (a *Agent) onJoin(ctx context.Context, r JoinRequest) (JoinReply, error) {
 	if g.err != nil {
 		return JoinReply{}, g.err
 	}
-	return JoinReply{Socket: g.serving.Sockets[r.Rank], Token: g.serving.Tokens[r.Rank], Job: g.job, Attempt: g.serving.Attempt, Resume: g.serving.Resume}, nil
+	return JoinReply{Run: g.Run, Socket: g.serving.Sockets[r.Rank], Token: g.serving.Tokens[r.Rank], Job: g.job, Attempt: g.serving.Attempt, Resume: g.serving.Resume}, nil
 }
 
 // enter makes a process a member of its group. A group of the same key whose

@@ -28,6 +28,33 @@ class Agents(Launches):
         self.assertEqual(self.program(SAVES, "2"), [["train", 2, 0, 1, "step-1.a1", "step-2.a2"]])
         self.until("the second is committed", lambda: "step-2.a2" in self.committed())
 
+    def test_two_programs_of_one_script_at_once(self) -> None:
+        """The second has a run of its own; afterwards, which one goes on must be said."""
+        source = SAVES + """
+    session.wait(slot.checkpoint, "committed")
+    child = os.fork()
+    if child == 0:
+        say(current().context.run)
+        os._exit(0)
+    os.waitpid(child, 0)
+    say([ckptstore._connect.deciding(None, session.context.run) is session.wire, current() is session])
+    while sys.argv[1] == "1" and not os.path.exists("go on"):
+        time.sleep(0.05)
+"""
+        first = self.start(source, "1")
+        self.until("the first has saved", lambda: "step-1.a1" in self.ckptstore("ls", "--json").stdout)
+        second = self.start(source, "2")
+        out, err = second.communicate(timeout=DEADLINE)
+        open(os.path.join(self.folder, "go on"), "w").close()
+        self.assertEqual(self.heard(first)[1:], ["train", [True, True]])
+        self.assertEqual(said(out), [["train-2", 1, 0, 1, None, "step-2.a1"], "train-2", [True, True]], err)
+        self.assertIn("ckptstore: run train is in use by another process: this one's is train-2; name runs by CKPTSTORE_RUN", err)
+        third = self.start(SAVES, "3")
+        _, err = third.communicate(timeout=DEADLINE)
+        self.assertIn("train (step 1), train-2 (step 2): say which of them to go on with, by CKPTSTORE_RUN=train or", err)
+        self.assertEqual(self.program(SAVES, "3", CKPTSTORE_RUN="train-2"), [["train-2", 2, 0, 1, "step-2.a1", "step-3.a2"]])
+        self.assertEqual(self.program(SAVES, "3", CKPTSTORE_RESUME="none"), [["train", 2, 0, 1, None, "step-3.a2"]])
+
     def test_ranks_join_one_session(self) -> None:
         heard = [self.heard(rank) for rank in self.ranks(2, SAVES, "1")]
         self.assertEqual(heard, [[["train", 1, 0, 2, None, "step-1.a1"]], [["train", 1, 1, 2, None, "step-1.a1"]]])

@@ -117,7 +117,7 @@ class Children(Launches):
                 say("is in use" in str(conflict))
             if len(sys.argv) == 1:
                 subprocess.run([sys.executable, __file__, "again"], check=True)
-        """)
+        """, CKPTSTORE_RUN="given")
         self.assertEqual(heard, [0, True])
 
     def test_a_forked_child_leaves_nothing(self) -> None:

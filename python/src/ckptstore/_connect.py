@@ -55,6 +55,7 @@ class _Entry:
         self.lock = threading.Lock()
         self.session: Session | None = None
         self.joined = False  # by this process, which leaves it
+        self.run = ""  # its name, where that is another than was asked for
 
 
 class _State:
@@ -69,6 +70,11 @@ class _State:
     def entry(self, where: str, run: str, who: Identity | None) -> _Entry:
         with self.lock:
             return self.sessions.setdefault((where, run, who), _Entry())
+
+    def alias(self, where: str, run: str, who: Identity | None, entry: _Entry) -> None:
+        """Let an entry be found by its run's name too, where that is another than was asked for."""
+        with self.lock:
+            self.sessions[where, run, who] = entry
 
 
 _state = _State(_Settings(), False)
@@ -130,15 +136,19 @@ def current(store: str | None = None, run: str | None = None) -> Session:
     if where == "":
         return _trained()
     who = identity()
-    run = run or settings().run or os.environ.get("CKPTSTORE_RUN") or _default_run()
+    given = run or settings().run or os.environ.get("CKPTSTORE_RUN")
+    run = given or _default_run()
     entry = _state.entry(where, run, who)
     with entry.lock:
         parent = _parent(where, run, who)
         if parent is not None and entry.session is None:
             entry.session = Session(parent["socket"], parent["token"])
         elif entry.session is None or (parent is None and entry.session.wire.lost):
-            entry.session, entry.joined = _join(where, run, who), True
-        entry.session.home = where, run
+            derived = given is None and "RANK" not in os.environ and who.world_size == 1 and not entry.run
+            entry.session, entry.joined = _join(where, entry.run or run, who, derived=derived), True
+            entry.run = entry.session.context.run
+            _state.alias(where, entry.run, who, entry)
+        entry.session.home = where, entry.session.context.run
         return entry.session
 
 
@@ -218,7 +228,7 @@ def _leave() -> None:
     with _state.lock:
         sessions, _state.sessions = _state.sessions, {}
         _state.wires.clear()
-    for entry in sessions.values():
+    for entry in set(sessions.values()):
         session = entry.session
         if session is None or not entry.joined:
             continue
@@ -277,8 +287,12 @@ def _revived(where: str) -> tuple[str, str]:
     return agent.socket, agent.token
 
 
-def _join(where: str, run: str, who: Identity, timeout: float | None = None) -> Session:
-    """Become a rank of a session, with all others of this launch, within timeout seconds."""
+def _join(where: str, run: str, who: Identity, timeout: float | None = None, derived: bool = False) -> Session:
+    """Become a rank of a session, with all others of this launch, within timeout seconds.
+
+    derived says that nobody gave the run its name: while another process has it, this
+    one's is NAME-2 or the like, which is said on stderr.
+    """
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     if here.isdigit() and int(here) < who.world_size and elastic():
         raise NoStore(f"an agent serves the ranks of one machine, and {here} of this launch's {who.world_size} are on this one: run all of them on one machine")
@@ -291,7 +305,7 @@ def _join(where: str, run: str, who: Identity, timeout: float | None = None) -> 
         try:
             left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
             reply = Wire(agent.socket, agent.token).call_within(
-                left, "join", protocols=PROTOCOLS, key=f"{who.key()} {run}", run=run, trial=said.trial or os.environ.get("CKPTSTORE_TRIAL") or None,
+                left, "join", protocols=PROTOCOLS, key=f"{who.key()} {run}", run=run, derived=derived, trial=said.trial or os.environ.get("CKPTSTORE_TRIAL") or None,
                 rank=who.rank, world_size=who.world_size, pid=os.getpid(),
                 resume=said.resume or os.environ.get("CKPTSTORE_RESUME") or None, config=said.config or None,
             )
@@ -303,12 +317,17 @@ def _join(where: str, run: str, who: Identity, timeout: float | None = None) -> 
                 raise
             time.sleep(0.1)
     session = Session(reply["socket"], reply["token"])
+    if session.context.run != run:
+        print(
+            f"ckptstore: run {run} is in use by another process: this one's is {session.context.run}; "
+            "name runs by CKPTSTORE_RUN or ckptstore.init(run=…)", file=sys.stderr,
+        )
     if who.rank == 0:
         resume = f", resumed from {session.context.resume}" if session.context.resume else ""
-        _log.info("run %s in the store %s: attempt %d%s", run, where, session.context.attempt, resume)
+        _log.info("run %s in the store %s: attempt %d%s", session.context.run, where, session.context.attempt, resume)
     os.environ["CKPTSTORE_JOINED"] = json.dumps({
         "socket": reply["socket"], "token": reply["token"], "rank": who.rank, "world_size": who.world_size,
-        "elastic": elastic(), "store": where, "run": run, "pid": os.getpid(),
+        "elastic": elastic(), "store": where, "run": session.context.run, "asked": run, "pid": os.getpid(),
     })
     return session
 
@@ -316,7 +335,7 @@ def _join(where: str, run: str, who: Identity, timeout: float | None = None) -> 
 def _parent(where: str, run: str, who: Identity) -> dict[str, Any] | None:
     """The session that a process above this one has joined, if it is this one's too."""
     said = _said("CKPTSTORE_JOINED")
-    if said is None or said["pid"] == os.getpid() or (said["store"], said["run"]) != (where, run) or not _is_child(said):
+    if said is None or said["pid"] == os.getpid() or said["store"] != where or run not in (said["run"], said["asked"]) or not _is_child(said):
         return None
     return said if (said["rank"], said["world_size"]) == (who.rank, who.world_size) else None
 
