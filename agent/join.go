@@ -16,7 +16,7 @@ type JoinRequest struct {
 	Key       string         `json:"key"` // the same on all ranks of the group, and of no other
 	Run       string         `json:"run"`
 	Derived   bool           `json:"derived,omitempty"` // nobody gave the run this name: see Agent.joinDerived
-	Trial     string         `json:"trial,omitempty"` // default main
+	Trial     string         `json:"trial,omitempty"`   // default main
 	Rank      int            `json:"rank"`
 	WorldSize int            `json:"world_size"`
 	PID       int            `json:"pid"`
