@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from . import _values_numpy
+from . import _archive, _values_numpy
 from .errors import Error
 
 
@@ -123,7 +123,10 @@ def decode(fqn: str, data: bytes | bytearray, *, allow: Iterable[type] = (), uns
     Raises NotAllowed, naming value and type, for a type that is neither known nor in
     allow, and Error for bytes that are no value.
     """
-    file = io.BytesIO(data)
+    try:
+        return _archive.read(data)
+    except _archive.NotPlain:
+        file = io.BytesIO(data)
     if not unsafe_pickle:
         _check_archive(fqn, file)
     try:
@@ -163,7 +166,6 @@ def padded(data: bytes) -> bytes:
     return data[:-2] + struct.pack("<H", comment) + bytes(comment)
 
 
-_SCALARS = (type(None), bool, int, float, str)
 _ENCODED = 16 << 10  # bytes of the largest value whose archive is kept
 _encoded: dict[Any, bytes] = {}
 
@@ -173,8 +175,10 @@ def encode(fqn: str, value: Any) -> bytes:
     # An archive takes a tenth of a millisecond to make, and most values of a state
     # dict are those of the save before.
     key: Any = None
-    if type(value) in _SCALARS:
-        key = type(value), repr(value)
+    if type(value) in _archive.PLAIN:
+        archive = _archive.make(value, torch.save)
+        if archive is not None:
+            return padded(archive)
     elif _surely(value, ()):
         key = pickle.dumps(value, 4)
     if key is not None and key in _encoded:
@@ -205,7 +209,7 @@ def loadable(fqn: str, value: Any, data: bytes, *, allow: Iterable[type] = ()) -
 
 def _surely(value: Any, others: tuple[type, ...], depth: int = 0) -> bool:
     """Whether a value is made of Python's plain types and of others alone, without a try."""
-    if type(value) in _SCALARS or type(value) is bytes or type(value) in others:
+    if type(value) in _archive.PLAIN or type(value) is bytes or type(value) in others:
         return True
     if depth > 8:
         return False
