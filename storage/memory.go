@@ -41,6 +41,9 @@ func (r *FileReader) ReadMemory(ctx context.Context, wants []plan.Want, reads []
 	return out, r.wrap("load from memory", err)
 }
 
+// tiny is the size of a chunk, in bytes, that is copied at once: a goroutine takes longer.
+const tiny = 16 << 10
+
 // inMemory is a chunk that may be taken from memory.
 type inMemory struct {
 	*chunkRead
@@ -63,7 +66,7 @@ func (r *FileReader) readMemory(ctx context.Context, wants []plan.Want, reads []
 	if err != nil {
 		return FromMemory{}, err
 	}
-	there := map[key]*inMemory{}
+	there := make(map[key]*inMemory, len(chunks))
 	var total atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
@@ -83,6 +86,14 @@ func (r *FileReader) readMemory(ctx context.Context, wants []plan.Want, reads []
 		}
 		if err := in.same(); err != nil {
 			in.fail(err)
+			continue
+		}
+		if len(data) <= tiny {
+			for _, b := range c.blocks {
+				if err := in.copy(ctx, b, &total); err != nil {
+					return FromMemory{}, errors.Join(err, g.Wait())
+				}
+			}
 			continue
 		}
 		for _, b := range c.blocks {

@@ -12,8 +12,8 @@ import (
 // resolve finds the stored chunk of every read, checks that all boxes fit, and
 // groups the reads by chunk, in the order of the files.
 func (r chunkReader) resolve(ctx context.Context, wants []plan.Want, reads []plan.Read, dst Destination) ([]*chunkRead, error) {
-	byKey := map[key]*chunkRead{}
-	bySpot := map[readSpot]*chunkRead{}
+	byKey := make(map[key]*chunkRead, len(reads))
+	bySpot := make(map[readSpot]*chunkRead, len(reads))
 	var chunks []*chunkRead
 	for _, read := range reads {
 		if err := ctx.Err(); err != nil {

@@ -56,8 +56,11 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
     return out
 
 
+_SINGLE = (torch.Tensor, str, int, float, bool, type(None))
+
+
 def _visit(out: Leaves, container: Any, key: Any, name: str, path: Path, value: Any) -> None:
-    if isinstance(value, Mapping):
+    if type(value) not in _SINGLE and isinstance(value, Mapping):  # to ask anything for an abstract class takes long
         for k, v in value.items():
             _visit(out, value, k, f"{name}.{k}", (*path, step(k)), v)
     elif isinstance(value, list) and not _terminal(value):

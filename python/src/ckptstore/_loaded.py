@@ -11,6 +11,11 @@ from ._wire import Wire
 from .errors import Error
 
 
+# Small items lie side by side: they are read many at a time, for each read is a system call.
+_SMALL = 8 << 10
+_WINDOW = 1 << 20
+
+
 class Loaded:
     """What a load or read has brought, in shared memory, until ``close``.
 
@@ -29,6 +34,7 @@ class Loaded:
         self._in, self._offsets = reply["in"], reply["offsets"]
         self._paths = [arena["path"] for arena in reply["arenas"]]
         self._files: dict[int, int] = {}
+        self._window: tuple[int, int, bytes] = (-1, 0, b"")  # of a file, from where on, what was read last
         self._lock = threading.Lock()
         try:
             for arena in range(len(self._paths)):
@@ -59,7 +65,16 @@ class Loaded:
 
     def bytes(self, item: int) -> bytearray:
         """A copy of an item's bytes."""
-        out = bytearray(self.sizes[item])
+        size, at = self.sizes[item], self._offsets[item]
+        if 0 < size <= _SMALL:
+            file = self._file(self._in[item])
+            of, start, data = self._window
+            if of != file or at < start or at + size > start + len(data):
+                data, start = os.pread(file, _WINDOW, at), at
+                self._window = file, start, data
+            if at - start + size <= len(data):
+                return bytearray(data[at - start : at - start + size])
+        out = bytearray(size)
         self.into(item, memoryview(out))
         return out
 

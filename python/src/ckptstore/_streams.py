@@ -19,6 +19,9 @@ PAYLOAD = 64 << 10
 """A write of so many bytes is taken for a tensor's: its digest is found on the way."""
 
 
+_SMALL = 4 << 10
+
+
 class Writer(io.RawIOBase):
     """A file that is written from its beginning to its end.
 
@@ -33,6 +36,7 @@ class Writer(io.RawIOBase):
         self._cuts: list[tuple[int, int]] = []
         self._ring: _memory.Ring | None = None
         self._broken: str | None = None  # why a write has failed: part of it may be in memory
+        self._small = bytearray()  # what was written last, and is in no block yet
         reply = fs._call("create", path=path)
         self._stream, self._block = reply["stream"], reply["block"]
         self._open = True
@@ -46,21 +50,36 @@ class Writer(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._size
+        return self._size + len(self._small)
 
     def write(self, data: Any) -> int:
         if self._broken is not None:
             raise ValueError(f"write to {self.path}: a write before this one has failed ({self._broken}): write the file anew")
+        # torch.save makes 39 writes for each tensor: of 20,000 tensors, each by itself
+        # took 5 of the 9 seconds of a save.
+        size = len(data) if type(data) is bytes else data.nbytes if type(data) is memoryview else _SMALL
+        if size < _SMALL and self._ring is not None:
+            self._small += data
+            if len(self._small) >= PAYLOAD:
+                self._whole(memoryview(b""))
+            return size
         view = memoryview(data).cast("B")
+        self._whole(view)
+        return len(view)
+
+    def _whole(self, view: memoryview) -> None:
+        """Write what is small and came before, and some bytes."""
+        small, self._small = self._small, bytearray()
         try:
-            self._write(view)
+            if small:
+                self._write(memoryview(small), False)
+            if view:
+                self._write(view, len(view) >= PAYLOAD)
         except BaseException as error:
             self._broken = repr(error)
             raise
-        return len(view)
 
-    def _write(self, view: memoryview) -> None:
-        payload = len(view) >= PAYLOAD
+    def _write(self, view: memoryview, payload: bool) -> None:
         if payload or self._payload:
             self._cuts.append((self._size, int(payload)))
         self._payload = payload
@@ -104,7 +123,13 @@ class Writer(io.RawIOBase):
         """Make the bytes durable: close does it, or the end of a transaction."""
         if not self._open:
             return
-        if self._broken is not None:
+        if self._broken is None:
+            try:
+                self._whole(memoryview(b""))
+            except BaseException:
+                self.discard()
+                raise
+        else:
             self.discard()
             raise ValueError(f"close {self.path}: a write has failed ({self._broken}), and nothing of the file is kept: write it anew")
         self._open = False

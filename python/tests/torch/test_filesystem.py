@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -293,13 +294,32 @@ class Files(Stored):
         file = self.fs.open(self.url("step-1/.metadata.tmp"), "wb")
         with unittest.mock.patch.object(file._ring, "fill", side_effect=OSError(errno.ENOSPC, "full")):
             with self.assertRaises(StoreFull):
-                file.write(b"some")
+                file.write(b"some" * 1024)
         with self.assertRaisesRegex(ValueError, "StoreFull"):
             file.write(b"more")
         with self.assertRaisesRegex(ValueError, "StoreFull"):
             file.close()
         with self.assertRaises((FileNotFoundError, Refused)):
             self.fs.mv(self.url("step-1/.metadata.tmp"), self.url("step-1/.metadata"))
+
+        file = self.fs.open(self.url("step-1/small.json"), "wb")
+        file.write(b"some")  # which is in no block yet
+        with unittest.mock.patch.object(file._ring, "fill", side_effect=OSError(errno.ENOSPC, "full")):
+            with self.assertRaises(StoreFull):
+                file.close()
+        self.assertFalse(self.fs.exists(self.url("step-1/small.json")))
+
+    def test_small_writes_and_large_ones_come_in_order(self) -> None:
+        draw = random.Random(0)
+        parts = [draw.randbytes(draw.choice((0, 1, 30, 4095, 4096, 65535, 65536, 100_000))) for _ in range(300)]
+        with self.fs.open(self.url("a/parts.bin"), "wb") as file:
+            for at, part in enumerate(parts):
+                wants = sum(map(len, parts[:at]))
+                self.assertEqual(file.tell(), wants)
+                file.write((part, memoryview(part), bytearray(part))[at % 3])
+        self.assertEqual(self.fs.cat(self.url("a/parts.bin")), b"".join(parts))
+        with self.assertRaises(ValueError):
+            file.write(b"more")
 
     def test_a_file_that_is_dropped_is_given_up(self) -> None:
         file = self.fs.open(self.url("step-1/.metadata.tmp"), "wb")
