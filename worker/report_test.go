@@ -102,13 +102,13 @@ func TestUnequalReportsAreTheCause(t *testing.T) {
 
 var helloOnly = workerRole("says hello", func(context.Context, *client.Client) error { return nil })
 
-// Workers that never report end well, with a warning; a program that knows
-// nothing of the trainer is not even warned of.
+// Workers that never report end well, and the log says so; a program that knows
+// nothing of the trainer is not even told.
 func TestNoReport(t *testing.T) {
 	t.Parallel()
 	const warning = "ran until completion without reporting"
 	j := newJob(t, 2, helloOnly...).must()
-	wantText(t, j.log, "level=WARN", warning)
+	wantText(t, j.log, "level=INFO", warning)
 	one[events.TrainingStarted](t, runOf(t))
 	if got := len(said[events.Metrics](t, runOf(t))); got != 0 {
 		t.Errorf("%d reports", got)

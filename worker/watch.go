@@ -211,7 +211,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		cause = w.devices.blame(cause)
 	}
 	if cause == nil && len(greeted) > 0 && w.iterations == 0 {
-		w.log.Warn("the workers ran until completion without reporting; call report once an iteration to see metrics")
+		w.log.Info("the workers ran until completion without reporting; call report once an iteration to see metrics")
 	}
 	return cause, err
 }

@@ -18,15 +18,24 @@ from torch.distributed.checkpoint.stateful import Stateful
 from ._paths import Path, step
 
 
+_SINGLE = (torch.Tensor, str, int, float, bool, type(None))  # most leaves
+
+
 def materialise(state_dict: Mapping[Any, Any]) -> dict[Any, Any]:
     """A state dict with the states of the objects in it that have some, as DCP takes them."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"a state dict is a mapping, not a {type(state_dict).__name__}")
     # Tensors first: to ask anything for a protocol takes longer than to copy a small one.
     return {
-        key: value.state_dict() if not isinstance(value, (torch.Tensor, Mapping)) and isinstance(value, Stateful) else value
+        key: value.state_dict() if not isinstance(value, (Mapping, *_SINGLE)) and has_state(value) else value
         for key, value in state_dict.items()
     }
+
+
+def has_state(value: Any) -> bool:
+    """Whether an object is asked for its state, also one that takes none back: a load
+    then puts the state in its place."""
+    return isinstance(value, Stateful) or not isinstance(value, type) and callable(getattr(value, "state_dict", None))
 
 
 @dataclasses.dataclass
@@ -54,9 +63,6 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
                 raise ValueError(f"two leaves of the state dict have the name {name!r}: {list(seen[name])} and {list(path)}; rename one of the keys")
             seen[name] = path
     return out
-
-
-_SINGLE = (torch.Tensor, str, int, float, bool, type(None))
 
 
 def _visit(out: Leaves, container: Any, key: Any, name: str, path: Path, value: Any) -> None:

@@ -107,7 +107,9 @@ def load(
             is converted, as by ``copy_``, also to a narrower float or integer, but floats
             that are to become integers, which have no fractions, are an error; True makes
             an error of any other dtype, and False converts floats to integers too.
-        allow: classes, beside the known ones, of which values may be made.
+        allow: classes, beside the known ones, of which values may be made. A value of the
+            state dict that is a member of an Enum, a dataclass or a named tuple says the
+            same of its own class, for what is loaded in its place.
         unsafe_pickle: unpickle values of any class, which can run any code that somebody
             has put into the store.
 
@@ -142,7 +144,7 @@ def load(
                 raise Unread(loaded.checkpoint, below)
             # Values first: one that is refused is found before a tensor is changed.
             values = {
-                i: _values.decode(leaves.names[leaf], loaded.bytes(i), allow=allow, unsafe_pickle=unsafe_pickle)
+                i: _values.decode(leaves.names[leaf], loaded.bytes(i), allow=_values.meant(_content(leaves.values[leaf]), allow), unsafe_pickle=unsafe_pickle)
                 for i, (leaf, piece) in enumerate(targets) if piece is None and loaded.sizes[i] >= 0
             }
             for i, (_, piece) in enumerate(targets):
@@ -162,6 +164,10 @@ def load(
         elif value is not state[key]:
             given[key] = state[key]
     return Restored(loaded.checkpoint, loaded.step, tuple(loaded.unread), _absent(leaves, targets, loaded))
+
+
+def _content(value: Any) -> Any:
+    return value.value if isinstance(value, PerRank) else value
 
 
 def _wanted(leaves: Leaves) -> tuple[list[dict[str, Any]], list[tuple[int, Piece | None]]]:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import datetime
 import decimal
+import enum
 import fractions
 import importlib
 import io
@@ -53,7 +55,7 @@ for _type in (
     pathlib.Path, pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePath, pathlib.PurePosixPath, pathlib.PureWindowsPath,
     datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone,
     uuid.UUID, decimal.Decimal, fractions.Fraction, random.Random, io.BytesIO, argparse.Namespace, types.SimpleNamespace,
-    torch.Size, torch.device, torch.nn.Parameter, torch.Tensor,
+    torch.Size, torch.device, torch.nn.Parameter, torch.Tensor, torch.Generator,
 ):
     _PURE[_type.__module__, _type.__qualname__] = _type
     if _type.__module__ == "builtins":
@@ -75,7 +77,7 @@ _FUNCTIONS = {
 # function that is given one is changed for the whole process.
 _BUILT = {
     collections.OrderedDict, uuid.UUID, io.BytesIO, argparse.Namespace, types.SimpleNamespace, random.Random, set, frozenset,
-    _values_numpy.Unbuilt,
+    _values_numpy.Unbuilt, torch.Generator,
 }
 
 
@@ -117,6 +119,16 @@ def _machine(allow: Iterable[type]) -> types.ModuleType:
     return module
 
 
+def meant(value: Any, allow: tuple[type, ...]) -> tuple[type, ...]:
+    """The classes of which a value may be made that takes another one's place: those of
+    allow, and its own if its instances are nothing but data."""
+    of = type(value)
+    if of in _archive.PLAIN:
+        return allow
+    plain = isinstance(value, enum.Enum) or dataclasses.is_dataclass(value) or isinstance(value, tuple) and hasattr(of, "_fields")
+    return (*allow, of) if plain and not isinstance(value, type) else allow
+
+
 def decode(fqn: str, data: bytes | bytearray, *, allow: Iterable[type] = (), unsafe_pickle: bool = False) -> Any:
     """The value of bytes that encode, or DCP, has made.
 
@@ -134,7 +146,7 @@ def decode(fqn: str, data: bytes | bytearray, *, allow: Iterable[type] = (), uns
             return torch.load(file, map_location="cpu", weights_only=False)
         return torch.load(file, map_location="cpu", weights_only=False, pickle_module=_machine(allow))
     except NotAllowed as error:
-        raise NotAllowed(f"value {fqn!r} has a {error}, which is not read back unasked: pass allow=[its class] to load, or, if everybody who can write to the store is trusted, unsafe_pickle=True") from error
+        raise NotAllowed(f"value {fqn!r} has a {error}, which is not read back unasked: load into a state dict that has one, or pass allow=[its class] to load, or, if everybody who can write to the store is trusted, unsafe_pickle=True") from error
     except _values_numpy.NotPlain as error:
         raise NotAllowed(f"value {fqn!r} has {error}") from error
     except Exception as error:

@@ -48,6 +48,46 @@ NAMELESS = """
 """
 
 
+# Values of the program's own classes, and objects that take no state back.
+KINDS = """
+    import collections, dataclasses, enum, warnings
+    import torch
+
+    class Phase(enum.Enum):
+        WARM = "warm"
+        COLD = "cold"
+
+    @dataclasses.dataclass
+    class Best:
+        loss: float = 0.0
+        step: int = 0
+
+    Span = collections.namedtuple("Span", "begin end")
+
+    class Reads:
+        def __init__(self, at):
+            self.at = at
+
+        def state_dict(self):
+            return {"at": self.at}
+
+    generator = torch.Generator().manual_seed(3)
+    state = {"phase": Phase.COLD, "best": Best(0.25, 7), "span": Span(1, 9), "reads": Reads(5), "mine": ckptstore.per_rank(Phase.COLD), "generator": generator}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ckptstore.save(state, step=1).wait()
+    say(sorted({name for name in state for w in told if f"value {name!r}" in str(w.message)}))
+    into = {"phase": Phase.WARM, "best": Best(), "span": Span(0, 0), "reads": Reads(0), "mine": ckptstore.per_rank(Phase.WARM), "generator": torch.Generator()}
+    ckptstore.load(into, ref="train@step-1")
+    say([into["phase"] is Phase.COLD, into["best"] == Best(0.25, 7), into["span"] == Span(1, 9), into["reads"], into["mine"].value is Phase.COLD])
+    say(torch.equal(torch.rand(4, generator=into["generator"]), torch.rand(4, generator=generator)))
+    try:
+        ckptstore.load({**into, "best": None}, ref="train@step-1")
+    except ckptstore.NotAllowed as error:
+        say(str(error))
+"""
+
+
 # A training that keeps its checkpoints as torch.save does: one process, one dict. It
 # says the loss of every step. FILE keeps them by torch.save, for comparison.
 OBJECTS = """
@@ -92,6 +132,13 @@ class Alone(Launches):
         self.assertEqual(self.program(OBJECTS, file, "10") + self.program(OBJECTS, file, "20"), whole)
         self.assertEqual(self.program(OBJECTS, "12", name="again"), whole[:12])
         self.assertEqual(self.program(OBJECTS, "20", name="again"), whole[10:])
+
+    def test_values_of_own_classes(self) -> None:
+        warned, loaded, same, refused = self.program(KINDS)
+        self.assertEqual(warned, ["best", "mine", "phase", "span"])  # they are not read back by everybody
+        self.assertEqual(loaded, [True, True, True, {"at": 5}, True])
+        self.assertTrue(same)
+        self.assertIn("value 'best' has a __main__.Best, which is not read back unasked: load into a state dict that has one", refused)
 
     def test_a_wait_outlives_the_agent(self) -> None:
         heard = self.program("""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import datetime
 import decimal
 import enum
@@ -121,6 +122,23 @@ class Values(unittest.TestCase):
                     _values.decode("key", data)
                 _values.decode("key", data, allow=[kind])
                 _values.decode("key", data, unsafe_pickle=True)
+
+    def test_a_random_generator_comes_back(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        torch.rand(3, generator=generator)
+        again = _values.decode("g", _values.encode("g", generator))
+        self.assertTrue(torch.equal(torch.rand(5, generator=again), torch.rand(5, generator=generator)))
+
+    def test_what_is_there_says_what_may_take_its_place(self) -> None:
+        @dataclasses.dataclass
+        class Data:
+            x: int = 0
+
+        pair = collections.namedtuple("pair", "a b")
+        for value, of in ((Colour.RED, Colour), (Data(), Data), (pair(1, 2), pair)):
+            self.assertEqual(_values.meant(value, (Mine,)), (Mine, of))
+        for value in (Colour, Mine(), None, 1, "a", (1, 2), {"a": 1}, Data):
+            self.assertEqual(_values.meant(value, (Mine,)), (Mine,))
 
     def test_no_function_is_called(self) -> None:
         data = _values.encode("key", Runs())
