@@ -22,7 +22,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from . import _checkpoint, _directory
 from ._connect import current
-from ._remove import remove
 from ._save import Save, save
 from .errors import Error
 
@@ -37,8 +36,8 @@ class Callback(TrainerCallback):
     The call returns when the files are copied into shared memory; the store is
     written beside the training. A save that cannot be committed raises SaveAborted at
     the next one or at the end of the training. The Trainer's own directories stay as
-    save_total_limit says: with 1, the disk holds one beside the store. Of those that this
-    training has saved, the store deletes what that limit removes.
+    save_total_limit says: with 1, the disk holds one beside the store. What the store
+    keeps is said by ``trainer run --keep`` and ``ckptstore gc``.
 
     Every rank of the Trainer has one. Rank 0 puts all files but the others' states of
     random generators; each of the others puts its own.
@@ -46,7 +45,6 @@ class Callback(TrainerCallback):
 
     def __init__(self) -> None:
         self._open: Save | None = None
-        self._saved: dict[Path, str] = {}  # the reference of each directory's checkpoint, on rank 0
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After each of the Trainer's saves. Raises FileNotFoundError where it has left no directory."""
@@ -55,21 +53,12 @@ class Callback(TrainerCallback):
         if not directory.is_dir():
             raise FileNotFoundError(f"the Trainer has saved step {state.global_step}, and there is no {directory}: a search over hyperparameters, which has directories of its own, is not supported")
         self._wait()
-        self._limit(args)
         handle = save(_directory.gather(directory, _files(directory, args.process_index, args.world_size)), step=state.global_step, name=name)
         self._open = None if handle.skipped is not None else handle
-        if self._open is not None and args.process_index == 0:
-            self._saved[directory] = f"{current().context.run}@{handle.checkpoint}"
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Wait until the last save is committed."""
         self._wait()
-        self._limit(args)
-
-    def _limit(self, args: TrainingArguments) -> None:
-        """Delete the checkpoints whose directories the Trainer has removed, but for the newest."""
-        for directory in [one for one in list(self._saved)[:-1] if args.save_total_limit and not one.exists()]:
-            remove(self._saved.pop(directory))
 
     def _wait(self) -> None:
         handle, self._open = self._open, None

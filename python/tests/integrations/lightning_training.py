@@ -46,7 +46,11 @@ def main() -> None:
     data = torch.Generator().manual_seed(1)
     batches = torch.utils.data.TensorDataset(torch.randn(64, 8, generator=data), torch.randn(64, 1, generator=data))
     ours = way == "ckptstore"
-    kept = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=directory, every_n_train_steps=4, save_top_k=-1 if not given else 1, monitor=None, save_last=True)
+    top = os.environ.get("TOP")  # how many the callback keeps
+    kept = lightning.pytorch.callbacks.ModelCheckpoint(
+        dirpath=directory, every_n_train_steps=4, save_last=True,
+        save_top_k=int(top) if top else -1 if not given else 1, monitor="step" if top else None, mode="max",
+    )
     trainer = lightning.Trainer(
         max_steps=20, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[kept],
         plugins=[ckptstore.lightning.CheckpointIO()] if ours else [],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import unittest
 import warnings
 
 import lightning  # noqa: F401  # these tests are of no use without it
 
-from jobs import Jobs
+from jobs import Jobs, program
 
 import torch
 
@@ -51,6 +52,17 @@ class Lightning(Jobs):
         self.assertEqual(len(last), 2, last)
 
         self._equal_to_lightnings()
+
+    def test_what_the_callback_removes_is_deleted(self) -> None:
+        """With save_top_k=2 and save_last the store has three, as the directory; what is pinned stays."""
+        self.train("top", "top", "ckptstore", TOP="2")
+        files = sorted(file.name for file in (self.folder / "top").iterdir())
+        self.assertEqual(len(files), 3, files)
+        named = {json.loads((self.folder / "top" / name).read_text())["ref"] for name in files}
+        listed = subprocess.run([program("ckptstore"), "ls", "top", "--all", "--json", "--store", str(self.store)], capture_output=True, text=True, check=True)
+        rows = json.loads(listed.stdout)["checkpoints"]
+        self.assertEqual({f"top@{row['id']}" for row in rows if row["state"] == "committed"}, named)
+        self.assertGreater(sum(row["state"] == "deleted" for row in rows), 3, rows)
 
     def test_strategies_past_the_store_are_refused(self) -> None:
         """Before the first step: what is trained would be in no store."""

@@ -1,0 +1,26 @@
+"""Lightning's and Hugging Face's trainers, by the tests of tests/integrations."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+
+from running import DEADLINE, PYTHON, Failed, Place
+
+TESTS = pathlib.Path(__file__).resolve().parents[1] / "tests" / "integrations"
+
+
+def tested(place: Place, module: str, test: str) -> str:
+    place.needs(module)
+    env = {**os.environ, "CKPTSTORE_BIN": place.program("ckptstore"), "TRAINER_BIN": place.program("trainer")}
+    done = subprocess.run([PYTHON, "-m", "unittest", test], cwd=TESTS, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    if done.returncode != 0:
+        raise Failed(" / ".join(done.stderr.strip().splitlines()[-4:]))
+    return done.stderr.strip().splitlines()[-3] + f": killed, resumed, compared with {module}'s own resume"
+
+
+PROGRAMS = {
+    "lightning": lambda place: tested(place, "lightning", "test_lightning"),
+    "huggingface": lambda place: tested(place, "transformers", "test_huggingface"),
+}

@@ -1,0 +1,62 @@
+"""Programs of others, unchanged or by the lines that are shown: killed and resumed, with their
+own checkpoints and with the store's.
+
+    run.py [NAME...] [--bin DIR] [--sources DIR] [--budget SECONDS]
+
+A program runs to its end, is killed in its midst and resumed: by its own checkpoints, and
+by each way of the store. A way passes when its losses, of the whole run and of the resumed
+one, are those of the program's own, as it prints them. What is not there is *not run*, with
+the reason: repositories are looked for in --sources DIR/NAME, else fetched by git at the
+commit that is named; packages must be installed. The exit code is 1 if a program failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import time
+
+import integrations
+import nanogpt
+from running import Failed, Missing, Place, installed
+
+PROGRAMS = {**nanogpt.PROGRAMS, **integrations.PROGRAMS}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run others' training programs on a store: killed, resumed, compared.")
+    parser.add_argument("names", nargs="*", help=f"by default all: {', '.join(PROGRAMS)}")
+    parser.add_argument("--bin", type=pathlib.Path, help="directory of ckptstore and trainer; default: PATH")
+    parser.add_argument("--sources", type=pathlib.Path, help="directory of repositories")
+    parser.add_argument("--budget", type=float, default=1800, help="seconds; programs after it are not run")
+    said = parser.parse_args()
+    if unknown := [name for name in said.names if name not in PROGRAMS]:
+        parser.error(f"no program {', '.join(unknown)}: there are {', '.join(PROGRAMS)}")
+    place = Place(said.bin, said.sources, pathlib.Path(tempfile.mkdtemp(prefix="ckptstore-programs-")))
+    end, failed = time.monotonic() + said.budget, False
+    try:
+        for name in said.names or PROGRAMS:
+            began = time.monotonic()
+            try:
+                if began > end:
+                    raise Missing(f"the budget of {said.budget:g} s is used up")
+                installed()
+                outcome, detail = "passed", PROGRAMS[name](place)
+            except Missing as why:
+                outcome, detail = "not run", str(why)
+            except Failed as why:
+                outcome, detail, failed = "FAILED", str(why), True
+            print(f"{name:24} {outcome:8} {time.monotonic() - began:6.1f} s  {detail}", flush=True)
+    finally:
+        place.stop()
+        shutil.rmtree(place.base, ignore_errors=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
