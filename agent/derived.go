@@ -1,20 +1,16 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // maxNamesakes bounds the runs that one derived name stands for.
@@ -26,20 +22,16 @@ const maxNamesakes = 1000
 // is refused: which of them the process is to go on with, its user must say.
 func (a *Agent) joinDerived(ctx context.Context, r JoinRequest) (JoinReply, error) {
 	name := r.Run
-	runs, err := web.Ask(ctx, a.store.Views(), web.Runs, web.Params{})
+	known, err := a.store.RunNames(ctx)
 	if err != nil {
 		return JoinReply{}, err
-	}
-	known := map[string]bool{}
-	for _, run := range runs {
-		known[run.Name] = true
 	}
 	taken, err := a.taken(ctx, name)
 	if err != nil {
 		return JoinReply{}, err
 	}
 	if !taken {
-		if err := a.ambiguous(ctx, r, runs); err != nil {
+		if err := a.ambiguous(ctx, r); err != nil {
 			return JoinReply{}, err
 		}
 		reply, err := a.join(ctx, r)
@@ -93,56 +85,18 @@ func isTaken(err error) bool {
 }
 
 // ambiguous refuses to resume a run by a derived name where there are others of it.
-func (a *Agent) ambiguous(ctx context.Context, r JoinRequest, runs []projections.Run) error {
+func (a *Agent) ambiguous(ctx context.Context, r JoinRequest) error {
 	if r.Resume != "auto" && r.Resume != "require" {
 		return nil
 	}
-	type candidate struct {
-		name string
-		n    int
-		text string
+	all, err := a.store.Namesakes(ctx, r.Run)
+	if err != nil || !slices.ContainsFunc(all, func(n store.Namesake) bool { return n.Run != r.Run }) {
+		return err
 	}
-	var all []candidate
-	for _, run := range runs {
-		n, of := namesake(run.Name, r.Run)
-		if !of {
-			continue
-		}
-		rows, err := web.Ask(ctx, a.store.Views(), web.Checkpoints, web.Params{Run: run.Name})
-		if err != nil {
-			return err
-		}
-		newest, has := projections.Checkpoint{}, false
-		for _, c := range rows {
-			if c.Visible() && c.CommittedSeq >= newest.CommittedSeq {
-				newest, has = c, true
-			}
-		}
-		if has {
-			all = append(all, candidate{run.Name, n, fmt.Sprintf("%s (step %d)", run.Name, newest.Step)})
-		}
-	}
-	if !slices.ContainsFunc(all, func(c candidate) bool { return c.n > 1 }) {
-		return nil
-	}
-	slices.SortFunc(all, func(a, b candidate) int { return cmp.Compare(a.n, b.n) })
 	var texts []string
-	for _, c := range all {
-		texts = append(texts, c.text)
+	for _, n := range all {
+		texts = append(texts, fmt.Sprintf("%s (step %d)", n.Run, n.Step))
 	}
 	return problemf(http.StatusConflict, "run %q has its name from the script alone, and there are checkpoints of several: %s: say which of them to go on with, by CKPTSTORE_RUN=%s or ckptstore.init(run=…), or begin afresh with resume=\"none\"",
-		r.Run, strings.Join(texts, ", "), all[0].name)
-}
-
-// namesake is the number of a run of a derived name: 1 is that name itself.
-func namesake(run, name string) (n int, ok bool) {
-	if run == name {
-		return 1, true
-	}
-	rest, ok := strings.CutPrefix(run, name+"-")
-	if !ok {
-		return 0, false
-	}
-	n, err := strconv.Atoi(rest)
-	return n, err == nil && n > 1 && strconv.Itoa(n) == rest
+		r.Run, strings.Join(texts, ", "), all[0].Run)
 }

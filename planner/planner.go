@@ -12,9 +12,12 @@
 package planner
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // MaxName bounds the name of a checkpoint in bytes, so that its encoded ID
@@ -34,24 +37,16 @@ func CheckpointID(name string, attempt, n int) string {
 // DefaultName is the name of a save whose user gave none.
 func DefaultName(step int64) string { return fmt.Sprintf("step-%d", step) }
 
-// fileMark stands between a directory and a file in the name of a checkpoint
-// that is one file.
-const fileMark = "~~"
-
-// FileName is the name of the checkpoint that is one file, in a directory that is
-// no checkpoint itself.
-func FileName(dir, file string) string { return dir + fileMark + file }
-
-// SplitFile takes the name of a checkpoint that is one file apart; false for others.
-func SplitFile(name string) (dir, file string, ok bool) {
-	if i := strings.LastIndex(name, fileMark); i > 0 {
-		return name[:i], name[i+len(fileMark):], true
+// ValidName reports a checkpoint name that cannot be referred to later. That of a file
+// by itself is valid if both of its parts are.
+func ValidName(name string) error {
+	if dir, file, ok := projections.SplitFile(name); ok && len(name) <= MaxName {
+		return errors.Join(validName(dir), validName(file))
 	}
-	return name, "", false
+	return validName(name)
 }
 
-// ValidName reports a checkpoint name that cannot be referred to later.
-func ValidName(name string) error {
+func validName(name string) error {
 	switch {
 	case name == "":
 		return fmt.Errorf("checkpoint name is empty")
@@ -61,6 +56,8 @@ func ValidName(name string) error {
 		return fmt.Errorf("checkpoint name %q has control characters", name)
 	case strings.ContainsAny(name, "@/:"):
 		return fmt.Errorf("checkpoint name %q has one of the characters @ / : that references use", name)
+	case strings.Contains(name, projections.FileMark) || strings.HasPrefix(name, "~") || strings.HasSuffix(name, "~"):
+		return fmt.Errorf("checkpoint name %q has %s in it, or begins or ends with ~: %s stands between the directory and the name of a file", name, projections.FileMark, projections.FileMark)
 	case name == "latest":
 		return fmt.Errorf("checkpoint name %q is taken by the reference run@latest", name)
 	}

@@ -125,6 +125,10 @@ func (f *fold) committed(b *events.CheckpointCommitted) error {
 	}
 	c.State, c.Manifest, c.Bytes = Committed, b.Manifest, b.Bytes
 	c.CommittedSeq, c.EndedAt = f.r.Sequence, f.at()
+	if c.IsFile() {
+		c.Parent, c.ParentSeq = "", 0
+		return f.close(c)
+	}
 	if err := f.extend(&c); err != nil {
 		return err
 	}

@@ -64,6 +64,9 @@ func (f *fold) rewind(id string) error {
 		if c.BegunSeq == begun {
 			c.Withdrawn = false // whoever resumes from it wants it back
 		}
+		if c.IsFile() {
+			return nil
+		}
 		if superseded := !line[c.BegunSeq] || c.Withdrawn; c.State == Committed && superseded != c.Superseded {
 			c.Superseded = superseded
 			changed = append(changed, c)

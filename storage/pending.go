@@ -180,6 +180,56 @@ func (p *Pending) Rename(from, to string) error {
 	return nil
 }
 
+// Detach takes a whole file out, as the one of a Pending that has nothing else; nil if
+// the file of that name is another by now, or not whole. Its Remove leaves the other
+// files where they are.
+func (p *Pending) Detach(name string, f *PendingFile) *Pending {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.files[name] != f || !f.Whole() {
+		return nil
+	}
+	delete(p.files, name)
+	return &Pending{root: p.root, dir: p.dir, files: map[string]*PendingFile{name: f}}
+}
+
+// Adopt moves the whole file of a name here from another Pending. A file that has the
+// name goes.
+func (p *Pending) Adopt(ctx context.Context, from *Pending, name string) error {
+	f := from.File(name)
+	if f == nil || !f.Whole() {
+		return fmt.Errorf("move %s: it is not whole", name)
+	}
+	p.mu.Lock()
+	p.count++
+	lies := fmt.Sprintf("f%d", p.count)
+	p.mu.Unlock()
+	if err := p.root.b.Link(ctx, path.Join(from.dir, f.name), path.Join(p.dir, lies), backend.Replace); err != nil {
+		return err
+	}
+	from.mu.Lock()
+	delete(from.files, name)
+	from.mu.Unlock()
+	moved := f.at(p, lies)
+	p.mu.Lock()
+	before := p.files[name]
+	p.files[name] = moved
+	p.mu.Unlock()
+	if before != nil {
+		before.Abort()
+	}
+	return nil
+}
+
+// Drop takes a file that was given up out, if it has the name still.
+func (p *Pending) Drop(name string, f *PendingFile) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.files[name] == f {
+		delete(p.files, name)
+	}
+}
+
 // Discard removes a file.
 func (p *Pending) Discard(ctx context.Context, name string) error {
 	p.mu.Lock()

@@ -211,6 +211,12 @@ func (f *PendingFile) Whole() bool {
 	return f.whole && f.err == nil
 }
 
+// at is the whole file under another name in another directory.
+func (f *PendingFile) at(p *Pending, lies string) *PendingFile {
+	out := &PendingFile{p: p, name: lies, up: f.up, ended: f.ended, closed: true, whole: true, said: f.said, segments: f.segments}
+	return out
+}
+
 // Size is the file's, once it is closed.
 func (f *PendingFile) Size() int64 { return f.size }
 

@@ -184,8 +184,11 @@ func oneReceipt(ref string, list []storage.Receipt, what string) (storage.Receip
 	if strings.HasPrefix(what, "best:") {
 		return storage.Receipt{}, fmt.Errorf("%w: %s: which is the best is in the log, and --offline reads none", projections.ErrReference, ref)
 	}
-	if what == "latest" {
-		return oneTrial(ref, list)
+	if what == "latest" { // which is never a file by itself
+		return oneTrial(ref, slices.DeleteFunc(slices.Clone(list), func(r storage.Receipt) bool {
+			_, _, file := projections.SplitFile(r.Name)
+			return file
+		}))
 	}
 	for _, matches := range []func(storage.Receipt) bool{
 		func(r storage.Receipt) bool { return r.Checkpoint == what },

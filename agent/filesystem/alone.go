@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -24,54 +25,84 @@ func unfinished(name string) bool {
 	return strings.HasSuffix(name, tempSuffix) || strings.HasSuffix(name, ".part") || strings.HasSuffix(name, ".partial")
 }
 
-// closedAlone commits the file of a stream that was closed, if it is a checkpoint of
-// its own.
-func (h *Handler) closedAlone(ctx context.Context, s *stream) (id string, err error) {
-	p := h.pendingOf(s.to)
-	if p == nil || p.files.File(s.name) != s.file {
-		return "", storage.ErrReplaced
+// closedAlone makes the file of a stream that was closed a checkpoint of its own, or an
+// attachment of the one that its directory is, or a part of a save that is pending.
+func (h *Handler) closedAlone(ctx context.Context, s *stream) (closeReply, error) {
+	// Not ctx: as in commit.
+	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	defer cancel()
+	if p := h.pendingOf(s.to); unfinished(s.name) || p != nil && p.hasData() {
+		p, err := h.begin(work, s.to)
+		if err != nil {
+			return closeReply{}, err
+		}
+		defer h.began(p)
+		return closeReply{Pending: true}, p.files.Adopt(work, s.own, s.name)
 	}
-	return h.commitAlone(ctx, s.to, p, s.name)
+	id, err := h.keepAlone(work, s.to, s.own, s.name)
+	return closeReply{Checkpoint: id}, err
 }
 
-// commitAlone makes one whole file of what is pending a checkpoint, unless it belongs
-// to a save that is pending, or will get another name. After an error it is given up.
-func (h *Handler) commitAlone(ctx context.Context, dir target, p *pending, name string) (id string, err error) {
+// hasData reports whether a save of DCP is pending.
+func (p *pending) hasData() bool { return slices.ContainsFunc(p.files.Names(), isData) }
+
+// renamedAlone does the same for a pending file that has its own name now.
+func (h *Handler) renamedAlone(ctx context.Context, dir target, p *pending, name string) (renameReply, error) {
 	if isData(name) || unfinished(name) {
-		return "", nil
+		return renameReply{}, nil
 	}
-	// Not ctx: as in commit.
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if slices.ContainsFunc(p.files.Names(), isData) {
-		return "", nil
+	f := p.files.File(name)
+	if p.hasData() || f == nil {
+		return renameReply{}, nil
 	}
-	to := dir.alone(name)
-	id, err = h.keepAlone(work, to, p, name)
-	if err != nil {
-		err = fmt.Errorf("commit %s%s/%s: %w", scheme, to.run, dirOf(to.name), err)
+	own := p.files.Detach(name, f)
+	if own == nil {
+		return renameReply{}, conflict("%s%s/%s/%s was begun anew meanwhile", scheme, dir.run, dirOf(dir.name), name)
 	}
-	if gone := p.files.Discard(work, name); gone != nil {
+	id, err := h.keepAlone(work, dir, own, name)
+	if gone := own.Discard(work, name); gone != nil {
 		h.log.Warn("a file stays on disk beside its checkpoint", "checkpoint", id, "error", gone)
 	}
-	return id, errors.Join(err, h.emptied(work, dir, p))
+	return renameReply{Checkpoint: id}, errors.Join(err, h.emptied(work, dir, p))
 }
 
-func (h *Handler) keepAlone(ctx context.Context, to target, p *pending, name string) (string, error) {
-	if err := planner.ValidName(to.name); err != nil {
-		return "", refused("%w: give the file, or its directory, another name", err)
-	}
-	from, err := foreign.File(ctx, p.files.Files(), p.files.Path()+"/"+name)
+// keepAlone attaches a whole file to the checkpoint that its directory is, or else makes
+// it one itself. It returns the ID.
+func (h *Handler) keepAlone(ctx context.Context, dir target, own *storage.Pending, name string) (id string, err error) {
+	c, found, err := h.committed(ctx, dir)
 	if err != nil {
 		return "", err
 	}
-	sealed, err := p.files.Seal(ctx, from)
-	if err != nil {
-		return "", named(err)
+	if found {
+		digest, size, err := h.store.Data.Attach(ctx, store.RefOf(c), own, name)
+		if err == nil {
+			err = h.store.Attached(ctx, c, name, digest, size)
+		}
+		return c.ID, err
 	}
-	return h.keep(ctx, to, sealed)
+	to := dir.alone(name)
+	if strings.Contains(name, partMark) {
+		return "", refused("commit %s%s/%s: a file by itself has no ~ in its name, which (%s) stands before it in that of its checkpoint: give it another", scheme, to.run, dirOf(to.name), projections.FileMark)
+	}
+	if err := planner.ValidName(to.name); err != nil {
+		return "", refused("commit %s%s/%s: %w: give the file, or its directory, another name", scheme, to.run, dirOf(to.name), err)
+	}
+	from, err := foreign.File(ctx, own.Files(), own.Path()+"/"+name)
+	if err != nil {
+		return "", err
+	}
+	sealed, err := own.Seal(ctx, from)
+	if err == nil {
+		id, err = h.keep(ctx, to, sealed)
+	}
+	if err != nil {
+		err = fmt.Errorf("commit %s%s/%s: %w", scheme, to.run, dirOf(to.name), named(err))
+	}
+	return id, err
 }
 
 // emptied forgets what is pending under a name once it has no file; under p.mu.
@@ -101,7 +132,7 @@ func (h *Handler) gather(ctx context.Context, to target) error {
 	var of projections.Checkpoint
 	newest := map[string]projections.Checkpoint{} // by the name of the file
 	for _, c := range all {
-		switch dir, file, alone := planner.SplitFile(c.Name); {
+		switch dir, file, alone := projections.SplitFile(c.Name); {
 		case c.Name == to.name:
 			of = c
 		case alone && dir == to.name:
@@ -118,13 +149,7 @@ func (h *Handler) gather(ctx context.Context, to target) error {
 	if err := errors.Join(problems...); err != nil {
 		return err
 	}
-	var old []projections.Checkpoint
-	for _, c := range all {
-		if dir, _, alone := planner.SplitFile(c.Name); alone && dir == to.name {
-			old = append(old, c)
-		}
-	}
-	_, err = h.store.Withdraw(ctx, old, "attached to "+of.ID)
+	_, err = h.store.Withdraw(ctx, slices.Collect(maps.Values(newest)), "attached to "+of.ID)
 	return err
 }
 

@@ -13,7 +13,9 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/web"
 )
 
 // alone are the bytes of a file that is no checkpoint of DCP: of several blocks of
@@ -270,5 +272,152 @@ func TestKilledBesideAFile(t *testing.T) {
 		if n > 10 {
 			t.Fatal("a file takes too many requests")
 		}
+	}
+}
+
+// TestOneFileByMany: writers of one path do not spoil each other's bytes; the last that
+// closed counts.
+func TestOneFileByMany(t *testing.T) {
+	t.Parallel()
+	a, st := here(t)
+	var writers sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		writers.Go(func() {
+			for range 5 {
+				errs[i] = errors.Join(errs[i], newAsker(t, a.at).put("run/out/same.pt", alone(byte(i))))
+			}
+		})
+	}
+	writers.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := web.Ask(t.Context(), st.Views(), web.Checkpoints, web.Params{Run: "run"})
+	if err != nil || len(rows) != 40 {
+		t.Fatalf("%d checkpoints, %v", len(rows), err)
+	}
+	for _, row := range rows {
+		if row.Bytes != int64(len(alone(0))) {
+			t.Errorf("%s has %d bytes", row.ID, row.Bytes)
+		}
+	}
+	if left, err := os.ReadDir(filepath.Join(st.DataDir, ".pending")); err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
+
+// TestRemoveOneFile: what lies below the path of a file, or beside it, stays.
+func TestRemoveOneFile(t *testing.T) {
+	t.Parallel()
+	a, _ := here(t)
+	if err := errors.Join(a.put("run/m/n", alone(1)), a.put("run/m/n/k", alone(2)), a.put("run/m/o", alone(3)), a.save("run/m/o", every)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(a.ask("remove", removeRequest{Path: "run/m/n"}, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := a.content("run/m/n/k"); err != nil || !bytes.Equal(got, alone(2)) {
+		t.Error(err)
+	}
+	if got, err := a.get("run/m/o"); err != nil || len(got) < 2 {
+		t.Errorf("%d files, %v", len(got), err)
+	}
+}
+
+// TestFilesAreInNoLine: a file by itself takes no rule's place from a checkpoint, and
+// nothing resumes from it; last=N is of each file too.
+func TestFilesAreInNoLine(t *testing.T) {
+	t.Parallel()
+	a, st := here(t)
+	for n := range 3 {
+		if err := errors.Join(a.save(fmt.Sprintf("run/step-%d", n), every), a.put("run/logs/metrics.json", []byte("{}"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	latest, err := store.Committed(t.Context(), st.Views(), "run@latest")
+	if err != nil || latest.Name != "step-2" {
+		t.Errorf("the latest is %s, %v", latest.ID, err)
+	}
+	trial, err := web.Ask(t.Context(), st.Views(), web.Trial, web.Params{Run: "run", Trial: "main"})
+	if err != nil || trial.Head != latest.ID {
+		t.Errorf("the line ends with %s, %v", trial.Head, err)
+	}
+	policy, err := retention.Parse("last=2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done, err := st.Collect(t.Context(), store.CollectOptions{Policy: policy, Apply: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := map[string]int{}
+	for _, c := range done.Checkpoints {
+		if c.Action == store.Keep {
+			name, _, _ := strings.Cut(c.ID, ".a")
+			kept[name]++
+		}
+	}
+	if kept["step-1"] != 1 || kept["step-2"] != 1 || kept["logs~~metrics.json"] != 2 || len(kept) != 3 {
+		t.Errorf("kept are %v", kept)
+	}
+}
+
+// TestNamesWithMarks: names that would lead elsewhere are refused when they are written.
+func TestNamesWithMarks(t *testing.T) {
+	t.Parallel()
+	a, _ := here(t)
+	for _, path := range []string{"run/out/a~~b.pt", "run/out/~x.pt", "run/out~/x.pt", "run/d~~1/__0_0.distcp", "run/~d/x.pt"} {
+		if r := (*refusal)(nil); !errors.As(a.put(path, alone(1)), &r) || r.status != http.StatusBadRequest || !strings.Contains(r.text, "~~") {
+			t.Errorf("%s: %v", path, r)
+		}
+	}
+	if err := a.put("run/a~b/x.pt", alone(1)); err != nil {
+		t.Error(err)
+	}
+	if got, err := a.names("run/a~b"); err != nil || len(got) != 1 {
+		t.Error(got, err)
+	}
+	if got, err := a.content("run/a~b/x.pt"); err != nil || !bytes.Equal(got, alone(1)) {
+		t.Error(err)
+	}
+}
+
+// TestGivenUpWrites: nothing of them stays, and the next file of the directory is kept.
+func TestGivenUpWrites(t *testing.T) {
+	t.Parallel()
+	a, st := here(t)
+	for n := range 20 {
+		for _, name := range []string{"x.pt", "__0_0.distcp"} {
+			var made createReply
+			if err := a.ask("create", createRequest{fmt.Sprintf("run/out/%d~%s", n, name)}, &made); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.ask("discard", discardRequest{made.Stream}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if left, err := os.ReadDir(filepath.Join(st.DataDir, ".pending")); err != nil || len(left) > 1 {
+		t.Errorf("left %v, %v", left, err)
+	}
+	if err := a.put("run/out/x.pt", alone(1)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := a.content("run/out/x.pt"); err != nil || !bytes.Equal(got, alone(1)) {
+		t.Error(err)
+	}
+}
+
+// TestUnfinishedBesideACheckpoint: a file that gets its name in a committed directory
+// is attached then.
+func TestUnfinishedBesideACheckpoint(t *testing.T) {
+	t.Parallel()
+	a, _ := here(t)
+	if err := errors.Join(a.save("run/step-1", every), a.put("run/step-1/o.pt.part", alone(1)), a.ask("rename", renameRequest{"run/step-1/o.pt.part", "run/step-1/o.pt"}, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := a.get("run/step-1"); err != nil || !bytes.Equal(got["o.pt"], alone(1)) || got["o.pt.part"] != nil {
+		t.Error(err)
 	}
 }

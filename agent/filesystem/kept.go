@@ -117,21 +117,24 @@ func (h *Handler) find(ctx context.Context, p path, all []projections.Checkpoint
 	if !ok {
 		return kept{}, at, h.absent(ctx, p.text, all)
 	}
+	// What is written into a checkpoint is attached to it: a file by itself is older.
+	files, err := h.filesOf(ctx, at, all)
+	for _, f := range files {
+		if f.name() == name {
+			return f, at, nil
+		}
+	}
 	for _, c := range slices.Backward(all) {
-		if isAlone(c.Name) && dirOf(c.Name) == p.below() {
+		if c.IsFile() && p.is(dirOf(c.Name)) {
 			f, err := h.fileOf(ctx, c, name)
 			return f, at, err
 		}
 	}
-	files, err := h.filesOf(ctx, at, all)
 	if err != nil {
 		return kept{}, at, err
 	}
 	var names []string
 	for _, f := range files {
-		if f.name() == name {
-			return f, at, nil
-		}
 		names = append(names, f.name())
 	}
 	return kept{}, at, missing(p.text, names...)

@@ -70,7 +70,7 @@ func (h *Handler) stat(ctx context.Context, in pathRequest) (node, error) {
 	if err != nil {
 		return node{}, err
 	}
-	if n, ok := stands(p, all); ok {
+	if n, ok := stands(p, all); ok && n.Type == aDirectory {
 		return n, nil
 	}
 	f, _, err := h.find(ctx, p, all)
@@ -89,7 +89,7 @@ func stands(p path, all []projections.Checkpoint) (out node, found bool) {
 			continue
 		}
 		found = true
-		if at == p.below() {
+		if p.is(at) {
 			out = nodeOf(p.text, c)
 		}
 	}
@@ -98,7 +98,7 @@ func stands(p path, all []projections.Checkpoint) (out node, found bool) {
 
 // nodeOf is a checkpoint at a path.
 func nodeOf(text string, c projections.Checkpoint) node {
-	if isAlone(c.Name) {
+	if c.IsFile() {
 		return node{Name: text, Type: aFile, Size: c.Bytes, Step: c.Step, ID: c.ID}
 	}
 	return node{Name: text, Type: aDirectory, Step: c.Step, ID: c.ID}
@@ -144,14 +144,16 @@ func (h *Handler) list(ctx context.Context, in pathRequest) (listReply, error) {
 	}
 	for _, c := range all {
 		at := dirOf(c.Name)
-		if !p.holds(at) || at == p.below() {
+		if !p.holds(at) || p.is(at) {
 			continue
 		}
-		name, _, deeper := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(at, p.below()), "/"), "/")
+		name, _, deeper := strings.Cut(strings.TrimPrefix(at[len(p.below()):], "/"), "/")
 		at = p.text + "/" + name
-		if !deeper {
+		old, there := below[at]
+		switch {
+		case !deeper && !(there && old.ID == ""): // a file of the directory's own checkpoint is newer
 			below[at] = nodeOf(at, c)
-		} else if _, there := below[at]; !there {
+		case !there:
 			below[at] = node{Name: at, Type: aDirectory}
 		}
 	}
@@ -214,7 +216,12 @@ func (h *Handler) remove(ctx context.Context, in removeRequest) (removeReply, er
 		if n.Type == aDirectory && !in.Recursive {
 			return removeReply{}, refused("remove %s%s: it is a directory: remove it with recursive=True, which deletes its checkpoints", scheme, p.text)
 		}
-		all = slices.DeleteFunc(all, func(c projections.Checkpoint) bool { return !p.holds(dirOf(c.Name)) })
+		all = slices.DeleteFunc(all, func(c projections.Checkpoint) bool {
+			if n.Type == aFile {
+				return !c.IsFile() || !p.is(dirOf(c.Name))
+			}
+			return !p.holds(dirOf(c.Name))
+		})
 		return h.delete(ctx, all, "removed as "+scheme+p.text)
 	}
 	if at, ok := p.checkpoint(); ok && in.Recursive {

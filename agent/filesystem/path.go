@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 )
@@ -76,6 +77,9 @@ func (p path) written() (target, string, error) {
 	if !ok {
 		return to, name, refused("%s%s: a file lies in a checkpoint, %sRUN[/PART]/NAME/FILE", scheme, p.text, scheme)
 	}
+	if _, _, file := projections.SplitFile(to.name); file {
+		return to, name, refused("%s%s: %s stands between a directory and a file in the names of checkpoints: give it another name", scheme, p.text, projections.FileMark)
+	}
 	if err := planner.ValidName(to.name); err != nil {
 		return to, name, refused("%s%s: %w", scheme, p.text, err)
 	}
@@ -87,7 +91,7 @@ func (p path) written() (target, string, error) {
 
 // dirOf is the path below a run of a checkpoint's name.
 func dirOf(name string) string {
-	dir, file, ok := planner.SplitFile(name)
+	dir, file, ok := projections.SplitFile(name)
 	dir = strings.Replace(dir, partMark, "/", 1)
 	if ok {
 		dir += "/" + file
@@ -96,23 +100,22 @@ func dirOf(name string) string {
 }
 
 // alone is the checkpoint that is one file of this directory.
-func (t target) alone(file string) target { return target{t.run, planner.FileName(t.name, file)} }
-
-// isAlone reports whether a checkpoint of that name is one file.
-func isAlone(name string) bool {
-	_, _, ok := planner.SplitFile(name)
-	return ok
-}
+func (t target) alone(file string) target { return target{t.run, projections.FileName(t.name, file)} }
 
 // below is the path below its run; empty for the run's own.
 func (p path) below() string { return strings.Join(p.parts, "/") }
 
+// is reports whether the path is where something lies below the run. PART/NAME and
+// PART~NAME are the same.
+func (p path) is(at string) bool { return plainPath(at) == plainPath(p.below()) }
+
 // holds reports whether something that lies at a path below the run is this one's,
 // or below it.
 func (p path) holds(at string) bool {
-	top := p.below()
-	return top == "" || at == top || strings.HasPrefix(at, top+"/")
+	return len(p.parts) == 0 || p.is(at) || strings.HasPrefix(plainPath(at), plainPath(p.below())+partMark)
 }
+
+func plainPath(at string) string { return strings.ReplaceAll(at, "/", partMark) }
 
 var stepText = regexp.MustCompile(`(?i)step[-_= ]?([0-9]{1,18})`)
 

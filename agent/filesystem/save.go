@@ -10,10 +10,8 @@ import (
 
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/storage/foreign"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/worker"
 )
 
@@ -91,16 +89,15 @@ func (h *Handler) began(p *pending) {
 }
 
 // place finds where the file of a stream belongs.
-func (h *Handler) place(ctx context.Context, s *stream) error {
-	beside := !isData(s.name) && h.pendingOf(s.to) == nil
-	if beside {
-		c, found, err := h.committed(ctx, s.to)
-		if err != nil {
+func (h *Handler) place(ctx context.Context, s *stream) (err error) {
+	if !isData(s.name) {
+		if s.own, err = h.store.Data.NewPending(ctx); err != nil {
 			return err
 		}
-		if found {
-			return h.beside(ctx, s, c)
+		if s.file, err = s.own.Create(ctx, s.name); err != nil {
+			return errors.Join(named(err), s.own.Remove(context.WithoutCancel(ctx)))
 		}
+		return nil
 	}
 	p, err := h.begin(ctx, s.to)
 	if err != nil {
@@ -168,8 +165,7 @@ func (h *Handler) rename(ctx context.Context, in renameRequest) (renameReply, er
 		if err := p.files.Rename(old, name); err != nil {
 			return renameReply{}, named(err)
 		}
-		id, err := h.commitAlone(ctx, of, p, name)
-		return renameReply{Checkpoint: id}, err
+		return h.renamedAlone(ctx, of, p, name)
 	}
 	id, err := h.commit(ctx, of, p, old)
 	return renameReply{Checkpoint: id}, err
@@ -272,27 +268,4 @@ func (h *Handler) stepOf(ctx context.Context, to target) (int64, error) {
 		before = max(before, c.Step)
 	}
 	return stepOf(to.name, before), nil
-}
-
-// beside begins a file that is attached to a committed checkpoint.
-func (h *Handler) beside(ctx context.Context, s *stream, c projections.Checkpoint) error {
-	files, err := h.store.Data.NewPending(ctx)
-	if err != nil {
-		return err
-	}
-	remove := func() error { return files.Remove(context.WithoutCancel(ctx)) }
-	if s.file, err = files.Create(ctx, s.name); err != nil {
-		return errors.Join(named(err), remove())
-	}
-	s.attach = func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
-		defer cancel()
-		digest, size, err := h.store.Data.Attach(ctx, store.RefOf(c), files, s.name)
-		if err == nil {
-			err = h.store.Attached(ctx, c, s.name, digest, size)
-		}
-		return err
-	}
-	s.giveUp = remove
-	return nil
 }

@@ -15,10 +15,9 @@ type stream struct {
 	name string
 	file *storage.PendingFile
 	ring *ring
-	// attach makes the file part of a committed checkpoint, once it is whole; nil
-	// for a file of one that is pending.
-	attach func(ctx context.Context) error
-	giveUp func() error // removes the file of such a stream; nil for others
+	// own has the file alone, so that those who write one name at once are not in each
+	// other's way; nil for a file of DCP, which is one of all that are pending.
+	own *storage.Pending
 
 	mu    sync.Mutex
 	ended bool
@@ -197,11 +196,10 @@ func (h *Handler) finish(ctx context.Context, in closeRequest) (out closeReply, 
 	}
 	switch {
 	case err != nil:
-	case s.attach != nil:
-		err = s.attach(ctx)
+	case s.own == nil:
+		out.Pending = true
 	default:
-		out.Checkpoint, err = h.closedAlone(ctx, s)
-		out.Pending = out.Checkpoint == ""
+		out, err = h.closedAlone(ctx, s)
 	}
 	s.mu.Lock()
 	s.whole = err == nil
@@ -246,10 +244,13 @@ func (s *stream) end(h *Handler) {
 	default:
 		h.memory.lose(s.ring)
 	}
-	if s.giveUp == nil {
+	if s.own == nil {
+		if p := h.pendingOf(s.to); p != nil && !whole {
+			p.files.Drop(s.name, s.file)
+		}
 		return
 	}
-	if err := s.giveUp(); err != nil {
-		h.log.Warn("what was written for an attachment stays on disk", "file", s.name, "error", err)
+	if err := s.own.Remove(context.Background()); err != nil {
+		h.log.Warn("what was written of a file stays on disk", "file", s.name, "error", err)
 	}
 }

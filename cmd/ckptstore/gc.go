@@ -18,7 +18,7 @@ saves have left. Without --apply it only says what it would do, and why.
 
 A policy is a list of rules; a checkpoint stays if any of them keeps it:
 
-  last=N               the newest N of the line
+  last=N               the newest N of the line, and of each file by itself
   every=Nsteps         the newest of each N steps: with 1000, of 1 to 1000, of
                        1001 to 2000 and so on
   best=N:METRIC:MODE   the N with the best METRIC; MODE is min or max

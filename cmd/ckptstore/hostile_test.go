@@ -160,6 +160,7 @@ func TestHostileStoreOnATerminal(t *testing.T) {
 		{[]string{"gc", hostile, "--policy", "last=1"}, `\x1b[2J`},
 		{[]string{"gc", "--staging"}, ""},
 		{[]string{"pin", evil, "--reason", hostile}, ""},
+		{[]string{"rm", evil}, ""},
 		{[]string{"unpin", evil}, ""},
 		{[]string{"tag", evil, "t\u202e"}, ""},
 		{[]string{"views", "status"}, ""},

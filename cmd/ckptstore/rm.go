@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -27,6 +28,9 @@ share stay.`,
 				runs := map[string][]projections.Checkpoint{}
 				var order []string
 				for _, ref := range refs {
+					if !strings.Contains(ref, "@") {
+						return usageError{fmt.Errorf("rm %s: say which checkpoint, as RUN@NAME: a run alone stands for its newest", ref)}
+					}
 					x, err := store.Committed(c.Context(), s.Views(), ref)
 					if err != nil {
 						return err

@@ -20,6 +20,9 @@
 // What was removed by name, as by the program that saved it, goes under every policy
 // once nothing holds it.
 //
+// A file that is a checkpoint by itself is in no line. Of each name last=N keeps the
+// newest N; policies without last keep all.
+//
 // A checkpoint of the line stays if any rule keeps it. A policy without last,
 // every, best or keep-tagged keeps the whole line. Held are, under every
 // policy, what is pinned, what has a tag, what a trial was forked from, what
@@ -87,9 +90,18 @@ func Decide(p Policy, t Trial) []Verdict {
 func (p Policy) rule(t Trial, verdicts []Verdict) map[uint64][]string {
 	kept := map[uint64][]string{}
 	var line []projections.Checkpoint // the newest first
+	files := map[string]int{}         // how many newer ones of the name there are
 	for _, v := range verdicts {
-		if v.Checkpoint.Visible() {
-			line = append(line, v.Checkpoint)
+		switch c := v.Checkpoint; {
+		case !c.Visible():
+		case !c.IsFile():
+			line = append(line, c)
+		case p.Last == 0:
+			kept[c.BegunSeq] = []string{"a file by itself, of which only last=N says something"}
+		default:
+			if files[c.Name]++; files[c.Name] <= p.Last {
+				kept[c.BegunSeq] = []string{fmt.Sprintf("number %d of last=%d of the file", files[c.Name], p.Last)}
+			}
 		}
 	}
 	keep := func(c projections.Checkpoint, why string, args ...any) {

@@ -157,10 +157,12 @@ func (t Trial) newest() projections.Checkpoint {
 		}
 		return found
 	}
-	if c := newest(projections.Checkpoint.Visible); c.ID != "" {
+	if c := newest(func(c projections.Checkpoint) bool { return c.Visible() && !c.IsFile() }); c.ID != "" {
 		return c
 	}
-	return newest(func(c projections.Checkpoint) bool { return c.State == projections.Committed && !c.Withdrawn })
+	return newest(func(c projections.Checkpoint) bool {
+		return c.State == projections.Committed && !c.Withdrawn && !c.IsFile()
+	})
 }
 
 // Need is a checkpoint that a trial needs.

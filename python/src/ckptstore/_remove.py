@@ -20,8 +20,10 @@ def remove(ref: str | os.PathLike[str], store: str | os.PathLike[str] | None = N
     Args:
         ref, store: as of ckptstore.open; of a store, not a path.
 
-    Raises Refused, of status 404 where there is no such checkpoint.
+    Raises ValueError for a run without a name, and Refused, of status 404 where there is no such checkpoint.
     """
+    if "@" not in reference(ref):
+        raise ValueError(f"remove {os.fspath(ref)!r}: say which checkpoint, as RUN@NAME: a run alone stands for its newest")
     where = None if store is None else os.fspath(store)
     told(services(where).call("store/fs/remove", checkpoint=reference(ref)), f"remove {os.fspath(ref)}")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 import weakref
 
 from ._session import Session
@@ -40,4 +39,5 @@ def saved(session: Session, nbytes: int) -> None:
     full = 100 - free * 100 // size if size else 0
     if full >= _NEARLY_FULL:
         _warned.add(session)
-        warnings.warn(f"the disk of the store {where} is {full} % full, and checkpoints are kept until they are removed: {bound}", stacklevel=3)
+        # No warning, which may be an error: the save is on its way.
+        _log.warning("the disk of the store %s is %d %% full, and checkpoints are kept until they are removed: %s", where, full, bound)

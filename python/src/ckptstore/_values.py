@@ -95,6 +95,8 @@ def _find(module: str, name: str) -> Any:
 
 
 def _may_build(of: type, allowed: Iterable[type]) -> bool:
+    if issubclass(of, enum.Enum):  # its members are shared by the whole process
+        return False
     return of in _BUILT or of in allowed or issubclass(of, torch.Tensor)
 
 
@@ -121,7 +123,7 @@ def _machine(allow: Iterable[type]) -> types.ModuleType:
 
 def meant(value: Any, allow: tuple[type, ...]) -> tuple[type, ...]:
     """The classes of which a value may be made that takes another one's place: those of
-    allow, and its own if its instances are nothing but data."""
+    allow, and its own if that is an Enum, a dataclass or a named tuple."""
     of = type(value)
     if of in _archive.PLAIN:
         return allow

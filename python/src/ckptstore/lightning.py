@@ -64,6 +64,8 @@ class CheckpointIO(_Base):
 
     remove_checkpoint deletes the checkpoint too, and so does a save to a path that named
     an older one: the store keeps what ModelCheckpoint keeps, and what is pinned or tagged.
+    A link to such a file deletes nothing; a copy of one is a name too, and not a copy of
+    the checkpoint: tag what is to stay.
 
     Strategies that write their own directories, which are sharded FSDP, ModelParallel
     and DeepSpeed, do not ask a CheckpointIO: a fit with one is refused before its first
@@ -206,8 +208,9 @@ def _read(file: Path) -> str | None:
 
 
 def _named(file: Path) -> str | None:
-    """The reference in the file at a path; None where there is no such file."""
-    return _read(file) if file.is_file() else None
+    """The reference in the file at a path; None where there is no such file, and of a link,
+    which names what another file names."""
+    return _read(file) if file.is_file() and not file.is_symlink() else None
 
 
 def _delete(ref: str) -> None:

@@ -64,6 +64,22 @@ class Lightning(Jobs):
         self.assertEqual({f"top@{row['id']}" for row in rows if row["state"] == "committed"}, named)
         self.assertGreater(sum(row["state"] == "deleted" for row in rows), 3, rows)
 
+    def test_a_link_deletes_nothing(self) -> None:
+        """Lightning's save_last="link" makes links to the files, and removes them."""
+        from unittest import mock
+
+        from ckptstore import lightning as plugin
+
+        target, link = self.folder / "a.ckpt", self.folder / "last.ckpt"
+        plugin._write(target, {"ckptstore": 1, "ref": "run@a.a1"})
+        link.symlink_to(target)
+        with mock.patch.object(plugin, "remove") as removed:
+            plugin.CheckpointIO().remove_checkpoint(link)
+            removed.assert_not_called()
+            self.assertTrue(target.exists() and not link.is_symlink())
+            plugin.CheckpointIO().remove_checkpoint(target)
+            removed.assert_called_once_with("run@a.a1")
+
     def test_strategies_past_the_store_are_refused(self) -> None:
         """Before the first step: what is trained would be in no store."""
         from importlib.metadata import entry_points

@@ -393,9 +393,13 @@ class Alone(Stored):
         self.assertGreater(fs.size(run + "/out/ckpt.pt"), 300 * 700 * 4)
         newest = self.rows()[0]
         self.assertEqual((newest["name"], newest["step"]), ("out~~step-20.pt", 20))
-        with ckptstore.open(f"{run}@latest") as cp:
+        with ckptstore.open(f"{run}@out~~step-20.pt") as cp:
             self.assertTrue(same(cp.value("step-20.pt"), first))
-        self.assertEqual(self.cli("verify", run).returncode, 0)
+        with self.assertRaises(Refused):  # of which none is in a line
+            ckptstore.open(f"{run}@latest")
+        with self.assertRaisesRegex(ValueError, "RUN@NAME"):
+            ckptstore.remove(run)
+        self.assertEqual({self.cli("verify", f"{run}@{name}").returncode for name in self.names()}, {0})
 
     def test_an_empty_file_and_text(self) -> None:
         for content in (b"", b"{}"):

@@ -9,7 +9,6 @@ import sys
 import types
 import unittest
 import unittest.mock
-import warnings
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "src"))
 
@@ -24,14 +23,14 @@ class Session:
 class Room(unittest.TestCase):
     def said(self, session: Session, *free: int) -> tuple[list[str], list[str]]:
         """What is logged and warned of while so many of 100 blocks are free, at saves of 2 by each rank."""
-        with self.assertLogs("ckptstore", logging.INFO) as logged, warnings.catch_warnings(record=True) as warned:
+        with self.assertLogs("ckptstore", logging.INFO) as logged:
             logging.getLogger("ckptstore").info("begin")  # assertLogs wants one
-            warnings.simplefilter("always")
             for blocks in free:
                 disk = types.SimpleNamespace(f_bavail=blocks, f_blocks=100, f_frsize=1)
                 with unittest.mock.patch.object(os, "statvfs", return_value=disk):
                     _room.saved(session, 2)  # type: ignore[arg-type]
-        return [line for line in logged.output if "begin" not in line], [str(w.message) for w in warned]
+        said = [(record.levelno, record.getMessage()) for record in logged.records if record.getMessage() != "begin"]
+        return [text for level, text in said if level == logging.INFO], [text for level, text in said if level == logging.WARNING]
 
     def test_the_first_save_says_how_many_more_fit(self) -> None:
         logged, warned = self.said(Session(), 90, 80, 70)

@@ -140,6 +140,15 @@ class Values(unittest.TestCase):
         for value in (Colour, Mine(), None, 1, "a", (1, 2), {"a": 1}, Data):
             self.assertEqual(_values.meant(value, (Mine,)), (Mine,))
 
+    def test_a_member_of_an_enum_is_never_changed(self) -> None:
+        class Member:
+            def __reduce__(self):
+                return Colour, (1,), {"_value_": 2, "_name_": "BLUE"}
+
+        with self.assertRaises(_values.NotAllowed):
+            _values.decode("c", _values.encode("c", Member()), allow=[Colour])
+        self.assertEqual((Colour.RED.value, Colour.RED.name), (1, "RED"))
+
     def test_no_function_is_called(self) -> None:
         data = _values.encode("key", Runs())
         with self.assertRaisesRegex(_values.NotAllowed, "putenv"):
