@@ -31,16 +31,31 @@ func (h *Handler) closedAlone(ctx context.Context, s *stream) (closeReply, error
 	// Not ctx: as in commit.
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
-	if p := h.pendingOf(s.to); unfinished(s.name) || p != nil && p.hasData() {
-		p, err := h.begin(work, s.to)
-		if err != nil {
-			return closeReply{}, err
+	for {
+		if p := h.pendingOf(s.to); !unfinished(s.name) && (p == nil || !p.hasData()) {
+			id, err := h.keepAlone(work, s.to, s.own, s.name)
+			return closeReply{Checkpoint: id}, err
 		}
-		defer h.began(p)
-		return closeReply{Pending: true}, p.files.Adopt(work, s.own, s.name)
+		if done, err := h.adopt(work, s); done || err != nil {
+			return closeReply{Pending: true}, err
+		}
 	}
-	id, err := h.keepAlone(work, s.to, s.own, s.name)
-	return closeReply{Checkpoint: id}, err
+}
+
+// adopt makes the file of a stream part of what is pending; false if that was committed
+// or given up meanwhile.
+func (h *Handler) adopt(ctx context.Context, s *stream) (done bool, err error) {
+	p, err := h.begin(ctx, s.to)
+	if err != nil {
+		return false, err
+	}
+	defer h.began(p)
+	p.mu.Lock() // a commit takes all files that are there when it begins
+	defer p.mu.Unlock()
+	if h.pendingOf(s.to) != p {
+		return false, nil
+	}
+	return true, p.files.Adopt(ctx, s.own, s.name)
 }
 
 // hasData reports whether a save of DCP is pending.
