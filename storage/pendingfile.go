@@ -213,8 +213,7 @@ func (f *PendingFile) Whole() bool {
 
 // at is the whole file under another name in another directory.
 func (f *PendingFile) at(p *Pending, lies string) *PendingFile {
-	out := &PendingFile{p: p, name: lies, up: f.up, ended: f.ended, closed: true, whole: true, said: f.said, segments: f.segments}
-	return out
+	return &PendingFile{p: p, name: lies, up: f.up, ended: f.ended, closed: true, whole: true, said: f.said, segments: f.segments}
 }
 
 // Size is the file's, once it is closed.

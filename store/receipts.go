@@ -185,10 +185,14 @@ func oneReceipt(ref string, list []storage.Receipt, what string) (storage.Receip
 		return storage.Receipt{}, fmt.Errorf("%w: %s: which is the best is in the log, and --offline reads none", projections.ErrReference, ref)
 	}
 	if what == "latest" { // which is never a file by itself
-		return oneTrial(ref, slices.DeleteFunc(slices.Clone(list), func(r storage.Receipt) bool {
+		list = slices.DeleteFunc(slices.Clone(list), func(r storage.Receipt) bool {
 			_, _, file := projections.SplitFile(r.Name)
 			return file
-		}))
+		})
+		if len(list) == 0 {
+			return storage.Receipt{}, &projections.NotFoundError{What: "checkpoint", Ref: ref, Hint: "there are files by themselves alone: name one as `ckptstore ls --offline` lists it"}
+		}
+		return oneTrial(ref, list)
 	}
 	for _, matches := range []func(storage.Receipt) bool{
 		func(r storage.Receipt) bool { return r.Checkpoint == what },
