@@ -2,11 +2,11 @@ package storage
 
 import (
 	"encoding/binary"
-	"hash/crc32"
 	"reflect"
 	"slices"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -68,7 +68,7 @@ func FuzzAdoptedIndex(f *testing.F) {
 	f.Add(data[:len(data)-4])
 	f.Add([]byte("CKIX\x02\x00\x01\x02/a\x05\x00\x01\x04\x01w\x00\x00\x00\x0c\x40"))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		data := binary.LittleEndian.AppendUint32(slices.Clone(body), crc32.Checksum(body, castagnoli))
+		data := binary.LittleEndian.AppendUint32(slices.Clone(body), crc32c.Checksum(body))
 		x, err := decodeIndex(data)
 		if err != nil {
 			return
@@ -123,7 +123,7 @@ func FuzzSums(f *testing.F) {
 	f.Add(data[:len(data)-4])
 	f.Add(data[:40])
 	f.Fuzz(func(t *testing.T, body []byte) {
-		data := binary.LittleEndian.AppendUint32(slices.Clone(body), crc32.Checksum(body, castagnoli))
+		data := binary.LittleEndian.AppendUint32(slices.Clone(body), crc32c.Checksum(body))
 		x := adoptedSample()
 		if err := decodeSums(data, &x, of); err != nil {
 			if !reflect.DeepEqual(x, adoptedSample()) {

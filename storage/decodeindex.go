@@ -4,9 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"math"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage/disk"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -22,7 +22,7 @@ func decodeIndex(data []byte) (index, error) {
 	if v := version; v < indexVersion || v > verbatimVersion {
 		return index{}, fmt.Errorf("decode index: version %d is not known, upgrade to read it", v)
 	}
-	want, got := binary.LittleEndian.Uint32(data[body:]), crc32.Checksum(data[:body], castagnoli)
+	want, got := binary.LittleEndian.Uint32(data[body:]), crc32c.Checksum(data[:body])
 	if want != got {
 		return index{}, fmt.Errorf("decode index: checksum %08x, want %08x", got, want)
 	}

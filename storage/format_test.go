@@ -5,13 +5,13 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"hash/crc32"
 	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage/safetensors"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -251,7 +251,7 @@ func FuzzIndex(f *testing.F) {
 	f.Add([]byte("CKIX\x01\x03\xff\xff\xff\xff\x0f"))
 	f.Add([]byte("CKIX\x01\x00\x01\x02..\x05\x00"))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		data := binary.LittleEndian.AppendUint32(slices.Clone(body), crc32.Checksum(body, castagnoli))
+		data := binary.LittleEndian.AppendUint32(slices.Clone(body), crc32c.Checksum(body))
 		x, err := decodeIndex(data)
 		if err != nil {
 			return
@@ -272,7 +272,7 @@ func TestReceiptOfLaterVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	body := bytes.Replace(data[:bytes.LastIndex(data, []byte(sumMember))], []byte(`"step"`), []byte(`"later": [1, 2], "step"`), 1)
-	later := fmt.Appendf(slices.Clone(body), "%s%08x%s", sumMember, crc32.Checksum(body, castagnoli), sumEnd)
+	later := fmt.Appendf(slices.Clone(body), "%s%08x%s", sumMember, crc32c.Checksum(body), sumEnd)
 	if got, err := decodeReceipt(later); err != nil || !got.same(r) {
 		t.Errorf("got %+v, %v", got, err)
 	}

@@ -3,10 +3,10 @@ package storage
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"slices"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/storage/backend"
 	"github.com/zeebo/blake3"
 )
@@ -150,7 +150,7 @@ func (v *verifier) checkFrames(x *index, n int, file backend.Object) {
 				v.add(Finding{Kind: Unreadable, File: name, Block: -1, Offset: f.offset + start, Problem: err.Error()})
 				return
 			}
-			if got := crc32.Checksum(part, castagnoli); got != want {
+			if got := crc32c.Checksum(part); got != want {
 				v.add(Finding{
 					Kind: Corrupt, File: name, Block: -1, Offset: f.offset + start,
 					Problem: fmt.Sprintf("checksum of the bytes between tensors is %08x, want %08x", got, want),

@@ -3,8 +3,8 @@ package storage
 import (
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/planner/plan"
 )
 
@@ -23,8 +23,6 @@ const (
 	flagStrided = 4 // of adopted chunks: strides follow
 	flagRecord  = 8 // of adopted chunks: a checksum of the other program's follows
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // index says what the data files of one rank hold.
 type index struct {
@@ -188,5 +186,5 @@ func (x index) encode() []byte {
 			b = binary.LittleEndian.AppendUint32(b, sum)
 		}
 	}
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return binary.LittleEndian.AppendUint32(b, crc32c.Checksum(b))
 }

@@ -5,10 +5,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"strings"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage/backend"
 )
@@ -66,7 +66,7 @@ func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error
 		}
 		block := (*buf)[:BlockSize]
 		if _, err = file.ReadAt(block, s.entry.offset); err == nil {
-			if got := crc32.Checksum(block, castagnoli); got != s.entry.sums[0] {
+			if got := crc32c.Checksum(block); got != s.entry.sums[0] {
 				err = fmt.Errorf("%q: checksum of its first block is %08x, want %08x", s.entry.item.Shard.FQN, got, s.entry.sums[0])
 			}
 		}

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"io/fs"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -167,7 +167,7 @@ func (c *chunkRead) verify(path string, first int64, window []byte) error {
 	}
 	for block := first; len(window) > 0; block++ {
 		n := min(BlockSize, len(window))
-		if got, want := crc32.Checksum(window[:n], castagnoli), c.entry.sums[block]; got != want {
+		if got, want := crc32c.Checksum(window[:n]), c.entry.sums[block]; got != want {
 			return &CorruptError{
 				File: path, FQN: c.entry.item.Shard.FQN, Chunk: c.entry.box(),
 				Block: int(block), Offset: c.entry.offset + block*BlockSize,

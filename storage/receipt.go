@@ -6,11 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"strings"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage/backend"
 )
@@ -74,7 +74,7 @@ func encodeReceipt(r Receipt) ([]byte, error) {
 		return nil, fmt.Errorf("encode receipt: %w", err)
 	}
 	data = append(bytes.TrimSuffix(data, []byte("\n}")), ',')
-	return fmt.Appendf(data, "%s%08x%s", sumMember, crc32.Checksum(data, castagnoli), sumEnd), nil
+	return fmt.Appendf(data, "%s%08x%s", sumMember, crc32c.Checksum(data), sumEnd), nil
 }
 
 func decodeReceipt(data []byte) (Receipt, error) {
@@ -82,7 +82,7 @@ func decodeReceipt(data []byte) (Receipt, error) {
 	if at < 0 {
 		return Receipt{}, errors.New("decode receipt: truncated, it has no checksum")
 	}
-	sum := fmt.Sprintf("%s%08x%s", sumMember, crc32.Checksum(data[:at], castagnoli), sumEnd)
+	sum := fmt.Sprintf("%s%08x%s", sumMember, crc32c.Checksum(data[:at]), sumEnd)
 	if string(data[at:]) != sum {
 		return Receipt{}, errors.New("decode receipt: its checksum does not match")
 	}

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/zeebo/blake3"
@@ -157,7 +157,7 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []plan.Item, s
 		if err != nil {
 			return nil, err
 		}
-		probes[i] = probeOf(it, crc32.Checksum(data[:BlockSize], castagnoli))
+		probes[i] = probeOf(it, crc32c.Checksum(data[:BlockSize]))
 		alike[probes[i]]++
 	}
 	out := map[int]match{}
@@ -207,7 +207,7 @@ func digestOf(ctx context.Context, data []byte, candidates []held, always bool) 
 			if len(alive) == 0 {
 				break
 			}
-			crc := crc32.Checksum(window[at:min(at+BlockSize, len(window))], castagnoli)
+			crc := crc32c.Checksum(window[at:min(at+BlockSize, len(window))])
 			left := alive[:0]
 			for _, h := range alive {
 				if h.entry.sums[block+at/BlockSize] == crc {

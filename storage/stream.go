@@ -2,9 +2,9 @@ package storage
 
 import (
 	"context"
-	"hash/crc32"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/zeebo/blake3"
 
 	"github.com/ckptstore/ckptstore/storage/backend"
@@ -203,7 +203,7 @@ type blockSums struct {
 func (b *blockSums) add(p []byte) {
 	for len(p) > 0 {
 		n := min(len(p), BlockSize-b.n)
-		b.crc = crc32.Update(b.crc, castagnoli, p[:n])
+		b.crc = crc32c.Update(b.crc, p[:n])
 		b.n += n
 		p = p[n:]
 		if b.n == BlockSize {

@@ -5,9 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/planner/plan"
 )
 
@@ -41,7 +41,7 @@ func encodeSums(x *index, of plan.Digest) []byte {
 			b = binary.LittleEndian.AppendUint32(b, sum)
 		}
 	}
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return binary.LittleEndian.AppendUint32(b, crc32c.Checksum(b))
 }
 
 // decodeSums fills in the digests and sums of x, whose own digest is of. It
@@ -55,7 +55,7 @@ func decodeSums(data []byte, x *index, of plan.Digest) error {
 	if v := data[len(sumsMagic)]; v != sumsVersion {
 		return fmt.Errorf("decode sums: version %d is not known, upgrade to read it", v)
 	}
-	want, got := binary.LittleEndian.Uint32(data[body:]), crc32.Checksum(data[:body], castagnoli)
+	want, got := binary.LittleEndian.Uint32(data[body:]), crc32c.Checksum(data[:body])
 	if want != got {
 		return fmt.Errorf("decode sums: checksum %08x, want %08x", got, want)
 	}

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"io/fs"
 	"path"
 	"slices"
 	"strings"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage/backend"
 )
@@ -145,7 +145,7 @@ func (f *VerbatimFile) verifyBlocks(file io.ReaderAt, e extent, first, end int64
 		}
 		for start += int64(n); len(window) > 0; k++ {
 			block := window[:min(BlockSize, len(window))]
-			if got, want := crc32.Checksum(block, castagnoli), e.sums[k]; got != want {
+			if got, want := crc32c.Checksum(block), e.sums[k]; got != want {
 				return &CorruptError{
 					File: f.Path, Block: -1, Offset: e.offset + k*BlockSize, Problem: "checksum of the block",
 					Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),

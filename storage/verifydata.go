@@ -5,10 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage/backend"
 	"github.com/ckptstore/ckptstore/storage/safetensors"
@@ -217,7 +217,7 @@ func (v *verifier) chunk(ctx context.Context, x *index, name string, file backen
 		}
 		for block := start / BlockSize; len(window) > 0; block++ {
 			k := min(BlockSize, len(window))
-			if got := crc32.Checksum(window[:k], castagnoli); got != e.sums[block] {
+			if got := crc32c.Checksum(window[:k]); got != e.sums[block] {
 				damaged = true
 				found(Corrupt, block, e.offset+block*BlockSize,
 					fmt.Sprintf("checksum of the block is %08x, want %08x", got, e.sums[block]))
