@@ -17,16 +17,27 @@ type Spot struct {
 	Path   string
 	Offset int64
 	Size   int64 // of the file
+	Check  Check
 
 	outside bool // it is of another program
 }
 
+// Check is how who copies some bytes of a chunk verifies them: by the checksums of the
+// blocks that hold them, of which the first may begin in front of them and the last
+// end behind them. All blocks have [BlockSize] but the last of the chunk.
+type Check struct {
+	Before, After int64    // bytes of the first and of the last block that are not wanted
+	Sums          []uint32 // CRC-32C of each block
+}
+
 // Spots finds, by want, what a caller can copy straight out of the files, so that
 // no memory is made for it and nothing is copied twice. Those are wants that one read
-// fills, in the dtype that was stored, of chunks whose checksums are known. ReadData
-// with no buffer for them verifies them: that reads them into the page cache, out of
-// which the caller copies after it. What the cache loses in between comes from the
-// disk once more, and is not verified again.
+// fills, in the dtype that was stored, of chunks whose checksums are known.
+//
+// Either the caller verifies them by their checks while it copies, or ReadData with no
+// buffer for them does: that reads them into the page cache, out of which the caller
+// copies after it. What the cache loses in between comes from the disk once more, and
+// is not verified again.
 func (r *FileReader) Spots(ctx context.Context, wants []plan.Want, reads []plan.Read) (map[int]Spot, error) {
 	spots, err := r.spots(ctx, wants, reads)
 	return spots, r.wrap("load", err)
@@ -87,17 +98,48 @@ func (r chunkReader) spot(ctx context.Context, want plan.Want, read plan.Read) (
 		return Spot{}, false, err
 	}
 	e := &x.index.entries[i]
+	lo, hi, ok := e.within(want, read)
+	if !ok {
+		return Spot{}, false, nil
+	}
+	return Spot{Path: r.path(x.index, e.file), Offset: e.offset + lo, Check: e.check(lo, hi), outside: x.index.adopted()}, true, nil
+}
+
+// within is where the bytes of a want lie in a chunk, if one read of it has them one
+// after the other, as they are wanted, and the checksums of the chunk are known.
+func (e *entry) within(want plan.Want, read plan.Read) (lo, hi int64, ok bool) {
 	if e.strides != nil || !e.learned() || e.item.Bytes == 0 {
-		return Spot{}, false, nil
+		return 0, 0, false
 	}
-	at := Spot{Path: r.path(x.index, e.file), Offset: e.offset, outside: x.index.adopted()}
 	if want.Value {
-		return at, true, nil
+		return 0, e.item.Bytes, true
 	}
-	lo, hi := tensor.Span(e.item.Shard.Box, read.Region)
-	if want.Shard.DType != e.item.Shard.DType || !read.Region.Equal(want.Shard.Box) || hi-lo != read.Region.Volume() || hi == lo {
-		return Spot{}, false, nil
+	lo, hi = tensor.Span(e.item.Shard.Box, read.Region)
+	size := int64(e.item.Shard.DType.Size())
+	ok = want.Shard.DType == e.item.Shard.DType && read.Region.Equal(want.Shard.Box) && hi-lo == read.Region.Volume() && lo < hi
+	return lo * size, hi * size, ok
+}
+
+// check is how the bytes from lo to hi of a chunk are verified.
+func (e *entry) check(lo, hi int64) Check {
+	first, end := lo/BlockSize, blocks(hi)
+	return Check{Before: lo - first*BlockSize, After: min(end*BlockSize, e.item.Bytes) - hi, Sums: e.sums[first:end]}
+}
+
+// Check is how a copy of what one read brings is verified, wherever it comes from, if
+// the read has all of the want one after the other.
+func (r *FileReader) Check(ctx context.Context, want plan.Want, read plan.Read) (c Check, ok bool, err error) {
+	if r.ranks == nil {
+		return Check{}, false, r.wrap("load", errors.New("SetUp was not called"))
 	}
-	at.Offset += lo * int64(e.item.Shard.DType.Size())
-	return at, true, nil
+	x, i, err := r.chunks().find(ctx, readKey(want, read), read)
+	if err != nil {
+		return Check{}, false, r.wrap("load", err)
+	}
+	e := &x.index.entries[i]
+	lo, hi, ok := e.within(want, read)
+	if !ok {
+		return Check{}, false, nil
+	}
+	return e.check(lo, hi), true, nil
 }

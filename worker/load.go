@@ -65,7 +65,9 @@ func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (any, e
 	return s.loader.Load(ctx, s.rank, ranks, req, s.protocol.Load() >= readsSlots, s.cfg.Collective)
 }
 
-// onLoaded takes back what a worker was lent.
-func (s *rankServer) onLoaded(_ context.Context, req client.LoadedRequest) (struct{}, error) {
-	return struct{}{}, s.loader.Loaded(s.rank, req)
+// onLoaded takes back what a worker was lent, and answers when all that verify what they
+// have copied have said what they have found.
+func (s *rankServer) onLoaded(ctx context.Context, req client.LoadedRequest) (struct{}, error) {
+	req.Damaged = beginning(req.Damaged, maxMessage)
+	return struct{}{}, s.loader.Loaded(ctx, s.rank, req, s.cfg.Collective)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/worker/process"
+	"github.com/ckptstore/ckptstore/worker/restore"
 )
 
 // SessionBackend is what an attempt says instead of the backend of its workers
@@ -200,7 +201,7 @@ func (w *watch) release(rank int, why string) {
 	w.group.handoff.ended(rank)
 	end := fmt.Errorf("%s, so the group cannot meet any more", why)
 	w.group.hub.Close(end)
-	w.group.loader.End(end)
+	w.group.loader.End(rank, end)
 }
 
 // replyLimit is how long the last replies to processes that live may take, all
@@ -213,7 +214,7 @@ const replyLimit = 5 * time.Second
 func (w *watch) closeServers() (err error) {
 	over := errors.New("the session is over")
 	w.group.hub.Close(over)
-	w.group.loader.End(over)
+	w.group.loader.End(restore.All, over)
 	ctx, cancel := context.WithTimeout(context.Background(), replyLimit)
 	defer cancel()
 	for _, s := range w.servers {

@@ -232,7 +232,7 @@ func (w *watch) gone(e process.Exit) {
 	w.group.handoff.ended(e.Rank)
 	why := fmt.Errorf("%s, so the group cannot meet any more", e)
 	w.group.hub.Close(why)
-	w.group.loader.End(why)
+	w.group.loader.End(e.Rank, why)
 }
 
 // flush waits until the log has what a rank was told is sealed.

@@ -2,6 +2,7 @@ package reading
 
 import (
 	"context"
+	"slices"
 
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
@@ -22,7 +23,10 @@ func (w *wanted) place(ctx context.Context) error {
 		}
 	}
 	for i, item := range w.of {
-		if _, lent := w.spots[i]; !lent && w.sizes[item] > 0 {
+		switch _, lent := w.spots[i]; {
+		case lent && w.checked != nil:
+			w.checked[i] = w.sizes[item] >= client.SmallestChecked
+		case !lent && w.sizes[item] > 0:
 			w.offsets[item] = w.size
 			w.size += (w.sizes[item] + align - 1) / align * align
 		}
@@ -48,9 +52,10 @@ func (d into) Want(i int) []byte {
 	return d.data[at : at+d.of.sizes[item] : at+d.of.sizes[item]]
 }
 
-// fill reads and verifies everything.
+// fill reads and verifies everything but what the caller verifies.
 func (w *wanted) fill(ctx context.Context, data []byte) error {
-	_, err := w.source.reader.ReadData(ctx, w.wants, w.reads, into{w, data})
+	reads := slices.DeleteFunc(slices.Clone(w.reads), func(r plan.Read) bool { return w.checked[r.Want] })
+	_, err := w.source.reader.ReadData(ctx, w.wants, reads, into{w, data})
 	return err
 }
 
@@ -73,6 +78,12 @@ func (w *wanted) reply(f *file) Reply {
 			out.Arenas = append(out.Arenas, client.LoadArena{Path: at.Path, Size: at.Size})
 		}
 		out.In[w.of[i]], out.Offsets[w.of[i]] = n, at.Offset
+		if w.checked[i] {
+			if out.Checks == nil {
+				out.Checks = &client.Checks{}
+			}
+			out.Checks.Add(w.of[i], at.Check.Before, at.Check.After, at.Check.Sums)
+		}
 	}
 	return out
 }

@@ -30,6 +30,8 @@ type Request struct {
 	// StrictDType makes it an error when an item has another dtype than was
 	// saved, instead of converting it.
 	StrictDType bool `json:"strict_dtype,omitempty"`
+	// Verifies says that the caller verifies what it copies, by the checks of the reply.
+	Verifies bool `json:"verifies,omitempty"`
 }
 
 // Reply says where the bytes are: item i's are Sizes[i] bytes at Offsets[i] of the
@@ -42,6 +44,7 @@ type Reply struct {
 	In         []int              `json:"in"`
 	Offsets    []int64            `json:"offsets"`
 	Sizes      []int64            `json:"sizes"`
+	Checks     *client.Checks     `json:"checks,omitempty"`
 }
 
 // Done is the body of done.
@@ -70,6 +73,7 @@ type wanted struct {
 	planned planner.Loaded
 	reads   []plan.Read
 	spots   map[int]storage.Spot // by want: what is copied out of the checkpoint's files
+	checked map[int]bool         // by want: whether the caller verifies it
 	sizes   []int64              // by item; -1: left out
 	offsets []int64              // by item, in memory
 	size    int64                // of the memory
@@ -81,6 +85,9 @@ const align = 64
 // plan finds what is read for a request. The error names all that is missing.
 func (s *source) plan(req Request) (*wanted, error) {
 	w := &wanted{source: s, sizes: slices.Repeat([]int64{-1}, len(req.Items)), offsets: make([]int64, len(req.Items))}
+	if req.Verifies {
+		w.checked = map[int]bool{}
+	}
 	var errs []error
 	for i, it := range req.Items {
 		switch want, err := s.want(it); {

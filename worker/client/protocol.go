@@ -1,6 +1,10 @@
 package client
 
-import "github.com/ckptstore/ckptstore/tensor"
+import (
+	"encoding/binary"
+
+	"github.com/ckptstore/ckptstore/tensor"
+)
 
 // The socket protocol: HTTP/1.1 over a unix socket, one socket a rank and
 // attempt, JSON bodies, bulk bytes through files in shared memory. Every
@@ -197,7 +201,10 @@ type LoadRequest struct {
 	Participants []int `json:"participants,omitempty"`
 	// Refused is why this rank cannot load, though it takes part: nobody does then.
 	Refused string `json:"refused,omitempty"`
-	Items   []Item `json:"items"`
+	// Verifies says that this rank verifies what it copies, by the checks of the reply,
+	// and says in [LoadedRequest] what it has found.
+	Verifies bool   `json:"verifies,omitempty"`
+	Items    []Item `json:"items"`
 }
 
 // LoadReply says where the bytes are: item i's are Sizes[i] bytes at
@@ -212,7 +219,31 @@ type LoadReply struct {
 	In         []int       `json:"in"`
 	Offsets    []int64     `json:"offsets"`
 	Sizes      []int64     `json:"sizes"`
+	Checks     *Checks     `json:"checks,omitempty"`
 	Unread     []string    `json:"unread,omitempty"` // keys that no rank asked for
+}
+
+// Checks are the checksums of what was not read yet, and is verified by who copies it:
+// the blocks of 64 KiB that hold each of these items, of which the first begins Before
+// bytes in front of the item and the last ends After bytes behind it. Only that last one
+// may be shorter. What is in no Items was verified.
+type Checks struct {
+	Items  []int   `json:"items"` // ascending
+	Before []int64 `json:"before"`
+	After  []int64 `json:"after"`
+	CRC32C []byte  `json:"crc32c"` // of each block, item by item, u32 LE
+}
+
+// SmallestChecked is the bytes of the smallest item that is left to be verified by who
+// copies it: smaller ones lie beside each other, and are verified many at a time.
+const SmallestChecked = 64 << 10
+
+// Add adds the check of an item, which comes after those before.
+func (c *Checks) Add(item int, before, after int64, crc32c []uint32) {
+	c.Items, c.Before, c.After = append(c.Items, item), append(c.Before, before), append(c.After, after)
+	for _, sum := range crc32c {
+		c.CRC32C = binary.LittleEndian.AppendUint32(c.CRC32C, sum)
+	}
 }
 
 // LoadArena is a file of which some bytes are read: staging slots that hold the
@@ -239,6 +270,8 @@ type OneArenaReply struct {
 type LoadedRequest struct {
 	Load  int    `json:"load,omitempty"`
 	Arena string `json:"arena,omitempty"`
+	// Damaged says what of the checks of the load was not so; empty: all was.
+	Damaged string `json:"damaged,omitempty"`
 }
 
 // Problem is the body of an error reply.

@@ -35,7 +35,7 @@ func (r *restore) oneArena(rank int, of *restoreRank) answer {
 
 // answer is what a rank gets that reads from slots.
 func (r *restore) answer(rank int, of *restoreRank) answer {
-	out := answer{arena: of.arena, slots: of.lent(), by: loan{rank: rank, load: r.n}}
+	out := answer{arena: of.arena, slots: of.lent(), verdict: r.verdict, by: loan{rank: rank, load: r.n}}
 	reply := client.LoadReply{
 		Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Load: r.n, Arenas: []client.LoadArena{}, Unread: r.unread,
 		In: make([]int, len(of.items)), Offsets: make([]int64, len(of.items)), Sizes: make([]int64, len(of.items)),
@@ -66,6 +66,12 @@ func (r *restore) answer(rank int, of *restoreRank) answer {
 			at = spot{arena: of.arena, off: of.offsets[i]}
 		}
 		reply.In[item], reply.Offsets[item], reply.Sizes[item] = number[spot{arena: at.arena, file: at.file}], at.off, of.sizes[i]
+		if at.check != nil {
+			if reply.Checks == nil {
+				reply.Checks = &client.Checks{}
+			}
+			reply.Checks.Add(item, at.check.Before, at.check.After, at.check.Sums)
+		}
 	}
 	out.reply = reply
 	return out

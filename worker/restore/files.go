@@ -11,7 +11,8 @@ import (
 
 // lendFiles finds what ranks can copy out of the checkpoint's files, of what neither
 // a slot that is lent to them nor another in shared memory has: to make memory for it
-// takes ten times as long as the copy. It is verified with all else that is read.
+// takes ten times as long as the copy. It is verified with all else that is read, or by
+// the rank that copies it.
 func (r *restore) lendFiles(ctx context.Context, held staging.Copies) error {
 	files, ok := r.reader.(*storage.FileReader)
 	if !ok {
@@ -47,7 +48,11 @@ func (r *restore) lendFiles(ctx context.Context, held staging.Copies) error {
 	r.files = map[string]int64{}
 	for i, at := range spots {
 		r.files[at.Path] = at.Size
-		r.ranks[whose[i].rank].lendAt(whose[i].want, spot{file: at.Path, off: at.Offset})
+		s := spot{file: at.Path, off: at.Offset}
+		if r.ranks[whose[i].rank].checks(whose[i].want) {
+			s.check = &at.Check
+		}
+		r.ranks[whose[i].rank].lendAt(whose[i].want, s)
 	}
 	for rank := range r.ranks {
 		r.ranks[rank].replace()

@@ -6,6 +6,7 @@ import (
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/ckptstore/ckptstore/worker/client"
 	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
@@ -13,12 +14,12 @@ import (
 // of another, copies it from there: no memory has to be made for the load, which
 // takes ten times as long as the copy, and nothing is copied twice.
 //
-// What is lent was verified where it lies. So nobody may be able to write there:
-// only slots are lent that no worker of this attempt was ever told of, and an
-// attempt begins when all processes of those before it have ended. What they may
-// have written there, and when, the checksums tell. What is lent is held, so it is
-// neither used again nor removed until the rank has given it back, or the
-// attempt is over.
+// A rank that verifies what it copies, in one pass, is lent any slot. For others what
+// is lent is verified where it lies. So nobody may be able to write there: they are lent
+// only slots that no worker of this attempt was ever told of, and an attempt begins
+// when all processes of those before it have ended. What they may have written there,
+// and when, the checksums tell. What is lent is held, so it is neither used again nor
+// removed until the rank has given it back, or the attempt is over.
 
 // spot is where a want lies in a slot, or in a file of the checkpoint; the zero
 // spot is of one that is read into the rank's arena.
@@ -26,6 +27,7 @@ type spot struct {
 	arena *staging.Arena
 	file  string // its path; empty: it is in none
 	off   int64
+	check *storage.Check // the rank verifies it by that; nil: it was verified
 }
 
 // lent reports whether a rank copies from there.
@@ -70,30 +72,47 @@ func (of *restoreRank) allLent() bool {
 	return true
 }
 
-// lend finds and verifies what ranks can copy out of slots, and leaves room in
-// their arenas for all else alone. It returns how much it has verified.
+// lend finds what ranks can copy out of slots, verifies what they do not, and leaves
+// room in their arenas for all else alone. It returns how much there is.
 func (r *restore) lend(ctx context.Context, held staging.Copies) (bytes int64, err error) {
 	files, ok := r.reader.(*storage.FileReader)
 	idle := held.Idle()
-	if !ok || len(idle) == 0 {
+	if !ok || len(held) == 0 {
 		return 0, nil
 	}
 	var wants []plan.Want
 	var reads []plan.Read
-	type want struct{ rank, want int }
-	var whose []want
-	var spots []spot
+	type lending struct {
+		rank, want int
+		at         spot
+	}
+	var verified, checked []lending // by us, and by the ranks
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
 		if !of.slots {
 			continue
 		}
 		for _, read := range of.alone() {
-			s := spotIn(idle, of.wants[read.Want], read)
+			s := spotIn(held, of.wants[read.Want], read)
 			if s.arena == nil {
 				continue
 			}
-			whose, spots = append(whose, want{rank, read.Want}), append(spots, s)
+			if of.checks(read.Want) {
+				check, known, err := files.Check(ctx, of.wants[read.Want], read)
+				if err != nil {
+					return 0, err
+				}
+				if known {
+					s.check = &check
+					checked = append(checked, lending{rank, read.Want, s})
+					bytes += of.sizes[read.Want]
+					continue
+				}
+			}
+			if idle[read.Rank] == nil {
+				continue
+			}
+			verified = append(verified, lending{rank, read.Want, s})
 			wants = append(wants, of.wants[read.Want])
 			read.Want = len(wants) - 1
 			reads = append(reads, read)
@@ -109,17 +128,22 @@ func (r *restore) lend(ctx context.Context, held staging.Copies) (bytes int64, e
 		return 0, err
 	}
 	for _, read := range got.Rest {
-		spots[read.Want] = spot{}
+		verified[read.Want].at = spot{}
 	}
-	for i, w := range whose {
-		r.ranks[w.rank].lendAt(w.want, spots[i])
+	for _, of := range append(verified, checked...) {
+		r.ranks[of.rank].lendAt(of.want, of.at)
 	}
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
 		r.l.cfg.Arenas.Lend(of.lent())
 		of.replace()
 	}
-	return got.Bytes, nil
+	return bytes + got.Bytes, nil
+}
+
+// checks reports whether a rank verifies a want, where it is lent.
+func (of *restoreRank) checks(want int) bool {
+	return of.verifies && of.sizes[want] >= client.SmallestChecked
 }
 
 // lendAt says where a rank finds a want.

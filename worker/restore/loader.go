@@ -64,11 +64,12 @@ type (
 // answer is what a rank gets. Its arena and slots are the loader's until the
 // rank has been told of them.
 type answer struct {
-	reply any
-	arena *staging.Arena // nil: nothing was read for it
-	slots []*staging.Arena
-	by    loan // what gives them back
-	err   error
+	reply   any
+	arena   *staging.Arena // nil: nothing was read for it
+	slots   []*staging.Arena
+	verdict *verdict // of ranks that verify; nil: none does
+	by      loan     // what gives them back
+	err     error
 }
 
 // loan is how a rank names what it gives back: by the number of the load or, in
@@ -146,7 +147,11 @@ func (l *Loader) finish(ld *load, answers []answer) {
 // refuse drops what was read for a rank that does not take it. The caller
 // holds the lock.
 func (l *Loader) refuse(ld *load, rank int) {
-	l.undo(&ld.answers[rank])
+	of := &ld.answers[rank]
+	l.undo(of)
+	if v := of.verdict; v != nil && v.missing[rank] {
+		v.giveUp(fmt.Errorf("load %d is a collective, and rank %d has gone", ld.n, rank))
+	}
 }
 
 // undo takes back what no worker is to read any more.
@@ -202,11 +207,19 @@ func (l *Loader) leave(ld *load, rank int) {
 	}
 }
 
+// All stands for all ranks.
+const All = -1
+
 // End releases the ranks that wait for one whose process has ended.
-func (l *Loader) End(why error) {
+func (l *Loader) End(rank int, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.over = why
+	for _, lent := range l.lent {
+		if v := lent.verdict; v != nil && v.missing[lent.by.rank] && (rank == All || rank == lent.by.rank) {
+			v.giveUp(fmt.Errorf("load %d is a collective: %w", v.r.n, why))
+		}
+	}
 	for _, ld := range l.loads {
 		if len(ld.asked) < len(ld.ranks) && ld.over == nil {
 			ld.over = why
@@ -262,6 +275,9 @@ func (l *Loader) Close(limit time.Duration) bool {
 	for by, lent := range l.lent {
 		delete(l.lent, by)
 		l.undo(lent)
+		if lent.verdict != nil {
+			lent.verdict.giveUp(errors.New("the attempt is over"))
+		}
 	}
 	return true
 }

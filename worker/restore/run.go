@@ -28,6 +28,7 @@ type restore struct {
 	unread   []string
 	ranks    []restoreRank    // of the attempt; those that take no part want nothing
 	files    map[string]int64 // those of the checkpoint that are lent, and their sizes
+	verdict  *verdict         // of ranks that verify what they copy; nil: none does
 }
 
 // restoreRank is what one rank wants, and where it goes.
@@ -42,8 +43,9 @@ type restoreRank struct {
 	size    int64
 	arena   *staging.Arena
 
-	slots bool   // it can read several files
-	spots []spot // by want; nil: none is lent
+	slots    bool   // it can read several files
+	verifies bool   // it verifies what it copies
+	spots    []spot // by want; nil: none is lent
 }
 
 // run reads a load for all ranks. On return nothing writes to their arenas.
@@ -53,7 +55,9 @@ func (l *Loader) run(ctx context.Context, ld *load) []answer {
 		r.ranks[rank].slots = true // no memory is made for who wants nothing
 	}
 	for _, rank := range r.part {
-		r.ranks[rank].items, r.ranks[rank].slots = ld.asked[rank].Items, ld.slots[rank]
+		of := &r.ranks[rank]
+		of.items, of.slots = ld.asked[rank].Items, ld.slots[rank]
+		of.verifies = of.slots && ld.asked[rank].Verifies
 	}
 	if err := r.resolve(ctx, ld.asked); err != nil {
 		return r.failed(&ConflictError{err})
@@ -147,19 +151,22 @@ func (r *restore) resolve(ctx context.Context, requests map[int]client.LoadReque
 	})
 }
 
-// read reads what all ranks want and no slot that is lent to them has, in one
-// go, each block once, and says so.
+// read reads what all ranks want and none of them takes from a slot or verifies
+// itself, in one go, each block once, and says so.
 func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) error {
 	var wants []plan.Want
 	var all, reads []plan.Read
 	var dst loadTarget
+	checked := int64(0) // bytes of files that ranks verify
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
 		base := len(wants)
 		wants = append(wants, of.wants...)
 		all = append(all, of.reads...)
 		for _, read := range of.reads {
-			if of.spot(read.Want).arena == nil {
+			if at := of.spot(read.Want); at.check != nil && at.arena == nil {
+				checked += of.sizes[read.Want]
+			} else if at.arena == nil {
 				read.Want += base
 				reads = append(reads, read)
 			}
@@ -179,10 +186,11 @@ func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) err
 			return err
 		}
 	}
-	return r.say(ctx, all, slots, files)
+	return r.say(ctx, all, slots, files+checked)
 }
 
-// say tells the log what every rank has got, and that the load is complete.
+// say tells the log what every rank has got, and that the load is complete: at once,
+// or when the ranks that verify what they copy have found it in order.
 func (r *restore) say(ctx context.Context, reads []plan.Read, slots, files int64) error {
 	cfg := r.l.cfg
 	plans := make([]*events.LoadPlan, len(r.part))
@@ -192,10 +200,14 @@ func (r *restore) say(ctx context.Context, reads []plan.Read, slots, files int64
 			Attempt: cfg.Attempt, Load: r.n, Checkpoint: r.ckpt.ID, Rank: rank, Reads: len(of.reads), Bytes: r.planner.Stored(of.reads),
 		}
 	}
-	return cfg.Log.Completed(ctx, plans, &events.RestoreCompleted{
+	done := &events.RestoreCompleted{
 		Attempt: cfg.Attempt, Load: r.n, Checkpoint: r.ckpt.ID, Tier: tierOf(slots, files), Bytes: slots + files, Slots: slots,
 		Wanted: r.planner.Stored(reads), Unread: r.unread,
-	})
+	}
+	if r.verdict = newVerdict(r, plans, done); r.verdict != nil {
+		return nil
+	}
+	return cfg.Log.Completed(ctx, plans, done)
 }
 
 // loadTarget is the buffers of the wants of all ranks.

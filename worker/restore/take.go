@@ -46,21 +46,3 @@ func (l *Loader) Load(ctx context.Context, rank int, ranks []int, req client.Loa
 		return nil, ctx.Err()
 	}
 }
-
-// Loaded takes arena and slots back from a rank.
-func (l *Loader) Loaded(rank int, req client.LoadedRequest) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	by := loan{rank, req.Load, req.Arena}
-	lent, ok := l.lent[by]
-	if !ok {
-		return &MisuseError{fmt.Errorf("rank %d has no load %d in %q to give back", rank, req.Load, req.Arena)}
-	}
-	delete(l.lent, by)
-	if lent.arena != nil {
-		l.cfg.Arenas.Give(lent.arena)
-		lent.arena = nil
-	}
-	l.undo(lent)
-	return nil
-}

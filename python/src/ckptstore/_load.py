@@ -83,7 +83,8 @@ def load(
     and why. Tensors are filled where they are, in their own dtype and on their own device;
     values are replaced in their containers; objects at the top with ``state_dict()`` and
     ``load_state_dict()`` are given theirs. Nothing is changed before all that is asked
-    for was read and verified.
+    for was found; every byte is verified, large tensors while they are copied: one that
+    turns out to be damaged leaves the tensors undefined, on every rank, and is an error on all.
 
     The training goes on from what is loaded. With an older checkpoint of this run, those
     after it are superseded: ``latest`` no longer means them, ``ckptstore ls`` hides them,
@@ -147,9 +148,7 @@ def load(
                 i: _values.decode(leaves.names[leaf], loaded.bytes(i), allow=_values.meant(_content(leaves.values[leaf]), allow), unsafe_pickle=unsafe_pickle)
                 for i, (leaf, piece) in enumerate(targets) if piece is None and loaded.sizes[i] >= 0
             }
-            for i, (_, piece) in enumerate(targets):
-                if piece is not None and loaded.sizes[i] >= 0:
-                    _fill(loaded, i, piece)
+            _fill(loaded, [(i, piece) for i, (_, piece) in enumerate(targets) if piece is not None and loaded.sizes[i] >= 0])
     for i, value in values.items():
         leaf = targets[i][0]
         mark = leaves.values[leaf]
@@ -204,19 +203,24 @@ def _absent(leaves: Leaves, targets: Sequence[tuple[int, Piece | None]], loaded:
     return tuple(out)
 
 
-def _fill(loaded: Loaded, item: int, piece: Piece) -> None:
-    """Copy an item's bytes into the memory of a piece, which may be strided or a GPU's."""
-    local, size = piece.local, piece.nbytes
-    if loaded.sizes[item] != size:
-        raise Error(f"load {piece.fqn!r}: {loaded.sizes[item]} bytes were sent for a box of {size}")
-    if size == 0:
-        return
-    if local.device.type == "cpu" and local.is_contiguous() and not local.is_conj() and not local.is_neg():
-        loaded.into(item, memoryview((ctypes.c_char * size).from_address(local.data_ptr())).cast("B"))
-        return
-    raw = bytearray(size)
-    loaded.into(item, memoryview(raw))
-    try:
-        local.copy_(torch.frombuffer(raw, dtype=torch.uint8).view(local.dtype).view(piece.sizes))
-    except RuntimeError as error:
-        raise Error(f"load {piece.fqn!r}: {error}") from error
+def _fill(loaded: Loaded, wanted: Sequence[tuple[int, Piece]]) -> None:
+    """Copy items into the memory of pieces, which may be strided or a GPU's."""
+    straight, others = [], []
+    for item, piece in wanted:
+        local, size = piece.local, piece.nbytes
+        if loaded.sizes[item] != size:
+            raise Error(f"load {piece.fqn!r}: {loaded.sizes[item]} bytes were sent for a box of {size}")
+        if size == 0:
+            continue
+        if local.device.type == "cpu" and local.is_contiguous() and not local.is_conj() and not local.is_neg():
+            straight.append((item, memoryview((ctypes.c_char * size).from_address(local.data_ptr())).cast("B")))
+        else:
+            others.append((item, piece))
+    loaded.all_into(straight, torch.get_num_threads())
+    for item, piece in others:
+        raw = bytearray(piece.nbytes)
+        loaded.into(item, memoryview(raw))
+        try:
+            piece.local.copy_(torch.frombuffer(raw, dtype=torch.uint8).view(piece.local.dtype).view(piece.sizes))
+        except RuntimeError as error:
+            raise Error(f"load {piece.fqn!r}: {error}") from error

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import concurrent.futures
+import ctypes
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
-from . import _memory
+from . import _memory, _native
 from ._wire import Wire
 from .errors import Error
 
@@ -14,6 +18,9 @@ from .errors import Error
 # Small items lie side by side: they are read many at a time, for each read is a system call.
 _SMALL = 8 << 10
 _WINDOW = 1 << 20
+
+_PIECE = 256 * _native.BLOCK
+"""Bytes of a large item that one thread copies."""
 
 
 class Loaded:
@@ -34,6 +41,8 @@ class Loaded:
         self._in, self._offsets = reply["in"], reply["offsets"]
         self._paths = [arena["path"] for arena in reply["arenas"]]
         self._files: dict[int, int] = {}
+        self._checks = _Checks(reply.get("checks"), self.sizes)
+        self._damaged = ""
         self._window: tuple[int, int, bytes] = (-1, 0, b"")  # of a file, from where on, what was read last
         self._lock = threading.Lock()
         try:
@@ -57,16 +66,51 @@ class Loaded:
             return self._files[arena]
 
     def into(self, item: int, buffer: memoryview) -> None:
-        """Copy an item's bytes into a writable buffer of its size (format B)."""
-        if len(buffer) != self.sizes[item]:
-            raise ValueError(f"item {item} has {self.sizes[item]} bytes, the buffer {len(buffer)}")
-        if len(buffer):
-            _memory.read_into(self._file(self._in[item]), self._offsets[item], buffer)
+        """Copy an item's bytes into a writable buffer of its size (format B).
+
+        Raises Damaged where they are not what was committed, and this process verifies
+        them: the buffer is undefined then, and close says more.
+        """
+        self.all_into([(item, buffer)], 1)
+
+    def all_into(self, wanted: Sequence[tuple[int, memoryview]], threads: int) -> None:
+        """Copy several items, as into does, by some threads."""
+        pieces = []
+        for item, buffer in wanted:
+            if len(buffer) != self.sizes[item]:
+                raise ValueError(f"item {item} has {self.sizes[item]} bytes, the buffer {len(buffer)}")
+            self._file(self._in[item])
+            pieces += [(item, at, buffer[at : at + _PIECE]) for at in range(0, len(buffer), _PIECE)] if threads > 1 else [(item, 0, buffer)] if len(buffer) else []
+        if threads < 2 or len(pieces) < 2:
+            for piece in pieces:
+                self._piece(*piece)
+            return
+        with concurrent.futures.ThreadPoolExecutor(min(threads, len(pieces))) as pool:
+            futures = [pool.submit(self._piece, *piece) for piece in pieces]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _piece(self, item: int, at: int, buffer: memoryview) -> None:
+        """Copy the bytes of an item from at on."""
+        file, offset = self._file(self._in[item]), self._offsets[item]
+        check = self._checks.of(item, at, len(buffer))
+        if check is None:
+            _memory.read_into(file, offset + at, buffer)
+            return
+        try:
+            _native.read(file, offset + at, *check[:2], buffer, check[2])
+        except (_native.Damaged, EOFError) as error:
+            self._damaged = f"{self._paths[self._in[item]]}: {error}"
+            raise _native.Damaged(f"load {self.checkpoint}: {self._damaged}") from error
 
     def bytes(self, item: int) -> bytearray:
         """A copy of an item's bytes."""
         size, at = self.sizes[item], self._offsets[item]
-        if 0 < size <= _SMALL:
+        if 0 < size <= _SMALL:  # such have no checks
             file = self._file(self._in[item])
             of, start, data = self._window
             if of != file or at < start or at + size > start + len(data):
@@ -79,17 +123,49 @@ class Loaded:
         return out
 
     def close(self) -> None:
-        """Give the memory back. To be called once everything is copied."""
+        """Give the memory back. To be called once everything is copied.
+
+        Of a load that its ranks verify, it returns when all have, and raises Refused where
+        one has found damage: what was loaded into is undefined then, on every rank.
+        """
         with self._lock:
             files, self._files = self._files, {}
         for file in files.values():
             os.close(file)
         if self._give_back is not None and self._pid == os.getpid():
             (name, request), self._give_back = self._give_back, None
-            self._wire.call(name, **request)
+            self._wire.call(name, **request, **({"damaged": self._damaged} if self._damaged and name == "loaded" else {}))
 
     def __enter__(self) -> Loaded:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Checks:
+    """The checksums of what was not verified yet."""
+
+    def __init__(self, given: dict[str, Any] | None, sizes: Sequence[int]):
+        self._of: dict[int, tuple[int, int, int]] = {}  # by item: bytes around it, and the first of its checksums
+        if given is None:
+            return
+        self._sums = base64.b64decode(given["crc32c"])
+        self._at = ctypes.cast(ctypes.c_char_p(self._sums), ctypes.c_void_p).value or 0
+        first = 0
+        for item, before, after in zip(given["items"], given["before"], given["after"], strict=True):
+            self._of[item] = before, after, first
+            first += -(-(before + sizes[item] + after) // _native.BLOCK)
+        if 4 * first != len(self._sums):
+            raise Error(f"a load has {len(self._sums)} bytes of checksums for {first} blocks")
+        self._sizes = sizes
+
+    def of(self, item: int, at: int, size: int) -> tuple[int, int, int] | None:
+        """For bytes of an item: those in front of them and behind them in their first and
+        last block, and the address of the checksums; None if they were verified."""
+        if item not in self._of:
+            return None
+        before, after, first = self._of[item]
+        start, last = before + at, before + self._sizes[item] + after  # from the first block of the item on
+        end = min(-(-(start + size) // _native.BLOCK) * _native.BLOCK, last)
+        return start % _native.BLOCK, end - start - size, self._at + 4 * (first + start // _native.BLOCK)

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from . import _native
 from ._loaded import Loaded
 from ._session import Item
 from ._slices import Box, cut
@@ -28,15 +29,17 @@ SMALLEST = 1 << 20  # a request of fewer bytes is not made smaller
 _FULL = 507  # the status that says so of shared memory
 
 
-def read(wire: Wire, ref: str, items: Sequence[Item], *, partial: bool = False, strict_dtype: bool = False) -> Loaded:
+def read(wire: Wire, ref: str, items: Sequence[Item], *, partial: bool = False, strict_dtype: bool = False, verifies: bool = False) -> Loaded:
     """Read boxes and values of a checkpoint into shared memory: no collective.
+
+    With verifies some of it may be verified as late as it is copied.
 
     Items are those of a load. partial leaves out the keys that the checkpoint
     lacks, strict_dtype refuses to convert. Close what is returned once everything
     is copied out of it. Raises Refused: 404 for no such checkpoint, 400 with all
     that is missing, 507 where shared memory is full.
     """
-    reply = wire.call("store/read", ref=ref, items=list(items), partial=partial or None, strict_dtype=strict_dtype or None)
+    reply = wire.call("store/read", ref=ref, items=list(items), partial=partial or None, strict_dtype=strict_dtype or None, verifies=verifies or None)
     return Loaded(wire, reply, ("store/done", {"read": reply["read"]}))
 
 
@@ -141,9 +144,10 @@ def fetch(wire: Callable[[], Wire], ref: str, parts: Iterable[Part], limit: int 
             raise
 
 
-def _fetch(wire: Callable[[], Wire], ref: str, group: list[Part]) -> None:
+def _fetch(wire: Callable[[], Wire], ref: str, group: list[Part], verifies: bool | None = None) -> None:
+    verifies = _native.there() if verifies is None else verifies
     try:
-        loaded = read(wire(), ref, [part.item() for part in group])
+        loaded = read(wire(), ref, [part.item() for part in group], verifies=verifies)
     except Refused as refused:
         size = sum(part.size for part in group)
         smaller = pack(group, size // 2)
@@ -152,6 +156,11 @@ def _fetch(wire: Callable[[], Wire], ref: str, group: list[Part]) -> None:
         for fewer in smaller:
             _fetch(wire, ref, fewer)
         return
-    with loaded:
-        for i, part in enumerate(group):
-            part.take(loaded, i)
+    try:
+        with loaded:
+            for i, part in enumerate(group):
+                part.take(loaded, i)
+    except _native.Damaged:
+        if not verifies:
+            raise
+        _fetch(wire, ref, group, False)  # which says of which tensor, or finds it in order

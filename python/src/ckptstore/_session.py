@@ -14,7 +14,7 @@ import struct
 import threading
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
-from . import _memory
+from . import _memory, _native
 from ._agent import version
 from ._identity import local_rank
 from ._loaded import Loaded
@@ -216,7 +216,7 @@ class Session:
         """Load boxes and values: a collective of all ranks, or of participants. Close what is returned."""
         reply = self.wire.call(
             "load", ref=ref, participants=participants, strict=strict, partial=partial, strict_dtype=strict_dtype,
-            same_kind=same_kind or None, items=list(items),
+            same_kind=same_kind or None, verifies=_native.there() or None, items=list(items),
         )
         if reply["step"] >= 0:
             self.position = reply["step"]
