@@ -1,10 +1,12 @@
-"""Builds the wheels: the pure one, and one for this platform with the programs in it.
+"""Builds the wheels: the pure one, and one for this platform with the programs and the
+native helper in it.
 
     python python/build.py [--out DIR] [--pure]
+    python python/build.py --helper DIR
 
-The second needs Go, and a C compiler for a trainer that looks after GPUs; without one
-it is refused, unless --without-gpu says that none is wanted. It is tagged by the
-newest glibc symbol that its programs ask for.
+The second needs Go, and a C compiler for the helper and for a trainer that looks after
+GPUs; without one it is refused, unless --pure-go says that neither is wanted. It is tagged
+by the newest glibc symbol that is asked for. --helper builds the helper alone.
 """
 
 from __future__ import annotations
@@ -31,11 +33,27 @@ def version() -> str:
     return found[1]
 
 
-def programs(folder: str, gpu: bool) -> None:
-    """Build the programs into a folder."""
-    if gpu and not shutil.which(os.environ.get("CC", "gcc")):
-        raise SystemExit("build: a trainer that looks after GPUs needs a C compiler: install gcc, or say --without-gpu")
-    for name, cgo in (("ckptstore", False), ("trainer", gpu)):
+def compiler() -> str:
+    found = shutil.which(os.environ.get("CC", "gcc"))
+    if not found:
+        raise SystemExit("build: the native helper, and a trainer that looks after GPUs, need a C compiler: install gcc, or say --pure-go")
+    return found
+
+
+def helper(folder: str) -> None:
+    """Build the native helper into a folder."""
+    os.makedirs(folder, exist_ok=True)
+    subprocess.run(
+        [compiler(), "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-s", "-fvisibility=hidden",
+         "-o", os.path.join(folder, "libckptstore.so"), os.path.join(HERE, "native", "verified.c")], check=True,
+    )
+
+
+def programs(folder: str, native: bool) -> None:
+    """Build the programs into a folder, and the native helper."""
+    if native:
+        helper(folder)
+    for name, cgo in (("ckptstore", False), ("trainer", native)):
         subprocess.run(
             ["go", "build", "-buildvcs=false", "-ldflags", f"-s -w -X main.release={version()}", "-o", os.path.join(folder, name), "./cmd/" + name],
             cwd=ROOT, env={**os.environ, "CGO_ENABLED": "1" if cgo else "0"}, check=True,
@@ -63,14 +81,18 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", default=os.path.join(HERE, "dist"), help="folder for the wheels (python/dist)")
     options.add_argument("--pure", action="store_true", help="the pure wheel alone")
-    options.add_argument("--without-gpu", action="store_true", help="a trainer that knows nothing of GPUs, and needs no C compiler")
+    options.add_argument("--pure-go", action="store_true", help="no native helper, and a trainer that knows nothing of GPUs: needs no C compiler")
+    options.add_argument("--helper", metavar="DIR", help="the native helper alone, into DIR; for a source tree: python/src/ckptstore/bin")
     said = options.parse_args()
+    if said.helper:
+        helper(said.helper)
+        return
     wheel(said.out)
     if not said.pure:
         if sys.platform != "linux":
             raise SystemExit("build: the programs run on Linux: say --pure")
         with tempfile.TemporaryDirectory() as folder:
-            programs(folder, not said.without_gpu)
+            programs(folder, not said.pure_go)
             wheel(said.out, CKPTSTORE_WHEEL_PROGRAMS=folder, CKPTSTORE_WHEEL_PLATFORM=tag(folder))
     for name in sorted(os.listdir(said.out)):
         print(os.path.join(said.out, name))

@@ -1,4 +1,4 @@
-"""Puts the programs into a wheel for one platform, when build.py asks for it.
+"""Puts the programs and the native helper into a wheel for one platform, when build.py asks for it.
 
 Without it the wheel is the pure one, which finds the programs elsewhere.
 """
@@ -24,6 +24,8 @@ class Programs(BuildHookInterface):
             return
         build_data["pure_python"] = False
         build_data["tag"] = "py3-none-" + os.environ["CKPTSTORE_WHEEL_PLATFORM"]
+        for name in sorted(set(os.listdir(folder)) - set(PROGRAMS)):
+            build_data["force_include"][os.path.join(folder, name)] = f"ckptstore/bin/{name}"
         for name in PROGRAMS:
             build_data["force_include"][os.path.join(folder, name)] = f"ckptstore/bin/{name}"
             build_data["shared_scripts"][os.path.join(self.root, "scripts", name)] = name

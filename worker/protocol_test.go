@@ -18,7 +18,7 @@ import (
 
 // sits lends its socket and token to the test.
 var sits = role("sits", func(ctx context.Context, _ []string) error {
-	say("socket %s %s", os.Getenv(client.EnvSocket), os.Getenv(client.EnvToken))
+	say("socket %s %s %d", os.Getenv(client.EnvSocket), os.Getenv(client.EnvToken), os.Getpid())
 	return untilTerm(ctx)
 })
 
@@ -26,6 +26,7 @@ var sits = role("sits", func(ctx context.Context, _ []string) error {
 type door struct {
 	t      *testing.T
 	token  string
+	pid    int // of the worker whose it is
 	socket string
 	http   http.Client
 }
@@ -41,7 +42,7 @@ func doors(t *testing.T, nproc int) (*job, []*door) {
 			prefix = fmt.Sprintf("[rank%d] ", rank)
 		}
 		d := &door{t: t}
-		if _, err := fmt.Sscan(j.out.await(t, 1, prefix+"socket ")[0], &d.socket, &d.token); err != nil {
+		if _, err := fmt.Sscan(j.out.await(t, 1, prefix+"socket ")[0], &d.socket, &d.token, &d.pid); err != nil {
 			t.Fatal(err)
 		}
 		d.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

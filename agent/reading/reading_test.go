@@ -2,18 +2,21 @@ package reading
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"hash/crc32"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
-
+	"github.com/ckptstore/ckptstore/storage"
 	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/ckptstore/ckptstore/worker/client"
@@ -280,5 +283,55 @@ func TestDescribePaths(t *testing.T) {
 	want := `{"a.0.b":{"dtype":"bfloat16","shape":[],"chunks":[{"offsets":[],"sizes":[]}],"path":["a",0,"b"]},"w":{"dtype":"float32","shape":[2],"chunks":[{"offsets":[0],"sizes":[2]}]}}`
 	if err != nil || string(text) != want {
 		t.Errorf("%s, %v, want %s", text, err, want)
+	}
+}
+
+// TestCallerVerifies leaves large items to the caller, who finds in the reply the checksum
+// of each block that holds a part of them.
+func TestCallerVerifies(t *testing.T) {
+	s := serve(t, safetensors(t, 100, 300))
+	files, err := filepath.Glob(filepath.Join(s.dir, "data", "a", "*", "*", "r00000.safetensors"))
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	data, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := rowsOf("t1", 300, 300)
+	req.Verifies, req.Items[0].DType = true, tensor.Uint8
+	for _, rows := range [][2]int64{{0, 300}, {64, 64}, {1, 299}, {70, 70}, {63, 65}, {236, 64}, {5, 63}} {
+		req.Items[0].Offsets, req.Items[0].Sizes = []int64{rows[0], 0}, []int64{rows[1], 1024}
+		r := ask[Reply](s, "read", req, http.StatusOK)
+		size, c := r.Sizes[0], r.Checks
+		if got := s.bytesOf(r, 0); !bytes.Equal(got, pattern(1, 300*1024)[rows[0]<<10:][:size]) {
+			t.Errorf("rows %v are others", rows)
+		}
+		ask[struct{}](s, "done", Done{r.Read}, http.StatusOK)
+		if size < client.SmallestChecked {
+			if c != nil {
+				t.Errorf("rows %v are left to the caller", rows)
+			}
+			continue
+		}
+		if c == nil || len(c.Items) != 1 || c.Before[0] != rows[0]<<10%storage.BlockSize {
+			t.Fatalf("rows %v: %+v", rows, c)
+		}
+		var want []byte
+		for block := range slices.Chunk(data[r.Offsets[0]-c.Before[0]:r.Offsets[0]+size+c.After[0]], storage.BlockSize) {
+			want = binary.LittleEndian.AppendUint32(want, crc32.Checksum(block, crc32.MakeTable(crc32.Castagnoli)))
+		}
+		if !bytes.Equal(c.CRC32C, want) {
+			t.Errorf("rows %v have the checksums %x, and %x is said", rows, want, c.CRC32C)
+		}
+	}
+	// Nobody has read it yet.
+	if err := os.WriteFile(files[0], slices.Repeat([]byte{1}, len(data)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.refused("read", req, http.StatusInternalServerError)
+	req.Items[0].Sizes = []int64{64, 1024}
+	if r := ask[Reply](s, "read", req, http.StatusOK); r.Checks == nil {
+		t.Error("what the caller verifies was read for it")
 	}
 }

@@ -80,9 +80,10 @@ func (l *Loader) decide(v *verdict, rank int, damaged string) {
 	}
 	err := v.r.look(l.cfg.Work)
 	if err == nil {
-		err = fmt.Errorf("what rank %d has copied is not what was committed (%s), and the checkpoint is: load it again", rank, damaged)
+		l.cfg.Arenas.Doubt(v.r.ranks[rank].lent()) // the next load takes it from the files
+		err = fmt.Errorf("load %d of %s: what rank %d has copied is not what was committed (%s), and the checkpoint is: load it again", v.r.n, v.r.ckpt.ID, rank, damaged)
 	}
-	err = unreadable(v.r.ckpt, fmt.Errorf("load %d of %s: %w", v.r.n, v.r.ckpt.ID, err))
+	err = unreadable(v.r.ckpt, err)
 	failed := l.cfg.Log.Failed(l.cfg.Work, &events.RestoreFailed{Attempt: l.cfg.Attempt, Load: v.r.n, Checkpoint: v.r.ckpt.ID, Error: err.Error()})
 	v.end(&ConflictError{errors.Join(err, failed)})
 }

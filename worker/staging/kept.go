@@ -28,6 +28,15 @@ func (a *Arenas) keep(f *Arena, k *kept) {
 	f.kept = k
 }
 
+// Doubt says that arenas do not hold what was kept in them: nobody is lent them again.
+func (a *Arenas) Doubt(of []*Arena) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, f := range of {
+		f.kept = nil
+	}
+}
+
 // forget says that a checkpoint does not exist.
 func (a *Arenas) forget(checkpoint string) {
 	if a == nil {
