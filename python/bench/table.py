@@ -19,6 +19,9 @@ is the median over the rounds of the slowest rank's seconds.
 - blocking: how long the call holds up the training; the writing behind it is waited
   for and not counted. `copy` is a copy of the same tensors into memory that is there.
 
+- load copy: the same tensors copied into those that are loaded into, by both ranks.
+- cpu: processor seconds of the ranks and of the trainer, in a save or load.
+
 A row without a target stands beside the others. Exit code 1: a load brought something
 wrong, or a row is missing. A target that is missed is said and is no error.
 """
@@ -59,6 +62,12 @@ TARGETS = [
     ("load", "dcp", "files", 4.0),
     ("load", "save", "files", 4.0),
     ("load", "save, shared memory", "files", None),
+    ("load", "dcp", "copy", 0.67),
+    ("load", "save", "copy", 0.67),
+    ("cpu save", "dcp", "files", 1.0),
+    ("cpu save", "save", "files", 0.72),
+    ("cpu load", "dcp", "files", None),
+    ("cpu load", "save", "files", None),
     ("blocking", "dcp", "async", 0.2),
     ("blocking", "dcp", "kept", 0.6),
     ("blocking", "dcp", "copy", 1.3),
@@ -68,14 +77,19 @@ TARGETS = [
 ]
 
 
+def at_most(what):
+    """Whether a ratio is one of times, and not of speeds."""
+    return what == "blocking" or what.startswith("cpu ")
+
+
 def rows(times):
     """Each comparison, with medians and the medians' ratio."""
     for what, ours, theirs, target in TARGETS:
         if not times.get(f"{what} {ours}"):
             continue
         mine, other = (statistics.median(times[f"{what} {name}"]) for name in (ours, theirs))
-        ratio = mine / other if what == "blocking" else other / mine
-        met = None if target is None else ratio <= target if what == "blocking" else ratio >= target
+        ratio = mine / other if at_most(what) else other / mine
+        met = None if target is None else ratio <= target if at_most(what) else ratio >= target
         yield {"what": what, "by": ours, "beside": theirs, "seconds": mine, "beside_seconds": other, "ratio": ratio, "target": target, "met": met}
 
 
@@ -84,7 +98,7 @@ def show(result):
     print(f"{setup['ranks']} ranks of {setup['bytes'] / 1e9:.2f} GB in {setup['tensors']} tensors, {setup['rounds']} rounds; torch {setup['torch']}, {setup['cores']} cores, load {setup['load'][0]:.1f} to {setup['load'][1]:.1f}\n")
     print("| what | by | s | GB/s | beside | s | GB/s | ratio | target | met |\n|---|---|---:|---:|---|---:|---:|---:|---|---|")
     for row in result["rows"]:
-        sign = "≤" if row["what"] == "blocking" else "≥"
+        sign = "≤" if at_most(row["what"]) else "≥"
         target = "–" if row["target"] is None else f"{sign} {row['target']}"
         met = {None: "–", True: "yes", False: "no"}[row["met"]]
         seconds, beside = row["seconds"], row["beside_seconds"]
@@ -141,7 +155,7 @@ def main():
         if only := [what for what in part if what in options.only]:
             join(result, measure(trainer, {**setup, "only": only}, options.folder or pathlib.Path.cwd()))
     result["rows"] = list(rows(result["times"]))
-    wanted = sum(1 for what, by, _, _ in TARGETS if what in options.only and by.split(",")[0] in options.ways)
+    wanted = sum(1 for what, by, _, _ in TARGETS if what.removeprefix("cpu ") in options.only and by.split(",")[0] in options.ways)
     if options.json:
         print(json.dumps(result, indent=2))
     else:

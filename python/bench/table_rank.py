@@ -46,14 +46,24 @@ class Rank:
     def measure(self, name, call):
         """The slowest rank's seconds in a call that all begin together."""
         dist.barrier(self.apart)
+        before = self.cpu()
         began = time.perf_counter()
         result = call()
         took = torch.tensor([time.perf_counter() - began])
         dist.all_reduce(took, dist.ReduceOp.MAX, self.apart)
+        used = torch.tensor([self.cpu() - before])
+        dist.all_reduce(used, group=self.apart)
         if self.counted:
             self.times.setdefault(name, []).append(took.item())
+            self.times.setdefault(f"cpu {name}", []).append(used.item())
         self.loads.append(os.getloadavg()[0])
         return result
+
+    def cpu(self):
+        """Processor seconds of this rank and, on rank 0, of the trainer, their parent."""
+        pids = ["self"] + [str(os.getppid())] * (self.rank == 0)
+        fields = [pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
+        return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
     def change(self):
         """Give every element another value, and nothing left for the disk to do."""
@@ -119,6 +129,7 @@ class Rank:
                 self.colder += 1
                 if self.counted:
                     self.times[name].pop()
+                    self.times[f"cpu {name}"].pop()
         if self.counted:
             self.cold.setdefault(name, []).append(read)
 
@@ -189,6 +200,8 @@ class Rank:
                 self.change()
                 ckptstore.save(self.state, step=self.step).wait("committed")
         if "load" in only:
+            pairs = [(self.target[fqn].to_local(), tensor.to_local()) for fqn, tensor in self.state.items()]
+            self.measure("load copy", lambda: [to.copy_(tensor) for to, tensor in pairs])
             # ckptstore.load restores: it begins another line, without what was saved later.
             for way in [*turn(["files", "url", "dcp"]), *("save" for _ in range("save" in saved))]:
                 self.load(way, *saved[way])
