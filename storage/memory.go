@@ -62,11 +62,11 @@ func (r *FileReader) readMemory(ctx context.Context, wants []plan.Want, reads []
 	if r.ranks == nil {
 		return FromMemory{}, errors.New("SetUp was not called")
 	}
-	chunks, err := r.chunks().resolve(ctx, wants, reads, dst)
+	chunks, of, err := r.chunks().resolve(ctx, wants, reads, dst)
 	if err != nil {
 		return FromMemory{}, err
 	}
-	there := make(map[key]*inMemory, len(chunks))
+	there := make(map[*chunkRead]*inMemory, len(chunks))
 	var total atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
@@ -79,7 +79,7 @@ func (r *FileReader) readMemory(ctx context.Context, wants []plan.Want, reads []
 			continue
 		}
 		in := &inMemory{chunkRead: c, data: data, digest: digest}
-		there[itemKey(c.index.rank, c.entry.item)] = in
+		there[c] = in
 		if in.digest == (plan.Digest{}) {
 			g.Go(func() error { return in.all(ctx, &total) })
 			continue
@@ -106,14 +106,13 @@ func (r *FileReader) readMemory(ctx context.Context, wants []plan.Want, reads []
 		return FromMemory{}, err
 	}
 	out := FromMemory{Bytes: total.Load()}
-	for _, read := range reads {
-		k := readKey(wants[read.Want], read)
-		if in := there[k]; in == nil || in.unfit != nil {
+	for n, read := range reads {
+		if in := there[of[n]]; in == nil || in.unfit != nil {
 			out.Rest = append(out.Rest, read)
 		}
 	}
 	for _, c := range chunks {
-		if in := there[itemKey(c.index.rank, c.entry.item)]; in != nil && in.unfit != nil {
+		if in := there[c]; in != nil && in.unfit != nil {
 			out.Unfit = append(out.Unfit, in.why())
 		}
 	}
@@ -212,6 +211,10 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 		copy(window, in.data[start:end])
 		if !in.intact(lo, window) {
 			return nil
+		}
+		if at >= 0 && len(in.copies) == 1 {
+			total.Add(int64(len(window)))
+			continue // it is there
 		}
 		if err := in.others(at).copyOut(window, start); err != nil {
 			return fmt.Errorf("%q: %w", in.entry.item.Shard.FQN, err)

@@ -91,7 +91,7 @@ func (r *FileReader) chunks() chunkReader {
 }
 
 func (r chunkReader) read(ctx context.Context, wants []plan.Want, reads []plan.Read, dst Destination) (int64, error) {
-	chunks, err := r.resolve(ctx, wants, reads, dst)
+	chunks, _, err := r.resolve(ctx, wants, reads, dst)
 	if err != nil {
 		return 0, err
 	}
