@@ -200,9 +200,13 @@ func (r *restore) say(ctx context.Context, reads []plan.Read, slots, files int64
 			Attempt: cfg.Attempt, Load: r.n, Checkpoint: r.ckpt.ID, Rank: rank, Reads: len(of.reads), Bytes: r.planner.Stored(of.reads),
 		}
 	}
+	wanted := plans[0].Bytes
+	if len(plans) > 1 { // what several ranks want is stored once
+		wanted = r.planner.Stored(reads)
+	}
 	done := &events.RestoreCompleted{
 		Attempt: cfg.Attempt, Load: r.n, Checkpoint: r.ckpt.ID, Tier: tierOf(slots, files), Bytes: slots + files, Slots: slots,
-		Wanted: r.planner.Stored(reads), Unread: r.unread,
+		Wanted: wanted, Unread: r.unread,
 	}
 	if r.verdict = newVerdict(r, plans, done); r.verdict != nil {
 		return nil

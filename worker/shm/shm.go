@@ -62,15 +62,44 @@ func Touch(ctx context.Context, file *os.File, data []byte, from int) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			err := unix.Madvise(part, unix.MADV_POPULATE_WRITE)
-			switch {
-			case errors.Is(err, unix.EINVAL): // a kernel before 5.14
-				err = unix.Fallocate(int(file.Fd()), 0, int64(from), int64(len(part)))
-			case errors.Is(err, unix.EFAULT): // a copy would have been killed here
-				err = unix.ENOSPC
-			}
-			return err
+			return populate(file, part, from)
 		})
 	}
 	return g.Wait()
+}
+
+const (
+	quiet        = 10      // the nice value of a thread that touches memory for later
+	quietSegment = 4 << 20 // bytes, while it holds the process's map of memory
+)
+
+// TouchAhead is Touch for memory that is needed later: by one thread of a low priority,
+// which gives way to whatever else is to be computed. Beside two cores that save and
+// train, the first save of 2 GB took three times as long as it does with this.
+func TouchAhead(ctx context.Context, file *os.File, data []byte, from int) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread and its priority end with this
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, quiet)
+		var err error
+		for ; from < len(data) && err == nil; from += quietSegment {
+			if err = ctx.Err(); err == nil {
+				err = populate(file, data[from:min(from+quietSegment, len(data))], from)
+			}
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// populate has the kernel provide a part of a mapped file, which begins at from.
+func populate(file *os.File, part []byte, from int) error {
+	err := unix.Madvise(part, unix.MADV_POPULATE_WRITE)
+	switch {
+	case errors.Is(err, unix.EINVAL): // a kernel before 5.14
+		err = unix.Fallocate(int(file.Fd()), 0, int64(from), int64(len(part)))
+	case errors.Is(err, unix.EFAULT): // a copy would have been killed here
+		err = unix.ENOSPC
+	}
+	return err
 }

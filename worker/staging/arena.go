@@ -139,7 +139,7 @@ func (a *Arenas) make(ctx context.Context, rank int, use string, size int64, ahe
 		return nil, fmt.Errorf("open shared memory: %w", err)
 	}
 	defer a.taking.Done()
-	if err := f.grow(ctx, size); err != nil {
+	if err := f.grow(ctx, size, ahead); err != nil {
 		return nil, errors.Join(err, a.Drop(f))
 	}
 	return f, nil

@@ -11,8 +11,8 @@ import (
 // grow makes an arena hold at least size bytes. The memory is there and was
 // touched when grow returns: a first touch costs several times as much as a
 // copy, and a full shared memory is an error here and would be a SIGBUS in the
-// middle of a copy.
-func (f *Arena) grow(ctx context.Context, size int64) error {
+// middle of a copy. Ahead of its use that is done beside all else.
+func (f *Arena) grow(ctx context.Context, size int64, ahead bool) error {
 	size = (size + arenaPage - 1) / arenaPage * arenaPage
 	if size <= int64(len(f.data)) {
 		return nil
@@ -43,7 +43,11 @@ func (f *Arena) grow(ctx context.Context, size int64) error {
 	}
 	f.data = data
 	f.size.Store(size)
-	if err := shm.Touch(ctx, f.file, f.data, old); err != nil {
+	touch := shm.Touch
+	if ahead {
+		touch = shm.TouchAhead
+	}
+	if err := touch(ctx, f.file, f.data, old); err != nil {
 		return reserve(err)
 	}
 	return nil

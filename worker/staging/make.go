@@ -39,7 +39,7 @@ func (s *Slots) make(ctx context.Context, rank int, sl *slot, size int64) (err e
 		sl.arena, err = s.arenas.Take(ctx, rank, slotUse, size)
 		return err
 	}
-	return sl.arena.grow(ctx, size)
+	return sl.arena.grow(ctx, size, false)
 }
 
 // makeLater is make before the slot is used: what it holds stays as it is,
@@ -52,7 +52,7 @@ func (s *Slots) makeLater(ctx context.Context, rank int, sl *slot, size int64) (
 	if !s.arenas.overwrite(sl.arena) {
 		return nil // who takes the slot waits for the reader, and makes it grow
 	}
-	return sl.arena.grow(ctx, size)
+	return sl.arena.grow(ctx, size, true)
 }
 
 // makeAhead makes the memory of a rank's free slots before they are needed:

@@ -1,0 +1,74 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestTouch has the memory of a file there, from an offset on, and stops when it is not
+// wanted any more. What is touched ahead leaves no thread with a low priority behind.
+func TestTouch(t *testing.T) {
+	const size, from = 40 << 20, 8 << 20
+	dir, _ := Dir()
+	for name, touch := range map[string]func(context.Context, *os.File, []byte, int) error{"now": Touch, "ahead": TouchAhead} {
+		path := filepath.Join(dir, "touch-test-"+name+filepath.Base(t.TempDir()))
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = errors.Join(os.Remove(path), file.Close()) }()
+		if err := file.Truncate(size); err != nil {
+			t.Fatal(err)
+		}
+		data, err := unix.Mmap(int(file.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Munmap(data) }()
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := touch(ended, file, data, from); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: not wanted: %v", name, err)
+		}
+		if err := touch(t.Context(), file, data, from); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		var stat unix.Stat_t
+		if err := unix.Fstat(int(file.Fd()), &stat); err != nil || stat.Blocks*512 < size-from {
+			t.Errorf("%s: %d bytes are there, want %d: %v", name, stat.Blocks*512, size-from, err)
+		}
+	}
+	deadline := time.Now().Add(10 * time.Second) // a thread ends after its goroutine
+	for left := quietThreads(t); left > 0; left = quietThreads(t) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d threads have a low priority", left)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// quietThreads is how many threads of this process have a lower priority than it began with.
+func quietThreads(t *testing.T) (n int) {
+	t.Helper()
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		id, err := strconv.Atoi(task.Name())
+		if err != nil || id == os.Getpid() {
+			continue // the first thread does not end with a goroutine
+		}
+		if now, err := unix.Getpriority(unix.PRIO_PROCESS, id); err == nil && now == 20-quiet { // as the system call says it
+			n++
+		}
+	}
+	return n
+}
