@@ -1,4 +1,4 @@
-"""Lightning's and Hugging Face's trainers, by the tests of tests/integrations."""
+"""Trainers and libraries of others that the package has a plug-in for, by the tests of tests/integrations."""
 
 from __future__ import annotations
 
@@ -23,4 +23,6 @@ def tested(place: Place, module: str, test: str) -> str:
 PROGRAMS = {
     "lightning": lambda place: tested(place, "lightning", "test_lightning"),
     "huggingface": lambda place: tested(place, "transformers", "test_huggingface"),
+    "megatron": lambda place: tested(place, "megatron.core", "test_megatron"),
+    "deepspeed": lambda place: tested(place, "deepspeed", "test_deepspeed"),
 }

@@ -52,19 +52,19 @@ class Place:
             raise Failed(f"no {name}: give --bin DIR, of `go build -o DIR/ ./cmd/...`")
         return os.path.abspath(found)
 
-    def source(self, name: str, url: str, commit: str) -> pathlib.Path:
-        """A copy of a repository at a commit."""
+    def source(self, name: str, url: str, commit: str, only: str | None = None) -> pathlib.Path:
+        """A copy of a repository at a commit; only: of one of its folders."""
         to = self.base / name
         if to.exists():
             return to
-        where = self._sources / name if self._sources else None
-        if where is not None and where.is_dir():
+        where: pathlib.Path | str | None = self._sources.absolute() / name if self._sources else None
+        if isinstance(where, pathlib.Path) and where.is_dir():
             at = _git("-C", str(where), "rev-parse", "HEAD").stdout.strip()
             if at != commit:
                 raise Missing(f"{where} is at {at[:12] or 'no commit'}, and {commit[:12]} is wanted")
-            done = _git("clone", "-q", str(where), str(to))
         else:
-            done = _git("clone", "-q", url, str(to))
+            where = url
+        done = _git("clone", "-q", str(where), str(to)) if only is None else _sparse(str(where), to, commit, only)
         if done.returncode != 0 or _git("-C", str(to), "checkout", "-q", commit).returncode != 0:
             shutil.rmtree(to, ignore_errors=True)
             last = (done.stderr.strip().splitlines() or ["the commit is not there"])[-1]
@@ -73,7 +73,7 @@ class Place:
 
     def needs(self, *modules: str) -> None:
         """Raises Missing for a module that is not installed."""
-        if absent := [module for module in modules if importlib.util.find_spec(module) is None]:
+        if absent := [module for module in modules if importlib.util.find_spec(module.partition(".")[0]) is None]:
             raise Missing(f"this Python has no {', '.join(absent)}")
 
     def environment(self, store: pathlib.Path, **more: str) -> dict[str, str]:
@@ -90,6 +90,17 @@ class Place:
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=DEADLINE, check=False, env={**os.environ, "GIT_TERMINAL_PROMPT": "0"})
+
+
+def _sparse(origin: str, to: pathlib.Path, commit: str, folder: str) -> subprocess.CompletedProcess[str]:
+    """Fetches one folder of one commit: the whole of some repositories is gigabytes."""
+    for step in (["init", "-q"], ["remote", "add", "origin", origin], ["sparse-checkout", "set", folder],
+                 ["fetch", "-q", "--depth=1", "--filter=blob:none", "origin", commit]):
+        to.mkdir(exist_ok=True)
+        done = _git("-C", str(to), *step)
+        if done.returncode != 0:
+            break
+    return done
 
 
 def run(command: list[str], folder: pathlib.Path, env: dict[str, str], kill: Callable[[str], bool] | None = None) -> list[str]:

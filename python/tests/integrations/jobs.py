@@ -40,7 +40,8 @@ class Jobs(unittest.TestCase):
             [program("trainer"), "run", "-q", "--store", str(self.store), "--name", run, "--nproc", str(nproc), "--max-restarts", "0",
              "--", sys.executable, str(pathlib.Path(__file__).with_name(script)), *arguments],
             capture_output=True, text=True, timeout=DEADLINE, cwd=self.folder, check=False,
-            env={**os.environ, "PYTHONPATH": str(SOURCES), "CKPTSTORE_STORE": str(self.store), "CKPTSTORE_BIN": program("ckptstore"), "OMP_NUM_THREADS": "1", **env},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]),
+                 "CKPTSTORE_STORE": str(self.store), "CKPTSTORE_BIN": program("ckptstore"), "OMP_NUM_THREADS": "1", **env},
         )
         self.assertEqual(done.returncode, code, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
         return [line[line.index("= ") + 2 :] for line in done.stdout.splitlines() if "= " in line[:10]]
