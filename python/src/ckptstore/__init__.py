@@ -61,7 +61,7 @@ _LATER = {
     "all_gather_object": "_collective", "broadcast_object": "_collective",
 }
 
-_MODULES = ("dcp", "filesystem", "hf", "lightning")
+_MODULES = ("dcp", "deepspeed", "filesystem", "hf", "lightning", "megatron")
 
 __all__ = [  # noqa: F822 - the rest comes by __getattr__
     "AlreadyDone", "Conflict", "DeadlinePassed", "Error", "NoAgent", "NoStore", "Refused", "SaveAborted", "SaveSkipped",

@@ -72,14 +72,14 @@ def parts(obj: Any, rest: str) -> dict[str, Any]:
     return {_TENSORS: tensors, rest: _skeleton.pack(other)}
 
 
-def whole(cp: Checkpoint, rest: str, map_location: Any, weights_only: bool | None) -> Any:
-    """The object again. Raises Error for a checkpoint without the value."""
-    if rest not in cp.objects:
-        raise Error(f"{cp.ref} was not saved so: it has no value {rest!r}; ckptstore.open reads its tensors, and ckptstore.load fills a state dict")
-    other = _skeleton.unpack(cp.value(rest), weights_only)
-    names = _skeleton.names(other)
-    read = cp.read([f"{_TENSORS}.{name}" for name in names], kind="torch")
-    return _skeleton.join(other, {name: _placed(read[f"{_TENSORS}.{name}"], map_location) for name in names})
+def whole(cp: Checkpoint, rest: str, map_location: Any, weights_only: bool | None, below: str = "") -> Any:
+    """The object again; below: the key that its parts are under. Raises Error for a checkpoint without the value."""
+    if below + rest not in cp.objects:
+        raise Error(f"{cp.ref} was not saved so: it has no value {below + rest!r}; ckptstore.open reads its tensors, and ckptstore.load fills a state dict")
+    other = _skeleton.unpack(cp.value(below + rest), weights_only)
+    names = {name: f"{below}{_TENSORS}.{name}" for name in _skeleton.names(other)}
+    read = cp.read(list(names.values()), kind="torch")
+    return _skeleton.join(other, {name: _placed(read[full], map_location) for name, full in names.items()})
 
 
 def _placed(tensor: torch.Tensor, map_location: Any) -> torch.Tensor:
