@@ -22,9 +22,10 @@ import time
 
 import integrations
 import nanogpt
+import torchtune_checkpointer
 from running import Failed, Missing, Place, installed
 
-PROGRAMS = {**nanogpt.PROGRAMS, **integrations.PROGRAMS}
+PROGRAMS = {**nanogpt.PROGRAMS, **integrations.PROGRAMS, **torchtune_checkpointer.PROGRAMS}
 
 
 def main() -> int:
