@@ -21,7 +21,7 @@
 
 #define POLYNOMIAL 0x82f63b78u /* reflected */
 
-enum { BLOCK = 64 << 10, WINDOW = 4 * BLOCK, AHEAD = 16 << 20 };
+enum { BLOCK = 64 << 10, WINDOW = 8 * BLOCK, AHEAD = 16 << 20 };
 
 /* How checksums are taken: each is as fast as the one before, or faster. */
 enum { TABLES, FOLD_128, FOLD_512 };

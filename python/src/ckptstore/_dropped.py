@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from ._connect import services
@@ -24,7 +25,7 @@ _MOST = 20  # names that are remembered, and asked about: the newest
 _PATIENCE = 5.0  # seconds that the end of a process waits for an answer
 
 _lock = threading.Lock()
-_written: dict[str, tuple[str, str, str, int]] = {}  # by directory: who took its files, one of them, and how many
+_written: dict[str, tuple[str, str, str, int, str]] = {}  # by directory: who took its files, one of them, how many, and since when
 _process = 0
 
 
@@ -37,9 +38,10 @@ def wrote(fs: FileSystem, path: str) -> None:
             _written.clear()
             _process = os.getpid()
             atexit.register(_tell)
-        before = _written.pop(directory, ("", "", "", 0))[3]
+        now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+        _, _, _, before, since = _written.pop(directory, ("", "", "", 0, now))
         took = services(fs.store)
-        _written[directory] = took.path, took.token, name, before + 1
+        _written[directory] = took.path, took.token, name, before + 1, since
         while len(_written) > _MOST:
             del _written[next(iter(_written))]
 
@@ -53,13 +55,10 @@ def settled(path: str) -> None:
 def _tell() -> None:
     if _process != os.getpid():
         return
-    for directory, (path, token, name, count) in list(_written.items()):
+    for directory, (path, token, name, count, since) in list(_written.items()):
         try:
             # Not by the process's own wire, which would start a server that has ended.
-            Wire(path, token).call_within(_PATIENCE, "store/fs/stat", path=f"{directory}/{name}")
-            continue
-        except Refused as refused:
-            if refused.status != 404:
+            if not _gone(Wire(path, token), directory, name, since):
                 continue
         except (Error, OSError):  # it has ended, and it is not known
             continue
@@ -69,3 +68,20 @@ def _tell() -> None:
             "nothing of it is kept, for the save was not whole. Save again.",
             file=sys.stderr,
         )
+
+
+def _gone(wire: Wire, directory: str, name: str, since: str) -> bool:
+    """Whether a file of a directory is in no checkpoint, nor in one that was committed
+    after that time and deleted since: another rank's ``.metadata`` may have made that."""
+    try:
+        wire.call_within(_PATIENCE, "store/fs/stat", path=f"{directory}/{name}")
+        return False
+    except Refused as refused:
+        if refused.status != 404:
+            return False
+    run, _, named = directory.partition("/")
+    try:
+        rows = wire.call_within(_PATIENCE, "store/list", run=run, all=True)["checkpoints"]
+    except Refused:  # there is no such run
+        return True
+    return not any(row["name"] == named and row["state"] != "aborted" and row.get("ended_at", "") >= since for row in rows)

@@ -96,6 +96,23 @@ class Dropped(unittest.TestCase):
         )
         self.assertNotIn("ckptstore:", said)
 
+    def test_what_another_rank_has_committed_and_was_deleted_since(self) -> None:
+        said = self.ends(
+            "from ckptstore import _dropped\n"
+            "fs = fsspec.filesystem('ckptstore')\n"
+            "for step in ('step-1', 'step-2'):\n"
+            "  dcp.save({'w': torch.ones(3)}, checkpoint_id=f'ckptstore://att/{step}', no_dist=True)\n"
+            "  _dropped.wrote(fs, f'att/{step}/__0_0.distcp')\n"  # as the rank that does not write .metadata
+            "_dropped.wrote(fs, 'att/step-3/__0_0.distcp')\n"
+            "_dropped.wrote(fs, 'other/step-1/__0_0.distcp')\n"
+            "fs.rm('ckptstore://att/step-1', recursive=True)\n"
+            "assert not fs.exists('ckptstore://att/step-1')\n"
+        )
+        self.assertNotIn("att/step-1:", said)
+        self.assertNotIn("att/step-2:", said)
+        self.assertIn("att/step-3: a file was written", said)
+        self.assertIn("other/step-1: a file was written", said)
+
 
 class Stored(unittest.TestCase):
     @classmethod
