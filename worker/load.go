@@ -68,6 +68,6 @@ func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (any, e
 // onLoaded takes back what a worker was lent, and answers when all that verify what they
 // have copied have said what they have found.
 func (s *rankServer) onLoaded(ctx context.Context, req client.LoadedRequest) (struct{}, error) {
-	req.Damaged = beginning(req.Damaged, maxMessage)
+	req.Damaged, req.Failed = beginning(req.Damaged, maxMessage), beginning(req.Failed, maxMessage)
 	return struct{}{}, s.loader.Loaded(ctx, s.rank, req, s.cfg.Collective)
 }

@@ -34,7 +34,15 @@ type door struct {
 // doors starts a job of workers that sit, and opens their sockets.
 func doors(t *testing.T, nproc int) (*job, []*door) {
 	t.Helper()
-	j := newJob(t, nproc, sits...).start()
+	return doorsOf(t, nproc, func(*job) {})
+}
+
+// doorsOf is doors of a job that is set up otherwise.
+func doorsOf(t *testing.T, nproc int, set func(*job)) (*job, []*door) {
+	t.Helper()
+	j := newJob(t, nproc, sits...)
+	set(j)
+	j.start()
 	out := make([]*door, nproc)
 	for rank := range out {
 		prefix := ""

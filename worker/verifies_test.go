@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/worker/client"
@@ -66,10 +67,16 @@ func TestRanksVerify(t *testing.T) {
 		return replies
 	}
 	said1 := make(chan string, 1)
-	loaded := func(rank int, r client.LoadReply, damaged string) string {
-		status, reply := ranks[rank].post("loaded", fmt.Sprintf(`{"load":%d,"damaged":%q}`, r.Load, damaged))
+	loaded := func(rank int, r client.LoadReply, said client.LoadedRequest) string {
+		said.Load = r.Load
+		body, err := json.Marshal(said)
+		if err != nil {
+			t.Error(err)
+		}
+		status, reply := ranks[rank].post("loaded", string(body))
 		return fmt.Sprint(status, " ", reply)
 	}
+	var fine client.LoadedRequest
 
 	r := load()
 	for rank := range r {
@@ -77,11 +84,11 @@ func TestRanksVerify(t *testing.T) {
 			t.Errorf("rank %d: %v", rank, err)
 		}
 	}
-	go func() { said1 <- loaded(1, r[1], "") }()
+	go func() { said1 <- loaded(1, r[1], fine) }()
 	if done := said[events.RestoreCompleted](t, runOf(t)); len(done) > 0 || len(said1) > 0 {
 		t.Error("a load is complete before all ranks have verified it")
 	}
-	for _, got := range []string{loaded(0, r[0], ""), <-said1} {
+	for _, got := range []string{loaded(0, r[0], fine), <-said1} {
 		if !strings.HasPrefix(got, "200 ") {
 			t.Errorf("what was verified is answered by %q", got)
 		}
@@ -90,20 +97,21 @@ func TestRanksVerify(t *testing.T) {
 		t.Errorf("complete: %+v", done)
 	}
 
-	fails := func(r []client.LoadReply, damaged, says string) {
+	fails := func(r []client.LoadReply, of1 client.LoadedRequest, status, says string) {
 		t.Helper()
 		before := len(said[events.RestoreFailed](t, runOf(t)))
-		go func() { said1 <- loaded(1, r[1], damaged) }()
-		for _, got := range []string{loaded(0, r[0], ""), <-said1} {
-			if !strings.HasPrefix(got, "409 ") || !strings.Contains(got, says) {
-				t.Errorf("damage is answered by %q, want %q", got, says)
+		go func() { said1 <- loaded(1, r[1], of1) }()
+		for _, got := range []string{loaded(0, r[0], fine), <-said1} {
+			if !strings.HasPrefix(got, status) || !strings.Contains(got, says) {
+				t.Errorf("damage is answered by %q, want %s with %q", got, status, says)
 			}
 		}
 		if failed := said[events.RestoreFailed](t, runOf(t)); len(failed) != before+1 || !strings.Contains(failed[before].Error, says) {
 			t.Errorf("the log says %v", failed)
 		}
 	}
-	fails(load(), "my memory is bad", "my memory is bad), and the checkpoint is: load it again")
+	fails(load(), client.LoadedRequest{Damaged: "my memory is bad"}, "409 ", "my memory is bad), and the checkpoint is: load it again")
+	fails(load(), client.LoadedRequest{Failed: "the disk is gone"}, "409 ", "rank 1 has not loaded its part: the disk is gone")
 
 	r = load()
 	file, err := os.OpenFile(r[1].Arenas[r[1].In[0]].Path, os.O_WRONLY, 0)
@@ -119,10 +127,41 @@ func TestRanksVerify(t *testing.T) {
 	if err := checked(r[1]); err == nil {
 		t.Error("a byte that was changed is not seen")
 	}
-	fails(r, "a block is another", "checksum of the block")
+	fails(r, client.LoadedRequest{Damaged: "a block is another"}, "500 ", "checksum of the block")
+	// Who has nothing to verify waits too, and learns of it.
+	small := wants[0].Items
+	wants[0].Items = small[2:3]
+	texts := loadRaw(t, ranks, wants)
+	for rank := range r {
+		r[rank] = client.LoadReply{}
+		if err := json.Unmarshal([]byte(texts[rank]), &r[rank]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r[0].Checks != nil || r[1].Checks == nil {
+		t.Errorf("who verifies: %q", texts)
+	}
+	fails(r, client.LoadedRequest{Damaged: "a block is another"}, "500 ", "checksum of the block")
+	// One that cannot verify has all read for all.
+	wants[0].Verifies = false
+	bodies := make([][]byte, len(ranks))
+	for rank := range ranks {
+		if bodies[rank], err = json.Marshal(wants[rank]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := make(chan int, 1)
+	go func() { status, _ := ranks[0].post("load", string(bodies[0])); other <- status }()
+	status, reply := ranks[1].post("load", string(bodies[1]))
+	<-other
+	if status != 500 || !strings.Contains(reply, "checksum of the block") {
+		t.Errorf("a load that one cannot verify: %d %s", status, reply)
+	}
+	wants[0] = client.LoadRequest{Ref: "step-1", Verifies: true, Items: small}
 
 	r = load()
-	go func() { said1 <- loaded(0, r[0], "") }()
+	before := said[events.RestoreFailed](t, runOf(t))
+	go func() { said1 <- loaded(0, r[0], fine) }()
 	if err := syscall.Kill(ranks[1].pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -135,5 +174,36 @@ func TestRanksVerify(t *testing.T) {
 	}
 	if done := said[events.RestoreCompleted](t, runOf(t)); len(done) != 1 {
 		t.Errorf("%d loads are complete, want 1", len(done))
+	}
+	if failed := said[events.RestoreFailed](t, runOf(t)); len(failed) != len(before)+1 {
+		t.Errorf("the log says of %d loads that they have failed, want %d", len(failed), len(before)+1)
+	}
+}
+
+// A rank that verifies and says nothing fails the load for all after the limit, also for
+// itself when it comes later.
+func TestRankVerifiesTooLate(t *testing.T) {
+	t.Parallel()
+	newJob(t, 2, append(slices.Clone(savesWide), "false")...).must()
+	j, ranks := doorsOf(t, 2, func(j *job) { j.cfg.Collective = 2 * time.Second })
+	var wants []client.LoadRequest
+	for rank, d := range ranks {
+		if status, reply := d.post("hello", `{"protocols":[3]}`); status != 200 {
+			t.Fatal(status, reply)
+		}
+		wants = append(wants, client.LoadRequest{Ref: "step-1", Verifies: true, Items: itemsOf(wide(1, rank, 2, false))})
+	}
+	loadRaw(t, ranks, wants)
+	for rank, d := range ranks { // one after the other
+		if status, reply := d.post("loaded", `{"load":1}`); status != 504 || !strings.Contains(reply, "ranks [1] have not said that theirs is in order") {
+			t.Errorf("rank %d is answered by %d %s", rank, status, reply)
+		}
+	}
+	if failed := one[events.RestoreFailed](t, runOf(t)); failed.Load != 1 || len(said[events.RestoreCompleted](t, runOf(t))) > 0 {
+		t.Errorf("the log says %+v", failed)
+	}
+	j.cancel(nil)
+	if err := j.wait(); err == nil {
+		t.Error("a job that was stopped has ended well")
 	}
 }

@@ -235,13 +235,16 @@ static int fill(int file, uint8_t *to, int64_t n, int64_t at)
  *
  * It returns how many blocks are in order: all of them, or those in front of the first
  * that is not. Below 0 the file cannot be read: -1 says that it ends too early, -1-e that
- * the error is e. What is in memory then is undefined.
+ * the error is e, EINVAL for a range that cannot be. What is in memory then is undefined.
  */
 EXPORT int64_t ckptstore_read(int file, int64_t offset, int64_t before, int64_t size, int64_t after, uint8_t *to, const uint32_t *sums)
 {
 	const int64_t start = offset - before, end = offset + size, last = end + after;
 	int64_t at = start, blocks = 0, advised = start;
 	uint8_t aside[BLOCK]; /* a block of which a part alone is wanted */
+
+	if (size <= 0 || before < 0 || before >= BLOCK || after < 0 || after >= BLOCK || offset < before)
+		return ENDED - EINVAL;
 
 	while (at < last) {
 		if (advised < last && advised < at + AHEAD / 2) {

@@ -202,7 +202,7 @@ type LoadRequest struct {
 	// Refused is why this rank cannot load, though it takes part: nobody does then.
 	Refused string `json:"refused,omitempty"`
 	// Verifies says that this rank verifies what it copies, by the checks of the reply,
-	// and says in [LoadedRequest] what it has found.
+	// and says in [LoadedRequest] what it has found. There are none unless all say so.
 	Verifies bool   `json:"verifies,omitempty"`
 	Items    []Item `json:"items"`
 }
@@ -270,8 +270,10 @@ type OneArenaReply struct {
 type LoadedRequest struct {
 	Load  int    `json:"load,omitempty"`
 	Arena string `json:"arena,omitempty"`
-	// Damaged says what of the checks of the load was not so; empty: all was.
+	// Damaged says what of the checks of the load was not so, and Failed why the rank has
+	// not verified all that it was to; empty: it was all in order.
 	Damaged string `json:"damaged,omitempty"`
+	Failed  string `json:"failed,omitempty"`
 }
 
 // Problem is the body of an error reply.

@@ -26,6 +26,7 @@ type Loader struct {
 	made    int
 	lent    map[loan]*answer // what workers copy from
 	over    error            // why no load can be complete any more
+	gone    map[int]error    // ranks that have ended, and how
 	closed  bool
 	running sync.WaitGroup // loads that are being read
 }
@@ -81,7 +82,7 @@ type loan struct {
 
 // New makes the loader of an attempt.
 func New(cfg Config) *Loader {
-	return &Loader{cfg: cfg, counts: map[loadRanks]int{}, loads: map[loadOf]*load{}, lent: map[loan]*answer{}}
+	return &Loader{cfg: cfg, counts: map[loadRanks]int{}, loads: map[loadOf]*load{}, lent: map[loan]*answer{}, gone: map[int]error{}}
 }
 
 // join adds rank's request to the next load of the rank with the ranks that take
@@ -140,6 +141,13 @@ func (l *Loader) finish(ld *load, answers []answer) {
 			l.refuse(ld, rank)
 		}
 	}
+	for v := range l.verdicts() {
+		for rank, why := range l.gone {
+			if rank == All || v.missing[rank] {
+				l.giveUp(v, why)
+			}
+		}
+	}
 	close(ld.done)
 	l.forget(ld)
 }
@@ -150,7 +158,7 @@ func (l *Loader) refuse(ld *load, rank int) {
 	of := &ld.answers[rank]
 	l.undo(of)
 	if v := of.verdict; v != nil && v.missing[rank] {
-		v.giveUp(fmt.Errorf("load %d is a collective, and rank %d has gone", ld.n, rank))
+		l.giveUp(v, fmt.Errorf("rank %d has gone", rank))
 	}
 }
 
@@ -215,9 +223,10 @@ func (l *Loader) End(rank int, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.over = why
-	for _, lent := range l.lent {
-		if v := lent.verdict; v != nil && v.missing[lent.by.rank] && (rank == All || rank == lent.by.rank) {
-			v.giveUp(fmt.Errorf("load %d is a collective: %w", v.r.n, why))
+	l.gone[rank] = why
+	for v := range l.verdicts() {
+		if rank == All || v.missing[rank] {
+			l.giveUp(v, why)
 		}
 	}
 	for _, ld := range l.loads {
@@ -226,6 +235,21 @@ func (l *Loader) End(rank int, why error) {
 			close(ld.complete)
 		}
 	}
+}
+
+// verdicts are those that some rank may still wait for. The caller holds the lock.
+func (l *Loader) verdicts() map[*verdict]bool {
+	out := map[*verdict]bool{}
+	for _, lent := range l.lent {
+		out[lent.verdict] = true
+	}
+	for _, ld := range l.loads {
+		for _, of := range ld.answers {
+			out[of.verdict] = true
+		}
+	}
+	delete(out, nil)
+	return out
 }
 
 // absent lists the ranks that have not joined a load.
@@ -276,7 +300,7 @@ func (l *Loader) Close(limit time.Duration) bool {
 		delete(l.lent, by)
 		l.undo(lent)
 		if lent.verdict != nil {
-			lent.verdict.giveUp(errors.New("the attempt is over"))
+			l.giveUp(lent.verdict, errors.New("the attempt is over"))
 		}
 	}
 	return true

@@ -54,10 +54,13 @@ func (l *Loader) run(ctx context.Context, ld *load) []answer {
 	for rank := range r.ranks {
 		r.ranks[rank].slots = true // no memory is made for who wants nothing
 	}
+	verifies := true // all or none: a rank that is not to wait would go on where others fail
 	for _, rank := range r.part {
-		of := &r.ranks[rank]
-		of.items, of.slots = ld.asked[rank].Items, ld.slots[rank]
-		of.verifies = of.slots && ld.asked[rank].Verifies
+		r.ranks[rank].items, r.ranks[rank].slots = ld.asked[rank].Items, ld.slots[rank]
+		verifies = verifies && ld.slots[rank] && ld.asked[rank].Verifies
+	}
+	for _, rank := range r.part {
+		r.ranks[rank].verifies = verifies
 	}
 	if err := r.resolve(ctx, ld.asked); err != nil {
 		return r.failed(&ConflictError{err})

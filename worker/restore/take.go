@@ -22,11 +22,7 @@ func (l *Loader) Load(ctx context.Context, rank int, ranks []int, req client.Loa
 	if err != nil {
 		return nil, err
 	}
-	bounded := l.cfg.Limit
-	if bounded == nil {
-		bounded = context.WithTimeout
-	}
-	wait, cancel := bounded(ctx, limit)
+	wait, cancel := l.bounded(ctx, limit)
 	defer cancel()
 	select {
 	case <-ld.complete:

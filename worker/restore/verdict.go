@@ -31,61 +31,80 @@ type verdict struct {
 	err     error
 }
 
-// newVerdict is that of the ranks that verify something; nil if none does.
+// newVerdict is that of the ranks of a load of which any verifies something; nil if none
+// does. All of them wait for it.
 func newVerdict(r *restore, plans []*events.LoadPlan, done *events.RestoreCompleted) *verdict {
-	v := &verdict{r: r, plans: plans, done: done, missing: map[int]bool{}, over: make(chan struct{})}
-	for rank := range r.ranks {
-		if slices.ContainsFunc(r.ranks[rank].spots, func(s spot) bool { return s.check != nil }) {
-			v.missing[rank] = true
-		}
-	}
-	if len(v.missing) == 0 {
+	checks := slices.ContainsFunc(r.ranks, func(of restoreRank) bool {
+		return slices.ContainsFunc(of.spots, func(s spot) bool { return s.check != nil })
+	})
+	if !checks {
 		return nil
+	}
+	v := &verdict{r: r, plans: plans, done: done, missing: map[int]bool{}, over: make(chan struct{})}
+	for _, rank := range r.part {
+		v.missing[rank] = true
 	}
 	return v
 }
 
 // judge notes what a rank has found, and returns when it is known what all have.
-func (l *Loader) judge(ctx context.Context, v *verdict, rank int, damaged string, limit time.Duration) error {
+func (l *Loader) judge(ctx context.Context, v *verdict, rank int, said client.LoadedRequest, limit time.Duration) error {
+	wait, cancel := l.bounded(ctx, limit)
+	defer cancel()
 	l.mu.Lock()
 	delete(v.missing, rank)
-	decide := !v.ended && (damaged != "" || len(v.missing) == 0)
+	decide := !v.ended && (said.Damaged != "" || said.Failed != "" || len(v.missing) == 0)
 	v.ended = v.ended || decide
 	l.mu.Unlock()
 	if decide {
-		l.decide(v, rank, damaged)
+		l.decide(v, rank, said, limit)
 	}
-	bounded := l.cfg.Limit
-	if bounded == nil {
-		bounded = context.WithTimeout
-	}
-	wait, cancel := bounded(ctx, limit)
-	defer cancel()
 	select {
 	case <-v.over:
 		return v.err
 	case <-wait.Done():
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return fmt.Errorf("load %d is a collective, and ranks %v have not said that theirs is in order: %w", v.r.n, slices.Sorted(maps.Keys(v.missing)), wait.Err())
+	}
+	l.mu.Lock()
+	absent, decide := slices.Sorted(maps.Keys(v.missing)), !v.ended
+	v.ended = true
+	l.mu.Unlock()
+	if decide { // for the others too, and for those that come later
+		l.fail(v, fmt.Errorf("load %d is a collective, and ranks %v have not said that theirs is in order: %w", v.r.n, absent, wait.Err()))
+		return v.err
+	}
+	return fmt.Errorf("load %d: what becomes of it is not known yet: %w", v.r.n, wait.Err())
+}
+
+func (l *Loader) bounded(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if l.cfg.Limit != nil {
+		return l.cfg.Limit(ctx, limit)
+	}
+	return context.WithTimeout(ctx, limit)
+}
+
+// decide tells the log that a load is complete, or why it has failed: it looks at what a
+// rank says is damaged.
+func (l *Loader) decide(v *verdict, rank int, said client.LoadedRequest, limit time.Duration) {
+	switch {
+	case said.Damaged != "":
+		ctx, cancel := l.bounded(l.cfg.Work, limit)
+		defer cancel()
+		err := v.r.look(ctx)
+		if err == nil {
+			l.cfg.Arenas.Doubt(v.r.ckpt.ID) // the next load takes it from the files
+			err = &ConflictError{fmt.Errorf("load %d of %s: what rank %d has copied is not what was committed (%s), and the checkpoint is: load it again", v.r.n, v.r.ckpt.ID, rank, said.Damaged)}
+		}
+		l.fail(v, unreadable(v.r.ckpt, err))
+	case said.Failed != "":
+		l.fail(v, &ConflictError{fmt.Errorf("load %d is a collective, and rank %d has not loaded its part: %s", v.r.n, rank, said.Failed)})
+	default:
+		v.end(l.cfg.Log.Completed(l.cfg.Work, v.plans, v.done))
 	}
 }
 
-// decide tells the log that a load is complete, or looks at what a rank says is
-// damaged, and tells it that.
-func (l *Loader) decide(v *verdict, rank int, damaged string) {
-	if damaged == "" {
-		v.end(l.cfg.Log.Completed(l.cfg.Work, v.plans, v.done))
-		return
-	}
-	err := v.r.look(l.cfg.Work)
-	if err == nil {
-		l.cfg.Arenas.Doubt(v.r.ranks[rank].lent()) // the next load takes it from the files
-		err = fmt.Errorf("load %d of %s: what rank %d has copied is not what was committed (%s), and the checkpoint is: load it again", v.r.n, v.r.ckpt.ID, rank, damaged)
-	}
-	err = unreadable(v.r.ckpt, err)
-	failed := l.cfg.Log.Failed(l.cfg.Work, &events.RestoreFailed{Attempt: l.cfg.Attempt, Load: v.r.n, Checkpoint: v.r.ckpt.ID, Error: err.Error()})
-	v.end(&ConflictError{errors.Join(err, failed)})
+// fail tells the log, and then all ranks.
+func (l *Loader) fail(v *verdict, err error) {
+	v.end(errors.Join(err, l.cfg.Log.Failed(l.cfg.Work, &events.RestoreFailed{Attempt: l.cfg.Attempt, Load: v.r.n, Checkpoint: v.r.ckpt.ID, Error: err.Error()})))
 }
 
 // end makes it known.
@@ -95,11 +114,17 @@ func (v *verdict) end(err error) {
 }
 
 // giveUp ends what no rank's word can end any more. The caller holds the lock.
-func (v *verdict) giveUp(err error) {
-	if !v.ended {
-		v.ended = true
-		v.end(&ConflictError{err})
+func (l *Loader) giveUp(v *verdict, why error) {
+	if v.ended {
+		return
 	}
+	v.ended = true
+	err := &ConflictError{fmt.Errorf("load %d is a collective: %w", v.r.n, why)}
+	if l.closed {
+		v.end(err) // the log has the end of the attempt
+		return
+	}
+	l.running.Go(func() { l.fail(v, err) })
 }
 
 // look verifies in the files what ranks have verified where they have copied it.
@@ -138,10 +163,9 @@ func (l *Loader) Loaded(ctx context.Context, rank int, req client.LoadedRequest,
 	}
 	l.undo(lent)
 	v := lent.verdict
-	verifies := v != nil && v.missing[rank]
 	l.mu.Unlock()
-	if !verifies {
+	if v == nil {
 		return nil
 	}
-	return l.judge(ctx, v, rank, req.Damaged, limit)
+	return l.judge(ctx, v, rank, req, limit)
 }

@@ -28,16 +28,11 @@ func (a *Arenas) keep(f *Arena, k *kept) {
 	f.kept = k
 }
 
-// Doubt says that arenas do not hold what was kept in them: nobody is lent them again.
-func (a *Arenas) Doubt(of []*Arena) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, f := range of {
-		f.kept = nil
-	}
-}
+// Doubt says that what is kept of a checkpoint is not what was committed: nobody is lent
+// it again.
+func (a *Arenas) Doubt(checkpoint string) { a.forget(checkpoint) }
 
-// forget says that a checkpoint does not exist.
+// forget drops what is kept of a checkpoint, such as one that does not exist.
 func (a *Arenas) forget(checkpoint string) {
 	if a == nil {
 		return // nothing is staged

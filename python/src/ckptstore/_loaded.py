@@ -7,12 +7,12 @@ import concurrent.futures
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _memory, _native
 from ._wire import Wire
-from .errors import Error
+from .errors import Error, Refused, refused
 
 
 # Small items lie side by side: they are read many at a time, for each read is a system call.
@@ -30,8 +30,9 @@ class Loaded:
     forked child; the process that asked for it gives it back.
     """
 
-    def __init__(self, wire: Wire, reply: dict[str, Any], give_back: tuple[str, dict[str, Any]]):
-        self._wire = wire
+    def __init__(self, wire: Wire, reply: dict[str, Any], give_back: tuple[str, dict[str, Any]], settled: Callable[[], None] | None = None):
+        """settled is called when all is copied, and known to be what was committed."""
+        self._wire, self._settled = wire, settled
         self._give_back: tuple[str, dict[str, Any]] | None = give_back
         self._pid = os.getpid()
         self.checkpoint: str = reply["checkpoint"]
@@ -41,15 +42,17 @@ class Loaded:
         self._in, self._offsets = reply["in"], reply["offsets"]
         self._paths = [arena["path"] for arena in reply["arenas"]]
         self._files: dict[int, int] = {}
-        self._checks = _Checks(reply.get("checks"), self.sizes)
-        self._damaged = ""
+        self._checks: _Checks | None = None
+        self._said: dict[str, str] = {}  # what is wrong with what was to be verified
+        self._verified = 0  # bytes
         self._window: tuple[int, int, bytes] = (-1, 0, b"")  # of a file, from where on, what was read last
         self._lock = threading.Lock()
         try:
+            self._checks = _Checks(reply.get("checks"), self._offsets, self.sizes)
             for arena in range(len(self._paths)):
                 self._file(arena)  # before anything is copied: what is open stays when the checkpoint is deleted
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._give_up(error)
             raise
 
     def _file(self, arena: int) -> int:
@@ -96,16 +99,21 @@ class Loaded:
 
     def _piece(self, item: int, at: int, buffer: memoryview) -> None:
         """Copy the bytes of an item from at on."""
-        file, offset = self._file(self._in[item]), self._offsets[item]
+        file, offset, path = self._file(self._in[item]), self._offsets[item], self._paths[self._in[item]]
+        assert self._checks is not None
         check = self._checks.of(item, at, len(buffer))
-        if check is None:
-            _memory.read_into(file, offset + at, buffer)
-            return
         try:
+            if check is None:
+                _memory.read_into(file, offset + at, buffer)
+                return
             _native.read(file, offset + at, *check[:2], buffer, check[2])
+            with self._lock:
+                self._verified += len(buffer)
         except (_native.Damaged, EOFError) as error:
-            self._damaged = f"{self._paths[self._in[item]]}: {error}"
-            raise _native.Damaged(f"load {self.checkpoint}: {self._damaged}") from error
+            self._said["damaged"] = f"{path}: {error}"
+            raise _native.Damaged(f"load {self.checkpoint}: {path}: {error}") from error
+        except OSError as error:
+            raise Error(f"load {self.checkpoint}: {path} cannot be read: {error}") from error
 
     def bytes(self, item: int) -> bytearray:
         """A copy of an item's bytes."""
@@ -132,33 +140,58 @@ class Loaded:
             files, self._files = self._files, {}
         for file in files.values():
             os.close(file)
-        if self._give_back is not None and self._pid == os.getpid():
-            (name, request), self._give_back = self._give_back, None
-            self._wire.call(name, **request, **({"damaged": self._damaged} if self._damaged and name == "loaded" else {}))
+        if self._give_back is None or self._pid != os.getpid():
+            return
+        (name, request), self._give_back = self._give_back, None
+        if self._checks is not None and self._verified < self._checks.bytes and not self._said:
+            self._said["failed"] = f"{self._checks.bytes - self._verified} bytes were not copied"
+        try:
+            self._wire.call(name, **request, **(self._said if name == "loaded" else {}))
+        except Refused as why:
+            raise refused("load", why.status, why.message) from why
+        if self._settled is not None and not self._said:
+            self._settled()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Close, and tell the other ranks why this one has not loaded its part."""
+        self._said.setdefault("failed", f"{type(error).__name__}: {error}")
+        self.close()
 
     def __enter__(self) -> Loaded:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self._give_up(error)
+        except Refused as why:
+            if "damaged" in self._said:
+                raise  # it names the tensor
+            del why  # what is raised is what has happened here
 
 
 class _Checks:
     """The checksums of what was not verified yet."""
 
-    def __init__(self, given: dict[str, Any] | None, sizes: Sequence[int]):
+    def __init__(self, given: dict[str, Any] | None, offsets: Sequence[int], sizes: Sequence[int]):
         self._of: dict[int, tuple[int, int, int]] = {}  # by item: bytes around it, and the first of its checksums
+        self._sizes, self.bytes = sizes, 0
         if given is None:
             return
         self._sums = base64.b64decode(given["crc32c"])
         self._at = ctypes.cast(ctypes.c_char_p(self._sums), ctypes.c_void_p).value or 0
         first = 0
         for item, before, after in zip(given["items"], given["before"], given["after"], strict=True):
+            # The helper reads and writes by these.
+            if not (0 <= item < len(sizes) and sizes[item] > 0 and 0 <= before < _native.BLOCK and 0 <= after < _native.BLOCK and before <= offsets[item]):
+                raise Error(f"a load has item {item} in blocks that begin {before} bytes in front of it and end {after} bytes behind it")
             self._of[item] = before, after, first
             first += -(-(before + sizes[item] + after) // _native.BLOCK)
-        if 4 * first != len(self._sums):
-            raise Error(f"a load has {len(self._sums)} bytes of checksums for {first} blocks")
-        self._sizes = sizes
+            self.bytes += sizes[item]
+        if 4 * first != len(self._sums) or len(self._of) != len(given["items"]):
+            raise Error(f"a load has {len(self._sums)} bytes of checksums for {first} blocks of {len(given['items'])} items")
 
     def of(self, item: int, at: int, size: int) -> tuple[int, int, int] | None:
         """For bytes of an item: those in front of them and behind them in their first and

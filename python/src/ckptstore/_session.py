@@ -218,9 +218,12 @@ class Session:
             "load", ref=ref, participants=participants, strict=strict, partial=partial, strict_dtype=strict_dtype,
             same_kind=same_kind or None, verifies=_native.there() or None, items=list(items),
         )
-        if reply["step"] >= 0:
-            self.position = reply["step"]
-        return Loaded(self.wire, reply, ("loaded", {"load": reply["load"]}))
+        return Loaded(self.wire, reply, ("loaded", {"load": reply["load"]}), lambda: self._goes_on(reply["step"]))
+
+    def _goes_on(self, step: int) -> None:
+        """Go on from what was loaded, which may have no step: -1."""
+        if step >= 0:
+            self.position = step
 
     def refuse_load(self, why: str, ref: str | None = None, *, participants: Sequence[int] | None = None) -> None:
         """Say that this rank cannot take part in the load that the others call: nobody waits for it."""

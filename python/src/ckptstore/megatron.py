@@ -87,7 +87,7 @@ class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
 
     def __init__(self, *, allow: Iterable[type] = (), unsafe_pickle: bool = False):
         super().__init__()
-        self._values = {"allow": tuple(allow), "unsafe_pickle": unsafe_pickle}
+        self._values: dict[str, Any] = {"allow": tuple(allow), "unsafe_pickle": unsafe_pickle}
 
     def _reader(self, checkpoint_dir: str | os.PathLike[str]) -> StorageReader | None:
         """The reader of what a directory names; None where torch_dist has written its files."""

@@ -92,6 +92,34 @@ def a_slot_that_was_written_to() -> None:
     both(4)
 
 
+def a_rank_that_cannot_read_its_part() -> None:
+    if not _native.there():
+        return
+    read, session = _native.read, _session.current()
+    session.position = 77
+    for error in (OSError(5, "Input/output error"), KeyboardInterrupt()):
+
+        def fails(*_: object) -> None:
+            raise error
+
+        _native.read = read if dist.get_rank() == 0 else fails
+        try:
+            ckptstore.load(empty(), "step-4")
+            raise AssertionError("a load of which a rank has nothing")
+        except (Refused, Error, KeyboardInterrupt) as raised:
+            if dist.get_rank() == 0:
+                assert isinstance(raised, Refused) and "rank 1 has not loaded its part" in str(raised) and type(error).__name__ in str(raised) + "OSError", repr(raised)
+            elif isinstance(error, OSError):
+                assert type(raised) is Error and "Input/output error" in str(raised) and "step-4" in str(raised), repr(raised)
+            else:
+                assert raised is error, repr(raised)
+        finally:
+            _native.read = read
+        assert session.position == 77, session.position  # nothing was loaded
+    both(4)
+    assert session.position == 4, session.position
+
+
 def a_file_that_is_damaged() -> None:
     for step in (5, 6, 7, 8):
         ckptstore.save(state(step), step=step).wait()
@@ -108,8 +136,15 @@ def a_file_that_is_damaged() -> None:
             raise AssertionError("what is damaged is loaded")
         except (Error, dcp.api.CheckpointException) as error:
             assert "weight" in str(error) and "checksum of the block" in str(error) and "r00001.safetensors" in str(error), str(error)
+    # One that wants nothing of what is damaged learns of it.
+    target = {name: tensor for name, tensor in empty().items() if name == "small" or dist.get_rank() == 1}
+    try:
+        ckptstore.load(target, "step-5", strict=False)
+        raise AssertionError("a load goes on that has failed elsewhere")
+    except Refused as error:
+        assert "checksum of the block" in str(error), str(error)
     both(8)
 
 
 if __name__ == "__main__":
-    main([out_of_slots_and_files, a_slot_that_was_written_to, a_file_that_is_damaged])
+    main([out_of_slots_and_files, a_slot_that_was_written_to, a_rank_that_cannot_read_its_part, a_file_that_is_damaged])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import os
 import pathlib
@@ -14,7 +15,8 @@ from unittest import mock
 
 from ranks import SOURCE, launch
 
-from ckptstore import _native
+from ckptstore import _loaded, _native
+from ckptstore.errors import Error
 
 BLOCK = _native.BLOCK
 
@@ -96,6 +98,24 @@ class Native(unittest.TestCase):
         with self.assertRaises(OSError) as raised:
             _native.read(-1, 0, 0, 0, memoryview(bytearray(5)), ctypes.addressof(sums))
         self.assertEqual(raised.exception.errno, 9)
+
+    def test_ranges_that_cannot_be_are_refused(self) -> None:
+        sums, buffer = (ctypes.c_uint32 * 4)(), bytearray(100)
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(3 * BLOCK))
+            file.flush()
+            for offset, before, after in ((BLOCK, -1, 0), (BLOCK, BLOCK, 0), (BLOCK, 0, -150), (BLOCK, 0, BLOCK), (5, 6, 0)):
+                with self.assertRaises(OSError) as raised:
+                    _native.read(file.fileno(), offset, before, after, memoryview(buffer), ctypes.addressof(sums))
+                self.assertEqual(raised.exception.errno, 22)
+
+    def test_checks_that_cannot_be_are_refused(self) -> None:
+        sound = {"items": [0], "before": [10], "after": [20], "crc32c": base64.b64encode(bytes(8)).decode()}
+        self.assertEqual(_loaded._Checks(sound, [100], [BLOCK]).of(0, 0, BLOCK), (10, 20, mock.ANY))
+        for wrong in ({"before": [-1]}, {"before": [101]}, {"before": [BLOCK]}, {"after": [-1 << 46]}, {"after": [BLOCK]}, {"items": [1]}, {"items": [-1]},
+                      {"crc32c": ""}, {"items": [0, 0], "before": [10, 10], "after": [20, 20], "crc32c": base64.b64encode(bytes(16)).decode()}):
+            with self.assertRaises(Error, msg=wrong):
+                _loaded._Checks({**sound, **wrong}, [100], [BLOCK])
 
     def test_a_library_that_is_named_and_cannot_be_loaded_is_an_error(self) -> None:
         code = "from ckptstore import _native; print(_native.there())"
