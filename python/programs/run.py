@@ -21,11 +21,18 @@ import tempfile
 import time
 
 import integrations
+import loops
 import nanogpt
+import pytorch_checkpoint
+import pytorch_examples
+import titan
 import torchtune_checkpointer
 from running import Failed, Missing, Place, installed
 
-PROGRAMS = {**nanogpt.PROGRAMS, **integrations.PROGRAMS, **torchtune_checkpointer.PROGRAMS}
+PROGRAMS = {
+    **nanogpt.PROGRAMS, **integrations.PROGRAMS, **pytorch_examples.PROGRAMS, **pytorch_checkpoint.PROGRAMS, **titan.PROGRAMS,
+    **torchtune_checkpointer.PROGRAMS, **loops.PROGRAMS,
+}
 
 
 def main() -> int:

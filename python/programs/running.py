@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable
 
-DEADLINE = 600.0  # seconds of one run
+DEADLINE = 300.0  # seconds of one run
 
 
 class Missing(Exception):
@@ -52,8 +53,8 @@ class Place:
             raise Failed(f"no {name}: give --bin DIR, of `go build -o DIR/ ./cmd/...`")
         return os.path.abspath(found)
 
-    def source(self, name: str, url: str, commit: str, only: str | None = None) -> pathlib.Path:
-        """A copy of a repository at a commit; only: of one of its folders."""
+    def source(self, name: str, url: str, commit: str, under: str = ".") -> pathlib.Path:
+        """A copy of a repository, or of what is under a folder of it, at a commit."""
         to = self.base / name
         if to.exists():
             return to
@@ -62,14 +63,25 @@ class Place:
             at = _git("-C", str(where), "rev-parse", "HEAD").stdout.strip()
             if at != commit:
                 raise Missing(f"{where} is at {at[:12] or 'no commit'}, and {commit[:12]} is wanted")
+            done = _git("clone", "-q", "--no-checkout", str(where), str(to))
         else:
-            where = url
-        done = _git("clone", "-q", str(where), str(to)) if only is None else _sparse(str(where), to, commit, only)
-        if done.returncode != 0 or _git("-C", str(to), "checkout", "-q", commit).returncode != 0:
+            done = _git("clone", "-q", "--no-checkout", url, str(to)) if under == "." else _sparse(url, to, commit, under)
+        if done.returncode != 0 or _git("-C", str(to), "checkout", "-q", commit, "--", under).returncode != 0:
             shutil.rmtree(to, ignore_errors=True)
             last = (done.stderr.strip().splitlines() or ["the commit is not there"])[-1]
             raise Missing(f"{url} cannot be fetched ({last}): give --sources DIR with {name}")
         return to
+
+    def file(self, name: str, url: str, commit: str, path: str) -> str:
+        """The text of a file of a repository that is too large to be cloned for it."""
+        where = self._sources / name / commit / path if self._sources else None
+        if where is not None and where.is_file():
+            return where.read_text()
+        try:
+            with urllib.request.urlopen(f"{url}/{commit}/{path}", timeout=60) as answer:
+                return str(answer.read().decode())
+        except OSError as why:
+            raise Missing(f"{url}/{commit}/{path} cannot be fetched ({why}): give --sources DIR with {name}/{commit}/{path}") from why
 
     def needs(self, *modules: str) -> None:
         """Raises Missing for a module that is not installed."""
@@ -80,7 +92,7 @@ class Place:
         if store not in self._stores:
             self._stores.append(store)
         env = {name: value for name, value in os.environ.items() if not name.startswith("CKPTSTORE_")}
-        return {**env, "CKPTSTORE_STORE": str(store), "CKPTSTORE_BIN": self.program("ckptstore"), "PYTHONUNBUFFERED": "1", **more}
+        return {**env, "CKPTSTORE_STORE": str(store), "CKPTSTORE_BIN": self.program("ckptstore"), "PYTHONUNBUFFERED": "1", "PYTHON_EXEC": PYTHON, **more}
 
     def stop(self) -> None:
         """End the agents of the stores."""
@@ -103,10 +115,10 @@ def _sparse(origin: str, to: pathlib.Path, commit: str, folder: str) -> subproce
     return done
 
 
-def run(command: list[str], folder: pathlib.Path, env: dict[str, str], kill: Callable[[str], bool] | None = None) -> list[str]:
+def run(command: list[str], folder: pathlib.Path, env: dict[str, str], kill: Callable[[str], bool] | None = None, fails: bool = False) -> list[str]:
     """The lines of a program; it is killed at the first for which kill says so.
 
-    Raises Failed for another exit code than 0, or if it was not killed.
+    Raises Failed for another exit code than 0, or than 1 if it fails, or if it was not killed.
     """
     process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     late = threading.Timer(DEADLINE, process.kill)
@@ -127,9 +139,52 @@ def run(command: list[str], folder: pathlib.Path, env: dict[str, str], kill: Cal
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         process.wait()
-    if code != (-signal.SIGKILL if killed else 0) or killed != (kill is not None):
+    if code != (-signal.SIGKILL if killed else int(fails)) or killed != (kill is not None):
         raise Failed(f"{' '.join(command[:3])} … ended with {code}: " + " / ".join(lines[-4:]))
     return lines
 
+
+def changed(text: str, *changes: tuple[str, str]) -> str:
+    """The text with the first of each pair, which is in it exactly once, replaced by the second."""
+    for old, new in changes:
+        if text.count(old) != 1:
+            raise Failed(f"the program has {text.count(old)} times, and not once: {old!r}")
+        text = text.replace(old, new)
+    return text
+
+
+def same(mine: dict[str, list[str]], own: dict[str, list[str]]) -> None:
+    """Raises Failed for the first line that differs, in the runs of the same names."""
+    for what, lines in own.items():
+        if not lines:
+            raise Failed(f"the {what} run prints nothing to compare")
+        if mine[what] != lines:
+            differ = [f"{a!r} and not {b!r}" for a, b in zip(mine[what], lines) if a != b] or [f"{len(mine[what])} lines and not {len(lines)}"]
+            raise Failed(f"the {what} run prints {differ[0]}")
+
+
+def launcher(place: Place | None, ranks: int, restarts: int = 0) -> list[str]:
+    """The start of a command of several ranks: torchrun's, or that of the store with a place."""
+    start = [PYTHON, "-m", "torch.distributed.run"] if place is None else [place.program("trainer"), "run"]
+    return [*start, "--standalone", f"--nproc_per_node={ranks}", f"--max_restarts={restarts}"]
+
+
+def restarted(place: Place, way: str, command: list[str], folder: pathlib.Path, store: pathlib.Path) -> list[str]:
+    """The lines of a command of two ranks that DIES, and of the restart.
+
+    The trainer restarts it. Gloo finds the addresses of the first start when torchrun
+    restarts it, so torchrun ends and is started again.
+    """
+    env = place.environment(store, DIES="1")
+    if way != "theirs":
+        return run([*launcher(place, 2, 1), *command], folder, env)
+    return run([*launcher(None, 2), *command], folder, env, fails=True) + run([*launcher(None, 2), *command], folder, {**env, "DIES": ""})
+
+
+# An expression by which rank 1 kills itself, when rank 0 has printed its step.
+DIES = (
+    'os.environ.get("DIES") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"'
+    ' and (torch.distributed.barrier() or os.environ["RANK"] == "1" and os.kill(os.getpid(), 9))'
+)
 
 PYTHON = sys.executable
