@@ -45,12 +45,16 @@ func TestTouch(t *testing.T) {
 			t.Errorf("%s: %d bytes are there, want %d: %v", name, stat.Blocks*512, size-from, err)
 		}
 	}
-	deadline := time.Now().Add(10 * time.Second) // a thread ends after its goroutine
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	look := time.NewTicker(time.Millisecond) // a thread ends after its goroutine
+	defer look.Stop()
 	for left := quietThreads(t); left > 0; left = quietThreads(t) {
-		if time.Now().After(deadline) {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
 			t.Fatalf("%d threads have a low priority", left)
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 
