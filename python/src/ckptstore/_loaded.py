@@ -153,9 +153,16 @@ class Loaded:
             self._settled()
 
     def _give_up(self, error: BaseException) -> None:
-        """Close, and tell the other ranks why this one has not loaded its part."""
+        """Close, and tell the other ranks why this one has not loaded its part.
+
+        Raises Refused, which names the tensor, where that is damage.
+        """
         self._said.setdefault("failed", f"{type(error).__name__}: {error}")
-        self.close()
+        try:
+            self.close()
+        except Refused:
+            if "damaged" in self._said:
+                raise
 
     def __enter__(self) -> Loaded:
         return self
@@ -163,13 +170,8 @@ class Loaded:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is None:
             self.close()
-            return
-        try:
+        else:
             self._give_up(error)
-        except Refused as why:
-            if "damaged" in self._said:
-                raise  # it names the tensor
-            del why  # what is raised is what has happened here
 
 
 class _Checks:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import ckptstore
 import ckptstore.dcp
-from ckptstore import _native, _session
+from ckptstore import _loaded, _native, _session
 from ckptstore.errors import Error, Refused
 
 STORE = pathlib.Path(sys.argv[1])
@@ -116,6 +116,20 @@ def a_rank_that_cannot_read_its_part() -> None:
         finally:
             _native.read = read
         assert session.position == 77, session.position  # nothing was loaded
+    opens = _loaded.Loaded._file
+    if dist.get_rank() == 1:
+
+        def is_not_there(*_: object) -> int:
+            raise Error("it is not there")
+
+        _loaded.Loaded._file = is_not_there
+    try:
+        ckptstore.load(empty(), "step-4")
+        raise AssertionError("a load of which a rank has nothing")
+    except Error as raised:
+        assert isinstance(raised, Refused) == (dist.get_rank() == 0) and "it is not there" in str(raised), repr(raised)
+    finally:
+        _loaded.Loaded._file = opens
     both(4)
     assert session.position == 4, session.position
 
