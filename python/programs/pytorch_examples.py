@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pathlib
-import re
 
-from running import DIES, Failed, Place, changed, launcher, restarted, run, same
+from running import DIES, Failed, Place, changed, launcher, printed, restarted, run, same
 
 URL, COMMIT = "https://github.com/pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8"
 
@@ -46,7 +45,7 @@ def ddp(place: Place, way: str) -> str:
     def losses(way: str, text: str) -> dict[str, list[str]]:
         (folder / f"{way}.py").write_text(text)
         (folder / "snapshot.pt").unlink(missing_ok=True)
-        return {"killed": _lines(restarted(place, way, [f"{way}.py", "20", "5"], folder, place.base / f"store-ddp-{way}"))}
+        return {"killed": printed(restarted(place, way, [f"{way}.py", "20", "5"], folder, place.base / f"store-ddp-{way}"))}
 
     theirs, ours = losses("theirs", text), losses(way, changed(text, *DDP_WAYS[way]))
     same(ours, theirs)
@@ -91,7 +90,7 @@ def fsdp2(place: Place, api: str, way: str) -> str:
         (folder / f"checkpoint_{way}.py").write_text(checkpoint)
         store = place.base / f"store-fsdp2-{api}-{way}"
         first = run([*launcher(None if way == "theirs" else place, 2), script, *flags], folder, place.environment(store))
-        return {"first": _lines(first), "second": _lines(restarted(place, way, [script, *flags], folder, store))}
+        return {"first": printed(first), "second": printed(restarted(place, way, [script, *flags], folder, store))}
 
     theirs, ours = losses("theirs", f"checkpoints-{api}", checkpoint), losses(way, "ckptstore://fsdp2", changed(checkpoint, *FSDP2_WAYS[way]))
     same(ours, theirs)
@@ -109,16 +108,12 @@ def parallel(place: Place) -> str:
         text = changed((folder / script).read_text(), ("torch.accelerator.current_accelerator().type", "'cpu'"), ("import torch\n", "import torch\ntorch.manual_seed(0)\n"))
         (folder / script).write_text(changed(text, ("    output.sum().backward()\n", "    output.sum().backward()\n    _rank == 0 and print(f'step {i} loss {output.sum().item()!r}')\n")))
         env = place.environment(place.base / "store-parallel")
-        theirs, ours = ({"whole": _lines(run([*launcher(where, 2), script], folder, env))} for where in (None, place))
+        theirs, ours = ({"whole": printed(run([*launcher(where, 2), script], folder, env))} for where in (None, place))
         same(ours, theirs)
         ends.append(len(ours["whole"]))
     if ends != [10, 10]:
         raise Failed(f"the scripts print {ends} losses, and not 10 each")
     return "tensor and sequence parallel: the losses of 10 steps as under torchrun"
-
-
-def _lines(lines: list[str]) -> list[str]:
-    return [found.group() for line in lines if (found := re.search(r"(epoch|step) \d+ loss .*", line))]
 
 
 PROGRAMS = {f"pytorch-ddp-{way.replace('_', '-')}": lambda place, way=way: ddp(place, way) for way in DDP_WAYS}

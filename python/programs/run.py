@@ -24,6 +24,7 @@ import integrations
 import loops
 import nanogpt
 import pytorch_checkpoint
+import pytorch_dcp
 import pytorch_examples
 import titan
 import torchtune_checkpointer
@@ -31,7 +32,7 @@ from running import Failed, Missing, Place, installed
 
 PROGRAMS = {
     **nanogpt.PROGRAMS, **integrations.PROGRAMS, **pytorch_examples.PROGRAMS, **pytorch_checkpoint.PROGRAMS, **titan.PROGRAMS,
-    **torchtune_checkpointer.PROGRAMS, **loops.PROGRAMS,
+    **torchtune_checkpointer.PROGRAMS, **loops.PROGRAMS, **pytorch_dcp.PROGRAMS,
 }
 
 

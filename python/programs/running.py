@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -151,6 +152,11 @@ def changed(text: str, *changes: tuple[str, str]) -> str:
             raise Failed(f"the program has {text.count(old)} times, and not once: {old!r}")
         text = text.replace(old, new)
     return text
+
+
+def printed(lines: list[str]) -> list[str]:
+    """The losses among some lines. Ranks print into one pipe: a line may go on with another's."""
+    return re.findall(r"(?:epoch|step) \d+ loss (?:-?\d+\.?\d*(?:e[-+]?\d+)?|nan|inf)", "\n".join(lines))
 
 
 def same(mine: dict[str, list[str]], own: dict[str, list[str]]) -> None:

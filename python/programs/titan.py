@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import re
 import subprocess
 
-from running import DIES, Failed, Place, launcher, restarted, run, same
+from running import DIES, Failed, Place, launcher, printed, restarted, run, same
 
 URL, COMMIT = "https://github.com/pytorch/torchtitan", "b5bcd76c66d0acb1a08b176d9639425bc55e0b2a"
 NEEDS = ("torch_checkpointing", "spmd_types", "tyro", "einops", "grain", "safetensors", "tokenizers")  # of its requirements
@@ -80,7 +79,7 @@ def train(place: Place, mode: str) -> str:
         store = place.base / f"store-titan-{mode}-{way}"
         whole = run([*launcher(None if way == "theirs" else place, 2), "loop.py", f"{path}whole", mode], folder, place.environment(store))
         killed = restarted(place, way, ["loop.py", f"{path}killed", mode], folder, store)
-        return {name: [found.group() for line in lines if (found := re.search(r"step \d+ loss .*", line))] for name, lines in (("whole", whole), ("killed", killed))}
+        return {"whole": printed(whole), "killed": printed(killed)}
 
     theirs, ours = losses("theirs", f"theirs-{mode}-"), losses("url", f"ckptstore://titan-{mode}-")
     same(ours, theirs)
