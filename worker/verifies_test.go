@@ -185,7 +185,7 @@ func TestRanksVerify(t *testing.T) {
 func TestRankVerifiesTooLate(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, append(slices.Clone(savesWide), "false")...).must()
-	j, ranks := doorsOf(t, 2, func(j *job) { j.cfg.Collective = 2 * time.Second })
+	j, ranks := doorsOf(t, 2, func(j *job) { j.cfg.Collective = 5 * time.Second })
 	var wants []client.LoadRequest
 	for rank, d := range ranks {
 		if status, reply := d.post("hello", `{"protocols":[3]}`); status != 200 {
