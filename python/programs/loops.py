@@ -117,7 +117,7 @@ class Quantized:  # load_state_dict of a Linear4bit does not take what its state
         base[0].bias.data.copy_(kept["0.bias"])
 model = head
 state = {{"base": Quantized()}}
-""", {"theirs": TORCH, "save": SAVE, "save-object": OBJECT}),
+""", {"theirs": TORCH, "save-object": OBJECT}),
 }
 
 
