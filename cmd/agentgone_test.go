@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ckptstore/ckptstore/agent"
+	"github.com/ckptstore/ckptstore/internal/agent"
 )
 
 // TestAgentOfARemovedStore: an agent whose directory was removed ends by itself, and

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // fixture is what PyTorch says of a checkpoint that it wrote.
@@ -77,7 +77,7 @@ func TestImportEveryFixture(t *testing.T) {
 		}
 	}()
 	for run, f := range want {
-		c, err := web.Ask(t.Context(), s.Views(), web.Resolve, web.Params{Ref: run + "@latest"})
+		c, err := query.Ask(t.Context(), s.Views(), query.Resolve, query.Params{Ref: run + "@latest"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,10 +104,10 @@ func (f fixture) compare(t *testing.T, s *store.Store, c projections.Checkpoint)
 	if len(m.Layout.Tensors) != len(f.Tensors) {
 		t.Errorf("%s: %d tensors, want %d", f.dir, len(m.Layout.Tensors), len(f.Tensors))
 	}
-	var wants []plan.Want
+	var wants []checkpoint.Want
 	var data buffers
 	for _, x := range m.Layout.Tensors {
-		w := plan.Want{Shard: tensor.Shard{FQN: x.FQN, DType: x.DType, Global: x.Shape, Box: x.Shape.Full()}}
+		w := checkpoint.Want{Shard: tensor.Shard{FQN: x.FQN, DType: x.DType, Global: x.Shape, Box: x.Shape.Full()}}
 		wants, data = append(wants, w), append(data, make([]byte, w.Shard.Bytes()))
 	}
 	reads, err := planner.NewLoader(m.Layout).Load(wants)

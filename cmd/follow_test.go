@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // follower is an `events --follow --json` that runs.

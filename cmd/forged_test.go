@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 const alice, mallory = 20001, 20002

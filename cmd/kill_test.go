@@ -16,12 +16,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 const (
@@ -216,14 +216,14 @@ func checkAgainstReference(t *testing.T, dir, planted string) {
 	if left, err := filepath.Glob("/dev/shm/ckptstore-memory-*/ckptstore-" + s.ID[len(s.ID)-12:] + "-*"); err != nil || len(left) > 0 {
 		t.Errorf("left in shared memory: %v %v", left, err)
 	}
-	runs, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})
+	runs, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[int64]map[string]plan.Digest{}
+	want := map[int64]map[string]checkpoint.Digest{}
 	committed, aborted := 0, 0
 	for _, r := range append([]projections.Run{{Name: "reference"}}, runs...) {
-		list, err := web.Ask(ctx, s.Views(), web.Checkpoints, web.Params{Run: r.Name, All: true})
+		list, err := query.Ask(ctx, s.Views(), query.Checkpoints, query.Params{Run: r.Name, All: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,14 +265,14 @@ func (b buffers) Want(i int) []byte { return b[i] }
 
 // contents is the digest of every tensor and value of a checkpoint, which is
 // verified first.
-func contents(ctx context.Context, t *testing.T, s *store.Store, c projections.Checkpoint) map[string]plan.Digest {
+func contents(ctx context.Context, t *testing.T, s *store.Store, c projections.Checkpoint) map[string]checkpoint.Digest {
 	t.Helper()
 	fail := func(err error) {
 		if err != nil {
 			t.Fatalf("%s@%s: %v", c.Run, c.ID, err)
 		}
 	}
-	digest, err := plan.ParseDigest(c.Manifest)
+	digest, err := checkpoint.ParseDigest(c.Manifest)
 	fail(err)
 	report, err := s.Data.Verify(ctx, store.RefOf(c), digest, nil)
 	fail(err)
@@ -283,12 +283,12 @@ func contents(ctx context.Context, t *testing.T, s *store.Store, c projections.C
 	m, err := r.ReadMetadata(ctx) // by its receipt: that is there too
 	fail(err)
 	fail(r.SetUp(ctx, m, true))
-	var wants []plan.Want
+	var wants []checkpoint.Want
 	for _, x := range m.Layout.Tensors {
-		wants = append(wants, plan.Want{Shard: tensor.Shard{FQN: x.FQN, DType: x.DType, Global: x.Shape, Box: x.Shape.Full()}})
+		wants = append(wants, checkpoint.Want{Shard: tensor.Shard{FQN: x.FQN, DType: x.DType, Global: x.Shape, Box: x.Shape.Full()}})
 	}
 	for _, v := range m.Layout.Values {
-		wants = append(wants, plan.Want{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Rank: v.Rank})
+		wants = append(wants, checkpoint.Want{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Rank: v.Rank})
 	}
 	loader := planner.NewLoader(m.Layout)
 	reads, err := loader.Load(wants)
@@ -299,9 +299,9 @@ func contents(ctx context.Context, t *testing.T, s *store.Store, c projections.C
 	}
 	_, err = r.ReadData(ctx, wants, reads, data)
 	fail(err)
-	out := map[string]plan.Digest{}
+	out := map[string]checkpoint.Digest{}
 	for i, w := range wants {
-		out[strings.Join([]string{w.Shard.FQN, fmt.Sprint(w.Rank)}, "#")] = plan.Sum(data[i])
+		out[strings.Join([]string{w.Shard.FQN, fmt.Sprint(w.Rank)}, "#")] = checkpoint.Sum(data[i])
 	}
 	return out
 }

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // TestRecoverAndTrainOn deletes the log and the views of a run that is half
@@ -62,8 +62,8 @@ func TestRecoverAndTrainOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		weights := func(ref string) map[string]plan.Digest {
-			c, err := web.Ask(t.Context(), s.Views(), web.Resolve, web.Params{Ref: ref})
+		weights := func(ref string) map[string]checkpoint.Digest {
+			c, err := query.Ask(t.Context(), s.Views(), query.Resolve, query.Params{Ref: ref})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/natstest"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // TestMessagesThatAreNoEvents: on a server where others may publish, junk in the log

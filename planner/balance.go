@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // balance gives each replica to one of its holders: largest first, to the one
@@ -162,7 +162,7 @@ type Balance struct {
 }
 
 // BalanceOf measures a layout over so many ranks.
-func BalanceOf(l plan.Layout, ranks int) Balance {
+func BalanceOf(l checkpoint.Layout, ranks int) Balance {
 	var b Balance
 	load := map[int]int64{}
 	add := func(rank int, bytes int64) {

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"pgregory.net/rapid"
 )
@@ -17,8 +17,8 @@ type copies struct {
 	holders [][]int
 }
 
-func (c copies) locals(ranks int) []plan.Local {
-	locals := make([]plan.Local, ranks)
+func (c copies) locals(ranks int) []checkpoint.Local {
+	locals := make([]checkpoint.Local, ranks)
 	for rank := range locals {
 		locals[rank].Rank = rank
 	}

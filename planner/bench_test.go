@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -15,20 +15,20 @@ func BenchmarkCoordinator(b *testing.B) {
 		b.Run(fmt.Sprintf("%dx%d", size.ranks, size.tensors), func(b *testing.B) {
 			data := make([][]byte, size.ranks)
 			for rank := range data {
-				l := plan.Local{Rank: rank}
+				l := checkpoint.Local{Rank: rank}
 				for i := range size.tensors {
 					shape := tensor.Shape{int64(8 * size.ranks), 1024}
 					l.Items = append(l.Items, item(shard(fmt.Sprintf("model.layers.%d.weight", i), shape, box([]int64{int64(8 * rank), 0}, []int64{8, 1024}))))
 				}
-				data[rank] = plan.EncodeLocal(l)
+				data[rank] = checkpoint.EncodeLocal(l)
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				locals, err := plan.DecodeLocals(data)
+				locals, err := checkpoint.DecodeLocals(data)
 				if err != nil {
 					b.Fatal(err)
 				}
-				b.ReportMetric(float64(len(plan.EncodeLayout(global(b, locals)))), "layout-bytes")
+				b.ReportMetric(float64(len(checkpoint.EncodeLayout(global(b, locals)))), "layout-bytes")
 			}
 		})
 	}

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // Version is that of the decisions that [Global] makes of equal plans. It is
@@ -18,37 +18,37 @@ const Version = 1
 // its dtype, shape, box or size, or in the order of items, have different
 // ones. A device mesh is in it as far as it decides on boxes and ranks. Checks
 // are not in it: they change with every step.
-func Fingerprint(l plan.Local, world int, participants []int) plan.Digest {
+func Fingerprint(l checkpoint.Local, world int, participants []int) checkpoint.Digest {
 	return fingerprint(unchecked(l), world, participants)
 }
 
 // fingerprint is [Fingerprint] of an encoded plan without checks.
-func fingerprint(encoded []byte, world int, participants []int) plan.Digest {
+func fingerprint(encoded []byte, world int, participants []int) checkpoint.Digest {
 	head := append(make([]byte, 0, 32+2*len(participants)+len(encoded)), "ckptstore local plan "...)
 	for _, n := range append([]int{Version, world, len(participants)}, participants...) {
 		head = binary.AppendUvarint(head, uint64(n))
 	}
-	return plan.Sum(append(head, encoded...))
+	return checkpoint.Sum(append(head, encoded...))
 }
 
 // unchecked is a local plan, encoded without checks.
-func unchecked(l plan.Local) []byte {
+func unchecked(l checkpoint.Local) []byte {
 	if hasChecks(l) {
 		l.Items = slices.Clone(l.Items)
 		for i := range l.Items {
-			l.Items[i].Check = plan.Check{}
+			l.Items[i].Check = checkpoint.Check{}
 		}
 	}
-	return plan.EncodeLocal(l)
+	return checkpoint.EncodeLocal(l)
 }
 
-func hasChecks(l plan.Local) bool {
-	return slices.ContainsFunc(l.Items, func(it plan.Item) bool { return it.Check != plan.Check{} })
+func hasChecks(l checkpoint.Local) bool {
+	return slices.ContainsFunc(l.Items, func(it checkpoint.Item) bool { return it.Check != checkpoint.Check{} })
 }
 
 // Known is a local plan and its [Fingerprint].
 type Known struct {
-	Fingerprint  plan.Digest
+	Fingerprint  checkpoint.Digest
 	Rank         int
 	Participants []int
 	Plan         []byte // encoded, without checks
@@ -57,9 +57,9 @@ type Known struct {
 // Shared is a layout in the forms that a save needs. Nothing of it may be
 // changed.
 type Shared struct {
-	Layout  plan.Layout
-	Shares  plan.Shares // of Layout
-	Encoded []byte      // plan.EncodeLayout of it
+	Layout  checkpoint.Layout
+	Shares  checkpoint.Shares // of Layout
+	Encoded []byte            // checkpoint.EncodeLayout of it
 }
 
 // Cache remembers the layouts of the last sets of local plans, and these
@@ -74,8 +74,8 @@ type Cache struct {
 
 // set is one set of local plans and what came of them.
 type set struct {
-	key    plan.Digest
-	plans  map[plan.Digest]Known
+	key    checkpoint.Digest
+	plans  map[checkpoint.Digest]Known
 	shared Shared
 }
 
@@ -84,21 +84,21 @@ func NewCache(size int) *Cache { return &Cache{size: max(size, 1)} }
 
 // keyOf is the same for plans in any order. Participants and ranks are in the
 // fingerprints.
-func keyOf(plans []Known) plan.Digest {
-	prints := make([]plan.Digest, len(plans))
+func keyOf(plans []Known) checkpoint.Digest {
+	prints := make([]checkpoint.Digest, len(plans))
 	for i, p := range plans {
 		prints[i] = p.Fingerprint
 	}
-	slices.SortFunc(prints, func(a, b plan.Digest) int { return bytes.Compare(a[:], b[:]) })
-	all := make([]byte, 0, len(prints)*len(plan.Digest{}))
+	slices.SortFunc(prints, func(a, b checkpoint.Digest) int { return bytes.Compare(a[:], b[:]) })
+	all := make([]byte, 0, len(prints)*len(checkpoint.Digest{}))
 	for _, p := range prints {
 		all = append(all, p[:]...)
 	}
-	return plan.Sum(all)
+	return checkpoint.Sum(all)
 }
 
 // Plan is the local plan that has a fingerprint, if the cache knows it.
-func (c *Cache) Plan(fingerprint plan.Digest) (Known, bool) {
+func (c *Cache) Plan(fingerprint checkpoint.Digest) (Known, bool) {
 	for _, s := range slices.Backward(c.sets) {
 		if p, ok := s.plans[fingerprint]; ok {
 			return p, true
@@ -124,7 +124,7 @@ func (c *Cache) Layout(plans []Known) (Shared, bool) {
 // new, and replaces its layout. Only a layout that was validated may be
 // added.
 func (c *Cache) Add(plans []Known, made Shared) {
-	s := &set{key: keyOf(plans), plans: make(map[plan.Digest]Known, len(plans)), shared: made}
+	s := &set{key: keyOf(plans), plans: make(map[checkpoint.Digest]Known, len(plans)), shared: made}
 	for _, p := range plans {
 		if have, ok := c.Plan(p.Fingerprint); ok {
 			p = have // its bytes are kept once

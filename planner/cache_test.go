@@ -8,50 +8,52 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"pgregory.net/rapid"
 )
 
 // known are local plans as a cache takes them.
-func known(locals []plan.Local, world int) (plans []planner.Known) {
+func known(locals []checkpoint.Local, world int) (plans []planner.Known) {
 	var ranks []int
 	for _, l := range locals {
 		ranks = append(ranks, l.Rank)
 	}
 	for _, l := range locals {
-		plans = append(plans, planner.Known{Fingerprint: planner.Fingerprint(l, world, ranks), Rank: l.Rank, Participants: ranks, Plan: plan.EncodeLocal(l)})
+		plans = append(plans, planner.Known{Fingerprint: planner.Fingerprint(l, world, ranks), Rank: l.Rank, Participants: ranks, Plan: checkpoint.EncodeLocal(l)})
 	}
 	return plans
 }
 
-func shared(l plan.Layout) planner.Shared {
-	return planner.Shared{Layout: l, Shares: l.Shares(), Encoded: plan.EncodeLayout(l)}
+func shared(l checkpoint.Layout) planner.Shared {
+	return planner.Shared{Layout: l, Shares: l.Shares(), Encoded: checkpoint.EncodeLayout(l)}
 }
 
 // changes are ways in which a plan may differ from the one before.
-var changes = map[string]func(l *plan.Local){
-	"dtype":          func(l *plan.Local) { l.Items[0].Shard.DType = tensor.Float64 },
-	"shape":          func(l *plan.Local) { l.Items[0].Shard.Global = tensor.Shape{20} },
-	"box":            func(l *plan.Local) { l.Items[0].Shard.Box = part(4, 4) },
-	"name":           func(l *plan.Local) { l.Items[0].Shard.FQN = "v" },
-	"path":           func(l *plan.Local) { l.Items[1].Path = plan.Path{plan.Key("a"), plan.Key("b")} },
-	"size":           func(l *plan.Local) { l.Items[1].Bytes++ },
-	"per rank":       func(l *plan.Local) { l.Items[1].PerRank = true },
-	"kind":           func(l *plan.Local) { l.Items[0] = value("w", 8, false) },
-	"one item more":  func(l *plan.Local) { l.Items = append(l.Items, value("more", 1, true)) },
-	"one item fewer": func(l *plan.Local) { l.Items = l.Items[1:] },
-	"order":          func(l *plan.Local) { slices.Reverse(l.Items) },
-	"rank":           func(l *plan.Local) { l.Rank++ },
+var changes = map[string]func(l *checkpoint.Local){
+	"dtype":          func(l *checkpoint.Local) { l.Items[0].Shard.DType = tensor.Float64 },
+	"shape":          func(l *checkpoint.Local) { l.Items[0].Shard.Global = tensor.Shape{20} },
+	"box":            func(l *checkpoint.Local) { l.Items[0].Shard.Box = part(4, 4) },
+	"name":           func(l *checkpoint.Local) { l.Items[0].Shard.FQN = "v" },
+	"path":           func(l *checkpoint.Local) { l.Items[1].Path = checkpoint.Path{checkpoint.Key("a"), checkpoint.Key("b")} },
+	"size":           func(l *checkpoint.Local) { l.Items[1].Bytes++ },
+	"per rank":       func(l *checkpoint.Local) { l.Items[1].PerRank = true },
+	"kind":           func(l *checkpoint.Local) { l.Items[0] = value("w", 8, false) },
+	"one item more":  func(l *checkpoint.Local) { l.Items = append(l.Items, value("more", 1, true)) },
+	"one item fewer": func(l *checkpoint.Local) { l.Items = l.Items[1:] },
+	"order":          func(l *checkpoint.Local) { slices.Reverse(l.Items) },
+	"rank":           func(l *checkpoint.Local) { l.Rank++ },
 }
 
-func somePlan(rank int) plan.Local {
-	return plan.Local{Rank: rank, Items: []plan.Item{item(shard("w", tensor.Shape{10}, part(0, 10))), value("a.b", 3, false)}}
+func somePlan(rank int) checkpoint.Local {
+	return checkpoint.Local{Rank: rank, Items: []checkpoint.Item{item(shard("w", tensor.Shape{10}, part(0, 10))), value("a.b", 3, false)}}
 }
 
 func TestFingerprint(t *testing.T) {
-	of := func(l plan.Local, world int, ranks ...int) plan.Digest { return planner.Fingerprint(l, world, ranks) }
+	of := func(l checkpoint.Local, world int, ranks ...int) checkpoint.Digest {
+		return planner.Fingerprint(l, world, ranks)
+	}
 	same := of(somePlan(0), 4, 0, 1)
 	for name, change := range changes {
 		l := somePlan(0)
@@ -59,14 +61,14 @@ func TestFingerprint(t *testing.T) {
 			t.Errorf("another %s has the same fingerprint", name)
 		}
 	}
-	for _, other := range []plan.Digest{of(somePlan(0), 5, 0, 1), of(somePlan(0), 4, 0, 2), of(somePlan(0), 4, 0), of(somePlan(0), 4, 0, 1, 2)} {
+	for _, other := range []checkpoint.Digest{of(somePlan(0), 5, 0, 1), of(somePlan(0), 4, 0, 2), of(somePlan(0), 4, 0), of(somePlan(0), 4, 0, 1, 2)} {
 		if other == same {
 			t.Error("another world or other participants have the same fingerprint")
 		}
 	}
 	l := somePlan(0)
 	l.Items[0] = checked(l.Items[0], "a")
-	if of(l, 4, 0, 1) != same || l.Items[0].Check == (plan.Check{}) {
+	if of(l, 4, 0, 1) != same || l.Items[0].Check == (checkpoint.Check{}) {
 		t.Error("a check changes the fingerprint, or is lost by making it")
 	}
 	// A fingerprint outlives the program that made it: it may change with
@@ -94,7 +96,7 @@ func TestCacheEqualsPlanningAgain(t *testing.T) {
 		})
 		for range rapid.IntRange(1, 12).Draw(t, "saves") {
 			world := rapid.IntRange(1, 3).Draw(t, "world")
-			var locals []plan.Local
+			var locals []checkpoint.Local
 			for rank := range world {
 				l := somePlan(rank)
 				if name := rapid.SampledFrom(append([]string{"", "", ""}, names...)).Draw(t, "change"); name != "" {
@@ -120,7 +122,7 @@ func TestCacheEqualsPlanningAgain(t *testing.T) {
 				}
 				continue
 			}
-			if hit && !bytes.Equal(got.Encoded, plan.EncodeLayout(made.Layout)) {
+			if hit && !bytes.Equal(got.Encoded, checkpoint.EncodeLayout(made.Layout)) {
 				t.Fatalf("the cache says\n%s\nwant\n%s", show(got.Layout), show(made.Layout))
 			}
 			slices.Reverse(plans)
@@ -143,7 +145,7 @@ func newSaver(t *testing.T, world int) *saver {
 }
 
 // say sends local plans of a checkpoint: in full, or the fingerprint alone.
-func (s *saver) say(id string, full bool, locals ...plan.Local) {
+func (s *saver) say(id string, full bool, locals ...checkpoint.Local) {
 	for _, l := range locals {
 		p := &events.LocalPlan{Attempt: 2, Checkpoint: id, Name: strings.TrimSuffix(id, ".a2"), Step: 5, Rank: l.Rank}
 		for rank := range s.world {
@@ -151,7 +153,7 @@ func (s *saver) say(id string, full bool, locals ...plan.Local) {
 		}
 		p.Fingerprint = planner.Fingerprint(l, s.world, p.Participants).String()
 		if full {
-			p.Plan = events.InlineBlob(plan.EncodeLocal(l))
+			p.Plan = events.InlineBlob(checkpoint.EncodeLocal(l))
 		}
 		s.tell(p)
 	}
@@ -204,7 +206,7 @@ func (s *saver) layout(id string) (text string) {
 			s.t.Fatal(err)
 		}
 		if g, ok := body.(*events.GlobalPlan); ok && g.Checkpoint == id {
-			l, err := plan.DecodeLayout(g.Layout.Inline)
+			l, err := checkpoint.DecodeLayout(g.Layout.Inline)
 			if err != nil {
 				s.t.Fatal(err)
 			}

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -51,12 +51,12 @@ func (c *cluster) append(body events.Body) events.Recorded {
 // a value for all and one of its own.
 func (c *cluster) plan(id string, rank int) *events.LocalPlan {
 	shape := tensor.Shape{int64(2 * c.world), 3}
-	l := plan.Local{Rank: rank, Items: []plan.Item{
+	l := checkpoint.Local{Rank: rank, Items: []checkpoint.Item{
 		item(shard("sharded", shape, rows(shape, c.world)[rank])),
 		item(shard("replica", tensor.Shape{5}, part(0, 5))),
 		value("config", 7, false), value("rng", 9, true),
 	}}
-	p := &events.LocalPlan{Attempt: 2, Checkpoint: id, Name: id[:len(id)-len(".a2")], Step: 5, Rank: rank, Plan: events.InlineBlob(plan.EncodeLocal(l))}
+	p := &events.LocalPlan{Attempt: 2, Checkpoint: id, Name: id[:len(id)-len(".a2")], Step: 5, Rank: rank, Plan: events.InlineBlob(checkpoint.EncodeLocal(l))}
 	for rank := range c.world {
 		p.Participants = append(p.Participants, rank)
 	}
@@ -68,13 +68,13 @@ func sealed(id string, rank int) *events.WriteSealed {
 }
 
 func written(id string, rank int) *events.WriteCompleted {
-	return &events.WriteCompleted{Attempt: 2, Checkpoint: id, Rank: rank, IndexDigest: plan.Sum(fmt.Append(nil, id, rank)).String()}
+	return &events.WriteCompleted{Attempt: 2, Checkpoint: id, Rank: rank, IndexDigest: checkpoint.Sum(fmt.Append(nil, id, rank)).String()}
 }
 
 func committed(c planner.Commit) *events.CheckpointCommitted {
 	return &events.CheckpointCommitted{
 		Attempt: c.Manifest.Attempt, Checkpoint: c.Manifest.Checkpoint,
-		Manifest: plan.Sum(plan.EncodeManifest(c.Manifest)).String(), Bytes: c.Bytes,
+		Manifest: checkpoint.Sum(checkpoint.EncodeManifest(c.Manifest)).String(), Bytes: c.Bytes,
 	}
 }
 
@@ -156,7 +156,7 @@ func happy(t *testing.T, world int, ids ...string) (*cluster, map[string][]byte)
 		}
 		commits, _ := c.settle(coord, start)
 		for _, commit := range commits {
-			manifests[commit.Manifest.Checkpoint] = plan.EncodeManifest(commit.Manifest)
+			manifests[commit.Manifest.Checkpoint] = checkpoint.EncodeManifest(commit.Manifest)
 		}
 	}
 	say(&events.GroupStarted{Attempt: 2, WorldSize: world})

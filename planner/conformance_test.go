@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -23,7 +23,7 @@ import (
 // tensor of 4 × 8.
 func TestConformanceLocalPlan(t *testing.T) {
 	locals := fourRanks()
-	got, err := plan.DecodeLocal(plan.EncodeLocal(locals[1]))
+	got, err := checkpoint.DecodeLocal(checkpoint.EncodeLocal(locals[1]))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,10 +41,10 @@ func TestConformanceLocalPlan(t *testing.T) {
 	}
 }
 
-func fourRanks() (locals []plan.Local) {
+func fourRanks() (locals []checkpoint.Local) {
 	whole := tensor.Shape{10}
 	for rank := range 4 {
-		locals = append(locals, plan.Local{Rank: rank, Items: []plan.Item{
+		locals = append(locals, checkpoint.Local{Rank: rank, Items: []checkpoint.Item{
 			item(shard("tensor", whole, whole.Full())), value("list", 20, false),
 			item(shard("sharded", tensor.Shape{32}, part(8*int64(rank), 8))),
 		}})
@@ -68,7 +68,7 @@ func TestConformanceGlobalPlan(t *testing.T) {
 			if it.Value {
 				continue
 			}
-			at := slices.IndexFunc(layout.Tensors, func(t plan.Tensor) bool { return t.FQN == it.Shard.FQN })
+			at := slices.IndexFunc(layout.Tensors, func(t checkpoint.Tensor) bool { return t.FQN == it.Shard.FQN })
 			c := layout.Tensors[at].Chunks[next[it.Shard.FQN]]
 			if c.Rank != l.Rank || !c.Box.Equal(it.Shard.Box) {
 				t.Errorf("rank %d writes %v, the layout has %v there", l.Rank, it.Shard.Box, c)
@@ -84,19 +84,19 @@ func TestConformanceGlobalPlan(t *testing.T) {
 // A tensor of 4 elements, and what is right or wrong with a plan for it.
 func TestConformanceValidation(t *testing.T) {
 	four := tensor.Shape{4}
-	typed := func(d tensor.DType, shape tensor.Shape, b tensor.Box) plan.Item {
+	typed := func(d tensor.DType, shape tensor.Shape, b tensor.Box) checkpoint.Item {
 		s := shard("w", shape, b)
 		s.DType = d
 		return item(s)
 	}
-	ranks := func(items ...plan.Item) (locals []plan.Local) {
+	ranks := func(items ...checkpoint.Item) (locals []checkpoint.Local) {
 		for rank, it := range items {
-			locals = append(locals, plan.Local{Rank: rank, Items: []plan.Item{it}})
+			locals = append(locals, checkpoint.Local{Rank: rank, Items: []checkpoint.Item{it}})
 		}
 		return locals
 	}
 	for name, c := range map[string]struct {
-		locals []plan.Local
+		locals []checkpoint.Local
 		want   string
 	}{
 		"0+1, 1+1, 2+1, 3+1":        {spread(four, part(0, 1), part(1, 1), part(2, 1), part(3, 1)), "no error"},
@@ -119,7 +119,7 @@ func TestConformanceValidation(t *testing.T) {
 }
 
 // showReads writes reads as the cases are written.
-func showReads(reads []plan.Read, want tensor.Box) string {
+func showReads(reads []checkpoint.Read, want tensor.Box) string {
 	var all []string
 	for _, r := range reads {
 		var dest, from []string
@@ -160,7 +160,7 @@ func TestConformanceReads(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			layout := global(t, spread(c.shape, c.saved...))
-			wants := []plan.Want{{Shard: shard("w", c.shape, c.want)}}
+			wants := []checkpoint.Want{{Shard: shard("w", c.shape, c.want)}}
 			reads, err := planner.NewLoader(layout).Load(wants)
 			if strings.HasPrefix(c.reads, "tensor") {
 				problems(t, err, c.reads)
@@ -195,16 +195,16 @@ func TestConformanceShardZero(t *testing.T) {
 
 // pairs loads every ordered pair of layouts of a shape, each a list of local
 // plans that is also what its ranks want.
-func pairs(t *testing.T, shape tensor.Shape, layouts map[string][]plan.Local) {
+func pairs(t *testing.T, shape tensor.Shape, layouts map[string][]checkpoint.Local) {
 	for savedAs, saved := range layouts {
 		layout := global(t, saved)
 		stored, p := write(t, layout, len(saved)), planner.NewLoader(layout)
 		for wantedAs, wanted := range layouts {
 			t.Run(fmt.Sprintf("%v %s to %s", shape, savedAs, wantedAs), func(t *testing.T) {
 				for _, l := range wanted {
-					var wants []plan.Want
+					var wants []checkpoint.Want
 					for _, it := range l.Items {
-						wants = append(wants, plan.Want{Shard: it.Shard})
+						wants = append(wants, checkpoint.Want{Shard: it.Shard})
 					}
 					stored.load(t, p, wants)
 				}
@@ -225,7 +225,7 @@ func TestConformanceLayouts(t *testing.T) {
 		return boxes
 	}
 	five := bands(2, 1, 3, 3, 1)
-	pairs(t, shape, map[string][]plan.Local{
+	pairs(t, shape, map[string][]checkpoint.Local{
 		"2 chunks":                 spread(shape, bands(5, 5)...),
 		"4 chunks on r0,r1,r1,r0":  parts(shape, []tensor.Box{quarter(0, 0), quarter(1, 1)}, []tensor.Box{quarter(0, 1), quarter(1, 0)}),
 		"rows 2,1,3,3,1":           parts(shape, []tensor.Box{five[0], five[2], five[4]}, []tensor.Box{five[1], five[3]}),
@@ -234,14 +234,14 @@ func TestConformanceLayouts(t *testing.T) {
 		"whole on both":            spread(shape, shape.Full(), shape.Full()),
 		"rows on one, none on two": spread(shape, shape.Full(), box([]int64{10, 0}, []int64{0, 20})),
 	})
-	pairs(t, tensor.Shape{32}, map[string][]plan.Local{
+	pairs(t, tensor.Shape{32}, map[string][]checkpoint.Local{
 		"8,24": spread(tensor.Shape{32}, part(0, 8), part(8, 24)), "10,22": spread(tensor.Shape{32}, part(0, 10), part(10, 22)),
 	})
 }
 
 // mesh places a tensor on a mesh of ranks: along each dimension of the mesh it
 // is sharded in a dimension of its own, or, for -1, replicated.
-func mesh(shape tensor.Shape, dims, placement []int) []plan.Local {
+func mesh(shape tensor.Shape, dims, placement []int) []checkpoint.Local {
 	places := []tensor.Box{shape.Full()}
 	for d, n := range dims {
 		var next []tensor.Box
@@ -258,7 +258,7 @@ func mesh(shape tensor.Shape, dims, placement []int) []plan.Local {
 }
 
 func TestConformanceMeshes(t *testing.T) {
-	shape, layouts := tensor.Shape{4, 4}, map[string][]plan.Local{}
+	shape, layouts := tensor.Shape{4, 4}, map[string][]checkpoint.Local{}
 	for _, dims := range [][]int{{2}, {3}, {4}, {2, 2}, {3, 2}} {
 		choices := 1
 		for range dims {

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"pgregory.net/rapid"
 )
@@ -83,7 +83,7 @@ func boxIn(t *rapid.T, shape tensor.Shape) tensor.Box {
 func TestAnyLayoutToAnyLayoutAndDType(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		world := rapid.IntRange(1, 5).Draw(t, "world")
-		locals := make([]plan.Local, world)
+		locals := make([]checkpoint.Local, world)
 		for rank := range locals {
 			locals[rank].Rank = rank
 		}
@@ -109,7 +109,7 @@ func TestAnyLayoutToAnyLayoutAndDType(t *testing.T) {
 				stored[place(l.Rank, w.fqn, it.Shard.Box)] = w.cut(it.Shard.Box)
 			}
 		}
-		var wants []plan.Want
+		var wants []checkpoint.Want
 		var must [][]byte
 		for range rapid.IntRange(1, 6).Draw(t, "wants") {
 			w := rapid.SampledFrom(tensors).Draw(t, "of")
@@ -121,7 +121,7 @@ func TestAnyLayoutToAnyLayoutAndDType(t *testing.T) {
 			}
 			want := w.as(t, rapid.SampledFrom(targets).Draw(t, "as"))
 			b := boxIn(t, w.shape)
-			wants, must = append(wants, plan.Want{Shard: want.shard(b)}), append(must, want.cut(b))
+			wants, must = append(wants, checkpoint.Want{Shard: want.shard(b)}), append(must, want.cut(b))
 		}
 		reads, err := planner.NewLoader(layout).Load(wants)
 		if err != nil {

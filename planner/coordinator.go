@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // Coordinator is the state of all open saves of one attempt, as a state
@@ -32,7 +32,7 @@ type Coordinator struct {
 	cfg      CoordinatorConfig
 	saves    map[string]*save
 	cache    *Cache
-	decoder  plan.LocalDecoder
+	decoder  checkpoint.LocalDecoder
 	ended    map[string]bool                  // IDs that were committed or aborted
 	refused  map[string][]*events.WriteFailed // of saves that no plan has opened yet
 	exited   map[int]string                   // ranks whose process ended, and how
@@ -78,13 +78,13 @@ type Publish struct{ Body events.Body }
 type Write struct {
 	Checkpoint string
 	Rank       int
-	Items      []plan.Item
+	Items      []checkpoint.Item
 }
 
 // Commit asks to make the manifest durable, to append checkpoint.committed
 // with its digest, and to write the receipt, in that order.
 type Commit struct {
-	Manifest plan.Manifest
+	Manifest checkpoint.Manifest
 	Bytes    int64
 }
 
@@ -109,7 +109,7 @@ type save struct {
 	unknown      []int         // ranks whose fingerprint was not known when it came
 	shared       *Shared       // the layout, once it is in the log
 	sealed       map[int]bool
-	writes       map[int]plan.Digest
+	writes       map[int]checkpoint.Digest
 	failure      *events.CheckpointAborted // why it must be aborted
 
 	deadline time.Time
@@ -262,13 +262,13 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 }
 
 // manifest is a pure function of the log up to the last write.
-func (c *Coordinator) manifest(s *save) plan.Manifest {
-	m := plan.Manifest{
+func (c *Coordinator) manifest(s *save) checkpoint.Manifest {
+	m := checkpoint.Manifest{
 		Store: c.cfg.Store, Run: c.cfg.Run, Trial: c.cfg.Trial, Checkpoint: s.id, Name: s.name,
 		Step: s.step, Attempt: c.cfg.Attempt, WorldSize: c.cfg.WorldSize, Layout: s.shared.Layout,
 	}
 	for _, rank := range s.participants {
-		m.Ranks = append(m.Ranks, plan.RankIndex{Rank: rank, Index: s.writes[rank]})
+		m.Ranks = append(m.Ranks, checkpoint.RankIndex{Rank: rank, Index: s.writes[rank]})
 	}
 	return m
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // Apply folds one event of the log, in sequence order. Blobs must have been
@@ -70,7 +70,7 @@ func (c *Coordinator) progress(body events.Body) {
 		}
 	case *events.WriteCompleted:
 		if s := c.saves[b.Checkpoint]; s != nil && slices.Contains(s.participants, b.Rank) {
-			index, err := plan.ParseDigest(b.IndexDigest)
+			index, err := checkpoint.ParseDigest(b.IndexDigest)
 			if err != nil {
 				s.fail(fmt.Sprintf("what rank %d has written has no index: %v", b.Rank, err), b.Rank)
 				return
@@ -105,7 +105,7 @@ func (c *Coordinator) open(id string, seq uint64) *save {
 	if s == nil {
 		s = &save{
 			id: id, seq: seq, offers: map[int]offer{}, sealed: map[int]bool{},
-			writes: map[int]plan.Digest{}, asked: map[string]bool{}, written: map[int]bool{},
+			writes: map[int]checkpoint.Digest{}, asked: map[string]bool{}, written: map[int]bool{},
 		}
 		c.saves[id] = s
 	}

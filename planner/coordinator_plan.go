@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // cachedSets is how many sets of local plans a coordinator remembers: those
@@ -17,8 +17,8 @@ const cachedSets = 4
 // offer is the local plan of one rank in one save.
 type offer struct {
 	known   Known
-	local   *plan.Local // nil until it is needed, if only the fingerprint came
-	checked bool        // some of its items have checks
+	local   *checkpoint.Local // nil until it is needed, if only the fingerprint came
+	checked bool              // some of its items have checks
 }
 
 // localPlan folds the plan of a rank. One that was in this log before need
@@ -86,7 +86,7 @@ func (c *Coordinator) learn(b *events.LocalPlan) (offer, error) {
 
 // recall makes an offer of a fingerprint.
 func (c *Coordinator) recall(b *events.LocalPlan) (offer, bool, error) {
-	digest, err := plan.ParseDigest(b.Fingerprint)
+	digest, err := checkpoint.ParseDigest(b.Fingerprint)
 	if err != nil {
 		return offer{}, false, fmt.Errorf("neither a plan nor its fingerprint: %w", err)
 	}
@@ -124,7 +124,7 @@ func (c *Coordinator) global(s *save) []Command {
 		g.Layout = events.InlineBlob(made.Encoded)
 		return []Command{Publish{g}}
 	}
-	var locals []plan.Local
+	var locals []checkpoint.Local
 	for _, rank := range s.participants {
 		o := s.offers[rank]
 		if o.local == nil {
@@ -146,7 +146,7 @@ func (c *Coordinator) global(s *save) []Command {
 		s.fail("replicas differ between the ranks: "+shorten(err.Error()), made.Disagreements.ranks()...)
 		return nil
 	}
-	g.Layout = events.InlineBlob(plan.EncodeLayout(made.Layout))
+	g.Layout = events.InlineBlob(checkpoint.EncodeLayout(made.Layout))
 	g.Disagreements, g.MoreDisagreements = made.Disagreements.listed()
 	return []Command{Publish{g}}
 }
@@ -159,9 +159,9 @@ func (c *Coordinator) globalPlan(s *save, b *events.GlobalPlan) {
 	made, ok := c.cache.Layout(plans)
 	if !ok || !bytes.Equal(made.Encoded, b.Layout.Inline) {
 		err := unresolved(b.Layout)
-		var layout plan.Layout
+		var layout checkpoint.Layout
 		if err == nil {
-			layout, err = plan.DecodeLayout(b.Layout.Inline)
+			layout, err = checkpoint.DecodeLayout(b.Layout.Inline)
 		}
 		if err != nil {
 			s.fail(fmt.Sprintf("the plan of all ranks cannot be read: %v", err))

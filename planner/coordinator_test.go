@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/cockroachdb/datadriven"
 )
@@ -88,12 +88,12 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		}
 		return s.tick(start.Add(after), d.HasArg("execute"))
 	case "plan":
-		local := plan.Local{Rank: rank}
+		local := checkpoint.Local{Rank: rank}
 		for _, line := range strings.Split(d.Input, "\n") {
 			local.Items = append(local.Items, parseItem(t, strings.Fields(line))...)
 		}
 		p := &events.LocalPlan{
-			Attempt: attempt, Checkpoint: id, Name: "step-5", Step: int64(number("step", 5)), Rank: rank, Plan: events.InlineBlob(plan.EncodeLocal(local)),
+			Attempt: attempt, Checkpoint: id, Name: "step-5", Step: int64(number("step", 5)), Rank: rank, Plan: events.InlineBlob(checkpoint.EncodeLocal(local)),
 		}
 		if d.HasArg("bytes") {
 			p.Plan = events.InlineBlob([]byte(arg("bytes", "")))
@@ -111,7 +111,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	case "seal":
 		body = &events.WriteSealed{Attempt: attempt, Checkpoint: id, Rank: rank}
 	case "written":
-		body = &events.WriteCompleted{Attempt: attempt, Checkpoint: id, Rank: rank, IndexDigest: arg("index", plan.Sum(fmt.Append(nil, id, rank)).String())}
+		body = &events.WriteCompleted{Attempt: attempt, Checkpoint: id, Rank: rank, IndexDigest: arg("index", checkpoint.Sum(fmt.Append(nil, id, rank)).String())}
 	case "failed":
 		body = &events.WriteFailed{Attempt: attempt, Checkpoint: id, Rank: rank, Error: arg("error", "disk full")}
 	case "exit":
@@ -153,12 +153,12 @@ func parse(t *testing.T, s string) int {
 }
 
 // parseItem reads one line of a plan: numbers of a list are joined by "x".
-func parseItem(t *testing.T, words []string) []plan.Item {
+func parseItem(t *testing.T, words []string) []checkpoint.Item {
 	if len(words) == 0 {
 		return nil
 	}
 	if words[1] == "value" {
-		return []plan.Item{value(words[0], int64(parse(t, words[2])), len(words) == 4)}
+		return []checkpoint.Item{value(words[0], int64(parse(t, words[2])), len(words) == 4)}
 	}
 	list := func(s string) (ns []int64) {
 		for n := range strings.SplitSeq(s, "x") {
@@ -173,7 +173,7 @@ func parseItem(t *testing.T, words []string) []plan.Item {
 			t.Fatal(err)
 		}
 	}
-	return []plan.Item{item(s)}
+	return []checkpoint.Item{item(s)}
 }
 
 // tick shows what is due, the deadline after it and what is open.
@@ -221,7 +221,7 @@ func (s *script) show(out *strings.Builder, command planner.Command) events.Body
 		if !ok {
 			s.t.Fatal(fmt.Sprintf("publish %+v", c.Body))
 		}
-		layout, err := plan.DecodeLayout(g.Layout.Inline)
+		layout, err := checkpoint.DecodeLayout(g.Layout.Inline)
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -237,7 +237,7 @@ func (s *script) show(out *strings.Builder, command planner.Command) events.Body
 			ranks = append(ranks, r.Rank)
 		}
 		fmt.Fprintf(out, "commit %s of %s %s/%s, name %s, step %d, attempt %d, world %d, ranks %v, %d bytes, manifest %.12s\n",
-			m.Checkpoint, m.Store, m.Run, m.Trial, m.Name, m.Step, m.Attempt, m.WorldSize, ranks, c.Bytes, plan.Sum(plan.EncodeManifest(m)))
+			m.Checkpoint, m.Store, m.Run, m.Trial, m.Name, m.Step, m.Attempt, m.WorldSize, ranks, c.Bytes, checkpoint.Sum(checkpoint.EncodeManifest(m)))
 		return committed(c)
 	}
 	s.t.Fatal(fmt.Sprintf("unknown command %T", command))

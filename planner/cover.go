@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -17,7 +17,7 @@ type cover struct {
 
 // check reports chunks of t that overlap and, if it must be whole, parts that
 // none covers.
-func (v *cover) check(t plan.Tensor, whole bool) []error {
+func (v *cover) check(t checkpoint.Tensor, whole bool) []error {
 	volume := int64(0)
 	for _, c := range t.Chunks {
 		volume += c.Box.Volume()
@@ -32,7 +32,7 @@ func (v *cover) check(t plan.Tensor, whole bool) []error {
 // starts of all chunks make, and no two are the same: then none overlap. All
 // that a mesh makes is such a grid, cut in any order of dimensions, and
 // costs one sort a dimension; what is not has to be swept.
-func (v *cover) cellular(t plan.Tensor) bool {
+func (v *cover) cellular(t checkpoint.Tensor) bool {
 	for len(v.edges) < len(t.Shape) {
 		v.edges = append(v.edges, nil)
 	}
@@ -97,20 +97,20 @@ const (
 
 // sweep finds the overlaps and the holes of a tensor that is no grid, as many
 // as are reported.
-func sweep(t plan.Tensor, whole bool) (problems []error) {
+func sweep(t checkpoint.Tensor, whole bool) (problems []error) {
 	volume := int64(0)
 	// Chunks sorted by their start in one dimension can only overlap with
 	// those that have not ended there yet.
 	chunks, dim := slices.Clone(t.Chunks), divided(t)
 	if dim >= 0 {
-		slices.SortStableFunc(chunks, func(a, b plan.Chunk) int {
+		slices.SortStableFunc(chunks, func(a, b checkpoint.Chunk) int {
 			return cmp.Compare(a.Box.Offsets[dim], b.Box.Offsets[dim])
 		})
 	}
-	var active []plan.Chunk
+	var active []checkpoint.Chunk
 	for _, c := range chunks {
 		volume += c.Box.Volume()
-		active = slices.DeleteFunc(active, func(a plan.Chunk) bool {
+		active = slices.DeleteFunc(active, func(a checkpoint.Chunk) bool {
 			return dim >= 0 && a.Box.Offsets[dim]+a.Box.Sizes[dim] <= c.Box.Offsets[dim]
 		})
 		for _, a := range active {
@@ -150,7 +150,7 @@ func capped(problems []error) []error {
 
 // divided is the dimension that the first chunk of t takes the least of, or
 // -1 where there is none: few chunks of a regular layout share a place in it.
-func divided(t plan.Tensor) int {
+func divided(t checkpoint.Tensor) int {
 	dim, least := -1, 2.0
 	for d, n := range t.Shape {
 		if len(t.Chunks) > 0 && n > 0 {
@@ -164,7 +164,7 @@ func divided(t plan.Tensor) int {
 
 // missing is the part of box that no chunk covers, as disjoint boxes; not all,
 // where chunks cut it into more than maxBoxes: what is left then is no finding.
-func missing(box tensor.Box, chunks []plan.Chunk) (left []tensor.Box, all bool) {
+func missing(box tensor.Box, chunks []checkpoint.Chunk) (left []tensor.Box, all bool) {
 	if box.Empty() {
 		return nil, true
 	}

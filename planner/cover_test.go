@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"pgregory.net/rapid"
 )
@@ -29,9 +29,9 @@ func TestCoverIsExact(t *testing.T) {
 		}
 		seen := map[string]bool{}
 		counts := make([]int, max(shape.Volume(), 1))
-		var locals []plan.Local
+		var locals []checkpoint.Local
 		for rank, b := range boxes {
-			locals = append(locals, plan.Local{Rank: rank, Items: []plan.Item{item(shard("w", shape, b))}})
+			locals = append(locals, checkpoint.Local{Rank: rank, Items: []checkpoint.Item{item(shard("w", shape, b))}})
 			if seen[fmt.Sprint(b)] || b.Empty() {
 				continue
 			}
@@ -48,7 +48,7 @@ func TestCoverIsExact(t *testing.T) {
 				}
 			}
 		}
-		locals = append(locals, plan.Local{Rank: len(boxes)}, plan.Local{Rank: len(boxes) + 1})
+		locals = append(locals, checkpoint.Local{Rank: len(boxes)}, checkpoint.Local{Rank: len(boxes) + 1})
 		bad := len(boxes) > 0 && shape.Volume() > 0 && slices.ContainsFunc(counts, func(n int) bool { return n != 1 })
 		if _, err := planner.Global(locals); (err != nil) != bad {
 			t.Fatalf("boxes %v of shape %v: %v, and elements are covered %v times", boxes, shape, err, counts)
@@ -81,18 +81,18 @@ func TestCoverOfLargeGrids(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			shape := tensor.Shape{9000, 9000, 9000}
 			x, y, z := edges(9000, c.parts[0], c.even), edges(9000, c.parts[1], c.even), edges(9000, c.parts[2], c.even)
-			var locals []plan.Local
+			var locals []checkpoint.Local
 			for k := range len(z) - 1 {
 				for j := range len(y) - 1 {
 					for i := range len(x) - 1 {
 						b := box([]int64{x[i], y[j], z[k]}, []int64{x[i+1] - x[i], y[j+1] - y[j], z[k+1] - z[k]})
-						locals = append(locals, plan.Local{Rank: len(locals), Items: []plan.Item{item(shard("w", shape, b))}})
+						locals = append(locals, checkpoint.Local{Rank: len(locals), Items: []checkpoint.Item{item(shard("w", shape, b))}})
 					}
 				}
 			}
 			count := len(locals)
 			for _, l := range locals[:count:count] {
-				locals = append(locals, plan.Local{Rank: len(locals), Items: l.Items})
+				locals = append(locals, checkpoint.Local{Rank: len(locals), Items: l.Items})
 			}
 			if got := global(t, locals); len(got.Tensors[0].Chunks) != count {
 				t.Errorf("%d boxes of %d are stored", len(got.Tensors[0].Chunks), count)
@@ -124,7 +124,7 @@ func TestCoverFindsFew(t *testing.T) {
 		"overlaps and holes": {3, 4, 1, "more of its 3000 boxes overlap", 30},
 	} {
 		t.Run(name, func(t *testing.T) {
-			locals := []plan.Local{{Rank: 0}, {Rank: 1}}
+			locals := []checkpoint.Local{{Rank: 0}, {Rank: 1}}
 			for k := range c.tensors {
 				for i := range int64(n / c.tensors) {
 					b := box([]int64{i * c.step, 0}, []int64{c.size, 2})

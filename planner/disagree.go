@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -70,9 +70,9 @@ func (d Disagreements) listed() (list []events.Disagreement, more int) {
 }
 
 // disagree compares a value with the same one of the ranks before.
-func (o *Offers) disagree(value, rank int, it *plan.Item) {
+func (o *Offers) disagree(value, rank int, it *checkpoint.Item) {
 	ref := &o.checks[value]
-	switch none := (plan.Check{}); {
+	switch none := (checkpoint.Check{}); {
 	case it.Check == none || it.Check == *ref:
 	case *ref == none:
 		*ref = it.Check
@@ -86,10 +86,10 @@ func (o *Offers) disagree(value, rank int, it *plan.Item) {
 
 // compare finds whether the holders of a box have the same bytes.
 func (o *Offers) compare(t *offered, holders []span) {
-	var ref plan.Check
+	var ref checkpoint.Check
 	var ranks []int
 	for _, h := range holders {
-		switch c, none := o.locals[h.local].Items[h.item].Check, (plan.Check{}); {
+		switch c, none := o.locals[h.local].Items[h.item].Check, (checkpoint.Check{}); {
 		case c == none || c == ref:
 		case ref == none:
 			ref = c

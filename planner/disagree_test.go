@@ -7,14 +7,14 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"pgregory.net/rapid"
 )
 
 // checked is an item whose bytes have a check of one letter; none for "-".
-func checked(it plan.Item, check string) plan.Item {
+func checked(it checkpoint.Item, check string) checkpoint.Item {
 	if check != "-" {
 		it.Check[3] = check[0]
 	}
@@ -24,10 +24,10 @@ func checked(it plan.Item, check string) plan.Item {
 // halves offers the two halves of a replicated tensor w of 8 elements, one
 // more tensor and a value on each rank; each rank's word has the checks of
 // these four.
-func halves(words ...string) (locals []plan.Local) {
+func halves(words ...string) (locals []checkpoint.Local) {
 	shape := tensor.Shape{8}
 	for rank, w := range words {
-		locals = append(locals, plan.Local{Rank: rank, Items: []plan.Item{
+		locals = append(locals, checkpoint.Local{Rank: rank, Items: []checkpoint.Item{
 			checked(item(shard("w", shape, part(0, 4))), w[:1]), checked(item(shard("w", shape, part(4, 4))), w[1:2]),
 			checked(item(shard("other", shape, part(0, 8))), w[2:3]), checked(value("config", 3, false), w[3:]),
 		}})
@@ -115,7 +115,7 @@ func TestDisagreeingTensorIsTheLowestRanks(t *testing.T) {
 		}
 		for rank := range locals {
 			for i := range locals[rank].Items {
-				locals[rank].Items[i].Check = plan.Check{}
+				locals[rank].Items[i].Check = checkpoint.Check{}
 			}
 		}
 		if plain := global(t, locals); want == 0 && show(plain) != show(made.Layout) {
@@ -135,14 +135,14 @@ func column(words []string, at int) string {
 // The coordinator lists what differs in the global plan; a strict one aborts
 // and names the ranks.
 func TestCoordinatorTellsDisagreements(t *testing.T) {
-	save := func(strict bool, locals []plan.Local) events.Body {
+	save := func(strict bool, locals []checkpoint.Local) events.Body {
 		c := cluster{t: t, world: len(locals)}
 		cfg := config(c.world)
 		cfg.Strict = strict
 		coord := planner.NewCoordinator(cfg)
 		for rank, l := range locals {
 			p := c.plan("step-5.a2", rank)
-			p.Plan = events.InlineBlob(plan.EncodeLocal(l))
+			p.Plan = events.InlineBlob(checkpoint.EncodeLocal(l))
 			if err := coord.Apply(c.append(p)); err != nil {
 				t.Fatal(err)
 			}
@@ -168,7 +168,7 @@ func TestCoordinatorTellsDisagreements(t *testing.T) {
 		t.Errorf("a strict save whose replicas agree ended as %+v", g)
 	}
 
-	many := []plan.Local{{Rank: 0}, {Rank: 1}}
+	many := []checkpoint.Local{{Rank: 0}, {Rank: 1}}
 	for i := range 2000 {
 		it := item(shard(fmt.Sprintf("tensor.%04d", i), tensor.Shape{4}, part(0, 4)))
 		many[0].Items = append(many[0].Items, checked(it, "a"))

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -72,12 +72,12 @@ func TestReasonIsBounded(t *testing.T) {
 	c := &cluster{t: t, world: 2}
 	coord := planner.NewCoordinator(config(2))
 	for rank := range 2 {
-		l := plan.Local{Rank: rank}
+		l := checkpoint.Local{Rank: rank}
 		for i := range 2000 {
 			l.Items = append(l.Items, item(shard(fmt.Sprint("w", i), tensor.Shape{4}, part(int64(rank), 3))))
 		}
 		p := c.plan("x.a2", rank)
-		p.Plan = events.InlineBlob(plan.EncodeLocal(l))
+		p.Plan = events.InlineBlob(checkpoint.EncodeLocal(l))
 		if err := coord.Apply(c.append(p)); err != nil {
 			t.Fatal(err)
 		}

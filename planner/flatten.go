@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // Mapping is a mapping of a state dict with the order of its keys, which a
@@ -21,7 +21,7 @@ type Entry struct{ Key, Value any }
 // Leaf is one tensor or value of a flat state dict.
 type Leaf struct {
 	FQN   string
-	Path  plan.Path // never empty
+	Path  checkpoint.Path // never empty
 	Value any
 }
 
@@ -37,7 +37,7 @@ type Leaf struct {
 // that two leaves have, each with both paths, and all keys that no string
 // stands for.
 func Flatten(state Mapping, tensor func(any) bool) ([]Leaf, error) {
-	f := flattener{tensor: tensor, seen: map[string]plan.Path{}}
+	f := flattener{tensor: tensor, seen: map[string]checkpoint.Path{}}
 	f.descend(nil, state)
 	if err := errors.Join(f.problems...); err != nil {
 		return nil, fmt.Errorf("flatten the state dict: %w", err)
@@ -48,11 +48,11 @@ func Flatten(state Mapping, tensor func(any) bool) ([]Leaf, error) {
 type flattener struct {
 	tensor   func(any) bool
 	leaves   []Leaf
-	seen     map[string]plan.Path
+	seen     map[string]checkpoint.Path
 	problems []error
 }
 
-func (f *flattener) visit(path plan.Path, value any) {
+func (f *flattener) visit(path checkpoint.Path, value any) {
 	if !f.leaf(value) {
 		f.descend(path, value)
 		return
@@ -80,7 +80,7 @@ func (f *flattener) leaf(value any) bool {
 	return true
 }
 
-func (f *flattener) descend(path plan.Path, value any) {
+func (f *flattener) descend(path checkpoint.Path, value any) {
 	path = slices.Clip(path) // so that each child's is its own
 	switch v := value.(type) {
 	case Mapping:
@@ -90,7 +90,7 @@ func (f *flattener) descend(path plan.Path, value any) {
 				f.problems = append(f.problems, fmt.Errorf("%v: %w", path, err))
 				continue
 			}
-			f.visit(append(path, plan.Key(key)), e.Value)
+			f.visit(append(path, checkpoint.Key(key)), e.Value)
 		}
 	case map[string]any:
 		keys := make([]string, 0, len(v))
@@ -99,11 +99,11 @@ func (f *flattener) descend(path plan.Path, value any) {
 		}
 		slices.Sort(keys)
 		for _, key := range keys {
-			f.visit(append(path, plan.Key(key)), v[key])
+			f.visit(append(path, checkpoint.Key(key)), v[key])
 		}
 	case []any:
 		for i, e := range v {
-			f.visit(append(path, plan.Index(i)), e)
+			f.visit(append(path, checkpoint.Index(i)), e)
 		}
 	}
 }
@@ -165,11 +165,11 @@ func Unflatten(leaves []Leaf) (Mapping, error) {
 type node struct {
 	leaf     *Leaf
 	children []*child
-	at       map[plan.PathElement]*child
+	at       map[checkpoint.PathElement]*child
 }
 
 type child struct {
-	element plan.PathElement
+	element checkpoint.PathElement
 	node
 }
 
@@ -191,7 +191,7 @@ func (n *node) set(l Leaf) error {
 		if c == nil {
 			c = &child{element: e}
 			if n.at == nil {
-				n.at = map[plan.PathElement]*child{}
+				n.at = map[checkpoint.PathElement]*child{}
 			}
 			n.at[e] = c
 			n.children = append(n.children, c)
@@ -208,7 +208,7 @@ func (n *node) set(l Leaf) error {
 	return nil
 }
 
-func (n *node) value(path plan.Path) (any, error) {
+func (n *node) value(path checkpoint.Path) (any, error) {
 	if n.leaf != nil {
 		return n.leaf.Value, nil
 	}

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"pgregory.net/rapid"
 )
 
@@ -70,23 +70,23 @@ func TestFlatten(t *testing.T) {
 }
 
 func TestUnflattenRefusesContradictions(t *testing.T) {
-	leaf := func(path ...plan.PathElement) planner.Leaf {
-		return planner.Leaf{FQN: plan.Path(path).FQN(), Path: path, Value: 1}
+	leaf := func(path ...checkpoint.PathElement) planner.Leaf {
+		return planner.Leaf{FQN: checkpoint.Path(path).FQN(), Path: path, Value: 1}
 	}
-	a, b, zero := plan.Key("a"), plan.Key("b"), plan.Index(0)
+	a, b, zero := checkpoint.Key("a"), checkpoint.Key("b"), checkpoint.Index(0)
 	for name, c := range map[string]struct {
 		leaves []planner.Leaf
 		want   string
 	}{
 		"no path":         {[]planner.Leaf{{FQN: "a"}}, `"a" has no path`},
-		"another's path":  {[]planner.Leaf{{FQN: "a", Path: plan.Path{b}}}, `"a" has the path ["b"], which is that of "b"`},
+		"another's path":  {[]planner.Leaf{{FQN: "a", Path: checkpoint.Path{b}}}, `"a" has the path ["b"], which is that of "b"`},
 		"twice":           {[]planner.Leaf{leaf(a), leaf(a)}, `["a"] is there twice`},
 		"in a value":      {[]planner.Leaf{leaf(a), leaf(a, b)}, `["a" "b"] is in ["a"], which is a value itself`},
 		"around a value":  {[]planner.Leaf{leaf(a, b), leaf(a)}, `["a"] is a value and holds others`},
 		"list or mapping": {[]planner.Leaf{leaf(a, b), leaf(a, zero)}, `["a" 0] has a list and a mapping in one place, ["a"]`},
 		"root is a list":  {[]planner.Leaf{leaf(zero)}, `[0] begins with an index`},
-		"a long list":     {[]planner.Leaf{leaf(a, plan.Index(1<<31))}, `["a"] is a list of 2147483649 entries, of which only 1 are there`},
-		"negative index":  {[]planner.Leaf{leaf(a, plan.Index(-1))}, `neither a key nor an index`},
+		"a long list":     {[]planner.Leaf{leaf(a, checkpoint.Index(1<<31))}, `["a"] is a list of 2147483649 entries, of which only 1 are there`},
+		"negative index":  {[]planner.Leaf{leaf(a, checkpoint.Index(-1))}, `neither a key nor an index`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got, err := planner.Unflatten(c.leaves); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -94,7 +94,7 @@ func TestUnflattenRefusesContradictions(t *testing.T) {
 			}
 		})
 	}
-	got, err := planner.Unflatten([]planner.Leaf{leaf(a, plan.Index(2))})
+	got, err := planner.Unflatten([]planner.Leaf{leaf(a, checkpoint.Index(2))})
 	if want := (planner.Mapping{key("a", []any{nil, nil, 1})}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v and error %v, want %v", got, err, want)
 	}
@@ -146,14 +146,14 @@ func TestUnflattenIsTheInverse(t *testing.T) {
 
 // The lowest rank's path stands for all, and a layout brings it back.
 func TestLayoutKeepsPaths(t *testing.T) {
-	nested := plan.Path{plan.Key("w"), plan.Index(0)}
-	at := func(it plan.Item, p plan.Path) plan.Item { it.Path = p; return it }
+	nested := checkpoint.Path{checkpoint.Key("w"), checkpoint.Index(0)}
+	at := func(it checkpoint.Item, p checkpoint.Path) checkpoint.Item { it.Path = p; return it }
 	w := item(shard("w.0", []int64{4}, part(0, 4)))
-	l := global(t, []plan.Local{
-		{Rank: 1, Items: []plan.Item{w, value("v.0", 1, true), at(value("v", 1, false), plan.Path{plan.Key("v")})}},
-		{Rank: 0, Items: []plan.Item{at(w, nested), at(value("v.0", 1, true), plan.Path{plan.Key("v"), plan.Key("0")})}},
+	l := global(t, []checkpoint.Local{
+		{Rank: 1, Items: []checkpoint.Item{w, value("v.0", 1, true), at(value("v", 1, false), checkpoint.Path{checkpoint.Key("v")})}},
+		{Rank: 0, Items: []checkpoint.Item{at(w, nested), at(value("v.0", 1, true), checkpoint.Path{checkpoint.Key("v"), checkpoint.Key("0")})}},
 	})
-	got, err := plan.DecodeLayout(plan.EncodeLayout(l))
+	got, err := checkpoint.DecodeLayout(checkpoint.EncodeLayout(l))
 	if err != nil || !reflect.DeepEqual(got, l) {
 		t.Fatalf("%+v came back as %+v, %v", l, got, err)
 	}
@@ -165,6 +165,6 @@ func TestLayoutKeepsPaths(t *testing.T) {
 			t.Errorf("%s of rank %d has the path %v, want %v", l.Values[i].FQN, l.Values[i].Rank, got, want)
 		}
 	}
-	_, err = planner.Global([]plan.Local{{Rank: 3, Items: []plan.Item{at(w, plan.Path{plan.Key("x")}), at(value("v", 1, false), plan.Path{plan.Key("x")})}}})
+	_, err = planner.Global([]checkpoint.Local{{Rank: 3, Items: []checkpoint.Item{at(w, checkpoint.Path{checkpoint.Key("x")}), at(value("v", 1, false), checkpoint.Path{checkpoint.Key("x")})}}})
 	problems(t, err, `rank 3: "w.0" has the path ["x"], which is that of "x"`, `rank 3: "v" has the path ["x"], which is that of "x"`)
 }

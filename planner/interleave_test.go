@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"pgregory.net/rapid"
 )
 
@@ -49,7 +49,7 @@ func TestAnyInterleavingCommitsTheSameManifest(t *testing.T) {
 					asked[fmt.Sprint(command.Checkpoint, command.Rank)]++
 					writes = append(writes, command)
 				case planner.Commit:
-					if want := manifests[world][command.Manifest.Checkpoint]; !bytes.Equal(plan.EncodeManifest(command.Manifest), want) {
+					if want := manifests[world][command.Manifest.Checkpoint]; !bytes.Equal(checkpoint.EncodeManifest(command.Manifest), want) {
 						t.Fatalf("manifest %+v is another one", command.Manifest)
 					}
 					words = append(words, committed(command))

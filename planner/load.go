@@ -6,7 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -62,21 +62,21 @@ type LoadOptions struct {
 
 // Loaded is the plan of a load.
 type Loaded struct {
-	Reads  []plan.Read
+	Reads  []checkpoint.Read
 	Absent []int    // wants that a partial load leaves out, ascending
 	Unread []string // saved keys that are not asked for, sorted
 }
 
 // Loader plans reads from one layout. It may be used by several goroutines.
 type Loader struct {
-	layout  plan.Layout
-	tensors map[string]plan.Tensor
-	values  map[string][]plan.Value
+	layout  checkpoint.Layout
+	tensors map[string]checkpoint.Tensor
+	values  map[string][]checkpoint.Value
 }
 
 // NewLoader indexes a layout.
-func NewLoader(l plan.Layout) *Loader {
-	p := &Loader{layout: l, tensors: make(map[string]plan.Tensor, len(l.Tensors)), values: map[string][]plan.Value{}}
+func NewLoader(l checkpoint.Layout) *Loader {
+	p := &Loader{layout: l, tensors: make(map[string]checkpoint.Tensor, len(l.Tensors)), values: map[string][]checkpoint.Value{}}
 	for _, t := range l.Tensors {
 		p.tensors[t.FQN] = t
 	}
@@ -88,7 +88,7 @@ func NewLoader(l plan.Layout) *Loader {
 
 // Load is [Loader.LoadWith] without options, for who asks for part of a
 // checkpoint and needs all of that part.
-func (p *Loader) Load(wants []plan.Want) ([]plan.Read, error) {
+func (p *Loader) Load(wants []checkpoint.Want) ([]checkpoint.Read, error) {
 	l, err := p.load(wants, LoadOptions{})
 	return l.Reads, err
 }
@@ -101,7 +101,7 @@ func (p *Loader) Load(wants []plan.Want) ([]plan.Read, error) {
 // saved, a dtype that the saved one cannot be converted to, a
 // [MissingRegionError] for each part of a wanted box that no chunk covers, and
 // an [UnreadError].
-func (p *Loader) LoadWith(wants []plan.Want, o LoadOptions) (Loaded, error) {
+func (p *Loader) LoadWith(wants []checkpoint.Want, o LoadOptions) (Loaded, error) {
 	l, err := p.load(wants, o)
 	asked := maps.Clone(o.Asked)
 	if asked == nil {
@@ -116,11 +116,11 @@ func (p *Loader) LoadWith(wants []plan.Want, o LoadOptions) (Loaded, error) {
 	return l, err
 }
 
-func (p *Loader) load(wants []plan.Want, o LoadOptions) (l Loaded, err error) {
+func (p *Loader) load(wants []checkpoint.Want, o LoadOptions) (l Loaded, err error) {
 	var problems []error
 	said := map[string]bool{}
 	for i, w := range wants {
-		var reads []plan.Read
+		var reads []checkpoint.Read
 		var errs []error
 		if w.Value {
 			reads, errs = p.value(i, w)
@@ -140,7 +140,7 @@ func (p *Loader) load(wants []plan.Want, o LoadOptions) (l Loaded, err error) {
 	return l, errors.Join(problems...)
 }
 
-func (p *Loader) tensor(i int, w plan.Want, o LoadOptions) (reads []plan.Read, problems []error) {
+func (p *Loader) tensor(i int, w checkpoint.Want, o LoadOptions) (reads []checkpoint.Read, problems []error) {
 	t, ok := p.tensors[w.Shard.FQN]
 	if _, value := p.values[w.Shard.FQN]; !ok && value {
 		return nil, []error{fmt.Errorf("%q is a value in the checkpoint and a tensor in the target", w.Shard.FQN)}
@@ -164,7 +164,7 @@ func (p *Loader) tensor(i int, w plan.Want, o LoadOptions) (reads []plan.Read, p
 	for _, c := range t.Chunks {
 		if region, ok := c.Box.Intersect(w.Shard.Box); ok {
 			covered += region.Volume()
-			reads = append(reads, plan.Read{Want: i, FQN: t.FQN, Rank: c.Rank, DType: t.DType, Chunk: c.Box, Region: region})
+			reads = append(reads, checkpoint.Read{Want: i, FQN: t.FQN, Rank: c.Rank, DType: t.DType, Chunk: c.Box, Region: region})
 		}
 	}
 	switch volume := w.Shard.Box.Volume(); {
@@ -181,7 +181,7 @@ func (p *Loader) tensor(i int, w plan.Want, o LoadOptions) (reads []plan.Read, p
 
 // holes are the parts of a wanted box that no chunk of t covers, of which there
 // is one at least.
-func holes(t plan.Tensor, want tensor.Box) (problems []error) {
+func holes(t checkpoint.Tensor, want tensor.Box) (problems []error) {
 	boxes, all := missing(want, t.Chunks)
 	for i, hole := range boxes {
 		if all = all && i < maxPerTensor; !all {
@@ -199,7 +199,7 @@ func holes(t plan.Tensor, want tensor.Box) (problems []error) {
 // covers, at most a hundred, as [MissingRegionError] and errors that say that
 // there are more. Checkpoints of other programs may have some: PyTorch does not
 // look for them where one rank alone saves.
-func Holes(l plan.Layout) (problems []error) {
+func Holes(l checkpoint.Layout) (problems []error) {
 	for _, t := range l.Tensors {
 		volume := int64(0)
 		for _, c := range t.Chunks {
@@ -212,7 +212,7 @@ func Holes(l plan.Layout) (problems []error) {
 	return capped(problems)
 }
 
-func (p *Loader) value(i int, w plan.Want) ([]plan.Read, []error) {
+func (p *Loader) value(i int, w checkpoint.Want) ([]checkpoint.Read, []error) {
 	have := p.values[w.Shard.FQN]
 	if _, tensor := p.tensors[w.Shard.FQN]; tensor && len(have) == 0 {
 		return nil, []error{fmt.Errorf("%q is a tensor in the checkpoint and a value in the target", w.Shard.FQN)}
@@ -224,22 +224,22 @@ func (p *Loader) value(i int, w plan.Want) ([]plan.Read, []error) {
 	}
 	v := have[0]
 	if v.PerRank {
-		v = have[slices.IndexFunc(have, func(v plan.Value) bool { return v.Rank == w.Rank })]
+		v = have[slices.IndexFunc(have, func(v checkpoint.Value) bool { return v.Rank == w.Rank })]
 	}
-	return []plan.Read{{Want: i, FQN: v.FQN, Rank: v.Rank}}, nil
+	return []checkpoint.Read{{Want: i, FQN: v.FQN, Rank: v.Rank}}, nil
 }
 
 // Lacks reports whether w is a per-rank value that exists, but not of the rank
 // that w names: fewer ranks have saved than now load.
-func (p *Loader) Lacks(w plan.Want) bool {
+func (p *Loader) Lacks(w checkpoint.Want) bool {
 	have := p.values[w.Shard.FQN]
 	return w.Value && len(have) > 0 && have[0].PerRank &&
-		!slices.ContainsFunc(have, func(v plan.Value) bool { return v.Rank == w.Rank })
+		!slices.ContainsFunc(have, func(v checkpoint.Value) bool { return v.Rank == w.Rank })
 }
 
 // Size is the number of bytes that a want's destination needs: those of its
 // box, or of the stored value. The want must have passed [Loader.Load].
-func (p *Loader) Size(w plan.Want) int64 {
+func (p *Loader) Size(w checkpoint.Want) int64 {
 	if !w.Value {
 		return w.Shard.Bytes()
 	}
@@ -253,7 +253,7 @@ func (p *Loader) Size(w plan.Want) int64 {
 
 // Unread lists the keys of the layout, sorted, that none of the wants of any
 // rank names.
-func Unread(l plan.Layout, asked map[string]bool) []string {
+func Unread(l checkpoint.Layout, asked map[string]bool) []string {
 	var keys []string
 	for _, t := range l.Tensors {
 		if !asked[t.FQN] {

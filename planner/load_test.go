@@ -6,15 +6,15 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
 func TestLoadValues(t *testing.T) {
-	layout := global(t, []plan.Local{
-		{Rank: 0, Items: []plan.Item{value("rng", 5, true), value("config", 3, false)}},
-		{Rank: 1, Items: []plan.Item{value("rng", 6, true), value("config", 3, false), value("late", 9, false)}},
+	layout := global(t, []checkpoint.Local{
+		{Rank: 0, Items: []checkpoint.Item{value("rng", 5, true), value("config", 3, false)}},
+		{Rank: 1, Items: []checkpoint.Item{value("rng", 6, true), value("config", 3, false), value("late", 9, false)}},
 	})
 	p := planner.NewLoader(layout)
 	for _, c := range []struct {
@@ -32,8 +32,8 @@ func TestLoadValues(t *testing.T) {
 		{"rng", 2, 0, 0, `value "rng" was saved by each rank for itself, and rank 2 saved none`},
 		{"nothing", 0, 0, 0, `missing key "nothing": the checkpoint has no tensor or value of that name`},
 	} {
-		w := plan.Want{Value: true, Shard: tensor.Shard{FQN: c.fqn}, Rank: c.rank}
-		reads, err := p.Load([]plan.Want{w})
+		w := checkpoint.Want{Value: true, Shard: tensor.Shard{FQN: c.fqn}, Rank: c.rank}
+		reads, err := p.Load([]checkpoint.Want{w})
 		if c.problems != "" {
 			problems(t, err, c.problems)
 			continue
@@ -42,7 +42,7 @@ func TestLoadValues(t *testing.T) {
 			t.Errorf("rank %d reads %s by %+v, %d bytes, %v; want it from rank %d, %d bytes", c.rank, c.fqn, reads, p.Size(w), err, c.holder, c.size)
 		}
 	}
-	if got := p.Size(plan.Want{Shard: shard("w", tensor.Shape{8}, part(2, 3))}); got != 6 {
+	if got := p.Size(checkpoint.Want{Shard: shard("w", tensor.Shape{8}, part(2, 3))}); got != 6 {
 		t.Errorf("a want of 3 elements needs %d bytes", got)
 	}
 	want := []string{"config", "late"}
@@ -53,26 +53,26 @@ func TestLoadValues(t *testing.T) {
 
 func TestLoadProblems(t *testing.T) {
 	sixteen, square := tensor.Shape{16}, tensor.Shape{4, 4}
-	hole := global(t, []plan.Local{{Items: []plan.Item{item(shard("w", sixteen, part(0, 4))), item(shard("s", square, box([]int64{1, 1}, []int64{2, 2}))), value("v", 3, false)}}})
-	lapped := plan.Layout{Tensors: []plan.Tensor{{FQN: "w", DType: tensor.Int16, Shape: sixteen, Chunks: []plan.Chunk{{Box: part(0, 12)}, {Box: part(8, 8), Rank: 1}}}}}
+	hole := global(t, []checkpoint.Local{{Items: []checkpoint.Item{item(shard("w", sixteen, part(0, 4))), item(shard("s", square, box([]int64{1, 1}, []int64{2, 2}))), value("v", 3, false)}}})
+	lapped := checkpoint.Layout{Tensors: []checkpoint.Tensor{{FQN: "w", DType: tensor.Int16, Shape: sixteen, Chunks: []checkpoint.Chunk{{Box: part(0, 12)}, {Box: part(8, 8), Rank: 1}}}}}
 	typed := shard("w", sixteen, part(0, 6))
 	typed.DType = tensor.Bool
 	for name, c := range map[string]struct {
-		layout plan.Layout
-		wants  []plan.Want
+		layout checkpoint.Layout
+		wants  []checkpoint.Want
 		want   []string
 	}{
-		"missing region": {hole, []plan.Want{{Shard: shard("w", sixteen, sixteen.Full())}}, []string{
+		"missing region": {hole, []checkpoint.Want{{Shard: shard("w", sixteen, sixteen.Full())}}, []string{
 			`tensor "w": the checkpoint does not cover [4]+[12] of the wanted [0]+[16]`,
 		}},
-		"every missing region": {hole, []plan.Want{{Shard: shard("s", square, box([]int64{0, 0}, []int64{2, 4}))}}, []string{
+		"every missing region": {hole, []checkpoint.Want{{Shard: shard("s", square, box([]int64{0, 0}, []int64{2, 4}))}}, []string{
 			`tensor "s": the checkpoint does not cover [0 0]+[1 4] of the wanted [0 0]+[2 4]`,
 			`tensor "s": the checkpoint does not cover [1 0]+[1 1] of the wanted [0 0]+[2 4]`,
 			`tensor "s": the checkpoint does not cover [1 3]+[1 1] of the wanted [0 0]+[2 4]`,
 		}},
-		"covered part of a hole": {hole, []plan.Want{{Shard: shard("w", sixteen, part(1, 2))}}, []string{"no error"}},
-		"overlapping chunks":     {lapped, []plan.Want{{Shard: shard("w", sixteen, part(4, 8))}}, []string{`tensor "w": chunks of the checkpoint overlap in the wanted [4]+[8], its manifest is damaged`}},
-		"all of them": {hole, []plan.Want{
+		"covered part of a hole": {hole, []checkpoint.Want{{Shard: shard("w", sixteen, part(1, 2))}}, []string{"no error"}},
+		"overlapping chunks":     {lapped, []checkpoint.Want{{Shard: shard("w", sixteen, part(4, 8))}}, []string{`tensor "w": chunks of the checkpoint overlap in the wanted [4]+[8], its manifest is damaged`}},
+		"all of them": {hole, []checkpoint.Want{
 			{Shard: shard("x", sixteen, part(0, 1))},
 			{Shard: shard("w", tensor.Shape{8}, part(0, 1))},
 			{Shard: typed},
@@ -107,57 +107,57 @@ func TestLoadProblems(t *testing.T) {
 }
 
 // typed is a want of part of w as another dtype.
-func typed(d tensor.DType, shape tensor.Shape, b tensor.Box) plan.Want {
+func typed(d tensor.DType, shape tensor.Shape, b tensor.Box) checkpoint.Want {
 	s := shard("w", shape, b)
 	s.DType = d
-	return plan.Want{Shard: s}
+	return checkpoint.Want{Shard: s}
 }
 
 func TestLoadOptions(t *testing.T) {
 	eight := tensor.Shape{8}
-	layout := global(t, []plan.Local{
-		{Rank: 0, Items: []plan.Item{item(shard("w", eight, part(0, 4))), value("rng", 5, true), value("epoch", 1, false)}},
-		{Rank: 1, Items: []plan.Item{item(shard("w", eight, part(4, 4))), item(shard("b", eight, eight.Full()))}},
+	layout := global(t, []checkpoint.Local{
+		{Rank: 0, Items: []checkpoint.Item{item(shard("w", eight, part(0, 4))), value("rng", 5, true), value("epoch", 1, false)}},
+		{Rank: 1, Items: []checkpoint.Item{item(shard("w", eight, part(4, 4))), item(shard("b", eight, eight.Full()))}},
 	})
-	value := func(fqn string, rank int) plan.Want {
-		return plan.Want{Value: true, Shard: tensor.Shard{FQN: fqn}, Rank: rank}
+	value := func(fqn string, rank int) checkpoint.Want {
+		return checkpoint.Want{Value: true, Shard: tensor.Shard{FQN: fqn}, Rank: rank}
 	}
-	lost := plan.Want{Shard: shard("lost", eight, part(0, 1))}
+	lost := checkpoint.Want{Shard: shard("lost", eight, part(0, 1))}
 	p := planner.NewLoader(layout)
 	for name, c := range map[string]struct {
-		wants  []plan.Want
+		wants  []checkpoint.Want
 		o      planner.LoadOptions
 		reads  int
 		absent []int
 		unread []string
 		want   string
 	}{
-		"all of it": {[]plan.Want{typed(tensor.Int16, eight, eight.Full())}, planner.LoadOptions{}, 2, nil, []string{"b", "epoch", "rng"}, "no error"},
-		"converted": {[]plan.Want{typed(tensor.Float8E4M3, eight, part(3, 2))}, planner.LoadOptions{}, 2, nil, []string{"b", "epoch", "rng"}, "no error"},
+		"all of it": {[]checkpoint.Want{typed(tensor.Int16, eight, eight.Full())}, planner.LoadOptions{}, 2, nil, []string{"b", "epoch", "rng"}, "no error"},
+		"converted": {[]checkpoint.Want{typed(tensor.Float8E4M3, eight, part(3, 2))}, planner.LoadOptions{}, 2, nil, []string{"b", "epoch", "rng"}, "no error"},
 		"strict dtype": {
-			[]plan.Want{typed(tensor.Int32, eight, part(0, 1)), typed(tensor.Int16, eight, part(0, 1))},
+			[]checkpoint.Want{typed(tensor.Int32, eight, part(0, 1)), typed(tensor.Int16, eight, part(0, 1))},
 			planner.LoadOptions{StrictDType: true},
 			1, nil,
 			[]string{"b", "epoch", "rng"},
 			`dtype mismatch for "w": the checkpoint has int16, the target int32`,
 		},
 		"dtype and shape": {
-			[]plan.Want{typed(tensor.Bool, tensor.Shape{9}, part(0, 1))},
+			[]checkpoint.Want{typed(tensor.Bool, tensor.Shape{9}, part(0, 1))},
 			planner.LoadOptions{StrictDType: true},
 			0, nil,
 			[]string{"b", "epoch", "rng"},
 			`dtype mismatch for "w": the checkpoint has int16, the target bool` + "\n" + `size mismatch for "w": the checkpoint has shape [8], the target [9]`,
 		},
 		"missing keys": {
-			[]plan.Want{lost, value("rng", 1), value("gone", 0), lost},
+			[]checkpoint.Want{lost, value("rng", 1), value("gone", 0), lost},
 			planner.LoadOptions{},
 			0, nil,
 			[]string{"b", "epoch", "w"},
 			`missing key "lost": the checkpoint has no tensor or value of that name` + "\n" + `value "rng" was saved by each rank for itself, and rank 1 saved none` + "\n" + `missing key "gone": the checkpoint has no tensor or value of that name`,
 		},
-		"partial": {[]plan.Want{lost, value("rng", 1), value("gone", 0), value("rng", 0), lost}, planner.LoadOptions{Partial: true}, 1, []int{0, 1, 2, 4}, []string{"b", "epoch", "w"}, "no error"},
+		"partial": {[]checkpoint.Want{lost, value("rng", 1), value("gone", 0), value("rng", 0), lost}, planner.LoadOptions{Partial: true}, 1, []int{0, 1, 2, 4}, []string{"b", "epoch", "w"}, "no error"},
 		"partial, and still wrong": {
-			[]plan.Want{lost, typed(tensor.Int16, tensor.Shape{2}, part(0, 1)), value("w", 0)},
+			[]checkpoint.Want{lost, typed(tensor.Int16, tensor.Shape{2}, part(0, 1)), value("w", 0)},
 			planner.LoadOptions{Partial: true},
 			0,
 			[]int{0},
@@ -165,13 +165,13 @@ func TestLoadOptions(t *testing.T) {
 			`size mismatch for "w": the checkpoint has shape [8], the target [2]` + "\n" + `"w" is a tensor in the checkpoint and a value in the target`,
 		},
 		"strict": {
-			[]plan.Want{value("rng", 0), lost},
+			[]checkpoint.Want{value("rng", 0), lost},
 			planner.LoadOptions{Strict: true},
 			1, nil,
 			[]string{"b", "epoch", "w"},
 			`missing key "lost": the checkpoint has no tensor or value of that name` + "\n" + `saved keys that no rank asks for: ["b" "epoch" "w"]; ask for them, or load without strict`,
 		},
-		"strict, others ask": {[]plan.Want{value("rng", 0)}, planner.LoadOptions{Strict: true, Asked: map[string]bool{"w": true, "b": true, "epoch": true}}, 1, nil, nil, "no error"},
+		"strict, others ask": {[]checkpoint.Want{value("rng", 0)}, planner.LoadOptions{Strict: true, Asked: map[string]bool{"w": true, "b": true, "epoch": true}}, 1, nil, nil, "no error"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := p.LoadWith(c.wants, c.o)
@@ -190,7 +190,7 @@ func TestLoadOptions(t *testing.T) {
 			}
 		})
 	}
-	_, err := planner.NewLoader(global(t, spread(eight, part(0, 4)))).Load([]plan.Want{typed(tensor.Int16, eight, part(2, 6))})
+	_, err := planner.NewLoader(global(t, spread(eight, part(0, 4)))).Load([]checkpoint.Want{typed(tensor.Int16, eight, part(2, 6))})
 	var hole *planner.MissingRegionError
 	if !errors.As(err, &hole) || hole.FQN != "w" || !hole.Region.Equal(part(4, 4)) || !hole.Want.Equal(part(2, 6)) {
 		t.Errorf("%v is %+v", err, hole)
@@ -214,14 +214,14 @@ func TestLoadOfTheSameKind(t *testing.T) {
 		saved := tensor.Shard{FQN: "m.w", DType: c.from, Global: tensor.Shape{4}, Box: tensor.Shape{4}.Full()}
 		wanted := saved
 		wanted.DType = c.to
-		p := planner.NewLoader(global(t, []plan.Local{{Items: []plan.Item{item(saved)}}}))
+		p := planner.NewLoader(global(t, []checkpoint.Local{{Items: []checkpoint.Item{item(saved)}}}))
 		want := "no error"
 		if c.lost {
 			want = fmt.Sprintf(`dtype mismatch for "m.w": the checkpoint has %v, the target %v, and fractions would be lost: load it as %v, or ask for any conversion (in Python strict_dtype=False)`, c.from, c.to, c.from)
 		}
-		_, err := p.LoadWith([]plan.Want{{Shard: wanted}}, planner.LoadOptions{SameKind: true})
+		_, err := p.LoadWith([]checkpoint.Want{{Shard: wanted}}, planner.LoadOptions{SameKind: true})
 		problems(t, err, want)
-		_, err = p.LoadWith([]plan.Want{{Shard: wanted}}, planner.LoadOptions{})
+		_, err = p.LoadWith([]checkpoint.Want{{Shard: wanted}}, planner.LoadOptions{})
 		problems(t, err, "no error")
 	}
 }

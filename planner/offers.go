@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"slices"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -14,13 +14,13 @@ import (
 // what [Global] works on; its steps are [Dedup], [Offers.Layout] and
 // [Offers.Validate], in this order and once each.
 type Offers struct {
-	locals   []plan.Local // by rank
+	locals   []checkpoint.Local // by rank
 	tensors  []*offered
-	values   [][]plan.Value // by name
-	checks   []plan.Check   // that later offers of each value are compared with
-	differ   map[int][]int  // by value, the ranks that have other bytes
-	checked  bool           // some item has a check
-	load     []int64        // bytes that only this rank has, by local
+	values   [][]checkpoint.Value // by name
+	checks   []checkpoint.Check   // that later offers of each value are compared with
+	differ   map[int][]int        // by value, the ranks that have other bytes
+	checked  bool                 // some item has a check
+	load     []int64              // bytes that only this rank has, by local
 	problems []problem
 }
 
@@ -35,13 +35,13 @@ type problem struct {
 
 // offered is everything that the ranks offer of one tensor.
 type offered struct {
-	shard    tensor.Shard // as the first rank described it
-	path     plan.Path    // likewise; nil where it is the FQN alone
-	rank     int          // that rank
-	valid    bool         // its shape and dtype are
-	refused  bool         // a shard was left out for a problem: holes mean nothing
-	sole     []place      // who offers a box; each box once unless there are replicas
-	replicas []replica    // every box, if one is offered twice
+	shard    tensor.Shard    // as the first rank described it
+	path     checkpoint.Path // likewise; nil where it is the FQN alone
+	rank     int             // that rank
+	valid    bool            // its shape and dtype are
+	refused  bool            // a shard was left out for a problem: holes mean nothing
+	sole     []place         // who offers a box; each box once unless there are replicas
+	replicas []replica       // every box, if one is offered twice
 	differ   Disagreements
 }
 
@@ -68,10 +68,10 @@ type key struct {
 }
 
 // Dedup collects what the ranks offer, by tensor, and finds the replicas.
-func Dedup(locals []plan.Local) *Offers {
+func Dedup(locals []checkpoint.Local) *Offers {
 	o := &Offers{}
 	sorted := slices.Clone(locals)
-	slices.SortStableFunc(sorted, func(a, b plan.Local) int { return cmp.Compare(a.Rank, b.Rank) })
+	slices.SortStableFunc(sorted, func(a, b checkpoint.Local) int { return cmp.Compare(a.Rank, b.Rank) })
 	for i, l := range sorted {
 		if i > 0 && sorted[i-1].Rank == l.Rank {
 			o.problem(place{int32(len(o.locals)) - 1, int32(len(sorted[i-1].Items))}, "rank %d sent two plans", l.Rank)
@@ -117,7 +117,7 @@ func (o *Offers) collect() {
 	keys := map[string]*key{}
 	slab := make([]int32, total) // each item's tensor, or -1
 	var counts []int
-	var last []plan.Item
+	var last []checkpoint.Item
 	var lastKeys, thisKeys []*key
 	for i, next := 0, 0; i < len(o.locals); i++ {
 		l := &o.locals[i]
@@ -132,7 +132,7 @@ func (o *Offers) collect() {
 				keys[it.Shard.FQN] = k
 			}
 			thisKeys = append(thisKeys, k)
-			o.checked = o.checked || it.Check != (plan.Check{})
+			o.checked = o.checked || it.Check != (checkpoint.Check{})
 			slab[next] = -1
 			if it.Value {
 				o.addValue(k, place{int32(i), int32(j)}, it)
@@ -162,7 +162,7 @@ func (o *Offers) collect() {
 	}
 }
 
-func (o *Offers) addShard(k *key, at place, it *plan.Item) bool {
+func (o *Offers) addShard(k *key, at place, it *checkpoint.Item) bool {
 	rank := o.locals[at.local].Rank
 	if k.value >= 0 {
 		o.problem(at, "%q is a value on rank %d and a tensor on rank %d", it.Shard.FQN, o.values[k.value][0].Rank, rank)
@@ -250,7 +250,7 @@ func (o *Offers) dedup(t *offered, load []int64) (problems []problem) {
 }
 
 // fits reports how an item differs from the first description of its tensor.
-func (t *offered) fits(rank int, it *plan.Item) (errs []error) {
+func (t *offered) fits(rank int, it *checkpoint.Item) (errs []error) {
 	s := &it.Shard
 	if t.valid && !it.PerRank && t.shard.DType == s.DType && t.shard.Global.Equal(s.Global) && s.Box.Validate(s.Global) == nil {
 		return nil

@@ -1,10 +1,10 @@
 package planner
 
-import "github.com/ckptstore/ckptstore/planner/plan"
+import "github.com/ckptstore/ckptstore/internal/checkpoint"
 
 // path is the path of an item that is the first of its name: the lowest
 // rank's stands for all.
-func (o *Offers) path(at place, it *plan.Item) plan.Path {
+func (o *Offers) path(at place, it *checkpoint.Item) checkpoint.Path {
 	if it.Path.Plain(it.Shard.FQN) {
 		return nil
 	}
@@ -15,7 +15,7 @@ func (o *Offers) path(at place, it *plan.Item) plan.Path {
 	return it.Path
 }
 
-func (o *Offers) addValue(k *key, at place, it *plan.Item) {
+func (o *Offers) addValue(k *key, at place, it *checkpoint.Item) {
 	rank, fqn := o.locals[at.local].Rank, it.Shard.FQN
 	if k.tensor >= 0 {
 		t := o.tensors[k.tensor]
@@ -28,7 +28,7 @@ func (o *Offers) addValue(k *key, at place, it *plan.Item) {
 		return
 	}
 	k.last = int(at.local)
-	var path plan.Path
+	var path checkpoint.Path
 	if k.value < 0 {
 		k.value = len(o.values)
 		o.values = append(o.values, nil)
@@ -48,5 +48,5 @@ func (o *Offers) addValue(k *key, at place, it *plan.Item) {
 		}
 	}
 	o.load[at.local] += it.Bytes
-	o.values[k.value] = append(o.values[k.value], plan.Value{FQN: fqn, Path: path, Rank: rank, Bytes: it.Bytes, PerRank: it.PerRank})
+	o.values[k.value] = append(o.values[k.value], checkpoint.Value{FQN: fqn, Path: path, Rank: rank, Bytes: it.Bytes, PerRank: it.PerRank})
 }

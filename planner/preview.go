@@ -6,7 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -69,7 +69,7 @@ func rowsEach(n int64, ranks int) int64 {
 
 // NewPreview makes the preview of a load on so many ranks. Bytes are read and
 // verified in blocks of block bytes, counted from the start of a chunk.
-func NewPreview(l plan.Layout, ranks int, block int64) (Preview, error) {
+func NewPreview(l checkpoint.Layout, ranks int, block int64) (Preview, error) {
 	if ranks < 1 || ranks > MaxPreview {
 		return Preview{}, fmt.Errorf("preview a load on %d ranks: want 1 to %d", ranks, MaxPreview)
 	}
@@ -123,7 +123,7 @@ func (v *preview) add(rank, saved int, lo, hi, size int64) {
 
 // tensor looks at each chunk once, and from there at the ranks whose rows lie
 // in it. Of a chunk, rows follow each other without a gap.
-func (v *preview) tensor(t plan.Tensor) {
+func (v *preview) tensor(t checkpoint.Tensor) {
 	size := int64(t.DType.Size())
 	for rank := range v.ranks {
 		part := t.Shape.Full()
@@ -158,7 +158,7 @@ func (v *preview) tensor(t plan.Tensor) {
 }
 
 // values gives shared values to all ranks and per-rank values to their own.
-func (v *preview) values(values []plan.Value) (unread []UnreadValue) {
+func (v *preview) values(values []checkpoint.Value) (unread []UnreadValue) {
 	unread = []UnreadValue{}
 	own := map[string]map[int]bool{}
 	for _, x := range values {

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"pgregory.net/rapid"
 )
@@ -15,11 +15,11 @@ import (
 func TestPreview(t *testing.T) {
 	// 8 rows of 6 bytes on two ranks, to 3 ranks: rows 3, 3, 2.
 	shape := tensor.Shape{8, 3}
-	layout := global(t, []plan.Local{
-		{Rank: 0, Items: []plan.Item{
+	layout := global(t, []checkpoint.Local{
+		{Rank: 0, Items: []checkpoint.Item{
 			item(shard("w", shape, rows(shape, 2)[0])), item(shard("step", nil, box(nil, nil))), value("config", 7, false), value("rng", 5, true),
 		}},
-		{Rank: 4, Items: []plan.Item{item(shard("w", shape, rows(shape, 2)[1])), value("rng", 6, true)}},
+		{Rank: 4, Items: []checkpoint.Item{item(shard("w", shape, rows(shape, 2)[1])), value("rng", 6, true)}},
 	})
 	p, err := planner.NewPreview(layout, 3, 8)
 	if err != nil {
@@ -57,7 +57,7 @@ func TestPreview(t *testing.T) {
 	huge := tensor.Shape{math.MaxInt64}
 	s := shard("w", huge, huge.Full())
 	s.DType = tensor.Int8
-	p, err = planner.NewPreview(global(t, []plan.Local{{Items: []plan.Item{item(s)}}}), 3, 1<<16)
+	p, err = planner.NewPreview(global(t, []checkpoint.Local{{Items: []checkpoint.Item{item(s)}}}), 3, 1<<16)
 	if err != nil || p.Bytes != math.MaxInt64 || p.Ranks[2].Bytes != math.MaxInt64-2*p.Ranks[0].Bytes || p.Ranks[2].Missing != 0 {
 		t.Errorf("%+v, %v", p, err)
 	}
@@ -82,7 +82,7 @@ func TestPreviewIsTheLoad(t *testing.T) {
 		for rank, got := range p.Ranks {
 			files, missing := map[int]planner.FilePreview{}, int64(0)
 			reads := 0
-			add := func(r plan.Read, size int64, blocks map[int64]bool, bytes int64) {
+			add := func(r checkpoint.Read, size int64, blocks map[int64]bool, bytes int64) {
 				f := files[r.Rank]
 				f.Rank = r.Rank
 				f.Bytes += bytes
@@ -106,7 +106,7 @@ func TestPreviewIsTheLoad(t *testing.T) {
 					}
 					part := w
 					part.Box = region
-					rs, err := loader.Load([]plan.Want{{Shard: part}})
+					rs, err := loader.Load([]checkpoint.Want{{Shard: part}})
 					if err != nil || len(rs) != 1 {
 						t.Fatal(rs, err)
 					}
@@ -127,7 +127,7 @@ func TestPreviewIsTheLoad(t *testing.T) {
 			}
 			var lacks []string
 			for _, v := range layout.Values {
-				w := plan.Want{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Rank: rank}
+				w := checkpoint.Want{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Rank: rank}
 				if loader.Lacks(w) {
 					lacks = append(lacks, v.FQN)
 					continue
@@ -135,7 +135,7 @@ func TestPreviewIsTheLoad(t *testing.T) {
 				if v.PerRank && v.Rank != rank {
 					continue
 				}
-				rs, err := loader.Load([]plan.Want{w})
+				rs, err := loader.Load([]checkpoint.Want{w})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -6,17 +6,17 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"pgregory.net/rapid"
 )
 
 // checkpoints draws the local plans of a world that fit together: tensors cut
 // anywhere, each box on one rank or several, in any order of items and ranks.
-func checkpoints(world int) *rapid.Generator[[]plan.Local] {
-	return rapid.Custom(func(t *rapid.T) []plan.Local {
-		locals := make([]plan.Local, world)
+func checkpoints(world int) *rapid.Generator[[]checkpoint.Local] {
+	return rapid.Custom(func(t *rapid.T) []checkpoint.Local {
+		locals := make([]checkpoint.Local, world)
 		for rank := range locals {
 			locals[rank].Rank = rank
 		}
@@ -63,7 +63,7 @@ func TestAnyLayoutToAnyLayout(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		world := rapid.IntRange(1, 5).Draw(t, "world")
 		layout := global(t, checkpoints(world).Draw(t, "locals"))
-		encoded, err := plan.DecodeLayout(plan.EncodeLayout(layout))
+		encoded, err := checkpoint.DecodeLayout(checkpoint.EncodeLayout(layout))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,9 +81,9 @@ func TestAnyLayoutToAnyLayout(t *testing.T) {
 			if volume != saved.Shape.Volume() {
 				t.Fatalf("%d of %d elements are stored", volume, saved.Shape.Volume())
 			}
-			var wants []plan.Want
+			var wants []checkpoint.Want
 			for _, b := range splits(t, saved.Shape) {
-				wants = append(wants, plan.Want{Shard: shard(saved.FQN, saved.Shape, b)})
+				wants = append(wants, checkpoint.Want{Shard: shard(saved.FQN, saved.Shape, b)})
 			}
 			stored.load(t, p, wants)
 		}
@@ -98,7 +98,7 @@ func TestDedupCoversOnceInAnyOrder(t *testing.T) {
 		locals := checkpoints(world).Draw(t, "locals")
 		layout := global(t, locals)
 		left := map[string]bool{}
-		offered := func(rank int, it plan.Item) string {
+		offered := func(rank int, it checkpoint.Item) string {
 			at := it.Shard.FQN + it.Shard.Box.Key()
 			if it.PerRank {
 				at = place(rank, at, it.Shard.Box)
@@ -119,7 +119,7 @@ func TestDedupCoversOnceInAnyOrder(t *testing.T) {
 				} else {
 					delete(left, at)
 				}
-				if !slices.ContainsFunc(l.Items, func(own plan.Item) bool {
+				if !slices.ContainsFunc(l.Items, func(own checkpoint.Item) bool {
 					return own.Value == it.Value && own.Shard.FQN == it.Shard.FQN && own.Shard.Box.Equal(it.Shard.Box)
 				}) {
 					t.Fatalf("rank %d writes %+v without having it", l.Rank, it)
@@ -129,9 +129,9 @@ func TestDedupCoversOnceInAnyOrder(t *testing.T) {
 		if len(left) > 0 {
 			t.Fatalf("nobody writes %v", left)
 		}
-		want := plan.EncodeLayout(layout)
+		want := checkpoint.EncodeLayout(layout)
 		again := global(t, rapid.Permutation(locals).Draw(t, "order"))
-		if !bytes.Equal(plan.EncodeLayout(again), want) {
+		if !bytes.Equal(checkpoint.EncodeLayout(again), want) {
 			t.Fatalf("another order of the plans gives\n%s\nnot\n%s", show(again), show(layout))
 		}
 	})
@@ -142,7 +142,7 @@ func TestDedupCoversOnceInAnyOrder(t *testing.T) {
 func TestReplicasAreBalanced(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		world, n := rapid.IntRange(1, 9).Draw(t, "world"), rapid.IntRange(0, 40).Draw(t, "tensors")
-		locals := make([]plan.Local, world)
+		locals := make([]checkpoint.Local, world)
 		shape := tensor.Shape{rapid.Int64Range(1, 1<<40).Draw(t, "size")}
 		for rank := range locals {
 			locals[rank].Rank = rank

@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"slices"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // Global makes the layout of a checkpoint from the local plans of all its
@@ -30,7 +30,7 @@ import (
 // over its holders: each box comes from the lowest rank that offers it, so
 // that boxes of one copy of the model stay together. That is no error here:
 // see [Disagreements.Err].
-func Global(locals []plan.Local) (Result, error) {
+func Global(locals []checkpoint.Local) (Result, error) {
 	o := Dedup(locals)
 	layout := o.Layout()
 	return Result{layout, o.Disagreements()}, o.Validate(layout)
@@ -38,14 +38,14 @@ func Global(locals []plan.Local) (Result, error) {
 
 // Result is what [Global] makes of the local plans.
 type Result struct {
-	Layout        plan.Layout
+	Layout        checkpoint.Layout
 	Disagreements Disagreements
 }
 
 // Layout gives every box one holder and sorts everything.
-func (o *Offers) Layout() plan.Layout {
+func (o *Offers) Layout() checkpoint.Layout {
 	o.balance()
-	var l plan.Layout
+	var l checkpoint.Layout
 	order := make([]int, len(o.tensors))
 	total := 0
 	for i := range order {
@@ -54,12 +54,12 @@ func (o *Offers) Layout() plan.Layout {
 	}
 	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(o.tensors[a].shard.FQN, o.tensors[b].shard.FQN) })
 	if len(order) > 0 {
-		l.Tensors = make([]plan.Tensor, len(order))
+		l.Tensors = make([]checkpoint.Tensor, len(order))
 	}
-	slab := make([]plan.Chunk, total)
+	slab := make([]checkpoint.Chunk, total)
 	for i, id := range order {
 		t := o.tensors[id]
-		l.Tensors[i] = plan.Tensor{FQN: t.shard.FQN, Path: t.path, DType: t.shard.DType, Shape: t.shard.Global}
+		l.Tensors[i] = checkpoint.Tensor{FQN: t.shard.FQN, Path: t.path, DType: t.shard.DType, Shape: t.shard.Global}
 		if n := t.boxes(); n > 0 {
 			l.Tensors[i].Chunks, slab = slab[:n:n], slab[n:]
 		}
@@ -67,17 +67,17 @@ func (o *Offers) Layout() plan.Layout {
 	each(runtime.GOMAXPROCS(0), len(order), func(_, i int) { o.assign(o.tensors[order[i]], l.Tensors[i].Chunks) })
 
 	values := slices.Clone(o.values)
-	slices.SortStableFunc(values, func(a, b []plan.Value) int { return cmp.Compare(a[0].FQN, b[0].FQN) })
+	slices.SortStableFunc(values, func(a, b []checkpoint.Value) int { return cmp.Compare(a[0].FQN, b[0].FQN) })
 	l.Values = slices.Concat(values...)
 	return l
 }
 
 // assign makes the chunks of a tensor, in (rank, item) order.
-func (o *Offers) assign(t *offered, chunks []plan.Chunk) {
+func (o *Offers) assign(t *offered, chunks []checkpoint.Chunk) {
 	if t.replicas == nil {
 		for i, at := range t.sole {
 			l := &o.locals[at.local]
-			chunks[i] = plan.Chunk{Box: l.Items[at.item].Shard.Box, Rank: l.Rank}
+			chunks[i] = checkpoint.Chunk{Box: l.Items[at.item].Shard.Box, Rank: l.Rank}
 		}
 		return
 	}
@@ -85,22 +85,22 @@ func (o *Offers) assign(t *offered, chunks []plan.Chunk) {
 		return cmp.Or(cmp.Compare(a.holder, b.holder), cmp.Compare(a.first.local, b.first.local), cmp.Compare(a.first.item, b.first.item))
 	})
 	for i, r := range t.replicas {
-		chunks[i] = plan.Chunk{Box: o.locals[r.first.local].Items[r.first.item].Shard.Box, Rank: o.locals[r.holder].Rank}
+		chunks[i] = checkpoint.Chunk{Box: o.locals[r.first.local].Items[r.first.item].Shard.Box, Rank: o.locals[r.holder].Rank}
 	}
 }
 
 // Validate reports what is wrong with the offers, and with the layout that was
 // made of them: see [Global]. It names the first hundred problems, twenty of a
 // tensor, and says that there are more.
-func (o *Offers) Validate(l plan.Layout) error {
+func (o *Offers) Validate(l checkpoint.Layout) error {
 	return o.validate(l, len(o.locals) > 1)
 }
 
 // Overlaps is Validate without the parts that no rank saves: for a checkpoint
 // that is there already, whose holes are [Holes].
-func (o *Offers) Overlaps(l plan.Layout) error { return o.validate(l, false) }
+func (o *Offers) Overlaps(l checkpoint.Layout) error { return o.validate(l, false) }
 
-func (o *Offers) validate(l plan.Layout, whole bool) error {
+func (o *Offers) validate(l checkpoint.Layout, whole bool) error {
 	slices.SortStableFunc(o.problems, func(a, b problem) int {
 		return cmp.Or(cmp.Compare(a.at.local, b.at.local), cmp.Compare(a.at.item, b.at.item))
 	})

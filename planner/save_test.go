@@ -6,23 +6,23 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
 func TestGlobal(t *testing.T) {
 	whole := tensor.Shape{10}
 	scalar := item(shard("step", nil, box(nil, nil)))
-	var four []plan.Local
+	var four []checkpoint.Local
 	for rank := range 4 {
-		four = append(four, plan.Local{Rank: rank, Items: []plan.Item{
+		four = append(four, checkpoint.Local{Rank: rank, Items: []checkpoint.Item{
 			item(shard("tensor", whole, whole.Full())), value("list", 20, false), item(shard("sharded", tensor.Shape{32}, part(8*int64(rank), 8))),
 		}})
 	}
-	replicated := func(bytes ...int64) (locals []plan.Local) {
+	replicated := func(bytes ...int64) (locals []checkpoint.Local) {
 		for rank := range 3 {
-			l := plan.Local{Rank: rank}
+			l := checkpoint.Local{Rank: rank}
 			for i, n := range bytes {
 				l.Items = append(l.Items, item(shard(fmt.Sprint("w", i), tensor.Shape{n}, part(0, n))))
 			}
@@ -31,7 +31,7 @@ func TestGlobal(t *testing.T) {
 		return locals
 	}
 	for name, c := range map[string]struct {
-		locals []plan.Local
+		locals []checkpoint.Local
 		want   string
 	}{
 		"nothing": {nil, ""},
@@ -50,26 +50,26 @@ r2: w2[0]+[4] w5[0]+[4]`},
 r0: w2[0]+[9]
 r1: w3[0]+[3]
 r2: w0[0]+[1] w1[0]+[2]`},
-		"own chunks count before replicas": {append(replicated(4, 4), plan.Local{Rank: 3, Items: []plan.Item{
+		"own chunks count before replicas": {append(replicated(4, 4), checkpoint.Local{Rank: 3, Items: []checkpoint.Item{
 			item(shard("w0", tensor.Shape{4}, part(0, 4))), item(shard("own", tensor.Shape{100}, part(0, 100))),
 		}}), `
 r0: w0[0]+[4]
 r1: w1[0]+[4]
 r3: own[0]+[100]`},
-		"per-rank values stay with their ranks": {[]plan.Local{
-			{Rank: 0, Items: []plan.Item{value("rng", 5, true), value("config", 3, false)}},
-			{Rank: 1, Items: []plan.Item{value("rng", 6, true), value("config", 4, false)}},
+		"per-rank values stay with their ranks": {[]checkpoint.Local{
+			{Rank: 0, Items: []checkpoint.Item{value("rng", 5, true), value("config", 3, false)}},
+			{Rank: 1, Items: []checkpoint.Item{value("rng", 6, true), value("config", 4, false)}},
 		}, `
 r0: config(3) rng(5)
 r1: rng(6)`},
-		"stages with disjoint keys": {[]plan.Local{
-			{Rank: 4, Items: []plan.Item{item(shard("b", whole, whole.Full()))}},
-			{Rank: 2, Items: []plan.Item{item(shard("a", whole, whole.Full())), value("only2", 1, false)}},
+		"stages with disjoint keys": {[]checkpoint.Local{
+			{Rank: 4, Items: []checkpoint.Item{item(shard("b", whole, whole.Full()))}},
+			{Rank: 2, Items: []checkpoint.Item{item(shard("a", whole, whole.Full())), value("only2", 1, false)}},
 			{Rank: 9},
 		}, `
 r2: a[0]+[10] only2(1)
 r4: b[0]+[10]`},
-		"scalars": {[]plan.Local{{Rank: 0, Items: []plan.Item{scalar}}, {Rank: 1, Items: []plan.Item{scalar}}}, `
+		"scalars": {[]checkpoint.Local{{Rank: 0, Items: []checkpoint.Item{scalar}}, {Rank: 1, Items: []checkpoint.Item{scalar}}}, `
 r0: step[]+[]`},
 		"columns": {parts(tensor.Shape{4, 8}, []tensor.Box{box([]int64{0, 0}, []int64{4, 2})}, []tensor.Box{box([]int64{0, 2}, []int64{4, 6})}), `
 r0: w[0 0]+[4 2]
@@ -98,7 +98,7 @@ func TestGlobalKeepsEmptyTensors(t *testing.T) {
 	if len(l.Tensors) != 1 || len(l.Tensors[0].Chunks) != 0 || !l.Tensors[0].Shape.Equal(shape) {
 		t.Errorf("got %+v", l)
 	}
-	reads, err := planner.NewLoader(l).Load([]plan.Want{{Shard: shard("w", shape, shape.Full())}})
+	reads, err := planner.NewLoader(l).Load([]checkpoint.Want{{Shard: shard("w", shape, shape.Full())}})
 	if err != nil || len(reads) != 0 {
 		t.Errorf("loaded with %v, %v", reads, err)
 	}
@@ -106,17 +106,19 @@ func TestGlobalKeepsEmptyTensors(t *testing.T) {
 
 func TestGlobalProblems(t *testing.T) {
 	four := tensor.Shape{4}
-	typed := func(rank int, dtype tensor.DType, shape tensor.Shape) plan.Local {
+	typed := func(rank int, dtype tensor.DType, shape tensor.Shape) checkpoint.Local {
 		s := shard("w", shape, shape.Full())
 		s.DType = dtype
-		return plan.Local{Rank: rank, Items: []plan.Item{item(s)}}
+		return checkpoint.Local{Rank: rank, Items: []checkpoint.Item{item(s)}}
 	}
-	with := func(rank int, items ...plan.Item) plan.Local { return plan.Local{Rank: rank, Items: items} }
+	with := func(rank int, items ...checkpoint.Item) checkpoint.Local {
+		return checkpoint.Local{Rank: rank, Items: items}
+	}
 	w := item(shard("w", four, four.Full()))
 	perRank := w
 	perRank.PerRank = true
 	for name, c := range map[string]struct {
-		locals []plan.Local
+		locals []checkpoint.Local
 		want   []string
 	}{
 		"overlap on one rank": {parts(four, []tensor.Box{part(0, 4), part(0, 2)}), []string{
@@ -132,23 +134,23 @@ func TestGlobalProblems(t *testing.T) {
 			`tensor "w": no rank saves [1 0]+[2 1] of shape [4 4]`, `tensor "w": no rank saves [1 3]+[2 1] of shape [4 4]`,
 		}},
 		"only an empty part": {parts(four, []tensor.Box{part(4, 0)}, nil), []string{`tensor "w": no rank saves [0]+[4] of shape [4]`}},
-		"dtype and shape": {[]plan.Local{typed(3, tensor.Float32, four), typed(1, tensor.Float16, four), typed(2, tensor.Float16, tensor.Shape{4, 1})}, []string{
+		"dtype and shape": {[]checkpoint.Local{typed(3, tensor.Float32, four), typed(1, tensor.Float16, four), typed(2, tensor.Float16, tensor.Shape{4, 1})}, []string{
 			`tensor "w" has shape [4] on rank 1 and [4 1] on rank 2`,
 			`tensor "w" has dtype float16 on rank 1 and float32 on rank 3`,
 		}},
-		"both at once": {[]plan.Local{typed(0, tensor.Int8, four), typed(1, tensor.Int16, tensor.Shape{8})}, []string{
+		"both at once": {[]checkpoint.Local{typed(0, tensor.Int8, four), typed(1, tensor.Int16, tensor.Shape{8})}, []string{
 			`tensor "w" has dtype int8 on rank 0 and int16 on rank 1`, `tensor "w" has shape [4] on rank 0 and [8] on rank 1`,
 		}},
 		"same box twice":      {parts(four, []tensor.Box{part(0, 4), part(0, 4)}), []string{`tensor "w": rank 0 offers the box [0]+[4] twice`}},
-		"tensor, then value":  {[]plan.Local{with(0, w), with(1, value("w", 1, false))}, []string{`"w" is a tensor on rank 0 and a value on rank 1`}},
-		"value, then tensor":  {[]plan.Local{with(0, value("w", 1, false)), with(1, w)}, []string{`"w" is a value on rank 0 and a tensor on rank 1`}},
-		"value twice":         {[]plan.Local{with(0, value("v", 1, false), value("v", 1, false))}, []string{`value "v" is offered twice by rank 0`}},
-		"replica twice":       {[]plan.Local{with(0, value("v", 1, false)), with(1, value("v", 1, false), value("v", 1, false))}, []string{`value "v" is offered twice by rank 1`}},
-		"per-rank twice":      {[]plan.Local{with(0, value("v", 1, true), value("v", 1, true))}, []string{`value "v" is offered twice by rank 0`}},
-		"per rank and shared": {[]plan.Local{with(2, value("v", 1, true)), with(5, value("v", 1, false))}, []string{`value "v" is per rank on one of the ranks 2 and 5 and shared on the other`}},
-		"per-rank tensor":     {[]plan.Local{with(0, perRank), with(1, w)}, []string{`tensor "w" is marked per rank by rank 0: only values can be, give each rank's tensor its own name`}},
-		"two plans of a rank": {[]plan.Local{with(1, w), with(1)}, []string{"rank 1 sent two plans"}},
-		"one bad tensor hides no other": {[]plan.Local{
+		"tensor, then value":  {[]checkpoint.Local{with(0, w), with(1, value("w", 1, false))}, []string{`"w" is a tensor on rank 0 and a value on rank 1`}},
+		"value, then tensor":  {[]checkpoint.Local{with(0, value("w", 1, false)), with(1, w)}, []string{`"w" is a value on rank 0 and a tensor on rank 1`}},
+		"value twice":         {[]checkpoint.Local{with(0, value("v", 1, false), value("v", 1, false))}, []string{`value "v" is offered twice by rank 0`}},
+		"replica twice":       {[]checkpoint.Local{with(0, value("v", 1, false)), with(1, value("v", 1, false), value("v", 1, false))}, []string{`value "v" is offered twice by rank 1`}},
+		"per-rank twice":      {[]checkpoint.Local{with(0, value("v", 1, true), value("v", 1, true))}, []string{`value "v" is offered twice by rank 0`}},
+		"per rank and shared": {[]checkpoint.Local{with(2, value("v", 1, true)), with(5, value("v", 1, false))}, []string{`value "v" is per rank on one of the ranks 2 and 5 and shared on the other`}},
+		"per-rank tensor":     {[]checkpoint.Local{with(0, perRank), with(1, w)}, []string{`tensor "w" is marked per rank by rank 0: only values can be, give each rank's tensor its own name`}},
+		"two plans of a rank": {[]checkpoint.Local{with(1, w), with(1)}, []string{"rank 1 sent two plans"}},
+		"one bad tensor hides no other": {[]checkpoint.Local{
 			with(0, w, item(shard("a", four, part(0, 1))), value("v", 1, false)), with(1, typed(1, tensor.Int8, four).Items[0], value("v", 1, true), item(shard("z", four, part(0, 3))), item(shard("z", four, part(2, 2)))),
 		}, []string{
 			`tensor "w" has dtype int16 on rank 0 and int8 on rank 1`,

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -12,7 +12,7 @@ import (
 // however many reads need it: what a reader could not do with less than. Of a
 // chunk that reads cut into more than thousands of overlapping boxes, it counts
 // the boxes, or the whole chunk if that is less.
-func (p *Loader) Stored(reads []plan.Read) int64 {
+func (p *Loader) Stored(reads []checkpoint.Read) int64 {
 	type key struct {
 		fqn, chunk string
 		rank       int

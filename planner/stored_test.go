@@ -6,7 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -18,16 +18,16 @@ func TestStored(t *testing.T) {
 		for d := range shape {
 			shape[d] = rapid.Int64Range(2, 7).Draw(t, "size")
 		}
-		layout := plan.Layout{Values: []plan.Value{{FQN: "v", Bytes: 100}, {FQN: "own", PerRank: true, Rank: 0, Bytes: 3}, {FQN: "own", PerRank: true, Rank: 1, Bytes: 4}}}
-		whole := plan.Tensor{FQN: "t", DType: tensor.Int16, Shape: shape, Chunks: []plan.Chunk{{Box: shape.Full()}}}
+		layout := checkpoint.Layout{Values: []checkpoint.Value{{FQN: "v", Bytes: 100}, {FQN: "own", PerRank: true, Rank: 0, Bytes: 3}, {FQN: "own", PerRank: true, Rank: 1, Bytes: 4}}}
+		whole := checkpoint.Tensor{FQN: "t", DType: tensor.Int16, Shape: shape, Chunks: []checkpoint.Chunk{{Box: shape.Full()}}}
 		if dims > 0 && rapid.Bool().Draw(t, "two chunks") {
 			whole.Chunks = nil
 			for rank := range 2 {
-				whole.Chunks = append(whole.Chunks, plan.Chunk{Box: Rows(shape, 2, rank), Rank: rank})
+				whole.Chunks = append(whole.Chunks, checkpoint.Chunk{Box: Rows(shape, 2, rank), Rank: rank})
 			}
 		}
-		layout.Tensors = []plan.Tensor{whole}
-		var wants []plan.Want
+		layout.Tensors = []checkpoint.Tensor{whole}
+		var wants []checkpoint.Want
 		seen := map[string]bool{}
 		for range rapid.IntRange(0, 5).Draw(t, "wants") {
 			box := shape.Full()
@@ -35,17 +35,17 @@ func TestStored(t *testing.T) {
 				box.Offsets[d] = rapid.Int64Range(0, n-1).Draw(t, "offset")
 				box.Sizes[d] = rapid.Int64Range(1, n-box.Offsets[d]).Draw(t, "part")
 			}
-			wants = append(wants, plan.Want{Shard: tensor.Shard{FQN: "t", DType: tensor.Int16, Global: shape, Box: box}})
+			wants = append(wants, checkpoint.Want{Shard: tensor.Shard{FQN: "t", DType: tensor.Int16, Global: shape, Box: box}})
 			eachElement(box, func(at string) { seen[at] = true })
 		}
 		want := int64(2 * len(seen))
 		for range rapid.IntRange(0, 2).Draw(t, "values") {
-			wants = append(wants, plan.Want{Value: true, Shard: tensor.Shard{FQN: "v"}})
+			wants = append(wants, checkpoint.Want{Value: true, Shard: tensor.Shard{FQN: "v"}})
 		}
 		if len(wants) > 0 && wants[len(wants)-1].Value {
 			want += 100
 		}
-		wants = append(wants, plan.Want{Value: true, Shard: tensor.Shard{FQN: "own"}, Rank: 1})
+		wants = append(wants, checkpoint.Want{Value: true, Shard: tensor.Shard{FQN: "own"}, Rank: 1})
 		want += 4
 		p := NewLoader(layout)
 		reads, err := p.Load(wants)

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"pgregory.net/rapid"
 )
@@ -23,17 +23,17 @@ func shard(fqn string, shape tensor.Shape, b tensor.Box) tensor.Shard {
 	return tensor.Shard{FQN: fqn, DType: tensor.Int16, Global: shape, Box: b}
 }
 
-func item(s tensor.Shard) plan.Item { return plan.Item{Shard: s, Bytes: s.Bytes()} }
+func item(s tensor.Shard) checkpoint.Item { return checkpoint.Item{Shard: s, Bytes: s.Bytes()} }
 
-func value(fqn string, bytes int64, perRank bool) plan.Item {
-	return plan.Item{Value: true, Shard: tensor.Shard{FQN: fqn}, Bytes: bytes, PerRank: perRank}
+func value(fqn string, bytes int64, perRank bool) checkpoint.Item {
+	return checkpoint.Item{Value: true, Shard: tensor.Shard{FQN: fqn}, Bytes: bytes, PerRank: perRank}
 }
 
 // parts is one local plan a rank, each with some boxes of one tensor.
-func parts(shape tensor.Shape, ranks ...[]tensor.Box) []plan.Local {
-	var locals []plan.Local
+func parts(shape tensor.Shape, ranks ...[]tensor.Box) []checkpoint.Local {
+	var locals []checkpoint.Local
 	for rank, boxes := range ranks {
-		l := plan.Local{Rank: rank}
+		l := checkpoint.Local{Rank: rank}
 		for _, b := range boxes {
 			l.Items = append(l.Items, item(shard("w", shape, b)))
 		}
@@ -43,7 +43,7 @@ func parts(shape tensor.Shape, ranks ...[]tensor.Box) []plan.Local {
 }
 
 // spread is parts of a shape on as many ranks as there are boxes.
-func spread(shape tensor.Shape, boxes ...tensor.Box) []plan.Local {
+func spread(shape tensor.Shape, boxes ...tensor.Box) []checkpoint.Local {
 	var ranks [][]tensor.Box
 	for _, b := range boxes {
 		ranks = append(ranks, []tensor.Box{b})
@@ -68,7 +68,7 @@ func split(b tensor.Box, dim, ranks int) (boxes []tensor.Box) {
 func rows(shape tensor.Shape, ranks int) []tensor.Box { return split(shape.Full(), 0, ranks) }
 
 // show is a layout as text, one line a rank.
-func show(l plan.Layout) string {
+func show(l checkpoint.Layout) string {
 	lines := map[int]string{}
 	for _, t := range l.Tensors {
 		for _, c := range t.Chunks {
@@ -86,7 +86,7 @@ func show(l plan.Layout) string {
 }
 
 // global is the layout of plans that must fit together.
-func global(t interface{ Fatal(...any) }, locals []plan.Local) plan.Layout {
+func global(t interface{ Fatal(...any) }, locals []checkpoint.Local) checkpoint.Layout {
 	made, err := planner.Global(locals)
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ type disk map[string][]byte
 func place(rank int, fqn string, b tensor.Box) string { return fmt.Sprintf("r%d/%s/%v", rank, fqn, b) }
 
 // write stores every rank's items, each once.
-func write(t interface{ Fatalf(string, ...any) }, l plan.Layout, world int) disk {
+func write(t interface{ Fatalf(string, ...any) }, l checkpoint.Layout, world int) disk {
 	stored, sum := disk{}, int64(0)
 	for rank := range world {
 		for _, it := range l.Items(rank) {
@@ -167,7 +167,7 @@ func write(t interface{ Fatalf(string, ...any) }, l plan.Layout, world int) disk
 
 // load reads each wanted box through the planner and compares it with the
 // same box cut from the whole tensor.
-func (stored disk) load(t interface{ Fatalf(string, ...any) }, p *planner.Loader, wants []plan.Want) {
+func (stored disk) load(t interface{ Fatalf(string, ...any) }, p *planner.Loader, wants []checkpoint.Want) {
 	reads, err := p.Load(wants)
 	if err != nil {
 		t.Fatalf("load %+v: %v", wants, err)

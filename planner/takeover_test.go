@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 )
 
 // A coordinator may die anywhere. Whoever knows the log up to there ends each
@@ -26,7 +26,7 @@ func TestTakeOverAtEveryPrefix(t *testing.T) {
 			coord.Abandon("the trainer died")
 			commits, writes := c.settle(coord, start)
 			for _, commit := range commits {
-				if id := commit.Manifest.Checkpoint; !bytes.Equal(plan.EncodeManifest(commit.Manifest), manifests[id]) {
+				if id := commit.Manifest.Checkpoint; !bytes.Equal(checkpoint.EncodeManifest(commit.Manifest), manifests[id]) {
 					t.Errorf("the manifest of %s differs from the dead coordinator's", id)
 				}
 			}
@@ -87,7 +87,7 @@ func TestContinueAtEveryPrefix(t *testing.T) {
 				t.Errorf("ended as%s", ends)
 			}
 			for _, commit := range commits {
-				if !bytes.Equal(plan.EncodeManifest(commit.Manifest), manifests[id]) {
+				if !bytes.Equal(checkpoint.EncodeManifest(commit.Manifest), manifests[id]) {
 					t.Error("another manifest")
 				}
 			}

@@ -11,11 +11,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/ckptstore/ckptstore/agent"
-	"github.com/ckptstore/ckptstore/agent/services"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker"
-	"github.com/ckptstore/ckptstore/worker/staging"
+	"github.com/ckptstore/ckptstore/internal/agent"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/services"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 const agentHelp = `Serve a store to this user's processes that no trainer started, such as a
@@ -57,7 +57,7 @@ func (o *agentOptions) flags(f *pflag.FlagSet) {
 }
 
 // session is what the options say of each session.
-func (o agentOptions) session() (cfg worker.Config, err error) {
+func (o agentOptions) session() (cfg launch.Config, err error) {
 	for name, d := range map[string]time.Duration{
 		"join-timeout": o.join, "save-timeout": o.save, "drain-timeout": o.drain, "collective-timeout": o.collective,
 	} {
@@ -76,7 +76,7 @@ func (o agentOptions) session() (cfg worker.Config, err error) {
 	default:
 		return cfg, usageError{fmt.Errorf("--when-busy %s: give wait, skip or fail", o.whenBusy)}
 	}
-	cfg = worker.Config{
+	cfg = launch.Config{
 		SaveTimeout: o.save, DrainTimeout: o.drain, Collective: o.collective,
 		StagingSlots: o.slots, WhenBusy: staging.WhenBusy(o.whenBusy),
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/ckptstore/ckptstore/agent"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/agent"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 func (a *app) agentStartCommand() *cobra.Command {

@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // moment is a point of the log: a sequence, or a time on its server's clock.
@@ -72,7 +72,7 @@ func asOfFlag(c *cobra.Command) *string {
 
 // past is what answers queries as of a moment: the live views at the end of
 // the log, before it rows that are folded in memory from its first event on.
-func past(ctx context.Context, s *store.Store, m moment) (web.Source, error) {
+func past(ctx context.Context, s *store.Store, m moment) (query.Source, error) {
 	if m.isEnd() {
 		return s.Views(), nil
 	}
@@ -88,7 +88,7 @@ func past(ctx context.Context, s *store.Store, m moment) (web.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return web.Past{Rows: rows, Sequence: seq}, nil
+	return query.Past{Rows: rows, Sequence: seq}, nil
 }
 
 // pastEnd is the error for a sequence that the log does not have yet.

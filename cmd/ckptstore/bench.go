@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 )
 
 // planBench is `bench plan --json`. Seconds are medians of benchRuns runs,
@@ -98,7 +98,7 @@ func (b *planBench) run() error {
 	}
 	data := make([][]byte, b.Ranks)
 	for rank := range data {
-		data[rank] = plan.EncodeLocal(modelPlan(rank, b.Ranks, b.Tensors, cut))
+		data[rank] = checkpoint.EncodeLocal(modelPlan(rank, b.Ranks, b.Tensors, cut))
 	}
 	var runs [benchRuns]planSeconds
 	for i := range runs {
@@ -131,7 +131,7 @@ func (b *planBench) once(data [][]byte, took *planSeconds) error {
 		now := time.Now()
 		*seconds, lap = now.Sub(lap).Seconds(), now
 	}
-	locals, err := plan.DecodeLocals(data)
+	locals, err := checkpoint.DecodeLocals(data)
 	if err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (b *planBench) once(data [][]byte, took *planSeconds) error {
 		return err
 	}
 	stage(&took.Validate)
-	encoded := plan.EncodeLayout(layout)
+	encoded := checkpoint.EncodeLayout(layout)
 	stage(&took.Encode)
 	took.Total = time.Since(begin).Seconds()
 

@@ -15,11 +15,11 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -92,7 +92,7 @@ func (a *agedStore) fill(ctx context.Context, id string, count int, progress fun
 	if _, _, err := log.Open(ctx); err != nil {
 		return err
 	}
-	data, err := storage.OpenUnsynced(filepath.Join(a.dir, "data"))
+	data, err := data.OpenUnsynced(filepath.Join(a.dir, "data"))
 	if err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func portion(whole, parts, n int) int { return whole*(n+1)/parts - whole*n/parts
 // agedRun is one run: a job with one attempt of one rank.
 type agedRun struct {
 	log           *jetlog.Log
-	data          *storage.Root
+	data          *data.Root
 	store, name   string
 	saves, events int
 	saved         func()
@@ -140,15 +140,15 @@ func (c agedContent) Item(int) ([]byte, error) { return c.data, nil }
 
 const agedTensor = 64 // bytes
 
-func (r *agedRun) decide(ctx context.Context, body events.Body) (storage.Decision, error) {
+func (r *agedRun) decide(ctx context.Context, body events.Body) (data.Decision, error) {
 	d, err := events.NewDecision(store.Stamp("bench"), events.Aggregate{Run: r.name, Trial: projections.DefaultTrial}, body)
 	if err != nil {
-		return storage.Decision{}, err
+		return data.Decision{}, err
 	}
 	if r.lane, err = r.log.Decide(ctx, d, r.lane); err != nil {
-		return storage.Decision{}, err
+		return data.Decision{}, err
 	}
-	return storage.Decision{Sequence: r.lane, Event: d.ID, Time: d.Time}, nil
+	return data.Decision{Sequence: r.lane, Event: d.ID, Time: d.Time}, nil
 }
 
 func (r *agedRun) say(ctx context.Context, actor events.Actor, bodies ...events.Body) error {
@@ -206,21 +206,21 @@ func (r *agedRun) save(ctx context.Context, n, reports int) error {
 			Metrics: map[string]any{"loss": 1 / float64(r.iteration), "lr": 0.001, "grad_norm": 1.5},
 		})
 	}
-	layout := plan.Layout{Tensors: []plan.Tensor{{
+	layout := checkpoint.Layout{Tensors: []checkpoint.Tensor{{
 		FQN: "model.weight", DType: tensor.Uint8, Shape: tensor.Shape{agedTensor},
-		Chunks: []plan.Chunk{{Rank: 0, Box: tensor.Shape{agedTensor}.Full()}},
+		Chunks: []checkpoint.Chunk{{Rank: 0, Box: tensor.Shape{agedTensor}.Full()}},
 	}}}
 	items := layout.Items(0)
 	step := int64(max(r.iteration, n+1))
 	name := fmt.Sprintf("step-%d", step)
 	id := name + ".a1"
-	local := plan.Local{Items: items}
+	local := checkpoint.Local{Items: items}
 	full := &events.LocalPlan{
 		Attempt: 1, Checkpoint: id, Name: name, Step: step, Participants: []int{0},
 		Fingerprint: planner.Fingerprint(local, 1, []int{0}).String(),
 	}
 	if n == 0 {
-		full.Plan = events.InlineBlob(plan.EncodeLocal(local))
+		full.Plan = events.InlineBlob(checkpoint.EncodeLocal(local))
 	}
 	if err := r.say(ctx, events.Rank(0), append(said, full)...); err != nil {
 		return err
@@ -228,7 +228,7 @@ func (r *agedRun) save(ctx context.Context, n, reports int) error {
 	if _, err := r.decide(ctx, &events.CheckpointBegun{Attempt: 1, Checkpoint: id, Name: name, Step: step, WorldSize: 1, Participants: []int{0}}); err != nil {
 		return err
 	}
-	w := r.data.Writer(storage.RefOf(r.name, projections.DefaultTrial, id))
+	w := r.data.Writer(data.RefOf(r.name, projections.DefaultTrial, id))
 	if err := w.SetUp(ctx, true); err != nil {
 		return err
 	}
@@ -243,7 +243,7 @@ func (r *agedRun) save(ctx context.Context, n, reports int) error {
 		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
 	}
 	if err := r.say(ctx, events.Node(0),
-		&events.GlobalPlan{Attempt: 1, Checkpoint: id, Layout: events.InlineBlob(plan.EncodeLayout(layout))},
+		&events.GlobalPlan{Attempt: 1, Checkpoint: id, Layout: events.InlineBlob(checkpoint.EncodeLayout(layout))},
 		&events.WriteSealed{Attempt: 1, Checkpoint: id, Bytes: agedTensor}); err != nil {
 		return err
 	}
@@ -253,10 +253,10 @@ func (r *agedRun) save(ctx context.Context, n, reports int) error {
 	if err := r.say(ctx, events.Node(0), done); err != nil {
 		return err
 	}
-	_, err = w.Finish(ctx, plan.Manifest{
+	_, err = w.Finish(ctx, checkpoint.Manifest{
 		Store: r.store, Run: r.name, Trial: projections.DefaultTrial, Checkpoint: id, Name: name, Step: step, Attempt: 1, WorldSize: 1,
-		Ranks: []plan.RankIndex{{Rank: 0, Index: got.Index}}, Layout: layout,
-	}, func(ctx context.Context, manifest plan.Digest) (storage.Decision, error) {
+		Ranks: []checkpoint.RankIndex{{Rank: 0, Index: got.Index}}, Layout: layout,
+	}, func(ctx context.Context, manifest checkpoint.Digest) (data.Decision, error) {
 		return r.decide(ctx, &events.CheckpointCommitted{Attempt: 1, Checkpoint: id, Manifest: manifest.String(), Bytes: agedTensor})
 	})
 	return err

@@ -17,15 +17,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/ckptstore/ckptstore/worker"
-	"github.com/ckptstore/ckptstore/worker/client"
-	"github.com/ckptstore/ckptstore/worker/process"
-	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
 const (
@@ -70,7 +70,7 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 	}
 	var said, complaints rankLines
 	shared, _ := shm.Dir()
-	err = worker.Run(ctx, worker.Config{
+	err = launch.Run(ctx, launch.Config{
 		Run: benchRun, Trial: projections.DefaultTrial, Job: store.NewID(), NProc: b.Ranks, Resume: "none",
 		Command: []string{self, "bench", rankCommand, strconv.Itoa(b.Tensors), strconv.FormatInt(each, 10), strconv.FormatFloat(b.Unchanged, 'g', -1, 64)},
 		Stdout:  &said, Stderr: &complaints, NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
@@ -78,7 +78,7 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 			_, err := st.Collect(ctx, store.CollectOptions{Runs: []string{benchRun}, Policy: policy, Apply: true})
 			return err
 		},
-	}, worker.Store{
+	}, launch.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: shared,

@@ -19,13 +19,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/ckptstore/ckptstore/worker"
-	"github.com/ckptstore/ckptstore/worker/client"
-	"github.com/ckptstore/ckptstore/worker/shm"
 )
 
 // jobsBench is `bench jobs --json`.
@@ -241,10 +241,10 @@ func (a *app) benchJobCommand() *cobra.Command {
 			}
 			return a.with(c.Context(), func(s *store.Store) error {
 				shared, _ := shm.Dir()
-				err := worker.Run(c.Context(), worker.Config{
+				err := launch.Run(c.Context(), launch.Config{
 					Run: given[0], Trial: projections.DefaultTrial, Job: store.NewID(), NProc: 1, Resume: "none",
 					Command: []string{self, "bench", jobRankCommand}, Stdout: a.err, Stderr: a.err, NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
-				}, worker.Store{
+				}, launch.Store{
 					ID: s.ID, Log: s.Log, Views: store.Queries{From: s.Views()}, Blobs: s.Blobs, Data: s.Data, Foreign: store.OpenForeign,
 					Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
 					Runtime:  s.Runtime, Shared: shared,

@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -98,7 +98,7 @@ func (b *loadBench) run(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	ref := storage.RefOf(m.Run, m.Trial, m.Checkpoint)
+	ref := data.RefOf(m.Run, m.Trial, m.Checkpoint)
 	l := &benchLoader{reader: root.Reader(ref), wants: rowWants(b.ToRanks, b.Tensors, shape)}
 	if err := l.prepare(ctx, m); err != nil {
 		return err
@@ -159,11 +159,11 @@ func rowBytes(buf []byte, i int, first int64) {
 
 // rowSource gives a writer one rank's rows of each tensor.
 type rowSource struct {
-	items []plan.Item
+	items []checkpoint.Item
 	buf   []byte
 }
 
-// Item implements [storage.Source].
+// Item implements [data.Source].
 func (s *rowSource) Item(i int) ([]byte, error) {
 	if n := s.items[i].Bytes; int64(len(s.buf)) < n {
 		s.buf = make([]byte, n)
@@ -174,18 +174,18 @@ func (s *rowSource) Item(i int) ([]byte, error) {
 }
 
 // saveRows writes and commits the checkpoint that is loaded.
-func saveRows(ctx context.Context, root *storage.Root, ranks, tensors int, shape tensor.Shape) (plan.Manifest, error) {
-	m := plan.Manifest{Store: "bench", Run: "bench", Trial: "main", Checkpoint: "step-1.a1", Name: "step-1", Step: 1, Attempt: 1, WorldSize: ranks}
+func saveRows(ctx context.Context, root *data.Root, ranks, tensors int, shape tensor.Shape) (checkpoint.Manifest, error) {
+	m := checkpoint.Manifest{Store: "bench", Run: "bench", Trial: "main", Checkpoint: "step-1.a1", Name: "step-1", Step: 1, Attempt: 1, WorldSize: ranks}
 	for i := range tensors {
-		t := plan.Tensor{FQN: rowShard(i, shape, tensor.Box{}).FQN, DType: tensor.Uint8, Shape: shape}
+		t := checkpoint.Tensor{FQN: rowShard(i, shape, tensor.Box{}).FQN, DType: tensor.Uint8, Shape: shape}
 		for rank := range ranks {
 			if box := rowsOf(rank, ranks, shape); !box.Empty() {
-				t.Chunks = append(t.Chunks, plan.Chunk{Rank: rank, Box: box})
+				t.Chunks = append(t.Chunks, checkpoint.Chunk{Rank: rank, Box: box})
 			}
 		}
 		m.Layout.Tensors = append(m.Layout.Tensors, t)
 	}
-	ref := storage.RefOf(m.Run, m.Trial, m.Checkpoint)
+	ref := data.RefOf(m.Run, m.Trial, m.Checkpoint)
 	w := root.Writer(ref)
 	if err := w.SetUp(ctx, true); err != nil {
 		return m, err
@@ -194,27 +194,27 @@ func saveRows(ctx context.Context, root *storage.Root, ranks, tensors int, shape
 		src := &rowSource{}
 		for i := range tensors {
 			if box := rowsOf(rank, ranks, shape); !box.Empty() {
-				src.items = append(src.items, plan.Item{Shard: rowShard(i, shape, box), Bytes: box.Volume()})
+				src.items = append(src.items, checkpoint.Item{Shard: rowShard(i, shape, box), Bytes: box.Volume()})
 			}
 		}
 		done, err := w.WriteData(ctx, rank, src.items, src)
 		if err != nil {
 			return m, err
 		}
-		m.Ranks = append(m.Ranks, plan.RankIndex{Rank: rank, Index: done.Index})
+		m.Ranks = append(m.Ranks, checkpoint.RankIndex{Rank: rank, Index: done.Index})
 	}
-	_, err := w.Finish(ctx, m, func(context.Context, plan.Digest) (storage.Decision, error) {
-		return storage.Decision{Sequence: 1, Event: "bench", Time: time.Now()}, nil
+	_, err := w.Finish(ctx, m, func(context.Context, checkpoint.Digest) (data.Decision, error) {
+		return data.Decision{Sequence: 1, Event: "bench", Time: time.Now()}, nil
 	})
 	return m, err
 }
 
 // rowWants is what all ranks of the node want together.
-func rowWants(ranks, tensors int, shape tensor.Shape) (wants []plan.Want) {
+func rowWants(ranks, tensors int, shape tensor.Shape) (wants []checkpoint.Want) {
 	for rank := range ranks {
 		for i := range tensors {
 			if box := rowsOf(rank, ranks, shape); !box.Empty() {
-				wants = append(wants, plan.Want{Shard: rowShard(i, shape, box), Rank: rank})
+				wants = append(wants, checkpoint.Want{Shard: rowShard(i, shape, box), Rank: rank})
 			}
 		}
 	}
@@ -223,18 +223,18 @@ func rowWants(ranks, tensors int, shape tensor.Shape) (wants []plan.Want) {
 
 // benchLoader is the ranks that load, and their memory.
 type benchLoader struct {
-	reader *storage.FileReader
-	wants  []plan.Want
-	reads  []plan.Read
+	reader *data.FileReader
+	wants  []checkpoint.Want
+	reads  []checkpoint.Read
 	memory []byte
 	parts  [][]byte // of memory, by want
 }
 
-// Want implements [storage.Destination].
+// Want implements [data.Destination].
 func (l *benchLoader) Want(i int) []byte { return l.parts[i] }
 
 // prepare plans the load and touches the memory that it fills.
-func (l *benchLoader) prepare(ctx context.Context, m plan.Manifest) (err error) {
+func (l *benchLoader) prepare(ctx context.Context, m checkpoint.Manifest) (err error) {
 	if err := l.reader.SetUp(ctx, m, true); err != nil {
 		return err
 	}

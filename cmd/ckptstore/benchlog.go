@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // logBench is `bench log --json`. Latencies are of single appends, from the

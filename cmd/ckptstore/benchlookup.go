@@ -16,13 +16,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // lookupBench is `bench lookup --json`.
@@ -86,7 +86,7 @@ func (b *lookupBench) run(ctx context.Context, dir string) (err error) {
 	if err := db.CatchUp(ctx, history); err != nil {
 		return err
 	}
-	views := &web.Local{Views: db, Last: history.Last}
+	views := &query.Local{Views: db, Last: history.Last}
 
 	const lookups = 2000
 	random := rand.New(rand.NewPCG(1, 2))
@@ -102,7 +102,7 @@ func (b *lookupBench) run(ctx context.Context, dir string) (err error) {
 	sorted(took)
 	b.P50, b.P99 = quantile(took, 0.5), quantile(took, 0.99)
 	if b.List, err = median(func() error {
-		rows, err := web.Ask(ctx, views, web.Checkpoints, web.Params{Run: benchRun})
+		rows, err := query.Ask(ctx, views, query.Checkpoints, query.Params{Run: benchRun})
 		if err == nil && len(rows) != b.Checkpoints {
 			err = fmt.Errorf("the listing has %d checkpoints, want %d", len(rows), b.Checkpoints)
 		}
@@ -111,7 +111,7 @@ func (b *lookupBench) run(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	b.Best, err = median(func() error {
-		c, err := web.Ask(ctx, views, web.Resolve, web.Params{Ref: benchRun + "@best:loss:min"})
+		c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: benchRun + "@best:loss:min"})
 		if err == nil && c.Step != int64(b.Checkpoints) {
 			err = fmt.Errorf("the best checkpoint is that of step %d, want the last", c.Step)
 		}
@@ -121,12 +121,12 @@ func (b *lookupBench) run(ctx context.Context, dir string) (err error) {
 }
 
 // lookup goes from a reference to where a tensor is stored.
-func lookup(ctx context.Context, views web.Source, data *storage.Root, ref, fqn string) error {
-	c, err := web.Ask(ctx, views, web.Resolve, web.Params{Ref: ref})
+func lookup(ctx context.Context, views query.Source, data *data.Root, ref, fqn string) error {
+	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref})
 	if err != nil {
 		return err
 	}
-	digest, err := plan.ParseDigest(c.Manifest)
+	digest, err := checkpoint.ParseDigest(c.Manifest)
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func lookup(ctx context.Context, views web.Source, data *storage.Root, ref, fqn 
 	if err != nil {
 		return err
 	}
-	i, found := slices.BinarySearchFunc(m.Layout.Tensors, fqn, func(t plan.Tensor, fqn string) int { return strings.Compare(t.FQN, fqn) })
+	i, found := slices.BinarySearchFunc(m.Layout.Tensors, fqn, func(t checkpoint.Tensor, fqn string) int { return strings.Compare(t.FQN, fqn) })
 	if !found || len(m.Layout.Tensors[i].Chunks) == 0 {
 		return fmt.Errorf("%s has no tensor %q", ref, fqn)
 	}
@@ -155,13 +155,13 @@ func median(do func() error) (float64, error) {
 
 // fill writes the manifests and says in the log that they are committed.
 func (b *lookupBench) fill(l *savedLog, dir string) error {
-	locals := make([]plan.Local, lookupRanks)
+	locals := make([]checkpoint.Local, lookupRanks)
 	for rank := range locals {
 		locals[rank] = modelPlan(rank, lookupRanks, b.Tensors, meshes["shard0"])
 	}
-	m := plan.Manifest{Store: l.store, Run: benchRun, Trial: projections.DefaultTrial, Attempt: 1, WorldSize: lookupRanks, Layout: planner.Dedup(locals).Layout()}
+	m := checkpoint.Manifest{Store: l.store, Run: benchRun, Trial: projections.DefaultTrial, Attempt: 1, WorldSize: lookupRanks, Layout: planner.Dedup(locals).Layout()}
 	for rank := range lookupRanks {
-		m.Ranks = append(m.Ranks, plan.RankIndex{Rank: rank, Index: plan.Sum([]byte{byte(rank)})})
+		m.Ranks = append(m.Ranks, checkpoint.RankIndex{Rank: rank, Index: checkpoint.Sum([]byte{byte(rank)})})
 	}
 	agg := events.Aggregate{Run: m.Run, Trial: m.Trial}
 	if err := errors.Join(
@@ -172,9 +172,9 @@ func (b *lookupBench) fill(l *savedLog, dir string) error {
 	for step := 1; step <= b.Checkpoints; step++ {
 		m.Step, m.Name = int64(step), fmt.Sprintf("step-%d", step)
 		m.Checkpoint = m.Name + ".a1"
-		encoded := plan.EncodeManifest(m)
-		digest := plan.Sum(encoded)
-		place := filepath.Join(dir, "data", storage.RefOf(m.Run, m.Trial, m.Checkpoint).String())
+		encoded := checkpoint.EncodeManifest(m)
+		digest := checkpoint.Sum(encoded)
+		place := filepath.Join(dir, "data", data.RefOf(m.Run, m.Trial, m.Checkpoint).String())
 		if err := os.MkdirAll(place, 0o700); err != nil {
 			return err
 		}

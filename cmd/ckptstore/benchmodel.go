@@ -3,7 +3,7 @@ package main
 import (
 	"fmt"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -34,12 +34,12 @@ func tensorName(i int) string {
 }
 
 // modelPlan is what one of the ranks saves of a model.
-func modelPlan(rank, ranks, tensors int, cut func(w weight, rank, ranks int) tensor.Box) plan.Local {
-	l := plan.Local{Rank: rank, Items: make([]plan.Item, tensors)}
+func modelPlan(rank, ranks, tensors int, cut func(w weight, rank, ranks int) tensor.Box) checkpoint.Local {
+	l := checkpoint.Local{Rank: rank, Items: make([]checkpoint.Item, tensors)}
 	for i := range l.Items {
 		w := layer[i%len(layer)]
 		s := tensor.Shard{FQN: tensorName(i), DType: tensor.BFloat16, Global: w.shape, Box: cut(w, rank, ranks)}
-		l.Items[i] = plan.Item{Shard: s, Bytes: s.Bytes()}
+		l.Items[i] = checkpoint.Item{Shard: s, Bytes: s.Bytes()}
 	}
 	return l
 }

@@ -12,8 +12,8 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
-	"github.com/ckptstore/ckptstore/store"
 )
 
 // replayBench is `bench replay --json`.

@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
-	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -154,20 +154,20 @@ func middle(of []float64) float64 {
 
 // benchSaver saves what its ranks hold, again and again.
 type benchSaver struct {
-	root  *storage.Root
+	root  *data.Root
 	dir   string
 	ranks []*benchRank
-	base  []storage.Base
+	base  []data.Base
 }
 
 // benchRank is one rank: its memory, and its slot in shared memory.
 type benchRank struct {
 	memory, slot []byte
 	each         int64 // bytes of a tensor
-	items        []plan.Item
+	items        []checkpoint.Item
 }
 
-// Item implements [storage.Source].
+// Item implements [data.Source].
 func (r *benchRank) Item(i int) ([]byte, error) {
 	return r.slot[int64(i)*r.each:][:r.each], nil
 }
@@ -183,7 +183,7 @@ func (s *benchSaver) addRank(rank, tensors int, each int64) error {
 	for i := range tensors {
 		shape := tensor.Shape{each}
 		shard := tensor.Shard{FQN: fmt.Sprintf("rank%d.layers.%d.weight", rank, i), DType: tensor.Uint8, Global: shape, Box: shape.Full()}
-		r.items = append(r.items, plan.Item{Shard: shard, Bytes: each})
+		r.items = append(r.items, checkpoint.Item{Shard: shard, Bytes: each})
 	}
 	return nil
 }
@@ -207,18 +207,18 @@ func (s *benchSaver) stage() {
 // save writes and commits what is staged, and removes the checkpoint before
 // the last.
 func (s *benchSaver) save(ctx context.Context, n int) (took time.Duration, written int64, err error) {
-	m := plan.Manifest{
+	m := checkpoint.Manifest{
 		Store: "bench", Run: "bench", Trial: "main", Checkpoint: fmt.Sprintf("step-%d.a1", n), Name: fmt.Sprintf("step-%d", n),
-		Step: int64(n), Attempt: 1, WorldSize: len(s.ranks), Ranks: make([]plan.RankIndex, len(s.ranks)),
+		Step: int64(n), Attempt: 1, WorldSize: len(s.ranks), Ranks: make([]checkpoint.RankIndex, len(s.ranks)),
 	}
 	for rank, r := range s.ranks {
 		for _, it := range r.items {
-			m.Layout.Tensors = append(m.Layout.Tensors, plan.Tensor{
-				FQN: it.Shard.FQN, DType: it.Shard.DType, Shape: it.Shard.Global, Chunks: []plan.Chunk{{Rank: rank, Box: it.Shard.Box}},
+			m.Layout.Tensors = append(m.Layout.Tensors, checkpoint.Tensor{
+				FQN: it.Shard.FQN, DType: it.Shard.DType, Shape: it.Shard.Global, Chunks: []checkpoint.Chunk{{Rank: rank, Box: it.Shard.Box}},
 			})
 		}
 	}
-	ref := storage.RefOf(m.Run, m.Trial, m.Checkpoint)
+	ref := data.RefOf(m.Run, m.Trial, m.Checkpoint)
 	began := time.Now()
 	bytes := make([]int64, len(s.ranks))
 	g, inner := errgroup.WithContext(ctx)
@@ -229,15 +229,15 @@ func (s *benchSaver) save(ctx context.Context, n int) (took time.Duration, writt
 				return err
 			}
 			done, err := w.WriteData(inner, rank, r.items, r)
-			m.Ranks[rank], bytes[rank] = plan.RankIndex{Rank: rank, Index: done.Index}, done.BytesWritten
+			m.Ranks[rank], bytes[rank] = checkpoint.RankIndex{Rank: rank, Index: done.Index}, done.BytesWritten
 			return err
 		})
 	}
 	if err := g.Wait(); err != nil {
 		return 0, 0, err
 	}
-	receipt, err := s.root.Writer(ref).Finish(ctx, m, func(context.Context, plan.Digest) (storage.Decision, error) {
-		return storage.Decision{Sequence: uint64(n + 1), Event: "bench", Time: began}, nil
+	receipt, err := s.root.Writer(ref).Finish(ctx, m, func(context.Context, checkpoint.Digest) (data.Decision, error) {
+		return data.Decision{Sequence: uint64(n + 1), Event: "bench", Time: began}, nil
 	})
 	took = time.Since(began)
 	if err != nil {
@@ -246,7 +246,7 @@ func (s *benchSaver) save(ctx context.Context, n int) (took time.Duration, writt
 	for _, old := range s.base {
 		err = s.root.RemoveCommitted(ctx, old.Ref)
 	}
-	s.base = []storage.Base{{Ref: ref, Manifest: receipt.Manifest}}
+	s.base = []data.Base{{Ref: ref, Manifest: receipt.Manifest}}
 	for _, n := range bytes {
 		written += n
 	}
@@ -273,7 +273,7 @@ func (s *benchSaver) verify(ctx context.Context) error {
 		if err := reader.SetUp(ctx, m, rank == 0); err != nil {
 			return err
 		}
-		items := storage.NewCopySource(ctx, reader, rank, r.items, nil)
+		items := data.NewCopySource(ctx, reader, rank, r.items, nil)
 		for i := range r.items {
 			got, err := items.Item(i)
 			if err != nil {

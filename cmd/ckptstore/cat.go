@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -187,22 +187,22 @@ func cut(box tensor.Box, dim int, limit int64, yield func(tensor.Box) bool) bool
 }
 
 // want is the whole tensor or value of a name.
-func (s source) want(fqn string, rank int) (plan.Want, error) {
+func (s source) want(fqn string, rank int) (checkpoint.Want, error) {
 	for _, t := range s.manifest.Layout.Tensors {
 		if t.FQN == fqn {
-			return plan.Want{Shard: tensor.Shard{FQN: fqn, DType: t.DType, Global: t.Shape, Box: t.Shape.Full()}}, nil
+			return checkpoint.Want{Shard: tensor.Shard{FQN: fqn, DType: t.DType, Global: t.Shape, Box: t.Shape.Full()}}, nil
 		}
 	}
 	for _, v := range s.manifest.Layout.Values {
 		if v.FQN == fqn && (rank < 0 || rank == v.Rank || !v.PerRank) {
-			return plan.Want{Value: true, Shard: tensor.Shard{FQN: fqn}, Rank: v.Rank}, nil
+			return checkpoint.Want{Value: true, Shard: tensor.Shard{FQN: fqn}, Rank: v.Rank}, nil
 		}
 	}
 	who := ""
 	if rank >= 0 {
 		who = fmt.Sprintf(" of rank %d", rank)
 	}
-	return plan.Want{}, fmt.Errorf("%w: %s has no tensor or value %q%s: `ckptstore cat %s` lists them", projections.ErrNotFound, s.name, fqn, who, s.name)
+	return checkpoint.Want{}, fmt.Errorf("%w: %s has no tensor or value %q%s: `ckptstore cat %s` lists them", projections.ErrNotFound, s.name, fqn, who, s.name)
 }
 
 // single is the destination of one want.

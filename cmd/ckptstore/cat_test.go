@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/storage/foreign"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/foreign"
 	"github.com/ckptstore/ckptstore/tensor"
 	"pgregory.net/rapid"
 )
@@ -58,11 +58,11 @@ func TestWindowsFollowEachOther(t *testing.T) {
 
 // endless reads a tensor that no memory holds.
 type endless struct {
-	storage.Reader
+	data.Reader
 	most, sum int64
 }
 
-func (r *endless) ReadData(_ context.Context, _ []plan.Want, reads []plan.Read, dst storage.Destination) (int64, error) {
+func (r *endless) ReadData(_ context.Context, _ []checkpoint.Want, reads []checkpoint.Read, dst data.Destination) (int64, error) {
 	n := int64(0)
 	for i := range reads {
 		n += int64(len(dst.Want(reads[i].Want)))
@@ -84,12 +84,12 @@ func (w *limited) Write(p []byte) (int, error) {
 }
 
 // sourceOf is a checkpoint of one tensor, in as many chunks as boxes.
-func sourceOf(r storage.Reader, shape tensor.Shape, boxes ...tensor.Box) source {
-	x := plan.Tensor{FQN: "x", DType: tensor.Float32, Shape: shape}
+func sourceOf(r data.Reader, shape tensor.Shape, boxes ...tensor.Box) source {
+	x := checkpoint.Tensor{FQN: "x", DType: tensor.Float32, Shape: shape}
 	for rank, box := range boxes {
-		x.Chunks = append(x.Chunks, plan.Chunk{Box: box, Rank: rank})
+		x.Chunks = append(x.Chunks, checkpoint.Chunk{Box: box, Rank: rank})
 	}
-	return source{reader: r, name: "c", manifest: plan.Manifest{Layout: plan.Layout{Tensors: []plan.Tensor{x}}}}
+	return source{reader: r, name: "c", manifest: checkpoint.Manifest{Layout: checkpoint.Layout{Tensors: []checkpoint.Tensor{x}}}}
 }
 
 func TestCatHoldsOneWindow(t *testing.T) {
@@ -126,12 +126,12 @@ func TestCatOfAHole(t *testing.T) {
 // told is a reader with a manifest.
 type told struct {
 	endless
-	manifest plan.Manifest
+	manifest checkpoint.Manifest
 }
 
-func (r *told) ReadMetadata(context.Context) (plan.Manifest, error) { return r.manifest, nil }
-func (r *told) SetUp(context.Context, plan.Manifest, bool) error    { return nil }
-func (r *told) PrepareLocalPlan(_ context.Context, reads []plan.Read) ([]plan.Read, error) {
+func (r *told) ReadMetadata(context.Context) (checkpoint.Manifest, error) { return r.manifest, nil }
+func (r *told) SetUp(context.Context, checkpoint.Manifest, bool) error    { return nil }
+func (r *told) PrepareLocalPlan(_ context.Context, reads []checkpoint.Read) ([]checkpoint.Read, error) {
 	return reads, nil
 }
 
@@ -140,10 +140,10 @@ func TestExportSaysHoles(t *testing.T) {
 	var said strings.Builder
 	r := &told{}
 	from := sourceOf(r, tensor.Shape{4}, tensor.Box{Offsets: []int64{0}, Sizes: []int64{3}})
-	from.manifest.Ranks = []plan.RankIndex{{}}
+	from.manifest.Ranks = []checkpoint.RankIndex{{}}
 	r.manifest = from.manifest
 	a := &app{out: io.Discard, err: &said}
-	if err := a.export(t.Context(), from, filepath.Join(t.TempDir(), "out"), foreign.ExportOptions{Format: storage.DCP}); err != nil {
+	if err := a.export(t.Context(), from, filepath.Join(t.TempDir(), "out"), foreign.ExportOptions{Format: data.DCP}); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(said.String(), `exported as it is: tensor "x"`) {

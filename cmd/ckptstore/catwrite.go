@@ -11,8 +11,8 @@ import (
 	"path/filepath"
 	"text/tabwriter"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -34,7 +34,7 @@ type written struct {
 type cutting struct {
 	source source
 	loader *planner.Loader
-	want   plan.Want
+	want   checkpoint.Want
 	head   []byte
 	text   *texter
 	out    io.Writer
@@ -113,7 +113,7 @@ func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 	}
 	c.report.Kind, c.report.DType, c.report.Shape, c.report.Box = "tensor", shard.DType.String(), part.shape, &part.box
 	// A window might lie before what is missing.
-	_, err = c.loader.Load([]plan.Want{c.want})
+	_, err = c.loader.Load([]checkpoint.Want{c.want})
 	return c, err
 }
 
@@ -153,8 +153,8 @@ func (c *cutting) write(ctx context.Context, w io.Writer) error {
 }
 
 // part reads what fits into buf and writes it.
-func (c *cutting) part(ctx context.Context, want plan.Want, buf single) error {
-	wants := []plan.Want{want}
+func (c *cutting) part(ctx context.Context, want checkpoint.Want, buf single) error {
+	wants := []checkpoint.Want{want}
 	reads, err := c.loader.Load(wants)
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launches"
 	"github.com/ckptstore/ckptstore/internal/redact"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // envTrainer names the trainer that `continue` starts.

@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // compared is `diff --json`.
@@ -161,8 +161,8 @@ func (s subject) String() string {
 }
 
 // subjectOf looks for RUN, RUN/TRIAL and then for a checkpoint.
-func subjectOf(ctx context.Context, views web.Source, ref string) (subject, error) {
-	runs, err := web.Ask(ctx, views, web.Runs, web.Params{})
+func subjectOf(ctx context.Context, views query.Source, ref string) (subject, error) {
+	runs, err := query.Ask(ctx, views, query.Runs, query.Params{})
 	if err != nil {
 		return subject{}, err
 	}
@@ -171,7 +171,7 @@ func subjectOf(ctx context.Context, views web.Source, ref string) (subject, erro
 		if ref != run.Name && !inside {
 			continue
 		}
-		trials, err := web.Ask(ctx, views, web.Trials, web.Params{Run: run.Name})
+		trials, err := query.Ask(ctx, views, query.Trials, query.Params{Run: run.Name})
 		if err != nil {
 			return subject{}, err
 		}
@@ -189,25 +189,25 @@ func subjectOf(ctx context.Context, views web.Source, ref string) (subject, erro
 			return subject{}, usageError{fmt.Errorf("run %q has several trials: choose one of %q", ref, names)}
 		}
 	}
-	c, err := web.Ask(ctx, views, web.Resolve, web.Params{Ref: ref})
+	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref})
 	if err == nil && c.State != projections.Committed {
 		err = fmt.Errorf("%w: checkpoint %s@%s is %s: nothing of it can be compared", projections.ErrNotFound, c.Run, c.ID, c.State)
 	}
 	return subject{checkpoint: c}, err
 }
 
-func trialSubject(ctx context.Context, views web.Source, t projections.Trial) (subject, error) {
+func trialSubject(ctx context.Context, views query.Source, t projections.Trial) (subject, error) {
 	s := subject{trial: &t}
 	if t.Head == "" || t.HeadSeq == 0 { // none of its own
 		return s, nil
 	}
 	var err error
-	s.checkpoint, err = web.Ask(ctx, views, web.Resolve, web.Params{Ref: t.Run + "/" + t.Name + "@" + t.Head})
+	s.checkpoint, err = query.Ask(ctx, views, query.Resolve, query.Params{Ref: t.Run + "/" + t.Name + "@" + t.Head})
 	return s, err
 }
 
 // descent finds the newest checkpoint that both descend from.
-func (d *compared) descent(ctx context.Context, views web.Source, x, y projections.Checkpoint) error {
+func (d *compared) descent(ctx context.Context, views query.Source, x, y projections.Checkpoint) error {
 	if x.ID == "" || y.ID == "" {
 		return nil
 	}
@@ -219,11 +219,11 @@ func (d *compared) descent(ctx context.Context, views web.Source, x, y projectio
 			continue
 		}
 		asked[wanted[0]] = true
-		rows, err := web.Ask(ctx, views, web.Checkpoints, web.Params{Run: wanted[0], All: true})
+		rows, err := query.Ask(ctx, views, query.Checkpoints, query.Params{Run: wanted[0], All: true})
 		if err != nil {
 			return err
 		}
-		of, err := web.Ask(ctx, views, web.Trials, web.Params{Run: wanted[0]})
+		of, err := query.Ask(ctx, views, query.Trials, query.Params{Run: wanted[0]})
 		if err != nil {
 			return err
 		}

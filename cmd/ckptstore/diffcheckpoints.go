@@ -10,10 +10,10 @@ import (
 	"text/tabwriter"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -35,7 +35,7 @@ type contained struct {
 	Digest string       `json:"digest,omitempty"`
 
 	boxes   []string // of the chunks
-	digests []plan.Digest
+	digests []checkpoint.Digest
 }
 
 // partKey names a part. A per-rank value has one for each rank.
@@ -93,7 +93,7 @@ func checkpointSide(c projections.Checkpoint) comparedSide {
 
 // partsOf reads what a checkpoint has; no data is read.
 func partsOf(ctx context.Context, s *store.Store, c projections.Checkpoint) (map[partKey]*contained, error) {
-	digest, err := plan.ParseDigest(c.Manifest)
+	digest, err := checkpoint.ParseDigest(c.Manifest)
 	if err != nil {
 		return nil, err
 	}
@@ -112,8 +112,8 @@ func partsOf(ctx context.Context, s *store.Store, c projections.Checkpoint) (map
 	return partsFrom(contents), nil
 }
 
-func partsFrom(contents []storage.Stored) map[partKey]*contained {
-	slices.SortStableFunc(contents, func(a, b storage.Stored) int {
+func partsFrom(contents []data.Stored) map[partKey]*contained {
+	slices.SortStableFunc(contents, func(a, b data.Stored) int {
 		return slices.Compare(a.Item.Shard.Box.Offsets, b.Item.Shard.Box.Offsets)
 	})
 	parts := map[partKey]*contained{}
@@ -147,7 +147,7 @@ func partsFrom(contents []storage.Stored) map[partKey]*contained {
 func (p *contained) digest() string {
 	var all []byte
 	for _, d := range p.digests {
-		if d == (plan.Digest{}) {
+		if d == (checkpoint.Digest{}) {
 			return ""
 		}
 		all = append(all, d[:]...)
@@ -155,7 +155,7 @@ func (p *contained) digest() string {
 	if len(p.digests) == 1 {
 		return p.digests[0].String()
 	}
-	return plan.Sum(all).String()
+	return checkpoint.Sum(all).String()
 }
 
 // changes says how a part became another; either may be nil.

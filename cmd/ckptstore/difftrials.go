@@ -11,12 +11,12 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // trials compares two trials.
-func (d *compared) trials(ctx context.Context, views web.Source, x, y projections.Trial, metrics []string) error {
+func (d *compared) trials(ctx context.Context, views query.Source, x, y projections.Trial, metrics []string) error {
 	d.Of = "trials"
 	var err error
 	if d.A, err = trialSide(ctx, views, x); err != nil {
@@ -28,7 +28,7 @@ func (d *compared) trials(ctx context.Context, views web.Source, x, y projection
 	d.config(x.Config, y.Config)
 	var reports [2][]projections.Report
 	for i, t := range []projections.Trial{x, y} {
-		if reports[i], err = web.Ask(ctx, views, web.Reports, web.Params{Run: t.Run, Trial: t.Name}); err != nil {
+		if reports[i], err = query.Ask(ctx, views, query.Reports, query.Params{Run: t.Run, Trial: t.Name}); err != nil {
 			return err
 		}
 	}
@@ -54,7 +54,7 @@ func (d *compared) trials(ctx context.Context, views web.Source, x, y projection
 	return nil
 }
 
-func trialSide(ctx context.Context, views web.Source, t projections.Trial) (comparedSide, error) {
+func trialSide(ctx context.Context, views query.Source, t projections.Trial) (comparedSide, error) {
 	s := comparedSide{
 		Run: t.Run, Trial: t.Name, Checkpoint: t.Head, Status: string(t.Status),
 		Attempt: t.Attempt, Iterations: t.Iterations, WorldSize: t.WorldSize,
@@ -65,7 +65,7 @@ func trialSide(ctx context.Context, views web.Source, t projections.Trial) (comp
 	if t.HeadSeq == 0 {
 		return s, nil
 	}
-	c, err := web.Ask(ctx, views, web.Resolve, web.Params{Ref: t.Run + "/" + t.Name + "@" + t.Head})
+	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: t.Run + "/" + t.Name + "@" + t.Head})
 	s.Step, s.Bytes, s.Manifest, s.Parent = c.Step, c.Bytes, c.Manifest, c.Parent
 	return s, err
 }

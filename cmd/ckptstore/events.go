@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // selection says which events a command is about.
@@ -226,8 +226,8 @@ func (sel selection) subjects() []string {
 	return filters
 }
 
-func knownRun(ctx context.Context, views web.Source, run string) error {
-	_, err := web.Ask(ctx, views, web.Run, web.Params{Run: run})
+func knownRun(ctx context.Context, views query.Source, run string) error {
+	_, err := query.Ask(ctx, views, query.Run, query.Params{Run: run})
 	return err
 }
 

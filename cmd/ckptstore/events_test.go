@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // pipe is an output that is closed after some writes, as when the reader of a

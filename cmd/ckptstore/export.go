@@ -10,11 +10,11 @@ import (
 	"text/tabwriter"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/foreign"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/storage/foreign"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/spf13/cobra"
 )
 
@@ -58,7 +58,7 @@ type exported struct {
 }
 
 // ownFormat is the format of a self-contained export.
-const ownFormat storage.Format = "ckptstore"
+const ownFormat data.Format = "ckptstore"
 
 func (a *app) exportCommand() *cobra.Command {
 	var o foreign.ExportOptions
@@ -79,8 +79,8 @@ func (a *app) exportCommand() *cobra.Command {
 				}
 				return a.withSource(c.Context(), given[0], all, offline, func(s source) error { return a.exportWhole(c.Context(), s, given[1]) })
 			}
-			switch o.Format = storage.Format(format); o.Format {
-			case storage.DCP, storage.SafeTensors, storage.HuggingFace:
+			switch o.Format = data.Format(format); o.Format {
+			case data.DCP, data.SafeTensors, data.HuggingFace:
 			default:
 				return usageError{fmt.Errorf("--format %q: give dcp, safetensors or hf", format)}
 			}
@@ -135,11 +135,11 @@ func (a *app) export(ctx context.Context, s source, dir string, o foreign.Export
 
 // exportWhole makes a directory that is a store of one checkpoint.
 func (a *app) exportWhole(ctx context.Context, s source, dir string) error {
-	r, ok := s.reader.(*storage.FileReader)
+	r, ok := s.reader.(*data.FileReader)
 	if !ok {
 		return usageError{fmt.Errorf("--self-contained: %s is a checkpoint of another program: import it, then export that", s.name)}
 	}
-	digest, err := plan.ParseDigest(s.checkpoint.Manifest)
+	digest, err := checkpoint.ParseDigest(s.checkpoint.Manifest)
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (a *app) exportWhole(ctx context.Context, s source, dir string) error {
 
 // adopting is the data of the store whose adopted files an export of a path
 // leaves alone; nil where there is none.
-func (a *app) adopting() (*storage.Root, error) {
+func (a *app) adopting() (*data.Root, error) {
 	if store.IsURL(a.location) {
 		return nil, nil
 	}

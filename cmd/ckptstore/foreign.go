@@ -6,21 +6,21 @@ import (
 	"text/tabwriter"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
 // shownForeign is `show PATH --json`.
 type shownForeign struct {
-	Path    string         `json:"path"`
-	Format  storage.Format `json:"format"`
-	Ranks   int            `json:"ranks"` // that hold something
-	Bytes   int64          `json:"bytes"`
-	Tensors []shownTensor  `json:"tensors"`
-	Values  []shownValue   `json:"values"`
+	Path    string        `json:"path"`
+	Format  data.Format   `json:"format"`
+	Ranks   int           `json:"ranks"` // that hold something
+	Bytes   int64         `json:"bytes"`
+	Tensors []shownTensor `json:"tensors"`
+	Values  []shownValue  `json:"values"`
 
 	Reshard *planner.Preview `json:"reshard,omitempty"`
 }
@@ -59,7 +59,7 @@ func (s shownForeign) printHead(w *tabwriter.Writer) {
 }
 
 // shownLayout is what show prints of a layout.
-func shownLayout(l plan.Layout) (tensors []shownTensor, values []shownValue) {
+func shownLayout(l checkpoint.Layout) (tensors []shownTensor, values []shownValue) {
 	tensors, values = []shownTensor{}, []shownValue{}
 	for _, t := range l.Tensors {
 		st := shownTensor{
@@ -107,13 +107,13 @@ func printLayout(w *tabwriter.Writer, wide bool, tensors []shownTensor, values [
 
 // verifiedPath is `verify PATH --json`.
 type verifiedPath struct {
-	Path     string            `json:"path"`
-	Format   storage.Format    `json:"format"`
-	Files    int               `json:"files"`
-	Chunks   int               `json:"chunks"`
-	Bytes    int64             `json:"bytes"`
-	Unknown  int               `json:"unknown"` // chunks that the files have no checksum of
-	Findings []storage.Finding `json:"findings"`
+	Path     string         `json:"path"`
+	Format   data.Format    `json:"format"`
+	Files    int            `json:"files"`
+	Chunks   int            `json:"chunks"`
+	Bytes    int64          `json:"bytes"`
+	Unknown  int            `json:"unknown"` // chunks that the files have no checksum of
+	Findings []data.Finding `json:"findings"`
 }
 
 // verifyPath reads every byte of a checkpoint of another program.
@@ -131,7 +131,7 @@ func (a *app) verifyPath(ctx context.Context, path string) error {
 	bar.done()
 	out := verifiedPath{
 		Path: s.foreign.Path(), Format: s.foreign.Format(), Files: report.Files, Chunks: report.Chunks, Bytes: report.Bytes,
-		Unknown: report.Unknown, Findings: append([]storage.Finding{}, report.Findings...),
+		Unknown: report.Unknown, Findings: append([]data.Finding{}, report.Findings...),
 	}
 	err = emit(a, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 		for _, f := range out.Findings {

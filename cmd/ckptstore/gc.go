@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner/retention"
-	"github.com/ckptstore/ckptstore/store"
 )
 
 const gcHelp = `Delete the checkpoints that a policy does not keep, and sweep what aborted

@@ -7,9 +7,9 @@ import (
 	"text/tabwriter"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker/shm"
-	"github.com/ckptstore/ckptstore/worker/staging"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // freed is `gc --staging --json`.

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker/shm"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // TestFreeStagingOfOneStore: gc --staging frees what dead trainers of the store have

@@ -12,8 +12,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
 )
 
 const (

@@ -11,10 +11,10 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker"
 )
 
 const importHelp = `Make a checkpoint of PyTorch DCP, a .safetensors file or a Hugging Face
@@ -34,19 +34,19 @@ is alive, 6 the files are damaged.`
 
 // imported is `import --json`.
 type imported struct {
-	Store      string         `json:"store"`
-	Run        string         `json:"run"`
-	Checkpoint string         `json:"checkpoint"`
-	Step       int64          `json:"step"`
-	Attempt    int            `json:"attempt"`
-	From       string         `json:"from"`
-	Format     storage.Format `json:"format"`
-	InPlace    bool           `json:"in_place"`
-	Ranks      int            `json:"ranks"`
-	Tensors    int            `json:"tensors"`
-	Values     int            `json:"values"`
-	Bytes      int64          `json:"bytes"`
-	Copied     int64          `json:"copied"` // of them
+	Store      string      `json:"store"`
+	Run        string      `json:"run"`
+	Checkpoint string      `json:"checkpoint"`
+	Step       int64       `json:"step"`
+	Attempt    int         `json:"attempt"`
+	From       string      `json:"from"`
+	Format     data.Format `json:"format"`
+	InPlace    bool        `json:"in_place"`
+	Ranks      int         `json:"ranks"`
+	Tensors    int         `json:"tensors"`
+	Values     int         `json:"values"`
+	Bytes      int64       `json:"bytes"`
+	Copied     int64       `json:"copied"` // of them
 }
 
 type importOptions struct {
@@ -107,12 +107,12 @@ func (a *app) importPath(ctx context.Context, path string, o importOptions) erro
 		bar := a.progressOf("import", from.manifest.Layout.Bytes())
 		defer bar.done()
 		read := int64(0)
-		got, err := worker.Import(ctx, worker.ImportConfig{
+		got, err := launch.Import(ctx, launch.ImportConfig{
 			Run: o.run, Trial: projections.DefaultTrial, Job: job, Step: o.step, From: from.foreign, InPlace: o.inPlace,
 			Command: os.Args, Read: func(n int64) { read += n; bar.set(read) },
 			Logger: a.logger(), NewID: store.NewID,
 			ExitCode: func(err error) int { return exitCode(err, ctx.Err() != nil) },
-		}, worker.Store{
+		}, launch.Store{
 			ID: s.ID, Log: s.Log, Views: store.Queries{From: s.Views()}, Blobs: s.Blobs, Data: s.Data,
 			Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		})

@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // States of a job, as far as anybody can know. A lost one never said that it
@@ -173,7 +173,7 @@ func readRun(ctx context.Context, s *store.Store, run string) (runJobs, error) {
 // is asked between two readings: what the first has as not ended was live then,
 // or is lost.
 func readRuns(ctx context.Context, s *store.Store, run string) ([]runJobs, error) {
-	rows, err := web.Ask(ctx, s.Views(), web.Launches, web.Params{Run: run})
+	rows, err := query.Ask(ctx, s.Views(), query.Launches, query.Params{Run: run})
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +188,7 @@ func readRuns(ctx context.Context, s *store.Store, run string) ([]runJobs, error
 		if r.live, err = s.LiveJob(ctx, r.run); err != nil {
 			return nil, err
 		}
-		again, err := web.Ask(ctx, s.Views(), web.Launches, web.Params{Run: r.run})
+		again, err := query.Ask(ctx, s.Views(), query.Launches, query.Params{Run: r.run})
 		if err != nil {
 			return nil, err
 		}

@@ -15,10 +15,10 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // listed is one checkpoint in `ls --json`. What a receipt does not say is left
@@ -46,7 +46,7 @@ type listed struct {
 	Pinned      *bool     `json:"pinned,omitempty"`
 	Tags        []string  `json:"tags,omitempty"`
 
-	ref storage.Ref
+	ref data.Ref
 }
 
 // listing is `ls --json`.
@@ -111,7 +111,7 @@ func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then
 			return err
 		}
 	} else {
-		rows, err := web.Ask(ctx, views, web.Runs, web.Params{})
+		rows, err := query.Ask(ctx, views, query.Runs, query.Params{})
 		if err != nil {
 			return err
 		}
@@ -123,7 +123,7 @@ func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then
 	l := listing{Store: s.ID, Checkpoints: []listed{}}
 	var unknown []error // runs of which only a newer version can say something
 	for _, name := range runs {
-		rows, err := web.Ask(ctx, views, web.Checkpoints, web.Params{Run: name, All: all})
+		rows, err := query.Ask(ctx, views, query.Checkpoints, query.Params{Run: name, All: all})
 		if run == "" && errors.Is(err, events.ErrNewer) {
 			unknown = append(unknown, err)
 			continue
@@ -215,7 +215,7 @@ func (a *app) measure(ctx context.Context, list []listed, dataDir string) error 
 
 // footprint is the shared and exclusive bytes of a checkpoint's files, or nil
 // where they cannot be known.
-func (a *app) footprint(ctx context.Context, dataDir string, ref storage.Ref) (shared, exclusive *int64, err error) {
+func (a *app) footprint(ctx context.Context, dataDir string, ref data.Ref) (shared, exclusive *int64, err error) {
 	f, err := store.MeasureFiles(ctx, dataDir, ref)
 	switch {
 	case ctx.Err() != nil:

@@ -12,13 +12,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 func (a *app) metricsCommand() *cobra.Command {
-	var p web.Params
+	var p query.Params
 	var asCSV bool
 	var drawn plotOptions
 	var asOf *string
@@ -95,13 +95,13 @@ What is not finite is a gap. NO_COLOR turns colors off.`,
 
 // askMetrics finds the trial and asks for its metrics. A metric that nobody
 // reported in the range is an error that names those that somebody did.
-func askMetrics(ctx context.Context, views web.Source, p web.Params) (projections.MetricsTable, error) {
+func askMetrics(ctx context.Context, views query.Source, p query.Params) (projections.MetricsTable, error) {
 	var table projections.MetricsTable
 	if p.Trial == "" {
 		if err := knownRun(ctx, views, p.Run); err != nil {
 			return table, err
 		}
-		trials, err := web.Ask(ctx, views, web.Trials, web.Params{Run: p.Run})
+		trials, err := query.Ask(ctx, views, query.Trials, query.Params{Run: p.Run})
 		if err != nil {
 			return table, err
 		}
@@ -120,7 +120,7 @@ func askMetrics(ctx context.Context, views web.Source, p web.Params) (projection
 			return table, usageError{fmt.Errorf("run %q has several trials: choose one with --trial of %q", p.Run, names)}
 		}
 	}
-	table, err := web.Ask(ctx, views, web.Metrics, p)
+	table, err := query.Ask(ctx, views, query.Metrics, p)
 	if err != nil {
 		return table, err
 	}

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/web"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 )
@@ -62,7 +62,7 @@ func plotWidth(out io.Writer) (width int, color bool) {
 }
 
 // plotMetrics draws what p asks for.
-func (a *app) plotMetrics(ctx context.Context, views web.Source, p web.Params, o plotOptions) error {
+func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Params, o plotOptions) error {
 	width, color := plotWidth(a.raw)
 	p.Points = 2 * width // a row for each column of dots, or more
 	table, err := askMetrics(ctx, views, p)
@@ -81,7 +81,7 @@ func (a *app) plotMetrics(ctx context.Context, views web.Source, p web.Params, o
 		if name != "" {
 			q.Metrics = []string{name}
 		}
-		return web.Ask(ctx, views, web.Metrics, q)
+		return query.Ask(ctx, views, query.Metrics, q)
 	}
 	pl := plot{width: width, height: plotHeight, log: o.logScale, color: color}
 	if err := pl.along(table, exact); err != nil {

@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // offlineHelp says what a REF may be without a log.
@@ -31,7 +31,7 @@ func (a *app) byReceipts() bool {
 
 // receipts are those of the data directory. One that is damaged is warned of:
 // what a reference stands for must not change because of it in silence.
-func (a *app) receipts(ctx context.Context) (*storage.Root, []storage.Receipt, error) {
+func (a *app) receipts(ctx context.Context) (*data.Root, []data.Receipt, error) {
 	data, err := a.data()
 	if err != nil {
 		return nil, nil, err
@@ -48,8 +48,8 @@ func (a *app) withOffline(ctx context.Context, ref, fqn string, do func(source) 
 	if spelledPath(ref) || strings.Contains(ref, "/") && checkpointAt(ref) {
 		return withPath(ctx, ref, do)
 	}
-	data, list, err := a.receipts(ctx)
-	known := slices.ContainsFunc(list, func(r storage.Receipt) bool { return ref == r.Run || strings.HasPrefix(ref, r.Run+"@") })
+	root, list, err := a.receipts(ctx)
+	known := slices.ContainsFunc(list, func(r data.Receipt) bool { return ref == r.Run || strings.HasPrefix(ref, r.Run+"@") })
 	switch at := checkpointAt(ref); {
 	case at && errors.Is(err, store.ErrNoStore) && !a.named:
 		return withPath(ctx, ref, do)
@@ -64,7 +64,7 @@ func (a *app) withOffline(ctx context.Context, ref, fqn string, do func(source) 
 	if err != nil {
 		return err
 	}
-	return withReader(ctx, data.Reader(receipt.Ref).Only(fqn), source{
+	return withReader(ctx, root.Reader(receipt.Ref).Only(fqn), source{
 		name: receipt.Run + "@" + receipt.Checkpoint, store: receipt.Store, checkpoint: store.RowOf(receipt),
 	}, do)
 }

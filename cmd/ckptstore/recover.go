@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 func (a *app) recoverCommand() *cobra.Command {

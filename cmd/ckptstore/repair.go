@@ -7,12 +7,12 @@ import (
 	"text/tabwriter"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker/shm"
-	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 const repairHelp = `With --repair, chunks that are damaged get their bytes again, where the same bytes
@@ -52,22 +52,22 @@ type unrepaired struct {
 	Reason     string `json:"reason"`
 }
 
-var _ storage.ChunkSource = (*staging.SealedChunks)(nil)
+var _ data.ChunkSource = (*staging.SealedChunks)(nil)
 
 // repair repairs what the reports have found, from what every committed
 // checkpoint has, and says which checkpoints are to be verified again.
-func (a *app) repair(ctx context.Context, s *store.Store, targets, every []projections.Checkpoint, reports []storage.Report, out *verified) (again []projections.Checkpoint, err error) {
-	var all []storage.Target
-	byRef := map[storage.Ref]projections.Checkpoint{}
+func (a *app) repair(ctx context.Context, s *store.Store, targets, every []projections.Checkpoint, reports []data.Report, out *verified) (again []projections.Checkpoint, err error) {
+	var all []data.Target
+	byRef := map[data.Ref]projections.Checkpoint{}
 	for _, c := range every {
-		digest, err := plan.ParseDigest(c.Manifest)
+		digest, err := checkpoint.ParseDigest(c.Manifest)
 		if err != nil {
 			return nil, fmt.Errorf("checkpoint %s@%s: %w", c.Run, c.ID, err)
 		}
-		all = append(all, storage.Target{Ref: store.RefOf(c), Manifest: digest})
+		all = append(all, data.Target{Ref: store.RefOf(c), Manifest: digest})
 		byRef[store.RefOf(c)] = c
 	}
-	damaged := map[storage.Ref][]string{}
+	damaged := map[data.Ref][]string{}
 	for i, c := range targets {
 		for _, f := range reports[i].Findings {
 			damaged[store.RefOf(c)] = append(damaged[store.RefOf(c)], f.File)
@@ -110,7 +110,7 @@ func (a *app) repair(ctx context.Context, s *store.Store, targets, every []proje
 // by what is found afterwards. Checkpoints that are committed and were not before
 // may have links to what was damaged: they are verified too, and returned behind
 // the rest.
-func (a *app) repairAndVerify(ctx context.Context, s *store.Store, before, targets []projections.Checkpoint, reports []storage.Report, out *verified) ([]projections.Checkpoint, []storage.Report, error) {
+func (a *app) repairAndVerify(ctx context.Context, s *store.Store, before, targets []projections.Checkpoint, reports []data.Report, out *verified) ([]projections.Checkpoint, []data.Report, error) {
 	every, err := verifyTargets(ctx, s, nil)
 	if err != nil {
 		return nil, nil, err
@@ -133,7 +133,7 @@ func (a *app) repairAndVerify(ctx context.Context, s *store.Store, before, targe
 	if err != nil {
 		return nil, nil, err
 	}
-	now := map[storage.Ref]storage.Report{}
+	now := map[data.Ref]data.Report{}
 	for i, c := range again {
 		now[store.RefOf(c)] = after[i]
 	}

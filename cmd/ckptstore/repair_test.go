@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // TestRepairVerifiesWhatWasCommittedMeanwhile: a checkpoint that is committed

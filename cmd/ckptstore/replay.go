@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // replayed is what `replay` ends with.
@@ -187,7 +187,7 @@ func asOf(state *projections.Memory, seq uint64, only string) (replayed, error) 
 // compareViews asks the live views for their digest; nil when the log has
 // grown meanwhile, so that the two stand for different sequences.
 func compareViews(ctx context.Context, s *store.Store, until uint64, digest string) (*bool, error) {
-	live, err := web.Ask(ctx, s.Views(), web.Digest, web.Params{})
+	live, err := query.Ask(ctx, s.Views(), query.Digest, query.Params{})
 	if err != nil {
 		return nil, err
 	}

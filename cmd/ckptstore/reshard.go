@@ -8,17 +8,17 @@ import (
 	"text/tabwriter"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
-	"github.com/ckptstore/ckptstore/storage"
 )
 
 // preview is what so many ranks would read of a layout; nil for none.
-func preview(l plan.Layout, ranks int) (*planner.Preview, error) {
+func preview(l checkpoint.Layout, ranks int) (*planner.Preview, error) {
 	if ranks == 0 {
 		return nil, nil
 	}
-	p, err := planner.NewPreview(l, ranks, storage.BlockSize)
+	p, err := planner.NewPreview(l, ranks, data.BlockSize)
 	return &p, err
 }
 

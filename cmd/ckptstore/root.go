@@ -12,17 +12,17 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/ckptstore/ckptstore/agent"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/agent"
 	"github.com/ckptstore/ckptstore/internal/backstop"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/foreign"
+	"github.com/ckptstore/ckptstore/internal/format/dcp"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/storage/dcp"
-	"github.com/ckptstore/ckptstore/storage/foreign"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -144,8 +144,8 @@ func exitCode(err error, interrupted bool) int {
 		exists    *store.RunExistsError
 		idle      *store.NotRunningError
 		taken     *foreign.OccupiedError
-		corrupt   *storage.CorruptError
-		changed   *storage.ChangedError
+		corrupt   *data.CorruptError
+		changed   *data.ChangedError
 		malformed *dcp.FormatError
 	)
 	switch {
@@ -155,7 +155,7 @@ func exitCode(err error, interrupted bool) int {
 		return exitFindings
 	case interrupted && errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, worker.ErrConfig), errors.Is(err, projections.ErrAmbiguous),
+	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, launch.ErrConfig), errors.Is(err, projections.ErrAmbiguous),
 		errors.Is(err, store.ErrLocation), errors.Is(err, retention.ErrPolicy), errors.Is(err, store.ErrTag), errors.Is(err, store.ErrCursorName),
 		errors.Is(err, store.ErrAccess), errors.Is(err, jetlog.ErrExposed):
 		return exitUsage
@@ -255,6 +255,6 @@ func (a *app) withOptions(ctx context.Context, o store.Options, do func(*store.S
 }
 
 // data is the data directory alone, for commands that need no log.
-func (a *app) data() (*storage.Root, error) {
+func (a *app) data() (*data.Root, error) {
 	return store.OpenData(a.location)
 }

@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ckptstore/ckptstore/events/front"
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/front"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 const serveHelp = `Own the store until SIGINT or SIGTERM. Trainers and other commands on this

@@ -8,11 +8,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -50,8 +50,8 @@ type shownValue struct {
 }
 
 type shownRank struct {
-	Rank  int         `json:"rank"`
-	Index plan.Digest `json:"index"`
+	Rank  int               `json:"rank"`
+	Index checkpoint.Digest `json:"index"`
 }
 
 func (a *app) showCommand() *cobra.Command {
@@ -113,7 +113,7 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int,
 	if err != nil {
 		return err
 	}
-	digest, err := plan.ParseDigest(c.Manifest)
+	digest, err := checkpoint.ParseDigest(c.Manifest)
 	if err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int,
 
 // showSource shows what withOffline has found: one of a store, or of another program.
 func (a *app) showSource(ctx context.Context, s source, reshard int) error {
-	r, ours := s.reader.(*storage.FileReader)
+	r, ours := s.reader.(*data.FileReader)
 	if !ours {
 		return a.showPath(ctx, s.name, reshard)
 	}

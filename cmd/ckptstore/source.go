@@ -10,22 +10,22 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/planner/plan"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // source is a checkpoint that a command reads: one of a store, or one of
 // another program.
 type source struct {
-	reader     storage.Reader
-	manifest   plan.Manifest
+	reader     data.Reader
+	manifest   checkpoint.Manifest
 	name       string // as people call it
 	store      string // identity; empty for one of another program
 	checkpoint projections.Checkpoint
-	foreign    *storage.Foreign // nil for one of a store
+	foreign    *data.Foreign // nil for one of a store
 }
 
 // pathHelp says what of a REF is a path.
@@ -95,7 +95,7 @@ func (a *app) isPath(ctx context.Context, ref string) (bool, error) {
 // knows reports whether a store has a checkpoint that a reference stands for,
 // or a run that it begins with.
 func knows(ctx context.Context, s *store.Store, ref string) (bool, error) {
-	runs, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})
+	runs, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{})
 	if err != nil {
 		return false, err
 	}
@@ -104,7 +104,7 @@ func knows(ctx context.Context, s *store.Store, ref string) (bool, error) {
 			return true, nil
 		}
 	}
-	_, err = web.Ask(ctx, s.Views(), web.Resolve, web.Params{Ref: ref})
+	_, err = query.Ask(ctx, s.Views(), query.Resolve, query.Params{Ref: ref})
 	if errors.Is(err, projections.ErrNotFound) || errors.Is(err, projections.ErrReference) {
 		return false, nil
 	}
@@ -171,7 +171,7 @@ func withPath(ctx context.Context, path string, do func(source) error) error {
 }
 
 // withReader reads the manifest of a source and sets its reader up.
-func withReader(ctx context.Context, r storage.Reader, s source, do func(source) error) error {
+func withReader(ctx context.Context, r data.Reader, s source, do func(source) error) error {
 	m, err := r.ReadMetadata(ctx)
 	if err == nil {
 		err = r.SetUp(ctx, m, true)

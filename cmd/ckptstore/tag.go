@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 const tagHelp = `Give a checkpoint a further name: RUN@NAME then stands for it, and no policy

@@ -12,10 +12,10 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 // verified is `verify --json`.
@@ -45,15 +45,15 @@ type learned struct {
 }
 
 // logDamage is the kind of a finding in the log, which is of no checkpoint.
-const logDamage storage.Kind = "log"
+const logDamage data.Kind = "log"
 
 // logVoid is the kind of a finding about a message of the log that is no event.
-const logVoid storage.Kind = "void"
+const logVoid data.Kind = "void"
 
 type finding struct {
 	Run        string `json:"run"`
 	Checkpoint string `json:"checkpoint"`
-	storage.Finding
+	data.Finding
 	Sequence uint64 `json:"sequence,omitempty"` // of the log
 	Until    uint64 `json:"until,omitempty"`
 }
@@ -274,7 +274,7 @@ func (v *verified) addLog(read store.ReadLog) {
 	v.addVoids(read)
 	for _, f := range read.Findings {
 		v.Findings = append(v.Findings, finding{
-			Finding:  storage.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: f.String()},
+			Finding:  data.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: f.String()},
 			Sequence: f.Sequence, Until: f.Until,
 		})
 	}
@@ -322,14 +322,14 @@ func verifyTargets(ctx context.Context, s *store.Store, refs []string) ([]projec
 		c, err := store.Committed(ctx, s.Views(), refs[0])
 		return []projections.Checkpoint{c}, err
 	}
-	runs, err := web.Ask(ctx, s.Views(), web.Runs, web.Params{})
+	runs, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{})
 	if err != nil {
 		return nil, err
 	}
 	var targets []projections.Checkpoint
 	var unknown []error
 	for _, run := range runs {
-		rows, err := web.Ask(ctx, s.Views(), web.Checkpoints, web.Params{Run: run.Name, All: true})
+		rows, err := query.Ask(ctx, s.Views(), query.Checkpoints, query.Params{Run: run.Name, All: true})
 		if errors.Is(err, events.ErrNewer) {
 			unknown = append(unknown, err)
 			continue

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // verifyReceipts verifies what the receipts say is committed, when the log does
@@ -39,10 +39,10 @@ func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) e
 			if s.foreign != nil {
 				return a.verifyPath(ctx, refs[0])
 			}
-			r := s.reader.(*storage.FileReader)
+			r := s.reader.(*data.FileReader)
 			receipt, err := r.Root().Receipt(ctx, store.RefOf(s.checkpoint))
 			if err == nil {
-				err = a.verifyEach(ctx, r.Root(), []storage.Receipt{receipt}, &out)
+				err = a.verifyEach(ctx, r.Root(), []data.Receipt{receipt}, &out)
 			}
 			if err != nil {
 				return err
@@ -65,20 +65,20 @@ func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) e
 	return a.printVerified(out)
 }
 
-func (v *verified) addDamaged(damaged []storage.Damaged) {
+func (v *verified) addDamaged(damaged []data.Damaged) {
 	for _, d := range damaged {
-		kind, file := storage.Corrupt, storage.ReceiptFile
+		kind, file := data.Corrupt, data.ReceiptFile
 		if d.Link() {
-			kind, file = storage.Unreadable, d.File
+			kind, file = data.Unreadable, d.File
 		}
-		v.Findings = append(v.Findings, finding{Run: d.Ref.Run, Checkpoint: d.Ref.Checkpoint, Finding: storage.Finding{
+		v.Findings = append(v.Findings, finding{Run: d.Ref.Run, Checkpoint: d.Ref.Checkpoint, Finding: data.Finding{
 			Kind: kind, File: file, Block: -1, Offset: -1, Problem: d.Err.Error(),
 		}})
 	}
 }
 
 // verifyEach verifies checkpoints by their receipts.
-func (a *app) verifyEach(ctx context.Context, data *storage.Root, receipts []storage.Receipt, out *verified) error {
+func (a *app) verifyEach(ctx context.Context, data *data.Root, receipts []data.Receipt, out *verified) error {
 	bar := a.progressOf("verify", 0)
 	defer bar.done()
 	reports, err := store.VerifyReceipts(ctx, data, receipts, store.VerifyOptions{Quick: out.Quick, Progress: bar.set})
@@ -93,7 +93,7 @@ func (a *app) verifyEach(ctx context.Context, data *storage.Root, receipts []sto
 }
 
 // add counts what was verified of one checkpoint.
-func (v *verified) add(run, checkpoint string, report storage.Report) {
+func (v *verified) add(run, checkpoint string, report data.Report) {
 	v.Checkpoints++
 	v.Files += report.Files
 	v.Chunks += report.Chunks
@@ -110,5 +110,5 @@ func (v *verified) add(run, checkpoint string, report storage.Report) {
 }
 
 func logFinding(damage error) finding {
-	return finding{Finding: storage.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: damage.Error()}}
+	return finding{Finding: data.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: damage.Error()}}
 }

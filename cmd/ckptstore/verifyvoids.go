@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // voidText says what a message of the log lacks to be an event.
@@ -18,7 +18,7 @@ func voidText(v store.LogVoid) string {
 func (v *verified) addVoids(read store.ReadLog) {
 	add := func(seq uint64, problem string) {
 		v.Findings = append(v.Findings, finding{
-			Finding:  storage.Finding{Kind: logVoid, File: "log", Block: -1, Offset: -1, Problem: problem},
+			Finding:  data.Finding{Kind: logVoid, File: "log", Block: -1, Offset: -1, Problem: problem},
 			Sequence: seq, Until: seq,
 		})
 	}

@@ -8,14 +8,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // viewsStatus is `views status --json`.
 type viewsStatus struct {
 	Store string `json:"store"`
-	web.ViewsState
+	query.ViewsState
 	Lag      uint64          `json:"lag"`                 // events of the log that the views have not folded
 	FullRead *store.FullRead `json:"full_read,omitempty"` // absent before the first, also if that found something
 	// Age is that of the full read, in seconds.
@@ -82,7 +82,7 @@ func (a *app) viewsStatus(ctx context.Context, s *store.Store) error {
 		return err
 	}
 	out := viewsStatus{Store: s.ID}
-	if out.ViewsState, err = web.Ask(ctx, s.Views(), web.State, web.Params{}); err != nil {
+	if out.ViewsState, err = query.Ask(ctx, s.Views(), query.State, query.Params{}); err != nil {
 		return err
 	}
 	out.Lag = last - min(last, out.Sequence)

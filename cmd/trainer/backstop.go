@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/backstop"
-	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
 // windUp is what a job may take to say that it ended and to close the store,
@@ -32,7 +32,7 @@ func (e *endTimes) defaults() {
 }
 
 // ofJob takes the times that a job may need.
-func (s *stopSignals) ofJob(cfg worker.Config) {
+func (s *stopSignals) ofJob(cfg launch.Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ends.stop = cfg.Grace + cfg.DrainTimeout + windUp

@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/web"
-	"github.com/ckptstore/ckptstore/worker"
 )
 
 const demoHelp = `Train a small real network on handwritten digits and show what the store does:
@@ -169,7 +169,7 @@ func (d *demo) prepare(ctx context.Context) error {
 	entries, err := os.ReadDir(d.dir)
 	if err == nil && len(entries) > 0 {
 		if _, err := os.Stat(mark); err != nil {
-			return fmt.Errorf("%w: %s is not an earlier demo's directory: choose another with --dir", worker.ErrConfig, d.dir)
+			return fmt.Errorf("%w: %s is not an earlier demo's directory: choose another with --dir", launch.ErrConfig, d.dir)
 		}
 	}
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
@@ -210,7 +210,7 @@ func (d *demo) train(ctx context.Context, run string, world int, o workerOptions
 		return fmt.Errorf("find this program: %w", err)
 	}
 	failed := &lastLines{}
-	err = runOn(ctx, d.store, worker.Config{
+	err = runOn(ctx, d.store, launch.Config{
 		Run: run, Trial: projections.DefaultTrial, Job: store.NewID(),
 		Command: append([]string{self}, o.args()...), NProc: world, MaxRestarts: 1,
 		Stdout: failed, Stderr: failed, Logger: d.log, NewID: store.NewID, ExitCode: exitCode,
@@ -222,7 +222,7 @@ func (d *demo) train(ctx context.Context, run string, world int, o workerOptions
 }
 
 func (d *demo) checkpoints(ctx context.Context, run string) ([]projections.Checkpoint, error) {
-	return web.Ask(ctx, d.store.Views(), web.Checkpoints, web.Params{Run: run, All: true})
+	return query.Ask(ctx, d.store.Views(), query.Checkpoints, query.Params{Run: run, All: true})
 }
 
 func (d *demo) count(ctx context.Context) (committed, aborted int, err error) {

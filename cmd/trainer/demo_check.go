@@ -9,17 +9,17 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/planner/plan"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/ckptstore/ckptstore/web"
 )
 
 func (d *demo) metrics(ctx context.Context, run string) ([]projections.Report, error) {
-	return web.Ask(ctx, d.store.Views(), web.Reports, web.Params{Run: run, Trial: projections.DefaultTrial})
+	return query.Ask(ctx, d.store.Views(), query.Reports, query.Params{Run: run, Trial: projections.DefaultTrial})
 }
 
 // accuracy is what the run reported last.
@@ -76,7 +76,7 @@ func (d *demo) sameEnd(ctx context.Context, o workerOptions) (bool, error) {
 // restoredEqual compares what the ranks of the last job had in memory after
 // the load with what was in memory at the save that they loaded.
 func (d *demo) restoredEqual(ctx context.Context, world int) (bool, error) {
-	trial, err := web.Ask(ctx, d.store.Views(), web.Trial, web.Params{Run: killed, Trial: projections.DefaultTrial})
+	trial, err := query.Ask(ctx, d.store.Views(), query.Trial, query.Params{Run: killed, Trial: projections.DefaultTrial})
 	if err != nil {
 		return false, err
 	}
@@ -96,7 +96,7 @@ func (d *demo) restoredEqual(ctx context.Context, world int) (bool, error) {
 		if !ok || r.Attempt != trial.Attempt {
 			continue
 		}
-		from, err := web.Ask(ctx, d.store.Views(), web.Resolve, web.Params{Ref: killed + "@" + fmt.Sprint(r.Metrics[metricFrom])})
+		from, err := query.Ask(ctx, d.store.Views(), query.Resolve, query.Params{Ref: killed + "@" + fmt.Sprint(r.Metrics[metricFrom])})
 		if err != nil {
 			return false, err
 		}
@@ -110,8 +110,8 @@ func (d *demo) restoredEqual(ctx context.Context, world int) (bool, error) {
 
 // contents is the digest of every tensor and value of a checkpoint, read from
 // its files as one rank would.
-func (d *demo) contents(ctx context.Context, ref string) (map[string]plan.Digest, error) {
-	c, err := web.Ask(ctx, d.store.Views(), web.Resolve, web.Params{Ref: ref})
+func (d *demo) contents(ctx context.Context, ref string) (map[string]checkpoint.Digest, error) {
+	c, err := query.Ask(ctx, d.store.Views(), query.Resolve, query.Params{Ref: ref})
 	if err != nil {
 		return nil, err
 	}
@@ -123,12 +123,12 @@ func (d *demo) contents(ctx context.Context, ref string) (map[string]plan.Digest
 	if err := r.SetUp(ctx, m, true); err != nil {
 		return nil, err
 	}
-	var wants []plan.Want
+	var wants []checkpoint.Want
 	for _, t := range m.Layout.Tensors {
-		wants = append(wants, plan.Want{Shard: tensor.Shard{FQN: t.FQN, DType: t.DType, Global: t.Shape, Box: t.Shape.Full()}})
+		wants = append(wants, checkpoint.Want{Shard: tensor.Shard{FQN: t.FQN, DType: t.DType, Global: t.Shape, Box: t.Shape.Full()}})
 	}
 	for _, v := range m.Layout.Values {
-		wants = append(wants, plan.Want{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Rank: v.Rank})
+		wants = append(wants, checkpoint.Want{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Rank: v.Rank})
 	}
 	loader := planner.NewLoader(m.Layout)
 	reads, err := loader.Load(wants)
@@ -142,24 +142,24 @@ func (d *demo) contents(ctx context.Context, ref string) (map[string]plan.Digest
 	if _, err := r.ReadData(ctx, wants, reads, buffers); err != nil {
 		return nil, err
 	}
-	digests := map[string]plan.Digest{}
+	digests := map[string]checkpoint.Digest{}
 	for i, w := range wants {
-		digests[fmt.Sprintf("%s %v %v %d", w.Shard.FQN, w.Shard.DType, w.Shard.Global, w.Rank)] = plan.Sum(buffers[i])
+		digests[fmt.Sprintf("%s %v %v %d", w.Shard.FQN, w.Shard.DType, w.Shard.Global, w.Rank)] = checkpoint.Sum(buffers[i])
 	}
 	return digests, nil
 }
 
 type buffers [][]byte
 
-var _ storage.Destination = buffers(nil)
+var _ data.Destination = buffers(nil)
 
-// Want implements storage.Destination.
+// Want implements data.Destination.
 func (b buffers) Want(i int) []byte { return b[i] }
 
 // rebuild deletes the views and compares their digest with that of the views
 // which the log gives.
 func (d *demo) rebuild(ctx context.Context) (bool, error) {
-	before, err := web.Ask(ctx, d.store.Views(), web.Digest, web.Params{})
+	before, err := query.Ask(ctx, d.store.Views(), query.Digest, query.Params{})
 	if err != nil {
 		return false, err
 	}
@@ -173,7 +173,7 @@ func (d *demo) rebuild(ctx context.Context) (bool, error) {
 	if err := d.open(ctx); err != nil {
 		return false, err
 	}
-	after, err := web.Ask(ctx, d.store.Views(), web.Digest, web.Params{})
+	after, err := query.Ask(ctx, d.store.Views(), query.Digest, query.Params{})
 	return err == nil && before == after, err
 }
 
@@ -181,11 +181,11 @@ func (d *demo) rebuild(ctx context.Context) (bool, error) {
 // back. It reports whether exactly that damage was found, and nothing else
 // before.
 func (d *demo) flip(ctx context.Context) (found bool, err error) {
-	c, err := web.Ask(ctx, d.store.Views(), web.Resolve, web.Params{Ref: killed + "@latest"})
+	c, err := query.Ask(ctx, d.store.Views(), query.Resolve, query.Params{Ref: killed + "@latest"})
 	if err != nil {
 		return false, err
 	}
-	manifest, err := plan.ParseDigest(c.Manifest)
+	manifest, err := checkpoint.ParseDigest(c.Manifest)
 	if err != nil {
 		return false, err
 	}

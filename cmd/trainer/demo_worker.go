@@ -9,9 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/cmd/trainer/digits"
-	"github.com/ckptstore/ckptstore/dist"
-	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/internal/collective"
 )
 
 // Metrics that the demo's workers report beside the loss.
@@ -55,7 +55,7 @@ func demoWorkerCommand(signals *stopSignals) *cobra.Command {
 	c.Flags().Uint64Var(&o.seed, "seed", 1, "of the weights and of the ranks' random states")
 	c.Flags().IntVar(&o.killRank, "kill-rank", -1, "rank that kills itself in its first attempt")
 	c.Flags().Int64Var(&o.killStep, "kill-step", 0, "step in whose save it does")
-	c.Flags().DurationVar(&o.timeout, "collective-timeout", dist.DefaultTimeout, "longest duration of one collective")
+	c.Flags().DurationVar(&o.timeout, "collective-timeout", collective.DefaultTimeout, "longest duration of one collective")
 	return c
 }
 
@@ -75,7 +75,7 @@ func trainDigits(ctx context.Context, o workerOptions) error {
 		return err
 	}
 	defer c.Close()
-	g := dist.New(c.Collectives(), dist.Options{Timeout: o.timeout})
+	g := collective.New(c.Collectives(), collective.Options{Timeout: o.timeout})
 	r := &rank{
 		workerOptions: o, c: c, model: digits.New(c.Rank, c.WorldSize, o.seed),
 		group: digits.ExchangeFunc(g.AllGatherBytes), report: map[string]any{},
@@ -159,7 +159,7 @@ func (r *rank) save(ctx context.Context, step int64) (*client.Save, error) {
 // that did not exist when it was saved start with their own new random state.
 func (r *rank) restore(ctx context.Context) error {
 	s := r.state()
-	saved, err := dist.BroadcastObject(ctx, dist.New(r.c.Collectives(), dist.Options{}), 0, r.c.Resume)
+	saved, err := collective.BroadcastObject(ctx, collective.New(r.c.Collectives(), collective.Options{}), 0, r.c.Resume)
 	if err != nil {
 		return err
 	}

@@ -4,8 +4,8 @@ import (
 	"context"
 	"log/slog"
 
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner/retention"
-	"github.com/ckptstore/ckptstore/store"
 )
 
 // keep is the collection that a job does after each commit.

@@ -8,10 +8,10 @@ import (
 	"context"
 	"os"
 
-	"github.com/ckptstore/ckptstore/storage"
+	"github.com/ckptstore/ckptstore/internal/data"
 )
 
 func main() {
-	storage.Threads()
+	data.Threads()
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }

@@ -18,13 +18,13 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker"
-	"github.com/ckptstore/ckptstore/worker/process"
-	"github.com/ckptstore/ckptstore/worker/shm"
-	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // Exit codes. A signal n that ends the job gives 128+n.
@@ -94,7 +94,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, "trainer:", terminal.Text(err.Error())) // which may quote a store or a worker
-		var failed *worker.FailedError
+		var failed *launch.FailedError
 		if errors.As(err, &failed) && len(failed.Tail) > 0 {
 			tail := terminal.AppendOutput(nil, []byte(strings.Join(failed.Tail, "  ")))
 			fmt.Fprintf(stderr, "last output of rank %d:\n  %s", failed.Rank, tail)
@@ -115,9 +115,9 @@ func ignorePipes() func() {
 
 func exitCode(err error) int {
 	var sig signaled
-	var preempted *worker.PreemptedError
-	var failed *worker.FailedError
-	var lost *worker.LostSaveError
+	var preempted *launch.PreemptedError
+	var failed *launch.FailedError
+	var lost *launch.LostSaveError
 	var running *store.RunningError
 	var usage usageError
 	var link *beneath.TypeError
@@ -130,9 +130,9 @@ func exitCode(err error) int {
 		return exitPreempted
 	case preempted != nil:
 		return exitUnsaved
-	case errors.As(err, &failed), errors.As(err, &lost), errors.Is(err, syscall.ENOSPC), errors.Is(err, worker.ErrDevices):
+	case errors.As(err, &failed), errors.As(err, &lost), errors.Is(err, syscall.ENOSPC), errors.Is(err, launch.ErrDevices):
 		return exitFailed
-	case errors.As(err, &running), errors.Is(err, worker.ErrFenced), errors.Is(err, staging.ErrTaken),
+	case errors.As(err, &running), errors.Is(err, launch.ErrFenced), errors.Is(err, staging.ErrTaken),
 		errors.Is(err, store.ErrLeaseLost):
 		return exitConflict
 	case errors.Is(err, doctor.ErrFound):
@@ -143,7 +143,7 @@ func exitCode(err error) int {
 		return exitNoStore
 	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):
 		return exitLocked
-	case errors.As(err, &usage), errors.Is(err, worker.ErrConfig), errors.Is(err, worker.ErrNotWhole), errors.Is(err, projections.ErrReference),
+	case errors.As(err, &usage), errors.Is(err, launch.ErrConfig), errors.Is(err, launch.ErrNotWhole), errors.Is(err, projections.ErrReference),
 		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNotEmpty), errors.Is(err, store.ErrNewer), errors.Is(err, events.ErrNewer), store.IsDamage(err), errors.Is(err, store.ErrLocation),
 		errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS): // the store is not for this user
 		return exitConfig

@@ -13,15 +13,15 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/ckptstore/ckptstore/agent/services"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launches"
 	"github.com/ckptstore/ckptstore/internal/redact"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker"
-	"github.com/ckptstore/ckptstore/worker/staging"
+	"github.com/ckptstore/ckptstore/internal/services"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 const runHelp = `Run COMMAND as a group of workers, with the environment that torchrun gives
@@ -120,10 +120,10 @@ func runCommand(std streams, signals *stopSignals) *cobra.Command {
 		Long:  runHelp,
 		RunE: func(c *cobra.Command, args []string) error {
 			if c.Flags().Changed("name") && o.name == "" {
-				return fmt.Errorf("%w: --name is empty: give the run a name, or leave the flag out", worker.ErrConfig)
+				return fmt.Errorf("%w: --name is empty: give the run a name, or leave the flag out", launch.ErrConfig)
 			}
 			if c.Flags().Changed("keep") && o.keep == "" {
-				return fmt.Errorf("%w: --keep is empty: give a policy such as last=2, or leave the flag out", worker.ErrConfig)
+				return fmt.Errorf("%w: --keep is empty: give a policy such as last=2, or leave the flag out", launch.ErrConfig)
 			}
 			o.noteSharing(c.Flags())
 			if err := o.defaults(c.Flags(), os.LookupEnv); err != nil {
@@ -223,7 +223,7 @@ func recordLaunch(ctx context.Context, st *store.Store, started events.Recorded)
 }
 
 // runOn runs a job of a run that no other job runs.
-func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) {
+func runOn(ctx context.Context, st *store.Store, cfg launch.Config) (err error) {
 	ctx, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
 	if running := (*store.RunningError)(nil); errors.As(err, &running) {
 		return fmt.Errorf("%w, or choose another --name", err)
@@ -241,7 +241,7 @@ func runOn(ctx context.Context, st *store.Store, cfg worker.Config) (err error) 
 	about := services.New(st, cfg.Logger)
 	defer func() { err = errors.Join(err, about.Close()) }()
 	cfg.Services = about
-	return worker.Run(ctx, cfg, worker.Store{
+	return launch.Run(ctx, cfg, launch.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: sharedMemory(cfg.Logger),

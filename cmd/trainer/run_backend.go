@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ckptstore/ckptstore/gpu"
-	"github.com/ckptstore/ckptstore/worker"
-	"github.com/ckptstore/ckptstore/worker/backend"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/backend"
 )
 
 // backendOptions choose the communication backend and the workers' GPUs.
@@ -57,9 +57,9 @@ func thisMachine() machine {
 
 // resolve is how many workers --nproc asks for, and what they are given. Notes
 // are about GPUs that are there and not given.
-func (o *backendOptions) resolve(ctx context.Context, m machine, nproc string) (workers int, cfg worker.BackendConfig, notes []string, err error) {
-	fail := func(err error) (int, worker.BackendConfig, []string, error) {
-		return 0, worker.BackendConfig{}, nil, fmt.Errorf("%w: %w", worker.ErrConfig, err)
+func (o *backendOptions) resolve(ctx context.Context, m machine, nproc string) (workers int, cfg launch.BackendConfig, notes []string, err error) {
+	fail := func(err error) (int, launch.BackendConfig, []string, error) {
+		return 0, launch.BackendConfig{}, nil, fmt.Errorf("%w: %w", launch.ErrConfig, err)
 	}
 	if _, err := backend.Builtin().Lookup(o.backend); err != nil {
 		return fail(fmt.Errorf("--backend: %w", err))

@@ -10,35 +10,35 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/redact"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker"
-	"github.com/ckptstore/ckptstore/worker/staging"
 )
 
 // config is what the flags and the command ask for, or why that cannot be.
-func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger) (worker.Config, error) {
-	bad := func(format string, args ...any) (worker.Config, error) {
-		return worker.Config{}, fmt.Errorf("%w: %s", worker.ErrConfig, fmt.Sprintf(format, args...))
+func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger) (launch.Config, error) {
+	bad := func(format string, args ...any) (launch.Config, error) {
+		return launch.Config{}, fmt.Errorf("%w: %s", launch.ErrConfig, fmt.Sprintf(format, args...))
 	}
 	if len(args) == 0 {
 		return bad("no command to run: trainer run [flags] -- COMMAND [ARG...]")
 	}
 	where, err := o.placed(os.Getenv)
 	if err != nil {
-		return worker.Config{}, err
+		return launch.Config{}, err
 	}
 	if err := where.single(); err != nil {
-		return worker.Config{}, err
+		return launch.Config{}, err
 	}
 	if o.maxRestarts < -1 {
 		return bad("--max-restarts %d: give 0 or more, or -1 for any number", o.maxRestarts)
 	}
 	memory, err := o.staging()
 	if err != nil {
-		return worker.Config{}, err
+		return launch.Config{}, err
 	}
 	for _, d := range o.durations() {
 		if d.value <= 0 {
@@ -46,22 +46,22 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 		}
 	}
 	if err := o.hangOptions.check(); err != nil {
-		return worker.Config{}, err
+		return launch.Config{}, err
 	}
 	nproc, devices, notes, err := o.resolve(ctx, thisMachine(), o.nproc)
 	if err != nil {
-		return worker.Config{}, err
+		return launch.Config{}, err
 	}
 	torch, more, err := o.torch()
 	if err != nil {
-		return worker.Config{}, err
+		return launch.Config{}, err
 	}
 	for _, note := range append(notes, more...) {
 		log.Warn(note)
 	}
 	config, err := parseSet(o.set)
 	if err != nil {
-		return worker.Config{}, err
+		return launch.Config{}, err
 	}
 	names, err := redact.More(o.redact...)
 	if err != nil {
@@ -69,7 +69,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	}
 	args, run, err := o.command(args)
 	if err != nil {
-		return worker.Config{}, err
+		return launch.Config{}, err
 	}
 	if o.name == "" {
 		o.name = run
@@ -83,9 +83,9 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 		}
 	}
 	if err := checkReference(o.resume); err != nil {
-		return worker.Config{}, fmt.Errorf("--resume: %w", err)
+		return launch.Config{}, fmt.Errorf("--resume: %w", err)
 	}
-	cfg := worker.Config{
+	cfg := launch.Config{
 		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
 		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Config: config, Redact: names,
 		Backend: o.backend, BackendConfig: devices, Torch: torch,
@@ -129,7 +129,7 @@ func parseSet(pairs []string) (map[string]any, error) {
 	for _, pair := range pairs {
 		key, text, ok := strings.Cut(pair, "=")
 		if !ok || key == "" {
-			return nil, fmt.Errorf("%w: --set %q: want KEY=VALUE", worker.ErrConfig, pair)
+			return nil, fmt.Errorf("%w: --set %q: want KEY=VALUE", launch.ErrConfig, pair)
 		}
 		var value any
 		if json.Unmarshal([]byte(text), &value) != nil {

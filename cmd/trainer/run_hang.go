@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/spf13/pflag"
 )
 
@@ -19,7 +19,7 @@ func (o *hangOptions) flags(f *pflag.FlagSet) {
 
 func (o hangOptions) check() error {
 	if o.hangTimeout < 0 {
-		return fmt.Errorf("%w: --hang-timeout %v: give a duration of more than 0, such as 10m, or 0 for never", worker.ErrConfig, o.hangTimeout)
+		return fmt.Errorf("%w: --hang-timeout %v: give a duration of more than 0, such as 10m, or 0 for never", launch.ErrConfig, o.hangTimeout)
 	}
 	return nil
 }

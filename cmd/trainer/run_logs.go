@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ckptstore/ckptstore/storage"
-	"github.com/ckptstore/ckptstore/store"
-	"github.com/ckptstore/ckptstore/worker"
-	"github.com/ckptstore/ckptstore/worker/logs"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/logs"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // logsOptions say where the workers' output goes.
@@ -58,7 +58,7 @@ func (o *logsOptions) noteFlags(f *pflag.FlagSet) {
 // routes reads what the flags say.
 func (o *logsOptions) routes() (r logs.Routes, size int64, err error) {
 	bad := func(flag string, err error) (logs.Routes, int64, error) {
-		return logs.Routes{}, 0, fmt.Errorf("%w: --%s %w", worker.ErrConfig, flag, err)
+		return logs.Routes{}, 0, fmt.Errorf("%w: --%s %w", launch.ErrConfig, flag, err)
 	}
 	if r.Redirects, err = logs.ParsePerRank(o.redirects); err != nil {
 		return bad("redirects", err)
@@ -101,13 +101,13 @@ func parseSize(text string) (int64, error) {
 }
 
 // launch fills in how the job was launched and where its output goes.
-func (o *logsOptions) launch(cfg *worker.Config) (err error) {
+func (o *logsOptions) launch(cfg *launch.Config) (err error) {
 	if cfg.Output.Routes, cfg.Output.MaxSize, err = o.routes(); err != nil {
 		return err
 	}
 	for _, rank := range cfg.Output.Routes.Shown {
 		if rank >= cfg.NProc {
-			return fmt.Errorf("%w: --local-ranks-filter %s: there is no local rank %d among %d: give ranks from 0 to %d", worker.ErrConfig, o.shown, rank, cfg.NProc, cfg.NProc-1)
+			return fmt.Errorf("%w: --local-ranks-filter %s: there is no local rank %d among %d: give ranks from 0 to %d", launch.ErrConfig, o.shown, rank, cfg.NProc, cfg.NProc-1)
 		}
 	}
 	cfg.Launch.Flags = slices.Clone(o.launchFlags)
@@ -118,8 +118,8 @@ func (o *logsOptions) launch(cfg *worker.Config) (err error) {
 }
 
 // place says where the files of a job are, once its store is open.
-func (o *logsOptions) place(st *store.Store, cfg *worker.Config) error {
-	below := logs.Below(storage.RefOf(cfg.Run, "", "").Run, cfg.Job)
+func (o *logsOptions) place(st *store.Store, cfg *launch.Config) error {
+	below := logs.Below(data.RefOf(cfg.Run, "", "").Run, cfg.Job)
 	if o.logDir == "" {
 		cfg.Output.Top, cfg.Output.Dir, cfg.Output.Said = st.Dir(), filepath.Join(st.Dir(), below), below
 		return nil

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
 // nodes are where a job is meant to run.
@@ -39,12 +39,12 @@ func (o *torchrunOptions) placed(getenv func(string) string) (n nodes, err error
 		n.max, err = strconv.Atoi(high)
 	}
 	if err != nil || n.min < 1 || n.max < n.min {
-		return n, fmt.Errorf("%w: %s: give a number of nodes of 1 or more, or MIN:MAX", worker.ErrConfig, said)
+		return n, fmt.Errorf("%w: %s: give a number of nodes of 1 or more, or MIN:MAX", launch.ErrConfig, said)
 	}
 	n.rank, said = o.nodeRank, fmt.Sprint("--node-rank ", o.nodeRank)
 	if n.max == 1 {
 		if n.rank != 0 {
-			return n, fmt.Errorf("%w: %s: the only node of a job has rank 0; give --nnodes too, or leave it out", worker.ErrConfig, said)
+			return n, fmt.Errorf("%w: %s: the only node of a job has rank 0; give --nnodes too, or leave it out", launch.ErrConfig, said)
 		}
 		return n, nil
 	}
@@ -56,13 +56,13 @@ func (o *torchrunOptions) placed(getenv func(string) string) (n nodes, err error
 			}
 			said = name + "=" + v
 			if n.rank, err = strconv.Atoi(v); err != nil {
-				return n, fmt.Errorf("%w: %s: want the number of this node", worker.ErrConfig, said)
+				return n, fmt.Errorf("%w: %s: want the number of this node", launch.ErrConfig, said)
 			}
 			break
 		}
 	}
 	if n.rank < 0 || n.rank >= n.max {
-		return n, fmt.Errorf("%w: %s: with %d nodes give a number from 0 to %d", worker.ErrConfig, said, n.max, n.max-1)
+		return n, fmt.Errorf("%w: %s: with %d nodes give a number from 0 to %d", launch.ErrConfig, said, n.max, n.max-1)
 	}
 	if o.asked("master-addr") {
 		n.master = o.masterAddr
@@ -72,7 +72,7 @@ func (o *torchrunOptions) placed(getenv func(string) string) (n nodes, err error
 		if list := getenv(name); list != "" {
 			hosts, err := slurmHosts(list)
 			if err != nil {
-				return n, fmt.Errorf("%w: %s: %w", worker.ErrConfig, name, err)
+				return n, fmt.Errorf("%w: %s: %w", launch.ErrConfig, name, err)
 			}
 			n.master = hosts[0]
 			break
@@ -91,7 +91,7 @@ func (n nodes) single() error {
 		master = ", with " + n.master + " as their master"
 	}
 	return fmt.Errorf("%w: %s: this version runs jobs on one node, and this would be node %d of %d%s; start one trainer a node with its own --name, or use --nnodes 1",
-		worker.ErrConfig, n.said, n.rank, n.max, master)
+		launch.ErrConfig, n.said, n.rank, n.max, master)
 }
 
 // maxHosts bounds what a node list may expand to.

@@ -4,26 +4,26 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/ckptstore/ckptstore/worker"
-	"github.com/ckptstore/ckptstore/worker/shm"
-	"github.com/ckptstore/ckptstore/worker/staging"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
 
 // staging checks what is said of the staging slots.
 func (o runOptions) staging() (memory staging.Memory, err error) {
 	if o.stagingSlots < 1 || o.stagingSlots > 16 {
-		return memory, fmt.Errorf("%w: --staging-slots %d: give a number from 1 to 16", worker.ErrConfig, o.stagingSlots)
+		return memory, fmt.Errorf("%w: --staging-slots %d: give a number from 1 to 16", launch.ErrConfig, o.stagingSlots)
 	}
 	switch staging.WhenBusy(o.whenBusy) {
 	case staging.BusyWait, staging.BusySkip, staging.BusyFail:
 	default:
-		return memory, fmt.Errorf("%w: --when-busy %s: give wait, skip or fail", worker.ErrConfig, o.whenBusy)
+		return memory, fmt.Errorf("%w: --when-busy %s: give wait, skip or fail", launch.ErrConfig, o.whenBusy)
 	}
 	if o.stagingMemory == "" {
 		return memory, nil
 	}
 	if memory, err = staging.ParseMemory(o.stagingMemory); err != nil {
-		return memory, fmt.Errorf("%w: --staging-memory: %w", worker.ErrConfig, err)
+		return memory, fmt.Errorf("%w: --staging-memory: %w", launch.ErrConfig, err)
 	}
 	return memory, nil
 }

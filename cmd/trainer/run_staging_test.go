@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ckptstore/ckptstore/worker"
-	"github.com/ckptstore/ckptstore/worker/staging"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
 
 func TestStagingFlags(t *testing.T) {
@@ -34,7 +34,7 @@ func TestStagingFlags(t *testing.T) {
 		if c.says == "" && (err != nil || got != c.want) {
 			t.Errorf("%+v gives %+v, %v", c, got, err)
 		}
-		if c.says != "" && (!errors.Is(err, worker.ErrConfig) || !strings.Contains(err.Error(), c.says)) {
+		if c.says != "" && (!errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%+v gives %v", c, err)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
 const supervisionHelp = `SIGTERM and SIGUSR1 preempt the job, and so does ckptstore preempt: the workers
@@ -46,12 +46,12 @@ func (o *supervisionOptions) flags(f *pflag.FlagSet) {
 }
 
 // apply puts what the flags say into the configuration of a job.
-func (o *supervisionOptions) apply(ctx context.Context, cfg *worker.Config, now time.Time) error {
+func (o *supervisionOptions) apply(ctx context.Context, cfg *launch.Config, now time.Time) error {
 	if o.maxInfraRestarts < -1 {
-		return fmt.Errorf("%w: --max-infra-restarts %d: give 0 or more, or -1 for any number", worker.ErrConfig, o.maxInfraRestarts)
+		return fmt.Errorf("%w: --max-infra-restarts %d: give 0 or more, or -1 for any number", launch.ErrConfig, o.maxInfraRestarts)
 	}
 	if o.preemptGrace <= 0 {
-		return fmt.Errorf("%w: --preempt-grace %v: give a duration of more than 0, such as 2m", worker.ErrConfig, o.preemptGrace)
+		return fmt.Errorf("%w: --preempt-grace %v: give a duration of more than 0, such as 2m", launch.ErrConfig, o.preemptGrace)
 	}
 	cfg.MaxInfraRestarts, cfg.PreemptGrace = o.maxInfraRestarts, o.preemptGrace
 	if o.walltime == "" {
@@ -59,13 +59,13 @@ func (o *supervisionOptions) apply(ctx context.Context, cfg *worker.Config, now 
 	}
 	end, err := deadline(ctx, o.walltime, now)
 	if err != nil {
-		return fmt.Errorf("%w: %w", worker.ErrConfig, err)
+		return fmt.Errorf("%w: %w", launch.ErrConfig, err)
 	}
 	if end.IsZero() {
 		return nil // and Slurm ends the job by a signal, if at all
 	}
 	if needed := cfg.PreemptGrace + cfg.Grace; end.Sub(now) <= needed {
-		return fmt.Errorf("%w: --walltime %s: the job ends in %v, and --preempt-grace and --grace need %v of it: give it more time, or them less", worker.ErrConfig, o.walltime, end.Sub(now).Round(time.Second), needed)
+		return fmt.Errorf("%w: --walltime %s: the job ends in %v, and --preempt-grace and --grace need %v of it: give it more time, or them less", launch.ErrConfig, o.walltime, end.Sub(now).Round(time.Second), needed)
 	}
 	cfg.Deadline = end
 	return nil

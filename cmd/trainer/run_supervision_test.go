@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
 func TestWalltime(t *testing.T) {
@@ -29,11 +29,11 @@ func TestWalltime(t *testing.T) {
 		t.Run(c.walltime+" "+c.slurm, func(t *testing.T) {
 			t.Setenv(slurmEnd, c.slurm)
 			t.Setenv(slurmJob, "")
-			cfg := worker.Config{Grace: 10 * time.Second}
+			cfg := launch.Config{Grace: 10 * time.Second}
 			o := supervisionOptions{maxInfraRestarts: 10, preemptGrace: 2 * time.Minute, walltime: c.walltime}
 			err := o.apply(t.Context(), &cfg, now)
 			if c.left == 0 {
-				if !errors.Is(err, worker.ErrConfig) || !strings.Contains(err.Error(), c.says) {
+				if !errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), c.says) {
 					t.Errorf("error %v, want one that says %q", err, c.says)
 				}
 				return

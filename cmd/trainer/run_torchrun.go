@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
 // torchrunOptions are torchrun's flags, with its meaning of them.
@@ -96,22 +96,22 @@ func (o *torchrunOptions) defaults(f *pflag.FlagSet, lookup func(string) (string
 			if value == "" || value == "0" {
 				continue // torchrun's default
 			}
-			return fmt.Errorf("%w: %s is %q, and this trainer has no --%s: unset it", worker.ErrConfig, petName(name), value, name)
+			return fmt.Errorf("%w: %s is %q, and this trainer has no --%s: unset it", launch.ErrConfig, petName(name), value, name)
 		}
 		if flag.Value.Type() == "bool" {
 			n, err := strconv.Atoi(strings.TrimSpace(value))
 			if err != nil {
-				return fmt.Errorf("%w: %s is %q: set it to 1 or 0, or unset it", worker.ErrConfig, petName(name), value)
+				return fmt.Errorf("%w: %s is %q: set it to 1 or 0, or unset it", launch.ErrConfig, petName(name), value)
 			}
 			value = strconv.FormatBool(n != 0)
 		}
 		if err := f.Set(name, value); err != nil {
-			return fmt.Errorf("%w: %s: %w: correct or unset it", worker.ErrConfig, petName(name), err)
+			return fmt.Errorf("%w: %s: %w: correct or unset it", launch.ErrConfig, petName(name), err)
 		}
 	}
 	if !f.Changed("grace") && f.Changed("shutdown-timeout") {
 		if o.shutdownTimeout <= 0 {
-			return fmt.Errorf("%w: --shutdown-timeout %d: give a number of seconds above 0", worker.ErrConfig, o.shutdownTimeout)
+			return fmt.Errorf("%w: --shutdown-timeout %d: give a number of seconds above 0", launch.ErrConfig, o.shutdownTimeout)
 		}
 		return f.Set("grace", fmt.Sprint(o.shutdownTimeout, "s"))
 	}
@@ -120,9 +120,9 @@ func (o *torchrunOptions) defaults(f *pflag.FlagSet, lookup func(string) (string
 
 // torch is what the flags say of the workers' environment. Notes are about
 // flags that have no effect on one node.
-func (o *torchrunOptions) torch() (cfg worker.TorchConfig, notes []string, err error) {
-	bad := func(format string, args ...any) (worker.TorchConfig, []string, error) {
-		return cfg, nil, fmt.Errorf("%w: %s", worker.ErrConfig, fmt.Sprintf(format, args...))
+func (o *torchrunOptions) torch() (cfg launch.TorchConfig, notes []string, err error) {
+	bad := func(format string, args ...any) (launch.TorchConfig, []string, error) {
+		return cfg, nil, fmt.Errorf("%w: %s", launch.ErrConfig, fmt.Sprintf(format, args...))
 	}
 	note := func(flag string) { notes = append(notes, "--"+flag+" has no effect: a job on one node meets nobody") }
 	switch {
@@ -137,7 +137,7 @@ func (o *torchrunOptions) torch() (cfg worker.TorchConfig, notes []string, err e
 	case !sameList(o.toHandle, defaultSignals):
 		return bad("--signals-to-handle %s: this trainer handles %s; leave the flag out", o.toHandle, defaultSignals)
 	}
-	cfg = worker.TorchConfig{Role: o.role, MasterAddr: o.masterAddr, MasterPort: o.masterPort}
+	cfg = launch.TorchConfig{Role: o.role, MasterAddr: o.masterAddr, MasterPort: o.masterPort}
 	if o.standalone {
 		for _, flag := range []string{"rdzv-backend", "rdzv-endpoint", "rdzv-id"} {
 			if o.asked(flag) {
@@ -230,7 +230,7 @@ func (o *torchrunOptions) command(args []string) (command []string, run string, 
 	case o.runPath:
 		command = append(python, args...)
 	case o.module && o.noPython:
-		return nil, "", fmt.Errorf("%w: --module and --no-python exclude each other: leave one out", worker.ErrConfig)
+		return nil, "", fmt.Errorf("%w: --module and --no-python exclude each other: leave one out", launch.ErrConfig)
 	case o.module:
 		return append(append(python, "-m"), args...), args[0], nil
 	case !o.noPython && strings.HasSuffix(args[0], ".py"):

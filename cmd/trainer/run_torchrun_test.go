@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ckptstore/ckptstore/gpu"
-	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
 // options are those of a command line and an environment, with what is left of
@@ -81,7 +81,7 @@ func TestPETDefaults(t *testing.T) {
 		"PET_SHUTDOWN_TIMEOUT=0":   "--shutdown-timeout 0: give a number of seconds above 0",
 	} {
 		name, value, _ := strings.Cut(env, "=")
-		if _, _, err := options(t, map[string]string{name: value}); !errors.Is(err, worker.ErrConfig) || !strings.Contains(err.Error(), says) {
+		if _, _, err := options(t, map[string]string{name: value}); !errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: error %v, want %q", env, err, says)
 		}
 	}
@@ -122,7 +122,7 @@ func TestTorchrunCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := o.command(args); !errors.Is(err, worker.ErrConfig) || !strings.Contains(err.Error(), "exclude each other") {
+	if _, _, err := o.command(args); !errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), "exclude each other") {
 		t.Errorf("error %v", err)
 	}
 	t.Setenv("PYTHON_EXEC", "/opt/python")
@@ -165,7 +165,7 @@ func TestTorchrunEnvironment(t *testing.T) {
 		}
 		cfg, notes, err := o.torch()
 		if says, fails := strings.CutPrefix(want, "error: "); fails {
-			if !errors.Is(err, worker.ErrConfig) || !strings.Contains(err.Error(), says) {
+			if !errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), says) {
 				t.Errorf("%s: error %v, want %q", line, err, says)
 			}
 			continue
@@ -209,7 +209,7 @@ func TestNodes(t *testing.T) {
 		}
 		n, err := o.placed(func(name string) string { return c.env[name] })
 		if says, fails := strings.CutPrefix(c.want, "error: "); fails {
-			if !errors.Is(err, worker.ErrConfig) || !strings.Contains(err.Error(), says) {
+			if !errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), says) {
 				t.Errorf("%q with %v: error %v, want %q", c.line, c.env, err, says)
 			}
 			continue
@@ -221,7 +221,7 @@ func TestNodes(t *testing.T) {
 		if got := fmt.Sprintf("%d:%d %d %s %s", n.min, n.max, n.rank, n.master, said); err != nil || got != c.want {
 			t.Errorf("%q with %v: %s, %v, want %s", c.line, c.env, got, err, c.want)
 		}
-		if err := n.single(); (err != nil) != (n.max > 1) || err != nil && !errors.Is(err, worker.ErrConfig) {
+		if err := n.single(); (err != nil) != (n.max > 1) || err != nil && !errors.Is(err, launch.ErrConfig) {
 			t.Errorf("%q with %v: error %v", c.line, c.env, err)
 		}
 	}
@@ -320,7 +320,7 @@ func TestWorkersAndGPUs(t *testing.T) {
 		}
 		n, cfg, notes, err := o.resolve(t.Context(), m, o.nproc)
 		if says, fails := strings.CutPrefix(c.want, "error: "); fails {
-			if !errors.Is(err, worker.ErrConfig) || !strings.Contains(err.Error(), says) {
+			if !errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), says) {
 				t.Errorf("%q of %d: error %v, want %q", c.line, len(c.devices), err, says)
 			}
 			continue
@@ -357,7 +357,7 @@ func TestShareDevicesFlag(t *testing.T) {
 	}
 	t.Setenv("CKPTSTORE_SHARE_DEVICES", "perhaps")
 	o, _, _ := options(t, nil)
-	if _, _, _, err := o.resolve(t.Context(), none, "1"); !errors.Is(err, worker.ErrConfig) || !strings.Contains(err.Error(), `CKPTSTORE_SHARE_DEVICES is "perhaps"`) {
+	if _, _, _, err := o.resolve(t.Context(), none, "1"); !errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), `CKPTSTORE_SHARE_DEVICES is "perhaps"`) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ckptstore/ckptstore/worker"
+	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
 // stopSignals turn signals into the end of the program's context. While a job
@@ -18,7 +18,7 @@ type stopSignals struct {
 	caught chan os.Signal
 
 	mu      sync.Mutex
-	preempt chan<- worker.StopRequest // nil: what runs can only be stopped
+	preempt chan<- launch.StopRequest // nil: what runs can only be stopped
 	sent    bool                      // a preemption
 	termed  bool                      // by a SIGTERM
 	ends    endTimes
@@ -76,7 +76,7 @@ func (s *stopSignals) preempts(sig syscall.Signal) bool {
 	}
 	s.sent = true
 	s.ends.arm(sig, s.ends.preempt)
-	s.preempt <- worker.StopRequest{Preempt: true, Reason: signaled{sig}.Error(), Signal: unix.SignalName(sig)} // there is room for the only one
+	s.preempt <- launch.StopRequest{Preempt: true, Reason: signaled{sig}.Error(), Signal: unix.SignalName(sig)} // there is room for the only one
 	return true
 }
 
@@ -84,10 +84,10 @@ func (s *stopSignals) preempts(sig syscall.Signal) bool {
 func (s *stopSignals) leave() { signal.Stop(s.caught) }
 
 // preemptible makes signals preempt a job, which takes the requests.
-func (s *stopSignals) preemptible() <-chan worker.StopRequest {
+func (s *stopSignals) preemptible() <-chan launch.StopRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	requests := make(chan worker.StopRequest, 1)
+	requests := make(chan launch.StopRequest, 1)
 	s.preempt = requests
 	return requests
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/events/front"
+	"github.com/ckptstore/ckptstore/internal/front"
 )
 
 // besieged is a log with a listener, and a client of it.

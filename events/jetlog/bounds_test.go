@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events/front"
+	"github.com/ckptstore/ckptstore/internal/front"
 )
 
 // caller is a connection of a program of its own to a listener.

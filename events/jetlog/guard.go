@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/events/front"
+	"github.com/ckptstore/ckptstore/internal/front"
 )
 
 // guard tells a front what streams, lanes and entries mean. It has a connection

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events/front"
+	"github.com/ckptstore/ckptstore/internal/front"
 )
 
 // TestWhoMayTakeALease: while its term lasts and its client lives, a lease is its

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events/front"
+	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/nats-io/nats.go/jetstream"
 )
 

@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"strconv"
 
-	"github.com/ckptstore/ckptstore/events/front"
+	"github.com/ckptstore/ckptstore/internal/front"
 )
 
 // Accounts of the embedded server. The directory of the streams has the name

@@ -52,7 +52,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events/archive"
+	"github.com/ckptstore/ckptstore/internal/archive"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/semaphore"

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events/archive"
+	"github.com/ckptstore/ckptstore/internal/archive"
 	"github.com/nats-io/nats.go/jetstream"
 )
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/ckptstore/ckptstore/events/front"
+	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -18,7 +18,7 @@ var ErrRefused = errors.New("refused by the owner of the store")
 // errors.Is; also [ErrNotAllowed] if clients may not do that at all, and
 // [syscall.ENOSPC] if the disk of the store is nearly full.
 type RefusedError struct {
-	Code int // one of package front
+	Code int // one of package internal/front
 	Text string
 }
 

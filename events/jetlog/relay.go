@@ -7,7 +7,7 @@ import (
 	"net"
 	"sync"
 
-	"github.com/ckptstore/ckptstore/events/front"
+	"github.com/ckptstore/ckptstore/internal/front"
 )
 
 // Relay lets clients in over TCP to a log on a NATS server, through a front: it has

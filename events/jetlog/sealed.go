@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/events/archive"
+	"github.com/ckptstore/ckptstore/internal/archive"
 )
 
 // clockSkew is by how much the clocks of a client and of the server may differ for

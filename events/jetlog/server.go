@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events/front"
+	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/nats-io/nats-server/v2/server"
 	"golang.org/x/sys/unix"
 )

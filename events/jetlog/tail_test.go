@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/events/archive"
+	"github.com/ckptstore/ckptstore/internal/archive"
 	"github.com/nats-io/nats.go/jetstream"
 )
 

@@ -12,7 +12,7 @@ import (
 	"os"
 	"os/exec"
 
-	"github.com/ckptstore/ckptstore/worker/client"
+	"github.com/ckptstore/ckptstore/client"
 )
 
 // joining makes a process that no trainer started a rank of an agent's group, by

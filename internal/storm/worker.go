@@ -12,10 +12,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/storm/check"
 	"github.com/ckptstore/ckptstore/internal/storm/content"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/ckptstore/ckptstore/worker/client"
 )
 
 // waitLimit bounds every wait of a worker for its trainer. A paused owner and a slow

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/gpu"
-	"github.com/ckptstore/ckptstore/worker"
-	"github.com/ckptstore/ckptstore/worker/shm"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
 
 const help = `Examine this machine before jobs are run on it: GPUs, limits, shared memory, the
@@ -48,13 +48,13 @@ func Command(out io.Writer, store string, inventory func(context.Context) (gpu.I
 		Long:  help,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("%w: doctor takes no arguments, there is %q: give a store by --store", worker.ErrConfig, args[0])
+				return fmt.Errorf("%w: doctor takes no arguments, there is %q: give a store by --store", launch.ErrConfig, args[0])
 			}
 			return nil
 		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			if store == "" {
-				return fmt.Errorf("%w: --store is empty: give a directory or a URL", worker.ErrConfig)
+				return fmt.Errorf("%w: --store is empty: give a directory or a URL", launch.ErrConfig)
 			}
 			shared, _ := shm.Dir()
 			report, err := Examine(c.Context(), Options{

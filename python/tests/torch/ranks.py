@@ -17,7 +17,7 @@ import tempfile
 import traceback
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2] / "src"
-TORCHRUN = SOURCE.parents[1] / "worker/testdata/torchrun"  # its launch.py works without libuv too
+TORCHRUN = SOURCE.parents[1] / "internal/launch/testdata/torchrun"  # its launch.py works without libuv too
 LIMIT = 300  # seconds of one launch: the machine may be busy
 
 

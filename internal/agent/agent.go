@@ -1,0 +1,266 @@
+// Package agent serves a store to processes that no trainer started: a plain
+// `python train.py`, a notebook, the ranks of torchrun.
+//
+//	Agent      one process for a store and user on a machine, shared by the user's
+//	           other processes, on a socket in the store's private directory
+//	card       agent.json there: where the agent is and the token that it asks for
+//	group      processes that join under one key, until all ranks have
+//	session    what a group becomes: a job with one attempt, see [launch.Session]
+//	member     one process of a group, watched from its join to its end
+//
+// An agent starts no process and ends none. A member that goes away, with a word
+// or without, is an end that the session takes note of; when all have, what they
+// had staged is finished and the job ends in the log. The agent stops when it was
+// idle for a while, and when it is asked to: then it takes no new sessions, and
+// ends with the last of those that it has.
+//
+// [Start] finds the agent of a store or starts one.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
+	"github.com/ckptstore/ckptstore/internal/store"
+)
+
+// Config says how an agent serves. Durations are deadlines; zero takes the
+// default.
+type Config struct {
+	// Services answers requests below [launch.ServicePath] on the agent's own
+	// socket and on those of its sessions' ranks; nil refuses them. Busy says what
+	// of them keeps the agent from stopping, empty for nothing; it may be nil.
+	Services http.Handler
+	Busy     func() string
+
+	// Idle is how long an agent without sessions and requests waits before it
+	// stops; 0: for ever.
+	Idle time.Duration
+	// Join is how long a group may take to be complete, from its first member on;
+	// default 2 min. Handover is how long a new group of a run waits for the end of
+	// an old one of which some members are gone; default 20 s.
+	Join, Handover time.Duration
+	// Session is what every session takes of its configuration: the timeouts and
+	// the staging.
+	Session launch.Config
+
+	Shared  string // directory in memory for staging; default that of the machine
+	Version string // of this program, for messages
+	Logger  *slog.Logger
+}
+
+// Agent serves one store.
+type Agent struct {
+	cfg   Config
+	at    store.Whereabouts
+	store *store.Store // nil: it cannot be written, and there are no sessions
+	log   *slog.Logger
+	card  Card
+
+	life context.Context // of the sessions
+	end  context.CancelCauseFunc
+
+	mu       sync.Mutex
+	stopping string            // why no session is taken any more; empty: they are
+	now      bool              // only the sessions are waited for
+	groups   map[string]*group // by key, until their sessions are over
+	requests int               // that are being answered
+	used     time.Time         // when the last one was answered
+	changed  chan struct{}     // of capacity one
+}
+
+// ErrStopped says that a session was ended because the agent was told to stop.
+var ErrStopped = errors.New("the agent was told to stop")
+
+// ErrServed says that another agent serves the store.
+var ErrServed = errors.New("another agent serves this store")
+
+// New makes an agent for an open store, which stays the caller's.
+func New(cfg Config, st *store.Store) *Agent {
+	a := NewReader(cfg, store.Whereabouts{ID: st.ID, Location: st.Location, Name: st.Location, Runtime: st.Runtime})
+	a.store = st
+	return a
+}
+
+// NewReader makes an agent for a store that this user may not write: it has the
+// services of the configuration, and refuses who would join.
+func NewReader(cfg Config, at store.Whereabouts) *Agent {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&cfg.Join, 2*time.Minute)
+	def(&cfg.Handover, 20*time.Second)
+	def(&cfg.Session.DrainTimeout, 2*time.Minute)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Shared == "" {
+		cfg.Shared, _ = shm.Dir()
+	}
+	a := &Agent{
+		cfg: cfg, at: at, log: cfg.Logger, groups: map[string]*group{},
+		used: time.Now(), changed: make(chan struct{}, 1),
+	}
+	a.life, a.end = context.WithCancelCause(context.Background())
+	return a
+}
+
+// Hold makes this process the only one that may be an agent of the store, from
+// before it opens the store until after it has closed it. It returns [ErrServed]
+// when another one is, also one that is about to end, if it has not ended within
+// the patience.
+func Hold(ctx context.Context, at store.Whereabouts, patience time.Duration) (release func() error, err error) {
+	lock, err := lockFile(ctx, filepath.Join(at.Runtime, lockName), patience)
+	if errors.Is(err, errHeld) {
+		err = ErrServed
+		if c, cerr := readCard(at.Runtime); cerr == nil {
+			err = fmt.Errorf("%w: process %d; see `ckptstore agent status --store %s`", ErrServed, c.PID, at.Name)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("serve an agent of %s: %w", at.Name, err)
+	}
+	return lock.Close, nil
+}
+
+// Serve serves until the agent is idle or is asked to stop, or ctx ends: then
+// its sessions are ended, and what they have staged is finished. The caller holds
+// the store by [Hold].
+func (a *Agent) Serve(ctx context.Context) error {
+	server, err := a.listen()
+	if err != nil {
+		return err
+	}
+	a.log.Info("agent serves", "store", a.at.ID, "location", a.at.Name, "socket", a.card.Socket, "pid", os.Getpid(), "version", a.cfg.Version)
+	defer context.AfterFunc(ctx, func() { a.Stop(context.Cause(ctx).Error(), true) })()
+	a.keep()
+	return errors.Join(forget(a.at.Runtime), server.close(), a.unanswered())
+}
+
+// closeLimit is how long requests may take to end when their connections were
+// closed.
+const closeLimit = 30 * time.Second
+
+// unanswered waits for the requests that were cut off.
+func (a *Agent) unanswered() error {
+	limit := time.NewTimer(closeLimit)
+	defer limit.Stop()
+	for {
+		a.mu.Lock()
+		n := a.requests
+		a.mu.Unlock()
+		if n == 0 {
+			return nil
+		}
+		select {
+		case <-a.changed:
+		case <-limit.C:
+			return fmt.Errorf("%d requests have not ended %v after their connections were closed: look at the disk of the store", n, closeLimit)
+		}
+	}
+}
+
+// Stop makes the agent take no new sessions, and end with those that it has.
+// With now, they are ended: what is staged is finished.
+func (a *Agent) Stop(why string, now bool) {
+	a.mu.Lock()
+	if a.stopping == "" {
+		a.stopping = why
+		a.log.Info("the agent takes no more sessions", "why", why, "sessions", len(a.groups))
+	}
+	if now && !a.now {
+		a.now = true
+		a.log.Info("the sessions are ended; what they have staged is finished", "why", why)
+		for _, g := range a.groups {
+			if g.state == joining {
+				a.fail(g, a.refusal())
+			}
+		}
+	}
+	a.mu.Unlock()
+	if now {
+		a.end(fmt.Errorf("%w: %s", ErrStopped, why))
+	}
+	a.move()
+}
+
+// move wakes keep.
+func (a *Agent) move() {
+	select {
+	case a.changed <- struct{}{}:
+	default: // it is woken already
+	}
+}
+
+// keep returns when the agent is to end.
+func (a *Agent) keep() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-a.changed:
+		case <-timer.C:
+		}
+		over, next := a.over(time.Now())
+		if over {
+			return
+		}
+		timer.Reset(next)
+	}
+}
+
+// busyPoll is how often the agent asks whether its services let it stop.
+const busyPoll = 200 * time.Millisecond
+
+// over reports whether nothing keeps the agent any more, or when to look again.
+func (a *Agent) over(now time.Time) (bool, time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.groups) > 0 || a.requests > 0 && !a.now {
+		return false, time.Hour // their end wakes keep
+	}
+	if a.now {
+		return true, 0
+	}
+	if a.cfg.Busy != nil && a.cfg.Busy() != "" {
+		a.used = now
+		return false, busyPoll
+	}
+	if a.stopping != "" {
+		return true, 0
+	}
+	if a.cfg.Idle == 0 {
+		return false, time.Hour
+	}
+	if left := a.used.Add(a.cfg.Idle).Sub(now); left > 0 {
+		return false, left
+	}
+	a.stopping = fmt.Sprintf("it was idle for %v", a.cfg.Idle)
+	a.log.Info("the agent stops", "why", a.stopping)
+	return true, 0
+}
+
+// begin notes a request; what it gives is called when it is answered.
+func (a *Agent) begin() (answered func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.requests++
+	return func() {
+		a.mu.Lock()
+		a.requests--
+		a.used = time.Now()
+		a.mu.Unlock()
+		a.move()
+	}
+}

@@ -1,0 +1,123 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/peer"
+)
+
+// member is a process that has joined as one rank. It is watched from then on.
+type member struct {
+	rank   int
+	pid    int
+	gone   chan struct{} // closed when the process has ended
+	forgot chan struct{} // closed when nobody wants to know any more
+	forget func()        // ends the watch
+}
+
+// enlist watches the process that the caller of a request says it is.
+func enlist(ctx context.Context, rank, pid int) (*member, error) {
+	caller, uid, err := peer.Who(ctx)
+	if err != nil {
+		return nil, problemf(http.StatusInternalServerError, "rank %d: %w", rank, err)
+	}
+	if own := os.Geteuid(); uid != own {
+		return nil, problemf(http.StatusForbidden, "rank %d: process %d is of user %d, this agent is of user %d: each user has an agent of its own", rank, pid, uid, own)
+	}
+	m := &member{rank: rank, gone: make(chan struct{}), forgot: make(chan struct{})}
+	if m.pid, err = same(caller, uid, rank, pid); err != nil {
+		return nil, err
+	}
+	stop, err := peer.Watch(m.pid, func() { close(m.gone) })
+	if errors.Is(err, unix.ESRCH) {
+		return nil, gone(rank, pid)
+	}
+	if err != nil {
+		return nil, problemf(http.StatusInternalServerError, "rank %d: %w", rank, err)
+	}
+	m.forget = sync.OnceFunc(func() {
+		stop()
+		close(m.forgot)
+	})
+	return m, nil
+}
+
+func gone(rank, pid int) error {
+	return problemf(http.StatusConflict, "rank %d: process %d is gone: the process that joins must be the one that trains, and live", rank, pid)
+}
+
+// same is the number under which this process sees the one that joins: the
+// caller itself, which may have another number of its own in a container, or, when
+// it speaks for another one, that one, if it is of the same user.
+func same(caller, uid, rank, pid int) (int, error) {
+	if pid == 0 || pid == caller || pid == numberInside(caller) {
+		return caller, nil
+	}
+	info, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, gone(rank, pid)
+	}
+	if err != nil {
+		return 0, problemf(http.StatusConflict, "rank %d: look at process %d: %w", rank, pid, err)
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != uid {
+		return 0, problemf(http.StatusForbidden, "rank %d: process %d is another user's than process %d, which joins for it", rank, pid, caller)
+	}
+	return pid, nil
+}
+
+// numberInside is the number that a process has in its own space of numbers; 0
+// when the system does not say.
+func numberInside(pid int) int {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	for line := range bytes.Lines(text) {
+		if rest, ok := bytes.CutPrefix(line, []byte("NSpid:")); ok {
+			fields := bytes.Fields(rest)
+			if len(fields) == 0 {
+				return 0
+			}
+			n, err := strconv.Atoi(string(fields[len(fields)-1]))
+			if err != nil {
+				return 0
+			}
+			return n
+		}
+	}
+	return 0
+}
+
+// lives reports whether the process has not ended.
+func (m *member) lives() bool {
+	select {
+	case <-m.gone:
+		return false
+	default:
+		return true
+	}
+}
+
+// command is the command line of the process, for the log; nil when it is gone.
+func (m *member) command() []string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", m.pid))
+	if err != nil || len(text) == 0 {
+		return nil
+	}
+	var words []string
+	for word := range bytes.SplitSeq(bytes.TrimSuffix(text, []byte{0}), []byte{0}) {
+		words = append(words, string(word))
+	}
+	return words
+}

@@ -1,0 +1,225 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/peer"
+)
+
+// maxBody bounds the body of a request to the agent itself, in bytes.
+const maxBody = 16 << 20
+
+// problem is an error with its HTTP status.
+type problem struct {
+	status int
+	err    error
+}
+
+func (p *problem) Error() string { return p.err.Error() }
+func (p *problem) Unwrap() error { return p.err }
+
+func problemf(status int, format string, args ...any) error {
+	return &problem{status, fmt.Errorf(format, args...)}
+}
+
+// server is the agent's socket.
+type server struct {
+	http *http.Server
+	done chan error
+}
+
+// listen opens the agent's socket. The caller holds the agent's lock, so a socket
+// that is there is a dead one's.
+func (a *Agent) listen() (*server, error) {
+	path := filepath.Join(a.at.Runtime, socketName)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("open the agent's socket: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("open the agent's socket: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the agent's socket: %w", err), l.Close())
+	}
+	a.card = Card{Socket: path, Token: rand.Text(), PID: os.Getpid(), Store: a.at.ID, Protocols: launch.Protocols(), Version: a.cfg.Version}
+	s := &server{done: make(chan error, 1), http: &http.Server{
+		Handler: a.handler(), ReadHeaderTimeout: 30 * time.Second,
+		ConnContext: peer.Context,
+	}}
+	go func() { s.done <- s.http.Serve(l) }()
+	if err := publish(a.at.Runtime, a.card); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+// replyLimit is how long the last replies may take, as that to who has asked the
+// agent to stop.
+const replyLimit = 2 * time.Second
+
+// close ends the server; its socket is removed. Requests that go on for longer
+// than a reply takes are cut off.
+func (s *server) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), replyLimit)
+	defer cancel()
+	err := s.http.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.http.Close()
+	}
+	if serr := <-s.done; !errors.Is(serr, http.ErrServerClosed) {
+		err = errors.Join(err, serr)
+	}
+	return err
+}
+
+func (a *Agent) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("POST /v1/join", answer(a, a.onJoin))
+	mux.Handle("POST /v1/status", answer(a, a.onStatus))
+	mux.Handle("POST /v1/stop", answer(a, a.onStop))
+	mux.HandleFunc("POST "+launch.ServicePath, func(w http.ResponseWriter, r *http.Request) {
+		defer a.begin()()
+		if a.cfg.Services == nil {
+			refuse(w, problemf(http.StatusNotFound, "this agent has no requests about the store: upgrade it, and run `ckptstore agent stop`"))
+			return
+		}
+		a.cfg.Services.ServeHTTP(w, r)
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		refuse(w, problemf(http.StatusNotFound, "no request %s %s: an agent has join, status, stop and those below %s; what else a rank asks goes to the socket that join gives it", r.Method, r.URL.Path, launch.ServicePath))
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+a.card.Token)) != 1 {
+			refuse(w, problemf(http.StatusUnauthorized, "wrong token: it is in %s, and another agent's is another", filepath.Join(a.at.Runtime, cardName)))
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// answer handles requests in JSON.
+func answer[In, Out any](_ *Agent, do func(context.Context, In) (Out, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+		if err != nil {
+			refuse(w, problemf(http.StatusBadRequest, "read request: %w", err))
+			return
+		}
+		var in In
+		if err := json.Unmarshal(body, &in); err != nil {
+			refuse(w, problemf(http.StatusBadRequest, "decode request: %w", err))
+			return
+		}
+		out, err := do(r.Context(), in)
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		text, err := json.Marshal(out)
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		_, _ = w.Write(text) // a client that is gone needs no reply
+	})
+}
+
+func refuse(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	if p := (*problem)(nil); errors.As(err, &p) {
+		status = p.status
+	}
+	body, _ := json.Marshal(client.Problem{Message: err.Error()}) // a string always encodes
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}
+
+// speaks refuses a client with which the agent has no version in common.
+func (a *Agent) speaks(protocols []int) error {
+	if slices.ContainsFunc(protocols, func(v int) bool { return slices.Contains(a.card.Protocols, v) }) {
+		return nil
+	}
+	return problemf(http.StatusBadRequest, "this process speaks protocol versions %v, the agent (process %d, version %s) speaks %v: upgrade the older of the two; when that is the agent, run `ckptstore agent stop --store %s` after it",
+		protocols, a.card.PID, a.cfg.Version, a.card.Protocols, a.at.Location)
+}
+
+// StatusRequest asks how an agent fares.
+type StatusRequest struct {
+	Use bool `json:"use,omitempty"` // the agent is about to be used: it does not stop idle right now
+}
+
+// Status is how an agent fares.
+type Status struct {
+	PID       int             `json:"pid"`
+	Version   string          `json:"version"`
+	Protocols []int           `json:"protocols"`
+	Store     string          `json:"store"`
+	Location  string          `json:"location"`
+	Stopping  string          `json:"stopping,omitempty"` // why no session is taken any more
+	Busy      string          `json:"busy,omitempty"`     // what but sessions keeps it from stopping
+	Sessions  []SessionStatus `json:"sessions"`
+}
+
+// SessionStatus is one group of processes at an agent.
+type SessionStatus struct {
+	Run       string `json:"run"`
+	Trial     string `json:"trial"`
+	Job       string `json:"job,omitempty"`
+	Attempt   int    `json:"attempt,omitempty"`
+	State     string `json:"state"` // joining, running or ending
+	WorldSize int    `json:"world_size"`
+	PIDs      []int  `json:"pids"` // of the members that take part
+}
+
+func (a *Agent) onStatus(_ context.Context, r StatusRequest) (Status, error) {
+	if r.Use {
+		defer a.begin()()
+	}
+	return a.status(), nil
+}
+
+func (a *Agent) status() Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := Status{
+		PID: a.card.PID, Version: a.cfg.Version, Protocols: a.card.Protocols, Store: a.at.ID, Location: a.at.Location,
+		Stopping: a.stopping, Sessions: []SessionStatus{},
+	}
+	if a.cfg.Busy != nil {
+		s.Busy = a.cfg.Busy()
+	}
+	for _, g := range a.groups {
+		s.Sessions = append(s.Sessions, g.status())
+	}
+	slices.SortFunc(s.Sessions, func(x, y SessionStatus) int { return slices.Compare(x.PIDs, y.PIDs) })
+	return s
+}
+
+// StopRequest asks an agent to stop.
+type StopRequest struct {
+	Now    bool   `json:"now,omitempty"` // its sessions are ended; what they have staged is finished
+	Reason string `json:"reason,omitempty"`
+}
+
+func (a *Agent) onStop(_ context.Context, r StopRequest) (Status, error) {
+	if r.Reason == "" {
+		r.Reason = "asked for, without a reason"
+	}
+	a.Stop(r.Reason, r.Now)
+	return a.status(), nil
+}

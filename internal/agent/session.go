@@ -1,0 +1,129 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"syscall"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/store"
+)
+
+// run is the life of a group that is complete.
+func (a *Agent) run(g *group) {
+	err := a.serve(g)
+	if err != nil {
+		a.log.Warn("a session has ended with an error", "run", g.Run, "job", g.job, "error", err)
+	} else {
+		a.log.Info("a session has ended", "run", g.Run, "job", g.job)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil {
+		err = errors.New("the session has ended")
+	}
+	a.fail(g, refused(err))
+}
+
+// refused is why there is no session, with its status.
+func refused(err error) error {
+	var running *store.RunningError
+	switch {
+	case errors.As(err, new(*problem)):
+		return err
+	case errors.As(err, &running):
+		return &problem{http.StatusConflict, fmt.Errorf("%w, or choose another run name", err)}
+	case errors.Is(err, staging.ErrTaken), errors.Is(err, launch.ErrFenced):
+		return &problem{http.StatusConflict, err}
+	case errors.Is(err, launch.ErrConfig):
+		return &problem{http.StatusBadRequest, err}
+	case errors.Is(err, syscall.ENOSPC):
+		return &problem{http.StatusInsufficientStorage, err}
+	case errors.Is(err, ErrStopped):
+		return &problem{http.StatusServiceUnavailable, err}
+	}
+	return err
+}
+
+// serve runs the session of a group, when that of its run before it has ended.
+func (a *Agent) serve(g *group) (err error) {
+	if err := a.succeed(g); err != nil {
+		return err
+	}
+	ctx, release, err := a.store.HoldRun(a.life, g.Run, g.job)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	cfg := launch.SessionConfig{Config: a.cfg.Session, Ends: g.ends}
+	cfg.Run, cfg.Trial, cfg.Job, cfg.NProc, cfg.Resume, cfg.Config.Config = g.Run, g.Trial, g.job, g.WorldSize, g.Resume, g.JoinRequest.Config
+	cfg.Services, cfg.Logger, cfg.NewID = a.cfg.Services, a.log, store.NewID
+	a.mu.Lock()
+	for rank := range g.WorldSize {
+		cfg.PIDs = append(cfg.PIDs, g.members[rank].pid)
+	}
+	cfg.Command = g.members[0].command()
+	a.mu.Unlock()
+	cfg.Serve = func(at launch.Serving) {
+		g.serving = at
+		close(g.ready)
+	}
+	cfg.Leave = func(rank int) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		g.part(launch.MemberEnd{Rank: rank, Left: true})
+	}
+	st := a.store
+	return launch.Session(ctx, cfg, launch.Store{
+		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
+		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
+		Runtime: st.Runtime, Shared: a.cfg.Shared,
+	})
+}
+
+// succeed waits for the end of a session of the same run whose members go away.
+func (a *Agent) succeed(g *group) error {
+	began := time.Now()
+	for {
+		old, limit := a.before(g)
+		if old == nil {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(a.life, time.Until(began.Add(limit)))
+		select {
+		case <-old.over:
+			cancel()
+		case <-ctx.Done():
+			cancel()
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return errors.Join(context.Cause(a.life), old.occupied())
+		}
+	}
+}
+
+// before is a session of the run of g that has not ended, and how long it is
+// waited for: not at all while all its members live, and as long as it may take
+// to finish what is staged when none does. When there is none, the run is g's.
+func (a *Agent) before(g *group) (*group, time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, old := range a.groups {
+		switch {
+		case !old.holds || old.Run != g.Run:
+		case old.state == ending:
+			return old, a.cfg.Session.DrainTimeout + a.cfg.Handover
+		case len(old.parted) == 0:
+			return old, 0
+		default:
+			return old, a.cfg.Handover
+		}
+	}
+	g.holds = true
+	return nil, 0
+}

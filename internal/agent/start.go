@@ -1,0 +1,267 @@
+package agent
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/store"
+)
+
+// ErrNoAgent says that no agent serves a store.
+var ErrNoAgent = errors.New("no agent serves this store")
+
+// ErrVersions says that an agent and a client have no version of the protocol in
+// common.
+var ErrVersions = errors.New("the agent is of another version")
+
+// EnvStore tells an agent which store it is to serve.
+const EnvStore = "CKPTSTORE_STORE"
+
+// StartOptions say how an agent is started.
+type StartOptions struct {
+	Program string        // path of ckptstore
+	Args    []string      // after `agent`; the store is told by $CKPTSTORE_STORE
+	Version string        // of the caller's program, for messages
+	Limit   time.Duration // until the agent answers
+}
+
+// Start gives the agent of a store, and starts one that goes on in the
+// background when none answers. Of several processes that call it at once, one
+// starts it. An agent that is stopping is waited for. started says whether this
+// call started it, with the arguments of the options.
+func Start(ctx context.Context, at store.Whereabouts, o StartOptions) (_ Card, started bool, _ error) {
+	ctx, cancel := context.WithTimeout(ctx, o.Limit)
+	defer cancel()
+	if c, err := usable(ctx, at, o); err == nil || errors.Is(err, ErrVersions) {
+		return c, false, err
+	}
+	lock, err := lockFile(ctx, filepath.Join(at.Runtime, startName), o.Limit)
+	if err != nil {
+		return Card{}, false, fmt.Errorf("start an agent of %s: another process starts one, and has not within %v: %w", at.Name, o.Limit, err)
+	}
+	defer func() { _ = lock.Close() }()
+	for stopping := error(nil); ; {
+		c, err := usable(ctx, at, o)
+		if err == nil || errors.Is(err, ErrVersions) {
+			return c, false, err
+		}
+		if errors.Is(err, errStopping) {
+			stopping = err
+		} else if ctx.Err() == nil {
+			break
+		}
+		select {
+		case <-time.After(pollEvery):
+		case <-ctx.Done():
+			err = cmp.Or(stopping, err)
+			return Card{}, false, fmt.Errorf("start an agent of %s: %w, and has not ended within %v: end its processes, or run `ckptstore agent stop --now --store %s`", at.Name, err, o.Limit, at.Name)
+		}
+	}
+	c, err := startAgent(ctx, at, o)
+	return c, err == nil, err
+}
+
+// errStopping is about an agent that takes no new sessions.
+var errStopping = errors.New("the agent is stopping")
+
+// usable is the agent that answers, if it takes sessions of this program.
+func usable(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, error) {
+	c, err := readCard(at.Runtime)
+	if err != nil {
+		return c, err
+	}
+	s, err := Ask(ctx, c, true)
+	switch {
+	case err != nil:
+		return c, err
+	case s.Stopping != "":
+		return c, fmt.Errorf("%w (process %d, with %d sessions: %s)", errStopping, s.PID, len(s.Sessions), s.Stopping)
+	}
+	own := launch.Protocols()
+	if !slices.ContainsFunc(own, func(v int) bool { return slices.Contains(s.Protocols, v) }) {
+		return c, fmt.Errorf("%w: that of %s (process %d, version %s) speaks protocol versions %v, this program (version %s) speaks %v: upgrade the older of the two; when that is the agent, run `ckptstore agent stop --store %s`, and it is started anew",
+			ErrVersions, at.Name, s.PID, s.Version, s.Protocols, o.Version, own, at.Name)
+	}
+	return c, nil
+}
+
+// launch starts an agent and waits until it answers. The caller holds the lock of
+// starting.
+func startAgent(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, error) {
+	path := filepath.Join(at.Runtime, logName)
+	log, err := openLog(path)
+	if err != nil {
+		return Card{}, err
+	}
+	defer func() { _ = log.Close() }()
+	from, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return Card{}, fmt.Errorf("the agent's log: %w", err)
+	}
+	cmd := exec.Command(o.Program, append([]string{"agent"}, o.Args...)...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
+	// What a trainer has told this process is not about the agent, which lives on.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.Contains([]string{client.EnvJob, client.EnvSocket, client.EnvToken, client.EnvRPC, EnvStore}, name)
+	})
+	cmd.Env = append(cmd.Env, EnvStore+"="+at.Location) // a URL may have a password, and arguments are seen by others
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return Card{}, fmt.Errorf("start an agent of %s: %w", at.Name, err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		if c, err := readCard(at.Runtime); err == nil && c.PID == cmd.Process.Pid {
+			if _, err := Ask(ctx, c, true); err == nil {
+				return c, nil
+			}
+		}
+		select {
+		case err := <-ended:
+			return Card{}, fmt.Errorf("start an agent of %s: it has ended at once: %w: its log, %s, ends with:\n%s", at.Name, cmpErr(err), path, tail(path, from))
+		case <-ctx.Done():
+			_ = cmd.Process.Kill() // it is of no use, and holds the store
+			return Card{}, fmt.Errorf("start an agent of %s: it does not answer within %v: its log, %s, ends with:\n%s", at.Name, o.Limit, path, tail(path, from))
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+func cmpErr(err error) error {
+	if err == nil {
+		return errors.New("exit code 0")
+	}
+	return err
+}
+
+// maxLog is the size from which on an agent's log is begun anew, in bytes.
+const maxLog = 1 << 20
+
+// openLog opens the log of agents that run in the background. A large one
+// is kept beside as agent.log.1.
+func openLog(path string) (*os.File, error) {
+	if info, err := os.Stat(path); err == nil && info.Size() > maxLog {
+		if err := os.Rename(path, path+".1"); err != nil {
+			return nil, fmt.Errorf("the agent's log: %w", err)
+		}
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("the agent's log: %w", err)
+	}
+	return f, nil
+}
+
+// maxTail bounds what an error quotes of a log, in bytes.
+const maxTail = 4 << 10
+
+// tail is the end of what was written to a file from an offset on.
+func tail(path string, from int64) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "(it cannot be read: " + err.Error() + ")"
+	}
+	text = text[min(from, int64(len(text))):]
+	return string(bytes.TrimSpace(text[max(0, len(text)-maxTail):]))
+}
+
+// Find gives the agent of a store; [ErrNoAgent] when none answers.
+func Find(ctx context.Context, at store.Whereabouts) (Card, Status, error) {
+	c, err := readCard(at.Runtime)
+	if errors.Is(err, os.ErrNotExist) {
+		return c, Status{}, fmt.Errorf("%w: %s: `ckptstore agent start --store %s` starts one", ErrNoAgent, at.Name, at.Name)
+	}
+	if err != nil {
+		return c, Status{}, err
+	}
+	s, err := Ask(ctx, c, false)
+	if errors.Is(err, errSilent) {
+		return c, s, fmt.Errorf("%w: %s: process %d did, and was killed: `ckptstore agent start --store %s` starts another", ErrNoAgent, at.Name, c.PID, at.Name)
+	}
+	return c, s, err
+}
+
+// Ask asks an agent how it fares. With use, it does not stop idle right now.
+func Ask(ctx context.Context, c Card, use bool) (s Status, err error) {
+	return s, call(ctx, c, "status", StatusRequest{Use: use}, &s)
+}
+
+// Stop asks an agent to stop, and gives what it has then; see [Agent.Stop].
+func Stop(ctx context.Context, c Card, r StopRequest) (s Status, err error) {
+	return s, call(ctx, c, "stop", r, &s)
+}
+
+// Gone waits until an agent has ended, and has let go of the store.
+func Gone(ctx context.Context, c Card) error {
+	for {
+		if _, err := Ask(ctx, c, false); errors.Is(err, errSilent) {
+			lock, err := lockFile(ctx, filepath.Join(filepath.Dir(c.Socket), lockName), time.Hour)
+			if err != nil {
+				return fmt.Errorf("the agent (process %d) has not ended: %w", c.PID, err)
+			}
+			return lock.Close()
+		}
+		select {
+		case <-time.After(pollEvery):
+		case <-ctx.Done():
+			return fmt.Errorf("the agent (process %d) has not ended: %w", c.PID, ctx.Err())
+		}
+	}
+}
+
+// errSilent says that nobody listens on an agent's socket.
+var errSilent = errors.New("nobody listens")
+
+// call makes one request.
+func call(ctx context.Context, c Card, name string, in, out any) error {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return err
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent/v1/"+name, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Authorization", "Bearer "+c.Token)
+	var d net.Dialer
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return d.DialContext(ctx, "unix", c.Socket)
+	}}
+	reply, err := (&http.Client{Transport: transport}).Do(r)
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("ask the agent %s: %w: %w", name, errSilent, err)
+	}
+	if err != nil {
+		return fmt.Errorf("ask the agent %s: %w", name, err)
+	}
+	defer func() { _ = reply.Body.Close() }()
+	if reply.StatusCode != http.StatusOK {
+		var p client.Problem
+		if err := json.NewDecoder(reply.Body).Decode(&p); err != nil {
+			return fmt.Errorf("ask the agent %s: status %d: %w", name, reply.StatusCode, err)
+		}
+		return fmt.Errorf("ask the agent %s: %s", name, p.Message)
+	}
+	if err := json.NewDecoder(reply.Body).Decode(out); err != nil {
+		return fmt.Errorf("ask the agent %s: %w", name, err)
+	}
+	return nil
+}

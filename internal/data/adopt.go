@@ -1,0 +1,181 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/disk"
+	"github.com/ckptstore/ckptstore/internal/object"
+)
+
+// AdoptData stands where [FileWriter.WriteData] does, for a rank of a
+// checkpoint of another program: it writes an index that says where in from's
+// files each chunk lies, and none of the chunks. The items must be those of
+// from; only empty ones may be left out, of which planners keep one of each
+// box. On return the index is durable; as WriteData, it may be repeated.
+func (w *FileWriter) AdoptData(ctx context.Context, rank int, items []checkpoint.Item, from *Foreign) (Written, error) {
+	written, err := w.adoptData(ctx, rank, items, from)
+	return written, w.wrap(fmt.Sprintf("adopt the files of rank %d", rank), err)
+}
+
+func (w *FileWriter) adoptData(ctx context.Context, rank int, items []checkpoint.Item, from *Foreign) (Written, error) {
+	if err := w.check(ctx); err != nil {
+		return Written{}, err
+	}
+	r := from.ranks[rank]
+	if r == nil {
+		return Written{}, fmt.Errorf("%s has no file of this rank", from.path)
+	}
+	x, err := r.only(items)
+	if err != nil {
+		return Written{}, fmt.Errorf("%s: %w", from.path, err)
+	}
+	if err := w.root.checkUnchanged(ctx, x); err != nil {
+		return Written{}, err
+	}
+	data := x.encode()
+	_, sealed, err := w.there(ctx)
+	if err != nil {
+		return Written{}, err
+	}
+	if sealed {
+		there, err := w.root.readFile(ctx, w.ref, indexFile(rank))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return Written{}, err
+		}
+		if string(there) != string(data) {
+			return Written{}, fmt.Errorf("%s: %w; import under another step", w.root.path(w.ref, indexFile(rank)), ErrSealed)
+		}
+		return adoptedAs(rank, data), nil
+	}
+	claim := &claim{root: w.root, left: int64(len(data))}
+	if err := w.root.reserve(ctx, claim.left); err != nil {
+		return Written{}, err
+	}
+	defer claim.give()
+	if err := w.root.writeFile(ctx, w.ref, indexFile(rank), data, object.Replace); err != nil {
+		return Written{}, err
+	}
+	if err := w.root.sync(ctx, w.ref); err != nil {
+		return Written{}, err
+	}
+	return adoptedAs(rank, data), nil
+}
+
+// only is the index with the entries of items, which may lack empty ones.
+func (x *rankIndex) only(items []checkpoint.Item) (*index, error) {
+	part := *x.index
+	part.entries = make([]entry, 0, len(items))
+	wanted := make(map[key]bool, len(items))
+	for _, it := range items {
+		k := itemKey(part.rank, it)
+		wanted[k] = true
+		if i, ok := x.at[k]; ok {
+			part.entries = append(part.entries, x.index.entries[i])
+		}
+	}
+	for k, i := range x.at {
+		if e := x.index.entries[i]; !wanted[k] && e.item.Bytes > 0 {
+			return nil, fmt.Errorf("%q %s is left out", e.item.Shard.FQN, e.box())
+		}
+	}
+	if missing, extra := part.compare(items); len(missing)+len(extra) > 0 {
+		return nil, fmt.Errorf("it holds something else: %s", strings.Join(append(missing, extra...), ", "))
+	}
+	return &part, nil
+}
+
+// adoptedAs is the result for an adopted index whose file is data.
+func adoptedAs(rank int, data []byte) Written {
+	return Written{Index: checkpoint.Sum(data), Files: []File{{Name: indexFile(rank), Size: int64(len(data))}}}
+}
+
+// Unlearned lists the ranks of a checkpoint whose files are adopted and whose
+// sums are not learned. It opens no file.
+func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
+	if err := ref.Validate(); err != nil {
+		return nil, err
+	}
+	names, err := r.b.List(ctx, nameOf(ref))
+	if err != nil {
+		return nil, fmt.Errorf("look for adopted files of checkpoint %s: %w", ref, err)
+	}
+	if slices.ContainsFunc(names, func(n string) bool { return plainName(n) == nil }) {
+		return nil, nil // files of another program lie here, and were digested when they came
+	}
+	var ranks []int
+	for _, file := range names {
+		rank := -1
+		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || rank < 0 || file != indexFile(rank) {
+			continue
+		}
+		if !slices.Contains(names, dataFile(rank)) && !slices.Contains(names, sumsFile(rank)) {
+			ranks = append(ranks, rank)
+		}
+	}
+	slices.Sort(ranks)
+	return ranks, nil
+}
+
+// AdoptedBy lists the paths of the files of other programs that a checkpoint is read
+// from, sorted.
+func (r *Root) AdoptedBy(ctx context.Context, ref Ref) ([]string, error) {
+	err := ref.Validate()
+	var files []string
+	if err == nil {
+		files, err = r.adoptedBy(ctx, ref)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the adopted files of checkpoint %s: %w", ref, err)
+	}
+	slices.Sort(files)
+	return slices.Compact(files), nil
+}
+
+func (r *Root) adoptedBy(ctx context.Context, ref Ref) (files []string, err error) {
+	names, err := r.b.List(ctx, nameOf(ref))
+	problems := []error{disk.Gone(err)}
+	for _, file := range names {
+		rank := -1
+		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || file != indexFile(rank) || slices.Contains(names, dataFile(rank)) {
+			continue
+		}
+		data, err := r.readFile(ctx, ref, file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // its checkpoint was removed just now
+		}
+		var x index
+		if err == nil {
+			x, err = decodeIndex(data)
+		}
+		if err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", r.path(ref, file), err))
+		} else if x.adopted() {
+			for _, f := range x.files {
+				files = append(files, f.Name)
+			}
+		}
+	}
+	return files, errors.Join(problems...)
+}
+
+// Adopted lists the paths of all files of other programs that checkpoints
+// below the root are read from, committed or not, sorted.
+func (r *Root) Adopted(ctx context.Context) ([]string, error) {
+	var files []string
+	var problems []error
+	err := r.walk(ctx, func(ref Ref) {
+		some, err := r.adoptedBy(ctx, ref)
+		files, problems = append(files, some...), append(problems, err)
+	}, func(link Damaged) { problems = append(problems, link.Err) })
+	if err = errors.Join(append(problems, err)...); err != nil {
+		return nil, fmt.Errorf("list the adopted files of %s: %w", r.Dir(), err)
+	}
+	slices.Sort(files)
+	return slices.Compact(files), nil
+}

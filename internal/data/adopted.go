@@ -1,0 +1,108 @@
+package data
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/object"
+	"github.com/ckptstore/ckptstore/internal/object/local"
+)
+
+// adoptedPart reads what an adopted chunk has instead of a digest and sums.
+func (d *indexDecoder) adoptedPart(e *entry, flags int64) {
+	if flags&flagStrided != 0 {
+		if e.item.Value {
+			d.fail("value %q has strides", e.item.Shard.FQN)
+			return
+		}
+		e.strides = make([]int64, len(e.item.Shard.Global))
+		for i := range e.strides {
+			e.strides[i] = d.number(1 << 62)
+		}
+	}
+	if flags&flagRecord != 0 {
+		e.record = &Record{Offset: d.number(1 << 62), Size: d.number(1 << 62)}
+		if crc := d.bytes(4); crc != nil {
+			e.record.CRC = binary.LittleEndian.Uint32(crc)
+		}
+	}
+}
+
+// validatePlace checks that an adopted chunk lies in its file.
+func (e *entry) validatePlace(files []File) error {
+	if e.file < 0 || e.file >= len(files) {
+		return fmt.Errorf("%q: there is no file %d", e.item.Shard.FQN, e.file)
+	}
+	size := files[e.file].Size
+	need, ok := e.item.Bytes, true
+	if e.strides != nil {
+		need, ok = e.span(size)
+	}
+	if !ok || e.offset < 0 || e.offset > size || need > size-e.offset {
+		return fmt.Errorf("%q: its bytes at %d do not lie in the %d bytes of %s", e.item.Shard.FQN, e.offset, size, files[e.file].Name)
+	}
+	if r := e.record; r != nil && (r.Offset < 0 || r.Size < 0 || r.Offset > size || r.Size > size-r.Offset) {
+		return fmt.Errorf("%q: the record of %d bytes at %d does not lie in the %d bytes of %s",
+			e.item.Shard.FQN, r.Size, r.Offset, size, files[e.file].Name)
+	}
+	return nil
+}
+
+// ChangedError says that an adopted file is not what it was when it was
+// adopted, so that nothing is known of its bytes any more. None were handed
+// out.
+type ChangedError struct {
+	File               string // path
+	Size, WantSize     int64  // in bytes
+	Modified, WantTime time.Time
+	Gone               bool
+}
+
+// Error names the file, what has changed and the next step.
+func (e *ChangedError) Error() string {
+	what := fmt.Sprintf("it was written at %s, and at %s when it was adopted",
+		e.Modified.UTC().Format(time.RFC3339Nano), e.WantTime.UTC().Format(time.RFC3339Nano))
+	switch {
+	case e.Gone:
+		what = "it is not there any more"
+	case e.Size != e.WantSize:
+		what = fmt.Sprintf("it has %d bytes, and had %d when it was adopted", e.Size, e.WantSize)
+	}
+	return fmt.Sprintf("adopted file %s has changed: %s; put the old file back, or import it again", e.File, what)
+}
+
+// Is makes errors.Is(err, fs.ErrNotExist) hold for a file that is gone.
+func (e *ChangedError) Is(target error) bool { return e.Gone && target == fs.ErrNotExist }
+
+// unchanged compares an adopted file with what it was. info is of the open
+// file, so that what is read afterwards is what was compared.
+func (x *index) unchanged(n int, info object.Info) error {
+	want := x.files[n]
+	if info.Size == want.Size && info.Modified.UnixNano() == x.modified[n] {
+		return nil
+	}
+	return &ChangedError{
+		File: want.Name, Size: info.Size, WantSize: want.Size,
+		Modified: info.Modified, WantTime: time.Unix(0, x.modified[n]),
+	}
+}
+
+// checkUnchanged does that by name.
+func (r *Root) checkUnchanged(ctx context.Context, x *index) error {
+	var errs []error
+	for n, f := range x.files {
+		info, err := local.Stat(r.outside, f.Name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			err = &ChangedError{File: f.Name, WantSize: f.Size, Gone: true}
+		case err == nil:
+			err = x.unchanged(n, info)
+		}
+		errs = append(errs, err, ctx.Err())
+	}
+	return errors.Join(errs...)
+}

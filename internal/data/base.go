@@ -1,0 +1,180 @@
+package data
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+)
+
+// MostBases is how many checkpoints a [Root] keeps the indexes of: those of
+// the ranks that it was asked about, so that ranks that are written beside each
+// other read them once. A save with more bases reads them again for each rank.
+const MostBases = 4
+
+// base is a checkpoint whose chunks may be reused. Its indexes are read when
+// they are first needed.
+type base struct {
+	root     *Root
+	of       Base
+	manifest checkpoint.Manifest
+
+	mu      sync.Mutex
+	holders map[key]int // whose index has an item, by its key with rank 0
+	ranks   map[int]*baseRank
+}
+
+// baseRank is what one rank of a base holds.
+type baseRank struct {
+	index index
+	keys  map[key]bool    // of the items, with rank 0
+	by    map[probe][]int // entries that are large enough
+}
+
+// held is a chunk of a base.
+type held struct {
+	entry *entry
+	file  heldFile
+}
+
+// base is a checkpoint to reuse, read or kept from before.
+func (r *Root) base(ctx context.Context, of Base) (*base, error) {
+	if err := of.Ref.Validate(); err != nil {
+		return nil, err
+	}
+	r.reuse.Lock()
+	defer r.reuse.Unlock()
+	if i := slices.IndexFunc(r.bases, func(b *base) bool { return b.of == of }); i >= 0 {
+		b := r.bases[i]
+		r.bases = append([]*base{b}, slices.Delete(r.bases, i, i+1)...)
+		return b, nil
+	}
+	m, err := r.readManifest(ctx, of.Ref, of.Manifest)
+	if err != nil {
+		return nil, err
+	}
+	b := &base{root: r, of: of, manifest: m, ranks: map[int]*baseRank{}}
+	r.bases = append([]*base{b}, r.bases[:min(len(r.bases), MostBases-1)]...)
+	return b, nil
+}
+
+// anyRank is the key of an item whichever rank holds it.
+func anyRank(it checkpoint.Item) key { return itemKey(0, it) }
+
+// rank is what a rank holds; nil if its files are another program's, which
+// may change them.
+func (b *base) rank(ctx context.Context, rank int) (*baseRank, error) {
+	if of, ok := b.ranks[rank]; ok {
+		return of, nil
+	}
+	i := slices.IndexFunc(b.manifest.Ranks, func(r checkpoint.RankIndex) bool { return r.Rank == rank })
+	if i < 0 {
+		return nil, nil
+	}
+	x, err := b.root.readIndex(ctx, b.of.Ref, b.manifest.Ranks[i])
+	if err != nil {
+		return nil, err
+	}
+	of := &baseRank{index: x, keys: map[key]bool{}, by: map[probe][]int{}}
+	for i := range x.entries {
+		e := &of.index.entries[i]
+		of.keys[anyRank(e.item)] = true
+		if e.item.Bytes >= MinReuse && !x.adopted() && !x.verbatim() {
+			p := probeOf(e.item, e.sums[0])
+			of.by[p] = append(of.by[p], i)
+		}
+	}
+	b.ranks[rank] = of
+	return of, nil
+}
+
+// holding is the parts of the base to search for a rank's items: that of the
+// same rank, and of those that held items which that one has not. What cannot
+// be read is an error beside the rest.
+func (b *base) holding(ctx context.Context, rank int, items []checkpoint.Item) (parts []*baseRank, problems []error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	wanted := []int{rank}
+	same, err := b.rank(ctx, rank)
+	if err == nil {
+		for _, it := range items {
+			if it.Bytes < MinReuse || same != nil && same.keys[anyRank(it)] {
+				continue
+			}
+			if at, ok := b.holder(it); ok && !slices.Contains(wanted, at) {
+				wanted = append(wanted, at)
+			}
+		}
+	}
+	for _, at := range wanted {
+		of, err := b.rank(ctx, at)
+		if err != nil {
+			problems = append(problems, err)
+		} else if of != nil {
+			parts = append(parts, of)
+		}
+	}
+	return parts, problems
+}
+
+func (b *base) holder(it checkpoint.Item) (rank int, ok bool) {
+	if b.holders == nil {
+		b.holders = map[key]int{}
+		for rank, items := range itemsByRank(b.manifest.Layout) {
+			for _, it := range items {
+				b.holders[anyRank(it)] = rank
+			}
+		}
+	}
+	rank, ok = b.holders[anyRank(it)]
+	return rank, ok
+}
+
+// openedBases are the parts of all bases that a rank's items are looked for in.
+type openedBases []openedBase
+
+type openedBase struct {
+	*base
+	parts []*baseRank
+}
+
+// openBases reads what of the bases concerns a rank. One that cannot be read
+// is none: what it holds is written again.
+func (w *FileWriter) openBases(ctx context.Context, rank int, items []checkpoint.Item) openedBases {
+	var out openedBases
+	for _, of := range w.bases {
+		if of.Ref == w.ref || ctx.Err() != nil || w.root.linkless.Load() {
+			continue
+		}
+		b, err := w.root.base(ctx, of)
+		if err != nil {
+			w.unusable(fmt.Errorf("checkpoint %s is not reused: %w", of.Ref, err))
+			continue
+		}
+		parts, problems := b.holding(ctx, rank, items)
+		for _, err := range problems {
+			w.unusable(fmt.Errorf("a rank of checkpoint %s is not reused: %w", of.Ref, err))
+		}
+		out = append(out, openedBase{b, parts})
+	}
+	return out
+}
+
+// find are the chunks that may be the same as one with this probe.
+func (bs openedBases) find(p probe) []held {
+	var out []held
+	for _, b := range bs {
+		for _, part := range b.parts {
+			for _, i := range part.by[p] {
+				e := &part.index.entries[i]
+				f := part.index.files[e.file]
+				out = append(out, held{e, heldFile{
+					name: linkName(b.of.Ref, f.Name), from: nameOf(b.of.Ref, f.Name), size: f.Size,
+				}})
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,195 @@
+package data_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/object"
+	"github.com/ckptstore/ckptstore/internal/object/objecttest"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// TestBucket saves, lists, verifies, reads, repeats and removes where there are
+// no directories, no links and no renames. What could be reused is written
+// again, and why is said.
+func TestBucket(t *testing.T) {
+	m := newModel()
+	m.full(0, "w", tensor.Float32, 1_300_000)
+	m.full(1, "s", tensor.BFloat16, 8, 6)
+	m.value("step", 0, 9, false)
+	bucket := objecttest.NewBucket()
+	root := data.OpenBackend(bucket, vfs.NewMem())
+	root.OfStore("store-1")
+	if _, err := root.Free(t.Context()); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("free: %v", err)
+	}
+	receipt := m.save(t, root)
+	if receipts, err := listed(t, root); err != nil || len(receipts) != 1 {
+		t.Fatalf("listed %v, %v", receipts, err)
+	}
+	if report := verify(t, root, receipt.Manifest); !report.Clean() || report.Bytes == 0 {
+		t.Fatalf("verified: %+v", report)
+	}
+	m.check(t, root.Reader(ref), m.wantAll())
+
+	// Repeated, as by a caller whose answer was lost.
+	w := root.Writer(ref)
+	if _, err := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0)); err != nil {
+		t.Error(err)
+	}
+	next := ref
+	next.Checkpoint = "step-200.a1"
+	said := 0
+	w = root.Writer(next).Reusing(func(error) { said++ }, data.Base{Ref: ref, Manifest: receipt.Manifest})
+	if err := w.SetUp(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	written, err := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0))
+	if err != nil || written.BytesReused != 0 || said != 1 {
+		t.Errorf("written %+v, %v; said %d times why", written, err, said)
+	}
+	// Nothing is looked for a second time in vain.
+	third := ref
+	third.Checkpoint = "step-300.a1"
+	if w = root.Writer(third).Reusing(func(error) { said++ }, data.Base{Ref: ref, Manifest: receipt.Manifest}); w.SetUp(t.Context(), true) != nil {
+		t.Fatal("set up")
+	}
+	asked := 0
+	_, err = w.WriteData(t.Context(), 0, m.layout.Items(0), source(func(i int) ([]byte, error) {
+		asked++
+		return m.source(0).Item(i)
+	}))
+	if large := 1; err != nil || said != 1 || asked != len(m.layout.Items(0))+large { // and its first block, for tied ones
+		t.Errorf("asked %d times, said %d times, %v", asked, said, err)
+	}
+	if err := root.Remove(t.Context(), third); err != nil {
+		t.Fatal(err)
+	}
+
+	if err := root.RemoveCommitted(t.Context(), ref); err != nil {
+		t.Fatal(err)
+	}
+	if err := root.Remove(t.Context(), next); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := bucket.List(t.Context(), ""); err != nil || len(names) > 0 {
+		t.Errorf("left %v, %v", names, err)
+	}
+	if _, err := root.Reader(ref).ReadMetadata(t.Context()); !errors.Is(err, data.ErrNotCommitted) {
+		t.Errorf("read what was removed: %v", err)
+	}
+	if err := root.Reader(ref).SetUp(t.Context(), m.manifest(nil), true); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("set up what was removed: %v", err)
+	}
+}
+
+// reserving is a disk that gives a file its blocks when it is created.
+type reserving struct {
+	*objecttest.Bucket
+	mu   sync.Mutex
+	free uint64
+}
+
+func (r *reserving) Usage(context.Context) (object.Usage, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return object.Usage{Free: r.free, Size: 1 << 40}, nil
+}
+
+func (r *reserving) Create(ctx context.Context, name string, size int64, mode object.Mode) (object.Upload, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	u, err := r.Bucket.Create(ctx, name, size, mode)
+	r.free -= uint64(size)
+	return reservedUpload{u}, err
+}
+
+type reservedUpload struct{ object.Upload }
+
+func (reservedUpload) Reserved() bool { return true }
+
+// TestReserved counts bytes once that the disk counts as used before they are
+// written: a save that just fits is not refused.
+func TestReserved(t *testing.T) {
+	m := newModel()
+	m.full(0, "w", tensor.Uint8, 1<<20)
+	m.full(1, "v", tensor.Uint8, 1<<20)
+	disk := &reserving{Bucket: objecttest.NewBucket(), free: 5 << 19}
+	root := data.OpenBackend(disk, vfs.NewMem())
+	root.OfStore("store-1")
+	w := root.Writer(ref)
+	if err := w.SetUp(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	_, err := w.WriteData(t.Context(), 0, m.layout.Items(0), source(func(i int) ([]byte, error) {
+		if _, err := w.WriteData(t.Context(), 1, m.layout.Items(1), m.source(1)); err != nil {
+			t.Errorf("the second rank: %v", err)
+		}
+		return m.source(0).Item(i)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.WriteData(t.Context(), 2, m.layout.Items(0), m.source(0)); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a third rank, which does not fit: %v", err)
+	}
+}
+
+// slowReserving begins another write when a file has its blocks and nobody has
+// been told yet.
+type slowReserving struct {
+	*reserving
+	first atomic.Bool
+	then  func()
+}
+
+func (r *slowReserving) Create(ctx context.Context, name string, size int64, mode object.Mode) (object.Upload, error) {
+	u, err := r.reserving.Create(ctx, name, size, mode)
+	if !r.first.Swap(true) {
+		r.then()
+	}
+	return u, err
+}
+
+// TestReservedOnce counts the room of a file once also in the moment in which
+// the disk gives it: ranks begin to write at the same time.
+func TestReservedOnce(t *testing.T) {
+	m := newModel()
+	m.full(0, "w", tensor.Uint8, 1<<20)
+	m.full(1, "v", tensor.Uint8, 1<<20)
+	disk := &slowReserving{reserving: &reserving{Bucket: objecttest.NewBucket(), free: 5 << 19}}
+	root := data.OpenBackend(disk, vfs.NewMem())
+	root.OfStore("store-1")
+	w := root.Writer(ref)
+	if err := w.SetUp(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	second := make(chan error, 1)
+	disk.then = func() { // of the first file
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, err := w.WriteData(t.Context(), 1, m.layout.Items(1), m.source(1))
+			second <- err
+		}()
+		select {
+		case <-ended: // it did not wait
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	if _, err := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-second; err != nil {
+		t.Errorf("the second rank: %v", err)
+	}
+}

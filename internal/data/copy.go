@@ -1,0 +1,129 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+)
+
+// Copied says what [Root.CopyTo] wrote.
+type Copied struct {
+	Receipt Receipt // of the copy: store, sequence and event are those of the original
+	// Original is the digest of the manifest that was copied. That of the copy
+	// is another if indexes had to change: where chunks lay in files of other
+	// checkpoints, or of other programs.
+	Original checkpoint.Digest
+	Manifest checkpoint.Manifest // of the copy
+	Files    int                 // with receipt, manifest and indexes
+	Bytes    int64               // of tensors and values
+}
+
+// CopyTo copies a committed checkpoint to the same place below another root, so
+// that it shares no file with anything: chunks that lie in files of earlier
+// checkpoints, or of another program, are written into the files of their rank.
+// Each block is compared with its checksum as it is read, and each chunk's
+// digest with the original's, so that the chain from receipt to chunk holds in
+// the copy as it did before. digest is that of the manifest as the log says;
+// zero takes what the receipt says. to must be of no other store and have
+// nothing at ref. read, if not nil, is told the size of each item that was
+// read. All is durable on return.
+func (r *Root) CopyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to *Root, read func(bytes int64)) (Copied, error) {
+	err := errors.Join(ctx.Err(), ref.Validate())
+	var out Copied
+	if err == nil {
+		out, err = r.copyTo(ctx, ref, digest, to, read)
+	}
+	if err != nil {
+		return Copied{}, fmt.Errorf("copy checkpoint %s to %s: %w", ref, to.Dir(), err)
+	}
+	return out, nil
+}
+
+func (r *Root) copyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to *Root, read func(int64)) (out Copied, err error) {
+	receipt, err := r.readReceipt(ctx, ref)
+	if err != nil {
+		return out, err
+	}
+	if digest == (checkpoint.Digest{}) {
+		digest = receipt.Manifest
+	}
+	from := r.Reader(ref).WithManifest(digest)
+	m, err := from.ReadMetadata(ctx)
+	if err != nil {
+		return out, err
+	}
+	if receipt.Manifest != digest {
+		return out, fmt.Errorf("its receipt names manifest %s, the log names %s: run `ckptstore verify`", receipt.Manifest, digest)
+	}
+	if err := errors.Join(receipt.matches(m), from.SetUp(ctx, m, true)); err != nil {
+		return out, err
+	}
+	to.OfStore(m.Store)
+	if err := to.Writer(ref).SetUp(ctx, true); err != nil {
+		return out, err
+	}
+	out.Original, out.Manifest = digest, m
+	out.Manifest.Ranks = make([]checkpoint.RankIndex, len(m.Ranks))
+	for i, rank := range m.Ranks {
+		x, err := from.load(ctx, rank.Rank)
+		if err != nil {
+			return out, err
+		}
+		written, err := copyRank(ctx, from, x.index, to.Writer(ref), read)
+		if err != nil {
+			return out, err
+		}
+		copied := checkpoint.RankIndex{Rank: rank.Rank, Index: written.Index}
+		if err := to.sameChunks(ctx, ref, copied, x.index); err != nil {
+			return out, err
+		}
+		out.Manifest.Ranks[i] = copied
+		out.Files += len(written.Files)
+		out.Bytes += written.BytesWritten + written.BytesReused
+	}
+	out.Files += 2 // manifest and receipt
+	out.Receipt, err = to.Writer(ref).Finish(ctx, out.Manifest, func(context.Context, checkpoint.Digest) (Decision, error) {
+		return Decision{Sequence: receipt.Sequence, Event: receipt.Event, Time: receipt.CommittedAt}, nil
+	})
+	return out, err
+}
+
+// copyRank writes the items of an index, in its order: where all of them lie in
+// the rank's own file, the copy's files are the same to the last byte.
+func copyRank(ctx context.Context, from *FileReader, x *index, w *FileWriter, read func(int64)) (Written, error) {
+	items := make([]checkpoint.Item, len(x.entries))
+	places := map[[2]int64]bool{}
+	for i, e := range x.entries {
+		items[i] = e.item
+		if at := [2]int64{int64(e.file), e.offset}; e.item.Bytes >= MinReuse && places[at] {
+			w.Reusing(nil) // tied: of equal chunks one is written, as it was
+		} else {
+			places[at] = true
+		}
+	}
+	return w.WriteData(ctx, x.rank, items, NewCopySource(ctx, from, x.rank, items, read))
+}
+
+// sameChunks compares the digests of a copy with those of the original, as far
+// as they are known of that.
+func (r *Root) sameChunks(ctx context.Context, ref Ref, copied checkpoint.RankIndex, original *index) error {
+	x, err := r.readIndex(ctx, ref, copied)
+	if err != nil {
+		return err
+	}
+	if len(x.entries) != len(original.entries) {
+		return fmt.Errorf("the copy of rank %d has %d chunks, the original %d", copied.Rank, len(x.entries), len(original.entries))
+	}
+	for i := range x.entries {
+		e, was := &x.entries[i], &original.entries[i]
+		if was.learned() && e.digest != was.digest {
+			return &CorruptError{
+				File: r.path(ref, x.files[e.file].Name), FQN: e.item.Shard.FQN, Chunk: e.box(), Block: -1, Offset: e.offset,
+				Problem: "digest of the copied chunk", Want: was.digest.String(), Got: e.digest.String(),
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package data
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/format/safetensors"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// Names of the files in a checkpoint's directory.
+const (
+	// ReceiptFile is the name of the receipt.
+	ReceiptFile = "COMMIT.json"
+
+	manifestPrefix = "manifest-"
+)
+
+func dataFile(rank int) string  { return fmt.Sprintf("r%05d.safetensors", rank) }
+func indexFile(rank int) string { return fmt.Sprintf("r%05d.idx", rank) }
+
+func manifestFile(digest checkpoint.Digest) string { return manifestPrefix + digest.String() }
+
+// fileFormat tells other readers of safetensors whose names these are.
+var fileFormat = map[string]string{"format": "pt"}
+
+// layOut decides where each item goes in a rank's data file, and makes the
+// file's header. It is a pure function of its arguments. The entries are in the
+// order of the items; order is that of the file, without the items of which u
+// says where they are. Digests and checksums are left for whoever sees the
+// bytes.
+func layOut(rank int, items []checkpoint.Item, u reuse) (x index, order []int, header []byte, err error) {
+	x = index{rank: rank, entries: make([]entry, len(items))}
+	seen := make(map[key]struct{}, len(items))
+	for i, it := range items {
+		if err := validateItem(it); err != nil {
+			return x, nil, nil, err
+		}
+		k := itemKey(rank, it)
+		if _, twice := seen[k]; twice {
+			return x, nil, nil, fmt.Errorf("%q %s stands twice among the items", it.Shard.FQN, k.box)
+		}
+		seen[k] = struct{}{}
+		x.entries[i].item = it
+		if _, stored := u.of[i]; !stored {
+			order = append(order, i)
+		}
+	}
+	for n, key := range keys(items, order) {
+		x.entries[order[n]].key = key
+	}
+	// Elements of falling size, each a multiple of the next, keep every chunk
+	// aligned without gaps.
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(items[b].Shard.DType.Size(), items[a].Shard.DType.Size())
+	})
+	tensors := make([]safetensors.Tensor, len(order))
+	at := int64(0)
+	for n, i := range order {
+		it := items[i]
+		tensors[n] = safetensors.Tensor{Name: x.entries[i].key, Type: safetensors.Raw, Shape: tensor.Shape{it.Bytes}, Start: at, End: at + it.Bytes}
+		if name, ok := safetensors.TypeOf(it.Shard.DType); ok && !it.Value {
+			tensors[n].Type, tensors[n].Shape = name, it.Shard.Box.Sizes
+		}
+		x.entries[i].offset = at
+		if at += it.Bytes; at < 0 || at > 1<<62 {
+			return x, nil, nil, fmt.Errorf("the items need more than 2^62 bytes")
+		}
+	}
+	if header, err = safetensors.Encode(fileFormat, tensors); err != nil {
+		return x, nil, nil, err
+	}
+	for _, i := range order {
+		x.entries[i].offset += int64(len(header))
+	}
+	x.files = []File{{Name: dataFile(rank), Size: int64(len(header)) + at}}
+	x.place(u)
+	return x, order, header, nil
+}
+
+// keys are the names of some items in the header of a data file. Tensors and values
+// may have any name, so a name can look like the key of a part of another, or
+// like the key that is reserved; then it is made unique by a number.
+func keys(items []checkpoint.Item, which []int) []string {
+	out := make([]string, len(which))
+	taken := map[string]struct{}{safetensors.MetadataKey: {}}
+	next := map[string]int{}
+	for at, i := range which {
+		it := items[i]
+		base := strings.ToValidUTF8(it.Shard.FQN, "\uFFFD")
+		if box := it.Shard.Box; !it.Value && !box.Equal(it.Shard.Global.Full()) {
+			base += "@"
+			for d, off := range box.Offsets {
+				if d > 0 {
+					base += ","
+				}
+				base += strconv.FormatInt(off, 10)
+			}
+		}
+		key := base
+		for n := max(next[base], 2); ; n++ {
+			if _, used := taken[key]; !used {
+				next[base] = n
+				break
+			}
+			key = base + "#" + strconv.Itoa(n)
+		}
+		taken[key] = struct{}{}
+		out[at] = key
+	}
+	return out
+}

@@ -1,0 +1,132 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/object"
+	"github.com/ckptstore/ckptstore/internal/object/local"
+)
+
+// Examined is what the files in one directory say, without a log.
+type Examined struct {
+	Ref      Ref
+	Receipt  Receipt             // as it was read; zero without one
+	Manifest checkpoint.Manifest // when Err is nil
+	// Err is why this is not a checkpoint that its files prove: without a
+	// receipt it is [ErrNotCommitted], with a damaged file a [*CorruptError].
+	Err error
+}
+
+// Examine calls visit for each directory of a checkpoint, sorted by run, trial
+// and checkpoint, until visit returns an error. What has no Err is proved by
+// its files as far as that goes without reading tensors: the receipt is whole
+// and that of this directory, the manifest is the one that it names, every
+// index is the one that the manifest names, and every file of data has the
+// size that its index says. A symbolic link in the place of a directory is an
+// error, since what is behind it is not looked at. Nothing is written.
+func (r *Root) Examine(ctx context.Context, visit func(Examined) error) error {
+	var refs []Ref
+	var link error
+	err := r.walk(ctx, func(ref Ref) { refs = append(refs, ref) }, func(d Damaged) { link = d.Err })
+	if err := errors.Join(err, link); err != nil {
+		return fmt.Errorf("examine the checkpoints in %s: %w", r.Dir(), err)
+	}
+	for _, ref := range refs {
+		x := Examined{Ref: ref}
+		x.Err = r.examine(ctx, &x)
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("examine the checkpoints in %s: %w", r.Dir(), err)
+		}
+		if err := visit(x); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Root) examine(ctx context.Context, x *Examined) (err error) {
+	if x.Receipt, err = r.readReceipt(ctx, x.Ref); err != nil {
+		return err
+	}
+	if of := RefOf(x.Receipt.Run, x.Receipt.Trial, x.Receipt.Checkpoint); of != x.Ref {
+		return fmt.Errorf("%s is that of %s: somebody has put it here", r.path(x.Ref, ReceiptFile), of)
+	}
+	x.Manifest, err = r.readManifest(ctx, x.Ref, x.Receipt.Manifest)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the manifest that its receipt names is not there: %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	if err := x.Receipt.matches(x.Manifest); err != nil {
+		return err
+	}
+	return r.Writer(x.Ref).checkWritten(ctx, x.Manifest)
+}
+
+// LinkTo links the files of a checkpoint into the same place below another
+// root on the same filesystem, durably. No byte is copied, and neither root
+// changes the files of the other: every file here is replaced, never written
+// to. It may be repeated; a name that holds another file is an error.
+func (r *Root) LinkTo(ctx context.Context, ref Ref, to *Root) error {
+	err := errors.Join(ctx.Err(), ref.Validate())
+	if err == nil {
+		err = r.linkTo(ctx, ref, to)
+	}
+	if err != nil {
+		return fmt.Errorf("link checkpoint %s into %s: %w", ref, to.Dir(), err)
+	}
+	return nil
+}
+
+func (r *Root) linkTo(ctx context.Context, ref Ref, to *Root) error {
+	here, ok := r.b.(*local.Dir)
+	there, same := to.b.(*local.Dir)
+	if !ok || !same {
+		return fmt.Errorf("one of them is no directory: %w", errors.ErrUnsupported)
+	}
+	names, err := r.b.List(ctx, nameOf(ref))
+	if err != nil {
+		return err
+	}
+	if err := to.b.MakeDir(ctx, nameOf(ref)); err != nil {
+		return err
+	}
+	slices.Sort(names)
+	for _, file := range names {
+		if strings.HasSuffix(file, object.Partial) {
+			continue // of a write that was cut
+		}
+		at := nameOf(ref, file)
+		err := there.LinkFrom(ctx, here, at, at, object.Exclusive)
+		if errors.Is(err, fs.ErrExist) {
+			err = sameFile(ctx, r.b, at, to.b, at)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return to.sync(ctx, ref)
+}
+
+// sameFile holds two names to be those of one file.
+func sameFile(ctx context.Context, a object.Backend, from string, b object.Backend, to string) error {
+	x, err := a.Stat(ctx, from)
+	if err != nil {
+		return err
+	}
+	y, err := b.Stat(ctx, to)
+	if err != nil {
+		return err
+	}
+	if x.ID != y.ID || x.Size != y.Size || !x.Modified.Equal(y.Modified) {
+		return fmt.Errorf("%s is another file than %s: remove it, then run the command again", b.Path(to), a.Path(from))
+	}
+	return nil
+}

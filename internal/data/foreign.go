@@ -1,0 +1,255 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/disk"
+	"github.com/ckptstore/ckptstore/internal/object"
+	"github.com/ckptstore/ckptstore/internal/object/local"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sync/errgroup"
+)
+
+// Format is a layout of files that other programs write and read.
+type Format string
+
+// The formats.
+const (
+	DCP         Format = "dcp"         // a directory of PyTorch Distributed Checkpoint
+	SafeTensors Format = "safetensors" // one file
+	HuggingFace Format = "hf"          // a directory with model.safetensors.index.json
+	AnyFile     Format = "file"        // one file of any kind
+)
+
+// Foreign is a checkpoint that another program wrote, read where it lies. It
+// is safe for concurrent use. Package internal/foreign opens one.
+type Foreign struct {
+	fs       vfs.FS
+	path     string
+	format   Format
+	manifest checkpoint.Manifest
+	ranks    map[int]*rankIndex
+	paths    map[string]checkpoint.Path
+}
+
+var _ Reader = (*Foreign)(nil)
+
+// Part is what the files of a foreign checkpoint hold of one rank.
+type Part struct {
+	Rank   int
+	Files  []PlacedFile
+	Chunks []Place // in the order in which they lie in the files
+}
+
+// PlacedFile is a file of another program, as it was when it was looked at.
+type PlacedFile struct {
+	Path     string // absolute and clean
+	Size     int64  // in bytes
+	Modified int64  // when it was last written, in ns since 1970
+}
+
+// Place says where a chunk or value lies.
+type Place struct {
+	Item    checkpoint.Item
+	File    int     // index of the part's files
+	Offset  int64   // in the file, in bytes
+	Strides []int64 // in elements, of a chunk that is not row-major; else nil
+	Record  *Record // nil if the file has no checksum of it
+}
+
+// Record is a run of bytes in the file of another program, of which that
+// program has left a checksum.
+type Record struct {
+	Offset int64 // in the file, in bytes
+	Size   int64
+	CRC    uint32 // CRC-32 (IEEE), as in ZIP archives
+}
+
+// NewForeign is the checkpoint at an absolute path, of which a layout says
+// what it holds and parts where that lies. It opens no file, and trusts
+// nothing: a chunk that does not lie in its file is an error.
+func NewForeign(files vfs.FS, name string, format Format, layout checkpoint.Layout, parts []Part) (*Foreign, error) {
+	f := &Foreign{fs: files, path: name, format: format, ranks: map[int]*rankIndex{}, paths: map[string]checkpoint.Path{}}
+	m := &f.manifest
+	m.Checkpoint = path.Base(f.path)
+	m.Run, m.Trial, m.Name = m.Checkpoint, "main", m.Checkpoint
+	m.Layout = layout
+	slices.SortFunc(m.Layout.Tensors, func(a, c checkpoint.Tensor) int { return strings.Compare(a.FQN, c.FQN) })
+	slices.SortFunc(m.Layout.Values, func(a, c checkpoint.Value) int { return strings.Compare(a.FQN, c.FQN) })
+	for _, t := range m.Layout.Tensors {
+		f.paths[t.FQN] = t.Path
+	}
+	for _, v := range m.Layout.Values {
+		f.paths[v.FQN] = v.Path
+	}
+	for _, p := range parts {
+		x, err := p.index()
+		if err != nil {
+			return nil, err
+		}
+		r := &rankIndex{want: checkpoint.RankIndex{Rank: p.Rank, Index: checkpoint.Sum(x.encode())}}
+		if r.set(x); len(r.at) != len(x.entries) || f.ranks[p.Rank] != nil {
+			return nil, fmt.Errorf("rank %d has a chunk or value twice", p.Rank)
+		}
+		f.ranks[p.Rank] = r
+		m.Ranks = append(m.Ranks, r.want)
+		m.WorldSize = max(m.WorldSize, p.Rank+1)
+	}
+	slices.SortFunc(m.Ranks, func(a, c checkpoint.RankIndex) int { return a.Rank - c.Rank })
+	return f, nil
+}
+
+// index is that of an adopted rank, checked as if it came from a file.
+func (p Part) index() (*index, error) {
+	x := &index{rank: p.Rank, modified: []int64{}}
+	for _, f := range p.Files {
+		if err := disk.ValidatePath(f.Path); err != nil {
+			return nil, err
+		}
+		x.files = append(x.files, File{Name: f.Path, Size: f.Size})
+		x.modified = append(x.modified, f.Modified)
+	}
+	for _, c := range p.Chunks {
+		e := entry{item: c.Item, file: c.File, offset: c.Offset, strides: c.Strides, record: c.Record}
+		if err := errors.Join(validateItem(e.item), e.validatePlace(x.files)); err != nil {
+			return nil, err
+		}
+		x.entries = append(x.entries, e)
+	}
+	return x, nil
+}
+
+// Files are the paths of the files that it is read from, in the order of
+// ranks.
+func (f *Foreign) Files() []string {
+	var names []string
+	for _, r := range f.manifest.Ranks {
+		for _, file := range f.ranks[r.Rank].index.files {
+			names = append(names, file.Name)
+		}
+	}
+	return names
+}
+
+// Format says what was opened.
+func (f *Foreign) Format() Format { return f.format }
+
+// Path is where it lies.
+func (f *Foreign) Path() string { return f.path }
+
+// Manifest describes the checkpoint as if it were one of ours: named after its
+// directory or file, of no store, with step and attempt 0.
+func (f *Foreign) Manifest() checkpoint.Manifest { return f.manifest }
+
+// Items is what a rank holds, in the order in which it lies in the files.
+func (f *Foreign) Items(rank int) []checkpoint.Item {
+	r := f.ranks[rank]
+	if r == nil {
+		return nil
+	}
+	items := make([]checkpoint.Item, len(r.index.entries))
+	for i, e := range r.index.entries {
+		items[i] = e.item
+		items[i].Path = f.paths[e.item.Shard.FQN]
+	}
+	return items
+}
+
+// ReadMetadata implements [Reader].
+func (f *Foreign) ReadMetadata(ctx context.Context) (checkpoint.Manifest, error) {
+	return f.manifest, ctx.Err()
+}
+
+// SetUp implements [Reader].
+func (f *Foreign) SetUp(ctx context.Context, m checkpoint.Manifest, _ bool) error {
+	if got, want := checkpoint.Sum(checkpoint.EncodeManifest(m)), checkpoint.Sum(checkpoint.EncodeManifest(f.manifest)); got != want {
+		return fmt.Errorf("set up the reading of checkpoint %s: the manifest is of another checkpoint", f.path)
+	}
+	return ctx.Err()
+}
+
+// PrepareLocalPlan implements [Reader].
+func (f *Foreign) PrepareLocalPlan(ctx context.Context, reads []checkpoint.Read) ([]checkpoint.Read, error) {
+	out := slices.Clone(reads)
+	slices.SortStableFunc(out, func(a, b checkpoint.Read) int { return a.Rank - b.Rank })
+	return out, ctx.Err()
+}
+
+// PrepareGlobalPlan implements [Reader].
+func (f *Foreign) PrepareGlobalPlan(ctx context.Context, reads [][]checkpoint.Read) ([][]checkpoint.Read, error) {
+	out := make([][]checkpoint.Read, len(reads))
+	for rank, local := range reads {
+		var err error
+		if out[rank], err = f.PrepareLocalPlan(ctx, local); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// ReadData implements [Reader]. No checksum of a block is known. Those that the
+// files have, of the records of DCP archives, are compared when all of a chunk
+// is read, by one call or several: bytes that are damaged may be in dst, but
+// the call that reads the last of them gives a [*CorruptError]. A chunk that is
+// read in part is compared by [Foreign.Verify] alone.
+func (f *Foreign) ReadData(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination) (int64, error) {
+	n, err := f.chunks().read(ctx, wants, reads, dst)
+	if err != nil {
+		return n, fmt.Errorf("load of checkpoint %s: %w", f.path, err)
+	}
+	return n, nil
+}
+
+func (f *Foreign) chunks() chunkReader {
+	return chunkReader{load: f.load, opener: foreignFiles{f.fs}}
+}
+
+// foreignFiles are files of another program, named by their paths.
+type foreignFiles struct{ fs vfs.FS }
+
+func (f foreignFiles) path(x *index, n int) string { return x.files[n].Name }
+
+func (f foreignFiles) open(_ context.Context, x *index, n int) (object.Object, error) {
+	return local.Open(f.fs, x.files[n].Name)
+}
+
+func (f *Foreign) load(_ context.Context, rank int) (*rankIndex, error) {
+	r := f.ranks[rank]
+	if r == nil {
+		return nil, fmt.Errorf("no file is of rank %d", rank)
+	}
+	return r, nil
+}
+
+// Verify reads every byte and compares it with the checksums that the program
+// which wrote it has left: those of the records of DCP archives. Safetensors
+// files have none; of them, and of what else has none, it only finds out that
+// they can be read, and counts the chunks as unknown. progress is as in
+// [Root.Verify].
+func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Report, error) {
+	v := &verifier{
+		files: foreignFiles{f.fs}, progress: progress,
+		known: map[string]bool{}, broken: map[int]bool{}, together: NewTogether(),
+	}
+	var g errgroup.Group
+	g.SetLimit(readers())
+	for _, want := range f.manifest.Ranks {
+		// The sums that are found are of no use to anyone.
+		x := *f.ranks[want.Rank].index
+		x.entries = append([]entry(nil), x.entries...)
+		for n := range x.files {
+			v.data(ctx, &g, &x, n)
+		}
+	}
+	if err := errors.Join(g.Wait(), ctx.Err()); err != nil {
+		return Report{}, fmt.Errorf("verify checkpoint %s: %w", f.path, err)
+	}
+	v.sort()
+	return v.report, nil
+}

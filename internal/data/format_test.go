@@ -1,0 +1,282 @@
+package data
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/internal/format/safetensors"
+	"github.com/ckptstore/ckptstore/tensor"
+	"pgregory.net/rapid"
+)
+
+// TestTouched compares the blocks that a region touches with those of its
+// elements one by one.
+func TestTouched(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		outer, region := drawBoxes(t)
+		// Large elements make rows of many blocks from few elements.
+		size := rapid.SampledFrom([]int64{1, 8, 1000, 30_000, BlockSize, BlockSize + 1, 200_000}).Draw(t, "size")
+		want := map[int64]bool{}
+		each(outer, region, func(pos int64) {
+			for b := pos * size / BlockSize; b <= ((pos+1)*size-1)/BlockSize; b++ {
+				want[b] = true
+			}
+		})
+		got := touched(outer, region, size)
+		n := 0
+		for i, r := range got {
+			if r.lo >= r.hi || i > 0 && got[i-1].hi >= r.lo {
+				t.Fatalf("ranges %v", got)
+			}
+			for b := r.lo; b < r.hi; b++ {
+				if n++; !want[b] {
+					t.Fatalf("%v of %v × %d: block %d is not touched, ranges %v", region, outer, size, b, got)
+				}
+			}
+		}
+		if n != len(want) {
+			t.Fatalf("%v of %v × %d: ranges %v, want blocks %v", region, outer, size, got, want)
+		}
+	})
+}
+
+// TestSlabs compares the boxes of a range of elements with the elements.
+func TestSlabs(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		outer, _ := drawBoxes(t)
+		volume := outer.Volume()
+		lo := rapid.Int64Range(0, volume).Draw(t, "lo")
+		hi := rapid.Int64Range(lo, volume).Draw(t, "hi")
+		next := lo
+		got := slabs(outer, lo, hi)
+		for _, s := range got {
+			if s.at != next {
+				t.Fatalf("[%d, %d) of %v: slab %v at %d, want it at %d", lo, hi, outer, s.box, s.at, next)
+			}
+			each(outer, s.box, func(pos int64) {
+				if pos != next {
+					t.Fatalf("[%d, %d) of %v: slab %v has element %d, want %d", lo, hi, outer, s.box, pos, next)
+				}
+				next++
+			})
+		}
+		if next != hi || len(got) > 2*len(outer.Sizes)+1 {
+			t.Fatalf("[%d, %d) of %v: %d slabs end at %d", lo, hi, outer, len(got), next)
+		}
+	})
+}
+
+func drawBoxes(t *rapid.T) (outer, region tensor.Box) {
+	for d := range rapid.IntRange(0, 4).Draw(t, "dimensions") {
+		n := rapid.Int64Range(1, 7).Draw(t, fmt.Sprint("size ", d))
+		off := rapid.Int64Range(0, n-1).Draw(t, fmt.Sprint("region offset ", d))
+		size := rapid.Int64Range(1, n-off).Draw(t, fmt.Sprint("region size ", d))
+		base := rapid.Int64Range(0, 5).Draw(t, fmt.Sprint("offset ", d))
+		outer.Offsets, outer.Sizes = append(outer.Offsets, base), append(outer.Sizes, n)
+		region.Offsets, region.Sizes = append(region.Offsets, base+off), append(region.Sizes, size)
+	}
+	return outer, region
+}
+
+// each visits the elements of region, by their position in outer.
+func each(outer, region tensor.Box, visit func(pos int64)) {
+	at := slices.Clone(region.Offsets)
+	for range region.Volume() {
+		pos := int64(0)
+		for d := range at {
+			pos = pos*outer.Sizes[d] + at[d] - outer.Offsets[d]
+		}
+		visit(pos)
+		for d := len(at) - 1; d >= 0; d-- {
+			if at[d]++; at[d] < region.Offsets[d]+region.Sizes[d] {
+				break
+			}
+			at[d] = region.Offsets[d]
+		}
+	}
+}
+
+func shardItem(fqn string, dtype tensor.DType, shape tensor.Shape, box tensor.Box) checkpoint.Item {
+	s := tensor.Shard{FQN: fqn, DType: dtype, Global: shape, Box: box}
+	return checkpoint.Item{Shard: s, Bytes: s.Bytes()}
+}
+
+func valueItem(fqn string, size int64) checkpoint.Item {
+	return checkpoint.Item{Value: true, Shard: tensor.Shard{FQN: fqn}, Bytes: size, PerRank: true}
+}
+
+// hostileItems have names that collide as keys.
+func hostileItems() []checkpoint.Item {
+	shape := tensor.Shape{4, 4}
+	upper := tensor.Box{Offsets: []int64{0, 0}, Sizes: []int64{2, 4}}
+	lower := tensor.Box{Offsets: []int64{2, 0}, Sizes: []int64{2, 4}}
+	none := tensor.Box{Offsets: []int64{2, 0}, Sizes: []int64{0, 4}}
+	return []checkpoint.Item{
+		shardItem("w", tensor.Float32, shape, lower),
+		shardItem("w", tensor.Float32, shape, none),
+		shardItem("w@2,0", tensor.Int8, shape, shape.Full()),
+		shardItem("w@2,0#2", tensor.Complex128, shape, shape.Full()),
+		shardItem("w", tensor.Float32, shape, upper),
+		shardItem("__metadata__", tensor.Bool, shape, shape.Full()),
+		shardItem("w", tensor.Float32, shape, shape.Full()),
+		shardItem("a\xffb", tensor.BFloat16, nil, tensor.Box{}),
+		shardItem("a\xfeb", tensor.BFloat16, nil, tensor.Box{}),
+		shardItem("a\x00/../b\"\\", tensor.Float8E8M0, shape, upper),
+		shardItem(strings.Repeat("long", 16<<10), tensor.Uint16, nil, tensor.Box{}),
+		valueItem("w", 5),
+		valueItem("w#2", 0),
+	}
+}
+
+// TestLayOut holds the data file to the rules of the format: unique keys, no
+// holes, aligned chunks, and the reference's limits.
+func TestLayOut(t *testing.T) {
+	items := hostileItems()
+	x, order, header, err := layOut(3, items, reuse{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(header)%safetensors.Align != 0 || binary.LittleEndian.Uint64(header) != uint64(len(header)-8) {
+		t.Errorf("header of %d bytes", len(header))
+	}
+	h, err := safetensors.Parse(bytes.NewReader(append(header, make([]byte, x.files[0].Size-int64(len(header)))...)), x.files[0].Size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.Tensors) != len(items) || h.Metadata["format"] != "pt" {
+		t.Fatalf("%d tensors, metadata %v", len(h.Tensors), h.Metadata)
+	}
+	for n, i := range order {
+		e, stored := x.entries[i], h.Tensors[n]
+		if e.key != stored.Name || e.offset != h.DataStart+stored.Start || e.item.Bytes != stored.End-stored.Start {
+			t.Errorf("%q: entry at %d, header %+v", e.key, e.offset, stored)
+		}
+		if size := int64(e.item.Shard.DType.Size()); size > 0 && e.offset%size != 0 {
+			t.Errorf("%q is not aligned at %d", e.key, e.offset)
+		}
+	}
+	var got []string
+	for _, e := range x.entries {
+		if len(e.key) < 100 {
+			got = append(got, e.key)
+		}
+	}
+	want := []string{
+		"w@2,0", "w@2,0#2", "w@2,0#3", "w@2,0#2#2", "w@0,0", "__metadata__#2", "w",
+		"a\uFFFDb", "a\uFFFDb#2", "a\x00/../b\"\\@0,0", "w#2", "w#2#2",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("keys %q", got)
+	}
+}
+
+// sample is an index with digests and sums.
+func sample(t testing.TB) index {
+	t.Helper()
+	box := tensor.Box{Offsets: []int64{0, 1}, Sizes: []int64{300, 100}}
+	x, _, _, err := layOut(3, []checkpoint.Item{
+		shardItem("layers.0.weight", tensor.Float32, tensor.Shape{300, 200}, box),
+		shardItem("scale", tensor.Float64, nil, tensor.Box{}),
+		shardItem("empty", tensor.Complex32, tensor.Shape{0}, tensor.Shape{0}.Full()),
+		valueItem("rng", 9),
+	}, reuse{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range x.entries {
+		e := &x.entries[i]
+		e.digest = checkpoint.Sum([]byte(e.key))
+		for b := range blocks(e.item.Bytes) {
+			e.sums = append(e.sums, uint32(i)<<16+uint32(b))
+		}
+	}
+	return x
+}
+
+// TestIndexGolden holds the bytes of version 1 for ever.
+func TestIndexGolden(t *testing.T) {
+	golden, err := os.ReadFile("testdata/index.v1.hex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := sample(t)
+	got := x.encode()
+	if text := hex.Dump(got); text != string(golden) {
+		t.Errorf("encoding differs; got:\n%s", text)
+	}
+	back, err := decodeIndex(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(back.encode(), got) || len(back.entries) != len(x.entries) {
+		t.Errorf("decoded %+v", back)
+	}
+	if missing, extra := back.compare([]checkpoint.Item{x.entries[0].item, x.entries[1].item, x.entries[2].item, x.entries[3].item}); len(missing)+len(extra) > 0 {
+		t.Errorf("missing %v, extra %v", missing, extra)
+	}
+}
+
+// TestIndexDamage flips every bit, and cuts at every byte.
+func TestIndexDamage(t *testing.T) {
+	data := sample(t).encode()
+	for at := range data {
+		for bit := range 8 {
+			broken := slices.Clone(data)
+			broken[at] ^= 1 << bit
+			if _, err := decodeIndex(broken); err == nil {
+				t.Errorf("a flip of bit %d at %d is not noticed", bit, at)
+			}
+		}
+		if _, err := decodeIndex(data[:at]); err == nil {
+			t.Errorf("cut at %d: not noticed", at)
+		}
+	}
+}
+
+// FuzzIndex decodes anything, with a checksum that is right so that the rest
+// is reached. What decodes must encode to the same.
+func FuzzIndex(f *testing.F) {
+	data := sample(f).encode()
+	f.Add(data[:len(data)-4])
+	f.Add([]byte("CKIX\x01\x03\x00\x00"))
+	f.Add([]byte("CKIX\x01\x03\xff\xff\xff\xff\x0f"))
+	f.Add([]byte("CKIX\x01\x00\x01\x02..\x05\x00"))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		data := binary.LittleEndian.AppendUint32(slices.Clone(body), crc32c.Checksum(body))
+		x, err := decodeIndex(data)
+		if err != nil {
+			return
+		}
+		again, err := decodeIndex(x.encode())
+		if err != nil || !reflect.DeepEqual(x, again) {
+			t.Errorf("decoded %+v, then %+v, %v", x, again, err)
+		}
+	})
+}
+
+// TestReceiptOfLaterVersion reads a receipt with a member that this version
+// does not know, and notices damage in that member.
+func TestReceiptOfLaterVersion(t *testing.T) {
+	r := Receipt{Store: "s", Run: "r", Trial: "t", Checkpoint: "c", Manifest: checkpoint.Sum(nil)}
+	data, err := encodeReceipt(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := bytes.Replace(data[:bytes.LastIndex(data, []byte(sumMember))], []byte(`"step"`), []byte(`"later": [1, 2], "step"`), 1)
+	later := fmt.Appendf(slices.Clone(body), "%s%08x%s", sumMember, crc32c.Checksum(body), sumEnd)
+	if got, err := decodeReceipt(later); err != nil || !got.same(r) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if _, err := decodeReceipt(bytes.Replace(later, []byte("[1, 2]"), []byte("[1, 3]"), 1)); err == nil {
+		t.Error("damage is not noticed")
+	}
+}

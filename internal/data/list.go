@@ -1,0 +1,274 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/disk"
+)
+
+// Damaged is a receipt that could not be read, or a symbolic link in the place of
+// a directory. Its checkpoint is not listed, nor is what is behind the link.
+type Damaged struct {
+	Ref  Ref    // of a link, no more than its place in the data has
+	File string // path
+	Err  error  // a [*CorruptError], or why the file could not be read
+}
+
+// Link reports whether a symbolic link is the cause.
+func (d Damaged) Link() bool {
+	var is *beneath.TypeError
+	return errors.As(d.Err, &is) && is.Link()
+}
+
+// Problem says what is wrong and the next step.
+func (d Damaged) Problem() error {
+	if d.Link() {
+		return d.Err
+	}
+	return fmt.Errorf("%s: %w: open the store once with its log, which writes the receipt again", d.File, d.Err)
+}
+
+// Checkpoints lists what is committed, by receipts alone: it needs no log and
+// opens no other file. A directory without a receipt is no checkpoint and is
+// not listed; a receipt that is damaged, or a symbolic link in the place of a
+// directory, is reported beside the list. Both are sorted by run, trial and
+// checkpoint. A root that was never made has none.
+func (r *Root) Checkpoints(ctx context.Context) ([]Receipt, []Damaged, error) {
+	var receipts []Receipt
+	var damaged []Damaged
+	err := r.walk(ctx, func(ref Ref) {
+		receipt, err := r.readReceipt(ctx, ref)
+		switch {
+		case err == nil:
+			receipts = append(receipts, receipt)
+		case !errors.Is(err, ErrNotCommitted):
+			damaged = append(damaged, Damaged{Ref: ref, File: r.path(ref, ReceiptFile), Err: err})
+		}
+	}, func(link Damaged) { damaged = append(damaged, link) })
+	if err != nil {
+		return nil, nil, fmt.Errorf("list checkpoints in %s: %w", r.Dir(), err)
+	}
+	return receipts, damaged, nil
+}
+
+// Receipt is the receipt of a checkpoint. Without one, the error has
+// [ErrNotCommitted] in its chain.
+func (r *Root) Receipt(ctx context.Context, ref Ref) (Receipt, error) {
+	err := errors.Join(ctx.Err(), ref.Validate())
+	var receipt Receipt
+	if err == nil {
+		receipt, err = r.readReceipt(ctx, ref)
+	}
+	if err != nil {
+		return Receipt{}, fmt.Errorf("read the receipt of checkpoint %s: %w", ref, err)
+	}
+	return receipt, nil
+}
+
+// Links lists the symbolic links among the directories of runs, trials and
+// checkpoints. None of them is followed.
+func (r *Root) Links(ctx context.Context) (links []Damaged, err error) {
+	if err = r.walk(ctx, func(Ref) {}, func(link Damaged) { links = append(links, link) }); err != nil {
+		return nil, fmt.Errorf("list links in %s: %w", r.Dir(), err)
+	}
+	return links, nil
+}
+
+// walk calls visit for each directory of a checkpoint, committed or not, and
+// linked for each link among them.
+func (r *Root) walk(ctx context.Context, visit func(Ref), linked func(Damaged)) error {
+	runs, err := r.subdirs(ctx, "", linked)
+	if err != nil {
+		return err
+	}
+	for _, run := range runs {
+		if run == pendingDir {
+			continue
+		}
+		trials, err := r.subdirs(ctx, run, linked)
+		if err != nil {
+			return err
+		}
+		for _, trial := range trials {
+			checkpoints, err := r.subdirs(ctx, path.Join(run, trial), linked)
+			if err != nil {
+				return err
+			}
+			for _, checkpoint := range checkpoints {
+				visit(Ref{Run: run, Trial: trial, Checkpoint: checkpoint})
+			}
+		}
+	}
+	return nil
+}
+
+// subdirs is the sorted names of the directories in dir. One that went away
+// while it was listed has none. linked is told of the links.
+func (r *Root) subdirs(ctx context.Context, dir string, linked func(Damaged)) ([]string, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	names, err := r.b.List(ctx, dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	dirs := names[:0]
+	for _, sub := range names {
+		info, err := r.b.Stat(ctx, path.Join(dir, sub))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if link, ok := r.linkAt(path.Join(dir, sub), err); ok {
+			linked(link)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if info.Dir {
+			dirs = append(dirs, sub)
+		}
+	}
+	slices.Sort(dirs)
+	return dirs, nil
+}
+
+// Remove removes what a save that was not committed has left. A directory with
+// a receipt, or with a manifest of another checkpoint or store, is a
+// [*TakenError] and stays as it is; so only a manifest whose decision was never
+// made goes. A symbolic link is removed itself, in its place or below it. One that is gone, or half gone, is success. It is durable on
+// return.
+func (r *Root) Remove(ctx context.Context, ref Ref) error {
+	return r.removeDir(ctx, ref, false)
+}
+
+// RemoveCommitted removes a checkpoint that the log says was committed and
+// then deleted: the receipt first, durably, so that a crash never leaves a
+// receipt without its data; then the rest, then the directory. What is not this
+// store's checkpoint is refused as in [Root.Remove].
+func (r *Root) RemoveCommitted(ctx context.Context, ref Ref) error {
+	return r.removeDir(ctx, ref, true)
+}
+
+func (r *Root) removeDir(ctx context.Context, ref Ref, committed bool) error {
+	err := errors.Join(ctx.Err(), ref.Validate())
+	if err == nil {
+		err = r.remove(ctx, ref, committed)
+	}
+	if err != nil {
+		return fmt.Errorf("remove checkpoint %s: %w", ref, err)
+	}
+	return nil
+}
+
+func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
+	dir := nameOf(ref)
+	names, err := r.b.List(ctx, dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		// Perhaps by a call that was cut off before it made this durable.
+		return disk.Gone(r.b.Sync(ctx, path.Dir(dir)))
+	}
+	if stray(err, r.b.Path(dir)) {
+		if err := r.b.Remove(ctx, dir); err != nil {
+			return err
+		}
+		return r.b.Sync(ctx, path.Dir(dir))
+	}
+	if err != nil {
+		return err
+	}
+	receipt, err := r.ownOrStray(ctx, ref, names)
+	if err != nil {
+		return err
+	}
+	if receipt && !committed {
+		return &TakenError{Ref: ref, File: r.path(ref, ReceiptFile), What: "the receipt of a committed checkpoint"}
+	}
+	if receipt {
+		if err := r.b.Remove(ctx, nameOf(ref, ReceiptFile)); err != nil {
+			return err
+		}
+		names = slices.DeleteFunc(names, func(n string) bool { return n == ReceiptFile })
+	}
+	if err := disk.Gone(r.sync(ctx, ref)); err != nil {
+		return err
+	}
+	if err := r.removeAll(ctx, dir, names); err != nil {
+		return err
+	}
+	return r.b.Sync(ctx, path.Dir(dir))
+}
+
+// ownOrStray is own, which removes links and pipes that have the name of a
+// receipt or manifest.
+func (r *Root) ownOrStray(ctx context.Context, ref Ref, names []string) (receipt bool, err error) {
+	for range len(names) + 1 {
+		receipt, _, err = r.own(ctx, ref, names)
+		i := slices.IndexFunc(names, func(name string) bool { return stray(err, r.path(ref, name)) })
+		if i < 0 {
+			break
+		}
+		if err := r.b.Remove(ctx, nameOf(ref, names[i])); err != nil {
+			return false, err
+		}
+	}
+	return receipt, err
+}
+
+// stray reports that a link, or something else that a store has none of, has the
+// path itself.
+func stray(err error, path string) bool {
+	var is *beneath.TypeError
+	return errors.As(err, &is) && is.Path == path && !is.Type.IsDir()
+}
+
+// linkAt is the link that an error says to have a name.
+func (r *Root) linkAt(name string, err error) (Damaged, bool) {
+	d := Damaged{File: r.b.Path(name), Err: err}
+	of := strings.SplitN(name, "/", 3)
+	for i, part := range []*string{&d.Ref.Run, &d.Ref.Trial, &d.Ref.Checkpoint} {
+		if i < len(of) {
+			*part = of[i]
+		}
+	}
+	return d, d.Link() && stray(err, d.File)
+}
+
+// removeAll removes a directory with what is in it. What is still there after
+// its files are gone are directories, which somebody has put there.
+func (r *Root) removeAll(ctx context.Context, dir string, names []string) error {
+	var refused error
+	for _, file := range names {
+		refused = errors.Join(refused, r.b.Remove(ctx, path.Join(dir, file)))
+	}
+	left, err := r.b.List(ctx, dir)
+	if err != nil {
+		return errors.Join(refused, disk.Gone(err))
+	}
+	for _, sub := range left {
+		inner, err := r.b.List(ctx, path.Join(dir, sub))
+		if stray(err, r.b.Path(path.Join(dir, sub))) {
+			err = r.b.Remove(ctx, path.Join(dir, sub)) // it has come since
+			if err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return errors.Join(refused, err)
+		}
+		if err := r.removeAll(ctx, path.Join(dir, sub), inner); err != nil {
+			return err
+		}
+	}
+	return r.b.Remove(ctx, dir)
+}

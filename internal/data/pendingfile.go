@@ -1,0 +1,238 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/ckptstore/ckptstore/internal/object/local"
+)
+
+// ErrReplaced says that a file which is written was begun anew, or removed.
+var ErrReplaced = errors.New("the file was begun anew or removed meanwhile")
+
+// PendingFile is one file of a [Pending]. Its bytes come piece by piece, in memory
+// that another process fills; each is digested and written from there, at the same
+// time.
+type PendingFile struct {
+	p    *Pending
+	name string // in the directory
+
+	up      *local.Growing
+	slots   chan struct{} // holds one for each run that is under way
+	digests chan *job
+	writes  chan *job
+	workers sync.WaitGroup // the digester and the writers
+	ended   chan struct{}  // closed when nothing is under way any more, nor ever will be
+
+	mu     sync.Mutex
+	err    error
+	closed bool
+	whole  bool
+	said   int64 // bytes that were taken
+
+	segments // owned by the digester until ended is closed
+}
+
+// job is a run of bytes to be digested and written.
+type job struct {
+	offset int64
+	data   []byte
+	cuts   []Cut
+	left   atomic.Int32 // of both
+	done   func()
+}
+
+// end says that one of both is done with a run.
+func (f *PendingFile) end(j *job) {
+	if j.left.Add(-1) == 0 {
+		<-f.slots
+		j.done()
+	}
+}
+
+// behind is how many runs may be under way.
+const behind = 64
+
+func newPendingFile(p *Pending, name string, up *local.Growing) *PendingFile {
+	f := &PendingFile{
+		p: p, name: name, up: up, ended: make(chan struct{}),
+		slots: make(chan struct{}, behind), digests: make(chan *job, behind), writes: make(chan *job, behind),
+	}
+	f.workers.Go(f.digest)
+	for range up.Depth() {
+		f.workers.Go(f.write)
+	}
+	return f
+}
+
+func (f *PendingFile) fail(err error) {
+	if err == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err == nil {
+		f.err = err
+	}
+}
+
+// Err is why the file cannot be written any more, or nil.
+func (f *PendingFile) Err() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.err
+}
+
+// Write takes the next bytes of the file, with the cuts that lie in them. They
+// must stay as they are until done is called, once, and not before both the
+// digest and the file have them. It returns at once, unless very much is waiting.
+// After an error of the disk, or when the file was given up, it and Close return
+// that. done is not called for what was refused.
+func (f *PendingFile) Write(ctx context.Context, data []byte, cuts []Cut, done func()) error {
+	select {
+	case f.slots <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	err := f.take(&job{data: data, cuts: cuts, done: done})
+	if err != nil {
+		<-f.slots
+	}
+	return err
+}
+
+func (f *PendingFile) take(j *job) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return f.err
+	}
+	if f.closed {
+		return errors.New("the file is closed")
+	}
+	j.offset = f.said
+	f.said += int64(len(j.data))
+	j.left.Store(2)
+	// Neither waits: there is one slot for each place.
+	f.digests <- j
+	f.writes <- j
+	return nil
+}
+
+// Room reports too little room on the disk for size more bytes, and why the file
+// cannot be written, if so.
+func (f *PendingFile) Room(ctx context.Context, size int64) error {
+	if err := f.Err(); err != nil {
+		return err
+	}
+	if err := f.p.root.reserve(ctx, size); err != nil {
+		return err
+	}
+	f.p.root.release(size)
+	return nil
+}
+
+// Said is how many bytes were taken.
+func (f *PendingFile) Said() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.said
+}
+
+// digest digests one run after the other.
+func (f *PendingFile) digest() {
+	for j := range f.digests {
+		if f.Err() == nil {
+			var err error
+			if !local.Readable(func() { err = f.see(j.data, j.cuts) }) {
+				err = fmt.Errorf("read %d bytes in memory, which are at %d of the file: the memory was taken away", len(j.data), j.offset)
+			}
+			f.fail(err)
+		}
+		f.end(j)
+	}
+	f.endSegment()
+}
+
+// write is a goroutine that writes runs. Both read the same memory, so a byte
+// that changes in between is not what the digest says, and is found by whoever
+// reads it.
+func (f *PendingFile) write() {
+	for j := range f.writes {
+		if f.Err() == nil {
+			if _, err := f.up.WriteAt(j.data, j.offset); err != nil {
+				f.fail(fmt.Errorf("write %d bytes at %d: %w", len(j.data), j.offset, err))
+			}
+		}
+		f.end(j)
+	}
+}
+
+// drain waits until nothing is under way, after closed was set.
+func (f *PendingFile) drain() {
+	close(f.digests)
+	close(f.writes)
+	f.workers.Wait()
+}
+
+// Close waits until all is digested and written, and makes the bytes durable. It may be
+// repeated.
+func (f *PendingFile) Close() error {
+	f.mu.Lock()
+	first := !f.closed
+	f.closed = true
+	f.mu.Unlock()
+	if !first {
+		<-f.ended
+		return f.Err()
+	}
+	defer close(f.ended)
+	f.drain()
+	err := f.Err()
+	if err == nil {
+		err = f.up.Finish(f.size)
+	} else {
+		f.up.Abort()
+	}
+	f.fail(err)
+	f.mu.Lock()
+	f.whole = f.err == nil
+	f.mu.Unlock()
+	return err
+}
+
+// Whole reports whether the file was closed without an error.
+func (f *PendingFile) Whole() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.whole && f.err == nil
+}
+
+// at is the whole file under another name in another directory.
+func (f *PendingFile) at(p *Pending, lies string) *PendingFile {
+	return &PendingFile{p: p, name: lies, up: f.up, ended: f.ended, closed: true, whole: true, said: f.said, segments: f.segments}
+}
+
+// Size is the file's, once it is closed.
+func (f *PendingFile) Size() int64 { return f.size }
+
+// Abort gives the file up, unless it is closed. On return no run is under way.
+func (f *PendingFile) Abort() {
+	f.mu.Lock()
+	first := !f.closed
+	f.closed = true
+	if first && f.err == nil {
+		f.err = ErrReplaced
+	}
+	f.mu.Unlock()
+	if !first {
+		<-f.ended
+		return
+	}
+	defer close(f.ended)
+	f.drain()
+	f.up.Abort()
+}

@@ -1,0 +1,257 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+)
+
+// FileReader reads one checkpoint from local files. After SetUp, its methods
+// may be called by several goroutines.
+type FileReader struct {
+	root   *Root
+	ref    Ref
+	digest checkpoint.Digest // of the manifest; zero: as the receipt says
+	only   string            // tensor that is looked up; empty: all
+
+	ranks map[int]*rankIndex // set by SetUp
+}
+
+var _ Reader = (*FileReader)(nil)
+
+// rankIndex is an index that is read when it is first needed.
+type rankIndex struct {
+	want checkpoint.RankIndex
+
+	mu    sync.Mutex
+	index *index
+	at    map[key]int          // entries by key
+	seen  map[int][]blockRange // of entries that are not learned: what was read
+}
+
+// Reader reads the checkpoint at ref. An invalid ref is an error of each step.
+func (r *Root) Reader(ref Ref) *FileReader { return &FileReader{root: r, ref: ref} }
+
+// WithManifest tells the reader which manifest the log says is committed, so
+// that it needs no receipt. It is called before any step.
+func (r *FileReader) WithManifest(digest checkpoint.Digest) *FileReader {
+	r.digest = digest
+	return r
+}
+
+// Only makes the reader one for a single tensor: ReadMetadata is cheaper then,
+// and the manifest that it gives may lack the chunks of all others. SetUp takes
+// that manifest. An empty name is no tensor's, and changes nothing. It is called
+// before any step.
+func (r *FileReader) Only(fqn string) *FileReader {
+	r.only = fqn
+	return r
+}
+
+// Root is the data directory that the reader reads from.
+func (r *FileReader) Root() *Root { return r.root }
+
+func (r *FileReader) wrap(step string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s of checkpoint %s: %w", step, r.ref, err)
+}
+
+// ReadMetadata implements [Reader].
+func (r *FileReader) ReadMetadata(ctx context.Context) (checkpoint.Manifest, error) {
+	m, err := r.readMetadata(ctx)
+	return m, r.wrap("read the manifest", err)
+}
+
+func (r *FileReader) readMetadata(ctx context.Context) (checkpoint.Manifest, error) {
+	if err := errors.Join(ctx.Err(), r.ref.Validate()); err != nil {
+		return checkpoint.Manifest{}, err
+	}
+	if r.digest != (checkpoint.Digest{}) {
+		return r.root.readManifestOf(ctx, r.ref, r.digest, r.only)
+	}
+	receipt, err := r.root.readReceipt(ctx, r.ref)
+	if err != nil {
+		return checkpoint.Manifest{}, err
+	}
+	m, err := r.root.readManifestOf(ctx, r.ref, receipt.Manifest, r.only)
+	if err != nil {
+		return checkpoint.Manifest{}, err
+	}
+	return m, receipt.matches(m)
+}
+
+// readManifest is the manifest with the given digest.
+func (r *Root) readManifest(ctx context.Context, ref Ref, digest checkpoint.Digest) (checkpoint.Manifest, error) {
+	return r.readManifestOf(ctx, ref, digest, "")
+}
+
+// readManifestOf may leave out the chunks of other tensors, if one is named.
+func (r *Root) readManifestOf(ctx context.Context, ref Ref, digest checkpoint.Digest, fqn string) (checkpoint.Manifest, error) {
+	data, err := r.readFile(ctx, ref, manifestFile(digest))
+	if err != nil {
+		return checkpoint.Manifest{}, err
+	}
+	if got := checkpoint.Sum(data); got != digest {
+		return checkpoint.Manifest{}, &CorruptError{
+			File: r.path(ref, manifestFile(digest)), Block: -1, Problem: "digest of the manifest",
+			Want: digest.String(), Got: got.String(),
+		}
+	}
+	if fqn != "" {
+		return checkpoint.DecodeManifestOf(data, fqn)
+	}
+	return checkpoint.DecodeManifest(data)
+}
+
+// readIndex is the index that a manifest names.
+func (r *Root) readIndex(ctx context.Context, ref Ref, want checkpoint.RankIndex) (index, error) {
+	path := r.path(ref, indexFile(want.Rank))
+	data, err := r.readFile(ctx, ref, indexFile(want.Rank))
+	if err != nil {
+		return index{}, err
+	}
+	if got := checkpoint.Sum(data); got != want.Index {
+		return index{}, &CorruptError{
+			File: path, Block: -1, Problem: "digest of the index",
+			Want: want.Index.String(), Got: got.String(),
+		}
+	}
+	x, err := decodeIndex(data)
+	if err == nil && x.rank != want.Rank {
+		err = fmt.Errorf("it is the index of rank %d", x.rank)
+	}
+	if err != nil {
+		return index{}, &CorruptError{File: path, Block: -1, Problem: err.Error()}
+	}
+	return x, nil
+}
+
+// SetUp implements [Reader]. Files are opened by ReadData alone, so that the
+// coordinator does nothing that other ranks do not.
+func (r *FileReader) SetUp(ctx context.Context, m checkpoint.Manifest, _ bool) error {
+	err := errors.Join(ctx.Err(), r.ref.Validate())
+	if err == nil && r.digest != (checkpoint.Digest{}) && r.only == "" {
+		if digest := checkpoint.Sum(checkpoint.EncodeManifest(m)); digest != r.digest {
+			err = fmt.Errorf("the manifest has digest %s, the log says %s", digest, r.digest)
+		}
+	}
+	if err == nil {
+		var names []string
+		if names, err = r.root.b.List(ctx, nameOf(r.ref)); err == nil && len(names) == 0 {
+			err = fmt.Errorf("%s: %w", r.root.path(r.ref), fs.ErrNotExist)
+		}
+	}
+	if err != nil {
+		return r.wrap("set up the reading", err)
+	}
+	r.ranks = make(map[int]*rankIndex, len(m.Ranks))
+	for _, rank := range m.Ranks {
+		r.ranks[rank.Rank] = &rankIndex{want: rank}
+	}
+	return nil
+}
+
+// load reads the index of a rank once. After an error it is tried again.
+func (r *FileReader) load(ctx context.Context, rank int) (*rankIndex, error) {
+	x, ok := r.ranks[rank]
+	if !ok {
+		return nil, fmt.Errorf("the manifest names no files of rank %d", rank)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.index != nil {
+		return x, nil
+	}
+	loaded, err := r.root.readIndex(ctx, r.ref, x.want)
+	if err == nil && loaded.adopted() {
+		var learned bool
+		if learned, err = r.root.readSums(ctx, r.ref, &loaded, x.want.Index); err == nil && !learned {
+			r.root.unverified(r.ref)
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w; load another checkpoint, and verify this one to see all damage", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	x.set(&loaded)
+	return x, nil
+}
+
+func (x *rankIndex) set(loaded *index) {
+	x.index, x.at = loaded, make(map[key]int, len(loaded.entries))
+	for i, e := range loaded.entries {
+		x.at[itemKey(loaded.rank, e.item)] = i
+	}
+}
+
+// PrepareLocalPlan implements [Reader]. The reads come back ordered by rank,
+// so that each file is read in one go.
+func (r *FileReader) PrepareLocalPlan(ctx context.Context, reads []checkpoint.Read) ([]checkpoint.Read, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, r.wrap("local plan to load", err)
+	}
+	if r.ranks == nil {
+		return nil, r.wrap("local plan to load", errors.New("SetUp was not called"))
+	}
+	for _, read := range reads {
+		if _, ok := r.ranks[read.Rank]; !ok {
+			return nil, r.wrap("local plan to load", fmt.Errorf("%q: the manifest names no files of rank %d", read.FQN, read.Rank))
+		}
+	}
+	out := slices.Clone(reads)
+	slices.SortStableFunc(out, func(a, b checkpoint.Read) int { return a.Rank - b.Rank })
+	return out, nil
+}
+
+// PrepareGlobalPlan implements [Reader].
+func (r *FileReader) PrepareGlobalPlan(ctx context.Context, reads [][]checkpoint.Read) ([][]checkpoint.Read, error) {
+	out := make([][]checkpoint.Read, len(reads))
+	for rank, local := range reads {
+		prepared, err := r.PrepareLocalPlan(ctx, local)
+		if err != nil {
+			return nil, fmt.Errorf("reads of rank %d: %w", rank, err)
+		}
+		out[rank] = prepared
+	}
+	return out, nil
+}
+
+// compare names what items asks for and x does not hold, and the reverse. The
+// order does not matter.
+func (x index) compare(items []checkpoint.Item) (missing, extra []string) {
+	name := func(it checkpoint.Item) string {
+		if it.Value {
+			return fmt.Sprintf("value %q", it.Shard.FQN)
+		}
+		return fmt.Sprintf("tensor %q %s", it.Shard.FQN, it.Shard.Box)
+	}
+	held := make(map[key]checkpoint.Item, len(x.entries))
+	for _, e := range x.entries {
+		held[itemKey(x.rank, e.item)] = e.item
+	}
+	for _, it := range items {
+		k := itemKey(x.rank, it)
+		have, ok := held[k]
+		delete(held, k)
+		switch {
+		case !ok:
+			missing = append(missing, name(it)+" is not in the index")
+		case have.Bytes != it.Bytes || have.PerRank != it.PerRank || have.Shard.DType != it.Shard.DType || !have.Shard.Global.Equal(it.Shard.Global):
+			missing = append(missing, name(it)+" has another type, shape or size in the index")
+		}
+	}
+	for _, it := range held {
+		extra = append(extra, name(it)+" is not in the manifest")
+	}
+	slices.Sort(extra)
+	return missing, extra
+}

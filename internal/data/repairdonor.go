@@ -1,0 +1,115 @@
+package data
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/object"
+)
+
+// donorPlace is a chunk in a file that should have the bytes of another.
+type donorPlace struct {
+	ref    Ref
+	index  *index // without its entries
+	file   int    // of the index
+	offset int64
+}
+
+// donorAt is a place in a file, and what should be there.
+type donorAt struct {
+	offset int64
+	digest checkpoint.Digest
+}
+
+// donor has the bytes of a damaged chunk.
+type donor struct {
+	root   *Root
+	place  donorPlace
+	source ChunkSource // instead of a place
+	from   string
+}
+
+// donor finds a place, or a source, that has the bytes of a chunk. The damaged
+// place is among those that are tried, and has others. What a place has is
+// looked at once, unless its file is repaired.
+func (p *repair) donor(ctx context.Context, e *entry) (donor, bool, error) {
+	what := contentOf(e.item, e.digest)
+	for _, at := range p.places[what] {
+		path := checkpointFiles{p.root, at.ref}.path(at.index, at.file)
+		key := donorAt{at.offset, e.digest}
+		if p.poor[path][key] {
+			continue
+		}
+		ok, err := p.has(ctx, at, e)
+		if err != nil {
+			return donor{}, false, err
+		}
+		if ok {
+			return donor{root: p.root, place: at, from: path}, true, nil
+		}
+		if p.poor[path] == nil {
+			p.poor[path] = map[donorAt]bool{}
+		}
+		p.poor[path][key] = true
+	}
+	for _, s := range p.sources {
+		data, from, err := s.Chunk(ctx, e.item, e.digest)
+		if err != nil {
+			return donor{}, false, err
+		}
+		if data != nil && int64(len(data)) == e.item.Bytes && checkpoint.Sum(data) == e.digest {
+			return donor{source: s, from: from}, true, nil
+		}
+	}
+	return donor{}, false, nil
+}
+
+// has reports whether a place has the bytes that it should have.
+func (p *repair) has(ctx context.Context, at donorPlace, e *entry) (bool, error) {
+	f, err := p.root.openDonor(ctx, at)
+	if err != nil {
+		return false, ctx.Err() // it is damaged too, and a finding of its checkpoint
+	}
+	ok, err := holds(ctx, f, e, at.offset)
+	_ = f.Close() // nothing was written to it
+	return ok, err
+}
+
+func (r *Root) openDonor(ctx context.Context, at donorPlace) (object.Object, error) {
+	f, err := checkpointFiles{r, at.ref}.open(ctx, at.index, at.file)
+	if err != nil || !at.index.adopted() {
+		return f, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		err = at.index.unchanged(at.file, info)
+	}
+	if err != nil {
+		_ = f.Close() // nothing was written to it
+		return nil, err
+	}
+	return f, nil
+}
+
+// copyTo writes the bytes to the place of a chunk, and compares them.
+func (d donor) copyTo(ctx context.Context, to io.WriterAt, e *entry) error {
+	if d.source == nil {
+		from, err := d.root.openDonor(ctx, d.place)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = from.Close() }() // nothing was written to it
+		return copyChunk(ctx, to, e.offset, io.NewSectionReader(from, d.place.offset, e.item.Bytes), e)
+	}
+	data, _, err := d.source.Chunk(ctx, e.item, e.digest)
+	if err == nil && int64(len(data)) != e.item.Bytes {
+		err = fmt.Errorf("%s has the bytes of %q no more: run the command again", d.from, e.item.Shard.FQN)
+	}
+	if err != nil {
+		return err
+	}
+	return copyChunk(ctx, to, e.offset, bytes.NewReader(data), e)
+}

@@ -1,0 +1,276 @@
+package data
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/format/safetensors"
+	"github.com/ckptstore/ckptstore/internal/object"
+	"github.com/zeebo/blake3"
+)
+
+// knowledge is what the indexes of all checkpoints say of one data file.
+type knowledge struct {
+	size    int64
+	entries []*entry // by offset, each place once
+	header  []byte   // nil when the checkpoint that wrote the file is gone
+}
+
+// survey finds what there is to know of all damaged files: their names, what the
+// indexes say of them, and where else that is. It reads every index twice,
+// however many files there are, and keeps none.
+func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err error) {
+	p.known, p.places = map[string]*knowledge{}, map[content][]donorPlace{}
+	for ref, names := range damaged {
+		for _, name := range names {
+			if hasData(name) {
+				p.known[linkName(ref, name)] = &knowledge{}
+			}
+		}
+	}
+	if len(p.known) == 0 {
+		return nil
+	}
+	if p.holders, err = p.held(ctx, func(link string) bool { return p.known[link] != nil }); err != nil {
+		return err
+	}
+	seen := map[string]map[int64]bool{}
+	if err := p.indexes(ctx, func(ref Ref, x *index) error {
+		for n, f := range x.files {
+			if x.adopted() {
+				break
+			}
+			link := linkName(ref, f.Name)
+			k := p.known[link]
+			if k == nil {
+				continue
+			}
+			if seen[link] == nil {
+				seen[link] = map[int64]bool{}
+			}
+			k.learn(x, n, seen[link])
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	for _, k := range p.known {
+		slices.SortFunc(k.entries, func(a, b *entry) int { return cmp.Compare(a.offset, b.offset) })
+		for _, e := range k.entries {
+			p.places[contentOf(e.item, e.digest)] = nil
+		}
+	}
+	return p.indexes(ctx, func(ref Ref, x *index) error {
+		at := *x
+		at.entries = nil
+		for i := range x.entries {
+			e := &x.entries[i]
+			if !e.learned() || e.strides != nil {
+				continue
+			}
+			c := contentOf(e.item, e.digest)
+			if places, wanted := p.places[c]; wanted {
+				p.places[c] = append(places, donorPlace{ref, &at, e.file, e.offset})
+			}
+		}
+		return nil
+	})
+}
+
+// learn adds what an index says of its n-th file.
+func (k *knowledge) learn(x *index, n int, seen map[int64]bool) {
+	k.size = x.files[n].Size
+	if n == 0 {
+		k.header = x.header()
+	}
+	for _, e := range x.entries {
+		if e.file == n && e.item.Bytes > 0 && !seen[e.offset] {
+			seen[e.offset] = true
+			e.sums = nil // the digest is enough
+			k.entries = append(k.entries, &e)
+		}
+	}
+}
+
+// header is that of a rank's own data file; nil if the index gives none of this
+// version.
+func (x *index) header() []byte {
+	var items []checkpoint.Item
+	first := int64(-1)
+	for _, i := range x.own() {
+		items = append(items, x.entries[i].item)
+		if at := x.entries[i].offset; first < 0 || at < first {
+			first = at
+		}
+	}
+	_, _, header, err := layOut(x.rank, items, reuse{})
+	if err != nil || first >= 0 && first != int64(len(header)) {
+		return nil
+	}
+	return header
+}
+
+// indexes visits every index of every committed checkpoint that can be read: one
+// that is damaged is a finding of whoever verifies it.
+func (p *repair) indexes(ctx context.Context, visit func(Ref, *index) error) error {
+	for _, t := range p.all {
+		m, err := p.root.readManifest(ctx, t.Ref, t.Manifest)
+		if unreadable(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, rank := range m.Ranks {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			x, err := p.root.readIndex(ctx, t.Ref, rank)
+			if err == nil && x.adopted() {
+				_, err = p.root.readSums(ctx, t.Ref, &x, rank.Index)
+			}
+			if unreadable(err) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if err := visit(t.Ref, &x); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// unreadable reports a file that is damaged or gone.
+func unreadable(err error) bool {
+	var corrupt *CorruptError
+	return errors.As(err, &corrupt) || errors.Is(err, fs.ErrNotExist)
+}
+
+// whole reports whether a file is as all indexes say, but for some entries.
+func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*entry) (bool, error) {
+	f, err := r.b.Open(ctx, name)
+	if err != nil {
+		return false, ctx.Err()
+	}
+	defer func() { _ = f.Close() }() // nothing was written to it
+	info, err := f.Stat()
+	if err != nil || info.Size != k.size {
+		return false, ctx.Err()
+	}
+	if ok, err := k.headed(f); !ok || err != nil {
+		return false, err
+	}
+	for _, e := range k.entries {
+		if slices.Contains(but, e) {
+			continue
+		}
+		if ok, err := holds(ctx, f, e, e.offset); !ok || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// headed reports whether a file begins as it must. Where the one header that it
+// can have is not known, it must say where the known chunks lie.
+func (k *knowledge) headed(f object.Object) (bool, error) {
+	if k.header != nil {
+		got := make([]byte, len(k.header))
+		n, _ := f.ReadAt(got, 0) // what cannot be read is not the header
+		return n == len(got) && bytes.Equal(got, k.header), nil
+	}
+	h, err := safetensors.Parse(f, k.size)
+	if err != nil {
+		return false, nil //nolint:nilerr // a damaged header is an answer
+	}
+	at := map[string]safetensors.Tensor{}
+	for _, t := range h.Tensors {
+		at[t.Name] = t
+	}
+	for _, e := range k.entries {
+		if t, ok := at[e.key]; !ok || h.DataStart+t.Start != e.offset || t.End-t.Start != e.item.Bytes {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// holds reports whether the bytes of an entry, but from another offset, have its
+// digest.
+func holds(ctx context.Context, f io.ReaderAt, e *entry, offset int64) (bool, error) {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	hash := blake3.New()
+	for at := int64(0); at < e.item.Bytes; {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		window := (*buf)[:min(int64(len(*buf)), e.item.Bytes-at)]
+		if n, _ := f.ReadAt(window, offset+at); n < len(window) {
+			return false, nil
+		}
+		_, _ = hash.Write(window) // never fails
+		at += int64(len(window))
+	}
+	var got checkpoint.Digest
+	hash.Sum(got[:0])
+	return got == e.digest, nil
+}
+
+// sound reports whether size and header of a file are right.
+func (k *knowledge) sound(f object.Object) (bool, error) {
+	if f == nil {
+		return false, nil
+	}
+	info, err := f.Stat()
+	if err != nil || info.Size != k.size {
+		return false, err
+	}
+	return k.headed(f)
+}
+
+// headerOf is the header that the file must have: the one that its own index
+// gives, or its own if that agrees with all indexes; otherwise nil.
+func (k *knowledge) headerOf(old object.Object) ([]byte, error) {
+	if k.header != nil {
+		return k.header, nil
+	}
+	if old == nil {
+		return nil, nil
+	}
+	if ok, err := k.headed(old); !ok || err != nil {
+		return nil, err
+	}
+	h, err := safetensors.Parse(old, k.size)
+	if err != nil {
+		return nil, err
+	}
+	header := make([]byte, h.DataStart)
+	_, err = old.ReadAt(header, 0)
+	return header, err
+}
+
+// damaged are the chunks of which the file has other bytes.
+func (k *knowledge) damaged(ctx context.Context, old object.Object) (bad []*entry, err error) {
+	for _, e := range k.entries {
+		ok := false
+		if old != nil {
+			if ok, err = holds(ctx, old, e, e.offset); err != nil {
+				return nil, err
+			}
+		}
+		if !ok {
+			bad = append(bad, e)
+		}
+	}
+	return bad, nil
+}

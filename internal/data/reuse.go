@@ -1,0 +1,274 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/tensor"
+	"github.com/zeebo/blake3"
+)
+
+// MinReuse is the size in bytes of the smallest chunk that is reused: smaller
+// ones are written again, so that few files are kept for little.
+const MinReuse = 1 << 20
+
+// Base is a committed checkpoint whose chunks a save may reuse.
+type Base struct {
+	Ref      Ref
+	Manifest checkpoint.Digest // as the log says
+}
+
+// Reusing makes WriteData write only what none of the bases holds, nor the
+// rank's own file already, as with tied weights. A chunk is the same if digest,
+// dtype and size are. The file that holds it is linked into the checkpoint's
+// directory, which so stays whole when the base is removed, at whatever moment.
+// A chunk is written all the same if it is smaller than [MinReuse], if the link
+// cannot be made, or if this rank, or all that [FileWriter.Together] was told
+// of, would use less than half of the file. Of a
+// base that has chunks of many ranks, those are looked at that held the rank's
+// items, so a chunk that moved to another name and rank may be written again.
+//
+// say is told why a base or a file of it could not be used; it may be nil, and
+// must not block. Reusing is called before WriteData, whose Source must then
+// give every item as often as it is asked.
+func (w *FileWriter) Reusing(say func(error), bases ...Base) *FileWriter {
+	w.reusing, w.bases, w.say = true, bases, say
+	return w
+}
+
+// Together has the ranks of a save judged together, where files of bases are
+// used in part. It is called before WriteData, with the same uses for each rank.
+func (w *FileWriter) Together(uses *Uses) *FileWriter {
+	w.uses = uses
+	return w
+}
+
+func (w *FileWriter) unusable(err error) {
+	if w.say != nil {
+		w.say(err)
+	}
+}
+
+// content is what two chunks must have in common to be one.
+type content struct {
+	digest checkpoint.Digest
+	dtype  tensor.DType
+	value  bool
+	size   int64
+}
+
+func contentOf(it checkpoint.Item, digest checkpoint.Digest) content {
+	return content{digest: digest, dtype: it.Shard.DType, value: it.Value, size: it.Bytes}
+}
+
+// probe is what is cheap to know of a chunk, and differs for most of those
+// that are not the same: most tensors change in their first block.
+type probe struct {
+	size  int64
+	dtype tensor.DType
+	value bool
+	crc   uint32 // of the first block
+}
+
+func probeOf(it checkpoint.Item, crc uint32) probe {
+	return probe{size: it.Bytes, dtype: it.Shard.DType, value: it.Value, crc: crc}
+}
+
+// reuse is what of a rank's items need not be written.
+type reuse struct {
+	files []heldFile   // to be linked in
+	of    map[int]spot // by item
+}
+
+// heldFile is a file of a base.
+type heldFile struct {
+	name string // in the directory of this checkpoint
+	from string // where it lies now, in the backend
+	size int64
+}
+
+// spot is where the bytes of an item are.
+type spot struct {
+	digest checkpoint.Digest
+	file   int    // of the files; -1: this rank's own
+	entry  *entry // of the base, if in one of the files
+	tied   int    // the item whose bytes they are, if in the rank's own
+}
+
+// match is an item whose digest is known, and the chunk of a base that is the
+// same, if any.
+type match struct {
+	content content
+	held    *held
+}
+
+// reuse finds the items that need no writing, and links in the files that hold
+// them. It reads no more of an item than its first block, unless something may
+// be the same.
+func (w *FileWriter) reuse(ctx context.Context, rank int, items []checkpoint.Item, src Source) (reuse, error) {
+	if !w.reusing {
+		return reuse{}, nil
+	}
+	matches, err := w.matches(ctx, rank, items, src)
+	if err != nil {
+		return reuse{}, err
+	}
+	live := liveOf(usesOf(matches))
+	if w.uses != nil {
+		if live, err = w.uses.live(ctx, rank, matches); err != nil {
+			return reuse{}, err
+		}
+	}
+	unfit := map[string]bool{}
+	for {
+		u := settle(items, matches, live, unfit)
+		again := false
+		for n, f := range u.files {
+			if err := ctx.Err(); err != nil {
+				return reuse{}, err
+			}
+			if err := w.link(ctx, f, u, n); err != nil {
+				if errors.Is(err, errors.ErrUnsupported) {
+					w.root.linkless.Store(true)
+				}
+				w.unusable(fmt.Errorf("%s is not reused, its chunks are written again: %w", w.root.b.Path(f.from), err))
+				unfit[f.from], again = true, true
+			}
+		}
+		if !again {
+			return u, nil
+		}
+	}
+}
+
+// matches finds the digest of each item that may be stored already.
+func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.Item, src Source) (map[int]match, error) {
+	bases := w.openBases(ctx, rank, items)
+	probes := make(map[int]probe)
+	alike := map[probe]int{}
+	for i, it := range items {
+		if it.Bytes < MinReuse {
+			continue
+		}
+		data, err := itemBytes(ctx, src, i, it)
+		if err != nil {
+			return nil, err
+		}
+		probes[i] = probeOf(it, crc32c.Checksum(data[:BlockSize]))
+		alike[probes[i]]++
+	}
+	out := map[int]match{}
+	for i, it := range items {
+		p, ok := probes[i]
+		if !ok {
+			continue
+		}
+		candidates := bases.find(p)
+		if len(candidates) == 0 && alike[p] == 1 {
+			continue
+		}
+		data, err := itemBytes(ctx, src, i, it)
+		if err != nil {
+			return nil, err
+		}
+		digest, known, err := digestOf(ctx, data, candidates, alike[p] > 1)
+		if err != nil {
+			return nil, err
+		}
+		if !known {
+			continue
+		}
+		m := match{content: contentOf(it, digest)}
+		for n := range candidates {
+			if candidates[n].entry.digest == digest {
+				m.held = &candidates[n]
+				break
+			}
+		}
+		out[i] = m
+	}
+	return out, nil
+}
+
+// digestOf digests data, as long as one of the candidates may be the same or
+// the digest is wanted in any case.
+func digestOf(ctx context.Context, data []byte, candidates []held, always bool) (digest checkpoint.Digest, known bool, err error) {
+	alive := append([]held(nil), candidates...)
+	hash := blake3.New()
+	for block := 0; len(data) > 0; {
+		if err := ctx.Err(); err != nil {
+			return digest, false, err
+		}
+		window := data[:min(windowSize, len(data))]
+		for at := 0; at < len(window); at += BlockSize {
+			if len(alive) == 0 {
+				break
+			}
+			crc := crc32c.Checksum(window[at:min(at+BlockSize, len(window))])
+			left := alive[:0]
+			for _, h := range alive {
+				if h.entry.sums[block+at/BlockSize] == crc {
+					left = append(left, h)
+				}
+			}
+			alive = left
+		}
+		if len(alive) == 0 && !always {
+			return digest, false, nil
+		}
+		_, _ = hash.Write(window) // never fails
+		block += windowBlocks
+		data = data[len(window):]
+	}
+	hash.Sum(digest[:0])
+	return digest, true, nil
+}
+
+// settle decides what is reused: of the files that are not unfit, those of
+// which at least half is live; and of equal items that are written, all but the
+// first. It is a pure function.
+func settle(items []checkpoint.Item, matches map[int]match, live map[string]int64, unfit map[string]bool) reuse {
+	u := reuse{of: map[int]spot{}}
+	at := map[string]int{}
+	first := map[content]int{}
+	for i := range items {
+		m, ok := matches[i]
+		if !ok {
+			continue
+		}
+		if h := m.held; h != nil && !unfit[h.file.from] && half(live, h.file) {
+			n, ok := at[h.file.from]
+			if !ok {
+				n = len(u.files)
+				at[h.file.from] = n
+				u.files = append(u.files, h.file)
+			}
+			u.of[i] = spot{digest: m.content.digest, file: n, entry: h.entry}
+			continue
+		}
+		if tied, ok := first[m.content]; ok {
+			u.of[i] = spot{digest: m.content.digest, file: -1, tied: tied}
+			continue
+		}
+		first[m.content] = i
+	}
+	return u
+}
+
+// itemBytes are the bytes of an item, as many as the plan says.
+func itemBytes(ctx context.Context, src Source, i int, it checkpoint.Item) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	data, err := src.Item(i)
+	if err != nil {
+		return nil, fmt.Errorf("bytes of %q: %w", it.Shard.FQN, err)
+	}
+	if int64(len(data)) != it.Bytes {
+		return nil, fmt.Errorf("bytes of %q: got %d, the plan says %d", it.Shard.FQN, len(data), it.Bytes)
+	}
+	return data, nil
+}

@@ -1,0 +1,160 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/object"
+)
+
+// Sealed is a checkpoint in pending files, of which everything is known.
+type Sealed struct {
+	pending *Pending
+	from    *Foreign
+	ranks   map[int]*index
+}
+
+// Seal finds digests and checksums of all that from, which was opened from
+// [Pending.Files], holds: those of chunks that were seen as a whole when they
+// were written are known, the others are read. Files beside them, whole, are part of
+// the checkpoint too, but those of data that nobody names.
+func (p *Pending) Seal(ctx context.Context, from *Foreign, beside ...string) (*Sealed, error) {
+	s := &Sealed{pending: p, from: from, ranks: map[int]*index{}}
+	lowest, held := -1, map[string]bool{}
+	for rank, r := range from.ranks {
+		x := &index{rank: rank, entries: slices.Clone(r.index.entries)}
+		for _, f := range r.index.files {
+			name := path.Base(f.Name)
+			if f.Name != path.Join(p.Path(), name) || p.File(name) == nil {
+				return nil, fmt.Errorf("%s is not one of the files that were written", f.Name)
+			}
+			x.files, held[name] = append(x.files, File{Name: name, Size: f.Size}), true
+		}
+		s.ranks[rank] = x
+		if lowest < 0 || rank < lowest {
+			lowest = rank
+		}
+	}
+	if lowest < 0 {
+		return nil, errors.New("it holds no tensor and no value")
+	}
+	for _, name := range beside {
+		if f := p.File(name); f != nil && !held[name] && plainName(name) == nil && !strings.HasSuffix(name, verbatimSuffix) {
+			s.ranks[lowest].files = append(s.ranks[lowest].files, File{Name: name, Size: f.size})
+		}
+	}
+	for _, x := range s.ranks {
+		if err := s.digest(ctx, x); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (s *Sealed) digest(ctx context.Context, x *index) error {
+	x.frames = make([][]frame, len(x.files))
+	for n := range x.files {
+		of := s.pending.File(x.files[n].Name)
+		if of == nil {
+			return fmt.Errorf("%s was removed meanwhile", x.files[n].Name)
+		}
+		file, err := s.pending.inside().Open(path.Join(s.pending.Path(), of.name))
+		if err != nil {
+			return err
+		}
+		read := pendingObject{pendingRead{file, of}}
+		err = s.digestFile(ctx, x, n, of, read)
+		if err = errors.Join(err, file.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Sealed) digestFile(ctx context.Context, x *index, n int, of *PendingFile, file pendingObject) (err error) {
+	for i := range x.entries {
+		e := &x.entries[i]
+		if e.file != n {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		e.record = nil
+		if seen := of.payload(e.offset, e.item.Bytes); seen != nil && e.strides == nil {
+			e.digest, e.sums = seen.digest, seen.sums
+			continue
+		}
+		if err := digestEntry(e, file); err != nil {
+			return err
+		}
+	}
+	x.frames[n], err = framesOf(x, n, file)
+	return err
+}
+
+// Manifest describes it, as [Foreign.Manifest] does.
+func (s *Sealed) Manifest() checkpoint.Manifest { return s.from.Manifest() }
+
+// Foreign is what it was sealed from.
+func (s *Sealed) Foreign() *Foreign { return s.from }
+
+// Items is what a rank holds.
+func (s *Sealed) Items(rank int) []checkpoint.Item { return s.from.Items(rank) }
+
+// KeepData stands where [FileWriter.WriteData] does, for a rank of a checkpoint
+// in pending files: they are linked into the checkpoint's directory, and an index
+// says where in them each chunk lies. On return all is durable; as WriteData, it
+// may be repeated.
+func (w *FileWriter) KeepData(ctx context.Context, rank int, items []checkpoint.Item, from *Sealed) (Written, error) {
+	written, err := w.keepData(ctx, rank, items, from)
+	return written, w.wrap(fmt.Sprintf("keep the files of rank %d", rank), err)
+}
+
+func (w *FileWriter) keepData(ctx context.Context, rank int, items []checkpoint.Item, from *Sealed) (Written, error) {
+	if err := w.check(ctx); err != nil {
+		return Written{}, err
+	}
+	whole := from.ranks[rank]
+	if whole == nil {
+		return Written{}, fmt.Errorf("%s has no file of this rank", from.pending.Path())
+	}
+	all := &rankIndex{}
+	all.set(whole)
+	x, err := all.only(items)
+	if err != nil {
+		return Written{}, fmt.Errorf("%s: %w", from.pending.Path(), err)
+	}
+	if _, sealed, err := w.there(ctx); err != nil {
+		return Written{}, err
+	} else if sealed {
+		return Written{}, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, indexFile(rank)), ErrSealed)
+	}
+	for _, f := range x.files {
+		of := from.pending.File(f.Name)
+		if of == nil {
+			return Written{}, fmt.Errorf("%s was removed meanwhile", f.Name)
+		}
+		err := w.root.b.Link(ctx, path.Join(from.pending.dir, of.name), nameOf(w.ref, f.Name), object.Replace)
+		if err != nil {
+			return Written{}, err
+		}
+	}
+	data := x.encode()
+	if err := w.root.writeFile(ctx, w.ref, indexFile(rank), data, object.Replace); err != nil {
+		return Written{}, err
+	}
+	if err := w.root.sync(ctx, w.ref); err != nil {
+		return Written{}, err
+	}
+	out := Written{Index: checkpoint.Sum(data), Files: append(slices.Clone(x.files), File{Name: indexFile(rank), Size: int64(len(data))})}
+	for _, e := range x.entries {
+		out.BytesWritten += e.item.Bytes
+	}
+	return out, nil
+}

@@ -1,0 +1,226 @@
+package data
+
+import (
+	"context"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/zeebo/blake3"
+
+	"github.com/ckptstore/ckptstore/internal/object"
+)
+
+// stepSize is how many bytes are copied and then digested, while they are in the
+// cache.
+const stepSize = 1 << 18
+
+// pieceBuffers are kept from one save to the next. Those of one size are all
+// there are, unless stores of different kinds are written.
+var pieceBuffers sync.Pool
+
+func pieceBuffer(size int) *[]byte {
+	if b, ok := pieceBuffers.Get().(*[]byte); ok && len(*b) == size {
+		return b
+	}
+	b := object.Buffer(size)
+	return &b
+}
+
+// stream writes bytes to an upload, in the pieces that suit it. The caller fills
+// and digests one piece while others are written, as many at a time as the
+// backend has use for. Small items share a piece. The first piece, which begins
+// with the header, is written last. Its memory does not depend on how much is
+// written.
+//
+//	caller    copy, digest │ copy, digest │ copy, digest │ copy, digest
+//	writer                 └── write ──────────┘└── write ────────┘
+//	writer                                └── write ──────────┘
+//
+// Copy and digests take 0.45 s a GB of one core, a disk of 2 GB/s takes 0.5 s:
+// so ranks that have a core each wait for the disk, and for nothing else.
+type stream struct {
+	to      object.Upload
+	claim   *claim // of what the disk does not count yet; nil: it counts all of it
+	now     piece
+	head    piece // the first, once it is full
+	size    int   // of a piece
+	pieces  int
+	filled  chan piece
+	free    chan *[]byte
+	writers sync.WaitGroup
+
+	once   sync.Once
+	err    error         // of the first write that was refused
+	failed chan struct{} // closed once err is set
+}
+
+// piece is a run of bytes and where they go.
+type piece struct {
+	buf *[]byte
+	n   int // bytes that are filled
+	off int64
+}
+
+// newStream writes a header and what follows it. It must be closed.
+func newStream(to object.Upload, header []byte, c *claim) *stream {
+	depth := max(to.Depth(), 1)
+	s := &stream{
+		to: to, claim: c, size: to.Piece(),
+		pieces: depth + 3, // one is filled, one waits, and the first
+		failed: make(chan struct{}),
+	}
+	s.filled, s.free = make(chan piece, s.pieces), make(chan *[]byte, s.pieces)
+	for range s.pieces {
+		s.free <- pieceBuffer(s.size)
+	}
+	s.now.buf = <-s.free
+	for range depth {
+		s.writers.Go(s.write)
+	}
+	for len(header) > 0 {
+		n, _ := s.take(header) // a write that fails is an error of the next call
+		header = header[len(n):]
+	}
+	return s
+}
+
+// write is a goroutine. After an error it only hands pieces back, so that
+// nobody waits for it.
+func (s *stream) write() {
+	for p := range s.filled {
+		s.put(p)
+		s.free <- p.buf
+	}
+}
+
+func (s *stream) put(p piece) {
+	select {
+	case <-s.failed:
+		return
+	default:
+	}
+	if _, err := s.to.WriteAt((*p.buf)[:p.n], p.off); err != nil {
+		s.once.Do(func() { s.err = err; close(s.failed) })
+	}
+	if s.claim != nil {
+		s.claim.use(int64(p.n))
+	}
+}
+
+// take copies the beginning of data, at most a step and as much as fits in the
+// present piece, and returns the copy.
+func (s *stream) take(data []byte) ([]byte, error) {
+	if s.now.n == s.size {
+		if s.now.off == 0 {
+			s.head = s.now
+		} else {
+			s.filled <- s.now
+		}
+		s.now = piece{buf: <-s.free, off: s.now.off + int64(s.size)}
+		select {
+		case <-s.failed:
+			return nil, s.err
+		default:
+		}
+	}
+	into := (*s.now.buf)[s.now.n:]
+	n := copy(into[:min(len(into), stepSize)], data)
+	s.now.n += n
+	return into[:n], nil
+}
+
+// close waits for the writers, and is the error of the first write that failed.
+// If whole is set it writes the rest, and then the first piece.
+func (s *stream) close(whole bool) error {
+	if s.now.off == 0 {
+		s.head, s.now = s.now, piece{}
+	}
+	if whole && s.now.n > 0 {
+		s.filled <- s.now
+	} else if s.now.buf != nil {
+		s.free <- s.now.buf
+	}
+	close(s.filled)
+	s.writers.Wait()
+	if whole && s.head.n > 0 {
+		s.put(s.head)
+	}
+	s.free <- s.head.buf
+	for range s.pieces {
+		pieceBuffers.Put(<-s.free)
+	}
+	return s.err
+}
+
+// run streams every item and ends the stream. A failed write is the error to
+// report, whatever it made fail.
+func (s *stream) run(ctx context.Context, x index, order []int, src Source) error {
+	err := s.items(ctx, x, order, src)
+	if failed := s.close(err == nil); failed != nil {
+		return failed
+	}
+	return err
+}
+
+// items streams every item in the order of the file.
+func (s *stream) items(ctx context.Context, x index, order []int, src Source) error {
+	hash := blake3.New()
+	for _, i := range order {
+		e := &x.entries[i]
+		data, err := itemBytes(ctx, src, i, e.item)
+		if err != nil {
+			return err
+		}
+		hash.Reset()
+		sums := blockSums{sums: make([]uint32, 0, blocks(e.item.Bytes))}
+		for len(data) > 0 {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			step, err := s.take(data)
+			if err != nil {
+				return err
+			}
+			// Both are taken of the copy that is written, so they hold even if
+			// the source changes under us.
+			_, _ = hash.Write(step) // never fails
+			sums.add(step)
+			data = data[len(step):]
+		}
+		hash.Sum(e.digest[:0])
+		e.sums = sums.end()
+	}
+	return nil
+}
+
+// blockSums takes the checksum of each block of a chunk.
+type blockSums struct {
+	sums []uint32
+	crc  uint32
+	n    int // bytes of the present block
+}
+
+func (b *blockSums) add(p []byte) {
+	for len(p) > 0 {
+		n := min(len(p), BlockSize-b.n)
+		b.crc = crc32c.Update(b.crc, p[:n])
+		b.n += n
+		p = p[n:]
+		if b.n == BlockSize {
+			b.cut()
+		}
+	}
+}
+
+func (b *blockSums) cut() {
+	b.sums = append(b.sums, b.crc)
+	b.crc, b.n = 0, 0
+}
+
+// end is all checksums, with that of a shorter last block.
+func (b *blockSums) end() []uint32 {
+	if b.n > 0 {
+		b.cut()
+	}
+	return b.sums
+}

@@ -1,0 +1,129 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/ckptstore/ckptstore/internal/object"
+)
+
+// A strided chunk is one of an adopted file whose elements do not lie in
+// row-major order, such as a transposed tensor. Its entry's offset is where
+// the first element lies, and its strides say, in elements, how far it is to
+// the next in each dimension:
+//
+//	sizes [2 3], strides [1 2]   in the file   a0 b0 a1 b1 a2 b2
+//	                             as a chunk    a0 a1 a2 b0 b1 b2
+//
+// Blocks, checksums and digests are always those of the chunk.
+
+// span is the number of bytes from the first element to the end of the last,
+// and whether they can lie in a file of limit bytes at all.
+func (e *entry) span(limit int64) (bytes int64, ok bool) {
+	sizes := e.item.Shard.Box.Sizes
+	if e.item.Shard.Box.Empty() {
+		return 0, true
+	}
+	size := int64(e.item.Shard.DType.Size())
+	limit /= size
+	last := int64(0) // element
+	for d, n := range sizes {
+		if n == 1 {
+			continue
+		}
+		if e.strides[d] > limit/(n-1) {
+			return 0, false
+		}
+		if add := e.strides[d] * (n - 1); add > limit-last {
+			return 0, false
+		} else {
+			last += add
+		}
+	}
+	return (last + 1) * size, last < limit
+}
+
+// gather fills window with the bytes of a strided chunk from start on, out of
+// all of its span. Both ends are multiples of an element's size.
+func (e *entry) gather(window, span []byte, start int64) {
+	size := int64(e.item.Shard.DType.Size())
+	sizes := e.item.Shard.Box.Sizes
+	at := make([]int64, len(sizes))
+	pos, rest := int64(0), start/size
+	for d := len(sizes) - 1; d >= 0; d-- {
+		at[d] = rest % sizes[d]
+		rest /= sizes[d]
+		pos += at[d] * e.strides[d]
+	}
+	for len(window) > 0 {
+		copy(window[:size], span[pos*size:])
+		window = window[size:]
+		for d := len(sizes) - 1; d >= 0; d-- {
+			at[d]++
+			pos += e.strides[d]
+			if at[d] < sizes[d] {
+				break
+			}
+			pos -= at[d] * e.strides[d]
+			at[d] = 0
+		}
+	}
+}
+
+// readSpan reads all of a strided chunk's span.
+func (e *entry) readSpan(file object.Object) ([]byte, error) {
+	size, ok := e.span(1 << 62)
+	if !ok {
+		return nil, fmt.Errorf("%q: strides %v are too large", e.item.Shard.FQN, e.strides)
+	}
+	span := make([]byte, size)
+	if n, err := file.ReadAt(span, e.offset); n < len(span) {
+		if err == nil || errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, err
+	}
+	return span, nil
+}
+
+// window reads the chunk's bytes from start on into buf. span is what
+// readSpan gave for a strided chunk. It returns how many bytes could be read,
+// and why not more.
+func (e *entry) window(file object.Object, span, buf []byte, start int64) (int, error) {
+	if e.strides == nil {
+		return file.ReadAt(buf, e.offset+start)
+	}
+	e.gather(buf, span, start)
+	return len(buf), nil
+}
+
+// readStrided reads all of a chunk whose elements are not in order.
+func (c *chunkRead) readStrided(ctx context.Context, path string, file object.Object) (int64, error) {
+	span, err := c.entry.readSpan(file)
+	if err != nil {
+		return 0, c.short(path, 0, err)
+	}
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	for _, b := range c.blocks {
+		if _, err := c.readBlocks(ctx, path, gathered{c.entry, span}, b, *buf); err != nil {
+			return 0, err
+		}
+	}
+	return int64(len(span)), nil
+}
+
+// gathered is a strided chunk as if it lay in the file in order.
+type gathered struct {
+	*entry
+	span []byte
+}
+
+// ReadAt implements io.ReaderAt for windows of whole elements in the chunk,
+// counted as if it began at the entry's offset.
+func (g gathered) ReadAt(p []byte, off int64) (int, error) {
+	g.gather(p, g.span, off-g.offset)
+	return len(p), nil
+}

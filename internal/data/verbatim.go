@@ -1,0 +1,179 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/internal/object"
+)
+
+// Verbatim is a committed checkpoint as the files in which it came. It is safe
+// for concurrent use.
+type Verbatim struct {
+	root  *Root
+	ref   Ref
+	names []string
+	files map[string]*VerbatimFile
+}
+
+// VerbatimFile is one of them.
+type VerbatimFile struct {
+	Name string
+	Size int64  // in bytes
+	Path string // where it lies
+
+	root    *Root
+	lies    string // in the backend
+	extents []extent
+	digest  checkpoint.Digest // of an attachment, which has no extents
+}
+
+// ErrNotVerbatim says that a checkpoint was saved in this store's own format.
+var ErrNotVerbatim = errors.New("the checkpoint was not saved as files of another format")
+
+// Verbatim opens the files of the checkpoint at ref, whose manifest the log
+// names. It reads indexes and no data. Where the checkpoint has no such files,
+// the error is [ErrNotVerbatim].
+func (r *Root) Verbatim(ctx context.Context, ref Ref, manifest checkpoint.Digest) (*Verbatim, error) {
+	v, err := r.openVerbatim(ctx, ref, manifest)
+	if err != nil {
+		return nil, fmt.Errorf("open the files of checkpoint %s: %w", ref, err)
+	}
+	return v, nil
+}
+
+func (r *Root) openVerbatim(ctx context.Context, ref Ref, manifest checkpoint.Digest) (*Verbatim, error) {
+	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
+		return nil, err
+	}
+	m, err := r.readManifest(ctx, ref, manifest)
+	if err != nil {
+		return nil, err
+	}
+	v := &Verbatim{root: r, ref: ref, files: map[string]*VerbatimFile{}}
+	for _, rank := range m.Ranks {
+		x, err := r.readIndex(ctx, ref, rank)
+		if err != nil {
+			return nil, err
+		}
+		if !x.verbatim() {
+			return nil, ErrNotVerbatim
+		}
+		for n, f := range x.files {
+			v.files[f.Name] = &VerbatimFile{Name: f.Name, Size: f.Size, Path: r.path(ref, f.Name), root: r, lies: nameOf(ref, f.Name), extents: x.extents(n)}
+			v.names = append(v.names, f.Name)
+		}
+	}
+	slices.Sort(v.names)
+	return v, nil
+}
+
+// Names are those of the files, sorted.
+func (v *Verbatim) Names() []string { return v.names }
+
+// File is the file of a name; [fs.ErrNotExist] if there is none.
+func (v *Verbatim) File(name string) (*VerbatimFile, error) {
+	f := v.files[name]
+	if f == nil {
+		return nil, fmt.Errorf("%s: %w", path.Join(v.ref.String(), name), fs.ErrNotExist)
+	}
+	return f, nil
+}
+
+// Open opens the file for reading and for Verify.
+func (f *VerbatimFile) Open(ctx context.Context) (object.Object, error) {
+	return f.root.b.Open(ctx, f.lies)
+}
+
+// Verify reads the blocks that hold some bytes of the file, and compares them
+// with their checksums. It returns the run of bytes around those that is
+// verified by this. A block that is not as it was written is a
+// [*CorruptError].
+func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to int64) (lo, hi int64, err error) {
+	from, to = max(from, 0), min(to, f.Size)
+	if from >= to {
+		return from, from, ctx.Err()
+	}
+	if f.extents == nil {
+		return 0, f.Size, f.verifyAll(ctx, file)
+	}
+	i, _ := slices.BinarySearchFunc(f.extents, from, func(e extent, at int64) int {
+		if e.offset+e.size <= at {
+			return -1
+		}
+		return 1
+	})
+	lo, hi = from, from
+	for ; i < len(f.extents) && f.extents[i].offset < to; i++ {
+		e := f.extents[i]
+		first := max(from-e.offset, 0) / BlockSize
+		last := blocks(min(to-e.offset, e.size))
+		end := min(last*BlockSize, e.size)
+		lo = min(lo, e.offset+first*BlockSize)
+		if err := errors.Join(ctx.Err(), f.verifyBlocks(file, e, first, end)); err != nil {
+			return lo, hi, err
+		}
+		hi = e.offset + end
+	}
+	return lo, hi, nil
+}
+
+// verifyBlocks compares the blocks of an extent from the first on with their
+// checksums, as far as its byte end. It copies them into a buffer that stays in the
+// processor's cache: to map the file's pages instead takes half as much time again, for
+// the pages are mapped one by one.
+func (f *VerbatimFile) verifyBlocks(file io.ReaderAt, e extent, first, end int64) error {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	for k, start := first, first*BlockSize; start < end; {
+		window := (*buf)[:min(windowSize, end-start)]
+		n, err := file.ReadAt(window, e.offset+start)
+		switch {
+		case n == len(window):
+		case errors.Is(err, io.EOF):
+			return &CorruptError{File: f.Path, Block: -1, Offset: e.offset + start + int64(n), Problem: "the file ends here"}
+		default:
+			return fmt.Errorf("read %s at %d: %w", f.Path, e.offset+start+int64(n), err)
+		}
+		for start += int64(n); len(window) > 0; k++ {
+			block := window[:min(BlockSize, len(window))]
+			if got, want := crc32c.Checksum(block), e.sums[k]; got != want {
+				return &CorruptError{
+					File: f.Path, Block: -1, Offset: e.offset + k*BlockSize, Problem: "checksum of the block",
+					Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
+				}
+			}
+			window = window[len(block):]
+		}
+	}
+	return nil
+}
+
+// NameError says that a file of another format cannot have its name here.
+type NameError struct{ Name string }
+
+// Error names it.
+func (e *NameError) Error() string {
+	return fmt.Sprintf("a file named %q cannot be kept in a checkpoint: the store has files of such names", e.Name)
+}
+
+// plainName reports a name that a file of another format may not have in a
+// checkpoint's directory.
+func plainName(name string) error {
+	if err := validateName(name); err != nil {
+		return err
+	}
+	if name == ReceiptFile || isManifest(name) || isLink(name) || strings.HasSuffix(name, object.Partial) ||
+		strings.HasPrefix(name, attachedPrefix) || strings.HasSuffix(name, ".idx") || strings.HasSuffix(name, ".sums") || strings.HasSuffix(name, ".safetensors") {
+		return &NameError{name}
+	}
+	return nil
+}

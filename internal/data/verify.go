@@ -1,0 +1,292 @@
+package data
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"golang.org/x/sync/errgroup"
+)
+
+// Verify reads every byte of a checkpoint and compares each file with the one
+// that vouches for it: the manifest with its digest, the receipt with the
+// manifest, every index with the manifest, every data file with its index. It
+// reports all damage, not the first: the error is for verification that could
+// not be done, or whose context ended. The digest is what the log says; zero
+// takes what the receipt says. progress, if not nil, is called with the number
+// of bytes digested so far, by one goroutine at a time.
+func (r *Root) Verify(ctx context.Context, ref Ref, manifest checkpoint.Digest, progress func(bytes int64)) (Report, error) {
+	return r.VerifyWith(ctx, ref, manifest, VerifyOptions{Progress: progress})
+}
+
+// VerifyOptions say how to verify.
+type VerifyOptions struct {
+	Progress func(bytes int64) // as in [Root.Verify]; what others have read does not count
+	Quick    bool              // receipt, manifest, indexes, and the sizes and headers of files; no chunk
+	Sizes    bool              // as Quick, and of data files the sizes alone: none is read
+	Together *Together         // of verifications beside this one; nil: none
+}
+
+// VerifyWith is [Root.Verify] with options.
+func (r *Root) VerifyWith(ctx context.Context, ref Ref, manifest checkpoint.Digest, o VerifyOptions) (Report, error) {
+	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, quick: o.Quick || o.Sizes, sizes: o.Sizes, together: o.Together})
+}
+
+// LearnOptions say how to learn.
+type LearnOptions struct {
+	Progress func(bytes int64) // as in [Root.Verify]
+	// Pace, if not nil, is called with the number of bytes read since the last
+	// call, by several goroutines, and may take its time.
+	Pace func(ctx context.Context, bytes int64) error
+	// Recorded are the digests of files of sums that the log knows, by name.
+	// What is learned now must be that.
+	Recorded map[string]checkpoint.Digest
+	Together *Together // as in [VerifyOptions]
+}
+
+// Learn is [Root.Verify] for a checkpoint that may be adopted: what it finds
+// out about bytes of which no digest is known, it makes durable beside the
+// index, for later readers. It does so for each rank whose files are as the
+// program that wrote them says, as far as that program has left checksums. The
+// caller records [Report.Sums] in the log. It may be repeated.
+func (r *Root) Learn(ctx context.Context, ref Ref, manifest checkpoint.Digest, o LearnOptions) (Report, error) {
+	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, pace: o.Pace, recorded: o.Recorded, learn: true, together: o.Together})
+}
+
+func (r *Root) verify(ctx context.Context, ref Ref, manifest checkpoint.Digest, v *verifier) (Report, error) {
+	if v.together == nil {
+		v.together = NewTogether()
+	}
+	err := errors.Join(ctx.Err(), ref.Validate())
+	v.root, v.ref, v.known, v.broken = r, ref, map[string]bool{}, map[int]bool{}
+	v.files = checkpointFiles{r, ref}
+	if err == nil {
+		err = v.run(ctx, manifest)
+	}
+	if err != nil {
+		return Report{}, fmt.Errorf("verify checkpoint %s: %w", ref, err)
+	}
+	v.sort()
+	return v.report, nil
+}
+
+func (v *verifier) sort() {
+	slices.SortStableFunc(v.report.Findings, func(a, b Finding) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.FQN, b.FQN))
+	})
+}
+
+// verifier collects the report of one verification.
+type verifier struct {
+	root     *Root
+	ref      Ref
+	files    opener
+	progress func(int64)
+	pace     func(context.Context, int64) error
+	quick    bool
+	sizes    bool // quick, and no data file is read
+	together *Together
+	learn    bool
+	recorded map[string]checkpoint.Digest
+	known    map[string]bool // files that are part of the checkpoint
+
+	mu      sync.Mutex
+	report  Report
+	broken  map[int]bool // ranks with files of which nothing is to be learned
+	unknown []*unlearned
+}
+
+// unlearned is an adopted index whose sums are not known yet.
+type unlearned struct {
+	index  *index
+	digest checkpoint.Digest
+}
+
+func (v *verifier) find(kind Kind, file, format string, args ...any) {
+	v.add(Finding{Kind: kind, File: file, Block: -1, Offset: -1, Problem: fmt.Sprintf(format, args...)})
+}
+
+func (v *verifier) add(f Finding) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.report.Findings = append(v.report.Findings, f)
+}
+
+func (v *verifier) count(files, chunks int, bytes int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.report.Files += files
+	v.report.Chunks += chunks
+	v.report.Bytes += bytes
+	v.report.Read += bytes
+	if bytes > 0 && v.progress != nil {
+		v.progress(v.report.Read)
+	}
+}
+
+// reused counts a chunk that a verification beside this one has read.
+func (v *verifier) reused(bytes int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.report.Chunks++
+	v.report.Bytes += bytes
+}
+
+// read is a small file; nil, with a finding, if it cannot be read.
+func (v *verifier) read(ctx context.Context, name string) []byte {
+	data, err := v.root.readFile(ctx, v.ref, name)
+	if err != nil {
+		v.findError(name, err)
+		return nil
+	}
+	v.count(1, 0, 0)
+	return data
+}
+
+func (v *verifier) findError(name string, err error) {
+	if errors.Is(err, fs.ErrNotExist) {
+		v.find(Missing, name, "the file is not there")
+		return
+	}
+	v.find(Unreadable, name, "%v", err)
+}
+
+func (v *verifier) run(ctx context.Context, digest checkpoint.Digest) error {
+	names, err := v.root.b.List(ctx, nameOf(v.ref))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.As(err, new(*beneath.TypeError)) {
+		return err // what is behind a link is not read: a finding of each file
+	}
+	receipt := v.receipt(ctx, digest)
+	if digest == (checkpoint.Digest{}) && receipt != nil {
+		digest = receipt.Manifest
+	}
+	var g errgroup.Group
+	g.SetLimit(readers())
+	if m := v.manifest(ctx, digest, receipt); m != nil {
+		items := itemsByRank(m.Layout)
+		for _, rank := range m.Ranks {
+			v.rank(ctx, &g, rank.Rank, &rank.Index, items[rank.Rank])
+			delete(items, rank.Rank)
+		}
+		for rank := range items {
+			v.find(Mismatch, manifestFile(digest), "the layout has chunks of rank %d, the manifest has no index of it", rank)
+		}
+	} else {
+		// Without a manifest, what the directory holds is checked by itself.
+		for _, name := range names {
+			rank := -1
+			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err == nil && rank >= 0 && name == indexFile(rank) {
+				v.rank(ctx, &g, rank, nil, nil)
+			}
+		}
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := v.writeSums(ctx); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !v.known[name] {
+			v.report.Extra = append(v.report.Extra, name)
+		}
+	}
+	slices.Sort(v.report.Extra)
+	return nil
+}
+
+// receipt checks the receipt by itself and against the digest of the log.
+func (v *verifier) receipt(ctx context.Context, digest checkpoint.Digest) *Receipt {
+	v.known[ReceiptFile] = true
+	data := v.read(ctx, ReceiptFile)
+	if data == nil {
+		return nil
+	}
+	receipt, err := decodeReceipt(data)
+	if err != nil {
+		v.find(Corrupt, ReceiptFile, "%v", err)
+		return nil
+	}
+	if digest != (checkpoint.Digest{}) && receipt.Manifest != digest {
+		v.find(Mismatch, ReceiptFile, "it names manifest %s, the log names %s", receipt.Manifest, digest)
+	}
+	return &receipt
+}
+
+// manifest checks the manifest against its digest, and the receipt against it.
+func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, receipt *Receipt) *checkpoint.Manifest {
+	if digest == (checkpoint.Digest{}) {
+		return nil // the receipt, which would name it, is a finding already
+	}
+	name := manifestFile(digest)
+	v.known[name] = true
+	data := v.read(ctx, name)
+	if data == nil {
+		return nil
+	}
+	if got := checkpoint.Sum(data); got != digest {
+		v.find(Corrupt, name, "digest of the manifest is %s", got)
+		return nil
+	}
+	m, err := checkpoint.DecodeManifest(data)
+	if err != nil {
+		v.find(Corrupt, name, "%v", err)
+		return nil
+	}
+	if receipt != nil && receipt.Manifest == digest {
+		if err := receipt.matches(m); err != nil {
+			v.find(Mismatch, ReceiptFile, "%v", err)
+		}
+	}
+	return &m
+}
+
+// rank checks the index of a rank, and queues the checks of its data. want is
+// its digest and items what it has to hold; both are nil without a manifest.
+func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *checkpoint.Digest, items []checkpoint.Item) {
+	name := indexFile(rank)
+	v.known[name], v.known[dataFile(rank)] = true, true
+	data := v.read(ctx, name)
+	if data == nil {
+		return
+	}
+	x, err := decodeIndex(data)
+	if want != nil && checkpoint.Sum(data) != *want {
+		kind, problem := Mismatch, "it is whole, but not the index that the manifest names"
+		if err != nil {
+			kind, problem = Corrupt, err.Error()
+		}
+		v.find(kind, name, "digest of the index is %s, the manifest says %s: %s", checkpoint.Sum(data), want, problem)
+	} else if err != nil {
+		v.find(Corrupt, name, "%v", err)
+	}
+	if err != nil {
+		return
+	}
+	if x.rank != rank {
+		v.find(Mismatch, name, "it is the index of rank %d", x.rank)
+	}
+	if want != nil {
+		missing, extra := x.compare(items)
+		for _, problem := range append(missing, extra...) {
+			v.find(Mismatch, name, "%s", problem)
+		}
+	}
+	if x.adopted() {
+		v.known[dataFile(rank)] = false
+		v.sums(ctx, &x, checkpoint.Sum(data))
+	}
+	for i, f := range x.files {
+		v.known[f.Name] = true
+		v.data(ctx, g, &x, i)
+	}
+}

@@ -1,0 +1,262 @@
+package data
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/internal/format/safetensors"
+	"github.com/ckptstore/ckptstore/internal/object"
+	"github.com/zeebo/blake3"
+	"golang.org/x/sync/errgroup"
+)
+
+// data checks one data file of an index: its size and header at once, each
+// chunk in a goroutine of its own. The file is open until the last is done.
+func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int) {
+	name := x.files[n].Name
+	shared := &sharedFile{path: v.files.path(x, n), users: 1, opener: func(ctx context.Context) (object.Object, error) { return v.files.open(ctx, x, n) }}
+	defer shared.done()
+	file, err := shared.open(ctx)
+	if err != nil {
+		v.breaks(x)
+		v.findError(name, err)
+		return
+	}
+	info, err := file.Stat()
+	if err != nil {
+		v.findError(name, err)
+		return
+	}
+	v.count(1, 0, 0)
+	size, want := info.Size, x.files[n].Size
+	if size < want {
+		v.add(Finding{
+			Kind: Truncated, File: name, Block: -1, Offset: size,
+			Problem: fmt.Sprintf("the file has %d bytes, %d were written", size, want),
+		})
+	} else if size > want {
+		v.add(Finding{
+			Kind: Corrupt, File: name, Block: -1, Offset: want,
+			Problem: fmt.Sprintf("the file has %d bytes, %d were written", size, want),
+		})
+	}
+	if x.verbatim() {
+		if !v.quick {
+			v.checkFrames(x, n, file)
+		}
+	} else if !x.adopted() {
+		if !v.sizes {
+			v.header(x, n, file, size)
+		}
+	} else if err := x.unchanged(n, info); err != nil {
+		// Where its chunks lie now, nobody knows.
+		v.breaks(x)
+		if size == want {
+			v.find(Mismatch, name, "%v", err)
+		}
+		return
+	}
+	if v.quick {
+		return
+	}
+	known := info.ID != (object.FileID{})
+	for i := range x.entries {
+		e := &x.entries[i]
+		if e.file != n {
+			continue
+		}
+		shared.mu.Lock()
+		shared.users++
+		shared.mu.Unlock()
+		g.Go(func() error {
+			defer shared.done()
+			if !known || !e.learned() {
+				return v.chunk(ctx, x, name, file, e, nil)
+			}
+			return v.chunkOnce(ctx, x, name, file, e, chunkPlace{info.ID, e.offset, e.item.Bytes, e.digest})
+		})
+	}
+}
+
+// uncheckable counts a chunk that could be compared with nothing.
+func (v *verifier) uncheckable() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.report.Unknown++
+}
+
+// header checks what other readers of the file see. A rank's own file has the
+// one header that its items give, byte for byte.
+func (v *verifier) header(x *index, n int, file object.Object, size int64) {
+	name := x.files[n].Name
+	if n > 0 && isLink(name) {
+		v.linkHeader(x, n, file, size)
+		return
+	}
+	var items []checkpoint.Item
+	first := int64(math.MaxInt64)
+	for _, i := range x.own() {
+		items = append(items, x.entries[i].item)
+		first = min(first, x.entries[i].offset)
+	}
+	_, _, want, err := layOut(x.rank, items, reuse{})
+	if err != nil || n > 0 || name != dataFile(x.rank) || len(items) > 0 && first != int64(len(want)) {
+		v.find(Mismatch, name, "the index does not describe a file of this version (%v)", err)
+		return
+	}
+	got := make([]byte, min(int64(len(want)), size))
+	if k, err := file.ReadAt(got, 0); k < len(got) {
+		v.findError(name, err)
+		return
+	}
+	if bytes.Equal(got, want) {
+		return
+	}
+	at := 0
+	for at < len(got) && got[at] == want[at] {
+		at++
+	}
+	if at == len(got) {
+		return // cut off, which is a finding already
+	}
+	problem := "the header is not the one that was written"
+	if _, err := safetensors.Parse(file, size); err != nil {
+		problem += ": " + err.Error()
+	}
+	v.add(Finding{Kind: Corrupt, File: name, Block: -1, Offset: int64(at), Problem: problem})
+}
+
+// chunkOnce is chunk, unless a verification beside this one has come first to
+// the same bytes: then what it has found is what this one finds.
+func (v *verifier) chunkOnce(ctx context.Context, x *index, name string, file object.Object, e *entry, at chunkPlace) error {
+	seen, mine := v.together.claim(at)
+	if mine {
+		err := v.chunk(ctx, x, name, file, e, seen)
+		seen.read = err == nil
+		close(seen.done)
+		return err
+	}
+	select {
+	case <-seen.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if !seen.read {
+		return v.chunk(ctx, x, name, file, e, nil)
+	}
+	for _, f := range seen.findings {
+		v.breaks(x)
+		f.File, f.FQN, f.Chunk = name, e.item.Shard.FQN, e.box()
+		v.add(f)
+	}
+	v.reused(e.item.Bytes)
+	return nil
+}
+
+// chunk checks the checksum of every block of a chunk, and its digest. Those
+// that are not known are filled in, if the chunk is as its record says. What it
+// finds it leaves in seen as well, if that is not nil.
+func (v *verifier) chunk(ctx context.Context, x *index, name string, file object.Object, e *entry, seen *seenChunk) error {
+	if err := v.together.acquire(ctx); err != nil {
+		return err
+	}
+	defer v.together.release()
+	found := func(kind Kind, block int64, offset int64, problem string) {
+		f := Finding{
+			Kind: kind, File: name, FQN: e.item.Shard.FQN, Chunk: e.box(),
+			Block: int(block), Offset: offset, Problem: problem,
+		}
+		v.breaks(x)
+		v.add(f)
+		if seen != nil {
+			seen.findings = append(seen.findings, f)
+		}
+	}
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	hash := blake3.New()
+	damaged, known := false, e.learned()
+	var sums blockSums
+	rec := recordSum{Record: e.record}
+	var span []byte
+	if e.strides != nil {
+		var err error
+		if span, err = e.readSpan(file); err != nil {
+			found(Unreadable, -1, e.offset, err.Error())
+			return nil
+		}
+	}
+	for start := int64(0); start < e.item.Bytes; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		window := (*buf)[:min(int64(len(*buf)), e.item.Bytes-start)]
+		n, err := e.window(file, span, window, start)
+		if n < len(window) {
+			at := start + int64(n)
+			if err != nil && !errors.Is(err, io.EOF) {
+				found(Unreadable, at/BlockSize, e.offset+at, err.Error())
+			} else {
+				found(Truncated, at/BlockSize, e.offset+at, "the file ends here")
+			}
+			return nil
+		}
+		_, _ = hash.Write(window) // never fails
+		if !known {
+			sums.add(window)
+			if e.strides == nil {
+				rec.add(window, e.offset+start)
+			}
+			window = nil
+		}
+		for block := start / BlockSize; len(window) > 0; block++ {
+			k := min(BlockSize, len(window))
+			if got := crc32c.Checksum(window[:k]); got != e.sums[block] {
+				damaged = true
+				found(Corrupt, block, e.offset+block*BlockSize,
+					fmt.Sprintf("checksum of the block is %08x, want %08x", got, e.sums[block]))
+			}
+			window = window[k:]
+		}
+		start += int64(n)
+		v.count(0, 0, int64(n))
+		if v.pace != nil {
+			if err := v.pace(ctx, int64(n)); err != nil {
+				return err
+			}
+		}
+	}
+	v.count(0, 1, 0)
+	var got checkpoint.Digest
+	hash.Sum(got[:0])
+	if !known {
+		problem, checked, err := "", e.record != nil, error(nil)
+		if e.item.Value {
+			problem, checked = archiveProblem(file, e)
+		} else {
+			problem, err = rec.problem(ctx, file, *buf)
+		}
+		if !checked {
+			v.uncheckable()
+		}
+		if err != nil {
+			return err
+		}
+		if problem != "" {
+			found(Corrupt, -1, e.offset, problem)
+			return nil
+		}
+		e.digest, e.sums = got, sums.end()
+		return nil
+	}
+	if got != e.digest && !damaged {
+		found(Corrupt, -1, e.offset, fmt.Sprintf("digest of the chunk is %s, want %s", got, e.digest))
+	}
+	return nil
+}

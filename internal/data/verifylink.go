@@ -1,0 +1,37 @@
+package data
+
+import (
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/internal/format/safetensors"
+	"github.com/ckptstore/ckptstore/internal/object"
+)
+
+// linkHeader checks that a file that was linked in says of the chunks that are
+// reused what the index says. What else it holds is of another checkpoint.
+func (v *verifier) linkHeader(x *index, n int, file object.Object, size int64) {
+	name := x.files[n].Name
+	h, err := safetensors.Parse(file, size)
+	if err != nil {
+		if size == x.files[n].Size {
+			v.find(Corrupt, name, "%v", err)
+		}
+		return // cut off, which is a finding already
+	}
+	at := make(map[string]safetensors.Tensor, len(h.Tensors))
+	for _, t := range h.Tensors {
+		at[t.Name] = t
+	}
+	for i := range x.entries {
+		e := &x.entries[i]
+		if e.file != n {
+			continue
+		}
+		if t, ok := at[e.key]; !ok || h.DataStart+t.Start != e.offset || t.End-t.Start != e.item.Bytes {
+			v.add(Finding{
+				Kind: Corrupt, File: name, FQN: e.item.Shard.FQN, Chunk: e.box(), Block: -1, Offset: e.offset,
+				Problem: fmt.Sprintf("the header does not say that the chunk %q lies here", e.key),
+			})
+		}
+	}
+}

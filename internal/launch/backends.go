@@ -1,0 +1,214 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/launch/backend"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+)
+
+// BackendConfig says more of the communication backend, and which devices the
+// workers are given.
+type BackendConfig struct {
+	Backends *backend.Registry // default: the built-in ones
+	// InitHook runs for each group before devices are shared and OnStart is called.
+	InitHook    func(context.Context, *backend.Group) error
+	HookTimeout time.Duration // of each hook; default 1 min
+
+	// Devices are the GPUs that the job may use, and GPUsPerWorker is how many of
+	// them each worker is given for itself. With 0 no worker is given any, and
+	// their environment says of GPUs what the trainer's does.
+	Devices       []gpu.Device
+	GPUsPerWorker int
+	// ShareDevices says whether workers see each other's devices; nil leaves it
+	// to the backend.
+	ShareDevices *bool
+}
+
+// hooks are the backend of a job and what its workers are given.
+type hooks struct {
+	exec  *backend.Executor
+	node  string     // name of this machine
+	given [][]string // devices by rank
+}
+
+// newHooks looks up the backend and assigns the devices, which cfg then lists.
+func newHooks(cfg *Config) (*hooks, error) {
+	registry := cfg.Backends
+	if registry == nil {
+		registry = backend.Builtin()
+	}
+	chosen, err := registry.Lookup(cfg.Backend)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --backend: %w", ErrConfig, err)
+	}
+	given, err := gpu.Assign(cfg.Devices, cfg.NProc, cfg.GPUsPerWorker)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --gpus-per-worker: %w", ErrConfig, err)
+	}
+	h := &hooks{given: make([][]string, cfg.NProc)}
+	if h.node, err = os.Hostname(); err != nil {
+		return nil, fmt.Errorf("hostname: %w", err)
+	}
+	for _, w := range backend.Arrange(h.workers(given)) {
+		h.given[w.Rank] = w.Devices
+	}
+	for _, ids := range h.given {
+		cfg.DeviceIDs = append(cfg.DeviceIDs, ids...)
+	}
+	_, ordered := os.LookupEnv("CUDA_DEVICE_ORDER")
+	h.exec = backend.NewExecutor(cfg.Backend, chosen.Backend(), backend.Options{
+		Init: cfg.InitHook, Share: cfg.ShareDevices, Ordered: ordered && !slices.Contains(cfg.Withheld, "CUDA_DEVICE_ORDER"),
+		Timeout: cfg.HookTimeout, Log: cfg.Logger,
+	})
+	if h.exec.Shares() {
+		if _, err := gpu.ShareVisible(h.workers(h.given)); err != nil {
+			return nil, fmt.Errorf("%w: %w: give --share-devices=false, and then each worker's device is its number 0", ErrConfig, err)
+		}
+	}
+	return h, nil
+}
+
+// workers are those of this node with what they are given.
+func (h *hooks) workers(given [][]string) (workers []gpu.Worker) {
+	for _, ids := range given {
+		workers = append(workers, gpu.Worker{Node: h.node, Devices: ids})
+	}
+	return workers
+}
+
+// place completes what the log is told of a rank.
+func (h *hooks) place(p events.RankPlacement) events.RankPlacement {
+	if h != nil {
+		p.Devices = h.given[p.Rank]
+	}
+	return p
+}
+
+// enlisted is a backend's part in one attempt; nil when there is none.
+type enlisted struct {
+	exec    *backend.Executor
+	members *backend.Group
+	ctx     context.Context // of the hooks of the start: ends when a worker dies
+	end     context.CancelCauseFunc
+	begun   chan struct{} // closed when training has started; nil: hellos are not held
+}
+
+// hookError is a failure of the group before its processes were started.
+type hookError struct{ error }
+
+// Unwrap returns the hook's error.
+func (e hookError) Unwrap() error { return e.error }
+
+// enlist makes the workers known to the backend: what it sets in their
+// environment has to be there before their processes are.
+func (w *watch) enlist(ctx context.Context) error {
+	if w.hooks == nil {
+		return nil
+	}
+	e := &enlisted{exec: w.hooks.exec, members: &backend.Group{
+		Run: w.cfg.Run, Trial: w.cfg.Trial, Job: w.cfg.Job, Attempt: w.group.attempt,
+		MasterAddr: w.cfg.Torch.masterAddr(), MasterPort: w.port.port, Workers: backend.Arrange(w.hooks.workers(w.hooks.given)),
+	}}
+	e.ctx, e.end = context.WithCancelCause(ctx)
+	if e.exec.HoldsHello() {
+		e.begun = make(chan struct{})
+	}
+	w.enlisted, w.group.enlisted = e, e
+	if err := e.exec.Start(e.ctx, e.members); err != nil {
+		return hookError{err}
+	}
+	return nil
+}
+
+// env is what the backend has set in a rank's environment.
+func (e *enlisted) env(rank int) map[string]string {
+	if e == nil {
+		return nil
+	}
+	return e.members.Workers[rank].Env
+}
+
+// died ends the hooks of the start when a worker has failed.
+func (e *enlisted) died(x process.Exit) {
+	if e != nil && x.Failed() {
+		e.end(errors.New(x.String()))
+	}
+}
+
+// trains says that all workers have said hello. It reports whether training
+// has started: it has not when a worker died meanwhile, of which the news is
+// on its way.
+func (e *enlisted) trains() (bool, error) {
+	if e == nil {
+		return true, nil
+	}
+	err := e.exec.TrainingStart(e.ctx)
+	if e.ctx.Err() != nil {
+		return false, nil
+	}
+	if err == nil && e.begun != nil {
+		close(e.begun)
+	}
+	return err == nil, err
+}
+
+// failed ends the backend's part without a word to it.
+func (e *enlisted) failed() {
+	if e != nil {
+		e.exec.Abort()
+	}
+}
+
+// shutDown ends the backend's part gracefully, unless it has ended.
+func (e *enlisted) shutDown(work context.Context, limit time.Duration) {
+	if e == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(work, limit)
+	defer cancel()
+	e.exec.Shutdown(ctx)
+}
+
+// over ends whatever is left.
+func (e *enlisted) over() {
+	if e != nil {
+		e.exec.End()
+		e.end(errors.New("the attempt is over"))
+	}
+}
+
+// held blocks a hello until training has started, if the backend wants that.
+func (g *group) held(ctx context.Context) error {
+	if g.enlisted == nil || g.enlisted.begun == nil {
+		return nil
+	}
+	timer := time.NewTimer(g.cfg.Collective)
+	defer timer.Stop()
+	select {
+	case <-g.enlisted.begun:
+		return nil
+	case <-g.work.Done():
+		return &problem{http.StatusGone, errors.New("the attempt is over before training has started")}
+	case <-timer.C:
+		return &problem{http.StatusConflict, fmt.Errorf("the backend lets nobody start before all %d ranks have said hello, and they have not within %v: every rank must connect to the trainer", g.cfg.NProc, g.cfg.Collective)}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// fetch is the metrics of a report as the backend decodes them.
+func (g *group) fetch(metrics map[string]any) (map[string]any, error) {
+	if g.enlisted == nil {
+		return metrics, nil
+	}
+	return g.enlisted.exec.Fetch(metrics)
+}

@@ -1,0 +1,113 @@
+package launch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+)
+
+// failure is the bad end of one rank's process.
+type failure struct {
+	process.Exit
+	told   told
+	at     int64 // when the process had ended, in unix seconds
+	victim bool  // it ended without a word after another's failure had ended the group
+}
+
+func (f failure) String() string {
+	if f.told.message == "" {
+		return f.Exit.String()
+	}
+	return f.Exit.String() + ": " + f.told.message
+}
+
+// unsaidError says that the log does not take what the trainer has to say: no
+// fault of the workers.
+type unsaidError struct{ error }
+
+func (e *unsaidError) Unwrap() error { return e.error }
+
+// unevenError says that some ranks have reported once more than others.
+type unevenError struct{ reported, ended []int }
+
+func (e *unevenError) Error() string {
+	return fmt.Sprintf("ranks %v reported while ranks %v have ended: every rank must report the same number of times", e.reported, e.ended)
+}
+
+// handoffEnd is the end of a hand-off for which no exit of a worker is to blame.
+// Workers whose reports are not taken end too, and the news of that may come
+// first.
+type handoffEnd struct {
+	failed *FailedError
+	ended  []int        // ranks whose end is the reason, if they ended well
+	well   map[int]bool // ranks that ended so before any failed
+	worse  bool         // one has failed
+}
+
+// exited takes note of an exit, in their order.
+func (h *handoffEnd) exited(e process.Exit) {
+	if h.worse = h.worse || e.Failed(); h.worse {
+		return
+	}
+	if h.well == nil {
+		h.well = map[int]bool{}
+	}
+	h.well[e.Rank] = true
+}
+
+// from is the failure that the end of a hand-off is.
+func (h *handoffEnd) from(err error) *FailedError {
+	why := &FailedError{Rank: -1, Cause: err.Error()}
+	if errors.As(err, new(*unsaidError)) {
+		why.Kind = InfrastructureFailure
+		h.failed = why
+	}
+	if uneven := (*unevenError)(nil); errors.As(err, &uneven) {
+		h.failed, h.ended = why, uneven.ended
+	}
+	return why
+}
+
+// or is the cause of an attempt's end, when another may have been seen first.
+func (h *handoffEnd) or(cause *FailedError) *FailedError {
+	if h.failed == nil || slices.ContainsFunc(h.ended, func(rank int) bool { return !h.well[rank] }) {
+		return cause
+	}
+	return h.failed
+}
+
+// rootCause is the failure that came first by what the workers tell, in whole
+// seconds, or else by the order of their ends; victims come last.
+func rootCause(failures []failure) failure {
+	when := func(f failure) int64 {
+		if f.told.at > 0 {
+			return f.told.at
+		}
+		return f.at
+	}
+	order := slices.SortedStableFunc(slices.Values(failures), func(a, b failure) int {
+		switch {
+		case a.victim != b.victim && a.victim:
+			return 1
+		case a.victim != b.victim:
+			return -1
+		}
+		return cmp.Compare(when(a), when(b))
+	})
+	return order[0]
+}
+
+// caused puts the cause of ctx's end in front of an error that follows from
+// it, such as that of a log that does not answer while the job is ending. A
+// used up budget is a cause of its own.
+func caused(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	if err == nil || cause == nil || errors.Is(err, cause) || errors.As(err, new(*FailedError)) {
+		return err
+	}
+	return errors.Join(cause, err)
+}

@@ -1,0 +1,130 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ckptstore/ckptstore/gpu"
+)
+
+// listen begins to watch the devices for one attempt. The channel is closed
+// when one of the job's devices fails; stop ends the watch.
+func (g *deviceGate) listen(work context.Context) (failed <-chan struct{}, stop func()) {
+	if !g.shut() {
+		return nil, func() {}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.failed, g.news = "", make(chan struct{})
+	ctx, cancel := context.WithCancel(work)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := g.cfg.Driver.Watch(ctx, func(e gpu.Event) { g.hear(ctx, e) }); err != nil {
+			g.log.Warn("the devices of the job are not watched any more: what happens to them is seen before the next attempt", "error", err)
+		}
+	}()
+	return g.news, func() {
+		cancel()
+		late := time.NewTimer(g.cfg.DeviceTimeout)
+		defer late.Stop()
+		select {
+		case <-ended:
+		case <-late.C:
+			g.log.Warn("the watch over the devices does not end", "after", g.cfg.DeviceTimeout)
+		}
+	}
+}
+
+// hear takes note of what a device tells during an attempt.
+func (g *deviceGate) hear(ctx context.Context, e gpu.Event) {
+	switch {
+	case e.Kind == gpu.Application:
+		g.log.Info("a program has made an error on a device", "device", e.UUID, "error", e)
+		return
+	case !e.Sick():
+		g.log.Warn("a device has told something", "device", e.UUID, "what", e)
+		return
+	case !g.uses(ctx, e.UUID):
+		g.log.Warn("a device that the job does not use has failed", "device", e.UUID, "error", e)
+		return
+	case e.Kind == gpu.Gone && g.answers(ctx, e.UUID):
+		g.log.Warn("another device is lost; this one is well", "device", e.UUID)
+		return
+	}
+	if err := g.unhealthy(ctx, e.UUID, e.String()); err != nil {
+		g.log.Warn("the log does not hear of a device that has failed", "device", e.UUID, "what", e, "error", err)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.failed == "" {
+		g.failed = fmt.Sprintf("device %s failed: %s", e.UUID, e)
+		close(g.news)
+	}
+}
+
+// uses reports whether the job uses a device or one of its instances.
+func (g *deviceGate) uses(ctx context.Context, uuid string) bool {
+	if slices.Contains(g.cfg.DeviceIDs, uuid) {
+		return true
+	}
+	if !slices.ContainsFunc(g.cfg.DeviceIDs, func(id string) bool { return !strings.HasPrefix(id, "GPU-") }) {
+		return false
+	}
+	look, cancel := context.WithTimeout(ctx, g.cfg.DeviceTimeout)
+	defer cancel()
+	inventory, err := g.cfg.Driver.Inspect(look)
+	if err != nil {
+		g.log.Warn("which device an instance belongs to is not known: any failure is one of the job's", "error", err)
+		return true
+	}
+	return slices.ContainsFunc(g.cfg.DeviceIDs, func(id string) bool {
+		s, ok := inventory.Find(id)
+		return ok && s.UUID == uuid
+	})
+}
+
+// answers reports whether a device that is told as gone is another's loss: the
+// driver goes on telling all of them as gone for as long as one is. The first
+// time that is believed; after a look has found the device healthy, another
+// look decides.
+func (g *deviceGate) answers(ctx context.Context, uuid string) bool {
+	g.mu.Lock()
+	cleared := g.cleared[uuid]
+	g.mu.Unlock()
+	if !cleared {
+		return false
+	}
+	look, cancel := context.WithTimeout(ctx, g.cfg.DeviceTimeout)
+	defer cancel()
+	inventory, err := g.cfg.Driver.Inspect(look)
+	if err != nil {
+		g.log.Warn("whether a device is lost is not known: it is taken for lost", "device", uuid, "error", err)
+		return false
+	}
+	status, ok := inventory.Find(uuid)
+	return ok && !slices.ContainsFunc(status.Health(), func(p gpu.Problem) bool { return p.Severity == gpu.Unhealthy })
+}
+
+// blame is the cause of an attempt's end: a device of the job that has failed
+// explains what a worker says, and makes it nobody's fault.
+func (g *deviceGate) blame(cause *FailedError) *FailedError {
+	if !g.shut() {
+		return cause
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.failed == "" {
+		return cause
+	}
+	if cause == nil {
+		return &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: g.failed}
+	}
+	if cause.Kind != InfrastructureFailure {
+		cause.Kind, cause.Cause = InfrastructureFailure, g.failed+"; "+cause.Cause
+	}
+	return cause
+}

@@ -1,0 +1,111 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/client"
+	"golang.org/x/sys/unix"
+)
+
+// torchEnv is what torchrun gives to a worker on one node, so that a script
+// written for torchrun runs unchanged.
+func torchEnv(cfg Config, attempt, restart, rank, port int, errorFile string) map[string]string {
+	world := strconv.Itoa(cfg.NProc)
+	env := map[string]string{
+		"RANK":                            strconv.Itoa(rank),
+		"LOCAL_RANK":                      strconv.Itoa(rank),
+		"WORLD_SIZE":                      world,
+		"LOCAL_WORLD_SIZE":                world,
+		"GROUP_RANK":                      "0",
+		"GROUP_WORLD_SIZE":                "1",
+		"ROLE_NAME":                       or(cfg.Torch.Role, "default"),
+		"ROLE_RANK":                       strconv.Itoa(rank),
+		"ROLE_WORLD_SIZE":                 world,
+		"MASTER_ADDR":                     cfg.Torch.masterAddr(),
+		"MASTER_PORT":                     strconv.Itoa(port),
+		"TORCHELASTIC_RUN_ID":             or(cfg.Torch.RunID, cfg.Run),
+		"TORCHELASTIC_RESTART_COUNT":      strconv.Itoa(restart),
+		"TORCHELASTIC_MAX_RESTARTS":       strconv.Itoa(cfg.MaxRestarts),
+		"TORCHELASTIC_ERROR_FILE":         errorFile,
+		"TORCHELASTIC_SIGNALS_TO_HANDLE":  "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+		"TORCHELASTIC_USE_AGENT_STORE":    "False",
+		"TORCH_NCCL_ASYNC_ERROR_HANDLING": ncclErrorHandling(),
+		client.EnvRun:                     cfg.Run,
+		client.EnvJob:                     cfg.Job,
+		client.EnvTrial:                   cfg.Trial,
+		client.EnvAttempt:                 strconv.Itoa(attempt),
+	}
+	if cfg.NProc > 1 && os.Getenv("OMP_NUM_THREADS") == "" {
+		env["OMP_NUM_THREADS"] = "1"
+	}
+	return env
+}
+
+// mergeEnv is base with the variables of set put in place.
+func mergeEnv(base []string, set map[string]string) []string {
+	var out []string
+	for _, kv := range base {
+		name, _, _ := strings.Cut(kv, "=")
+		if _, ok := set[name]; !ok {
+			out = append(out, kv)
+		}
+	}
+	for k, v := range set {
+		out = append(out, k+"="+v)
+	}
+	return out
+}
+
+// inherited is this process's environment without what is withheld.
+func inherited(withheld []string) []string {
+	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(withheld, name)
+	})
+}
+
+// heldPort is a TCP port that nobody else is handed while it is held: it is
+// bound with SO_REUSEADDR and never listens, so rank 0 can bind it beside us.
+type heldPort struct {
+	fd   int
+	port int
+}
+
+// holdPort holds a port, a free one when port is 0.
+func holdPort(port int) (*heldPort, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, notHeld(port, err)
+	}
+	err = errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
+		unix.Bind(fd, &unix.SockaddrInet4{Port: port}),
+	)
+	var at unix.Sockaddr
+	if err == nil {
+		at, err = unix.Getsockname(fd)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, notHeld(port, err)
+	}
+	return &heldPort{fd, at.(*unix.SockaddrInet4).Port}, nil
+}
+
+func notHeld(port int, err error) error {
+	if port == 0 {
+		return fmt.Errorf("find a free port for MASTER_PORT: %w", err)
+	}
+	return fmt.Errorf("hold MASTER_PORT %d: %w", port, err)
+}
+
+func (h *heldPort) release() { _ = unix.Close(h.fd) }
+
+// defaultWorkers bounds how many ranks are written at the same time.
+func defaultWorkers() int { return runtime.GOMAXPROCS(0) + 2 }

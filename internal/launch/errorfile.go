@@ -1,0 +1,112 @@
+package launch
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// Bounds in bytes. An event has to fit the log, where a byte may take six, and
+// a traceback of any length must not keep its group from being restarted.
+const (
+	maxErrorFile = 16 << 20 // what is read of an error file
+	maxMessage   = 16 << 10 // of what the log keeps: its beginning
+	maxTraceback = 64 << 10 // of what the log keeps: its end, where the error is
+)
+
+// told is what a worker says of its own failure, in the file of torchelastic's
+// record decorator:
+//
+//	{"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": "<unix>"}}}
+//	{"message": "…"}
+type told struct {
+	message   string // at most maxMessage
+	traceback string // at most maxTraceback
+	at        int64  // unix seconds; 0 when it does not say
+}
+
+// errorFile is what rank has told, if anything.
+func (w *watch) errorFile(rank int) told {
+	data, err := readErrorFile(w.file(rank, "error.json"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // most workers leave none
+		w.log.Warn("what a worker says of its failure is not known", "rank", rank, "error", err)
+	}
+	return parseErrorFile(data)
+}
+
+// readErrorFile reads what a worker has put at path. That need not be a file
+// that can be read to an end: nothing but a regular one is waited for, and no
+// link is followed, because a disk that hangs may be behind it.
+func readErrorFile(path string) (data []byte, err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, syscall.ELOOP) {
+		return nil, fmt.Errorf("the error file %s is a link: write the file itself", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the error file: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("read the error file: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("the error file %s is no regular file but %s", path, info.Mode())
+	}
+	if data, err = io.ReadAll(io.LimitReader(f, maxErrorFile+1)); err != nil {
+		return nil, fmt.Errorf("read the error file: %w", err)
+	}
+	if len(data) > maxErrorFile {
+		return data[:maxErrorFile], fmt.Errorf("the error file %s has more than %d bytes: its beginning is taken", path, maxErrorFile)
+	}
+	return data, nil
+}
+
+func parseErrorFile(data []byte) told {
+	var full struct {
+		Message struct {
+			Message   string
+			ExtraInfo struct {
+				Callstack string `json:"py_callstack"`
+				Timestamp string
+			}
+		}
+	}
+	if json.Unmarshal(data, &full) == nil {
+		m := full.Message
+		at, _ := strconv.ParseInt(m.ExtraInfo.Timestamp, 10, 64) // 0 when it is not a number
+		return told{beginning(m.Message, maxMessage), end(m.ExtraInfo.Callstack, maxTraceback), at}
+	}
+	var plain struct{ Message string }
+	if json.Unmarshal(data, &plain) == nil {
+		return told{message: beginning(plain.Message, maxMessage)}
+	}
+	return told{message: beginning(string(data), maxMessage)}
+}
+
+// marked is how much a mark of a cut takes of the bytes that are left.
+const marked = 64
+
+// beginning is text cut to at most limit bytes, with a mark where it is cut.
+func beginning(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	kept := strings.ToValidUTF8(text[:limit-marked], "")
+	return fmt.Sprintf("%s… (%d more bytes)", kept, len(text)-len(kept))
+}
+
+// end is the end of text, of at most limit bytes, with a mark where it is cut.
+func end(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	kept := strings.ToValidUTF8(text[len(text)-limit+marked:], "")
+	return fmt.Sprintf("(%d bytes before) …%s", len(text)-len(kept), kept)
+}

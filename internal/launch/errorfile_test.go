@@ -1,0 +1,77 @@
+package launch
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// Whatever a worker leaves in place of its error file is dealt with at once.
+func TestErrorFileOfAnyKind(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		make func(path string) error
+		says string
+		size int
+	}{
+		"pipe":      {func(p string) error { return unix.Mkfifo(p, 0o600) }, "no regular file", 0},
+		"directory": {func(p string) error { return os.Mkdir(p, 0o700) }, "no regular file", 0},
+		"link":      {func(p string) error { return os.Symlink("/dev/zero", p) }, "is a link", 0},
+		"large": {func(p string) error {
+			return os.WriteFile(p, bytes.Repeat([]byte("x"), maxErrorFile+1), 0o600)
+		}, "has more than 16777216 bytes", maxErrorFile},
+		"file": {func(p string) error { return os.WriteFile(p, []byte("a bug"), 0o600) }, "", 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "error.json")
+			if err := c.make(path); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				data, err := readErrorFile(path)
+				if (err != nil) != (c.says != "") || err != nil && !strings.Contains(err.Error(), c.says) || len(data) != c.size {
+					t.Errorf("%d bytes, error %v; want %d and %q", len(data), err, c.size, c.says)
+				}
+			}()
+			select {
+			case <-done:
+			case <-time.After(5 * time.Second):
+				t.Fatal("reading it does not end")
+			}
+		})
+	}
+}
+
+// What is cut says so, fits its bound and is valid text.
+func TestCuts(t *testing.T) {
+	t.Parallel()
+	for _, unit := range []string{"x", "ü", "€", "\xff"} {
+		for n := range 8 {
+			text := strings.Repeat("y", n) + strings.Repeat(unit, 3000)
+			for _, cut := range []func(string, int) string{beginning, end} {
+				got := cut(text, 1000)
+				if len(got) > 1000 || unit != "\xff" && len(got) < 900 || !utf8.ValidString(got) || !strings.Contains(got, "bytes") {
+					t.Fatalf("%q: %d bytes: %q", unit, len(got), got)
+				}
+				if got := cut(text, len(text)); got != text {
+					t.Fatalf("%q was changed", unit)
+				}
+			}
+		}
+	}
+	if got := end("first "+strings.Repeat("x", 1000)+" last", 200); !strings.HasSuffix(got, " last") || strings.Contains(got, "first") {
+		t.Errorf("the end is %q", got)
+	}
+	if got := beginning("first "+strings.Repeat("x", 1000)+" last", 200); !strings.HasPrefix(got, "first ") || strings.Contains(got, "last") {
+		t.Errorf("the beginning is %q", got)
+	}
+}

@@ -1,0 +1,32 @@
+package launch
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// ReportLimit is for tests from outside.
+var ReportLimit = reportLimit
+
+// Bounded is a store of which each staging directory has room for so many bytes.
+func Bounded(s Store, bytes int64) Store {
+	s.room = func(file *os.File) (int64, error) {
+		files, err := os.ReadDir(filepath.Dir(file.Name()))
+		if err != nil {
+			return 0, err
+		}
+		left := bytes
+		for _, f := range files {
+			info, err := f.Info()
+			if os.IsNotExist(err) {
+				continue
+			}
+			if err != nil {
+				return 0, err
+			}
+			left -= info.Size()
+		}
+		return max(left, 0), nil
+	}
+	return s
+}

@@ -1,0 +1,201 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/restore"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// ErrNotWhole says that a checkpoint to resume from has lost files, or that they
+// are damaged.
+var ErrNotWhole = errors.New("the checkpoint is not whole")
+
+// maxPassedOver is how many checkpoints that were passed over are in one event.
+const maxPassedOver = 100
+
+// candidate is a checkpoint that an attempt may resume from.
+type candidate struct {
+	id     string                 // as [Config].Resume and the events name it
+	row    projections.Checkpoint // zero for a path
+	defect string                 // what is wrong with its files; "": nothing that a look shows
+}
+
+// own reports whether the candidate is of the run's own line, not what the line
+// started from.
+func (c candidate) own(run string) bool { return c.row.Run == run }
+
+// candidate looks at a checkpoint: that its manifest, indexes and data files are
+// there, fit each other and have the sizes that they should have. No data file is
+// read.
+func (j *job) candidate(ctx context.Context, id string) (c candidate, err error) {
+	c.id = id
+	if restore.IsPath(id) {
+		if _, err := j.store.Foreign(ctx, id); err != nil {
+			c.defect = err.Error()
+		}
+		return c, ctx.Err()
+	}
+	if c.row, err = j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, id)); err != nil {
+		return c, err
+	}
+	if c.row.State != projections.Committed {
+		c.defect = "it is " + string(c.row.State) + ", not committed"
+		return c, nil
+	}
+	c.defect, err = j.defect(ctx, c.row)
+	return c, err
+}
+
+// defect says what is wrong with the files of a checkpoint, "" if nothing is.
+func (j *job) defect(ctx context.Context, c projections.Checkpoint) (string, error) {
+	digest, err := checkpoint.ParseDigest(c.Manifest)
+	if err != nil {
+		return "", err
+	}
+	report, err := j.examine(ctx, data.RefOf(c.Run, c.Trial, c.ID), digest)
+	// The log vouches for the manifest. A receipt that a crash has left out is
+	// written when the store is next opened.
+	// A restore takes from this node's slots what they still hold.
+	held := j.held(c)
+	found := slices.DeleteFunc(slices.Clone(report.Findings), func(f data.Finding) bool {
+		return f.File == data.ReceiptFile || slices.Contains(held, f.File)
+	})
+	switch n := len(found); {
+	case err != nil:
+		return "", err
+	case n == 0:
+		return "", nil
+	case report.Files == 0:
+		return "none of its files is there", nil
+	case n == 1:
+		return found[0].String(), nil
+	default:
+		return fmt.Sprintf("%s, and %d more findings", found[0], n-1), nil
+	}
+}
+
+// held names the data files whose bytes the slots of this node hold.
+func (j *job) held(c projections.Checkpoint) (files []string) {
+	if c.Run != j.cfg.Run || c.Trial != j.cfg.Trial {
+		return nil
+	}
+	copies, release := j.arenas.Hold(c.ID)
+	defer release()
+	for rank := range copies {
+		files = append(files, fmt.Sprintf("r%05d.safetensors", rank))
+	}
+	return files
+}
+
+// examineLimit is how long a look at a checkpoint's files may take. It reads no
+// tensor.
+const examineLimit = 2 * time.Minute
+
+// examine looks at the files of a checkpoint. A disk that does not answer keeps
+// its goroutine, and nobody else.
+func (j *job) examine(ctx context.Context, ref data.Ref, manifest checkpoint.Digest) (data.Report, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, examineLimit, fmt.Errorf("%w within %v: look at the disk of the store", errStuck, examineLimit))
+	defer cancel()
+	type answer struct {
+		report data.Report
+		err    error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		report, err := j.store.Data.VerifyWith(ctx, ref, manifest, data.VerifyOptions{Sizes: true})
+		answers <- answer{report, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.report, a.err
+	case <-ctx.Done():
+		return data.Report{}, context.Cause(ctx)
+	}
+}
+
+// wholeFrom returns the newest whole checkpoint at head or behind it in the
+// line, and remembers those that it passed over. It never ends at nothing: where
+// no checkpoint is whole, the error is [ErrNotWhole].
+func (j *job) wholeFrom(ctx context.Context, head string) (string, error) {
+	j.passed, j.morePassed = nil, 0
+	var first candidate
+	for id := head; id != ""; {
+		c, err := j.candidate(ctx, id)
+		if err != nil {
+			return "", fmt.Errorf("look for a checkpoint to resume from: %s: %w", id, err)
+		}
+		if c.defect == "" {
+			if n := len(j.passed) + j.morePassed; n > 0 {
+				j.log.Warn("resuming from an older checkpoint", "checkpoint", id, "passed_over", n, "newest", head, "reason", first.defect)
+			}
+			return id, nil
+		}
+		if first.id == "" {
+			first = c
+		}
+		if len(j.passed) < maxPassedOver {
+			j.passed = append(j.passed, events.PassedOver{Checkpoint: id, Reason: beginning(c.defect, maxMessage)})
+			j.log.Warn("checkpoint passed over: it is not whole", "checkpoint", id, "reason", c.defect)
+		} else {
+			j.morePassed++
+		}
+		if !c.own(j.cfg.Run) {
+			break // what the line started from was a choice, and has no stand-in
+		}
+		if id, err = j.before(ctx, c.row); err != nil {
+			return "", fmt.Errorf("look for a checkpoint to resume from: behind %s: %w", c.id, err)
+		}
+	}
+	if head == "" {
+		return "", nil
+	}
+	return "", fmt.Errorf("%w: resume run %q: %s: %s; no checkpoint of the line is whole (%d looked at): see `ckptstore verify %s`, restore the files from a backup, or start afresh with --resume none",
+		ErrNotWhole, j.cfg.Run, first.id, first.defect, len(j.passed)+j.morePassed, j.cfg.Run)
+}
+
+// before is the visible checkpoint of the line before c, or what the line
+// started from, or "".
+func (j *job) before(ctx context.Context, c projections.Checkpoint) (string, error) {
+	for c.ParentSeq > 0 {
+		parent, err := j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, c.Parent))
+		if err != nil {
+			return "", err
+		}
+		if parent.Visible() {
+			return parent.ID, nil
+		}
+		if parent.BegunSeq >= c.BegunSeq {
+			return "", fmt.Errorf("the line of %s does not lead back in time", c.ID)
+		}
+		c = parent
+	}
+	return c.Parent, nil
+}
+
+// wholeOnly refuses a checkpoint that is not whole: the user asked for this one.
+func (j *job) wholeOnly(ctx context.Context, asked, id string) error {
+	j.passed, j.morePassed = nil, 0
+	c, err := j.candidate(ctx, id)
+	if err != nil {
+		return fmt.Errorf("--resume %s: %w", asked, err)
+	}
+	if c.defect == "" {
+		return nil
+	}
+	ref := restore.Qualify(j.cfg.Run, id)
+	run, _, _ := strings.Cut(ref, "@")
+	next := fmt.Sprintf("restore its files from a backup, or name another checkpoint that `ckptstore ls %s` lists", run)
+	if asked == "require" {
+		next = "restore its files from a backup, or resume from the newest whole one with --resume auto"
+	}
+	return fmt.Errorf("%w: --resume %s: %s: %s; see `ckptstore verify %s`; %s", ErrNotWhole, asked, ref, c.defect, ref, next)
+}

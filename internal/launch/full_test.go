@@ -1,0 +1,222 @@
+package launch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// fullLog is the log of a disk that is nearly full: it refuses facts of some
+// kinds, and takes decisions.
+type fullLog struct {
+	launch.Log
+	refuses []events.Body
+}
+
+var errFull = fmt.Errorf("the disk of the store has no room: %w", syscall.ENOSPC)
+
+// Append implements launch.Log.
+func (l fullLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
+	for _, f := range facts {
+		for _, b := range l.refuses {
+			if f.Kind == b.Kind() {
+				return nil, errFull
+			}
+		}
+	}
+	return l.Log.Append(ctx, facts...)
+}
+
+// A worker's end that the log has no room for waits for room: the job ends no
+// otherwise than on an empty disk.
+func TestFullAtWorkersEnd(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		script   string
+		status   projections.Status
+		attempts int
+	}{
+		{"exit 3", projections.Errored, 2},
+		{"exit 0", projections.Completed, 1},
+	} {
+		t.Run(c.script, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 2, shell(c.script)...)
+			j.cfg.MaxRestarts = 1
+			j.store.Log = roomyLog{fullLog{home.Log, []events.Body{events.WorkerExited{}, events.GroupStopped{}}}, func() bool {
+				return strings.Contains(j.log.String(), "the log has no room; the job goes on and waits for it")
+			}}
+			if err := j.run(); errors.Is(err, syscall.ENOSPC) || (err == nil) != (c.status == projections.Completed) {
+				t.Errorf("error %v", err)
+			}
+			wantText(t, j.log, "the log has room again")
+			if trial := trialOf(t); trial.Status != c.status || trial.Attempt != c.attempts {
+				t.Errorf("trial %+v", trial)
+			}
+		})
+	}
+}
+
+// A job that is told to end while there is no room does not wait for it much
+// longer. The trial's end is in the log, which takes decisions.
+func TestFullAtTheEnd(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, shell("exit 0")...)
+	j.store.Log = fullLog{home.Log, []events.Body{events.WorkerExited{}, events.GroupStopped{}}}
+	j.start()
+	deadline := time.Now().Add(patience)
+	for tick := time.Tick(10 * time.Millisecond); !strings.Contains(j.log.String(), "the log has no room; the job goes on and waits for it"); <-tick {
+		if time.Now().After(deadline) {
+			t.Fatal("nothing waits for room")
+		}
+	}
+	j.cancel(errors.New("the test ends it"))
+	if err := j.wait(); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("error %v", err)
+	}
+	if trial := trialOf(t); trial.Status != projections.Paused || trial.Attempt != 1 {
+		t.Errorf("trial %+v", trial)
+	}
+}
+
+var goesOn = workerRole("goes on ahead of its metrics", func(ctx context.Context, c *client.Client) error {
+	for step := range int64(5) {
+		if err := c.Report(ctx, step, map[string]any{"loss": 1.0}); err != nil {
+			return err
+		}
+	}
+	say("five steps are done")
+	return nil
+})
+
+// roomyLog is a fullLog that has room when the workers have got so far.
+type roomyLog struct {
+	fullLog
+	far func() bool
+}
+
+// Append implements launch.Log.
+func (l roomyLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
+	if l.far() {
+		return l.Log.Append(ctx, facts...)
+	}
+	return l.fullLog.Append(ctx, facts...)
+}
+
+// Metrics that the log has no room for wait for it, and the training goes on.
+// Those for which there is none at its end are lost, which is said.
+func TestFullForMetrics(t *testing.T) {
+	t.Parallel()
+	full := fullLog{home.Log, []events.Body{events.Metrics{}}}
+	for name, c := range map[string]struct {
+		room       bool
+		iterations int
+	}{"and there is room": {true, 5}, "and there is none": {false, 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 2, goesOn...)
+			j.store.Log = roomyLog{full, func() bool {
+				return c.room && strings.Count(j.out.String(), "five steps are done") > 0
+			}}
+			j.must()
+			wantText(t, j.log, "no room for metrics; they wait for it")
+			if trial := trialOf(t); trial.Status != projections.Completed || trial.Iterations != c.iterations {
+				t.Errorf("trial %+v", trial)
+			}
+			if said := strings.Contains(j.log.String(), "metrics refused by the log after their ranks went on"); said == c.room {
+				t.Errorf("that metrics are lost was said: %v", said)
+			}
+		})
+	}
+}
+
+var savesThrice = workerRole("saves three times", func(ctx context.Context, c *client.Client) error {
+	for step := range int64(3) {
+		if err := save(ctx, c, step+1); err != nil {
+			return err
+		}
+	}
+	return nil
+})
+
+// A fact of a save that the log has no room for waits for it, whichever it is,
+// and the save is committed: neither is its deadline over nor its worker told.
+func TestFullForSaves(t *testing.T) {
+	t.Parallel()
+	for _, refused := range []events.Body{events.LocalPlan{}, events.GlobalPlan{}, events.WriteSealed{}, events.WriteCompleted{}} {
+		t.Run(string(refused.Kind()), func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 2, savesThrice...)
+			j.store.Log = roomyLog{fullLog{home.Log, []events.Body{refused}}, func() bool {
+				return strings.Contains(j.log.String(), "the log has no room; the job goes on and waits for it")
+			}}
+			j.must()
+			wantText(t, j.log, "the log has room again")
+			wantEnded(t, []string{"step-1.a1", "step-2.a1", "step-3.a1"}, nil)
+		})
+	}
+}
+
+var sealsWithoutRoom = workerRole("seals a save that has no room", func(ctx context.Context, c *client.Client) error {
+	if err := save(ctx, c, 0); err != nil {
+		return err
+	}
+	say("room is short")
+	if err := meet(ctx, c); err != nil {
+		return err
+	}
+	for step := int64(1); step < 3; step++ { // into memory that is mapped, and that is not
+		s, err := c.Begin(ctx, step, state(step, c.Rank, c.WorldSize), client.SaveOptions{})
+		if err != nil {
+			return err
+		}
+		if c.Rank == 0 {
+			err = s.Seal(ctx)
+		}
+		gone := (*client.AbortedError)(nil)
+		if why := s.Wait(ctx, client.Committed); !errors.As(why, &gone) || !gone.NoRoom || !strings.Contains(gone.Reason, "are kept for the log") {
+			return fmt.Errorf("error %w, want no room", why)
+		}
+		if c.Rank == 1 {
+			err = s.Seal(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("a call that needs no room: %w", err)
+		}
+		if err := meet(ctx, c); err != nil {
+			return err
+		}
+	}
+	say("room is needed")
+	if err := meet(ctx, c); err != nil {
+		return err
+	}
+	return save(ctx, c, 3)
+})
+
+// A save that does not fit is aborted, and told to those who wait for it: no call
+// that copies and seals fails by it, neither before the abort nor after it.
+func TestSaveThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, sealsWithoutRoom...)
+	j.cfg.StagingSlots = 1
+	j.gated("no file has this name")
+	j.store.Data.KeepFree(func(u data.Usage) int64 {
+		if said := j.out.String(); !strings.Contains(said, "room is short") || strings.Contains(said, "room is needed") {
+			return 0
+		}
+		return int64(u.Free) //nolint:gosec // bytes of a disk
+	})
+	j.must()
+	wantEnded(t, []string{"step-0.a1", "step-3.a1"}, []string{"step-1.a1", "step-2.a1"})
+}

@@ -1,0 +1,45 @@
+package launch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+)
+
+var hangsUp = workerRole("hangs up", func(ctx context.Context, c *client.Client) error {
+	if _, err := c.Save(ctx, 1, state(1, 0, 1), client.SaveOptions{}); err != nil {
+		return err
+	}
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", os.Getenv(client.EnvSocket))
+	if err != nil {
+		return err
+	}
+	body := `{"step":2,"name":"left","items":[{"fqn":"x","value":true,"bytes":1}]}`
+	_, err = fmt.Fprintf(conn, "POST /v1/save HTTP/1.1\r\nHost: trainer\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", os.Getenv(client.EnvToken), len(body), body)
+	select { // until it waits
+	case <-time.After(shortly):
+	case <-ctx.Done():
+	}
+	// Having read the beginning of a next request, the server looks no further, and does
+	// not see the end, before it has answered the first.
+	_, werr := conn.Write([]byte("P"))
+	if err := errors.Join(err, werr, conn.Close()); err != nil {
+		return err
+	}
+	say("hung up")
+	return save(ctx, c, 2)
+})
+
+// A slot that has become free does not go to a save that nobody waits for any
+// more, also when the trainer has not been told so.
+func TestHungUpSave(t *testing.T) {
+	t.Parallel()
+	duringWrite(t, hangsUp, "hung up")
+}

@@ -1,0 +1,83 @@
+package launch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/store"
+)
+
+// The test binary is also its own guard, its own workers, and a trainer that
+// can be killed: see act.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == process.GuardCommand {
+		os.Exit(status(process.RunGuard(context.Background(), os.Stdin, os.Args[2])))
+	}
+	if len(os.Args) >= 3 && os.Args[1] == asCommand {
+		os.Exit(status(act(os.Args[2], os.Args[3:])))
+	}
+	os.Exit(runTests(m))
+}
+
+func status(err error) int {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// home is the store that the tests share; each uses runs of its own name.
+var home *store.Store
+
+// memory is a directory for the tests' staging slots.
+var memory string
+
+func runTests(m *testing.M) int {
+	// Tests say themselves what torchrun's variables are.
+	if err := os.Unsetenv("OMP_NUM_THREADS"); err != nil {
+		return status(err)
+	}
+	// With the race detector, a process would wait a second before it exits.
+	if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
+		return status(err)
+	}
+	dir, err := os.MkdirTemp("", "wt")
+	if err != nil {
+		return status(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if memory, err = os.MkdirTemp("/dev/shm", "wt"); err != nil {
+		return status(err)
+	}
+	defer func() { _ = os.RemoveAll(memory) }()
+	if err := os.Setenv("XDG_RUNTIME_DIR", dir); err != nil {
+		return status(err)
+	}
+	code, err := runInStore(m, filepath.Join(dir, "store"))
+	if err == nil && code == 0 {
+		err = goleak.Find()
+	}
+	return code | status(err)
+}
+
+func runInStore(m *testing.M, dir string) (code int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if _, err := store.Init(ctx, dir, ""); err != nil {
+		return 0, err
+	}
+	if home, err = store.Open(ctx, store.Options{Location: dir}); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, home.Close()) }()
+	return m.Run(), nil
+}

@@ -1,0 +1,324 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// hearing is what is known of whether the workers of an attempt listen.
+type hearing struct {
+	orders *orders
+	open   atomic.Bool // one of them has reported, or asked whether to stop
+	told   atomic.Bool // one of them was told to end, by an answer or by SIGTERM
+}
+
+func (h *hearing) listens() { h.open.Store(true) }
+
+// tell is what workers are asked from now on. Who calls it tells them.
+func (h *hearing) tell() string {
+	o, _ := h.orders.given()
+	if o == nil {
+		return ""
+	}
+	h.told.Store(true)
+	return o.asks()
+}
+
+// onShouldStop answers one rank. The ranks agree by asking through one of them.
+func (s *rankServer) onShouldStop(context.Context, struct{}) (client.StopReply, error) {
+	s.hearing.listens()
+	return client.StopReply{Stop: s.hearing.tell()}, nil
+}
+
+// obey ends the workers when the job is asked to end, until the result is
+// called. Workers that listen are told by the answers to their reports and
+// questions, and have a while to save and end. Others learn it by SIGTERM.
+func (w *watch) obey(term func()) (done func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if w.awaitOrder(ctx) {
+			w.group.hearing.told.Store(true)
+			term()
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// awaitOrder blocks until the workers are to get SIGTERM, because of an order
+// that they do not hear or do not obey in time.
+func (w *watch) awaitOrder(ctx context.Context) bool {
+	timer := time.NewTimer(0)
+	timer.Stop()
+	defer timer.Stop()
+	for {
+		o, came := w.orders.given()
+		if o != nil {
+			if w.living() == 0 {
+				return false // they have ended, and it is the news that comes late
+			}
+			if !w.group.hearing.open.Load() {
+				w.log.Warn("the workers neither report nor ask whether to stop: they get SIGTERM", "reason", o.Reason, "grace", w.cfg.Grace)
+				return true
+			}
+			timer.Reset(w.patience(o))
+		}
+		select {
+		case <-came:
+		case <-timer.C:
+			w.log.Warn("the workers were told to end and have not: they get SIGTERM", "how", o.asks(), "after", w.patience(o), "grace", w.cfg.Grace)
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// patience is how long workers that were told to end may take for it.
+func (w *watch) patience(o *stopOrder) time.Duration {
+	if o.Preempt {
+		return w.cfg.PreemptGrace
+	}
+	return w.cfg.Grace
+}
+
+// PreemptedError says that a job has ended because it was preempted: its trial
+// is paused, and the next job of the run goes on.
+type PreemptedError struct {
+	Reason     string // who asked for it
+	Checkpoint string // the line's newest; empty: there is none
+	// Saved says that what the workers did is not lost: a checkpoint of the line
+	// was begun by this attempt since the request and committed, or none of its
+	// reports is of a later step than the line's newest checkpoint. An attempt that has none
+	// yet, in a trial that has some, did nothing.
+	Saved bool
+	Why   string // it is not saved
+}
+
+// Error says what is kept and the next step.
+func (e *PreemptedError) Error() string {
+	switch {
+	case e.Saved:
+		return fmt.Sprintf("preempted (%s): %s is committed; start the run again to go on from there", e.Reason, e.Checkpoint)
+	case e.Checkpoint == "":
+		return fmt.Sprintf("preempted (%s), and %s; started again, the run begins afresh", e.Reason, e.Why)
+	}
+	return fmt.Sprintf("preempted (%s), and %s; started again, the run goes on from %s", e.Reason, e.Why, e.Checkpoint)
+}
+
+// groupStopped is the end of an attempt, with the budget that pays for it.
+func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) *events.GroupStopped {
+	stopped := &events.GroupStopped{Attempt: n, Reason: "all workers ended"}
+	if cause != nil {
+		stopped.Reason = cause.Cause
+		if ctx.Err() == nil {
+			stopped.Failure = string(cause.Kind.or())
+		}
+	}
+	if o, _ := j.orders.given(); o != nil && j.told && ctx.Err() == nil {
+		stopped.Failure = ""
+		if o.Preempt {
+			stopped.Failure = string(PreemptionFailure)
+		}
+		stopped.Reason = beginning(fmt.Sprintf("%s (%s): %s", o.asks(), o.Reason, stopped.Reason), maxMessage)
+	}
+	return stopped
+}
+
+// obeyed ends the job after attempt n if it was asked to end; it reports false
+// when the job goes on. Workers that all ended well before they were told of it
+// have completed their training.
+func (j *job) obeyed(ctx context.Context, n int, cause *FailedError) (bool, error) {
+	o, _ := j.orders.given()
+	if o == nil || cause == nil && !j.told {
+		return false, nil
+	}
+	ctx = context.WithoutCancel(ctx)
+	unsaved := ""
+	if cause == nil {
+		var err error
+		if unsaved, err = j.lost(ctx); err != nil {
+			return true, err
+		}
+	}
+	trial, err := j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial)
+	if err != nil {
+		return true, err
+	}
+	if o.Preempt {
+		e := &PreemptedError{Reason: o.Reason, Checkpoint: trial.Head}
+		if e.Why, err = j.unsaved(ctx, n, o, trial); err != nil {
+			return true, err
+		}
+		if unsaved != "" {
+			e.Why = fmt.Sprintf("the last save, %s, is lost: %s", j.newest.checkpoint, unsaved)
+		}
+		e.Saved = e.Why == ""
+		return true, errors.Join(e, j.paused(ctx, n, beginning("preempted: "+o.Reason, maxMessage)))
+	}
+	j.reason = beginning("stopped as asked: "+o.Reason, maxMessage)
+	err = j.paused(ctx, n, j.reason)
+	if unsaved != "" {
+		return true, errors.Join(&LostSaveError{Checkpoint: j.newest.checkpoint, Reason: unsaved, Newest: trial.Head}, err)
+	}
+	j.log.Info("the job is stopped as asked; start the run again to go on", "reason", o.Reason, "from", or(trial.Head, "the beginning: nothing is committed"))
+	return true, err
+}
+
+// unsaved is why what attempt n did is not in the line's newest checkpoint;
+// empty when it is. Workers of a trial that has reports, and none of this attempt,
+// were still starting or loading: they have done nothing.
+func (j *job) unsaved(ctx context.Context, n int, o *stopOrder, trial projections.Trial) (string, error) {
+	const none = "no checkpoint was committed"
+	head := trial.Head
+	if head == "" {
+		return none, nil
+	}
+	c, err := j.store.Views.Resolve(ctx, j.cfg.Run+"/"+j.cfg.Trial+"@"+head)
+	switch {
+	case errors.Is(err, projections.ErrNotFound) || err == nil && c.ID != head:
+		return none + " by this run", nil
+	case err != nil:
+		return "", err
+	case c.Attempt == n && c.BegunSeq > o.after: // an earlier one may be of an earlier step
+		return "", nil
+	case j.reached < 0 && trial.Iterations > 0 && trial.Resume == head:
+		return "", nil
+	case j.reached < 0:
+		return none + " since, and the workers do not report how far they are", nil
+	case j.reached > c.Step:
+		return fmt.Sprintf("%s since: the workers reported step %d", none, j.reached), nil
+	}
+	return "", nil
+}
+
+// between ends a job that is asked to end while none of its attempts is alive.
+// Nothing is lost by that but what has failed already. ran is whether it had any.
+func (j *job) between(ctx context.Context, trial projections.Trial, ran bool) (bool, error) {
+	o, _ := j.orders.given()
+	if o == nil {
+		return false, nil
+	}
+	ctx = context.WithoutCancel(ctx)
+	var err error
+	reason := beginning("preempted: "+o.Reason, maxMessage)
+	if !o.Preempt {
+		reason = beginning("stopped as asked: "+o.Reason, maxMessage)
+		j.reason = reason
+	}
+	if ran || trial.Status == projections.Running || trial.Status == projections.Stopping {
+		err = j.paused(ctx, trial.Attempt, reason)
+	}
+	if !o.Preempt {
+		return true, err
+	}
+	e := &PreemptedError{Reason: o.Reason, Checkpoint: trial.Head, Saved: trial.Head != ""}
+	if !e.Saved {
+		e.Why = "no checkpoint was committed"
+	}
+	return true, errors.Join(e, err)
+}
+
+// errAsked says that a job was asked to end and no worker of it lives.
+var errAsked = errors.New("the job was asked to end")
+
+// works notes how to see whether workers of an attempt live, until the result
+// is called.
+func (j *job) works(alive func() bool) (over func()) {
+	j.working.Store(&alive)
+	return func() { j.working.Store(nil) }
+}
+
+// idleEvery is how often a job that is asked to end looks whether its workers
+// have ended.
+const idleEvery = 100 * time.Millisecond
+
+// tellWhenIdle ends the patience with the log of a job that is asked to end, as
+// soon as no worker lives, until the result is called.
+func (j *job) tellWhenIdle(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			o, came := j.orders.given()
+			alive := j.working.Load()
+			switch {
+			case o == nil:
+				select {
+				case <-came:
+				case <-ctx.Done():
+				}
+			case alive == nil || !(*alive)():
+				if j.store.words != nil {
+					j.store.words.tell(errAsked)
+				}
+				return
+			default:
+				select {
+				case <-time.After(idleEvery):
+				case <-ctx.Done():
+				}
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// unheard is the error of a job that was preempted and whose log did not take
+// what it had to say any more: what was saved is not known, or not enough.
+func (j *job) unheard(err error) error {
+	if !j.preempting() || errors.As(err, new(*PreemptedError)) {
+		return err
+	}
+	why := ""
+	switch {
+	case errors.Is(err, errUnserved):
+		why = "the log does not answer, so it is not known what is saved"
+	case errors.Is(err, syscall.ENOSPC):
+		why = "the disk of the log is full, so what came after its last commit is lost; free space there"
+	default:
+		return err
+	}
+	o, _ := j.orders.given()
+	return errors.Join(&PreemptedError{Reason: o.Reason, Checkpoint: "its newest checkpoint", Why: why}, err)
+}
+
+// preempting reports whether the job was asked to end by a preemption.
+func (j *job) preempting() bool {
+	o, _ := j.orders.given()
+	return o != nil && o.Preempt
+}
+
+// rest waits between two attempts, or until the job is asked to end.
+func (j *job) rest(ctx context.Context, d time.Duration) error {
+	o, came := j.orders.given()
+	if o != nil {
+		return nil
+	}
+	resting, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	select {
+	case <-came:
+	case <-resting.Done():
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}

@@ -1,0 +1,227 @@
+package process
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/client"
+)
+
+// GuardCommand is the hidden command under which a trainer's binary runs as a
+// guard: its main must call [RunGuard] for it.
+const GuardCommand = "guard"
+
+// guardPatience bounds the wait for a guard that reads or ends too slowly. No
+// guard is worth holding up the job.
+const guardPatience = 5 * time.Second
+
+// Guard is the process that outlives a killed trainer for the moment it takes
+// to kill the job's processes. It has its own session, so that a signal to
+// the trainer's group does not reach it, and holds the read end of a pipe
+// that the kernel closes when the trainer is gone. Over the pipe it is told
+// of each rank: see [RunGuard]. When it dies another takes its place.
+type Guard struct {
+	job  string
+	log  *slog.Logger
+	quit chan struct{} // closed by stop
+	done chan struct{} // closed when no guard runs any more
+
+	mu    sync.Mutex
+	cmd   *exec.Cmd
+	pipe  *os.File
+	ranks map[int]Entry // alive, by PID
+}
+
+// StartGuard starts the guard of a job.
+func StartGuard(job string, log *slog.Logger) (*Guard, error) {
+	g := &Guard{job: job, log: log, quit: make(chan struct{}), done: make(chan struct{}), ranks: map[int]Entry{}}
+	if err := g.start(); err != nil {
+		return nil, err
+	}
+	go g.keep()
+	return g, nil
+}
+
+// start starts a guard and tells it of the live ranks.
+func (g *Guard) start() error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("start the guard: %w", err)
+	}
+	defer func() { _ = r.Close() }()
+	cmd := exec.Command("/proc/self/exe", GuardCommand, g.job)
+	cmd.Args[0] = os.Args[0] // what a person sees in the list of processes
+	// A trainer that is a worker of another job must not lose its guard to
+	// whoever ends that job first.
+	cmd.Env = append(os.Environ(), client.EnvJob+"=")
+	cmd.Stdin = r
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := startDeaf(cmd); err != nil {
+		_ = w.Close()
+		return fmt.Errorf("start the guard: %w", err)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.cmd, g.pipe = cmd, w
+	for _, p := range g.ranks {
+		g.tell(rankLine(p))
+	}
+	select {
+	case <-g.quit: // stop has closed the pipe of the one before
+		return w.Close()
+	default:
+		return nil
+	}
+}
+
+// endings are the signals by which schedulers and terminals end programs.
+var endings = []os.Signal{syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
+
+// startDeaf starts a process that blocks the signals above from its first
+// instruction on, so that none can end it before it ignores them.
+func startDeaf(cmd *exec.Cmd) (err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var set, was unix.Sigset_t
+	for _, sig := range endings {
+		n := uint(sig.(syscall.Signal)) - 1
+		set.Val[n/64] |= 1 << (n % 64)
+	}
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &set, &was); err != nil {
+		return fmt.Errorf("block signals: %w", err)
+	}
+	defer func() {
+		if rerr := unix.PthreadSigmask(unix.SIG_SETMASK, &was, nil); rerr != nil {
+			err = errors.Join(err, fmt.Errorf("unblock signals: %w", rerr))
+		}
+	}()
+	return cmd.Start()
+}
+
+// keep waits for the guard's end, and starts another unless it was asked for.
+func (g *Guard) keep() {
+	defer close(g.done)
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
+		err := g.cmd.Wait()
+		select {
+		case <-g.quit:
+			return
+		default:
+		}
+		g.log.Warn("the guard of the job has died, another is started", "state", g.cmd.ProcessState, "error", err)
+		g.mu.Lock()
+		_ = g.pipe.Close()
+		g.mu.Unlock()
+		for err := g.start(); err != nil; err = g.start() {
+			g.log.Warn("no guard: processes of the job may outlive a killed trainer", "error", err)
+			select {
+			case <-time.After(wait):
+			case <-g.quit:
+				return
+			}
+		}
+		g.log.Info("a new guard watches the job")
+		select { // a guard that always dies is not started in a busy loop
+		case <-time.After(wait):
+		case <-g.quit:
+		}
+	}
+}
+
+func rankLine(p Entry) string { return fmt.Sprintf("+%d %d %d\n", p.pid, p.start, p.session) }
+
+// tell writes a line to the guard; g.mu is held. If it cannot be written the
+// guard is dead or stopped: keep knows of the former, and of the latter there
+// still is the marker.
+func (g *Guard) tell(line string) {
+	_ = g.pipe.SetWriteDeadline(time.Now().Add(guardPatience))
+	if _, err := io.WriteString(g.pipe, line); err != nil {
+		g.log.Warn("the guard does not listen", "error", err)
+	}
+}
+
+// Watch tells the guard of a rank that was started.
+func (g *Guard) Watch(p Entry) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ranks[p.pid] = p
+	g.tell(rankLine(p))
+}
+
+// Release tells the guard that nothing is left of any rank.
+func (g *Guard) Release() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for pid := range g.ranks {
+		g.tell(fmt.Sprintf("-%d\n", pid))
+	}
+	clear(g.ranks)
+}
+
+// Stop ends the guard in order: it makes one last pass.
+func (g *Guard) Stop() {
+	close(g.quit)
+	g.mu.Lock()
+	_ = g.pipe.Close()
+	last := g.cmd.Process
+	g.mu.Unlock()
+	select {
+	case <-g.done:
+	case <-time.After(guardPatience):
+		g.log.Warn("the guard of the job does not end and is killed", "pid", last.Pid)
+		_ = last.Kill() // it may have ended now
+		<-g.done
+	}
+}
+
+// RunGuard waits until standard input ends, which is when the trainer of the job
+// ended or was killed, and kills what is left of the job. On standard input
+// the trainer tells of its ranks:
+//
+//	+PID START SESSION   a rank was started, the leader of its group; START,
+//	                     from /proc/PID/stat, tells it from a later process
+//	                     with the same PID
+//	-PID                 nothing is left of that rank, nor of its group
+//
+// A rank of which the trainer had no time to tell is found by its marker.
+//
+// Signals that end programs are ignored: schedulers send them to every process
+// of a job, and the guard is to outlive its trainer.
+func RunGuard(ctx context.Context, stdin io.Reader, job string) error {
+	signal.Ignore(endings...)
+	ranks := map[int]Entry{}
+	lines := bufio.NewScanner(stdin)
+	for lines.Scan() {
+		var p Entry
+		if n, _ := fmt.Sscanf(lines.Text(), "+%d %d %d", &p.pid, &p.start, &p.session); n == 3 {
+			p.group = p.pid
+			ranks[p.pid] = p
+		} else if n, _ := fmt.Sscanf(lines.Text(), "-%d", &p.pid); n == 1 {
+			delete(ranks, p.pid)
+		}
+	}
+	h := NewHunt(job)
+	for _, p := range ranks {
+		h.Add(p)
+	}
+	if err := h.Kill(ctx); err != nil {
+		return fmt.Errorf("guard: %w", err)
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("guard: %w", err)
+	}
+	return nil
+}

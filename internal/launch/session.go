@@ -1,0 +1,228 @@
+package launch
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session/restore"
+)
+
+// SessionBackend is what an attempt says instead of the backend of its workers
+// when nobody but they themselves started them.
+const SessionBackend = "session"
+
+// SessionConfig says whom a session serves. Of Config, what is about starting,
+// watching and restarting processes means nothing here; NProc is the number of
+// members.
+type SessionConfig struct {
+	Config
+	// PIDs are the processes of the members, by rank, for messages.
+	PIDs []int
+	// Serve is told, once, where each rank is served. It must not block.
+	Serve func(Serving)
+	// Leave is told, once, of each rank that has said that it takes no part any
+	// more, before the rank is answered. It must not block.
+	Leave func(rank int)
+	// Ends tells of each member, once, that it takes no part any more. The
+	// session is over with the last of them.
+	Ends <-chan MemberEnd
+}
+
+// Serving is a session that has begun.
+type Serving struct {
+	Attempt int
+	Resume  string   // full ID of the checkpoint to resume from, or empty
+	Sockets []string // by rank
+	Tokens  []string // by rank
+}
+
+// MemberEnd says that a member takes no part any more.
+type MemberEnd struct {
+	Rank int
+	Left bool // it has said so; otherwise its process has ended without a word
+}
+
+// members are the processes of a session.
+type members struct{ cfg SessionConfig }
+
+// Session runs a job with one attempt, for processes that somebody else has
+// started: it serves them as a trainer serves its workers, and nothing is done
+// to them. The caller holds the run's lease, and watches the processes. The
+// session ends when all members have ended, or with ctx; what is staged by then
+// is finished. The trial stands paused then, to be continued, unless all ranks
+// have reported that they are done. The error says what the members have lost,
+// or that one of them has ended without a word.
+func Session(ctx context.Context, cfg SessionConfig, store Store) (err error) {
+	cfg.Config = cfg.withDefaults()
+	cfg.Backend = SessionBackend
+	if cfg.NProc < 1 || len(cfg.PIDs) != cfg.NProc {
+		return fmt.Errorf("%w: a session of %d ranks and %d processes", ErrConfig, cfg.NProc, len(cfg.PIDs))
+	}
+	store = store.patiently(ctx, cfg.Logger).untilRoom()
+	j := &job{
+		cfg: cfg.Config, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg.Config, store.Log),
+		orders: newOrders(), members: &members{cfg},
+	}
+	j.scribe.words = store.words
+	if err := j.open(); err != nil {
+		return err
+	}
+	defer func() { err = j.close(err) }()
+	return j.run(ctx)
+}
+
+// attend is the one attempt of a session.
+func (j *job) attend(ctx context.Context) error {
+	trial, err := j.openTrial(ctx)
+	if err != nil {
+		return err
+	}
+	resume, err := j.firstResume(ctx, trial)
+	if err := errors.Join(err, j.arenas.KeepLeft(resume, j.log)); err != nil {
+		return err
+	}
+	if err := j.reapEarlier(ctx); err != nil {
+		return err
+	}
+	n := trial.Attempt + 1
+	j.log.Info("session starts", "run", j.cfg.Run, "attempt", n, "world_size", j.cfg.NProc, "processes", j.members.cfg.PIDs, "resume", or(resume, "nothing: a fresh start"))
+	cause, err := j.attempt(ctx, n, 0, resume)
+	if err != nil {
+		return err
+	}
+	after := context.WithoutCancel(ctx)
+	if cause == nil && j.finished {
+		return j.completed(after, n)
+	}
+	why := "all members have left"
+	if cause != nil {
+		why, err = cause.Cause, errors.New(cause.Cause)
+	}
+	if o, _ := j.orders.given(); o != nil && j.told {
+		why = fmt.Sprintf("%s as asked (%s): %s", o.asks(), o.Reason, why)
+		j.reason = beginning(why, maxMessage)
+	}
+	lost, unknown := j.lost(after)
+	if lost != "" {
+		why = fmt.Sprintf("%s; their last save, %s, does not exist: %s", why, j.newest.checkpoint, lost)
+		err = errors.New(why)
+	}
+	return errors.Join(err, unknown, j.paused(after, n, beginning(why, maxMessage)))
+}
+
+// serveMembers is [watch.run] for processes that are not ours: it waits until all of
+// them have ended, and does nothing to any. When it returns, those that live are
+// refused all but the news of what they have saved, until closeServers.
+func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err error) {
+	w.reported = make(chan error, 1)
+	defer func() {
+		w.group.refuseFrom(cause)
+		for rank := range w.cfg.NProc { // what those that live have sealed
+			w.flush(work, rank)
+		}
+	}()
+	at := Serving{Attempt: w.group.attempt, Resume: w.group.resume}
+	for rank := range w.cfg.NProc {
+		socket, token := w.file(rank, "sock"), rand.Text()
+		s, err := w.group.serveRank(rank, socket, token)
+		if err != nil {
+			return nil, err
+		}
+		w.servers = append(w.servers, s)
+		at.Sockets, at.Tokens = append(at.Sockets, socket), append(at.Tokens, token)
+	}
+	go func() {
+		_, err := w.group.handoff.run(work)
+		w.reported <- err
+	}()
+	defer w.works(func() bool { return true })()
+	w.job.members.cfg.Serve(at)
+	return w.follow(ctx, work)
+}
+
+// follow takes the members' ends until there are none left.
+func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error) {
+	say := func(body events.Body) {
+		serr := w.lane.say(work, body)
+		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
+			return // said once, not by each rank
+		}
+		err = errors.Join(err, serr)
+	}
+	greeted := map[int]bool{}
+	greet := func(rank int) {
+		if greeted[rank] = true; len(greeted) == w.cfg.NProc {
+			say(&events.TrainingStarted{Attempt: w.group.attempt})
+		}
+	}
+	for alive := w.cfg.NProc; alive > 0; {
+		select {
+		case e := <-w.job.members.cfg.Ends:
+			alive--
+			for len(w.group.hello) > 0 { // what it said came before its end
+				greet(<-w.group.hello)
+			}
+			why := fmt.Sprintf("rank %d (process %d) has left", e.Rank, w.job.members.cfg.PIDs[e.Rank])
+			if !e.Left {
+				why = fmt.Sprintf("rank %d (process %d) has ended without leaving the session", e.Rank, w.job.members.cfg.PIDs[e.Rank])
+				if cause == nil {
+					cause = &FailedError{Rank: e.Rank, Cause: why}
+				}
+			}
+			w.release(e.Rank, why)
+			w.flush(work, e.Rank)
+			say(&events.WorkerExited{Attempt: w.group.attempt, Rank: e.Rank, Code: -1, Unseen: true, Message: why})
+		case rank := <-w.group.hello:
+			greet(rank)
+		case rerr := <-w.reported:
+			w.reported = nil
+			if rerr != nil {
+				w.log.Warn("no report of this session is taken any more", "error", rerr)
+			}
+		case serr := <-w.saving:
+			w.savingEnded, w.saving = true, nil
+			return &FailedError{Rank: -1, Cause: "no saves can be taken any more"}, errors.Join(err, serr)
+		case <-ctx.Done():
+			return &FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}, err
+		}
+	}
+	return cause, err
+}
+
+// release frees the ranks that wait for one that takes no part any more.
+func (w *watch) release(rank int, why string) {
+	w.group.messages.gone(rank)
+	w.group.handoff.ended(rank)
+	end := fmt.Errorf("%s, so the group cannot meet any more", why)
+	w.group.hub.Close(end)
+	w.group.loader.End(rank, end)
+}
+
+// replyLimit is how long the last replies to processes that live may take, all
+// together.
+const replyLimit = 5 * time.Second
+
+// closeServers ends what is still served. Whoever has asked what became of a save is
+// told: that is decided by now. Ranks that wait for each other are told that they wait
+// for nothing.
+func (w *watch) closeServers() (err error) {
+	over := errors.New("the session is over")
+	w.group.hub.Close(over)
+	w.group.loader.End(restore.All, over)
+	ctx, cancel := context.WithTimeout(context.Background(), replyLimit)
+	defer cancel()
+	for _, s := range w.servers {
+		if serr := s.http.Shutdown(ctx); serr != nil {
+			w.log.Warn("requests of a rank are cut off", "rank", s.rank, "error", serr)
+		}
+		err = errors.Join(err, s.close())
+	}
+	w.servers = nil
+	return err
+}

@@ -1,0 +1,68 @@
+package launch
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+)
+
+// start opens the sockets and starts the processes.
+func (w *watch) start(ctx context.Context, restart int) (err error) {
+	if w.port, err = w.cfg.Torch.masterPort(); err != nil {
+		return err
+	}
+	if err := w.enlist(ctx); err != nil {
+		return err
+	}
+	restore, err := unblocked()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, restore()) }()
+	for rank := range w.cfg.NProc {
+		socket, token := w.file(rank, "sock"), rand.Text()
+		s, err := w.group.serveRank(rank, socket, token)
+		if err != nil {
+			return err
+		}
+		w.servers = append(w.servers, s)
+		set := torchEnv(w.cfg, w.group.attempt, restart, rank, w.port.port, w.file(rank, "error.json"))
+		maps.Copy(set, w.enlisted.env(rank))
+		set[client.EnvSocket], set[client.EnvToken] = socket, token
+		set[client.EnvResume] = w.group.resume
+		set[client.EnvStoreID] = w.store.ID
+		set[client.EnvRPC] = w.file(rank, rpcSocket)
+		stdout, stderr := w.outputs(rank)
+		env := mergeEnv(inherited(w.cfg.Withheld), set)
+		p, err := process.Start(rank, w.cfg.Command, env, stdout, stderr)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrConfig, err)
+		}
+		w.procs = append(w.procs, p)
+		// Nobody has waited for it yet, so its line is there even if it ended.
+		root, err := p.Root()
+		if err != nil {
+			return err
+		}
+		w.prey.Add(root)
+		w.guard.Watch(root)
+		go func() {
+			e := p.Wait()
+			w.group.messages.gone(e.Rank)
+			w.group.signals.gone(e.Rank)
+			w.enlisted.died(e)
+			w.exits <- e
+		}()
+	}
+	return nil
+}
+
+func (w *watch) file(rank int, what string) string {
+	return filepath.Join(w.runtime, fmt.Sprintf("a%d-r%d.%s", w.group.attempt, rank, what))
+}

@@ -1,0 +1,262 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/launch/logs"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+)
+
+// watch is the life of the processes of one attempt.
+type watch struct {
+	*job
+	group       *group
+	saving      chan error // the saver's end
+	savingEnded bool
+	procs       []*process.Process
+	files       []*logs.File // of their output
+	servers     []*rankServer
+	port        *heldPort
+	exits       chan process.Exit
+	reported    chan error // the handoff's end
+	iterations  int        // valid once reported
+	*enlisted
+
+	hung    chan string // why the group hangs; see hang.go
+	unwatch func()      // nil: nobody looks for hangs
+}
+
+// run starts the processes and waits until all of them, and everything that
+// they started, are gone. ctx ends them; work is for what must be said of it.
+func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError, err error) {
+	w.exits = make(chan process.Exit, w.cfg.NProc)
+	w.reported = make(chan error, 1)
+	err = w.start(ctx, restart)
+	defer func() { w.enlisted.over() }()
+	defer w.works(func() bool { return w.living() > 0 })()
+	if refused := (hookError{}); errors.As(err, &refused) {
+		cause, err = &FailedError{Rank: -1, Cause: refused.Error()}, nil
+	} else if err == nil {
+		go func() {
+			var err error
+			w.iterations, err = w.group.handoff.run(work)
+			w.reported <- err
+		}()
+		stopHangs := w.watchHangs(work)
+		cause, err = w.wait(ctx, work)
+		stopHangs()
+	}
+	if cause == nil && err == nil {
+		w.enlisted.shutDown(work, w.cfg.Grace)
+	}
+	w.signal(syscall.SIGKILL)
+	if rerr := w.prey.Kill(work); rerr == nil {
+		w.devices.leave(w.prey)
+		w.prey.Forget()
+		w.guard.Release()
+	} else {
+		err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, rerr))
+	}
+	process.CloseOutput(w.log, w.procs...)
+	w.closeFiles()
+	for _, s := range w.servers {
+		err = errors.Join(err, s.close())
+	}
+	if w.port != nil {
+		w.port.release()
+	}
+	w.group.hub.Close(errors.New("the attempt is over"))
+	if cause != nil && cause.Rank >= 0 {
+		cause.Tail = w.procs[cause.Rank].Tail()
+	}
+	return cause, err
+}
+
+// wait follows the processes until all have ended. The first of them that
+// fails ends the others: SIGTERM, and SIGKILL after the grace.
+func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) {
+	// The signals do not wait for the loop below: it may be saying something
+	// to a log that does not answer, as after the loss of the run's lease.
+	var giveUp <-chan time.Time
+	killed := make(chan struct{})
+	grace := time.AfterFunc(math.MaxInt64, func() {
+		n := w.living()
+		if n == 0 {
+			return
+		}
+		w.log.Warn("some workers ignore SIGTERM and are killed", "workers", n, "grace", w.cfg.Grace)
+		w.signal(syscall.SIGKILL)
+		close(killed)
+	})
+	defer grace.Stop()
+	term := sync.OnceFunc(func() {
+		w.enlisted.shutDown(work, w.cfg.Grace)
+		left := w.releaseSignals()
+		w.signal(syscall.SIGTERM)
+		grace.Reset(left)
+	})
+	defer context.AfterFunc(ctx, func() {
+		w.log.Warn("stopping the workers", "cause", context.Cause(ctx))
+		term()
+	})()
+	defer w.obey(term)()
+	end := func(why *FailedError) {
+		if cause == nil {
+			cause = why
+			if ctx.Err() == nil {
+				w.enlisted.failed()
+			}
+			w.endsHangs()
+			term()
+		}
+	}
+	stopped := func() { end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}) }
+	say := func(body events.Body) {
+		serr := w.lane.say(work, body)
+		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
+			return // said once, not by each rank
+		}
+		err = errors.Join(err, serr)
+	}
+	deviceFailed, unwatch := w.devices.listen(work)
+	defer unwatch()
+	var failures []failure
+	var unsaid handoffEnd
+	greeted := map[int]bool{}
+	greet := func(rank int) {
+		if greeted[rank] = true; len(greeted) == w.cfg.NProc {
+			trains, terr := w.enlisted.trains()
+			if terr != nil {
+				end(&FailedError{Rank: -1, Cause: terr.Error()})
+			}
+			if trains {
+				say(&events.TrainingStarted{Attempt: w.group.attempt})
+			}
+		}
+	}
+	reported, done := w.reported, ctx.Done()
+	for alive := len(w.procs); alive > 0 || reported != nil; {
+		select {
+		case e := <-w.exits:
+			if alive--; alive == 0 {
+				w.group.handoff.reports.end()
+			}
+			for len(w.group.hello) > 0 { // what it said came before its end
+				greet(<-w.group.hello)
+			}
+			told := w.errorFile(e.Rank)
+			unsaid.exited(e)
+			if e.Failed() {
+				failures = append(failures, failure{e, told, w.cfg.Now().Unix(), cause != nil && told.message == ""})
+				end(&FailedError{Rank: e.Rank, Cause: failures[0].String()})
+			}
+			if !e.Failed() {
+				w.signaled(e.Rank)
+			}
+			w.gone(e)
+			w.flush(work, e.Rank)
+			say(&events.WorkerExited{
+				Attempt: w.group.attempt, Rank: e.Rank, Code: e.Code, Signal: e.Signal,
+				Message: told.message, Traceback: told.traceback,
+			})
+		case rank := <-w.group.hello:
+			greet(rank)
+		case rerr := <-reported:
+			reported = nil
+			if rerr != nil {
+				if ctx.Err() != nil { // the ranks were stopped before they could all report
+					stopped()
+				}
+				if cause != nil {
+					w.log.Warn("the last reports are discarded: not all ranks have made theirs", "error", rerr)
+				}
+				end(unsaid.from(rerr))
+			}
+		case serr := <-w.saving:
+			w.savingEnded = true
+			w.saving = nil
+			err = errors.Join(err, serr)
+			end(&FailedError{Rank: -1, Cause: "the trainer cannot take saves any more"})
+		case <-deviceFailed:
+			deviceFailed = nil
+			end(w.devices.blame(nil))
+		case why := <-w.hung:
+			end(&FailedError{Rank: -1, Cause: why})
+		case <-done:
+			done = nil
+			stopped()
+		case <-killed:
+			killed = nil
+			giveUp = time.After(process.ReapTimeout)
+		case <-giveUp:
+			if w.living() == 0 {
+				giveUp = nil // they died in time, it is the news that came late
+				continue
+			}
+			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", errLeft, w.group.attempt, process.ReapTimeout))
+		}
+	}
+	if cause = unsaid.or(cause); cause != nil && cause.Rank >= 0 {
+		root := rootCause(failures)
+		cause.Rank, cause.Cause = root.Rank, root.String()
+	}
+	if cause != nil && ctx.Err() == nil {
+		cause = w.devices.blame(cause)
+	}
+	if cause == nil && len(greeted) > 0 && w.iterations == 0 {
+		w.log.Info("the workers ran until completion without reporting; call report once an iteration to see metrics")
+	}
+	return cause, err
+}
+
+// living counts the processes that have not ended. It is ahead of the news of
+// their ends, which wait until the log has taken the one before.
+func (w *watch) living() (n int) {
+	for _, p := range w.procs {
+		if !p.Ended() {
+			n++
+		}
+	}
+	return n
+}
+
+// gone releases the ranks that wait for one that has ended.
+func (w *watch) gone(e process.Exit) {
+	w.group.handoff.ended(e.Rank)
+	why := fmt.Errorf("%s, so the group cannot meet any more", e)
+	w.group.hub.Close(why)
+	w.group.loader.End(e.Rank, why)
+}
+
+// flush waits until the log has what a rank was told is sealed.
+func (w *watch) flush(work context.Context, rank int) {
+	ctx, cancel := w.store.answering(work, w.cfg.DrainTimeout)
+	defer cancel()
+	for _, s := range w.servers {
+		if s.rank != rank {
+			continue
+		}
+		if err := s.outbox.flush(ctx); err != nil {
+			w.log.Warn("the log does not take what a rank has saved", "rank", rank, "error", err)
+		}
+	}
+}
+
+// signal sends sig to the process groups of all ranks. Before it, note is
+// taken of what descends from them: with its parent gone, it would be known
+// by its marker alone.
+func (w *watch) signal(sig syscall.Signal) {
+	if _, err := w.prey.Look(); err != nil {
+		w.log.Warn("children of the workers are known by their environment alone", "error", err)
+	}
+	for _, p := range w.procs {
+		p.Signal(sig)
+	}
+}

@@ -1,0 +1,153 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"log/slog"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/collective"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session/restore"
+)
+
+// A worker that not even SIGKILL ends does not hold the trainer for ever.
+func TestUnkillableWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// There is nobody to send a signal to.
+		p := process.Of(0, &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}})
+		say := func(context.Context, ...events.Body) error { return nil }
+		w := &watch{
+			job:   &job{cfg: Config{NProc: 1, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler), prey: process.NewHunt("none")},
+			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, say), signals: newHeldSignals()},
+			procs: []*process.Process{p}, exits: make(chan process.Exit), reported: make(chan error),
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(errors.New("stop"))
+		began := time.Now()
+		cause, err := w.wait(ctx, t.Context())
+		if err == nil || !strings.Contains(err.Error(), "do not die 30s after SIGKILL") || cause.Cause != "stop" {
+			t.Errorf("cause %v, error %v", cause, err)
+		}
+		if took := time.Since(began); took != 40*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// recorder is a log that only remembers what was said.
+type recorder struct {
+	Log
+	kinds []events.Kind
+}
+
+// Append implements Log.
+func (r *recorder) Append(_ context.Context, facts ...events.Fact) ([]uint64, error) {
+	for _, f := range facts {
+		r.kinds = append(r.kinds, f.Kind)
+	}
+	return nil, nil
+}
+
+// said is what a logger wrote, also one that still writes.
+type said struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (s *said) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// watched is a watch over one process that has ended well.
+func watched(t *testing.T) (w *watch, heard *recorder, warned *said) {
+	heard, warned = &recorder{}, &said{}
+	l := &lane{scribe: &scribe{log: heard, run: "run", trial: "main", source: "test", node: events.Node(0), now: time.Now, newID: rand.Text}}
+	w = &watch{
+		job: &job{
+			cfg: Config{NProc: 1}.withDefaults(), lane: l, runtime: t.TempDir(),
+			log: slog.New(slog.NewTextHandler(warned, nil)), prey: process.NewHunt("none"),
+		},
+		group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: collective.NewHub(1), hello: make(chan int, 1), lane: l, signals: newHeldSignals()},
+		procs: []*process.Process{process.Of(0, &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}})},
+		exits: make(chan process.Exit, 1), reported: make(chan error, 1),
+	}
+	w.group.loader = restore.New(restore.Config{World: 1, Work: t.Context()})
+	return w, heard, warned
+}
+
+// A job that is stopped while some ranks have reported once more than others ends
+// because it was stopped, in whatever order the trainer hears of both.
+func TestStoppedBetweenReports(t *testing.T) {
+	for range 50 {
+		w, _, warned := watched(t)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(errors.New("stop"))
+		w.exits <- process.Exit{}
+		w.reported <- &unevenError{reported: []int{0}, ended: []int{1}}
+		cause, err := w.wait(ctx, t.Context())
+		if err != nil || cause.Cause != "stop" || !strings.Contains(warned.String(), "the last reports are discarded") {
+			t.Fatalf("cause %v, error %v, warned %q", cause, err, warned)
+		}
+	}
+}
+
+// A rank that said hello just before its end is counted, in whatever order
+// the trainer hears of both.
+func TestHelloBeforeEnd(t *testing.T) {
+	for range 50 {
+		w, heard, warned := watched(t)
+		w.group.hello <- 0
+		w.exits <- process.Exit{}
+		w.reported <- nil
+		if cause, err := w.wait(t.Context(), t.Context()); cause != nil || err != nil {
+			t.Fatal(cause, err)
+		}
+		want := []events.Kind{events.TrainingStarted{}.Kind(), events.WorkerExited{}.Kind()}
+		if !slices.Equal(heard.kinds, want) || !strings.Contains(warned.String(), "without reporting") {
+			t.Fatalf("said %v, warned %q", heard.kinds, warned)
+		}
+	}
+}
+
+func TestRootCause(t *testing.T) {
+	died := func(rank, code int, at int64, victim bool, told told) failure {
+		return failure{process.Exit{Rank: rank, Code: code}, told, at, victim}
+	}
+	for _, c := range []struct {
+		name     string
+		failures []failure
+		want     int
+	}{
+		{"alone", []failure{died(2, 1, 9, false, told{})}, 2},
+		{"by the order of ends", []failure{died(1, 1, 9, false, told{}), died(0, 1, 9, false, told{})}, 1},
+		{"told to be earlier", []failure{died(1, 1, 9, false, told{at: 8}), died(0, 1, 9, false, told{at: 7})}, 0},
+		{"told in the same second", []failure{died(1, 1, 9, false, told{at: 8}), died(0, 1, 9, false, told{at: 8})}, 1},
+		{"one tells, one does not", []failure{died(1, 1, 9, false, told{}), died(0, 1, 9, false, told{at: 8})}, 0},
+		{"victims last", []failure{died(1, 143, 5, true, told{}), died(0, 1, 9, false, told{at: 8})}, 0},
+	} {
+		if got := rootCause(c.failures); got.Rank != c.want {
+			t.Errorf("%s: rank %d, want %d", c.name, got.Rank, c.want)
+		}
+	}
+}

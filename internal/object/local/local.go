@@ -1,0 +1,244 @@
+// Package local keeps the files of checkpoints in a directory, on a disk or on
+// NFS. It is made for [vfs.FS], so that tests can crash the disk below it.
+//
+//	Create   opens NAME.RANDOM.tmp, and reserves its blocks where the filesystem can:
+//	         a full disk, or a quota, is found out before anything is written
+//	WriteAt  goes past the page cache where the filesystem has that: see upload.go
+//	Commit   fsync, then rename; an exclusive one links instead, which never
+//	         replaces
+//	Sync     fsync of the directory; MakeDir's is also of each above it, up to
+//	         the one that holds the root
+//
+// Below the parent of the directory no symbolic link is followed: see confined.go.
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/ckptstore/ckptstore/internal/disk"
+	"github.com/ckptstore/ckptstore/internal/object"
+)
+
+// Dir is a directory that keeps files.
+type Dir struct {
+	fs  vfs.FS
+	dir string
+}
+
+var _ object.Backend = (*Dir)(nil)
+
+// New names a directory. It touches nothing: the directory is made by the first
+// MakeDir, and reading needs no permission to write.
+func New(files vfs.FS, dir string) *Dir { return &Dir{fs: confine(files, dir), dir: dir} }
+
+// Files is the filesystem by which the directory is reached, for what reads the
+// files of another program in it.
+func (d *Dir) Files() vfs.FS { return d.fs }
+
+// Path implements [object.Backend].
+func (d *Dir) Path(name string) string { return d.fs.PathJoin(d.dir, name) }
+
+// at is the path of a name; none but that of the root may be empty.
+func (d *Dir) at(ctx context.Context, name string) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	if name == "" {
+		return d.dir, nil
+	}
+	return d.Path(name), object.Validate(name)
+}
+
+// MakeDir implements [object.Backend].
+func (d *Dir) MakeDir(ctx context.Context, dir string) error {
+	path, err := d.at(ctx, dir)
+	if err != nil {
+		return err
+	}
+	err = d.fs.MkdirAll(path, 0o755)
+	if errors.Is(err, os.ErrPermission) && d.reopen(path) {
+		err = d.fs.MkdirAll(path, 0o755)
+	}
+	if err != nil {
+		return fmt.Errorf("make directory %s: %w", path, disk.NoSpace(err))
+	}
+	for ; path != d.dir; path = d.fs.PathDir(path) {
+		if err := disk.SyncDir(d.fs, path); err != nil {
+			return err
+		}
+	}
+	if err := disk.SyncDir(d.fs, d.dir); err != nil {
+		return err
+	}
+	return disk.SyncDir(d.fs, d.fs.PathDir(d.dir))
+}
+
+// reopen removes the directory that keeps path from being made: one that a member of
+// the group had made and, killed, not given to the group. It is empty, or it stays.
+func (d *Dir) reopen(path string) (again bool) {
+	for ; path != d.dir; path = d.fs.PathDir(path) {
+		if _, err := d.fs.Stat(path); err == nil {
+			return d.fs.Remove(path) == nil
+		}
+	}
+	return false
+}
+
+// Sync implements [object.Backend].
+func (d *Dir) Sync(ctx context.Context, dir string) error {
+	path, err := d.at(ctx, dir)
+	if err != nil {
+		return err
+	}
+	return disk.SyncDir(d.fs, path)
+}
+
+// Open implements [object.Backend].
+func (d *Dir) Open(ctx context.Context, name string) (object.Object, error) {
+	path, err := d.at(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return Open(d.fs, path)
+}
+
+// Open opens a file wherever it lies. What is not a plain file is refused, since
+// opening it may wait for somebody.
+func Open(files vfs.FS, path string) (object.Object, error) {
+	if _, looks := files.(*confined); !looks {
+		if err := disk.Regular(files, path); err != nil {
+			return nil, err
+		}
+	}
+	f, err := files.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return openFile{f}, nil
+}
+
+// object is a file that is read.
+type openFile struct{ vfs.File }
+
+// Stat implements [object.Object].
+func (o openFile) Stat() (object.Info, error) {
+	info, err := o.File.Stat()
+	if err != nil {
+		return object.Info{}, err
+	}
+	return infoOf(info), nil
+}
+
+// Stat implements [object.Backend].
+func (d *Dir) Stat(ctx context.Context, name string) (object.Info, error) {
+	path, err := d.at(ctx, name)
+	if err != nil {
+		return object.Info{}, err
+	}
+	return Stat(d.fs, path)
+}
+
+// Stat looks at a file wherever it lies.
+func Stat(files vfs.FS, path string) (object.Info, error) {
+	info, err := files.Stat(path)
+	if err != nil {
+		return object.Info{}, err
+	}
+	return infoOf(info), nil
+}
+
+func infoOf(of vfs.FileInfo) object.Info {
+	info := object.Info{Size: of.Size(), Modified: of.ModTime(), Dir: of.IsDir()}
+	if s, ok := of.Sys().(*syscall.Stat_t); ok {
+		info.Links, info.ID = uint64(s.Nlink), object.FileID{Device: s.Dev, Inode: s.Ino} //nolint:unconvert // its width depends on the machine
+	}
+	return info
+}
+
+// List implements [object.Backend].
+func (d *Dir) List(ctx context.Context, dir string) ([]string, error) {
+	path, err := d.at(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	return d.fs.List(path)
+}
+
+// Remove implements [object.Backend].
+func (d *Dir) Remove(ctx context.Context, name string) error {
+	path, err := d.at(ctx, name)
+	if err != nil {
+		return err
+	}
+	return disk.Gone(d.fs.Remove(path))
+}
+
+// Link implements [object.Backend].
+func (d *Dir) Link(ctx context.Context, from, to string, mode object.Mode) error {
+	return d.LinkFrom(ctx, d, from, to, mode)
+}
+
+// LinkFrom gives a file in another directory on the same filesystem a name in
+// this one.
+func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string, mode object.Mode) error {
+	old, err := other.at(ctx, from)
+	if err != nil {
+		return err
+	}
+	path, err := d.at(ctx, to)
+	if err != nil {
+		return err
+	}
+	name := path
+	if mode == object.Replace {
+		name = partial(path)
+	}
+	if theirs, ok := other.fs.(*confined); ok {
+		err = theirs.linkTo(d.fs, old, name)
+	} else {
+		err = d.fs.Link(old, name)
+	}
+	// What the kernel says of filesystems without links, and of another disk. It
+	// says EPERM of some as well, but also of one file that is another user's.
+	for _, unable := range []error{syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EXDEV} {
+		if errors.Is(err, unable) {
+			return fmt.Errorf("link %s to %s: %w: %w", old, path, errors.ErrUnsupported, err)
+		}
+	}
+	if err == nil && mode == object.Replace {
+		err = d.fs.Rename(name, path)
+		// It is still there after an error, and where both were names of one
+		// file. What cannot be removed goes with its directory.
+		_ = d.fs.Remove(name)
+	}
+	return disk.NoSpace(err)
+}
+
+// Usage implements [object.Backend].
+func (d *Dir) Usage(ctx context.Context) (object.Usage, error) {
+	// The directory and its parent may not have been made yet.
+	for dir := d.dir; ; {
+		if err := ctx.Err(); err != nil {
+			return object.Usage{}, err
+		}
+		usage, err := d.fs.GetDiskUsage(dir)
+		parent := d.fs.PathDir(dir)
+		if errors.Is(err, os.ErrNotExist) && parent != dir {
+			dir = parent
+			continue
+		}
+		if errors.Is(err, vfs.ErrUnsupported) {
+			err = errors.ErrUnsupported
+		}
+		if err != nil {
+			return object.Usage{}, fmt.Errorf("free space of %s: %w", dir, err)
+		}
+		return object.Usage{Free: usage.AvailBytes, Size: usage.UsedBytes + usage.AvailBytes}, nil
+	}
+}

@@ -1,0 +1,204 @@
+// Package objecttest holds every [object.Backend] to what its page says, and
+// has one that is as little of a filesystem as any may be.
+package objecttest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/object"
+)
+
+// Bucket keeps files in memory, as an object store does: it has no
+// directories, no links, and no room that ends. Several writes at a time are
+// parts of one upload. What is committed is durable at once.
+type Bucket struct {
+	mu      sync.Mutex
+	objects map[string]*opened
+}
+
+var _ object.Backend = (*Bucket)(nil)
+
+// NewBucket is an empty one.
+func NewBucket() *Bucket { return &Bucket{objects: map[string]*opened{}} }
+
+type opened struct {
+	*bytes.Reader
+	modified time.Time
+}
+
+// Stat implements [object.Object].
+func (o *opened) Stat() (object.Info, error) {
+	return object.Info{Size: o.Size(), Modified: o.modified}, nil
+}
+
+// Close implements [object.Object].
+func (o *opened) Close() error { return nil }
+
+func check(ctx context.Context, name string) error {
+	return errors.Join(ctx.Err(), object.Validate(name))
+}
+
+// Path implements [object.Backend].
+func (b *Bucket) Path(name string) string { return "mem://" + name }
+
+// MakeDir implements [object.Backend].
+func (b *Bucket) MakeDir(ctx context.Context, _ string) error { return ctx.Err() }
+
+// Sync implements [object.Backend].
+func (b *Bucket) Sync(ctx context.Context, _ string) error { return ctx.Err() }
+
+// Link implements [object.Backend].
+func (b *Bucket) Link(context.Context, string, string, object.Mode) error {
+	return fmt.Errorf("link: %w", errors.ErrUnsupported)
+}
+
+// Usage implements [object.Backend].
+func (b *Bucket) Usage(context.Context) (object.Usage, error) {
+	return object.Usage{}, errors.ErrUnsupported
+}
+
+// Open implements [object.Backend].
+func (b *Bucket) Open(ctx context.Context, name string) (object.Object, error) {
+	if err := check(ctx, name); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o := b.objects[name]
+	if o == nil {
+		return nil, &fs.PathError{Op: "open", Path: b.Path(name), Err: fs.ErrNotExist}
+	}
+	return o, nil
+}
+
+// Stat implements [object.Backend].
+func (b *Bucket) Stat(ctx context.Context, name string) (object.Info, error) {
+	o, err := b.Open(ctx, name)
+	if err == nil {
+		return o.Stat()
+	}
+	if names, no := b.List(ctx, name); no == nil && len(names) > 0 {
+		return object.Info{Dir: true}, nil
+	}
+	return object.Info{}, err
+}
+
+// List implements [object.Backend].
+func (b *Bucket) List(ctx context.Context, dir string) ([]string, error) {
+	prefix := ""
+	if dir != "" {
+		if err := check(ctx, dir); err != nil {
+			return nil, err
+		}
+		prefix = dir + "/"
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var names []string
+	seen := map[string]bool{}
+	for name := range b.objects {
+		if rest, ok := strings.CutPrefix(name, prefix); ok {
+			if first, _, _ := strings.Cut(rest, "/"); !seen[first] {
+				seen[first] = true
+				names = append(names, first)
+			}
+		}
+	}
+	return names, ctx.Err()
+}
+
+// Remove implements [object.Backend].
+func (b *Bucket) Remove(ctx context.Context, name string) error {
+	if err := check(ctx, name); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.objects, name)
+	return nil
+}
+
+// Create implements [object.Backend].
+func (b *Bucket) Create(ctx context.Context, name string, size int64, mode object.Mode) (object.Upload, error) {
+	if err := check(ctx, name); err != nil {
+		return nil, err
+	}
+	return &upload{b: b, name: name, mode: mode, data: make([]byte, size), written: map[int64]bool{}}, nil
+}
+
+// upload is a file in parts.
+type upload struct {
+	b    *Bucket
+	name string
+	mode object.Mode
+
+	mu      sync.Mutex
+	data    []byte
+	written map[int64]bool // where pieces begin
+	ended   bool
+}
+
+// WriteAt implements [object.Upload].
+func (u *upload) WriteAt(p []byte, off int64) (int, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.ended || off < 0 || off+int64(len(p)) > int64(len(u.data)) {
+		return 0, fmt.Errorf("write %d bytes at %d of %s: it has %d, or has ended", len(p), off, path.Base(u.name), len(u.data))
+	}
+	whole, last := len(p) == len(u.data), off+int64(len(p)) == int64(len(u.data))
+	if off%piece != 0 || !whole && !last && len(p) != piece || !whole && len(p) > piece || u.written[off] {
+		return 0, fmt.Errorf("write %d bytes at %d of %s: a piece has %d, but for the last, and is written once", len(p), off, path.Base(u.name), piece)
+	}
+	u.written[off] = true
+	return copy(u.data[off:], p), nil
+}
+
+// piece is less than that of a real store, so that small files have several.
+const piece = 256 << 10
+
+// Piece implements [object.Upload].
+func (u *upload) Piece() int { return piece }
+
+// Reserved implements [object.Upload].
+func (u *upload) Reserved() bool { return false }
+
+// Depth implements [object.Upload].
+func (u *upload) Depth() int { return 4 }
+
+// Commit implements [object.Upload].
+func (u *upload) Commit(ctx context.Context) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.ended {
+		return errors.New("commit: the upload has ended")
+	}
+	u.ended = true
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if len(u.written) == 0 && len(u.data) > 0 {
+		return fmt.Errorf("commit: nothing of %s was written", path.Base(u.name))
+	}
+	u.b.mu.Lock()
+	defer u.b.mu.Unlock()
+	if u.mode == object.Exclusive && u.b.objects[u.name] != nil {
+		return &fs.PathError{Op: "create", Path: u.b.Path(u.name), Err: fs.ErrExist}
+	}
+	u.b.objects[u.name] = &opened{bytes.NewReader(u.data), time.Now()}
+	return nil
+}
+
+// Abort implements [object.Upload].
+func (u *upload) Abort() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.ended = true
+}

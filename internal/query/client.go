@@ -1,0 +1,78 @@
+package query
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+)
+
+// Client asks the server of a store's owner.
+type Client struct {
+	http *http.Client
+	last func(context.Context) (uint64, error)
+}
+
+var _ Source = (*Client)(nil)
+
+// NewClient makes a client. dial connects to whoever owns the store now; last
+// is the sequence of the log's end.
+func NewClient(dial func(context.Context) (net.Conn, error), last func(context.Context) (uint64, error)) *Client {
+	return &Client{
+		http: &http.Client{Transport: &http.Transport{
+			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+			DisableKeepAlives: true, // the next question may go to another owner
+		}},
+		last: last,
+	}
+}
+
+// ErrUnreachable says that nobody answered, or not to the end. The question
+// may be asked again.
+var ErrUnreachable = errors.New("the owner of the store cannot be asked")
+
+// answerError is a server's error with the identity that it had there.
+type answerError struct {
+	message string
+	is      error
+}
+
+func (e *answerError) Error() string { return e.message }
+func (e *answerError) Unwrap() error { return e.is }
+
+// Answer implements [Source].
+func (c *Client) Answer(ctx context.Context, query string, p Params) (json.RawMessage, error) {
+	seq, err := c.last(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, waitLimit)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://store/v1/"+query+"?"+p.encode(seq), nil)
+	if err != nil {
+		return nil, fmt.Errorf("ask %s: %w", query, err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%w: read the answer to %s: %w", ErrUnreachable, query, err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return body, nil
+	}
+	var f failure
+	if err := json.Unmarshal(body, &f); err != nil {
+		return nil, fmt.Errorf("ask %s: %s", query, resp.Status)
+	}
+	if k, ok := kinds[f.Kind]; ok {
+		return nil, &answerError{f.Message, k.err}
+	}
+	return nil, errors.New(f.Message)
+}

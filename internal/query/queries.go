@@ -1,0 +1,173 @@
+// Package query answers questions about a store over HTTP, for processes that do
+// not own it.
+//
+//	query    one question: its name, and how rows answer it
+//	params   what a question is about
+//	Server   GET /v1/<query>?run=…&trial=…&ref=…&attempt=…&all=…&at_least=…
+//	         for metrics also metric=… (repeated), from=…, until=…, points=…;
+//	         for retention also metric=…
+//	Client   asks a server
+//
+// An answer is the JSON of the query's type. It holds at least what was in the
+// log at sequence at_least. An error is {"error", "kind"} with status 400
+// (bad_reference, ambiguous), 404 (not_found), 409 (newer: an event of the run is of a
+// newer version), 503 (views behind or halted).
+package query
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/planner/retention"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// Params says what a question is about; a query uses what it needs.
+type Params struct {
+	Run     string
+	Trial   string
+	Ref     string // a reference to a checkpoint
+	Attempt int
+	All     bool     // also what is hidden
+	Metrics []string // names; none: all
+	From    int      // first iteration along the line; 0: the first
+	Until   int      // last iteration; 0: the last
+	Points  int      // most rows; 0: as many as there are
+}
+
+// Query is one question and the type of its answer.
+type Query[T any] struct {
+	Name   string
+	answer func(projections.Reader, Params) (T, error)
+}
+
+// The questions.
+var (
+	Runs = Query[[]projections.Run]{"runs", func(r projections.Reader, _ Params) ([]projections.Run, error) { return projections.Runs(r) }}
+	Jobs = Query[[]projections.Job]{"jobs", func(r projections.Reader, p Params) ([]projections.Job, error) { return projections.Jobs(r, p.Run) }}
+	// Launches is of one run, or of all with an empty one.
+	Launches = Query[[]projections.Launches]{"launches", func(r projections.Reader, p Params) ([]projections.Launches, error) {
+		return projections.AllLaunches(r, p.Run)
+	}}
+	// Devices are those that were unhealthy, of one run or of all.
+	Devices = Query[[]projections.Device]{"devices", func(r projections.Reader, p Params) ([]projections.Device, error) {
+		return projections.Devices(r, p.Run)
+	}}
+	Run = Query[projections.Run]{"run", func(r projections.Reader, p Params) (projections.Run, error) {
+		return projections.GetRun(r, p.Run)
+	}}
+	Trials = Query[[]projections.Trial]{"trials", func(r projections.Reader, p Params) ([]projections.Trial, error) {
+		return projections.Trials(r, p.Run)
+	}}
+	Trial = Query[projections.Trial]{"trial", func(r projections.Reader, p Params) (projections.Trial, error) {
+		return projections.GetTrial(r, p.Run, p.Trial)
+	}}
+	Attempts = Query[[]projections.Attempt]{"attempts", func(r projections.Reader, p Params) ([]projections.Attempt, error) {
+		return projections.Attempts(r, p.Run, p.Trial)
+	}}
+	Workers = Query[[]projections.Worker]{"workers", func(r projections.Reader, p Params) ([]projections.Worker, error) {
+		return projections.Workers(r, p.Run, p.Trial, p.Attempt)
+	}}
+	Checkpoints = Query[[]projections.Checkpoint]{"checkpoints", func(r projections.Reader, p Params) ([]projections.Checkpoint, error) {
+		return projections.Checkpoints(r, p.Run, p.All)
+	}}
+	OpenCheckpoints = Query[[]projections.Checkpoint]{"open_checkpoints", func(r projections.Reader, p Params) ([]projections.Checkpoint, error) {
+		return projections.OpenCheckpoints(r, p.Run, p.Trial)
+	}}
+	Resolve = Query[projections.Checkpoint]{"resolve", func(r projections.Reader, p Params) (projections.Checkpoint, error) {
+		c, err := projections.Resolve(r, p.Ref)
+		if err == nil {
+			err = projections.Understood(r, c.Run)
+		}
+		return c, err
+	}}
+	Reports = Query[[]projections.Report]{"reports", func(r projections.Reader, p Params) ([]projections.Report, error) {
+		return projections.Reports(r, p.Run, p.Trial)
+	}}
+	Metrics = Query[projections.MetricsTable]{"metrics", func(r projections.Reader, p Params) (projections.MetricsTable, error) {
+		return projections.Metrics(r, projections.MetricsRange{
+			Run: p.Run, Trial: p.Trial, Names: p.Metrics, From: p.From, Until: p.Until, Points: p.Points, All: p.All,
+		})
+	}}
+	Retention = Query[[]retention.Trial]{"retention", func(r projections.Reader, p Params) ([]retention.Trial, error) {
+		trials, err := retention.Read(r, p.Run, p.Metrics)
+		if err != nil {
+			return nil, err
+		}
+		others, err := retention.Others(r)
+		retention.Hold(trials, others)
+		return trials, err
+	}}
+	// OwnRetention is Retention without what other runs need, for a collection of
+	// many runs, which asks for that once, by Needs.
+	OwnRetention = Query[[]retention.Trial]{"retention_own", func(r projections.Reader, p Params) ([]retention.Trial, error) {
+		return retention.Read(r, p.Run, p.Metrics)
+	}}
+	Needs  = Query[[]retention.Need]{"needs", func(r projections.Reader, _ Params) ([]retention.Need, error) { return retention.Others(r) }}
+	Digest = Query[string]{"digest", func(r projections.Reader, _ Params) (string, error) {
+		sum, err := projections.Digest(r)
+		return fmt.Sprintf("%x", sum), err
+	}}
+)
+
+// answered is the answer, if all events of what is asked about are known.
+func (q Query[T]) answered(r projections.Reader, p Params) (out T, err error) {
+	if p.Run != "" {
+		if err := projections.Understood(r, p.Run); err != nil {
+			return out, err
+		}
+	}
+	return q.answer(r, p)
+}
+
+// answers is every query by name, for the server.
+var answers = map[string]func(projections.Reader, Params) (any, error){
+	Runs.Name: erase(Runs), Run.Name: erase(Run), Jobs.Name: erase(Jobs), Trials.Name: erase(Trials), Trial.Name: erase(Trial),
+	Attempts.Name: erase(Attempts), Workers.Name: erase(Workers), Checkpoints.Name: erase(Checkpoints),
+	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Reports.Name: erase(Reports), Metrics.Name: erase(Metrics),
+	Retention.Name: erase(Retention), OwnRetention.Name: erase(OwnRetention), Needs.Name: erase(Needs), Digest.Name: erase(Digest),
+	Launches.Name: erase(Launches), Devices.Name: erase(Devices),
+}
+
+func erase[T any](q Query[T]) func(projections.Reader, Params) (any, error) {
+	return func(r projections.Reader, p Params) (any, error) { return q.answered(r, p) }
+}
+
+// Source answers queries by name, as JSON.
+type Source interface {
+	// Answer holds at least what was in the log when the call began.
+	Answer(ctx context.Context, query string, p Params) (json.RawMessage, error)
+}
+
+// Rows is a source that may have the rows in this process. A question then
+// reads them itself: to encode the answer and decode it again took longer than
+// to find it.
+type Rows interface {
+	// Read calls read with rows that hold at least what was in the log when
+	// the call began. It reports false when this process does not have them, or
+	// lost them meanwhile: then what read has found does not count.
+	Read(ctx context.Context, read func(projections.Reader) error) (here bool, err error)
+}
+
+// Ask puts a question to a source.
+func Ask[T any](ctx context.Context, from Source, q Query[T], p Params) (T, error) {
+	var out T
+	if rows, ok := from.(Rows); ok && q.answer != nil {
+		here, err := rows.Read(ctx, func(r projections.Reader) (err error) {
+			out, err = q.answered(r, p)
+			return err
+		})
+		if here {
+			return out, err
+		}
+	}
+	data, err := from.Answer(ctx, q.Name, p)
+	if err != nil {
+		return out, err
+	}
+	if err := json.Unmarshal(data, &out); err != nil {
+		return out, fmt.Errorf("decode the answer to %s: %w", q.Name, err)
+	}
+	return out, nil
+}

@@ -1,0 +1,66 @@
+package query
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// ViewsState is what the views stand for.
+type ViewsState struct {
+	Sequence uint64 `json:"sequence"` // of the last event that they contain
+	Reducer  int    `json:"reducer"`  // version of the folds
+	Digest   string `json:"digest"`   // over all rows, hexadecimal
+}
+
+// State asks what the views stand for. Unlike every other question it does not
+// wait for the views to reach the log's end: it is asked to see whether they
+// do. Every row is read to answer it.
+var State = Query[ViewsState]{Name: "views"}
+
+func answerState(v Views) (json.RawMessage, error) {
+	out := ViewsState{Reducer: projections.Version}
+	err := v.ViewAt(func(r projections.Reader, cursor uint64) error {
+		sum, err := projections.Digest(r)
+		out.Sequence, out.Digest = cursor, fmt.Sprintf("%x", sum)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(out)
+}
+
+// Past answers from rows that were folded up to a sequence, as everybody's
+// views were then. The rows must not change any more.
+type Past struct {
+	Rows     projections.Reader
+	Sequence uint64
+}
+
+var (
+	_ Source = Past{}
+	_ Views  = Past{}
+	_ Rows   = Past{}
+)
+
+// Wait implements [Views]: the past waits for nothing.
+func (p Past) Wait(context.Context, uint64) error { return nil }
+
+// ViewAt implements [Views].
+func (p Past) ViewAt(read func(r projections.Reader, cursor uint64) error) error {
+	return read(p.Rows, p.Sequence)
+}
+
+// Answer implements [Source]: it holds what was in the log at the sequence,
+// and nothing later.
+func (p Past) Answer(ctx context.Context, query string, params Params) (json.RawMessage, error) {
+	return answer(ctx, p, query, params, 0)
+}
+
+// Read implements [Rows].
+func (p Past) Read(_ context.Context, read func(projections.Reader) error) (here bool, err error) {
+	return true, read(p.Rows)
+}

@@ -1,0 +1,131 @@
+package filesystem
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// scheme begins a URL. Requests have paths without it.
+const scheme = "ckptstore://"
+
+// partMark stands between a part and a name in that of a checkpoint.
+const partMark = "~"
+
+// The names of DCP's own files.
+const (
+	metadataFile = ".metadata"
+	metadataTemp = ".metadata.tmp"
+	dataSuffix   = ".distcp"
+	tempSuffix   = ".tmp"
+)
+
+// target is a checkpoint by its name.
+type target struct{ run, name string }
+
+// path is what a request names.
+type path struct {
+	text  string
+	run   string
+	parts []string // at most three
+}
+
+// parse splits a path: RUN, and at most three names below it.
+func parse(text string) (path, error) {
+	text = strings.Trim(strings.TrimPrefix(text, scheme), "/")
+	all := strings.Split(text, "/")
+	p := path{text: text, run: all[0], parts: all[1:]}
+	if err := store.ValidRun(p.run); err != nil {
+		return p, refused("%s%s: run %q: %w", scheme, text, p.run, err)
+	}
+	for _, part := range p.parts {
+		if part == "" || part == "." || part == ".." {
+			return p, refused("%s%s: %q is no name", scheme, text, part)
+		}
+	}
+	if len(p.parts) > 3 {
+		return p, refused("%s%s: a checkpoint is %sRUN[/PART]/NAME, with files directly in it", scheme, text, scheme)
+	}
+	return p, nil
+}
+
+// checkpoint is the path as that of a checkpoint.
+func (p path) checkpoint() (target, bool) {
+	if len(p.parts) == 0 || len(p.parts) > 2 {
+		return target{}, false
+	}
+	return target{p.run, strings.Join(p.parts, partMark)}, true
+}
+
+// file is the path as that of a file in a checkpoint.
+func (p path) file() (target, string, bool) {
+	n := len(p.parts) - 1
+	if n < 1 {
+		return target{}, "", false
+	}
+	return target{p.run, strings.Join(p.parts[:n], partMark)}, p.parts[n], true
+}
+
+// written is the path as that of a file that is to be written.
+func (p path) written() (target, string, error) {
+	to, name, ok := p.file()
+	if !ok {
+		return to, name, refused("%s%s: a file lies in a checkpoint, %sRUN[/PART]/NAME/FILE", scheme, p.text, scheme)
+	}
+	if _, _, file := projections.SplitFile(to.name); file {
+		return to, name, refused("%s%s: %s stands between a directory and a file in the names of checkpoints: give it another name", scheme, p.text, projections.FileMark)
+	}
+	if err := planner.ValidName(to.name); err != nil {
+		return to, name, refused("%s%s: %w", scheme, p.text, err)
+	}
+	if err := data.PendingName(name); err != nil {
+		return to, name, refused("%s%s: %w", scheme, p.text, err)
+	}
+	return to, name, nil
+}
+
+// dirOf is the path below a run of a checkpoint's name.
+func dirOf(name string) string {
+	dir, file, ok := projections.SplitFile(name)
+	dir = strings.Replace(dir, partMark, "/", 1)
+	if ok {
+		dir += "/" + file
+	}
+	return dir
+}
+
+// alone is the checkpoint that is one file of this directory.
+func (t target) alone(file string) target { return target{t.run, projections.FileName(t.name, file)} }
+
+// below is the path below its run; empty for the run's own.
+func (p path) below() string { return strings.Join(p.parts, "/") }
+
+// is reports whether the path is where something lies below the run. PART/NAME and
+// PART~NAME are the same.
+func (p path) is(at string) bool { return plainPath(at) == plainPath(p.below()) }
+
+// holds reports whether something that lies at a path below the run is this one's,
+// or below it.
+func (p path) holds(at string) bool {
+	return len(p.parts) == 0 || p.is(at) || strings.HasPrefix(plainPath(at), plainPath(p.below())+partMark)
+}
+
+func plainPath(at string) string { return strings.ReplaceAll(at, "/", partMark) }
+
+var stepText = regexp.MustCompile(`(?i)step[-_= ]?([0-9]{1,18})`)
+
+// stepOf is the training step in a name: the number after the last "step", or
+// else that of the checkpoint before.
+func stepOf(name string, before int64) int64 {
+	if all := stepText.FindAllStringSubmatch(name, -1); all != nil {
+		if n, err := strconv.ParseInt(all[len(all)-1][1], 10, 64); err == nil {
+			return n
+		}
+	}
+	return before
+}

@@ -1,0 +1,214 @@
+package filesystem
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/object"
+)
+
+const (
+	pieceSize = 4 << 20 // bytes that are verified at a time
+	ahead     = 12      // pieces that are verified before they are asked for
+	verifiers = 4       // at a time, for each reading
+)
+
+// reading is a committed file that a client reads by its path.
+type reading struct {
+	file   *data.VerbatimFile
+	object object.Object
+	ctx    context.Context
+	stop   context.CancelFunc
+
+	permits chan struct{}
+	busy    sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	pieces []*piece // nil: nobody has asked
+}
+
+// piece is a part of a file that is verified, or was.
+type piece struct {
+	done chan struct{}
+	err  error
+}
+
+type openReply struct {
+	Read uint64 `json:"read"`
+	Path string `json:"path"` // of the file
+	Size int64  `json:"size"`
+}
+
+// open begins to read a file.
+func (h *Handler) open(ctx context.Context, in pathRequest) (openReply, error) {
+	p, err := parse(in.Path)
+	if err != nil {
+		return openReply{}, err
+	}
+	all, err := h.line(ctx, p.run)
+	if err != nil {
+		return openReply{}, err
+	}
+	f, _, err := h.find(ctx, p, all)
+	if err != nil {
+		return openReply{}, err
+	}
+	object, err := f.file.Open(context.WithoutCancel(ctx))
+	if err != nil {
+		return openReply{}, fmt.Errorf("open %s%s: %w", scheme, p.text, err)
+	}
+	r := &reading{
+		file: f.file, object: object, permits: make(chan struct{}, verifiers),
+		pieces: make([]*piece, (f.size()+pieceSize-1)/pieceSize),
+	}
+	r.ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx))
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	id, err := h.number()
+	var c *client
+	if err == nil {
+		c, err = h.clientOf(ctx)
+	}
+	if err != nil {
+		r.close()
+		return openReply{}, err
+	}
+	h.reads[id] = r
+	if c != nil {
+		c.reads[id] = r
+	}
+	return openReply{Read: id, Path: f.file.Path, Size: f.size()}, nil
+}
+
+type verifyRequest struct {
+	Read   uint64 `json:"read"`
+	Offset int64  `json:"offset"`
+	Length int64  `json:"length"`
+}
+
+type verifyReply struct {
+	From int64 `json:"from"` // of the verified bytes around those that were asked for
+	To   int64 `json:"to"`
+}
+
+// verify returns once the bytes were compared with their checksums.
+func (h *Handler) verify(ctx context.Context, in verifyRequest) (verifyReply, error) {
+	h.mu.Lock()
+	r := h.reads[in.Read]
+	h.mu.Unlock()
+	if r == nil {
+		return verifyReply{}, conflict("nothing is read as %d: the file was closed, or the trainer or agent has ended", in.Read)
+	}
+	if in.Offset < 0 || in.Length < 0 || in.Offset > r.file.Size || in.Length > r.file.Size-in.Offset {
+		return verifyReply{}, refused("%d bytes at %d do not lie in the %d bytes of the file", in.Length, in.Offset, r.file.Size)
+	}
+	if in.Length == 0 {
+		return verifyReply{in.Offset, in.Offset}, nil
+	}
+	first, last := int(in.Offset/pieceSize), int((in.Offset+in.Length-1)/pieceSize)
+	all, err := r.ask(first, last)
+	if err != nil {
+		return verifyReply{}, err
+	}
+	for _, p := range all {
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+			return verifyReply{}, ctx.Err()
+		}
+		if p.err != nil {
+			return verifyReply{}, fmt.Errorf("read %s: %w", r.file.Name, p.err)
+		}
+	}
+	lo, hi := r.around(first, last)
+	return verifyReply{lo * pieceSize, min(hi*pieceSize, r.file.Size)}, nil
+}
+
+// ask has pieces verified, and some after them, and returns those.
+func (r *reading) ask(first, last int) ([]*piece, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, conflict("the file was closed")
+	}
+	for i := first; i <= min(last+ahead, len(r.pieces)-1); i++ {
+		if r.pieces[i] != nil {
+			continue
+		}
+		p := &piece{done: make(chan struct{})}
+		r.pieces[i] = p
+		r.busy.Add(1)
+		go func() {
+			defer r.busy.Done()
+			defer close(p.done)
+			select {
+			case r.permits <- struct{}{}:
+				_, _, p.err = r.file.Verify(r.ctx, r.object, int64(i)*pieceSize, int64(i+1)*pieceSize)
+				<-r.permits
+			case <-r.ctx.Done():
+				p.err = r.ctx.Err()
+			}
+		}()
+	}
+	return slices.Clone(r.pieces[first : last+1]), nil
+}
+
+// around are the verified pieces before and after some.
+func (r *reading) around(first, last int) (lo, hi int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	good := func(i int) bool {
+		if i < 0 || i >= len(r.pieces) || r.pieces[i] == nil {
+			return false
+		}
+		select {
+		case <-r.pieces[i].done:
+			return r.pieces[i].err == nil
+		default:
+			return false
+		}
+	}
+	for good(first - 1) {
+		first--
+	}
+	for good(last + 1) {
+		last++
+	}
+	return int64(first), int64(last + 1)
+}
+
+// close ends the reading. It does not wait for the disk.
+func (r *reading) close() {
+	r.mu.Lock()
+	first := !r.closed
+	r.closed = true
+	r.mu.Unlock()
+	if !first {
+		return
+	}
+	r.stop()
+	go func() {
+		r.busy.Wait()
+		_ = r.object.Close() // nothing was written to it
+	}()
+}
+
+type doneRequest struct {
+	Read uint64 `json:"read"`
+}
+
+// done ends a reading.
+func (h *Handler) done(_ context.Context, in doneRequest) (empty, error) {
+	h.mu.Lock()
+	r := h.reads[in.Read]
+	h.mu.Unlock()
+	if r != nil {
+		h.release(in.Read)
+		r.close()
+	}
+	return empty{}, nil
+}

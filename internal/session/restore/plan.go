@@ -1,0 +1,86 @@
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/planner"
+)
+
+// plan finds what every rank reads. When one of them wants what cannot be had,
+// nothing is read for any: that rank is told what, and the others who it is.
+func (r *restore) plan(ctx context.Context, requests map[int]client.LoadRequest) []error {
+	errs := make([]error, len(r.ranks))
+	var all []error
+	for _, rank := range r.part {
+		req := requests[rank]
+		if err := r.planRank(ctx, rank, planner.LoadOptions{Partial: req.Partial, StrictDType: req.StrictDType, SameKind: req.SameKind}); err != nil {
+			err = fmt.Errorf("rank %d: load %s: %w", rank, r.ckpt.ID, err)
+			errs[rank] = &MisuseError{err}
+			all = append(all, err)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	others := error(&ConflictError{fmt.Errorf("load %d is a collective, and cannot be served to all ranks: %w", r.n, errors.Join(all...))})
+	for rank := range errs {
+		if errs[rank] == nil {
+			errs[rank] = others
+		}
+	}
+	return errs
+}
+
+// planRank plans the reads of a rank. Optional values that the checkpoint has
+// of other ranks only are left out.
+func (r *restore) planRank(ctx context.Context, rank int, o planner.LoadOptions) (err error) {
+	of := &r.ranks[rank]
+	for i, it := range of.items {
+		w := checkpoint.Want{Value: it.Value, Shard: it.Shard(), Rank: rank}
+		if it.Rank != nil {
+			w.Rank = *it.Rank
+		}
+		if !it.Optional || !r.planner.Lacks(w) {
+			of.wants, of.of = append(of.wants, w), append(of.of, i)
+		}
+	}
+	if of.planned, err = r.planner.LoadWith(of.wants, o); err != nil {
+		return err
+	}
+	of.sizes = make([]int64, len(of.wants))
+	for i, w := range of.wants {
+		if !of.absent(i) {
+			of.sizes[i] = r.planner.Size(w)
+		}
+	}
+	of.offsets, of.size = staging.Place(of.sizes)
+	return ctx.Err()
+}
+
+// absent reports whether a want is left out.
+func (of *restoreRank) absent(want int) bool {
+	_, absent := slices.BinarySearch(of.planned.Absent, want)
+	return absent
+}
+
+// prepare has the storage look at the reads of all ranks.
+func (r *restore) prepare(ctx context.Context) error {
+	reads := make([][]checkpoint.Read, len(r.ranks))
+	for rank := range r.ranks {
+		reads[rank] = r.ranks[rank].planned.Reads
+	}
+	reads, err := r.reader.PrepareGlobalPlan(ctx, reads)
+	if err != nil {
+		return err
+	}
+	for rank := range r.ranks {
+		r.ranks[rank].reads = reads[rank]
+	}
+	return nil
+}

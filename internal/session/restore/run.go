@@ -1,0 +1,224 @@
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// restore is the reading of one load: what it was resolved to, and the part of
+// each rank.
+type restore struct {
+	l        *Loader
+	n        int   // of the load
+	part     []int // the ranks that take part
+	ckpt     projections.Checkpoint
+	manifest checkpoint.Manifest
+	planner  *planner.Loader
+	reader   data.Reader
+	unread   []string
+	ranks    []restoreRank    // of the attempt; those that take no part want nothing
+	files    map[string]int64 // those of the checkpoint that are lent, and their sizes
+	verdict  *verdict         // of ranks that verify what they copy; nil: none does
+}
+
+// restoreRank is what one rank wants, and where it goes.
+type restoreRank struct {
+	items   []client.Item
+	wants   []checkpoint.Want
+	of      []int // the item of each want
+	planned planner.Loaded
+	reads   []checkpoint.Read
+	sizes   []int64 // of the wants
+	offsets []int64 // in the arena
+	size    int64
+	arena   *staging.Arena
+
+	slots    bool   // it can read several files
+	verifies bool   // it verifies what it copies
+	spots    []spot // by want; nil: none is lent
+}
+
+// run reads a load for all ranks. On return nothing writes to their arenas.
+func (l *Loader) run(ctx context.Context, ld *load) []answer {
+	r := &restore{l: l, n: ld.n, part: ld.ranks, ranks: make([]restoreRank, l.cfg.World)}
+	for rank := range r.ranks {
+		r.ranks[rank].slots = true // no memory is made for who wants nothing
+	}
+	verifies := true // all or none: a rank that is not to wait would go on where others fail
+	for _, rank := range r.part {
+		r.ranks[rank].items, r.ranks[rank].slots = ld.asked[rank].Items, ld.slots[rank]
+		verifies = verifies && ld.slots[rank] && ld.asked[rank].Verifies
+	}
+	for _, rank := range r.part {
+		r.ranks[rank].verifies = verifies
+	}
+	if err := r.resolve(ctx, ld.asked); err != nil {
+		return r.failed(&ConflictError{err})
+	}
+	errs := r.plan(ctx, ld.asked)
+	if errs == nil {
+		err := r.prepare(ctx)
+		if err == nil {
+			err = r.readBeside(ctx)
+		}
+		if err == nil {
+			return r.answers()
+		}
+		errs = slices.Repeat([]error{unreadable(r.ckpt, err)}, len(r.ranks))
+	}
+	err := l.cfg.Log.Failed(l.cfg.Work, &events.RestoreFailed{
+		Attempt: l.cfg.Attempt, Load: ld.n, Checkpoint: r.ckpt.ID, Error: joined(errs).Error(),
+	})
+	out := make([]answer, len(r.ranks))
+	for rank := range r.ranks {
+		if a := r.ranks[rank].arena; a != nil {
+			err = errors.Join(err, l.cfg.Arenas.Drop(a))
+		}
+		if lent := r.ranks[rank].lent(); len(lent) > 0 {
+			l.cfg.Arenas.Release(lent)
+		}
+	}
+	for rank := range out {
+		out[rank].err = errors.Join(errs[rank], err)
+	}
+	return out
+}
+
+// joined is every error once.
+func joined(errs []error) error {
+	var out []error
+	for _, err := range errs {
+		if !slices.Contains(out, err) {
+			out = append(out, err)
+		}
+	}
+	return errors.Join(out...)
+}
+
+// failed answers all ranks with an error.
+func (r *restore) failed(err error) []answer {
+	return slices.Repeat([]answer{{err: err}}, len(r.ranks))
+}
+
+// resolve decides, once for all ranks, which checkpoint a load reads.
+func (r *restore) resolve(ctx context.Context, requests map[int]client.LoadRequest) error {
+	first := r.part[0]
+	ref := requests[first].Ref
+	asked := map[string]bool{}
+	strict := false
+	for _, rank := range r.part {
+		req := requests[rank]
+		if req.Ref != ref {
+			return fmt.Errorf("load %d: rank %d asks for %q and rank %d for %q", r.n, first, ref, rank, req.Ref)
+		}
+		strict = strict || req.Strict
+		for _, it := range req.Items {
+			asked[it.FQN] = true
+		}
+	}
+	if ref == "" {
+		ref = r.l.cfg.Resume
+	}
+	if ref == "" {
+		return fmt.Errorf("load %d: there is nothing to resume from; check the context's resume field, or name a checkpoint", r.n)
+	}
+	reader, c, err := r.l.reader(ctx, ref)
+	if err != nil {
+		return err
+	}
+	m, err := reader.ReadMetadata(ctx)
+	if err != nil {
+		return unreadable(c, err)
+	}
+	if err := reader.SetUp(ctx, m, true); err != nil {
+		return err
+	}
+	r.ckpt, r.manifest, r.reader = c, m, reader
+	r.planner = planner.NewLoader(m.Layout)
+	r.unread = planner.Unread(m.Layout, asked)
+	if strict && len(r.unread) > 0 {
+		return fmt.Errorf("load %d of %s: %w", r.n, c.ID, &planner.UnreadError{FQNs: r.unread})
+	}
+	return r.l.cfg.Log.Begun(ctx, &events.RestoreBegun{
+		Attempt: r.l.cfg.Attempt, Load: r.n, Checkpoint: c.ID, From: r.from(), WorldSize: r.l.cfg.World,
+	})
+}
+
+// read reads what all ranks want and none of them takes from a slot or verifies
+// itself, in one go, each block once, and says so.
+func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) error {
+	var wants []checkpoint.Want
+	var all, reads []checkpoint.Read
+	var dst loadTarget
+	checked := int64(0) // bytes of files that ranks verify
+	for rank := range r.ranks {
+		of := &r.ranks[rank]
+		base := len(wants)
+		wants = append(wants, of.wants...)
+		all = append(all, of.reads...)
+		for _, read := range of.reads {
+			if at := of.spot(read.Want); at.check != nil && at.arena == nil {
+				checked += of.sizes[read.Want]
+			} else if at.arena == nil {
+				read.Want += base
+				reads = append(reads, read)
+			}
+		}
+		for i := range of.wants {
+			dst = append(dst, of.target(i))
+		}
+	}
+	slots, rest, err := r.fromSlots(ctx, held, wants, reads, dst)
+	slots += lent
+	if err != nil {
+		return err
+	}
+	files := int64(0)
+	if len(rest) > 0 {
+		if files, err = r.reader.ReadData(ctx, wants, rest, dst); err != nil {
+			return err
+		}
+	}
+	return r.say(ctx, all, slots, files+checked)
+}
+
+// say tells the log what every rank has got, and that the load is complete: at once,
+// or when the ranks that verify what they copy have found it in order.
+func (r *restore) say(ctx context.Context, reads []checkpoint.Read, slots, files int64) error {
+	cfg := r.l.cfg
+	plans := make([]*events.LoadPlan, len(r.part))
+	for i, rank := range r.part {
+		of := r.ranks[rank]
+		plans[i] = &events.LoadPlan{
+			Attempt: cfg.Attempt, Load: r.n, Checkpoint: r.ckpt.ID, Rank: rank, Reads: len(of.reads), Bytes: r.planner.Stored(of.reads),
+		}
+	}
+	wanted := plans[0].Bytes
+	if len(plans) > 1 { // what several ranks want is stored once
+		wanted = r.planner.Stored(reads)
+	}
+	done := &events.RestoreCompleted{
+		Attempt: cfg.Attempt, Load: r.n, Checkpoint: r.ckpt.ID, Tier: tierOf(slots, files), Bytes: slots + files, Slots: slots,
+		Wanted: wanted, Unread: r.unread,
+	}
+	if r.verdict = newVerdict(r, plans, done); r.verdict != nil {
+		return nil
+	}
+	return cfg.Log.Completed(ctx, plans, done)
+}
+
+// loadTarget is the buffers of the wants of all ranks.
+type loadTarget [][]byte
+
+// Want implements data.Destination.
+func (t loadTarget) Want(i int) []byte { return t[i] }

@@ -1,0 +1,171 @@
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+)
+
+// verdict is what becomes of a load of which ranks verify their part while they copy
+// it: it is complete when each of them has found it in order, and of no use to any
+// when one has not. None goes on before that is known.
+//
+//	rank 0   load ──▶ where ── copy, verify ──▶ loaded ─────────┐ complete, or
+//	rank 1   load ──▶ where ── copy, verify ────────▶ loaded ───┘ what is damaged
+type verdict struct {
+	r     *restore
+	plans []*events.LoadPlan
+	done  *events.RestoreCompleted
+
+	// Under the lock of the loader.
+	missing map[int]bool  // ranks that have not said what they have found
+	ended   bool          // somebody finds out err, or it is known
+	over    chan struct{} // closed when err is known
+	err     error
+}
+
+// newVerdict is that of the ranks of a load of which any verifies something; nil if none
+// does. All of them wait for it.
+func newVerdict(r *restore, plans []*events.LoadPlan, done *events.RestoreCompleted) *verdict {
+	checks := slices.ContainsFunc(r.ranks, func(of restoreRank) bool {
+		return slices.ContainsFunc(of.spots, func(s spot) bool { return s.check != nil })
+	})
+	if !checks {
+		return nil
+	}
+	v := &verdict{r: r, plans: plans, done: done, missing: map[int]bool{}, over: make(chan struct{})}
+	for _, rank := range r.part {
+		v.missing[rank] = true
+	}
+	return v
+}
+
+// judge notes what a rank has found, and returns when it is known what all have.
+func (l *Loader) judge(ctx context.Context, v *verdict, rank int, said client.LoadedRequest, limit time.Duration) error {
+	wait, cancel := l.bounded(ctx, limit)
+	defer cancel()
+	l.mu.Lock()
+	delete(v.missing, rank)
+	decide := !v.ended && (said.Damaged != "" || said.Failed != "" || len(v.missing) == 0)
+	v.ended = v.ended || decide
+	l.mu.Unlock()
+	if decide {
+		l.decide(v, rank, said, limit)
+	}
+	select {
+	case <-v.over:
+		return v.err
+	case <-wait.Done():
+	}
+	l.mu.Lock()
+	absent, decide := slices.Sorted(maps.Keys(v.missing)), !v.ended
+	v.ended = true
+	l.mu.Unlock()
+	if decide { // for the others too, and for those that come later
+		l.fail(v, fmt.Errorf("load %d is a collective, and ranks %v have not said that theirs is in order: %w", v.r.n, absent, wait.Err()))
+		return v.err
+	}
+	return fmt.Errorf("load %d: what becomes of it is not known yet: %w", v.r.n, wait.Err())
+}
+
+func (l *Loader) bounded(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if l.cfg.Limit != nil {
+		return l.cfg.Limit(ctx, limit)
+	}
+	return context.WithTimeout(ctx, limit)
+}
+
+// decide tells the log that a load is complete, or why it has failed: it looks at what a
+// rank says is damaged.
+func (l *Loader) decide(v *verdict, rank int, said client.LoadedRequest, limit time.Duration) {
+	switch {
+	case said.Damaged != "":
+		ctx, cancel := l.bounded(l.cfg.Work, limit)
+		defer cancel()
+		err := v.r.look(ctx)
+		if err == nil {
+			l.cfg.Arenas.Doubt(v.r.ckpt.ID) // the next load takes it from the files
+			err = &ConflictError{fmt.Errorf("load %d of %s: what rank %d has copied is not what was committed (%s), and the checkpoint is: load it again", v.r.n, v.r.ckpt.ID, rank, said.Damaged)}
+		}
+		l.fail(v, unreadable(v.r.ckpt, err))
+	case said.Failed != "":
+		l.fail(v, &ConflictError{fmt.Errorf("load %d is a collective, and rank %d has not loaded its part: %s", v.r.n, rank, said.Failed)})
+	default:
+		v.end(l.cfg.Log.Completed(l.cfg.Work, v.plans, v.done))
+	}
+}
+
+// fail tells the log, and then all ranks.
+func (l *Loader) fail(v *verdict, err error) {
+	v.end(errors.Join(err, l.cfg.Log.Failed(l.cfg.Work, &events.RestoreFailed{Attempt: l.cfg.Attempt, Load: v.r.n, Checkpoint: v.r.ckpt.ID, Error: err.Error()})))
+}
+
+// end makes it known.
+func (v *verdict) end(err error) {
+	v.err = err
+	close(v.over)
+}
+
+// giveUp ends what no rank's word can end any more. The caller holds the lock.
+func (l *Loader) giveUp(v *verdict, why error) {
+	if v.ended {
+		return
+	}
+	v.ended = true
+	err := &ConflictError{fmt.Errorf("load %d is a collective: %w", v.r.n, why)}
+	if l.closed {
+		v.end(err) // the log has the end of the attempt
+		return
+	}
+	l.running.Go(func() { l.fail(v, err) })
+}
+
+// look verifies in the files what ranks have verified where they have copied it.
+func (r *restore) look(ctx context.Context) error {
+	var wants []checkpoint.Want
+	var reads []checkpoint.Read
+	for rank := range r.ranks {
+		of := &r.ranks[rank]
+		for _, read := range of.reads {
+			if of.spot(read.Want).check != nil {
+				read.Want += len(wants)
+				reads = append(reads, read)
+			}
+		}
+		wants = append(wants, of.wants...)
+	}
+	_, err := r.reader.ReadData(ctx, wants, reads, make(loadTarget, len(wants)))
+	return err
+}
+
+// Loaded takes arena and slots back from a rank, and returns when what the ranks have
+// verified, if they have, is known to be what was committed. It waits for the others as
+// long as limit.
+func (l *Loader) Loaded(ctx context.Context, rank int, req client.LoadedRequest, limit time.Duration) error {
+	l.mu.Lock()
+	by := loan{rank, req.Load, req.Arena}
+	lent, ok := l.lent[by]
+	if !ok {
+		l.mu.Unlock()
+		return &MisuseError{fmt.Errorf("rank %d has no load %d in %q to give back", rank, req.Load, req.Arena)}
+	}
+	delete(l.lent, by)
+	if lent.arena != nil {
+		l.cfg.Arenas.Give(lent.arena)
+		lent.arena = nil
+	}
+	l.undo(lent)
+	v := lent.verdict
+	l.mu.Unlock()
+	if v == nil {
+		return nil
+	}
+	return l.judge(ctx, v, rank, req, limit)
+}

@@ -1,0 +1,295 @@
+package staging
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
+	"golang.org/x/sys/unix"
+)
+
+// ErrTaken says that another trainer of the run is alive on this machine, also
+// one that is stopped and has lost the run.
+var ErrTaken = errors.New("another trainer of this run is alive on this machine")
+
+// Arenas are the files in shared memory of one run, in a directory named by
+// store, run and node.
+//
+//	SHARED/ckptstore-memory-<uid>/ckptstore-<store>-<run>-n0/
+//	  lock             flock(2) of the trainer that owns the directory
+//	  r00002.save.7    what rank 2 saves, in the seventh use of an arena
+//	  r00002.load.9    what rank 2 loads
+//
+// Whoever takes an arena gives it a name of its own, and a new file if the last
+// use was not seen to its end: a worker that comes too late finds no file, or
+// writes to one that nobody reads. An arena that was given back is used again,
+// since memory that was touched before is far faster. A staging slot keeps its
+// arena, and so its name, for as many saves as all parties bring to their end.
+//
+// The kernel frees the lock when a trainer is killed; the next trainer of the
+// run takes the directory over. It may write the slots that are sealed
+// ([Arenas.Sealed]); then it keeps those that hold a checkpoint, and frees all
+// else that is in it ([Arenas.KeepLeft]). All other methods may be called concurrently.
+type Arenas struct {
+	dir  *shm.Directory
+	left []string // names of a dead trainer's files, until they are freed
+	room func(*os.File) (int64, error)
+
+	mu       sync.Mutex
+	uses     int
+	order    int             // of what was kept last
+	live     map[*Arena]bool // true: given back
+	released chan struct{}   // closed when somebody has read an arena to the end
+	taking   sync.WaitGroup  // arenas whose memory is being made
+	closed   bool
+}
+
+// Arena is one mapped file.
+type Arena struct {
+	path string
+	rank int
+	use  string
+	file *os.File
+	data []byte
+	size atomic.Int64 // of data, for those who do not have the arena
+	room func(*os.File) (int64, error)
+
+	// Under the lock of arenas.
+	kept    *kept // what it holds of a checkpoint; nil: nothing
+	readers int   // as long as there are some, data stays what and where it is
+	dropped bool  // the last reader unmaps it
+}
+
+// Path is the file. It is another in each use.
+func (f *Arena) Path() string { return f.path }
+
+// Data is the file's memory. Whoever took the arena, or holds it, may use it
+// until it is given back, dropped or let go.
+func (f *Arena) Data() []byte { return f.data }
+
+// slotUse is the use of an arena that is a slot.
+const slotUse = "save"
+
+// arenaPage is the unit of growth and the alignment of items, in bytes.
+const arenaPage = 4096
+
+// Open takes the directory of a run of a store in shared, such as /dev/shm. It
+// returns [ErrTaken] while another process has it. room is how many bytes are free
+// where a file is; nil asks the system.
+func Open(shared, store, run string, room func(*os.File) (int64, error), log *slog.Logger) (*Arenas, error) {
+	if room == nil {
+		room = shm.Room
+	}
+	name := events.EncodeName(run)
+	if len(name) > 100 {
+		name = checkpoint.Sum([]byte(run)).String()[:32]
+	}
+	dir, err := shm.Own(shared, fmt.Sprintf("ckptstore-%s-%s-n0", storeName(store), name), log)
+	if errors.Is(err, shm.ErrOwned) {
+		err = fmt.Errorf("%w (%w): stop it, or choose another --name", ErrTaken, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)
+	}
+	sayFormer(shared, store, log)
+	left, err := dir.Names()
+	if err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	a := &Arenas{dir: dir, left: left, room: room, live: map[*Arena]bool{}, released: make(chan struct{})}
+	for _, name := range left {
+		// No new arena may have the name of one that is left.
+		if n, err := strconv.Atoi(name[strings.LastIndexByte(name, '.')+1:]); err == nil {
+			a.uses = max(a.uses, n)
+		}
+	}
+	return a, nil
+}
+
+// Take returns an arena of at least size bytes, for one use by one rank: a word
+// of the file's name, which is not that of slots. Where there is too little
+// memory, what nobody uses is freed for it.
+func (a *Arenas) Take(ctx context.Context, rank int, use string, size int64) (*Arena, error) {
+	f, err := a.make(ctx, rank, use, size, false)
+	if errors.Is(err, unix.ENOSPC) && a.spare(0) {
+		return a.make(ctx, rank, use, size, false)
+	}
+	return f, err
+}
+
+// takeAhead is Take for a use that is to come: until then, the arena goes on
+// holding what it holds.
+func (a *Arenas) takeAhead(ctx context.Context, rank int, use string, size int64) (*Arena, error) {
+	return a.make(ctx, rank, use, size, true)
+}
+
+func (a *Arenas) make(ctx context.Context, rank int, use string, size int64, ahead bool) (*Arena, error) {
+	f, err := a.name(rank, use, size, ahead)
+	if err != nil {
+		return nil, fmt.Errorf("open shared memory: %w", err)
+	}
+	defer a.taking.Done()
+	if err := f.grow(ctx, size, ahead); err != nil {
+		return nil, errors.Join(err, a.Drop(f))
+	}
+	return f, nil
+}
+
+// name opens an arena that was given back under a new name, or a new one. The
+// caller says that it is taken when its memory is made.
+func (a *Arenas) name(rank int, use string, size int64, ahead bool) (*Arena, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, errors.New("the job has ended")
+	}
+	a.uses++
+	name := fmt.Sprintf("r%05d.%s.%d", rank, use, a.uses)
+	f, err := a.reuse(rank, use, name)
+	if err == nil && f != nil && (!ahead || size > int64(len(f.data))) {
+		f.kept = nil
+	}
+	if err == nil && f == nil {
+		f = &Arena{path: a.path(name), rank: rank, use: use, room: a.room}
+		f.file, err = a.dir.Create(name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	a.live[f] = false
+	a.taking.Add(1)
+	return f, nil
+}
+
+// held is how many bytes of shared memory the arenas have.
+func (a *Arenas) held() (bytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for f := range a.live {
+		bytes += f.size.Load()
+	}
+	return bytes
+}
+
+// reuse finds an arena that was given back and gives it a new name: one that
+// was of the same use if there is, and the one of which what it holds is needed
+// least. It is nil if there is none.
+func (a *Arenas) reuse(rank int, use, name string) (*Arena, error) {
+	var best *Arena
+	order := func(f *Arena) (n int) {
+		if f.kept != nil {
+			n = f.kept.order
+		}
+		if f.use != use {
+			n += 1 << 60
+		}
+		return n
+	}
+	for f, free := range a.live {
+		if free && f.rank == rank && f.readers == 0 && (best == nil || order(f) < order(best)) {
+			best = f
+		}
+	}
+	if best == nil {
+		return nil, nil
+	}
+	err := a.dir.Rename(filepath.Base(best.path), name)
+	best.path, best.use = a.path(name), use
+	return best, err
+}
+
+// path is by which workers open a file.
+func (a *Arenas) path(name string) string { return filepath.Join(a.dir.Path(), name) }
+
+// Give makes an arena free for another use: every party to this one is done.
+func (a *Arenas) Give(f *Arena) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.live[f]; ok {
+		a.live[f] = true
+	}
+}
+
+// Drop ends an arena that a worker may still write to or read. Who holds it goes
+// on reading what is mapped.
+func (a *Arenas) Drop(f *Arena) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.remove(f)
+}
+
+// empty is Drop for an arena that no worker writes to or reads any more, and
+// that nobody holds: its memory is free at once, also where a worker still maps
+// it.
+func (a *Arenas) empty(f *Arena) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.live[f]; !ok {
+		return nil
+	}
+	err := f.file.Truncate(0)
+	return errors.Join(err, a.remove(f))
+}
+
+func (a *Arenas) remove(f *Arena) error {
+	if _, ok := a.live[f]; !ok {
+		return nil
+	}
+	delete(a.live, f)
+	f.kept = nil
+	err := a.dir.Unlink(filepath.Base(f.path))
+	if f.dropped = f.readers > 0; f.dropped {
+		return err
+	}
+	return errors.Join(f.unmap(), err)
+}
+
+func (f *Arena) unmap() (err error) {
+	if f.data != nil {
+		err = unix.Munmap(f.data)
+		f.data = nil
+	}
+	return errors.Join(err, f.file.Close())
+}
+
+// Close unmaps and removes everything, but what a dead trainer left and was not
+// freed: the next trainer may be able to finish it.
+func (a *Arenas) Close() error {
+	a.mu.Lock()
+	a.closed = true
+	a.mu.Unlock()
+	a.taking.Wait()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var errs []error
+	for f := range a.live {
+		errs = append(errs, a.remove(f))
+	}
+	if len(a.left) == 0 {
+		errs = append(errs, a.dir.Remove())
+	}
+	errs = append(errs, a.dir.Close())
+	return errors.Join(errs...)
+}
+
+// Place lays chunks of the given sizes out one after the other, each at a
+// multiple of 64 bytes, and returns their offsets and the whole size.
+func Place(sizes []int64) (offsets []int64, size int64) {
+	const align = 64
+	offsets = make([]int64, len(sizes))
+	for i, n := range sizes {
+		offsets[i] = size
+		size += (n + align - 1) / align * align
+	}
+	return offsets, size
+}

@@ -1,0 +1,153 @@
+package staging
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+)
+
+// holding is the slot of a rank that holds a checkpoint, or nil. The caller
+// holds the lock.
+func (s *Slots) holding(rank int, checkpoint string) *slot {
+	for _, sl := range s.ranks[rank] {
+		if sl.checkpoint == checkpoint && sl.phase >= copying && !sl.making {
+			return sl
+		}
+	}
+	return nil
+}
+
+// Seal ends the copying of a rank's part of a save and returns its size. ok is
+// false when there is no slot that can be sealed. mark says that the header is
+// to be marked here, for a worker that does not do it itself.
+func (s *Slots) Seal(rank int, checkpoint string, mark bool) (size int64, ok bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sl := s.holding(rank, checkpoint)
+	if sl == nil || sl.phase != copying {
+		return 0, false, nil
+	}
+	if mark {
+		storeSealed(sl.arena.data, sl.generation)
+	}
+	if got := loadSealed(sl.arena.data); got != sl.generation {
+		return 0, true, misuse("the slot of rank %d for %s is not sealed: bytes 8 to 16 of %s are %d, want the generation %d", rank, checkpoint, sl.arena.path, got, sl.generation)
+	}
+	sl.phase = sealed
+	return sl.plan.bytes, true, nil
+}
+
+// Open gives the bytes of a sealed rank to the writer. release frees the slot,
+// which goes on holding them if the writer says what it has written.
+func (s *Slots) Open(checkpoint string, rank int, items []checkpoint.Item) (src data.Source, release func([]data.ChunkDigest), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sl := s.holding(rank, checkpoint)
+	if sl == nil || sl.phase != sealed {
+		return nil, nil, fmt.Errorf("the staged bytes of rank %d for %s are gone", rank, checkpoint)
+	}
+	if src, err = source(sl.arena.data, sl.plan.at, rank, items); err != nil {
+		return nil, nil, err
+	}
+	sl.phase = writing
+	return src, func(digests []data.ChunkDigest) {
+		if digests != nil {
+			s.keep(sl, rank, digests)
+		}
+		s.written(sl)
+	}, nil
+}
+
+// keep says in a slot, and to those who restore, what was written from it. The
+// slot is still the writer's.
+func (s *Slots) keep(sl *slot, rank int, digests []data.ChunkDigest) {
+	k := &kept{checkpoint: sl.checkpoint, rank: rank, at: sl.plan.at, digests: make(map[string]checkpoint.Digest, len(digests))}
+	for _, d := range digests {
+		k.digests[Key(d.Item)] = d.Digest
+	}
+	all := make([]checkpoint.Digest, len(sl.plan.keys))
+	for i, key := range sl.plan.keys {
+		all[i] = k.digests[key]
+	}
+	writeDigests(sl.arena.data, sl.plan, sl.generation, all)
+	s.arenas.keep(sl.arena, k)
+}
+
+// source is the bytes of items in an arena.
+func source(data []byte, at map[string]Span, rank int, items []checkpoint.Item) (src slotSource, err error) {
+	for _, it := range items {
+		at, ok := at[Key(it)]
+		if !ok || at.Size != it.Bytes {
+			return nil, fmt.Errorf("rank %d has not staged %q %v, which the global plan wants of it", rank, it.Shard.FQN, it.Shard.Box)
+		}
+		src = append(src, data[at.Offset:at.Offset+at.Size])
+	}
+	return src, nil
+}
+
+// written frees a slot whose writer is done.
+func (s *Slots) written(sl *slot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.release(sl)
+	if s.closed {
+		s.arenas.Give(sl.arena)
+		sl.arena = nil
+	}
+}
+
+// release makes a slot free whose worker is done with it. The caller holds the
+// lock.
+func (s *Slots) release(sl *slot) {
+	sl.phase, sl.checkpoint, sl.plan, sl.doomed = free, "", nil, false
+	s.trim(sl)
+	s.tell()
+}
+
+// drop frees a slot into which a worker may still be copying: in memory that
+// nobody else will use. The caller holds the lock.
+func (s *Slots) drop(sl *slot) {
+	if sl.arena != nil {
+		_ = s.arenas.Drop(sl.arena) // a file that cannot be removed stays until the job ends
+		sl.arena = nil
+	}
+	s.release(sl)
+}
+
+// Abort frees the slots of a save that will not be written, of all ranks or of
+// some. One that is being written is freed by its writer.
+func (s *Slots) Abort(checkpoint string, ranks ...int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(ranks) == 0 {
+		s.arenas.forget(checkpoint)
+	}
+	for rank, slots := range s.ranks {
+		if len(ranks) > 0 && !slices.Contains(ranks, rank) {
+			continue
+		}
+		for _, sl := range slots {
+			switch {
+			case sl.checkpoint != checkpoint || sl.phase == free || sl.phase == writing:
+			case sl.phase == copying && sl.making:
+				sl.doomed = true // who makes it drops it
+			case sl.phase == copying:
+				size := int64(len(sl.arena.data))
+				s.drop(sl)
+				s.makeAhead(rank, size)
+			default: // reserved, or sealed: the worker's copy is complete
+				s.release(sl)
+			}
+		}
+	}
+}
+
+// slotSource is the bytes of a rank's items, in the order of its write plan.
+type slotSource [][]byte
+
+// Item implements data.Source.
+func (s slotSource) Item(i int) ([]byte, error) { return s[i], nil }
+
+var _ data.Source = slotSource{}

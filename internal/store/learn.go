@@ -1,0 +1,242 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+const (
+	// learnAfter is how long after opening a store its owner begins to learn
+	// the digests of adopted files, and how often it looks for more.
+	learnAfter = time.Minute
+	// learnRate is how many bytes a second it reads at most for that, so that
+	// a training does not notice.
+	learnRate = 32 << 20
+	// attachTimeout bounds one decision, over all retries.
+	attachTimeout = time.Minute
+)
+
+// Learn verifies a checkpoint. Digests of adopted files that are not known yet
+// are learned by that, and recorded in the log: see [data.Root.Learn]. What
+// the log has recorded and is found otherwise is a finding.
+func (s *Store) Learn(ctx context.Context, c projections.Checkpoint, progress func(bytes int64)) (data.Report, error) {
+	return s.learn(ctx, c, data.LearnOptions{Progress: progress})
+}
+
+func (s *Store) learn(ctx context.Context, c projections.Checkpoint, o data.LearnOptions) (data.Report, error) {
+	s.learning.Lock()
+	defer s.learning.Unlock()
+	return s.learnOne(ctx, c, o)
+}
+
+// learnOne is learn for a caller that holds the lock. Several may run at a time
+// for different checkpoints.
+func (s *Store) learnOne(ctx context.Context, c projections.Checkpoint, o data.LearnOptions) (data.Report, error) {
+	digest, err := checkpoint.ParseDigest(c.Manifest)
+	if err != nil {
+		return data.Report{}, err
+	}
+	if s.unwritable() != nil {
+		return s.Data.VerifyWith(ctx, RefOf(c), digest, data.VerifyOptions{Progress: o.Progress, Together: o.Together})
+	}
+	o.Recorded = map[string]checkpoint.Digest{}
+	for _, a := range c.Attachments {
+		if o.Recorded[a.Name], err = checkpoint.ParseDigest(a.Digest); err != nil {
+			return data.Report{}, fmt.Errorf("attachment %q of %s@%s: %w", a.Name, c.Run, c.ID, err)
+		}
+	}
+	report, err := s.Data.Learn(ctx, RefOf(c), digest, o)
+	if err != nil {
+		return report, err
+	}
+	for _, sums := range report.Sums {
+		if _, known := o.Recorded[sums.Name]; known {
+			continue
+		}
+		err := s.decide(ctx, events.Aggregate{Run: c.Run, Trial: c.Trial}, &events.CheckpointAttached{
+			Checkpoint: c.ID, Name: sums.Name, Digest: sums.Digest.String(), Size: sums.Size,
+		})
+		if err != nil {
+			return report, fmt.Errorf("record %s of checkpoint %s@%s: %w", sums.Name, c.Run, c.ID, err)
+		}
+	}
+	return report, nil
+}
+
+// decide appends a decision that is right whatever else was decided.
+func (s *Store) decide(ctx context.Context, agg events.Aggregate, body events.Body) error {
+	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
+	defer cancel()
+	d, err := events.NewDecision(Stamp("ckptstore"), agg, body)
+	if err != nil {
+		return err
+	}
+	for {
+		trial, err := Queries{s.Views()}.Trial(ctx, agg.Run, agg.Trial)
+		if err != nil {
+			return err
+		}
+		if _, err = s.Log.Decide(ctx, d, trial.LaneSeq); !errors.Is(err, jetlog.ErrConflict) {
+			return err
+		}
+	}
+}
+
+// learner learns in the background while this process owns the store.
+type learner struct {
+	store  *Store
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	runs map[string]bool // whose checkpoints were looked at; nil once all were
+	upTo uint64          // event up to which commits were looked at since
+}
+
+func startLearner(s *Store, every time.Duration) *learner {
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &learner{store: s, cancel: cancel, done: make(chan struct{}), runs: map[string]bool{}}
+	go func() {
+		defer close(l.done)
+		for sleep(ctx, every) {
+			if !s.Owns() {
+				continue
+			}
+			if err := l.pass(ctx); err != nil && ctx.Err() == nil {
+				s.opts.Logger.Warn("digests of adopted files could not be learned; it is tried again", "error", err)
+			}
+		}
+	}()
+	return l
+}
+
+func (l *learner) stop() {
+	l.cancel()
+	<-l.done
+}
+
+// learnLook is as how many bytes looking at a checkpoint counts, when there is
+// nothing to learn: a thousand a second.
+const learnLook = learnRate >> 10
+
+// pass looks at every checkpoint once, run by run, and then at those that were
+// committed since.
+func (l *learner) pass(ctx context.Context) error {
+	if l.runs != nil {
+		if err := l.first(ctx); err != nil {
+			return err
+		}
+	}
+	last, err := l.store.Log.Last(ctx)
+	if err != nil {
+		return err
+	}
+	for e, err := range l.store.Log.ReadCheckpoints(ctx, l.upTo+1, last) {
+		if err != nil {
+			return err
+		}
+		if e.Kind == (events.CheckpointCommitted{}).Kind() {
+			id, err := endedBy(e)
+			if err != nil {
+				return err
+			}
+			c, err := Queries{l.store.Views()}.Resolve(ctx, e.Scope.Run+"/"+e.Scope.Trial+"@"+id)
+			if err == nil && c.State == projections.Committed && c.ID == id {
+				err = l.one(ctx, c)
+			}
+			if err != nil {
+				return fmt.Errorf("checkpoint %s@%s: %w", e.Scope.Run, id, err)
+			}
+		}
+		l.upTo = e.Sequence
+	}
+	l.upTo = last
+	return nil
+}
+
+// first looks at what there was when this process came to own the store.
+func (l *learner) first(ctx context.Context) error {
+	if l.upTo == 0 {
+		last, err := l.store.Log.Last(ctx)
+		if err != nil {
+			return err
+		}
+		l.upTo = last
+	}
+	runs, err := query.Ask(ctx, l.store.Views(), query.Runs, query.Params{})
+	if err != nil {
+		return err
+	}
+	p := stepped{pacer: pacer{rate: learnRate}}
+	for _, run := range runs {
+		if l.runs[run.Name] {
+			continue
+		}
+		list, err := query.Ask(ctx, l.store.Views(), query.Checkpoints, query.Params{Run: run.Name, All: true})
+		if err != nil {
+			return err
+		}
+		for _, c := range list {
+			if c.State != projections.Committed {
+				continue
+			}
+			if err := l.one(ctx, c); err != nil {
+				return fmt.Errorf("checkpoint %s@%s: %w", c.Run, c.ID, err)
+			}
+			if err := p.pace(ctx, learnLook); err != nil {
+				return err
+			}
+		}
+		l.runs[run.Name] = true
+	}
+	l.runs = nil
+	return nil
+}
+
+func (l *learner) one(ctx context.Context, c projections.Checkpoint) error {
+	ranks, err := l.store.Data.Unlearned(ctx, RefOf(c))
+	if err != nil || len(ranks) == 0 {
+		return err
+	}
+	p := pacer{rate: learnRate}
+	report, err := l.store.learn(ctx, c, data.LearnOptions{Pace: p.pace})
+	if err != nil {
+		return err
+	}
+	for _, f := range report.Findings {
+		l.store.opts.Logger.Error("an adopted file is damaged, or has changed", "checkpoint", c.Run+"@"+c.ID, "finding", f.String())
+	}
+	return nil
+}
+
+// pacer lets bytes pass at a rate.
+type pacer struct {
+	rate int64 // bytes a second
+
+	mu   sync.Mutex
+	next time.Time // when the next byte may pass
+}
+
+func (p *pacer) pace(ctx context.Context, bytes int64) error {
+	p.mu.Lock()
+	now := time.Now()
+	if p.next.Before(now) {
+		p.next = now
+	}
+	p.next = p.next.Add(time.Duration(bytes) * time.Second / time.Duration(p.rate))
+	wait := p.next.Sub(now)
+	p.mu.Unlock()
+	if !sleep(ctx, wait) {
+		return ctx.Err()
+	}
+	return nil
+}

@@ -1,0 +1,333 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"golang.org/x/sys/unix"
+)
+
+// owner is this process's side of the ownership of a directory: it holds the
+// lock and serves, or it knows who does.
+type owner struct {
+	dir   string
+	store *Store
+
+	life   context.Context // ends with close
+	cancel context.CancelFunc
+	lost   chan struct{}   // the connection to the owner broke, or could not be made
+	broke  chan *ownership // of this process, which can do its work no more
+	cut    chan *ownership // of this process, whose live stream is due to be cut
+	done   chan struct{}   // the watcher has ended; nil before it started
+	client *query.Client
+
+	cutAgain time.Time  // when to try again to cut the live stream, after a failure
+	taking   sync.Mutex // held while this process tries to own the store, which may take long
+
+	mu  sync.Mutex // held for a moment
+	own *ownership // nil while another process owns the store
+	why error      // the store has no owner; nil while it has one
+}
+
+// card is owner.json: who owns the store and where to reach it.
+type card struct {
+	Host    string    `json:"host"`
+	PID     int       `json:"pid"`
+	Started time.Time `json:"started"`
+	Log     string    `json:"log"`               // socket for NATS
+	API     string    `json:"api"`               // socket for queries
+	Address string    `json:"address,omitempty"` // HOST:PORT for clients over TCP
+}
+
+const lockName, cardName = "LOCK", "owner.json"
+
+func newOwner(dir string, s *Store) *owner {
+	o := &owner{dir: dir, store: s, lost: make(chan struct{}, 1), broke: make(chan *ownership, 1), cut: make(chan *ownership)}
+	o.life, o.cancel = context.WithCancel(context.Background())
+	return o
+}
+
+// tryLock takes the lock of a store's directory, if this process may write there;
+// nil when another process holds it.
+func tryLock(dir string) (*os.File, error) {
+	if err := mayWrite(dir); err != nil {
+		if cannot := canWrite(dir); cannot != nil {
+			err = fmt.Errorf("lock the store: %w; `ckptstore ls --offline` reads without the lock", cannot)
+		}
+		return nil, err
+	}
+	f, err := beneath.At(dir).OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the store: %w; `ckptstore ls --offline` reads without the lock", err)
+	}
+	if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		return f, nil
+	}
+	_ = f.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("lock the store: %w", err)
+}
+
+// join owns the store or connects to its owner, and sets the store's log. An
+// owner may go at any moment of it. Patience is for others: what this process
+// does as the owner takes its time.
+func (o *owner) join(ctx context.Context) error {
+	// Segments of the archive are read by each process, the owner or not.
+	if err := onlyPlain(o.dir, archiveDir(o.dir)); err != nil {
+		return fmt.Errorf("open the store: %w", err)
+	}
+	o.done = make(chan struct{})
+	go o.watch()
+	patient, cancel := context.WithTimeout(ctx, o.store.opts.Patience)
+	defer cancel()
+	for {
+		took, err := o.tryOwn(ctx)
+		if err != nil {
+			return err
+		}
+		within := patient
+		if took {
+			within = ctx
+		}
+		err = o.connect(within)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("open the store: %w: %w", ctx.Err(), err)
+		case took, errors.Is(err, ErrForeign), errors.Is(err, ErrNewer), errors.Is(err, ErrDamaged):
+			return err
+		case !sleep(patient, 20*time.Millisecond) && ctx.Err() == nil:
+			return o.locked(err)
+		}
+	}
+}
+
+// connect opens the log through whoever owns it now.
+func (o *owner) connect(ctx context.Context) error {
+	log, err := jetlog.Connect(ctx, jetlog.Options{
+		Dial: o.dialLog, Logger: o.store.opts.Logger, Archive: archiveDir(o.dir),
+		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit, Deciding: o.store.ballast().release, Down: o.down,
+		ReadOnly: o.store.unwritable(),
+	})
+	if err != nil {
+		return err
+	}
+	if err := checkLog(ctx, log, o.store.ID); err != nil {
+		log.Close()
+		return err
+	}
+	o.store.Log = log
+	o.client = query.NewClient(o.dialAPI, log.Last)
+	return nil
+}
+
+// lose tells the watcher that there may be no owner.
+func (o *owner) lose() {
+	select {
+	case o.lost <- struct{}{}:
+	default: // it is told already
+	}
+}
+
+// locked is the error for an owner that does not answer. Where its socket is
+// not visible, as in another container, waiting would not help.
+func (o *owner) locked(cause error) error {
+	who, next := "another process", "wait for it or end that process"
+	c, err := readCard(o.dir)
+	if err != nil && errors.Is(cause, context.DeadlineExceeded) {
+		cause = err // which the time was spent on
+	}
+	if err == nil && c.PID > 0 {
+		who = fmt.Sprintf("process %d on %s, owner since %s,", c.PID, c.Host, c.Started.Local().Format(time.DateTime))
+		next = fmt.Sprintf("its socket is %s: wait for it or end that process", c.Log)
+		if _, serr := os.Lstat(c.Log); errors.Is(serr, os.ErrNotExist) {
+			next = fmt.Sprintf("its socket %s is not visible here, as when each container has a /tmp of its own: share XDG_RUNTIME_DIR between them, or run `ckptstore serve --listen HOST:PORT` beside the store and use --store nats://HOST:PORT", c.Log)
+		}
+	}
+	return fmt.Errorf("%w: %s holds %s and does not answer: %w: %s; `ckptstore ls --offline` reads without the lock",
+		ErrLocked, who, filepath.Join(o.dir, lockName), cause, next)
+}
+
+// tryOwn takes the lock and starts serving. It reports false when another
+// process holds the lock.
+func (o *owner) tryOwn(ctx context.Context) (bool, error) {
+	o.taking.Lock()
+	defer o.taking.Unlock()
+	if o.ownership() != nil {
+		return true, nil
+	}
+	lock, err := tryLock(o.dir)
+	if err != nil || lock == nil {
+		return false, err
+	}
+	own, err := succeed(ctx, o.store, o.dir, lock)
+	if err != nil {
+		return false, errors.Join(err, unlock(lock))
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.own, o.why = own, nil
+	return true, nil
+}
+
+// unlock gives a lock back. A process that is being started has the file too until it
+// is executed, so that closing it would not do.
+func unlock(f *os.File) error {
+	return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
+}
+
+func (o *owner) ownership() *ownership {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.own
+}
+
+// dialLog connects to the embedded server, here or in the owner's process. An
+// owner that went before the log was connected again is lost too.
+func (o *owner) dialLog(ctx context.Context) (net.Conn, error) {
+	if own := o.ownership(); own != nil {
+		return own.server.Dial()
+	}
+	conn, err := o.dialOwner(ctx)
+	if err != nil {
+		o.lose()
+	}
+	return conn, err
+}
+
+func (o *owner) dialOwner(ctx context.Context) (net.Conn, error) {
+	c, err := readCard(o.dir)
+	if err != nil {
+		return nil, err
+	}
+	return dialUnix(ctx, c.Log)
+}
+
+func (o *owner) dialAPI(ctx context.Context) (net.Conn, error) {
+	c, err := readCard(o.dir)
+	if err != nil {
+		return nil, err
+	}
+	return dialUnix(ctx, c.API)
+}
+
+// Answer implements [query.Source]: by the own views, or by the owner's. While
+// the store passes from one owner to the next, the question waits.
+func (o *owner) Answer(ctx context.Context, kind string, p query.Params) (json.RawMessage, error) {
+	patient, cancel := context.WithTimeout(ctx, o.store.opts.Patience)
+	defer cancel()
+	for {
+		if o.life.Err() != nil {
+			return nil, fmt.Errorf("ask %s: %w", kind, errClosed)
+		}
+		var answer json.RawMessage
+		var err error
+		own := o.ownership()
+		if own != nil {
+			answer, err = own.views.source.Answer(ctx, kind, p)
+			if err == nil || o.ownership() == own {
+				return answer, err
+			}
+		} else {
+			answer, err = o.client.Answer(ctx, kind, p)
+			if !errors.Is(err, query.ErrUnreachable) {
+				return answer, err
+			}
+		}
+		if !sleep(patient, 20*time.Millisecond) {
+			if why := o.down(); why != nil {
+				err = fmt.Errorf("%w: %w", err, why)
+			}
+			return answer, err
+		}
+	}
+}
+
+// errClosed is the answer of a store that this process has closed.
+var errClosed = errors.New("the store is closed")
+
+var _ query.Source = (*owner)(nil)
+
+// Owns reports whether this process owns the store now.
+func (s *Store) Owns() bool { return s.owner != nil && s.owner.ownership() != nil }
+
+// closeTimeout bounds how long this process waits for the store to be given up:
+// a disk that does not answer may hold its log, its views and its notes.
+const closeTimeout = 50 * time.Second
+
+// close gives the store up. It may be called again. What does not end in time
+// ends with the process, and so does the lock.
+func (o *owner) close() error {
+	ended := make(chan error, 1)
+	go func() { ended <- o.giveBack() }()
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("close the store %s: it was not given up within %v: its disk does not answer; the lock is held until this process ends", o.dir, closeTimeout)
+	}
+}
+
+func (o *owner) giveBack() error {
+	o.cancel()
+	if s := o.store; s.scrub != nil {
+		s.scrub.stop()
+		if s.study != nil { // not of a backup
+			s.study.stop()
+		}
+	}
+	if o.done != nil {
+		<-o.done
+	}
+	if o.store.Log != nil {
+		o.store.Log.Close()
+	}
+	o.mu.Lock()
+	own := o.own
+	o.own = nil
+	o.mu.Unlock()
+	if own != nil {
+		return own.close()
+	}
+	return nil
+}
+
+// removed removes a file that may be gone.
+func removed(path string) error {
+	if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func readCard(dir string) (card, error) {
+	var c card
+	data, err := readFile(filepath.Join(dir, cardName))
+	if err != nil {
+		return c, fmt.Errorf("find the owner of the store: %w", err)
+	}
+	if err := json.Unmarshal(data, &c); err != nil {
+		return c, fmt.Errorf("find the owner of the store: %s: %w", cardName, err)
+	}
+	return c, nil
+}
+
+func dialUnix(ctx context.Context, path string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", path)
+}

@@ -1,0 +1,329 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/projections/viewdb"
+	"golang.org/x/sys/unix"
+)
+
+// ownership is everything that runs while this process owns the store. It is
+// given up in the reverse order of its fields.
+type ownership struct {
+	dir     string
+	store   *Store
+	since   time.Time
+	why     error // it is of no use any more; set before the owner is told
+	lock    *os.File
+	server  *jetlog.Server
+	log     *jetlog.Log // the owner's own connection
+	views   *follower
+	settler *settler
+	api     *http.Server
+	socket  net.Listener // for NATS
+	token   *localToken  // that clients over TCP show; nil if it was not made here
+	served  chan error   // two: of the API and of the socket
+	nserve  int
+	unload  func() // ends the keeping of the ballast and the watch on the server
+	unlend  func() // ends the sharing of files with the store's group
+}
+
+// follower keeps views up to date with a log.
+type follower struct {
+	db     *shelf
+	source query.Source
+	cancel context.CancelFunc
+	done   chan error
+}
+
+// takeOwnership starts the server, brings the views up to date, repairs what a
+// crash has left, and opens the sockets. The lock belongs to the ownership
+// from then on; on an error it stays the caller's.
+func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ *ownership, err error) {
+	w := &ownership{dir: dir, store: s, since: time.Now(), served: make(chan error, 2)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("own the store %s: %w", dir, damage(err)), w.close())
+		}
+	}()
+	if w.unlend, err = s.lend(context.WithoutCancel(ctx), dir); err != nil {
+		return w, err
+	}
+	opened, err := openLog(ctx, s, dir, s.opts.Listen)
+	w.server, w.log = opened.server, opened.log
+	if err != nil {
+		return w, err
+	}
+	if w.views, err = follow(ctx, filepath.Join(dir, "views"), w.log, s); err != nil {
+		return w, err
+	}
+	settled := opened.settled
+	if !s.opts.Reader {
+		if settled, err = repair(ctx, s, w.log, w.views, settled); err != nil {
+			return w, err
+		}
+	}
+	w.settler = &settler{store: s, log: w.log, views: w.views}
+	w.settler.settled.Store(settled)
+	if err = w.listen(ctx, s); err != nil {
+		return w, err
+	}
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var kept sync.WaitGroup
+	kept.Go(func() { w.watch(life, s) })
+	kept.Go(func() { w.keepEnd(life, s) })
+	if s.unwritable() == nil { // a copy stays as it was made
+		kept.Go(func() { w.keepSealed(life, s) })
+	}
+	if !s.opts.Reader {
+		kept.Go(func() { s.ballast().keep(life) })
+		kept.Go(func() { w.settler.keep(life, settleEvery) })
+		if s.unwritable() == nil && !s.opts.LeaveVoids {
+			q := &quarantine{log: w.log, view: w.views.db.View, logger: s.opts.Logger}
+			kept.Go(func() { q.keep(life) })
+		}
+	}
+	w.unload = func() {
+		cancel()
+		kept.Wait()
+	}
+	w.lock = lock
+	return w, nil
+}
+
+// follow opens the views in dir, or in memory without one, catches them up and
+// keeps them there.
+func follow(ctx context.Context, dir string, log *jetlog.Log, s *Store) (*follower, error) {
+	db, err := openShelf(ctx, s, dir, log)
+	if err != nil {
+		return nil, err
+	}
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	f := &follower{db: db, source: &query.Local{Views: db, Last: log.Last}, cancel: cancel, done: make(chan error, 1)}
+	go func() {
+		err := db.follow(life)
+		if life.Err() == nil {
+			// Queries fail from here on, with this error: see viewdb's Wait.
+			s.opts.Logger.Error("the views have halted", "error", err)
+		}
+		f.done <- err
+		close(f.done)
+	}()
+	return f, nil
+}
+
+// finish ends the following of the log, and folds what it has left.
+func (f *follower) finish(ctx context.Context) error {
+	f.cancel()
+	select {
+	case err := <-f.done:
+		if !errors.Is(err, context.Canceled) {
+			return err
+		}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return f.db.settle(ctx)
+}
+
+// unfollowTime is how long close waits for the follower. One that is inside a
+// file system that does not answer ends when its database is closed.
+const unfollowTime = 2 * time.Second
+
+// close ends the views.
+func (f *follower) close() error {
+	f.cancel()
+	timer := time.NewTimer(unfollowTime)
+	defer timer.Stop()
+	var err error
+	select {
+	case err = <-f.done:
+	case <-timer.C:
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, viewdb.ErrFailed) {
+		err = nil
+	}
+	return errors.Join(err, f.db.close())
+}
+
+// sweep removes what dead processes have left in the runtime directories.
+func (s *Store) sweep() error {
+	// Owners before this one are gone; their sockets may not be.
+	stale, err := filepath.Glob(filepath.Join(s.sockets(), "o*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range stale {
+		// One that answers is that of a copy of this store.
+		if err := abandoned(path); err != nil {
+			return err
+		}
+	}
+	if err := sweepJobs(s.Runtime); err != nil {
+		return err
+	}
+	sweepRuntimes(s.Runtime, s.opts.Logger)
+	return nil
+}
+
+// listen opens the sockets of the owner and says in owner.json where they are.
+func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
+	c := card{PID: os.Getpid(), Started: time.Now().UTC()}
+	if !s.opts.Reader {
+		if err := s.sweep(); err != nil {
+			return err
+		}
+	}
+	stem := filepath.Join(s.sockets(), fmt.Sprintf("o%d-%x", c.PID, c.Started.UnixNano()&0xffffff))
+	c.Log, c.API = stem+".log", stem+".api"
+	if c.Host, err = os.Hostname(); err != nil {
+		return err
+	}
+	if s.unwritable() == nil { // clients may not make streams
+		if err := w.log.CreateBuckets(context.WithoutCancel(ctx)); err != nil {
+			return err
+		}
+	}
+	if w.socket, err = s.listenUnix(c.Log); err != nil {
+		return err
+	}
+	w.nserve++
+	go func() { w.served <- w.server.Serve(w.socket) }()
+	api, err := s.listenUnix(c.API)
+	if err != nil {
+		return err
+	}
+	w.api = &http.Server{Handler: query.Handler(w.views.db), ReadHeaderTimeout: 10 * time.Second}
+	w.nserve++
+	go func() { w.served <- w.api.Serve(api) }()
+	var bound net.Addr
+	if s.opts.Listen != nil {
+		if err := w.log.Announce(jetlog.Served{Store: s.ID, Directory: w.dir, Host: c.Host}); err != nil {
+			return err
+		}
+		if bound, err = w.server.Listen(ctx); err != nil {
+			return err
+		}
+		c.Address = bound.String()
+		if s.opts.sharing {
+			if w.token, err = shareToken(c.Address, s.opts.Listen.Token); err != nil {
+				return err
+			}
+		}
+		// A port that was free is kept when this process begins again to own the store,
+		// as after a cut of its log: clients know it.
+		same := *s.opts.Listen
+		same.Address = c.Address
+		s.opts.Listen = &same
+	}
+	text, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := durable.Write(filepath.Join(w.dir, cardName), append(text, '\n')); err != nil {
+		return err
+	}
+	if bound != nil && s.opts.Bound != nil {
+		s.opts.Bound(bound)
+	}
+	return nil
+}
+
+// abandoned removes a socket that nobody listens on.
+func abandoned(path string) error {
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		return conn.Close()
+	}
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return removed(path)
+	}
+	return nil
+}
+
+// listenUnix listens for processes of this user, or of the group that the store is
+// shared with.
+func (s *Store) listenUnix(path string) (net.Listener, error) {
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	mode := os.FileMode(0o600)
+	gid, shared := s.group()
+	if shared {
+		mode = 0o660
+		l = members{l, gid}
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// close gives everything up, the lock last.
+func (w *ownership) close() error {
+	lock, err := w.leave()
+	if lock != nil {
+		err = errors.Join(err, unlock(lock))
+	}
+	return err
+}
+
+// leave gives everything up but the lock, which it returns.
+func (w *ownership) leave() (*os.File, error) {
+	var errs []error
+	if w.unload != nil {
+		w.unload()
+	}
+	if w.lock != nil {
+		// Whoever reads it from here on must not find us.
+		errs = append(errs, removed(filepath.Join(w.dir, cardName)))
+	}
+	errs = append(errs, w.token.withdraw())
+	if w.socket != nil {
+		errs = append(errs, w.socket.Close())
+	}
+	if w.api != nil {
+		errs = append(errs, w.api.Close())
+	}
+	for range w.nserve {
+		if err := <-w.served; !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	if w.lock != nil && w.why == nil {
+		w.settle()
+	}
+	if w.views != nil {
+		errs = append(errs, w.views.close())
+	}
+	if w.log != nil {
+		w.log.Close()
+	}
+	if w.server != nil {
+		w.server.Shutdown()
+	}
+	if w.unlend != nil {
+		w.unlend()
+	}
+	return w.lock, errors.Join(errs...)
+}
+
+// RefOf is where a checkpoint's files are.
+func RefOf(c projections.Checkpoint) data.Ref {
+	return data.RefOf(c.Run, c.Trial, c.ID)
+}

@@ -1,0 +1,381 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/projections/viewdb"
+)
+
+// shelf is the views of a store in this process. They are a cache of the log,
+// so a file system that cannot hold them does not stop the store: they are
+// folded again in memory, with a warning, and kept there.
+//
+//	on disk ──fails──▶ rebuilding ──caught up──▶ in memory
+//	   ▲                                             │
+//	   └─────────── the directory works again ◀──────┘
+//
+// A question waits while they are rebuilt, as long as its caller lets it. The
+// directory is tried again after diskRetry and then ever more rarely, and by
+// each process that opens the store.
+type shelf struct {
+	store  *Store
+	source viewdb.Source
+	dir    string // of the views on disk; empty: they are in memory from the start
+
+	mu      sync.Mutex
+	now     *viewdb.DB    // nil while they are rebuilt
+	floor   uint64        // they do not answer before this sequence is in them
+	memory  bool          // now is, or will be, in memory
+	halted  error         // why there will be none
+	changed chan struct{} // closed and replaced when any of these changes
+}
+
+var _ query.Views = (*shelf)(nil)
+
+// How long a directory that failed is left alone. The wait doubles with each
+// try that fails: each may leave a database behind that cannot be closed.
+const (
+	diskRetry    = 10 * time.Minute
+	diskRetryMax = 6 * time.Hour
+	// diskProbe is how many bytes the directory must take before it is tried.
+	diskProbe = 1 << 20
+)
+
+// viewWait bounds how long a question waits for rows that are rebuilt.
+const viewWait = 30 * time.Second
+
+// openShelf opens the views of a store and folds the log into them. With a
+// directory they are there, or in memory if its file system fails.
+func openShelf(ctx context.Context, s *Store, dir string, source viewdb.Source) (*shelf, error) {
+	h := &shelf{store: s, source: source, dir: dir, memory: dir == "", changed: make(chan struct{})}
+	db, err := h.open(ctx)
+	if err == nil {
+		err = h.caughtUp(ctx, db)
+	}
+	if dir != "" && ctx.Err() == nil && useless(err) {
+		h.degrade(err)
+		if db, err = h.open(ctx); err == nil {
+			err = h.caughtUp(ctx, db)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if dir != "" && !h.inMemory() {
+		s.noteViewsWork(filepath.Dir(dir))
+	}
+	h.now = db
+	return h, nil
+}
+
+// useless reports whether the views on disk cannot be used, while the log has all
+// that is in them. Those of another store are for a person to look at.
+func useless(err error) bool {
+	return errors.Is(err, viewdb.ErrFailed) || errors.As(err, new(viewsError)) && !errors.Is(err, viewdb.ErrForeign)
+}
+
+// open opens the database that the views are to be in.
+func (h *shelf) open(ctx context.Context) (*viewdb.DB, error) {
+	if !h.inMemory() {
+		return openViews(ctx, h.store, h.dir)
+	}
+	return viewdb.Open("views", viewdb.Options{FS: vfs.NewMem(), Store: h.store.ID, Logger: h.store.opts.Logger})
+}
+
+// caughtUp folds the log into db, and closes it on an error.
+func (h *shelf) caughtUp(ctx context.Context, db *viewdb.DB) error {
+	err := db.CatchUp(ctx, h.source)
+	if err != nil {
+		err = errors.Join(err, h.shut(db))
+	}
+	return err
+}
+
+// shut closes a database. That it has failed was said before.
+func (h *shelf) shut(db *viewdb.DB) error {
+	err := db.Close()
+	if errors.Is(err, viewdb.ErrFailed) {
+		h.store.opts.Logger.Debug("failed views abandoned", "error", err)
+		return nil
+	}
+	return err
+}
+
+func (h *shelf) inMemory() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.memory
+}
+
+// present returns the database that answers now, and a channel that is closed
+// when another does.
+func (h *shelf) present() (db *viewdb.DB, changed <-chan struct{}, halted error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.now, h.changed, h.halted
+}
+
+func (h *shelf) change(do func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	do()
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// degrade says that the views are in memory from now on.
+func (h *shelf) degrade(cause error) {
+	h.change(func() {
+		if h.now != nil {
+			h.floor = max(h.floor, h.now.Cursor())
+		}
+		h.now, h.memory = nil, true
+	})
+	h.store.noteViewsFailed(filepath.Dir(h.dir), cause)
+	h.store.opts.Logger.Warn("views kept in memory: their directory fails", "directory", h.dir, "error", cause,
+		"next", fmt.Sprintf("free space there, repair the file system, or delete what is damaged; it is tried again in %v and when the store is next opened", h.store.opts.diskRetry()))
+}
+
+// follow keeps the views up to date until ctx ends, whose error it then
+// returns. Any other error is one that they cannot pass.
+func (h *shelf) follow(ctx context.Context) error {
+	for {
+		db, _, _ := h.present()
+		life, cancel := context.WithCancel(ctx)
+		var tried sync.WaitGroup
+		if h.dir != "" && h.inMemory() {
+			tried.Go(func() {
+				for wait := h.store.opts.diskRetry(); sleep(life, wait); wait = min(2*wait, diskRetryMax) {
+					if h.returnToDisk(life) {
+						cancel() // Follow, to begin again with the other database
+						return
+					}
+				}
+			})
+		}
+		err := db.Follow(life, h.source)
+		cancel()
+		tried.Wait()
+		switch now, _, _ := h.present(); {
+		case now != db: // they are on disk again
+			if err := h.shut(db); err != nil {
+				h.store.opts.Logger.Debug("views in memory closed", "error", err)
+			}
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case h.dir == "" || !errors.Is(err, viewdb.ErrFailed):
+			h.change(func() { h.halted = err })
+			return err
+		default:
+			h.degrade(err)
+			_ = h.shut(db) // it failed, which was said
+			if err := h.rebuild(ctx); err != nil {
+				h.change(func() { h.halted = err })
+				return err
+			}
+		}
+	}
+}
+
+// rebuild folds the log in memory. A log that does not answer is read again.
+func (h *shelf) rebuild(ctx context.Context) error {
+	began := time.Now()
+	for {
+		db, err := h.open(ctx)
+		if err != nil {
+			return err
+		}
+		if err = h.caughtUp(ctx, db); err == nil {
+			h.store.opts.Logger.Info("views rebuilt in memory", "sequence", db.Cursor(), "took", time.Since(began).Round(time.Millisecond))
+			h.change(func() { h.now = db })
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if halts(err) {
+			return err
+		}
+		h.store.opts.Logger.Debug("views not rebuilt; trying again", "error", err)
+		if !sleep(ctx, time.Second) {
+			return ctx.Err()
+		}
+	}
+}
+
+// halts reports whether reading the log again would end the same way.
+func halts(err error) bool {
+	for _, is := range []error{viewdb.ErrForeign, viewdb.ErrRolledBack, viewdb.ErrGap} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	return false
+}
+
+// returnToDisk makes the views on disk the present ones, if their directory
+// works and once they hold what those in memory held.
+func (h *shelf) returnToDisk(ctx context.Context) bool {
+	log := h.store.opts.Logger
+	if err := h.probe(ctx); err != nil {
+		log.Debug("views stay in memory", "directory", h.dir, "error", err)
+		return false
+	}
+	db, err := openViews(ctx, h.store, h.dir)
+	if err == nil {
+		err = h.caughtUp(ctx, db)
+	}
+	if err != nil {
+		log.Debug("views stay in memory", "directory", h.dir, "error", err)
+		return false
+	}
+	h.change(func() {
+		h.floor = max(h.floor, h.now.Cursor())
+		h.now, h.memory = db, false
+	})
+	h.store.noteViewsWork(filepath.Dir(h.dir))
+	log.Info("views kept on disk again", "directory", h.dir, "sequence", db.Cursor())
+	return true
+}
+
+// probe writes to the file system of the views and reports whether it took it.
+// One that does not answer keeps a goroutine until it does.
+func (h *shelf) probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, viewWait)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		f, err := os.CreateTemp(filepath.Dir(h.dir), durable.TempPrefix+"probe-*")
+		if info, missing := os.Lstat(h.dir); missing == nil && info.IsDir() {
+			if err == nil {
+				err = errors.Join(f.Close(), os.Remove(f.Name()))
+			}
+			if err == nil {
+				f, err = os.CreateTemp(h.dir, "probe-*")
+			}
+		}
+		if err != nil {
+			ended <- err
+			return
+		}
+		_, err = f.Write(make([]byte, diskProbe))
+		ended <- errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("probe %s: %w", h.dir, ctx.Err())
+	}
+}
+
+// Cursor is the last sequence that the views contain, 0 while they are rebuilt.
+func (h *shelf) Cursor() uint64 {
+	if db, _, _ := h.present(); db != nil {
+		return db.Cursor()
+	}
+	return 0
+}
+
+// Wait implements [query.Views].
+func (h *shelf) Wait(ctx context.Context, seq uint64) error {
+	for {
+		db, changed, halted := h.present()
+		if db != nil {
+			err := db.Wait(ctx, seq)
+			if err == nil || ctx.Err() != nil || !h.gone(db, err) {
+				return err
+			}
+		} else if halted != nil {
+			return halted
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for event %d in the views, which are being rebuilt: %w", seq, ctx.Err())
+		}
+	}
+}
+
+// gone reports whether an error of db is its end while the views go on without
+// it. One that has failed is replaced by its follower.
+func (h *shelf) gone(db *viewdb.DB, err error) bool {
+	if !errors.Is(err, viewdb.ErrFailed) && !errors.Is(err, viewdb.ErrClosed) {
+		return false
+	}
+	now, _, halted := h.present()
+	return halted == nil && (now != db || h.dir != "" && errors.Is(err, viewdb.ErrFailed))
+}
+
+// ViewAt implements [query.Views]. A read that a failing database has cut is made
+// again with the rows that replace it, unless it may still be running.
+func (h *shelf) ViewAt(read func(r projections.Reader, cursor uint64) error) error {
+	patient, cancel := context.WithTimeout(context.Background(), viewWait)
+	defer cancel()
+	for {
+		db, changed, halted := h.present()
+		if db == nil && halted != nil {
+			return halted
+		}
+		if db != nil {
+			h.mu.Lock()
+			floor := h.floor
+			h.mu.Unlock()
+			err := db.Wait(patient, floor)
+			var inside atomic.Bool
+			if err == nil {
+				err = db.ViewAt(func(r projections.Reader, cursor uint64) error {
+					inside.Store(true)
+					defer inside.Store(false)
+					return read(r, cursor)
+				})
+			}
+			switch {
+			case err == nil || !h.gone(db, err):
+				return err
+			case inside.Load():
+				return fmt.Errorf("read the views, which failed meanwhile; ask again: %w: %w", context.DeadlineExceeded, err)
+			}
+		}
+		select {
+		case <-changed:
+		case <-patient.Done():
+			return fmt.Errorf("read the views: they are being rebuilt in memory; ask again: %w", patient.Err())
+		}
+	}
+}
+
+// View is [shelf.ViewAt] without the sequence.
+func (h *shelf) View(read func(projections.Reader) error) error {
+	return h.ViewAt(func(r projections.Reader, _ uint64) error { return read(r) })
+}
+
+// settle folds the rest of the log into views on disk. Nobody follows any more.
+func (h *shelf) settle(ctx context.Context) error {
+	db, _, _ := h.present()
+	if db == nil || h.inMemory() {
+		return nil
+	}
+	return db.CatchUp(ctx, h.source)
+}
+
+// close ends the views. Nobody follows any more.
+func (h *shelf) close() error {
+	db, _, _ := h.present()
+	if db == nil {
+		return nil
+	}
+	return h.shut(db)
+}

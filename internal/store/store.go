@@ -1,0 +1,314 @@
+// Package store opens a store: the log, the views and the data of one
+// directory or one NATS server, in the process that owns it or in one that
+// connects to its owner.
+//
+//	STORE/
+//	  store.json     identity and format; renamed into place last
+//	  LOCK           flock(2) of the owner
+//	  REPAIR         flock(2) of whoever repairs data/, which need not be the owner
+//	  owner.json     who the owner is, and where its sockets and its port are
+//	  end.json       where the log ended: it is not shorter
+//	  read.json      how far the log was read, and what was found
+//	  log/           the log: the embedded NATS server's streams, and its archive
+//	  views/         projections; may be deleted, is rebuilt from the log; in
+//	                 memory while its file system fails
+//	  blobs/         event bodies that are too large for the log
+//	  data/          checkpoints: see package data
+//	  logs/          what workers printed
+//	  run/           of a store that a group shares: sockets of the owner
+//	  backup.json    of a backup: it is only read; see [Store.Backup]
+//
+// Every process that opens a directory runs the same loop: take LOCK and own
+// the store, or connect to the owner. When the owner goes, one of the
+// connected processes takes LOCK and owns the store from then on; the others
+// find it by owner.json. Appends in flight are retried under their event IDs.
+//
+// With a NATS URL there is no owner: every process connects to the server and
+// folds its own views in memory. The data lies where the log's first event
+// says, and location.json there says whose it is:
+//
+//	DATA/
+//	  location.json  identity; without it the directory is not used
+//	  REPAIR, blobs/, data/  as above
+//
+// An owner may listen on TCP ([Options].Listen). Then its directory is behind a
+// URL too, for machines that have it mounted under the same path.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/google/uuid"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/query"
+)
+
+// Format is the version of the directory and of the log that this program
+// reads and writes.
+const Format = 1
+
+// Errors that decide a command's exit code.
+var (
+	ErrNoStore = errors.New("no store")
+	ErrForeign = errors.New("foreign store")
+	ErrNewer   = errors.New("store of a newer version")
+	ErrDamaged = errors.New("damaged store")
+	ErrLocked  = errors.New("store is locked")
+)
+
+// Options say how to open a store.
+type Options struct {
+	// Location is a directory or a nats:// URL.
+	Location string
+	// Patience is how long to wait for an owner that does not answer;
+	// default 10 s.
+	Patience time.Duration
+	Logger   *slog.Logger // default: discard
+	// Reader opens the store to read: nothing in it is repaired, removed or recorded,
+	// and nothing can be appended.
+	Reader bool
+	// LeaveVoids leaves messages of the log that are no events unrecorded, for who
+	// looks for them.
+	LeaveVoids bool
+	// Access to the server of a URL; nil reads the environment.
+	Access *Access
+	// Listen, when set, lets clients in over TCP while this process owns the
+	// directory, or has a URL's store open; Bound, when set, is told of each address. It must not block. On
+	// loopback, a listener without a token or client certificates is given a new
+	// token, which clients of this user find: see [TokenFile].
+	Listen *jetlog.Listen
+	Bound  func(net.Addr)
+
+	sharing    bool          // the token of Listen was made here
+	cutting    *cutting      // default: defaultCutting
+	viewsFS    vfs.FS        // of the views on disk; nil: the machine's
+	viewsRetry time.Duration // until a directory of views that failed is tried again; default diskRetry
+}
+
+func (o Options) diskRetry() time.Duration {
+	if o.viewsRetry > 0 {
+		return o.viewsRetry
+	}
+	return diskRetry
+}
+
+// Store is an open store. Its parts may be used concurrently until Close.
+type Store struct {
+	ID       string
+	Copy     string // name of a backup or a restored store, which shares its ID with another; "" of others
+	Location string // for messages: a URL is without its password
+	Log      *jetlog.Log
+	Data     *data.Root
+	Blobs    *Blobs
+	Runtime  string // private directory for sockets of this store
+	place    string // its name: a copy of a store has another
+	DataDir  string
+
+	runtime   *heldRuntime
+	formerly  []string     // its identities before it was recovered
+	recovered uint64       // where its log ended then
+	holder    *ownerRecord // nil in a store of an earlier version
+	backup    error        // [ErrBackup], of one; it is not written to
+
+	opts    Options
+	cutting cutting  // of the log, while this process owns it
+	space   *gauge   // of the disk that log and data share, in a directory
+	owner   *owner   // of a directory; nil with a URL
+	study   *learner // with an owner
+	scrub   *scrubber
+
+	term    time.Duration // of leases; 0: [leaseTerm]
+	life    context.Context
+	end     context.CancelFunc // of life, with Close
+	leasing sync.WaitGroup     // releases that the log has not taken yet, and what ends with life
+
+	learning sync.Mutex // one checkpoint at a time
+	local    *follower  // of a URL; nil with a directory
+	relay    *relay     // of a URL, with Listen
+}
+
+// Views answers queries from the projections. An answer holds at least what
+// was in the log when the question was put.
+func (s *Store) Views() query.Source {
+	if s.local != nil {
+		return s.local.source
+	}
+	return s.owner
+}
+
+// Open opens an existing store. It never creates one: see [Init]. Without a
+// store the error is [ErrNoStore]; with an owner that does not answer within
+// the patience, [ErrLocked].
+func Open(ctx context.Context, o Options) (*Store, error) {
+	if o.Patience == 0 {
+		o.Patience = 10 * time.Second
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	location, isURL, err := parseLocation(o.Location)
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	if o.Listen != nil {
+		listen, made := withToken(*o.Listen)
+		o.Listen, o.sharing = &listen, made
+	}
+	if o.Location = location; isURL {
+		return openURL(ctx, o)
+	}
+	dir, err := filepath.Abs(o.Location)
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	s, err := closedStore(dir, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := mayOpen(dir); err != nil && canWrite(dir) == nil { // else the lock says so
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	if s.backup = backedUp(dir); s.backup != nil {
+		if !errors.Is(s.backup, ErrBackup) || o.Listen != nil {
+			return nil, fmt.Errorf("open store: %w", s.backup)
+		}
+	}
+	if s.runtime, err = holdRuntime(s.place); err != nil {
+		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	}
+	s.Runtime = s.runtime.dir
+	s.owner = newOwner(dir, s)
+	if err := s.owner.join(ctx); err != nil {
+		return nil, errors.Join(err, s.owner.close(), s.runtime.release())
+	}
+	s.warnOfDamage()
+	if o.Reader {
+		return s, nil
+	}
+	if s.backup == nil {
+		s.study = startLearner(s, learnAfter)
+	}
+	s.scrub = startScrubber(s, scrubAfter, scrubEvery)
+	return s, nil
+}
+
+// closedStore is the store of a directory without its log.
+func closedStore(dir string, o Options) (*Store, error) {
+	id, err := readIdentity(dir)
+	if err != nil {
+		return nil, err
+	}
+	return closedStoreOf(dir, id, o)
+}
+
+// closedStoreOf is closedStore for a directory whose store.json says id, or will.
+func closedStoreOf(dir string, id identity, o Options) (_ *Store, err error) {
+	s := &Store{ID: id.Store, Copy: id.Copy, Location: dir, place: id.runtime(), opts: o, holder: id.Owner, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
+	if o.cutting != nil {
+		s.cutting = *o.cutting
+	} else if s.cutting, err = cuttingByEnv(s.cutting); err != nil {
+		return nil, err
+	}
+	return s, s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs"))
+}
+
+func (s *Store) openData(root, blobs string) (err error) {
+	s.life, s.end = context.WithCancel(context.Background())
+	s.DataDir = root
+	s.Blobs = &Blobs{dir: blobs}
+	if s.Data, err = data.Open(vfs.Default, root); err != nil {
+		return err
+	}
+	s.Data.OfStore(s.ID, s.formerly...)
+	s.Data.KeepFree(keepOfSaves)
+	s.Data.OnUnverified(func(ref data.Ref) {
+		s.opts.Logger.Warn("adopted files are read whose digests are not learned yet: damage of them would not be noticed; `ckptstore verify --learn` learns them", "checkpoint", ref.String())
+	})
+	s.space = newGauge(root, s.Data)
+	return nil
+}
+
+// OpenData opens the data of a store's directory alone, for reading without the
+// lock, the log or write permission. It works when the log is gone.
+func OpenData(location string) (*data.Root, error) {
+	_, isURL, err := parseLocation(location)
+	if err != nil {
+		return nil, fmt.Errorf("open data: %w", err)
+	}
+	if isURL {
+		return nil, fmt.Errorf("%w: %s is a server: give the directory of the store's data", ErrLocation, jetlog.Redacted(location))
+	}
+	if err := unfinished(location); err != nil {
+		return nil, fmt.Errorf("open data: %w", err)
+	}
+	dir := filepath.Join(location, "data")
+	_, err = beneath.At(location).Stat(dir)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return nil, fmt.Errorf("%w in %s: %w: name another with --store", ErrNoStore, location, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open data: %w", err)
+	}
+	return data.Open(vfs.Default, dir)
+}
+
+// Close lets go of the store. An owner that closes leaves it to the next. A disk
+// that does not answer holds it for 50 s at most: then it returns an error, and
+// the lock goes with the process.
+func (s *Store) Close() error {
+	s.end()
+	s.leasing.Wait()
+	if s.local != nil {
+		var ended error
+		if s.relay != nil {
+			ended = s.relay.close()
+		}
+		err := s.local.close()
+		s.Log.Close()
+		return errors.Join(ended, err, s.runtime.release())
+	}
+	return errors.Join(s.owner.close(), s.runtime.release())
+}
+
+// checkLog opens the log of l and compares its identity with the store's.
+func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
+	created, _, err := l.Open(ctx)
+	switch {
+	case errors.Is(err, jetlog.ErrNoLog):
+		return fmt.Errorf("%w: its log holds no event: `ckptstore restore` a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged)
+	case errors.Is(err, jetlog.ErrForeign):
+		return fmt.Errorf("%w: %w", ErrForeign, err)
+	case err != nil:
+		return damage(err)
+	}
+	if created.Format > Format {
+		return fmt.Errorf("%w: its log has format %d, this program knows format %d: upgrade it", ErrNewer, created.Format, Format)
+	}
+	if want != "" && created.Store != want {
+		return fmt.Errorf("%w: store.json says %s, the log says %s: the directory was put together from two stores; restore log/ or store.json from a backup",
+			ErrForeign, want, created.Store)
+	}
+	return nil
+}
+
+// NewID mints the identity of an event, a job or a store: a UUIDv7.
+func NewID() string { return uuid.Must(uuid.NewV7()).String() }
+
+// Stamp mints what a new event needs, with the machine's clock.
+func Stamp(source string) events.Stamp {
+	return events.Stamp{ID: NewID(), Source: source, Time: time.Now()}
+}

@@ -1,0 +1,178 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/share"
+	"github.com/ckptstore/ckptstore/projections/viewdb"
+)
+
+// RebuiltViews is the outcome of a rebuild of the views from the log.
+type RebuiltViews struct {
+	Sequence uint64 `json:"sequence"`          // of the log that both contain
+	Equal    bool   `json:"equal"`             // whether the views had the rebuilt rows
+	Digest   string `json:"digest"`            // of the rebuilt rows
+	Had      string `json:"had"`               // digest that the views had; empty if there were none, or with a problem
+	Problem  string `json:"problem,omitempty"` // why they cannot be read
+}
+
+// VerifyViews rebuilds the views from the log beside the live ones, compares
+// the two as of one sequence, and keeps the live ones.
+func (s *Store) VerifyViews(ctx context.Context) (out RebuiltViews, err error) {
+	beside := s.Location
+	if s.local != nil {
+		beside = os.TempDir()
+	}
+	dir, err := os.MkdirTemp(beside, durable.TempPrefix+"views-*")
+	if err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	fresh, err := viewdb.Open(dir, viewdb.Options{Store: s.ID, Logger: s.opts.Logger})
+	if err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	defer func() { err = errors.Join(err, fresh.Close()) }()
+	if err := fresh.CatchUp(ctx, s.Log); err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	// Any other question waits until the views are where the log is now.
+	if _, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{}); err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	live, err := query.Ask(ctx, s.Views(), query.State, query.Params{})
+	if err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	if err := fresh.CatchUp(ctx, until{s.Log, live.Sequence}); err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	sum, at, err := fresh.Digest()
+	if err != nil {
+		return out, fmt.Errorf("verify views: %w", err)
+	}
+	out = RebuiltViews{Sequence: at, Digest: fmt.Sprintf("%x", sum), Had: live.Digest}
+	out.Equal = out.Digest == out.Had && at == live.Sequence
+	if s.local == nil {
+		err = noteFullRead(s.Location, at)
+	}
+	return out, err
+}
+
+// until is a log that ends early.
+type until struct {
+	log  *jetlog.Log
+	last uint64
+}
+
+var _ viewdb.Source = until{}
+
+// Last implements [viewdb.Source].
+func (u until) Last(context.Context) (uint64, error) { return u.last, nil }
+
+// Read implements [viewdb.Source].
+func (u until) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error] {
+	return u.log.Read(ctx, from, until)
+}
+
+// RebuildViews rebuilds the views of a directory from its log, compares them
+// with those that are there, and puts them in their place in one step. Nobody
+// may own the store meanwhile; an owner is [ErrLocked]. A log that is not what it
+// was is [ErrDamaged], as when the store is opened, and the views stay. Cut at
+// any moment, it leaves the old views or the new ones.
+func RebuildViews(ctx context.Context, o Options) (out RebuiltViews, err error) {
+	_, isURL, err := parseLocation(o.Location)
+	if err != nil {
+		return out, fmt.Errorf("rebuild views: %w", err)
+	}
+	if isURL {
+		return out, fmt.Errorf("%w %s: the views of a server's store are rebuilt by each process that opens it: `ckptstore views verify` compares them", ErrLocation, jetlog.Redacted(o.Location))
+	}
+	dir, err := filepath.Abs(o.Location)
+	if err != nil {
+		return out, fmt.Errorf("rebuild views: %w", err)
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	s, err := closedStore(dir, o)
+	if err == nil {
+		err = sound(dir)
+	}
+	if err != nil {
+		return out, err
+	}
+	err = aloneWithLog(ctx, s, ", or compare with `ckptstore views verify`, which needs no lock", func(log *jetlog.Log) (err error) {
+		if out, err = rebuildBeside(ctx, dir, s.ID, log); err == nil {
+			err = noteFullRead(dir, out.Sequence)
+		}
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("rebuild views: %w", err)
+	}
+	return out, err
+}
+
+// rebuildBeside works under the store's lock.
+func rebuildBeside(ctx context.Context, dir, id string, log *jetlog.Log) (out RebuiltViews, err error) {
+	fresh, views := filepath.Join(dir, durable.TempPrefix+"views"), filepath.Join(dir, "views")
+	if err := os.RemoveAll(fresh); err != nil { // of a rebuild that was cut
+		return out, err
+	}
+	if err := share.MkdirAll(fresh, 0o700); err != nil {
+		return out, err
+	}
+	if out.Digest, out.Sequence, err = foldInto(ctx, fresh, id, log); err != nil {
+		return out, errors.Join(err, os.RemoveAll(fresh))
+	}
+	_, err = os.Lstat(views)
+	if errors.Is(err, os.ErrNotExist) {
+		return out, errors.Join(os.Rename(fresh, views), durable.SyncDir(dir))
+	}
+	if err != nil {
+		return out, err
+	}
+	had, at, err := foldInto(ctx, views, id, log)
+	switch {
+	case ctx.Err() != nil:
+		return out, errors.Join(ctx.Err(), os.RemoveAll(fresh))
+	case errors.Is(err, viewdb.ErrRolledBack):
+		// Then they know what the log has lost.
+		return out, errors.Join(err, os.RemoveAll(fresh))
+	case err != nil:
+		out.Problem = err.Error() // which is why somebody rebuilds them
+	default:
+		out.Had, out.Equal = had, had == out.Digest && at == out.Sequence
+	}
+	if err := unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, views, unix.RENAME_EXCHANGE); err != nil {
+		return out, fmt.Errorf("exchange %s and %s: %w: delete %s, it is rebuilt when the store is next opened", fresh, views, err, views)
+	}
+	return out, errors.Join(durable.SyncDir(dir), os.RemoveAll(fresh))
+}
+
+// foldInto brings the views in dir up to date and closes them.
+func foldInto(ctx context.Context, dir, id string, log *jetlog.Log) (digest string, at uint64, err error) {
+	db, err := viewdb.Open(dir, viewdb.Options{FS: viewsOn(nil, dir), Store: id})
+	if err != nil {
+		return "", 0, err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if err := db.CatchUp(ctx, log); err != nil {
+		return "", 0, err
+	}
+	sum, at, err := db.Digest()
+	return fmt.Sprintf("%x", sum), at, err
+}
