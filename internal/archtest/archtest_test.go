@@ -41,6 +41,31 @@ func TestRepositoryObeysItsLaw(t *testing.T) {
 	}
 }
 
+// A room imports only rooms above it, so there is no cycle of rooms and data
+// flows one way down the list.
+func TestRoomsAreInOrder(t *testing.T) {
+	above := map[string]bool{Any: true}
+	for _, r := range Repository().Rooms {
+		for _, path := range r.May {
+			if !above[path] {
+				t.Errorf("room %s may import %s, which does not stand above it in the law", r.Path, path)
+			}
+		}
+		above[r.Path] = true
+	}
+}
+
+// The law grants no import that no file needs.
+func TestRightsAreUsed(t *testing.T) {
+	unused, err := Unused(os.DirFS(root(t)), Repository())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, right := range unused {
+		t.Errorf("%s: remove the right from the law", right)
+	}
+}
+
 func TestModuleIsNamedAsTheLawSays(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root(t), "go.mod"))
 	if err != nil {
