@@ -48,6 +48,9 @@ func Repository() Law {
 		Module: "github.com/ckptstore/ckptstore",
 		Rooms: []Room{
 			{Path: "internal/bytesize", Holds: "byte counts as text", NoDeps: true},
+			{Path: "internal/problem", Holds: "the kinds of errors: one table to HTTP statuses and exit codes", Core: true, NoDeps: true},
+			{Path: "internal/problem/system", Holds: "the kinds of the system's errors: full disks, deadlines, missing rights", NoDeps: true, May: []string{"internal/problem"}},
+			{Path: "internal/httpkit", Holds: "the request kit: decode within a limit, reply, refuse with problem details, check tokens", NoDeps: true, May: []string{"internal/problem", "internal/problem/system"}},
 			{Path: "internal/crc32c", Holds: "CRC-32C at the speed of memory"},
 			{Path: "internal/backstop", Holds: "ends a program that was told to end and is stuck", NoDeps: true},
 			{Path: "internal/redact", Holds: "removes secrets from command lines, configurations and messages", Core: true, NoDeps: true},

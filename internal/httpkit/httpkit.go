@@ -1,0 +1,125 @@
+// Package httpkit is what every server of requests in JSON is made of: it reads a
+// body within a limit, decodes it, answers, refuses with problem details (RFC
+// 9457), and checks tokens.
+//
+//	Handle      a handler from a function on decoded requests
+//	Read        the body within a limit; Decode reads its JSON
+//	Reply       writes an answer
+//	Refuse      writes an error: its status is that of its kind, see package problem
+//	Authorized  compares the bearer token in constant time
+package httpkit
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/problem/system"
+)
+
+// The content types.
+const (
+	JSON    = "application/json"
+	Problem = "application/problem+json"
+)
+
+// Details is the body of every refusal: problem details with two members more.
+type Details struct {
+	Type   string       `json:"type"`   // a URI of the kind
+	Title  string       `json:"title"`  // the kind in words
+	Status int          `json:"status"` // of the reply
+	Detail string       `json:"detail"` // what failed, on what, and what to do
+	Kind   problem.Kind `json:"kind"`
+	// Message is Detail under the name that the worker protocol has for it.
+	Message string `json:"error"`
+}
+
+// typeOf begins the types of problems.
+const typeOf = "tag:ckptstore,2026:problem/"
+
+// DetailsOf returns the body that an error is refused with.
+func DetailsOf(err error) Details {
+	kind, text := system.KindOf(err), err.Error()
+	return Details{Type: typeOf + string(kind), Title: kind.Title(), Status: kind.Status(), Detail: text, Kind: kind, Message: text}
+}
+
+// Refuse answers a request with an error.
+func Refuse(w http.ResponseWriter, err error) {
+	d := DetailsOf(err)
+	body, _ := json.Marshal(d) // strings and a number always encode
+	w.Header().Set("Content-Type", Problem)
+	w.WriteHeader(d.Status)
+	_, _ = w.Write(body) // a client that is gone needs no answer
+}
+
+// Read returns the body of a request. One of more than limit bytes, or one that
+// ends too early, is the caller's fault.
+func Read(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if large := (*http.MaxBytesError)(nil); errors.As(err, &large) {
+		return nil, problem.Errorf(problem.Invalid, "read request: %w; send at most %d bytes", err, large.Limit)
+	}
+	if err != nil {
+		return nil, problem.Errorf(problem.Invalid, "read request: %w; send the whole body", err)
+	}
+	return body, nil
+}
+
+// Decode decodes the body of a request.
+func Decode[In any](body []byte) (in In, err error) {
+	if err := json.Unmarshal(body, &in); err != nil {
+		return in, problem.Errorf(problem.Invalid, "decode request: %w; send one JSON object, with the members of docs/protocol.md", err)
+	}
+	return in, nil
+}
+
+// Request reads and decodes the body of a request.
+func Request[In any](w http.ResponseWriter, r *http.Request, limit int64) (in In, err error) {
+	body, err := Read(w, r, limit)
+	if err != nil {
+		return in, err
+	}
+	return Decode[In](body)
+}
+
+// Reply answers a request in JSON. The error says that the caller did not get the
+// answer.
+func Reply(w http.ResponseWriter, out any) error {
+	body, err := json.Marshal(out)
+	if err != nil {
+		err = fmt.Errorf("encode the reply: %w", err)
+		Refuse(w, err)
+		return err
+	}
+	w.Header().Set("Content-Type", JSON)
+	_, err = w.Write(body)
+	return err
+}
+
+// Handle returns a handler with JSON on both sides. The body of a request has at
+// most limit bytes.
+func Handle[In, Out any](limit int64, do func(context.Context, In) (Out, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		in, err := Request[In](w, r, limit)
+		var out Out
+		if err == nil {
+			out, err = do(r.Context(), in)
+		}
+		if err != nil {
+			Refuse(w, err)
+			return
+		}
+		_ = Reply(w, out) // a client that is gone needs no answer
+	})
+}
+
+// Authorized reports whether a request bears the token. It takes the same time
+// for every wrong token of one length. No request bears an empty one.
+func Authorized(r *http.Request, token string) bool {
+	return token != "" && subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+token)) == 1
+}
