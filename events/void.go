@@ -4,15 +4,16 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // ErrNewer says that an event was written by a newer version of this program.
-var ErrNewer = errors.New("written by a newer version")
+var ErrNewer = problem.New(problem.Newer, "written by a newer version")
 
 // NewerError names an event in a well-formed envelope that this version does not
 // know. It is an [ErrNewer]. Such an event is never a [Void].
@@ -30,6 +31,9 @@ func (e *NewerError) Error() string {
 	}
 	return fmt.Sprintf("event %s has %s: it was %v: upgrade this program to read it", e.ID, what, ErrNewer)
 }
+
+// ProblemKind returns [problem.Newer].
+func (*NewerError) ProblemKind() problem.Kind { return problem.Newer }
 
 // Is makes every NewerError an [ErrNewer].
 func (e *NewerError) Is(target error) bool { return target == ErrNewer }

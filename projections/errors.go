@@ -1,20 +1,21 @@
 package projections
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Sentinels for [errors.Is].
 var (
 	// ErrNotFound is what every [NotFoundError] is.
-	ErrNotFound = errors.New("not found")
+	ErrNotFound = problem.New(problem.NotFound, "not found")
 	// ErrAmbiguous is what every [AmbiguousError] is.
-	ErrAmbiguous = errors.New("ambiguous")
+	ErrAmbiguous = problem.New(problem.Ambiguous, "ambiguous")
 	// ErrReference is a reference that is not well formed.
-	ErrReference = errors.New("bad reference")
+	ErrReference = problem.New(problem.BadReference, "bad reference")
 )
 
 // NotFoundError says that nothing has that name.
@@ -33,6 +34,9 @@ func (e *NotFoundError) Error() string {
 	return s
 }
 
+// ProblemKind returns [problem.NotFound].
+func (*NotFoundError) ProblemKind() problem.Kind { return problem.NotFound }
+
 // Is makes every NotFoundError an [ErrNotFound].
 func (e *NotFoundError) Is(target error) bool { return target == ErrNotFound }
 
@@ -46,6 +50,9 @@ type AmbiguousError struct {
 func (e *AmbiguousError) Error() string {
 	return fmt.Sprintf("%q stands for several checkpoints: use one of %s", e.Ref, list(e.Candidates))
 }
+
+// ProblemKind returns [problem.Ambiguous].
+func (*AmbiguousError) ProblemKind() problem.Kind { return problem.Ambiguous }
 
 // Is makes every AmbiguousError an [ErrAmbiguous].
 func (e *AmbiguousError) Is(target error) bool { return target == ErrAmbiguous }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Void is a message of the log that is no event.
@@ -50,6 +51,9 @@ func (e *NewerError) Error() string {
 	}
 	return fmt.Sprintf("%s event %d, %s.v%d, which was %v: upgrade this program", of, e.Sequence, e.Kind, e.Version, events.ErrNewer)
 }
+
+// ProblemKind returns [problem.Newer].
+func (*NewerError) ProblemKind() problem.Kind { return problem.Newer }
 
 // Is makes every NewerError an [events.ErrNewer].
 func (e *NewerError) Is(target error) bool { return target == events.ErrNewer }

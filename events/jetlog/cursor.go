@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Cursors is the bucket of cursors. A key is a cursor's name, a value is
@@ -26,7 +28,7 @@ const (
 )
 
 // ErrCursorMoved says that another subscriber moved the cursor, or it was removed.
-var ErrCursorMoved = errors.New("the cursor was moved by somebody else")
+var ErrCursorMoved = problem.New(problem.Conflict, "the cursor was moved by somebody else")
 
 type cursorValue struct {
 	Name     string `json:"name"`

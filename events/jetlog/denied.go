@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // A server that does not let a client publish or subscribe says so on the
@@ -35,6 +37,9 @@ func (e *DeniedError) Error() string {
 	}
 	return fmt.Sprintf("%v: the server does not let %s %s to %s: %s", ErrNotAllowed, e.User, verb, e.Subject, hint)
 }
+
+// ProblemKind returns [problem.Denied].
+func (*DeniedError) ProblemKind() problem.Kind { return problem.Denied }
 
 // Is makes errors.Is(err, ErrNotAllowed) true.
 func (e *DeniedError) Is(target error) bool { return target == ErrNotAllowed }

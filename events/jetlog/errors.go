@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Errors to be told apart with errors.Is.
@@ -16,21 +18,21 @@ var (
 	// ErrNoLog: there is no stream, or an empty one whose first boot was cut.
 	ErrNoLog = errors.New("no log")
 	// ErrServed: another server has the directory.
-	ErrServed = errors.New("another server has the log open")
+	ErrServed = problem.New(problem.Locked, "another server has the log open")
 	// ErrForeign: the log is another store's, or was made anew since it was
 	// opened.
 	ErrForeign = errors.New("foreign log")
 	// ErrUnsafe: the stream is configured so that it could lose events.
-	ErrUnsafe = errors.New("unsafe log")
+	ErrUnsafe = problem.New(problem.Damage, "unsafe log")
 	// ErrReplicas: the server cannot keep as many copies as were asked for.
 	ErrReplicas = errors.New("too few servers")
 	// ErrGap: an event that was in the log is not there any more, or cannot be
 	// read.
-	ErrGap = errors.New("gap in the log")
+	ErrGap = problem.New(problem.Damage, "gap in the log")
 	// ErrUnrecovered: the embedded server could not make sense of its files.
-	ErrUnrecovered = errors.New("the log cannot be recovered")
+	ErrUnrecovered = problem.New(problem.Damage, "the log cannot be recovered")
 	// ErrEnd: the log ends before the event that was asked for.
-	ErrEnd = errors.New("end of the log")
+	ErrEnd = problem.New(problem.NotFound, "end of the log")
 	// ErrConflict: another decision of the aggregate came first.
 	ErrConflict = errors.New("conflict")
 	// ErrUnacknowledged: the deadline came before an acknowledgement. The event

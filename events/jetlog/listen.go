@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/ckptstore/ckptstore/internal/front"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Accounts of the embedded server. The directory of the streams has the name
@@ -26,7 +27,7 @@ system_account: ` + systemAccount
 const minToken = 32
 
 // ErrExposed says that the server would let strangers in.
-var ErrExposed = errors.New("not safe to listen")
+var ErrExposed = problem.New(problem.Invalid, "not safe to listen")
 
 // Listen is where and how clients come in over TCP.
 type Listen struct {

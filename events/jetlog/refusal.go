@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/internal/front"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -28,6 +29,14 @@ func (e *RefusedError) Error() string {
 		return fmt.Sprintf("%v: %s", ErrNotAllowed, e.Text)
 	}
 	return fmt.Sprintf("%v: %s", ErrRefused, e.Text)
+}
+
+// ProblemKind returns [problem.Denied] where clients may not do that at all.
+func (e *RefusedError) ProblemKind() problem.Kind {
+	if e.Code == front.CodeDenied {
+		return problem.Denied
+	}
+	return ""
 }
 
 // Is implements errors.Is.

@@ -8,11 +8,13 @@ import (
 	"net"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // ErrNotAllowed says that the server does not let this client in, or that the
 // client does not trust the server.
-var ErrNotAllowed = errors.New("not allowed")
+var ErrNotAllowed = problem.New(problem.Denied, "not allowed")
 
 // credentials are what this client shows and asks for.
 func (o Options) credentials() []nats.Option {

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Witnesses is the bucket that knows which cursors there are, apart from them.
@@ -31,7 +33,7 @@ const (
 
 // ErrCursorDamaged says that a cursor was moved and cannot be read any more, or
 // is ahead of the log.
-var ErrCursorDamaged = errors.New("damaged cursor")
+var ErrCursorDamaged = problem.New(problem.Damage, "damaged cursor")
 
 type witnessValue struct {
 	Name string `json:"name"`

@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -79,10 +80,10 @@ type Agent struct {
 }
 
 // ErrStopped says that a session was ended because the agent was told to stop.
-var ErrStopped = errors.New("the agent was told to stop")
+var ErrStopped = problem.New(problem.Unavailable, "the agent was told to stop")
 
 // ErrServed says that another agent serves the store.
-var ErrServed = errors.New("another agent serves this store")
+var ErrServed = problem.New(problem.Conflict, "another agent serves this store")
 
 // New makes an agent for an open store, which stays the caller's.
 func New(cfg Config, st *store.Store) *Agent {

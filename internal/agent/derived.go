@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -50,7 +50,7 @@ func (a *Agent) joinDerived(ctx context.Context, r JoinRequest) (JoinReply, erro
 			return reply, err
 		}
 	}
-	return JoinReply{}, problemf(http.StatusConflict, "run %q and %d others of that name are in use or were used: choose a name, by CKPTSTORE_RUN or ckptstore.init(run=…)", name, maxNamesakes-2)
+	return JoinReply{}, problem.Errorf(problem.Conflict, "run %q and %d others of that name are in use or were used: choose a name, by CKPTSTORE_RUN or ckptstore.init(run=…)", name, maxNamesakes-2)
 }
 
 // lingers is how long the processes of a run may take to be gone: who starts a program
@@ -97,6 +97,6 @@ func (a *Agent) ambiguous(ctx context.Context, r JoinRequest) error {
 	for _, n := range all {
 		texts = append(texts, fmt.Sprintf("%s (step %d)", n.Run, n.Step))
 	}
-	return problemf(http.StatusConflict, "run %q has its name from the script alone, and there are checkpoints of several: %s: say which of them to go on with, by CKPTSTORE_RUN=%s or ckptstore.init(run=…), or begin afresh with resume=\"none\"",
+	return problem.Errorf(problem.Conflict, "run %q has its name from the script alone, and there are checkpoints of several: %s: say which of them to go on with, by CKPTSTORE_RUN=%s or ckptstore.init(run=…), or begin afresh with resume=\"none\"",
 		r.Run, strings.Join(texts, ", "), all[0].Run)
 }

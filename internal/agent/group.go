@@ -3,12 +3,12 @@ package agent
 import (
 	"fmt"
 	"maps"
-	"net/http"
 	"reflect"
 	"slices"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // State of a group.
@@ -40,7 +40,7 @@ type group struct {
 // agrees refuses a member that belongs to another group.
 func (g *group) agrees(r JoinRequest) error {
 	differ := func(what string, mine, other any) error {
-		return problemf(http.StatusConflict, "rank %d joins with %s %v, and others of its key with %v: give all ranks of a group the same, and each group a key of its own", r.Rank, what, mine, other)
+		return problem.Errorf(problem.Conflict, "rank %d joins with %s %v, and others of its key with %v: give all ranks of a group the same, and each group a key of its own", r.Rank, what, mine, other)
 	}
 	switch {
 	case r.Run != g.Run:
@@ -62,7 +62,7 @@ type occupiedError struct{ error }
 
 // occupied is the refusal of another session of the group's run.
 func (g *group) occupied() error {
-	return &problem{http.StatusConflict, occupiedError{fmt.Errorf("run %q is in use: job %s of this agent has the processes %v: wait for them or end them, or choose another run name, by CKPTSTORE_RUN or ckptstore.init(run=…)", g.Run, g.job, g.pids())}}
+	return problem.Wrap(problem.Conflict, occupiedError{fmt.Errorf("run %q is in use: job %s of this agent has the processes %v: wait for them or end them, or choose another run name, by CKPTSTORE_RUN or ckptstore.init(run=…)", g.Run, g.job, g.pids())})
 }
 
 // pids are the members that take part, by rank.
@@ -114,7 +114,7 @@ func (a *Agent) tooLate(g *group) {
 			absent = append(absent, rank)
 		}
 	}
-	a.fail(g, problemf(http.StatusGatewayTimeout, "ranks %v of %d have not joined run %q within %v; those that have are the processes %v: every rank of a group must join, with the same key", absent, g.WorldSize, g.Run, a.cfg.Join, g.pids()))
+	a.fail(g, problem.Errorf(problem.Late, "ranks %v of %d have not joined run %q within %v; those that have are the processes %v: every rank of a group must join, with the same key", absent, g.WorldSize, g.Run, a.cfg.Join, g.pids()))
 }
 
 // lost takes note of the end of a member's process.
@@ -124,7 +124,7 @@ func (a *Agent) lost(g *group, m *member) {
 	switch {
 	case g.members[m.rank] != m:
 	case g.state == joining:
-		a.fail(g, problemf(http.StatusConflict, "rank %d (process %d) has ended before all %d ranks had joined run %q", m.rank, m.pid, g.WorldSize, g.Run))
+		a.fail(g, problem.Errorf(problem.Conflict, "rank %d (process %d) has ended before all %d ranks had joined run %q", m.rank, m.pid, g.WorldSize, g.Run))
 	default:
 		g.part(launch.MemberEnd{Rank: m.rank})
 	}

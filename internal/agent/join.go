@@ -2,10 +2,10 @@ package agent
 
 import (
 	"context"
-	"net/http"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -50,21 +50,21 @@ func (r *JoinRequest) check() error {
 	}
 	switch {
 	case r.Key == "" || len(r.Key) > maxKey:
-		return problemf(http.StatusBadRequest, "a key of %d bytes: it has 1 to %d", len(r.Key), maxKey)
+		return problem.Errorf(problem.Invalid, "a key of %d bytes: it has 1 to %d", len(r.Key), maxKey)
 	case r.WorldSize < 1 || r.WorldSize > maxWorld:
-		return problemf(http.StatusBadRequest, "a world of %d ranks: it has 1 to %d", r.WorldSize, maxWorld)
+		return problem.Errorf(problem.Invalid, "a world of %d ranks: it has 1 to %d", r.WorldSize, maxWorld)
 	case r.Rank < 0 || r.Rank >= r.WorldSize:
-		return problemf(http.StatusBadRequest, "rank %d is not below the world size %d", r.Rank, r.WorldSize)
+		return problem.Errorf(problem.Invalid, "rank %d is not below the world size %d", r.Rank, r.WorldSize)
 	case r.Derived && r.WorldSize > 1:
-		return problemf(http.StatusBadRequest, "the name of run %q is derived, and %d ranks join it: a group's run has a name that was given", r.Run, r.WorldSize)
+		return problem.Errorf(problem.Invalid, "the name of run %q is derived, and %d ranks join it: a group's run has a name that was given", r.Run, r.WorldSize)
 	case r.PID < 0:
-		return problemf(http.StatusBadRequest, "process %d is none", r.PID)
+		return problem.Errorf(problem.Invalid, "process %d is none", r.PID)
 	}
 	if err := store.ValidRun(r.Run); err != nil {
-		return problemf(http.StatusBadRequest, "run %q: %w: choose another name", r.Run, err)
+		return problem.Errorf(problem.Invalid, "run %q: %w: choose another name", r.Run, err)
 	}
 	if err := store.ValidRun(r.Trial); err != nil {
-		return problemf(http.StatusBadRequest, "trial %q: %w: choose another name", r.Trial, err)
+		return problem.Errorf(problem.Invalid, "trial %q: %w: choose another name", r.Trial, err)
 	}
 	return nil
 }
@@ -77,7 +77,7 @@ func (a *Agent) onJoin(ctx context.Context, r JoinRequest) (JoinReply, error) {
 		return JoinReply{}, err
 	}
 	if a.store == nil {
-		return JoinReply{}, problemf(http.StatusForbidden, "the store %s cannot be written by this user here, so run %q can neither save nor resume in it: give another store (its checkpoints can be looked into by ckptstore.open); if it can be written by now, run `ckptstore agent stop --store %s` first", a.at.Name, r.Run, a.at.Name)
+		return JoinReply{}, problem.Errorf(problem.Denied, "the store %s cannot be written by this user here, so run %q can neither save nor resume in it: give another store (its checkpoints can be looked into by ckptstore.open); if it can be written by now, run `ckptstore agent stop --store %s` first", a.at.Name, r.Run, a.at.Name)
 	}
 	defer a.begin()()
 	if r.Derived {
@@ -144,13 +144,13 @@ func (a *Agent) tryEnter(r JoinRequest, m *member) (g, old *group, err error) {
 			m.forget() // it has lost the reply
 			return g, nil, nil
 		case g.state != joining:
-			err := problemf(http.StatusConflict, "rank %d has joined job %s of run %q already, as process %d: each process has its own rank, and a restarted group its own key", r.Rank, g.job, g.Run, was.pid)
+			err := problem.Errorf(problem.Conflict, "rank %d has joined job %s of run %q already, as process %d: each process has its own rank, and a restarted group its own key", r.Rank, g.job, g.Run, was.pid)
 			if len(g.parted) > 0 {
 				return nil, g, err
 			}
 			return nil, nil, err
 		case was != nil && was.pid != m.pid && was.lives():
-			return nil, nil, problemf(http.StatusConflict, "rank %d has joined run %q already, as process %d: each process has its own rank", r.Rank, g.Run, was.pid)
+			return nil, nil, problem.Errorf(problem.Conflict, "rank %d has joined run %q already, as process %d: each process has its own rank", r.Rank, g.Run, was.pid)
 		case was != nil:
 			delete(g.members, r.Rank)
 			was.forget()
@@ -187,7 +187,7 @@ func (a *Agent) tryEnter(r JoinRequest, m *member) (g, old *group, err error) {
 
 // refusal says that no session is taken any more. The caller holds the lock.
 func (a *Agent) refusal() error {
-	return problemf(http.StatusServiceUnavailable, "the agent (process %d) is stopping (%s) and takes no new sessions: when it has ended, `ckptstore agent start` starts another", a.card.PID, a.stopping)
+	return problem.Errorf(problem.Unavailable, "the agent (process %d) is stopping (%s) and takes no new sessions: when it has ended, `ckptstore agent start` starts another", a.card.PID, a.stopping)
 }
 
 // inUse refuses a run of which all members of a session live. The caller holds

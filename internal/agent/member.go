@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"strconv"
 	"sync"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/peer"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // member is a process that has joined as one rank. It is watched from then on.
@@ -29,10 +29,10 @@ type member struct {
 func enlist(ctx context.Context, rank, pid int) (*member, error) {
 	caller, uid, err := peer.Who(ctx)
 	if err != nil {
-		return nil, problemf(http.StatusInternalServerError, "rank %d: %w", rank, err)
+		return nil, problem.Errorf(problem.Internal, "rank %d: %w", rank, err)
 	}
 	if own := os.Geteuid(); uid != own {
-		return nil, problemf(http.StatusForbidden, "rank %d: process %d is of user %d, this agent is of user %d: each user has an agent of its own", rank, pid, uid, own)
+		return nil, problem.Errorf(problem.Denied, "rank %d: process %d is of user %d, this agent is of user %d: each user has an agent of its own", rank, pid, uid, own)
 	}
 	m := &member{rank: rank, gone: make(chan struct{}), forgot: make(chan struct{})}
 	if m.pid, err = same(caller, uid, rank, pid); err != nil {
@@ -43,7 +43,7 @@ func enlist(ctx context.Context, rank, pid int) (*member, error) {
 		return nil, gone(rank, pid)
 	}
 	if err != nil {
-		return nil, problemf(http.StatusInternalServerError, "rank %d: %w", rank, err)
+		return nil, problem.Errorf(problem.Internal, "rank %d: %w", rank, err)
 	}
 	m.forget = sync.OnceFunc(func() {
 		stop()
@@ -53,7 +53,7 @@ func enlist(ctx context.Context, rank, pid int) (*member, error) {
 }
 
 func gone(rank, pid int) error {
-	return problemf(http.StatusConflict, "rank %d: process %d is gone: the process that joins must be the one that trains, and live", rank, pid)
+	return problem.Errorf(problem.Conflict, "rank %d: process %d is gone: the process that joins must be the one that trains, and live", rank, pid)
 }
 
 // same is the number under which this process sees the one that joins: the
@@ -68,10 +68,10 @@ func same(caller, uid, rank, pid int) (int, error) {
 		return 0, gone(rank, pid)
 	}
 	if err != nil {
-		return 0, problemf(http.StatusConflict, "rank %d: look at process %d: %w", rank, pid, err)
+		return 0, problem.Errorf(problem.Conflict, "rank %d: look at process %d: %w", rank, pid, err)
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != uid {
-		return 0, problemf(http.StatusForbidden, "rank %d: process %d is another user's than process %d, which joins for it", rank, pid, caller)
+		return 0, problem.Errorf(problem.Denied, "rank %d: process %d is another user's than process %d, which joins for it", rank, pid, caller)
 	}
 	return pid, nil
 }

@@ -3,11 +3,8 @@ package agent
 import (
 	"context"
 	"crypto/rand"
-	"crypto/subtle"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -15,26 +12,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/peer"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // maxBody bounds the body of a request to the agent itself, in bytes.
 const maxBody = 16 << 20
-
-// problem is an error with its HTTP status.
-type problem struct {
-	status int
-	err    error
-}
-
-func (p *problem) Error() string { return p.err.Error() }
-func (p *problem) Unwrap() error { return p.err }
-
-func problemf(status int, format string, args ...any) error {
-	return &problem{status, fmt.Errorf(format, args...)}
-}
 
 // server is the agent's socket.
 type server struct {
@@ -89,64 +74,27 @@ func (s *server) close() error {
 
 func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("POST /v1/join", answer(a, a.onJoin))
-	mux.Handle("POST /v1/status", answer(a, a.onStatus))
-	mux.Handle("POST /v1/stop", answer(a, a.onStop))
+	mux.Handle("POST /v1/join", httpkit.Handle(maxBody, a.onJoin))
+	mux.Handle("POST /v1/status", httpkit.Handle(maxBody, a.onStatus))
+	mux.Handle("POST /v1/stop", httpkit.Handle(maxBody, a.onStop))
 	mux.HandleFunc("POST "+launch.ServicePath, func(w http.ResponseWriter, r *http.Request) {
 		defer a.begin()()
 		if a.cfg.Services == nil {
-			refuse(w, problemf(http.StatusNotFound, "this agent has no requests about the store: upgrade it, and run `ckptstore agent stop`"))
+			httpkit.Refuse(w, problem.Errorf(problem.NotFound, "this agent has no requests about the store: upgrade it, and run `ckptstore agent stop`"))
 			return
 		}
 		a.cfg.Services.ServeHTTP(w, r)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		refuse(w, problemf(http.StatusNotFound, "no request %s %s: an agent has join, status, stop and those below %s; what else a rank asks goes to the socket that join gives it", r.Method, r.URL.Path, launch.ServicePath))
+		httpkit.Refuse(w, problem.Errorf(problem.NotFound, "no request %s %s: an agent has join, status, stop and those below %s; what else a rank asks goes to the socket that join gives it", r.Method, r.URL.Path, launch.ServicePath))
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+a.card.Token)) != 1 {
-			refuse(w, problemf(http.StatusUnauthorized, "wrong token: it is in %s, and another agent's is another", filepath.Join(a.at.Runtime, cardName)))
+		if !httpkit.Authorized(r, a.card.Token) {
+			httpkit.Refuse(w, problem.Errorf(problem.Unauthorized, "wrong token: it is in %s, and another agent's is another", filepath.Join(a.at.Runtime, cardName)))
 			return
 		}
 		mux.ServeHTTP(w, r)
 	})
-}
-
-// answer handles requests in JSON.
-func answer[In, Out any](_ *Agent, do func(context.Context, In) (Out, error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-		if err != nil {
-			refuse(w, problemf(http.StatusBadRequest, "read request: %w", err))
-			return
-		}
-		var in In
-		if err := json.Unmarshal(body, &in); err != nil {
-			refuse(w, problemf(http.StatusBadRequest, "decode request: %w", err))
-			return
-		}
-		out, err := do(r.Context(), in)
-		if err != nil {
-			refuse(w, err)
-			return
-		}
-		text, err := json.Marshal(out)
-		if err != nil {
-			refuse(w, err)
-			return
-		}
-		_, _ = w.Write(text) // a client that is gone needs no reply
-	})
-}
-
-func refuse(w http.ResponseWriter, err error) {
-	status := http.StatusInternalServerError
-	if p := (*problem)(nil); errors.As(err, &p) {
-		status = p.status
-	}
-	body, _ := json.Marshal(client.Problem{Message: err.Error()}) // a string always encodes
-	w.WriteHeader(status)
-	_, _ = w.Write(body)
 }
 
 // speaks refuses a client with which the agent has no version in common.
@@ -154,7 +102,7 @@ func (a *Agent) speaks(protocols []int) error {
 	if slices.ContainsFunc(protocols, func(v int) bool { return slices.Contains(a.card.Protocols, v) }) {
 		return nil
 	}
-	return problemf(http.StatusBadRequest, "this process speaks protocol versions %v, the agent (process %d, version %s) speaks %v: upgrade the older of the two; when that is the agent, run `ckptstore agent stop --store %s` after it",
+	return problem.Errorf(problem.Invalid, "this process speaks protocol versions %v, the agent (process %d, version %s) speaks %v: upgrade the older of the two; when that is the agent, run `ckptstore agent stop --store %s` after it",
 		protocols, a.card.PID, a.cfg.Version, a.card.Protocols, a.at.Location)
 }
 

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launch"
-	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -30,22 +28,11 @@ func (a *Agent) run(g *group) {
 	a.fail(g, refused(err))
 }
 
-// refused is why there is no session, with its status.
+// refused returns the error of a session to its ranks: where another process has
+// the run, it names the way out.
 func refused(err error) error {
-	var running *store.RunningError
-	switch {
-	case errors.As(err, new(*problem)):
-		return err
-	case errors.As(err, &running):
-		return &problem{http.StatusConflict, fmt.Errorf("%w, or choose another run name", err)}
-	case errors.Is(err, staging.ErrTaken), errors.Is(err, launch.ErrFenced):
-		return &problem{http.StatusConflict, err}
-	case errors.Is(err, launch.ErrConfig):
-		return &problem{http.StatusBadRequest, err}
-	case errors.Is(err, syscall.ENOSPC):
-		return &problem{http.StatusInsufficientStorage, err}
-	case errors.Is(err, ErrStopped):
-		return &problem{http.StatusServiceUnavailable, err}
+	if !problem.Given(err) && errors.As(err, new(*store.RunningError)) {
+		return fmt.Errorf("%w, or choose another run name", err)
 	}
 	return err
 }
@@ -102,7 +89,7 @@ func (a *Agent) succeed(g *group) error {
 			cancel()
 			a.mu.Lock()
 			defer a.mu.Unlock()
-			return errors.Join(context.Cause(a.life), old.occupied())
+			return errors.Join(old.occupied(), context.Cause(a.life))
 		}
 	}
 }

@@ -20,11 +20,12 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // ErrNoAgent says that no agent serves a store.
-var ErrNoAgent = errors.New("no agent serves this store")
+var ErrNoAgent = problem.New(problem.NotFound, "no agent serves this store")
 
 // ErrVersions says that an agent and a client have no version of the protocol in
 // common.

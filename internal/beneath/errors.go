@@ -6,6 +6,8 @@ import (
 	"io/fs"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // TypeError says that a path below a root has something that is not opened, or
@@ -26,6 +28,9 @@ func (e *TypeError) Error() string {
 	}
 	return fmt.Sprintf("%s is not a regular file (%v), so it is not opened; remove it", e.Path, e.Type)
 }
+
+// ProblemKind returns [problem.Denied]: another user has put it there.
+func (*TypeError) ProblemKind() problem.Kind { return problem.Denied }
 
 // Unwrap makes it an error of missing permission, since a store has no such
 // thing unless another user has put it there.

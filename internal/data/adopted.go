@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // adoptedPart reads what an adopted chunk has instead of a digest and sums.
@@ -74,6 +75,9 @@ func (e *ChangedError) Error() string {
 	}
 	return fmt.Sprintf("adopted file %s has changed: %s; put the old file back, or import it again", e.File, what)
 }
+
+// ProblemKind returns [problem.Damage].
+func (*ChangedError) ProblemKind() problem.Kind { return problem.Damage }
 
 // Is makes errors.Is(err, fs.ErrNotExist) hold for a file that is gone.
 func (e *ChangedError) Is(target error) bool { return e.Gone && target == fs.ErrNotExist }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"syscall"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // ErrNotCommitted is in the chain of errors about a directory that has no
@@ -74,3 +76,6 @@ func (e *CorruptError) Error() string {
 	s.WriteString("; load another checkpoint, and verify this one to see all damage")
 	return s.String()
 }
+
+// ProblemKind returns [problem.Damage].
+func (*CorruptError) ProblemKind() problem.Kind { return problem.Damage }

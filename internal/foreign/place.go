@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/format/dcp"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -43,6 +44,9 @@ func (e *OccupiedError) Error() string {
 	}
 	return fmt.Sprintf("%s is not empty (it holds %q): choose another directory, or replace what is there with --force", e.Dir, e.Holds)
 }
+
+// ProblemKind returns [problem.Conflict].
+func (*OccupiedError) ProblemKind() problem.Kind { return problem.Conflict }
 
 // spare refuses a directory that touches what the exported checkpoint is read
 // from, and one with files that any checkpoint of the store is read from.

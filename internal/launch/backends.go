@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"slices"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/launch/backend"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // BackendConfig says more of the communication backend, and which devices the
@@ -197,9 +197,9 @@ func (g *group) held(ctx context.Context) error {
 	case <-g.enlisted.begun:
 		return nil
 	case <-g.work.Done():
-		return &problem{http.StatusGone, errors.New("the attempt is over before training has started")}
+		return problem.Errorf(problem.Gone, "the attempt is over before training has started")
 	case <-timer.C:
-		return &problem{http.StatusConflict, fmt.Errorf("the backend lets nobody start before all %d ranks have said hello, and they have not within %v: every rank must connect to the trainer", g.cfg.NProc, g.cfg.Collective)}
+		return problem.Errorf(problem.Conflict, "the backend lets nobody start before all %d ranks have said hello, and they have not within %v: every rank must connect to the trainer", g.cfg.NProc, g.cfg.Collective)
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Devices are asked how the GPUs of this node fare. Each method returns soon
@@ -29,7 +30,7 @@ type Devices interface {
 var _ Devices = gpu.System{}
 
 // ErrDevices says that no attempt may be started on the job's devices.
-var ErrDevices = errors.New("the devices of the job are not fit for use")
+var ErrDevices = problem.New(problem.Failed, "the devices of the job are not fit for use")
 
 // deviceGate keeps the job from devices that are not healthy: before each
 // attempt it looks at them, during one it listens to them. A job that names no

@@ -2,7 +2,6 @@ package launch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,13 +10,14 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 // ErrNotWhole says that a checkpoint to resume from has lost files, or that they
 // are damaged.
-var ErrNotWhole = errors.New("the checkpoint is not whole")
+var ErrNotWhole = problem.New(problem.Damage, "the checkpoint is not whole")
 
 // maxPassedOver is how many checkpoints that were passed over are in one event.
 const maxPassedOver = 100

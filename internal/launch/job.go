@@ -16,13 +16,14 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 // ErrConfig says that a job cannot run as it was asked for.
-var ErrConfig = errors.New("bad configuration")
+var ErrConfig = problem.New(problem.Invalid, "bad configuration")
 
 // job is the state of one Run.
 type job struct {

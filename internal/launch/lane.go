@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/redact"
 )
 
@@ -16,7 +17,7 @@ const decideTimeout = 60 * time.Second
 
 // ErrFenced says that a newer attempt of the trial has taken over: this one
 // must not decide anything any more.
-var ErrFenced = errors.New("fenced by a newer attempt")
+var ErrFenced = problem.New(problem.Conflict, "fenced by a newer attempt")
 
 // errEnded says that the checkpoint was committed or aborted by somebody else.
 var errEnded = errors.New("the checkpoint has already ended")

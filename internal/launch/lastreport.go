@@ -2,11 +2,10 @@ package launch
 
 import (
 	"context"
-	"fmt"
 	"math"
-	"net/http"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Metrics that a report gives a meaning, as those of Ray's function API.
@@ -17,7 +16,7 @@ const (
 
 // alreadyDone refuses what comes after a rank's last report.
 func alreadyDone(rank int, at int64) error {
-	return &problem{http.StatusConflict, fmt.Errorf("already done: rank %d said with step %d that it has finished, and no report of it is taken any more", rank, at)}
+	return problem.Errorf(problem.Conflict, "already done: rank %d said with step %d that it has finished, and no report of it is taken any more", rank, at)
 }
 
 // isMarker reports whether a report only says that a rank has returned.

@@ -2,7 +2,6 @@ package launch
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"strings"
 	"testing"
@@ -10,13 +9,13 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/problem/system"
 )
 
 // wantRefused holds an error to be a refusal with a status and a text.
 func wantRefused(t *testing.T, err error, status int, says string) {
 	t.Helper()
-	var p *problem
-	if !errors.As(err, &p) || p.status != status || !strings.Contains(err.Error(), says) {
+	if system.KindOf(err).Status() != status || !strings.Contains(err.Error(), says) {
 		t.Errorf("error %v, want status %d and %q", err, status, says)
 	}
 }

@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"sync/atomic"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // parting is what a session refuses, and why: all of its ranks when it is over,
@@ -35,10 +36,10 @@ func (s *rankServer) admit(op string) error {
 		return nil
 	}
 	if s.left.Load() {
-		return &problem{http.StatusGone, fmt.Errorf("rank %d has left attempt %d: join again to go on", s.rank, s.attempt)}
+		return problem.Errorf(problem.Gone, "rank %d has left attempt %d: join again to go on", s.rank, s.attempt)
 	}
 	if why := s.parted.Load(); why != nil {
-		return &problem{http.StatusGone, fmt.Errorf("rank %d of attempt %d: %w: join again to go on", s.rank, s.attempt, *why)}
+		return problem.Errorf(problem.Gone, "rank %d of attempt %d: %w: join again to go on", s.rank, s.attempt, *why)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/rpc"
 )
 
@@ -157,7 +158,7 @@ var errOver = errors.New("the attempt is over")
 
 // over is the refusal of a rank whose messages have ended.
 func (s *rankServer) over() error {
-	return &problem{http.StatusGone, fmt.Errorf("rank %d of attempt %d sends and receives no messages any more: it said that it is gone, or the attempt is over", s.rank, s.attempt)}
+	return problem.Errorf(problem.Gone, "rank %d of attempt %d sends and receives no messages any more: it said that it is gone, or the attempt is over", s.rank, s.attempt)
 }
 
 func (s *rankServer) onSend(r *http.Request, body []byte) ([]byte, error) {
@@ -180,7 +181,7 @@ func (s *rankServer) onSend(r *http.Request, body []byte) ([]byte, error) {
 	case own.life.Err() != nil || errors.Is(err, errOver):
 		return nil, s.over()
 	case errors.Is(err, rpc.ErrGone):
-		return nil, &problem{http.StatusConflict, fmt.Errorf("rank %d receives no messages any more: %w", to, err)}
+		return nil, problem.Errorf(problem.Conflict, "rank %d receives no messages any more: %w", to, err)
 	}
 	return nil, fmt.Errorf("rank %d does not receive what it was sent: %w", to, err)
 }
@@ -219,7 +220,7 @@ func (m *messages) keep(key string, n int) (*rpc.MemoryStore, error) {
 	}
 	after := m.size - m.sizes[key] + size
 	if after > client.MaxStored {
-		return nil, &problem{http.StatusInsufficientStorage, fmt.Errorf("key %.100q: the ranks' store would hold %d bytes, and holds %d at most: leave large values in files", key, after, client.MaxStored)}
+		return nil, problem.Errorf(problem.NoSpace, "key %.100q: the ranks' store would hold %d bytes, and holds %d at most: leave large values in files", key, after, client.MaxStored)
 	}
 	m.size, m.sizes[key] = after, size
 	return m.store, nil

@@ -4,12 +4,12 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
-	"net/http"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
 )
@@ -50,7 +50,7 @@ func (s *rankServer) local(ctx context.Context, req client.SaveRequest) (known *
 				return p, nil, nil
 			}
 		}
-		return nil, nil, &problem{http.StatusPreconditionFailed, errUnknownPlan}
+		return nil, nil, problem.Wrap(problem.UnknownPlan, errUnknownPlan)
 	}
 	local := checkpoint.Local{Rank: s.rank}
 	seen := map[string]bool{}

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/peer"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -72,7 +72,7 @@ func (s *rankServer) busy(id string, why error) (client.SaveReply, error) {
 	if s.cfg.WhenBusy == staging.BusySkip && s.protocol.Load() > 1 {
 		return client.SaveReply{Checkpoint: id, Skipped: why.Error()}, nil
 	}
-	return client.SaveReply{}, &problem{http.StatusServiceUnavailable, why}
+	return client.SaveReply{}, problem.Wrap(problem.Unavailable, why)
 }
 
 // stage gives a rank its slot for a save and says what it will put there: for
@@ -193,7 +193,7 @@ func (s *rankServer) onSeal(_ context.Context, req client.CheckpointRef) (struct
 		return struct{}{}, err
 	}
 	if !ok {
-		return struct{}{}, &problem{http.StatusConflict, fmt.Errorf("rank %d has no staging slot for %q: call save first, and seal once", s.rank, req.Checkpoint)}
+		return struct{}{}, problem.Errorf(problem.Conflict, "rank %d has no staging slot for %q: call save first, and seal once", s.rank, req.Checkpoint)
 	}
 	sealed := &events.WriteSealed{Attempt: s.attempt, Checkpoint: req.Checkpoint, Rank: s.rank, Bytes: size}
 	s.outbox.post(req.Checkpoint, sealed)
@@ -212,7 +212,7 @@ func (s *rankServer) onAbort(_ context.Context, req client.AbortRequest) (struct
 	case now.State == client.Aborted:
 		return struct{}{}, nil
 	case now.State == client.Committed:
-		return struct{}{}, &problem{http.StatusConflict, fmt.Errorf("checkpoint %s is committed: it can only be deleted", req.Checkpoint)}
+		return struct{}{}, problem.Errorf(problem.Conflict, "checkpoint %s is committed: it can only be deleted", req.Checkpoint)
 	}
 	s.outbox.post(req.Checkpoint, &events.WriteFailed{
 		Attempt: s.attempt, Checkpoint: req.Checkpoint, Rank: s.rank, Error: beginning(req.Reason, maxMessage),
@@ -234,7 +234,7 @@ func (s *rankServer) onSlots(ctx context.Context, _ struct{}) (client.Slots, err
 }
 
 func aborted(id string, now client.WaitReply) error {
-	return &problem{http.StatusConflict, fmt.Errorf("checkpoint %s was aborted: %s", id, now.Reason)}
+	return problem.Errorf(problem.Conflict, "checkpoint %s was aborted: %s", id, now.Reason)
 }
 
 func (s *rankServer) onWait(ctx context.Context, req client.WaitRequest) (client.WaitReply, error) {

@@ -2,11 +2,9 @@ package launch
 
 import (
 	"context"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -20,7 +18,9 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/collective"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/peer"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
@@ -83,17 +83,8 @@ type rankServer struct {
 	plans localPlans
 }
 
-// problem is an error with its HTTP status.
-type problem struct {
-	status int
-	err    error
-}
-
-func (p *problem) Error() string { return p.err.Error() }
-func (p *problem) Unwrap() error { return p.err }
-
 func badRequest(format string, args ...any) error {
-	return &problem{http.StatusBadRequest, fmt.Errorf(format, args...)}
+	return problem.Errorf(problem.Invalid, format, args...)
 }
 
 // headerLimit is how long a connection may take to send the head of its first
@@ -156,38 +147,17 @@ func (s *rankServer) raw(h rawHandler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		reply, err := s.serve(w, r, h)
 		if err != nil {
-			refuse(w, err)
+			httpkit.Refuse(w, err)
 			return
 		}
 		_, _ = w.Write(reply) // a client that is gone needs no reply
 	})
 }
 
-// refuse replies with an error and its status.
-func refuse(w http.ResponseWriter, err error) {
-	status := http.StatusInternalServerError
-	var p *problem
-	switch {
-	case errors.As(err, &p):
-		status = p.status
-	case errors.As(err, new(*restore.ConflictError)):
-		status = http.StatusConflict
-	case errors.As(err, new(*restore.MisuseError)), errors.As(err, new(*staging.MisuseError)):
-		status = http.StatusBadRequest
-	case errors.Is(err, context.DeadlineExceeded):
-		status = http.StatusGatewayTimeout
-	case errors.Is(err, syscall.ENOSPC):
-		status = http.StatusInsufficientStorage
-	}
-	body, _ := json.Marshal(client.Problem{Message: err.Error()}) // a string always encodes
-	w.WriteHeader(status)
-	_, _ = w.Write(body)
-}
-
 // authorized checks that the caller has the token of this socket.
 func (s *rankServer) authorized(r *http.Request) error {
-	if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+s.token)) != 1 {
-		return &problem{http.StatusUnauthorized, fmt.Errorf("this socket belongs to rank %d of attempt %d: wrong token", s.rank, s.attempt)}
+	if !httpkit.Authorized(r, s.token) {
+		return problem.Errorf(problem.Unauthorized, "this socket belongs to rank %d of attempt %d: wrong token", s.rank, s.attempt)
 	}
 	return nil
 }
@@ -201,9 +171,9 @@ func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler)
 		return nil, err
 	}
 	defer s.pulses.begin(s.rank, op)()
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	body, err := httpkit.Read(w, r, maxBody)
 	if err != nil {
-		return nil, badRequest("read request: %w", err)
+		return nil, err
 	}
 	return h(r, body)
 }
@@ -215,9 +185,9 @@ func handle[In, Out any](s *rankServer, h func(context.Context, In) (Out, error)
 
 // decoded answers one request in JSON.
 func decoded[In, Out any](r *http.Request, body []byte, h func(context.Context, In) (Out, error)) ([]byte, error) {
-	var in In
-	if err := json.Unmarshal(body, &in); err != nil {
-		return nil, badRequest("decode request: %w", err)
+	in, err := httpkit.Decode[In](body)
+	if err != nil {
+		return nil, err
 	}
 	out, err := h(r.Context(), in)
 	if err != nil {
@@ -261,11 +231,11 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.Repo
 	if errors.Is(err, syscall.ENOSPC) {
 		return client.ReportReply{}, fmt.Errorf("the metrics of step %d are not kept: %w", r.Step, err)
 	}
-	if p := (*problem)(nil); errors.As(err, &p) {
+	if problem.Given(err) {
 		return client.ReportReply{}, err
 	}
 	if err != nil {
-		return client.ReportReply{}, &problem{http.StatusConflict, err}
+		return client.ReportReply{}, problem.Wrap(problem.Conflict, err)
 	}
 	return client.ReportReply{Stop: stop}, nil
 }
@@ -273,7 +243,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.Repo
 func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {
 	op := r.PathValue("op")
 	if op != "gather" && op != "broadcast" {
-		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, heartbeat, report, should_stop, save, seal, slots, wait, load, loaded, leave, hold_signals, release_signals, signaled, gather, broadcast, send, recv, set and get", op)}
+		return nil, problem.Errorf(problem.NotFound, "no request %q: the protocol has hello, heartbeat, report, should_stop, save, seal, slots, wait, load, loaded, leave, hold_signals, release_signals, signaled, gather, broadcast, send, recv, set and get", op)
 	}
 	seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)
 	if err != nil {
@@ -295,7 +265,7 @@ func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) 
 	defer cancel()
 	parts, err := s.hub.Exchange(ctx, s.rank, seq, hubOp, body)
 	if err != nil {
-		return nil, &problem{http.StatusConflict, err}
+		return nil, problem.Wrap(problem.Conflict, err)
 	}
 	if op == "broadcast" {
 		parts = parts[root : root+1]

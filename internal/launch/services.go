@@ -1,9 +1,11 @@
 package launch
 
 import (
-	"errors"
 	"net/http"
 	"path"
+
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // ServicePath begins the paths of requests that [Config.Services] answers.
@@ -13,11 +15,11 @@ const ServicePath = "/v1/store/"
 func (s *rankServer) service() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := s.authorized(r); err != nil {
-			refuse(w, err)
+			httpkit.Refuse(w, err)
 			return
 		}
 		if s.cfg.Services == nil {
-			refuse(w, &problem{http.StatusNotFound, errors.New("this trainer has no requests about the store: upgrade it")})
+			httpkit.Refuse(w, problem.Errorf(problem.NotFound, "this trainer has no requests about the store: upgrade it"))
 			return
 		}
 		defer s.pulses.begin(s.rank, path.Base(r.URL.Path))()

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"syscall"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // ErrNotPrivate reports a file or directory that is not this user's alone. It is an
@@ -19,6 +21,8 @@ type notPrivate struct{}
 func (notPrivate) Error() string { return "not private to this user" }
 
 func (notPrivate) Is(target error) bool { return target == fs.ErrPermission }
+
+func (notPrivate) ProblemKind() problem.Kind { return problem.Denied }
 
 // File returns [ErrNotPrivate] unless info is that of a regular file of this user without
 // rights for others. The error names the path, what is there, and the next step.

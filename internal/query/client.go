@@ -8,6 +8,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // Client asks the server of a store's owner.
@@ -34,14 +39,24 @@ func NewClient(dial func(context.Context) (net.Conn, error), last func(context.C
 // may be asked again.
 var ErrUnreachable = errors.New("the owner of the store cannot be asked")
 
-// answerError is a server's error with the identity that it had there.
-type answerError struct {
-	message string
-	is      error
+// sentinels are the errors that callers test for, by the kind that they travel as.
+var sentinels = map[problem.Kind]error{
+	problem.NotFound:     projections.ErrNotFound,
+	problem.Ambiguous:    projections.ErrAmbiguous,
+	problem.BadReference: projections.ErrReference,
+	problem.Newer:        events.ErrNewer,
+	problem.Late:         context.DeadlineExceeded,
 }
 
-func (e *answerError) Error() string { return e.message }
-func (e *answerError) Unwrap() error { return e.is }
+// answerError is a server's error with the kind and the identity that it had there.
+type answerError struct {
+	message string
+	kind    problem.Kind
+}
+
+func (e *answerError) Error() string             { return e.message }
+func (e *answerError) Unwrap() error             { return sentinels[e.kind] }
+func (e *answerError) ProblemKind() problem.Kind { return e.kind }
 
 // Answer implements [Source].
 func (c *Client) Answer(ctx context.Context, query string, p Params) (json.RawMessage, error) {
@@ -67,12 +82,9 @@ func (c *Client) Answer(ctx context.Context, query string, p Params) (json.RawMe
 	if resp.StatusCode == http.StatusOK {
 		return body, nil
 	}
-	var f failure
-	if err := json.Unmarshal(body, &f); err != nil {
+	var d httpkit.Details
+	if err := json.Unmarshal(body, &d); err != nil {
 		return nil, fmt.Errorf("ask %s: %s", query, resp.Status)
 	}
-	if k, ok := kinds[f.Kind]; ok {
-		return nil, &answerError{f.Message, k.err}
-	}
-	return nil, errors.New(f.Message)
+	return nil, &answerError{d.Message, d.Kind}
 }

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -92,42 +92,14 @@ func Handler(v Views) http.Handler {
 		if err == nil {
 			out, err = answer(r.Context(), v, r.PathValue("query"), p, atLeast)
 		}
-		w.Header().Set("Content-Type", "application/json")
 		if err != nil {
-			status, kind := classify(err)
-			out, _ = json.Marshal(failure{err.Error(), kind}) // strings always encode
-			w.WriteHeader(status)
+			httpkit.Refuse(w, err)
+			return
 		}
+		w.Header().Set("Content-Type", httpkit.JSON)
 		_, _ = w.Write(out) // a client that is gone needs no answer
 	})
 	return mux
-}
-
-// failure is the body of an error.
-type failure struct {
-	Message string `json:"error"`
-	Kind    string `json:"kind,omitempty"`
-}
-
-// kinds are the errors that keep their identity on the way.
-var kinds = map[string]struct {
-	status int
-	err    error
-}{
-	"not_found":     {http.StatusNotFound, projections.ErrNotFound},
-	"ambiguous":     {http.StatusBadRequest, projections.ErrAmbiguous},
-	"bad_reference": {http.StatusBadRequest, projections.ErrReference},
-	"newer":         {http.StatusConflict, events.ErrNewer},
-	"late":          {http.StatusGatewayTimeout, context.DeadlineExceeded},
-}
-
-func classify(err error) (status int, kind string) {
-	for kind, k := range kinds {
-		if errors.Is(err, k.err) {
-			return k.status, kind
-		}
-	}
-	return http.StatusServiceUnavailable, ""
 }
 
 func (p Params) encode(atLeast uint64) string {

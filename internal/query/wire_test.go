@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/projections"
 	"golang.org/x/sync/errgroup"
 )
@@ -65,17 +66,21 @@ func TestWire(t *testing.T) {
 		{"/v1/runs?at_least=x&all=y", 400, "bad_reference", []string{"at_least", "all"}},
 	} {
 		status, header, body := get(t, s, http.MethodGet, c.path)
-		if status != c.status || header.Get("Content-Type") != "application/json" || !json.Valid([]byte(body)) {
+		of := httpkit.JSON
+		if c.status != 200 {
+			of = httpkit.Problem
+		}
+		if status != c.status || header.Get("Content-Type") != of || !json.Valid([]byte(body)) {
 			t.Errorf("%s: %d %s: %s", c.path, status, header.Get("Content-Type"), body)
 		}
-		var f failure
+		var f httpkit.Details
 		if c.status != 200 {
 			if err := json.Unmarshal([]byte(body), &f); err != nil || f.Message == "" {
 				t.Errorf("%s: %s, %v", c.path, body, err)
 			}
 			body = f.Message
 		}
-		if f.Kind != c.kind {
+		if string(f.Kind) != c.kind {
 			t.Errorf("%s: kind %q, want %q", c.path, f.Kind, c.kind)
 		}
 		for _, part := range c.says {

@@ -9,13 +9,12 @@ package services
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/http"
 
-	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/services/filesystem"
 	"github.com/ckptstore/ckptstore/internal/services/reading"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -44,7 +43,7 @@ func Reading(r *store.Receipts, log *slog.Logger) *Services {
 	s := &Services{ServeMux: http.NewServeMux(), reading: reading.Of(r, reading.Options{Logger: log})}
 	s.reading.Handle(s.ServeMux)
 	s.HandleFunc("/v1/store/fs/", func(w http.ResponseWriter, _ *http.Request) {
-		say(w, http.StatusForbidden, "this store cannot be written here, and its files are served with its log alone: read the checkpoint by ckptstore.open, or ckptstore.dcp.StorageReader")
+		httpkit.Refuse(w, problem.Errorf(problem.Denied, "this store cannot be written here, and its files are served with its log alone: read the checkpoint by ckptstore.open, or ckptstore.dcp.StorageReader"))
 	})
 	s.HandleFunc("/v1/store/", unknown)
 	return s
@@ -52,13 +51,7 @@ func Reading(r *store.Receipts, log *slog.Logger) *Services {
 
 // unknown answers what is no request of this version.
 func unknown(w http.ResponseWriter, r *http.Request) {
-	say(w, http.StatusNotFound, fmt.Sprintf("there is no request %s %s: this program is too old for it, or the path is wrong", r.Method, r.URL.Path))
-}
-
-func say(w http.ResponseWriter, status int, text string) {
-	body, _ := json.Marshal(client.Problem{Message: text}) // a string always encodes
-	w.WriteHeader(status)
-	_, _ = w.Write(body)
+	httpkit.Refuse(w, problem.Errorf(problem.NotFound, "there is no request %s %s: this program is too old for it, or the path is wrong", r.Method, r.URL.Path))
 }
 
 // Busy is what of the requests is not over, though it was answered; empty for

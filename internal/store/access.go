@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"os"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/private"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Environment of clients of a server. The token of a worker has another name:
@@ -23,7 +23,7 @@ const (
 )
 
 // ErrAccess says that a token, certificate or key cannot be used.
-var ErrAccess = errors.New("bad credentials")
+var ErrAccess = problem.New(problem.Invalid, "bad credentials")
 
 // Access is what one side of a connection shows, and by what it checks the
 // other. Certificates and keys are files in PEM.

@@ -10,10 +10,11 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // ErrBackup says that a directory is a backup: it can be read, and not written to.
-var ErrBackup = errors.New("this is a backup")
+var ErrBackup = problem.New(problem.Denied, "this is a backup")
 
 // A backup and a restore write a mark first and store.json last. A directory with
 // a mark and without store.json is unfinished, and no command takes it for a store.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -20,6 +21,9 @@ func (e *StateError) Error() string {
 	c := e.Checkpoint
 	return fmt.Sprintf("checkpoint %s@%s is %s: %s", c.Run, c.ID, c.State, c.Reason)
 }
+
+// ProblemKind returns [problem.NotCommitted].
+func (*StateError) ProblemKind() problem.Kind { return problem.NotCommitted }
 
 // Committed is the committed checkpoint that a reference stands for: the error is
 // a [StateError] for one that is open, aborted or deleted.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/projections"
@@ -19,6 +20,9 @@ type RunExistsError struct{ Run string }
 func (e *RunExistsError) Error() string {
 	return fmt.Sprintf("run %q exists: choose another name, or continue it with `ckptstore continue %s`", e.Run, e.Run)
 }
+
+// ProblemKind returns [problem.Conflict].
+func (*RunExistsError) ProblemKind() problem.Kind { return problem.Conflict }
 
 // Fork makes a run that begins with a committed checkpoint of another one. Its
 // trial has that trial's configuration, with what set says in its place and

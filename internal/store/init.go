@@ -15,14 +15,15 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // ErrExists says that there is a store already.
-var ErrExists = errors.New("store exists")
+var ErrExists = problem.New(problem.Conflict, "store exists")
 
 // ErrNotEmpty says that somebody else's files are where a store was to be made.
-var ErrNotEmpty = errors.New("not empty")
+var ErrNotEmpty = problem.New(problem.Foreign, "not empty")
 
 // Init makes a new store and returns its identity. In a directory, store.json
 // is renamed into place last: without it an init that was cut is redone. With

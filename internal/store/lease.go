@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 const (
@@ -52,8 +53,11 @@ func (e *RunningError) Error() string {
 	return fmt.Sprintf("run %q is being run by job %s (process %d on %s): wait for it or stop it", e.Run, e.Job, e.PID, e.Host)
 }
 
+// ProblemKind returns [problem.Conflict].
+func (*RunningError) ProblemKind() problem.Kind { return problem.Conflict }
+
 // ErrLeaseLost says that what was held is somebody else's now.
-var ErrLeaseLost = errors.New("another process has taken the lease")
+var ErrLeaseLost = problem.New(problem.Conflict, "another process has taken the lease")
 
 // HoldRun takes the lease of a run for a job. While it is held no other job of
 // that run starts. A lease whose holder is dead, on this machine, is taken over

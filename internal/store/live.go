@@ -8,6 +8,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -40,6 +41,9 @@ type NotRunningError struct{ Run string }
 func (e *NotRunningError) Error() string {
 	return fmt.Sprintf("run %q has no live job: see `ckptstore jobs %s`; `ckptstore continue %s` starts one", e.Run, e.Run, e.Run)
 }
+
+// ProblemKind returns [problem.Conflict].
+func (*NotRunningError) ProblemKind() problem.Kind { return problem.Conflict }
 
 // Stop asks the live job of a run to end. With preempt, it saves first. The
 // decision is durable on return; the job obeys in its own time.

@@ -1,16 +1,16 @@
 package store
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // ErrLocation says that a location is neither a directory nor the URL of a
 // server that can hold a log.
-var ErrLocation = errors.New("bad store location")
+var ErrLocation = problem.New(problem.Invalid, "bad store location")
 
 // IsURL reports whether a location names a server rather than a directory.
 func IsURL(location string) bool {

@@ -10,12 +10,13 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 // ErrTag says that a name cannot be a tag.
-var ErrTag = errors.New("bad tag")
+var ErrTag = problem.New(problem.Invalid, "bad tag")
 
 // maxTag is the length in bytes of the longest tag.
 const maxTag = 128

@@ -15,10 +15,11 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // ErrNothing says that there is nothing to recover.
-var ErrNothing = errors.New("nothing to recover")
+var ErrNothing = problem.New(problem.NotFound, "nothing to recover")
 
 // RecoverOptions say what to recover.
 type RecoverOptions struct {

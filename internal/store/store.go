@@ -54,6 +54,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 )
 
@@ -63,11 +64,11 @@ const Format = 1
 
 // Errors that decide a command's exit code.
 var (
-	ErrNoStore = errors.New("no store")
-	ErrForeign = errors.New("foreign store")
-	ErrNewer   = errors.New("store of a newer version")
-	ErrDamaged = errors.New("damaged store")
-	ErrLocked  = errors.New("store is locked")
+	ErrNoStore = problem.New(problem.NoStore, "no store")
+	ErrForeign = problem.New(problem.Foreign, "foreign store")
+	ErrNewer   = problem.New(problem.Newer, "store of a newer version")
+	ErrDamaged = problem.New(problem.Damage, "damaged store")
+	ErrLocked  = problem.New(problem.Locked, "store is locked")
 )
 
 // Options say how to open a store.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // FollowedError says that a cursor has a live subscriber.
@@ -21,6 +22,9 @@ type FollowedError struct {
 func (e *FollowedError) Error() string {
 	return fmt.Sprintf("cursor %q is being followed by process %d on %s: stop it, or choose another --cursor", e.Cursor, e.PID, e.Host)
 }
+
+// ProblemKind returns [problem.Conflict].
+func (*FollowedError) ProblemKind() problem.Kind { return problem.Conflict }
 
 const (
 	// cursorEvery is how often a cursor moves over events that were passed
@@ -65,7 +69,7 @@ var _ mover = (*jetlog.Cursor)(nil)
 const MaxCursorName = 64
 
 // ErrCursorName says that a cursor cannot have that name.
-var ErrCursorName = errors.New("bad name of a cursor")
+var ErrCursorName = problem.New(problem.Invalid, "bad name of a cursor")
 
 // Subscribe takes a named cursor. While it is held no other process can; a
 // holder of this machine that has died is succeeded at once, one of another

@@ -9,12 +9,14 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // ErrUntrusted says that users other than this one can write to a store, so that
 // this process does not: opening it would act on what they put there, with this
 // user's rights. The next step is `ckptstore config trust`.
-var ErrUntrusted = errors.New("untrusted store")
+var ErrUntrusted = problem.New(problem.Denied, "untrusted store")
 
 // ownerRecord is who a store belongs to, as store.json records it.
 type ownerRecord struct {

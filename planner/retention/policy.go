@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // ErrPolicy says that a text is no policy.
-var ErrPolicy = errors.New("bad retention policy")
+var ErrPolicy = problem.New(problem.Invalid, "bad retention policy")
 
 // Policy says which checkpoints stay. The zero value keeps all.
 type Policy struct {

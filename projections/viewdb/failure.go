@@ -10,12 +10,14 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // ErrFailed is a view whose database could not go on, as when its directory
 // was deleted under it, or its file system is full, returns errors or does not
 // answer. What it held is in the log.
-var ErrFailed = errors.New("views failed")
+var ErrFailed = problem.New(problem.Unavailable, "views failed")
 
 // failure is the end of a database that cannot go on. Four places report it:
 //

@@ -34,6 +34,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -41,13 +42,13 @@ import (
 // do not belong together any more, which a person has to look at.
 var (
 	// ErrForeign is a view or a log of another store.
-	ErrForeign = errors.New("another store's")
+	ErrForeign = problem.New(problem.Damage, "another store's")
 	// ErrRolledBack is a log that ends before the view's cursor.
-	ErrRolledBack = errors.New("the log was rolled back")
+	ErrRolledBack = problem.New(problem.Damage, "the log was rolled back")
 	// ErrGap is a log in which a sequence is missing.
-	ErrGap = errors.New("the log has a gap")
+	ErrGap = problem.New(problem.Damage, "the log has a gap")
 	// ErrClosed is a view that was closed.
-	ErrClosed = errors.New("the view is closed")
+	ErrClosed = problem.New(problem.Unavailable, "the view is closed")
 	// ErrBusy is a second [DB.Follow] or [DB.CatchUp] beside a running one.
 	ErrBusy = errors.New("the view is already being updated")
 )

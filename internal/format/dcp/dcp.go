@@ -6,6 +6,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -88,6 +89,9 @@ func (e *FormatError) Error() string {
 	}
 	return fmt.Sprintf("%s: offset %d: %s", e.File, e.Offset, e.Problem)
 }
+
+// ProblemKind returns [problem.Damage].
+func (*FormatError) ProblemKind() problem.Kind { return problem.Damage }
 
 // OpaqueError is a value that is well-formed and not of the plain kinds that
 // [DecodeValue] knows. Its archive can only be passed on as it is.

@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"slices"
 	"strings"
 
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -19,7 +19,7 @@ func missing(path string, have ...string) error {
 	if near := projections.Near(path[strings.LastIndexByte(path, '/')+1:], have); near != "" {
 		err = fmt.Errorf("%w: %s", err, near)
 	}
-	return &problem{http.StatusNotFound, err}
+	return problem.Wrap(problem.NotFound, err)
 }
 
 // absent is about a checkpoint, part or run that is not there: all are those of the run.
@@ -45,5 +45,5 @@ func (h *Handler) absent(ctx context.Context, text string, all []projections.Che
 	if near == "" {
 		near = "the store has none yet"
 	}
-	return &problem{http.StatusNotFound, fmt.Errorf("%s%s: %w: no checkpoint is in a run %q: %s", scheme, text, fs.ErrNotExist, run, near)}
+	return problem.Errorf(problem.NotFound, "%s%s: %w: no checkpoint is in a run %q: %s", scheme, text, fs.ErrNotExist, run, near)
 }

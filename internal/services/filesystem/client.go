@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/peer"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // client is a process that has files open.
@@ -23,7 +23,7 @@ type client struct {
 // number is the next of streams and readings, under h.mu.
 func (h *Handler) number() (uint64, error) {
 	if h.closed {
-		return 0, &problem{http.StatusServiceUnavailable, errors.New("the trainer or agent is ending")}
+		return 0, problem.Errorf(problem.Unavailable, "the trainer or agent is ending")
 	}
 	h.next++
 	return h.next, nil

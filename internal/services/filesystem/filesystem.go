@@ -21,21 +21,18 @@ package filesystem
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net/http"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
-	"github.com/ckptstore/ckptstore/projections"
 )
 
 // Prefix begins the paths of the requests.
@@ -122,64 +119,22 @@ func (h *Handler) Close() error {
 	return errors.Join(append(problems, h.memory.close())...)
 }
 
-// problem is an error with its HTTP status.
-type problem struct {
-	status int
-	err    error
-}
-
-func (p *problem) Error() string { return p.err.Error() }
-func (p *problem) Unwrap() error { return p.err }
-
 func refused(format string, args ...any) error {
-	return &problem{http.StatusBadRequest, fmt.Errorf(format, args...)}
+	return problem.Errorf(problem.Invalid, format, args...)
 }
 
 func conflict(format string, args ...any) error {
-	return &problem{http.StatusConflict, fmt.Errorf(format, args...)}
+	return problem.Errorf(problem.Conflict, format, args...)
 }
 
-// handle answers one request in JSON.
+// handle answers one request in JSON. A file that does not exist is one that the
+// request names: its checkpoint was deleted meanwhile.
 func handle[In, Out any](mux *http.ServeMux, name string, answer func(context.Context, In) (Out, error)) {
-	mux.HandleFunc("POST "+Prefix+name, func(w http.ResponseWriter, r *http.Request) {
-		var in In
-		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-		if err == nil {
-			err = json.Unmarshal(body, &in)
+	mux.Handle("POST "+Prefix+name, httpkit.Handle(maxBody, func(ctx context.Context, in In) (Out, error) {
+		out, err := answer(ctx, in)
+		if !problem.Given(err) && errors.Is(err, fs.ErrNotExist) {
+			err = problem.Wrap(problem.NotFound, err)
 		}
-		if err != nil {
-			reply(w, refused("decode request fs/%s: %w", name, err))
-			return
-		}
-		out, err := answer(r.Context(), in)
-		if err != nil {
-			reply(w, err)
-			return
-		}
-		data, err := json.Marshal(out)
-		if err != nil {
-			reply(w, err)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(data) // a client that is gone needs no reply
-	})
-}
-
-func reply(w http.ResponseWriter, err error) {
-	status := http.StatusInternalServerError
-	var p *problem
-	switch {
-	case errors.As(err, &p):
-		status = p.status
-	case errors.Is(err, projections.ErrNotFound), errors.Is(err, fs.ErrNotExist):
-		status = http.StatusNotFound
-	case errors.Is(err, context.DeadlineExceeded):
-		status = http.StatusGatewayTimeout
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		status = http.StatusInsufficientStorage
-	}
-	text, _ := json.Marshal(map[string]string{"error": err.Error()}) // a string always encodes
-	w.WriteHeader(status)
-	_, _ = w.Write(text)
+		return out, err
+	}))
 }

@@ -13,7 +13,9 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/peer"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -100,7 +102,7 @@ func (s *source) plan(req Request) (*wanted, error) {
 	var err error
 	w.planned, err = s.loader.LoadWith(w.wants, planner.LoadOptions{Partial: req.Partial, StrictDType: req.StrictDType})
 	if err = errors.Join(append(errs, err)...); err != nil {
-		return nil, &problem{http.StatusBadRequest, fmt.Errorf("read %s: %w", s.name(), err)}
+		return nil, problem.Errorf(problem.Invalid, "read %s: %w", s.name(), err)
 	}
 	for i, want := range w.wants {
 		if _, absent := slices.BinarySearch(w.planned.Absent, i); !absent {
@@ -161,17 +163,17 @@ func (s *source) values(fqn string) []checkpoint.Value {
 
 // serveRead answers read. What a caller does not get to know of is freed.
 func (s *Server) serveRead(w http.ResponseWriter, r *http.Request) {
-	req, err := decode[Request](w, r)
+	req, err := httpkit.Request[Request](w, r, maxBody)
 	if err != nil {
-		refuse(w, err)
+		httpkit.Refuse(w, err)
 		return
 	}
 	out, err := s.onRead(r.Context(), req)
 	if err != nil {
-		refuse(w, err)
+		httpkit.Refuse(w, err)
 		return
 	}
-	if reply(w, out) != nil {
+	if httpkit.Reply(w, out) != nil {
 		_, _ = s.onDone(r.Context(), Done{out.Read}) // nobody is there to be told
 	}
 }
@@ -265,7 +267,7 @@ func (s *Server) onDone(_ context.Context, req Done) (struct{}, error) {
 	r := s.reads[req.Read]
 	if r == nil {
 		s.mu.Unlock()
-		return struct{}{}, badRequest("there is no read %d to give back", req.Read)
+		return struct{}{}, problem.Errorf(problem.Invalid, "there is no read %d to give back", req.Read)
 	}
 	delete(s.reads, req.Read)
 	s.memory.give(r.file)

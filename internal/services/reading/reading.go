@@ -22,18 +22,15 @@ package reading
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net/http"
 	"sync"
-	"syscall"
 
-	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -96,92 +93,16 @@ func Of(c Catalog, o Options) *Server {
 // Handle adds the requests to a mux. Whoever serves it checks the callers' tokens,
 // and tells who they are by peer.Context.
 func (s *Server) Handle(mux *http.ServeMux) {
-	mux.Handle("POST /v1/store/list", answer(s.onList))
-	mux.Handle("POST /v1/store/describe", answer(s.onDescribe))
+	mux.Handle("POST /v1/store/list", httpkit.Handle(maxBody, s.onList))
+	mux.Handle("POST /v1/store/describe", httpkit.Handle(maxBody, s.onDescribe))
 	mux.Handle("POST /v1/store/read", http.HandlerFunc(s.serveRead))
-	mux.Handle("POST /v1/store/done", answer(s.onDone))
-}
-
-// problem is an error with its HTTP status.
-type problem struct {
-	status int
-	err    error
-}
-
-func (p *problem) Error() string { return p.err.Error() }
-func (p *problem) Unwrap() error { return p.err }
-
-func badRequest(format string, args ...any) error {
-	return &problem{http.StatusBadRequest, fmt.Errorf(format, args...)}
-}
-
-// refuse replies with an error and its status.
-func refuse(w http.ResponseWriter, err error) {
-	status := http.StatusInternalServerError
-	var p *problem
-	var state *store.StateError
-	switch {
-	case errors.As(err, &p):
-		status = p.status
-	case errors.Is(err, projections.ErrNotFound):
-		status = http.StatusNotFound
-	case errors.Is(err, projections.ErrReference), errors.Is(err, projections.ErrAmbiguous):
-		status = http.StatusBadRequest
-	case errors.As(err, &state):
-		status = http.StatusConflict
-	case errors.Is(err, syscall.ENOSPC):
-		status = http.StatusInsufficientStorage
-	case errors.Is(err, context.DeadlineExceeded):
-		status = http.StatusGatewayTimeout
-	}
-	body, _ := json.Marshal(client.Problem{Message: err.Error()}) // a string always encodes
-	w.WriteHeader(status)
-	_, _ = w.Write(body)
-}
-
-// decode reads the body of a request.
-func decode[In any](w http.ResponseWriter, r *http.Request) (in In, err error) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err != nil {
-		return in, badRequest("read request: %w", err)
-	}
-	if err := json.Unmarshal(body, &in); err != nil {
-		return in, badRequest("decode request: %w", err)
-	}
-	return in, nil
-}
-
-// answer is a request with JSON on both sides.
-func answer[In, Out any](do func(context.Context, In) (Out, error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		in, err := decode[In](w, r)
-		var out Out
-		if err == nil {
-			out, err = do(r.Context(), in)
-		}
-		if err != nil {
-			refuse(w, err)
-			return
-		}
-		_ = reply(w, out) // a caller that is gone needs none
-	})
-}
-
-// reply writes an answer. The error says that the caller has not got it.
-func reply(w http.ResponseWriter, out any) error {
-	body, err := json.Marshal(out)
-	if err != nil {
-		refuse(w, fmt.Errorf("encode the reply: %w", err))
-		return err
-	}
-	_, err = w.Write(body)
-	return err
+	mux.Handle("POST /v1/store/done", httpkit.Handle(maxBody, s.onDone))
 }
 
 // notFound makes a missing file one that was asked for.
 func notFound(path string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return &problem{http.StatusNotFound, fmt.Errorf("there is no checkpoint at %s: give the path of a DCP directory, of a .safetensors file or of a Hugging Face directory: %w", path, err)}
+		return problem.Errorf(problem.NotFound, "there is no checkpoint at %s: give the path of a DCP directory, of a .safetensors file or of a Hugging Face directory: %w", path, err)
 	}
 	return err
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
@@ -64,11 +65,11 @@ func (s *sources) add(of *source) {
 func (s *Server) source(ctx context.Context, ref string) (*source, error) {
 	switch {
 	case ref == "":
-		return nil, badRequest("ref is empty: give RUN, RUN@NAME, an ID or the path of a checkpoint")
+		return nil, problem.Errorf(problem.Invalid, "ref is empty: give RUN, RUN@NAME, an ID or the path of a checkpoint")
 	case filepath.IsAbs(ref):
 		return openPath(ctx, ref)
 	case ref == ".", ref == "..", strings.HasPrefix(ref, "./"), strings.HasPrefix(ref, "../"):
-		return nil, badRequest("ref %q is a path from the caller's directory, which is not known here: give an absolute one", ref)
+		return nil, problem.Errorf(problem.Invalid, "ref %q is a path from the caller's directory, which is not known here: give an absolute one", ref)
 	}
 	row, err := s.catalog.Committed(ctx, ref)
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -67,12 +68,18 @@ type MisuseError struct{ err error }
 func (e *MisuseError) Error() string { return e.err.Error() }
 func (e *MisuseError) Unwrap() error { return e.err }
 
+// ProblemKind returns [problem.Invalid].
+func (*MisuseError) ProblemKind() problem.Kind { return problem.Invalid }
+
 // ConflictError says that a load cannot be served to the group, whatever one of
 // its ranks does.
 type ConflictError struct{ err error }
 
 func (e *ConflictError) Error() string { return e.err.Error() }
 func (e *ConflictError) Unwrap() error { return e.err }
+
+// ProblemKind returns [problem.Conflict].
+func (*ConflictError) ProblemKind() problem.Kind { return problem.Conflict }
 
 // IsPath reports whether a reference is the path of a checkpoint of another
 // program: no name of a run begins so by accident.

@@ -14,13 +14,14 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"golang.org/x/sys/unix"
 )
 
 // ErrTaken says that another trainer of the run is alive on this machine, also
 // one that is stopped and has lost the run.
-var ErrTaken = errors.New("another trainer of this run is alive on this machine")
+var ErrTaken = problem.New(problem.Conflict, "another trainer of this run is alive on this machine")
 
 // Arenas are the files in shared memory of one run, in a directory named by
 // store, run and node.

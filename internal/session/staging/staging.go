@@ -24,6 +24,7 @@ import (
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Slots are the staging slots of the ranks of one group. A slot is taken when
@@ -103,6 +104,9 @@ var ErrNoSlotFree = errors.New("all staging slots are in use by earlier saves")
 type MisuseError struct{ what string }
 
 func (e *MisuseError) Error() string { return e.what }
+
+// ProblemKind returns [problem.Invalid].
+func (*MisuseError) ProblemKind() problem.Kind { return problem.Invalid }
 
 func misuse(format string, args ...any) error { return &MisuseError{fmt.Sprintf(format, args...)} }
 
