@@ -59,7 +59,7 @@ func TestFreeStagingOfOneStore(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(others, "r00000.save.1")); err != nil {
 		t.Errorf("the other store's save is gone: %v", err)
 	}
-	if code := run(t.Context(), []string{"gc", "--staging", "--all-stores", "--store", stores[0]}, &out, &said); code != exitUsage {
+	if code := run(t.Context(), []string{"gc", "--staging", "--all-stores", "--store", stores[0]}, &out, &said); code != 2 {
 		t.Errorf("--all-stores with --store: exit code %d", code)
 	}
 }

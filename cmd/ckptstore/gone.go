@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // goneEvery is how often a process looks whether the directory of its store is there.
@@ -34,7 +36,7 @@ func exitWhenGone(ctx context.Context, dir string, log *slog.Logger) {
 				continue
 			}
 			log.Error("the directory of the store was removed, or another is in its place: this process ends, and writes nothing more", "store", dir)
-			os.Exit(exitNoStore)
+			os.Exit(problem.NoStore.Ckptstore())
 		}
 	}()
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -72,7 +73,7 @@ func (r relaunch) recordedBy() string {
 }
 
 // errDeclined says that a command was not executed, because the user has not agreed to it.
-var errDeclined = errors.New("not allowed")
+var errDeclined = problem.New(problem.Denied, "not allowed")
 
 // approve shows the command and lets it pass if it is proven to be this user's, or
 // if the user agrees.

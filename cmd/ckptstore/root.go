@@ -12,32 +12,19 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/internal/agent"
 	"github.com/ckptstore/ckptstore/internal/backstop"
 	"github.com/ckptstore/ckptstore/internal/data"
-	"github.com/ckptstore/ckptstore/internal/foreign"
-	"github.com/ckptstore/ckptstore/internal/format/dcp"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/problem/system"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
-	"github.com/ckptstore/ckptstore/planner/retention"
-	"github.com/ckptstore/ckptstore/projections"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
-// Exit codes.
+// Exit codes. Those of errors are in the table of package problem.
 const (
 	exitOK          = 0
-	exitFailed      = 1
-	exitUsage       = 2
-	exitNotFound    = 4
-	exitConflict    = 5
-	exitFindings    = 6
-	exitNoStore     = 10
-	exitLocked      = 11
-	exitNotAllowed  = 12
 	exitInterrupted = 130
 )
 
@@ -54,12 +41,14 @@ differences by diff --exit-code, 10 no store, 11 locked, 12 not allowed,
 130 interrupted.`
 
 // errFindings says that a check has found something; what, is on stdout.
-var errFindings = errors.New("findings")
+var errFindings = problem.New(problem.Findings, "findings")
 
 // usageError is a mistake in the command line.
 type usageError struct{ error }
 
 func (u usageError) Unwrap() error { return u.error }
+
+func (usageError) ProblemKind() problem.Kind { return problem.Invalid }
 
 // app is what all commands share.
 type app struct {
@@ -136,46 +125,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return exitCode(err, interrupted)
 }
 
+// exitCode returns the exit code of an error: that of its kind.
 func exitCode(err error, interrupted bool) int {
-	var (
-		usage     usageError
-		running   *store.RunningError
-		followed  *store.FollowedError
-		exists    *store.RunExistsError
-		idle      *store.NotRunningError
-		taken     *foreign.OccupiedError
-		corrupt   *data.CorruptError
-		changed   *data.ChangedError
-		malformed *dcp.FormatError
-	)
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errFindings):
-		return exitFindings
+		return problem.Findings.Ckptstore() // they were printed, whatever failed afterwards
 	case interrupted && errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &usage), errors.Is(err, projections.ErrReference), errors.Is(err, launch.ErrConfig), errors.Is(err, projections.ErrAmbiguous),
-		errors.Is(err, store.ErrLocation), errors.Is(err, retention.ErrPolicy), errors.Is(err, store.ErrTag), errors.Is(err, store.ErrCursorName),
-		errors.Is(err, store.ErrAccess), errors.Is(err, jetlog.ErrExposed):
-		return exitUsage
-	case errors.Is(err, projections.ErrNotFound):
-		return exitNotFound
-	case errors.Is(err, store.ErrExists), errors.As(err, &running), errors.As(err, &taken), errors.As(err, &followed), errors.Is(err, jetlog.ErrCursorMoved),
-		errors.As(err, &exists), errors.As(err, &idle), errors.Is(err, agent.ErrServed):
-		return exitConflict
-	case errors.As(err, &corrupt), errors.As(err, &changed), errors.As(err, &malformed), store.IsDamage(err):
-		return exitFindings
-	case errors.Is(err, store.ErrNothing), errors.Is(err, jetlog.ErrEnd), errors.Is(err, agent.ErrNoAgent):
-		return exitNotFound
-	case errors.Is(err, store.ErrNoStore):
-		return exitNoStore
-	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):
-		return exitLocked
-	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, store.ErrBackup), errors.Is(err, store.ErrUntrusted), errors.Is(err, errDeclined):
-		return exitNotAllowed
 	}
-	return exitFailed
+	return system.KindOf(err).Ckptstore()
 }
 
 func (a *app) checkFlags() error {

@@ -8,37 +8,25 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/cmd/trainer/doctor"
-	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
-	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
-	"github.com/ckptstore/ckptstore/internal/session/shm"
-	"github.com/ckptstore/ckptstore/internal/session/staging"
-	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/problem/system"
 	"github.com/ckptstore/ckptstore/internal/terminal"
-	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Exit codes. A signal n that ends the job gives 128+n.
+// Exit codes. A signal n that ends the job gives 128+n. Those of errors are in the
+// table of package problem.
 const (
-	exitOK       = 0
-	exitFailed   = 1
-	exitConflict = 5 // another job has the run
-	exitFindings = 6
-	exitNoStore  = 10
-	exitLocked   = 11
-	exitDenied   = 12 // by the server of the log, or because another user can write here
-	exitConfig   = 64
-	exitInternal = 70
-
+	exitOK        = 0
 	exitPreempted = 75 // and what was done is in a checkpoint
 	exitUnsaved   = 128 + int(syscall.SIGTERM)
 )
@@ -47,6 +35,8 @@ const (
 type usageError struct{ error }
 
 func (u usageError) Unwrap() error { return u.error }
+
+func (usageError) ProblemKind() problem.Kind { return problem.Invalid }
 
 // streams are where a command reads and writes.
 type streams struct {
@@ -113,14 +103,16 @@ func ignorePipes() func() {
 	return func() { signal.Stop(dropped) }
 }
 
+// decisive are the kinds that decide wherever they stand in an error, in this order.
+// A scheduler may start a job again whose disk was full or whose run another job had;
+// a link that another user placed is told from the damage that it looks like.
+var decisive = []problem.Kind{problem.Failed, problem.NoSpace, problem.Conflict, problem.Findings, problem.Denied}
+
+// exitCode returns the exit code of an error: how the job ended, or that of the
+// error's kind.
 func exitCode(err error) int {
 	var sig signaled
 	var preempted *launch.PreemptedError
-	var failed *launch.FailedError
-	var lost *launch.LostSaveError
-	var running *store.RunningError
-	var usage usageError
-	var link *beneath.TypeError
 	switch {
 	case err == nil:
 		return exitOK
@@ -130,25 +122,16 @@ func exitCode(err error) int {
 		return exitPreempted
 	case preempted != nil:
 		return exitUnsaved
-	case errors.As(err, &failed), errors.As(err, &lost), errors.Is(err, syscall.ENOSPC), errors.Is(err, launch.ErrDevices):
-		return exitFailed
-	case errors.As(err, &running), errors.Is(err, launch.ErrFenced), errors.Is(err, staging.ErrTaken),
-		errors.Is(err, store.ErrLeaseLost):
-		return exitConflict
-	case errors.Is(err, doctor.ErrFound):
-		return exitFindings
-	case errors.Is(err, jetlog.ErrNotAllowed), errors.Is(err, shm.ErrNotPrivate), errors.Is(err, store.ErrUntrusted), errors.As(err, &link):
-		return exitDenied
-	case errors.Is(err, store.ErrNoStore):
-		return exitNoStore
-	case errors.Is(err, store.ErrLocked), errors.Is(err, jetlog.ErrServed):
-		return exitLocked
-	case errors.As(err, &usage), errors.Is(err, launch.ErrConfig), errors.Is(err, launch.ErrNotWhole), errors.Is(err, projections.ErrReference),
-		errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrNotEmpty), errors.Is(err, store.ErrNewer), errors.Is(err, events.ErrNewer), store.IsDamage(err), errors.Is(err, store.ErrLocation),
-		errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS): // the store is not for this user
-		return exitConfig
+	case errors.As(err, new(*launch.FailedError)), errors.As(err, new(*launch.LostSaveError)):
+		return problem.Failed.Trainer()
 	}
-	return exitInternal
+	kinds := system.Kinds(err)
+	for _, kind := range decisive {
+		if slices.Contains(kinds, kind) {
+			return kind.Trainer()
+		}
+	}
+	return system.KindOf(err).Trainer()
 }
 
 func newLogger(w io.Writer, quiet bool) *slog.Logger {

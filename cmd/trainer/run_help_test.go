@@ -47,7 +47,7 @@ func TestAttributesOfTheLog(t *testing.T) {
 // An error may quote what a store or a worker says.
 func TestErrorsOnATerminal(t *testing.T) {
 	var out, errs bytes.Buffer
-	if code := run(t.Context(), []string{"run", "--no\x1b[2J\u202eflag"}, nil, &out, &errs); code != exitConfig {
+	if code := run(t.Context(), []string{"run", "--no\x1b[2J\u202eflag"}, nil, &out, &errs); code != 64 {
 		t.Errorf("exit code %d", code)
 	}
 	if said := errs.String(); !strings.Contains(said, `--no\x1b[2J\u202eflag`) || strings.ContainsAny(said, "\x1b\u202e") {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/gpu"
+	problems "github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Status is what a check has come to.
@@ -50,7 +51,7 @@ type Report struct {
 }
 
 // ErrFound says that an examination has found problems.
-var ErrFound = errors.New("problems found")
+var ErrFound = problems.New(problems.Findings, "problems found")
 
 // Options say what to examine, and with what.
 type Options struct {
