@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"time"
@@ -62,19 +61,19 @@ func (o agentOptions) session() (cfg launch.Config, err error) {
 		"join-timeout": o.join, "save-timeout": o.save, "drain-timeout": o.drain, "collective-timeout": o.collective,
 	} {
 		if d <= 0 {
-			return cfg, usageError{fmt.Errorf("--%s %s: want a time above zero, such as 30s", name, d)}
+			return cfg, usagef("--%s %s: want a time above zero, such as 30s", name, d)
 		}
 	}
 	if o.idle < 0 {
-		return cfg, usageError{fmt.Errorf("--idle %s: want a time, or 0 for never", o.idle)}
+		return cfg, usagef("--idle %s: want a time, or 0 for never", o.idle)
 	}
 	if o.slots < 1 || o.slots > 16 {
-		return cfg, usageError{fmt.Errorf("--staging-slots %d: give a number from 1 to 16", o.slots)}
+		return cfg, usagef("--staging-slots %d: give a number from 1 to 16", o.slots)
 	}
 	switch busy := staging.WhenBusy(o.whenBusy); busy {
 	case staging.BusyWait, staging.BusySkip, staging.BusyFail:
 	default:
-		return cfg, usageError{fmt.Errorf("--when-busy %s: give wait, skip or fail", o.whenBusy)}
+		return cfg, usagef("--when-busy %s: give wait, skip or fail", o.whenBusy)
 	}
 	cfg = launch.Config{
 		SaveTimeout: o.save, DrainTimeout: o.drain, Collective: o.collective,
@@ -82,7 +81,7 @@ func (o agentOptions) session() (cfg launch.Config, err error) {
 	}
 	if o.memory != "" {
 		if cfg.StagingMemory, err = staging.ParseMemory(o.memory); err != nil {
-			return cfg, usageError{fmt.Errorf("--staging-memory: %w", err)}
+			return cfg, usagef("--staging-memory: %w", err)
 		}
 	}
 	return cfg, nil

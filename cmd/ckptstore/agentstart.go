@@ -29,7 +29,7 @@ one that runs already keeps its own.`,
 				return err
 			}
 			if o.limit <= 0 {
-				return usageError{fmt.Errorf("--start-timeout %s: want a time above zero, such as 30s", o.limit)}
+				return usagef("--start-timeout %s: want a time above zero, such as 30s", o.limit)
 			}
 			return a.startAgent(c, o.limit)
 		},
@@ -103,7 +103,7 @@ func (a *app) agentStatusCommand() *cobra.Command {
 }
 
 func (a *app) printStatus(s agent.Status) error {
-	return emit(a, s, s.Sessions, func(w *tabwriter.Writer, _ bool) {
+	return emit(a.console, s, s.Sessions, func(w *tabwriter.Writer, _ bool) {
 		says := fmt.Sprintf("the agent of %s: process %d, version %s", s.Location, s.PID, s.Version)
 		if s.Stopping != "" {
 			says += "; it takes no new sessions: " + s.Stopping
@@ -137,7 +137,7 @@ With --wait it returns when the agent has ended; alone, the flag waits for up to
 		Example: "  ckptstore agent stop --store ckpts --wait\n  ckptstore agent stop --store ckpts --now --wait=1m",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if c.Flags().Changed("wait") && wait <= 0 {
-				return usageError{fmt.Errorf("--wait=%s: want a time above zero, such as 30s", wait)}
+				return usagef("--wait=%s: want a time above zero, such as 30s", wait)
 			}
 			card, _, err := a.found(c.Context())
 			if err != nil {

@@ -19,9 +19,9 @@ const askTimeout = 5 * time.Minute
 
 // ask asks for a yes on the terminal. Standard input and standard error must both
 // be it: otherwise the answer may be to a question that was not seen.
-func (a *app) ask(ctx context.Context, question string) (yes bool, err error) {
-	screen, ok := a.screen.(*os.File)
-	if !ok || !isTerminal(screen) || !isTerminal(os.Stdin) {
+func (c *console) ask(ctx context.Context, question string) (yes bool, err error) {
+	screen, ok := c.screen.(*os.File)
+	if !ok || !onTerminal(screen) || !onTerminal(os.Stdin) {
 		return false, errNoTerminal
 	}
 	// What was typed before the question is no answer to it.
@@ -49,7 +49,17 @@ func (a *app) ask(ctx context.Context, question string) (yes bool, err error) {
 	}
 }
 
-func isTerminal(f *os.File) bool {
+// onTerminal reports whether a stream is a terminal.
+func onTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	if !ok {
+		return false
+	}
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
+}
+
+// colours reports whether a stream is a terminal whose user wants colours.
+func colours(stream any) bool {
+	return onTerminal(stream) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }

@@ -61,7 +61,7 @@ func (a *app) backupCommand() *cobra.Command {
   ckptstore backup /data/snapshots/before-upgrade --link`,
 		RunE: func(c *cobra.Command, given []string) error {
 			return a.with(c.Context(), func(s *store.Store) error {
-				bar := a.progressOf("backup", 0)
+				bar := a.progress("backup", 0)
 				defer bar.done()
 				if bar.to != nil {
 					o.Progress = bar.setOf
@@ -72,7 +72,7 @@ func (a *app) backupCommand() *cobra.Command {
 					return err
 				}
 				a.warnOutside(out.Outside)
-				err = emit(a, out, []store.Backed{out}, func(w *tabwriter.Writer, _ bool) {
+				err = emit(a.console, out, []store.Backed{out}, func(w *tabwriter.Writer, _ bool) {
 					fmt.Fprintf(w, "%s: %d checkpoints up to event %d; %s in %d files copied, %d linked, %d there before\n",
 						out.Path, out.Checkpoints, out.Sequence, bytesize.Text(out.Bytes), out.Files, out.Linked, out.Kept)
 				})
@@ -90,7 +90,7 @@ func (a *app) restoreCommand() *cobra.Command {
 		Use: "restore BACKUP", Short: "Make a store of a backup", Long: restoreHelp, Args: args(cobra.ExactArgs(1)),
 		Example: "  ckptstore restore /mnt/backup/2026-01-31 --store ckpts",
 		RunE: func(c *cobra.Command, given []string) error {
-			bar := a.progressOf("restore", 0)
+			bar := a.progress("restore", 0)
 			defer bar.done()
 			o := store.RestoreOptions{Backup: given[0], Location: a.location, Deep: deep, Logger: a.logger()}
 			if bar.to != nil {
@@ -102,7 +102,7 @@ func (a *app) restoreCommand() *cobra.Command {
 				return err
 			}
 			a.warnOutside(out.Outside)
-			err = emit(a, out, []store.Restored{out}, func(w *tabwriter.Writer, _ bool) {
+			err = emit(a.console, out, []store.Restored{out}, func(w *tabwriter.Writer, _ bool) {
 				checked := "sizes, indexes, manifests and receipts checked; `ckptstore verify` reads every byte"
 				if out.Verified {
 					checked = "every byte was read"

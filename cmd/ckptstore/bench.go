@@ -50,7 +50,7 @@ func (a *app) benchCommand() *cobra.Command {
 			if len(given) == 0 {
 				return c.Help()
 			}
-			return usageError{fmt.Errorf("unknown benchmark %q; see `%s --help`", given[0], c.CommandPath())}
+			return usagef("unknown benchmark %q; see `%s --help`", given[0], c.CommandPath())
 		},
 	}
 	b := planBench{Bench: "plan"}
@@ -64,7 +64,7 @@ transformer, cut as --layout says. Each figure is the median of five runs.`,
 			if err := b.run(); err != nil {
 				return err
 			}
-			return emit(a, b, []planBench{b}, func(w *tabwriter.Writer, _ bool) {
+			return emit(a.console, b, []planBench{b}, func(w *tabwriter.Writer, _ bool) {
 				row(w, "RANKS", "TENSORS", "ITEMS", "DECODE", "DEDUP", "GLOBAL", "VALIDATE", "ENCODE", "TOTAL", "METADATA", "IMBALANCE", "PEAK RSS")
 				cells := []any{b.Ranks, b.Tensors, b.Items}
 				for _, s := range b.Seconds.all() {
@@ -90,11 +90,11 @@ func (s *planSeconds) all() []*float64 {
 func (b *planBench) run() error {
 	const most = 1 << 24
 	if b.Ranks < 1 || b.Tensors < 1 || b.Ranks > most/b.Tensors {
-		return usageError{fmt.Errorf("--ranks %d --tensors %d: want at least 1 of each, and at most %d shards", b.Ranks, b.Tensors, most)}
+		return usagef("--ranks %d --tensors %d: want at least 1 of each, and at most %d shards", b.Ranks, b.Tensors, most)
 	}
 	cut, ok := meshes[b.Layout]
 	if !ok {
-		return usageError{fmt.Errorf("--layout %q: want shard0, fsdp-tp, hsdp or replicated", b.Layout)}
+		return usagef("--layout %q: want shard0, fsdp-tp, hsdp or replicated", b.Layout)
 	}
 	data := make([][]byte, b.Ranks)
 	for rank := range data {

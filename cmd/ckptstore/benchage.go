@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -77,15 +76,15 @@ func (a *app) benchAgeCommand() *cobra.Command {
 		Example: "  ckptstore bench age --checkpoints 10000 --events 500000 --runs 100 --dir /data/bench --keep --json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.Runs < 1 || b.Checkpoints < b.Runs || b.Rounds < 1 {
-				return usageError{fmt.Errorf("--runs %d --checkpoints %d --rounds %d: want at least 1 of each, and a checkpoint for each run", b.Runs, b.Checkpoints, b.Rounds)}
+				return usagef("--runs %d --checkpoints %d --rounds %d: want at least 1 of each, and a checkpoint for each run", b.Runs, b.Checkpoints, b.Rounds)
 			}
 			if least := b.Runs*eventsOfRun + b.Checkpoints*eventsOfSave; o.events < least {
-				return usageError{fmt.Errorf("--events %d: want at least %d for that many checkpoints and runs", o.events, least)}
+				return usagef("--events %d: want at least %d for that many checkpoints and runs", o.events, least)
 			}
 			if err := a.benchAge(c.Context(), &b, o); err != nil {
 				return err
 			}
-			return emit(a, b, []ageBench{b}, func(w *tabwriter.Writer, _ bool) {
+			return emit(a.console, b, []ageBench{b}, func(w *tabwriter.Writer, _ bool) {
 				row(w, "CHECKPOINTS", "EVENTS", "RUNS", "TAKE-OVER", "OPEN", "LS", "GC", "OWNER RSS", "VERIFY LOG", "ITS RSS")
 				row(w, b.Checkpoints, b.Events, b.Runs, seconds(b.Takeover), seconds(b.Open), seconds(b.Ls), seconds(b.GC), bytesize.Text(b.Owner), seconds(b.Verify), bytesize.Text(b.VerifyRSS))
 			})
@@ -107,7 +106,7 @@ func seconds(s float64) string { return fmt.Sprintf("%.3gs", s) }
 func (a *app) benchAge(ctx context.Context, b *ageBench, o ageOptions) error {
 	if o.dir == "" {
 		if o.keep {
-			return usageError{errors.New("--keep: say where the store stays with --dir")}
+			return usagef("--keep: say where the store stays with --dir")
 		}
 		o.dir = os.TempDir()
 	}

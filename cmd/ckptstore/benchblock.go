@@ -140,15 +140,15 @@ func (a *app) saveRankCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, given []string) error {
 			tensors, err := strconv.Atoi(given[0])
 			if err != nil {
-				return usageError{err}
+				return usageError{Err: err}
 			}
 			each, err := strconv.ParseInt(given[1], 10, 64)
 			if err != nil {
-				return usageError{err}
+				return usageError{Err: err}
 			}
 			unchanged, err := strconv.ParseFloat(given[2], 64)
 			if err != nil {
-				return usageError{err}
+				return usageError{Err: err}
 			}
 			return a.saveRank(c.Context(), tensors, each, 1-unchanged)
 		},

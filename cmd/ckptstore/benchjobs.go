@@ -65,11 +65,11 @@ reports five times a second and saves a small tensor every two seconds. The stor
 is made in a new directory, which is removed.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if len(jobs) == 0 || b.Seconds <= 0 {
-				return usageError{fmt.Errorf("--jobs %v --seconds %v: want at least one number, and a time", jobs, b.Seconds)}
+				return usagef("--jobs %v --seconds %v: want at least one number, and a time", jobs, b.Seconds)
 			}
 			for _, n := range jobs {
 				if n < 1 {
-					return usageError{fmt.Errorf("--jobs %d: want at least 1", n)}
+					return usagef("--jobs %d: want at least 1", n)
 				}
 				err := scratch(dir, func(dir string) error {
 					p, err := a.jobsAt(c.Context(), filepath.Join(dir, "store"), n, b.Seconds)
@@ -80,7 +80,7 @@ is made in a new directory, which is removed.`,
 					return err
 				}
 			}
-			return emit(a, b, b.Points, func(w *tabwriter.Writer, _ bool) {
+			return emit(a.console, b, b.Points, func(w *tabwriter.Writer, _ bool) {
 				row(w, "JOBS", "EVENTS", "OWNER CPU", "A JOB", "TRAINERS CPU", "A JOB")
 				for _, p := range b.Points {
 					row(w, p.Jobs, p.Events, seconds(p.Owner), fmt.Sprintf("%.2g%%", 100*p.OwnerPerJob), seconds(p.Trainers), fmt.Sprintf("%.2g%%", 100*p.PerJob))

@@ -55,15 +55,15 @@ before, and what a worker's load has beside this, shared memory and the copy out
 of it, take no part. A new directory in --dir is used, and removed.`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if b.Bytes, err = parseSize(text); err != nil {
-				return usageError{fmt.Errorf("--size: %w", err)}
+				return usagef("--size: %w", err)
 			}
 			if b.Ranks < 1 || b.ToRanks < 1 || b.Tensors < 1 || b.Bytes/benchColumns < int64(b.Tensors) {
-				return usageError{fmt.Errorf("--ranks %d --to-ranks %d --tensors %d --size %s: want at least one of each, and %d bytes a tensor", b.Ranks, b.ToRanks, b.Tensors, text, benchColumns)}
+				return usagef("--ranks %d --to-ranks %d --tensors %d --size %s: want at least one of each, and %d bytes a tensor", b.Ranks, b.ToRanks, b.Tensors, text, benchColumns)
 			}
 			if err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir) }); err != nil {
 				return err
 			}
-			return emit(a, b, []loadBench{b}, func(w *tabwriter.Writer, _ bool) {
+			return emit(a.console, b, []loadBench{b}, func(w *tabwriter.Writer, _ bool) {
 				row(w, "RANKS", "TO RANKS", "TENSORS", "BYTES", "READ", "OVER-READ", "SECONDS", "BYTES/S", "RAW BYTES/S", "RATIO")
 				row(w, b.Ranks, b.ToRanks, b.Tensors, bytesize.Text(b.Bytes), bytesize.Text(b.BytesRead), fmt.Sprintf("%.3f", b.OverRead), fmt.Sprintf("%.3f", b.Seconds),
 					fmt.Sprintf("%.4g", b.Rate), fmt.Sprintf("%.4g", b.RawRate), fmt.Sprintf("%.3f", b.Ratio))

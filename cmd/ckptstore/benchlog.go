@@ -59,16 +59,16 @@ The writers share one connection: within the process, as an owner has it, or wit
 appends --events in each way, in rounds that take turns, and compares the two.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.Events < 1 || b.Writers < 1 || b.Outstanding < 1 {
-				return usageError{fmt.Errorf("--events %d --writers %d --outstanding %d: want at least 1 of each", b.Events, b.Writers, b.Outstanding)}
+				return usagef("--events %d --writers %d --outstanding %d: want at least 1 of each", b.Events, b.Writers, b.Outstanding)
 			}
 			if !slices.Contains([]string{throughDirect, throughFront, throughBoth}, b.Through) {
-				return usageError{fmt.Errorf("--through %q: want %s, %s or %s", b.Through, throughDirect, throughFront, throughBoth)}
+				return usagef("--through %q: want %s, %s or %s", b.Through, throughDirect, throughFront, throughBoth)
 			}
 			err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir) })
 			if err != nil {
 				return err
 			}
-			return emit(a, b, []logBench{b}, func(w *tabwriter.Writer, _ bool) {
+			return emit(a.console, b, []logBench{b}, func(w *tabwriter.Writer, _ bool) {
 				row(w, "EVENTS", "WRITERS", "OUTSTANDING", "SYNC", "THROUGH", "EVENTS/S", "P50", "P99", "FSYNC P50")
 				through := b.Through
 				if through == throughBoth {

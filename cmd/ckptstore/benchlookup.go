@@ -50,13 +50,13 @@ is resolved in the views, and the manifest that they name is read from its file
 and decoded. Views and manifests are made in a new directory, which is removed.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.Checkpoints < 1 || b.Tensors < 1 {
-				return usageError{fmt.Errorf("--checkpoints %d --tensors %d: want at least 1 of each", b.Checkpoints, b.Tensors)}
+				return usagef("--checkpoints %d --tensors %d: want at least 1 of each", b.Checkpoints, b.Tensors)
 			}
 			err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir) })
 			if err != nil {
 				return err
 			}
-			return emit(a, b, []lookupBench{b}, func(w *tabwriter.Writer, _ bool) {
+			return emit(a.console, b, []lookupBench{b}, func(w *tabwriter.Writer, _ bool) {
 				row(w, "CHECKPOINTS", "TENSORS", "P50", "P99", "LIST", "BEST")
 				row(w, b.Checkpoints, b.Tensors, ms(b.P50), ms(b.P99), ms(b.List), ms(b.Best))
 			})

@@ -36,13 +36,13 @@ Reading the log alone is timed before. Log and views are made in a new
 directory, which is removed.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if count < 1 {
-				return usageError{fmt.Errorf("--events %d: want at least 1", count)}
+				return usagef("--events %d: want at least 1", count)
 			}
 			err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir, count) })
 			if err != nil {
 				return err
 			}
-			return emit(a, b, []replayBench{b}, func(w *tabwriter.Writer, _ bool) {
+			return emit(a.console, b, []replayBench{b}, func(w *tabwriter.Writer, _ bool) {
 				row(w, "EVENTS", "READ EVENTS/S", "REBUILD EVENTS/S")
 				row(w, b.Events, fmt.Sprintf("%.0f", b.Read), fmt.Sprintf("%.0f", b.Rebuild))
 			})

@@ -63,15 +63,15 @@ saves 3 to 7, and copy that of the copies. A new directory in --dir is used, and
 removed.`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if b.Bytes, err = parseSize(text); err != nil {
-				return usageError{fmt.Errorf("--size: %w", err)}
+				return usagef("--size: %w", err)
 			}
 			if b.Ranks < 1 || b.Tensors < 1 || b.Bytes < int64(b.Ranks)*int64(b.Tensors) || b.Unchanged < 0 || b.Unchanged > 1 {
-				return usageError{fmt.Errorf("--ranks %d --tensors %d --size %s --unchanged %v: want at least one of each, a byte a tensor, and a share from 0 to 1", b.Ranks, b.Tensors, text, b.Unchanged)}
+				return usagef("--ranks %d --tensors %d --size %s --unchanged %v: want at least one of each, a byte a tensor, and a share from 0 to 1", b.Ranks, b.Tensors, text, b.Unchanged)
 			}
 			if err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir) }); err != nil {
 				return err
 			}
-			return emit(a, b, []saveBench{b}, func(w *tabwriter.Writer, _ bool) {
+			return emit(a.console, b, []saveBench{b}, func(w *tabwriter.Writer, _ bool) {
 				row(w, "RANKS", "TENSORS", "BYTES", "WRITTEN", "SECONDS", "BYTES/S", "RAW BYTES/S", "RATIO", "BLOCKING S/GB", "COPY S/GB")
 				row(w, b.Ranks, b.Tensors, bytesize.Text(b.Bytes), bytesize.Text(b.BytesWritten), fmt.Sprintf("%.3f", b.Seconds), fmt.Sprintf("%.4g", b.Rate),
 					fmt.Sprintf("%.4g", b.RawRate), fmt.Sprintf("%.3f", b.Ratio), fmt.Sprintf("%.4f", b.Blocking), fmt.Sprintf("%.4f", b.Copy))

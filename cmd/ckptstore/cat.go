@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -67,7 +66,7 @@ func (a *app) catCommand() *cobra.Command {
 				}
 				for _, name := range []string{"slice", "format", "dtype", "rank"} {
 					if c.Flags().Changed(name) {
-						return usageError{fmt.Errorf("--%s: it is about one tensor or value: give its FQN", name)}
+						return usagef("--%s: it is about one tensor or value: give its FQN", name)
 					}
 				}
 				if err := a.checkFlags(); err != nil {
@@ -101,14 +100,14 @@ func (o catOptions) check(a *app) error {
 	switch o.format {
 	case formatRaw, formatNPY, formatText:
 	default:
-		return usageError{fmt.Errorf("--format %q: want raw, npy or text", o.format)}
+		return usagef("--format %q: want raw, npy or text", o.format)
 	}
 	switch o.file {
 	case "table", "wide", "json", "jsonl":
-		return usageError{fmt.Errorf("-o %s: with FQN it is the file to write: give ./%s for one of that name, --json for what was read, or leave out FQN to list what there is", o.file, o.file)}
+		return usagef("-o %s: with FQN it is the file to write: give ./%s for one of that name, --json for what was read, or leave out FQN to list what there is", o.file, o.file)
 	case "":
 		if a.json {
-			return usageError{errors.New("--json: stdout takes the bytes: give a file with -o, or leave out FQN to list what there is")}
+			return usagef("--json: stdout takes the bytes: give a file with -o, or leave out FQN to list what there is")
 		}
 	}
 	return nil
@@ -137,7 +136,7 @@ func (a *app) list(s source) error {
 	for _, v := range s.manifest.Layout.Values {
 		out.Items = append(out.Items, held{FQN: v.FQN, Kind: "value", Rank: v.Rank, Bytes: v.Bytes})
 	}
-	return emit(a, out, out.Items, func(w *tabwriter.Writer, _ bool) {
+	return emit(a.console, out, out.Items, func(w *tabwriter.Writer, _ bool) {
 		row(w, "FQN", "KIND", "DTYPE", "SHAPE", "SIZE")
 		for _, h := range out.Items {
 			shape := ""

@@ -8,8 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ckptstore/ckptstore/tensor"
 	"pgregory.net/rapid"
+
+	"github.com/ckptstore/ckptstore/tensor"
 )
 
 func TestParseSlice(t *testing.T) {

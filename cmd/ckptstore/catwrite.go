@@ -50,7 +50,7 @@ func (a *app) cat(ctx context.Context, s source, fqn string, o catOptions) error
 	if o.file == "" {
 		if f, ok := a.raw.(*os.File); ok && !o.force && c.text == nil {
 			if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 && info.Mode()&os.ModeDevice != 0 && f.Name() != os.DevNull {
-				return usageError{errors.New("stdout is a terminal: give a file with -o, send the bytes elsewhere, or give --force")}
+				return usagef("stdout is a terminal: give a file with -o, send the bytes elsewhere, or give --force")
 			}
 		}
 		return c.write(ctx, a.raw)
@@ -62,7 +62,7 @@ func (a *app) cat(ctx context.Context, s source, fqn string, o catOptions) error
 	if !a.json {
 		return nil
 	}
-	return emit(a, c.report, []written{c.report}, func(*tabwriter.Writer, bool) {})
+	return emit(a.console, c.report, []written{c.report}, func(*tabwriter.Writer, bool) {})
 }
 
 // cut finds what is asked for, and whether it can be had in that form: nothing
@@ -76,7 +76,7 @@ func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 	c.report = written{Checkpoint: s.name, FQN: fqn, Kind: "value", Format: o.format}
 	if want.Value {
 		if o.slice != "" || o.dtype != "" || o.format != formatRaw {
-			return nil, usageError{fmt.Errorf("%q is a value, not a tensor: leave out --slice and --dtype, and give no --format but raw", fqn)}
+			return nil, usagef("%q is a value, not a tensor: leave out --slice and --dtype, and give no --format but raw", fqn)
 		}
 		return c, nil
 	}
@@ -84,7 +84,7 @@ func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 	part := slice{shard.Box, append(tensor.Shape{}, shard.Global...)}
 	if o.slice != "" {
 		if part, err = parseSlice(o.slice, shard.Global); err != nil {
-			return nil, usageError{fmt.Errorf("--slice %s of %q: %w", o.slice, fqn, err)}
+			return nil, usagef("--slice %s of %q: %w", o.slice, fqn, err)
 		}
 	}
 	shard.Box = part.box
@@ -94,21 +94,21 @@ func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 			err = tensor.Convertible(shard.DType, to)
 		}
 		if err != nil {
-			return nil, usageError{fmt.Errorf("--dtype: %w", err)}
+			return nil, usagef("--dtype: %w", err)
 		}
 		shard.DType = to
 	}
 	switch o.format {
 	case formatNPY:
 		if c.head, err = npyHeader(shard.DType, part.shape); err != nil {
-			return nil, usageError{fmt.Errorf("%q: %w", fqn, err)}
+			return nil, usagef("%q: %w", fqn, err)
 		}
 	case formatText:
 		if npyTypes[shard.DType] == "" || shard.DType == tensor.Float16 {
 			shard.DType = wider(shard.DType) // which loses nothing
 		}
 		if c.text, err = newTexter(nil, shard.DType, part.shape); err != nil {
-			return nil, usageError{fmt.Errorf("%q: %w", fqn, err)}
+			return nil, usagef("%q: %w", fqn, err)
 		}
 	}
 	c.report.Kind, c.report.DType, c.report.Shape, c.report.Box = "tensor", shard.DType.String(), part.shape, &part.box
@@ -188,7 +188,7 @@ func wholeFile(path string, write func(io.Writer) error) (err error) {
 	info, err := os.Stat(path)
 	switch {
 	case err == nil && info.IsDir():
-		return usageError{fmt.Errorf("-o %s: it is a directory: name a file", path)}
+		return usagef("-o %s: it is a directory: name a file", path)
 	case err == nil && !info.Mode().IsRegular():
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
 		if err != nil {

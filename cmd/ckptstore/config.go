@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"text/tabwriter"
 
@@ -42,11 +41,11 @@ func (a *app) trustCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, dirs []string) error {
 			switch {
 			case list && (remove || len(dirs) > 0):
-				return usageError{errors.New("--list prints the whole list: leave out --remove and DIR")}
+				return usagef("--list prints the whole list: leave out --remove and DIR")
 			case list:
 				return a.listTrusted()
 			case len(dirs) == 0:
-				return usageError{errors.New("config trust DIR: the directory is missing; see `ckptstore config trust --help`")}
+				return usagef("config trust DIR: the directory is missing; see `ckptstore config trust --help`")
 			case remove:
 				return store.Distrust(c.Context(), dirs[0])
 			}
@@ -54,7 +53,7 @@ func (a *app) trustCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return emit(a, t, []store.Trusted{t}, func(w *tabwriter.Writer, _ bool) {
+			return emit(a.console, t, []store.Trusted{t}, func(w *tabwriter.Writer, _ bool) {
 				fmt.Fprintf(w, "%s is trusted, as a directory of user %d and group %d\n", t.Path, t.UID, t.GID)
 			})
 		},
@@ -72,7 +71,7 @@ func (a *app) listTrusted() error {
 	if list == nil {
 		list = []store.Trusted{}
 	}
-	return emit(a, list, list, func(w *tabwriter.Writer, _ bool) {
+	return emit(a.console, list, list, func(w *tabwriter.Writer, _ bool) {
 		row(w, "DIRECTORY", "USER", "GROUP")
 		for _, t := range list {
 			row(w, t.Path, t.UID, t.GID)

@@ -194,7 +194,7 @@ func findTrainer() (string, error) {
 
 func (a *app) printRelaunch(r relaunch) error {
 	if a.output == "json" || a.output == "jsonl" {
-		return emit(a, r, []relaunch{r}, nil)
+		return emit(a.console, r, []relaunch{r}, nil)
 	}
 	if hidden := redact.Marked(r.Command); len(hidden) > 0 {
 		a.warn("the log does not have the values of %s: put them in the place of %s", strings.Join(hidden, ", "), redact.Mark)
@@ -223,8 +223,8 @@ func (r relaunch) complete() error {
 	if len(hidden) == 0 {
 		return nil
 	}
-	return usageError{fmt.Errorf("continue run %q: the log does not have the values of %s: put them in the place of %s and run\n  %s",
-		r.Run, strings.Join(hidden, ", "), redact.Mark, r.shell())}
+	return usagef("continue run %q: the log does not have the values of %s: put them in the place of %s and run\n  %s",
+		r.Run, strings.Join(hidden, ", "), redact.Mark, r.shell())
 }
 
 // enter goes to the directory of the job.

@@ -62,7 +62,7 @@ func (a *app) cursors(ctx context.Context, s *store.Store) error {
 	whole := struct {
 		Cursors []cursorRow `json:"cursors"`
 	}{rows}
-	err = emit(a, whole, rows, func(w *tabwriter.Writer, _ bool) {
+	err = emit(a.console, whole, rows, func(w *tabwriter.Writer, _ bool) {
 		row(w, "CURSOR", "SEQUENCE", "LAG", "MOVED")
 		for _, c := range rows {
 			row(w, c.Name, c.Sequence, c.Lag, when(c.MovedAt))

@@ -130,9 +130,9 @@ func (a *app) diff(ctx context.Context, s *store.Store, then moment, refs, metri
 	x, y := sides[0], sides[1]
 	switch {
 	case (x.trial == nil) != (y.trial == nil):
-		return d, usageError{fmt.Errorf("%s is %s and %s is %s: compare two of a kind; RUN@latest is the newest checkpoint of a run", refs[0], x, refs[1], y)}
+		return d, usagef("%s is %s and %s is %s: compare two of a kind; RUN@latest is the newest checkpoint of a run", refs[0], x, refs[1], y)
 	case x.trial == nil && len(metrics) > 0:
-		return d, usageError{fmt.Errorf("--metric is for trials, and %s is a checkpoint", refs[0])}
+		return d, usagef("--metric is for trials, and %s is a checkpoint", refs[0])
 	case x.trial != nil:
 		err = d.trials(ctx, views, *x.trial, *y.trial, metrics)
 	default:
@@ -186,7 +186,7 @@ func subjectOf(ctx context.Context, views query.Source, ref string) (subject, er
 		case !inside && len(trials) == 0:
 			return subject{}, &projections.NotFoundError{What: "trial of run", Ref: ref, Hint: "there is none yet"}
 		case !inside:
-			return subject{}, usageError{fmt.Errorf("run %q has several trials: choose one of %q", ref, names)}
+			return subject{}, usagef("run %q has several trials: choose one of %q", ref, names)
 		}
 	}
 	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref})
@@ -241,7 +241,7 @@ func (d *compared) descent(ctx context.Context, views query.Source, x, y project
 }
 
 func (a *app) printDiff(d compared) error {
-	err := emit(a, d, d.Differences, func(w *tabwriter.Writer, wide bool) {
+	err := emit(a.console, d, d.Differences, func(w *tabwriter.Writer, wide bool) {
 		d.printHead(w)
 		if d.Of == "trials" {
 			d.printTrials(w, wide)

@@ -68,12 +68,12 @@ its place.`,
 		RunE: func(c *cobra.Command, runs []string) error {
 			if len(runs) == 1 {
 				if sel.run != "" && sel.run != runs[0] {
-					return usageError{fmt.Errorf("run %q and --run %q: give one of them", runs[0], sel.run)}
+					return usagef("run %q and --run %q: give one of them", runs[0], sel.run)
 				}
 				sel.run = runs[0]
 			}
 			if c.Flags().Changed("until-seq") && sel.until == 0 {
-				return usageError{errors.New("--until-seq 0: sequences count from 1")}
+				return usagef("--until-seq 0: sequences count from 1")
 			}
 			if err := sel.parse(types); err != nil {
 				return err
@@ -101,7 +101,7 @@ func (sel *selection) parse(types []string) error {
 	for _, text := range types {
 		p, err := events.ParsePattern(text)
 		if err != nil {
-			return usageError{fmt.Errorf("--type: %w", err)}
+			return usagef("--type: %w", err)
 		}
 		sel.types = append(sel.types, p)
 	}
@@ -111,17 +111,17 @@ func (sel *selection) parse(types []string) error {
 	case "last":
 	case "new":
 		if !sel.follow {
-			return usageError{errors.New("--from new: there is nothing new without --follow")}
+			return usagef("--from new: there is nothing new without --follow")
 		}
 	default:
 		seq, err := strconv.ParseUint(sel.start, 10, 64)
 		if err != nil || seq == 0 {
-			return usageError{fmt.Errorf("--from %q: want all, last, new or a sequence from 1 on", sel.start)}
+			return usagef("--from %q: want all, last, new or a sequence from 1 on", sel.start)
 		}
 		sel.from = seq
 	}
 	if sel.until > 0 && sel.until < sel.from {
-		return usageError{fmt.Errorf("--until-seq %d is before --from %d", sel.until, sel.from)}
+		return usagef("--until-seq %d is before --from %d", sel.until, sel.from)
 	}
 	return nil
 }
@@ -200,7 +200,7 @@ func (sel *selection) bounds(ctx context.Context, s *store.Store) (until uint64,
 	switch {
 	case sel.until > 0 && sel.until < sel.from:
 		if sel.start != "cursor" {
-			err = usageError{fmt.Errorf("--until-seq %d: it is before the first sequence to print, %d", sel.until, sel.from)}
+			err = usagef("--until-seq %d: it is before the first sequence to print, %d", sel.until, sel.from)
 		}
 		return 0, false, err
 	case sel.follow:

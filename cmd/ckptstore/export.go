@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/big"
-	"regexp"
-	"strings"
 	"text/tabwriter"
+
+	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -15,7 +14,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/foreign"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/spf13/cobra"
 )
 
 const exportHelp = `Write a checkpoint for other programs into the directory DIR.
@@ -74,7 +72,7 @@ func (a *app) exportCommand() *cobra.Command {
 			if whole {
 				for _, name := range []string{"format", "max-shard-size", "force"} {
 					if c.Flags().Changed(name) {
-						return usageError{fmt.Errorf("--%s does not go with --self-contained: leave one of them out", name)}
+						return usagef("--%s does not go with --self-contained: leave one of them out", name)
 					}
 				}
 				return a.withSource(c.Context(), given[0], all, offline, func(s source) error { return a.exportWhole(c.Context(), s, given[1]) })
@@ -82,10 +80,10 @@ func (a *app) exportCommand() *cobra.Command {
 			switch o.Format = data.Format(format); o.Format {
 			case data.DCP, data.SafeTensors, data.HuggingFace:
 			default:
-				return usageError{fmt.Errorf("--format %q: give dcp, safetensors or hf", format)}
+				return usagef("--format %q: give dcp, safetensors or hf", format)
 			}
 			if o.MaxShard, err = parseSize(shard); err != nil {
-				return usageError{fmt.Errorf("--max-shard-size: %w", err)}
+				return usagef("--max-shard-size: %w", err)
 			}
 			return a.withSource(c.Context(), given[0], all, offline, func(s source) error { return a.export(c.Context(), s, given[1], o) })
 		},
@@ -100,7 +98,7 @@ func (a *app) exportCommand() *cobra.Command {
 }
 
 func (a *app) export(ctx context.Context, s source, dir string, o foreign.ExportOptions) error {
-	bar := a.progressOf("export", s.manifest.Layout.Bytes())
+	bar := a.progress("export", s.manifest.Layout.Bytes())
 	defer bar.done()
 	o.Progress = bar.set
 	o.Stale = func(dir string, replaced bool) {
@@ -128,7 +126,7 @@ func (a *app) export(ctx context.Context, s source, dir string, o foreign.Export
 		a.warn("left out: value %q of rank %d (%s): %s", v.FQN, v.Rank, bytesize.Text(v.Bytes), v.Reason)
 	}
 	out := exported{Checkpoint: s.name, Exported: done}
-	return emit(a, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
+	return emit(a.console, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
 		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s\n", out.Checkpoint, out.Tensors, out.Values, bytesize.Text(out.Bytes), out.Files, out.Path)
 	})
 }
@@ -137,13 +135,13 @@ func (a *app) export(ctx context.Context, s source, dir string, o foreign.Export
 func (a *app) exportWhole(ctx context.Context, s source, dir string) error {
 	r, ok := s.reader.(*data.FileReader)
 	if !ok {
-		return usageError{fmt.Errorf("--self-contained: %s is a checkpoint of another program: import it, then export that", s.name)}
+		return usagef("--self-contained: %s is a checkpoint of another program: import it, then export that", s.name)
 	}
 	digest, err := checkpoint.ParseDigest(s.checkpoint.Manifest)
 	if err != nil {
 		return err
 	}
-	bar := a.progressOf("export", s.manifest.Layout.Bytes())
+	bar := a.progress("export", s.manifest.Layout.Bytes())
 	defer bar.done()
 	stale := func(path string) {
 		a.warn("%s is left by an export that did not end: remove it if none is at work", path)
@@ -159,7 +157,7 @@ func (a *app) exportWhole(ctx context.Context, s source, dir string) error {
 			Path: done.Path, Format: ownFormat, Files: done.Files, Tensors: done.Tensors, Values: done.Values, Bytes: done.Bytes, LeftOut: []foreign.LeftOut{},
 		},
 	}
-	return emit(a, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
+	return emit(a.console, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
 		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s, as %s\n", out.Checkpoint, out.Tensors, out.Values, bytesize.Text(out.Bytes), out.Files, out.Path, out.Place)
 		if done.Origin.Rewritten {
 			fmt.Fprintf(w, "its manifest is another than that of event %d of store %s: chunks were moved out of files that it shared or had adopted\n", done.Origin.Sequence, done.Origin.Store)
@@ -178,34 +176,4 @@ func (a *app) adopting() (*data.Root, error) {
 		return nil, nil
 	}
 	return data, err
-}
-
-// sizeText is digits, perhaps with a fraction, and a unit: K, M, G or T,
-// decimal before nothing or B and binary before iB.
-var sizeText = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)(?:([KMGT])(I?))?B?$`)
-
-// parseSize reads a number of bytes, from 1 to 1<<62-1. Upper and lower case of
-// the unit are the same.
-func parseSize(text string) (int64, error) {
-	bad := fmt.Errorf("%q is not a size such as 500MB, 2GiB or 1000000", text)
-	parts := sizeText.FindStringSubmatch(strings.ToUpper(text))
-	if parts == nil {
-		return 0, bad
-	}
-	n, ok := new(big.Rat).SetString(parts[1])
-	if !ok {
-		return 0, bad
-	}
-	base := int64(1000)
-	if parts[3] != "" {
-		base = 1024
-	}
-	for range strings.Index(" KMGT", parts[2]) {
-		n.Mul(n, new(big.Rat).SetInt64(base))
-	}
-	whole := new(big.Int).Quo(n.Num(), n.Denom())
-	if whole.Sign() <= 0 || whole.BitLen() > 62 {
-		return 0, bad
-	}
-	return whole.Int64(), nil
 }

@@ -40,12 +40,12 @@ func (a *app) showPath(ctx context.Context, path string, reshard int) error {
 		return err
 	}
 	if out.Reshard != nil {
-		return emit(a, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
+		return emit(a.console, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
 			out.printHead(w)
 			printReshard(w, wide, out.Reshard)
 		})
 	}
-	return emit(a, out, out.Tensors, func(w *tabwriter.Writer, wide bool) {
+	return emit(a.console, out, out.Tensors, func(w *tabwriter.Writer, wide bool) {
 		out.printHead(w)
 		printLayout(w, wide, tensors, values)
 	})
@@ -122,7 +122,7 @@ func (a *app) verifyPath(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	bar := a.progressOf("verify", s.manifest.Layout.Bytes())
+	bar := a.progress("verify", s.manifest.Layout.Bytes())
 	defer bar.done()
 	report, err := store.VerifyForeign(ctx, s.foreign, bar.set)
 	if err != nil {
@@ -133,7 +133,7 @@ func (a *app) verifyPath(ctx context.Context, path string) error {
 		Path: s.foreign.Path(), Format: s.foreign.Format(), Files: report.Files, Chunks: report.Chunks, Bytes: report.Bytes,
 		Unknown: report.Unknown, Findings: append([]data.Finding{}, report.Findings...),
 	}
-	err = emit(a, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
+	err = emit(a.console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 		for _, f := range out.Findings {
 			fmt.Fprintln(w, f)
 		}

@@ -44,7 +44,7 @@ Exit codes: 4 REF stands for no committed checkpoint, 5 NEWRUN exists.`,
 				if out.Config == nil {
 					out.Config = map[string]any{}
 				}
-				return emit(a, out, []forked{out}, func(w *tabwriter.Writer, _ bool) {
+				return emit(a.console, out, []forked{out}, func(w *tabwriter.Writer, _ bool) {
 					fmt.Fprintf(w, "forked %s to run %s: `trainer run --name %s -- COMMAND` resumes from it\n", out.Parent, out.Run, quoted([]string{out.Run}))
 				})
 			})
@@ -60,7 +60,7 @@ func parseSet(pairs []string) (map[string]any, error) {
 	for _, pair := range pairs {
 		key, text, ok := strings.Cut(pair, "=")
 		if !ok || key == "" {
-			return nil, usageError{fmt.Errorf("--set %q: want KEY=VALUE", pair)}
+			return nil, usagef("--set %q: want KEY=VALUE", pair)
 		}
 		var value any
 		if json.Unmarshal([]byte(text), &value) != nil {

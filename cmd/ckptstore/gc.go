@@ -52,7 +52,7 @@ func (a *app) gcCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, runs []string) error {
 			o := store.CollectOptions{Runs: runs, Apply: apply}
 			if apply && dry {
-				return usageError{errors.New("--apply and --dry-run: give one of them")}
+				return usagef("--apply and --dry-run: give one of them")
 			}
 			if c.Flags().Changed("policy") {
 				var err error
@@ -61,14 +61,14 @@ func (a *app) gcCommand() *cobra.Command {
 				}
 			}
 			if allStores && !staging {
-				return usageError{errors.New("--all-stores: it goes with --staging only")}
+				return usagef("--all-stores: it goes with --staging only")
 			}
 			if staging {
 				if apply || dry || c.Flags().Changed("policy") || len(runs) > 0 {
-					return usageError{errors.New("--staging: it goes with no other flag than --all-stores, and no RUN")}
+					return usagef("--staging: it goes with no other flag than --all-stores, and no RUN")
 				}
 				if allStores && c.Flags().Changed("store") {
-					return usageError{errors.New("--all-stores and --store: give one of them")}
+					return usagef("--all-stores and --store: give one of them")
 				}
 				return a.freeStaging(c.Context(), allStores)
 			}
@@ -88,7 +88,7 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) er
 	if len(out.Checkpoints) == 0 && err != nil {
 		return err
 	}
-	printed := emit(a, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
+	printed := emit(a.console, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "ACTION", "SIZE", "FREED", "REASON"}
 		if wide {
 			head = append(head, "TRIAL", "STATE", "LEFT")

@@ -34,7 +34,7 @@ func (a *app) freeStaging(ctx context.Context, all bool) error {
 		out.Directories, out.Bytes, err = staging.Free(shared, id)
 	}
 	out.Directories = append([]string{}, out.Directories...)
-	printed := emit(a, out, []freed{out}, func(w *tabwriter.Writer, _ bool) {
+	printed := emit(a.console, out, []freed{out}, func(w *tabwriter.Writer, _ bool) {
 		for _, dir := range out.Directories {
 			fmt.Fprintln(w, dir)
 		}

@@ -37,7 +37,7 @@ func TestGoldenLs(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	a := &app{out: &out, err: &out, output: "table"}
+	a := &app{console: &console{out: &out, err: &out, output: "table"}}
 	for _, all := range []bool{false, true} {
 		l := listing{Checkpoints: []listed{}}
 		for _, run := range []string{"killed", "sweep"} {

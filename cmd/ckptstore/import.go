@@ -64,13 +64,13 @@ func (a *app) importCommand() *cobra.Command {
   ckptstore import model.safetensors --run llama --step 0 --in-place --json`,
 		RunE: func(c *cobra.Command, paths []string) error {
 			if o.run == "" || !c.Flags().Changed("step") {
-				return usageError{errors.New("--run and --step are needed: which run, and which step of it, is this? see `ckptstore import --help`")}
+				return usagef("--run and --step are needed: which run, and which step of it, is this? see `ckptstore import --help`")
 			}
 			if o.step < 0 {
-				return usageError{fmt.Errorf("--step %d: give 0 or more", o.step)}
+				return usagef("--step %d: give 0 or more", o.step)
 			}
 			if err := store.ValidRun(o.run); err != nil {
-				return usageError{fmt.Errorf("--run %q: %w: choose another", o.run, err)}
+				return usagef("--run %q: %w: choose another", o.run, err)
 			}
 			return a.importPath(c.Context(), paths[0], o)
 		},
@@ -104,7 +104,7 @@ func (a *app) importPath(ctx context.Context, path string, o importOptions) erro
 			Store: s.ID, Run: o.run, Step: o.step, From: from.foreign.Path(), Format: from.foreign.Format(), InPlace: o.inPlace,
 			Tensors: len(from.manifest.Layout.Tensors), Values: len(from.manifest.Layout.Values),
 		}
-		bar := a.progressOf("import", from.manifest.Layout.Bytes())
+		bar := a.progress("import", from.manifest.Layout.Bytes())
 		defer bar.done()
 		read := int64(0)
 		got, err := launch.Import(ctx, launch.ImportConfig{
@@ -121,7 +121,7 @@ func (a *app) importPath(ctx context.Context, path string, o importOptions) erro
 		}
 		bar.done()
 		out.Checkpoint, out.Attempt, out.Ranks, out.Bytes, out.Copied = got.Checkpoint, got.Attempt, got.Ranks, got.Bytes, got.Written
-		return emit(a, out, []imported{out}, func(w *tabwriter.Writer, _ bool) {
+		return emit(a.console, out, []imported{out}, func(w *tabwriter.Writer, _ bool) {
 			how := "copied"
 			if out.InPlace {
 				how = "adopted in place; run `ckptstore verify " + out.Run + "@" + out.Checkpoint + " --learn` to learn its digests"

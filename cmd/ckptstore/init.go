@@ -51,19 +51,19 @@ func (a *app) initCommand() *cobra.Command {
 			made := store.Made{Location: a.location, Replicas: 1}
 			var err error
 			if store.IsURL(a.location) && c.Flags().Changed("shared") {
-				return usageError{fmt.Errorf("init %s: --shared goes with a directory: who may write to a server's log is for the server to say", jetlog.Redacted(a.location))}
+				return usagef("init %s: --shared goes with a directory: who may write to a server's log is for the server to say", jetlog.Redacted(a.location))
 			}
 			if store.IsURL(a.location) {
 				made, err = store.InitURL(c.Context(), a.location, o)
 			} else if c.Flags().Changed("replicas") {
-				return usageError{fmt.Errorf("init %s: --replicas goes with a URL: the log of a directory is in that directory", a.location)}
+				return usagef("init %s: --replicas goes with a URL: the log of a directory is in that directory", a.location)
 			} else {
 				made.Store, err = store.InitWith(c.Context(), a.location, store.InitOptions{Data: o.Data, Shared: c.Flags().Changed("shared"), Group: strings.TrimPrefix(group, ownGroup)})
 			}
 			if err != nil {
 				return err
 			}
-			return emit(a, made, []any{made}, func(w *tabwriter.Writer, _ bool) {
+			return emit(a.console, made, []any{made}, func(w *tabwriter.Writer, _ bool) {
 				fmt.Fprintf(w, "made store %s in %s", made.Store, made.Location)
 				if store.IsURL(a.location) {
 					fmt.Fprintf(w, ", copies of the log: %d", made.Replicas)

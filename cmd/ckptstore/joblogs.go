@@ -87,13 +87,13 @@ func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, erro
 	given := c.Flags().Changed
 	switch {
 	case given("attempt") && q.attempt < 1:
-		return s, usageError{fmt.Errorf("--attempt %d: attempts count from 1", q.attempt)}
+		return s, usagef("--attempt %d: attempts count from 1", q.attempt)
 	case given("rank") && q.rank < 0:
-		return s, usageError{fmt.Errorf("--rank %d: ranks count from 0", q.rank)}
+		return s, usagef("--rank %d: ranks count from 0", q.rank)
 	case given("tail") && q.tail < 0:
-		return s, usageError{fmt.Errorf("--tail %d: want a number of lines", q.tail)}
+		return s, usagef("--tail %d: want a number of lines", q.tail)
 	case q.out && q.err:
-		return s, usageError{errors.New("--stdout and --stderr: give one of them; without both are printed")}
+		return s, usagef("--stdout and --stderr: give one of them; without both are printed")
 	case q.out:
 		s.Streams = []logs.Stream{logs.Out}
 	case q.err:
@@ -108,7 +108,7 @@ func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, erro
 	}
 	at, err := time.Parse(time.RFC3339, q.since)
 	if err != nil {
-		return s, usageError{fmt.Errorf("--since %q: want a duration such as 10m, or a time such as %s", q.since, now.UTC().Format(time.RFC3339))}
+		return s, usagef("--since %q: want a duration such as 10m, or a time such as %s", q.since, now.UTC().Format(time.RFC3339))
 	}
 	s.Since = at
 	return s, nil

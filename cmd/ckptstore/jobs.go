@@ -102,7 +102,7 @@ func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
 		}
 	}
 	slices.SortStableFunc(l.Jobs, func(x, y launched) int { return y.StartedAt.Compare(x.StartedAt) })
-	err = emit(a, l, l.Jobs, func(w *tabwriter.Writer, wide bool) { printJobs(w, wide, l.Jobs) })
+	err = emit(a.console, l, l.Jobs, func(w *tabwriter.Writer, wide bool) { printJobs(w, wide, l.Jobs) })
 	if a.quiet {
 		return err
 	}
@@ -139,14 +139,6 @@ func printJobs(w *tabwriter.Writer, wide bool, jobs []launched) {
 		}
 		row(w, cells...)
 	}
-}
-
-// roughly is a duration with as many digits as anybody reads.
-func roughly(d time.Duration) string {
-	if d < 10*time.Second {
-		return d.Round(100 * time.Millisecond).String()
-	}
-	return d.Round(time.Second).String()
 }
 
 // runJobs is what is known of the jobs of a run.
@@ -290,7 +282,7 @@ func (r runJobs) find(run, id string) (projections.Job, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return projections.Job{}, usageError{fmt.Errorf("--job %q: run %q has %d such jobs: give more of the ID, see `ckptstore jobs %s -o wide`", id, run, len(found), run)}
+		return projections.Job{}, usagef("--job %q: run %q has %d such jobs: give more of the ID, see `ckptstore jobs %s -o wide`", id, run, len(found), run)
 	case id == "":
 		return projections.Job{}, &projections.NotFoundError{What: "job of run", Ref: run, Hint: fmt.Sprintf("it has none yet; `trainer run --name %s` starts one", run)}
 	}

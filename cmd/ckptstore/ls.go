@@ -86,7 +86,7 @@ for wide, json and jsonl only. What is not known is "-", and absent in JSON.`,
 				return err
 			}
 			if offline && !then.isEnd() {
-				return usageError{errors.New("--offline reads no log, --as-of needs it: give one of them")}
+				return usagef("--offline reads no log, --as-of needs it: give one of them")
 			}
 			if offline || then.isEnd() && a.byReceipts() {
 				return a.lsOffline(c.Context(), run)
@@ -230,7 +230,7 @@ func (a *app) footprint(ctx context.Context, dataDir string, ref data.Ref) (shar
 }
 
 func (a *app) printListing(l listing) error {
-	return emit(a, l, l.Checkpoints, func(w *tabwriter.Writer, wide bool) {
+	return emit(a.console, l, l.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "SIZE", "COMMITTED", "CONTINUES"}
 		if wide {
 			head = append(head, "WRITTEN", "REUSED", "SHARED", "EXCLUSIVE", "SEQUENCE", "MANIFEST", "REASON")

@@ -48,11 +48,11 @@ What is not finite is a gap. NO_COLOR turns colors off.`,
 			switch {
 			case given("from-iteration") && p.From == 0, given("until-iteration") && p.Until == 0, given("points") && p.Points == 0,
 				p.From < 0, p.Until < 0, p.Points < 0:
-				return usageError{errors.New("--from-iteration, --until-iteration and --points: want numbers from 1 on")}
+				return usagef("--from-iteration, --until-iteration and --points: want numbers from 1 on")
 			case p.Until != 0 && p.Until < p.From:
-				return usageError{fmt.Errorf("--until-iteration %d is before --from-iteration %d", p.Until, p.From)}
+				return usagef("--until-iteration %d is before --from-iteration %d", p.Until, p.From)
 			case asCSV && c.Flags().Changed("output") || asCSV && a.json:
-				return usageError{errors.New("--csv, --json and --output: give one of them")}
+				return usagef("--csv, --json and --output: give one of them")
 			}
 			if err := drawn.check(a, c.Flags(), asCSV); err != nil {
 				return err
@@ -117,7 +117,7 @@ func askMetrics(ctx context.Context, views query.Source, p query.Params) (projec
 		case len(names) == 0:
 			return table, &projections.NotFoundError{What: "trial of run", Ref: p.Run, Hint: "there is none yet"}
 		default:
-			return table, usageError{fmt.Errorf("run %q has several trials: choose one with --trial of %q", p.Run, names)}
+			return table, usagef("run %q has several trials: choose one with --trial of %q", p.Run, names)
 		}
 	}
 	table, err := query.Ask(ctx, views, query.Metrics, p)
@@ -144,7 +144,7 @@ func columns(table projections.MetricsTable, asked []string) []string {
 }
 
 func (a *app) metricsTable(table projections.MetricsTable, asked []string) error {
-	return emit(a, table, table.Rows, func(w *tabwriter.Writer, wide bool) {
+	return emit(a.console, table, table.Rows, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"ITERATION", "ATTEMPT", "STEP"}
 		if wide {
 			head = append(head, "TIME", "SECONDS", "REPORTS")
@@ -191,18 +191,6 @@ func summary(s projections.Summary, several bool) string {
 		text += fmt.Sprintf(" %d NaN", s.NaNs)
 	}
 	return text
-}
-
-// number prints a metric's value in full: as many digits as tell it from its
-// neighbours.
-func number(v any) string {
-	if f, ok := v.(float64); ok {
-		return strconv.FormatFloat(f, 'g', -1, 64)
-	}
-	if v == nil {
-		return ""
-	}
-	return fmt.Sprint(v)
 }
 
 func (a *app) metricsCSV(table projections.MetricsTable, asked []string) error {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -10,10 +9,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/ckptstore/ckptstore/internal/query"
-	"github.com/ckptstore/ckptstore/projections"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // plotOptions say how metrics are drawn.
@@ -29,11 +29,11 @@ func (o *plotOptions) flags(f *pflag.FlagSet) {
 func (o plotOptions) check(a *app, f *pflag.FlagSet, csv bool) error {
 	switch {
 	case o.logScale && !o.plot:
-		return usageError{errors.New("--log-scale is for --plot")}
+		return usagef("--log-scale is for --plot")
 	case o.plot && (csv || a.json || f.Changed("output")):
-		return usageError{errors.New("--plot, --csv, --json and --output: give one of them")}
+		return usagef("--plot, --csv, --json and --output: give one of them")
 	case o.plot && f.Changed("points"):
-		return usageError{errors.New("--plot has as many points as the terminal is wide: leave out --points")}
+		return usagef("--plot has as many points as the terminal is wide: leave out --points")
 	}
 	return nil
 }
@@ -58,7 +58,7 @@ func plotWidth(out io.Writer) (width int, color bool) {
 	if width == 0 { // one that does not say
 		width = plotWidthElse
 	}
-	return width, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	return width, colours(out)
 }
 
 // plotMetrics draws what p asks for.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -56,7 +55,7 @@ func (a *app) withOffline(ctx context.Context, ref, fqn string, do func(source) 
 	case err != nil:
 		return err
 	case at && known:
-		return usageError{fmt.Errorf("%q is a run of the store %s and a path: say ./%s, or %s@latest in another directory", ref, jetlog.Redacted(a.location), ref, ref)}
+		return usagef("%q is a run of the store %s and a path: say ./%s, or %s@latest in another directory", ref, jetlog.Redacted(a.location), ref, ref)
 	case at:
 		return withPath(ctx, ref, do)
 	}

@@ -3,24 +3,57 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"text/tabwriter"
-	"time"
 
-	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/spf13/pflag"
+
 	"github.com/ckptstore/ckptstore/internal/terminal"
 )
 
+// console is where a command writes, and how.
+type console struct {
+	name     string    // of the program, before its warnings
+	out, err io.Writer // for people: what stores say is made harmless, see package terminal
+	raw      io.Writer // stdout itself, for bytes and for what is drawn here
+	screen   io.Writer // stderr itself, for the progress bar
+	output   string    // table, wide, json or jsonl
+	json     bool
+	quiet    bool
+}
+
+// formatFlags adds the flags that choose the format.
+func (c *console) formatFlags(f *pflag.FlagSet) {
+	f.StringVarP(&c.output, "output", "o", "table", "output: table, wide, json or jsonl")
+	f.BoolVar(&c.json, "json", false, "the same as --output json")
+}
+
+// checkFormat checks the format that was asked for, and prepares for it.
+func (c *console) checkFormat() error {
+	if c.json {
+		c.output = "json"
+	}
+	switch c.output {
+	case "table", "wide":
+		return nil
+	case "json", "jsonl":
+		c.out = c.raw // exact, for programs
+		return nil
+	}
+	return usagef("--output %q: want table, wide, json or jsonl", c.output)
+}
+
 // emit prints a result: as one JSON object, its rows as JSON lines, or a table.
-func emit[Row any](a *app, whole any, rows []Row, table func(w *tabwriter.Writer, wide bool)) error {
-	switch a.output {
+func emit[Row any](c *console, whole any, rows []Row, table func(w *tabwriter.Writer, wide bool)) error {
+	switch c.output {
 	case "json":
-		enc := json.NewEncoder(a.out)
+		enc := json.NewEncoder(c.out)
 		enc.SetIndent("", "  ")
 		return enc.Encode(whole)
 	case "jsonl":
-		enc := json.NewEncoder(a.out)
+		enc := json.NewEncoder(c.out)
 		for _, r := range rows {
 			if err := enc.Encode(r); err != nil {
 				return err
@@ -28,8 +61,8 @@ func emit[Row any](a *app, whole any, rows []Row, table func(w *tabwriter.Writer
 		}
 		return nil
 	}
-	w := tabwriter.NewWriter(a.out, 0, 8, 2, ' ', 0)
-	table(w, a.output == "wide")
+	w := tabwriter.NewWriter(c.out, 0, 8, 2, ' ', 0)
+	table(w, c.output == "wide")
 	return w.Flush()
 }
 
@@ -47,22 +80,3 @@ func row(w *tabwriter.Writer, cells ...any) {
 	}
 	fmt.Fprintln(w, strings.Join(text, "\t"))
 }
-
-// maybeSize is a size that may not be known.
-func maybeSize(n *int64) string {
-	if n == nil {
-		return ""
-	}
-	return bytesize.Text(*n)
-}
-
-// when is a time for people, in their own zone.
-func when(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return t.Local().Format(time.DateTime)
-}
-
-// short is the beginning of a digest.
-func short(digest string) string { return digest[:min(len(digest), 12)] }

@@ -24,7 +24,7 @@ type marked struct {
 // printMarked says what a checkpoint is called and whether it is pinned.
 func (a *app) printMarked(c projections.Checkpoint, from, said string) error {
 	out := marked{Run: c.Run, Trial: c.Trial, ID: c.ID, Pinned: c.Pinned, PinReason: c.PinReason, Tags: append([]string{}, c.Tags...), From: from}
-	return emit(a, out, []marked{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, said) })
+	return emit(a.console, out, []marked{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, said) })
 }
 
 func (a *app) pinCommand() *cobra.Command {

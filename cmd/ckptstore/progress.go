@@ -3,12 +3,10 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
-	"github.com/ckptstore/ckptstore/projections"
 )
 
 // bar is a line with bytes, rate and time left, drawn on a terminal when
@@ -24,30 +22,12 @@ type bar struct {
 	ended bool
 }
 
-func (a *app) progress(what string, targets []projections.Checkpoint) *bar {
-	total := int64(0)
-	for _, c := range targets {
-		total += c.Bytes
-	}
-	return a.progressOf(what, total)
-}
-
-func (a *app) progressOf(what string, total int64) *bar {
+func (c *console) progress(what string, total int64) *bar {
 	b := &bar{what: what, total: total, began: time.Now()}
-	if onTerminal(a.screen) && !a.quiet {
-		b.to = a.screen
+	if onTerminal(c.screen) && !c.quiet {
+		b.to = c.screen
 	}
 	return b
-}
-
-// onTerminal reports whether somebody looks at what is written.
-func onTerminal(to io.Writer) bool {
-	f, ok := to.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 func (b *bar) set(bytes int64) {
@@ -86,8 +66,8 @@ func (b *bar) done() {
 }
 
 // warn says something on stderr that is no error.
-func (a *app) warn(format string, values ...any) {
-	if !a.quiet {
-		fmt.Fprintf(a.err, "ckptstore: "+format+"\n", values...)
+func (c *console) warn(format string, values ...any) {
+	if !c.quiet {
+		fmt.Fprintf(c.err, c.name+": "+format+"\n", values...)
 	}
 }

@@ -53,7 +53,7 @@ finished by the same command; until then nobody can open the store.`,
 }
 
 func (a *app) printRecovered(out store.Recovered) error {
-	return emit(a, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
+	return emit(a.console, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "SIZE", "COMMITTED"}
 		if wide {
 			head = append(head, "MANIFEST", "FORMERLY", "WAS")

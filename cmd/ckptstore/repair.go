@@ -127,7 +127,7 @@ func (a *app) repairAndVerify(ctx context.Context, s *store.Store, before, targe
 		return slices.ContainsFunc(before, is) || slices.ContainsFunc(targets, is)
 	})
 	again = append(again, fresh...)
-	bar := a.progress("verify repairs", again)
+	bar := a.progress("verify repairs", bytesOf(again))
 	defer bar.done()
 	after, err := s.VerifyAll(ctx, again, store.VerifyOptions{Progress: bar.set})
 	if err != nil {

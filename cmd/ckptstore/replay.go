@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"text/tabwriter"
 	"time"
@@ -54,18 +53,18 @@ times as fast (10x).`,
   ckptstore replay --from-time 2026-11-21T14:00:00Z --speed 10x --run bert --json`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if o.from == 0 {
-				return usageError{errors.New("--from-seq 0: sequences count from 1")}
+				return usagef("--from-seq 0: sequences count from 1")
 			}
 			if c.Flags().Changed("until-seq") && o.until == 0 {
-				return usageError{errors.New("--until-seq 0: sequences count from 1")}
+				return usagef("--until-seq 0: sequences count from 1")
 			}
 			if o.until > 0 && o.until < o.from {
-				return usageError{fmt.Errorf("--until-seq %d is before --from-seq %d", o.until, o.from)}
+				return usagef("--until-seq %d is before --from-seq %d", o.until, o.from)
 			}
 			o.then = moment{seq: o.until}
 			if until != "" {
 				if o.until != 0 {
-					return usageError{errors.New("--until-seq and --until-time: give one of them")}
+					return usagef("--until-seq and --until-time: give one of them")
 				}
 				if o.then.at, err = parseTime("until-time", until); err != nil {
 					return err
@@ -73,14 +72,14 @@ times as fast (10x).`,
 			}
 			if since != "" {
 				if c.Flags().Changed("from-seq") {
-					return usageError{errors.New("--from-seq and --from-time: give one of them")}
+					return usagef("--from-seq and --from-time: give one of them")
 				}
 				if o.since, err = parseTime("from-time", since); err != nil {
 					return err
 				}
 			}
 			if since != "" && until != "" && o.then.at.Before(o.since) {
-				return usageError{fmt.Errorf("--until-time %s is before --from-time %s", until, since)}
+				return usagef("--until-time %s is before --from-time %s", until, since)
 			}
 			o.listed = c.Flags().Changed("speed")
 			if o.speed, err = parseSpeed(speed); err != nil {
@@ -200,7 +199,7 @@ func compareViews(ctx context.Context, s *store.Store, until uint64, digest stri
 }
 
 func (a *app) printReplay(out replayed) error {
-	return emit(a, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
+	return emit(a.console, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
 		row(w, "sequence", out.Sequence)
 		row(w, "digest", out.Digest)
 		if out.ViewsEqual != nil {

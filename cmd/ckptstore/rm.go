@@ -29,7 +29,7 @@ share stay.`,
 				var order []string
 				for _, ref := range refs {
 					if !strings.Contains(ref, "@") {
-						return usageError{fmt.Errorf("rm %s: say which checkpoint, as RUN@NAME: a run alone stands for its newest", ref)}
+						return usagef("rm %s: say which checkpoint, as RUN@NAME: a run alone stands for its newest", ref)
 					}
 					x, err := store.Committed(c.Context(), s.Views(), ref)
 					if err != nil {
@@ -64,7 +64,7 @@ share stay.`,
 }
 
 func (a *app) printRemoved(out store.Collection) error {
-	return emit(a, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
+	return emit(a.console, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
 		row(w, "RUN", "CHECKPOINT", "SIZE", "FREED", "STAYS")
 		for _, c := range out.Checkpoints {
 			row(w, c.Run, c.ID, bytesize.Text(c.Bytes), bytesize.Text(c.Freed), c.Stays())

@@ -59,12 +59,12 @@ func (a *app) serveCommand() *cobra.Command {
   ckptstore serve --store nats://user:secret@cluster:4222 --listen 127.0.0.1:4223`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if store.IsURL(a.location) && address == "" {
-				return usageError{fmt.Errorf("serve %s: a store on a server has no owner: say with --listen HOST:PORT where clients without that server's credentials are let in, or name a directory with --store",
-					jetlog.Redacted(a.location))}
+				return usagef("serve %s: a store on a server has no owner: say with --listen HOST:PORT where clients without that server's credentials are let in, or name a directory with --store",
+					jetlog.Redacted(a.location))
 			}
 			o := a.options()
 			if address == "" && (access != (store.Access{}) || grant.Runs != nil || grant.Delete || quota != "") {
-				return usageError{fmt.Errorf("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-runs, --client-delete and --client-bytes are for clients over TCP: say where with --listen HOST:PORT")}
+				return usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-runs, --client-delete and --client-bytes are for clients over TCP: say where with --listen HOST:PORT")
 			}
 			if address != "" {
 				if access.TokenFile == "" && !store.IsURL(a.location) { // of a server it is that server's
@@ -73,15 +73,15 @@ func (a *app) serveCommand() *cobra.Command {
 				}
 				listen, err := access.Listen(address)
 				if err != nil {
-					return usageError{fmt.Errorf("serve: %w", err)}
+					return usagef("serve: %w", err)
 				}
 				if quota != "" {
 					if grant.Bytes, err = parseSize(quota); err != nil {
-						return usageError{fmt.Errorf("serve: --client-bytes: %w", err)}
+						return usagef("serve: --client-bytes: %w", err)
 					}
 				}
 				if err := grant.Validate(); err != nil {
-					return usageError{fmt.Errorf("serve: %w", err)}
+					return usagef("serve: %w", err)
 				}
 				listen.Grant = grant
 				o.Listen = listen

@@ -74,7 +74,7 @@ was; its files are read as they are now.
 		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show bert --reshard 64\n  ckptstore show out/checkpoint-2000",
 		RunE: func(c *cobra.Command, refs []string) error {
 			if c.Flags().Changed("reshard") && (reshard < 1 || reshard > planner.MaxPreview) {
-				return usageError{fmt.Errorf("--reshard %d: want a number of ranks from 1 to %d", reshard, planner.MaxPreview)}
+				return usagef("--reshard %d: want a number of ranks from 1 to %d", reshard, planner.MaxPreview)
 			}
 			then, err := parseMoment("as-of", *asOf)
 			if err != nil {
@@ -88,7 +88,7 @@ was; its files are read as they are now.
 				return err
 			}
 			if path && !then.isEnd() {
-				return usageError{fmt.Errorf("--as-of: %s is a path, which has no history", refs[0])}
+				return usagef("--as-of: %s is a path, which has no history", refs[0])
 			}
 			if path {
 				return a.showPath(c.Context(), refs[0], reshard)
@@ -152,12 +152,12 @@ func (a *app) showStored(ctx context.Context, dataDir string, s source, reshard 
 		return err
 	}
 	if out.Reshard != nil {
-		return emit(a, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
+		return emit(a.console, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
 			out.printHead(w)
 			printReshard(w, wide, out.Reshard)
 		})
 	}
-	return emit(a, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
+	return emit(a.console, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
 }
 
 func (s shown) print(w *tabwriter.Writer, wide bool) {

@@ -84,7 +84,7 @@ func (a *app) isPath(ctx context.Context, ref string) (bool, error) {
 		a.warn("%s is read from the store %s; say ./%s for the path of that name", ref, jetlog.Redacted(a.location), ref)
 		return false, nil
 	case known:
-		return false, usageError{fmt.Errorf("%q is a run of the store %s and a path: say ./%s or %s@latest", ref, jetlog.Redacted(a.location), ref, ref)}
+		return false, usagef("%q is a run of the store %s and a path: say ./%s or %s@latest", ref, jetlog.Redacted(a.location), ref, ref)
 	}
 	if a.named {
 		a.warn("the path ./%s is read: the store %s has no run or checkpoint of that name", ref, jetlog.Redacted(a.location))

@@ -55,7 +55,7 @@ func (a *app) stopper(preempt bool, c cobra.Command) *cobra.Command {
 	c.Args = args(cobra.ExactArgs(1))
 	c.RunE = func(c *cobra.Command, runs []string) error {
 		if c.Flags().Changed("wait") && wait <= 0 {
-			return usageError{fmt.Errorf("--wait=%s: want a time above zero, such as 30s", wait)}
+			return usagef("--wait=%s: want a time above zero, such as 30s", wait)
 		}
 		if reason == "" {
 			reason = "ckptstore " + c.Name()
@@ -89,7 +89,7 @@ func (a *app) stop(ctx context.Context, s *store.Store, out stopped, wait time.D
 		}
 		says = fmt.Sprintf("job %s of run %s %s", out.Job, out.Run, out.Ended.end())
 	}
-	return emit(a, out, []stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, says) })
+	return emit(a.console, out, []stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, says) })
 }
 
 // awaitEnd waits until a job has ended.

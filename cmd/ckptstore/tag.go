@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -24,7 +23,7 @@ func (a *app) tagCommand() *cobra.Command {
 		Example: "  ckptstore tag bert@best:loss:min released\n  ckptstore show bert@released\n  ckptstore tag --delete bert@released",
 		RunE: func(c *cobra.Command, given []string) error {
 			if !remove && len(given) != 2 {
-				return usageError{errors.New("tag REF NAME: the name is missing; see `ckptstore tag --help`")}
+				return usagef("tag REF NAME: the name is missing; see `ckptstore tag --help`")
 			}
 			return a.with(c.Context(), func(s *store.Store) error {
 				if remove {
@@ -55,7 +54,7 @@ func (a *app) untag(ctx context.Context, s *store.Store, given []string) error {
 	if len(given) == 1 {
 		at := strings.LastIndexByte(name, '@')
 		if at < 0 {
-			return usageError{fmt.Errorf("tag --delete %s: want RUN@NAME", name)}
+			return usagef("tag --delete %s: want RUN@NAME", name)
 		}
 		name = name[at+1:]
 	}

@@ -68,19 +68,19 @@ func (f verifyFlags) writes() bool { return f.log || f.repair || f.learn }
 func (f verifyFlags) check(refs []string) error {
 	switch {
 	case f.log && len(refs) > 0:
-		return usageError{errors.New("--log: the log is that of all checkpoints: leave out REF")}
+		return usagef("--log: the log is that of all checkpoints: leave out REF")
 	case f.strict && (len(refs) > 0 || f.offline):
-		return usageError{errors.New("--strict is about the log: leave out REF and --offline")}
+		return usagef("--strict is about the log: leave out REF and --offline")
 	case f.offline && f.log:
-		return usageError{errors.New("--offline reads no log, --log reads it alone: give one of them")}
+		return usagef("--offline reads no log, --log reads it alone: give one of them")
 	case f.quick && f.deep:
-		return usageError{errors.New("--quick reads no tensor, --deep reads all: give one of them")}
+		return usagef("--quick reads no tensor, --deep reads all: give one of them")
 	case f.log && (f.quick || f.deep):
-		return usageError{errors.New("--log reads no checkpoint, --quick and --deep are about those: leave one of them out")}
+		return usagef("--log reads no checkpoint, --quick and --deep are about those: leave one of them out")
 	case f.learn && (f.quick || f.offline || f.log):
-		return usageError{errors.New("--learn reads the tensors, and records in the log: leave out --quick, --offline and --log")}
+		return usagef("--learn reads the tensors, and records in the log: leave out --quick, --offline and --log")
 	case f.repair && (f.quick || f.offline || f.log):
-		return usageError{errors.New("--repair reads the tensors, and needs the log to know what is committed: leave out --quick, --offline and --log")}
+		return usagef("--repair reads the tensors, and needs the log to know what is committed: leave out --quick, --offline and --log")
 	}
 	return nil
 }
@@ -138,10 +138,10 @@ Of such files only what checksums they have is compared.`,
 					return err
 				}
 				if path && (o.repair || o.learn) {
-					return usageError{fmt.Errorf("--repair, --learn: %s is a path, and files of other programs are never written to: leave them out", refs[0])}
+					return usagef("--repair, --learn: %s is a path, and files of other programs are never written to: leave them out", refs[0])
 				}
 				if path && o.quick {
-					return usageError{fmt.Errorf("--quick: %s is a path, and what it has of checksums is in its data: leave it out", refs[0])}
+					return usagef("--quick: %s is a path, and what it has of checksums is in its data: leave it out", refs[0])
 				}
 				if path {
 					return a.verifyPath(c.Context(), refs[0])
@@ -203,7 +203,7 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verif
 		return err
 	}
 	out := verified{Store: s.ID, Quick: o.quick, Findings: []finding{}, strict: o.strict}
-	bar := a.progress("verify", targets)
+	bar := a.progress("verify", bytesOf(targets))
 	defer bar.done()
 	reports, err := s.VerifyAll(ctx, targets, store.VerifyOptions{Quick: o.quick, Progress: bar.set})
 	if err != nil {
@@ -282,7 +282,7 @@ func (v *verified) addLog(read store.ReadLog) {
 
 // printVerified prints what was found; if anything was, that is the error.
 func (a *app) printVerified(out verified) error {
-	err := emit(a, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
+	err := emit(a.console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 		out.printRepairs(w)
 		for _, f := range out.Findings {
 			if f.Kind == logDamage || f.Kind == logVoid {
@@ -344,4 +344,12 @@ func verifyTargets(ctx context.Context, s *store.Store, refs []string) ([]projec
 		}
 	}
 	return targets, errors.Join(unknown...)
+}
+
+// bytesOf sums the sizes of checkpoints.
+func bytesOf(checkpoints []projections.Checkpoint) (total int64) {
+	for _, c := range checkpoints {
+		total += c.Bytes
+	}
+	return total
 }

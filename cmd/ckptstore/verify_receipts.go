@@ -79,7 +79,7 @@ func (v *verified) addDamaged(damaged []data.Damaged) {
 
 // verifyEach verifies checkpoints by their receipts.
 func (a *app) verifyEach(ctx context.Context, data *data.Root, receipts []data.Receipt, out *verified) error {
-	bar := a.progressOf("verify", 0)
+	bar := a.progress("verify", 0)
 	defer bar.done()
 	reports, err := store.VerifyReceipts(ctx, data, receipts, store.VerifyOptions{Quick: out.Quick, Progress: bar.set})
 	if err != nil {

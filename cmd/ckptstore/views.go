@@ -31,7 +31,7 @@ func (a *app) viewsCommand() *cobra.Command {
 			if len(given) == 0 {
 				return c.Help()
 			}
-			return usageError{fmt.Errorf("unknown command %q; see `%s --help`", given[0], c.CommandPath())}
+			return usagef("unknown command %q; see `%s --help`", given[0], c.CommandPath())
 		},
 	}
 	views.AddCommand(&cobra.Command{
@@ -97,7 +97,7 @@ func (a *app) viewsStatus(ctx context.Context, s *store.Store) error {
 		out.FullRead, out.Age = &read, &seconds
 		age = fmt.Sprintf("%v ago, up to sequence %d", time.Since(read.At).Round(time.Second), read.Sequence)
 	}
-	err = emit(a, out, []viewsStatus{out}, func(w *tabwriter.Writer, _ bool) {
+	err = emit(a.console, out, []viewsStatus{out}, func(w *tabwriter.Writer, _ bool) {
 		row(w, "sequence", out.Sequence)
 		row(w, "lag", out.Lag)
 		row(w, "reducer", out.Reducer)
@@ -116,7 +116,7 @@ func (a *app) viewsStatus(ctx context.Context, s *store.Store) error {
 }
 
 func (a *app) printRebuilt(out store.RebuiltViews) error {
-	err := emit(a, out, []store.RebuiltViews{out}, func(w *tabwriter.Writer, _ bool) {
+	err := emit(a.console, out, []store.RebuiltViews{out}, func(w *tabwriter.Writer, _ bool) {
 		row(w, "sequence", out.Sequence)
 		row(w, "equal", out.Equal)
 		row(w, "rebuilt", out.Digest)
