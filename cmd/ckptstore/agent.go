@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ckptstore/ckptstore/internal/agent"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/services"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -61,19 +62,19 @@ func (o agentOptions) session() (cfg launch.Config, err error) {
 		"join-timeout": o.join, "save-timeout": o.save, "drain-timeout": o.drain, "collective-timeout": o.collective,
 	} {
 		if d <= 0 {
-			return cfg, usagef("--%s %s: want a time above zero, such as 30s", name, d)
+			return cfg, console.Usagef("--%s %s: want a time above zero, such as 30s", name, d)
 		}
 	}
 	if o.idle < 0 {
-		return cfg, usagef("--idle %s: want a time, or 0 for never", o.idle)
+		return cfg, console.Usagef("--idle %s: want a time, or 0 for never", o.idle)
 	}
 	if o.slots < 1 || o.slots > 16 {
-		return cfg, usagef("--staging-slots %d: give a number from 1 to 16", o.slots)
+		return cfg, console.Usagef("--staging-slots %d: give a number from 1 to 16", o.slots)
 	}
 	switch busy := staging.WhenBusy(o.whenBusy); busy {
 	case staging.BusyWait, staging.BusySkip, staging.BusyFail:
 	default:
-		return cfg, usagef("--when-busy %s: give wait, skip or fail", o.whenBusy)
+		return cfg, console.Usagef("--when-busy %s: give wait, skip or fail", o.whenBusy)
 	}
 	cfg = launch.Config{
 		SaveTimeout: o.save, DrainTimeout: o.drain, Collective: o.collective,
@@ -81,7 +82,7 @@ func (o agentOptions) session() (cfg launch.Config, err error) {
 	}
 	if o.memory != "" {
 		if cfg.StagingMemory, err = staging.ParseMemory(o.memory); err != nil {
-			return cfg, usagef("--staging-memory: %w", err)
+			return cfg, console.Usagef("--staging-memory: %w", err)
 		}
 	}
 	return cfg, nil
@@ -90,7 +91,7 @@ func (o agentOptions) session() (cfg launch.Config, err error) {
 func (a *app) agentCommand() *cobra.Command {
 	var o agentOptions
 	c := &cobra.Command{
-		Use: "agent", Short: "Serve a store to processes that no trainer started", Long: agentHelp, Args: args(cobra.NoArgs),
+		Use: "agent", Short: "Serve a store to processes that no trainer started", Long: agentHelp, Args: console.Args(cobra.NoArgs),
 		Example: "  ckptstore agent --store ckpts --idle 0\n  ckptstore agent start --store ckpts --json",
 		RunE:    func(c *cobra.Command, _ []string) error { return a.serveAgent(c.Context(), o) },
 	}
@@ -101,10 +102,10 @@ func (a *app) agentCommand() *cobra.Command {
 
 func (a *app) serveAgent(ctx context.Context, o agentOptions) (err error) {
 	level := slog.LevelInfo
-	if a.quiet {
+	if a.Quiet {
 		level = slog.LevelWarn
 	}
-	log := slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: level}))
+	log := slog.New(slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: level}))
 	session, err := o.session()
 	if err != nil {
 		return err

@@ -13,13 +13,14 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ckptstore/ckptstore/internal/agent"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 func (a *app) agentStartCommand() *cobra.Command {
 	var o agentOptions
 	c := &cobra.Command{
-		Use: "start", Short: "Start an agent in the background, unless one answers", Args: args(cobra.NoArgs),
+		Use: "start", Short: "Start an agent in the background, unless one answers", Args: console.Args(cobra.NoArgs),
 		Long: `Make sure that an agent serves the store, and say where. The store is made if its
 directory does not exist. Options are those of an agent that is started by this;
 one that runs already keeps its own.`,
@@ -29,7 +30,7 @@ one that runs already keeps its own.`,
 				return err
 			}
 			if o.limit <= 0 {
-				return usagef("--start-timeout %s: want a time above zero, such as 30s", o.limit)
+				return console.Usagef("--start-timeout %s: want a time above zero, such as 30s", o.limit)
 			}
 			return a.startAgent(c, o.limit)
 		},
@@ -64,17 +65,17 @@ func (a *app) startAgent(c *cobra.Command, limit time.Duration) error {
 	if err != nil {
 		return err
 	}
-	if !started && len(given) > 0 && !a.quiet {
-		fmt.Fprintf(a.err, "an agent (process %d) serves the store already, with its own options: %s has no effect\n", card.PID, strings.Join(given, " "))
+	if !started && len(given) > 0 && !a.Quiet {
+		fmt.Fprintf(a.Err, "an agent (process %d) serves the store already, with its own options: %s has no effect\n", card.PID, strings.Join(given, " "))
 	}
-	if a.output == "json" || a.output == "jsonl" {
-		return json.NewEncoder(a.out).Encode(card)
+	if a.Format == "json" || a.Format == "jsonl" {
+		return json.NewEncoder(a.Out).Encode(card)
 	}
 	says := "serves already"
 	if started {
 		says = "is started"
 	}
-	_, err = fmt.Fprintf(a.out, "the agent of %s %s: process %d\n", at.Name, says, card.PID)
+	_, err = fmt.Fprintf(a.Out, "the agent of %s %s: process %d\n", at.Name, says, card.PID)
 	return err
 }
 
@@ -91,7 +92,7 @@ func (a *app) found(ctx context.Context) (agent.Card, agent.Status, error) {
 
 func (a *app) agentStatusCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Say which agent serves the store, and whom it serves", Args: args(cobra.NoArgs),
+		Use: "status", Short: "Say which agent serves the store, and whom it serves", Args: console.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			_, s, err := a.found(c.Context())
 			if err != nil {
@@ -103,7 +104,7 @@ func (a *app) agentStatusCommand() *cobra.Command {
 }
 
 func (a *app) printStatus(s agent.Status) error {
-	return emit(a.console, s, s.Sessions, func(w *tabwriter.Writer, _ bool) {
+	return console.Emit(a.Console, s, s.Sessions, func(w *tabwriter.Writer, _ bool) {
 		says := fmt.Sprintf("the agent of %s: process %d, version %s", s.Location, s.PID, s.Version)
 		if s.Stopping != "" {
 			says += "; it takes no new sessions: " + s.Stopping
@@ -115,9 +116,9 @@ func (a *app) printStatus(s agent.Status) error {
 		if len(s.Sessions) == 0 {
 			return
 		}
-		row(w, "RUN", "TRIAL", "STATE", "RANKS", "ATTEMPT", "JOB", "PROCESSES")
+		console.Row(w, "RUN", "TRIAL", "STATE", "RANKS", "ATTEMPT", "JOB", "PROCESSES")
 		for _, g := range s.Sessions {
-			row(w, g.Run, g.Trial, g.State, g.WorldSize, g.Attempt, g.Job, strings.Trim(fmt.Sprint(g.PIDs), "[]"))
+			console.Row(w, g.Run, g.Trial, g.State, g.WorldSize, g.Attempt, g.Job, strings.Trim(fmt.Sprint(g.PIDs), "[]"))
 		}
 	})
 }
@@ -127,7 +128,7 @@ func (a *app) agentStopCommand() *cobra.Command {
 	var wait time.Duration
 	var reason string
 	c := &cobra.Command{
-		Use: "stop", Short: "Ask the agent of the store to stop", Args: args(cobra.NoArgs),
+		Use: "stop", Short: "Ask the agent of the store to stop", Args: console.Args(cobra.NoArgs),
 		Long: `Ask the agent to take no new sessions, and to end with those that it has. With
 --now they are ended at once: what they have staged is finished, and what their
 processes ask for after that is refused. The processes themselves go on.
@@ -137,7 +138,7 @@ With --wait it returns when the agent has ended; alone, the flag waits for up to
 		Example: "  ckptstore agent stop --store ckpts --wait\n  ckptstore agent stop --store ckpts --now --wait=1m",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if c.Flags().Changed("wait") && wait <= 0 {
-				return usagef("--wait=%s: want a time above zero, such as 30s", wait)
+				return console.Usagef("--wait=%s: want a time above zero, such as 30s", wait)
 			}
 			card, _, err := a.found(c.Context())
 			if err != nil {
@@ -153,8 +154,8 @@ With --wait it returns when the agent has ended; alone, the flag waits for up to
 				if err := agent.Gone(ctx, card); err != nil {
 					return fmt.Errorf("%w; its sessions are listed by `ckptstore agent status`, and --now ends them", err)
 				}
-				if a.output == "table" || a.output == "wide" {
-					_, err := fmt.Fprintf(a.out, "the agent of %s: process %d has ended\n", s.Location, s.PID)
+				if a.Format == "table" || a.Format == "wide" {
+					_, err := fmt.Fprintf(a.Out, "the agent of %s: process %d has ended\n", s.Location, s.PID)
 					return err
 				}
 			}

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -56,23 +57,23 @@ but checkpoints are not whole, or the backup is damaged, 10 no backup, 11 locked
 func (a *app) backupCommand() *cobra.Command {
 	var o store.BackupOptions
 	c := &cobra.Command{
-		Use: "backup DIR", Short: "Copy the store, consistently, while jobs save to it", Long: backupHelp, Args: args(cobra.ExactArgs(1)),
+		Use: "backup DIR", Short: "Copy the store, consistently, while jobs save to it", Long: backupHelp, Args: console.Args(cobra.ExactArgs(1)),
 		Example: `  ckptstore backup /mnt/backup/2026-01-31
   ckptstore backup /data/snapshots/before-upgrade --link`,
 		RunE: func(c *cobra.Command, given []string) error {
 			return a.with(c.Context(), func(s *store.Store) error {
-				bar := a.progress("backup", 0)
-				defer bar.done()
-				if bar.to != nil {
-					o.Progress = bar.setOf
+				bar := a.Progress("backup", 0)
+				defer bar.Done()
+				if bar.Shown() {
+					o.Progress = bar.SetOf
 				}
 				out, err := s.Backup(c.Context(), given[0], o)
-				bar.done()
+				bar.Done()
 				if err != nil {
 					return err
 				}
 				a.warnOutside(out.Outside)
-				err = emit(a.console, out, []store.Backed{out}, func(w *tabwriter.Writer, _ bool) {
+				err = console.Emit(a.Console, out, []store.Backed{out}, func(w *tabwriter.Writer, _ bool) {
 					fmt.Fprintf(w, "%s: %d checkpoints up to event %d; %s in %d files copied, %d linked, %d there before\n",
 						out.Path, out.Checkpoints, out.Sequence, bytesize.Text(out.Bytes), out.Files, out.Linked, out.Kept)
 				})
@@ -87,27 +88,27 @@ func (a *app) backupCommand() *cobra.Command {
 func (a *app) restoreCommand() *cobra.Command {
 	var deep bool
 	c := &cobra.Command{
-		Use: "restore BACKUP", Short: "Make a store of a backup", Long: restoreHelp, Args: args(cobra.ExactArgs(1)),
+		Use: "restore BACKUP", Short: "Make a store of a backup", Long: restoreHelp, Args: console.Args(cobra.ExactArgs(1)),
 		Example: "  ckptstore restore /mnt/backup/2026-01-31 --store ckpts",
 		RunE: func(c *cobra.Command, given []string) error {
-			bar := a.progress("restore", 0)
-			defer bar.done()
+			bar := a.Progress("restore", 0)
+			defer bar.Done()
 			o := store.RestoreOptions{Backup: given[0], Location: a.location, Deep: deep, Logger: a.logger()}
-			if bar.to != nil {
-				o.Progress = bar.setOf
+			if bar.Shown() {
+				o.Progress = bar.SetOf
 			}
 			out, err := store.Restore(c.Context(), o)
-			bar.done()
+			bar.Done()
 			if err != nil {
 				return err
 			}
 			a.warnOutside(out.Outside)
-			err = emit(a.console, out, []store.Restored{out}, func(w *tabwriter.Writer, _ bool) {
+			err = console.Emit(a.Console, out, []store.Restored{out}, func(w *tabwriter.Writer, _ bool) {
 				checked := "sizes, indexes, manifests and receipts checked; `ckptstore verify` reads every byte"
 				if out.Verified {
 					checked = "every byte was read"
 				}
-				fmt.Fprintf(w, "%s: %d checkpoints up to event %d, as of %s; %s\n", out.Path, out.Checkpoints, out.Sequence, when(out.Made), checked)
+				fmt.Fprintf(w, "%s: %d checkpoints up to event %d, as of %s; %s\n", out.Path, out.Checkpoints, out.Sequence, console.When(out.Made), checked)
 			})
 			return errors.Join(err, a.incomplete(out.Incomplete))
 		},
@@ -119,14 +120,14 @@ func (a *app) restoreCommand() *cobra.Command {
 // warnOutside says what a copy of a store does not have.
 func (a *app) warnOutside(list []store.OutsideFiles) {
 	for _, o := range list {
-		a.warn("%s was imported in place: its %d files, such as %s, are not in the copy: back them up by themselves", o.Checkpoint, len(o.Files), o.Files[0])
+		a.Warn("%s was imported in place: its %d files, such as %s, are not in the copy: back them up by themselves", o.Checkpoint, len(o.Files), o.Files[0])
 	}
 }
 
 // incomplete says which checkpoints are not whole.
 func (a *app) incomplete(list []store.Incomplete) error {
 	for _, i := range list {
-		a.warn("%s is not whole: %s; `ckptstore verify %s` says more", i.Checkpoint, i.Problem, i.Checkpoint)
+		a.Warn("%s is not whole: %s; `ckptstore verify %s` says more", i.Checkpoint, i.Problem, i.Checkpoint)
 	}
 	if len(list) > 0 {
 		return errFindings

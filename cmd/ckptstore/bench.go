@@ -12,6 +12,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -45,17 +46,17 @@ const benchRuns = 5
 
 func (a *app) benchCommand() *cobra.Command {
 	bench := &cobra.Command{
-		Use: "bench", Short: "Measure this machine", Args: args(cobra.ArbitraryArgs),
+		Use: "bench", Short: "Measure this machine", Args: console.Args(cobra.ArbitraryArgs),
 		RunE: func(c *cobra.Command, given []string) error {
 			if len(given) == 0 {
 				return c.Help()
 			}
-			return usagef("unknown benchmark %q; see `%s --help`", given[0], c.CommandPath())
+			return console.Usagef("unknown benchmark %q; see `%s --help`", given[0], c.CommandPath())
 		},
 	}
 	b := planBench{Bench: "plan"}
 	c := &cobra.Command{
-		Use: "plan", Short: "Time the coordinator: local plans of all ranks in, layout out", Args: args(cobra.NoArgs),
+		Use: "plan", Short: "Time the coordinator: local plans of all ranks in, layout out", Args: console.Args(cobra.NoArgs),
 		Long: `Time what the coordinator does between the last local plan of a save and its
 global plan: decode all plans, find replicas, balance them, check that every
 tensor is covered once, encode the layout. The plans are those of a
@@ -64,13 +65,13 @@ transformer, cut as --layout says. Each figure is the median of five runs.`,
 			if err := b.run(); err != nil {
 				return err
 			}
-			return emit(a.console, b, []planBench{b}, func(w *tabwriter.Writer, _ bool) {
-				row(w, "RANKS", "TENSORS", "ITEMS", "DECODE", "DEDUP", "GLOBAL", "VALIDATE", "ENCODE", "TOTAL", "METADATA", "IMBALANCE", "PEAK RSS")
+			return console.Emit(a.Console, b, []planBench{b}, func(w *tabwriter.Writer, _ bool) {
+				console.Row(w, "RANKS", "TENSORS", "ITEMS", "DECODE", "DEDUP", "GLOBAL", "VALIDATE", "ENCODE", "TOTAL", "METADATA", "IMBALANCE", "PEAK RSS")
 				cells := []any{b.Ranks, b.Tensors, b.Items}
 				for _, s := range b.Seconds.all() {
 					cells = append(cells, fmt.Sprintf("%.4gs", *s))
 				}
-				row(w, append(cells, bytesize.Text(int64(b.MetadataBytes)), fmt.Sprintf("%.3f", b.Imbalance), bytesize.Text(b.PeakRSSBytes))...)
+				console.Row(w, append(cells, bytesize.Text(int64(b.MetadataBytes)), fmt.Sprintf("%.3f", b.Imbalance), bytesize.Text(b.PeakRSSBytes))...)
 			})
 		},
 	}
@@ -90,11 +91,11 @@ func (s *planSeconds) all() []*float64 {
 func (b *planBench) run() error {
 	const most = 1 << 24
 	if b.Ranks < 1 || b.Tensors < 1 || b.Ranks > most/b.Tensors {
-		return usagef("--ranks %d --tensors %d: want at least 1 of each, and at most %d shards", b.Ranks, b.Tensors, most)
+		return console.Usagef("--ranks %d --tensors %d: want at least 1 of each, and at most %d shards", b.Ranks, b.Tensors, most)
 	}
 	cut, ok := meshes[b.Layout]
 	if !ok {
-		return usagef("--layout %q: want shard0, fsdp-tp, hsdp or replicated", b.Layout)
+		return console.Usagef("--layout %q: want shard0, fsdp-tp, hsdp or replicated", b.Layout)
 	}
 	data := make([][]byte, b.Ranks)
 	for rank := range data {

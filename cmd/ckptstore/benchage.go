@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/console"
 )
 
 // ageBench is `bench age --json`. Seconds are medians of Rounds rounds, if
@@ -72,21 +73,21 @@ func (a *app) benchAgeCommand() *cobra.Command {
 	b := ageBench{Bench: "age"}
 	var o ageOptions
 	c := &cobra.Command{
-		Use: "age", Short: "Time the commands on a store with a long history", Args: args(cobra.NoArgs), Long: benchAgeHelp,
+		Use: "age", Short: "Time the commands on a store with a long history", Args: console.Args(cobra.NoArgs), Long: benchAgeHelp,
 		Example: "  ckptstore bench age --checkpoints 10000 --events 500000 --runs 100 --dir /data/bench --keep --json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.Runs < 1 || b.Checkpoints < b.Runs || b.Rounds < 1 {
-				return usagef("--runs %d --checkpoints %d --rounds %d: want at least 1 of each, and a checkpoint for each run", b.Runs, b.Checkpoints, b.Rounds)
+				return console.Usagef("--runs %d --checkpoints %d --rounds %d: want at least 1 of each, and a checkpoint for each run", b.Runs, b.Checkpoints, b.Rounds)
 			}
 			if least := b.Runs*eventsOfRun + b.Checkpoints*eventsOfSave; o.events < least {
-				return usagef("--events %d: want at least %d for that many checkpoints and runs", o.events, least)
+				return console.Usagef("--events %d: want at least %d for that many checkpoints and runs", o.events, least)
 			}
 			if err := a.benchAge(c.Context(), &b, o); err != nil {
 				return err
 			}
-			return emit(a.console, b, []ageBench{b}, func(w *tabwriter.Writer, _ bool) {
-				row(w, "CHECKPOINTS", "EVENTS", "RUNS", "TAKE-OVER", "OPEN", "LS", "GC", "OWNER RSS", "VERIFY LOG", "ITS RSS")
-				row(w, b.Checkpoints, b.Events, b.Runs, seconds(b.Takeover), seconds(b.Open), seconds(b.Ls), seconds(b.GC), bytesize.Text(b.Owner), seconds(b.Verify), bytesize.Text(b.VerifyRSS))
+			return console.Emit(a.Console, b, []ageBench{b}, func(w *tabwriter.Writer, _ bool) {
+				console.Row(w, "CHECKPOINTS", "EVENTS", "RUNS", "TAKE-OVER", "OPEN", "LS", "GC", "OWNER RSS", "VERIFY LOG", "ITS RSS")
+				console.Row(w, b.Checkpoints, b.Events, b.Runs, seconds(b.Takeover), seconds(b.Open), seconds(b.Ls), seconds(b.GC), bytesize.Text(b.Owner), seconds(b.Verify), bytesize.Text(b.VerifyRSS))
 			})
 		},
 	}
@@ -106,7 +107,7 @@ func seconds(s float64) string { return fmt.Sprintf("%.3gs", s) }
 func (a *app) benchAge(ctx context.Context, b *ageBench, o ageOptions) error {
 	if o.dir == "" {
 		if o.keep {
-			return usagef("--keep: say where the store stays with --dir")
+			return console.Usagef("--keep: say where the store stays with --dir")
 		}
 		o.dir = os.TempDir()
 	}
@@ -119,8 +120,8 @@ func (a *app) benchAge(ctx context.Context, b *ageBench, o ageOptions) error {
 func (a *app) ageIn(ctx context.Context, dir string, b *ageBench, o ageOptions) error {
 	said := time.Now()
 	aged, err := makeAged(ctx, dir, b.Checkpoints, o.events, b.Runs, func(done int) {
-		if !a.quiet && done%1000 == 0 && done < b.Checkpoints {
-			fmt.Fprintf(a.err, "made %d of %d checkpoints in %s\n", done, b.Checkpoints, time.Since(said).Round(time.Second))
+		if !a.Quiet && done%1000 == 0 && done < b.Checkpoints {
+			fmt.Fprintf(a.Err, "made %d of %d checkpoints in %s\n", done, b.Checkpoints, time.Since(said).Round(time.Second))
 		}
 	})
 	if err != nil {

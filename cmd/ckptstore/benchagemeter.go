@@ -34,8 +34,8 @@ func newAgeMeter(aged agedStore, a *app) (*ageMeter, error) {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
 	return &ageMeter{self: self, dir: aged.dir, run: runName(aged.Runs / 2), note: func(format string, values ...any) {
-		if !a.quiet {
-			fmt.Fprintf(a.err, format+"\n", values...)
+		if !a.Quiet {
+			fmt.Fprintf(a.Err, format+"\n", values...)
 		}
 	}}, nil
 }

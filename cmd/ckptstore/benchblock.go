@@ -19,6 +19,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
@@ -136,19 +137,19 @@ func slowest(said string, ranks int) (blocked, error) {
 // saveRankCommand is a rank of `bench save`, started by the job that measures.
 func (a *app) saveRankCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: rankCommand + " TENSORS BYTES UNCHANGED", Hidden: true, Args: args(cobra.ExactArgs(3)),
+		Use: rankCommand + " TENSORS BYTES UNCHANGED", Hidden: true, Args: console.Args(cobra.ExactArgs(3)),
 		RunE: func(c *cobra.Command, given []string) error {
 			tensors, err := strconv.Atoi(given[0])
 			if err != nil {
-				return usageError{Err: err}
+				return console.UsageError{Err: err}
 			}
 			each, err := strconv.ParseInt(given[1], 10, 64)
 			if err != nil {
-				return usageError{Err: err}
+				return console.UsageError{Err: err}
 			}
 			unchanged, err := strconv.ParseFloat(given[2], 64)
 			if err != nil {
-				return usageError{Err: err}
+				return console.UsageError{Err: err}
 			}
 			return a.saveRank(c.Context(), tensors, each, 1-unchanged)
 		},
@@ -178,7 +179,7 @@ func (a *app) saveRank(ctx context.Context, tensors int, each int64, share float
 		_, err := c.Collectives().AllGather(ctx, []byte{0})
 		return err
 	}
-	out := json.NewEncoder(a.out)
+	out := json.NewEncoder(a.Out)
 	for step := range benchSaves {
 		for i := range int(share*float64(tensors) + 0.5) {
 			memory[int64(i)*each] ^= byte(1 + step)

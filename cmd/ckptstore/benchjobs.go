@@ -21,6 +21,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -58,18 +59,18 @@ func (a *app) benchJobsCommand() *cobra.Command {
 	b, dir := jobsBench{Bench: "jobs"}, ""
 	var jobs []int
 	c := &cobra.Command{
-		Use: "jobs", Short: "Time what jobs cost the owner of their store", Args: args(cobra.NoArgs),
+		Use: "jobs", Short: "Time what jobs cost the owner of their store", Args: console.Args(cobra.NoArgs),
 		Long: `Run so many jobs at a time beside an owner of their store, and measure the CPU
 time of the owner and of the trainers for --seconds. Each job has one worker, which
 reports five times a second and saves a small tensor every two seconds. The store
 is made in a new directory, which is removed.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if len(jobs) == 0 || b.Seconds <= 0 {
-				return usagef("--jobs %v --seconds %v: want at least one number, and a time", jobs, b.Seconds)
+				return console.Usagef("--jobs %v --seconds %v: want at least one number, and a time", jobs, b.Seconds)
 			}
 			for _, n := range jobs {
 				if n < 1 {
-					return usagef("--jobs %d: want at least 1", n)
+					return console.Usagef("--jobs %d: want at least 1", n)
 				}
 				err := scratch(dir, func(dir string) error {
 					p, err := a.jobsAt(c.Context(), filepath.Join(dir, "store"), n, b.Seconds)
@@ -80,10 +81,10 @@ is made in a new directory, which is removed.`,
 					return err
 				}
 			}
-			return emit(a.console, b, b.Points, func(w *tabwriter.Writer, _ bool) {
-				row(w, "JOBS", "EVENTS", "OWNER CPU", "A JOB", "TRAINERS CPU", "A JOB")
+			return console.Emit(a.Console, b, b.Points, func(w *tabwriter.Writer, _ bool) {
+				console.Row(w, "JOBS", "EVENTS", "OWNER CPU", "A JOB", "TRAINERS CPU", "A JOB")
 				for _, p := range b.Points {
-					row(w, p.Jobs, p.Events, seconds(p.Owner), fmt.Sprintf("%.2g%%", 100*p.OwnerPerJob), seconds(p.Trainers), fmt.Sprintf("%.2g%%", 100*p.PerJob))
+					console.Row(w, p.Jobs, p.Events, seconds(p.Owner), fmt.Sprintf("%.2g%%", 100*p.OwnerPerJob), seconds(p.Trainers), fmt.Sprintf("%.2g%%", 100*p.PerJob))
 				}
 			})
 		},
@@ -233,7 +234,7 @@ func cpuOf(pid int) (float64, error) {
 // benchJobCommand is one job of `bench jobs`, which runs until it is told to end.
 func (a *app) benchJobCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: jobCommand + " RUN", Hidden: true, Args: args(cobra.ExactArgs(1)),
+		Use: jobCommand + " RUN", Hidden: true, Args: console.Args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			self, err := os.Executable()
 			if err != nil {
@@ -243,7 +244,7 @@ func (a *app) benchJobCommand() *cobra.Command {
 				shared, _ := shm.Dir()
 				err := launch.Run(c.Context(), launch.Config{
 					Run: given[0], Trial: projections.DefaultTrial, Job: store.NewID(), NProc: 1, Resume: "none",
-					Command: []string{self, "bench", jobRankCommand}, Stdout: a.err, Stderr: a.err, NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
+					Command: []string{self, "bench", jobRankCommand}, Stdout: a.Err, Stderr: a.Err, NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
 				}, launch.Store{
 					ID: s.ID, Log: s.Log, Views: store.Queries{From: s.Views()}, Blobs: s.Blobs, Data: s.Data, Foreign: store.OpenForeign,
 					Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
@@ -261,7 +262,7 @@ func (a *app) benchJobCommand() *cobra.Command {
 // benchJobRankCommand is its worker.
 func (a *app) benchJobRankCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: jobRankCommand, Hidden: true, Args: args(cobra.NoArgs),
+		Use: jobRankCommand, Hidden: true, Args: console.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx := c.Context()
 			at, err := client.Connect(ctx)

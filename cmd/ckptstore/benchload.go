@@ -14,6 +14,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
@@ -40,7 +41,7 @@ func (a *app) benchLoadCommand() *cobra.Command {
 	b := loadBench{Bench: "load"}
 	dir, text := "", ""
 	c := &cobra.Command{
-		Use: "load", Short: "Time a load onto another number of ranks, beside raw reads", Args: args(cobra.NoArgs),
+		Use: "load", Short: "Time a load onto another number of ranks, beside raw reads", Args: console.Args(cobra.NoArgs),
 		Long: `Save --size bytes in --tensors tensors, each cut along its first dimension over
 --ranks ranks, and load them as --to-ranks ranks, cut in the same way: all ranks
 of the node in one call, so that a block which two of them want is read once.
@@ -54,18 +55,18 @@ byte of each load is compared with what was saved. The plan and the index, read
 before, and what a worker's load has beside this, shared memory and the copy out
 of it, take no part. A new directory in --dir is used, and removed.`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
-			if b.Bytes, err = parseSize(text); err != nil {
-				return usagef("--size: %w", err)
+			if b.Bytes, err = console.ParseSize(text); err != nil {
+				return console.Usagef("--size: %w", err)
 			}
 			if b.Ranks < 1 || b.ToRanks < 1 || b.Tensors < 1 || b.Bytes/benchColumns < int64(b.Tensors) {
-				return usagef("--ranks %d --to-ranks %d --tensors %d --size %s: want at least one of each, and %d bytes a tensor", b.Ranks, b.ToRanks, b.Tensors, text, benchColumns)
+				return console.Usagef("--ranks %d --to-ranks %d --tensors %d --size %s: want at least one of each, and %d bytes a tensor", b.Ranks, b.ToRanks, b.Tensors, text, benchColumns)
 			}
 			if err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir) }); err != nil {
 				return err
 			}
-			return emit(a.console, b, []loadBench{b}, func(w *tabwriter.Writer, _ bool) {
-				row(w, "RANKS", "TO RANKS", "TENSORS", "BYTES", "READ", "OVER-READ", "SECONDS", "BYTES/S", "RAW BYTES/S", "RATIO")
-				row(w, b.Ranks, b.ToRanks, b.Tensors, bytesize.Text(b.Bytes), bytesize.Text(b.BytesRead), fmt.Sprintf("%.3f", b.OverRead), fmt.Sprintf("%.3f", b.Seconds),
+			return console.Emit(a.Console, b, []loadBench{b}, func(w *tabwriter.Writer, _ bool) {
+				console.Row(w, "RANKS", "TO RANKS", "TENSORS", "BYTES", "READ", "OVER-READ", "SECONDS", "BYTES/S", "RAW BYTES/S", "RATIO")
+				console.Row(w, b.Ranks, b.ToRanks, b.Tensors, bytesize.Text(b.Bytes), bytesize.Text(b.BytesRead), fmt.Sprintf("%.3f", b.OverRead), fmt.Sprintf("%.3f", b.Seconds),
 					fmt.Sprintf("%.4g", b.Rate), fmt.Sprintf("%.4g", b.RawRate), fmt.Sprintf("%.3f", b.Ratio))
 			})
 		},

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -48,7 +49,7 @@ func (a *app) benchLogCommand() *cobra.Command {
 	b := logBench{Bench: "log", Sync: "always"}
 	dir := ""
 	c := &cobra.Command{
-		Use: "log", Short: "Time durable appends to the log by many writers", Args: args(cobra.NoArgs),
+		Use: "log", Short: "Time durable appends to the log by many writers", Args: console.Args(cobra.NoArgs),
 		Long: `Time appends to an embedded log that syncs before it acknowledges. Each writer
 keeps --outstanding appends of one event in flight. In the end the log is asked
 whether it has them all. The log is made in a new directory, which is removed.
@@ -59,24 +60,24 @@ The writers share one connection: within the process, as an owner has it, or wit
 appends --events in each way, in rounds that take turns, and compares the two.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.Events < 1 || b.Writers < 1 || b.Outstanding < 1 {
-				return usagef("--events %d --writers %d --outstanding %d: want at least 1 of each", b.Events, b.Writers, b.Outstanding)
+				return console.Usagef("--events %d --writers %d --outstanding %d: want at least 1 of each", b.Events, b.Writers, b.Outstanding)
 			}
 			if !slices.Contains([]string{throughDirect, throughFront, throughBoth}, b.Through) {
-				return usagef("--through %q: want %s, %s or %s", b.Through, throughDirect, throughFront, throughBoth)
+				return console.Usagef("--through %q: want %s, %s or %s", b.Through, throughDirect, throughFront, throughBoth)
 			}
 			err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir) })
 			if err != nil {
 				return err
 			}
-			return emit(a.console, b, []logBench{b}, func(w *tabwriter.Writer, _ bool) {
-				row(w, "EVENTS", "WRITERS", "OUTSTANDING", "SYNC", "THROUGH", "EVENTS/S", "P50", "P99", "FSYNC P50")
+			return console.Emit(a.Console, b, []logBench{b}, func(w *tabwriter.Writer, _ bool) {
+				console.Row(w, "EVENTS", "WRITERS", "OUTSTANDING", "SYNC", "THROUGH", "EVENTS/S", "P50", "P99", "FSYNC P50")
 				through := b.Through
 				if through == throughBoth {
 					through = throughDirect
 				}
-				row(w, b.Events, b.Writers, b.Outstanding, b.Sync, through, fmt.Sprintf("%.0f", b.EventsPerSecond), ms(b.P50), ms(b.P99), ms(b.FsyncP50))
+				console.Row(w, b.Events, b.Writers, b.Outstanding, b.Sync, through, fmt.Sprintf("%.0f", b.EventsPerSecond), ms(b.P50), ms(b.P99), ms(b.FsyncP50))
 				if b.Through == throughBoth {
-					row(w, b.Events, b.Writers, b.Outstanding, b.Sync, fmt.Sprintf("%s (%.3f)", throughFront, b.Ratio), fmt.Sprintf("%.0f", b.FrontEventsPerSecond), ms(b.FrontP50), ms(b.FrontP99), ms(b.FsyncP50))
+					console.Row(w, b.Events, b.Writers, b.Outstanding, b.Sync, fmt.Sprintf("%s (%.3f)", throughFront, b.Ratio), fmt.Sprintf("%.0f", b.FrontEventsPerSecond), ms(b.FrontP50), ms(b.FrontP99), ms(b.FsyncP50))
 				}
 			})
 		},

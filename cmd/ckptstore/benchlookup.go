@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -42,7 +43,7 @@ const lookupRanks = 8
 func (a *app) benchLookupCommand() *cobra.Command {
 	b, dir := lookupBench{Bench: "lookup"}, ""
 	c := &cobra.Command{
-		Use: "lookup", Short: "Time looking up checkpoints among many", Args: args(cobra.NoArgs),
+		Use: "lookup", Short: "Time looking up checkpoints among many", Args: console.Args(cobra.NoArgs),
 		Long: `Fill views and a data directory with --checkpoints checkpoints of --tensors
 tensors, saved by 8 ranks, and time 2000 lookups and the listing of all. A
 lookup goes from a reference to the place of one tensor's chunks: the reference
@@ -50,15 +51,15 @@ is resolved in the views, and the manifest that they name is read from its file
 and decoded. Views and manifests are made in a new directory, which is removed.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.Checkpoints < 1 || b.Tensors < 1 {
-				return usagef("--checkpoints %d --tensors %d: want at least 1 of each", b.Checkpoints, b.Tensors)
+				return console.Usagef("--checkpoints %d --tensors %d: want at least 1 of each", b.Checkpoints, b.Tensors)
 			}
 			err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir) })
 			if err != nil {
 				return err
 			}
-			return emit(a.console, b, []lookupBench{b}, func(w *tabwriter.Writer, _ bool) {
-				row(w, "CHECKPOINTS", "TENSORS", "P50", "P99", "LIST", "BEST")
-				row(w, b.Checkpoints, b.Tensors, ms(b.P50), ms(b.P99), ms(b.List), ms(b.Best))
+			return console.Emit(a.Console, b, []lookupBench{b}, func(w *tabwriter.Writer, _ bool) {
+				console.Row(w, "CHECKPOINTS", "TENSORS", "P50", "P99", "LIST", "BEST")
+				console.Row(w, b.Checkpoints, b.Tensors, ms(b.P50), ms(b.P99), ms(b.List), ms(b.Best))
 			})
 		},
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
@@ -29,22 +30,22 @@ type replayBench struct {
 func (a *app) benchReplayCommand() *cobra.Command {
 	b, count, dir := replayBench{Bench: "replay"}, 0, ""
 	c := &cobra.Command{
-		Use: "replay", Short: "Time the rebuild of the views from the log", Args: args(cobra.NoArgs),
+		Use: "replay", Short: "Time the rebuild of the views from the log", Args: console.Args(cobra.NoArgs),
 		Long: `Fill a log with --events events, of which one in a thousand begins a checkpoint
 and one commits it, and time how fast views are rebuilt from it on the disk.
 Reading the log alone is timed before. Log and views are made in a new
 directory, which is removed.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if count < 1 {
-				return usagef("--events %d: want at least 1", count)
+				return console.Usagef("--events %d: want at least 1", count)
 			}
 			err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir, count) })
 			if err != nil {
 				return err
 			}
-			return emit(a.console, b, []replayBench{b}, func(w *tabwriter.Writer, _ bool) {
-				row(w, "EVENTS", "READ EVENTS/S", "REBUILD EVENTS/S")
-				row(w, b.Events, fmt.Sprintf("%.0f", b.Read), fmt.Sprintf("%.0f", b.Rebuild))
+			return console.Emit(a.Console, b, []replayBench{b}, func(w *tabwriter.Writer, _ bool) {
+				console.Row(w, "EVENTS", "READ EVENTS/S", "REBUILD EVENTS/S")
+				console.Row(w, b.Events, fmt.Sprintf("%.0f", b.Read), fmt.Sprintf("%.0f", b.Rebuild))
 			})
 		},
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -43,7 +44,7 @@ func (a *app) benchSaveCommand() *cobra.Command {
 	b := saveBench{Bench: "save"}
 	dir, text := "", ""
 	c := &cobra.Command{
-		Use: "save", Short: "Time a save, from staged to committed, beside raw writes", Args: args(cobra.NoArgs),
+		Use: "save", Short: "Time a save, from staged to committed, beside raw writes", Args: console.Args(cobra.NoArgs),
 		Long: `Save --size bytes of --ranks ranks with --tensors tensors each, and time it from
 staged to committed: each rank is digested and written, all at once, and the
 checkpoint gets its manifest and receipt. The log, which is not the disk of the
@@ -62,18 +63,18 @@ of its own and after the checkpoint before was committed. It is the median of th
 saves 3 to 7, and copy that of the copies. A new directory in --dir is used, and
 removed.`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
-			if b.Bytes, err = parseSize(text); err != nil {
-				return usagef("--size: %w", err)
+			if b.Bytes, err = console.ParseSize(text); err != nil {
+				return console.Usagef("--size: %w", err)
 			}
 			if b.Ranks < 1 || b.Tensors < 1 || b.Bytes < int64(b.Ranks)*int64(b.Tensors) || b.Unchanged < 0 || b.Unchanged > 1 {
-				return usagef("--ranks %d --tensors %d --size %s --unchanged %v: want at least one of each, a byte a tensor, and a share from 0 to 1", b.Ranks, b.Tensors, text, b.Unchanged)
+				return console.Usagef("--ranks %d --tensors %d --size %s --unchanged %v: want at least one of each, a byte a tensor, and a share from 0 to 1", b.Ranks, b.Tensors, text, b.Unchanged)
 			}
 			if err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir) }); err != nil {
 				return err
 			}
-			return emit(a.console, b, []saveBench{b}, func(w *tabwriter.Writer, _ bool) {
-				row(w, "RANKS", "TENSORS", "BYTES", "WRITTEN", "SECONDS", "BYTES/S", "RAW BYTES/S", "RATIO", "BLOCKING S/GB", "COPY S/GB")
-				row(w, b.Ranks, b.Tensors, bytesize.Text(b.Bytes), bytesize.Text(b.BytesWritten), fmt.Sprintf("%.3f", b.Seconds), fmt.Sprintf("%.4g", b.Rate),
+			return console.Emit(a.Console, b, []saveBench{b}, func(w *tabwriter.Writer, _ bool) {
+				console.Row(w, "RANKS", "TENSORS", "BYTES", "WRITTEN", "SECONDS", "BYTES/S", "RAW BYTES/S", "RATIO", "BLOCKING S/GB", "COPY S/GB")
+				console.Row(w, b.Ranks, b.Tensors, bytesize.Text(b.Bytes), bytesize.Text(b.BytesWritten), fmt.Sprintf("%.3f", b.Seconds), fmt.Sprintf("%.4g", b.Rate),
 					fmt.Sprintf("%.4g", b.RawRate), fmt.Sprintf("%.3f", b.Ratio), fmt.Sprintf("%.4f", b.Blocking), fmt.Sprintf("%.4f", b.Copy))
 			})
 		},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -52,7 +53,7 @@ func (a *app) catCommand() *cobra.Command {
 	var offline bool
 	var to string
 	c := &cobra.Command{
-		Use: "cat REF [FQN]", Short: "Write a tensor, a slice of it, or a value to stdout or a file", Long: catHelp, Args: args(cobra.RangeArgs(1, 2)),
+		Use: "cat REF [FQN]", Short: "Write a tensor, a slice of it, or a value to stdout or a file", Long: catHelp, Args: console.Args(cobra.RangeArgs(1, 2)),
 		Example: `  ckptstore cat bert@step-2000
   ckptstore cat bert model.embed.weight > embed.bin
   ckptstore cat bert model.embed.weight --slice 0:10,: --format npy -o embed.npy
@@ -62,11 +63,11 @@ func (a *app) catCommand() *cobra.Command {
 			named := c.Flags().Changed("output")
 			if len(given) == 1 {
 				if named {
-					a.output = to
+					a.Format = to
 				}
 				for _, name := range []string{"slice", "format", "dtype", "rank"} {
 					if c.Flags().Changed(name) {
-						return usagef("--%s: it is about one tensor or value: give its FQN", name)
+						return console.Usagef("--%s: it is about one tensor or value: give its FQN", name)
 					}
 				}
 				if err := a.checkFlags(); err != nil {
@@ -100,14 +101,14 @@ func (o catOptions) check(a *app) error {
 	switch o.format {
 	case formatRaw, formatNPY, formatText:
 	default:
-		return usagef("--format %q: want raw, npy or text", o.format)
+		return console.Usagef("--format %q: want raw, npy or text", o.format)
 	}
 	switch o.file {
 	case "table", "wide", "json", "jsonl":
-		return usagef("-o %s: with FQN it is the file to write: give ./%s for one of that name, --json for what was read, or leave out FQN to list what there is", o.file, o.file)
+		return console.Usagef("-o %s: with FQN it is the file to write: give ./%s for one of that name, --json for what was read, or leave out FQN to list what there is", o.file, o.file)
 	case "":
-		if a.json {
-			return usagef("--json: stdout takes the bytes: give a file with -o, or leave out FQN to list what there is")
+		if a.JSON {
+			return console.Usagef("--json: stdout takes the bytes: give a file with -o, or leave out FQN to list what there is")
 		}
 	}
 	return nil
@@ -136,14 +137,14 @@ func (a *app) list(s source) error {
 	for _, v := range s.manifest.Layout.Values {
 		out.Items = append(out.Items, held{FQN: v.FQN, Kind: "value", Rank: v.Rank, Bytes: v.Bytes})
 	}
-	return emit(a.console, out, out.Items, func(w *tabwriter.Writer, _ bool) {
-		row(w, "FQN", "KIND", "DTYPE", "SHAPE", "SIZE")
+	return console.Emit(a.Console, out, out.Items, func(w *tabwriter.Writer, _ bool) {
+		console.Row(w, "FQN", "KIND", "DTYPE", "SHAPE", "SIZE")
 		for _, h := range out.Items {
 			shape := ""
 			if h.Kind == "tensor" {
 				shape = fmt.Sprint([]int64(h.Shape))
 			}
-			row(w, h.FQN, h.Kind, h.DType, shape, bytesize.Text(h.Bytes))
+			console.Row(w, h.FQN, h.Kind, h.DType, shape, bytesize.Text(h.Bytes))
 		}
 	})
 }

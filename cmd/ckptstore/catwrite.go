@@ -12,6 +12,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -48,21 +49,21 @@ func (a *app) cat(ctx context.Context, s source, fqn string, o catOptions) error
 		return err
 	}
 	if o.file == "" {
-		if f, ok := a.raw.(*os.File); ok && !o.force && c.text == nil {
+		if f, ok := a.Raw.(*os.File); ok && !o.force && c.text == nil {
 			if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 && info.Mode()&os.ModeDevice != 0 && f.Name() != os.DevNull {
-				return usagef("stdout is a terminal: give a file with -o, send the bytes elsewhere, or give --force")
+				return console.Usagef("stdout is a terminal: give a file with -o, send the bytes elsewhere, or give --force")
 			}
 		}
-		return c.write(ctx, a.raw)
+		return c.write(ctx, a.Raw)
 	}
 	if err := wholeFile(o.file, func(w io.Writer) error { return c.write(ctx, w) }); err != nil {
 		return err
 	}
 	c.report.File = o.file
-	if !a.json {
+	if !a.JSON {
 		return nil
 	}
-	return emit(a.console, c.report, []written{c.report}, func(*tabwriter.Writer, bool) {})
+	return console.Emit(a.Console, c.report, []written{c.report}, func(*tabwriter.Writer, bool) {})
 }
 
 // cut finds what is asked for, and whether it can be had in that form: nothing
@@ -76,7 +77,7 @@ func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 	c.report = written{Checkpoint: s.name, FQN: fqn, Kind: "value", Format: o.format}
 	if want.Value {
 		if o.slice != "" || o.dtype != "" || o.format != formatRaw {
-			return nil, usagef("%q is a value, not a tensor: leave out --slice and --dtype, and give no --format but raw", fqn)
+			return nil, console.Usagef("%q is a value, not a tensor: leave out --slice and --dtype, and give no --format but raw", fqn)
 		}
 		return c, nil
 	}
@@ -84,7 +85,7 @@ func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 	part := slice{shard.Box, append(tensor.Shape{}, shard.Global...)}
 	if o.slice != "" {
 		if part, err = parseSlice(o.slice, shard.Global); err != nil {
-			return nil, usagef("--slice %s of %q: %w", o.slice, fqn, err)
+			return nil, console.Usagef("--slice %s of %q: %w", o.slice, fqn, err)
 		}
 	}
 	shard.Box = part.box
@@ -94,21 +95,21 @@ func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 			err = tensor.Convertible(shard.DType, to)
 		}
 		if err != nil {
-			return nil, usagef("--dtype: %w", err)
+			return nil, console.Usagef("--dtype: %w", err)
 		}
 		shard.DType = to
 	}
 	switch o.format {
 	case formatNPY:
 		if c.head, err = npyHeader(shard.DType, part.shape); err != nil {
-			return nil, usagef("%q: %w", fqn, err)
+			return nil, console.Usagef("%q: %w", fqn, err)
 		}
 	case formatText:
 		if npyTypes[shard.DType] == "" || shard.DType == tensor.Float16 {
 			shard.DType = wider(shard.DType) // which loses nothing
 		}
 		if c.text, err = newTexter(nil, shard.DType, part.shape); err != nil {
-			return nil, usagef("%q: %w", fqn, err)
+			return nil, console.Usagef("%q: %w", fqn, err)
 		}
 	}
 	c.report.Kind, c.report.DType, c.report.Shape, c.report.Box = "tensor", shard.DType.String(), part.shape, &part.box
@@ -188,7 +189,7 @@ func wholeFile(path string, write func(io.Writer) error) (err error) {
 	info, err := os.Stat(path)
 	switch {
 	case err == nil && info.IsDir():
-		return usagef("-o %s: it is a directory: name a file", path)
+		return console.Usagef("-o %s: it is a directory: name a file", path)
 	case err == nil && !info.Mode().IsRegular():
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
 		if err != nil {

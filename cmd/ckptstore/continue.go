@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launches"
 	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -67,7 +68,7 @@ only its user can write. Otherwise, as after a job on a machine with another hom
 the command is shown and asked about on the terminal; without one it is refused
 with exit code 12. --yes executes it without a question.`,
 		Example: "  ckptstore continue bert\n  ckptstore continue bert -- --steps 200000\n  ckptstore continue bert --dry-run\n  ckptstore continue bert --yes",
-		Args: args(func(c *cobra.Command, given []string) error {
+		Args: console.Args(func(c *cobra.Command, given []string) error {
 			dash := c.ArgsLenAtDash()
 			if dash < 0 {
 				return cobra.ExactArgs(1)(c, given)
@@ -193,16 +194,16 @@ func findTrainer() (string, error) {
 }
 
 func (a *app) printRelaunch(r relaunch) error {
-	if a.output == "json" || a.output == "jsonl" {
-		return emit(a.console, r, []relaunch{r}, nil)
+	if a.Format == "json" || a.Format == "jsonl" {
+		return console.Emit(a.Console, r, []relaunch{r}, nil)
 	}
 	if hidden := redact.Marked(r.Command); len(hidden) > 0 {
-		a.warn("the log does not have the values of %s: put them in the place of %s", strings.Join(hidden, ", "), redact.Mark)
+		a.Warn("the log does not have the values of %s: put them in the place of %s", strings.Join(hidden, ", "), redact.Mark)
 	}
-	if !a.quiet {
-		fmt.Fprintln(a.err, r.recordedBy())
+	if !a.Quiet {
+		fmt.Fprintln(a.Err, r.recordedBy())
 	}
-	_, err := fmt.Fprintln(a.out, r.shell())
+	_, err := fmt.Fprintln(a.Out, r.shell())
 	return err
 }
 
@@ -223,7 +224,7 @@ func (r relaunch) complete() error {
 	if len(hidden) == 0 {
 		return nil
 	}
-	return usagef("continue run %q: the log does not have the values of %s: put them in the place of %s and run\n  %s",
+	return console.Usagef("continue run %q: the log does not have the values of %s: put them in the place of %s and run\n  %s",
 		r.Run, strings.Join(hidden, ", "), redact.Mark, r.shell())
 }
 

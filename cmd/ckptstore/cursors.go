@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -23,7 +24,7 @@ type cursorRow struct {
 
 func (a *app) cursorsCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "cursors", Short: "List the cursors of subscribers, or remove one", Args: args(cobra.NoArgs),
+		Use: "cursors", Short: "List the cursors of subscribers, or remove one", Args: console.Args(cobra.NoArgs),
 		Long: `List the cursors that "events --cursor NAME" has left in the store, and how
 many events of the log each has still before it.`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -31,7 +32,7 @@ many events of the log each has still before it.`,
 		},
 	}
 	c.AddCommand(&cobra.Command{
-		Use: "rm NAME", Short: "Remove a cursor", Args: args(cobra.ExactArgs(1)),
+		Use: "rm NAME", Short: "Remove a cursor", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Remove a cursor. The next subscriber of that name begins where --from says.
 A cursor that somebody follows is not removed: exit code 5.`,
 		RunE: func(c *cobra.Command, names []string) error {
@@ -62,10 +63,10 @@ func (a *app) cursors(ctx context.Context, s *store.Store) error {
 	whole := struct {
 		Cursors []cursorRow `json:"cursors"`
 	}{rows}
-	err = emit(a.console, whole, rows, func(w *tabwriter.Writer, _ bool) {
-		row(w, "CURSOR", "SEQUENCE", "LAG", "MOVED")
+	err = console.Emit(a.Console, whole, rows, func(w *tabwriter.Writer, _ bool) {
+		console.Row(w, "CURSOR", "SEQUENCE", "LAG", "MOVED")
 		for _, c := range rows {
-			row(w, c.Name, c.Sequence, c.Lag, when(c.MovedAt))
+			console.Row(w, c.Name, c.Sequence, c.Lag, console.When(c.MovedAt))
 		}
 	})
 	return errors.Join(err, damage)

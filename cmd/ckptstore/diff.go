@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -72,7 +73,7 @@ func (a *app) diffCommand() *cobra.Command {
 	var exitCode bool
 	var asOf *string
 	c := &cobra.Command{
-		Use: "diff RUN|REF RUN|REF", Short: "Compare two runs, or two checkpoints", Args: args(cobra.ExactArgs(2)),
+		Use: "diff RUN|REF RUN|REF", Short: "Compare two runs, or two checkpoints", Args: console.Args(cobra.ExactArgs(2)),
 		Long: `Compare two trials, named by RUN or RUN/TRIAL, or two checkpoints, named by any
 other reference, such as RUN@latest.
 
@@ -130,9 +131,9 @@ func (a *app) diff(ctx context.Context, s *store.Store, then moment, refs, metri
 	x, y := sides[0], sides[1]
 	switch {
 	case (x.trial == nil) != (y.trial == nil):
-		return d, usagef("%s is %s and %s is %s: compare two of a kind; RUN@latest is the newest checkpoint of a run", refs[0], x, refs[1], y)
+		return d, console.Usagef("%s is %s and %s is %s: compare two of a kind; RUN@latest is the newest checkpoint of a run", refs[0], x, refs[1], y)
 	case x.trial == nil && len(metrics) > 0:
-		return d, usagef("--metric is for trials, and %s is a checkpoint", refs[0])
+		return d, console.Usagef("--metric is for trials, and %s is a checkpoint", refs[0])
 	case x.trial != nil:
 		err = d.trials(ctx, views, *x.trial, *y.trial, metrics)
 	default:
@@ -186,7 +187,7 @@ func subjectOf(ctx context.Context, views query.Source, ref string) (subject, er
 		case !inside && len(trials) == 0:
 			return subject{}, &projections.NotFoundError{What: "trial of run", Ref: ref, Hint: "there is none yet"}
 		case !inside:
-			return subject{}, usagef("run %q has several trials: choose one of %q", ref, names)
+			return subject{}, console.Usagef("run %q has several trials: choose one of %q", ref, names)
 		}
 	}
 	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref})
@@ -241,7 +242,7 @@ func (d *compared) descent(ctx context.Context, views query.Source, x, y project
 }
 
 func (a *app) printDiff(d compared) error {
-	err := emit(a.console, d, d.Differences, func(w *tabwriter.Writer, wide bool) {
+	err := console.Emit(a.Console, d, d.Differences, func(w *tabwriter.Writer, wide bool) {
 		d.printHead(w)
 		if d.Of == "trials" {
 			d.printTrials(w, wide)
@@ -249,31 +250,31 @@ func (a *app) printDiff(d compared) error {
 			d.printCheckpoints(w, wide)
 		}
 	})
-	if err == nil && d.Equal && !a.quiet {
-		fmt.Fprintln(a.err, "no differences")
+	if err == nil && d.Equal && !a.Quiet {
+		fmt.Fprintln(a.Err, "no differences")
 	}
 	return err
 }
 
 func (d compared) printHead(w *tabwriter.Writer) {
-	row(w, "WHAT", "A", "B")
-	row(w, "trial", d.A.Run+"/"+d.A.Trial, d.B.Run+"/"+d.B.Trial)
+	console.Row(w, "WHAT", "A", "B")
+	console.Row(w, "trial", d.A.Run+"/"+d.A.Trial, d.B.Run+"/"+d.B.Trial)
 	if d.Of == "trials" {
-		row(w, "status", d.A.Status, d.B.Status)
+		console.Row(w, "status", d.A.Status, d.B.Status)
 	}
-	row(w, "checkpoint", d.A.Checkpoint, d.B.Checkpoint)
-	row(w, "step", d.A.Step, d.B.Step)
-	row(w, "attempt", d.A.Attempt, d.B.Attempt)
-	row(w, "ranks", d.A.WorldSize, d.B.WorldSize)
+	console.Row(w, "checkpoint", d.A.Checkpoint, d.B.Checkpoint)
+	console.Row(w, "step", d.A.Step, d.B.Step)
+	console.Row(w, "attempt", d.A.Attempt, d.B.Attempt)
+	console.Row(w, "ranks", d.A.WorldSize, d.B.WorldSize)
 	if d.Of == "trials" {
-		row(w, "iterations", d.A.Iterations, d.B.Iterations)
+		console.Row(w, "iterations", d.A.Iterations, d.B.Iterations)
 	} else {
-		row(w, "size", bytesize.Text(d.A.Bytes), bytesize.Text(d.B.Bytes))
-		row(w, "manifest", short(d.A.Manifest), short(d.B.Manifest))
-		row(w, "continues", d.A.Parent, d.B.Parent)
+		console.Row(w, "size", bytesize.Text(d.A.Bytes), bytesize.Text(d.B.Bytes))
+		console.Row(w, "manifest", console.Short(d.A.Manifest), console.Short(d.B.Manifest))
+		console.Row(w, "continues", d.A.Parent, d.B.Parent)
 	}
 	if d.A.ForkedFrom != "" || d.B.ForkedFrom != "" {
-		row(w, "forked from", d.A.ForkedFrom, d.B.ForkedFrom)
+		console.Row(w, "forked from", d.A.ForkedFrom, d.B.ForkedFrom)
 	}
-	row(w, "both from", d.CommonAncestor)
+	console.Row(w, "both from", d.CommonAncestor)
 }

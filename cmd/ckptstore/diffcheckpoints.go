@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -197,7 +198,7 @@ func (p *contained) String() string {
 		text += fmt.Sprintf(" in %d chunks", p.Chunks)
 	}
 	if p.Digest != "" {
-		text += ", " + short(p.Digest)
+		text += ", " + console.Short(p.Digest)
 	}
 	return text
 }
@@ -209,7 +210,7 @@ func (d compared) printCheckpoints(w *tabwriter.Writer, _ bool) {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "KIND", "NAME", "DIFFERS IN", "A", "B")
+	console.Row(w, "KIND", "NAME", "DIFFERS IN", "A", "B")
 	for _, one := range d.Differences {
 		cells := []any{one.Kind, one.Name, strings.Join(one.Changes, ", "), "", ""}
 		if one.A != nil {
@@ -218,6 +219,6 @@ func (d compared) printCheckpoints(w *tabwriter.Writer, _ bool) {
 		if one.B != nil {
 			cells[4] = one.B
 		}
-		row(w, cells...)
+		console.Row(w, cells...)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -133,10 +134,10 @@ func (d compared) printTrials(w *tabwriter.Writer, wide bool) {
 		}
 		if first {
 			fmt.Fprintln(w)
-			row(w, "CONFIG", "A", "B")
+			console.Row(w, "CONFIG", "A", "B")
 			first = false
 		}
-		row(w, one.Name, configText(one, isAdded, one.A), configText(one, isRemoved, one.B))
+		console.Row(w, one.Name, configText(one, isAdded, one.A), configText(one, isRemoved, one.B))
 	}
 	if len(d.Metrics) == 0 {
 		return
@@ -146,7 +147,7 @@ func (d compared) printTrials(w *tabwriter.Writer, wide bool) {
 	if wide {
 		head = append(head, "BEST:MAX A", "BEST:MAX B", "REPORTS A", "REPORTS B", "COMMON STEPS")
 	}
-	row(w, append(head, "DIFFERS")...)
+	console.Row(w, append(head, "DIFFERS")...)
 	text := valueAt
 	if !wide {
 		text = shortValueAt
@@ -163,7 +164,7 @@ func (d compared) printTrials(w *tabwriter.Writer, wide bool) {
 		if wide {
 			cells = append(cells, text(x.Max), text(y.Max), x.Reports, y.Reports, m.CommonSteps)
 		}
-		row(w, append(cells, differs(m, wide))...)
+		console.Row(w, append(cells, differs(m, wide))...)
 	}
 }
 
@@ -172,7 +173,7 @@ func shortValueAt(v *projections.MetricValue) string {
 	if v == nil {
 		return ""
 	}
-	return fmt.Sprintf("%s (step %d)", shortText(number(v.Value)), v.Step)
+	return fmt.Sprintf("%s (step %d)", shortText(console.Number(v.Value)), v.Step)
 }
 
 // longestNumber is how long the text of a number can be.
@@ -208,7 +209,7 @@ func differs(m projections.MetricComparison, wide bool) string {
 	case m.B == nil:
 		return "only A has it"
 	case m.FirstDifference != nil:
-		a, b := number(m.FirstDifference.A), number(m.FirstDifference.B)
+		a, b := console.Number(m.FirstDifference.A), console.Number(m.FirstDifference.B)
 		if !wide {
 			a, b = shortText(a), shortText(b)
 		}

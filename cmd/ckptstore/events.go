@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
@@ -42,7 +43,7 @@ func (a *app) eventsCommand() *cobra.Command {
 	var sel selection
 	var types []string
 	c := &cobra.Command{
-		Use: "events [RUN]", Short: "Print the log, oldest first, and follow it", Args: args(cobra.MaximumNArgs(1)),
+		Use: "events [RUN]", Short: "Print the log, oldest first, and follow it", Args: console.Args(cobra.MaximumNArgs(1)),
 		Long: `Print the events of the log, or of RUN, in the order of their sequence.
 With --json or -o jsonl each line is one event: a CloudEvent 1.0 in structured
 mode, with its place in the log in the extensions sequence and stored. The
@@ -68,12 +69,12 @@ its place.`,
 		RunE: func(c *cobra.Command, runs []string) error {
 			if len(runs) == 1 {
 				if sel.run != "" && sel.run != runs[0] {
-					return usagef("run %q and --run %q: give one of them", runs[0], sel.run)
+					return console.Usagef("run %q and --run %q: give one of them", runs[0], sel.run)
 				}
 				sel.run = runs[0]
 			}
 			if c.Flags().Changed("until-seq") && sel.until == 0 {
-				return usagef("--until-seq 0: sequences count from 1")
+				return console.Usagef("--until-seq 0: sequences count from 1")
 			}
 			if err := sel.parse(types); err != nil {
 				return err
@@ -101,7 +102,7 @@ func (sel *selection) parse(types []string) error {
 	for _, text := range types {
 		p, err := events.ParsePattern(text)
 		if err != nil {
-			return usagef("--type: %w", err)
+			return console.Usagef("--type: %w", err)
 		}
 		sel.types = append(sel.types, p)
 	}
@@ -111,17 +112,17 @@ func (sel *selection) parse(types []string) error {
 	case "last":
 	case "new":
 		if !sel.follow {
-			return usagef("--from new: there is nothing new without --follow")
+			return console.Usagef("--from new: there is nothing new without --follow")
 		}
 	default:
 		seq, err := strconv.ParseUint(sel.start, 10, 64)
 		if err != nil || seq == 0 {
-			return usagef("--from %q: want all, last, new or a sequence from 1 on", sel.start)
+			return console.Usagef("--from %q: want all, last, new or a sequence from 1 on", sel.start)
 		}
 		sel.from = seq
 	}
 	if sel.until > 0 && sel.until < sel.from {
-		return usagef("--until-seq %d is before --from %d", sel.until, sel.from)
+		return console.Usagef("--until-seq %d is before --from %d", sel.until, sel.from)
 	}
 	return nil
 }
@@ -200,7 +201,7 @@ func (sel *selection) bounds(ctx context.Context, s *store.Store) (until uint64,
 	switch {
 	case sel.until > 0 && sel.until < sel.from:
 		if sel.start != "cursor" {
-			err = usagef("--until-seq %d: it is before the first sequence to print, %d", sel.until, sel.from)
+			err = console.Usagef("--until-seq %d: it is before the first sequence to print, %d", sel.until, sel.from)
 		}
 		return 0, false, err
 	case sel.follow:
@@ -245,16 +246,16 @@ func beginning(text string, most int) string {
 // eventPrinter prints events one by one, so that a followed log is seen as it
 // grows: as JSON lines, or in columns of fixed width.
 func (a *app) eventPrinter() func(events.Recorded) error {
-	if a.output == "json" || a.output == "jsonl" {
-		enc := json.NewEncoder(a.out)
+	if a.Format == "json" || a.Format == "jsonl" {
+		enc := json.NewEncoder(a.Out)
 		return func(r events.Recorded) error { return enc.Encode(r) }
 	}
 	return func(r events.Recorded) error {
 		data := beginning(string(r.Data), 120)
-		if a.output == "wide" {
+		if a.Format == "wide" {
 			data = fmt.Sprintf("%-12s %s", cmp.Or(r.Principal, "-"), r.Data)
 		}
-		_, err := fmt.Fprintf(a.out, "%6d  %s  %-23s %-12s %-4s %s\n",
+		_, err := fmt.Fprintf(a.Out, "%6d  %s  %-23s %-12s %-4s %s\n",
 			r.Sequence, r.Time.Local().Format("15:04:05.000"), r.Kind, terminal.Line(r.Scope.Run), r.Scope.Actor, terminal.Line(data))
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
@@ -40,22 +41,22 @@ func (a *app) showPath(ctx context.Context, path string, reshard int) error {
 		return err
 	}
 	if out.Reshard != nil {
-		return emit(a.console, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
+		return console.Emit(a.Console, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
 			out.printHead(w)
 			printReshard(w, wide, out.Reshard)
 		})
 	}
-	return emit(a.console, out, out.Tensors, func(w *tabwriter.Writer, wide bool) {
+	return console.Emit(a.Console, out, out.Tensors, func(w *tabwriter.Writer, wide bool) {
 		out.printHead(w)
 		printLayout(w, wide, tensors, values)
 	})
 }
 
 func (s shownForeign) printHead(w *tabwriter.Writer) {
-	row(w, "path", s.Path)
-	row(w, "format", s.Format)
-	row(w, "saved by", fmt.Sprintf("%d ranks", s.Ranks))
-	row(w, "size", bytesize.Text(s.Bytes))
+	console.Row(w, "path", s.Path)
+	console.Row(w, "format", s.Format)
+	console.Row(w, "saved by", fmt.Sprintf("%d ranks", s.Ranks))
+	console.Row(w, "size", bytesize.Text(s.Bytes))
 }
 
 // shownLayout is what show prints of a layout.
@@ -84,7 +85,7 @@ func printLayout(w *tabwriter.Writer, wide bool, tensors []shownTensor, values [
 	if wide {
 		head = append(head, "RANK:BOX")
 	}
-	row(w, head...)
+	console.Row(w, head...)
 	for _, t := range tensors {
 		cells := []any{t.FQN, t.DType, fmt.Sprint([]int64(t.Shape)), bytesize.Text(t.Bytes), len(t.Chunks)}
 		if wide {
@@ -94,13 +95,13 @@ func printLayout(w *tabwriter.Writer, wide bool, tensors []shownTensor, values [
 			}
 			cells = append(cells, boxes)
 		}
-		row(w, cells...)
+		console.Row(w, cells...)
 	}
 	if len(values) > 0 {
 		fmt.Fprintln(w)
-		row(w, "VALUE", "RANK", "SIZE", "PER RANK")
+		console.Row(w, "VALUE", "RANK", "SIZE", "PER RANK")
 		for _, v := range values {
-			row(w, v.FQN, v.Rank, bytesize.Text(v.Bytes), v.PerRank)
+			console.Row(w, v.FQN, v.Rank, bytesize.Text(v.Bytes), v.PerRank)
 		}
 	}
 }
@@ -122,18 +123,18 @@ func (a *app) verifyPath(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	bar := a.progress("verify", s.manifest.Layout.Bytes())
-	defer bar.done()
-	report, err := store.VerifyForeign(ctx, s.foreign, bar.set)
+	bar := a.Progress("verify", s.manifest.Layout.Bytes())
+	defer bar.Done()
+	report, err := store.VerifyForeign(ctx, s.foreign, bar.Set)
 	if err != nil {
 		return err
 	}
-	bar.done()
+	bar.Done()
 	out := verifiedPath{
 		Path: s.foreign.Path(), Format: s.foreign.Format(), Files: report.Files, Chunks: report.Chunks, Bytes: report.Bytes,
 		Unknown: report.Unknown, Findings: append([]data.Finding{}, report.Findings...),
 	}
-	err = emit(a.console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
+	err = console.Emit(a.Console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 		for _, f := range out.Findings {
 			fmt.Fprintln(w, f)
 		}

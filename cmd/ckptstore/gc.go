@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner/retention"
 )
@@ -52,7 +53,7 @@ func (a *app) gcCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, runs []string) error {
 			o := store.CollectOptions{Runs: runs, Apply: apply}
 			if apply && dry {
-				return usagef("--apply and --dry-run: give one of them")
+				return console.Usagef("--apply and --dry-run: give one of them")
 			}
 			if c.Flags().Changed("policy") {
 				var err error
@@ -61,14 +62,14 @@ func (a *app) gcCommand() *cobra.Command {
 				}
 			}
 			if allStores && !staging {
-				return usagef("--all-stores: it goes with --staging only")
+				return console.Usagef("--all-stores: it goes with --staging only")
 			}
 			if staging {
 				if apply || dry || c.Flags().Changed("policy") || len(runs) > 0 {
-					return usagef("--staging: it goes with no other flag than --all-stores, and no RUN")
+					return console.Usagef("--staging: it goes with no other flag than --all-stores, and no RUN")
 				}
 				if allStores && c.Flags().Changed("store") {
-					return usagef("--all-stores and --store: give one of them")
+					return console.Usagef("--all-stores and --store: give one of them")
 				}
 				return a.freeStaging(c.Context(), allStores)
 			}
@@ -88,12 +89,12 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) er
 	if len(out.Checkpoints) == 0 && err != nil {
 		return err
 	}
-	printed := emit(a.console, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
+	printed := console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "ACTION", "SIZE", "FREED", "REASON"}
 		if wide {
 			head = append(head, "TRIAL", "STATE", "LEFT")
 		}
-		row(w, head...)
+		console.Row(w, head...)
 		for _, c := range out.Checkpoints {
 			freed := ""
 			if c.Action != store.Keep {
@@ -103,7 +104,7 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) er
 			if wide {
 				cells = append(cells, c.Trial, c.State, c.Left)
 			}
-			row(w, cells...)
+			console.Row(w, cells...)
 		}
 	})
 	a.sayCollected(out)
@@ -112,19 +113,19 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) er
 
 // sayCollected sums up for people.
 func (a *app) sayCollected(out store.Collection) {
-	if a.quiet {
+	if a.Quiet {
 		return
 	}
 	n := map[store.Action]int{}
 	for _, c := range out.Checkpoints {
 		n[c.Action]++
 		if c.Left != "" {
-			fmt.Fprintf(a.err, "%s@%s: files are left: %s\n", c.Run, c.ID, c.Left)
+			fmt.Fprintf(a.Err, "%s@%s: files are left: %s\n", c.Run, c.ID, c.Left)
 		}
 	}
 	text := fmt.Sprintf("%d kept, %d deleted, %d swept, %s freed", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed))
 	if !out.Applied {
 		text = fmt.Sprintf("nothing was done: %d would be kept, %d deleted, %d swept, %s freed; --apply does it", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed))
 	}
-	fmt.Fprintln(a.err, text)
+	fmt.Fprintln(a.Err, text)
 }

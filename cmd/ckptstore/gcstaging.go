@@ -7,6 +7,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -34,7 +35,7 @@ func (a *app) freeStaging(ctx context.Context, all bool) error {
 		out.Directories, out.Bytes, err = staging.Free(shared, id)
 	}
 	out.Directories = append([]string{}, out.Directories...)
-	printed := emit(a.console, out, []freed{out}, func(w *tabwriter.Writer, _ bool) {
+	printed := console.Emit(a.Console, out, []freed{out}, func(w *tabwriter.Writer, _ bool) {
 		for _, dir := range out.Directories {
 			fmt.Fprintln(w, dir)
 		}

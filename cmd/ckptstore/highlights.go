@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -19,7 +20,7 @@ func valueAt(v *projections.MetricValue) string {
 	if v == nil {
 		return ""
 	}
-	return fmt.Sprintf("%s (step %d)", number(v.Value), v.Step)
+	return fmt.Sprintf("%s (step %d)", console.Number(v.Value), v.Step)
 }
 
 // String is the line above a plot.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
@@ -43,7 +44,7 @@ type loggedLine struct {
 func (a *app) logsCommand() *cobra.Command {
 	var q logsQuery
 	c := &cobra.Command{
-		Use: "logs RUN", Short: "Print what the workers of a run have printed", Args: args(cobra.ExactArgs(1)),
+		Use: "logs RUN", Short: "Print what the workers of a run have printed", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Print what the workers of the run's newest job have printed, in the order of
 time, with the rank in front if there are several. Standard error is among it.
 
@@ -87,13 +88,13 @@ func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, erro
 	given := c.Flags().Changed
 	switch {
 	case given("attempt") && q.attempt < 1:
-		return s, usagef("--attempt %d: attempts count from 1", q.attempt)
+		return s, console.Usagef("--attempt %d: attempts count from 1", q.attempt)
 	case given("rank") && q.rank < 0:
-		return s, usagef("--rank %d: ranks count from 0", q.rank)
+		return s, console.Usagef("--rank %d: ranks count from 0", q.rank)
 	case given("tail") && q.tail < 0:
-		return s, usagef("--tail %d: want a number of lines", q.tail)
+		return s, console.Usagef("--tail %d: want a number of lines", q.tail)
 	case q.out && q.err:
-		return s, usagef("--stdout and --stderr: give one of them; without both are printed")
+		return s, console.Usagef("--stdout and --stderr: give one of them; without both are printed")
 	case q.out:
 		s.Streams = []logs.Stream{logs.Out}
 	case q.err:
@@ -108,7 +109,7 @@ func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, erro
 	}
 	at, err := time.Parse(time.RFC3339, q.since)
 	if err != nil {
-		return s, usagef("--since %q: want a duration such as 10m, or a time such as %s", q.since, now.UTC().Format(time.RFC3339))
+		return s, console.Usagef("--since %q: want a duration such as 10m, or a time such as %s", q.since, now.UTC().Format(time.RFC3339))
 	}
 	s.Since = at
 	return s, nil
@@ -149,21 +150,21 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 		printed = true
 		return visit(l)
 	})
-	if err == nil && !printed && !a.quiet {
-		fmt.Fprintf(a.err, "nothing of that was printed by job %s\n", job.ID)
+	if err == nil && !printed && !a.Quiet {
+		fmt.Fprintf(a.Err, "nothing of that was printed by job %s\n", job.ID)
 	}
 	return err
 }
 
 // linePrinter prints lines one by one.
 func (a *app) linePrinter(q logsQuery, prefixed bool) func(logs.Line) error {
-	if a.output == "json" || a.output == "jsonl" {
-		enc := json.NewEncoder(a.out)
+	if a.Format == "json" || a.Format == "jsonl" {
+		enc := json.NewEncoder(a.Out)
 		return func(l logs.Line) error {
 			return enc.Encode(loggedLine{l.Attempt, l.Rank, string(l.Stream), l.Time, string(l.Text)})
 		}
 	}
-	shown := onTerminal(a.raw)
+	shown := console.OnTerminal(a.Raw)
 	var line []byte
 	return func(l logs.Line) error {
 		line = line[:0]
@@ -178,7 +179,7 @@ func (a *app) linePrinter(q logsQuery, prefixed bool) func(logs.Line) error {
 		} else {
 			line = append(line, l.Text...)
 		}
-		_, err := a.raw.Write(append(line, '\n'))
+		_, err := a.Raw.Write(append(line, '\n'))
 		return err
 	}
 }

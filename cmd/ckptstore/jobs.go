@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -62,7 +63,7 @@ type jobsListing struct {
 
 func (a *app) jobsCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "jobs [RUN]", Short: "List the jobs of a run, newest first", Args: args(cobra.MaximumNArgs(1)),
+		Use: "jobs [RUN]", Short: "List the jobs of a run, newest first", Args: console.Args(cobra.MaximumNArgs(1)),
 		Long: `List the jobs, of all runs or of RUN: each launch of the trainer is one.
 
 A job is running or stopping, or it ended with an exit code, or it is lost: it
@@ -102,15 +103,15 @@ func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
 		}
 	}
 	slices.SortStableFunc(l.Jobs, func(x, y launched) int { return y.StartedAt.Compare(x.StartedAt) })
-	err = emit(a.console, l, l.Jobs, func(w *tabwriter.Writer, wide bool) { printJobs(w, wide, l.Jobs) })
-	if a.quiet {
+	err = console.Emit(a.Console, l, l.Jobs, func(w *tabwriter.Writer, wide bool) { printJobs(w, wide, l.Jobs) })
+	if a.Quiet {
 		return err
 	}
 	for _, text := range parents {
-		fmt.Fprintln(a.err, text)
+		fmt.Fprintln(a.Err, text)
 	}
 	if len(l.Jobs) == 0 && len(parents) == 0 {
-		fmt.Fprintln(a.err, "no jobs yet")
+		fmt.Fprintln(a.Err, "no jobs yet")
 	}
 	return err
 }
@@ -120,24 +121,24 @@ func printJobs(w *tabwriter.Writer, wide bool, jobs []launched) {
 	if wide {
 		head = append(head, "WORKERS", "ASKED", "PARENT", "REASON", "UNHEALTHY", "COMMAND")
 	}
-	row(w, head...)
+	console.Row(w, head...)
 	for _, j := range jobs {
 		exit, took := "", ""
 		if j.ExitCode != nil {
 			exit = strconv.Itoa(*j.ExitCode)
 		}
 		if j.Seconds != nil {
-			took = roughly(time.Duration(*j.Seconds * float64(time.Second)))
+			took = console.Roughly(time.Duration(*j.Seconds * float64(time.Second)))
 		}
 		id := j.Job[max(0, len(j.Job)-8):] // the beginning is the time
 		if wide {
 			id = j.Job
 		}
-		cells := []any{id, j.Run, j.State, exit, when(j.StartedAt), took, j.Attempts, j.Restarts, j.From, j.Head, j.Host, j.PID}
+		cells := []any{id, j.Run, j.State, exit, console.When(j.StartedAt), took, j.Attempts, j.Restarts, j.From, j.Head, j.Host, j.PID}
 		if wide {
 			cells = append(cells, fmt.Sprintf("%dx%d", j.NNodes, j.NProc), j.Asked, j.Parent, j.Reason, strings.Join(j.Unhealthy, "; "), quoted(j.Command))
 		}
-		row(w, cells...)
+		console.Row(w, cells...)
 	}
 }
 
@@ -282,7 +283,7 @@ func (r runJobs) find(run, id string) (projections.Job, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return projections.Job{}, usagef("--job %q: run %q has %d such jobs: give more of the ID, see `ckptstore jobs %s -o wide`", id, run, len(found), run)
+		return projections.Job{}, console.Usagef("--job %q: run %q has %d such jobs: give more of the ID, see `ckptstore jobs %s -o wide`", id, run, len(found), run)
 	case id == "":
 		return projections.Job{}, &projections.NotFoundError{What: "job of run", Ref: run, Hint: fmt.Sprintf("it has none yet; `trainer run --name %s` starts one", run)}
 	}

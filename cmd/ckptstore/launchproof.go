@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -63,7 +64,7 @@ func (r *relaunch) prove(ctx context.Context, entered error) {
 
 // recordedBy says who recorded the command.
 func (r relaunch) recordedBy() string {
-	text := fmt.Sprintf("job %s of run %s, event %d of %s: ", quoted([]string{r.Job}), quoted([]string{r.Run}), r.Recorded.Sequence, when(r.Recorded.Stored))
+	text := fmt.Sprintf("job %s of run %s, event %d of %s: ", quoted([]string{r.Job}), quoted([]string{r.Run}), r.Recorded.Sequence, console.When(r.Recorded.Stored))
 	from := fmt.Sprintf("process %d on %s", r.Recorded.PID, quoted([]string{r.Recorded.Host}))
 	if r.unproven == nil {
 		return text + "recorded by this user, " + from
@@ -77,13 +78,13 @@ var errDeclined = errors.New("not allowed")
 // approve shows the command and lets it pass if it is proven to be this user's, or
 // if the user agrees.
 func (a *app) approve(ctx context.Context, r relaunch, yes bool) error {
-	if !a.quiet || r.unproven != nil {
-		fmt.Fprintf(a.err, "%s\n%s\n", r.recordedBy(), r.shell())
+	if !a.Quiet || r.unproven != nil {
+		fmt.Fprintf(a.Err, "%s\n%s\n", r.recordedBy(), r.shell())
 	}
 	if yes || r.unproven == nil {
 		return nil
 	}
-	agreed, err := a.ask(ctx, "Execute it? [y/N] ")
+	agreed, err := a.Ask(ctx, "Execute it? [y/N] ")
 	if err == nil && !agreed {
 		err = errors.New("you did not agree")
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -23,7 +24,7 @@ func (a *app) metricsCommand() *cobra.Command {
 	var drawn plotOptions
 	var asOf *string
 	c := &cobra.Command{
-		Use: "metrics RUN", Short: "Print what a run has reported", Args: args(cobra.ExactArgs(1)),
+		Use: "metrics RUN", Short: "Print what a run has reported", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Print the metrics of a run along its present line: of each attempt up to where
 the next one resumed. Iterations count along the line. --all also prints what a
 resume has left behind, with its attempt; nothing reported is ever deleted.
@@ -48,11 +49,11 @@ What is not finite is a gap. NO_COLOR turns colors off.`,
 			switch {
 			case given("from-iteration") && p.From == 0, given("until-iteration") && p.Until == 0, given("points") && p.Points == 0,
 				p.From < 0, p.Until < 0, p.Points < 0:
-				return usagef("--from-iteration, --until-iteration and --points: want numbers from 1 on")
+				return console.Usagef("--from-iteration, --until-iteration and --points: want numbers from 1 on")
 			case p.Until != 0 && p.Until < p.From:
-				return usagef("--until-iteration %d is before --from-iteration %d", p.Until, p.From)
-			case asCSV && c.Flags().Changed("output") || asCSV && a.json:
-				return usagef("--csv, --json and --output: give one of them")
+				return console.Usagef("--until-iteration %d is before --from-iteration %d", p.Until, p.From)
+			case asCSV && c.Flags().Changed("output") || asCSV && a.JSON:
+				return console.Usagef("--csv, --json and --output: give one of them")
 			}
 			if err := drawn.check(a, c.Flags(), asCSV); err != nil {
 				return err
@@ -117,7 +118,7 @@ func askMetrics(ctx context.Context, views query.Source, p query.Params) (projec
 		case len(names) == 0:
 			return table, &projections.NotFoundError{What: "trial of run", Ref: p.Run, Hint: "there is none yet"}
 		default:
-			return table, usagef("run %q has several trials: choose one with --trial of %q", p.Run, names)
+			return table, console.Usagef("run %q has several trials: choose one with --trial of %q", p.Run, names)
 		}
 	}
 	table, err := query.Ask(ctx, views, query.Metrics, p)
@@ -144,7 +145,7 @@ func columns(table projections.MetricsTable, asked []string) []string {
 }
 
 func (a *app) metricsTable(table projections.MetricsTable, asked []string) error {
-	return emit(a.console, table, table.Rows, func(w *tabwriter.Writer, wide bool) {
+	return console.Emit(a.Console, table, table.Rows, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"ITERATION", "ATTEMPT", "STEP"}
 		if wide {
 			head = append(head, "TIME", "SECONDS", "REPORTS")
@@ -153,7 +154,7 @@ func (a *app) metricsTable(table projections.MetricsTable, asked []string) error
 		for _, name := range names {
 			head = append(head, name)
 		}
-		row(w, head...)
+		console.Row(w, head...)
 		for _, r := range table.Rows {
 			iterations := strconv.Itoa(r.Iteration)
 			if table.Width > 1 {
@@ -165,15 +166,15 @@ func (a *app) metricsTable(table projections.MetricsTable, asked []string) error
 			}
 			cells := []any{iterations, attempt, r.Step}
 			if wide {
-				cells = append(cells, when(r.Time), number(r.Seconds), r.Reports)
+				cells = append(cells, console.When(r.Time), console.Number(r.Seconds), r.Reports)
 			}
 			for _, name := range names {
 				cells = append(cells, summary(r.Metrics[name], table.Width > 1))
 			}
-			row(w, cells...)
+			console.Row(w, cells...)
 		}
-		if len(table.Rows) == 0 && !a.quiet {
-			fmt.Fprintln(a.err, "no reports in these iterations")
+		if len(table.Rows) == 0 && !a.Quiet {
+			fmt.Fprintln(a.Err, "no reports in these iterations")
 		}
 	})
 }
@@ -183,9 +184,9 @@ func summary(s projections.Summary, several bool) string {
 	if s.Count == 0 {
 		return ""
 	}
-	text := number(s.Last)
+	text := console.Number(s.Last)
 	if several && s.Min != nil {
-		text += fmt.Sprintf(" [%s, %s]", number(s.Min), number(s.Max))
+		text += fmt.Sprintf(" [%s, %s]", console.Number(s.Min), console.Number(s.Max))
 	}
 	if several && s.NaNs > 0 {
 		text += fmt.Sprintf(" %d NaN", s.NaNs)
@@ -203,19 +204,19 @@ func (a *app) metricsCSV(table projections.MetricsTable, asked []string) error {
 			head = append(head, name+".min", name+".max", name+".last", name+".nans")
 		}
 	}
-	w := csv.NewWriter(a.out)
+	w := csv.NewWriter(a.Out)
 	err := w.Write(head)
 	for _, r := range table.Rows {
 		cells := []string{
 			strconv.Itoa(r.Iteration), strconv.Itoa(r.UntilIteration), strconv.Itoa(r.Attempt), strconv.FormatBool(r.Hidden),
-			strconv.FormatInt(r.Step, 10), r.Time.UTC().Format(time.RFC3339Nano), number(r.Seconds), strconv.Itoa(r.Reports),
+			strconv.FormatInt(r.Step, 10), r.Time.UTC().Format(time.RFC3339Nano), console.Number(r.Seconds), strconv.Itoa(r.Reports),
 		}
 		for _, name := range names {
 			s := r.Metrics[name]
 			if table.Width == 1 {
-				cells = append(cells, number(s.Last))
+				cells = append(cells, console.Number(s.Last))
 			} else {
-				cells = append(cells, number(s.Min), number(s.Max), number(s.Last), strconv.Itoa(s.NaNs))
+				cells = append(cells, console.Number(s.Min), console.Number(s.Max), console.Number(s.Last), strconv.Itoa(s.NaNs))
 			}
 		}
 		err = errors.Join(err, w.Write(cells))

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -29,11 +30,11 @@ func (o *plotOptions) flags(f *pflag.FlagSet) {
 func (o plotOptions) check(a *app, f *pflag.FlagSet, csv bool) error {
 	switch {
 	case o.logScale && !o.plot:
-		return usagef("--log-scale is for --plot")
-	case o.plot && (csv || a.json || f.Changed("output")):
-		return usagef("--plot, --csv, --json and --output: give one of them")
+		return console.Usagef("--log-scale is for --plot")
+	case o.plot && (csv || a.JSON || f.Changed("output")):
+		return console.Usagef("--plot, --csv, --json and --output: give one of them")
 	case o.plot && f.Changed("points"):
-		return usagef("--plot has as many points as the terminal is wide: leave out --points")
+		return console.Usagef("--plot has as many points as the terminal is wide: leave out --points")
 	}
 	return nil
 }
@@ -58,20 +59,20 @@ func plotWidth(out io.Writer) (width int, color bool) {
 	if width == 0 { // one that does not say
 		width = plotWidthElse
 	}
-	return width, colours(out)
+	return width, console.Colours(out)
 }
 
 // plotMetrics draws what p asks for.
 func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Params, o plotOptions) error {
-	width, color := plotWidth(a.raw)
+	width, color := plotWidth(a.Raw)
 	p.Points = 2 * width // a row for each column of dots, or more
 	table, err := askMetrics(ctx, views, p)
 	if err != nil {
 		return err
 	}
 	if len(table.Rows) == 0 {
-		if !a.quiet {
-			fmt.Fprintln(a.err, "no reports in these iterations")
+		if !a.Quiet {
+			fmt.Fprintln(a.Err, "no reports in these iterations")
 		}
 		return nil
 	}
@@ -93,11 +94,11 @@ func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Param
 			return err
 		}
 		if i > 0 {
-			fmt.Fprintln(a.out)
+			fmt.Fprintln(a.Out)
 		}
 		drawn := lines(table, name, o.logScale)
-		fmt.Fprintln(a.out, h.String()+drawn.note())
-		fmt.Fprint(a.raw, pl.draw(drawn.lines)) // in colours
+		fmt.Fprintln(a.Out, h.String()+drawn.note())
+		fmt.Fprint(a.Raw, pl.draw(drawn.lines)) // in colours
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -23,7 +24,7 @@ are not known.`
 func (a *app) byReceipts() bool {
 	why := store.ReadOnly(a.location)
 	if why != nil {
-		a.warn("warning: read by its receipts, as with --offline: %v", why)
+		a.Warn("warning: read by its receipts, as with --offline: %v", why)
 	}
 	return why != nil
 }
@@ -37,7 +38,7 @@ func (a *app) receipts(ctx context.Context) (*data.Root, []data.Receipt, error) 
 	}
 	list, damaged, err := data.Checkpoints(ctx)
 	for _, d := range damaged {
-		a.warn("left out: %v", d.Problem())
+		a.Warn("left out: %v", d.Problem())
 	}
 	return data, list, err
 }
@@ -55,7 +56,7 @@ func (a *app) withOffline(ctx context.Context, ref, fqn string, do func(source) 
 	case err != nil:
 		return err
 	case at && known:
-		return usagef("%q is a run of the store %s and a path: say ./%s, or %s@latest in another directory", ref, jetlog.Redacted(a.location), ref, ref)
+		return console.Usagef("%q is a run of the store %s and a path: say ./%s, or %s@latest in another directory", ref, jetlog.Redacted(a.location), ref, ref)
 	case at:
 		return withPath(ctx, ref, do)
 	}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"github.com/ckptstore/ckptstore/internal/console"
+
 	"context"
 	"strconv"
 	"strings"
@@ -28,7 +30,7 @@ func parseSpeed(text string) (*pacer, error) {
 	speed, err := strconv.ParseFloat(factor, 64)
 	// Beyond these bounds a wait would not fit a duration.
 	if !ok || err != nil || !(speed >= 1e-3 && speed <= 1e9) {
-		return nil, usagef("--speed %q: want instant, original, or how many times as fast, such as 10x or 0.5x", text)
+		return nil, console.Usagef("--speed %q: want instant, original, or how many times as fast, such as 10x or 0.5x", text)
 	}
 	return &pacer{speed: speed}, nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -24,13 +25,13 @@ type marked struct {
 // printMarked says what a checkpoint is called and whether it is pinned.
 func (a *app) printMarked(c projections.Checkpoint, from, said string) error {
 	out := marked{Run: c.Run, Trial: c.Trial, ID: c.ID, Pinned: c.Pinned, PinReason: c.PinReason, Tags: append([]string{}, c.Tags...), From: from}
-	return emit(a.console, out, []marked{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, said) })
+	return console.Emit(a.Console, out, []marked{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, said) })
 }
 
 func (a *app) pinCommand() *cobra.Command {
 	var reason string
 	c := &cobra.Command{
-		Use: "pin REF", Short: "Keep a checkpoint under every policy", Args: args(cobra.ExactArgs(1)),
+		Use: "pin REF", Short: "Keep a checkpoint under every policy", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Exempt a checkpoint from retention: no policy deletes it until it is unpinned.
 The pin is a decision in the log, so that it holds on every machine.`,
 		Example: "  ckptstore pin bert@step-2000 --reason \"table 3\"",
@@ -50,7 +51,7 @@ The pin is a decision in the log, so that it holds on every machine.`,
 
 func (a *app) unpinCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "unpin REF", Short: "Take a pin back", Args: args(cobra.ExactArgs(1)),
+		Use: "unpin REF", Short: "Take a pin back", Args: console.Args(cobra.ExactArgs(1)),
 		Long: "Take a pin back, if there is one. The checkpoint is not deleted by that: the next\n`ckptstore gc --apply` or `trainer run --keep` decides.",
 		RunE: func(c *cobra.Command, refs []string) error {
 			return a.with(c.Context(), func(s *store.Store) error {

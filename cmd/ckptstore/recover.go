@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -16,7 +17,7 @@ func (a *app) recoverCommand() *cobra.Command {
 	var from string
 	var of []string
 	c := &cobra.Command{
-		Use: "recover", Short: "Make a store anew from receipts, when its log is lost", Args: args(cobra.NoArgs),
+		Use: "recover", Short: "Make a store anew from receipts, when its log is lost", Args: console.Args(cobra.NoArgs),
 		Long: `Make a new log for a store whose log is damaged or gone, from the receipts in
 its data alone. Each checkpoint that its receipt, manifest and indexes prove is
 committed again, under the same run, trial and ID; what is in doubt is listed
@@ -40,7 +41,7 @@ finished by the same command; until then nobody can open the store.`,
 			})
 			if err != nil {
 				for _, r := range out.Rejected {
-					a.warn("%s: %s: %s", r.Path, r.Kind, r.Reason)
+					a.Warn("%s: %s: %s", r.Path, r.Kind, r.Reason)
 				}
 				return err
 			}
@@ -53,18 +54,18 @@ finished by the same command; until then nobody can open the store.`,
 }
 
 func (a *app) printRecovered(out store.Recovered) error {
-	return emit(a.console, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
+	return console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "SIZE", "COMMITTED"}
 		if wide {
 			head = append(head, "MANIFEST", "FORMERLY", "WAS")
 		}
-		row(w, head...)
+		console.Row(w, head...)
 		for _, c := range out.Checkpoints {
-			cells := []any{c.Run, c.Checkpoint, c.Step, bytesize.Text(c.Bytes), when(c.CommittedAt)}
+			cells := []any{c.Run, c.Checkpoint, c.Step, bytesize.Text(c.Bytes), console.When(c.CommittedAt)}
 			if wide {
-				cells = append(cells, short(c.Manifest), c.Formerly, c.Was)
+				cells = append(cells, console.Short(c.Manifest), c.Formerly, c.Was)
 			}
-			row(w, cells...)
+			console.Row(w, cells...)
 		}
 		fmt.Fprintf(w, "\nstore %s in %s, formerly %s: %d checkpoints recovered, %d directories rejected\n",
 			out.Store, out.Location, out.Formerly[0], len(out.Checkpoints), len(out.Rejected))

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -36,7 +37,7 @@ func (a *app) replayCommand() *cobra.Command {
 	o := replaying{selection: selection{from: 1}}
 	since, until, speed := "", "", ""
 	c := &cobra.Command{
-		Use: "replay", Short: "Rebuild the state as of any sequence from the log alone", Args: args(cobra.NoArgs),
+		Use: "replay", Short: "Rebuild the state as of any sequence from the log alone", Args: console.Args(cobra.NoArgs),
 		Long: `Fold the log from its first event to --until-seq or --until-time in memory and
 print the state that everybody saw then: the checkpoints, and the digest of all
 projections. At the log's end the digest is compared with the live views';
@@ -53,18 +54,18 @@ times as fast (10x).`,
   ckptstore replay --from-time 2026-11-21T14:00:00Z --speed 10x --run bert --json`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if o.from == 0 {
-				return usagef("--from-seq 0: sequences count from 1")
+				return console.Usagef("--from-seq 0: sequences count from 1")
 			}
 			if c.Flags().Changed("until-seq") && o.until == 0 {
-				return usagef("--until-seq 0: sequences count from 1")
+				return console.Usagef("--until-seq 0: sequences count from 1")
 			}
 			if o.until > 0 && o.until < o.from {
-				return usagef("--until-seq %d is before --from-seq %d", o.until, o.from)
+				return console.Usagef("--until-seq %d is before --from-seq %d", o.until, o.from)
 			}
 			o.then = moment{seq: o.until}
 			if until != "" {
 				if o.until != 0 {
-					return usagef("--until-seq and --until-time: give one of them")
+					return console.Usagef("--until-seq and --until-time: give one of them")
 				}
 				if o.then.at, err = parseTime("until-time", until); err != nil {
 					return err
@@ -72,14 +73,14 @@ times as fast (10x).`,
 			}
 			if since != "" {
 				if c.Flags().Changed("from-seq") {
-					return usagef("--from-seq and --from-time: give one of them")
+					return console.Usagef("--from-seq and --from-time: give one of them")
 				}
 				if o.since, err = parseTime("from-time", since); err != nil {
 					return err
 				}
 			}
 			if since != "" && until != "" && o.then.at.Before(o.since) {
-				return usagef("--until-time %s is before --from-time %s", until, since)
+				return console.Usagef("--until-time %s is before --from-time %s", until, since)
 			}
 			o.listed = c.Flags().Changed("speed")
 			if o.speed, err = parseSpeed(speed); err != nil {
@@ -116,7 +117,7 @@ func (a *app) replay(ctx context.Context, s *store.Store, o replaying) error {
 	if o.from > last {
 		return pastEnd("from-seq", o.from, last)
 	}
-	asJSON := a.output == "json" || a.output == "jsonl"
+	asJSON := a.Format == "json" || a.Format == "jsonl"
 	emitEvent := func(events.Recorded) error { return nil }
 	if asJSON || o.listed {
 		printEvent := a.eventPrinter()
@@ -145,7 +146,7 @@ func (a *app) replay(ctx context.Context, s *store.Store, o replaying) error {
 		}
 	}
 	if asJSON {
-		err = json.NewEncoder(a.out).Encode(map[string]replayed{"replay": out})
+		err = json.NewEncoder(a.Out).Encode(map[string]replayed{"replay": out})
 	} else {
 		err = a.printReplay(out)
 	}
@@ -199,16 +200,16 @@ func compareViews(ctx context.Context, s *store.Store, until uint64, digest stri
 }
 
 func (a *app) printReplay(out replayed) error {
-	return emit(a.console, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
-		row(w, "sequence", out.Sequence)
-		row(w, "digest", out.Digest)
+	return console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
+		console.Row(w, "sequence", out.Sequence)
+		console.Row(w, "digest", out.Digest)
 		if out.ViewsEqual != nil {
-			row(w, "live views equal", *out.ViewsEqual)
+			console.Row(w, "live views equal", *out.ViewsEqual)
 		}
 		fmt.Fprintln(w)
-		row(w, "RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "CONTINUES")
+		console.Row(w, "RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "CONTINUES")
 		for _, c := range out.Checkpoints {
-			row(w, c.Run, c.ID, c.Step, c.State, c.WorldSize, c.Parent)
+			console.Row(w, c.Run, c.ID, c.Step, c.State, c.WorldSize, c.Parent)
 		}
 	})
 }

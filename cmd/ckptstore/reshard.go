@@ -9,6 +9,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/planner"
 )
@@ -27,11 +28,11 @@ func preview(l checkpoint.Layout, ranks int) (*planner.Preview, error) {
 // are read in the blocks that checksums cover.
 func printReshard(w *tabwriter.Writer, wide bool, p *planner.Preview) {
 	fmt.Fprintln(w)
-	row(w, "RANK", "SIZE", "OVER-READ", "READS", "MISSING", "FROM RANKS")
+	console.Row(w, "RANK", "SIZE", "OVER-READ", "READS", "MISSING", "FROM RANKS")
 	for _, r := range p.Ranks {
-		row(w, r.Rank, bytesize.Text(r.Bytes), factor(r.Read, r.Bytes), r.Reads, bytesize.Text(r.Missing), from(r, wide))
+		console.Row(w, r.Rank, bytesize.Text(r.Bytes), factor(r.Read, r.Bytes), r.Reads, bytesize.Text(r.Missing), from(r, wide))
 	}
-	row(w, "all", bytesize.Text(p.Bytes), factor(p.Read, p.Bytes))
+	console.Row(w, "all", bytesize.Text(p.Bytes), factor(p.Read, p.Bytes))
 	lack, unread := map[string][]int{}, map[string][]int{}
 	for _, r := range p.Ranks {
 		for _, fqn := range r.Lacks {

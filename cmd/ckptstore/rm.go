@@ -8,13 +8,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 func (a *app) rmCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "rm REF...", Short: "Delete checkpoints by name", Args: args(cobra.MinimumNArgs(1)),
+		Use: "rm REF...", Short: "Delete checkpoints by name", Args: console.Args(cobra.MinimumNArgs(1)),
 		Long: `Delete committed checkpoints: they are out of the line of their run, and their
 files go. What is pinned or tagged is refused: unpin or untag it first. One that
 a trial was forked from, or that is being restored, is out of the line too, and
@@ -29,7 +30,7 @@ share stay.`,
 				var order []string
 				for _, ref := range refs {
 					if !strings.Contains(ref, "@") {
-						return usagef("rm %s: say which checkpoint, as RUN@NAME: a run alone stands for its newest", ref)
+						return console.Usagef("rm %s: say which checkpoint, as RUN@NAME: a run alone stands for its newest", ref)
 					}
 					x, err := store.Committed(c.Context(), s.Views(), ref)
 					if err != nil {
@@ -64,10 +65,10 @@ share stay.`,
 }
 
 func (a *app) printRemoved(out store.Collection) error {
-	return emit(a.console, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
-		row(w, "RUN", "CHECKPOINT", "SIZE", "FREED", "STAYS")
+	return console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
+		console.Row(w, "RUN", "CHECKPOINT", "SIZE", "FREED", "STAYS")
 		for _, c := range out.Checkpoints {
-			row(w, c.Run, c.ID, bytesize.Text(c.Bytes), bytesize.Text(c.Freed), c.Stays())
+			console.Row(w, c.Run, c.ID, bytesize.Text(c.Bytes), bytesize.Text(c.Freed), c.Stays())
 		}
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/agent"
 	"github.com/ckptstore/ckptstore/internal/backstop"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/foreign"
 	"github.com/ckptstore/ckptstore/internal/format/dcp"
@@ -57,7 +58,7 @@ var errFindings = errors.New("findings")
 
 // app is what all commands share.
 type app struct {
-	*console
+	*console.Console
 	location string
 	named    bool // the location was given, not assumed
 	wait     time.Duration
@@ -77,24 +78,24 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	signal.Notify(dropped, syscall.SIGUSR1)
 	defer signal.Stop(dropped)
 	out, errs := terminal.NewWriter(stdout), terminal.NewWriter(stderr)
-	a := &app{console: &console{name: "ckptstore", out: out, err: errs, raw: stdout, screen: stderr}, end: endTimeout}
+	a := &app{Console: &console.Console{Name: "ckptstore", Out: out, Err: errs, Raw: stdout, Screen: stderr}, end: endTimeout}
 	root := &cobra.Command{
 		Use: "ckptstore", Short: "Look after a store of checkpoints", Long: rootHelp, Version: version(),
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.named = os.Getenv("CKPTSTORE_STORE") != "" || c.Flags().Changed("store")
-			return errors.Join(noneEmpty(c), a.checkFlags())
+			return errors.Join(console.NoneEmpty(c), a.checkFlags())
 		},
 	}
-	program(root, args, stdout, stderr)
+	console.Program(root, args, stdout, stderr)
 	f := root.PersistentFlags()
 	location := os.Getenv("CKPTSTORE_STORE")
 	if location == "" {
 		location = "ckpts"
 	}
 	f.StringVar(&a.location, "store", location, "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
-	a.formatFlags(f)
+	a.FormatFlags(f)
 	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
-	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no warnings on stderr")
+	f.BoolVarP(&a.Quiet, "quiet", "q", false, "no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.backupCommand(), a.restoreCommand(), a.recoverCommand(),
 		a.gcCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), a.benchCommand(), guardCommand())
@@ -111,7 +112,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func exitCode(err error, interrupted bool) int {
 	var (
-		usage     usageError
+		usage     console.UsageError
 		running   *store.RunningError
 		followed  *store.FollowedError
 		exists    *store.RunExistsError
@@ -153,16 +154,16 @@ func exitCode(err error, interrupted bool) int {
 
 func (a *app) checkFlags() error {
 	if a.wait <= 0 {
-		return usagef("--wait %s: want a time above zero, such as 10s", a.wait)
+		return console.Usagef("--wait %s: want a time above zero, such as 10s", a.wait)
 	}
-	return a.checkFormat()
+	return a.CheckFormat()
 }
 
 func (a *app) logger() *slog.Logger {
-	if a.quiet {
+	if a.Quiet {
 		return slog.New(slog.DiscardHandler)
 	}
-	return slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	return slog.New(slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
 func (a *app) options() store.Options {
@@ -182,7 +183,7 @@ func (a *app) with(ctx context.Context, do func(*store.Store) error) error {
 }
 
 func (a *app) withOptions(ctx context.Context, o store.Options, do func(*store.Store) error) (err error) {
-	defer backstop.AfterDone(ctx, a.end, a.err, "ckptstore", exitInterrupted)()
+	defer backstop.AfterDone(ctx, a.end, a.Err, "ckptstore", exitInterrupted)()
 	s, err := store.Open(ctx, o)
 	if err != nil {
 		return err

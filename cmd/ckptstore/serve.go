@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -52,19 +53,19 @@ func (a *app) serveCommand() *cobra.Command {
 		quota   string
 	)
 	c := &cobra.Command{
-		Use: "serve", Short: "Own a store until stopped, so that others connect to it", Args: args(cobra.NoArgs),
+		Use: "serve", Short: "Own a store until stopped, so that others connect to it", Args: console.Args(cobra.NoArgs),
 		Long: serveHelp,
 		Example: `  ckptstore serve --store ckpts
   ckptstore serve --store ckpts --listen 0.0.0.0:4222 --token-file token --tls-cert cert.pem --tls-key key.pem
   ckptstore serve --store nats://user:secret@cluster:4222 --listen 127.0.0.1:4223`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if store.IsURL(a.location) && address == "" {
-				return usagef("serve %s: a store on a server has no owner: say with --listen HOST:PORT where clients without that server's credentials are let in, or name a directory with --store",
+				return console.Usagef("serve %s: a store on a server has no owner: say with --listen HOST:PORT where clients without that server's credentials are let in, or name a directory with --store",
 					jetlog.Redacted(a.location))
 			}
 			o := a.options()
 			if address == "" && (access != (store.Access{}) || grant.Runs != nil || grant.Delete || quota != "") {
-				return usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-runs, --client-delete and --client-bytes are for clients over TCP: say where with --listen HOST:PORT")
+				return console.Usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-runs, --client-delete and --client-bytes are for clients over TCP: say where with --listen HOST:PORT")
 			}
 			if address != "" {
 				if access.TokenFile == "" && !store.IsURL(a.location) { // of a server it is that server's
@@ -73,15 +74,15 @@ func (a *app) serveCommand() *cobra.Command {
 				}
 				listen, err := access.Listen(address)
 				if err != nil {
-					return usagef("serve: %w", err)
+					return console.Usagef("serve: %w", err)
 				}
 				if quota != "" {
-					if grant.Bytes, err = parseSize(quota); err != nil {
-						return usagef("serve: --client-bytes: %w", err)
+					if grant.Bytes, err = console.ParseSize(quota); err != nil {
+						return console.Usagef("serve: --client-bytes: %w", err)
 					}
 				}
 				if err := grant.Validate(); err != nil {
-					return usagef("serve: %w", err)
+					return console.Usagef("serve: %w", err)
 				}
 				listen.Grant = grant
 				o.Listen = listen
@@ -95,9 +96,9 @@ func (a *app) serveCommand() *cobra.Command {
 					if listen.TLS != nil {
 						scheme = "tls"
 					}
-					fmt.Fprintf(a.err, "listening on %s://%s\n", scheme, addr)
+					fmt.Fprintf(a.Err, "listening on %s://%s\n", scheme, addr)
 					if path, err := store.TokenFile(addr.String()); err == nil && listen.Open() {
-						fmt.Fprintf(a.err, "clients show the token in %s; those of this user find it\n", path)
+						fmt.Fprintf(a.Err, "clients show the token in %s; those of this user find it\n", path)
 					}
 				}
 			}
@@ -109,7 +110,7 @@ func (a *app) serveCommand() *cobra.Command {
 						state = "another process owns this store, nobody is let in on " + address + " until it ends; standing by for"
 					}
 				}
-				fmt.Fprintf(a.err, "%s store %s in %s; stop with Ctrl-C\n", state, s.ID, s.Location)
+				fmt.Fprintf(a.Err, "%s store %s in %s; stop with Ctrl-C\n", state, s.ID, s.Location)
 				<-c.Context().Done()
 				return nil
 			})

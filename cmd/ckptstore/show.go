@@ -9,6 +9,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
@@ -58,7 +59,7 @@ func (a *app) showCommand() *cobra.Command {
 	reshard := 0
 	var asOf *string
 	c := &cobra.Command{
-		Use: "show REF", Short: "Show what is in a checkpoint", Args: args(cobra.ExactArgs(1)),
+		Use: "show REF", Short: "Show what is in a checkpoint", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Show what is in a checkpoint: its tensors, values and ranks; how many bytes its
 save wrote and reused; and how many bytes of its files other checkpoints have
 too, and how many deleting it would free.
@@ -74,7 +75,7 @@ was; its files are read as they are now.
 		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show bert --reshard 64\n  ckptstore show out/checkpoint-2000",
 		RunE: func(c *cobra.Command, refs []string) error {
 			if c.Flags().Changed("reshard") && (reshard < 1 || reshard > planner.MaxPreview) {
-				return usagef("--reshard %d: want a number of ranks from 1 to %d", reshard, planner.MaxPreview)
+				return console.Usagef("--reshard %d: want a number of ranks from 1 to %d", reshard, planner.MaxPreview)
 			}
 			then, err := parseMoment("as-of", *asOf)
 			if err != nil {
@@ -88,7 +89,7 @@ was; its files are read as they are now.
 				return err
 			}
 			if path && !then.isEnd() {
-				return usagef("--as-of: %s is a path, which has no history", refs[0])
+				return console.Usagef("--as-of: %s is a path, which has no history", refs[0])
 			}
 			if path {
 				return a.showPath(c.Context(), refs[0], reshard)
@@ -152,12 +153,12 @@ func (a *app) showStored(ctx context.Context, dataDir string, s source, reshard 
 		return err
 	}
 	if out.Reshard != nil {
-		return emit(a.console, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
+		return console.Emit(a.Console, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
 			out.printHead(w)
 			printReshard(w, wide, out.Reshard)
 		})
 	}
-	return emit(a.console, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
+	return console.Emit(a.Console, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
 }
 
 func (s shown) print(w *tabwriter.Writer, wide bool) {
@@ -167,15 +168,15 @@ func (s shown) print(w *tabwriter.Writer, wide bool) {
 
 func (s shown) printHead(w *tabwriter.Writer) {
 	c := s.Checkpoint
-	row(w, "checkpoint", c.Run+"@"+c.ID)
-	row(w, "step", c.Step)
-	row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
-	row(w, "committed", fmt.Sprintf("%s, sequence %d", when(c.EndedAt), c.CommittedSeq))
-	row(w, "continues", c.Parent)
-	row(w, "size", fmt.Sprintf("%s: %s written, %s reused", bytesize.Text(c.Bytes), bytesize.Text(c.BytesWritten), bytesize.Text(c.BytesReused)))
-	row(w, "files", fmt.Sprintf("%s shared with other checkpoints, %s exclusive", orDash(maybeSize(s.Shared)), orDash(maybeSize(s.Exclusive))))
-	row(w, "manifest", c.Manifest)
-	row(w, "path", s.Path)
+	console.Row(w, "checkpoint", c.Run+"@"+c.ID)
+	console.Row(w, "step", c.Step)
+	console.Row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
+	console.Row(w, "committed", fmt.Sprintf("%s, sequence %d", console.When(c.EndedAt), c.CommittedSeq))
+	console.Row(w, "continues", c.Parent)
+	console.Row(w, "size", fmt.Sprintf("%s: %s written, %s reused", bytesize.Text(c.Bytes), bytesize.Text(c.BytesWritten), bytesize.Text(c.BytesReused)))
+	console.Row(w, "files", fmt.Sprintf("%s shared with other checkpoints, %s exclusive", orDash(console.MaybeSize(s.Shared)), orDash(console.MaybeSize(s.Exclusive))))
+	console.Row(w, "manifest", c.Manifest)
+	console.Row(w, "path", s.Path)
 }
 
 // orDash is a text, or what stands for none.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -81,13 +82,13 @@ func (a *app) isPath(ctx context.Context, ref string) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("there is a path ./%s, and whether %q is also in the store %s cannot be seen: say ./%s for the path: %w", ref, ref, jetlog.Redacted(a.location), ref, err)
 	case known && strings.Contains(ref, "@"):
-		a.warn("%s is read from the store %s; say ./%s for the path of that name", ref, jetlog.Redacted(a.location), ref)
+		a.Warn("%s is read from the store %s; say ./%s for the path of that name", ref, jetlog.Redacted(a.location), ref)
 		return false, nil
 	case known:
-		return false, usagef("%q is a run of the store %s and a path: say ./%s or %s@latest", ref, jetlog.Redacted(a.location), ref, ref)
+		return false, console.Usagef("%q is a run of the store %s and a path: say ./%s or %s@latest", ref, jetlog.Redacted(a.location), ref, ref)
 	}
 	if a.named {
-		a.warn("the path ./%s is read: the store %s has no run or checkpoint of that name", ref, jetlog.Redacted(a.location))
+		a.Warn("the path ./%s is read: the store %s has no run or checkpoint of that name", ref, jetlog.Redacted(a.location))
 	}
 	return true, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -52,10 +53,10 @@ func (a *app) preemptCommand() *cobra.Command {
 func (a *app) stopper(preempt bool, c cobra.Command) *cobra.Command {
 	var reason string
 	var wait time.Duration
-	c.Args = args(cobra.ExactArgs(1))
+	c.Args = console.Args(cobra.ExactArgs(1))
 	c.RunE = func(c *cobra.Command, runs []string) error {
 		if c.Flags().Changed("wait") && wait <= 0 {
-			return usagef("--wait=%s: want a time above zero, such as 30s", wait)
+			return console.Usagef("--wait=%s: want a time above zero, such as 30s", wait)
 		}
 		if reason == "" {
 			reason = "ckptstore " + c.Name()
@@ -89,7 +90,7 @@ func (a *app) stop(ctx context.Context, s *store.Store, out stopped, wait time.D
 		}
 		says = fmt.Sprintf("job %s of run %s %s", out.Job, out.Run, out.Ended.end())
 	}
-	return emit(a.console, out, []stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, says) })
+	return console.Emit(a.Console, out, []stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, says) })
 }
 
 // awaitEnd waits until a job has ended.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -19,11 +20,11 @@ checkpoint, followed by NAME.`
 func (a *app) tagCommand() *cobra.Command {
 	var remove bool
 	c := &cobra.Command{
-		Use: "tag REF NAME", Short: "Give a checkpoint a further name", Args: args(cobra.RangeArgs(1, 2)), Long: tagHelp,
+		Use: "tag REF NAME", Short: "Give a checkpoint a further name", Args: console.Args(cobra.RangeArgs(1, 2)), Long: tagHelp,
 		Example: "  ckptstore tag bert@best:loss:min released\n  ckptstore show bert@released\n  ckptstore tag --delete bert@released",
 		RunE: func(c *cobra.Command, given []string) error {
 			if !remove && len(given) != 2 {
-				return usagef("tag REF NAME: the name is missing; see `ckptstore tag --help`")
+				return console.Usagef("tag REF NAME: the name is missing; see `ckptstore tag --help`")
 			}
 			return a.with(c.Context(), func(s *store.Store) error {
 				if remove {
@@ -54,7 +55,7 @@ func (a *app) untag(ctx context.Context, s *store.Store, given []string) error {
 	if len(given) == 1 {
 		at := strings.LastIndexByte(name, '@')
 		if at < 0 {
-			return usagef("tag --delete %s: want RUN@NAME", name)
+			return console.Usagef("tag --delete %s: want RUN@NAME", name)
 		}
 		name = name[at+1:]
 	}

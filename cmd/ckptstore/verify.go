@@ -12,6 +12,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -68,19 +69,19 @@ func (f verifyFlags) writes() bool { return f.log || f.repair || f.learn }
 func (f verifyFlags) check(refs []string) error {
 	switch {
 	case f.log && len(refs) > 0:
-		return usagef("--log: the log is that of all checkpoints: leave out REF")
+		return console.Usagef("--log: the log is that of all checkpoints: leave out REF")
 	case f.strict && (len(refs) > 0 || f.offline):
-		return usagef("--strict is about the log: leave out REF and --offline")
+		return console.Usagef("--strict is about the log: leave out REF and --offline")
 	case f.offline && f.log:
-		return usagef("--offline reads no log, --log reads it alone: give one of them")
+		return console.Usagef("--offline reads no log, --log reads it alone: give one of them")
 	case f.quick && f.deep:
-		return usagef("--quick reads no tensor, --deep reads all: give one of them")
+		return console.Usagef("--quick reads no tensor, --deep reads all: give one of them")
 	case f.log && (f.quick || f.deep):
-		return usagef("--log reads no checkpoint, --quick and --deep are about those: leave one of them out")
+		return console.Usagef("--log reads no checkpoint, --quick and --deep are about those: leave one of them out")
 	case f.learn && (f.quick || f.offline || f.log):
-		return usagef("--learn reads the tensors, and records in the log: leave out --quick, --offline and --log")
+		return console.Usagef("--learn reads the tensors, and records in the log: leave out --quick, --offline and --log")
 	case f.repair && (f.quick || f.offline || f.log):
-		return usagef("--repair reads the tensors, and needs the log to know what is committed: leave out --quick, --offline and --log")
+		return console.Usagef("--repair reads the tensors, and needs the log to know what is committed: leave out --quick, --offline and --log")
 	}
 	return nil
 }
@@ -88,7 +89,7 @@ func (f verifyFlags) check(refs []string) error {
 func (a *app) verifyCommand() *cobra.Command {
 	var o verifyFlags
 	c := &cobra.Command{
-		Use: "verify [REF]", Short: "Read every byte of one or all checkpoints and name what is damaged", Args: args(cobra.MaximumNArgs(1)),
+		Use: "verify [REF]", Short: "Read every byte of one or all checkpoints and name what is damaged", Args: console.Args(cobra.MaximumNArgs(1)),
 		Long: `Read every file of the committed checkpoints, or of REF, and compare it with
 what vouches for it: data with the index, the index with the manifest, the
 manifest with the log. Nothing in the store is changed. Damage is named by file,
@@ -138,10 +139,10 @@ Of such files only what checksums they have is compared.`,
 					return err
 				}
 				if path && (o.repair || o.learn) {
-					return usagef("--repair, --learn: %s is a path, and files of other programs are never written to: leave them out", refs[0])
+					return console.Usagef("--repair, --learn: %s is a path, and files of other programs are never written to: leave them out", refs[0])
 				}
 				if path && o.quick {
-					return usagef("--quick: %s is a path, and what it has of checksums is in its data: leave it out", refs[0])
+					return console.Usagef("--quick: %s is a path, and what it has of checksums is in its data: leave it out", refs[0])
 				}
 				if path {
 					return a.verifyPath(c.Context(), refs[0])
@@ -203,13 +204,13 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verif
 		return err
 	}
 	out := verified{Store: s.ID, Quick: o.quick, Findings: []finding{}, strict: o.strict}
-	bar := a.progress("verify", bytesOf(targets))
-	defer bar.done()
-	reports, err := s.VerifyAll(ctx, targets, store.VerifyOptions{Quick: o.quick, Progress: bar.set})
+	bar := a.Progress("verify", bytesOf(targets))
+	defer bar.Done()
+	reports, err := s.VerifyAll(ctx, targets, store.VerifyOptions{Quick: o.quick, Progress: bar.Set})
 	if err != nil {
 		return err
 	}
-	bar.done()
+	bar.Done()
 	if o.repair {
 		if targets, reports, err = a.repairAndVerify(ctx, s, before, targets, reports, &out); err != nil {
 			return err
@@ -247,10 +248,10 @@ func (a *app) readLog(ctx context.Context, s *store.Store, out *verified) error 
 	}
 	out.addLog(read)
 	if read.Newer > 0 {
-		a.warn("%d events of a newer version were not looked into: upgrade this program", read.Newer)
+		a.Warn("%d events of a newer version were not looked into: upgrade this program", read.Newer)
 	}
 	if len(read.Findings) > 0 && !out.logAlone {
-		a.warn("the log is damaged: run `ckptstore verify --log`, which records it, so that no process goes on with the store")
+		a.Warn("the log is damaged: run `ckptstore verify --log`, which records it, so that no process goes on with the store")
 	}
 	return nil
 }
@@ -282,7 +283,7 @@ func (v *verified) addLog(read store.ReadLog) {
 
 // printVerified prints what was found; if anything was, that is the error.
 func (a *app) printVerified(out verified) error {
-	err := emit(a.console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
+	err := console.Emit(a.Console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 		out.printRepairs(w)
 		for _, f := range out.Findings {
 			if f.Kind == logDamage || f.Kind == logVoid {

@@ -13,7 +13,7 @@ import (
 func (a *app) verifyReceipts(ctx context.Context, why error, o verifyFlags) error {
 	out := verified{Quick: o.quick, Findings: []finding{logFinding(why)}}
 	if store.IsURL(a.location) {
-		a.warn("where the data lies is in the log, so none of it was read")
+		a.Warn("where the data lies is in the log, so none of it was read")
 		return a.printVerified(out)
 	}
 	data, err := a.data()
@@ -79,9 +79,9 @@ func (v *verified) addDamaged(damaged []data.Damaged) {
 
 // verifyEach verifies checkpoints by their receipts.
 func (a *app) verifyEach(ctx context.Context, data *data.Root, receipts []data.Receipt, out *verified) error {
-	bar := a.progress("verify", 0)
-	defer bar.done()
-	reports, err := store.VerifyReceipts(ctx, data, receipts, store.VerifyOptions{Quick: out.Quick, Progress: bar.set})
+	bar := a.Progress("verify", 0)
+	defer bar.Done()
+	reports, err := store.VerifyReceipts(ctx, data, receipts, store.VerifyOptions{Quick: out.Quick, Progress: bar.Set})
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -48,7 +49,7 @@ func (r result) ok() bool {
 	return r.Accuracy >= 0.93 && r.BitwiseEqual && r.ReshardedEqual && r.ReplayEqual && r.CorruptionFound && r.Aborted == 1
 }
 
-func demoCommand(std streams) *cobra.Command {
+func demoCommand(std console.Streams) *cobra.Command {
 	var dir string
 	var asJSON bool
 	c := &cobra.Command{
@@ -60,7 +61,7 @@ func demoCommand(std streams) *cobra.Command {
 				return err
 			}
 			if asJSON {
-				err = json.NewEncoder(std.out).Encode(r)
+				err = json.NewEncoder(std.Out).Encode(r)
 			}
 			if !r.ok() {
 				err = errors.Join(err, errors.New("the demo has not shown what it should: see above"))
@@ -75,7 +76,7 @@ func demoCommand(std streams) *cobra.Command {
 
 // demo is one showing.
 type demo struct {
-	std   streams
+	std   console.Streams
 	dir   string
 	began time.Time
 	log   *slog.Logger
@@ -110,7 +111,7 @@ func (d *demo) run(ctx context.Context) (r result, err error) {
 			err = errors.Join(err, d.store.Close())
 		}
 	}()
-	d.out = startProgress(d.std.err)
+	d.out = startProgress(d.std.Err)
 	defer d.out.stop()
 
 	o := workerOptions{steps: demoSteps, saveEvery: demoEvery, seed: 1, killRank: -1}

@@ -4,11 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/console"
 )
 
 // progress is the demo's line on a terminal, or a line a phase elsewhere.
@@ -25,11 +26,7 @@ type progress struct {
 }
 
 func startProgress(to io.Writer) *progress {
-	p := &progress{to: to, began: time.Now(), quit: make(chan struct{}), done: make(chan struct{})}
-	if f, ok := to.(*os.File); ok {
-		info, err := f.Stat()
-		p.terminal = err == nil && info.Mode()&os.ModeCharDevice != 0
-	}
+	p := &progress{to: to, terminal: console.OnTerminal(to), began: time.Now(), quit: make(chan struct{}), done: make(chan struct{})}
 	go p.draw()
 	return p
 }
@@ -91,7 +88,7 @@ func (p *progress) stop() {
 
 // conclude prints the table of checkpoints, what was found, and where to look.
 func (d *demo) conclude(ctx context.Context, r result) error {
-	w := tabwriter.NewWriter(d.std.out, 0, 8, 2, ' ', 0)
+	w := tabwriter.NewWriter(d.std.Out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "RUN\tCHECKPOINT\tSTATE\tRANKS\tBYTES\tCONTINUES, OR WHY NOT")
 	for _, run := range []string{reference, killed} {
 		list, err := d.checkpoints(ctx, run)
@@ -111,7 +108,7 @@ func (d *demo) conclude(ctx context.Context, r result) error {
 		return err
 	}
 	mark := map[bool]string{true: "yes", false: "NO"}
-	_, err := fmt.Fprintf(d.std.out, `
+	_, err := fmt.Fprintf(d.std.Out, `
 test accuracy                                   %.3f
 killed run ends bitwise equal to the reference  %s
 restored on 3 and 2 ranks bitwise equal         %s

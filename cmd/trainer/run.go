@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launches"
 	"github.com/ckptstore/ckptstore/internal/redact"
@@ -112,7 +113,7 @@ type runOptions struct {
 	logsOptions
 }
 
-func runCommand(std streams, signals *stopSignals) *cobra.Command {
+func runCommand(std console.Streams, signals *stopSignals) *cobra.Command {
 	o := runOptions{signals: signals}
 	c := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG...]",
@@ -171,8 +172,8 @@ func envOr(name, otherwise string) string {
 	return otherwise
 }
 
-func runJob(ctx context.Context, std streams, o runOptions, args []string) (err error) {
-	log := newLogger(std.err, o.quiet)
+func runJob(ctx context.Context, std console.Streams, o runOptions, args []string) (err error) {
+	log := newLogger(std.Err, o.quiet)
 	cfg, err := o.config(ctx, args, log)
 	if err != nil {
 		return err
@@ -186,7 +187,7 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 		log.Info("secrets are redacted in the log; ckptstore continue will refuse this command", "arguments", hidden)
 	}
 	cfg.Driver = gpu.System{}
-	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
+	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.Out}, &lines{to: std.Err}
 	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
 		return err
 	}

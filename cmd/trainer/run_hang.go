@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/spf13/pflag"
+
+	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
 // hangOptions say when a rank that is silent counts as hung.

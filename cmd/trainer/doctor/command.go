@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
@@ -66,7 +67,7 @@ func Command(out io.Writer, store string, inventory func(context.Context) (gpu.I
 			if asJSON {
 				err = report.JSON(out)
 			} else {
-				err = report.Table(out, colourful(out))
+				err = report.Table(out, console.Colours(out))
 			}
 			return errors.Join(err, report.Err())
 		},
@@ -97,14 +98,4 @@ func lockElsewhere(ctx context.Context, file string) error {
 		return fmt.Errorf("try the lock in another process: %w: %s", err, out)
 	}
 	return nil
-}
-
-// colourful reports whether out is a terminal whose user wants colours.
-func colourful(out io.Writer) bool {
-	f, ok := out.(*os.File)
-	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

@@ -1,4 +1,4 @@
-package main
+package console
 
 import (
 	"context"
@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNoTerminal says that no person can be asked.
-var errNoTerminal = errors.New("there is no terminal to ask on")
+// ErrNoTerminal says that no person can be asked.
+var ErrNoTerminal = errors.New("there is no terminal to ask on")
 
 // askTimeout is how long a question waits for its answer.
 const askTimeout = 5 * time.Minute
 
-// ask asks for a yes on the terminal. Standard input and standard error must both
+// Ask asks for a yes on the terminal. Standard input and standard error must both
 // be it: otherwise the answer may be to a question that was not seen.
-func (c *console) ask(ctx context.Context, question string) (yes bool, err error) {
-	screen, ok := c.screen.(*os.File)
-	if !ok || !onTerminal(screen) || !onTerminal(os.Stdin) {
-		return false, errNoTerminal
+func (c *Console) Ask(ctx context.Context, question string) (yes bool, err error) {
+	screen, ok := c.Screen.(*os.File)
+	if !ok || !OnTerminal(screen) || !OnTerminal(os.Stdin) {
+		return false, ErrNoTerminal
 	}
 	// What was typed before the question is no answer to it.
 	if err := unix.IoctlSetInt(int(os.Stdin.Fd()), unix.TCFLSH, unix.TCIFLUSH); err != nil {
@@ -49,8 +49,8 @@ func (c *console) ask(ctx context.Context, question string) (yes bool, err error
 	}
 }
 
-// onTerminal reports whether a stream is a terminal.
-func onTerminal(stream any) bool {
+// OnTerminal reports whether a stream is a terminal.
+func OnTerminal(stream any) bool {
 	f, ok := stream.(*os.File)
 	if !ok {
 		return false
@@ -59,7 +59,7 @@ func onTerminal(stream any) bool {
 	return err == nil
 }
 
-// colours reports whether a stream is a terminal whose user wants colours.
-func colours(stream any) bool {
-	return onTerminal(stream) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+// Colours reports whether a stream is a terminal whose user wants colours.
+func Colours(stream any) bool {
+	return OnTerminal(stream) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }

@@ -1,4 +1,4 @@
-package main
+package console
 
 import (
 	"fmt"
@@ -9,9 +9,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 )
 
-// bar is a line with bytes, rate and time left, drawn on a terminal when
+// Bar is a line with bytes, rate and time left, drawn on a terminal when
 // something takes more than two seconds.
-type bar struct {
+type Bar struct {
 	to    io.Writer // nil: not drawn
 	what  string
 	total int64
@@ -22,15 +22,17 @@ type bar struct {
 	ended bool
 }
 
-func (c *console) progress(what string, total int64) *bar {
-	b := &bar{what: what, total: total, began: time.Now()}
-	if onTerminal(c.screen) && !c.quiet {
-		b.to = c.screen
+// Progress begins a bar for total bytes; 0 stands for a number not known yet.
+func (c *Console) Progress(what string, total int64) *Bar {
+	b := &Bar{what: what, total: total, began: time.Now()}
+	if OnTerminal(c.Screen) && !c.Quiet {
+		b.to = c.Screen
 	}
 	return b
 }
 
-func (b *bar) set(bytes int64) {
+// Set draws the bar with so many bytes done.
+func (b *Bar) Set(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
@@ -48,15 +50,19 @@ func (b *bar) set(bytes int64) {
 	fmt.Fprintf(b.to, "\r\x1b[K%s  %s of %s  %s/s  %v left", b.what, bytesize.Text(bytes), bytesize.Text(b.total), bytesize.Text(int64(rate)), max(0, left))
 }
 
-// setOf is set where the sum becomes known on the way.
-func (b *bar) setOf(bytes, total int64) {
+// SetOf is Set for a total that becomes known on the way.
+func (b *Bar) SetOf(bytes, total int64) {
 	b.mu.Lock()
 	b.total = total
 	b.mu.Unlock()
-	b.set(bytes)
+	b.Set(bytes)
 }
 
-func (b *bar) done() {
+// Shown reports whether the bar is drawn at all.
+func (b *Bar) Shown() bool { return b.to != nil }
+
+// Done removes the bar from the terminal.
+func (b *Bar) Done() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.ended && !b.drawn.IsZero() {
@@ -65,9 +71,9 @@ func (b *bar) done() {
 	b.ended = true
 }
 
-// warn says something on stderr that is no error.
-func (c *console) warn(format string, values ...any) {
-	if !c.quiet {
-		fmt.Fprintf(c.err, c.name+": "+format+"\n", values...)
+// Warn prints a warning on stderr, unless the command is quiet.
+func (c *Console) Warn(format string, values ...any) {
+	if !c.Quiet {
+		fmt.Fprintf(c.Err, c.Name+": "+format+"\n", values...)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package console
 
 import (
 	"fmt"
@@ -15,9 +15,9 @@ import (
 // decimal before nothing or B and binary before iB.
 var sizeText = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)(?:([KMGT])(I?))?B?$`)
 
-// parseSize reads a number of bytes, from 1 to 1<<62-1. Upper and lower case of
+// ParseSize reads a number of bytes, from 1 to 1<<62-1. Upper and lower case of
 // the unit are the same.
-func parseSize(text string) (int64, error) {
+func ParseSize(text string) (int64, error) {
 	bad := fmt.Errorf("%q is not a size such as 500MB, 2GiB or 1000000", text)
 	parts := sizeText.FindStringSubmatch(strings.ToUpper(text))
 	if parts == nil {
@@ -41,33 +41,33 @@ func parseSize(text string) (int64, error) {
 	return whole.Int64(), nil
 }
 
-// maybeSize is a size that may not be known.
-func maybeSize(n *int64) string {
+// MaybeSize is a size that may not be known.
+func MaybeSize(n *int64) string {
 	if n == nil {
 		return ""
 	}
 	return bytesize.Text(*n)
 }
 
-// when is a time for people, in their own zone.
-func when(t time.Time) string {
+// When is a time for people, in their own zone.
+func When(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
 	return t.Local().Format(time.DateTime)
 }
 
-// roughly is a duration with as many digits as anybody reads.
-func roughly(d time.Duration) string {
+// Roughly is a duration with as many digits as anybody reads.
+func Roughly(d time.Duration) string {
 	if d < 10*time.Second {
 		return d.Round(100 * time.Millisecond).String()
 	}
 	return d.Round(time.Second).String()
 }
 
-// number prints a metric's value in full: as many digits as tell it from its
+// Number prints a metric's value in full: as many digits as tell it from its
 // neighbours.
-func number(v any) string {
+func Number(v any) string {
 	if f, ok := v.(float64); ok {
 		return strconv.FormatFloat(f, 'g', -1, 64)
 	}
@@ -77,5 +77,5 @@ func number(v any) string {
 	return fmt.Sprint(v)
 }
 
-// short is the beginning of a digest.
-func short(digest string) string { return digest[:min(len(digest), 12)] }
+// Short is the beginning of a digest.
+func Short(digest string) string { return digest[:min(len(digest), 12)] }
