@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -44,8 +46,20 @@ type planSeconds struct {
 
 const benchRuns = 5
 
-func (a *app) benchCommand() *cobra.Command {
-	bench := &cobra.Command{
+// bench is what the benchmarks share.
+type bench struct {
+	*console.Console
+	open openStore
+}
+
+// openStore opens the store that the command line names, and closes it after do.
+type openStore func(ctx context.Context, do func(*store.Store) error) error
+
+// benchCommand returns the verb with all benchmarks. Some start this program again,
+// as hidden commands below it and as guardCommand.
+func benchCommand(c *console.Console, open openStore) *cobra.Command {
+	a := &bench{c, open}
+	verb := &cobra.Command{
 		Use: "bench", Short: "Measure this machine", Args: console.Args(cobra.ArbitraryArgs),
 		RunE: func(c *cobra.Command, given []string) error {
 			if len(given) == 0 {
@@ -54,6 +68,12 @@ func (a *app) benchCommand() *cobra.Command {
 			return console.Usagef("unknown benchmark %q; see `%s --help`", given[0], c.CommandPath())
 		},
 	}
+	verb.AddCommand(a.benchPlanCommand(), a.benchLogCommand(), a.benchReplayCommand(), a.benchLookupCommand(), a.benchSaveCommand(), a.saveRankCommand(), a.benchLoadCommand(), a.benchAgeCommand(),
+		a.benchJobsCommand(), a.benchJobCommand(), a.benchJobRankCommand())
+	return verb
+}
+
+func (a *bench) benchPlanCommand() *cobra.Command {
 	b := planBench{Bench: "plan"}
 	c := &cobra.Command{
 		Use: "plan", Short: "Time the coordinator: local plans of all ranks in, layout out", Args: console.Args(cobra.NoArgs),
@@ -79,9 +99,7 @@ transformer, cut as --layout says. Each figure is the median of five runs.`,
 	f.IntVar(&b.Ranks, "ranks", 512, "ranks that save")
 	f.IntVar(&b.Tensors, "tensors", 500, "tensors of the model")
 	f.StringVar(&b.Layout, "layout", "shard0", "shard0, fsdp-tp, hsdp or replicated")
-	bench.AddCommand(c, a.benchLogCommand(), a.benchReplayCommand(), a.benchLookupCommand(), a.benchSaveCommand(), a.saveRankCommand(), a.benchLoadCommand(), a.benchAgeCommand(),
-		a.benchJobsCommand(), a.benchJobCommand(), a.benchJobRankCommand())
-	return bench
+	return c
 }
 
 func (s *planSeconds) all() []*float64 {

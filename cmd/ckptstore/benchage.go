@@ -69,7 +69,7 @@ are made by the first opening, which is timed too.
 The store is made in a new directory in --dir and removed. With --keep it
 stays, and a store of the same size that is there is used.`
 
-func (a *app) benchAgeCommand() *cobra.Command {
+func (a *bench) benchAgeCommand() *cobra.Command {
 	b := ageBench{Bench: "age"}
 	var o ageOptions
 	c := &cobra.Command{
@@ -104,7 +104,7 @@ func (a *app) benchAgeCommand() *cobra.Command {
 
 func seconds(s float64) string { return fmt.Sprintf("%.3gs", s) }
 
-func (a *app) benchAge(ctx context.Context, b *ageBench, o ageOptions) error {
+func (a *bench) benchAge(ctx context.Context, b *ageBench, o ageOptions) error {
 	if o.dir == "" {
 		if o.keep {
 			return console.Usagef("--keep: say where the store stays with --dir")
@@ -117,7 +117,7 @@ func (a *app) benchAge(ctx context.Context, b *ageBench, o ageOptions) error {
 	return scratch(o.dir, func(dir string) error { return a.ageIn(ctx, dir, b, o) })
 }
 
-func (a *app) ageIn(ctx context.Context, dir string, b *ageBench, o ageOptions) error {
+func (a *bench) ageIn(ctx context.Context, dir string, b *ageBench, o ageOptions) error {
 	said := time.Now()
 	aged, err := makeAged(ctx, dir, b.Checkpoints, o.events, b.Runs, func(done int) {
 		if !a.Quiet && done%1000 == 0 && done < b.Checkpoints {

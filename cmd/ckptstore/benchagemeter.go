@@ -28,7 +28,7 @@ type ageMeter struct {
 	note func(format string, values ...any)
 }
 
-func newAgeMeter(aged agedStore, a *app) (*ageMeter, error) {
+func newAgeMeter(aged agedStore, a *bench) (*ageMeter, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
@@ -368,7 +368,11 @@ func (s *spoken) String() string {
 
 // newestOf is the ID of the first checkpoint of a listing.
 func newestOf(text []byte) (string, error) {
-	var l listing
+	var l struct {
+		Checkpoints []struct {
+			ID string `json:"id"`
+		} `json:"checkpoints"`
+	}
 	if err := json.Unmarshal(text, &l); err != nil {
 		return "", err
 	}

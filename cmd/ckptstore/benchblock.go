@@ -135,7 +135,7 @@ func slowest(said string, ranks int) (blocked, error) {
 }
 
 // saveRankCommand is a rank of `bench save`, started by the job that measures.
-func (a *app) saveRankCommand() *cobra.Command {
+func (a *bench) saveRankCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: rankCommand + " TENSORS BYTES UNCHANGED", Hidden: true, Args: console.Args(cobra.ExactArgs(3)),
 		RunE: func(c *cobra.Command, given []string) error {
@@ -158,7 +158,7 @@ func (a *app) saveRankCommand() *cobra.Command {
 
 // saveRank saves again and again, each time after a copy of the same bytes into
 // memory that is warm, beside the other ranks.
-func (a *app) saveRank(ctx context.Context, tensors int, each int64, share float64) error {
+func (a *bench) saveRank(ctx context.Context, tensors int, each int64, share float64) error {
 	c, err := client.Connect(ctx)
 	if err != nil {
 		return err

@@ -55,7 +55,7 @@ const (
 	jobSaves   = 10                     // reports between two saves
 )
 
-func (a *app) benchJobsCommand() *cobra.Command {
+func (a *bench) benchJobsCommand() *cobra.Command {
 	b, dir := jobsBench{Bench: "jobs"}, ""
 	var jobs []int
 	c := &cobra.Command{
@@ -97,7 +97,7 @@ is made in a new directory, which is removed.`,
 }
 
 // jobsAt runs n jobs and watches them once each has committed a save.
-func (a *app) jobsAt(ctx context.Context, dir string, n int, watched float64) (p jobsPoint, err error) {
+func (a *bench) jobsAt(ctx context.Context, dir string, n int, watched float64) (p jobsPoint, err error) {
 	if _, err := store.Init(ctx, dir, ""); err != nil {
 		return p, err
 	}
@@ -232,7 +232,7 @@ func cpuOf(pid int) (float64, error) {
 }
 
 // benchJobCommand is one job of `bench jobs`, which runs until it is told to end.
-func (a *app) benchJobCommand() *cobra.Command {
+func (a *bench) benchJobCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: jobCommand + " RUN", Hidden: true, Args: console.Args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
@@ -240,7 +240,7 @@ func (a *app) benchJobCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(c.Context(), func(s *store.Store) error {
+			return a.open(c.Context(), func(s *store.Store) error {
 				shared, _ := shm.Dir()
 				err := launch.Run(c.Context(), launch.Config{
 					Run: given[0], Trial: projections.DefaultTrial, Job: store.NewID(), NProc: 1, Resume: "none",
@@ -260,7 +260,7 @@ func (a *app) benchJobCommand() *cobra.Command {
 }
 
 // benchJobRankCommand is its worker.
-func (a *app) benchJobRankCommand() *cobra.Command {
+func (a *bench) benchJobRankCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: jobRankCommand, Hidden: true, Args: console.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {

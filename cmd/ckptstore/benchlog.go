@@ -45,7 +45,7 @@ const (
 	throughBoth   = "both"
 )
 
-func (a *app) benchLogCommand() *cobra.Command {
+func (a *bench) benchLogCommand() *cobra.Command {
 	b := logBench{Bench: "log", Sync: "always"}
 	dir := ""
 	c := &cobra.Command{
