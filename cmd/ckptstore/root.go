@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/bench"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/agent"
 	"github.com/ckptstore/ckptstore/internal/backstop"
@@ -98,7 +99,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f.BoolVarP(&a.Quiet, "quiet", "q", false, "no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.backupCommand(), a.restoreCommand(), a.recoverCommand(),
-		a.gcCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), benchCommand(a.Console, a.with), guardCommand())
+		a.gcCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), bench.Command(a.Console, a.with), bench.GuardCommand())
 	root.AddCommand(a.jobsCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil

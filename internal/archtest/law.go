@@ -95,6 +95,7 @@ func Repository() Law {
 			{Path: "internal/services", Holds: "all requests about a store, for every process with a socket", May: []string{"internal/store", "client", "internal/services/reading", "internal/services/filesystem"}},
 			{Path: "internal/agent", Holds: "sessions of processes that no trainer started", May: []string{"projections", "events/jetlog", "internal/store", "client", "internal/peer", "internal/session/shm", "internal/session/staging", "internal/launch"}},
 			{Path: "internal/console", Holds: "what both programs share of their command lines: streams, formats, usage errors, progress", May: []string{"internal/bytesize", "internal/terminal"}},
+			{Path: "internal/bench", Holds: "the benchmarks of `ckptstore bench`", May: []string{"internal/bytesize", "tensor", "events", "projections", "internal/checkpoint", "planner", "events/jetlog", "projections/viewdb", "internal/query", "internal/data", "internal/store", "client", "internal/session/shm", "internal/launch/process", "internal/launch", "internal/console"}},
 			{Path: "internal/natstest", Holds: "a NATS server and client for tests"},
 			{Path: "cmd/ckptstore", Holds: "verbs: parse, call, print", Closed: true, May: []string{Any}},
 			{Path: "cmd/trainer", Holds: "`trainer run`, demo and doctor", Closed: true, May: []string{Any}},

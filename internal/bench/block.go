@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"bytes"
@@ -209,9 +209,9 @@ func (a *bench) saveRank(ctx context.Context, tensors int, each int64, share flo
 	return nil
 }
 
-// guardCommand is what a job of this program starts itself as: see
+// GuardCommand is what a job of this program starts itself as: see
 // [process.RunGuard].
-func guardCommand() *cobra.Command {
+func GuardCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, given []string) error {

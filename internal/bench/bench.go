@@ -1,4 +1,12 @@
-package main
+// Package bench measures this machine: the benchmarks of `ckptstore bench`. What
+// they print as JSON is an interface, as that of any command.
+//
+//	plan               the coordinator's plan of a save
+//	log, lookup        appends to the log, and reading it
+//	replay             views made again from a log
+//	save, load         bytes through the trainer's sockets and from the disk
+//	age, jobs          stores with a long history, and with many jobs
+package bench
 
 import (
 	"context"
@@ -49,15 +57,15 @@ const benchRuns = 5
 // bench is what the benchmarks share.
 type bench struct {
 	*console.Console
-	open openStore
+	open OpenStore
 }
 
-// openStore opens the store that the command line names, and closes it after do.
-type openStore func(ctx context.Context, do func(*store.Store) error) error
+// OpenStore opens the store that the command line names, and closes it after do.
+type OpenStore func(ctx context.Context, do func(*store.Store) error) error
 
-// benchCommand returns the verb with all benchmarks. Some start this program again,
+// Command returns the verb with all benchmarks. Some start this program again,
 // as hidden commands below it and as guardCommand.
-func benchCommand(c *console.Console, open openStore) *cobra.Command {
+func Command(c *console.Console, open OpenStore) *cobra.Command {
 	a := &bench{c, open}
 	verb := &cobra.Command{
 		Use: "bench", Short: "Measure this machine", Args: console.Args(cobra.ArbitraryArgs),
