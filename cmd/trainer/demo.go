@@ -49,13 +49,18 @@ func (r result) ok() bool {
 	return r.Accuracy >= 0.93 && r.BitwiseEqual && r.ReshardedEqual && r.ReplayEqual && r.CorruptionFound && r.Aborted == 1
 }
 
-func demoCommand(std console.Streams) *cobra.Command {
+// jobRunner runs a job in a store that is open.
+type jobRunner func(ctx context.Context, st *store.Store, cfg launch.Config) error
+
+// demoCommand returns the verb. run runs its jobs, whose command lines start this
+// program as demoWorkerCommand.
+func demoCommand(std console.Streams, run jobRunner) *cobra.Command {
 	var dir string
 	var asJSON bool
 	c := &cobra.Command{
 		Use: "demo", Short: "Show everything on a small real model, in under a minute", Long: demoHelp, Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			d := &demo{std: std, dir: dir, began: time.Now()}
+			d := &demo{std: std, runJob: run, dir: dir, began: time.Now()}
 			r, err := d.run(c.Context())
 			if err != nil {
 				return err
@@ -76,13 +81,14 @@ func demoCommand(std console.Streams) *cobra.Command {
 
 // demo is one showing.
 type demo struct {
-	std   console.Streams
-	dir   string
-	began time.Time
-	log   *slog.Logger
-	mark  *os.File // locked while the demo runs
-	store *store.Store
-	out   *progress
+	std    console.Streams
+	runJob jobRunner
+	dir    string
+	began  time.Time
+	log    *slog.Logger
+	mark   *os.File // locked while the demo runs
+	store  *store.Store
+	out    *progress
 }
 
 // Steps of the demo's runs.
@@ -211,10 +217,10 @@ func (d *demo) train(ctx context.Context, run string, world int, o workerOptions
 		return fmt.Errorf("find this program: %w", err)
 	}
 	failed := &lastLines{}
-	err = runOn(ctx, d.store, launch.Config{
+	err = d.runJob(ctx, d.store, launch.Config{
 		Run: run, Trial: projections.DefaultTrial, Job: store.NewID(),
 		Command: append([]string{self}, o.args()...), NProc: world, MaxRestarts: 1,
-		Stdout: failed, Stderr: failed, Logger: d.log, NewID: store.NewID, ExitCode: exitCode,
+		Stdout: failed, Stderr: failed, Logger: d.log, NewID: store.NewID,
 	})
 	if err != nil {
 		return fmt.Errorf("run %q: %w\n%s", run, err, failed)

@@ -39,14 +39,15 @@ func (o workerOptions) args() []string {
 	}
 }
 
-// demoWorkerCommand is one rank of the demo: an example of a worker in Go.
-func demoWorkerCommand(signals *stopSignals) *cobra.Command {
+// demoWorkerCommand returns one rank of the demo: an example of a worker in Go. It
+// calls leaveSignals first: the program must not answer them.
+func demoWorkerCommand(leaveSignals func()) *cobra.Command {
 	var o workerOptions
 	c := &cobra.Command{
 		Use: "demo-worker", Hidden: true, Args: cobra.NoArgs,
 		Short: "Train the demo's model; started by `trainer run` or `trainer demo`",
 		RunE: func(c *cobra.Command, _ []string) error {
-			signals.leave() // the client holds those back that the trainer answers
+			leaveSignals() // the client holds those back that the trainer answers
 			return trainDigits(c.Context(), o)
 		},
 	}

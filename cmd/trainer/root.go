@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		Version: release,
 	}
 	console.Program(root, args, stdout, stderr)
-	root.AddCommand(runCommand(std, signals), demoCommand(std), guardCommand(std, signals), demoWorkerCommand(signals))
+	root.AddCommand(runCommand(std, signals), demoCommand(std, runDemoJob), guardCommand(std, signals), demoWorkerCommand(signals.leave))
 	root.AddCommand(doctor.Command(stdout, envOr("CKPTSTORE_STORE", "ckpts"), gpu.Inspect))
 	err := root.ExecuteContext(ctx)
 	// What was waited for says only that the context ended, not why.
@@ -147,4 +147,10 @@ func guardCommand(std console.Streams, signals *stopSignals) *cobra.Command {
 			return process.RunGuard(context.WithoutCancel(c.Context()), std.In, args[0])
 		},
 	}
+}
+
+// runDemoJob runs a job of the demo as `trainer run` does.
+func runDemoJob(ctx context.Context, st *store.Store, cfg launch.Config) error {
+	cfg.ExitCode = exitCode
+	return runOn(ctx, st, cfg)
 }
