@@ -13,7 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ckptstore/ckptstore/cmd/trainer/doctor"
+	"github.com/ckptstore/ckptstore/internal/demo"
+	"github.com/ckptstore/ckptstore/internal/doctor"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
@@ -59,7 +60,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		Version: release,
 	}
 	console.Program(root, args, stdout, stderr)
-	root.AddCommand(runCommand(std, signals), demoCommand(std, runDemoJob), guardCommand(std, signals), demoWorkerCommand(signals.leave))
+	root.AddCommand(runCommand(std, signals), demo.Command(std, runDemoJob), guardCommand(std, signals), demo.WorkerCommand(signals.leave))
 	root.AddCommand(doctor.Command(stdout, envOr("CKPTSTORE_STORE", "ckpts"), gpu.Inspect))
 	err := root.ExecuteContext(ctx)
 	// What was waited for says only that the context ended, not why.

@@ -1,4 +1,6 @@
-package main
+// Package demo is `trainer demo`: it trains a small real model in worker processes,
+// kills one of them, and shows what the store does.
+package demo
 
 import (
 	"context"
@@ -52,9 +54,9 @@ func (r result) ok() bool {
 // jobRunner runs a job in a store that is open.
 type jobRunner func(ctx context.Context, st *store.Store, cfg launch.Config) error
 
-// demoCommand returns the verb. run runs its jobs, whose command lines start this
+// Command returns the verb. run runs its jobs, whose command lines start this
 // program as demoWorkerCommand.
-func demoCommand(std console.Streams, run jobRunner) *cobra.Command {
+func Command(std console.Streams, run jobRunner) *cobra.Command {
 	var dir string
 	var asJSON bool
 	c := &cobra.Command{

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/client"
-	"github.com/ckptstore/ckptstore/cmd/trainer/digits"
+	"github.com/ckptstore/ckptstore/internal/demo/digits"
 	"github.com/ckptstore/ckptstore/internal/collective"
 )
 
@@ -39,9 +39,9 @@ func (o workerOptions) args() []string {
 	}
 }
 
-// demoWorkerCommand returns one rank of the demo: an example of a worker in Go. It
+// WorkerCommand returns one rank of the demo: an example of a worker in Go. It
 // calls leaveSignals first: the program must not answer them.
-func demoWorkerCommand(leaveSignals func()) *cobra.Command {
+func WorkerCommand(leaveSignals func()) *cobra.Command {
 	var o workerOptions
 	c := &cobra.Command{
 		Use: "demo-worker", Hidden: true, Args: cobra.NoArgs,
