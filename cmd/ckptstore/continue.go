@@ -122,7 +122,7 @@ func (a *app) relaunch(ctx context.Context, s *store.Store, run string, more []s
 	if err != nil {
 		return r, err
 	}
-	newest, err := jobs.find(run, "")
+	newest, err := findJob(jobs, run, "")
 	if err != nil {
 		return r, err
 	}

@@ -2,18 +2,11 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
-	"text/tabwriter"
 
-	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/console"
-	"github.com/ckptstore/ckptstore/internal/data"
-	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -45,18 +38,17 @@ type partKey struct {
 	name string
 }
 
-// checkpoints compares two checkpoints by their manifests and indexes.
-func (d *compared) checkpoints(ctx context.Context, s *store.Store, x, y projections.Checkpoint) error {
-	d.Of, d.Same = "checkpoints", &sameParts{}
-	d.A, d.B = checkpointSide(x), checkpointSide(y)
-	left, err := partsOf(ctx, s, x)
-	if err != nil {
-		return err
-	}
-	right, err := partsOf(ctx, s, y)
-	if err != nil {
-		return err
-	}
+// stored is what a checkpoint's index has of a tensor or a value.
+type stored struct {
+	rank   int // whose index has it
+	item   checkpoint.Item
+	digest checkpoint.Digest // zero if nobody has read the bytes yet
+}
+
+// compareCheckpoints compares two checkpoints by what their indexes list.
+func compareCheckpoints(x, y projections.Checkpoint, inX, inY []stored) compared {
+	d := compared{Of: "checkpoints", A: checkpointSide(x), B: checkpointSide(y), Differences: []difference{}, Same: &sameParts{}}
+	left, right := partsFrom(inX), partsFrom(inY)
 	keys := maps.Clone(left)
 	maps.Copy(keys, right)
 	for _, key := range slices.SortedFunc(maps.Keys(keys), func(a, b partKey) int {
@@ -82,7 +74,8 @@ func (d *compared) checkpoints(ctx context.Context, s *store.Store, x, y project
 			d.Same.Values++
 		}
 	}
-	return nil
+	d.Equal = len(d.Differences) == 0
+	return d
 }
 
 func checkpointSide(c projections.Checkpoint) comparedSide {
@@ -92,40 +85,19 @@ func checkpointSide(c projections.Checkpoint) comparedSide {
 	}
 }
 
-// partsOf reads what a checkpoint has; no data is read.
-func partsOf(ctx context.Context, s *store.Store, c projections.Checkpoint) (map[partKey]*contained, error) {
-	digest, err := checkpoint.ParseDigest(c.Manifest)
-	if err != nil {
-		return nil, err
-	}
-	r := s.Data.Reader(store.RefOf(c)).WithManifest(digest)
-	m, err := r.ReadMetadata(ctx)
-	if err == nil {
-		err = r.SetUp(ctx, m, true)
-	}
-	if err != nil {
-		return nil, err
-	}
-	contents, err := r.Contents(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return partsFrom(contents), nil
-}
-
-func partsFrom(contents []data.Stored) map[partKey]*contained {
-	slices.SortStableFunc(contents, func(a, b data.Stored) int {
-		return slices.Compare(a.Item.Shard.Box.Offsets, b.Item.Shard.Box.Offsets)
+func partsFrom(contents []stored) map[partKey]*contained {
+	slices.SortStableFunc(contents, func(a, b stored) int {
+		return slices.Compare(a.item.Shard.Box.Offsets, b.item.Shard.Box.Offsets)
 	})
 	parts := map[partKey]*contained{}
-	for _, stored := range contents {
-		it := stored.Item
+	for _, one := range contents {
+		it := one.item
 		key := partKey{"tensor", it.Shard.FQN}
 		if it.Value {
 			key.kind = "value"
 		}
 		if it.PerRank {
-			key.name += fmt.Sprintf(" of rank %d", stored.Rank)
+			key.name += fmt.Sprintf(" of rank %d", one.rank)
 		}
 		p := parts[key]
 		if p == nil {
@@ -137,7 +109,7 @@ func partsFrom(contents []data.Stored) map[partKey]*contained {
 		if !it.Value {
 			p.boxes = append(p.boxes, it.Shard.Box.Key())
 		}
-		p.digests = append(p.digests, stored.Digest)
+		p.digests = append(p.digests, one.digest)
 	}
 	for _, p := range parts {
 		p.Digest = p.digest()
@@ -186,39 +158,4 @@ func (p *contained) changes(to *contained) (changes []string) {
 		changes = append(changes, isContent)
 	}
 	return changes
-}
-
-// String is a part in a table.
-func (p *contained) String() string {
-	text := bytesize.Text(p.Bytes)
-	if p.DType != 0 {
-		text = fmt.Sprintf("%s %v, %s", p.DType, p.Shape, text)
-	}
-	if p.Chunks > 1 {
-		text += fmt.Sprintf(" in %d chunks", p.Chunks)
-	}
-	if p.Digest != "" {
-		text += ", " + console.Short(p.Digest)
-	}
-	return text
-}
-
-func (d compared) printCheckpoints(w *tabwriter.Writer, _ bool) {
-	fmt.Fprintln(w)
-	fmt.Fprintf(w, "%d tensors and %d values, %s, are the same\n", d.Same.Tensors, d.Same.Values, bytesize.Text(d.Same.Bytes))
-	if len(d.Differences) == 0 {
-		return
-	}
-	fmt.Fprintln(w)
-	console.Row(w, "KIND", "NAME", "DIFFERS IN", "A", "B")
-	for _, one := range d.Differences {
-		cells := []any{one.Kind, one.Name, strings.Join(one.Changes, ", "), "", ""}
-		if one.A != nil {
-			cells[3] = one.A
-		}
-		if one.B != nil {
-			cells[4] = one.B
-		}
-		console.Row(w, cells...)
-	}
 }

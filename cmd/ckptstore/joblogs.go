@@ -123,7 +123,7 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 	if err != nil {
 		return err
 	}
-	job, err := r.find(run, q.job)
+	job, err := findJob(r, run, q.job)
 	if err != nil {
 		return err
 	}

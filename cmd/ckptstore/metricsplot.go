@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"slices"
 	"strings"
@@ -89,7 +88,7 @@ func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Param
 		return err
 	}
 	for i, name := range columns(table, p.Metrics) {
-		h, err := highlightsOf(table, name, exact)
+		h, err := highlights(table, name, exact)
 		if err != nil {
 			return err
 		}
@@ -97,7 +96,7 @@ func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Param
 			fmt.Fprintln(a.Out)
 		}
 		drawn := lines(table, name, o.logScale)
-		fmt.Fprintln(a.Out, h.String()+drawn.note())
+		fmt.Fprintln(a.Out, highlightsText(name, h)+noteText(drawn))
 		fmt.Fprint(a.Raw, pl.draw(drawn.lines)) // in colours
 	}
 	return nil
@@ -105,19 +104,9 @@ func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Param
 
 // along makes the rows of a table the x axis.
 func (p *plot) along(table projections.MetricsTable, exact exactly) error {
-	first, last := table.Rows[0], table.Rows[0]
-	for _, row := range table.Rows {
-		if row.UntilIteration >= last.UntilIteration {
-			last = row
-		}
-	}
-	if first.Reports > 1 { // its step is that of its last one
-		first.UntilIteration = first.Iteration
-		one, err := exact(first, "")
-		if err != nil {
-			return err
-		}
-		first = one.Rows[0]
+	first, last, err := span(table, exact)
+	if err != nil {
+		return err
 	}
 	p.left, p.right = float64(first.Iteration), float64(last.UntilIteration)
 	p.from = fmt.Sprintf("iteration %d, step %d", first.Iteration, first.Step)
@@ -126,70 +115,8 @@ func (p *plot) along(table projections.MetricsTable, exact exactly) error {
 	return nil
 }
 
-// drawing is what can be drawn of a metric, and how many places have numbers
-// that cannot.
-type drawing struct {
-	lines      []series
-	unfinished int // NaN or infinite
-	negative   int // not above zero, on a logarithmic axis
-	other      int // no numbers
-}
-
-// lines are the line of a metric and, behind it, what a resume has hidden.
-func lines(table projections.MetricsTable, name string, log bool) drawing {
-	var d drawing
-	line, hidden := series{}, map[int]*series{}
-	var order []int
-	for _, row := range table.Rows {
-		s, has := row.Metrics[name]
-		if !has {
-			continue // reported less often than others: no gap
-		}
-		at := d.point(s, log)
-		at.x = (float64(row.Iteration) + float64(row.UntilIteration)) / 2
-		if !row.Hidden {
-			line.points = append(line.points, at)
-			continue
-		}
-		if hidden[row.Attempt] == nil {
-			hidden[row.Attempt] = &series{dim: true}
-			order = append(order, row.Attempt)
-		}
-		hidden[row.Attempt].points = append(hidden[row.Attempt].points, at)
-	}
-	for _, attempt := range order {
-		d.lines = append(d.lines, *hidden[attempt])
-	}
-	d.lines = append(d.lines, line)
-	return d
-}
-
-func (d *drawing) point(s projections.Summary, log bool) point {
-	least, ok := projections.Number(s.Min)
-	most, _ := projections.Number(s.Max)
-	end, isNumber := projections.Number(s.Last)
-	switch {
-	case !ok && s.NaNs == 0:
-		d.other++
-		return point{gap: true}
-	case !ok || math.IsInf(least, 0) || math.IsInf(most, 0):
-		d.unfinished++
-		return point{gap: true}
-	case log && least <= 0:
-		d.negative++
-		return point{gap: true}
-	}
-	if s.NaNs > 0 {
-		d.unfinished++
-	}
-	if !isNumber || math.IsNaN(end) {
-		end = most
-	}
-	return point{least: least, most: most, end: end}
-}
-
-// note says what is not drawn.
-func (d drawing) note() string {
+// noteText says what is not drawn.
+func noteText(d drawing) string {
 	var notes []string
 	if !slices.ContainsFunc(d.lines, func(s series) bool {
 		return slices.ContainsFunc(s.points, func(at point) bool { return !at.gap })
@@ -208,4 +135,24 @@ func (d drawing) note() string {
 		return ""
 	}
 	return "  (not drawn: " + strings.Join(notes, ", ") + ")"
+}
+
+// valueAt is a value and where it was reported.
+func valueAt(v *projections.MetricValue) string {
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s (step %d)", console.Number(v.Value), v.Step)
+}
+
+// highlightsText is the line above a plot.
+func highlightsText(name string, h projections.MetricEnds) string {
+	text := name
+	if h.Last != nil {
+		text += "  last " + valueAt(h.Last)
+	}
+	if h.Min != nil && h.Max != nil {
+		text += "  best:min " + valueAt(h.Min) + "  best:max " + valueAt(h.Max)
+	}
+	return text
 }

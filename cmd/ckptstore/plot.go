@@ -8,21 +8,6 @@ import (
 	"unicode/utf8"
 )
 
-// point is what is drawn of one place on the x axis: a stroke from the least
-// to the greatest value there, and a line from the last value to the next
-// point's. A place without numbers is a gap.
-type point struct {
-	x                float64
-	least, most, end float64
-	gap              bool
-}
-
-// series is a line of points in the order of x.
-type series struct {
-	points []point
-	dim    bool // drawn behind the others
-}
-
 // plot is a picture of dots in the braille patterns of Unicode: each character
 // is a cell of 2 × 4 dots.
 //

@@ -78,7 +78,7 @@ func TestGoldenPlots(t *testing.T) {
 	} {
 		c.plot.height = plotHeight
 		exact := func(projections.MetricsRow, string) (projections.MetricsTable, error) { return inside, nil }
-		h, err := highlightsOf(c.table, "loss", exact)
+		h, err := highlights(c.table, "loss", exact)
 		if err == nil {
 			err = c.plot.along(c.table, exact)
 		}
@@ -86,7 +86,7 @@ func TestGoldenPlots(t *testing.T) {
 			t.Fatal(err)
 		}
 		d := lines(c.table, "loss", c.plot.log)
-		fmt.Fprintf(&got, "# %s\n%s%s\n%s\n", c.name, h, d.note(), strings.ReplaceAll(c.plot.draw(d.lines), "\x1b", "␛"))
+		fmt.Fprintf(&got, "# %s\n%s%s\n%s\n", c.name, highlightsText("loss", h), noteText(d), strings.ReplaceAll(c.plot.draw(d.lines), "\x1b", "␛"))
 	}
 	file := filepath.Join("testdata", "golden-plots.txt")
 	if *updatePlots {
@@ -110,9 +110,9 @@ func TestHighlights(t *testing.T) {
 	hidden := table.Rows[5]
 	hidden.Hidden, hidden.Metrics = true, map[string]projections.Summary{"loss": {Count: 1, Min: 0.5, Max: 0.5, Last: 0.5}}
 	table.Rows = append(table.Rows, hidden)
-	h, err := highlightsOf(table, "loss", nil)
+	h, err := highlights(table, "loss", nil)
 	const want = "loss  last 5 (step 50)  best:min 1 (step 30)  best:max Infinity (step 40)"
-	if err != nil || h.String() != want {
-		t.Errorf("highlights %q (%v), want %q", h, err, want)
+	if err != nil || highlightsText("loss", h) != want {
+		t.Errorf("highlights %q (%v), want %q", highlightsText("loss", h), err, want)
 	}
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -33,20 +31,11 @@ func printReshard(w *tabwriter.Writer, wide bool, p *planner.Preview) {
 		console.Row(w, r.Rank, bytesize.Text(r.Bytes), factor(r.Read, r.Bytes), r.Reads, bytesize.Text(r.Missing), from(r, wide))
 	}
 	console.Row(w, "all", bytesize.Text(p.Bytes), factor(p.Read, p.Bytes))
-	lack, unread := map[string][]int{}, map[string][]int{}
-	for _, r := range p.Ranks {
-		for _, fqn := range r.Lacks {
-			lack[fqn] = append(lack[fqn], r.Rank)
-		}
+	for _, gap := range lacking(p) {
+		fmt.Fprintf(w, "\n%s was saved by each rank for itself, and not by %s.\n", gap.fqn, named(gap.ranks))
 	}
-	for _, v := range p.Unread {
-		unread[v.FQN] = append(unread[v.FQN], v.Rank)
-	}
-	for _, fqn := range slices.Sorted(maps.Keys(lack)) {
-		fmt.Fprintf(w, "\n%s was saved by each rank for itself, and not by %s.\n", fqn, named(lack[fqn]))
-	}
-	for _, fqn := range slices.Sorted(maps.Keys(unread)) {
-		fmt.Fprintf(w, "\n%s of %s is read by none.\n", fqn, named(unread[fqn]))
+	for _, gap := range unread(p) {
+		fmt.Fprintf(w, "\n%s of %s is read by none.\n", gap.fqn, named(gap.ranks))
 	}
 }
 

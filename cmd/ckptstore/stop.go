@@ -88,7 +88,7 @@ func (a *app) stop(ctx context.Context, s *store.Store, out stopped, wait time.D
 		if out.Ended, err = a.awaitEnd(ctx, s, out.Run, out.Job, wait); err != nil {
 			return err
 		}
-		says = fmt.Sprintf("job %s of run %s %s", out.Job, out.Run, out.Ended.end())
+		says = fmt.Sprintf("job %s of run %s %s", out.Job, out.Run, endText(*out.Ended))
 	}
 	return console.Emit(a.Console, out, []stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, says) })
 }
@@ -119,8 +119,8 @@ func (a *app) awaitEnd(ctx context.Context, s *store.Store, run, job string, lim
 	}
 }
 
-// end says how a job ended.
-func (j launched) end() string {
+// endText says how a job ended.
+func endText(j launched) string {
 	if j.State == jobLost {
 		return "is lost: it was killed before it could say how it ended"
 	}

@@ -51,12 +51,12 @@ func (r result) ok() bool {
 	return r.Accuracy >= 0.93 && r.BitwiseEqual && r.ReshardedEqual && r.ReplayEqual && r.CorruptionFound && r.Aborted == 1
 }
 
-// jobRunner runs a job in a store that is open.
-type jobRunner func(ctx context.Context, st *store.Store, cfg launch.Config) error
+// JobRunner runs a job in a store that is open.
+type JobRunner func(ctx context.Context, st *store.Store, cfg launch.Config) error
 
 // Command returns the verb. run runs its jobs, whose command lines start this
 // program as demoWorkerCommand.
-func Command(std console.Streams, run jobRunner) *cobra.Command {
+func Command(std console.Streams, run JobRunner) *cobra.Command {
 	var dir string
 	var asJSON bool
 	c := &cobra.Command{
@@ -84,7 +84,7 @@ func Command(std console.Streams, run jobRunner) *cobra.Command {
 // demo is one showing.
 type demo struct {
 	std    console.Streams
-	runJob jobRunner
+	runJob JobRunner
 	dir    string
 	began  time.Time
 	log    *slog.Logger
