@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -66,7 +67,7 @@ With --exit-code the exit code is 6 when there is any difference.`,
 	return c
 }
 
-func (a *app) diff(ctx context.Context, s *store.Store, then moment, refs, metrics []string) (d compared, err error) {
+func (a *app) diff(ctx context.Context, s *store.Store, then moment, refs, metrics []string) (d insight.Diff, err error) {
 	views, err := past(ctx, s, then)
 	if err != nil {
 		return d, err
@@ -95,33 +96,33 @@ func (a *app) diff(ctx context.Context, s *store.Store, then moment, refs, metri
 	return d, err
 }
 
-func diffTrials(ctx context.Context, views query.Source, x, y subject, metrics []string) (compared, error) {
-	rows := [2]trialRows{{trial: *x.trial, head: x.checkpoint}, {trial: *y.trial, head: y.checkpoint}}
+func diffTrials(ctx context.Context, views query.Source, x, y subject, metrics []string) (insight.Diff, error) {
+	rows := [2]insight.TrialRows{{Trial: *x.trial, Head: x.checkpoint}, {Trial: *y.trial, Head: y.checkpoint}}
 	for i := range rows {
 		var err error
-		t := rows[i].trial
-		if rows[i].reports, err = query.Ask(ctx, views, query.Reports, query.Params{Run: t.Run, Trial: t.Name}); err != nil {
-			return compared{}, err
+		t := rows[i].Trial
+		if rows[i].Reports, err = query.Ask(ctx, views, query.Reports, query.Params{Run: t.Run, Trial: t.Name}); err != nil {
+			return insight.Diff{}, err
 		}
 	}
-	return compareTrials(rows[0], rows[1], metrics)
+	return insight.CompareTrials(rows[0], rows[1], metrics)
 }
 
 // diffCheckpoints compares two checkpoints by their manifests and indexes.
-func diffCheckpoints(ctx context.Context, s *store.Store, x, y projections.Checkpoint) (compared, error) {
+func diffCheckpoints(ctx context.Context, s *store.Store, x, y projections.Checkpoint) (insight.Diff, error) {
 	inX, err := storedIn(ctx, s, x)
 	if err != nil {
-		return compared{}, err
+		return insight.Diff{}, err
 	}
 	inY, err := storedIn(ctx, s, y)
 	if err != nil {
-		return compared{}, err
+		return insight.Diff{}, err
 	}
-	return compareCheckpoints(x, y, inX, inY), nil
+	return insight.CompareCheckpoints(x, y, inX, inY), nil
 }
 
 // storedIn reads what a checkpoint has; no data is read.
-func storedIn(ctx context.Context, s *store.Store, c projections.Checkpoint) ([]stored, error) {
+func storedIn(ctx context.Context, s *store.Store, c projections.Checkpoint) ([]insight.Content, error) {
 	digest, err := checkpoint.ParseDigest(c.Manifest)
 	if err != nil {
 		return nil, err
@@ -138,9 +139,9 @@ func storedIn(ctx context.Context, s *store.Store, c projections.Checkpoint) ([]
 	if err != nil {
 		return nil, err
 	}
-	out := make([]stored, len(contents))
+	out := make([]insight.Content, len(contents))
 	for i, c := range contents {
-		out[i] = stored{rank: c.Rank, item: c.Item, digest: c.Digest}
+		out[i] = insight.Content{Rank: c.Rank, Item: c.Item, Digest: c.Digest}
 	}
 	return out, nil
 }
@@ -240,7 +241,7 @@ func commonAncestor(ctx context.Context, views query.Source, x, y projections.Ch
 	return "", nil
 }
 
-func (a *app) printDiff(d compared) error {
+func (a *app) printDiff(d insight.Diff) error {
 	err := console.Emit(a.Console, d, d.Differences, func(w *tabwriter.Writer, wide bool) {
 		printHead(w, d)
 		if d.Of == "trials" {
@@ -255,7 +256,7 @@ func (a *app) printDiff(d compared) error {
 	return err
 }
 
-func printHead(w *tabwriter.Writer, d compared) {
+func printHead(w *tabwriter.Writer, d insight.Diff) {
 	console.Row(w, "WHAT", "A", "B")
 	console.Row(w, "trial", d.A.Run+"/"+d.A.Trial, d.B.Run+"/"+d.B.Trial)
 	if d.Of == "trials" {
@@ -278,7 +279,7 @@ func printHead(w *tabwriter.Writer, d compared) {
 	console.Row(w, "both from", d.CommonAncestor)
 }
 
-func printTrials(w *tabwriter.Writer, d compared, wide bool) {
+func printTrials(w *tabwriter.Writer, d insight.Diff, wide bool) {
 	first := true
 	for _, one := range d.Differences {
 		if one.Kind != "config" {
@@ -289,7 +290,7 @@ func printTrials(w *tabwriter.Writer, d compared, wide bool) {
 			console.Row(w, "CONFIG", "A", "B")
 			first = false
 		}
-		console.Row(w, one.Name, configText(one, isAdded, one.A), configText(one, isRemoved, one.B))
+		console.Row(w, one.Name, configText(one, insight.Added, one.A), configText(one, insight.Removed, one.B))
 	}
 	if len(d.Metrics) == 0 {
 		return
@@ -340,7 +341,7 @@ func shortText(text string) string {
 }
 
 // configText is a value of a configuration, empty on the side that lacks it.
-func configText(d difference, absent string, value any) string {
+func configText(d insight.Difference, absent string, value any) string {
 	if slices.Contains(d.Changes, absent) {
 		return ""
 	}
@@ -372,7 +373,7 @@ func differs(m projections.MetricComparison, wide bool) string {
 
 // partText is one side of a difference in a table.
 func partText(side any) string {
-	p, ok := side.(*contained)
+	p, ok := side.(*insight.Part)
 	if !ok {
 		return ""
 	}
@@ -389,7 +390,7 @@ func partText(side any) string {
 	return text
 }
 
-func printCheckpoints(w *tabwriter.Writer, d compared) {
+func printCheckpoints(w *tabwriter.Writer, d insight.Diff) {
 	fmt.Fprintln(w)
 	fmt.Fprintf(w, "%d tensors and %d values, %s, are the same\n", d.Same.Tensors, d.Same.Values, bytesize.Text(d.Same.Bytes))
 	if len(d.Differences) == 0 {

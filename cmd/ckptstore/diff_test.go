@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -18,13 +19,13 @@ func TestDiffOfConfigurations(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d, err := compareTrials(trialRows{trial: projections.Trial{Config: a}}, trialRows{trial: projections.Trial{Config: b}}, nil)
+	d, err := insight.CompareTrials(insight.TrialRows{Trial: projections.Trial{Config: a}}, insight.TrialRows{Trial: projections.Trial{Config: b}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
 	for _, one := range d.Differences {
-		got = append(got, one.Name+" "+one.Changes[0]+": "+configText(one, isAdded, one.A)+" → "+configText(one, isRemoved, one.B))
+		got = append(got, one.Name+" "+one.Changes[0]+": "+configText(one, insight.Added, one.A)+" → "+configText(one, insight.Removed, one.B))
 	}
 	want := []string{
 		`"a.b"."" added:  → 2`, `gone removed: null → `, `kind added:  → "x"`, `kind.x removed: 1 → `,

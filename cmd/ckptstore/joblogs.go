@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
@@ -185,15 +186,15 @@ func (a *app) linePrinter(q logsQuery, prefixed bool) func(logs.Line) error {
 }
 
 // jobOver is the row of a job, and whether it has ended or is lost.
-func jobOver(ctx context.Context, s *store.Store, run, id string) (launched, bool, error) {
+func jobOver(ctx context.Context, s *store.Store, run, id string) (insight.Job, bool, error) {
 	r, err := readRun(ctx, s, run)
 	if err != nil {
-		return launched{}, false, err
+		return insight.Job{}, false, err
 	}
-	for _, j := range r.list(time.Now()) {
+	for _, j := range r.List(time.Now()) {
 		if j.Job == id {
-			return j, j.State == jobEnded || j.State == jobLost, nil
+			return j, j.State == insight.Ended || j.State == insight.Lost, nil
 		}
 	}
-	return launched{}, false, &projections.NotFoundError{What: "job of run " + run, Ref: id, Hint: "it was there a moment ago: the log has changed"}
+	return insight.Job{}, false, &projections.NotFoundError{What: "job of run " + run, Ref: id, Hint: "it was there a moment ago: the log has changed"}
 }

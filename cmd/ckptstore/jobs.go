@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -21,8 +22,8 @@ import (
 
 // jobsListing is `jobs --json`.
 type jobsListing struct {
-	Store string     `json:"store"`
-	Jobs  []launched `json:"jobs"`
+	Store string        `json:"store"`
+	Jobs  []insight.Job `json:"jobs"`
 }
 
 func (a *app) jobsCommand() *cobra.Command {
@@ -58,15 +59,15 @@ func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
 	if err != nil {
 		return err
 	}
-	l := jobsListing{Store: s.ID, Jobs: []launched{}}
+	l := jobsListing{Store: s.ID, Jobs: []insight.Job{}}
 	var parents []string
 	for _, r := range runs {
-		l.Jobs = append(l.Jobs, r.list(time.Now())...)
-		if r.parent != "" && len(r.jobs) == 0 {
-			parents = append(parents, fmt.Sprintf("run %s was forked from %s and has no job yet: `ckptstore continue` needs one, `trainer run --name %s` starts the first", r.run, r.parent, r.run))
+		l.Jobs = append(l.Jobs, r.List(time.Now())...)
+		if r.Parent != "" && len(r.Jobs) == 0 {
+			parents = append(parents, fmt.Sprintf("run %s was forked from %s and has no job yet: `ckptstore continue` needs one, `trainer run --name %s` starts the first", r.Run, r.Parent, r.Run))
 		}
 	}
-	slices.SortStableFunc(l.Jobs, func(x, y launched) int { return y.StartedAt.Compare(x.StartedAt) })
+	slices.SortStableFunc(l.Jobs, func(x, y insight.Job) int { return y.StartedAt.Compare(x.StartedAt) })
 	err = console.Emit(a.Console, l, l.Jobs, func(w *tabwriter.Writer, wide bool) { printJobs(w, wide, l.Jobs) })
 	if a.Quiet {
 		return err
@@ -80,7 +81,7 @@ func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
 	return err
 }
 
-func printJobs(w *tabwriter.Writer, wide bool, jobs []launched) {
+func printJobs(w *tabwriter.Writer, wide bool, jobs []insight.Job) {
 	head := []any{"JOB", "RUN", "STATE", "EXIT", "STARTED", "DURATION", "ATTEMPTS", "RESTARTS", "FROM", "HEAD", "HOST", "PID"}
 	if wide {
 		head = append(head, "WORKERS", "ASKED", "PARENT", "REASON", "UNHEALTHY", "COMMAND")
@@ -107,10 +108,10 @@ func printJobs(w *tabwriter.Writer, wide bool, jobs []launched) {
 }
 
 // readRun reads the jobs of a run.
-func readRun(ctx context.Context, s *store.Store, run string) (runJobs, error) {
+func readRun(ctx context.Context, s *store.Store, run string) (insight.RunJobs, error) {
 	runs, err := readRuns(ctx, s, run)
 	if err != nil || len(runs) == 0 {
-		return runJobs{run: run}, err
+		return insight.RunJobs{Run: run}, err
 	}
 	return runs[0], nil
 }
@@ -118,36 +119,36 @@ func readRun(ctx context.Context, s *store.Store, run string) (runJobs, error) {
 // readRuns reads the jobs of a run, or of all, in one question. Whether one lives
 // is asked between two readings: what the first has as not ended was live then,
 // or is lost.
-func readRuns(ctx context.Context, s *store.Store, run string) ([]runJobs, error) {
+func readRuns(ctx context.Context, s *store.Store, run string) ([]insight.RunJobs, error) {
 	rows, err := query.Ask(ctx, s.Views(), query.Launches, query.Params{Run: run})
 	if err != nil {
 		return nil, err
 	}
-	runs := make([]runJobs, len(rows))
+	runs := make([]insight.RunJobs, len(rows))
 	for i, row := range rows {
 		r := &runs[i]
-		r.take(row)
-		if open := slices.ContainsFunc(r.jobs, func(j projections.Job) bool { return !j.Ended }); !open {
+		r.Take(row)
+		if open := slices.ContainsFunc(r.Jobs, func(j projections.Job) bool { return !j.Ended }); !open {
 			continue
 		}
-		before := r.jobs
-		live, err := s.LiveJob(ctx, r.run)
+		before := r.Jobs
+		live, err := s.LiveJob(ctx, r.Run)
 		if err != nil {
 			return nil, err
 		}
-		r.live = ""
+		r.Live = ""
 		if live != nil {
-			r.live = live.Job
+			r.Live = live.Job
 		}
-		again, err := query.Ask(ctx, s.Views(), query.Launches, query.Params{Run: r.run})
+		again, err := query.Ask(ctx, s.Views(), query.Launches, query.Params{Run: r.Run})
 		if err != nil {
 			return nil, err
 		}
 		if len(again) > 0 {
-			r.take(again[0])
+			r.Take(again[0])
 		}
 		// A job that started after that question is not lost.
-		r.jobs = slices.DeleteFunc(r.jobs, func(j projections.Job) bool {
+		r.Jobs = slices.DeleteFunc(r.Jobs, func(j projections.Job) bool {
 			return !slices.ContainsFunc(before, func(b projections.Job) bool { return b.ID == j.ID })
 		})
 	}
@@ -155,9 +156,9 @@ func readRuns(ctx context.Context, s *store.Store, run string) ([]runJobs, error
 }
 
 // findJob returns the job of an ID, of its beginning or its end; the newest for "".
-func findJob(r runJobs, run, id string) (projections.Job, error) {
+func findJob(r insight.RunJobs, run, id string) (projections.Job, error) {
 	var found []projections.Job
-	for _, j := range r.jobs {
+	for _, j := range r.Jobs {
 		switch {
 		case id == "" || j.ID == id:
 			return j, nil

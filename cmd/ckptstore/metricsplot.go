@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -88,23 +89,23 @@ func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Param
 		return err
 	}
 	for i, name := range columns(table, p.Metrics) {
-		h, err := highlights(table, name, exact)
+		h, err := insight.Highlights(table, name, exact)
 		if err != nil {
 			return err
 		}
 		if i > 0 {
 			fmt.Fprintln(a.Out)
 		}
-		drawn := lines(table, name, o.logScale)
+		drawn := insight.Lines(table, name, o.logScale)
 		fmt.Fprintln(a.Out, highlightsText(name, h)+noteText(drawn))
-		fmt.Fprint(a.Raw, pl.draw(drawn.lines)) // in colours
+		fmt.Fprint(a.Raw, pl.draw(drawn.Lines)) // in colours
 	}
 	return nil
 }
 
 // along makes the rows of a table the x axis.
-func (p *plot) along(table projections.MetricsTable, exact exactly) error {
-	first, last, err := span(table, exact)
+func (p *plot) along(table projections.MetricsTable, exact insight.Exact) error {
+	first, last, err := insight.Span(table, exact)
 	if err != nil {
 		return err
 	}
@@ -116,17 +117,17 @@ func (p *plot) along(table projections.MetricsTable, exact exactly) error {
 }
 
 // noteText says what is not drawn.
-func noteText(d drawing) string {
+func noteText(d insight.Drawing) string {
 	var notes []string
-	if !slices.ContainsFunc(d.lines, func(s series) bool {
-		return slices.ContainsFunc(s.points, func(at point) bool { return !at.gap })
+	if !slices.ContainsFunc(d.Lines, func(s insight.Series) bool {
+		return slices.ContainsFunc(s.Points, func(at insight.Point) bool { return !at.Gap })
 	}) {
 		return "  (nothing to draw)"
 	}
 	for _, n := range []struct {
 		count int
 		what  string
-	}{{d.unfinished, "NaN or infinite"}, {d.negative, "not above zero"}, {d.other, "no number"}} {
+	}{{d.NotFinite, "NaN or infinite"}, {d.NotPositive, "not above zero"}, {d.NotNumbers, "no number"}} {
 		if n.count > 0 {
 			notes = append(notes, fmt.Sprintf("%s: %d", n.what, n.count))
 		}

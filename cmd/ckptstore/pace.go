@@ -1,12 +1,12 @@
 package main
 
 import (
-	"github.com/ckptstore/ckptstore/internal/console"
-
 	"context"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/console"
 )
 
 // pacer gives events the distances in time that they had when the log stored

@@ -9,6 +9,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -31,11 +32,11 @@ func printReshard(w *tabwriter.Writer, wide bool, p *planner.Preview) {
 		console.Row(w, r.Rank, bytesize.Text(r.Bytes), factor(r.Read, r.Bytes), r.Reads, bytesize.Text(r.Missing), from(r, wide))
 	}
 	console.Row(w, "all", bytesize.Text(p.Bytes), factor(p.Read, p.Bytes))
-	for _, gap := range lacking(p) {
-		fmt.Fprintf(w, "\n%s was saved by each rank for itself, and not by %s.\n", gap.fqn, named(gap.ranks))
+	for _, gap := range insight.Lacking(p) {
+		fmt.Fprintf(w, "\n%s was saved by each rank for itself, and not by %s.\n", gap.FQN, named(gap.Ranks))
 	}
-	for _, gap := range unread(p) {
-		fmt.Fprintf(w, "\n%s of %s is read by none.\n", gap.fqn, named(gap.ranks))
+	for _, gap := range insight.Unread(p) {
+		fmt.Fprintf(w, "\n%s of %s is read by none.\n", gap.FQN, named(gap.Ranks))
 	}
 }
 

@@ -10,19 +10,20 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 // stopped is `stop --json` and `preempt --json`.
 type stopped struct {
-	Run     string    `json:"run"`
-	Job     string    `json:"job"`
-	Host    string    `json:"host"`
-	PID     int       `json:"pid"`
-	Preempt bool      `json:"preempt"`
-	Reason  string    `json:"reason"`
-	Ended   *launched `json:"ended,omitempty"` // with --wait, how the job ended
+	Run     string       `json:"run"`
+	Job     string       `json:"job"`
+	Host    string       `json:"host"`
+	PID     int          `json:"pid"`
+	Preempt bool         `json:"preempt"`
+	Reason  string       `json:"reason"`
+	Ended   *insight.Job `json:"ended,omitempty"` // with --wait, how the job ended
 }
 
 const waitHelp = `
@@ -94,7 +95,7 @@ func (a *app) stop(ctx context.Context, s *store.Store, out stopped, wait time.D
 }
 
 // awaitEnd waits until a job has ended.
-func (a *app) awaitEnd(ctx context.Context, s *store.Store, run, job string, limit time.Duration) (*launched, error) {
+func (a *app) awaitEnd(ctx context.Context, s *store.Store, run, job string, limit time.Duration) (*insight.Job, error) {
 	late := fmt.Errorf("job %s of run %s has not ended within %s: it is still asked to; wait longer, or end its process", job, run, limit)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, late)
 	defer cancel()
@@ -120,8 +121,8 @@ func (a *app) awaitEnd(ctx context.Context, s *store.Store, run, job string, lim
 }
 
 // endText says how a job ended.
-func endText(j launched) string {
-	if j.State == jobLost {
+func endText(j insight.Job) string {
+	if j.State == insight.Lost {
 		return "is lost: it was killed before it could say how it ended"
 	}
 	text := fmt.Sprintf("ended with exit code %d", *j.ExitCode)

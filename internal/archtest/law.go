@@ -62,6 +62,7 @@ func Repository() Law {
 			{Path: "projections", Holds: "folds and queries over ordered rows", Core: true, May: []string{"events"}},
 			{Path: "internal/checkpoint", Holds: "what a checkpoint is, in memory and in bytes: digest, layout, manifest, local plan", Core: true, May: []string{"tensor"}},
 			{Path: "planner", Holds: "save and load plans, plan cache, the coordinator; `planner/retention` decides what a collection deletes", Core: true, May: []string{"tensor", "events", "projections", "internal/checkpoint"}},
+			{Path: "internal/insight", Holds: "verdicts on rows: job states, differences, metrics, reshard previews", Core: true, May: []string{"tensor", "projections", "internal/checkpoint", "planner"}},
 			{Path: "internal/archive", Holds: "sealed segments: the old part of a log, byte for byte, in files", May: []string{"internal/beneath", "internal/durable"}},
 			{Path: "internal/front", Holds: "what clients of an owner meet: authentication, and which frames of the NATS protocol are passed on", May: []string{"events"}},
 			{Path: "events/jetlog", Holds: "the log: archive and live stream as one; alone imports NATS", May: []string{"events", "internal/archive", "internal/front"}},

@@ -1,4 +1,4 @@
-package main
+package insight
 
 import (
 	"cmp"
@@ -11,17 +11,17 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// sameParts counts what two checkpoints have in common.
-type sameParts struct {
+// SameParts counts what two checkpoints have in common.
+type SameParts struct {
 	Tensors int   `json:"tensors"`
 	Values  int   `json:"values"`
 	Bytes   int64 `json:"bytes"`
 }
 
-// contained is a tensor or a value of a checkpoint. Digest is that of its bytes,
+// Part is a tensor or a value of a checkpoint. Digest is that of its bytes,
 // or, of a tensor in several chunks, of their digests in the order of their
 // boxes; it is left out if one is not known.
-type contained struct {
+type Part struct {
 	DType  tensor.DType `json:"dtype,omitzero"`
 	Shape  tensor.Shape `json:"shape,omitempty"`
 	Bytes  int64        `json:"bytes"`
@@ -38,16 +38,16 @@ type partKey struct {
 	name string
 }
 
-// stored is what a checkpoint's index has of a tensor or a value.
-type stored struct {
-	rank   int // whose index has it
-	item   checkpoint.Item
-	digest checkpoint.Digest // zero if nobody has read the bytes yet
+// Content is what a checkpoint's index has of a tensor or a value.
+type Content struct {
+	Rank   int // whose index has it
+	Item   checkpoint.Item
+	Digest checkpoint.Digest // zero if nobody has read the bytes yet
 }
 
-// compareCheckpoints compares two checkpoints by what their indexes list.
-func compareCheckpoints(x, y projections.Checkpoint, inX, inY []stored) compared {
-	d := compared{Of: "checkpoints", A: checkpointSide(x), B: checkpointSide(y), Differences: []difference{}, Same: &sameParts{}}
+// CompareCheckpoints compares two checkpoints by what their indexes list.
+func CompareCheckpoints(x, y projections.Checkpoint, inX, inY []Content) Diff {
+	d := Diff{Of: "checkpoints", A: checkpointSide(x), B: checkpointSide(y), Differences: []Difference{}, Same: &SameParts{}}
 	left, right := partsFrom(inX), partsFrom(inY)
 	keys := maps.Clone(left)
 	maps.Copy(keys, right)
@@ -57,7 +57,7 @@ func compareCheckpoints(x, y projections.Checkpoint, inX, inY []stored) compared
 		a, b := left[key], right[key]
 		changes := a.changes(b)
 		if len(changes) > 0 {
-			one := difference{Kind: key.kind, Name: key.name, Changes: changes}
+			one := Difference{Kind: key.kind, Name: key.name, Changes: changes}
 			if a != nil { // a nil part is not a nil value
 				one.A = a
 			}
@@ -78,30 +78,30 @@ func compareCheckpoints(x, y projections.Checkpoint, inX, inY []stored) compared
 	return d
 }
 
-func checkpointSide(c projections.Checkpoint) comparedSide {
-	return comparedSide{
+func checkpointSide(c projections.Checkpoint) DiffSide {
+	return DiffSide{
 		Run: c.Run, Trial: c.Trial, Checkpoint: c.ID, Step: c.Step, Status: string(c.State), Attempt: c.Attempt,
 		Iterations: c.Iteration, WorldSize: c.WorldSize, Bytes: c.Bytes, Manifest: c.Manifest, Parent: c.Parent,
 	}
 }
 
-func partsFrom(contents []stored) map[partKey]*contained {
-	slices.SortStableFunc(contents, func(a, b stored) int {
-		return slices.Compare(a.item.Shard.Box.Offsets, b.item.Shard.Box.Offsets)
+func partsFrom(contents []Content) map[partKey]*Part {
+	slices.SortStableFunc(contents, func(a, b Content) int {
+		return slices.Compare(a.Item.Shard.Box.Offsets, b.Item.Shard.Box.Offsets)
 	})
-	parts := map[partKey]*contained{}
+	parts := map[partKey]*Part{}
 	for _, one := range contents {
-		it := one.item
+		it := one.Item
 		key := partKey{"tensor", it.Shard.FQN}
 		if it.Value {
 			key.kind = "value"
 		}
 		if it.PerRank {
-			key.name += fmt.Sprintf(" of rank %d", one.rank)
+			key.name += fmt.Sprintf(" of rank %d", one.Rank)
 		}
 		p := parts[key]
 		if p == nil {
-			p = &contained{DType: it.Shard.DType, Shape: it.Shard.Global}
+			p = &Part{DType: it.Shard.DType, Shape: it.Shard.Global}
 			parts[key] = p
 		}
 		p.Bytes += it.Bytes
@@ -109,7 +109,7 @@ func partsFrom(contents []stored) map[partKey]*contained {
 		if !it.Value {
 			p.boxes = append(p.boxes, it.Shard.Box.Key())
 		}
-		p.digests = append(p.digests, one.digest)
+		p.digests = append(p.digests, one.Digest)
 	}
 	for _, p := range parts {
 		p.Digest = p.digest()
@@ -117,7 +117,7 @@ func partsFrom(contents []stored) map[partKey]*contained {
 	return parts
 }
 
-func (p *contained) digest() string {
+func (p *Part) digest() string {
 	var all []byte
 	for _, d := range p.digests {
 		if d == (checkpoint.Digest{}) {
@@ -132,30 +132,30 @@ func (p *contained) digest() string {
 }
 
 // changes says how a part became another; either may be nil.
-func (p *contained) changes(to *contained) (changes []string) {
+func (p *Part) changes(to *Part) (changes []string) {
 	switch {
 	case p == nil:
-		return []string{isAdded}
+		return []string{Added}
 	case to == nil:
-		return []string{isRemoved}
+		return []string{Removed}
 	}
 	if p.DType != to.DType {
-		changes = append(changes, isDType)
+		changes = append(changes, DTypeDiffers)
 	}
 	if !slices.Equal(p.Shape, to.Shape) {
-		changes = append(changes, isShape)
+		changes = append(changes, ShapeDiffers)
 	}
 	if len(changes) == 0 && p.Bytes != to.Bytes {
-		changes = append(changes, isSize)
+		changes = append(changes, SizeDiffers)
 	}
 	switch {
 	case len(changes) > 0: // then the bytes are others too
 	case !slices.Equal(p.boxes, to.boxes):
-		changes = append(changes, isChunks)
+		changes = append(changes, ChunksDiffer)
 	case p.Digest == "" || to.Digest == "":
-		changes = append(changes, isUnknown)
+		changes = append(changes, UnknownContent)
 	case p.Digest != to.Digest:
-		changes = append(changes, isContent)
+		changes = append(changes, ContentDiffers)
 	}
 	return changes
 }

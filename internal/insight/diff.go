@@ -1,4 +1,8 @@
-package main
+// Package insight draws conclusions from rows: whether a job runs or is lost, how two
+// trials or checkpoints differ, where a metric ended and was best, what a group of
+// other size would lack. The functions are pure: commands, APIs and alerts read rows,
+// call them, and show what they return.
+package insight
 
 import (
 	"fmt"
@@ -11,21 +15,22 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// compared is `diff --json`.
-type compared struct {
+// Diff is the comparison of two trials or of two checkpoints, as `diff --json` prints
+// it. The caller fills in Store and CommonAncestor.
+type Diff struct {
 	Store          string                         `json:"store"`
 	Of             string                         `json:"of"` // "trials" or "checkpoints"
-	A              comparedSide                   `json:"a"`
-	B              comparedSide                   `json:"b"`
+	A              DiffSide                       `json:"a"`
+	B              DiffSide                       `json:"b"`
 	Equal          bool                           `json:"equal"`
 	CommonAncestor string                         `json:"common_ancestor,omitempty"` // the newest checkpoint that both descend from
-	Differences    []difference                   `json:"differences"`
+	Differences    []Difference                   `json:"differences"`
 	Metrics        []projections.MetricComparison `json:"metrics,omitempty"` // of trials
-	Same           *sameParts                     `json:"same,omitempty"`    // of checkpoints
+	Same           *SameParts                     `json:"same,omitempty"`    // of checkpoints
 }
 
-// comparedSide is one of the two.
-type comparedSide struct {
+// DiffSide describes one of the two.
+type DiffSide struct {
 	Run        string `json:"run"`
 	Trial      string `json:"trial"`
 	Checkpoint string `json:"checkpoint"` // of a trial, the head of its line
@@ -40,8 +45,8 @@ type comparedSide struct {
 	Parent     string `json:"parent,omitempty"`      // the checkpoint that it continues
 }
 
-// difference is one thing that is not the same.
-type difference struct {
+// Difference is one thing that is not the same.
+type Difference struct {
 	Kind    string   `json:"kind"` // config, metric, tensor or value
 	Name    string   `json:"name"`
 	Changes []string `json:"changes"` // added, removed, changed, steps, dtype, shape, size, chunks, content, unknown
@@ -50,34 +55,34 @@ type difference struct {
 	B       any      `json:"b"`
 }
 
-// Changes.
+// Changes of a [Difference].
 const (
-	isAdded   = "added"   // B alone has it
-	isRemoved = "removed" // A alone has it
-	isChanged = "changed" // another value
-	isSteps   = "steps"   // equal where both were reported, which is not everywhere
-	isDType   = "dtype"
-	isShape   = "shape"
-	isSize    = "size"
-	isContent = "content" // other bytes
-	isChunks  = "chunks"  // cut differently, so that no digests can be compared
-	isUnknown = "unknown" // in place, and never read: its digest is not known
+	Added          = "added"   // B alone has it
+	Removed        = "removed" // A alone has it
+	Changed        = "changed" // another value
+	StepsDiffer    = "steps"   // equal where both were reported, which is not everywhere
+	DTypeDiffers   = "dtype"
+	ShapeDiffers   = "shape"
+	SizeDiffers    = "size"
+	ContentDiffers = "content" // other bytes
+	ChunksDiffer   = "chunks"  // cut differently, so that no digests can be compared
+	UnknownContent = "unknown" // in place, and never read: its digest is not known
 )
 
-// trialRows are the rows of a trial that a comparison reads.
-type trialRows struct {
-	trial   projections.Trial
-	head    projections.Checkpoint // of its line; the zero one if it has none
-	reports []projections.Report
+// TrialRows are the rows of a trial that a comparison reads.
+type TrialRows struct {
+	Trial   projections.Trial
+	Head    projections.Checkpoint // of its line; the zero one if it has none
+	Reports []projections.Report
 }
 
-// compareTrials compares two trials: their configurations, and their metrics or those
+// CompareTrials compares two trials: their configurations, and their metrics or those
 // named. It returns a NotFoundError for a name that neither has reported.
-func compareTrials(x, y trialRows, metrics []string) (compared, error) {
-	d := compared{Of: "trials", A: x.side(), B: y.side(), Differences: []difference{}, Metrics: []projections.MetricComparison{}}
-	d.config(x.trial.Config, y.trial.Config)
+func CompareTrials(x, y TrialRows, metrics []string) (Diff, error) {
+	d := Diff{Of: "trials", A: x.side(), B: y.side(), Differences: []Difference{}, Metrics: []projections.MetricComparison{}}
+	d.config(x.Trial.Config, y.Trial.Config)
 	var names []string
-	for _, m := range projections.CompareReports(x.reports, y.reports) {
+	for _, m := range projections.CompareReports(x.Reports, y.Reports) {
 		names = append(names, m.Name)
 		if len(metrics) == 0 || slices.Contains(metrics, m.Name) {
 			d.Metrics = append(d.Metrics, m)
@@ -97,9 +102,9 @@ func compareTrials(x, y trialRows, metrics []string) (compared, error) {
 	return d, nil
 }
 
-func (r trialRows) side() comparedSide {
-	t, c := r.trial, r.head
-	s := comparedSide{
+func (r TrialRows) side() DiffSide {
+	t, c := r.Trial, r.Head
+	s := DiffSide{
 		Run: t.Run, Trial: t.Name, Checkpoint: t.Head, Status: string(t.Status),
 		Attempt: t.Attempt, Iterations: t.Iterations, WorldSize: t.WorldSize,
 		Step: c.Step, Bytes: c.Bytes, Manifest: c.Manifest, Parent: c.Parent,
@@ -110,16 +115,16 @@ func (r trialRows) side() comparedSide {
 	return s
 }
 
-func metricDifference(m projections.MetricComparison) difference {
-	out := difference{Kind: "metric", Name: m.Name, Changes: []string{isSteps}}
+func metricDifference(m projections.MetricComparison) Difference {
+	out := Difference{Kind: "metric", Name: m.Name, Changes: []string{StepsDiffer}}
 	switch {
 	case m.A == nil:
-		out.Changes, out.B = []string{isAdded}, m.B.Last.Value
+		out.Changes, out.B = []string{Added}, m.B.Last.Value
 	case m.B == nil:
-		out.Changes, out.A = []string{isRemoved}, m.A.Last.Value
+		out.Changes, out.A = []string{Removed}, m.A.Last.Value
 	case m.FirstDifference != nil:
 		at := m.FirstDifference
-		out.Changes, out.Step, out.A, out.B = []string{isChanged}, &at.Step, at.A, at.B
+		out.Changes, out.Step, out.A, out.B = []string{Changed}, &at.Step, at.A, at.B
 	default:
 		out.A, out.B = m.A.Last.Value, m.B.Last.Value
 	}
@@ -127,7 +132,7 @@ func metricDifference(m projections.MetricComparison) difference {
 }
 
 // config compares two configurations, key by key.
-func (d *compared) config(x, y map[string]any) {
+func (d *Diff) config(x, y map[string]any) {
 	left, right := map[string]any{}, map[string]any{}
 	flatten(left, "", x)
 	flatten(right, "", y)
@@ -136,16 +141,16 @@ func (d *compared) config(x, y map[string]any) {
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		a, inA := left[key]
 		b, inB := right[key]
-		change := isChanged
+		change := Changed
 		switch {
 		case !inA:
-			change = isAdded
+			change = Added
 		case !inB:
-			change = isRemoved
+			change = Removed
 		case reflect.DeepEqual(a, b):
 			continue
 		}
-		d.Differences = append(d.Differences, difference{Kind: "config", Name: key, Changes: []string{change}, A: a, B: b})
+		d.Differences = append(d.Differences, Difference{Kind: "config", Name: key, Changes: []string{change}, A: a, B: b})
 	}
 }
 

@@ -1,4 +1,4 @@
-package main
+package insight
 
 import (
 	"math"
@@ -6,13 +6,14 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// exactly asks for the reports of a row, of one metric or, if it is "", of all.
-type exactly func(row projections.MetricsRow, name string) (projections.MetricsTable, error)
+// Exact asks for the reports of a row: of one metric, or of all if the name is empty.
+type Exact func(row projections.MetricsRow, name string) (projections.MetricsTable, error)
 
-// highlights finds the ends of a metric in the line. A row that sums up several reports knows neither the
-// step of its least value nor, if it lacks the metric in the end, that of its
-// last: exact asks for the reports of such a row.
-func highlights(table projections.MetricsTable, name string, exact exactly) (h projections.MetricEnds, err error) {
+// Highlights finds the last, the least and the greatest value of a metric in the line.
+// A row that sums up several reports knows neither the step of its least value nor, if
+// it lacks the metric in the end, that of its last: exact asks for the reports of such
+// a row.
+func Highlights(table projections.MetricsTable, name string, exact Exact) (h projections.MetricEnds, err error) {
 	var last, least, most *projections.MetricsRow
 	low, high := math.Inf(1), math.Inf(-1)
 	for i := range table.Rows {
@@ -63,9 +64,9 @@ func highlights(table projections.MetricsTable, name string, exact exactly) (h p
 	return h, err
 }
 
-// span returns the first and the last row of a table in its line. The first is a
+// Span returns the first and the last row of a table in its line. The first is a
 // single report: exact asks for it where the row sums up several.
-func span(table projections.MetricsTable, exact exactly) (first, last projections.MetricsRow, err error) {
+func Span(table projections.MetricsTable, exact Exact) (first, last projections.MetricsRow, err error) {
 	first, last = table.Rows[0], table.Rows[0]
 	for _, row := range table.Rows {
 		if row.UntilIteration >= last.UntilIteration {
@@ -83,34 +84,35 @@ func span(table projections.MetricsTable, exact exactly) (first, last projection
 	return first, last, nil
 }
 
-// point is what is drawn of one place on the x axis: a stroke from the least
+// Point is what is drawn of one place on the x axis: a stroke from the least
 // to the greatest value there, and a line from the last value to the next
 // point's. A place without numbers is a gap.
-type point struct {
-	x                float64
-	least, most, end float64
-	gap              bool
+type Point struct {
+	X                float64
+	Least, Most, End float64
+	Gap              bool
 }
 
-// series is a line of points in the order of x.
-type series struct {
-	points []point
-	dim    bool // drawn behind the others
+// Series is a line of points in the order of x.
+type Series struct {
+	Points []Point
+	Dim    bool // drawn behind the others
 }
 
-// drawing is what can be drawn of a metric, and how many places have numbers
+// Drawing is what can be drawn of a metric, and how many places have numbers
 // that cannot.
-type drawing struct {
-	lines      []series
-	unfinished int // NaN or infinite
-	negative   int // not above zero, on a logarithmic axis
-	other      int // no numbers
+type Drawing struct {
+	Lines       []Series
+	NotFinite   int // NaN or infinite
+	NotPositive int // not above zero, on a logarithmic axis
+	NotNumbers  int // no numbers
 }
 
-// lines are the line of a metric and, behind it, what a resume has hidden.
-func lines(table projections.MetricsTable, name string, log bool) drawing {
-	var d drawing
-	line, hidden := series{}, map[int]*series{}
+// Lines returns the line of a metric and, behind it, what a resume has hidden. On a
+// logarithmic axis only numbers above zero can be drawn.
+func Lines(table projections.MetricsTable, name string, log bool) Drawing {
+	var d Drawing
+	line, hidden := Series{}, map[int]*Series{}
 	var order []int
 	for _, row := range table.Rows {
 		s, has := row.Metrics[name]
@@ -118,44 +120,44 @@ func lines(table projections.MetricsTable, name string, log bool) drawing {
 			continue // reported less often than others: no gap
 		}
 		at := d.point(s, log)
-		at.x = (float64(row.Iteration) + float64(row.UntilIteration)) / 2
+		at.X = (float64(row.Iteration) + float64(row.UntilIteration)) / 2
 		if !row.Hidden {
-			line.points = append(line.points, at)
+			line.Points = append(line.Points, at)
 			continue
 		}
 		if hidden[row.Attempt] == nil {
-			hidden[row.Attempt] = &series{dim: true}
+			hidden[row.Attempt] = &Series{Dim: true}
 			order = append(order, row.Attempt)
 		}
-		hidden[row.Attempt].points = append(hidden[row.Attempt].points, at)
+		hidden[row.Attempt].Points = append(hidden[row.Attempt].Points, at)
 	}
 	for _, attempt := range order {
-		d.lines = append(d.lines, *hidden[attempt])
+		d.Lines = append(d.Lines, *hidden[attempt])
 	}
-	d.lines = append(d.lines, line)
+	d.Lines = append(d.Lines, line)
 	return d
 }
 
-func (d *drawing) point(s projections.Summary, log bool) point {
+func (d *Drawing) point(s projections.Summary, log bool) Point {
 	least, ok := projections.Number(s.Min)
 	most, _ := projections.Number(s.Max)
 	end, isNumber := projections.Number(s.Last)
 	switch {
 	case !ok && s.NaNs == 0:
-		d.other++
-		return point{gap: true}
+		d.NotNumbers++
+		return Point{Gap: true}
 	case !ok || math.IsInf(least, 0) || math.IsInf(most, 0):
-		d.unfinished++
-		return point{gap: true}
+		d.NotFinite++
+		return Point{Gap: true}
 	case log && least <= 0:
-		d.negative++
-		return point{gap: true}
+		d.NotPositive++
+		return Point{Gap: true}
 	}
 	if s.NaNs > 0 {
-		d.unfinished++
+		d.NotFinite++
 	}
 	if !isNumber || math.IsNaN(end) {
 		end = most
 	}
-	return point{least: least, most: most, end: end}
+	return Point{Least: least, Most: most, End: end}
 }

@@ -1,4 +1,4 @@
-package main
+package insight
 
 import (
 	"maps"
@@ -7,15 +7,15 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// gap is a value that some ranks do not have.
-type gap struct {
-	fqn   string
-	ranks []int
+// Gap is a value that some ranks do not have.
+type Gap struct {
+	FQN   string
+	Ranks []int
 }
 
-// lacking lists the values that each rank saved for itself, with the ranks of a
+// Lacking lists the values that each rank saved for itself, with the ranks of a
 // preview for which none was saved.
-func lacking(p *planner.Preview) []gap {
+func Lacking(p *planner.Preview) []Gap {
 	ranks := map[string][]int{}
 	for _, r := range p.Ranks {
 		for _, fqn := range r.Lacks {
@@ -25,9 +25,9 @@ func lacking(p *planner.Preview) []gap {
 	return gaps(ranks)
 }
 
-// unread lists the values that no rank of a preview reads, with the ranks that
+// Unread lists the values that no rank of a preview reads, with the ranks that
 // saved them.
-func unread(p *planner.Preview) []gap {
+func Unread(p *planner.Preview) []Gap {
 	ranks := map[string][]int{}
 	for _, v := range p.Unread {
 		ranks[v.FQN] = append(ranks[v.FQN], v.Rank)
@@ -35,9 +35,9 @@ func unread(p *planner.Preview) []gap {
 	return gaps(ranks)
 }
 
-func gaps(ranks map[string][]int) (list []gap) {
+func gaps(ranks map[string][]int) (list []Gap) {
 	for _, fqn := range slices.Sorted(maps.Keys(ranks)) {
-		list = append(list, gap{fqn, ranks[fqn]})
+		list = append(list, Gap{fqn, ranks[fqn]})
 	}
 	return list
 }

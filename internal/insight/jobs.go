@@ -1,4 +1,4 @@
-package main
+package insight
 
 import (
 	"slices"
@@ -10,14 +10,14 @@ import (
 // States of a job, as far as anybody can know. A lost one never said that it
 // ended, and nobody holds its run: it was killed, or its machine is gone.
 const (
-	jobRunning  = "running"
-	jobStopping = "stopping"
-	jobEnded    = "ended"
-	jobLost     = "lost"
+	Running  = "running"
+	Stopping = "stopping"
+	Ended    = "ended"
+	Lost     = "lost"
 )
 
-// launched is one job in `jobs --json`.
-type launched struct {
+// Job is one job, as `jobs --json` prints it.
+type Job struct {
 	Job       string    `json:"job"`
 	Run       string    `json:"run"`
 	Host      string    `json:"host"`
@@ -43,55 +43,56 @@ type launched struct {
 	Unhealthy []string  `json:"unhealthy_devices,omitempty"` // GPUs that failed in it and did not recover, with the reason
 }
 
-// runJobs is what is known of the jobs of a run.
-type runJobs struct {
-	run      string
-	jobs     []projections.Job // the newest first
+// RunJobs holds the rows of a run from which the state of its jobs follows, and which
+// of them lives: only a lease says that.
+type RunJobs struct {
+	Run      string
+	Jobs     []projections.Job // the newest first
 	trials   []projections.Trial
 	attempts []projections.Attempt
 	devices  []projections.Device
-	live     string // ID of the job that holds the run; empty if none does
-	parent   string
+	Live     string // ID of the job that holds the run; empty if none does
+	Parent   string
 }
 
-// take replaces the rows by those of a later reading.
-func (r *runJobs) take(row projections.Launches) {
-	r.run, r.jobs, r.trials, r.attempts, r.devices = row.Run, row.Jobs, row.Trials, row.Attempts, row.Devices
+// Take replaces the rows by those of a later reading.
+func (r *RunJobs) Take(row projections.Launches) {
+	r.Run, r.Jobs, r.trials, r.attempts, r.devices = row.Run, row.Jobs, row.Trials, row.Attempts, row.Devices
 	for _, t := range r.trials {
 		if t.Parent != nil && t.Name == projections.DefaultTrial {
-			r.parent = projections.ParentRef(*t.Parent)
+			r.Parent = projections.ParentRef(*t.Parent)
 		}
 	}
 }
 
-// state is that of a job.
-func (r runJobs) state(j projections.Job) string {
+// state returns the state of a job.
+func (r RunJobs) state(j projections.Job) string {
 	switch {
 	case j.Ended:
-		return jobEnded
-	case r.live != j.ID:
-		return jobLost
+		return Ended
+	case r.Live == "" || r.Live != j.ID:
+		return Lost
 	case slices.ContainsFunc(r.trials, func(t projections.Trial) bool {
 		return t.Job == j.ID && t.Status == projections.Stopping
 	}):
-		return jobStopping
+		return Stopping
 	}
-	return jobRunning
+	return Running
 }
 
-// list returns the jobs as they are at a time.
-func (r runJobs) list(now time.Time) (list []launched) {
-	for _, j := range r.jobs {
-		out := launched{
+// List returns the jobs as they are at a time.
+func (r RunJobs) List(now time.Time) (list []Job) {
+	for _, j := range r.Jobs {
+		out := Job{
 			Job: j.ID, Run: j.Run, Host: j.Host, PID: j.PID, State: r.state(j), Reason: j.Reason,
 			StartedAt: j.StartedAt, EndedAt: j.EndedAt, NProc: j.NProc, NNodes: j.NNodes, Asked: j.Resume,
-			Parent: r.parent, Command: append([]string{}, j.Command...), Flags: j.Flags, Dir: j.Dir, Logs: j.Logs,
+			Parent: r.Parent, Command: append([]string{}, j.Command...), Flags: j.Flags, Dir: j.Dir, Logs: j.Logs,
 		}
 		end := now
 		if j.Ended {
 			out.ExitCode, end = &j.ExitCode, j.EndedAt
 		}
-		if out.State != jobLost && !j.StartedAt.IsZero() {
+		if out.State != Lost && !j.StartedAt.IsZero() {
 			seconds := end.Sub(j.StartedAt).Seconds()
 			out.Seconds = &seconds
 		}
@@ -101,8 +102,8 @@ func (r runJobs) list(now time.Time) (list []launched) {
 	return list
 }
 
-// trained says what the attempts of a job did.
-func (r runJobs) trained(out *launched) {
+// trained fills in what the attempts of a job did.
+func (r RunJobs) trained(out *Job) {
 	groups := map[string]int{}
 	last := uint64(0)
 	for _, t := range r.attempts {
