@@ -1,9 +1,15 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -126,4 +132,45 @@ func (a *app) serveCommand() *cobra.Command {
 	f.StringVar(&quota, "client-bytes", "", "most that clients over TCP append to the log while this process owns it, such as 10GiB (default: as the disk has room)")
 	f.StringVar(&access.CA, "tls-ca", "", "CA of the certificates that clients must show")
 	return c
+}
+
+// goneEvery is how often a process looks whether the directory of its store is there.
+const goneEvery = 200 * time.Millisecond
+
+// exitWhenGone ends this process when a directory was removed, or another is in its
+// place, until ctx ends. It ends at once: whatever else it wrote, to close the log in
+// order too, could be written into a new store of that name.
+func exitWhenGone(ctx context.Context, dir string, log *slog.Logger) {
+	was, err := os.Stat(dir)
+	if err != nil {
+		return // what is opened there says why
+	}
+	go func() {
+		tick := time.NewTicker(goneEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if !gone(dir, was) {
+				continue
+			}
+			log.Error("the directory of the store was removed, or another is in its place: this process ends, and writes nothing more", "store", dir)
+			os.Exit(exitNoStore)
+		}
+	}()
+}
+
+// gone reports whether a directory is another than it was, or is being removed: no
+// command takes the file away that says what store it is.
+func gone(dir string, was fs.FileInfo) bool {
+	is, err := os.Stat(dir)
+	if err == nil && os.SameFile(is, was) {
+		_, err = os.Lstat(filepath.Join(dir, "store.json"))
+	} else if err == nil {
+		return true
+	}
+	return errors.Is(err, fs.ErrNotExist)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
 	"text/tabwriter"
@@ -353,4 +354,151 @@ func bytesOf(checkpoints []projections.Checkpoint) (total int64) {
 		total += c.Bytes
 	}
 	return total
+}
+
+// verifyReceipts verifies what the receipts say is committed, when the log does
+// not open and why is known. On a server, where the data lies is in the log.
+func (a *app) verifyReceipts(ctx context.Context, why error, o verifyFlags) error {
+	out := verified{Quick: o.quick, Findings: []finding{logFinding(why)}}
+	if store.IsURL(a.location) {
+		a.Warn("where the data lies is in the log, so none of it was read")
+		return a.printVerified(out)
+	}
+	data, err := a.data()
+	if err != nil {
+		return errors.Join(why, err)
+	}
+	receipts, damaged, err := data.Checkpoints(ctx)
+	if err != nil {
+		return errors.Join(why, err)
+	}
+	out.addDamaged(damaged)
+	if err := a.verifyEach(ctx, data, receipts, &out); err != nil {
+		return errors.Join(why, err)
+	}
+	return a.printVerified(out)
+}
+
+// verifyOffline verifies what the receipts say is committed, or one of that.
+func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) error {
+	out := verified{Quick: o.quick, Findings: []finding{}}
+	if len(refs) == 1 {
+		return a.withOffline(ctx, refs[0], all, func(s source) error {
+			if s.foreign != nil {
+				return a.verifyPath(ctx, refs[0])
+			}
+			r := s.reader.(*data.FileReader)
+			receipt, err := r.Root().Receipt(ctx, store.RefOf(s.checkpoint))
+			if err == nil {
+				err = a.verifyEach(ctx, r.Root(), []data.Receipt{receipt}, &out)
+			}
+			if err != nil {
+				return err
+			}
+			return a.printVerified(out)
+		})
+	}
+	data, err := a.data()
+	if err != nil {
+		return err
+	}
+	receipts, damaged, err := data.Checkpoints(ctx)
+	if err != nil {
+		return err
+	}
+	out.addDamaged(damaged)
+	if err := a.verifyEach(ctx, data, receipts, &out); err != nil {
+		return err
+	}
+	return a.printVerified(out)
+}
+
+func (v *verified) addDamaged(damaged []data.Damaged) {
+	for _, d := range damaged {
+		kind, file := data.Corrupt, data.ReceiptFile
+		if d.Link() {
+			kind, file = data.Unreadable, d.File
+		}
+		v.Findings = append(v.Findings, finding{Run: d.Ref.Run, Checkpoint: d.Ref.Checkpoint, Finding: data.Finding{
+			Kind: kind, File: file, Block: -1, Offset: -1, Problem: d.Err.Error(),
+		}})
+	}
+}
+
+// verifyEach verifies checkpoints by their receipts.
+func (a *app) verifyEach(ctx context.Context, data *data.Root, receipts []data.Receipt, out *verified) error {
+	bar := a.Progress("verify", 0)
+	defer bar.Done()
+	reports, err := store.VerifyReceipts(ctx, data, receipts, store.VerifyOptions{Quick: out.Quick, Progress: bar.Set})
+	if err != nil {
+		return err
+	}
+	for i, r := range receipts {
+		out.Store = r.Store
+		out.add(r.Run, r.Checkpoint, reports[i])
+	}
+	return nil
+}
+
+// add counts what was verified of one checkpoint.
+func (v *verified) add(run, checkpoint string, report data.Report) {
+	v.Checkpoints++
+	v.Files += report.Files
+	v.Chunks += report.Chunks
+	v.Bytes += report.Bytes
+	v.Read += report.Read
+	for _, sums := range report.Sums {
+		if sums.New {
+			v.Learned = append(v.Learned, learned{run, checkpoint, sums.Name})
+		}
+	}
+	for _, f := range report.Findings {
+		v.Findings = append(v.Findings, finding{Run: run, Checkpoint: checkpoint, Finding: f})
+	}
+}
+
+func logFinding(damage error) finding {
+	return finding{Finding: data.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: damage.Error()}}
+}
+
+// voidText says what a message of the log lacks to be an event.
+func voidText(v store.LogVoid) string {
+	return fmt.Sprintf("message %d on %q is no event: %s", v.Sequence, v.Subject, v.Why)
+}
+
+// addVoids makes findings of the messages that are no events, unless the owner has
+// recorded them.
+func (v *verified) addVoids(read store.ReadLog) {
+	add := func(seq uint64, problem string) {
+		v.Findings = append(v.Findings, finding{
+			Finding:  data.Finding{Kind: logVoid, File: "log", Block: -1, Offset: -1, Problem: problem},
+			Sequence: seq, Until: seq,
+		})
+	}
+	wanted := read.Unrecorded
+	if v.strict {
+		wanted = read.VoidCount
+	}
+	for _, void := range read.Voids {
+		if void.RecordedSeq == 0 || v.strict {
+			add(void.Sequence, voidText(void))
+			wanted--
+		}
+	}
+	if wanted > 0 {
+		add(0, fmt.Sprintf("%d more messages are no events", wanted))
+	}
+}
+
+// printVoids lists the messages that are no events and that the owner has recorded:
+// the others are findings.
+func (v *verified) printVoids(w io.Writer) {
+	for _, void := range v.Log.Voids {
+		if void.RecordedSeq > 0 && !v.strict {
+			fmt.Fprintf(w, "log: %s (recorded by event %d)\n", voidText(void), void.RecordedSeq)
+		}
+	}
+	if more := v.Log.VoidCount - len(v.Log.Voids); more > 0 {
+		fmt.Fprintf(w, "log: and %d more messages that are no events\n", more)
+	}
 }
