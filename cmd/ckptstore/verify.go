@@ -502,3 +502,35 @@ func (v *verified) printVoids(w io.Writer) {
 		fmt.Fprintf(w, "log: and %d more messages that are no events\n", more)
 	}
 }
+
+// verifyPath reads every byte of a checkpoint of another program.
+func (a *app) verifyPath(ctx context.Context, path string) error {
+	s, err := openPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	bar := a.Progress("verify", s.manifest.Layout.Bytes())
+	defer bar.Done()
+	report, err := store.VerifyForeign(ctx, s.foreign, bar.Set)
+	if err != nil {
+		return err
+	}
+	bar.Done()
+	out := verifiedPath{
+		Path: s.foreign.Path(), Format: s.foreign.Format(), Files: report.Files, Chunks: report.Chunks, Bytes: report.Bytes,
+		Unknown: report.Unknown, Findings: append([]data.Finding{}, report.Findings...),
+	}
+	err = console.Emit(a.Console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
+		for _, f := range out.Findings {
+			fmt.Fprintln(w, f)
+		}
+		fmt.Fprintf(w, "%d files, %d chunks, %s: %d findings\n", out.Files, out.Chunks, bytesize.Text(out.Bytes), len(out.Findings))
+		if out.Unknown > 0 {
+			fmt.Fprintf(w, "%d chunks were read, but the files have no checksum of them\n", out.Unknown)
+		}
+	})
+	if err == nil && len(out.Findings) > 0 {
+		return errFindings
+	}
+	return err
+}

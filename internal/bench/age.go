@@ -69,7 +69,7 @@ are made by the first opening, which is timed too.
 The store is made in a new directory in --dir and removed. With --keep it
 stays, and a store of the same size that is there is used.`
 
-func (a *bench) benchAgeCommand() *cobra.Command {
+func (a *bench) ageVerb() *cobra.Command {
 	b := ageBench{Bench: "age"}
 	var o ageOptions
 	c := &cobra.Command{
@@ -82,7 +82,7 @@ func (a *bench) benchAgeCommand() *cobra.Command {
 			if least := b.Runs*eventsOfRun + b.Checkpoints*eventsOfSave; o.events < least {
 				return console.Usagef("--events %d: want at least %d for that many checkpoints and runs", o.events, least)
 			}
-			if err := a.benchAge(c.Context(), &b, o); err != nil {
+			if err := a.age(c.Context(), &b, o); err != nil {
 				return err
 			}
 			return console.Emit(a.Console, b, []ageBench{b}, func(w *tabwriter.Writer, _ bool) {
@@ -104,7 +104,7 @@ func (a *bench) benchAgeCommand() *cobra.Command {
 
 func seconds(s float64) string { return fmt.Sprintf("%.3gs", s) }
 
-func (a *bench) benchAge(ctx context.Context, b *ageBench, o ageOptions) error {
+func (a *bench) age(ctx context.Context, b *ageBench, o ageOptions) error {
 	if o.dir == "" {
 		if o.keep {
 			return console.Usagef("--keep: say where the store stays with --dir")

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -246,12 +244,12 @@ func (m *ageMeter) command(ctx context.Context, args ...string) (out []byte, pea
 type ageOwner struct {
 	m      *ageMeter
 	c      *exec.Cmd
-	stderr *spoken
+	stderr *transcript
 	done   chan error
 }
 
 func (m *ageMeter) serve(ctx context.Context) (*ageOwner, error) {
-	o := &ageOwner{m: m, stderr: &spoken{}, done: make(chan error, 1)}
+	o := &ageOwner{m: m, stderr: &transcript{}, done: make(chan error, 1)}
 	o.c = exec.CommandContext(ctx, m.self, "--store", m.dir, "--wait", "30s", "serve")
 	o.c.Stderr = o.stderr
 	if err := o.c.Start(); err != nil {
@@ -302,27 +300,7 @@ func (o *ageOwner) says(ctx context.Context, text string) error {
 // answers waits until the process owns the store and answers a question.
 func (o *ageOwner) answers(ctx context.Context) error {
 	return o.until(ctx, "answered as the owner", func() bool {
-		var card struct {
-			PID int    `json:"pid"`
-			API string `json:"api"`
-		}
-		text, err := os.ReadFile(filepath.Join(o.m.dir, "owner.json"))
-		if err != nil || json.Unmarshal(text, &card) != nil || card.PID != o.c.Process.Pid {
-			return false
-		}
-		client := http.Client{Transport: &http.Transport{
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				var d net.Dialer
-				return d.DialContext(ctx, "unix", card.API)
-			},
-			DisableKeepAlives: true,
-		}}
-		resp, err := client.Get("http://store/v1/run?run=" + o.m.run)
-		if err != nil {
-			return false
-		}
-		_ = resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
+		return o.asked("run?run="+o.m.run, o.c.Process.Pid)
 	})
 }
 
@@ -348,22 +326,22 @@ func memoryOf(pid int) (now, peak int64, err error) {
 	return now, peak, nil
 }
 
-// spoken is what a process says, to be read while it speaks.
-type spoken struct {
+// transcript holds what processes print, to be read while they print.
+type transcript struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-func (s *spoken) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(p)
+func (t *transcript) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.Write(p)
 }
 
-func (s *spoken) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.String()
+func (t *transcript) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.String()
 }
 
 // newestOf is the ID of the first checkpoint of a listing.

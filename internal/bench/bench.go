@@ -64,7 +64,7 @@ type bench struct {
 type OpenStore func(ctx context.Context, do func(*store.Store) error) error
 
 // Command returns the verb with all benchmarks. Some start this program again,
-// as hidden commands below it and as guardCommand.
+// as hidden commands below it and as [GuardCommand].
 func Command(c *console.Console, open OpenStore) *cobra.Command {
 	a := &bench{c, open}
 	verb := &cobra.Command{
@@ -76,12 +76,12 @@ func Command(c *console.Console, open OpenStore) *cobra.Command {
 			return console.Usagef("unknown benchmark %q; see `%s --help`", given[0], c.CommandPath())
 		},
 	}
-	verb.AddCommand(a.benchPlanCommand(), a.benchLogCommand(), a.benchReplayCommand(), a.benchLookupCommand(), a.benchSaveCommand(), a.saveRankCommand(), a.benchLoadCommand(), a.benchAgeCommand(),
-		a.benchJobsCommand(), a.benchJobCommand(), a.benchJobRankCommand())
+	verb.AddCommand(a.planVerb(), a.logVerb(), a.replayVerb(), a.lookupVerb(), a.saveVerb(), a.saveRankVerb(), a.loadVerb(), a.ageVerb(),
+		a.jobsVerb(), a.jobVerb(), a.jobRankVerb())
 	return verb
 }
 
-func (a *bench) benchPlanCommand() *cobra.Command {
+func (a *bench) planVerb() *cobra.Command {
 	b := planBench{Bench: "plan"}
 	c := &cobra.Command{
 		Use: "plan", Short: "Time the coordinator: local plans of all ranks in, layout out", Args: console.Args(cobra.NoArgs),

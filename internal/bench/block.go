@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -69,7 +67,7 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 	if err != nil {
 		return blocked{}, err
 	}
-	var said, complaints rankLines
+	var said, complaints transcript
 	shared, _ := shm.Dir()
 	err = launch.Run(ctx, launch.Config{
 		Run: benchRun, Trial: projections.DefaultTrial, Job: store.NewID(), NProc: b.Ranks, Resume: "none",
@@ -88,26 +86,6 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 		return blocked{}, fmt.Errorf("save through the trainer's sockets: %w\n%s", err, complaints.String())
 	}
 	return slowest(said.String(), b.Ranks)
-}
-
-// rankLines collects what several ranks say.
-type rankLines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (l *rankLines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-// String is all of it.
-func (l *rankLines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 // slowest is the median over the saves that count, of the slowest rank in each.
@@ -134,8 +112,8 @@ func slowest(said string, ranks int) (blocked, error) {
 	return blocked{time.Duration(middle(saves) * second), time.Duration(middle(copies) * second)}, nil
 }
 
-// saveRankCommand is a rank of `bench save`, started by the job that measures.
-func (a *bench) saveRankCommand() *cobra.Command {
+// saveRankVerb is a rank of `bench save`, started by the job that measures.
+func (a *bench) saveRankVerb() *cobra.Command {
 	return &cobra.Command{
 		Use: rankCommand + " TENSORS BYTES UNCHANGED", Hidden: true, Args: console.Args(cobra.ExactArgs(3)),
 		RunE: func(c *cobra.Command, given []string) error {

@@ -55,7 +55,7 @@ const (
 	jobSaves   = 10                     // reports between two saves
 )
 
-func (a *bench) benchJobsCommand() *cobra.Command {
+func (a *bench) jobsVerb() *cobra.Command {
 	b, dir := jobsBench{Bench: "jobs"}, ""
 	var jobs []int
 	c := &cobra.Command{
@@ -123,7 +123,7 @@ func (a *bench) jobsAt(ctx context.Context, dir string, n int, watched float64) 
 		}
 	}()
 	for i := range n {
-		t := &ageOwner{m: m, stderr: &spoken{}, done: make(chan error, 1)}
+		t := &ageOwner{m: m, stderr: &transcript{}, done: make(chan error, 1)}
 		t.c = exec.CommandContext(ctx, m.self, "--store", dir, "bench", jobCommand, runName(i))
 		t.c.Stderr = t.stderr
 		if err := t.c.Start(); err != nil {
@@ -133,7 +133,7 @@ func (a *bench) jobsAt(ctx context.Context, dir string, n int, watched float64) 
 		trainers = append(trainers, t)
 	}
 	for i, t := range trainers {
-		if err := t.until(ctx, "committed a save", func() bool { return owner.asked("resolve?ref=" + runName(i)) }); err != nil {
+		if err := t.until(ctx, "committed a save", func() bool { return owner.asked("resolve?ref="+runName(i), 0) }); err != nil {
 			return p, err
 		}
 	}
@@ -171,13 +171,15 @@ func (a *bench) jobsAt(ctx context.Context, dir string, n int, watched float64) 
 	return p, err
 }
 
-// asked reports whether the owner answers a question without an error.
-func (o *ageOwner) asked(question string) bool {
+// asked reports whether the owner of the store answers a question without an error.
+// Its process must be pid, if that is not 0.
+func (o *ageOwner) asked(question string, pid int) bool {
 	var card struct {
+		PID int    `json:"pid"`
 		API string `json:"api"`
 	}
 	text, err := os.ReadFile(filepath.Join(o.m.dir, "owner.json"))
-	if err != nil || json.Unmarshal(text, &card) != nil {
+	if err != nil || json.Unmarshal(text, &card) != nil || pid != 0 && card.PID != pid {
 		return false
 	}
 	client := http.Client{Timeout: agePatience, Transport: &http.Transport{
@@ -231,8 +233,8 @@ func cpuOf(pid int) (float64, error) {
 	return sum, nil
 }
 
-// benchJobCommand is one job of `bench jobs`, which runs until it is told to end.
-func (a *bench) benchJobCommand() *cobra.Command {
+// jobVerb is one job of `bench jobs`, which runs until it is told to end.
+func (a *bench) jobVerb() *cobra.Command {
 	return &cobra.Command{
 		Use: jobCommand + " RUN", Hidden: true, Args: console.Args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
@@ -259,8 +261,8 @@ func (a *bench) benchJobCommand() *cobra.Command {
 	}
 }
 
-// benchJobRankCommand is its worker.
-func (a *bench) benchJobRankCommand() *cobra.Command {
+// jobRankVerb is its worker.
+func (a *bench) jobRankVerb() *cobra.Command {
 	return &cobra.Command{
 		Use: jobRankCommand, Hidden: true, Args: console.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -37,7 +37,7 @@ type loadBench struct {
 	Ratio     float64 `json:"ratio"`
 }
 
-func (a *bench) benchLoadCommand() *cobra.Command {
+func (a *bench) loadVerb() *cobra.Command {
 	b := loadBench{Bench: "load"}
 	dir, text := "", ""
 	c := &cobra.Command{

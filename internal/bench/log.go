@@ -45,7 +45,7 @@ const (
 	throughBoth   = "both"
 )
 
-func (a *bench) benchLogCommand() *cobra.Command {
+func (a *bench) logVerb() *cobra.Command {
 	b := logBench{Bench: "log", Sync: "always"}
 	dir := ""
 	c := &cobra.Command{

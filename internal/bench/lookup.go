@@ -40,7 +40,7 @@ type lookupBench struct {
 // lookupRanks save the checkpoints that are looked up.
 const lookupRanks = 8
 
-func (a *bench) benchLookupCommand() *cobra.Command {
+func (a *bench) lookupVerb() *cobra.Command {
 	b, dir := lookupBench{Bench: "lookup"}, ""
 	c := &cobra.Command{
 		Use: "lookup", Short: "Time looking up checkpoints among many", Args: console.Args(cobra.NoArgs),

@@ -27,7 +27,7 @@ type replayBench struct {
 	Rebuild float64 `json:"rebuild_events_per_second"`
 }
 
-func (a *bench) benchReplayCommand() *cobra.Command {
+func (a *bench) replayVerb() *cobra.Command {
 	b, count, dir := replayBench{Bench: "replay"}, 0, ""
 	c := &cobra.Command{
 		Use: "replay", Short: "Time the rebuild of the views from the log", Args: console.Args(cobra.NoArgs),

@@ -40,7 +40,7 @@ type saveBench struct {
 	Copy         float64 `json:"copy_seconds_per_gb"`
 }
 
-func (a *bench) benchSaveCommand() *cobra.Command {
+func (a *bench) saveVerb() *cobra.Command {
 	b := saveBench{Bench: "save"}
 	dir, text := "", ""
 	c := &cobra.Command{
