@@ -176,12 +176,15 @@ func subjectOf(ctx context.Context, views query.Source, ref string) (subject, er
 		if err != nil {
 			return subject{}, err
 		}
+		if t, chosen := insight.ChooseTrial(trials); chosen && !inside {
+			return trialSubject(ctx, views, t)
+		}
 		var names []string
 		for _, t := range trials {
-			names = append(names, run.Name+"/"+t.Name)
-			if inside && t.Name == rest || !inside && (t.Name == projections.DefaultTrial || len(trials) == 1) {
+			if inside && t.Name == rest {
 				return trialSubject(ctx, views, t)
 			}
+			names = append(names, run.Name+"/"+t.Name)
 		}
 		switch {
 		case !inside && len(trials) == 0:

@@ -193,7 +193,7 @@ func jobOver(ctx context.Context, s *store.Store, run, id string) (insight.Job, 
 	}
 	for _, j := range r.List(time.Now()) {
 		if j.Job == id {
-			return j, j.State == insight.Ended || j.State == insight.Lost, nil
+			return j, j.Over(), nil
 		}
 	}
 	return insight.Job{}, false, &projections.NotFoundError{What: "job of run " + run, Ref: id, Hint: "it was there a moment ago: the log has changed"}

@@ -116,11 +116,9 @@ func askMetrics(ctx context.Context, views query.Source, p query.Params) (projec
 		for _, t := range trials {
 			names = append(names, t.Name)
 		}
-		switch {
-		case len(names) == 1:
-			p.Trial = names[0]
-		case slices.Contains(names, projections.DefaultTrial):
-			p.Trial = projections.DefaultTrial
+		switch t, chosen := insight.ChooseTrial(trials); {
+		case chosen:
+			p.Trial = t.Name
 		case len(names) == 0:
 			return table, &projections.NotFoundError{What: "trial of run", Ref: p.Run, Hint: "there is none yet"}
 		default:

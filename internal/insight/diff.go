@@ -169,3 +169,14 @@ func flatten(into map[string]any, prefix string, from map[string]any) {
 		into[prefix+key] = value
 	}
 }
+
+// ChooseTrial returns the trial that the name of a run alone stands for: its default
+// trial, or the only one. Without either the user has to name one.
+func ChooseTrial(trials []projections.Trial) (t projections.Trial, ok bool) {
+	for _, t := range trials {
+		if t.Name == projections.DefaultTrial || len(trials) == 1 {
+			return t, true
+		}
+	}
+	return t, false
+}

@@ -43,6 +43,9 @@ type Job struct {
 	Unhealthy []string  `json:"unhealthy_devices,omitempty"` // GPUs that failed in it and did not recover, with the reason
 }
 
+// Over reports whether the job trains no more: it ended, or it is lost.
+func (j Job) Over() bool { return j.State == Ended || j.State == Lost }
+
 // RunJobs holds the rows of a run from which the state of its jobs follows, and which
 // of them lives: only a lease says that.
 type RunJobs struct {

@@ -98,3 +98,22 @@ func TestGapsOfReshards(t *testing.T) {
 		t.Errorf("gaps %s, want %s", got, want)
 	}
 }
+
+// TestChooseTrial checks that the name of a run is never a guess among several trials.
+func TestChooseTrial(t *testing.T) {
+	for want, names := range map[string][]string{
+		"":                       {},
+		"only":                   {"only"},
+		projections.DefaultTrial: {"a", projections.DefaultTrial, "b"},
+		"none":                   {"a", "b"},
+	} {
+		var trials []projections.Trial
+		for _, name := range names {
+			trials = append(trials, projections.Trial{Name: name})
+		}
+		got, ok := ChooseTrial(trials)
+		if wanted := want != "" && want != "none"; ok != wanted || ok && got.Name != want {
+			t.Errorf("of %q: %q (%v), want %q", names, got.Name, ok, want)
+		}
+	}
+}
