@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/agent"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/foreign"
 	"github.com/ckptstore/ckptstore/internal/format/dcp"
@@ -35,17 +36,17 @@ func TestExitCodes(t *testing.T) {
 		{0, []error{nil}},
 		{1, []error{
 			errors.New("anything"), context.Canceled, context.DeadlineExceeded, syscall.ENOSPC, syscall.EDQUOT, fs.ErrNotExist, syscall.EIO,
-			errNoLaunch, errNoTerminal, store.ErrForeign, store.ErrNewer, store.ErrNotEmpty, events.ErrNewer, &projections.NewerError{}, &events.NewerError{},
+			errNoLaunch, console.ErrNoTerminal, store.ErrForeign, store.ErrNewer, store.ErrNotEmpty, events.ErrNewer, &projections.NewerError{}, &events.NewerError{},
 			&data.NoSpaceError{}, &store.NoSpaceError{}, &store.StateError{}, jetlog.ErrConflict, jetlog.ErrUnacknowledged, jetlog.ErrClosed,
 			&jetlog.RefusedError{Code: front.CodeNoRoom}, &launch.FailedError{}, &launch.LostSaveError{}, data.ErrNotCommitted,
 			fmt.Errorf("%w: %w", store.ErrForeign, jetlog.ErrForeign),
 		}},
 		{2, []error{
-			usageError{errors.New("--x")},
+			console.UsageError{Err: errors.New("--x")},
 			projections.ErrReference, projections.ErrAmbiguous, &projections.AmbiguousError{}, launch.ErrConfig, store.ErrLocation,
 			retention.ErrPolicy, store.ErrTag, store.ErrCursorName, store.ErrAccess, jetlog.ErrExposed,
 			fmt.Errorf("%w: %w", store.ErrAccess, fs.ErrNotExist), fmt.Errorf("%w: %w", store.ErrLocation, fs.ErrPermission),
-			usageError{projections.ErrNotFound},
+			console.UsageError{Err: projections.ErrNotFound},
 		}},
 		{4, []error{
 			projections.ErrNotFound, &projections.NotFoundError{}, store.ErrNothing, jetlog.ErrEnd, agent.ErrNoAgent,
@@ -65,7 +66,7 @@ func TestExitCodes(t *testing.T) {
 		{12, []error{
 			os.ErrPermission, syscall.EACCES, syscall.EPERM, syscall.EROFS, &fs.PathError{Op: "open", Path: "x", Err: syscall.EROFS}, jetlog.ErrNotAllowed, &jetlog.DeniedError{},
 			&jetlog.RefusedError{Code: front.CodeDenied}, store.ErrBackup, store.ErrUntrusted, errDeclined, &beneath.TypeError{Type: fs.ModeSymlink},
-			fmt.Errorf("%w: %w", errDeclined, errNoTerminal), fmt.Errorf("%w: %w", store.ErrUntrusted, fs.ErrPermission),
+			fmt.Errorf("%w: %w", errDeclined, console.ErrNoTerminal), fmt.Errorf("%w: %w", store.ErrUntrusted, fs.ErrPermission),
 		}},
 	} {
 		for _, err := range c.errs {

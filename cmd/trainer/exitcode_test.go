@@ -11,11 +11,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ckptstore/ckptstore/cmd/trainer/doctor"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/doctor"
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
@@ -48,7 +49,7 @@ func TestExitCodes(t *testing.T) {
 			fmt.Errorf("%w: %w", store.ErrDamaged, link), fmt.Errorf("%w: %w", launch.ErrConfig, link), fmt.Errorf("%w: %w", store.ErrNoStore, jetlog.ErrNotAllowed), fmt.Errorf("%w: %w", store.ErrUntrusted, store.ErrLocked),
 		}},
 		{64, []error{
-			usageError{errors.New("--x")},
+			console.UsageError{Err: errors.New("--x")},
 			launch.ErrConfig, launch.ErrNotWhole, projections.ErrReference, store.ErrForeign, store.ErrNotEmpty, store.ErrNewer, events.ErrNewer,
 			&projections.NewerError{}, &events.NewerError{}, store.ErrDamaged, jetlog.ErrGap, jetlog.ErrUnsafe, jetlog.ErrUnrecovered, jetlog.ErrCursorDamaged, viewdb.ErrForeign, viewdb.ErrRolledBack,
 			viewdb.ErrGap, store.ErrLocation, os.ErrPermission, syscall.EACCES, syscall.EPERM, syscall.EROFS, &fs.PathError{Op: "open", Path: "x", Err: syscall.EROFS},
