@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -33,6 +36,20 @@ func TestTable(t *testing.T) {
 	for _, k := range []Kind{"", "tea"} {
 		if k.Status() != 500 || k.Ckptstore() != 1 || k.Trainer() != 70 || k.Title() != Internal.Title() {
 			t.Errorf("kind %q is not internal", k)
+		}
+	}
+}
+
+// TestPage: the page of the protocol lists the status of each kind.
+func TestPage(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "protocol.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range All() {
+		if row := fmt.Sprintf("\n| %d | ", k.Status()); !strings.Contains(string(page), row) {
+			t.Errorf("docs/protocol.md has no row for the status %d of %s", k.Status(), k)
 		}
 	}
 }
