@@ -116,15 +116,6 @@ func (k Kind) Trainer() int { return k.row().trainer }
 // Title returns the kind in words, the same for every error of the kind.
 func (k Kind) Title() string { return k.row().title }
 
-// All returns every kind.
-func All() []Kind {
-	all := make([]Kind, len(table))
-	for i, r := range table {
-		all[i] = r.kind
-	}
-	return all
-}
-
 // kinded is an error that declares its kind. The method is not called Kind,
 // because some error types have a field of that name.
 type kinded interface{ ProblemKind() Kind }
