@@ -38,18 +38,18 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []checkpoint
 	if err := w.root.checkUnchanged(ctx, x); err != nil {
 		return Written{}, err
 	}
-	data := x.encode()
+	data := x.Encode()
 	_, sealed, err := w.there(ctx)
 	if err != nil {
 		return Written{}, err
 	}
 	if sealed {
-		there, err := w.root.readFile(ctx, w.ref, indexFile(rank))
+		there, err := w.root.readFile(ctx, w.ref, IndexFile(rank))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return Written{}, err
 		}
 		if string(there) != string(data) {
-			return Written{}, fmt.Errorf("%s: %w; import under another step", w.root.path(w.ref, indexFile(rank)), ErrSealed)
+			return Written{}, fmt.Errorf("%s: %w; import under another step", w.root.path(w.ref, IndexFile(rank)), ErrSealed)
 		}
 		return adoptedAs(rank, data), nil
 	}
@@ -58,7 +58,7 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []checkpoint
 		return Written{}, err
 	}
 	defer claim.give()
-	if err := w.root.writeFile(ctx, w.ref, indexFile(rank), data, object.Replace); err != nil {
+	if err := w.root.writeFile(ctx, w.ref, IndexFile(rank), data, object.Replace); err != nil {
 		return Written{}, err
 	}
 	if err := w.root.sync(ctx, w.ref); err != nil {
@@ -68,23 +68,23 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []checkpoint
 }
 
 // only is the index with the entries of items, which may lack empty ones.
-func (x *rankIndex) only(items []checkpoint.Item) (*index, error) {
+func (x *rankIndex) only(items []checkpoint.Item) (*Index, error) {
 	part := *x.index
-	part.entries = make([]entry, 0, len(items))
+	part.Entries = make([]Entry, 0, len(items))
 	wanted := make(map[key]bool, len(items))
 	for _, it := range items {
-		k := itemKey(part.rank, it)
+		k := itemKey(part.Rank, it)
 		wanted[k] = true
 		if i, ok := x.at[k]; ok {
-			part.entries = append(part.entries, x.index.entries[i])
+			part.Entries = append(part.Entries, x.index.Entries[i])
 		}
 	}
 	for k, i := range x.at {
-		if e := x.index.entries[i]; !wanted[k] && e.item.Bytes > 0 {
-			return nil, fmt.Errorf("%q %s is left out", e.item.Shard.FQN, e.box())
+		if e := x.index.Entries[i]; !wanted[k] && e.Item.Bytes > 0 {
+			return nil, fmt.Errorf("%q %s is left out", e.Item.Shard.FQN, e.BoxString())
 		}
 	}
-	if missing, extra := part.compare(items); len(missing)+len(extra) > 0 {
+	if missing, extra := compareItems(&part, items); len(missing)+len(extra) > 0 {
 		return nil, fmt.Errorf("it holds something else: %s", strings.Join(append(missing, extra...), ", "))
 	}
 	return &part, nil
@@ -92,7 +92,7 @@ func (x *rankIndex) only(items []checkpoint.Item) (*index, error) {
 
 // adoptedAs is the result for an adopted index whose file is data.
 func adoptedAs(rank int, data []byte) Written {
-	return Written{Index: checkpoint.Sum(data), Files: []File{{Name: indexFile(rank), Size: int64(len(data))}}}
+	return Written{Index: checkpoint.Sum(data), Files: []File{{Name: IndexFile(rank), Size: int64(len(data))}}}
 }
 
 // Unlearned lists the ranks of a checkpoint whose files are adopted and whose
@@ -105,16 +105,16 @@ func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for adopted files of checkpoint %s: %w", ref, err)
 	}
-	if slices.ContainsFunc(names, func(n string) bool { return plainName(n) == nil }) {
+	if slices.ContainsFunc(names, func(n string) bool { return ValidatePlainName(n) == nil }) {
 		return nil, nil // files of another program lie here, and were digested when they came
 	}
 	var ranks []int
 	for _, file := range names {
 		rank := -1
-		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || rank < 0 || file != indexFile(rank) {
+		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || rank < 0 || file != IndexFile(rank) {
 			continue
 		}
-		if !slices.Contains(names, dataFile(rank)) && !slices.Contains(names, sumsFile(rank)) {
+		if !slices.Contains(names, DataFile(rank)) && !slices.Contains(names, SumsFile(rank)) {
 			ranks = append(ranks, rank)
 		}
 	}
@@ -142,21 +142,21 @@ func (r *Root) adoptedBy(ctx context.Context, ref Ref) (files []string, err erro
 	problems := []error{disk.Gone(err)}
 	for _, file := range names {
 		rank := -1
-		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || file != indexFile(rank) || slices.Contains(names, dataFile(rank)) {
+		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || file != IndexFile(rank) || slices.Contains(names, DataFile(rank)) {
 			continue
 		}
 		data, err := r.readFile(ctx, ref, file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // its checkpoint was removed just now
 		}
-		var x index
+		var x Index
 		if err == nil {
-			x, err = decodeIndex(data)
+			x, err = DecodeIndex(data)
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", r.path(ref, file), err))
-		} else if x.adopted() {
-			for _, f := range x.files {
+		} else if x.Adopted() {
+			for _, f := range x.Files {
 				files = append(files, f.Name)
 			}
 		}

@@ -13,41 +13,41 @@ import (
 )
 
 // adoptedPart reads what an adopted chunk has instead of a digest and sums.
-func (d *indexDecoder) adoptedPart(e *entry, flags int64) {
-	if flags&flagStrided != 0 {
-		if e.item.Value {
-			d.fail("value %q has strides", e.item.Shard.FQN)
+func (d *indexDecoder) adoptedPart(e *Entry, flags int64) {
+	if flags&entryStrided != 0 {
+		if e.Item.Value {
+			d.fail("value %q has strides", e.Item.Shard.FQN)
 			return
 		}
-		e.strides = make([]int64, len(e.item.Shard.Global))
-		for i := range e.strides {
-			e.strides[i] = d.number(1 << 62)
+		e.Strides = make([]int64, len(e.Item.Shard.Global))
+		for i := range e.Strides {
+			e.Strides[i] = d.number(1 << 62)
 		}
 	}
-	if flags&flagRecord != 0 {
-		e.record = &Record{Offset: d.number(1 << 62), Size: d.number(1 << 62)}
+	if flags&entryRecord != 0 {
+		e.Record = &Record{Offset: d.number(1 << 62), Size: d.number(1 << 62)}
 		if crc := d.bytes(4); crc != nil {
-			e.record.CRC = binary.LittleEndian.Uint32(crc)
+			e.Record.CRC = binary.LittleEndian.Uint32(crc)
 		}
 	}
 }
 
-// validatePlace checks that an adopted chunk lies in its file.
-func (e *entry) validatePlace(files []File) error {
-	if e.file < 0 || e.file >= len(files) {
-		return fmt.Errorf("%q: there is no file %d", e.item.Shard.FQN, e.file)
+// ValidatePlace checks that an adopted chunk lies in its file.
+func (e *Entry) ValidatePlace(files []File) error {
+	if e.File < 0 || e.File >= len(files) {
+		return fmt.Errorf("%q: there is no file %d", e.Item.Shard.FQN, e.File)
 	}
-	size := files[e.file].Size
-	need, ok := e.item.Bytes, true
-	if e.strides != nil {
-		need, ok = e.span(size)
+	size := files[e.File].Size
+	need, ok := e.Item.Bytes, true
+	if e.Strides != nil {
+		need, ok = e.Span(size)
 	}
-	if !ok || e.offset < 0 || e.offset > size || need > size-e.offset {
-		return fmt.Errorf("%q: its bytes at %d do not lie in the %d bytes of %s", e.item.Shard.FQN, e.offset, size, files[e.file].Name)
+	if !ok || e.Offset < 0 || e.Offset > size || need > size-e.Offset {
+		return fmt.Errorf("%q: its bytes at %d do not lie in the %d bytes of %s", e.Item.Shard.FQN, e.Offset, size, files[e.File].Name)
 	}
-	if r := e.record; r != nil && (r.Offset < 0 || r.Size < 0 || r.Offset > size || r.Size > size-r.Offset) {
+	if r := e.Record; r != nil && (r.Offset < 0 || r.Size < 0 || r.Offset > size || r.Size > size-r.Offset) {
 		return fmt.Errorf("%q: the record of %d bytes at %d does not lie in the %d bytes of %s",
-			e.item.Shard.FQN, r.Size, r.Offset, size, files[e.file].Name)
+			e.Item.Shard.FQN, r.Size, r.Offset, size, files[e.File].Name)
 	}
 	return nil
 }
@@ -80,27 +80,27 @@ func (e *ChangedError) Is(target error) bool { return e.Gone && target == fs.Err
 
 // unchanged compares an adopted file with what it was. info is of the open
 // file, so that what is read afterwards is what was compared.
-func (x *index) unchanged(n int, info object.Info) error {
-	want := x.files[n]
-	if info.Size == want.Size && info.Modified.UnixNano() == x.modified[n] {
+func unchanged(x *Index, n int, info object.Info) error {
+	want := x.Files[n]
+	if info.Size == want.Size && info.Modified.UnixNano() == x.Modified[n] {
 		return nil
 	}
 	return &ChangedError{
 		File: want.Name, Size: info.Size, WantSize: want.Size,
-		Modified: info.Modified, WantTime: time.Unix(0, x.modified[n]),
+		Modified: info.Modified, WantTime: time.Unix(0, x.Modified[n]),
 	}
 }
 
 // checkUnchanged does that by name.
-func (r *Root) checkUnchanged(ctx context.Context, x *index) error {
+func (r *Root) checkUnchanged(ctx context.Context, x *Index) error {
 	var errs []error
-	for n, f := range x.files {
+	for n, f := range x.Files {
 		info, err := local.Stat(r.outside, f.Name)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			err = &ChangedError{File: f.Name, WantSize: f.Size, Gone: true}
 		case err == nil:
-			err = x.unchanged(n, info)
+			err = unchanged(x, n, info)
 		}
 		errs = append(errs, err, ctx.Err())
 	}

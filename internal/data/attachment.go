@@ -18,7 +18,7 @@ import (
 // never takes the place of the one that the log speaks of.
 const attachedPrefix = "attached-"
 
-func attachedFile(name string, digest checkpoint.Digest) string {
+func AttachedFile(name string, digest checkpoint.Digest) string {
 	return attachedPrefix + hex.EncodeToString(digest[:8]) + "-" + name
 }
 
@@ -83,7 +83,7 @@ func (r *Root) digestOf(ctx context.Context, lies string, size int64) (digest ch
 
 // link links a file into a checkpoint's directory, as an attachment of that name.
 func (r *Root) link(ctx context.Context, ref Ref, lies, name string, digest checkpoint.Digest) error {
-	if err := r.b.Link(ctx, lies, nameOf(ref, attachedFile(name, digest)), object.Replace); err != nil {
+	if err := r.b.Link(ctx, lies, nameOf(ref, AttachedFile(name, digest)), object.Replace); err != nil {
 		return err
 	}
 	return r.sync(ctx, ref)
@@ -92,10 +92,10 @@ func (r *Root) link(ctx context.Context, ref Ref, lies, name string, digest chec
 // Attached is a file that was attached to a checkpoint, as the log names it: nil
 // if it is none of those that [Root.Attach] puts there.
 func (r *Root) Attached(ref Ref, name string, digest checkpoint.Digest, size int64) *VerbatimFile {
-	if plainName(name) != nil {
+	if ValidatePlainName(name) != nil {
 		return nil
 	}
-	lies := nameOf(ref, attachedFile(name, digest))
+	lies := nameOf(ref, AttachedFile(name, digest))
 	return &VerbatimFile{Name: name, Size: size, Path: r.b.Path(lies), root: r, lies: lies, digest: digest}
 }
 

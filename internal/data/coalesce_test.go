@@ -27,11 +27,11 @@ func TestCoalesce(t *testing.T) {
 			at := int64(4096)
 			for range rapid.IntRange(1, 8).Draw(t, "chunks") {
 				size := rapid.OneOf(rapid.Int64Range(1, 9000), rapid.Int64Range(1, 10<<20)).Draw(t, "bytes")
-				e := &entry{offset: at}
-				e.item.Bytes = size
-				e.item.Shard.Box = tensor.Shape{size}.Full()
+				e := &Entry{Offset: at}
+				e.Item.Bytes = size
+				e.Item.Shard.Box = tensor.Shape{size}.Full()
 				c := &chunkRead{entry: e, path: path, size: 1}
-				for b := range blocks(size) {
+				for b := range Blocks(size) {
 					if rapid.IntRange(0, 4).Draw(t, "wanted") > 0 {
 						c.blocks = append(c.blocks, blockRange{b, b + 1})
 						want[spot{path, len(chunks), b}]++

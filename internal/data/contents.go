@@ -25,8 +25,8 @@ func (r *FileReader) Contents(ctx context.Context) ([]Stored, error) {
 		if err != nil {
 			return nil, r.wrap("list the contents", err)
 		}
-		for _, e := range x.index.entries {
-			all = append(all, Stored{Rank: rank, Item: e.item, Digest: e.digest})
+		for _, e := range x.index.Entries {
+			all = append(all, Stored{Rank: rank, Item: e.Item, Digest: e.Digest})
 		}
 	}
 	return all, nil

@@ -57,7 +57,7 @@ func (r *Root) copyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to
 	if receipt.Manifest != digest {
 		return out, fmt.Errorf("its receipt names manifest %s, the log names %s: run `ckptstore verify`", receipt.Manifest, digest)
 	}
-	if err := errors.Join(receipt.matches(m), from.SetUp(ctx, m, true)); err != nil {
+	if err := errors.Join(receipt.Matches(m), from.SetUp(ctx, m, true)); err != nil {
 		return out, err
 	}
 	to.OfStore(m.Store)
@@ -92,36 +92,36 @@ func (r *Root) copyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to
 
 // copyRank writes the items of an index, in its order: where all of them lie in
 // the rank's own file, the copy's files are the same to the last byte.
-func copyRank(ctx context.Context, from *FileReader, x *index, w *FileWriter, read func(int64)) (Written, error) {
-	items := make([]checkpoint.Item, len(x.entries))
+func copyRank(ctx context.Context, from *FileReader, x *Index, w *FileWriter, read func(int64)) (Written, error) {
+	items := make([]checkpoint.Item, len(x.Entries))
 	places := map[[2]int64]bool{}
-	for i, e := range x.entries {
-		items[i] = e.item
-		if at := [2]int64{int64(e.file), e.offset}; e.item.Bytes >= MinReuse && places[at] {
+	for i, e := range x.Entries {
+		items[i] = e.Item
+		if at := [2]int64{int64(e.File), e.Offset}; e.Item.Bytes >= MinReuse && places[at] {
 			w.Reusing(nil) // tied: of equal chunks one is written, as it was
 		} else {
 			places[at] = true
 		}
 	}
-	return w.WriteData(ctx, x.rank, items, NewCopySource(ctx, from, x.rank, items, read))
+	return w.WriteData(ctx, x.Rank, items, NewCopySource(ctx, from, x.Rank, items, read))
 }
 
 // sameChunks compares the digests of a copy with those of the original, as far
 // as they are known of that.
-func (r *Root) sameChunks(ctx context.Context, ref Ref, copied checkpoint.RankIndex, original *index) error {
+func (r *Root) sameChunks(ctx context.Context, ref Ref, copied checkpoint.RankIndex, original *Index) error {
 	x, err := r.readIndex(ctx, ref, copied)
 	if err != nil {
 		return err
 	}
-	if len(x.entries) != len(original.entries) {
-		return fmt.Errorf("the copy of rank %d has %d chunks, the original %d", copied.Rank, len(x.entries), len(original.entries))
+	if len(x.Entries) != len(original.Entries) {
+		return fmt.Errorf("the copy of rank %d has %d chunks, the original %d", copied.Rank, len(x.Entries), len(original.Entries))
 	}
-	for i := range x.entries {
-		e, was := &x.entries[i], &original.entries[i]
-		if was.learned() && e.digest != was.digest {
+	for i := range x.Entries {
+		e, was := &x.Entries[i], &original.Entries[i]
+		if was.Learned() && e.Digest != was.Digest {
 			return &CorruptError{
-				File: r.path(ref, x.files[e.file].Name), FQN: e.item.Shard.FQN, Chunk: e.box(), Block: -1, Offset: e.offset,
-				Problem: "digest of the copied chunk", Want: was.digest.String(), Got: e.digest.String(),
+				File: r.path(ref, x.Files[e.File].Name), FQN: e.Item.Shard.FQN, Chunk: e.BoxString(), Block: -1, Offset: e.Offset,
+				Problem: "digest of the copied chunk", Want: was.Digest.String(), Got: e.Digest.String(),
 			}
 		}
 	}

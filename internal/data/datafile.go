@@ -20,10 +20,10 @@ const (
 	manifestPrefix = "manifest-"
 )
 
-func dataFile(rank int) string  { return fmt.Sprintf("r%05d.safetensors", rank) }
-func indexFile(rank int) string { return fmt.Sprintf("r%05d.idx", rank) }
+func DataFile(rank int) string  { return fmt.Sprintf("r%05d.safetensors", rank) }
+func IndexFile(rank int) string { return fmt.Sprintf("r%05d.idx", rank) }
 
-func manifestFile(digest checkpoint.Digest) string { return manifestPrefix + digest.String() }
+func ManifestFile(digest checkpoint.Digest) string { return manifestPrefix + digest.String() }
 
 // fileFormat tells other readers of safetensors whose names these are.
 var fileFormat = map[string]string{"format": "pt"}
@@ -33,11 +33,11 @@ var fileFormat = map[string]string{"format": "pt"}
 // order of the items; order is that of the file, without the items of which u
 // says where they are. Digests and checksums are left for whoever sees the
 // bytes.
-func layOut(rank int, items []checkpoint.Item, u reuse) (x index, order []int, header []byte, err error) {
-	x = index{rank: rank, entries: make([]entry, len(items))}
+func layOut(rank int, items []checkpoint.Item, u reuse) (x Index, order []int, header []byte, err error) {
+	x = Index{Rank: rank, Entries: make([]Entry, len(items))}
 	seen := make(map[key]struct{}, len(items))
 	for i, it := range items {
-		if err := validateItem(it); err != nil {
+		if err := ValidateItem(it); err != nil {
 			return x, nil, nil, err
 		}
 		k := itemKey(rank, it)
@@ -45,13 +45,13 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x index, order []int, h
 			return x, nil, nil, fmt.Errorf("%q %s stands twice among the items", it.Shard.FQN, k.box)
 		}
 		seen[k] = struct{}{}
-		x.entries[i].item = it
+		x.Entries[i].Item = it
 		if _, stored := u.of[i]; !stored {
 			order = append(order, i)
 		}
 	}
 	for n, key := range keys(items, order) {
-		x.entries[order[n]].key = key
+		x.Entries[order[n]].Key = key
 	}
 	// Elements of falling size, each a multiple of the next, keep every chunk
 	// aligned without gaps.
@@ -62,11 +62,11 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x index, order []int, h
 	at := int64(0)
 	for n, i := range order {
 		it := items[i]
-		tensors[n] = safetensors.Tensor{Name: x.entries[i].key, Type: safetensors.Raw, Shape: tensor.Shape{it.Bytes}, Start: at, End: at + it.Bytes}
+		tensors[n] = safetensors.Tensor{Name: x.Entries[i].Key, Type: safetensors.Raw, Shape: tensor.Shape{it.Bytes}, Start: at, End: at + it.Bytes}
 		if name, ok := safetensors.TypeOf(it.Shard.DType); ok && !it.Value {
 			tensors[n].Type, tensors[n].Shape = name, it.Shard.Box.Sizes
 		}
-		x.entries[i].offset = at
+		x.Entries[i].Offset = at
 		if at += it.Bytes; at < 0 || at > 1<<62 {
 			return x, nil, nil, fmt.Errorf("the items need more than 2^62 bytes")
 		}
@@ -75,10 +75,10 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x index, order []int, h
 		return x, nil, nil, err
 	}
 	for _, i := range order {
-		x.entries[i].offset += int64(len(header))
+		x.Entries[i].Offset += int64(len(header))
 	}
-	x.files = []File{{Name: dataFile(rank), Size: int64(len(header)) + at}}
-	x.place(u)
+	x.Files = []File{{Name: DataFile(rank), Size: int64(len(header)) + at}}
+	placeReused(&x, u)
 	return x, order, header, nil
 }
 

@@ -13,45 +13,45 @@ import (
 )
 
 // decodeIndex is the inverse of encode. It trusts nothing.
-func decodeIndex(data []byte) (index, error) {
+func DecodeIndex(data []byte) (Index, error) {
 	body := len(data) - 4
 	if body < len(indexMagic)+1 || string(data[:len(indexMagic)]) != indexMagic {
-		return index{}, errors.New("decode index: bad magic or too short")
+		return Index{}, errors.New("decode index: bad magic or too short")
 	}
 	version := data[len(indexMagic)]
 	if v := version; v < indexVersion || v > verbatimVersion {
-		return index{}, fmt.Errorf("decode index: version %d is not known, upgrade to read it", v)
+		return Index{}, fmt.Errorf("decode index: version %d is not known, upgrade to read it", v)
 	}
 	want, got := binary.LittleEndian.Uint32(data[body:]), crc32c.Checksum(data[:body])
 	if want != got {
-		return index{}, fmt.Errorf("decode index: checksum %08x, want %08x", got, want)
+		return Index{}, fmt.Errorf("decode index: checksum %08x, want %08x", got, want)
 	}
 	d := &indexDecoder{b: data[len(indexMagic)+1 : body], size: body}
-	x := index{rank: int(d.number(1 << 31))}
-	valid, least := validateName, 6+len(checkpoint.Digest{})
+	x := Index{Rank: int(d.number(1 << 31))}
+	valid, least := ValidateName, 6+len(checkpoint.Digest{})
 	if version == adoptedVersion {
-		valid, least, x.modified = disk.ValidatePath, 4, []int64{}
+		valid, least, x.Modified = disk.ValidatePath, 4, []int64{}
 	}
 	if version == verbatimVersion {
-		valid, x.frames = plainName, [][]frame{}
+		valid, x.Frames = ValidatePlainName, [][]Frame{}
 	}
 	for range d.count(2) {
 		f := File{Name: d.text(), Size: d.number(1 << 62)}
 		if err := valid(f.Name); err != nil && d.err == nil {
-			d.fail("file %d: %v", len(x.files), err)
+			d.fail("file %d: %v", len(x.Files), err)
 		}
-		x.files = append(x.files, f)
-		if x.adopted() {
-			x.modified = append(x.modified, d.number(math.MaxInt64))
+		x.Files = append(x.Files, f)
+		if x.Adopted() {
+			x.Modified = append(x.Modified, d.number(math.MaxInt64))
 		}
-		if x.verbatim() && d.err == nil {
-			x.frames = append(x.frames, d.decodeFrames(f))
+		if x.Verbatim() && d.err == nil {
+			x.Frames = append(x.Frames, d.decodeFrames(f))
 		}
 	}
 	n := d.count(least)
-	x.entries = make([]entry, 0, n)
+	x.Entries = make([]Entry, 0, n)
 	for range n {
-		x.entries = append(x.entries, d.entry(x.files, version))
+		x.Entries = append(x.Entries, d.entry(x.Files, version))
 		if d.err != nil {
 			break
 		}
@@ -60,56 +60,56 @@ func decodeIndex(data []byte) (index, error) {
 		d.fail("%d bytes after the last entry", len(d.b))
 	}
 	if d.err != nil {
-		return index{}, fmt.Errorf("decode index: %w", d.err)
+		return Index{}, fmt.Errorf("decode index: %w", d.err)
 	}
 	return x, nil
 }
 
-func (d *indexDecoder) entry(files []File, version byte) entry {
-	known := int64(flagValue | flagPerRank)
+func (d *indexDecoder) entry(files []File, version byte) Entry {
+	known := int64(entryValue | entryPerRank)
 	adopted := version == adoptedVersion
 	if adopted {
-		known |= flagStrided | flagRecord
+		known |= entryStrided | entryRecord
 	} else if version == verbatimVersion {
-		known |= flagStrided
+		known |= entryStrided
 	}
 	flags := d.number(known)
-	e := entry{item: checkpoint.Item{Value: flags&flagValue != 0, PerRank: flags&flagPerRank != 0}}
-	e.item.Shard.FQN = d.text()
+	e := Entry{Item: checkpoint.Item{Value: flags&entryValue != 0, PerRank: flags&entryPerRank != 0}}
+	e.Item.Shard.FQN = d.text()
 	if version == indexVersion {
-		e.key = d.text()
+		e.Key = d.text()
 	}
-	e.file = int(d.number(1 << 31))
-	e.offset = d.number(1 << 62)
-	e.item.Bytes = d.number(1 << 62)
-	if !e.item.Value {
-		e.item.Shard.DType = tensor.DType(d.number(255))
+	e.File = int(d.number(1 << 31))
+	e.Offset = d.number(1 << 62)
+	e.Item.Bytes = d.number(1 << 62)
+	if !e.Item.Value {
+		e.Item.Shard.DType = tensor.DType(d.number(255))
 		ndim := d.number(tensor.MaxDims)
-		e.item.Shard.Global = make(tensor.Shape, ndim)
-		e.item.Shard.Box = tensor.Box{Offsets: make([]int64, ndim), Sizes: make([]int64, ndim)}
+		e.Item.Shard.Global = make(tensor.Shape, ndim)
+		e.Item.Shard.Box = tensor.Box{Offsets: make([]int64, ndim), Sizes: make([]int64, ndim)}
 		for i := range ndim {
-			e.item.Shard.Global[i] = d.number(1 << 62)
+			e.Item.Shard.Global[i] = d.number(1 << 62)
 		}
 		for i := range ndim {
-			e.item.Shard.Box.Offsets[i] = d.number(1 << 62)
-			e.item.Shard.Box.Sizes[i] = d.number(1 << 62)
+			e.Item.Shard.Box.Offsets[i] = d.number(1 << 62)
+			e.Item.Shard.Box.Sizes[i] = d.number(1 << 62)
 		}
 	}
 	if adopted {
 		d.adoptedPart(&e, flags)
 	} else {
 		d.adoptedPart(&e, flags)
-		copy(e.digest[:], d.bytes(int64(len(e.digest))))
+		copy(e.Digest[:], d.bytes(int64(len(e.Digest))))
 	}
 	if d.err != nil {
 		return e
 	}
-	if err := validateItem(e.item); err != nil {
+	if err := ValidateItem(e.Item); err != nil {
 		d.fail("%v", err)
 		return e
 	}
 	if version != indexVersion {
-		if err := e.validatePlace(files); err != nil {
+		if err := e.ValidatePlace(files); err != nil {
 			d.fail("%v", err)
 			return e
 		}
@@ -117,17 +117,17 @@ func (d *indexDecoder) entry(files []File, version byte) entry {
 	if adopted {
 		return e
 	}
-	if e.file >= len(files) || e.strides == nil && e.offset+e.item.Bytes > files[e.file].Size {
-		d.fail("%q: %d bytes at %d do not lie in file %d", e.item.Shard.FQN, e.item.Bytes, e.offset, e.file)
+	if e.File >= len(files) || e.Strides == nil && e.Offset+e.Item.Bytes > files[e.File].Size {
+		d.fail("%q: %d bytes at %d do not lie in file %d", e.Item.Shard.FQN, e.Item.Bytes, e.Offset, e.File)
 		return e
 	}
-	e.sums = d.sums(e.item.Bytes)
+	e.Sums = d.sums(e.Item.Bytes)
 	return e
 }
 
 // sums are the checksums of the blocks of size bytes.
 func (d *indexDecoder) sums(size int64) []uint32 {
-	raw := d.bytes(4 * blocks(size))
+	raw := d.bytes(4 * Blocks(size))
 	sums := make([]uint32, len(raw)/4)
 	for i := range sums {
 		sums[i] = binary.LittleEndian.Uint32(raw[4*i:])

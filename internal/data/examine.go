@@ -64,7 +64,7 @@ func (r *Root) examine(ctx context.Context, x *Examined) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := x.Receipt.matches(x.Manifest); err != nil {
+	if err := x.Receipt.Matches(x.Manifest); err != nil {
 		return err
 	}
 	return r.Writer(x.Ref).checkWritten(ctx, x.Manifest)

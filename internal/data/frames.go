@@ -22,97 +22,97 @@ import (
 //
 // So every byte of the file has a checksum: those of a chunk in the chunk's
 // entry, those between them, and below a chunk with strides, in a frame.
-type frame struct {
-	offset, size int64
-	sums         []uint32
+type Frame struct {
+	Offset, Size int64
+	Sums         []uint32
 }
 
 // verbatim reports whether the files are another program's, kept here.
-func (x index) verbatim() bool { return x.frames != nil }
+func (x Index) Verbatim() bool { return x.Frames != nil }
 
 // verbatimSuffix ends the names of DCP's data files: one that no chunk is in holds
 // nothing that anybody names.
-const verbatimSuffix = ".distcp"
+const VerbatimSuffix = ".distcp"
 
 // decodeFrames reads those of one file.
-func (d *indexDecoder) decodeFrames(f File) []frame {
-	frames := make([]frame, 0)
+func (d *indexDecoder) decodeFrames(f File) []Frame {
+	frames := make([]Frame, 0)
 	for range d.count(6) {
-		fr := frame{offset: d.number(1 << 62), size: d.number(1 << 62)}
-		if d.err == nil && (fr.offset > f.Size || fr.size > f.Size-fr.offset) {
-			d.fail("a frame of %d bytes at %d does not lie in the %d bytes of %s", fr.size, fr.offset, f.Size, f.Name)
+		fr := Frame{Offset: d.number(1 << 62), Size: d.number(1 << 62)}
+		if d.err == nil && (fr.Offset > f.Size || fr.Size > f.Size-fr.Offset) {
+			d.fail("a frame of %d bytes at %d does not lie in the %d bytes of %s", fr.Size, fr.Offset, f.Size, f.Name)
 		}
 		if d.err != nil {
 			return frames
 		}
-		fr.sums = d.sums(fr.size)
+		fr.Sums = d.sums(fr.Size)
 		frames = append(frames, fr)
 	}
 	return frames
 }
 
 // extent is a run of bytes of a file whose checksums are known.
-type extent struct {
-	offset, size int64
-	sums         []uint32
+type Extent struct {
+	Offset, Size int64
+	Sums         []uint32
 }
 
 // extents are those of a file of a verbatim index, in their order: together
 // they are all of it.
-func (x *index) extents(n int) []extent {
-	var out []extent
-	for _, f := range x.frames[n] {
-		out = append(out, extent(f))
+func (x *Index) Extents(n int) []Extent {
+	var out []Extent
+	for _, f := range x.Frames[n] {
+		out = append(out, Extent(f))
 	}
-	for i := range x.entries {
-		if e := &x.entries[i]; e.file == n && e.strides == nil && e.item.Bytes > 0 {
-			out = append(out, extent{e.offset, e.item.Bytes, e.sums})
+	for i := range x.Entries {
+		if e := &x.Entries[i]; e.File == n && e.Strides == nil && e.Item.Bytes > 0 {
+			out = append(out, Extent{e.Offset, e.Item.Bytes, e.Sums})
 		}
 	}
-	slices.SortFunc(out, func(a, b extent) int { return int(min(max(a.offset-b.offset, -1), 1)) })
+	slices.SortFunc(out, func(a, b Extent) int { return int(min(max(a.Offset-b.Offset, -1), 1)) })
 	return out
 }
 
 // framesOf are the parts of a file of size bytes that no chunk in order covers,
 // with their checksums.
-func framesOf(x *index, n int, file io.ReaderAt) ([]frame, error) {
+func framesOf(x *Index, n int, file io.ReaderAt) ([]Frame, error) {
 	at := int64(0)
-	out := []frame{}
+	out := []Frame{}
 	fill := func(to int64) error {
 		if to <= at {
 			return nil
 		}
-		f := frame{offset: at, size: to - at}
+		f := Frame{Offset: at, Size: to - at}
 		var sums blockSums
-		buf := make([]byte, min(f.size, windowSize))
-		for off := int64(0); off < f.size; {
-			part := buf[:min(int64(len(buf)), f.size-off)]
+		buf := make([]byte, min(f.Size, windowSize))
+		for off := int64(0); off < f.Size; {
+			part := buf[:min(int64(len(buf)), f.Size-off)]
 			if k, err := file.ReadAt(part, at+off); k < len(part) {
-				return fmt.Errorf("read %d bytes at %d of %s: %w", len(part), at+off, x.files[n].Name, err)
+				return fmt.Errorf("read %d bytes at %d of %s: %w", len(part), at+off, x.Files[n].Name, err)
 			}
 			sums.add(part)
 			off += int64(len(part))
 		}
-		f.sums = sums.end()
+		f.Sums = sums.end()
 		out = append(out, f)
 		return nil
 	}
-	chunks := x.extents(n)
+	chunks := x.Extents(n)
 	for _, c := range chunks {
-		if err := fill(c.offset); err != nil {
+		if err := fill(c.Offset); err != nil {
 			return nil, err
 		}
-		at = max(at, c.offset+c.size)
+		at = max(at, c.Offset+c.Size)
 	}
-	return out, fill(x.files[n].Size)
+	return out, fill(x.Files[n].Size)
 }
 
 // digestEntry finds the digest and checksums of a chunk by reading it.
-func digestEntry(e *entry, file object.Object) error {
+func digestEntry(e *Entry, file object.Object) error {
 	var span []byte
-	if e.strides != nil {
+	if e.Strides != nil {
 		var err error
-		if span, err = e.readSpan(file); err != nil {
+		if span, err = readSpan(e, file); err != nil {
 			return err
 		}
 	}
@@ -120,39 +120,39 @@ func digestEntry(e *entry, file object.Object) error {
 	var sums blockSums
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
-	for start := int64(0); start < e.item.Bytes; {
-		window := (*buf)[:min(int64(len(*buf)), e.item.Bytes-start)]
-		n, err := e.window(file, span, window, start)
+	for start := int64(0); start < e.Item.Bytes; {
+		window := (*buf)[:min(int64(len(*buf)), e.Item.Bytes-start)]
+		n, err := readWindow(e, file, span, window, start)
 		if n < len(window) {
-			return fmt.Errorf("read %q: %w", e.item.Shard.FQN, errors.Join(io.ErrUnexpectedEOF, err))
+			return fmt.Errorf("read %q: %w", e.Item.Shard.FQN, errors.Join(io.ErrUnexpectedEOF, err))
 		}
 		_, _ = hash.Write(window) // never fails
 		sums.add(window)
 		start += int64(n)
 	}
-	hash.Sum(e.digest[:0])
-	e.sums = sums.end()
+	hash.Sum(e.Digest[:0])
+	e.Sums = sums.end()
 	return nil
 }
 
 // frames checks what lies between the chunks of a verbatim file.
-func (v *verifier) checkFrames(x *index, n int, file object.Object) {
-	name := x.files[n].Name
-	for _, f := range x.frames[n] {
+func (v *verifier) checkFrames(x *Index, n int, file object.Object) {
+	name := x.Files[n].Name
+	for _, f := range x.Frames[n] {
 		buf := make([]byte, BlockSize)
-		for block, want := range f.sums {
+		for block, want := range f.Sums {
 			start := int64(block) * BlockSize
-			part := buf[:min(BlockSize, f.size-start)]
-			if k, err := file.ReadAt(part, f.offset+start); k < len(part) {
+			part := buf[:min(BlockSize, f.Size-start)]
+			if k, err := file.ReadAt(part, f.Offset+start); k < len(part) {
 				if errors.Is(err, io.EOF) {
 					return // the file is too short, which is a finding already
 				}
-				v.add(Finding{Kind: Unreadable, File: name, Block: -1, Offset: f.offset + start, Problem: err.Error()})
+				v.add(Finding{Kind: Unreadable, File: name, Block: -1, Offset: f.Offset + start, Problem: err.Error()})
 				return
 			}
 			if got := crc32c.Checksum(part); got != want {
 				v.add(Finding{
-					Kind: Corrupt, File: name, Block: -1, Offset: f.offset + start,
+					Kind: Corrupt, File: name, Block: -1, Offset: f.Offset + start,
 					Problem: fmt.Sprintf("checksum of the bytes between tensors is %08x, want %08x", got, want),
 				})
 			}

@@ -18,43 +18,43 @@ const (
 	adoptedVersion  = 2
 	verbatimVersion = 3 // see verbatim.go
 
-	flagValue   = 1
-	flagPerRank = 2
-	flagStrided = 4 // of adopted chunks: strides follow
-	flagRecord  = 8 // of adopted chunks: a checksum of the other program's follows
+	entryValue   = 1
+	entryPerRank = 2
+	entryStrided = 4 // of adopted chunks: strides follow
+	entryRecord  = 8 // of adopted chunks: a checksum of the other program's follows
 )
 
 // index says what the data files of one rank hold.
-type index struct {
-	rank    int
-	files   []File  // named by absolute paths where they are adopted
-	entries []entry // in the order of the rank's items
+type Index struct {
+	Rank    int
+	Files   []File  // named by absolute paths where they are adopted
+	Entries []Entry // in the order of the rank's items
 	// modified is when each file was last written, in ns since 1970, if the
 	// files are adopted; nil if they are the checkpoint's own.
-	modified []int64
+	Modified []int64
 	// frames are, of each file, what lies between chunks, if the files are in
 	// the format of another program and kept here; else nil.
-	frames [][]frame
+	Frames [][]Frame
 }
 
 // adopted reports whether the files are another program's, in their place.
-func (x index) adopted() bool { return x.modified != nil }
+func (x Index) Adopted() bool { return x.Modified != nil }
 
 // entry is one stored chunk or value.
-type entry struct {
-	item   checkpoint.Item
-	key    string // in the header of the data file
-	file   int    // index of files
-	offset int64  // in the file, in bytes
-	digest checkpoint.Digest
-	sums   []uint32 // CRC-32C of each block; nil while those of an adopted chunk are not learned
+type Entry struct {
+	Item   checkpoint.Item
+	Key    string // in the header of the data file
+	File   int    // index of files
+	Offset int64  // in the file, in bytes
+	Digest checkpoint.Digest
+	Sums   []uint32 // CRC-32C of each block; nil while those of an adopted chunk are not learned
 
-	strides []int64 // of an adopted chunk that is not row-major: see [strided]
-	record  *Record // of an adopted chunk, if its file has a checksum
+	Strides []int64 // of an adopted chunk that is not row-major: see [strided]
+	Record  *Record // of an adopted chunk, if its file has a checksum
 }
 
 // learned reports whether the chunk's digest and sums are known.
-func (e *entry) learned() bool { return e.digest != (checkpoint.Digest{}) }
+func (e *Entry) Learned() bool { return e.Digest != (checkpoint.Digest{}) }
 
 // key names a chunk or value within a checkpoint. The box of a value is empty.
 type key struct {
@@ -72,18 +72,18 @@ func itemKey(rank int, it checkpoint.Item) key {
 }
 
 // box is the chunk's box as people read it; empty for a value.
-func (e entry) box() string {
-	if e.item.Value {
+func (e Entry) BoxString() string {
+	if e.Item.Value {
 		return ""
 	}
-	return e.item.Shard.Box.String()
+	return e.Item.Shard.Box.String()
 }
 
 // blocks is the number of checksums over size bytes.
-func blocks(size int64) int64 { return (size + BlockSize - 1) / BlockSize }
+func Blocks(size int64) int64 { return (size + BlockSize - 1) / BlockSize }
 
 // validateItem checks what every stored item must satisfy.
-func validateItem(it checkpoint.Item) error {
+func ValidateItem(it checkpoint.Item) error {
 	if it.Value {
 		if it.Shard.FQN == "" || it.Bytes < 0 {
 			return fmt.Errorf("value %q of %d bytes has no name or a negative size", it.Shard.FQN, it.Bytes)
@@ -100,66 +100,66 @@ func validateItem(it checkpoint.Item) error {
 }
 
 // encode is the index's file. Equal indexes give equal bytes.
-func (x index) encode() []byte {
+func (x Index) Encode() []byte {
 	size := 64
-	for _, e := range x.entries {
-		size += 128 + len(e.item.Shard.FQN) + len(e.key) + 4*len(e.sums)
+	for _, e := range x.Entries {
+		size += 128 + len(e.Item.Shard.FQN) + len(e.Key) + 4*len(e.Sums)
 	}
 	b := make([]byte, 0, size)
 	number := func(v int64) { b = binary.AppendUvarint(b, uint64(v)) }
 	text := func(s string) { number(int64(len(s))); b = append(b, s...) }
 
 	version := byte(indexVersion)
-	if x.adopted() {
+	if x.Adopted() {
 		version = adoptedVersion
 	}
-	if x.verbatim() {
+	if x.Verbatim() {
 		version = verbatimVersion
 	}
 	b = append(append(b, indexMagic...), version)
-	number(int64(x.rank))
-	number(int64(len(x.files)))
-	for i, f := range x.files {
+	number(int64(x.Rank))
+	number(int64(len(x.Files)))
+	for i, f := range x.Files {
 		text(f.Name)
 		number(f.Size)
-		if x.adopted() {
-			number(x.modified[i])
+		if x.Adopted() {
+			number(x.Modified[i])
 		}
-		if x.verbatim() {
-			number(int64(len(x.frames[i])))
-			for _, f := range x.frames[i] {
-				number(f.offset)
-				number(f.size)
-				for _, sum := range f.sums {
+		if x.Verbatim() {
+			number(int64(len(x.Frames[i])))
+			for _, f := range x.Frames[i] {
+				number(f.Offset)
+				number(f.Size)
+				for _, sum := range f.Sums {
 					b = binary.LittleEndian.AppendUint32(b, sum)
 				}
 			}
 		}
 	}
-	number(int64(len(x.entries)))
-	for _, e := range x.entries {
+	number(int64(len(x.Entries)))
+	for _, e := range x.Entries {
 		flags := int64(0)
-		if e.item.Value {
-			flags |= flagValue
+		if e.Item.Value {
+			flags |= entryValue
 		}
-		if e.item.PerRank {
-			flags |= flagPerRank
+		if e.Item.PerRank {
+			flags |= entryPerRank
 		}
-		if e.strides != nil {
-			flags |= flagStrided
+		if e.Strides != nil {
+			flags |= entryStrided
 		}
-		if e.record != nil {
-			flags |= flagRecord
+		if e.Record != nil {
+			flags |= entryRecord
 		}
 		number(flags)
-		text(e.item.Shard.FQN)
-		if !x.adopted() && !x.verbatim() {
-			text(e.key)
+		text(e.Item.Shard.FQN)
+		if !x.Adopted() && !x.Verbatim() {
+			text(e.Key)
 		}
-		number(int64(e.file))
-		number(e.offset)
-		number(e.item.Bytes)
-		if s := e.item.Shard; !e.item.Value {
+		number(int64(e.File))
+		number(e.Offset)
+		number(e.Item.Bytes)
+		if s := e.Item.Shard; !e.Item.Value {
 			number(int64(s.DType))
 			number(int64(len(s.Global)))
 			for _, n := range s.Global {
@@ -170,19 +170,19 @@ func (x index) encode() []byte {
 				number(s.Box.Sizes[d])
 			}
 		}
-		for _, n := range e.strides {
+		for _, n := range e.Strides {
 			number(n)
 		}
-		if x.adopted() {
-			if e.record != nil {
-				number(e.record.Offset)
-				number(e.record.Size)
-				b = binary.LittleEndian.AppendUint32(b, e.record.CRC)
+		if x.Adopted() {
+			if e.Record != nil {
+				number(e.Record.Offset)
+				number(e.Record.Size)
+				b = binary.LittleEndian.AppendUint32(b, e.Record.CRC)
 			}
 			continue
 		}
-		b = append(b, e.digest[:]...)
-		for _, sum := range e.sums {
+		b = append(b, e.Digest[:]...)
+		for _, sum := range e.Sums {
 			b = binary.LittleEndian.AppendUint32(b, sum)
 		}
 	}

@@ -14,16 +14,16 @@ import (
 )
 
 // breaks takes note that nothing is to be learned of a rank.
-func (v *verifier) breaks(x *index) {
+func (v *verifier) breaks(x *Index) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.broken[x.rank] = true
+	v.broken[x.Rank] = true
 }
 
 // sums reads what is known of an adopted index, or takes note that it is to be
 // learned.
-func (v *verifier) sums(ctx context.Context, x *index, digest checkpoint.Digest) {
-	name := sumsFile(x.rank)
+func (v *verifier) sums(ctx context.Context, x *Index, digest checkpoint.Digest) {
+	name := SumsFile(x.Rank)
 	v.known[name] = true
 	known, err := v.root.readSums(ctx, v.ref, x, digest)
 	var damaged *CorruptError
@@ -33,7 +33,7 @@ func (v *verifier) sums(ctx context.Context, x *index, digest checkpoint.Digest)
 	case err != nil:
 		v.findError(name, err)
 	case known:
-		data := encodeSums(x, digest)
+		data := EncodeSums(x, digest)
 		v.count(1, 0, 0)
 		if !v.agrees(name, checkpoint.Sum(data)) {
 			return
@@ -50,16 +50,16 @@ func (v *verifier) writeSums(ctx context.Context) error {
 		return nil
 	}
 	for _, u := range v.unknown {
-		if v.broken[u.index.rank] {
+		if v.broken[u.index.Rank] {
 			continue
 		}
 		// A file that changed while it was read may have given some chunks
 		// of before and some of after.
 		if err := v.root.checkUnchanged(ctx, u.index); err != nil {
-			v.find(Mismatch, indexFile(u.index.rank), "%v", err)
+			v.find(Mismatch, IndexFile(u.index.Rank), "%v", err)
 			continue
 		}
-		if !v.agrees(sumsFile(u.index.rank), checkpoint.Sum(encodeSums(u.index, u.digest))) {
+		if !v.agrees(SumsFile(u.index.Rank), checkpoint.Sum(EncodeSums(u.index, u.digest))) {
 			continue
 		}
 		sums, err := v.root.writeSums(ctx, v.ref, u.index, u.digest)
@@ -133,20 +133,20 @@ func (r *recordSum) problem(ctx context.Context, file object.Object, buf []byte)
 
 // archiveProblem reads a value's archive to its end, if it is one: its records
 // have checksums of their own. A value of another kind has none.
-func archiveProblem(file object.Object, e *entry) (problem string, checked bool) {
-	section := io.NewSectionReader(file, e.offset, e.item.Bytes)
+func archiveProblem(file object.Object, e *Entry) (problem string, checked bool) {
+	section := io.NewSectionReader(file, e.Offset, e.Item.Bytes)
 	var magic [4]byte
 	if n, err := section.ReadAt(magic[:], 0); n < len(magic) || err != nil || !bytes.Equal(magic[:], []byte("PK\x03\x04")) {
 		return "", false
 	}
-	z, err := zip.NewReader(section, e.item.Bytes)
+	z, err := zip.NewReader(section, e.Item.Bytes)
 	if err != nil {
 		return fmt.Sprintf("the archive: %v", err), true
 	}
 	for _, f := range z.File {
 		r, err := f.Open()
 		if err == nil {
-			_, err = io.Copy(io.Discard, io.LimitReader(r, e.item.Bytes+1)) //nolint:gosec // bounded by the archive
+			_, err = io.Copy(io.Discard, io.LimitReader(r, e.Item.Bytes+1)) //nolint:gosec // bounded by the archive
 			err = errors.Join(err, r.Close())
 		}
 		if err != nil {

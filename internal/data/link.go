@@ -17,13 +17,13 @@ import (
 // in.
 const linkSuffix = ".link"
 
-func isLink(name string) bool { return strings.HasSuffix(name, linkSuffix) }
+func IsLink(name string) bool { return strings.HasSuffix(name, linkSuffix) }
 
 // linkName is the name of a file of a checkpoint where it is linked in. One
 // that is a link already keeps its name, so that a file has one name wherever
 // it is, and no two files have the same.
-func linkName(ref Ref, name string) string {
-	if isLink(name) {
+func LinkName(ref Ref, name string) string {
+	if IsLink(name) {
 		return name
 	}
 	const most = 200 // with the rest, less than the longest name
@@ -65,9 +65,9 @@ func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error
 			continue
 		}
 		block := (*buf)[:BlockSize]
-		if _, err = file.ReadAt(block, s.entry.offset); err == nil {
-			if got := crc32c.Checksum(block); got != s.entry.sums[0] {
-				err = fmt.Errorf("%q: checksum of its first block is %08x, want %08x", s.entry.item.Shard.FQN, got, s.entry.sums[0])
+		if _, err = file.ReadAt(block, s.entry.Offset); err == nil {
+			if got := crc32c.Checksum(block); got != s.entry.Sums[0] {
+				err = fmt.Errorf("%q: checksum of its first block is %08x, want %08x", s.entry.Item.Shard.FQN, got, s.entry.Sums[0])
 			}
 		}
 	}

@@ -71,10 +71,10 @@ func (r *FileReader) readMemory(ctx context.Context, wants []checkpoint.Want, re
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	for _, c := range chunks {
-		if c.index.adopted() || !c.entry.learned() {
+		if c.index.Adopted() || !c.entry.Learned() {
 			continue // they have no digest to be compared with
 		}
-		data, digest := m.Chunk(c.index.rank, c.entry.item)
+		data, digest := m.Chunk(c.index.Rank, c.entry.Item)
 		if data == nil {
 			continue
 		}
@@ -130,7 +130,7 @@ func readKey(want checkpoint.Want, read checkpoint.Read) key {
 
 // why says of which chunk it is that it was not used.
 func (in *inMemory) why() error {
-	return fmt.Errorf("%q %s of rank %d: %w", in.entry.item.Shard.FQN, in.entry.box(), in.index.rank, in.unfit)
+	return fmt.Errorf("%q %s of rank %d: %w", in.entry.Item.Shard.FQN, in.entry.BoxString(), in.index.Rank, in.unfit)
 }
 
 // fail says why a chunk is not used.
@@ -150,11 +150,11 @@ func (in *inMemory) failed() bool {
 
 // same compares what is known of the chunk in memory with the index.
 func (in *inMemory) same() error {
-	if got, want := int64(len(in.data)), in.entry.item.Bytes; got != want {
+	if got, want := int64(len(in.data)), in.entry.Item.Bytes; got != want {
 		return fmt.Errorf("it has %d bytes in memory, %d were committed", got, want)
 	}
-	if in.digest != in.entry.digest {
-		return fmt.Errorf("its digest in memory is %s, %s was committed", in.digest, in.entry.digest)
+	if in.digest != in.entry.Digest {
+		return fmt.Errorf("its digest in memory is %s, %s was committed", in.digest, in.entry.Digest)
 	}
 	return nil
 }
@@ -203,7 +203,7 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 			return err
 		}
 		start := lo * BlockSize
-		end := min(min(lo+copyBlocks, b.hi)*BlockSize, in.entry.item.Bytes)
+		end := min(min(lo+copyBlocks, b.hi)*BlockSize, in.entry.Item.Bytes)
 		window, at := in.direct(start, end)
 		if at < 0 {
 			window = (*buf)[:end-start]
@@ -217,7 +217,7 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 			continue // it is there
 		}
 		if err := in.others(at).copyOut(window, start); err != nil {
-			return fmt.Errorf("%q: %w", in.entry.item.Shard.FQN, err)
+			return fmt.Errorf("%q: %w", in.entry.Item.Shard.FQN, err)
 		}
 		total.Add(int64(len(window)))
 	}
@@ -242,7 +242,7 @@ func (in *inMemory) intact(first int64, window []byte) bool {
 func (in *inMemory) direct(start, end int64) (part []byte, at int) {
 	size := int64(in.size)
 	for i, to := range in.copies {
-		if start < to.lo*size || end > to.hi*size || to.dtype != in.entry.item.Shard.DType {
+		if start < to.lo*size || end > to.hi*size || to.dtype != in.entry.Item.Shard.DType {
 			continue
 		}
 		lo, hi := tensor.Span(to.box, to.region)
@@ -275,16 +275,16 @@ type ChunkDigest struct {
 // in place or is another is an error.
 func (r *Root) ChunkDigests(ctx context.Context, ref Ref, of checkpoint.RankIndex) ([]ChunkDigest, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
-	var x index
+	var x Index
 	if err == nil {
 		x, err = r.readIndex(ctx, ref, of)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("digests of rank %d of checkpoint %s: %w", of.Rank, ref, err)
 	}
-	out := make([]ChunkDigest, len(x.entries))
-	for i, e := range x.entries {
-		out[i] = ChunkDigest{e.item, e.digest}
+	out := make([]ChunkDigest, len(x.Entries))
+	for i, e := range x.Entries {
+		out[i] = ChunkDigest{e.Item, e.Digest}
 	}
 	return out, nil
 }

@@ -51,7 +51,7 @@ func (r *FileReader) ProveMemory(ctx context.Context, m Memory) (*Proof, error) 
 			if in, err = r.inMemory(ctx, k, m); in == nil {
 				continue
 			}
-			in.blocks = []blockRange{{0, (in.entry.item.Bytes + BlockSize - 1) / BlockSize}}
+			in.blocks = []blockRange{{0, (in.entry.Item.Bytes + BlockSize - 1) / BlockSize}}
 			there[k] = in
 			in.check(inner, g, &total)
 		}
@@ -138,10 +138,10 @@ func (r *FileReader) inMemory(ctx context.Context, k key, m Memory) (*inMemory, 
 		return nil, fmt.Errorf("%q %s is not among the chunks of rank %d", k.fqn, k.box, k.rank)
 	}
 	c := newChunkRead(x.index, i)
-	if c.index.adopted() || !c.entry.learned() {
+	if c.index.Adopted() || !c.entry.Learned() {
 		return nil, nil // they have no digest to be compared with
 	}
-	data, digest := m.Chunk(c.index.rank, c.entry.item)
+	data, digest := m.Chunk(c.index.Rank, c.entry.Item)
 	if data == nil {
 		return nil, nil
 	}
@@ -151,7 +151,7 @@ func (r *FileReader) inMemory(ctx context.Context, k key, m Memory) (*inMemory, 
 // wanted is how many bytes the wanted blocks have.
 func (in *inMemory) wanted() (bytes int64) {
 	for _, b := range in.blocks {
-		bytes += min(b.hi*BlockSize, in.entry.item.Bytes) - b.lo*BlockSize
+		bytes += min(b.hi*BlockSize, in.entry.Item.Bytes) - b.lo*BlockSize
 	}
 	return bytes
 }
@@ -188,7 +188,7 @@ func (in *inMemory) checkBlocks(ctx context.Context, b blockRange, total *atomic
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		data := in.data[block*BlockSize : min((block+1)*BlockSize, in.entry.item.Bytes)]
+		data := in.data[block*BlockSize : min((block+1)*BlockSize, in.entry.Item.Bytes)]
 		if !in.intact(block, data) {
 			return nil
 		}

@@ -116,7 +116,7 @@ func (p *Pending) Remove(ctx context.Context) error {
 
 // PendingName reports a name that no file of a [Pending] can have: a
 // [*NameError], or one that is no name.
-func PendingName(name string) error { return plainName(strings.TrimSuffix(name, object.Partial)) }
+func PendingName(name string) error { return ValidatePlainName(strings.TrimSuffix(name, object.Partial)) }
 
 // Create begins a file. One of that name is given up: its writes are errors.
 func (p *Pending) Create(ctx context.Context, name string) (*PendingFile, error) {

@@ -2,51 +2,51 @@ package data
 
 import "fmt"
 
-// place fills in the entries of items that need no writing. Of those that are
+// placeReused fills in the entries of items that need no writing. Of those that are
 // in the rank's own file, the digest is left for whoever writes them.
-func (x *index) place(u reuse) {
+func placeReused(x *Index, u reuse) {
 	for _, f := range u.files {
-		x.files = append(x.files, File{Name: f.name, Size: f.size})
+		x.Files = append(x.Files, File{Name: f.name, Size: f.size})
 	}
 	for i, s := range u.of {
-		e := &x.entries[i]
+		e := &x.Entries[i]
 		if s.file < 0 {
-			e.offset, e.key = x.entries[s.tied].offset, x.entries[s.tied].key
+			e.Offset, e.Key = x.Entries[s.tied].Offset, x.Entries[s.tied].Key
 			continue
 		}
-		e.file, e.offset, e.key = 1+s.file, s.entry.offset, s.entry.key
-		e.digest, e.sums = s.entry.digest, s.entry.sums
+		e.File, e.Offset, e.Key = 1+s.file, s.entry.Offset, s.entry.Key
+		e.Digest, e.Sums = s.entry.Digest, s.entry.Sums
 	}
 }
 
-// tie gives equal items the digest and sums of the one that was written. That
+// tieReused gives equal items the digest and sums of the one that was written. That
 // must be what was digested before it was written.
-func (x *index) tie(u reuse) error {
+func tieReused(x *Index, u reuse) error {
 	for i, s := range u.of {
 		if s.file >= 0 {
 			continue
 		}
-		e, of := &x.entries[i], &x.entries[s.tied]
-		if of.digest != s.digest {
-			return fmt.Errorf("bytes of %q changed while they were saved", of.item.Shard.FQN)
+		e, of := &x.Entries[i], &x.Entries[s.tied]
+		if of.Digest != s.digest {
+			return fmt.Errorf("bytes of %q changed while they were saved", of.Item.Shard.FQN)
 		}
-		e.digest, e.sums = of.digest, of.sums
+		e.Digest, e.Sums = of.Digest, of.Sums
 	}
 	return nil
 }
 
 // own are the entries that have bytes of their own in the rank's data file, in
 // the order of the items: of equal ones that lie there once, the first.
-func (x *index) own() []int {
+func (x *Index) Own() []int {
 	var own []int
 	seen := map[int64]bool{}
-	for i := range x.entries {
-		e := &x.entries[i]
-		if e.file != 0 || e.item.Bytes > 0 && seen[e.offset] {
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		if e.File != 0 || e.Item.Bytes > 0 && seen[e.Offset] {
 			continue
 		}
-		if e.item.Bytes > 0 {
-			seen[e.offset] = true
+		if e.Item.Bytes > 0 {
+			seen[e.Offset] = true
 		}
 		own = append(own, i)
 	}

@@ -22,8 +22,8 @@ type chunkReader struct {
 
 // opener opens the files that indexes describe.
 type opener interface {
-	path(x *index, n int) string // of the n-th file of an index
-	open(ctx context.Context, x *index, n int) (object.Object, error)
+	path(x *Index, n int) string // of the n-th file of an index
+	open(ctx context.Context, x *Index, n int) (object.Object, error)
 }
 
 // checkpointFiles are those of a checkpoint, and those that it adopts.
@@ -32,24 +32,24 @@ type checkpointFiles struct {
 	ref  Ref
 }
 
-func (f checkpointFiles) path(x *index, n int) string {
-	if x.adopted() {
-		return x.files[n].Name
+func (f checkpointFiles) path(x *Index, n int) string {
+	if x.Adopted() {
+		return x.Files[n].Name
 	}
-	return f.root.path(f.ref, x.files[n].Name)
+	return f.root.path(f.ref, x.Files[n].Name)
 }
 
-func (f checkpointFiles) open(ctx context.Context, x *index, n int) (object.Object, error) {
-	if x.adopted() {
-		return local.Open(f.root.outside, x.files[n].Name)
+func (f checkpointFiles) open(ctx context.Context, x *Index, n int) (object.Object, error) {
+	if x.Adopted() {
+		return local.Open(f.root.outside, x.Files[n].Name)
 	}
-	return f.root.b.Open(ctx, nameOf(f.ref, x.files[n].Name))
+	return f.root.b.Open(ctx, nameOf(f.ref, x.Files[n].Name))
 }
 
 // chunkRead is all that is wanted of one stored chunk.
 type chunkRead struct {
-	entry  *entry
-	index  *index
+	entry  *Entry
+	index  *Index
 	rank   *rankIndex // of the index
 	at     int        // of the entry in it
 	path   string
@@ -101,9 +101,9 @@ func (r chunkReader) read(ctx context.Context, wants []checkpoint.Want, reads []
 		c := runs[i].parts[0].chunk
 		f := files[c.path]
 		if f == nil {
-			f = &sharedFile{path: c.path, opener: func(ctx context.Context) (object.Object, error) { return r.open(ctx, c.index, c.entry.file) }}
-			if c.index.adopted() {
-				f.check = func(info object.Info) error { return c.index.unchanged(c.entry.file, info) }
+			f = &sharedFile{path: c.path, opener: func(ctx context.Context) (object.Object, error) { return r.open(ctx, c.index, c.entry.File) }}
+			if c.index.Adopted() {
+				f.check = func(info object.Info) error { return unchanged(c.index, c.entry.File, info) }
 			}
 			files[c.path] = f
 		}

@@ -29,7 +29,7 @@ type rankIndex struct {
 	want checkpoint.RankIndex
 
 	mu    sync.Mutex
-	index *index
+	index *Index
 	at    map[key]int          // entries by key
 	seen  map[int][]blockRange // of entries that are not learned: what was read
 }
@@ -84,7 +84,7 @@ func (r *FileReader) readMetadata(ctx context.Context) (checkpoint.Manifest, err
 	if err != nil {
 		return checkpoint.Manifest{}, err
 	}
-	return m, receipt.matches(m)
+	return m, receipt.Matches(m)
 }
 
 // readManifest is the manifest with the given digest.
@@ -94,13 +94,13 @@ func (r *Root) readManifest(ctx context.Context, ref Ref, digest checkpoint.Dige
 
 // readManifestOf may leave out the chunks of other tensors, if one is named.
 func (r *Root) readManifestOf(ctx context.Context, ref Ref, digest checkpoint.Digest, fqn string) (checkpoint.Manifest, error) {
-	data, err := r.readFile(ctx, ref, manifestFile(digest))
+	data, err := r.readFile(ctx, ref, ManifestFile(digest))
 	if err != nil {
 		return checkpoint.Manifest{}, err
 	}
 	if got := checkpoint.Sum(data); got != digest {
 		return checkpoint.Manifest{}, &CorruptError{
-			File: r.path(ref, manifestFile(digest)), Block: -1, Problem: "digest of the manifest",
+			File: r.path(ref, ManifestFile(digest)), Block: -1, Problem: "digest of the manifest",
 			Want: digest.String(), Got: got.String(),
 		}
 	}
@@ -111,24 +111,24 @@ func (r *Root) readManifestOf(ctx context.Context, ref Ref, digest checkpoint.Di
 }
 
 // readIndex is the index that a manifest names.
-func (r *Root) readIndex(ctx context.Context, ref Ref, want checkpoint.RankIndex) (index, error) {
-	path := r.path(ref, indexFile(want.Rank))
-	data, err := r.readFile(ctx, ref, indexFile(want.Rank))
+func (r *Root) readIndex(ctx context.Context, ref Ref, want checkpoint.RankIndex) (Index, error) {
+	path := r.path(ref, IndexFile(want.Rank))
+	data, err := r.readFile(ctx, ref, IndexFile(want.Rank))
 	if err != nil {
-		return index{}, err
+		return Index{}, err
 	}
 	if got := checkpoint.Sum(data); got != want.Index {
-		return index{}, &CorruptError{
+		return Index{}, &CorruptError{
 			File: path, Block: -1, Problem: "digest of the index",
 			Want: want.Index.String(), Got: got.String(),
 		}
 	}
-	x, err := decodeIndex(data)
-	if err == nil && x.rank != want.Rank {
-		err = fmt.Errorf("it is the index of rank %d", x.rank)
+	x, err := DecodeIndex(data)
+	if err == nil && x.Rank != want.Rank {
+		err = fmt.Errorf("it is the index of rank %d", x.Rank)
 	}
 	if err != nil {
-		return index{}, &CorruptError{File: path, Block: -1, Problem: err.Error()}
+		return Index{}, &CorruptError{File: path, Block: -1, Problem: err.Error()}
 	}
 	return x, nil
 }
@@ -170,7 +170,7 @@ func (r *FileReader) load(ctx context.Context, rank int) (*rankIndex, error) {
 		return x, nil
 	}
 	loaded, err := r.root.readIndex(ctx, r.ref, x.want)
-	if err == nil && loaded.adopted() {
+	if err == nil && loaded.Adopted() {
 		var learned bool
 		if learned, err = r.root.readSums(ctx, r.ref, &loaded, x.want.Index); err == nil && !learned {
 			r.root.unverified(r.ref)
@@ -186,10 +186,10 @@ func (r *FileReader) load(ctx context.Context, rank int) (*rankIndex, error) {
 	return x, nil
 }
 
-func (x *rankIndex) set(loaded *index) {
-	x.index, x.at = loaded, make(map[key]int, len(loaded.entries))
-	for i, e := range loaded.entries {
-		x.at[itemKey(loaded.rank, e.item)] = i
+func (x *rankIndex) set(loaded *Index) {
+	x.index, x.at = loaded, make(map[key]int, len(loaded.Entries))
+	for i, e := range loaded.Entries {
+		x.at[itemKey(loaded.Rank, e.Item)] = i
 	}
 }
 
@@ -225,21 +225,21 @@ func (r *FileReader) PrepareGlobalPlan(ctx context.Context, reads [][]checkpoint
 	return out, nil
 }
 
-// compare names what items asks for and x does not hold, and the reverse. The
+// compareItems names what items asks for and x does not hold, and the reverse. The
 // order does not matter.
-func (x index) compare(items []checkpoint.Item) (missing, extra []string) {
+func compareItems(x *Index, items []checkpoint.Item) (missing, extra []string) {
 	name := func(it checkpoint.Item) string {
 		if it.Value {
 			return fmt.Sprintf("value %q", it.Shard.FQN)
 		}
 		return fmt.Sprintf("tensor %q %s", it.Shard.FQN, it.Shard.Box)
 	}
-	held := make(map[key]checkpoint.Item, len(x.entries))
-	for _, e := range x.entries {
-		held[itemKey(x.rank, e.item)] = e.item
+	held := make(map[key]checkpoint.Item, len(x.Entries))
+	for _, e := range x.Entries {
+		held[itemKey(x.Rank, e.Item)] = e.Item
 	}
 	for _, it := range items {
-		k := itemKey(x.rank, it)
+		k := itemKey(x.Rank, it)
 		have, ok := held[k]
 		delete(held, k)
 		switch {

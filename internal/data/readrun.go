@@ -43,10 +43,10 @@ type part struct {
 }
 
 // from and to are where a part lies in the file, in bytes.
-func (p part) from() int64 { return p.chunk.entry.offset + p.blocks.lo*BlockSize }
+func (p part) from() int64 { return p.chunk.entry.Offset + p.blocks.lo*BlockSize }
 
 func (p part) to() int64 {
-	return p.chunk.entry.offset + min(p.blocks.hi*BlockSize, p.chunk.entry.item.Bytes)
+	return p.chunk.entry.Offset + min(p.blocks.hi*BlockSize, p.chunk.entry.Item.Bytes)
 }
 
 // coalesce says how chunks, in the order of their files, are read. It is a pure
@@ -56,7 +56,7 @@ func coalesce(chunks []*chunkRead) []run {
 	var runs []run
 	wanted := int64(0) // bytes of the last run
 	for _, c := range chunks {
-		if c.entry.strides != nil {
+		if c.entry.Strides != nil {
 			// Read as a whole, whatever is wanted of it.
 			if len(c.blocks) > 0 {
 				runs, wanted = append(runs, run{parts: []part{{c, c.blocks[0]}}}), windowSize
@@ -83,7 +83,7 @@ func coalesce(chunks []*chunkRead) []run {
 // some bytes are wanted.
 func (r *run) takes(p part, size, wanted int64) bool {
 	first, last := r.parts[0], r.parts[len(r.parts)-1]
-	if first.chunk.path != p.chunk.path || first.chunk.entry.strides != nil || size > smallPart || last.to()-last.from() > smallPart {
+	if first.chunk.path != p.chunk.path || first.chunk.entry.Strides != nil || size > smallPart || last.to()-last.from() > smallPart {
 		return false
 	}
 	all := p.to() - first.from()
@@ -101,7 +101,7 @@ func (r *run) read(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, first.chunk.missing(r.file.path, err)
 	}
-	if first.chunk.entry.strides != nil {
+	if first.chunk.entry.Strides != nil {
 		return first.chunk.readStrided(ctx, r.file.path, file)
 	}
 	buf := buffers.Get().(*[]byte)
@@ -133,9 +133,9 @@ func (c *chunkRead) readBlocks(ctx context.Context, path string, file io.ReaderA
 			return total, err
 		}
 		start := lo * BlockSize
-		end := min(min(lo+windowBlocks, b.hi)*BlockSize, c.entry.item.Bytes)
+		end := min(min(lo+windowBlocks, b.hi)*BlockSize, c.entry.Item.Bytes)
 		window := buf[:end-start]
-		n, err := file.ReadAt(window, c.entry.offset+start)
+		n, err := file.ReadAt(window, c.entry.Offset+start)
 		total += int64(n)
 		if n < len(window) {
 			return total, c.short(path, start+int64(n), err)
@@ -154,7 +154,7 @@ func (c *chunkRead) take(path string, window []byte, first int64) error {
 		return err
 	}
 	if err := c.copyOut(window, first*BlockSize); err != nil {
-		return fmt.Errorf("%q: %w", c.entry.item.Shard.FQN, err)
+		return fmt.Errorf("%q: %w", c.entry.Item.Shard.FQN, err)
 	}
 	return nil
 }
@@ -162,15 +162,15 @@ func (c *chunkRead) take(path string, window []byte, first int64) error {
 // verify compares the checksum of each block of window, which begins with
 // block first, if they are known.
 func (c *chunkRead) verify(path string, first int64, window []byte) error {
-	if !c.entry.learned() {
+	if !c.entry.Learned() {
 		return nil
 	}
 	for block := first; len(window) > 0; block++ {
 		n := min(BlockSize, len(window))
-		if got, want := crc32c.Checksum(window[:n]), c.entry.sums[block]; got != want {
+		if got, want := crc32c.Checksum(window[:n]), c.entry.Sums[block]; got != want {
 			return &CorruptError{
-				File: path, FQN: c.entry.item.Shard.FQN, Chunk: c.entry.box(),
-				Block: int(block), Offset: c.entry.offset + block*BlockSize,
+				File: path, FQN: c.entry.Item.Shard.FQN, Chunk: c.entry.BoxString(),
+				Block: int(block), Offset: c.entry.Offset + block*BlockSize,
 				Problem: "checksum of the block", Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
 			}
 		}
@@ -183,24 +183,24 @@ func (c *chunkRead) verify(path string, first int64, window []byte) error {
 // chunk.
 func (c *chunkRead) short(path string, at int64, err error) error {
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return fmt.Errorf("read %s at %d: %w", path, c.entry.offset+at, err)
+		return fmt.Errorf("read %s at %d: %w", path, c.entry.Offset+at, err)
 	}
 	return &CorruptError{
-		File: path, FQN: c.entry.item.Shard.FQN, Chunk: c.entry.box(),
-		Block: int(at / BlockSize), Offset: c.entry.offset + at, Problem: "the file ends here",
+		File: path, FQN: c.entry.Item.Shard.FQN, Chunk: c.entry.BoxString(),
+		Block: int(at / BlockSize), Offset: c.entry.Offset + at, Problem: "the file ends here",
 	}
 }
 
 func (c *chunkRead) missing(path string, err error) error {
 	if changed := (*ChangedError)(nil); errors.As(err, &changed) {
-		return fmt.Errorf("%q %s: %w", c.entry.item.Shard.FQN, c.entry.box(), err)
+		return fmt.Errorf("%q %s: %w", c.entry.Item.Shard.FQN, c.entry.BoxString(), err)
 	}
-	if errors.Is(err, fs.ErrNotExist) && c.index.adopted() {
-		return fmt.Errorf("%q %s: %w", c.entry.item.Shard.FQN, c.entry.box(), &ChangedError{File: path, Gone: true})
+	if errors.Is(err, fs.ErrNotExist) && c.index.Adopted() {
+		return fmt.Errorf("%q %s: %w", c.entry.Item.Shard.FQN, c.entry.BoxString(), &ChangedError{File: path, Gone: true})
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%q %s: %w; load another checkpoint, and verify this one to see all damage",
-			c.entry.item.Shard.FQN, c.entry.box(), err)
+			c.entry.Item.Shard.FQN, c.entry.BoxString(), err)
 	}
 	return fmt.Errorf("open %s: %w", path, err)
 }
@@ -235,7 +235,7 @@ func (c *chunkRead) copyOut(window []byte, start int64) error {
 
 // copyRegion copies a region of src, which holds a box of the chunk.
 func (c *chunkRead) copyRegion(to *copyTo, src []byte, box, region tensor.Box) error {
-	if stored := c.entry.item.Shard.DType; to.dtype != stored {
+	if stored := c.entry.Item.Shard.DType; to.dtype != stored {
 		return tensor.ConvertRegion(to.dst, to.box, to.dtype, src, box, stored, region)
 	}
 	tensor.CopyRegion(to.dst, to.box, src, box, region, c.size)

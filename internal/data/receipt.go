@@ -34,7 +34,7 @@ type Receipt struct {
 	CommittedAt time.Time         `json:"committed_at"`
 }
 
-func newReceipt(m checkpoint.Manifest, digest checkpoint.Digest, d Decision) Receipt {
+func NewReceipt(m checkpoint.Manifest, digest checkpoint.Digest, d Decision) Receipt {
 	return Receipt{
 		Store: m.Store, Run: m.Run, Trial: m.Trial, Checkpoint: m.Checkpoint, Name: m.Name,
 		Step: m.Step, Attempt: m.Attempt,
@@ -43,16 +43,16 @@ func newReceipt(m checkpoint.Manifest, digest checkpoint.Digest, d Decision) Rec
 }
 
 // same reports whether both say the same, wherever they lie.
-func (r Receipt) same(o Receipt) bool {
+func (r Receipt) Same(o Receipt) bool {
 	at := r.CommittedAt.Equal(o.CommittedAt)
 	r.Ref, o.Ref, r.CommittedAt, o.CommittedAt = Ref{}, Ref{}, time.Time{}, time.Time{}
 	return at && r == o
 }
 
 // matches reports what in the receipt is not as in its manifest.
-func (r Receipt) matches(m checkpoint.Manifest) error {
+func (r Receipt) Matches(m checkpoint.Manifest) error {
 	d := Decision{Sequence: r.Sequence, Event: r.Event, Time: r.CommittedAt}
-	if want := newReceipt(m, r.Manifest, d); !r.same(want) {
+	if want := NewReceipt(m, r.Manifest, d); !r.Same(want) {
 		return fmt.Errorf("the receipt is that of %s/%s/%s, step %d, attempt %d in store %s; the manifest is that of %s/%s/%s, step %d, attempt %d in store %s",
 			r.Run, r.Trial, r.Checkpoint, r.Step, r.Attempt, r.Store,
 			m.Run, m.Trial, m.Checkpoint, m.Step, m.Attempt, m.Store)
@@ -67,7 +67,7 @@ const (
 	sumEnd    = "\"\n}\n"
 )
 
-func encodeReceipt(r Receipt) ([]byte, error) {
+func EncodeReceipt(r Receipt) ([]byte, error) {
 	r.CommittedAt = r.CommittedAt.UTC().Round(0)
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -77,7 +77,7 @@ func encodeReceipt(r Receipt) ([]byte, error) {
 	return fmt.Appendf(data, "%s%08x%s", sumMember, crc32c.Checksum(data), sumEnd), nil
 }
 
-func decodeReceipt(data []byte) (Receipt, error) {
+func DecodeReceipt(data []byte) (Receipt, error) {
 	at := bytes.LastIndex(data, []byte(sumMember))
 	if at < 0 {
 		return Receipt{}, errors.New("decode receipt: truncated, it has no checksum")
@@ -107,7 +107,7 @@ func (r *Root) readReceipt(ctx context.Context, ref Ref) (Receipt, error) {
 	if err != nil {
 		return Receipt{}, err
 	}
-	receipt, err := decodeReceipt(data)
+	receipt, err := DecodeReceipt(data)
 	if err != nil {
 		return Receipt{}, &CorruptError{File: path, Block: -1, Problem: err.Error()}
 	}
@@ -135,7 +135,7 @@ func (r *Root) repairReceipt(ctx context.Context, ref Ref, receipt Receipt) erro
 	if err != nil {
 		return err
 	}
-	if err := receipt.matches(m); err != nil {
+	if err := receipt.Matches(m); err != nil {
 		return err
 	}
 	return r.writeReceipt(ctx, ref, receipt)
@@ -145,14 +145,14 @@ func (r *Root) writeReceipt(ctx context.Context, ref Ref, receipt Receipt) error
 	there, err := r.readReceipt(ctx, ref)
 	var damaged *CorruptError
 	switch {
-	case err == nil && !there.same(receipt):
+	case err == nil && !there.Same(receipt):
 		return fmt.Errorf("%s already records event %s at sequence %d of store %s; if that store is gone, remove the file",
 			r.path(ref, ReceiptFile), there.Event, there.Sequence, there.Store)
 	case err != nil && !errors.Is(err, ErrNotCommitted) && !errors.As(err, &damaged):
 		return err
 	}
 	// One that is in place is written again: it may not be durable.
-	data, err := encodeReceipt(receipt)
+	data, err := EncodeReceipt(receipt)
 	if err != nil {
 		return err
 	}

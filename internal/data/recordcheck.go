@@ -18,7 +18,7 @@ func (x *rankIndex) cover(i int, blocks []blockRange) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	seen := merge(append(append([]blockRange(nil), x.seen[i]...), blocks...))
-	all := (x.index.entries[i].item.Bytes + BlockSize - 1) / BlockSize
+	all := (x.index.Entries[i].Item.Bytes + BlockSize - 1) / BlockSize
 	if len(seen) == 1 && seen[0] == (blockRange{0, all}) {
 		delete(x.seen, i)
 		return true
@@ -34,7 +34,7 @@ func (x *rankIndex) cover(i int, blocks []blockRange) bool {
 // program which wrote them left.
 func (c *chunkRead) checkable() bool {
 	e := c.entry
-	return c.index.adopted() && !e.learned() && len(c.blocks) > 0 && (e.record != nil || e.item.Value)
+	return c.index.Adopted() && !e.Learned() && len(c.blocks) > 0 && (e.Record != nil || e.Item.Value)
 }
 
 // checkRecord compares the whole record of a chunk with its checksum, or all
@@ -46,18 +46,18 @@ func (c *chunkRead) checkRecord(ctx context.Context, f *sharedFile) error {
 	}
 	problem, err := recordProblem(ctx, file, c.entry)
 	if err == nil && problem != "" {
-		err = &CorruptError{File: f.path, FQN: c.entry.item.Shard.FQN, Chunk: c.entry.box(), Block: -1, Offset: c.entry.offset, Problem: problem}
+		err = &CorruptError{File: f.path, FQN: c.entry.Item.Shard.FQN, Chunk: c.entry.BoxString(), Block: -1, Offset: c.entry.Offset, Problem: problem}
 	}
 	return err
 }
 
-func recordProblem(ctx context.Context, file object.Object, e *entry) (string, error) {
-	if e.item.Value {
+func recordProblem(ctx context.Context, file object.Object, e *Entry) (string, error) {
+	if e.Item.Value {
 		problem, _ := archiveProblem(file, e)
 		return problem, ctx.Err()
 	}
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
-	sum := recordSum{Record: e.record}
+	sum := recordSum{Record: e.Record}
 	return sum.problem(ctx, file, *buf)
 }

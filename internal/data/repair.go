@@ -88,7 +88,7 @@ func (r *Root) Repair(ctx context.Context, damaged map[Ref][]string, all []Targe
 		names := slices.Clone(damaged[ref])
 		slices.Sort(names)
 		for _, name := range slices.Compact(names) {
-			err := errors.Join(ctx.Err(), ref.Validate(), validateName(name))
+			err := errors.Join(ctx.Err(), ref.Validate(), ValidateName(name))
 			if err == nil {
 				err = p.file(ctx, ref, name)
 			}
@@ -113,10 +113,10 @@ type repair struct {
 	out     Repairs
 }
 
-func (p *repair) left(ref Ref, file string, e *entry, format string, args ...any) {
+func (p *repair) left(ref Ref, file string, e *Entry, format string, args ...any) {
 	u := Unrepaired{Ref: ref, File: file, Reason: fmt.Sprintf(format, args...)}
 	if e != nil {
-		u.FQN, u.Chunk = e.item.Shard.FQN, e.box()
+		u.FQN, u.Chunk = e.Item.Shard.FQN, e.BoxString()
 	}
 	p.out.Left = append(p.out.Left, u)
 }
@@ -132,11 +132,11 @@ func (h holder) at() string { return nameOf(h.ref, h.name) }
 
 // file repairs one data file, wherever it has names.
 func (p *repair) file(ctx context.Context, ref Ref, name string) error {
-	here, link, path := holder{ref, name}, linkName(ref, name), p.root.path(ref, name)
+	here, link, path := holder{ref, name}, LinkName(ref, name), p.root.path(ref, name)
 	if p.done[here] {
 		return nil
 	}
-	if !hasData(name) {
+	if !HoldsData(name) {
 		p.left(ref, name, nil, "only the bytes of tensors and values have copies: put the file back from a backup, or delete the checkpoint and resume from another")
 		return nil
 	}
@@ -154,7 +154,7 @@ func (p *repair) file(ctx context.Context, ref Ref, name string) error {
 		defer func() { _ = old.Close() }() // nothing was written to it
 	}
 	fixed := RepairedFile{Ref: ref, File: name}
-	var lost []*entry
+	var lost []*Entry
 	switch {
 	case whole != nil:
 		fixed.From = p.root.path(whole.ref, whole.name)

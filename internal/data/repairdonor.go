@@ -13,7 +13,7 @@ import (
 // donorPlace is a chunk in a file that should have the bytes of another.
 type donorPlace struct {
 	ref    Ref
-	index  *index // without its entries
+	index  *Index // without its entries
 	file   int    // of the index
 	offset int64
 }
@@ -35,11 +35,11 @@ type donor struct {
 // donor finds a place, or a source, that has the bytes of a chunk. The damaged
 // place is among those that are tried, and has others. What a place has is
 // looked at once, unless its file is repaired.
-func (p *repair) donor(ctx context.Context, e *entry) (donor, bool, error) {
-	what := contentOf(e.item, e.digest)
+func (p *repair) donor(ctx context.Context, e *Entry) (donor, bool, error) {
+	what := contentOf(e.Item, e.Digest)
 	for _, at := range p.places[what] {
 		path := checkpointFiles{p.root, at.ref}.path(at.index, at.file)
-		key := donorAt{at.offset, e.digest}
+		key := donorAt{at.offset, e.Digest}
 		if p.poor[path][key] {
 			continue
 		}
@@ -56,11 +56,11 @@ func (p *repair) donor(ctx context.Context, e *entry) (donor, bool, error) {
 		p.poor[path][key] = true
 	}
 	for _, s := range p.sources {
-		data, from, err := s.Chunk(ctx, e.item, e.digest)
+		data, from, err := s.Chunk(ctx, e.Item, e.Digest)
 		if err != nil {
 			return donor{}, false, err
 		}
-		if data != nil && int64(len(data)) == e.item.Bytes && checkpoint.Sum(data) == e.digest {
+		if data != nil && int64(len(data)) == e.Item.Bytes && checkpoint.Sum(data) == e.Digest {
 			return donor{source: s, from: from}, true, nil
 		}
 	}
@@ -68,7 +68,7 @@ func (p *repair) donor(ctx context.Context, e *entry) (donor, bool, error) {
 }
 
 // has reports whether a place has the bytes that it should have.
-func (p *repair) has(ctx context.Context, at donorPlace, e *entry) (bool, error) {
+func (p *repair) has(ctx context.Context, at donorPlace, e *Entry) (bool, error) {
 	f, err := p.root.openDonor(ctx, at)
 	if err != nil {
 		return false, ctx.Err() // it is damaged too, and a finding of its checkpoint
@@ -80,12 +80,12 @@ func (p *repair) has(ctx context.Context, at donorPlace, e *entry) (bool, error)
 
 func (r *Root) openDonor(ctx context.Context, at donorPlace) (object.Object, error) {
 	f, err := checkpointFiles{r, at.ref}.open(ctx, at.index, at.file)
-	if err != nil || !at.index.adopted() {
+	if err != nil || !at.index.Adopted() {
 		return f, err
 	}
 	info, err := f.Stat()
 	if err == nil {
-		err = at.index.unchanged(at.file, info)
+		err = unchanged(at.index, at.file, info)
 	}
 	if err != nil {
 		_ = f.Close() // nothing was written to it
@@ -95,21 +95,21 @@ func (r *Root) openDonor(ctx context.Context, at donorPlace) (object.Object, err
 }
 
 // copyTo writes the bytes to the place of a chunk, and compares them.
-func (d donor) copyTo(ctx context.Context, to io.WriterAt, e *entry) error {
+func (d donor) copyTo(ctx context.Context, to io.WriterAt, e *Entry) error {
 	if d.source == nil {
 		from, err := d.root.openDonor(ctx, d.place)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = from.Close() }() // nothing was written to it
-		return copyChunk(ctx, to, e.offset, io.NewSectionReader(from, d.place.offset, e.item.Bytes), e)
+		return copyChunk(ctx, to, e.Offset, io.NewSectionReader(from, d.place.offset, e.Item.Bytes), e)
 	}
-	data, _, err := d.source.Chunk(ctx, e.item, e.digest)
-	if err == nil && int64(len(data)) != e.item.Bytes {
-		err = fmt.Errorf("%s has the bytes of %q no more: run the command again", d.from, e.item.Shard.FQN)
+	data, _, err := d.source.Chunk(ctx, e.Item, e.Digest)
+	if err == nil && int64(len(data)) != e.Item.Bytes {
+		err = fmt.Errorf("%s has the bytes of %q no more: run the command again", d.from, e.Item.Shard.FQN)
 	}
 	if err != nil {
 		return err
 	}
-	return copyChunk(ctx, to, e.offset, bytes.NewReader(data), e)
+	return copyChunk(ctx, to, e.Offset, bytes.NewReader(data), e)
 }

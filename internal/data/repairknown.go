@@ -18,7 +18,7 @@ import (
 // knowledge is what the indexes of all checkpoints say of one data file.
 type knowledge struct {
 	size    int64
-	entries []*entry // by offset, each place once
+	entries []*Entry // by offset, each place once
 	header  []byte   // nil when the checkpoint that wrote the file is gone
 }
 
@@ -29,8 +29,8 @@ func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err erro
 	p.known, p.places = map[string]*knowledge{}, map[content][]donorPlace{}
 	for ref, names := range damaged {
 		for _, name := range names {
-			if hasData(name) {
-				p.known[linkName(ref, name)] = &knowledge{}
+			if HoldsData(name) {
+				p.known[LinkName(ref, name)] = &knowledge{}
 			}
 		}
 	}
@@ -41,12 +41,12 @@ func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err erro
 		return err
 	}
 	seen := map[string]map[int64]bool{}
-	if err := p.indexes(ctx, func(ref Ref, x *index) error {
-		for n, f := range x.files {
-			if x.adopted() {
+	if err := p.indexes(ctx, func(ref Ref, x *Index) error {
+		for n, f := range x.Files {
+			if x.Adopted() {
 				break
 			}
-			link := linkName(ref, f.Name)
+			link := LinkName(ref, f.Name)
 			k := p.known[link]
 			if k == nil {
 				continue
@@ -61,22 +61,22 @@ func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err erro
 		return err
 	}
 	for _, k := range p.known {
-		slices.SortFunc(k.entries, func(a, b *entry) int { return cmp.Compare(a.offset, b.offset) })
+		slices.SortFunc(k.entries, func(a, b *Entry) int { return cmp.Compare(a.Offset, b.Offset) })
 		for _, e := range k.entries {
-			p.places[contentOf(e.item, e.digest)] = nil
+			p.places[contentOf(e.Item, e.Digest)] = nil
 		}
 	}
-	return p.indexes(ctx, func(ref Ref, x *index) error {
+	return p.indexes(ctx, func(ref Ref, x *Index) error {
 		at := *x
-		at.entries = nil
-		for i := range x.entries {
-			e := &x.entries[i]
-			if !e.learned() || e.strides != nil {
+		at.Entries = nil
+		for i := range x.Entries {
+			e := &x.Entries[i]
+			if !e.Learned() || e.Strides != nil {
 				continue
 			}
-			c := contentOf(e.item, e.digest)
+			c := contentOf(e.Item, e.Digest)
 			if places, wanted := p.places[c]; wanted {
-				p.places[c] = append(places, donorPlace{ref, &at, e.file, e.offset})
+				p.places[c] = append(places, donorPlace{ref, &at, e.File, e.Offset})
 			}
 		}
 		return nil
@@ -84,32 +84,32 @@ func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err erro
 }
 
 // learn adds what an index says of its n-th file.
-func (k *knowledge) learn(x *index, n int, seen map[int64]bool) {
-	k.size = x.files[n].Size
+func (k *knowledge) learn(x *Index, n int, seen map[int64]bool) {
+	k.size = x.Files[n].Size
 	if n == 0 {
-		k.header = x.header()
+		k.header = indexHeader(x)
 	}
-	for _, e := range x.entries {
-		if e.file == n && e.item.Bytes > 0 && !seen[e.offset] {
-			seen[e.offset] = true
-			e.sums = nil // the digest is enough
+	for _, e := range x.Entries {
+		if e.File == n && e.Item.Bytes > 0 && !seen[e.Offset] {
+			seen[e.Offset] = true
+			e.Sums = nil // the digest is enough
 			k.entries = append(k.entries, &e)
 		}
 	}
 }
 
-// header is that of a rank's own data file; nil if the index gives none of this
+// indexHeader is that of a rank's own data file; nil if the index gives none of this
 // version.
-func (x *index) header() []byte {
+func indexHeader(x *Index) []byte {
 	var items []checkpoint.Item
 	first := int64(-1)
-	for _, i := range x.own() {
-		items = append(items, x.entries[i].item)
-		if at := x.entries[i].offset; first < 0 || at < first {
+	for _, i := range x.Own() {
+		items = append(items, x.Entries[i].Item)
+		if at := x.Entries[i].Offset; first < 0 || at < first {
 			first = at
 		}
 	}
-	_, _, header, err := layOut(x.rank, items, reuse{})
+	_, _, header, err := layOut(x.Rank, items, reuse{})
 	if err != nil || first >= 0 && first != int64(len(header)) {
 		return nil
 	}
@@ -118,7 +118,7 @@ func (x *index) header() []byte {
 
 // indexes visits every index of every committed checkpoint that can be read: one
 // that is damaged is a finding of whoever verifies it.
-func (p *repair) indexes(ctx context.Context, visit func(Ref, *index) error) error {
+func (p *repair) indexes(ctx context.Context, visit func(Ref, *Index) error) error {
 	for _, t := range p.all {
 		m, err := p.root.readManifest(ctx, t.Ref, t.Manifest)
 		if unreadable(err) {
@@ -132,7 +132,7 @@ func (p *repair) indexes(ctx context.Context, visit func(Ref, *index) error) err
 				return err
 			}
 			x, err := p.root.readIndex(ctx, t.Ref, rank)
-			if err == nil && x.adopted() {
+			if err == nil && x.Adopted() {
 				_, err = p.root.readSums(ctx, t.Ref, &x, rank.Index)
 			}
 			if unreadable(err) {
@@ -156,7 +156,7 @@ func unreadable(err error) bool {
 }
 
 // whole reports whether a file is as all indexes say, but for some entries.
-func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*entry) (bool, error) {
+func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*Entry) (bool, error) {
 	f, err := r.b.Open(ctx, name)
 	if err != nil {
 		return false, ctx.Err()
@@ -173,7 +173,7 @@ func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*ent
 		if slices.Contains(but, e) {
 			continue
 		}
-		if ok, err := holds(ctx, f, e, e.offset); !ok || err != nil {
+		if ok, err := holds(ctx, f, e, e.Offset); !ok || err != nil {
 			return false, err
 		}
 	}
@@ -197,7 +197,7 @@ func (k *knowledge) headed(f object.Object) (bool, error) {
 		at[t.Name] = t
 	}
 	for _, e := range k.entries {
-		if t, ok := at[e.key]; !ok || h.DataStart+t.Start != e.offset || t.End-t.Start != e.item.Bytes {
+		if t, ok := at[e.Key]; !ok || h.DataStart+t.Start != e.Offset || t.End-t.Start != e.Item.Bytes {
 			return false, nil
 		}
 	}
@@ -206,15 +206,15 @@ func (k *knowledge) headed(f object.Object) (bool, error) {
 
 // holds reports whether the bytes of an entry, but from another offset, have its
 // digest.
-func holds(ctx context.Context, f io.ReaderAt, e *entry, offset int64) (bool, error) {
+func holds(ctx context.Context, f io.ReaderAt, e *Entry, offset int64) (bool, error) {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	hash := blake3.New()
-	for at := int64(0); at < e.item.Bytes; {
+	for at := int64(0); at < e.Item.Bytes; {
 		if err := ctx.Err(); err != nil {
 			return false, err
 		}
-		window := (*buf)[:min(int64(len(*buf)), e.item.Bytes-at)]
+		window := (*buf)[:min(int64(len(*buf)), e.Item.Bytes-at)]
 		if n, _ := f.ReadAt(window, offset+at); n < len(window) {
 			return false, nil
 		}
@@ -223,7 +223,7 @@ func holds(ctx context.Context, f io.ReaderAt, e *entry, offset int64) (bool, er
 	}
 	var got checkpoint.Digest
 	hash.Sum(got[:0])
-	return got == e.digest, nil
+	return got == e.Digest, nil
 }
 
 // sound reports whether size and header of a file are right.
@@ -260,11 +260,11 @@ func (k *knowledge) headerOf(old object.Object) ([]byte, error) {
 }
 
 // damaged are the chunks of which the file has other bytes.
-func (k *knowledge) damaged(ctx context.Context, old object.Object) (bad []*entry, err error) {
+func (k *knowledge) damaged(ctx context.Context, old object.Object) (bad []*Entry, err error) {
 	for _, e := range k.entries {
 		ok := false
 		if old != nil {
-			if ok, err = holds(ctx, old, e, e.offset); err != nil {
+			if ok, err = holds(ctx, old, e, e.Offset); err != nil {
 				return nil, err
 			}
 		}

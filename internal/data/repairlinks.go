@@ -12,7 +12,7 @@ import (
 )
 
 // hasData reports the name of a file with bytes of tensors and values.
-func hasData(name string) bool { return isLink(name) || strings.HasSuffix(name, dataSuffix) }
+func HoldsData(name string) bool { return IsLink(name) || strings.HasSuffix(name, dataSuffix) }
 
 // held are the names in all directories, also of saves that are not committed,
 // of the files that have one of these names where they are linked in.
@@ -26,10 +26,10 @@ func (p *repair) held(ctx context.Context, wanted func(link string) bool) (by ma
 			return
 		}
 		for _, name := range names {
-			if !hasData(name) {
+			if !HoldsData(name) {
 				continue
 			}
-			if link := linkName(ref, name); wanted(link) {
+			if link := LinkName(ref, name); wanted(link) {
 				by[link] = append(by[link], holder{ref, name})
 			}
 		}
@@ -112,7 +112,7 @@ type followed struct {
 	here, whole holder
 	link        string
 	known       *knowledge
-	lost        []*entry // that the whole one has not either
+	lost        []*Entry // that the whole one has not either
 }
 
 // rounds is how often the names of a file are looked for again: each round finds

@@ -19,7 +19,7 @@ const dataSuffix = ".safetensors"
 type rewritten struct {
 	ok     bool
 	chunks []RepairedChunk
-	lost   []*entry // that are damaged in it too
+	lost   []*Entry // that are damaged in it too
 }
 
 // write makes a whole file of a damaged one, nil if it is gone, under its name.
@@ -35,7 +35,7 @@ func (p *repair) write(ctx context.Context, here holder, k *knowledge, old objec
 	if err != nil {
 		return rewritten{}, err
 	}
-	from := map[*entry]donor{}
+	from := map[*Entry]donor{}
 	for _, e := range bad {
 		d, found, err := p.donor(ctx, e)
 		if err != nil {
@@ -43,12 +43,12 @@ func (p *repair) write(ctx context.Context, here holder, k *knowledge, old objec
 		}
 		if found {
 			from[e] = d
-			out.chunks = append(out.chunks, RepairedChunk{FQN: e.item.Shard.FQN, Chunk: e.box(), Bytes: e.item.Bytes, From: d.from})
+			out.chunks = append(out.chunks, RepairedChunk{FQN: e.Item.Shard.FQN, Chunk: e.BoxString(), Bytes: e.Item.Bytes, From: d.from})
 			continue
 		}
 		out.lost = append(out.lost, e)
 		p.left(here.ref, here.name, e, "no other file and no staging slot has these bytes: resume from another checkpoint, and delete this one")
-		if !readable(old, e.offset, e.item.Bytes) {
+		if !readable(old, e.Offset, e.Item.Bytes) {
 			return rewritten{}, nil // there is nothing to put in its place
 		}
 	}
@@ -71,7 +71,7 @@ func readable(f object.Object, offset, size int64) bool {
 }
 
 // publish writes the file and gives it the name of the damaged one.
-func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header []byte, old object.Object, from map[*entry]donor, lost []*entry) (err error) {
+func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header []byte, old object.Object, from map[*Entry]donor, lost []*Entry) (err error) {
 	claim := &claim{root: p.root, left: k.size}
 	if err := p.root.reserve(ctx, claim.left); err != nil {
 		return err
@@ -133,25 +133,25 @@ func (w *inPieces) flush() error {
 // fill writes all bytes of the file: the header; the chunks, each compared with
 // its digest on the way, but for those that stay damaged; and what lies between
 // them, which no checkpoint needs, as far as it can be read.
-func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old object.Object, from map[*entry]donor, lost []*entry) error {
+func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old object.Object, from map[*Entry]donor, lost []*Entry) error {
 	if _, err := to.WriteAt(header, 0); err != nil {
 		return err
 	}
 	at := int64(len(header))
 	for _, e := range k.entries {
-		if err := copyRest(ctx, to, old, at, e.offset); err != nil {
+		if err := copyRest(ctx, to, old, at, e.Offset); err != nil {
 			return err
 		}
-		at = e.offset + e.item.Bytes
+		at = e.Offset + e.Item.Bytes
 		d, repaired := from[e]
 		var err error
 		switch {
 		case repaired:
 			err = d.copyTo(ctx, to, e)
 		case slices.Contains(lost, e):
-			err = copyRest(ctx, to, old, e.offset, at)
+			err = copyRest(ctx, to, old, e.Offset, at)
 		default:
-			err = copyChunk(ctx, to, e.offset, io.NewSectionReader(old, e.offset, e.item.Bytes), e)
+			err = copyChunk(ctx, to, e.Offset, io.NewSectionReader(old, e.Offset, e.Item.Bytes), e)
 		}
 		if err != nil {
 			return err
@@ -161,17 +161,17 @@ func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old
 }
 
 // copyChunk writes the bytes of a chunk and compares them with its digest.
-func copyChunk(ctx context.Context, to io.WriterAt, at int64, from io.Reader, e *entry) error {
+func copyChunk(ctx context.Context, to io.WriterAt, at int64, from io.Reader, e *Entry) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	hash := blake3.New()
-	for left := e.item.Bytes; left > 0; {
+	for left := e.Item.Bytes; left > 0; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		window := (*buf)[:min(int64(len(*buf)), left)]
 		if _, err := io.ReadFull(from, window); err != nil {
-			return fmt.Errorf("read %q: %w", e.item.Shard.FQN, err)
+			return fmt.Errorf("read %q: %w", e.Item.Shard.FQN, err)
 		}
 		_, _ = hash.Write(window) // never fails
 		if _, err := to.WriteAt(window, at); err != nil {
@@ -181,8 +181,8 @@ func copyChunk(ctx context.Context, to io.WriterAt, at int64, from io.Reader, e 
 		left -= int64(len(window))
 	}
 	var got checkpoint.Digest
-	if hash.Sum(got[:0]); got != e.digest {
-		return fmt.Errorf("the bytes of %q %s have changed while they were copied: run the command again", e.item.Shard.FQN, e.box())
+	if hash.Sum(got[:0]); got != e.Digest {
+		return fmt.Errorf("the bytes of %q %s have changed while they were copied: run the command again", e.Item.Shard.FQN, e.BoxString())
 	}
 	return nil
 }

@@ -31,20 +31,20 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []checkpoint.
 		if !sealed {
 			return Written{}, false, nil
 		}
-		return Written{}, false, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, indexFile(rank)), ErrSealed)
+		return Written{}, false, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, IndexFile(rank)), ErrSealed)
 	}
-	if !slices.Contains(there, indexFile(rank)) {
+	if !slices.Contains(there, IndexFile(rank)) {
 		return refuse()
 	}
-	data, err := w.root.readFile(ctx, w.ref, indexFile(rank))
+	data, err := w.root.readFile(ctx, w.ref, IndexFile(rank))
 	if err != nil {
 		return Written{}, false, err
 	}
-	x, err := decodeIndex(data)
-	if err != nil || x.adopted() || x.verbatim() {
+	x, err := DecodeIndex(data)
+	if err != nil || x.Adopted() || x.Verbatim() {
 		return refuse()
 	}
-	if missing, extra := x.compare(items); len(missing)+len(extra) > 0 {
+	if missing, extra := compareItems(&x, items); len(missing)+len(extra) > 0 {
 		return refuse()
 	}
 	if err := w.root.checkFiles(ctx, w.ref, &x); err != nil {
@@ -53,7 +53,7 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []checkpoint.
 		}
 		return Written{}, false, nil // cut off before all names were durable
 	}
-	same, err := x.holds(ctx, items, src)
+	same, err := holdsBytes(ctx, &x, items, src)
 	if err != nil {
 		return Written{}, false, err
 	}
@@ -64,14 +64,14 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []checkpoint.
 		// The call that wrote it may not have come to this.
 		err = w.root.sync(ctx, w.ref)
 	}
-	return x.written(data), err == nil, err
+	return writtenOf(&x, data), err == nil, err
 }
 
-// holds reports whether the index is that of these bytes.
-func (x *index) holds(ctx context.Context, items []checkpoint.Item, src Source) (bool, error) {
-	at := make(map[key]*entry, len(x.entries))
-	for i := range x.entries {
-		at[itemKey(x.rank, x.entries[i].item)] = &x.entries[i]
+// holdsBytes reports whether the index is that of these bytes.
+func holdsBytes(ctx context.Context, x *Index, items []checkpoint.Item, src Source) (bool, error) {
+	at := make(map[key]*Entry, len(x.Entries))
+	for i := range x.Entries {
+		at[itemKey(x.Rank, x.Entries[i].Item)] = &x.Entries[i]
 	}
 	for i, it := range items {
 		data, err := itemBytes(ctx, src, i, it)
@@ -79,7 +79,7 @@ func (x *index) holds(ctx context.Context, items []checkpoint.Item, src Source) 
 			return false, err
 		}
 		digest, _, err := digestOf(ctx, data, nil, true)
-		if err != nil || digest != at[itemKey(x.rank, it)].digest {
+		if err != nil || digest != at[itemKey(x.Rank, it)].Digest {
 			return false, err
 		}
 	}
@@ -88,14 +88,14 @@ func (x *index) holds(ctx context.Context, items []checkpoint.Item, src Source) 
 
 // checkFiles holds the files of an index to be in place and of the size that
 // they were written with.
-func (r *Root) checkFiles(ctx context.Context, ref Ref, x *index) error {
-	for _, f := range x.files {
+func (r *Root) checkFiles(ctx context.Context, ref Ref, x *Index) error {
+	for _, f := range x.Files {
 		info, err := r.b.Stat(ctx, nameOf(ref, f.Name))
 		if err != nil {
-			return fmt.Errorf("file of rank %d: %w", x.rank, err)
+			return fmt.Errorf("file of rank %d: %w", x.Rank, err)
 		}
 		if info.Size != f.Size {
-			return fmt.Errorf("file of rank %d: %s has %d bytes, %d were written", x.rank, r.path(ref, f.Name), info.Size, f.Size)
+			return fmt.Errorf("file of rank %d: %s has %d bytes, %d were written", x.Rank, r.path(ref, f.Name), info.Size, f.Size)
 		}
 	}
 	return nil
@@ -105,7 +105,7 @@ func (r *Root) checkFiles(ctx context.Context, ref Ref, x *index) error {
 // write that was cut off has left of them. The index goes first and durably: one
 // that is found after a crash is always that of the data beside it.
 func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error {
-	for _, file := range []string{indexFile(rank), dataFile(rank)} {
+	for _, file := range []string{IndexFile(rank), DataFile(rank)} {
 		cleared := false
 		for _, name := range there {
 			if name != file && (!strings.HasPrefix(name, file+".") || !strings.HasSuffix(name, object.Partial)) {

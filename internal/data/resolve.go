@@ -16,7 +16,7 @@ import (
 // only one is the index's own.
 func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination) (chunks, of []*chunkRead, err error) {
 	of = make([]*chunkRead, len(reads))
-	byEntry := make(map[*entry]*chunkRead, len(reads))
+	byEntry := make(map[*Entry]*chunkRead, len(reads))
 	bySpot := map[readSpot]*chunkRead{}
 	paths := map[*File]string{}
 	for n, read := range reads {
@@ -31,13 +31,13 @@ func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads
 		if err != nil {
 			return nil, nil, err
 		}
-		c := byEntry[&x.index.entries[i]]
+		c := byEntry[&x.index.Entries[i]]
 		if c == nil {
 			c = newChunkRead(x.index, i)
 			c.rank, c.at = x, i
-			file := &x.index.files[c.entry.file]
+			file := &x.index.Files[c.entry.File]
 			if c.path = paths[file]; c.path == "" {
-				c.path = r.path(x.index, c.entry.file)
+				c.path = r.path(x.index, c.entry.File)
 				paths[file] = c.path
 			}
 			if tied := c.tied(bySpot); tied != c {
@@ -45,7 +45,7 @@ func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads
 			} else {
 				chunks = append(chunks, c)
 			}
-			byEntry[&x.index.entries[i]] = c
+			byEntry[&x.index.Entries[i]] = c
 		}
 		if err := c.add(want, read, dst.Want(read.Want)); err != nil {
 			return nil, nil, fmt.Errorf("%q: %w", read.FQN, err)
@@ -61,9 +61,9 @@ func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads
 			return -1
 		case a.path > b.path:
 			return 1
-		case a.entry.offset < b.entry.offset:
+		case a.entry.Offset < b.entry.Offset:
 			return -1
-		case a.entry.offset > b.entry.offset:
+		case a.entry.Offset > b.entry.Offset:
 			return 1
 		}
 		return 0
@@ -95,28 +95,28 @@ type readSpot struct {
 // tied is the first chunk of those that lie at the same spot. Values are no such, nor
 // are those of whose reading account is kept.
 func (c *chunkRead) tied(first map[readSpot]*chunkRead) *chunkRead {
-	if c.index.adopted() || c.entry.item.Value || c.entry.item.Bytes == 0 {
+	if c.index.Adopted() || c.entry.Item.Value || c.entry.Item.Bytes == 0 {
 		return c
 	}
-	at := readSpot{path: c.path, box: c.box.Key(), offset: c.entry.offset, dtype: c.entry.item.Shard.DType}
+	at := readSpot{path: c.path, box: c.box.Key(), offset: c.entry.Offset, dtype: c.entry.Item.Shard.DType}
 	if first[at] == nil {
 		first[at] = c
 	}
 	return first[at]
 }
 
-func newChunkRead(x *index, i int) *chunkRead {
-	e := &x.entries[i]
-	c := &chunkRead{entry: e, index: x, box: e.item.Shard.Box, size: e.item.Shard.DType.Size()}
-	if e.item.Value {
-		c.box, c.size = tensor.Shape{e.item.Bytes}.Full(), 1
+func newChunkRead(x *Index, i int) *chunkRead {
+	e := &x.Entries[i]
+	c := &chunkRead{entry: e, index: x, box: e.Item.Shard.Box, size: e.Item.Shard.DType.Size()}
+	if e.Item.Value {
+		c.box, c.size = tensor.Shape{e.Item.Bytes}.Full(), 1
 	}
 	return c
 }
 
 // add checks one read and plans it.
 func (c *chunkRead) add(want checkpoint.Want, read checkpoint.Read, dst []byte) error {
-	stored := c.entry.item.Shard
+	stored := c.entry.Item.Shard
 	to := copyTo{region: read.Region, box: want.Shard.Box, dtype: want.Shard.DType, dst: dst}
 	size := to.dtype.Size()
 	if want.Value {

@@ -94,7 +94,7 @@ type heldFile struct {
 type spot struct {
 	digest checkpoint.Digest
 	file   int    // of the files; -1: this rank's own
-	entry  *entry // of the base, if in one of the files
+	entry  *Entry // of the base, if in one of the files
 	tied   int    // the item whose bytes they are, if in the rank's own
 }
 
@@ -183,7 +183,7 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 		}
 		m := match{content: contentOf(it, digest)}
 		for n := range candidates {
-			if candidates[n].entry.digest == digest {
+			if candidates[n].entry.Digest == digest {
 				m.held = &candidates[n]
 				break
 			}
@@ -210,7 +210,7 @@ func digestOf(ctx context.Context, data []byte, candidates []held, always bool) 
 			crc := crc32c.Checksum(window[at:min(at+BlockSize, len(window))])
 			left := alive[:0]
 			for _, h := range alive {
-				if h.entry.sums[block+at/BlockSize] == crc {
+				if h.entry.Sums[block+at/BlockSize] == crc {
 					left = append(left, h)
 				}
 			}

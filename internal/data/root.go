@@ -97,14 +97,14 @@ func (r Ref) Validate() error {
 	for _, part := range []struct{ what, name string }{
 		{"run", r.Run}, {"trial", r.Trial}, {"checkpoint", r.Checkpoint},
 	} {
-		if err := validateName(part.name); err != nil {
+		if err := ValidateName(part.name); err != nil {
 			return fmt.Errorf("checkpoint reference %q: %s: %w", r.String(), part.what, err)
 		}
 	}
 	return nil
 }
 
-func validateName(name string) error {
+func ValidateName(name string) error {
 	switch {
 	case name == "":
 		return errors.New("empty name")

@@ -154,7 +154,7 @@ func (s *stream) close(whole bool) error {
 
 // run streams every item and ends the stream. A failed write is the error to
 // report, whatever it made fail.
-func (s *stream) run(ctx context.Context, x index, order []int, src Source) error {
+func (s *stream) run(ctx context.Context, x Index, order []int, src Source) error {
 	err := s.items(ctx, x, order, src)
 	if failed := s.close(err == nil); failed != nil {
 		return failed
@@ -163,16 +163,16 @@ func (s *stream) run(ctx context.Context, x index, order []int, src Source) erro
 }
 
 // items streams every item in the order of the file.
-func (s *stream) items(ctx context.Context, x index, order []int, src Source) error {
+func (s *stream) items(ctx context.Context, x Index, order []int, src Source) error {
 	hash := blake3.New()
 	for _, i := range order {
-		e := &x.entries[i]
-		data, err := itemBytes(ctx, src, i, e.item)
+		e := &x.Entries[i]
+		data, err := itemBytes(ctx, src, i, e.Item)
 		if err != nil {
 			return err
 		}
 		hash.Reset()
-		sums := blockSums{sums: make([]uint32, 0, blocks(e.item.Bytes))}
+		sums := blockSums{sums: make([]uint32, 0, Blocks(e.Item.Bytes))}
 		for len(data) > 0 {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -187,8 +187,8 @@ func (s *stream) items(ctx context.Context, x index, order []int, src Source) er
 			sums.add(step)
 			data = data[len(step):]
 		}
-		hash.Sum(e.digest[:0])
-		e.sums = sums.end()
+		hash.Sum(e.Digest[:0])
+		e.Sums = sums.end()
 	}
 	return nil
 }

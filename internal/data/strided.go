@@ -21,22 +21,22 @@ import (
 
 // span is the number of bytes from the first element to the end of the last,
 // and whether they can lie in a file of limit bytes at all.
-func (e *entry) span(limit int64) (bytes int64, ok bool) {
-	sizes := e.item.Shard.Box.Sizes
-	if e.item.Shard.Box.Empty() {
+func (e *Entry) Span(limit int64) (bytes int64, ok bool) {
+	sizes := e.Item.Shard.Box.Sizes
+	if e.Item.Shard.Box.Empty() {
 		return 0, true
 	}
-	size := int64(e.item.Shard.DType.Size())
+	size := int64(e.Item.Shard.DType.Size())
 	limit /= size
 	last := int64(0) // element
 	for d, n := range sizes {
 		if n == 1 {
 			continue
 		}
-		if e.strides[d] > limit/(n-1) {
+		if e.Strides[d] > limit/(n-1) {
 			return 0, false
 		}
-		if add := e.strides[d] * (n - 1); add > limit-last {
+		if add := e.Strides[d] * (n - 1); add > limit-last {
 			return 0, false
 		} else {
 			last += add
@@ -47,39 +47,39 @@ func (e *entry) span(limit int64) (bytes int64, ok bool) {
 
 // gather fills window with the bytes of a strided chunk from start on, out of
 // all of its span. Both ends are multiples of an element's size.
-func (e *entry) gather(window, span []byte, start int64) {
-	size := int64(e.item.Shard.DType.Size())
-	sizes := e.item.Shard.Box.Sizes
+func (e *Entry) Gather(window, span []byte, start int64) {
+	size := int64(e.Item.Shard.DType.Size())
+	sizes := e.Item.Shard.Box.Sizes
 	at := make([]int64, len(sizes))
 	pos, rest := int64(0), start/size
 	for d := len(sizes) - 1; d >= 0; d-- {
 		at[d] = rest % sizes[d]
 		rest /= sizes[d]
-		pos += at[d] * e.strides[d]
+		pos += at[d] * e.Strides[d]
 	}
 	for len(window) > 0 {
 		copy(window[:size], span[pos*size:])
 		window = window[size:]
 		for d := len(sizes) - 1; d >= 0; d-- {
 			at[d]++
-			pos += e.strides[d]
+			pos += e.Strides[d]
 			if at[d] < sizes[d] {
 				break
 			}
-			pos -= at[d] * e.strides[d]
+			pos -= at[d] * e.Strides[d]
 			at[d] = 0
 		}
 	}
 }
 
 // readSpan reads all of a strided chunk's span.
-func (e *entry) readSpan(file object.Object) ([]byte, error) {
-	size, ok := e.span(1 << 62)
+func readSpan(e *Entry, file object.Object) ([]byte, error) {
+	size, ok := e.Span(1 << 62)
 	if !ok {
-		return nil, fmt.Errorf("%q: strides %v are too large", e.item.Shard.FQN, e.strides)
+		return nil, fmt.Errorf("%q: strides %v are too large", e.Item.Shard.FQN, e.Strides)
 	}
 	span := make([]byte, size)
-	if n, err := file.ReadAt(span, e.offset); n < len(span) {
+	if n, err := file.ReadAt(span, e.Offset); n < len(span) {
 		if err == nil || errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
@@ -88,20 +88,20 @@ func (e *entry) readSpan(file object.Object) ([]byte, error) {
 	return span, nil
 }
 
-// window reads the chunk's bytes from start on into buf. span is what
+// readWindow reads the chunk's bytes from start on into buf. span is what
 // readSpan gave for a strided chunk. It returns how many bytes could be read,
 // and why not more.
-func (e *entry) window(file object.Object, span, buf []byte, start int64) (int, error) {
-	if e.strides == nil {
-		return file.ReadAt(buf, e.offset+start)
+func readWindow(e *Entry, file object.Object, span, buf []byte, start int64) (int, error) {
+	if e.Strides == nil {
+		return file.ReadAt(buf, e.Offset+start)
 	}
-	e.gather(buf, span, start)
+	e.Gather(buf, span, start)
 	return len(buf), nil
 }
 
 // readStrided reads all of a chunk whose elements are not in order.
 func (c *chunkRead) readStrided(ctx context.Context, path string, file object.Object) (int64, error) {
-	span, err := c.entry.readSpan(file)
+	span, err := readSpan(c.entry, file)
 	if err != nil {
 		return 0, c.short(path, 0, err)
 	}
@@ -117,13 +117,13 @@ func (c *chunkRead) readStrided(ctx context.Context, path string, file object.Ob
 
 // gathered is a strided chunk as if it lay in the file in order.
 type gathered struct {
-	*entry
+	*Entry
 	span []byte
 }
 
 // ReadAt implements io.ReaderAt for windows of whole elements in the chunk,
 // counted as if it began at the entry's offset.
 func (g gathered) ReadAt(p []byte, off int64) (int, error) {
-	g.gather(p, g.span, off-g.offset)
+	g.Gather(p, g.span, off-g.Offset)
 	return len(p), nil
 }

@@ -29,15 +29,15 @@ const (
 	sumsVersion = 1
 )
 
-func sumsFile(rank int) string { return fmt.Sprintf("r%05d.sums", rank) }
+func SumsFile(rank int) string { return fmt.Sprintf("r%05d.sums", rank) }
 
 // encodeSums is the file of sums of x, all of whose entries are learned.
-func encodeSums(x *index, of checkpoint.Digest) []byte {
+func EncodeSums(x *Index, of checkpoint.Digest) []byte {
 	b := append(append([]byte(sumsMagic), sumsVersion), of[:]...)
-	b = binary.AppendUvarint(b, uint64(len(x.entries)))
-	for _, e := range x.entries {
-		b = append(b, e.digest[:]...)
-		for _, sum := range e.sums {
+	b = binary.AppendUvarint(b, uint64(len(x.Entries)))
+	for _, e := range x.Entries {
+		b = append(b, e.Digest[:]...)
+		for _, sum := range e.Sums {
 			b = binary.LittleEndian.AppendUint32(b, sum)
 		}
 	}
@@ -46,7 +46,7 @@ func encodeSums(x *index, of checkpoint.Digest) []byte {
 
 // decodeSums fills in the digests and sums of x, whose own digest is of. It
 // trusts nothing.
-func decodeSums(data []byte, x *index, of checkpoint.Digest) error {
+func DecodeSums(data []byte, x *Index, of checkpoint.Digest) error {
 	body := len(data) - 4
 	head := len(sumsMagic) + 1
 	if body < head+len(of) || string(data[:len(sumsMagic)]) != sumsMagic {
@@ -63,42 +63,42 @@ func decodeSums(data []byte, x *index, of checkpoint.Digest) error {
 		return fmt.Errorf("decode sums: they are of the index %s, not of %s", got, of)
 	}
 	d := &indexDecoder{b: data[head+len(of) : body], size: body}
-	if n := d.number(1 << 31); d.err == nil && n != int64(len(x.entries)) {
-		return fmt.Errorf("decode sums: of %d chunks, the index has %d", n, len(x.entries))
+	if n := d.number(1 << 31); d.err == nil && n != int64(len(x.Entries)) {
+		return fmt.Errorf("decode sums: of %d chunks, the index has %d", n, len(x.Entries))
 	}
-	entries := make([]entry, len(x.entries))
-	copy(entries, x.entries)
+	entries := make([]Entry, len(x.Entries))
+	copy(entries, x.Entries)
 	for i := range entries {
 		e := &entries[i]
-		copy(e.digest[:], d.bytes(int64(len(e.digest))))
+		copy(e.Digest[:], d.bytes(int64(len(e.Digest))))
 		// What the index says may be far more than what is here.
-		raw := d.bytes(4 * blocks(e.item.Bytes))
+		raw := d.bytes(4 * Blocks(e.Item.Bytes))
 		if d.err != nil {
 			return fmt.Errorf("decode sums: %w", d.err)
 		}
-		e.sums = make([]uint32, len(raw)/4)
-		for k := range e.sums {
-			e.sums[k] = binary.LittleEndian.Uint32(raw[4*k:])
+		e.Sums = make([]uint32, len(raw)/4)
+		for k := range e.Sums {
+			e.Sums[k] = binary.LittleEndian.Uint32(raw[4*k:])
 		}
 	}
 	if len(d.b) > 0 {
 		return fmt.Errorf("decode sums: %d bytes after the last chunk", len(d.b))
 	}
-	x.entries = entries
+	x.Entries = entries
 	return nil
 }
 
 // readSums fills in the sums of an adopted index, if they are learned.
-func (r *Root) readSums(ctx context.Context, ref Ref, x *index, of checkpoint.Digest) (known bool, err error) {
-	data, err := r.readFile(ctx, ref, sumsFile(x.rank))
+func (r *Root) readSums(ctx context.Context, ref Ref, x *Index, of checkpoint.Digest) (known bool, err error) {
+	data, err := r.readFile(ctx, ref, SumsFile(x.Rank))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	if err := decodeSums(data, x, of); err != nil {
-		return false, &CorruptError{File: r.path(ref, sumsFile(x.rank)), Block: -1, Problem: err.Error()}
+	if err := DecodeSums(data, x, of); err != nil {
+		return false, &CorruptError{File: r.path(ref, SumsFile(x.Rank)), Block: -1, Problem: err.Error()}
 	}
 	return true, nil
 }
@@ -112,14 +112,14 @@ type Sums struct {
 }
 
 // writeSums makes the sums of an adopted index durable.
-func (r *Root) writeSums(ctx context.Context, ref Ref, x *index, of checkpoint.Digest) (Sums, error) {
-	data := encodeSums(x, of)
+func (r *Root) writeSums(ctx context.Context, ref Ref, x *Index, of checkpoint.Digest) (Sums, error) {
+	data := EncodeSums(x, of)
 	// Another process may be learning the same.
-	if err := r.create(ctx, ref, sumsFile(x.rank), data); err != nil {
+	if err := r.create(ctx, ref, SumsFile(x.Rank), data); err != nil {
 		return Sums{}, err
 	}
 	if err := r.sync(ctx, ref); err != nil {
 		return Sums{}, err
 	}
-	return Sums{Name: sumsFile(x.rank), Digest: checkpoint.Sum(data), Size: int64(len(data)), New: true}, nil
+	return Sums{Name: SumsFile(x.Rank), Digest: checkpoint.Sum(data), Size: int64(len(data)), New: true}, nil
 }

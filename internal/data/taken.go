@@ -72,7 +72,7 @@ func (r *Root) own(ctx context.Context, ref Ref, names []string) (receipt, manif
 				return false, false, err
 			}
 			receipt, what, of, at = true, "receipt", x.Store, RefOf(x.Run, x.Trial, x.Checkpoint)
-		case isManifest(file):
+		case IsManifest(file):
 			data, err := r.readFile(ctx, ref, file)
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
@@ -95,7 +95,7 @@ func (r *Root) own(ctx context.Context, ref Ref, names []string) (receipt, manif
 	return receipt, manifest, nil
 }
 
-func isManifest(name string) bool {
+func IsManifest(name string) bool {
 	return strings.HasPrefix(name, manifestPrefix) && !strings.HasSuffix(name, object.Partial)
 }
 

@@ -92,7 +92,7 @@ func usesOf(matches map[int]match) map[use]int64 {
 	out := map[use]int64{}
 	for _, m := range matches {
 		if m.held != nil {
-			out[use{m.held.file.from, m.held.entry.offset}] = m.content.size
+			out[use{m.held.file.from, m.held.entry.Offset}] = m.content.size
 		}
 	}
 	return out

@@ -32,7 +32,7 @@ type VerbatimFile struct {
 
 	root    *Root
 	lies    string // in the backend
-	extents []extent
+	extents []Extent
 	digest  checkpoint.Digest // of an attachment, which has no extents
 }
 
@@ -64,11 +64,11 @@ func (r *Root) openVerbatim(ctx context.Context, ref Ref, manifest checkpoint.Di
 		if err != nil {
 			return nil, err
 		}
-		if !x.verbatim() {
+		if !x.Verbatim() {
 			return nil, ErrNotVerbatim
 		}
-		for n, f := range x.files {
-			v.files[f.Name] = &VerbatimFile{Name: f.Name, Size: f.Size, Path: r.path(ref, f.Name), root: r, lies: nameOf(ref, f.Name), extents: x.extents(n)}
+		for n, f := range x.Files {
+			v.files[f.Name] = &VerbatimFile{Name: f.Name, Size: f.Size, Path: r.path(ref, f.Name), root: r, lies: nameOf(ref, f.Name), extents: x.Extents(n)}
 			v.names = append(v.names, f.Name)
 		}
 	}
@@ -105,23 +105,23 @@ func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to in
 	if f.extents == nil {
 		return 0, f.Size, f.verifyAll(ctx, file)
 	}
-	i, _ := slices.BinarySearchFunc(f.extents, from, func(e extent, at int64) int {
-		if e.offset+e.size <= at {
+	i, _ := slices.BinarySearchFunc(f.extents, from, func(e Extent, at int64) int {
+		if e.Offset+e.Size <= at {
 			return -1
 		}
 		return 1
 	})
 	lo, hi = from, from
-	for ; i < len(f.extents) && f.extents[i].offset < to; i++ {
+	for ; i < len(f.extents) && f.extents[i].Offset < to; i++ {
 		e := f.extents[i]
-		first := max(from-e.offset, 0) / BlockSize
-		last := blocks(min(to-e.offset, e.size))
-		end := min(last*BlockSize, e.size)
-		lo = min(lo, e.offset+first*BlockSize)
+		first := max(from-e.Offset, 0) / BlockSize
+		last := Blocks(min(to-e.Offset, e.Size))
+		end := min(last*BlockSize, e.Size)
+		lo = min(lo, e.Offset+first*BlockSize)
 		if err := errors.Join(ctx.Err(), f.verifyBlocks(file, e, first, end)); err != nil {
 			return lo, hi, err
 		}
-		hi = e.offset + end
+		hi = e.Offset + end
 	}
 	return lo, hi, nil
 }
@@ -130,24 +130,24 @@ func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to in
 // checksums, as far as its byte end. It copies them into a buffer that stays in the
 // processor's cache: to map the file's pages instead takes half as much time again, for
 // the pages are mapped one by one.
-func (f *VerbatimFile) verifyBlocks(file io.ReaderAt, e extent, first, end int64) error {
+func (f *VerbatimFile) verifyBlocks(file io.ReaderAt, e Extent, first, end int64) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	for k, start := first, first*BlockSize; start < end; {
 		window := (*buf)[:min(windowSize, end-start)]
-		n, err := file.ReadAt(window, e.offset+start)
+		n, err := file.ReadAt(window, e.Offset+start)
 		switch {
 		case n == len(window):
 		case errors.Is(err, io.EOF):
-			return &CorruptError{File: f.Path, Block: -1, Offset: e.offset + start + int64(n), Problem: "the file ends here"}
+			return &CorruptError{File: f.Path, Block: -1, Offset: e.Offset + start + int64(n), Problem: "the file ends here"}
 		default:
-			return fmt.Errorf("read %s at %d: %w", f.Path, e.offset+start+int64(n), err)
+			return fmt.Errorf("read %s at %d: %w", f.Path, e.Offset+start+int64(n), err)
 		}
 		for start += int64(n); len(window) > 0; k++ {
 			block := window[:min(BlockSize, len(window))]
-			if got, want := crc32c.Checksum(block), e.sums[k]; got != want {
+			if got, want := crc32c.Checksum(block), e.Sums[k]; got != want {
 				return &CorruptError{
-					File: f.Path, Block: -1, Offset: e.offset + k*BlockSize, Problem: "checksum of the block",
+					File: f.Path, Block: -1, Offset: e.Offset + k*BlockSize, Problem: "checksum of the block",
 					Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
 				}
 			}
@@ -167,11 +167,11 @@ func (e *NameError) Error() string {
 
 // plainName reports a name that a file of another format may not have in a
 // checkpoint's directory.
-func plainName(name string) error {
-	if err := validateName(name); err != nil {
+func ValidatePlainName(name string) error {
+	if err := ValidateName(name); err != nil {
 		return err
 	}
-	if name == ReceiptFile || isManifest(name) || isLink(name) || strings.HasSuffix(name, object.Partial) ||
+	if name == ReceiptFile || IsManifest(name) || IsLink(name) || strings.HasSuffix(name, object.Partial) ||
 		strings.HasPrefix(name, attachedPrefix) || strings.HasSuffix(name, ".idx") || strings.HasSuffix(name, ".sums") || strings.HasSuffix(name, ".safetensors") {
 		return &NameError{name}
 	}

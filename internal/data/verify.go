@@ -104,7 +104,7 @@ type verifier struct {
 
 // unlearned is an adopted index whose sums are not known yet.
 type unlearned struct {
-	index  *index
+	index  *Index
 	digest checkpoint.Digest
 }
 
@@ -175,13 +175,13 @@ func (v *verifier) run(ctx context.Context, digest checkpoint.Digest) error {
 			delete(items, rank.Rank)
 		}
 		for rank := range items {
-			v.find(Mismatch, manifestFile(digest), "the layout has chunks of rank %d, the manifest has no index of it", rank)
+			v.find(Mismatch, ManifestFile(digest), "the layout has chunks of rank %d, the manifest has no index of it", rank)
 		}
 	} else {
 		// Without a manifest, what the directory holds is checked by itself.
 		for _, name := range names {
 			rank := -1
-			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err == nil && rank >= 0 && name == indexFile(rank) {
+			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err == nil && rank >= 0 && name == IndexFile(rank) {
 				v.rank(ctx, &g, rank, nil, nil)
 			}
 		}
@@ -211,7 +211,7 @@ func (v *verifier) receipt(ctx context.Context, digest checkpoint.Digest) *Recei
 	if data == nil {
 		return nil
 	}
-	receipt, err := decodeReceipt(data)
+	receipt, err := DecodeReceipt(data)
 	if err != nil {
 		v.find(Corrupt, ReceiptFile, "%v", err)
 		return nil
@@ -227,7 +227,7 @@ func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, recei
 	if digest == (checkpoint.Digest{}) {
 		return nil // the receipt, which would name it, is a finding already
 	}
-	name := manifestFile(digest)
+	name := ManifestFile(digest)
 	v.known[name] = true
 	data := v.read(ctx, name)
 	if data == nil {
@@ -243,7 +243,7 @@ func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, recei
 		return nil
 	}
 	if receipt != nil && receipt.Manifest == digest {
-		if err := receipt.matches(m); err != nil {
+		if err := receipt.Matches(m); err != nil {
 			v.find(Mismatch, ReceiptFile, "%v", err)
 		}
 	}
@@ -253,13 +253,13 @@ func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, recei
 // rank checks the index of a rank, and queues the checks of its data. want is
 // its digest and items what it has to hold; both are nil without a manifest.
 func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *checkpoint.Digest, items []checkpoint.Item) {
-	name := indexFile(rank)
-	v.known[name], v.known[dataFile(rank)] = true, true
+	name := IndexFile(rank)
+	v.known[name], v.known[DataFile(rank)] = true, true
 	data := v.read(ctx, name)
 	if data == nil {
 		return
 	}
-	x, err := decodeIndex(data)
+	x, err := DecodeIndex(data)
 	if want != nil && checkpoint.Sum(data) != *want {
 		kind, problem := Mismatch, "it is whole, but not the index that the manifest names"
 		if err != nil {
@@ -272,20 +272,20 @@ func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *
 	if err != nil {
 		return
 	}
-	if x.rank != rank {
-		v.find(Mismatch, name, "it is the index of rank %d", x.rank)
+	if x.Rank != rank {
+		v.find(Mismatch, name, "it is the index of rank %d", x.Rank)
 	}
 	if want != nil {
-		missing, extra := x.compare(items)
+		missing, extra := compareItems(&x, items)
 		for _, problem := range append(missing, extra...) {
 			v.find(Mismatch, name, "%s", problem)
 		}
 	}
-	if x.adopted() {
-		v.known[dataFile(rank)] = false
+	if x.Adopted() {
+		v.known[DataFile(rank)] = false
 		v.sums(ctx, &x, checkpoint.Sum(data))
 	}
-	for i, f := range x.files {
+	for i, f := range x.Files {
 		v.known[f.Name] = true
 		v.data(ctx, g, &x, i)
 	}

@@ -18,8 +18,8 @@ import (
 
 // data checks one data file of an index: its size and header at once, each
 // chunk in a goroutine of its own. The file is open until the last is done.
-func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int) {
-	name := x.files[n].Name
+func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *Index, n int) {
+	name := x.Files[n].Name
 	shared := &sharedFile{path: v.files.path(x, n), users: 1, opener: func(ctx context.Context) (object.Object, error) { return v.files.open(ctx, x, n) }}
 	defer shared.done()
 	file, err := shared.open(ctx)
@@ -34,7 +34,7 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 		return
 	}
 	v.count(1, 0, 0)
-	size, want := info.Size, x.files[n].Size
+	size, want := info.Size, x.Files[n].Size
 	if size < want {
 		v.add(Finding{
 			Kind: Truncated, File: name, Block: -1, Offset: size,
@@ -46,15 +46,15 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 			Problem: fmt.Sprintf("the file has %d bytes, %d were written", size, want),
 		})
 	}
-	if x.verbatim() {
+	if x.Verbatim() {
 		if !v.quick {
 			v.checkFrames(x, n, file)
 		}
-	} else if !x.adopted() {
+	} else if !x.Adopted() {
 		if !v.sizes {
 			v.header(x, n, file, size)
 		}
-	} else if err := x.unchanged(n, info); err != nil {
+	} else if err := unchanged(x, n, info); err != nil {
 		// Where its chunks lie now, nobody knows.
 		v.breaks(x)
 		if size == want {
@@ -66,9 +66,9 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 		return
 	}
 	known := info.ID != (object.FileID{})
-	for i := range x.entries {
-		e := &x.entries[i]
-		if e.file != n {
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		if e.File != n {
 			continue
 		}
 		shared.mu.Lock()
@@ -76,10 +76,10 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 		shared.mu.Unlock()
 		g.Go(func() error {
 			defer shared.done()
-			if !known || !e.learned() {
+			if !known || !e.Learned() {
 				return v.chunk(ctx, x, name, file, e, nil)
 			}
-			return v.chunkOnce(ctx, x, name, file, e, chunkPlace{info.ID, e.offset, e.item.Bytes, e.digest})
+			return v.chunkOnce(ctx, x, name, file, e, chunkPlace{info.ID, e.Offset, e.Item.Bytes, e.Digest})
 		})
 	}
 }
@@ -93,20 +93,20 @@ func (v *verifier) uncheckable() {
 
 // header checks what other readers of the file see. A rank's own file has the
 // one header that its items give, byte for byte.
-func (v *verifier) header(x *index, n int, file object.Object, size int64) {
-	name := x.files[n].Name
-	if n > 0 && isLink(name) {
+func (v *verifier) header(x *Index, n int, file object.Object, size int64) {
+	name := x.Files[n].Name
+	if n > 0 && IsLink(name) {
 		v.linkHeader(x, n, file, size)
 		return
 	}
 	var items []checkpoint.Item
 	first := int64(math.MaxInt64)
-	for _, i := range x.own() {
-		items = append(items, x.entries[i].item)
-		first = min(first, x.entries[i].offset)
+	for _, i := range x.Own() {
+		items = append(items, x.Entries[i].Item)
+		first = min(first, x.Entries[i].Offset)
 	}
-	_, _, want, err := layOut(x.rank, items, reuse{})
-	if err != nil || n > 0 || name != dataFile(x.rank) || len(items) > 0 && first != int64(len(want)) {
+	_, _, want, err := layOut(x.Rank, items, reuse{})
+	if err != nil || n > 0 || name != DataFile(x.Rank) || len(items) > 0 && first != int64(len(want)) {
 		v.find(Mismatch, name, "the index does not describe a file of this version (%v)", err)
 		return
 	}
@@ -134,7 +134,7 @@ func (v *verifier) header(x *index, n int, file object.Object, size int64) {
 
 // chunkOnce is chunk, unless a verification beside this one has come first to
 // the same bytes: then what it has found is what this one finds.
-func (v *verifier) chunkOnce(ctx context.Context, x *index, name string, file object.Object, e *entry, at chunkPlace) error {
+func (v *verifier) chunkOnce(ctx context.Context, x *Index, name string, file object.Object, e *Entry, at chunkPlace) error {
 	seen, mine := v.together.claim(at)
 	if mine {
 		err := v.chunk(ctx, x, name, file, e, seen)
@@ -152,24 +152,24 @@ func (v *verifier) chunkOnce(ctx context.Context, x *index, name string, file ob
 	}
 	for _, f := range seen.findings {
 		v.breaks(x)
-		f.File, f.FQN, f.Chunk = name, e.item.Shard.FQN, e.box()
+		f.File, f.FQN, f.Chunk = name, e.Item.Shard.FQN, e.BoxString()
 		v.add(f)
 	}
-	v.reused(e.item.Bytes)
+	v.reused(e.Item.Bytes)
 	return nil
 }
 
 // chunk checks the checksum of every block of a chunk, and its digest. Those
 // that are not known are filled in, if the chunk is as its record says. What it
 // finds it leaves in seen as well, if that is not nil.
-func (v *verifier) chunk(ctx context.Context, x *index, name string, file object.Object, e *entry, seen *seenChunk) error {
+func (v *verifier) chunk(ctx context.Context, x *Index, name string, file object.Object, e *Entry, seen *seenChunk) error {
 	if err := v.together.acquire(ctx); err != nil {
 		return err
 	}
 	defer v.together.release()
 	found := func(kind Kind, block int64, offset int64, problem string) {
 		f := Finding{
-			Kind: kind, File: name, FQN: e.item.Shard.FQN, Chunk: e.box(),
+			Kind: kind, File: name, FQN: e.Item.Shard.FQN, Chunk: e.BoxString(),
 			Block: int(block), Offset: offset, Problem: problem,
 		}
 		v.breaks(x)
@@ -181,46 +181,46 @@ func (v *verifier) chunk(ctx context.Context, x *index, name string, file object
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	hash := blake3.New()
-	damaged, known := false, e.learned()
+	damaged, known := false, e.Learned()
 	var sums blockSums
-	rec := recordSum{Record: e.record}
+	rec := recordSum{Record: e.Record}
 	var span []byte
-	if e.strides != nil {
+	if e.Strides != nil {
 		var err error
-		if span, err = e.readSpan(file); err != nil {
-			found(Unreadable, -1, e.offset, err.Error())
+		if span, err = readSpan(e, file); err != nil {
+			found(Unreadable, -1, e.Offset, err.Error())
 			return nil
 		}
 	}
-	for start := int64(0); start < e.item.Bytes; {
+	for start := int64(0); start < e.Item.Bytes; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		window := (*buf)[:min(int64(len(*buf)), e.item.Bytes-start)]
-		n, err := e.window(file, span, window, start)
+		window := (*buf)[:min(int64(len(*buf)), e.Item.Bytes-start)]
+		n, err := readWindow(e, file, span, window, start)
 		if n < len(window) {
 			at := start + int64(n)
 			if err != nil && !errors.Is(err, io.EOF) {
-				found(Unreadable, at/BlockSize, e.offset+at, err.Error())
+				found(Unreadable, at/BlockSize, e.Offset+at, err.Error())
 			} else {
-				found(Truncated, at/BlockSize, e.offset+at, "the file ends here")
+				found(Truncated, at/BlockSize, e.Offset+at, "the file ends here")
 			}
 			return nil
 		}
 		_, _ = hash.Write(window) // never fails
 		if !known {
 			sums.add(window)
-			if e.strides == nil {
-				rec.add(window, e.offset+start)
+			if e.Strides == nil {
+				rec.add(window, e.Offset+start)
 			}
 			window = nil
 		}
 		for block := start / BlockSize; len(window) > 0; block++ {
 			k := min(BlockSize, len(window))
-			if got := crc32c.Checksum(window[:k]); got != e.sums[block] {
+			if got := crc32c.Checksum(window[:k]); got != e.Sums[block] {
 				damaged = true
-				found(Corrupt, block, e.offset+block*BlockSize,
-					fmt.Sprintf("checksum of the block is %08x, want %08x", got, e.sums[block]))
+				found(Corrupt, block, e.Offset+block*BlockSize,
+					fmt.Sprintf("checksum of the block is %08x, want %08x", got, e.Sums[block]))
 			}
 			window = window[k:]
 		}
@@ -236,8 +236,8 @@ func (v *verifier) chunk(ctx context.Context, x *index, name string, file object
 	var got checkpoint.Digest
 	hash.Sum(got[:0])
 	if !known {
-		problem, checked, err := "", e.record != nil, error(nil)
-		if e.item.Value {
+		problem, checked, err := "", e.Record != nil, error(nil)
+		if e.Item.Value {
 			problem, checked = archiveProblem(file, e)
 		} else {
 			problem, err = rec.problem(ctx, file, *buf)
@@ -249,14 +249,14 @@ func (v *verifier) chunk(ctx context.Context, x *index, name string, file object
 			return err
 		}
 		if problem != "" {
-			found(Corrupt, -1, e.offset, problem)
+			found(Corrupt, -1, e.Offset, problem)
 			return nil
 		}
-		e.digest, e.sums = got, sums.end()
+		e.Digest, e.Sums = got, sums.end()
 		return nil
 	}
-	if got != e.digest && !damaged {
-		found(Corrupt, -1, e.offset, fmt.Sprintf("digest of the chunk is %s, want %s", got, e.digest))
+	if got != e.Digest && !damaged {
+		found(Corrupt, -1, e.Offset, fmt.Sprintf("digest of the chunk is %s, want %s", got, e.Digest))
 	}
 	return nil
 }

@@ -9,11 +9,11 @@ import (
 
 // linkHeader checks that a file that was linked in says of the chunks that are
 // reused what the index says. What else it holds is of another checkpoint.
-func (v *verifier) linkHeader(x *index, n int, file object.Object, size int64) {
-	name := x.files[n].Name
+func (v *verifier) linkHeader(x *Index, n int, file object.Object, size int64) {
+	name := x.Files[n].Name
 	h, err := safetensors.Parse(file, size)
 	if err != nil {
-		if size == x.files[n].Size {
+		if size == x.Files[n].Size {
 			v.find(Corrupt, name, "%v", err)
 		}
 		return // cut off, which is a finding already
@@ -22,15 +22,15 @@ func (v *verifier) linkHeader(x *index, n int, file object.Object, size int64) {
 	for _, t := range h.Tensors {
 		at[t.Name] = t
 	}
-	for i := range x.entries {
-		e := &x.entries[i]
-		if e.file != n {
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		if e.File != n {
 			continue
 		}
-		if t, ok := at[e.key]; !ok || h.DataStart+t.Start != e.offset || t.End-t.Start != e.item.Bytes {
+		if t, ok := at[e.Key]; !ok || h.DataStart+t.Start != e.Offset || t.End-t.Start != e.Item.Bytes {
 			v.add(Finding{
-				Kind: Corrupt, File: name, FQN: e.item.Shard.FQN, Chunk: e.box(), Block: -1, Offset: e.offset,
-				Problem: fmt.Sprintf("the header does not say that the chunk %q lies here", e.key),
+				Kind: Corrupt, File: name, FQN: e.Item.Shard.FQN, Chunk: e.BoxString(), Block: -1, Offset: e.Offset,
+				Problem: fmt.Sprintf("the header does not say that the chunk %q lies here", e.Key),
 			})
 		}
 	}

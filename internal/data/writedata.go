@@ -43,8 +43,8 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 	if err != nil {
 		return Written{}, err
 	}
-	indexSize := x.encodedSize()
-	claim := &claim{root: w.root, left: x.files[0].Size + indexSize}
+	indexSize := x.EncodedSize()
+	claim := &claim{root: w.root, left: x.Files[0].Size + indexSize}
 	if err := w.root.reserve(ctx, claim.left); err != nil {
 		return Written{}, err
 	}
@@ -56,35 +56,35 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 	if err := w.writeFile(ctx, x, order, header, src, claim, u); err != nil {
 		return Written{}, err
 	}
-	data := x.encode()
-	if err := w.root.writeFile(ctx, w.ref, indexFile(rank), data, object.Replace); err != nil {
+	data := x.Encode()
+	if err := w.root.writeFile(ctx, w.ref, IndexFile(rank), data, object.Replace); err != nil {
 		return Written{}, err
 	}
 	if err := w.root.sync(ctx, w.ref); err != nil {
 		return Written{}, err
 	}
-	return x.written(data), nil
+	return writtenOf(&x, data), nil
 }
 
-// written is the result for an index whose file is data.
-func (x index) written(data []byte) Written {
+// writtenOf is the result for an index whose file is data.
+func writtenOf(x *Index, data []byte) Written {
 	out := Written{Index: checkpoint.Sum(data)}
-	out.Files = append(append(out.Files, x.files...), File{Name: indexFile(x.rank), Size: int64(len(data))})
-	for _, e := range x.entries {
-		out.BytesReused += e.item.Bytes
+	out.Files = append(append(out.Files, x.Files...), File{Name: IndexFile(x.Rank), Size: int64(len(data))})
+	for _, e := range x.Entries {
+		out.BytesReused += e.Item.Bytes
 	}
-	for _, i := range x.own() {
-		out.BytesWritten += x.entries[i].item.Bytes
+	for _, i := range x.Own() {
+		out.BytesWritten += x.Entries[i].Item.Bytes
 	}
 	out.BytesReused -= out.BytesWritten
 	return out
 }
 
 // encodedSize is the size of the index's file, before the sums are known.
-func (x index) encodedSize() int64 {
-	size := int64(len(x.encode()))
-	for _, e := range x.entries {
-		size += 4 * (blocks(e.item.Bytes) - int64(len(e.sums)))
+func (x Index) EncodedSize() int64 {
+	size := int64(len(x.Encode()))
+	for _, e := range x.Entries {
+		size += 4 * (Blocks(e.Item.Bytes) - int64(len(e.Sums)))
 	}
 	return size
 }
@@ -92,16 +92,16 @@ func (x index) encodedSize() int64 {
 // writeFile writes a data file, the header after the data: a file that was cut
 // off has none. It fills in the digests and sums of x, whose index vouches for
 // the file from then on.
-func (w *FileWriter) writeFile(ctx context.Context, x index, order []int, header []byte, src Source, c *claim, u reuse) error {
-	up, open, err := w.root.begin(ctx, nameOf(w.ref, x.files[0].Name), x.files[0].Size, c)
+func (w *FileWriter) writeFile(ctx context.Context, x Index, order []int, header []byte, src Source, c *claim, u reuse) error {
+	up, open, err := w.root.begin(ctx, nameOf(w.ref, x.Files[0].Name), x.Files[0].Size, c)
 	if err != nil {
 		return err
 	}
 	defer up.Abort()
 	if err := newStream(up, header, open).run(ctx, x, order, src); err != nil {
-		return fmt.Errorf("write %s: %w", w.root.path(w.ref, x.files[0].Name), err)
+		return fmt.Errorf("write %s: %w", w.root.path(w.ref, x.Files[0].Name), err)
 	}
-	if err := x.tie(u); err != nil {
+	if err := tieReused(&x, u); err != nil {
 		return err
 	}
 	return up.Commit(ctx)

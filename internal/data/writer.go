@@ -111,7 +111,7 @@ func (w *FileWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit C
 	if err != nil {
 		return Receipt{}, w.wrap("commit", err)
 	}
-	receipt := newReceipt(m, digest, decision)
+	receipt := NewReceipt(m, digest, decision)
 	if err := w.root.writeReceipt(ctx, w.ref, receipt); err != nil {
 		return Receipt{}, &UnrecordedError{Ref: w.ref, Receipt: receipt, Err: err}
 	}
@@ -161,11 +161,11 @@ func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest) er
 			if err != nil {
 				return err
 			}
-			if missing, extra := x.compare(items[r.Rank]); len(missing)+len(extra) > 0 {
+			if missing, extra := compareItems(&x, items[r.Rank]); len(missing)+len(extra) > 0 {
 				return fmt.Errorf("index of rank %d is not that of the layout: %s",
 					r.Rank, strings.Join(append(missing, extra...), ", "))
 			}
-			if x.adopted() {
+			if x.Adopted() {
 				return w.root.checkUnchanged(ctx, &x)
 			}
 			return w.root.checkFiles(ctx, w.ref, &x)
@@ -198,7 +198,7 @@ func itemsByRank(l checkpoint.Layout) map[int][]checkpoint.Item {
 func (w *FileWriter) createManifest(ctx context.Context, m checkpoint.Manifest) (checkpoint.Digest, error) {
 	data := checkpoint.EncodeManifest(m)
 	digest := checkpoint.Sum(data)
-	if err := w.root.create(ctx, w.ref, manifestFile(digest), data); err != nil {
+	if err := w.root.create(ctx, w.ref, ManifestFile(digest), data); err != nil {
 		return digest, err
 	}
 	return digest, w.root.sync(ctx, w.ref)
