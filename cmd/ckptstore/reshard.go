@@ -9,7 +9,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -18,7 +17,7 @@ func preview(l checkpoint.Layout, ranks int) (*planner.Preview, error) {
 	if ranks == 0 {
 		return nil, nil
 	}
-	p, err := planner.NewPreview(l, ranks, data.BlockSize)
+	p, err := planner.NewPreview(l, ranks, checkpoint.BlockSize)
 	return &p, err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -42,7 +43,7 @@ func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) e
 			r := s.reader.(*data.FileReader)
 			receipt, err := r.Root().Receipt(ctx, store.RefOf(s.checkpoint))
 			if err == nil {
-				err = a.verifyEach(ctx, r.Root(), []data.Receipt{receipt}, &out)
+				err = a.verifyEach(ctx, r.Root(), []checkpoint.Receipt{receipt}, &out)
 			}
 			if err != nil {
 				return err
@@ -67,7 +68,7 @@ func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) e
 
 func (v *verified) addDamaged(damaged []data.Damaged) {
 	for _, d := range damaged {
-		kind, file := data.Corrupt, data.ReceiptFile
+		kind, file := data.Corrupt, checkpoint.ReceiptFile
 		if d.Link() {
 			kind, file = data.Unreadable, d.File
 		}
@@ -78,7 +79,7 @@ func (v *verified) addDamaged(damaged []data.Damaged) {
 }
 
 // verifyEach verifies checkpoints by their receipts.
-func (a *app) verifyEach(ctx context.Context, data *data.Root, receipts []data.Receipt, out *verified) error {
+func (a *app) verifyEach(ctx context.Context, data *data.Root, receipts []checkpoint.Receipt, out *verified) error {
 	bar := a.progressOf("verify", 0)
 	defer bar.done()
 	reports, err := store.VerifyReceipts(ctx, data, receipts, store.VerifyOptions{Quick: out.Quick, Progress: bar.set})

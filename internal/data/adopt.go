@@ -44,12 +44,12 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []checkpoint
 		return Written{}, err
 	}
 	if sealed {
-		there, err := w.root.readFile(ctx, w.ref, IndexFile(rank))
+		there, err := w.root.readFile(ctx, w.ref, checkpoint.IndexFile(rank))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return Written{}, err
 		}
 		if string(there) != string(data) {
-			return Written{}, fmt.Errorf("%s: %w; import under another step", w.root.path(w.ref, IndexFile(rank)), ErrSealed)
+			return Written{}, fmt.Errorf("%s: %w; import under another step", w.root.path(w.ref, checkpoint.IndexFile(rank)), ErrSealed)
 		}
 		return adoptedAs(rank, data), nil
 	}
@@ -58,7 +58,7 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []checkpoint
 		return Written{}, err
 	}
 	defer claim.give()
-	if err := w.root.writeFile(ctx, w.ref, IndexFile(rank), data, object.Replace); err != nil {
+	if err := w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, object.Replace); err != nil {
 		return Written{}, err
 	}
 	if err := w.root.sync(ctx, w.ref); err != nil {
@@ -68,9 +68,9 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []checkpoint
 }
 
 // only is the index with the entries of items, which may lack empty ones.
-func (x *rankIndex) only(items []checkpoint.Item) (*Index, error) {
+func (x *rankIndex) only(items []checkpoint.Item) (*checkpoint.Index, error) {
 	part := *x.index
-	part.Entries = make([]Entry, 0, len(items))
+	part.Entries = make([]checkpoint.Entry, 0, len(items))
 	wanted := make(map[key]bool, len(items))
 	for _, it := range items {
 		k := itemKey(part.Rank, it)
@@ -92,12 +92,12 @@ func (x *rankIndex) only(items []checkpoint.Item) (*Index, error) {
 
 // adoptedAs is the result for an adopted index whose file is data.
 func adoptedAs(rank int, data []byte) Written {
-	return Written{Index: checkpoint.Sum(data), Files: []File{{Name: IndexFile(rank), Size: int64(len(data))}}}
+	return Written{Index: checkpoint.Sum(data), Files: []checkpoint.File{{Name: checkpoint.IndexFile(rank), Size: int64(len(data))}}}
 }
 
 // Unlearned lists the ranks of a checkpoint whose files are adopted and whose
 // sums are not learned. It opens no file.
-func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
+func (r *Root) Unlearned(ctx context.Context, ref checkpoint.Ref) ([]int, error) {
 	if err := ref.Validate(); err != nil {
 		return nil, err
 	}
@@ -105,16 +105,16 @@ func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for adopted files of checkpoint %s: %w", ref, err)
 	}
-	if slices.ContainsFunc(names, func(n string) bool { return ValidatePlainName(n) == nil }) {
+	if slices.ContainsFunc(names, func(n string) bool { return checkpoint.ValidatePlainName(n) == nil }) {
 		return nil, nil // files of another program lie here, and were digested when they came
 	}
 	var ranks []int
 	for _, file := range names {
 		rank := -1
-		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || rank < 0 || file != IndexFile(rank) {
+		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || rank < 0 || file != checkpoint.IndexFile(rank) {
 			continue
 		}
-		if !slices.Contains(names, DataFile(rank)) && !slices.Contains(names, SumsFile(rank)) {
+		if !slices.Contains(names, checkpoint.DataFile(rank)) && !slices.Contains(names, checkpoint.SumsFile(rank)) {
 			ranks = append(ranks, rank)
 		}
 	}
@@ -124,7 +124,7 @@ func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
 
 // AdoptedBy lists the paths of the files of other programs that a checkpoint is read
 // from, sorted.
-func (r *Root) AdoptedBy(ctx context.Context, ref Ref) ([]string, error) {
+func (r *Root) AdoptedBy(ctx context.Context, ref checkpoint.Ref) ([]string, error) {
 	err := ref.Validate()
 	var files []string
 	if err == nil {
@@ -137,21 +137,21 @@ func (r *Root) AdoptedBy(ctx context.Context, ref Ref) ([]string, error) {
 	return slices.Compact(files), nil
 }
 
-func (r *Root) adoptedBy(ctx context.Context, ref Ref) (files []string, err error) {
+func (r *Root) adoptedBy(ctx context.Context, ref checkpoint.Ref) (files []string, err error) {
 	names, err := r.b.List(ctx, nameOf(ref))
 	problems := []error{disk.Gone(err)}
 	for _, file := range names {
 		rank := -1
-		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || file != IndexFile(rank) || slices.Contains(names, DataFile(rank)) {
+		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || file != checkpoint.IndexFile(rank) || slices.Contains(names, checkpoint.DataFile(rank)) {
 			continue
 		}
 		data, err := r.readFile(ctx, ref, file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // its checkpoint was removed just now
 		}
-		var x Index
+		var x checkpoint.Index
 		if err == nil {
-			x, err = DecodeIndex(data)
+			x, err = checkpoint.DecodeIndex(data)
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", r.path(ref, file), err))
@@ -169,7 +169,7 @@ func (r *Root) adoptedBy(ctx context.Context, ref Ref) (files []string, err erro
 func (r *Root) Adopted(ctx context.Context) ([]string, error) {
 	var files []string
 	var problems []error
-	err := r.walk(ctx, func(ref Ref) {
+	err := r.walk(ctx, func(ref checkpoint.Ref) {
 		some, err := r.adoptedBy(ctx, ref)
 		files, problems = append(files, some...), append(problems, err)
 	}, func(link Damaged) { problems = append(problems, link.Err) })

@@ -2,7 +2,6 @@ package data
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,47 +9,9 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
-
-// adoptedPart reads what an adopted chunk has instead of a digest and sums.
-func (d *indexDecoder) adoptedPart(e *Entry, flags int64) {
-	if flags&entryStrided != 0 {
-		if e.Item.Value {
-			d.fail("value %q has strides", e.Item.Shard.FQN)
-			return
-		}
-		e.Strides = make([]int64, len(e.Item.Shard.Global))
-		for i := range e.Strides {
-			e.Strides[i] = d.number(1 << 62)
-		}
-	}
-	if flags&entryRecord != 0 {
-		e.Record = &Record{Offset: d.number(1 << 62), Size: d.number(1 << 62)}
-		if crc := d.bytes(4); crc != nil {
-			e.Record.CRC = binary.LittleEndian.Uint32(crc)
-		}
-	}
-}
-
-// ValidatePlace checks that an adopted chunk lies in its file.
-func (e *Entry) ValidatePlace(files []File) error {
-	if e.File < 0 || e.File >= len(files) {
-		return fmt.Errorf("%q: there is no file %d", e.Item.Shard.FQN, e.File)
-	}
-	size := files[e.File].Size
-	need, ok := e.Item.Bytes, true
-	if e.Strides != nil {
-		need, ok = e.Span(size)
-	}
-	if !ok || e.Offset < 0 || e.Offset > size || need > size-e.Offset {
-		return fmt.Errorf("%q: its bytes at %d do not lie in the %d bytes of %s", e.Item.Shard.FQN, e.Offset, size, files[e.File].Name)
-	}
-	if r := e.Record; r != nil && (r.Offset < 0 || r.Size < 0 || r.Offset > size || r.Size > size-r.Offset) {
-		return fmt.Errorf("%q: the record of %d bytes at %d does not lie in the %d bytes of %s",
-			e.Item.Shard.FQN, r.Size, r.Offset, size, files[e.File].Name)
-	}
-	return nil
-}
 
 // ChangedError says that an adopted file is not what it was when it was
 // adopted, so that nothing is known of its bytes any more. None were handed
@@ -80,7 +41,7 @@ func (e *ChangedError) Is(target error) bool { return e.Gone && target == fs.Err
 
 // unchanged compares an adopted file with what it was. info is of the open
 // file, so that what is read afterwards is what was compared.
-func unchanged(x *Index, n int, info object.Info) error {
+func unchanged(x *checkpoint.Index, n int, info object.Info) error {
 	want := x.Files[n]
 	if info.Size == want.Size && info.Modified.UnixNano() == x.Modified[n] {
 		return nil
@@ -92,7 +53,7 @@ func unchanged(x *Index, n int, info object.Info) error {
 }
 
 // checkUnchanged does that by name.
-func (r *Root) checkUnchanged(ctx context.Context, x *Index) error {
+func (r *Root) checkUnchanged(ctx context.Context, x *checkpoint.Index) error {
 	var errs []error
 	for n, f := range x.Files {
 		info, err := local.Stat(r.outside, f.Name)

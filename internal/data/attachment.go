@@ -2,7 +2,6 @@ package data
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -13,18 +12,9 @@ import (
 	"github.com/zeebo/blake3"
 )
 
-// attachedPrefix begins the names of files that were attached to a checkpoint
-// after its commit. The digest is in the name, so that another file of that name
-// never takes the place of the one that the log speaks of.
-const attachedPrefix = "attached-"
-
-func AttachedFile(name string, digest checkpoint.Digest) string {
-	return attachedPrefix + hex.EncodeToString(digest[:8]) + "-" + name
-}
-
 // Attach puts a whole pending file beside a committed checkpoint. It is durable
 // on return; the caller says in the log that it belongs there.
-func (r *Root) Attach(ctx context.Context, ref Ref, from *Pending, name string) (checkpoint.Digest, int64, error) {
+func (r *Root) Attach(ctx context.Context, ref checkpoint.Ref, from *Pending, name string) (checkpoint.Digest, int64, error) {
 	digest, size, err := r.attach(ctx, ref, from, name)
 	if err != nil {
 		err = fmt.Errorf("attach %s to checkpoint %s: %w", name, ref, err)
@@ -32,7 +22,7 @@ func (r *Root) Attach(ctx context.Context, ref Ref, from *Pending, name string) 
 	return digest, size, err
 }
 
-func (r *Root) attach(ctx context.Context, ref Ref, from *Pending, name string) (digest checkpoint.Digest, size int64, err error) {
+func (r *Root) attach(ctx context.Context, ref checkpoint.Ref, from *Pending, name string) (digest checkpoint.Digest, size int64, err error) {
 	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
 		return digest, 0, err
 	}
@@ -51,7 +41,7 @@ func (r *Root) attach(ctx context.Context, ref Ref, from *Pending, name string) 
 
 // AttachKept puts a file of another committed checkpoint beside a committed one, as
 // [Root.Attach] does. It is read once, and not compared with its checksums.
-func (r *Root) AttachKept(ctx context.Context, ref Ref, f *VerbatimFile) (checkpoint.Digest, error) {
+func (r *Root) AttachKept(ctx context.Context, ref checkpoint.Ref, f *VerbatimFile) (checkpoint.Digest, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	var digest checkpoint.Digest
 	if err == nil {
@@ -82,8 +72,8 @@ func (r *Root) digestOf(ctx context.Context, lies string, size int64) (digest ch
 }
 
 // link links a file into a checkpoint's directory, as an attachment of that name.
-func (r *Root) link(ctx context.Context, ref Ref, lies, name string, digest checkpoint.Digest) error {
-	if err := r.b.Link(ctx, lies, nameOf(ref, AttachedFile(name, digest)), object.Replace); err != nil {
+func (r *Root) link(ctx context.Context, ref checkpoint.Ref, lies, name string, digest checkpoint.Digest) error {
+	if err := r.b.Link(ctx, lies, nameOf(ref, checkpoint.AttachedFile(name, digest)), object.Replace); err != nil {
 		return err
 	}
 	return r.sync(ctx, ref)
@@ -91,11 +81,11 @@ func (r *Root) link(ctx context.Context, ref Ref, lies, name string, digest chec
 
 // Attached is a file that was attached to a checkpoint, as the log names it: nil
 // if it is none of those that [Root.Attach] puts there.
-func (r *Root) Attached(ref Ref, name string, digest checkpoint.Digest, size int64) *VerbatimFile {
-	if ValidatePlainName(name) != nil {
+func (r *Root) Attached(ref checkpoint.Ref, name string, digest checkpoint.Digest, size int64) *VerbatimFile {
+	if checkpoint.ValidatePlainName(name) != nil {
 		return nil
 	}
-	lies := nameOf(ref, AttachedFile(name, digest))
+	lies := nameOf(ref, checkpoint.AttachedFile(name, digest))
 	return &VerbatimFile{Name: name, Size: size, Path: r.b.Path(lies), root: r, lies: lies, digest: digest}
 }
 

@@ -28,14 +28,14 @@ type base struct {
 
 // baseRank is what one rank of a base holds.
 type baseRank struct {
-	index Index
+	index checkpoint.Index
 	keys  map[key]bool    // of the items, with rank 0
 	by    map[probe][]int // entries that are large enough
 }
 
 // held is a chunk of a base.
 type held struct {
-	entry *Entry
+	entry *checkpoint.Entry
 	file  heldFile
 }
 
@@ -171,7 +171,7 @@ func (bs openedBases) find(p probe) []held {
 				e := &part.index.Entries[i]
 				f := part.index.Files[e.File]
 				out = append(out, held{e, heldFile{
-					name: LinkName(b.of.Ref, f.Name), from: nameOf(b.of.Ref, f.Name), size: f.Size,
+					name: checkpoint.LinkName(b.of.Ref, f.Name), from: nameOf(b.of.Ref, f.Name), size: f.Size,
 				}})
 			}
 		}

@@ -8,6 +8,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ckptstore/ckptstore/tensor"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // TestCoalesce holds the plan of a reading to its law: each block that is
@@ -27,11 +29,11 @@ func TestCoalesce(t *testing.T) {
 			at := int64(4096)
 			for range rapid.IntRange(1, 8).Draw(t, "chunks") {
 				size := rapid.OneOf(rapid.Int64Range(1, 9000), rapid.Int64Range(1, 10<<20)).Draw(t, "bytes")
-				e := &Entry{Offset: at}
+				e := &checkpoint.Entry{Offset: at}
 				e.Item.Bytes = size
 				e.Item.Shard.Box = tensor.Shape{size}.Full()
 				c := &chunkRead{entry: e, path: path, size: 1}
-				for b := range Blocks(size) {
+				for b := range checkpoint.Blocks(size) {
 					if rapid.IntRange(0, 4).Draw(t, "wanted") > 0 {
 						c.blocks = append(c.blocks, blockRange{b, b + 1})
 						want[spot{path, len(chunks), b}]++
@@ -55,7 +57,7 @@ func TestCoalesce(t *testing.T) {
 				wanted += p.to() - p.from()
 			}
 			all := r.parts[len(r.parts)-1].to() - r.parts[0].from()
-			if len(r.parts) > 1 && (all > windowSize || all-wanted > wanted/gapShare) || all > taskBlocks*BlockSize {
+			if len(r.parts) > 1 && (all > windowSize || all-wanted > wanted/gapShare) || all > taskBlocks*checkpoint.BlockSize {
 				t.Fatalf("a run of %d parts reads %d bytes for %d", len(r.parts), all, wanted)
 			}
 		}

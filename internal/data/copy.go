@@ -10,7 +10,7 @@ import (
 
 // Copied says what [Root.CopyTo] wrote.
 type Copied struct {
-	Receipt Receipt // of the copy: store, sequence and event are those of the original
+	Receipt checkpoint.Receipt // of the copy: store, sequence and event are those of the original
 	// Original is the digest of the manifest that was copied. That of the copy
 	// is another if indexes had to change: where chunks lay in files of other
 	// checkpoints, or of other programs.
@@ -29,7 +29,7 @@ type Copied struct {
 // zero takes what the receipt says. to must be of no other store and have
 // nothing at ref. read, if not nil, is told the size of each item that was
 // read. All is durable on return.
-func (r *Root) CopyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to *Root, read func(bytes int64)) (Copied, error) {
+func (r *Root) CopyTo(ctx context.Context, ref checkpoint.Ref, digest checkpoint.Digest, to *Root, read func(bytes int64)) (Copied, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	var out Copied
 	if err == nil {
@@ -41,7 +41,7 @@ func (r *Root) CopyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to
 	return out, nil
 }
 
-func (r *Root) copyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to *Root, read func(int64)) (out Copied, err error) {
+func (r *Root) copyTo(ctx context.Context, ref checkpoint.Ref, digest checkpoint.Digest, to *Root, read func(int64)) (out Copied, err error) {
 	receipt, err := r.readReceipt(ctx, ref)
 	if err != nil {
 		return out, err
@@ -84,15 +84,15 @@ func (r *Root) copyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to
 		out.Bytes += written.BytesWritten + written.BytesReused
 	}
 	out.Files += 2 // manifest and receipt
-	out.Receipt, err = to.Writer(ref).Finish(ctx, out.Manifest, func(context.Context, checkpoint.Digest) (Decision, error) {
-		return Decision{Sequence: receipt.Sequence, Event: receipt.Event, Time: receipt.CommittedAt}, nil
+	out.Receipt, err = to.Writer(ref).Finish(ctx, out.Manifest, func(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
+		return checkpoint.Decision{Sequence: receipt.Sequence, Event: receipt.Event, Time: receipt.CommittedAt}, nil
 	})
 	return out, err
 }
 
 // copyRank writes the items of an index, in its order: where all of them lie in
 // the rank's own file, the copy's files are the same to the last byte.
-func copyRank(ctx context.Context, from *FileReader, x *Index, w *FileWriter, read func(int64)) (Written, error) {
+func copyRank(ctx context.Context, from *FileReader, x *checkpoint.Index, w *FileWriter, read func(int64)) (Written, error) {
 	items := make([]checkpoint.Item, len(x.Entries))
 	places := map[[2]int64]bool{}
 	for i, e := range x.Entries {
@@ -108,7 +108,7 @@ func copyRank(ctx context.Context, from *FileReader, x *Index, w *FileWriter, re
 
 // sameChunks compares the digests of a copy with those of the original, as far
 // as they are known of that.
-func (r *Root) sameChunks(ctx context.Context, ref Ref, copied checkpoint.RankIndex, original *Index) error {
+func (r *Root) sameChunks(ctx context.Context, ref checkpoint.Ref, copied checkpoint.RankIndex, original *checkpoint.Index) error {
 	x, err := r.readIndex(ctx, ref, copied)
 	if err != nil {
 		return err

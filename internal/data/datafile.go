@@ -12,19 +12,6 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Names of the files in a checkpoint's directory.
-const (
-	// ReceiptFile is the name of the receipt.
-	ReceiptFile = "COMMIT.json"
-
-	manifestPrefix = "manifest-"
-)
-
-func DataFile(rank int) string  { return fmt.Sprintf("r%05d.safetensors", rank) }
-func IndexFile(rank int) string { return fmt.Sprintf("r%05d.idx", rank) }
-
-func ManifestFile(digest checkpoint.Digest) string { return manifestPrefix + digest.String() }
-
 // fileFormat tells other readers of safetensors whose names these are.
 var fileFormat = map[string]string{"format": "pt"}
 
@@ -33,11 +20,11 @@ var fileFormat = map[string]string{"format": "pt"}
 // order of the items; order is that of the file, without the items of which u
 // says where they are. Digests and checksums are left for whoever sees the
 // bytes.
-func layOut(rank int, items []checkpoint.Item, u reuse) (x Index, order []int, header []byte, err error) {
-	x = Index{Rank: rank, Entries: make([]Entry, len(items))}
+func layOut(rank int, items []checkpoint.Item, u reuse) (x checkpoint.Index, order []int, header []byte, err error) {
+	x = checkpoint.Index{Rank: rank, Entries: make([]checkpoint.Entry, len(items))}
 	seen := make(map[key]struct{}, len(items))
 	for i, it := range items {
-		if err := ValidateItem(it); err != nil {
+		if err := checkpoint.ValidateItem(it); err != nil {
 			return x, nil, nil, err
 		}
 		k := itemKey(rank, it)
@@ -77,7 +64,7 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x Index, order []int, h
 	for _, i := range order {
 		x.Entries[i].Offset += int64(len(header))
 	}
-	x.Files = []File{{Name: DataFile(rank), Size: int64(len(header)) + at}}
+	x.Files = []checkpoint.File{{Name: checkpoint.DataFile(rank), Size: int64(len(header)) + at}}
 	placeReused(&x, u)
 	return x, order, header, nil
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -57,18 +56,10 @@ type PlacedFile struct {
 // Place says where a chunk or value lies.
 type Place struct {
 	Item    checkpoint.Item
-	File    int     // index of the part's files
-	Offset  int64   // in the file, in bytes
-	Strides []int64 // in elements, of a chunk that is not row-major; else nil
-	Record  *Record // nil if the file has no checksum of it
-}
-
-// Record is a run of bytes in the file of another program, of which that
-// program has left a checksum.
-type Record struct {
-	Offset int64 // in the file, in bytes
-	Size   int64
-	CRC    uint32 // CRC-32 (IEEE), as in ZIP archives
+	File    int                // index of the part's files
+	Offset  int64              // in the file, in bytes
+	Strides []int64            // in elements, of a chunk that is not row-major; else nil
+	Record  *checkpoint.Record // nil if the file has no checksum of it
 }
 
 // NewForeign is the checkpoint at an absolute path, of which a layout says
@@ -106,18 +97,18 @@ func NewForeign(files vfs.FS, name string, format Format, layout checkpoint.Layo
 }
 
 // index is that of an adopted rank, checked as if it came from a file.
-func (p Part) index() (*Index, error) {
-	x := &Index{Rank: p.Rank, Modified: []int64{}}
+func (p Part) index() (*checkpoint.Index, error) {
+	x := &checkpoint.Index{Rank: p.Rank, Modified: []int64{}}
 	for _, f := range p.Files {
-		if err := disk.ValidatePath(f.Path); err != nil {
+		if err := checkpoint.ValidatePath(f.Path); err != nil {
 			return nil, err
 		}
-		x.Files = append(x.Files, File{Name: f.Path, Size: f.Size})
+		x.Files = append(x.Files, checkpoint.File{Name: f.Path, Size: f.Size})
 		x.Modified = append(x.Modified, f.Modified)
 	}
 	for _, c := range p.Chunks {
-		e := Entry{Item: c.Item, File: c.File, Offset: c.Offset, Strides: c.Strides, Record: c.Record}
-		if err := errors.Join(ValidateItem(e.Item), e.ValidatePlace(x.Files)); err != nil {
+		e := checkpoint.Entry{Item: c.Item, File: c.File, Offset: c.Offset, Strides: c.Strides, Record: c.Record}
+		if err := errors.Join(checkpoint.ValidateItem(e.Item), e.ValidatePlace(x.Files)); err != nil {
 			return nil, err
 		}
 		x.Entries = append(x.Entries, e)
@@ -213,9 +204,9 @@ func (f *Foreign) chunks() chunkReader {
 // foreignFiles are files of another program, named by their paths.
 type foreignFiles struct{ fs vfs.FS }
 
-func (f foreignFiles) path(x *Index, n int) string { return x.Files[n].Name }
+func (f foreignFiles) path(x *checkpoint.Index, n int) string { return x.Files[n].Name }
 
-func (f foreignFiles) open(_ context.Context, x *Index, n int) (object.Object, error) {
+func (f foreignFiles) open(_ context.Context, x *checkpoint.Index, n int) (object.Object, error) {
 	return local.Open(f.fs, x.Files[n].Name)
 }
 
@@ -242,7 +233,7 @@ func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Repor
 	for _, want := range f.manifest.Ranks {
 		// The sums that are found are of no use to anyone.
 		x := *f.ranks[want.Rank].index
-		x.Entries = append([]Entry(nil), x.Entries...)
+		x.Entries = append([]checkpoint.Entry(nil), x.Entries...)
 		for n := range x.Files {
 			v.data(ctx, &g, &x, n)
 		}

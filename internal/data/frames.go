@@ -4,85 +4,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/zeebo/blake3"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
-
-// A verbatim rank has its chunks in files that came in the format of another
-// program, and are kept byte for byte in the checkpoint's own directory. Its
-// index has version 3: entries are as those of version 1, without keys and with
-// strides where a chunk has some; and each file has, beside its name and size,
-// the frames that fill it up:
-//
-//	file    │ frame │  chunk  │ frame │ chunk │ frame │
-//	frame   offset size, crc (u32 LE) for each 64 KiB from its start
-//
-// So every byte of the file has a checksum: those of a chunk in the chunk's
-// entry, those between them, and below a chunk with strides, in a frame.
-type Frame struct {
-	Offset, Size int64
-	Sums         []uint32
-}
-
-// verbatim reports whether the files are another program's, kept here.
-func (x Index) Verbatim() bool { return x.Frames != nil }
-
-// verbatimSuffix ends the names of DCP's data files: one that no chunk is in holds
-// nothing that anybody names.
-const VerbatimSuffix = ".distcp"
-
-// decodeFrames reads those of one file.
-func (d *indexDecoder) decodeFrames(f File) []Frame {
-	frames := make([]Frame, 0)
-	for range d.count(6) {
-		fr := Frame{Offset: d.number(1 << 62), Size: d.number(1 << 62)}
-		if d.err == nil && (fr.Offset > f.Size || fr.Size > f.Size-fr.Offset) {
-			d.fail("a frame of %d bytes at %d does not lie in the %d bytes of %s", fr.Size, fr.Offset, f.Size, f.Name)
-		}
-		if d.err != nil {
-			return frames
-		}
-		fr.Sums = d.sums(fr.Size)
-		frames = append(frames, fr)
-	}
-	return frames
-}
-
-// extent is a run of bytes of a file whose checksums are known.
-type Extent struct {
-	Offset, Size int64
-	Sums         []uint32
-}
-
-// extents are those of a file of a verbatim index, in their order: together
-// they are all of it.
-func (x *Index) Extents(n int) []Extent {
-	var out []Extent
-	for _, f := range x.Frames[n] {
-		out = append(out, Extent(f))
-	}
-	for i := range x.Entries {
-		if e := &x.Entries[i]; e.File == n && e.Strides == nil && e.Item.Bytes > 0 {
-			out = append(out, Extent{e.Offset, e.Item.Bytes, e.Sums})
-		}
-	}
-	slices.SortFunc(out, func(a, b Extent) int { return int(min(max(a.Offset-b.Offset, -1), 1)) })
-	return out
-}
 
 // framesOf are the parts of a file of size bytes that no chunk in order covers,
 // with their checksums.
-func framesOf(x *Index, n int, file io.ReaderAt) ([]Frame, error) {
+func framesOf(x *checkpoint.Index, n int, file io.ReaderAt) ([]checkpoint.Frame, error) {
 	at := int64(0)
-	out := []Frame{}
+	out := []checkpoint.Frame{}
 	fill := func(to int64) error {
 		if to <= at {
 			return nil
 		}
-		f := Frame{Offset: at, Size: to - at}
+		f := checkpoint.Frame{Offset: at, Size: to - at}
 		var sums blockSums
 		buf := make([]byte, min(f.Size, windowSize))
 		for off := int64(0); off < f.Size; {
@@ -108,7 +47,7 @@ func framesOf(x *Index, n int, file io.ReaderAt) ([]Frame, error) {
 }
 
 // digestEntry finds the digest and checksums of a chunk by reading it.
-func digestEntry(e *Entry, file object.Object) error {
+func digestEntry(e *checkpoint.Entry, file object.Object) error {
 	var span []byte
 	if e.Strides != nil {
 		var err error
@@ -136,13 +75,13 @@ func digestEntry(e *Entry, file object.Object) error {
 }
 
 // frames checks what lies between the chunks of a verbatim file.
-func (v *verifier) checkFrames(x *Index, n int, file object.Object) {
+func (v *verifier) checkFrames(x *checkpoint.Index, n int, file object.Object) {
 	name := x.Files[n].Name
 	for _, f := range x.Frames[n] {
-		buf := make([]byte, BlockSize)
+		buf := make([]byte, checkpoint.BlockSize)
 		for block, want := range f.Sums {
-			start := int64(block) * BlockSize
-			part := buf[:min(BlockSize, f.Size-start)]
+			start := int64(block) * checkpoint.BlockSize
+			part := buf[:min(checkpoint.BlockSize, f.Size-start)]
 			if k, err := file.ReadAt(part, f.Offset+start); k < len(part) {
 				if errors.Is(err, io.EOF) {
 					return // the file is too short, which is a finding already

@@ -14,7 +14,7 @@ import (
 )
 
 // breaks takes note that nothing is to be learned of a rank.
-func (v *verifier) breaks(x *Index) {
+func (v *verifier) breaks(x *checkpoint.Index) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.broken[x.Rank] = true
@@ -22,8 +22,8 @@ func (v *verifier) breaks(x *Index) {
 
 // sums reads what is known of an adopted index, or takes note that it is to be
 // learned.
-func (v *verifier) sums(ctx context.Context, x *Index, digest checkpoint.Digest) {
-	name := SumsFile(x.Rank)
+func (v *verifier) sums(ctx context.Context, x *checkpoint.Index, digest checkpoint.Digest) {
+	name := checkpoint.SumsFile(x.Rank)
 	v.known[name] = true
 	known, err := v.root.readSums(ctx, v.ref, x, digest)
 	var damaged *CorruptError
@@ -33,7 +33,7 @@ func (v *verifier) sums(ctx context.Context, x *Index, digest checkpoint.Digest)
 	case err != nil:
 		v.findError(name, err)
 	case known:
-		data := EncodeSums(x, digest)
+		data := checkpoint.EncodeSums(x, digest)
 		v.count(1, 0, 0)
 		if !v.agrees(name, checkpoint.Sum(data)) {
 			return
@@ -56,10 +56,10 @@ func (v *verifier) writeSums(ctx context.Context) error {
 		// A file that changed while it was read may have given some chunks
 		// of before and some of after.
 		if err := v.root.checkUnchanged(ctx, u.index); err != nil {
-			v.find(Mismatch, IndexFile(u.index.Rank), "%v", err)
+			v.find(Mismatch, checkpoint.IndexFile(u.index.Rank), "%v", err)
 			continue
 		}
-		if !v.agrees(SumsFile(u.index.Rank), checkpoint.Sum(EncodeSums(u.index, u.digest))) {
+		if !v.agrees(checkpoint.SumsFile(u.index.Rank), checkpoint.Sum(checkpoint.EncodeSums(u.index, u.digest))) {
 			continue
 		}
 		sums, err := v.root.writeSums(ctx, v.ref, u.index, u.digest)
@@ -84,7 +84,7 @@ func (v *verifier) agrees(name string, got checkpoint.Digest) bool {
 // recordSum takes the checksum of a record, as far as the chunk's own bytes are
 // those of the record.
 type recordSum struct {
-	*Record
+	*checkpoint.Record
 	crc  uint32
 	next int64 // offset of the first byte that is not summed
 }
@@ -133,7 +133,7 @@ func (r *recordSum) problem(ctx context.Context, file object.Object, buf []byte)
 
 // archiveProblem reads a value's archive to its end, if it is one: its records
 // have checksums of their own. A value of another kind has none.
-func archiveProblem(file object.Object, e *Entry) (problem string, checked bool) {
+func archiveProblem(file object.Object, e *checkpoint.Entry) (problem string, checked bool) {
 	section := io.NewSectionReader(file, e.Offset, e.Item.Bytes)
 	var magic [4]byte
 	if n, err := section.ReadAt(magic[:], 0); n < len(magic) || err != nil || !bytes.Equal(magic[:], []byte("PK\x03\x04")) {

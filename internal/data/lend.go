@@ -24,7 +24,7 @@ type Spot struct {
 
 // Check is how who copies some bytes of a chunk verifies them: by the checksums of the
 // blocks that hold them, of which the first may begin in front of them and the last
-// end behind them. All blocks have [BlockSize] but the last of the chunk.
+// end behind them. All blocks have [checkpoint.BlockSize] but the last of the chunk.
 type Check struct {
 	Before, After int64    // bytes of the first and of the last block that are not wanted
 	Sums          []uint32 // CRC-32C of each block
@@ -107,7 +107,7 @@ func (r chunkReader) spot(ctx context.Context, want checkpoint.Want, read checkp
 
 // within is where the bytes of a want lie in a chunk, if one read of it has them one
 // after the other, as they are wanted, and the checksums of the chunk are known.
-func within(e *Entry, want checkpoint.Want, read checkpoint.Read) (lo, hi int64, ok bool) {
+func within(e *checkpoint.Entry, want checkpoint.Want, read checkpoint.Read) (lo, hi int64, ok bool) {
 	if e.Strides != nil || !e.Learned() || e.Item.Bytes == 0 {
 		return 0, 0, false
 	}
@@ -121,9 +121,9 @@ func within(e *Entry, want checkpoint.Want, read checkpoint.Read) (lo, hi int64,
 }
 
 // checkOf is how the bytes from lo to hi of a chunk are verified.
-func checkOf(e *Entry, lo, hi int64) Check {
-	first, end := lo/BlockSize, Blocks(hi)
-	return Check{Before: lo - first*BlockSize, After: min(end*BlockSize, e.Item.Bytes) - hi, Sums: e.Sums[first:end]}
+func checkOf(e *checkpoint.Entry, lo, hi int64) Check {
+	first, end := lo/checkpoint.BlockSize, checkpoint.Blocks(hi)
+	return Check{Before: lo - first*checkpoint.BlockSize, After: min(end*checkpoint.BlockSize, e.Item.Bytes) - hi, Sums: e.Sums[first:end]}
 }
 
 // Check is how a copy of what one read brings is verified, wherever it comes from, if

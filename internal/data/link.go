@@ -2,34 +2,15 @@ package data
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/object"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
-
-// linkSuffix ends the name of a file of an earlier checkpoint that is linked
-// in.
-const linkSuffix = ".link"
-
-func IsLink(name string) bool { return strings.HasSuffix(name, linkSuffix) }
-
-// linkName is the name of a file of a checkpoint where it is linked in. One
-// that is a link already keeps its name, so that a file has one name wherever
-// it is, and no two files have the same.
-func LinkName(ref Ref, name string) string {
-	if IsLink(name) {
-		return name
-	}
-	const most = 200 // with the rest, less than the longest name
-	sum := checkpoint.Sum([]byte(ref.String() + "/" + name))
-	return ref.Checkpoint[:min(len(ref.Checkpoint), most)] + "-" + hex.EncodeToString(sum[:8]) + linkSuffix
-}
 
 // link gives a file of a base a name in this checkpoint's directory. From then
 // on nobody takes its bytes away, whatever becomes of the base; only then it is
@@ -64,7 +45,7 @@ func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error
 		if s.file != n || err != nil {
 			continue
 		}
-		block := (*buf)[:BlockSize]
+		block := (*buf)[:checkpoint.BlockSize]
 		if _, err = file.ReadAt(block, s.entry.Offset); err == nil {
 			if got := crc32c.Checksum(block); got != s.entry.Sums[0] {
 				err = fmt.Errorf("%q: checksum of its first block is %08x, want %08x", s.entry.Item.Shard.FQN, got, s.entry.Sums[0])

@@ -11,14 +11,16 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/disk"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // Damaged is a receipt that could not be read, or a symbolic link in the place of
 // a directory. Its checkpoint is not listed, nor is what is behind the link.
 type Damaged struct {
-	Ref  Ref    // of a link, no more than its place in the data has
-	File string // path
-	Err  error  // a [*CorruptError], or why the file could not be read
+	Ref  checkpoint.Ref // of a link, no more than its place in the data has
+	File string         // path
+	Err  error          // a [*CorruptError], or why the file could not be read
 }
 
 // Link reports whether a symbolic link is the cause.
@@ -40,16 +42,16 @@ func (d Damaged) Problem() error {
 // not listed; a receipt that is damaged, or a symbolic link in the place of a
 // directory, is reported beside the list. Both are sorted by run, trial and
 // checkpoint. A root that was never made has none.
-func (r *Root) Checkpoints(ctx context.Context) ([]Receipt, []Damaged, error) {
-	var receipts []Receipt
+func (r *Root) Checkpoints(ctx context.Context) ([]checkpoint.Receipt, []Damaged, error) {
+	var receipts []checkpoint.Receipt
 	var damaged []Damaged
-	err := r.walk(ctx, func(ref Ref) {
+	err := r.walk(ctx, func(ref checkpoint.Ref) {
 		receipt, err := r.readReceipt(ctx, ref)
 		switch {
 		case err == nil:
 			receipts = append(receipts, receipt)
 		case !errors.Is(err, ErrNotCommitted):
-			damaged = append(damaged, Damaged{Ref: ref, File: r.path(ref, ReceiptFile), Err: err})
+			damaged = append(damaged, Damaged{Ref: ref, File: r.path(ref, checkpoint.ReceiptFile), Err: err})
 		}
 	}, func(link Damaged) { damaged = append(damaged, link) })
 	if err != nil {
@@ -60,14 +62,14 @@ func (r *Root) Checkpoints(ctx context.Context) ([]Receipt, []Damaged, error) {
 
 // Receipt is the receipt of a checkpoint. Without one, the error has
 // [ErrNotCommitted] in its chain.
-func (r *Root) Receipt(ctx context.Context, ref Ref) (Receipt, error) {
+func (r *Root) Receipt(ctx context.Context, ref checkpoint.Ref) (checkpoint.Receipt, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
-	var receipt Receipt
+	var receipt checkpoint.Receipt
 	if err == nil {
 		receipt, err = r.readReceipt(ctx, ref)
 	}
 	if err != nil {
-		return Receipt{}, fmt.Errorf("read the receipt of checkpoint %s: %w", ref, err)
+		return checkpoint.Receipt{}, fmt.Errorf("read the receipt of checkpoint %s: %w", ref, err)
 	}
 	return receipt, nil
 }
@@ -75,7 +77,7 @@ func (r *Root) Receipt(ctx context.Context, ref Ref) (Receipt, error) {
 // Links lists the symbolic links among the directories of runs, trials and
 // checkpoints. None of them is followed.
 func (r *Root) Links(ctx context.Context) (links []Damaged, err error) {
-	if err = r.walk(ctx, func(Ref) {}, func(link Damaged) { links = append(links, link) }); err != nil {
+	if err = r.walk(ctx, func(checkpoint.Ref) {}, func(link Damaged) { links = append(links, link) }); err != nil {
 		return nil, fmt.Errorf("list links in %s: %w", r.Dir(), err)
 	}
 	return links, nil
@@ -83,7 +85,7 @@ func (r *Root) Links(ctx context.Context) (links []Damaged, err error) {
 
 // walk calls visit for each directory of a checkpoint, committed or not, and
 // linked for each link among them.
-func (r *Root) walk(ctx context.Context, visit func(Ref), linked func(Damaged)) error {
+func (r *Root) walk(ctx context.Context, visit func(checkpoint.Ref), linked func(Damaged)) error {
 	runs, err := r.subdirs(ctx, "", linked)
 	if err != nil {
 		return err
@@ -101,8 +103,8 @@ func (r *Root) walk(ctx context.Context, visit func(Ref), linked func(Damaged)) 
 			if err != nil {
 				return err
 			}
-			for _, checkpoint := range checkpoints {
-				visit(Ref{Run: run, Trial: trial, Checkpoint: checkpoint})
+			for _, name := range checkpoints {
+				visit(checkpoint.Ref{Run: run, Trial: trial, Checkpoint: name})
 			}
 		}
 	}
@@ -148,7 +150,7 @@ func (r *Root) subdirs(ctx context.Context, dir string, linked func(Damaged)) ([
 // [*TakenError] and stays as it is; so only a manifest whose decision was never
 // made goes. A symbolic link is removed itself, in its place or below it. One that is gone, or half gone, is success. It is durable on
 // return.
-func (r *Root) Remove(ctx context.Context, ref Ref) error {
+func (r *Root) Remove(ctx context.Context, ref checkpoint.Ref) error {
 	return r.removeDir(ctx, ref, false)
 }
 
@@ -156,11 +158,11 @@ func (r *Root) Remove(ctx context.Context, ref Ref) error {
 // then deleted: the receipt first, durably, so that a crash never leaves a
 // receipt without its data; then the rest, then the directory. What is not this
 // store's checkpoint is refused as in [Root.Remove].
-func (r *Root) RemoveCommitted(ctx context.Context, ref Ref) error {
+func (r *Root) RemoveCommitted(ctx context.Context, ref checkpoint.Ref) error {
 	return r.removeDir(ctx, ref, true)
 }
 
-func (r *Root) removeDir(ctx context.Context, ref Ref, committed bool) error {
+func (r *Root) removeDir(ctx context.Context, ref checkpoint.Ref, committed bool) error {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	if err == nil {
 		err = r.remove(ctx, ref, committed)
@@ -171,7 +173,7 @@ func (r *Root) removeDir(ctx context.Context, ref Ref, committed bool) error {
 	return nil
 }
 
-func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
+func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool) error {
 	dir := nameOf(ref)
 	names, err := r.b.List(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -192,13 +194,13 @@ func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
 		return err
 	}
 	if receipt && !committed {
-		return &TakenError{Ref: ref, File: r.path(ref, ReceiptFile), What: "the receipt of a committed checkpoint"}
+		return &TakenError{Ref: ref, File: r.path(ref, checkpoint.ReceiptFile), What: "the receipt of a committed checkpoint"}
 	}
 	if receipt {
-		if err := r.b.Remove(ctx, nameOf(ref, ReceiptFile)); err != nil {
+		if err := r.b.Remove(ctx, nameOf(ref, checkpoint.ReceiptFile)); err != nil {
 			return err
 		}
-		names = slices.DeleteFunc(names, func(n string) bool { return n == ReceiptFile })
+		names = slices.DeleteFunc(names, func(n string) bool { return n == checkpoint.ReceiptFile })
 	}
 	if err := disk.Gone(r.sync(ctx, ref)); err != nil {
 		return err
@@ -211,7 +213,7 @@ func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
 
 // ownOrStray is own, which removes links and pipes that have the name of a
 // receipt or manifest.
-func (r *Root) ownOrStray(ctx context.Context, ref Ref, names []string) (receipt bool, err error) {
+func (r *Root) ownOrStray(ctx context.Context, ref checkpoint.Ref, names []string) (receipt bool, err error) {
 	for range len(names) + 1 {
 		receipt, _, err = r.own(ctx, ref, names)
 		i := slices.IndexFunc(names, func(name string) bool { return stray(err, r.path(ref, name)) })

@@ -202,8 +202,8 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		start := lo * BlockSize
-		end := min(min(lo+copyBlocks, b.hi)*BlockSize, in.entry.Item.Bytes)
+		start := lo * checkpoint.BlockSize
+		end := min(min(lo+copyBlocks, b.hi)*checkpoint.BlockSize, in.entry.Item.Bytes)
 		window, at := in.direct(start, end)
 		if at < 0 {
 			window = (*buf)[:end-start]
@@ -273,9 +273,9 @@ type ChunkDigest struct {
 // ChunkDigests are the digests of all that a rank has written of a checkpoint,
 // in the order of its items, by the index that the digest names. One that is not
 // in place or is another is an error.
-func (r *Root) ChunkDigests(ctx context.Context, ref Ref, of checkpoint.RankIndex) ([]ChunkDigest, error) {
+func (r *Root) ChunkDigests(ctx context.Context, ref checkpoint.Ref, of checkpoint.RankIndex) ([]ChunkDigest, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
-	var x Index
+	var x checkpoint.Index
 	if err == nil {
 		x, err = r.readIndex(ctx, ref, of)
 	}

@@ -51,7 +51,7 @@ func (r *FileReader) ProveMemory(ctx context.Context, m Memory) (*Proof, error) 
 			if in, err = r.inMemory(ctx, k, m); in == nil {
 				continue
 			}
-			in.blocks = []blockRange{{0, (in.entry.Item.Bytes + BlockSize - 1) / BlockSize}}
+			in.blocks = []blockRange{{0, (in.entry.Item.Bytes + checkpoint.BlockSize - 1) / checkpoint.BlockSize}}
 			there[k] = in
 			in.check(inner, g, &total)
 		}
@@ -151,7 +151,7 @@ func (r *FileReader) inMemory(ctx context.Context, k key, m Memory) (*inMemory, 
 // wanted is how many bytes the wanted blocks have.
 func (in *inMemory) wanted() (bytes int64) {
 	for _, b := range in.blocks {
-		bytes += min(b.hi*BlockSize, in.entry.Item.Bytes) - b.lo*BlockSize
+		bytes += min(b.hi*checkpoint.BlockSize, in.entry.Item.Bytes) - b.lo*checkpoint.BlockSize
 	}
 	return bytes
 }
@@ -188,7 +188,7 @@ func (in *inMemory) checkBlocks(ctx context.Context, b blockRange, total *atomic
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		data := in.data[block*BlockSize : min((block+1)*BlockSize, in.entry.Item.Bytes)]
+		data := in.data[block*checkpoint.BlockSize : min((block+1)*checkpoint.BlockSize, in.entry.Item.Bytes)]
 		if !in.intact(block, data) {
 			return nil
 		}

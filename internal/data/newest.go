@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // statMost is how many directories of checkpoints of one trial are looked at
@@ -24,8 +26,8 @@ const statMost = 1024
 // in its name are higher. A copy whose files have the times of the copying, or a
 // clock that was wrong, makes it choose others. Damaged receipts and links among
 // them are reported beside the list.
-func (r *Root) Newest(ctx context.Context, trials, each int) ([]Receipt, []Damaged, error) {
-	var receipts []Receipt
+func (r *Root) Newest(ctx context.Context, trials, each int) ([]checkpoint.Receipt, []Damaged, error) {
+	var receipts []checkpoint.Receipt
 	var damaged []Damaged
 	dirs, err := r.trials(ctx, func(link Damaged) { damaged = append(damaged, link) })
 	if err != nil {
@@ -39,13 +41,13 @@ func (r *Root) Newest(ctx context.Context, trials, each int) ([]Receipt, []Damag
 		}
 		run, trial := path.Split(dir.name)
 		for _, name := range names {
-			ref := Ref{Run: path.Clean(run), Trial: trial, Checkpoint: name}
+			ref := checkpoint.Ref{Run: path.Clean(run), Trial: trial, Checkpoint: name}
 			receipt, err := r.readReceipt(ctx, ref)
 			switch {
 			case err == nil:
 				receipts = append(receipts, receipt)
 			case !errors.Is(err, ErrNotCommitted):
-				damaged = append(damaged, Damaged{Ref: ref, File: r.path(ref, ReceiptFile), Err: err})
+				damaged = append(damaged, Damaged{Ref: ref, File: r.path(ref, checkpoint.ReceiptFile), Err: err})
 			}
 		}
 	}
@@ -174,9 +176,9 @@ func digits(s string) int {
 
 // EachReceipt calls visit for every receipt that can be read, as it is found.
 // Unlike [Root.Checkpoints] it keeps none.
-func (r *Root) EachReceipt(ctx context.Context, visit func(Receipt) error) error {
+func (r *Root) EachReceipt(ctx context.Context, visit func(checkpoint.Receipt) error) error {
 	var stopped error
-	err := r.walk(ctx, func(ref Ref) {
+	err := r.walk(ctx, func(ref checkpoint.Ref) {
 		if stopped != nil {
 			return
 		}

@@ -17,6 +17,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // pendingDir holds the files of checkpoints to be, below the data directory. No
@@ -115,8 +117,10 @@ func (p *Pending) Remove(ctx context.Context) error {
 }
 
 // PendingName reports a name that no file of a [Pending] can have: a
-// [*NameError], or one that is no name.
-func PendingName(name string) error { return ValidatePlainName(strings.TrimSuffix(name, object.Partial)) }
+// [*checkpoint.NameError], or one that is no name.
+func PendingName(name string) error {
+	return checkpoint.ValidatePlainName(strings.TrimSuffix(name, object.Partial))
+}
 
 // Create begins a file. One of that name is given up: its writes are errors.
 func (p *Pending) Create(ctx context.Context, name string) (*PendingFile, error) {

@@ -83,7 +83,7 @@ func (g *segments) add(p []byte) {
 	case s.payload:
 		// In pieces that are still in the cache for the second pass.
 		for rest := p; len(rest) > 0; {
-			n := min(len(rest), BlockSize)
+			n := min(len(rest), checkpoint.BlockSize)
 			_, _ = g.hash.Write(rest[:n]) // never fails
 			g.sums.add(rest[:n])
 			rest = rest[n:]

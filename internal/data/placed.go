@@ -1,12 +1,16 @@
 package data
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+)
 
 // placeReused fills in the entries of items that need no writing. Of those that are
 // in the rank's own file, the digest is left for whoever writes them.
-func placeReused(x *Index, u reuse) {
+func placeReused(x *checkpoint.Index, u reuse) {
 	for _, f := range u.files {
-		x.Files = append(x.Files, File{Name: f.name, Size: f.size})
+		x.Files = append(x.Files, checkpoint.File{Name: f.name, Size: f.size})
 	}
 	for i, s := range u.of {
 		e := &x.Entries[i]
@@ -21,7 +25,7 @@ func placeReused(x *Index, u reuse) {
 
 // tieReused gives equal items the digest and sums of the one that was written. That
 // must be what was digested before it was written.
-func tieReused(x *Index, u reuse) error {
+func tieReused(x *checkpoint.Index, u reuse) error {
 	for i, s := range u.of {
 		if s.file >= 0 {
 			continue
@@ -33,22 +37,4 @@ func tieReused(x *Index, u reuse) error {
 		e.Digest, e.Sums = of.Digest, of.Sums
 	}
 	return nil
-}
-
-// own are the entries that have bytes of their own in the rank's data file, in
-// the order of the items: of equal ones that lie there once, the first.
-func (x *Index) Own() []int {
-	var own []int
-	seen := map[int64]bool{}
-	for i := range x.Entries {
-		e := &x.Entries[i]
-		if e.File != 0 || e.Item.Bytes > 0 && seen[e.Offset] {
-			continue
-		}
-		if e.Item.Bytes > 0 {
-			seen[e.Offset] = true
-		}
-		own = append(own, i)
-	}
-	return own
 }

@@ -22,24 +22,24 @@ type chunkReader struct {
 
 // opener opens the files that indexes describe.
 type opener interface {
-	path(x *Index, n int) string // of the n-th file of an index
-	open(ctx context.Context, x *Index, n int) (object.Object, error)
+	path(x *checkpoint.Index, n int) string // of the n-th file of an index
+	open(ctx context.Context, x *checkpoint.Index, n int) (object.Object, error)
 }
 
 // checkpointFiles are those of a checkpoint, and those that it adopts.
 type checkpointFiles struct {
 	root *Root
-	ref  Ref
+	ref  checkpoint.Ref
 }
 
-func (f checkpointFiles) path(x *Index, n int) string {
+func (f checkpointFiles) path(x *checkpoint.Index, n int) string {
 	if x.Adopted() {
 		return x.Files[n].Name
 	}
 	return f.root.path(f.ref, x.Files[n].Name)
 }
 
-func (f checkpointFiles) open(ctx context.Context, x *Index, n int) (object.Object, error) {
+func (f checkpointFiles) open(ctx context.Context, x *checkpoint.Index, n int) (object.Object, error) {
 	if x.Adopted() {
 		return local.Open(f.root.outside, x.Files[n].Name)
 	}
@@ -48,8 +48,8 @@ func (f checkpointFiles) open(ctx context.Context, x *Index, n int) (object.Obje
 
 // chunkRead is all that is wanted of one stored chunk.
 type chunkRead struct {
-	entry  *Entry
-	index  *Index
+	entry  *checkpoint.Entry
+	index  *checkpoint.Index
 	rank   *rankIndex // of the index
 	at     int        // of the entry in it
 	path   string

@@ -15,7 +15,7 @@ import (
 // may be called by several goroutines.
 type FileReader struct {
 	root   *Root
-	ref    Ref
+	ref    checkpoint.Ref
 	digest checkpoint.Digest // of the manifest; zero: as the receipt says
 	only   string            // tensor that is looked up; empty: all
 
@@ -29,13 +29,13 @@ type rankIndex struct {
 	want checkpoint.RankIndex
 
 	mu    sync.Mutex
-	index *Index
+	index *checkpoint.Index
 	at    map[key]int          // entries by key
 	seen  map[int][]blockRange // of entries that are not learned: what was read
 }
 
 // Reader reads the checkpoint at ref. An invalid ref is an error of each step.
-func (r *Root) Reader(ref Ref) *FileReader { return &FileReader{root: r, ref: ref} }
+func (r *Root) Reader(ref checkpoint.Ref) *FileReader { return &FileReader{root: r, ref: ref} }
 
 // WithManifest tells the reader which manifest the log says is committed, so
 // that it needs no receipt. It is called before any step.
@@ -88,19 +88,19 @@ func (r *FileReader) readMetadata(ctx context.Context) (checkpoint.Manifest, err
 }
 
 // readManifest is the manifest with the given digest.
-func (r *Root) readManifest(ctx context.Context, ref Ref, digest checkpoint.Digest) (checkpoint.Manifest, error) {
+func (r *Root) readManifest(ctx context.Context, ref checkpoint.Ref, digest checkpoint.Digest) (checkpoint.Manifest, error) {
 	return r.readManifestOf(ctx, ref, digest, "")
 }
 
 // readManifestOf may leave out the chunks of other tensors, if one is named.
-func (r *Root) readManifestOf(ctx context.Context, ref Ref, digest checkpoint.Digest, fqn string) (checkpoint.Manifest, error) {
-	data, err := r.readFile(ctx, ref, ManifestFile(digest))
+func (r *Root) readManifestOf(ctx context.Context, ref checkpoint.Ref, digest checkpoint.Digest, fqn string) (checkpoint.Manifest, error) {
+	data, err := r.readFile(ctx, ref, checkpoint.ManifestFile(digest))
 	if err != nil {
 		return checkpoint.Manifest{}, err
 	}
 	if got := checkpoint.Sum(data); got != digest {
 		return checkpoint.Manifest{}, &CorruptError{
-			File: r.path(ref, ManifestFile(digest)), Block: -1, Problem: "digest of the manifest",
+			File: r.path(ref, checkpoint.ManifestFile(digest)), Block: -1, Problem: "digest of the manifest",
 			Want: digest.String(), Got: got.String(),
 		}
 	}
@@ -111,24 +111,24 @@ func (r *Root) readManifestOf(ctx context.Context, ref Ref, digest checkpoint.Di
 }
 
 // readIndex is the index that a manifest names.
-func (r *Root) readIndex(ctx context.Context, ref Ref, want checkpoint.RankIndex) (Index, error) {
-	path := r.path(ref, IndexFile(want.Rank))
-	data, err := r.readFile(ctx, ref, IndexFile(want.Rank))
+func (r *Root) readIndex(ctx context.Context, ref checkpoint.Ref, want checkpoint.RankIndex) (checkpoint.Index, error) {
+	path := r.path(ref, checkpoint.IndexFile(want.Rank))
+	data, err := r.readFile(ctx, ref, checkpoint.IndexFile(want.Rank))
 	if err != nil {
-		return Index{}, err
+		return checkpoint.Index{}, err
 	}
 	if got := checkpoint.Sum(data); got != want.Index {
-		return Index{}, &CorruptError{
+		return checkpoint.Index{}, &CorruptError{
 			File: path, Block: -1, Problem: "digest of the index",
 			Want: want.Index.String(), Got: got.String(),
 		}
 	}
-	x, err := DecodeIndex(data)
+	x, err := checkpoint.DecodeIndex(data)
 	if err == nil && x.Rank != want.Rank {
 		err = fmt.Errorf("it is the index of rank %d", x.Rank)
 	}
 	if err != nil {
-		return Index{}, &CorruptError{File: path, Block: -1, Problem: err.Error()}
+		return checkpoint.Index{}, &CorruptError{File: path, Block: -1, Problem: err.Error()}
 	}
 	return x, nil
 }
@@ -186,7 +186,7 @@ func (r *FileReader) load(ctx context.Context, rank int) (*rankIndex, error) {
 	return x, nil
 }
 
-func (x *rankIndex) set(loaded *Index) {
+func (x *rankIndex) set(loaded *checkpoint.Index) {
 	x.index, x.at = loaded, make(map[key]int, len(loaded.Entries))
 	for i, e := range loaded.Entries {
 		x.at[itemKey(loaded.Rank, e.Item)] = i
@@ -227,7 +227,7 @@ func (r *FileReader) PrepareGlobalPlan(ctx context.Context, reads [][]checkpoint
 
 // compareItems names what items asks for and x does not hold, and the reverse. The
 // order does not matter.
-func compareItems(x *Index, items []checkpoint.Item) (missing, extra []string) {
+func compareItems(x *checkpoint.Index, items []checkpoint.Item) (missing, extra []string) {
 	name := func(it checkpoint.Item) string {
 		if it.Value {
 			return fmt.Sprintf("value %q", it.Shard.FQN)
@@ -254,4 +254,19 @@ func compareItems(x *Index, items []checkpoint.Item) (missing, extra []string) {
 	}
 	slices.Sort(extra)
 	return missing, extra
+}
+
+// key names a chunk or value within a checkpoint. The box of a value is empty.
+type key struct {
+	value bool
+	rank  int // whose file holds it
+	fqn   string
+	box   string
+}
+
+func itemKey(rank int, it checkpoint.Item) key {
+	if it.Value {
+		return key{value: true, rank: rank, fqn: it.Shard.FQN}
+	}
+	return key{rank: rank, fqn: it.Shard.FQN, box: it.Shard.Box.Key()}
 }

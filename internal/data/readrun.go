@@ -10,14 +10,16 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/tensor"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 const (
-	windowBlocks = 16                       // read and verified at once, while it is in the cache
-	windowSize   = windowBlocks * BlockSize // bytes of that
-	taskBlocks   = 64                       // read by one goroutine in one go: 4 MiB
-	smallPart    = windowSize / 4           // bytes of a part that is read together with its neighbours
-	gapShare     = 16                       // of what is read together, at most one part in so many is not wanted
+	windowBlocks = 16                                  // read and verified at once, while it is in the cache
+	windowSize   = windowBlocks * checkpoint.BlockSize // bytes of that
+	taskBlocks   = 64                                  // read by one goroutine in one go: 4 MiB
+	smallPart    = windowSize / 4                      // bytes of a part that is read together with its neighbours
+	gapShare     = 16                                  // of what is read together, at most one part in so many is not wanted
 )
 
 // buffers are of windowSize.
@@ -43,10 +45,10 @@ type part struct {
 }
 
 // from and to are where a part lies in the file, in bytes.
-func (p part) from() int64 { return p.chunk.entry.Offset + p.blocks.lo*BlockSize }
+func (p part) from() int64 { return p.chunk.entry.Offset + p.blocks.lo*checkpoint.BlockSize }
 
 func (p part) to() int64 {
-	return p.chunk.entry.Offset + min(p.blocks.hi*BlockSize, p.chunk.entry.Item.Bytes)
+	return p.chunk.entry.Offset + min(p.blocks.hi*checkpoint.BlockSize, p.chunk.entry.Item.Bytes)
 }
 
 // coalesce says how chunks, in the order of their files, are read. It is a pure
@@ -114,7 +116,7 @@ func (r *run) read(ctx context.Context) (int64, error) {
 	for _, p := range r.parts {
 		lo, hi := p.from()-first.from(), p.to()-first.from()
 		if int64(n) < hi {
-			return int64(n), p.chunk.short(r.file.path, max(int64(n)-lo, 0)+p.blocks.lo*BlockSize, err)
+			return int64(n), p.chunk.short(r.file.path, max(int64(n)-lo, 0)+p.blocks.lo*checkpoint.BlockSize, err)
 		}
 		if err := p.chunk.take(r.file.path, all[lo:hi], p.blocks.lo); err != nil {
 			return int64(n), err
@@ -132,8 +134,8 @@ func (c *chunkRead) readBlocks(ctx context.Context, path string, file io.ReaderA
 		if err := ctx.Err(); err != nil {
 			return total, err
 		}
-		start := lo * BlockSize
-		end := min(min(lo+windowBlocks, b.hi)*BlockSize, c.entry.Item.Bytes)
+		start := lo * checkpoint.BlockSize
+		end := min(min(lo+windowBlocks, b.hi)*checkpoint.BlockSize, c.entry.Item.Bytes)
 		window := buf[:end-start]
 		n, err := file.ReadAt(window, c.entry.Offset+start)
 		total += int64(n)
@@ -153,7 +155,7 @@ func (c *chunkRead) take(path string, window []byte, first int64) error {
 	if err := c.verify(path, first, window); err != nil {
 		return err
 	}
-	if err := c.copyOut(window, first*BlockSize); err != nil {
+	if err := c.copyOut(window, first*checkpoint.BlockSize); err != nil {
 		return fmt.Errorf("%q: %w", c.entry.Item.Shard.FQN, err)
 	}
 	return nil
@@ -166,11 +168,11 @@ func (c *chunkRead) verify(path string, first int64, window []byte) error {
 		return nil
 	}
 	for block := first; len(window) > 0; block++ {
-		n := min(BlockSize, len(window))
+		n := min(checkpoint.BlockSize, len(window))
 		if got, want := crc32c.Checksum(window[:n]), c.entry.Sums[block]; got != want {
 			return &CorruptError{
 				File: path, FQN: c.entry.Item.Shard.FQN, Chunk: c.entry.BoxString(),
-				Block: int(block), Offset: c.entry.Offset + block*BlockSize,
+				Block: int(block), Offset: c.entry.Offset + block*checkpoint.BlockSize,
 				Problem: "checksum of the block", Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
 			}
 		}
@@ -187,7 +189,7 @@ func (c *chunkRead) short(path string, at int64, err error) error {
 	}
 	return &CorruptError{
 		File: path, FQN: c.entry.Item.Shard.FQN, Chunk: c.entry.BoxString(),
-		Block: int(at / BlockSize), Offset: c.entry.Offset + at, Problem: "the file ends here",
+		Block: int(at / checkpoint.BlockSize), Offset: c.entry.Offset + at, Problem: "the file ends here",
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/ckptstore/ckptstore/internal/object"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // An adopted or foreign chunk has no sums of ours until they are learned, but
@@ -18,7 +20,7 @@ func (x *rankIndex) cover(i int, blocks []blockRange) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	seen := merge(append(append([]blockRange(nil), x.seen[i]...), blocks...))
-	all := (x.index.Entries[i].Item.Bytes + BlockSize - 1) / BlockSize
+	all := (x.index.Entries[i].Item.Bytes + checkpoint.BlockSize - 1) / checkpoint.BlockSize
 	if len(seen) == 1 && seen[0] == (blockRange{0, all}) {
 		delete(x.seen, i)
 		return true
@@ -51,7 +53,7 @@ func (c *chunkRead) checkRecord(ctx context.Context, f *sharedFile) error {
 	return err
 }
 
-func recordProblem(ctx context.Context, file object.Object, e *Entry) (string, error) {
+func recordProblem(ctx context.Context, file object.Object, e *checkpoint.Entry) (string, error) {
 	if e.Item.Value {
 		problem, _ := archiveProblem(file, e)
 		return problem, ctx.Err()

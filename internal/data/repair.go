@@ -13,7 +13,7 @@ import (
 
 // Target is a committed checkpoint.
 type Target struct {
-	Ref      Ref
+	Ref      checkpoint.Ref
 	Manifest checkpoint.Digest // as the log says
 }
 
@@ -29,7 +29,7 @@ type ChunkSource interface {
 // RepairedFile is a data file that was written anew, or linked to one that is
 // whole.
 type RepairedFile struct {
-	Ref    Ref
+	Ref    checkpoint.Ref
 	File   string          // name in its directory
 	Chunks []RepairedChunk // that had other bytes than were written
 	Links  []string        // paths of the same file in other directories, which were repaired too
@@ -46,7 +46,7 @@ type RepairedChunk struct {
 
 // Unrepaired is damage that stays.
 type Unrepaired struct {
-	Ref    Ref
+	Ref    checkpoint.Ref
 	File   string
 	FQN    string // empty when the file as a whole is meant
 	Chunk  string
@@ -74,21 +74,21 @@ type Repairs struct {
 //
 // Two repairs of the same data at a time are the caller's mistake: they would
 // take each other's files for damaged ones.
-func (r *Root) Repair(ctx context.Context, damaged map[Ref][]string, all []Target, sources ...ChunkSource) (Repairs, error) {
+func (r *Root) Repair(ctx context.Context, damaged map[checkpoint.Ref][]string, all []Target, sources ...ChunkSource) (Repairs, error) {
 	p := &repair{root: r, all: all, sources: sources, done: map[holder]bool{}, poor: map[string]map[donorAt]bool{}}
 	if err := p.survey(ctx, damaged); err != nil {
 		return p.out, fmt.Errorf("repair: %w", err)
 	}
-	refs := make([]Ref, 0, len(damaged))
+	refs := make([]checkpoint.Ref, 0, len(damaged))
 	for ref := range damaged {
 		refs = append(refs, ref)
 	}
-	slices.SortFunc(refs, func(a, b Ref) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortFunc(refs, func(a, b checkpoint.Ref) int { return strings.Compare(a.String(), b.String()) })
 	for _, ref := range refs {
 		names := slices.Clone(damaged[ref])
 		slices.Sort(names)
 		for _, name := range slices.Compact(names) {
-			err := errors.Join(ctx.Err(), ref.Validate(), ValidateName(name))
+			err := errors.Join(ctx.Err(), ref.Validate(), checkpoint.ValidateName(name))
 			if err == nil {
 				err = p.file(ctx, ref, name)
 			}
@@ -113,7 +113,7 @@ type repair struct {
 	out     Repairs
 }
 
-func (p *repair) left(ref Ref, file string, e *Entry, format string, args ...any) {
+func (p *repair) left(ref checkpoint.Ref, file string, e *checkpoint.Entry, format string, args ...any) {
 	u := Unrepaired{Ref: ref, File: file, Reason: fmt.Sprintf(format, args...)}
 	if e != nil {
 		u.FQN, u.Chunk = e.Item.Shard.FQN, e.BoxString()
@@ -123,7 +123,7 @@ func (p *repair) left(ref Ref, file string, e *Entry, format string, args ...any
 
 // holder is a directory's name of a file.
 type holder struct {
-	ref  Ref
+	ref  checkpoint.Ref
 	name string
 }
 
@@ -131,12 +131,12 @@ type holder struct {
 func (h holder) at() string { return nameOf(h.ref, h.name) }
 
 // file repairs one data file, wherever it has names.
-func (p *repair) file(ctx context.Context, ref Ref, name string) error {
-	here, link, path := holder{ref, name}, LinkName(ref, name), p.root.path(ref, name)
+func (p *repair) file(ctx context.Context, ref checkpoint.Ref, name string) error {
+	here, link, path := holder{ref, name}, checkpoint.LinkName(ref, name), p.root.path(ref, name)
 	if p.done[here] {
 		return nil
 	}
-	if !HoldsData(name) {
+	if !checkpoint.HoldsData(name) {
 		p.left(ref, name, nil, "only the bytes of tensors and values have copies: put the file back from a backup, or delete the checkpoint and resume from another")
 		return nil
 	}
@@ -154,7 +154,7 @@ func (p *repair) file(ctx context.Context, ref Ref, name string) error {
 		defer func() { _ = old.Close() }() // nothing was written to it
 	}
 	fixed := RepairedFile{Ref: ref, File: name}
-	var lost []*Entry
+	var lost []*checkpoint.Entry
 	switch {
 	case whole != nil:
 		fixed.From = p.root.path(whole.ref, whole.name)

@@ -12,9 +12,9 @@ import (
 
 // donorPlace is a chunk in a file that should have the bytes of another.
 type donorPlace struct {
-	ref    Ref
-	index  *Index // without its entries
-	file   int    // of the index
+	ref    checkpoint.Ref
+	index  *checkpoint.Index // without its entries
+	file   int               // of the index
 	offset int64
 }
 
@@ -35,7 +35,7 @@ type donor struct {
 // donor finds a place, or a source, that has the bytes of a chunk. The damaged
 // place is among those that are tried, and has others. What a place has is
 // looked at once, unless its file is repaired.
-func (p *repair) donor(ctx context.Context, e *Entry) (donor, bool, error) {
+func (p *repair) donor(ctx context.Context, e *checkpoint.Entry) (donor, bool, error) {
 	what := contentOf(e.Item, e.Digest)
 	for _, at := range p.places[what] {
 		path := checkpointFiles{p.root, at.ref}.path(at.index, at.file)
@@ -68,7 +68,7 @@ func (p *repair) donor(ctx context.Context, e *Entry) (donor, bool, error) {
 }
 
 // has reports whether a place has the bytes that it should have.
-func (p *repair) has(ctx context.Context, at donorPlace, e *Entry) (bool, error) {
+func (p *repair) has(ctx context.Context, at donorPlace, e *checkpoint.Entry) (bool, error) {
 	f, err := p.root.openDonor(ctx, at)
 	if err != nil {
 		return false, ctx.Err() // it is damaged too, and a finding of its checkpoint
@@ -95,7 +95,7 @@ func (r *Root) openDonor(ctx context.Context, at donorPlace) (object.Object, err
 }
 
 // copyTo writes the bytes to the place of a chunk, and compares them.
-func (d donor) copyTo(ctx context.Context, to io.WriterAt, e *Entry) error {
+func (d donor) copyTo(ctx context.Context, to io.WriterAt, e *checkpoint.Entry) error {
 	if d.source == nil {
 		from, err := d.root.openDonor(ctx, d.place)
 		if err != nil {

@@ -18,19 +18,19 @@ import (
 // knowledge is what the indexes of all checkpoints say of one data file.
 type knowledge struct {
 	size    int64
-	entries []*Entry // by offset, each place once
-	header  []byte   // nil when the checkpoint that wrote the file is gone
+	entries []*checkpoint.Entry // by offset, each place once
+	header  []byte              // nil when the checkpoint that wrote the file is gone
 }
 
 // survey finds what there is to know of all damaged files: their names, what the
 // indexes say of them, and where else that is. It reads every index twice,
 // however many files there are, and keeps none.
-func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err error) {
+func (p *repair) survey(ctx context.Context, damaged map[checkpoint.Ref][]string) (err error) {
 	p.known, p.places = map[string]*knowledge{}, map[content][]donorPlace{}
 	for ref, names := range damaged {
 		for _, name := range names {
-			if HoldsData(name) {
-				p.known[LinkName(ref, name)] = &knowledge{}
+			if checkpoint.HoldsData(name) {
+				p.known[checkpoint.LinkName(ref, name)] = &knowledge{}
 			}
 		}
 	}
@@ -41,12 +41,12 @@ func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err erro
 		return err
 	}
 	seen := map[string]map[int64]bool{}
-	if err := p.indexes(ctx, func(ref Ref, x *Index) error {
+	if err := p.indexes(ctx, func(ref checkpoint.Ref, x *checkpoint.Index) error {
 		for n, f := range x.Files {
 			if x.Adopted() {
 				break
 			}
-			link := LinkName(ref, f.Name)
+			link := checkpoint.LinkName(ref, f.Name)
 			k := p.known[link]
 			if k == nil {
 				continue
@@ -61,12 +61,12 @@ func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err erro
 		return err
 	}
 	for _, k := range p.known {
-		slices.SortFunc(k.entries, func(a, b *Entry) int { return cmp.Compare(a.Offset, b.Offset) })
+		slices.SortFunc(k.entries, func(a, b *checkpoint.Entry) int { return cmp.Compare(a.Offset, b.Offset) })
 		for _, e := range k.entries {
 			p.places[contentOf(e.Item, e.Digest)] = nil
 		}
 	}
-	return p.indexes(ctx, func(ref Ref, x *Index) error {
+	return p.indexes(ctx, func(ref checkpoint.Ref, x *checkpoint.Index) error {
 		at := *x
 		at.Entries = nil
 		for i := range x.Entries {
@@ -84,7 +84,7 @@ func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err erro
 }
 
 // learn adds what an index says of its n-th file.
-func (k *knowledge) learn(x *Index, n int, seen map[int64]bool) {
+func (k *knowledge) learn(x *checkpoint.Index, n int, seen map[int64]bool) {
 	k.size = x.Files[n].Size
 	if n == 0 {
 		k.header = indexHeader(x)
@@ -100,7 +100,7 @@ func (k *knowledge) learn(x *Index, n int, seen map[int64]bool) {
 
 // indexHeader is that of a rank's own data file; nil if the index gives none of this
 // version.
-func indexHeader(x *Index) []byte {
+func indexHeader(x *checkpoint.Index) []byte {
 	var items []checkpoint.Item
 	first := int64(-1)
 	for _, i := range x.Own() {
@@ -118,7 +118,7 @@ func indexHeader(x *Index) []byte {
 
 // indexes visits every index of every committed checkpoint that can be read: one
 // that is damaged is a finding of whoever verifies it.
-func (p *repair) indexes(ctx context.Context, visit func(Ref, *Index) error) error {
+func (p *repair) indexes(ctx context.Context, visit func(checkpoint.Ref, *checkpoint.Index) error) error {
 	for _, t := range p.all {
 		m, err := p.root.readManifest(ctx, t.Ref, t.Manifest)
 		if unreadable(err) {
@@ -156,7 +156,7 @@ func unreadable(err error) bool {
 }
 
 // whole reports whether a file is as all indexes say, but for some entries.
-func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*Entry) (bool, error) {
+func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*checkpoint.Entry) (bool, error) {
 	f, err := r.b.Open(ctx, name)
 	if err != nil {
 		return false, ctx.Err()
@@ -206,7 +206,7 @@ func (k *knowledge) headed(f object.Object) (bool, error) {
 
 // holds reports whether the bytes of an entry, but from another offset, have its
 // digest.
-func holds(ctx context.Context, f io.ReaderAt, e *Entry, offset int64) (bool, error) {
+func holds(ctx context.Context, f io.ReaderAt, e *checkpoint.Entry, offset int64) (bool, error) {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	hash := blake3.New()
@@ -260,7 +260,7 @@ func (k *knowledge) headerOf(old object.Object) ([]byte, error) {
 }
 
 // damaged are the chunks of which the file has other bytes.
-func (k *knowledge) damaged(ctx context.Context, old object.Object) (bad []*Entry, err error) {
+func (k *knowledge) damaged(ctx context.Context, old object.Object) (bad []*checkpoint.Entry, err error) {
 	for _, e := range k.entries {
 		ok := false
 		if old != nil {

@@ -5,31 +5,29 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
-)
 
-// hasData reports the name of a file with bytes of tensors and values.
-func HoldsData(name string) bool { return IsLink(name) || strings.HasSuffix(name, dataSuffix) }
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+)
 
 // held are the names in all directories, also of saves that are not committed,
 // of the files that have one of these names where they are linked in.
 func (p *repair) held(ctx context.Context, wanted func(link string) bool) (by map[string][]holder, err error) {
 	by = map[string][]holder{}
 	var errs []error
-	err = p.root.walk(ctx, func(ref Ref) {
+	err = p.root.walk(ctx, func(ref checkpoint.Ref) {
 		names, err := p.root.b.List(ctx, nameOf(ref))
 		if err != nil {
 			errs = append(errs, disk.Gone(err)) // a directory may go meanwhile
 			return
 		}
 		for _, name := range names {
-			if !HoldsData(name) {
+			if !checkpoint.HoldsData(name) {
 				continue
 			}
-			if link := LinkName(ref, name); wanted(link) {
+			if link := checkpoint.LinkName(ref, name); wanted(link) {
 				by[link] = append(by[link], holder{ref, name})
 			}
 		}
@@ -112,7 +110,7 @@ type followed struct {
 	here, whole holder
 	link        string
 	known       *knowledge
-	lost        []*Entry // that the whole one has not either
+	lost        []*checkpoint.Entry // that the whole one has not either
 }
 
 // rounds is how often the names of a file are looked for again: each round finds

@@ -13,13 +13,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
-const dataSuffix = ".safetensors"
-
 // rewritten is a file that was made of a damaged one.
 type rewritten struct {
 	ok     bool
 	chunks []RepairedChunk
-	lost   []*Entry // that are damaged in it too
+	lost   []*checkpoint.Entry // that are damaged in it too
 }
 
 // write makes a whole file of a damaged one, nil if it is gone, under its name.
@@ -35,7 +33,7 @@ func (p *repair) write(ctx context.Context, here holder, k *knowledge, old objec
 	if err != nil {
 		return rewritten{}, err
 	}
-	from := map[*Entry]donor{}
+	from := map[*checkpoint.Entry]donor{}
 	for _, e := range bad {
 		d, found, err := p.donor(ctx, e)
 		if err != nil {
@@ -71,7 +69,7 @@ func readable(f object.Object, offset, size int64) bool {
 }
 
 // publish writes the file and gives it the name of the damaged one.
-func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header []byte, old object.Object, from map[*Entry]donor, lost []*Entry) (err error) {
+func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header []byte, old object.Object, from map[*checkpoint.Entry]donor, lost []*checkpoint.Entry) (err error) {
 	claim := &claim{root: p.root, left: k.size}
 	if err := p.root.reserve(ctx, claim.left); err != nil {
 		return err
@@ -133,7 +131,7 @@ func (w *inPieces) flush() error {
 // fill writes all bytes of the file: the header; the chunks, each compared with
 // its digest on the way, but for those that stay damaged; and what lies between
 // them, which no checkpoint needs, as far as it can be read.
-func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old object.Object, from map[*Entry]donor, lost []*Entry) error {
+func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old object.Object, from map[*checkpoint.Entry]donor, lost []*checkpoint.Entry) error {
 	if _, err := to.WriteAt(header, 0); err != nil {
 		return err
 	}
@@ -161,7 +159,7 @@ func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old
 }
 
 // copyChunk writes the bytes of a chunk and compares them with its digest.
-func copyChunk(ctx context.Context, to io.WriterAt, at int64, from io.Reader, e *Entry) error {
+func copyChunk(ctx context.Context, to io.WriterAt, at int64, from io.Reader, e *checkpoint.Entry) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	hash := blake3.New()

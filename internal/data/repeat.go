@@ -31,16 +31,16 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []checkpoint.
 		if !sealed {
 			return Written{}, false, nil
 		}
-		return Written{}, false, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, IndexFile(rank)), ErrSealed)
+		return Written{}, false, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, checkpoint.IndexFile(rank)), ErrSealed)
 	}
-	if !slices.Contains(there, IndexFile(rank)) {
+	if !slices.Contains(there, checkpoint.IndexFile(rank)) {
 		return refuse()
 	}
-	data, err := w.root.readFile(ctx, w.ref, IndexFile(rank))
+	data, err := w.root.readFile(ctx, w.ref, checkpoint.IndexFile(rank))
 	if err != nil {
 		return Written{}, false, err
 	}
-	x, err := DecodeIndex(data)
+	x, err := checkpoint.DecodeIndex(data)
 	if err != nil || x.Adopted() || x.Verbatim() {
 		return refuse()
 	}
@@ -68,8 +68,8 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []checkpoint.
 }
 
 // holdsBytes reports whether the index is that of these bytes.
-func holdsBytes(ctx context.Context, x *Index, items []checkpoint.Item, src Source) (bool, error) {
-	at := make(map[key]*Entry, len(x.Entries))
+func holdsBytes(ctx context.Context, x *checkpoint.Index, items []checkpoint.Item, src Source) (bool, error) {
+	at := make(map[key]*checkpoint.Entry, len(x.Entries))
 	for i := range x.Entries {
 		at[itemKey(x.Rank, x.Entries[i].Item)] = &x.Entries[i]
 	}
@@ -88,7 +88,7 @@ func holdsBytes(ctx context.Context, x *Index, items []checkpoint.Item, src Sour
 
 // checkFiles holds the files of an index to be in place and of the size that
 // they were written with.
-func (r *Root) checkFiles(ctx context.Context, ref Ref, x *Index) error {
+func (r *Root) checkFiles(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index) error {
 	for _, f := range x.Files {
 		info, err := r.b.Stat(ctx, nameOf(ref, f.Name))
 		if err != nil {
@@ -105,7 +105,7 @@ func (r *Root) checkFiles(ctx context.Context, ref Ref, x *Index) error {
 // write that was cut off has left of them. The index goes first and durably: one
 // that is found after a crash is always that of the data beside it.
 func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error {
-	for _, file := range []string{IndexFile(rank), DataFile(rank)} {
+	for _, file := range []string{checkpoint.IndexFile(rank), checkpoint.DataFile(rank)} {
 		cleared := false
 		for _, name := range there {
 			if name != file && (!strings.HasPrefix(name, file+".") || !strings.HasSuffix(name, object.Partial)) {

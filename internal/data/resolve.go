@@ -16,9 +16,9 @@ import (
 // only one is the index's own.
 func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination) (chunks, of []*chunkRead, err error) {
 	of = make([]*chunkRead, len(reads))
-	byEntry := make(map[*Entry]*chunkRead, len(reads))
+	byEntry := make(map[*checkpoint.Entry]*chunkRead, len(reads))
 	bySpot := map[readSpot]*chunkRead{}
-	paths := map[*File]string{}
+	paths := map[*checkpoint.File]string{}
 	for n, read := range reads {
 		if err := ctx.Err(); err != nil {
 			return nil, nil, err
@@ -105,7 +105,7 @@ func (c *chunkRead) tied(first map[readSpot]*chunkRead) *chunkRead {
 	return first[at]
 }
 
-func newChunkRead(x *Index, i int) *chunkRead {
+func newChunkRead(x *checkpoint.Index, i int) *chunkRead {
 	e := &x.Entries[i]
 	c := &chunkRead{entry: e, index: x, box: e.Item.Shard.Box, size: e.Item.Shard.DType.Size()}
 	if e.Item.Value {

@@ -17,7 +17,7 @@ const MinReuse = 1 << 20
 
 // Base is a committed checkpoint whose chunks a save may reuse.
 type Base struct {
-	Ref      Ref
+	Ref      checkpoint.Ref
 	Manifest checkpoint.Digest // as the log says
 }
 
@@ -93,9 +93,9 @@ type heldFile struct {
 // spot is where the bytes of an item are.
 type spot struct {
 	digest checkpoint.Digest
-	file   int    // of the files; -1: this rank's own
-	entry  *Entry // of the base, if in one of the files
-	tied   int    // the item whose bytes they are, if in the rank's own
+	file   int               // of the files; -1: this rank's own
+	entry  *checkpoint.Entry // of the base, if in one of the files
+	tied   int               // the item whose bytes they are, if in the rank's own
 }
 
 // match is an item whose digest is known, and the chunk of a base that is the
@@ -157,7 +157,7 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 		if err != nil {
 			return nil, err
 		}
-		probes[i] = probeOf(it, crc32c.Checksum(data[:BlockSize]))
+		probes[i] = probeOf(it, crc32c.Checksum(data[:checkpoint.BlockSize]))
 		alike[probes[i]]++
 	}
 	out := map[int]match{}
@@ -203,14 +203,14 @@ func digestOf(ctx context.Context, data []byte, candidates []held, always bool) 
 			return digest, false, err
 		}
 		window := data[:min(windowSize, len(data))]
-		for at := 0; at < len(window); at += BlockSize {
+		for at := 0; at < len(window); at += checkpoint.BlockSize {
 			if len(alive) == 0 {
 				break
 			}
-			crc := crc32c.Checksum(window[at:min(at+BlockSize, len(window))])
+			crc := crc32c.Checksum(window[at:min(at+checkpoint.BlockSize, len(window))])
 			left := alive[:0]
 			for _, h := range alive {
-				if h.entry.Sums[block+at/BlockSize] == crc {
+				if h.entry.Sums[block+at/checkpoint.BlockSize] == crc {
 					left = append(left, h)
 				}
 			}

@@ -16,7 +16,7 @@ import (
 type Sealed struct {
 	pending *Pending
 	from    *Foreign
-	ranks   map[int]*Index
+	ranks   map[int]*checkpoint.Index
 }
 
 // Seal finds digests and checksums of all that from, which was opened from
@@ -24,16 +24,16 @@ type Sealed struct {
 // were written are known, the others are read. Files beside them, whole, are part of
 // the checkpoint too, but those of data that nobody names.
 func (p *Pending) Seal(ctx context.Context, from *Foreign, beside ...string) (*Sealed, error) {
-	s := &Sealed{pending: p, from: from, ranks: map[int]*Index{}}
+	s := &Sealed{pending: p, from: from, ranks: map[int]*checkpoint.Index{}}
 	lowest, held := -1, map[string]bool{}
 	for rank, r := range from.ranks {
-		x := &Index{Rank: rank, Entries: slices.Clone(r.index.Entries)}
+		x := &checkpoint.Index{Rank: rank, Entries: slices.Clone(r.index.Entries)}
 		for _, f := range r.index.Files {
 			name := path.Base(f.Name)
 			if f.Name != path.Join(p.Path(), name) || p.File(name) == nil {
 				return nil, fmt.Errorf("%s is not one of the files that were written", f.Name)
 			}
-			x.Files, held[name] = append(x.Files, File{Name: name, Size: f.Size}), true
+			x.Files, held[name] = append(x.Files, checkpoint.File{Name: name, Size: f.Size}), true
 		}
 		s.ranks[rank] = x
 		if lowest < 0 || rank < lowest {
@@ -44,8 +44,8 @@ func (p *Pending) Seal(ctx context.Context, from *Foreign, beside ...string) (*S
 		return nil, errors.New("it holds no tensor and no value")
 	}
 	for _, name := range beside {
-		if f := p.File(name); f != nil && !held[name] && ValidatePlainName(name) == nil && !strings.HasSuffix(name, VerbatimSuffix) {
-			s.ranks[lowest].Files = append(s.ranks[lowest].Files, File{Name: name, Size: f.size})
+		if f := p.File(name); f != nil && !held[name] && checkpoint.ValidatePlainName(name) == nil && !strings.HasSuffix(name, checkpoint.VerbatimSuffix) {
+			s.ranks[lowest].Files = append(s.ranks[lowest].Files, checkpoint.File{Name: name, Size: f.size})
 		}
 	}
 	for _, x := range s.ranks {
@@ -56,8 +56,8 @@ func (p *Pending) Seal(ctx context.Context, from *Foreign, beside ...string) (*S
 	return s, nil
 }
 
-func (s *Sealed) digest(ctx context.Context, x *Index) error {
-	x.Frames = make([][]Frame, len(x.Files))
+func (s *Sealed) digest(ctx context.Context, x *checkpoint.Index) error {
+	x.Frames = make([][]checkpoint.Frame, len(x.Files))
 	for n := range x.Files {
 		of := s.pending.File(x.Files[n].Name)
 		if of == nil {
@@ -76,7 +76,7 @@ func (s *Sealed) digest(ctx context.Context, x *Index) error {
 	return nil
 }
 
-func (s *Sealed) digestFile(ctx context.Context, x *Index, n int, of *PendingFile, file pendingObject) (err error) {
+func (s *Sealed) digestFile(ctx context.Context, x *checkpoint.Index, n int, of *PendingFile, file pendingObject) (err error) {
 	for i := range x.Entries {
 		e := &x.Entries[i]
 		if e.File != n {
@@ -133,7 +133,7 @@ func (w *FileWriter) keepData(ctx context.Context, rank int, items []checkpoint.
 	if _, sealed, err := w.there(ctx); err != nil {
 		return Written{}, err
 	} else if sealed {
-		return Written{}, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, IndexFile(rank)), ErrSealed)
+		return Written{}, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, checkpoint.IndexFile(rank)), ErrSealed)
 	}
 	for _, f := range x.Files {
 		of := from.pending.File(f.Name)
@@ -146,13 +146,13 @@ func (w *FileWriter) keepData(ctx context.Context, rank int, items []checkpoint.
 		}
 	}
 	data := x.Encode()
-	if err := w.root.writeFile(ctx, w.ref, IndexFile(rank), data, object.Replace); err != nil {
+	if err := w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, object.Replace); err != nil {
 		return Written{}, err
 	}
 	if err := w.root.sync(ctx, w.ref); err != nil {
 		return Written{}, err
 	}
-	out := Written{Index: checkpoint.Sum(data), Files: append(slices.Clone(x.Files), File{Name: IndexFile(rank), Size: int64(len(data))})}
+	out := Written{Index: checkpoint.Sum(data), Files: append(slices.Clone(x.Files), checkpoint.File{Name: checkpoint.IndexFile(rank), Size: int64(len(data))})}
 	for _, e := range x.Entries {
 		out.BytesWritten += e.Item.Bytes
 	}

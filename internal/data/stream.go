@@ -8,6 +8,8 @@ import (
 	"github.com/zeebo/blake3"
 
 	"github.com/ckptstore/ckptstore/internal/object"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // stepSize is how many bytes are copied and then digested, while they are in the
@@ -154,7 +156,7 @@ func (s *stream) close(whole bool) error {
 
 // run streams every item and ends the stream. A failed write is the error to
 // report, whatever it made fail.
-func (s *stream) run(ctx context.Context, x Index, order []int, src Source) error {
+func (s *stream) run(ctx context.Context, x checkpoint.Index, order []int, src Source) error {
 	err := s.items(ctx, x, order, src)
 	if failed := s.close(err == nil); failed != nil {
 		return failed
@@ -163,7 +165,7 @@ func (s *stream) run(ctx context.Context, x Index, order []int, src Source) erro
 }
 
 // items streams every item in the order of the file.
-func (s *stream) items(ctx context.Context, x Index, order []int, src Source) error {
+func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src Source) error {
 	hash := blake3.New()
 	for _, i := range order {
 		e := &x.Entries[i]
@@ -172,7 +174,7 @@ func (s *stream) items(ctx context.Context, x Index, order []int, src Source) er
 			return err
 		}
 		hash.Reset()
-		sums := blockSums{sums: make([]uint32, 0, Blocks(e.Item.Bytes))}
+		sums := blockSums{sums: make([]uint32, 0, checkpoint.Blocks(e.Item.Bytes))}
 		for len(data) > 0 {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -202,11 +204,11 @@ type blockSums struct {
 
 func (b *blockSums) add(p []byte) {
 	for len(p) > 0 {
-		n := min(len(p), BlockSize-b.n)
+		n := min(len(p), checkpoint.BlockSize-b.n)
 		b.crc = crc32c.Update(b.crc, p[:n])
 		b.n += n
 		p = p[n:]
-		if b.n == BlockSize {
+		if b.n == checkpoint.BlockSize {
 			b.cut()
 		}
 	}

@@ -6,17 +6,15 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
-	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/object"
 )
 
 // TakenError says that a directory holds a checkpoint which is not the one
 // that was to be written or removed, as when somebody has copied it there.
 // Nothing in the directory was changed.
 type TakenError struct {
-	Ref  Ref
+	Ref  checkpoint.Ref
 	File string // path of the manifest or receipt that says so
 	What string // what it is
 	Err  error  // a [*CorruptError] when it is damaged
@@ -40,7 +38,7 @@ func (r *Root) OfStore(id string, formerly ...string) {
 
 // contents are the names in the directory of ref. One that is not there has
 // none.
-func (r *Root) contents(ctx context.Context, ref Ref) ([]string, error) {
+func (r *Root) contents(ctx context.Context, ref checkpoint.Ref) ([]string, error) {
 	names, err := r.b.List(ctx, nameOf(ref))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -52,16 +50,16 @@ func (r *Root) contents(ctx context.Context, ref Ref) ([]string, error) {
 // ref. One that is not certainly of this checkpoint in this store is a
 // [*TakenError]: a damaged one too, because nobody can tell whose it is. It
 // reports whether there is a receipt, and whether a manifest.
-func (r *Root) own(ctx context.Context, ref Ref, names []string) (receipt, manifest bool, err error) {
+func (r *Root) own(ctx context.Context, ref checkpoint.Ref, names []string) (receipt, manifest bool, err error) {
 	damaged := func(file, what string, err error) (bool, bool, error) {
 		return false, false, &TakenError{Ref: ref, File: r.path(ref, file), What: "a damaged " + what, Err: err}
 	}
 	slices.Sort(names) // the receipt says most and comes first
 	for _, file := range names {
 		var what, of string
-		var at Ref
+		var at checkpoint.Ref
 		switch {
-		case file == ReceiptFile:
+		case file == checkpoint.ReceiptFile:
 			x, err := r.readReceipt(ctx, ref)
 			switch corrupt := (*CorruptError)(nil); {
 			case errors.Is(err, ErrNotCommitted):
@@ -71,8 +69,8 @@ func (r *Root) own(ctx context.Context, ref Ref, names []string) (receipt, manif
 			case err != nil:
 				return false, false, err
 			}
-			receipt, what, of, at = true, "receipt", x.Store, RefOf(x.Run, x.Trial, x.Checkpoint)
-		case IsManifest(file):
+			receipt, what, of, at = true, "receipt", x.Store, checkpoint.RefOf(x.Run, x.Trial, x.Checkpoint)
+		case checkpoint.IsManifest(file):
 			data, err := r.readFile(ctx, ref, file)
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
@@ -84,7 +82,7 @@ func (r *Root) own(ctx context.Context, ref Ref, names []string) (receipt, manif
 			if err != nil {
 				return damaged(file, "manifest", &CorruptError{File: r.path(ref, file), Block: -1, Problem: err.Error()})
 			}
-			manifest, what, of, at = true, "manifest", m.Store, RefOf(m.Run, m.Trial, m.Checkpoint)
+			manifest, what, of, at = true, "manifest", m.Store, checkpoint.RefOf(m.Run, m.Trial, m.Checkpoint)
 		default:
 			continue
 		}
@@ -95,13 +93,9 @@ func (r *Root) own(ctx context.Context, ref Ref, names []string) (receipt, manif
 	return receipt, manifest, nil
 }
 
-func IsManifest(name string) bool {
-	return strings.HasPrefix(name, manifestPrefix) && !strings.HasSuffix(name, object.Partial)
-}
-
 // free checks that the directory of ref, if there is one, has nothing of
 // another checkpoint.
-func (r *Root) free(ctx context.Context, ref Ref) error {
+func (r *Root) free(ctx context.Context, ref checkpoint.Ref) error {
 	names, err := r.contents(ctx, ref)
 	if err == nil {
 		_, _, err = r.own(ctx, ref, names)

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
@@ -19,7 +18,7 @@ import (
 // for concurrent use.
 type Verbatim struct {
 	root  *Root
-	ref   Ref
+	ref   checkpoint.Ref
 	names []string
 	files map[string]*VerbatimFile
 }
@@ -32,7 +31,7 @@ type VerbatimFile struct {
 
 	root    *Root
 	lies    string // in the backend
-	extents []Extent
+	extents []checkpoint.Extent
 	digest  checkpoint.Digest // of an attachment, which has no extents
 }
 
@@ -42,7 +41,7 @@ var ErrNotVerbatim = errors.New("the checkpoint was not saved as files of anothe
 // Verbatim opens the files of the checkpoint at ref, whose manifest the log
 // names. It reads indexes and no data. Where the checkpoint has no such files,
 // the error is [ErrNotVerbatim].
-func (r *Root) Verbatim(ctx context.Context, ref Ref, manifest checkpoint.Digest) (*Verbatim, error) {
+func (r *Root) Verbatim(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest) (*Verbatim, error) {
 	v, err := r.openVerbatim(ctx, ref, manifest)
 	if err != nil {
 		return nil, fmt.Errorf("open the files of checkpoint %s: %w", ref, err)
@@ -50,7 +49,7 @@ func (r *Root) Verbatim(ctx context.Context, ref Ref, manifest checkpoint.Digest
 	return v, nil
 }
 
-func (r *Root) openVerbatim(ctx context.Context, ref Ref, manifest checkpoint.Digest) (*Verbatim, error) {
+func (r *Root) openVerbatim(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest) (*Verbatim, error) {
 	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
 		return nil, err
 	}
@@ -105,7 +104,7 @@ func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to in
 	if f.extents == nil {
 		return 0, f.Size, f.verifyAll(ctx, file)
 	}
-	i, _ := slices.BinarySearchFunc(f.extents, from, func(e Extent, at int64) int {
+	i, _ := slices.BinarySearchFunc(f.extents, from, func(e checkpoint.Extent, at int64) int {
 		if e.Offset+e.Size <= at {
 			return -1
 		}
@@ -114,10 +113,10 @@ func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to in
 	lo, hi = from, from
 	for ; i < len(f.extents) && f.extents[i].Offset < to; i++ {
 		e := f.extents[i]
-		first := max(from-e.Offset, 0) / BlockSize
-		last := Blocks(min(to-e.Offset, e.Size))
-		end := min(last*BlockSize, e.Size)
-		lo = min(lo, e.Offset+first*BlockSize)
+		first := max(from-e.Offset, 0) / checkpoint.BlockSize
+		last := checkpoint.Blocks(min(to-e.Offset, e.Size))
+		end := min(last*checkpoint.BlockSize, e.Size)
+		lo = min(lo, e.Offset+first*checkpoint.BlockSize)
 		if err := errors.Join(ctx.Err(), f.verifyBlocks(file, e, first, end)); err != nil {
 			return lo, hi, err
 		}
@@ -130,10 +129,10 @@ func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to in
 // checksums, as far as its byte end. It copies them into a buffer that stays in the
 // processor's cache: to map the file's pages instead takes half as much time again, for
 // the pages are mapped one by one.
-func (f *VerbatimFile) verifyBlocks(file io.ReaderAt, e Extent, first, end int64) error {
+func (f *VerbatimFile) verifyBlocks(file io.ReaderAt, e checkpoint.Extent, first, end int64) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
-	for k, start := first, first*BlockSize; start < end; {
+	for k, start := first, first*checkpoint.BlockSize; start < end; {
 		window := (*buf)[:min(windowSize, end-start)]
 		n, err := file.ReadAt(window, e.Offset+start)
 		switch {
@@ -144,36 +143,15 @@ func (f *VerbatimFile) verifyBlocks(file io.ReaderAt, e Extent, first, end int64
 			return fmt.Errorf("read %s at %d: %w", f.Path, e.Offset+start+int64(n), err)
 		}
 		for start += int64(n); len(window) > 0; k++ {
-			block := window[:min(BlockSize, len(window))]
+			block := window[:min(checkpoint.BlockSize, len(window))]
 			if got, want := crc32c.Checksum(block), e.Sums[k]; got != want {
 				return &CorruptError{
-					File: f.Path, Block: -1, Offset: e.Offset + k*BlockSize, Problem: "checksum of the block",
+					File: f.Path, Block: -1, Offset: e.Offset + k*checkpoint.BlockSize, Problem: "checksum of the block",
 					Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
 				}
 			}
 			window = window[len(block):]
 		}
-	}
-	return nil
-}
-
-// NameError says that a file of another format cannot have its name here.
-type NameError struct{ Name string }
-
-// Error names it.
-func (e *NameError) Error() string {
-	return fmt.Sprintf("a file named %q cannot be kept in a checkpoint: the store has files of such names", e.Name)
-}
-
-// plainName reports a name that a file of another format may not have in a
-// checkpoint's directory.
-func ValidatePlainName(name string) error {
-	if err := ValidateName(name); err != nil {
-		return err
-	}
-	if name == ReceiptFile || IsManifest(name) || IsLink(name) || strings.HasSuffix(name, object.Partial) ||
-		strings.HasPrefix(name, attachedPrefix) || strings.HasSuffix(name, ".idx") || strings.HasSuffix(name, ".sums") || strings.HasSuffix(name, ".safetensors") {
-		return &NameError{name}
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ import (
 // not be done, or whose context ended. The digest is what the log says; zero
 // takes what the receipt says. progress, if not nil, is called with the number
 // of bytes digested so far, by one goroutine at a time.
-func (r *Root) Verify(ctx context.Context, ref Ref, manifest checkpoint.Digest, progress func(bytes int64)) (Report, error) {
+func (r *Root) Verify(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, progress func(bytes int64)) (Report, error) {
 	return r.VerifyWith(ctx, ref, manifest, VerifyOptions{Progress: progress})
 }
 
@@ -34,7 +34,7 @@ type VerifyOptions struct {
 }
 
 // VerifyWith is [Root.Verify] with options.
-func (r *Root) VerifyWith(ctx context.Context, ref Ref, manifest checkpoint.Digest, o VerifyOptions) (Report, error) {
+func (r *Root) VerifyWith(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, o VerifyOptions) (Report, error) {
 	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, quick: o.Quick || o.Sizes, sizes: o.Sizes, together: o.Together})
 }
 
@@ -55,11 +55,11 @@ type LearnOptions struct {
 // index, for later readers. It does so for each rank whose files are as the
 // program that wrote them says, as far as that program has left checksums. The
 // caller records [Report.Sums] in the log. It may be repeated.
-func (r *Root) Learn(ctx context.Context, ref Ref, manifest checkpoint.Digest, o LearnOptions) (Report, error) {
+func (r *Root) Learn(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, o LearnOptions) (Report, error) {
 	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, pace: o.Pace, recorded: o.Recorded, learn: true, together: o.Together})
 }
 
-func (r *Root) verify(ctx context.Context, ref Ref, manifest checkpoint.Digest, v *verifier) (Report, error) {
+func (r *Root) verify(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, v *verifier) (Report, error) {
 	if v.together == nil {
 		v.together = NewTogether()
 	}
@@ -85,7 +85,7 @@ func (v *verifier) sort() {
 // verifier collects the report of one verification.
 type verifier struct {
 	root     *Root
-	ref      Ref
+	ref      checkpoint.Ref
 	files    opener
 	progress func(int64)
 	pace     func(context.Context, int64) error
@@ -104,7 +104,7 @@ type verifier struct {
 
 // unlearned is an adopted index whose sums are not known yet.
 type unlearned struct {
-	index  *Index
+	index  *checkpoint.Index
 	digest checkpoint.Digest
 }
 
@@ -175,13 +175,13 @@ func (v *verifier) run(ctx context.Context, digest checkpoint.Digest) error {
 			delete(items, rank.Rank)
 		}
 		for rank := range items {
-			v.find(Mismatch, ManifestFile(digest), "the layout has chunks of rank %d, the manifest has no index of it", rank)
+			v.find(Mismatch, checkpoint.ManifestFile(digest), "the layout has chunks of rank %d, the manifest has no index of it", rank)
 		}
 	} else {
 		// Without a manifest, what the directory holds is checked by itself.
 		for _, name := range names {
 			rank := -1
-			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err == nil && rank >= 0 && name == IndexFile(rank) {
+			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err == nil && rank >= 0 && name == checkpoint.IndexFile(rank) {
 				v.rank(ctx, &g, rank, nil, nil)
 			}
 		}
@@ -205,29 +205,29 @@ func (v *verifier) run(ctx context.Context, digest checkpoint.Digest) error {
 }
 
 // receipt checks the receipt by itself and against the digest of the log.
-func (v *verifier) receipt(ctx context.Context, digest checkpoint.Digest) *Receipt {
-	v.known[ReceiptFile] = true
-	data := v.read(ctx, ReceiptFile)
+func (v *verifier) receipt(ctx context.Context, digest checkpoint.Digest) *checkpoint.Receipt {
+	v.known[checkpoint.ReceiptFile] = true
+	data := v.read(ctx, checkpoint.ReceiptFile)
 	if data == nil {
 		return nil
 	}
-	receipt, err := DecodeReceipt(data)
+	receipt, err := checkpoint.DecodeReceipt(data)
 	if err != nil {
-		v.find(Corrupt, ReceiptFile, "%v", err)
+		v.find(Corrupt, checkpoint.ReceiptFile, "%v", err)
 		return nil
 	}
 	if digest != (checkpoint.Digest{}) && receipt.Manifest != digest {
-		v.find(Mismatch, ReceiptFile, "it names manifest %s, the log names %s", receipt.Manifest, digest)
+		v.find(Mismatch, checkpoint.ReceiptFile, "it names manifest %s, the log names %s", receipt.Manifest, digest)
 	}
 	return &receipt
 }
 
 // manifest checks the manifest against its digest, and the receipt against it.
-func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, receipt *Receipt) *checkpoint.Manifest {
+func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, receipt *checkpoint.Receipt) *checkpoint.Manifest {
 	if digest == (checkpoint.Digest{}) {
 		return nil // the receipt, which would name it, is a finding already
 	}
-	name := ManifestFile(digest)
+	name := checkpoint.ManifestFile(digest)
 	v.known[name] = true
 	data := v.read(ctx, name)
 	if data == nil {
@@ -244,7 +244,7 @@ func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, recei
 	}
 	if receipt != nil && receipt.Manifest == digest {
 		if err := receipt.Matches(m); err != nil {
-			v.find(Mismatch, ReceiptFile, "%v", err)
+			v.find(Mismatch, checkpoint.ReceiptFile, "%v", err)
 		}
 	}
 	return &m
@@ -253,13 +253,13 @@ func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, recei
 // rank checks the index of a rank, and queues the checks of its data. want is
 // its digest and items what it has to hold; both are nil without a manifest.
 func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *checkpoint.Digest, items []checkpoint.Item) {
-	name := IndexFile(rank)
-	v.known[name], v.known[DataFile(rank)] = true, true
+	name := checkpoint.IndexFile(rank)
+	v.known[name], v.known[checkpoint.DataFile(rank)] = true, true
 	data := v.read(ctx, name)
 	if data == nil {
 		return
 	}
-	x, err := DecodeIndex(data)
+	x, err := checkpoint.DecodeIndex(data)
 	if want != nil && checkpoint.Sum(data) != *want {
 		kind, problem := Mismatch, "it is whole, but not the index that the manifest names"
 		if err != nil {
@@ -282,7 +282,7 @@ func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *
 		}
 	}
 	if x.Adopted() {
-		v.known[DataFile(rank)] = false
+		v.known[checkpoint.DataFile(rank)] = false
 		v.sums(ctx, &x, checkpoint.Sum(data))
 	}
 	for i, f := range x.Files {

@@ -18,7 +18,7 @@ import (
 
 // data checks one data file of an index: its size and header at once, each
 // chunk in a goroutine of its own. The file is open until the last is done.
-func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *Index, n int) {
+func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.Index, n int) {
 	name := x.Files[n].Name
 	shared := &sharedFile{path: v.files.path(x, n), users: 1, opener: func(ctx context.Context) (object.Object, error) { return v.files.open(ctx, x, n) }}
 	defer shared.done()
@@ -93,9 +93,9 @@ func (v *verifier) uncheckable() {
 
 // header checks what other readers of the file see. A rank's own file has the
 // one header that its items give, byte for byte.
-func (v *verifier) header(x *Index, n int, file object.Object, size int64) {
+func (v *verifier) header(x *checkpoint.Index, n int, file object.Object, size int64) {
 	name := x.Files[n].Name
-	if n > 0 && IsLink(name) {
+	if n > 0 && checkpoint.IsLink(name) {
 		v.linkHeader(x, n, file, size)
 		return
 	}
@@ -106,7 +106,7 @@ func (v *verifier) header(x *Index, n int, file object.Object, size int64) {
 		first = min(first, x.Entries[i].Offset)
 	}
 	_, _, want, err := layOut(x.Rank, items, reuse{})
-	if err != nil || n > 0 || name != DataFile(x.Rank) || len(items) > 0 && first != int64(len(want)) {
+	if err != nil || n > 0 || name != checkpoint.DataFile(x.Rank) || len(items) > 0 && first != int64(len(want)) {
 		v.find(Mismatch, name, "the index does not describe a file of this version (%v)", err)
 		return
 	}
@@ -134,7 +134,7 @@ func (v *verifier) header(x *Index, n int, file object.Object, size int64) {
 
 // chunkOnce is chunk, unless a verification beside this one has come first to
 // the same bytes: then what it has found is what this one finds.
-func (v *verifier) chunkOnce(ctx context.Context, x *Index, name string, file object.Object, e *Entry, at chunkPlace) error {
+func (v *verifier) chunkOnce(ctx context.Context, x *checkpoint.Index, name string, file object.Object, e *checkpoint.Entry, at chunkPlace) error {
 	seen, mine := v.together.claim(at)
 	if mine {
 		err := v.chunk(ctx, x, name, file, e, seen)
@@ -162,7 +162,7 @@ func (v *verifier) chunkOnce(ctx context.Context, x *Index, name string, file ob
 // chunk checks the checksum of every block of a chunk, and its digest. Those
 // that are not known are filled in, if the chunk is as its record says. What it
 // finds it leaves in seen as well, if that is not nil.
-func (v *verifier) chunk(ctx context.Context, x *Index, name string, file object.Object, e *Entry, seen *seenChunk) error {
+func (v *verifier) chunk(ctx context.Context, x *checkpoint.Index, name string, file object.Object, e *checkpoint.Entry, seen *seenChunk) error {
 	if err := v.together.acquire(ctx); err != nil {
 		return err
 	}
@@ -201,9 +201,9 @@ func (v *verifier) chunk(ctx context.Context, x *Index, name string, file object
 		if n < len(window) {
 			at := start + int64(n)
 			if err != nil && !errors.Is(err, io.EOF) {
-				found(Unreadable, at/BlockSize, e.Offset+at, err.Error())
+				found(Unreadable, at/checkpoint.BlockSize, e.Offset+at, err.Error())
 			} else {
-				found(Truncated, at/BlockSize, e.Offset+at, "the file ends here")
+				found(Truncated, at/checkpoint.BlockSize, e.Offset+at, "the file ends here")
 			}
 			return nil
 		}
@@ -215,11 +215,11 @@ func (v *verifier) chunk(ctx context.Context, x *Index, name string, file object
 			}
 			window = nil
 		}
-		for block := start / BlockSize; len(window) > 0; block++ {
-			k := min(BlockSize, len(window))
+		for block := start / checkpoint.BlockSize; len(window) > 0; block++ {
+			k := min(checkpoint.BlockSize, len(window))
 			if got := crc32c.Checksum(window[:k]); got != e.Sums[block] {
 				damaged = true
-				found(Corrupt, block, e.Offset+block*BlockSize,
+				found(Corrupt, block, e.Offset+block*checkpoint.BlockSize,
 					fmt.Sprintf("checksum of the block is %08x, want %08x", got, e.Sums[block]))
 			}
 			window = window[k:]

@@ -5,11 +5,13 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/internal/object"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // linkHeader checks that a file that was linked in says of the chunks that are
 // reused what the index says. What else it holds is of another checkpoint.
-func (v *verifier) linkHeader(x *Index, n int, file object.Object, size int64) {
+func (v *verifier) linkHeader(x *checkpoint.Index, n int, file object.Object, size int64) {
 	name := x.Files[n].Name
 	h, err := safetensors.Parse(file, size)
 	if err != nil {

@@ -57,7 +57,7 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 		return Written{}, err
 	}
 	data := x.Encode()
-	if err := w.root.writeFile(ctx, w.ref, IndexFile(rank), data, object.Replace); err != nil {
+	if err := w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, object.Replace); err != nil {
 		return Written{}, err
 	}
 	if err := w.root.sync(ctx, w.ref); err != nil {
@@ -67,9 +67,9 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 }
 
 // writtenOf is the result for an index whose file is data.
-func writtenOf(x *Index, data []byte) Written {
+func writtenOf(x *checkpoint.Index, data []byte) Written {
 	out := Written{Index: checkpoint.Sum(data)}
-	out.Files = append(append(out.Files, x.Files...), File{Name: IndexFile(x.Rank), Size: int64(len(data))})
+	out.Files = append(append(out.Files, x.Files...), checkpoint.File{Name: checkpoint.IndexFile(x.Rank), Size: int64(len(data))})
 	for _, e := range x.Entries {
 		out.BytesReused += e.Item.Bytes
 	}
@@ -80,19 +80,10 @@ func writtenOf(x *Index, data []byte) Written {
 	return out
 }
 
-// encodedSize is the size of the index's file, before the sums are known.
-func (x Index) EncodedSize() int64 {
-	size := int64(len(x.Encode()))
-	for _, e := range x.Entries {
-		size += 4 * (Blocks(e.Item.Bytes) - int64(len(e.Sums)))
-	}
-	return size
-}
-
 // writeFile writes a data file, the header after the data: a file that was cut
 // off has none. It fills in the digests and sums of x, whose index vouches for
 // the file from then on.
-func (w *FileWriter) writeFile(ctx context.Context, x Index, order []int, header []byte, src Source, c *claim, u reuse) error {
+func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []int, header []byte, src Source, c *claim, u reuse) error {
 	up, open, err := w.root.begin(ctx, nameOf(w.ref, x.Files[0].Name), x.Files[0].Size, c)
 	if err != nil {
 		return err

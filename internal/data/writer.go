@@ -16,7 +16,7 @@ import (
 // FileWriter writes one checkpoint as files.
 type FileWriter struct {
 	root *Root
-	ref  Ref
+	ref  checkpoint.Ref
 
 	reusing bool
 	bases   []Base
@@ -28,7 +28,7 @@ var _ Writer = (*FileWriter)(nil)
 
 // Writer writes the checkpoint at ref. An invalid ref is an error of each
 // step.
-func (r *Root) Writer(ref Ref) *FileWriter { return &FileWriter{root: r, ref: ref} }
+func (r *Root) Writer(ref checkpoint.Ref) *FileWriter { return &FileWriter{root: r, ref: ref} }
 
 // wrap says which checkpoint a step was about.
 func (w *FileWriter) wrap(step string, err error) error {
@@ -91,7 +91,7 @@ func (w *FileWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.La
 }
 
 // Finish implements [Writer].
-func (w *FileWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit Commit) (Receipt, error) {
+func (w *FileWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit Commit) (checkpoint.Receipt, error) {
 	err := w.check(ctx)
 	if err == nil {
 		// What somebody has put there since the writes.
@@ -105,15 +105,15 @@ func (w *FileWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit C
 		digest, err = w.createManifest(ctx, m)
 	}
 	if err != nil {
-		return Receipt{}, w.wrap("commit", err)
+		return checkpoint.Receipt{}, w.wrap("commit", err)
 	}
 	decision, err := commit(ctx, digest)
 	if err != nil {
-		return Receipt{}, w.wrap("commit", err)
+		return checkpoint.Receipt{}, w.wrap("commit", err)
 	}
-	receipt := NewReceipt(m, digest, decision)
+	receipt := checkpoint.NewReceipt(m, digest, decision)
 	if err := w.root.writeReceipt(ctx, w.ref, receipt); err != nil {
-		return Receipt{}, &UnrecordedError{Ref: w.ref, Receipt: receipt, Err: err}
+		return checkpoint.Receipt{}, &UnrecordedError{Ref: w.ref, Receipt: receipt, Err: err}
 	}
 	receipt.Ref = w.ref
 	return receipt, nil
@@ -123,8 +123,8 @@ func (w *FileWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit C
 // its receipt could not be written: it exists, but readers without the log do
 // not see it.
 type UnrecordedError struct {
-	Ref     Ref
-	Receipt Receipt // for [Root.WriteReceipt]
+	Ref     checkpoint.Ref
+	Receipt checkpoint.Receipt // for [Root.WriteReceipt]
 	Err     error
 }
 
@@ -198,7 +198,7 @@ func itemsByRank(l checkpoint.Layout) map[int][]checkpoint.Item {
 func (w *FileWriter) createManifest(ctx context.Context, m checkpoint.Manifest) (checkpoint.Digest, error) {
 	data := checkpoint.EncodeManifest(m)
 	digest := checkpoint.Sum(data)
-	if err := w.root.create(ctx, w.ref, ManifestFile(digest), data); err != nil {
+	if err := w.root.create(ctx, w.ref, checkpoint.ManifestFile(digest), data); err != nil {
 		return digest, err
 	}
 	return digest, w.root.sync(ctx, w.ref)
@@ -206,7 +206,7 @@ func (w *FileWriter) createManifest(ctx context.Context, m checkpoint.Manifest) 
 
 // create makes a small file whose name nothing else may have: the same bytes
 // are success, others a [*CorruptError]. The name is not durable yet.
-func (r *Root) create(ctx context.Context, ref Ref, file string, data []byte) error {
+func (r *Root) create(ctx context.Context, ref checkpoint.Ref, file string, data []byte) error {
 	err := r.writeFile(ctx, ref, file, data, object.Exclusive)
 	if !errors.Is(err, fs.ErrExist) {
 		return err

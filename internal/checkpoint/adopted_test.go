@@ -1,4 +1,4 @@
-package data
+package checkpoint
 
 import (
 	"encoding/binary"
@@ -6,21 +6,20 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
 // adoptedSample has every kind of entry.
 func adoptedSample() Index {
-	shard := func(fqn string, sizes ...int64) checkpoint.Item {
+	shard := func(fqn string, sizes ...int64) Item {
 		s := tensor.Shard{FQN: fqn, DType: tensor.Float32, Global: append(tensor.Shape{}, sizes...), Box: tensor.Shape(append([]int64{}, sizes...)).Full()}
-		return checkpoint.Item{Shard: s, Bytes: s.Bytes()}
+		return Item{Shard: s, Bytes: s.Bytes()}
 	}
 	return Index{
 		Rank: 3, Files: []File{{"/a/__3_0.distcp", 5000}, {"/a/__3_1.distcp", 1 << 40}}, Modified: []int64{1, 1700000000123456789},
 		Entries: []Entry{
-			{Item: checkpoint.Item{Value: true, PerRank: true, Bytes: 7, Shard: tensor.Shard{FQN: "v"}}, Offset: 3},
+			{Item: Item{Value: true, PerRank: true, Bytes: 7, Shard: tensor.Shard{FQN: "v"}}, Offset: 3},
 			{Item: shard("w", 3, 4), File: 1, Offset: 64, Record: &Record{64, 48, 0xdeadbeef}},
 			{Item: shard("t", 3, 4), Offset: 128, Strides: []int64{1, 3}, Record: &Record{128, 48, 1}},
 			{Item: shard("empty", 0, 4), Offset: 0},
@@ -81,12 +80,12 @@ func FuzzAdoptedIndex(f *testing.F) {
 }
 
 // learnedSample is adoptedSample with sums.
-func learnedSample() (Index, checkpoint.Digest) {
+func learnedSample() (Index, Digest) {
 	x := adoptedSample()
-	of := checkpoint.Sum(x.Encode())
+	of := Sum(x.Encode())
 	for i := range x.Entries {
 		e := &x.Entries[i]
-		e.Digest = checkpoint.Sum([]byte{byte(i)})
+		e.Digest = Sum([]byte{byte(i)})
 		e.Sums = make([]uint32, Blocks(e.Item.Bytes))
 		for k := range e.Sums {
 			e.Sums[k] = uint32(i + k)
@@ -102,7 +101,7 @@ func TestSums(t *testing.T) {
 	if err := DecodeSums(data, &back, of); err != nil || !reflect.DeepEqual(back, x) {
 		t.Fatalf("decoded %+v, %v", back, err)
 	}
-	if err := DecodeSums(data, &back, checkpoint.Sum(nil)); err == nil {
+	if err := DecodeSums(data, &back, Sum(nil)); err == nil {
 		t.Error("sums of another index are taken")
 	}
 	for at := range data {
@@ -145,7 +144,7 @@ func TestStrided(t *testing.T) {
 		{[]int64{2, 1, 2}, []int64{2, 1 << 50, 1}},
 	} {
 		s := tensor.Shard{FQN: "w", DType: tensor.Int16, Global: c.sizes, Box: tensor.Shape(c.sizes).Full()}
-		e := Entry{Item: checkpoint.Item{Shard: s, Bytes: s.Bytes()}, Strides: c.strides}
+		e := Entry{Item: Item{Shard: s, Bytes: s.Bytes()}, Strides: c.strides}
 		size, ok := e.Span(1 << 20)
 		if !ok {
 			t.Fatalf("%v: no span", c)

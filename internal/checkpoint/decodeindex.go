@@ -1,4 +1,4 @@
-package data
+package checkpoint
 
 import (
 	"encoding/binary"
@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
-	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -28,9 +26,9 @@ func DecodeIndex(data []byte) (Index, error) {
 	}
 	d := &indexDecoder{b: data[len(indexMagic)+1 : body], size: body}
 	x := Index{Rank: int(d.number(1 << 31))}
-	valid, least := ValidateName, 6+len(checkpoint.Digest{})
+	valid, least := ValidateName, 6+len(Digest{})
 	if version == adoptedVersion {
-		valid, least, x.Modified = disk.ValidatePath, 4, []int64{}
+		valid, least, x.Modified = ValidatePath, 4, []int64{}
 	}
 	if version == verbatimVersion {
 		valid, x.Frames = ValidatePlainName, [][]Frame{}
@@ -74,7 +72,7 @@ func (d *indexDecoder) entry(files []File, version byte) Entry {
 		known |= entryStrided
 	}
 	flags := d.number(known)
-	e := Entry{Item: checkpoint.Item{Value: flags&entryValue != 0, PerRank: flags&entryPerRank != 0}}
+	e := Entry{Item: Item{Value: flags&entryValue != 0, PerRank: flags&entryPerRank != 0}}
 	e.Item.Shard.FQN = d.text()
 	if version == indexVersion {
 		e.Key = d.text()
@@ -174,3 +172,60 @@ func (d *indexDecoder) bytes(n int64) []byte {
 }
 
 func (d *indexDecoder) text() string { return string(d.bytes(d.count(1))) }
+
+// adoptedPart reads what an adopted chunk has instead of a digest and sums.
+func (d *indexDecoder) adoptedPart(e *Entry, flags int64) {
+	if flags&entryStrided != 0 {
+		if e.Item.Value {
+			d.fail("value %q has strides", e.Item.Shard.FQN)
+			return
+		}
+		e.Strides = make([]int64, len(e.Item.Shard.Global))
+		for i := range e.Strides {
+			e.Strides[i] = d.number(1 << 62)
+		}
+	}
+	if flags&entryRecord != 0 {
+		e.Record = &Record{Offset: d.number(1 << 62), Size: d.number(1 << 62)}
+		if crc := d.bytes(4); crc != nil {
+			e.Record.CRC = binary.LittleEndian.Uint32(crc)
+		}
+	}
+}
+
+// ValidatePlace checks that an adopted chunk lies in its file.
+func (e *Entry) ValidatePlace(files []File) error {
+	if e.File < 0 || e.File >= len(files) {
+		return fmt.Errorf("%q: there is no file %d", e.Item.Shard.FQN, e.File)
+	}
+	size := files[e.File].Size
+	need, ok := e.Item.Bytes, true
+	if e.Strides != nil {
+		need, ok = e.Span(size)
+	}
+	if !ok || e.Offset < 0 || e.Offset > size || need > size-e.Offset {
+		return fmt.Errorf("%q: its bytes at %d do not lie in the %d bytes of %s", e.Item.Shard.FQN, e.Offset, size, files[e.File].Name)
+	}
+	if r := e.Record; r != nil && (r.Offset < 0 || r.Size < 0 || r.Offset > size || r.Size > size-r.Offset) {
+		return fmt.Errorf("%q: the record of %d bytes at %d does not lie in the %d bytes of %s",
+			e.Item.Shard.FQN, r.Size, r.Offset, size, files[e.File].Name)
+	}
+	return nil
+}
+
+// decodeFrames reads those of one file.
+func (d *indexDecoder) decodeFrames(f File) []Frame {
+	frames := make([]Frame, 0)
+	for range d.count(6) {
+		fr := Frame{Offset: d.number(1 << 62), Size: d.number(1 << 62)}
+		if d.err == nil && (fr.Offset > f.Size || fr.Size > f.Size-fr.Offset) {
+			d.fail("a frame of %d bytes at %d does not lie in the %d bytes of %s", fr.Size, fr.Offset, f.Size, f.Name)
+		}
+		if d.err != nil {
+			return frames
+		}
+		fr.Sums = d.sums(fr.Size)
+		frames = append(frames, fr)
+	}
+	return frames
+}

@@ -1,10 +1,10 @@
-package data
+package checkpoint
 
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 )
 
@@ -42,11 +42,11 @@ func (x Index) Adopted() bool { return x.Modified != nil }
 
 // entry is one stored chunk or value.
 type Entry struct {
-	Item   checkpoint.Item
+	Item   Item
 	Key    string // in the header of the data file
 	File   int    // index of files
 	Offset int64  // in the file, in bytes
-	Digest checkpoint.Digest
+	Digest Digest
 	Sums   []uint32 // CRC-32C of each block; nil while those of an adopted chunk are not learned
 
 	Strides []int64 // of an adopted chunk that is not row-major: see [strided]
@@ -54,22 +54,7 @@ type Entry struct {
 }
 
 // learned reports whether the chunk's digest and sums are known.
-func (e *Entry) Learned() bool { return e.Digest != (checkpoint.Digest{}) }
-
-// key names a chunk or value within a checkpoint. The box of a value is empty.
-type key struct {
-	value bool
-	rank  int // whose file holds it
-	fqn   string
-	box   string
-}
-
-func itemKey(rank int, it checkpoint.Item) key {
-	if it.Value {
-		return key{value: true, rank: rank, fqn: it.Shard.FQN}
-	}
-	return key{rank: rank, fqn: it.Shard.FQN, box: it.Shard.Box.Key()}
-}
+func (e *Entry) Learned() bool { return e.Digest != (Digest{}) }
 
 // box is the chunk's box as people read it; empty for a value.
 func (e Entry) BoxString() string {
@@ -83,7 +68,7 @@ func (e Entry) BoxString() string {
 func Blocks(size int64) int64 { return (size + BlockSize - 1) / BlockSize }
 
 // validateItem checks what every stored item must satisfy.
-func ValidateItem(it checkpoint.Item) error {
+func ValidateItem(it Item) error {
 	if it.Value {
 		if it.Shard.FQN == "" || it.Bytes < 0 {
 			return fmt.Errorf("value %q of %d bytes has no name or a negative size", it.Shard.FQN, it.Bytes)
@@ -187,4 +172,86 @@ func (x Index) Encode() []byte {
 		}
 	}
 	return binary.LittleEndian.AppendUint32(b, crc32c.Checksum(b))
+}
+
+// File is one file in a checkpoint's directory.
+type File struct {
+	Name string
+	Size int64 // in bytes
+}
+
+// Record is a run of bytes in the file of another program, of which that
+// program has left a checksum.
+type Record struct {
+	Offset int64 // in the file, in bytes
+	Size   int64
+	CRC    uint32 // CRC-32 (IEEE), as in ZIP archives
+}
+
+// A verbatim rank has its chunks in files that came in the format of another
+// program, and are kept byte for byte in the checkpoint's own directory. Its
+// index has version 3: entries are as those of version 1, without keys and with
+// strides where a chunk has some; and each file has, beside its name and size,
+// the frames that fill it up:
+//
+//	file    │ frame │  chunk  │ frame │ chunk │ frame │
+//	frame   offset size, crc (u32 LE) for each 64 KiB from its start
+//
+// So every byte of the file has a checksum: those of a chunk in the chunk's
+// entry, those between them, and below a chunk with strides, in a frame.
+type Frame struct {
+	Offset, Size int64
+	Sums         []uint32
+}
+
+// verbatim reports whether the files are another program's, kept here.
+func (x Index) Verbatim() bool { return x.Frames != nil }
+
+// extent is a run of bytes of a file whose checksums are known.
+type Extent struct {
+	Offset, Size int64
+	Sums         []uint32
+}
+
+// extents are those of a file of a verbatim index, in their order: together
+// they are all of it.
+func (x *Index) Extents(n int) []Extent {
+	var out []Extent
+	for _, f := range x.Frames[n] {
+		out = append(out, Extent(f))
+	}
+	for i := range x.Entries {
+		if e := &x.Entries[i]; e.File == n && e.Strides == nil && e.Item.Bytes > 0 {
+			out = append(out, Extent{e.Offset, e.Item.Bytes, e.Sums})
+		}
+	}
+	slices.SortFunc(out, func(a, b Extent) int { return int(min(max(a.Offset-b.Offset, -1), 1)) })
+	return out
+}
+
+// own are the entries that have bytes of their own in the rank's data file, in
+// the order of the items: of equal ones that lie there once, the first.
+func (x *Index) Own() []int {
+	var own []int
+	seen := map[int64]bool{}
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		if e.File != 0 || e.Item.Bytes > 0 && seen[e.Offset] {
+			continue
+		}
+		if e.Item.Bytes > 0 {
+			seen[e.Offset] = true
+		}
+		own = append(own, i)
+	}
+	return own
+}
+
+// encodedSize is the size of the index's file, before the sums are known.
+func (x Index) EncodedSize() int64 {
+	size := int64(len(x.Encode()))
+	for _, e := range x.Entries {
+		size += 4 * (Blocks(e.Item.Bytes) - int64(len(e.Sums)))
+	}
+	return size
 }
