@@ -10,7 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// decodeIndex is the inverse of encode. It trusts nothing.
+// DecodeIndex is the inverse of [Index.Encode]. It trusts nothing.
 func DecodeIndex(data []byte) (Index, error) {
 	body := len(data) - 4
 	if body < len(indexMagic)+1 || string(data[:len(indexMagic)]) != indexMagic {
@@ -24,7 +24,7 @@ func DecodeIndex(data []byte) (Index, error) {
 	if want != got {
 		return Index{}, fmt.Errorf("decode index: checksum %08x, want %08x", got, want)
 	}
-	d := &indexDecoder{b: data[len(indexMagic)+1 : body], size: body}
+	d := &decoder{b: data[:body], at: len(indexMagic) + 1}
 	x := Index{Rank: int(d.number(1 << 31))}
 	valid, least := ValidateName, 6+len(Digest{})
 	if version == adoptedVersion {
@@ -43,7 +43,7 @@ func DecodeIndex(data []byte) (Index, error) {
 			x.Modified = append(x.Modified, d.number(math.MaxInt64))
 		}
 		if x.Verbatim() && d.err == nil {
-			x.Frames = append(x.Frames, d.decodeFrames(f))
+			x.Frames = append(x.Frames, d.frames(f))
 		}
 	}
 	n := d.count(least)
@@ -54,8 +54,8 @@ func DecodeIndex(data []byte) (Index, error) {
 			break
 		}
 	}
-	if d.err == nil && len(d.b) > 0 {
-		d.fail("%d bytes after the last entry", len(d.b))
+	if d.err == nil && d.left() > 0 {
+		d.fail("%d bytes after the last entry", d.left())
 	}
 	if d.err != nil {
 		return Index{}, fmt.Errorf("decode index: %w", d.err)
@@ -63,7 +63,8 @@ func DecodeIndex(data []byte) (Index, error) {
 	return x, nil
 }
 
-func (d *indexDecoder) entry(files []File, version byte) Entry {
+// entry reads one entry of an index whose files are known.
+func (d *decoder) entry(files []File, version byte) Entry {
 	known := int64(entryValue | entryPerRank)
 	adopted := version == adoptedVersion
 	if adopted {
@@ -93,16 +94,14 @@ func (d *indexDecoder) entry(files []File, version byte) Entry {
 			e.Item.Shard.Box.Sizes[i] = d.number(1 << 62)
 		}
 	}
-	if adopted {
-		d.adoptedPart(&e, flags)
-	} else {
-		d.adoptedPart(&e, flags)
-		copy(e.Digest[:], d.bytes(int64(len(e.Digest))))
+	d.adoptedPart(&e, flags)
+	if !adopted {
+		e.Digest = d.digest()
 	}
 	if d.err != nil {
 		return e
 	}
-	if err := ValidateItem(e.Item); err != nil {
+	if err := e.Item.Validate(); err != nil {
 		d.fail("%v", err)
 		return e
 	}
@@ -123,9 +122,9 @@ func (d *indexDecoder) entry(files []File, version byte) Entry {
 	return e
 }
 
-// sums are the checksums of the blocks of size bytes.
-func (d *indexDecoder) sums(size int64) []uint32 {
-	raw := d.bytes(4 * Blocks(size))
+// sums reads the checksums of the blocks of size bytes.
+func (d *decoder) sums(size int64) []uint32 {
+	raw := d.take(4 * Blocks(size))
 	sums := make([]uint32, len(raw)/4)
 	for i := range sums {
 		sums[i] = binary.LittleEndian.Uint32(raw[4*i:])
@@ -133,48 +132,31 @@ func (d *indexDecoder) sums(size int64) []uint32 {
 	return sums
 }
 
-// indexDecoder reads the body of an index. The first error sticks, and counts
-// are checked against the bytes that are left before anything is allocated.
-type indexDecoder struct {
-	b    []byte
-	size int // where the checksum begins in the file
-	err  error
-}
-
-func (d *indexDecoder) fail(format string, args ...any) {
-	if d.err == nil {
-		d.err = fmt.Errorf("offset %d: %s", d.size-len(d.b), fmt.Sprintf(format, args...))
-		d.b = nil
-	}
-}
-
-func (d *indexDecoder) number(limit int64) int64 {
-	v, n := binary.Uvarint(d.b)
-	if n <= 0 || n > 1 && d.b[n-1] == 0 || v > uint64(limit) {
+// number reads a number of at most limit.
+func (d *decoder) number(limit int64) int64 {
+	v := d.uint()
+	if v > uint64(limit) {
 		d.fail("bad number")
 		return 0
 	}
-	d.b = d.b[n:]
 	return int64(v)
 }
 
-// count reads the length of a list whose elements have at least size bytes.
-func (d *indexDecoder) count(size int) int64 { return d.number(int64(len(d.b) / size)) }
-
-func (d *indexDecoder) bytes(n int64) []byte {
-	if n > int64(len(d.b)) {
-		d.fail("%d bytes do not fit in the %d that are left", n, len(d.b))
+// take reads n bytes, in place.
+func (d *decoder) take(n int64) []byte {
+	if n > int64(d.left()) {
+		d.fail("%d bytes do not fit in the %d that are left", n, d.left())
 		return nil
 	}
-	out := d.b[:n]
-	d.b = d.b[n:]
-	return out
+	d.at += int(n)
+	return d.b[d.at-int(n) : d.at]
 }
 
-func (d *indexDecoder) text() string { return string(d.bytes(d.count(1))) }
+func (d *decoder) text() string { return string(d.bytes()) }
 
-// adoptedPart reads what an adopted chunk has instead of a digest and sums.
-func (d *indexDecoder) adoptedPart(e *Entry, flags int64) {
+// adoptedPart reads the strides and the record of an entry, as far as its flags
+// announce them.
+func (d *decoder) adoptedPart(e *Entry, flags int64) {
 	if flags&entryStrided != 0 {
 		if e.Item.Value {
 			d.fail("value %q has strides", e.Item.Shard.FQN)
@@ -187,13 +169,14 @@ func (d *indexDecoder) adoptedPart(e *Entry, flags int64) {
 	}
 	if flags&entryRecord != 0 {
 		e.Record = &Record{Offset: d.number(1 << 62), Size: d.number(1 << 62)}
-		if crc := d.bytes(4); crc != nil {
+		if crc := d.take(4); crc != nil {
 			e.Record.CRC = binary.LittleEndian.Uint32(crc)
 		}
 	}
 }
 
-// ValidatePlace checks that an adopted chunk lies in its file.
+// ValidatePlace reports an adopted chunk, or its record, that does not lie in its
+// file.
 func (e *Entry) ValidatePlace(files []File) error {
 	if e.File < 0 || e.File >= len(files) {
 		return fmt.Errorf("%q: there is no file %d", e.Item.Shard.FQN, e.File)
@@ -213,8 +196,8 @@ func (e *Entry) ValidatePlace(files []File) error {
 	return nil
 }
 
-// decodeFrames reads those of one file.
-func (d *indexDecoder) decodeFrames(f File) []Frame {
+// frames reads the frames of one file.
+func (d *decoder) frames(f File) []Frame {
 	frames := make([]Frame, 0)
 	for range d.count(6) {
 		fr := Frame{Offset: d.number(1 << 62), Size: d.number(1 << 62)}

@@ -2,7 +2,6 @@ package checkpoint
 
 import (
 	"encoding/binary"
-	"fmt"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/internal/crc32c"
@@ -16,7 +15,7 @@ const (
 	indexMagic      = "CKIX"
 	indexVersion    = 1
 	adoptedVersion  = 2
-	verbatimVersion = 3 // see verbatim.go
+	verbatimVersion = 3 // see [Frame]
 
 	entryValue   = 1
 	entryPerRank = 2
@@ -24,23 +23,25 @@ const (
 	entryRecord  = 8 // of adopted chunks: a checksum of the other program's follows
 )
 
-// index says what the data files of one rank hold.
+// Index says where the chunks and values of one rank lie, and has the digests and
+// checksums that prove their bytes. The manifest names each rank's index by its
+// digest. Its forms are drawn in the package comment.
 type Index struct {
 	Rank    int
 	Files   []File  // named by absolute paths where they are adopted
 	Entries []Entry // in the order of the rank's items
-	// modified is when each file was last written, in ns since 1970, if the
+	// Modified is when each file was last written, in ns since 1970, if the
 	// files are adopted; nil if they are the checkpoint's own.
 	Modified []int64
-	// frames are, of each file, what lies between chunks, if the files are in
+	// Frames are, of each file, what lies between chunks, if the files are in
 	// the format of another program and kept here; else nil.
 	Frames [][]Frame
 }
 
-// adopted reports whether the files are another program's, in their place.
+// Adopted reports whether the files are those of another program, read in place.
 func (x Index) Adopted() bool { return x.Modified != nil }
 
-// entry is one stored chunk or value.
+// Entry is one stored chunk or value.
 type Entry struct {
 	Item   Item
 	Key    string // in the header of the data file
@@ -49,14 +50,14 @@ type Entry struct {
 	Digest Digest
 	Sums   []uint32 // CRC-32C of each block; nil while those of an adopted chunk are not learned
 
-	Strides []int64 // of an adopted chunk that is not row-major: see [strided]
+	Strides []int64 // of an adopted chunk that is not row-major: see [Entry.Span]
 	Record  *Record // of an adopted chunk, if its file has a checksum
 }
 
-// learned reports whether the chunk's digest and sums are known.
+// Learned reports whether digest and sums of the chunk are known.
 func (e *Entry) Learned() bool { return e.Digest != (Digest{}) }
 
-// box is the chunk's box as people read it; empty for a value.
+// BoxString returns the chunk's box as messages show it; empty for a value.
 func (e Entry) BoxString() string {
 	if e.Item.Value {
 		return ""
@@ -64,27 +65,10 @@ func (e Entry) BoxString() string {
 	return e.Item.Shard.Box.String()
 }
 
-// blocks is the number of checksums over size bytes.
+// Blocks returns the number of checksums over size bytes.
 func Blocks(size int64) int64 { return (size + BlockSize - 1) / BlockSize }
 
-// validateItem checks what every stored item must satisfy.
-func ValidateItem(it Item) error {
-	if it.Value {
-		if it.Shard.FQN == "" || it.Bytes < 0 {
-			return fmt.Errorf("value %q of %d bytes has no name or a negative size", it.Shard.FQN, it.Bytes)
-		}
-		return nil
-	}
-	if err := it.Shard.Validate(); err != nil {
-		return err
-	}
-	if need := it.Shard.Bytes(); it.Bytes != need {
-		return fmt.Errorf("tensor %q has %d bytes, its box %v needs %d", it.Shard.FQN, it.Bytes, it.Shard.Box, need)
-	}
-	return nil
-}
-
-// encode is the index's file. Equal indexes give equal bytes.
+// Encode returns the bytes of the index file. Equal indexes give equal bytes.
 func (x Index) Encode() []byte {
 	size := 64
 	for _, e := range x.Entries {
@@ -188,11 +172,11 @@ type Record struct {
 	CRC    uint32 // CRC-32 (IEEE), as in ZIP archives
 }
 
-// A verbatim rank has its chunks in files that came in the format of another
-// program, and are kept byte for byte in the checkpoint's own directory. Its
-// index has version 3: entries are as those of version 1, without keys and with
-// strides where a chunk has some; and each file has, beside its name and size,
-// the frames that fill it up:
+// Frame is a run of bytes between the chunks of a verbatim file. A verbatim rank
+// has its chunks in files that came in the format of another program and are kept
+// byte for byte in the checkpoint's directory. Its index has version 3: entries are
+// those of version 1, without keys and with strides where a chunk has some. Each
+// file has, after its name and size, the frames that fill it up:
 //
 //	file    │ frame │  chunk  │ frame │ chunk │ frame │
 //	frame   offset size, crc (u32 LE) for each 64 KiB from its start
@@ -204,17 +188,18 @@ type Frame struct {
 	Sums         []uint32
 }
 
-// verbatim reports whether the files are another program's, kept here.
+// Verbatim reports whether the files are in the format of another program and kept
+// in the checkpoint.
 func (x Index) Verbatim() bool { return x.Frames != nil }
 
-// extent is a run of bytes of a file whose checksums are known.
+// Extent is a run of bytes of a file whose checksums are known: a frame or a chunk.
 type Extent struct {
 	Offset, Size int64
 	Sums         []uint32
 }
 
-// extents are those of a file of a verbatim index, in their order: together
-// they are all of it.
+// Extents returns the extents of the n-th file of a verbatim index in file order.
+// Together they cover the file.
 func (x *Index) Extents(n int) []Extent {
 	var out []Extent
 	for _, f := range x.Frames[n] {
@@ -229,8 +214,8 @@ func (x *Index) Extents(n int) []Extent {
 	return out
 }
 
-// own are the entries that have bytes of their own in the rank's data file, in
-// the order of the items: of equal ones that lie there once, the first.
+// Own returns the entries that have bytes of their own in the rank's data file, in
+// the order of the items. Of equal entries that share their bytes, it is the first.
 func (x *Index) Own() []int {
 	var own []int
 	seen := map[int64]bool{}
@@ -247,11 +232,73 @@ func (x *Index) Own() []int {
 	return own
 }
 
-// encodedSize is the size of the index's file, before the sums are known.
+// EncodedSize returns the size of the index file, also before the sums are known.
 func (x Index) EncodedSize() int64 {
 	size := int64(len(x.Encode()))
 	for _, e := range x.Entries {
 		size += 4 * (Blocks(e.Item.Bytes) - int64(len(e.Sums)))
 	}
 	return size
+}
+
+// Span returns the number of bytes from the first element of a strided chunk to
+// the end of the last. It is not ok if they cannot lie in a file of limit bytes.
+//
+// The elements of a strided chunk, such as a transposed tensor in an adopted file,
+// are not in row-major order. Its offset is that of the first element. Its strides
+// are the distances, in elements, to the next element in each dimension:
+//
+//	sizes [2 3], strides [1 2]   in the file   a0 b0 a1 b1 a2 b2
+//	                             as a chunk    a0 a1 a2 b0 b1 b2
+//
+// Blocks, checksums and digests are always those of the chunk.
+func (e *Entry) Span(limit int64) (bytes int64, ok bool) {
+	sizes := e.Item.Shard.Box.Sizes
+	if e.Item.Shard.Box.Empty() {
+		return 0, true
+	}
+	size := int64(e.Item.Shard.DType.Size())
+	limit /= size
+	last := int64(0) // element
+	for d, n := range sizes {
+		if n == 1 {
+			continue
+		}
+		if e.Strides[d] > limit/(n-1) {
+			return 0, false
+		}
+		if add := e.Strides[d] * (n - 1); add > limit-last {
+			return 0, false
+		} else {
+			last += add
+		}
+	}
+	return (last + 1) * size, last < limit
+}
+
+// Gather fills window with the bytes of a strided chunk from start on, out of its
+// whole span. Both ends are multiples of the element size.
+func (e *Entry) Gather(window, span []byte, start int64) {
+	size := int64(e.Item.Shard.DType.Size())
+	sizes := e.Item.Shard.Box.Sizes
+	at := make([]int64, len(sizes))
+	pos, rest := int64(0), start/size
+	for d := len(sizes) - 1; d >= 0; d-- {
+		at[d] = rest % sizes[d]
+		rest /= sizes[d]
+		pos += at[d] * e.Strides[d]
+	}
+	for len(window) > 0 {
+		copy(window[:size], span[pos*size:])
+		window = window[size:]
+		for d := len(sizes) - 1; d >= 0; d-- {
+			at[d]++
+			pos += e.Strides[d]
+			if at[d] < sizes[d] {
+				break
+			}
+			pos -= at[d] * e.Strides[d]
+			at[d] = 0
+		}
+	}
 }

@@ -29,6 +29,7 @@ type Receipt struct {
 	CommittedAt time.Time `json:"committed_at"`
 }
 
+// NewReceipt returns the receipt of a manifest with a digest that d has committed.
 func NewReceipt(m Manifest, digest Digest, d Decision) Receipt {
 	return Receipt{
 		Store: m.Store, Run: m.Run, Trial: m.Trial, Checkpoint: m.Checkpoint, Name: m.Name,
@@ -37,14 +38,14 @@ func NewReceipt(m Manifest, digest Digest, d Decision) Receipt {
 	}
 }
 
-// same reports whether both say the same, wherever they lie.
+// Same reports whether both receipts have the same content, wherever they lie.
 func (r Receipt) Same(o Receipt) bool {
 	at := r.CommittedAt.Equal(o.CommittedAt)
 	r.Ref, o.Ref, r.CommittedAt, o.CommittedAt = Ref{}, Ref{}, time.Time{}, time.Time{}
 	return at && r == o
 }
 
-// matches reports what in the receipt is not as in its manifest.
+// Matches reports a receipt whose fields are not those of its manifest.
 func (r Receipt) Matches(m Manifest) error {
 	d := Decision{Sequence: r.Sequence, Event: r.Event, Time: r.CommittedAt}
 	if want := NewReceipt(m, r.Manifest, d); !r.Same(want) {
@@ -62,6 +63,7 @@ const (
 	sumEnd    = "\"\n}\n"
 )
 
+// EncodeReceipt returns the bytes of the receipt file.
 func EncodeReceipt(r Receipt) ([]byte, error) {
 	r.CommittedAt = r.CommittedAt.UTC().Round(0)
 	data, err := json.MarshalIndent(r, "", "  ")
@@ -72,6 +74,8 @@ func EncodeReceipt(r Receipt) ([]byte, error) {
 	return fmt.Appendf(data, "%s%08x%s", sumMember, crc32c.Checksum(data), sumEnd), nil
 }
 
+// DecodeReceipt is the inverse of [EncodeReceipt]. It ignores members that this version does
+// not know and reports bytes that do not match the checksum.
 func DecodeReceipt(data []byte) (Receipt, error) {
 	at := bytes.LastIndex(data, []byte(sumMember))
 	if at < 0 {
@@ -91,7 +95,7 @@ func DecodeReceipt(data []byte) (Receipt, error) {
 	return r, nil
 }
 
-// Decision is where the log holds a committed event.
+// Decision is the position of a committed event in the log.
 type Decision struct {
 	Sequence uint64    // in the stream
 	Event    string    // ID

@@ -6,16 +6,17 @@ import (
 	"strings"
 )
 
-// Ref says where a checkpoint lies: the names of three nested directories,
-// which are safe as file names. [RefOf] makes one of any names.
+// Ref is the place of a checkpoint's files below the data directory: the names of
+// three nested directories, which are safe as file names. [RefOf] makes one from any
+// names.
 type Ref struct {
 	Run        string
 	Trial      string
 	Checkpoint string
 }
 
-// RefOf is where the files of a checkpoint are, given by its ID. Different
-// names give different directories.
+// RefOf returns the place of the files of a checkpoint ID. Different names give
+// different directories.
 func RefOf(run, trial, checkpoint string) Ref {
 	return Ref{Run: fileName(run), Trial: fileName(trial), Checkpoint: fileName(checkpoint)}
 }
@@ -35,7 +36,7 @@ func fileName(name string) string {
 	return b.String()
 }
 
-// String is the path of the checkpoint below the root.
+// String returns the path of the checkpoint below the root.
 func (r Ref) String() string { return r.Run + "/" + r.Trial + "/" + r.Checkpoint }
 
 // maxName is the length in bytes of the longest name that common filesystems
@@ -54,6 +55,7 @@ func (r Ref) Validate() error {
 	return nil
 }
 
+// ValidateName reports a name that is not that of a file in a directory.
 func ValidateName(name string) error {
 	switch {
 	case name == "":

@@ -13,7 +13,21 @@ const (
 	sumsVersion = 1
 )
 
-// encodeSums is the file of sums of x, all of whose entries are learned.
+// EncodeSums returns the file of sums of x, whose index has the digest of. All
+// entries of x are learned.
+//
+// The sums of an adopted index are what the index of an own file would hold: the
+// digest of each chunk and the checksum of each block. They are learned after the
+// adoption, by reading the files once, and never change.
+//
+//	┌────────┬──────┬─────────────────┬───────┬────────┬─────────┐
+//	│ "CKSM" │ 0x01 │ digest of index │ count │ chunk… │ CRC-32C │
+//	│ 4 B    │ 1 B  │ 32 B            │       │        │ u32 LE  │
+//	└────────┴──────┴─────────────────┴───────┴────────┴─────────┘
+//	chunk  digest (32 B)  crc (u32 LE) for each 64 KiB
+//
+// The chunks are in the order of the index, whose sizes say how many blocks
+// each has.
 func EncodeSums(x *Index, of Digest) []byte {
 	b := append(append([]byte(sumsMagic), sumsVersion), of[:]...)
 	b = binary.AppendUvarint(b, uint64(len(x.Entries)))
@@ -26,8 +40,8 @@ func EncodeSums(x *Index, of Digest) []byte {
 	return binary.LittleEndian.AppendUint32(b, crc32c.Checksum(b))
 }
 
-// decodeSums fills in the digests and sums of x, whose own digest is of. It
-// trusts nothing.
+// DecodeSums fills in the digests and sums of x, whose index has the digest of. It
+// trusts nothing, and leaves x as it was after an error.
 func DecodeSums(data []byte, x *Index, of Digest) error {
 	body := len(data) - 4
 	head := len(sumsMagic) + 1
@@ -44,7 +58,7 @@ func DecodeSums(data []byte, x *Index, of Digest) error {
 	if got := Digest(data[head : head+len(of)]); got != of {
 		return fmt.Errorf("decode sums: they are of the index %s, not of %s", got, of)
 	}
-	d := &indexDecoder{b: data[head+len(of) : body], size: body}
+	d := &decoder{b: data[:body], at: head + len(of)}
 	if n := d.number(1 << 31); d.err == nil && n != int64(len(x.Entries)) {
 		return fmt.Errorf("decode sums: of %d chunks, the index has %d", n, len(x.Entries))
 	}
@@ -52,19 +66,13 @@ func DecodeSums(data []byte, x *Index, of Digest) error {
 	copy(entries, x.Entries)
 	for i := range entries {
 		e := &entries[i]
-		copy(e.Digest[:], d.bytes(int64(len(e.Digest))))
-		// What the index says may be far more than what is here.
-		raw := d.bytes(4 * Blocks(e.Item.Bytes))
-		if d.err != nil {
+		e.Digest = d.digest()
+		if e.Sums = d.sums(e.Item.Bytes); d.err != nil {
 			return fmt.Errorf("decode sums: %w", d.err)
 		}
-		e.Sums = make([]uint32, len(raw)/4)
-		for k := range e.Sums {
-			e.Sums[k] = binary.LittleEndian.Uint32(raw[4*k:])
-		}
 	}
-	if len(d.b) > 0 {
-		return fmt.Errorf("decode sums: %d bytes after the last chunk", len(d.b))
+	if d.left() > 0 {
+		return fmt.Errorf("decode sums: %d bytes after the last chunk", d.left())
 	}
 	x.Entries = entries
 	return nil

@@ -7,10 +7,9 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
-
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // ChangedError says that an adopted file is not what it was when it was

@@ -3,9 +3,8 @@ package data
 import (
 	"slices"
 
-	"github.com/ckptstore/ckptstore/tensor"
-
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/tensor"
 )
 
 // blockRange is a half-open range of blocks of a chunk.

@@ -7,9 +7,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/ckptstore/ckptstore/tensor"
-
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/tensor"
 )
 
 // TestCoalesce holds the plan of a reading to its law: each block that is

@@ -24,7 +24,7 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x checkpoint.Index, ord
 	x = checkpoint.Index{Rank: rank, Entries: make([]checkpoint.Entry, len(items))}
 	seen := make(map[key]struct{}, len(items))
 	for i, it := range items {
-		if err := checkpoint.ValidateItem(it); err != nil {
+		if err := it.Validate(); err != nil {
 			return x, nil, nil, err
 		}
 		k := itemKey(rank, it)

@@ -108,7 +108,7 @@ func (p Part) index() (*checkpoint.Index, error) {
 	}
 	for _, c := range p.Chunks {
 		e := checkpoint.Entry{Item: c.Item, File: c.File, Offset: c.Offset, Strides: c.Strides, Record: c.Record}
-		if err := errors.Join(checkpoint.ValidateItem(e.Item), e.ValidatePlace(x.Files)); err != nil {
+		if err := errors.Join(e.Item.Validate(), e.ValidatePlace(x.Files)); err != nil {
 			return nil, err
 		}
 		x.Entries = append(x.Entries, e)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
+	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/tensor"
 	"pgregory.net/rapid"
 )
@@ -174,6 +176,15 @@ func TestLayOut(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("keys %q", got)
+	}
+}
+
+// TestPartialName refuses files of another format the names of files that a backend
+// is still writing: internal/checkpoint knows that suffix without the backend.
+func TestPartialName(t *testing.T) {
+	var taken *checkpoint.NameError
+	if err := checkpoint.ValidatePlainName("model" + object.Partial); !errors.As(err, &taken) {
+		t.Errorf("the name was allowed: %v", err)
 	}
 }
 

@@ -5,11 +5,10 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/zeebo/blake3"
-
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // framesOf are the parts of a file of size bytes that no chunk in order covers,

@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/object"
-
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // link gives a file of a base a name in this checkpoint's directory. From then

@@ -10,9 +10,8 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
-	"github.com/ckptstore/ckptstore/internal/disk"
-
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/disk"
 )
 
 // Damaged is a receipt that could not be read, or a symbolic link in the place of

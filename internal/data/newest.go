@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
-
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 

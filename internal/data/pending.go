@@ -13,12 +13,11 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/cockroachdb/pebble/v2/vfs"
-
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // pendingDir holds the files of checkpoints to be, below the data directory. No

@@ -8,10 +8,9 @@ import (
 	"io/fs"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/tensor"
-
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 const (

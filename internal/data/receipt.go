@@ -7,9 +7,8 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/ckptstore/ckptstore/internal/object"
-
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/object"
 )
 
 // readReceipt is the receipt of ref. Without one, the error has

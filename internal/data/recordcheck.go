@@ -3,9 +3,8 @@ package data
 import (
 	"context"
 
-	"github.com/ckptstore/ckptstore/internal/object"
-
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/object"
 )
 
 // An adopted or foreign chunk has no sums of ours until they are learned, but

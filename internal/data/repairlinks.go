@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
-
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // held are the names in all directories, also of saves that are not committed,

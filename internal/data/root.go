@@ -9,11 +9,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/cockroachdb/pebble/v2/vfs"
-
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // Root is the data of a store. It is safe for concurrent use, also by several

@@ -7,9 +7,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/zeebo/blake3"
 
-	"github.com/ckptstore/ckptstore/internal/object"
-
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/object"
 )
 
 // stepSize is how many bytes are copied and then digested, while they are in the

@@ -6,20 +6,9 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/ckptstore/ckptstore/internal/object"
-
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/object"
 )
-
-// A strided chunk is one of an adopted file whose elements do not lie in
-// row-major order, such as a transposed tensor. Its entry's offset is where
-// the first element lies, and its strides say, in elements, how far it is to
-// the next in each dimension:
-//
-//	sizes [2 3], strides [1 2]   in the file   a0 b0 a1 b1 a2 b2
-//	                             as a chunk    a0 a1 a2 b0 b1 b2
-//
-// Blocks, checksums and digests are always those of the chunk.
 
 // readSpan reads all of a strided chunk's span.
 func readSpan(e *checkpoint.Entry, file object.Object) ([]byte, error) {

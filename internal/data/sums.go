@@ -8,19 +8,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// The sums of an adopted index are what its own index would have said: the
-// digest of each chunk and the checksum of each block. They are learned after
-// the adoption, by reading the files once, and never change.
-//
-//	┌────────┬──────┬─────────────────┬───────┬────────┬─────────┐
-//	│ "CKSM" │ 0x01 │ digest of index │ count │ chunk… │ CRC-32C │
-//	│ 4 B    │ 1 B  │ 32 B            │       │        │ u32 LE  │
-//	└────────┴──────┴─────────────────┴───────┴────────┴─────────┘
-//	chunk  digest (32 B)  crc (u32 LE) for each 64 KiB
-//
-// The chunks are in the order of the index, whose sizes say how many blocks
-// each has.
-
 // readSums fills in the sums of an adopted index, if they are learned.
 func (r *Root) readSums(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index, of checkpoint.Digest) (known bool, err error) {
 	data, err := r.readFile(ctx, ref, checkpoint.SumsFile(x.Rank))

@@ -3,10 +3,9 @@ package data
 import (
 	"fmt"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/internal/object"
-
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // linkHeader checks that a file that was linked in says of the chunks that are
