@@ -9,7 +9,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
-	"github.com/zeebo/blake3"
 )
 
 // Attach puts a whole pending file beside a committed checkpoint. It is durable
@@ -33,7 +32,7 @@ func (r *Root) attach(ctx context.Context, ref checkpoint.Ref, from *Pending, na
 	lies := path.Join(from.dir, of.name)
 	if seen := of.payload(0, of.size); seen != nil {
 		digest = seen.digest
-	} else if digest, err = r.digestOf(ctx, lies, of.size); err != nil {
+	} else if digest, err = r.fileDigest(ctx, lies, of.size); err != nil {
 		return digest, 0, err
 	}
 	return digest, of.size, r.link(ctx, ref, lies, name, digest)
@@ -45,7 +44,7 @@ func (r *Root) AttachKept(ctx context.Context, ref checkpoint.Ref, f *VerbatimFi
 	err := errors.Join(ctx.Err(), ref.Validate())
 	var digest checkpoint.Digest
 	if err == nil {
-		digest, err = r.digestOf(ctx, f.lies, f.Size)
+		digest, err = r.fileDigest(ctx, f.lies, f.Size)
 	}
 	if err == nil {
 		err = r.link(ctx, ref, f.lies, f.Name, digest)
@@ -56,19 +55,14 @@ func (r *Root) AttachKept(ctx context.Context, ref checkpoint.Ref, f *VerbatimFi
 	return digest, err
 }
 
-// digestOf reads a file of the backend.
-func (r *Root) digestOf(ctx context.Context, lies string, size int64) (digest checkpoint.Digest, err error) {
+// fileDigest returns the digest of a file of the backend.
+func (r *Root) fileDigest(ctx context.Context, lies string, size int64) (checkpoint.Digest, error) {
 	file, err := r.b.Open(ctx, lies)
 	if err != nil {
-		return digest, err
+		return checkpoint.Digest{}, err
 	}
-	hash := blake3.New()
-	_, err = io.Copy(hash, io.NewSectionReader(file, 0, size))
-	if err = errors.Join(err, file.Close()); err != nil {
-		return digest, err
-	}
-	hash.Sum(digest[:0])
-	return digest, nil
+	digest, err := digestOf(ctx, file, 0, size)
+	return digest, errors.Join(err, file.Close())
 }
 
 // link links a file into a checkpoint's directory, as an attachment of that name.
@@ -91,16 +85,11 @@ func (r *Root) Attached(ref checkpoint.Ref, name string, digest checkpoint.Diges
 
 // verifyAll compares an attachment with its digest.
 func (f *VerbatimFile) verifyAll(ctx context.Context, file io.ReaderAt) error {
-	hash := blake3.New()
-	n, err := io.Copy(hash, io.NewSectionReader(file, 0, f.Size))
-	if err := errors.Join(err, ctx.Err()); err != nil {
-		return err
+	got, err := digestOf(ctx, file, 0, f.Size)
+	if err != nil {
+		return f.short(err)
 	}
-	if n < f.Size {
-		return &CorruptError{File: f.Path, Block: -1, Offset: n, Problem: "the file ends here"}
-	}
-	var got checkpoint.Digest
-	if hash.Sum(got[:0]); got != f.digest {
+	if got != f.digest {
 		return &CorruptError{File: f.Path, Block: -1, Problem: "digest of the file", Want: f.digest.String(), Got: got.String()}
 	}
 	return nil

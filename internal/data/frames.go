@@ -1,38 +1,31 @@
 package data
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"io"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/object"
-	"github.com/zeebo/blake3"
 )
 
 // framesOf are the parts of a file of size bytes that no chunk in order covers,
 // with their checksums.
-func framesOf(x *checkpoint.Index, n int, file io.ReaderAt) ([]checkpoint.Frame, error) {
+func framesOf(ctx context.Context, x *checkpoint.Index, n int, file io.ReaderAt) ([]checkpoint.Frame, error) {
 	at := int64(0)
 	out := []checkpoint.Frame{}
 	fill := func(to int64) error {
 		if to <= at {
 			return nil
 		}
-		f := checkpoint.Frame{Offset: at, Size: to - at}
 		var sums blockSums
-		buf := make([]byte, min(f.Size, windowSize))
-		for off := int64(0); off < f.Size; {
-			part := buf[:min(int64(len(buf)), f.Size-off)]
-			if k, err := file.ReadAt(part, at+off); k < len(part) {
-				return fmt.Errorf("read %d bytes at %d of %s: %w", len(part), at+off, x.Files[n].Name, err)
-			}
-			sums.add(part)
-			off += int64(len(part))
+		if _, err := scan(ctx, file, at, to, func(window []byte, _ int64) error {
+			sums.add(window)
+			return nil
+		}); err != nil {
+			return fmt.Errorf("read the bytes from %d to %d of %s: %w", at, to, x.Files[n].Name, err)
 		}
-		f.Sums = sums.end()
-		out = append(out, f)
+		out = append(out, checkpoint.Frame{Offset: at, Size: to - at, Sums: sums.end()})
 		return nil
 	}
 	chunks := x.Extents(n)
@@ -46,54 +39,44 @@ func framesOf(x *checkpoint.Index, n int, file io.ReaderAt) ([]checkpoint.Frame,
 }
 
 // digestEntry finds the digest and checksums of a chunk by reading it.
-func digestEntry(e *checkpoint.Entry, file object.Object) error {
-	var span []byte
-	if e.Strides != nil {
-		var err error
-		if span, err = readSpan(e, file); err != nil {
-			return err
-		}
+func digestEntry(ctx context.Context, e *checkpoint.Entry, file object.Object) error {
+	d := newDigester(e.Item.Bytes)
+	defer d.free()
+	src, err := inOrder(e, file)
+	if err == nil {
+		_, err = scan(ctx, src, e.Offset, e.Offset+e.Item.Bytes, func(window []byte, _ int64) error {
+			d.add(window)
+			return nil
+		})
 	}
-	hash := blake3.New()
-	var sums blockSums
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	for start := int64(0); start < e.Item.Bytes; {
-		window := (*buf)[:min(int64(len(*buf)), e.Item.Bytes-start)]
-		n, err := readWindow(e, file, span, window, start)
-		if n < len(window) {
-			return fmt.Errorf("read %q: %w", e.Item.Shard.FQN, errors.Join(io.ErrUnexpectedEOF, err))
-		}
-		_, _ = hash.Write(window) // never fails
-		sums.add(window)
-		start += int64(n)
+	if err != nil {
+		return fmt.Errorf("read %q: %w", e.Item.Shard.FQN, err)
 	}
-	hash.Sum(e.Digest[:0])
-	e.Sums = sums.end()
+	e.Digest, e.Sums = d.end()
 	return nil
 }
 
-// frames checks what lies between the chunks of a verbatim file.
-func (v *verifier) checkFrames(x *checkpoint.Index, n int, file object.Object) {
+// checkFrames compares what lies between the chunks of a verbatim file with its
+// checksums.
+func (v *verifier) checkFrames(ctx context.Context, x *checkpoint.Index, n int, file object.Object) {
 	name := x.Files[n].Name
 	for _, f := range x.Frames[n] {
-		buf := make([]byte, checkpoint.BlockSize)
-		for block, want := range f.Sums {
-			start := int64(block) * checkpoint.BlockSize
-			part := buf[:min(checkpoint.BlockSize, f.Size-start)]
-			if k, err := file.ReadAt(part, f.Offset+start); k < len(part) {
-				if errors.Is(err, io.EOF) {
-					return // the file is too short, which is a finding already
-				}
-				v.add(Finding{Kind: Unreadable, File: name, Block: -1, Offset: f.Offset + start, Problem: err.Error()})
-				return
-			}
-			if got := crc32c.Checksum(part); got != want {
+		_, err := scan(ctx, file, f.Offset, f.Offset+f.Size, func(window []byte, at int64) error {
+			first := (at - f.Offset) / checkpoint.BlockSize
+			damagedBlocks(window, f.Sums[first:], func(k int, got uint32) {
+				block := first + int64(k)
 				v.add(Finding{
-					Kind: Corrupt, File: name, Block: -1, Offset: f.Offset + start,
-					Problem: fmt.Sprintf("checksum of the bytes between tensors is %08x, want %08x", got, want),
+					Kind: Corrupt, File: name, Block: -1, Offset: f.Offset + block*checkpoint.BlockSize,
+					Problem: fmt.Sprintf("checksum of the bytes between tensors is %08x, want %08x", got, f.Sums[block]),
 				})
-			}
+			})
+			return nil
+		})
+		if short := shortOf(err); short != nil && !short.ends() {
+			v.add(Finding{Kind: Unreadable, File: name, Block: -1, Offset: short.at, Problem: short.err.Error()})
+		}
+		if err != nil {
+			return // a file that is too short is a finding already
 		}
 	}
 }

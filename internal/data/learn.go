@@ -104,23 +104,22 @@ func (r *recordSum) add(p []byte, at int64) {
 
 // problem reads the rest of the record and reports bytes that are not those of
 // its checksum.
-func (r *recordSum) problem(ctx context.Context, file object.Object, buf []byte) (string, error) {
+func (r *recordSum) problem(ctx context.Context, file object.Object) (string, error) {
 	if r.Record == nil {
 		return "", nil
 	}
 	if r.next == 0 {
 		r.next = r.Offset
 	}
-	for end := r.Offset + r.Size; r.next < end; {
-		if err := ctx.Err(); err != nil {
-			return "", err
-		}
-		window := buf[:min(int64(len(buf)), end-r.next)]
-		if n, err := file.ReadAt(window, r.next); n < len(window) {
-			return fmt.Sprintf("the record cannot be read at %d: %v", r.next+int64(n), err), nil
-		}
-		r.crc = crc32.Update(r.crc, crc32.IEEETable, window)
-		r.next += int64(len(window))
+	_, err := scan(ctx, file, r.next, r.Offset+r.Size, func(window []byte, at int64) error {
+		r.add(window, at)
+		return nil
+	})
+	if short := shortOf(err); short != nil {
+		return fmt.Sprintf("the record cannot be read at %d: %v", short.at, short.err), nil
+	}
+	if err != nil {
+		return "", err
 	}
 	if r.next > r.Offset+r.Size {
 		return "the chunk goes beyond its record", nil

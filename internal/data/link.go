@@ -7,7 +7,6 @@ import (
 	"io/fs"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
@@ -46,7 +45,7 @@ func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error
 		}
 		block := (*buf)[:checkpoint.BlockSize]
 		if _, err = file.ReadAt(block, s.entry.Offset); err == nil {
-			if got := crc32c.Checksum(block); got != s.entry.Sums[0] {
+			if k, got := damagedBlock(block, s.entry.Sums); k >= 0 {
 				err = fmt.Errorf("%q: checksum of its first block is %08x, want %08x", s.entry.Item.Shard.FQN, got, s.entry.Sums[0])
 			}
 		}

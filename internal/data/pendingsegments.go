@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/zeebo/blake3"
 )
 
 // maxLiteral bounds what of a file is kept in memory, in bytes.
@@ -32,9 +31,8 @@ type Cut struct {
 type segments struct {
 	size int64
 	segs []segment
-	kept int // bytes in memory
-	hash *blake3.Hasher
-	sums blockSums
+	kept int       // bytes in memory
+	last *digester // of the last segment, if it is a payload that goes on
 }
 
 // see takes the next bytes, with the cuts that lie in them.
@@ -56,7 +54,7 @@ func (g *segments) cut(payload bool) {
 	g.endSegment()
 	g.segs = append(g.segs, segment{offset: g.size, payload: payload})
 	if payload {
-		g.hash, g.sums = blake3.New(), blockSums{}
+		g.last = newDigester(0)
 	}
 }
 
@@ -65,9 +63,10 @@ func (g *segments) endSegment() {
 	if len(g.segs) == 0 {
 		return
 	}
-	if s := &g.segs[len(g.segs)-1]; s.payload && g.hash != nil {
-		g.hash.Sum(s.digest[:0])
-		s.sums, g.hash = g.sums.end(), nil
+	if s := &g.segs[len(g.segs)-1]; s.payload && g.last != nil {
+		s.digest, s.sums = g.last.end()
+		g.last.free()
+		g.last = nil
 	}
 }
 
@@ -81,13 +80,7 @@ func (g *segments) add(p []byte) {
 	s := &g.segs[len(g.segs)-1]
 	switch {
 	case s.payload:
-		// In pieces that are still in the cache for the second pass.
-		for rest := p; len(rest) > 0; {
-			n := min(len(rest), checkpoint.BlockSize)
-			_, _ = g.hash.Write(rest[:n]) // never fails
-			g.sums.add(rest[:n])
-			rest = rest[n:]
-		}
+		g.last.add(p)
 	case int64(len(s.data)) == s.size && g.kept+len(p) <= maxLiteral:
 		s.data = append(s.data, p...)
 		g.kept += len(p)

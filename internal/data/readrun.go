@@ -6,26 +6,16 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
 const (
-	windowBlocks = 16                                  // read and verified at once, while it is in the cache
-	windowSize   = windowBlocks * checkpoint.BlockSize // bytes of that
-	taskBlocks   = 64                                  // read by one goroutine in one go: 4 MiB
-	smallPart    = windowSize / 4                      // bytes of a part that is read together with its neighbours
-	gapShare     = 16                                  // of what is read together, at most one part in so many is not wanted
+	taskBlocks = 64             // read by one goroutine in one go: 4 MiB
+	smallPart  = windowSize / 4 // bytes of a part that is read together with its neighbours
+	gapShare   = 16             // of what is read together, at most one part in so many is not wanted
 )
-
-// buffers are of windowSize.
-var buffers = sync.Pool{New: func() any {
-	b := make([]byte, windowSize)
-	return &b
-}}
 
 // run is what one goroutine reads of a file, in one go: some blocks of a large
 // chunk, or some small chunks that lie beside each other.
@@ -105,11 +95,11 @@ func (r *run) read(ctx context.Context) (int64, error) {
 	if first.chunk.entry.Strides != nil {
 		return first.chunk.readStrided(ctx, r.file.path, file)
 	}
+	if len(r.parts) == 1 {
+		return first.chunk.readBlocks(ctx, r.file.path, file, first.blocks)
+	}
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
-	if len(r.parts) == 1 {
-		return first.chunk.readBlocks(ctx, r.file.path, file, first.blocks, *buf)
-	}
 	all := (*buf)[:r.parts[len(r.parts)-1].to()-first.from()]
 	n, err := file.ReadAt(all, first.from())
 	for _, p := range r.parts {
@@ -127,25 +117,15 @@ func (r *run) read(ctx context.Context) (int64, error) {
 // readBlocks reads blocks of a chunk. To read them into their place would save a
 // copy and no time: the kernel's copy into memory takes as long as its copy into
 // the cache and ours from there, and damaged bytes would be in place.
-func (c *chunkRead) readBlocks(ctx context.Context, path string, file io.ReaderAt, b blockRange, buf []byte) (int64, error) {
-	total := int64(0)
-	for lo := b.lo; lo < b.hi; lo += windowBlocks {
-		if err := ctx.Err(); err != nil {
-			return total, err
-		}
-		start := lo * checkpoint.BlockSize
-		end := min(min(lo+windowBlocks, b.hi)*checkpoint.BlockSize, c.entry.Item.Bytes)
-		window := buf[:end-start]
-		n, err := file.ReadAt(window, c.entry.Offset+start)
-		total += int64(n)
-		if n < len(window) {
-			return total, c.short(path, start+int64(n), err)
-		}
-		if err := c.take(path, window, lo); err != nil {
-			return total, err
-		}
+func (c *chunkRead) readBlocks(ctx context.Context, path string, file io.ReaderAt, b blockRange) (int64, error) {
+	p := part{c, b}
+	n, err := scan(ctx, file, p.from(), p.to(), func(window []byte, at int64) error {
+		return c.take(path, window, (at-c.entry.Offset)/checkpoint.BlockSize)
+	})
+	if short := shortOf(err); short != nil {
+		err = c.short(path, short.at-c.entry.Offset, short.err)
 	}
-	return total, nil
+	return n, err
 }
 
 // take verifies a window, which begins with block first, and copies whatever is
@@ -166,18 +146,16 @@ func (c *chunkRead) verify(path string, first int64, window []byte) error {
 	if !c.entry.Learned() {
 		return nil
 	}
-	for block := first; len(window) > 0; block++ {
-		n := min(checkpoint.BlockSize, len(window))
-		if got, want := crc32c.Checksum(window[:n]), c.entry.Sums[block]; got != want {
-			return &CorruptError{
-				File: path, FQN: c.entry.Item.Shard.FQN, Chunk: c.entry.BoxString(),
-				Block: int(block), Offset: c.entry.Offset + block*checkpoint.BlockSize,
-				Problem: "checksum of the block", Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
-			}
-		}
-		window = window[n:]
+	k, got := damagedBlock(window, c.entry.Sums[first:])
+	if k < 0 {
+		return nil
 	}
-	return nil
+	block := first + int64(k)
+	return &CorruptError{
+		File: path, FQN: c.entry.Item.Shard.FQN, Chunk: c.entry.BoxString(),
+		Block: int(block), Offset: c.entry.Offset + block*checkpoint.BlockSize,
+		Problem: "checksum of the block", Want: fmt.Sprintf("%08x", c.entry.Sums[block]), Got: fmt.Sprintf("%08x", got),
+	}
 }
 
 // short is the error of a file that ends, or cannot be read, at a byte of the

@@ -57,8 +57,6 @@ func recordProblem(ctx context.Context, file object.Object, e *checkpoint.Entry)
 		problem, _ := archiveProblem(file, e)
 		return problem, ctx.Err()
 	}
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
 	sum := recordSum{Record: e.Record}
-	return sum.problem(ctx, file, *buf)
+	return sum.problem(ctx, file)
 }

@@ -102,7 +102,7 @@ func (d donor) copyTo(ctx context.Context, to io.WriterAt, e *checkpoint.Entry) 
 			return err
 		}
 		defer func() { _ = from.Close() }() // nothing was written to it
-		return copyChunk(ctx, to, e.Offset, io.NewSectionReader(from, d.place.offset, e.Item.Bytes), e)
+		return copyChunk(ctx, to, from, d.place.offset, e)
 	}
 	data, _, err := d.source.Chunk(ctx, e.Item, e.Digest)
 	if err == nil && int64(len(data)) != e.Item.Bytes {
@@ -111,5 +111,5 @@ func (d donor) copyTo(ctx context.Context, to io.WriterAt, e *checkpoint.Entry) 
 	if err != nil {
 		return err
 	}
-	return copyChunk(ctx, to, e.Offset, bytes.NewReader(data), e)
+	return copyChunk(ctx, to, bytes.NewReader(data), 0, e)
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/internal/object"
-	"github.com/zeebo/blake3"
 )
 
 // knowledge is what the indexes of all checkpoints say of one data file.
@@ -207,23 +206,11 @@ func (k *knowledge) headed(f object.Object) (bool, error) {
 // holds reports whether the bytes of an entry, but from another offset, have its
 // digest.
 func holds(ctx context.Context, f io.ReaderAt, e *checkpoint.Entry, offset int64) (bool, error) {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	hash := blake3.New()
-	for at := int64(0); at < e.Item.Bytes; {
-		if err := ctx.Err(); err != nil {
-			return false, err
-		}
-		window := (*buf)[:min(int64(len(*buf)), e.Item.Bytes-at)]
-		if n, _ := f.ReadAt(window, offset+at); n < len(window) {
-			return false, nil
-		}
-		_, _ = hash.Write(window) // never fails
-		at += int64(len(window))
+	got, err := digestOf(ctx, f, offset, offset+e.Item.Bytes)
+	if shortOf(err) != nil {
+		return false, nil
 	}
-	var got checkpoint.Digest
-	hash.Sum(got[:0])
-	return got == e.Digest, nil
+	return err == nil && got == e.Digest, err
 }
 
 // sound reports whether size and header of a file are right.

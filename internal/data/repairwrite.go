@@ -7,8 +7,6 @@ import (
 	"io"
 	"slices"
 
-	"github.com/zeebo/blake3"
-
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
@@ -149,7 +147,7 @@ func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old
 		case slices.Contains(lost, e):
 			err = copyRest(ctx, to, old, e.Offset, at)
 		default:
-			err = copyChunk(ctx, to, e.Offset, io.NewSectionReader(old, e.Offset, e.Item.Bytes), e)
+			err = copyChunk(ctx, to, old, e.Offset, e)
 		}
 		if err != nil {
 			return err
@@ -158,31 +156,23 @@ func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old
 	return copyRest(ctx, to, old, at, k.size)
 }
 
-// copyChunk writes the bytes of a chunk and compares them with its digest.
-func copyChunk(ctx context.Context, to io.WriterAt, at int64, from io.Reader, e *checkpoint.Entry) error {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	hash := blake3.New()
-	for left := e.Item.Bytes; left > 0; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		window := (*buf)[:min(int64(len(*buf)), left)]
-		if _, err := io.ReadFull(from, window); err != nil {
-			return fmt.Errorf("read %q: %w", e.Item.Shard.FQN, err)
-		}
-		_, _ = hash.Write(window) // never fails
-		if _, err := to.WriteAt(window, at); err != nil {
-			return err
-		}
-		at += int64(len(window))
-		left -= int64(len(window))
+// copyChunk writes the bytes of a chunk, which src has at offset from, and compares them
+// with its digest.
+func copyChunk(ctx context.Context, to io.WriterAt, src io.ReaderAt, from int64, e *checkpoint.Entry) error {
+	hash := newHasher()
+	defer hash.free()
+	_, err := scan(ctx, src, from, from+e.Item.Bytes, func(window []byte, at int64) error {
+		hash.add(window)
+		_, err := to.WriteAt(window, e.Offset+at-from)
+		return err
+	})
+	if shortOf(err) != nil {
+		return fmt.Errorf("read %q: %w", e.Item.Shard.FQN, err)
 	}
-	var got checkpoint.Digest
-	if hash.Sum(got[:0]); got != e.Digest {
-		return fmt.Errorf("the bytes of %q %s have changed while they were copied: run the command again", e.Item.Shard.FQN, e.BoxString())
+	if err == nil && hash.digest() != e.Digest {
+		err = fmt.Errorf("the bytes of %q %s have changed while they were copied: run the command again", e.Item.Shard.FQN, e.BoxString())
 	}
-	return nil
+	return err
 }
 
 // copyRest writes what a file has between two offsets, and zeros for what of

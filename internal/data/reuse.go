@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/zeebo/blake3"
 )
 
 // MinReuse is the size in bytes of the smallest chunk that is reused: smaller
@@ -174,7 +174,7 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 		if err != nil {
 			return nil, err
 		}
-		digest, known, err := digestOf(ctx, data, candidates, alike[p] > 1)
+		digest, known, err := digestAmong(ctx, data, candidates, alike[p] > 1)
 		if err != nil {
 			return nil, err
 		}
@@ -193,38 +193,31 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 	return out, nil
 }
 
-// digestOf digests data, as long as one of the candidates may be the same or
+// errAlone ends a digest that no candidate can have.
+var errAlone = errors.New("no candidate has these bytes")
+
+// digestAmong digests data, as long as one of the candidates may be the same or
 // the digest is wanted in any case.
-func digestOf(ctx context.Context, data []byte, candidates []held, always bool) (digest checkpoint.Digest, known bool, err error) {
-	alive := append([]held(nil), candidates...)
-	hash := blake3.New()
-	for block := 0; len(data) > 0; {
-		if err := ctx.Err(); err != nil {
-			return digest, false, err
-		}
-		window := data[:min(windowSize, len(data))]
-		for at := 0; at < len(window); at += checkpoint.BlockSize {
-			if len(alive) == 0 {
-				break
-			}
-			crc := crc32c.Checksum(window[at:min(at+checkpoint.BlockSize, len(window))])
-			left := alive[:0]
-			for _, h := range alive {
-				if h.entry.Sums[block+at/checkpoint.BlockSize] == crc {
-					left = append(left, h)
-				}
-			}
-			alive = left
+func digestAmong(ctx context.Context, data []byte, candidates []held, always bool) (digest checkpoint.Digest, known bool, err error) {
+	alive := slices.Clone(candidates)
+	hash := newHasher()
+	defer hash.free()
+	err = scanBytes(ctx, data, func(window []byte, at int64) error {
+		first := int(at / checkpoint.BlockSize)
+		for lo := 0; lo < len(window) && len(alive) > 0; lo += checkpoint.BlockSize {
+			crc, block := crc32c.Checksum(window[lo:min(lo+checkpoint.BlockSize, len(window))]), first+lo/checkpoint.BlockSize
+			alive = slices.DeleteFunc(alive, func(h held) bool { return h.entry.Sums[block] != crc })
 		}
 		if len(alive) == 0 && !always {
-			return digest, false, nil
+			return errAlone
 		}
-		_, _ = hash.Write(window) // never fails
-		block += windowBlocks
-		data = data[len(window):]
+		hash.add(window)
+		return nil
+	})
+	if errors.Is(err, errAlone) {
+		return digest, false, nil
 	}
-	hash.Sum(digest[:0])
-	return digest, true, nil
+	return hash.digest(), err == nil, err
 }
 
 // settle decides what is reused: of the files that are not unfit, those of

@@ -90,11 +90,11 @@ func (s *Sealed) digestFile(ctx context.Context, x *checkpoint.Index, n int, of 
 			e.Digest, e.Sums = seen.digest, seen.sums
 			continue
 		}
-		if err := digestEntry(e, file); err != nil {
+		if err := digestEntry(ctx, e, file); err != nil {
 			return err
 		}
 	}
-	x.Frames[n], err = framesOf(x, n, file)
+	x.Frames[n], err = framesOf(ctx, x, n, file)
 	return err
 }
 

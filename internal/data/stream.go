@@ -4,16 +4,9 @@ import (
 	"context"
 	"sync"
 
-	"github.com/ckptstore/ckptstore/internal/crc32c"
-	"github.com/zeebo/blake3"
-
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
-
-// stepSize is how many bytes are copied and then digested, while they are in the
-// cache.
-const stepSize = 1 << 18
 
 // pieceBuffers are kept from one save to the next. Those of one size are all
 // there are, unless stores of different kinds are written.
@@ -165,15 +158,15 @@ func (s *stream) run(ctx context.Context, x checkpoint.Index, order []int, src S
 
 // items streams every item in the order of the file.
 func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src Source) error {
-	hash := blake3.New()
+	digest := newDigester(0)
+	defer digest.free()
 	for _, i := range order {
 		e := &x.Entries[i]
 		data, err := itemBytes(ctx, src, i, e.Item)
 		if err != nil {
 			return err
 		}
-		hash.Reset()
-		sums := blockSums{sums: make([]uint32, 0, checkpoint.Blocks(e.Item.Bytes))}
+		digest.begin(e.Item.Bytes)
 		for len(data) > 0 {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -184,44 +177,10 @@ func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src
 			}
 			// Both are taken of the copy that is written, so they hold even if
 			// the source changes under us.
-			_, _ = hash.Write(step) // never fails
-			sums.add(step)
+			digest.add(step)
 			data = data[len(step):]
 		}
-		hash.Sum(e.Digest[:0])
-		e.Sums = sums.end()
+		e.Digest, e.Sums = digest.end()
 	}
 	return nil
-}
-
-// blockSums takes the checksum of each block of a chunk.
-type blockSums struct {
-	sums []uint32
-	crc  uint32
-	n    int // bytes of the present block
-}
-
-func (b *blockSums) add(p []byte) {
-	for len(p) > 0 {
-		n := min(len(p), checkpoint.BlockSize-b.n)
-		b.crc = crc32c.Update(b.crc, p[:n])
-		b.n += n
-		p = p[n:]
-		if b.n == checkpoint.BlockSize {
-			b.cut()
-		}
-	}
-}
-
-func (b *blockSums) cut() {
-	b.sums = append(b.sums, b.crc)
-	b.crc, b.n = 0, 0
-}
-
-// end is all checksums, with that of a shorter last block.
-func (b *blockSums) end() []uint32 {
-	if b.n > 0 {
-		b.cut()
-	}
-	return b.sums
 }

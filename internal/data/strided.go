@@ -26,15 +26,17 @@ func readSpan(e *checkpoint.Entry, file object.Object) ([]byte, error) {
 	return span, nil
 }
 
-// readWindow reads the chunk's bytes from start on into buf. span is what
-// readSpan gave for a strided chunk. It returns how many bytes could be read,
-// and why not more.
-func readWindow(e *checkpoint.Entry, file object.Object, span, buf []byte, start int64) (int, error) {
+// inOrder returns the bytes of a chunk in order, from its offset on: those of its file,
+// or of a strided chunk the elements of its span, which is read at once.
+func inOrder(e *checkpoint.Entry, file object.Object) (io.ReaderAt, error) {
 	if e.Strides == nil {
-		return file.ReadAt(buf, e.Offset+start)
+		return file, nil
 	}
-	e.Gather(buf, span, start)
-	return len(buf), nil
+	span, err := readSpan(e, file)
+	if err != nil {
+		return nil, err
+	}
+	return gathered{e, span}, nil
 }
 
 // readStrided reads all of a chunk whose elements are not in order.
@@ -43,10 +45,8 @@ func (c *chunkRead) readStrided(ctx context.Context, path string, file object.Ob
 	if err != nil {
 		return 0, c.short(path, 0, err)
 	}
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
 	for _, b := range c.blocks {
-		if _, err := c.readBlocks(ctx, path, gathered{c.entry, span}, b, *buf); err != nil {
+		if _, err := c.readBlocks(ctx, path, gathered{c.entry, span}, b); err != nil {
 			return 0, err
 		}
 	}

@@ -3,16 +3,13 @@ package data
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/internal/object"
-	"github.com/zeebo/blake3"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -48,7 +45,7 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.In
 	}
 	if x.Verbatim() {
 		if !v.quick {
-			v.checkFrames(x, n, file)
+			v.checkFrames(ctx, x, n, file)
 		}
 	} else if !x.Adopted() {
 		if !v.sizes {
@@ -167,7 +164,7 @@ func (v *verifier) chunk(ctx context.Context, x *checkpoint.Index, name string, 
 		return err
 	}
 	defer v.together.release()
-	found := func(kind Kind, block int64, offset int64, problem string) {
+	found := func(kind Kind, block, offset int64, problem string) {
 		f := Finding{
 			Kind: kind, File: name, FQN: e.Item.Shard.FQN, Chunk: e.BoxString(),
 			Block: int(block), Offset: offset, Problem: problem,
@@ -178,85 +175,92 @@ func (v *verifier) chunk(ctx context.Context, x *checkpoint.Index, name string, 
 			seen.findings = append(seen.findings, f)
 		}
 	}
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	hash := blake3.New()
-	damaged, known := false, e.Learned()
-	var sums blockSums
-	rec := recordSum{Record: e.Record}
-	var span []byte
-	if e.Strides != nil {
-		var err error
-		if span, err = readSpan(e, file); err != nil {
-			found(Unreadable, -1, e.Offset, err.Error())
-			return nil
-		}
-	}
-	for start := int64(0); start < e.Item.Bytes; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		window := (*buf)[:min(int64(len(*buf)), e.Item.Bytes-start)]
-		n, err := readWindow(e, file, span, window, start)
-		if n < len(window) {
-			at := start + int64(n)
-			if err != nil && !errors.Is(err, io.EOF) {
-				found(Unreadable, at/checkpoint.BlockSize, e.Offset+at, err.Error())
-			} else {
-				found(Truncated, at/checkpoint.BlockSize, e.Offset+at, "the file ends here")
-			}
-			return nil
-		}
-		_, _ = hash.Write(window) // never fails
-		if !known {
-			sums.add(window)
-			if e.Strides == nil {
-				rec.add(window, e.Offset+start)
-			}
-			window = nil
-		}
-		for block := start / checkpoint.BlockSize; len(window) > 0; block++ {
-			k := min(checkpoint.BlockSize, len(window))
-			if got := crc32c.Checksum(window[:k]); got != e.Sums[block] {
-				damaged = true
-				found(Corrupt, block, e.Offset+block*checkpoint.BlockSize,
-					fmt.Sprintf("checksum of the block is %08x, want %08x", got, e.Sums[block]))
-			}
-			window = window[k:]
-		}
-		start += int64(n)
-		v.count(0, 0, int64(n))
-		if v.pace != nil {
-			if err := v.pace(ctx, int64(n)); err != nil {
-				return err
-			}
-		}
-	}
-	v.count(0, 1, 0)
-	var got checkpoint.Digest
-	hash.Sum(got[:0])
-	if !known {
-		problem, checked, err := "", e.Record != nil, error(nil)
-		if e.Item.Value {
-			problem, checked = archiveProblem(file, e)
-		} else {
-			problem, err = rec.problem(ctx, file, *buf)
-		}
-		if !checked {
-			v.uncheckable()
-		}
-		if err != nil {
-			return err
-		}
-		if problem != "" {
-			found(Corrupt, -1, e.Offset, problem)
-			return nil
-		}
-		e.Digest, e.Sums = got, sums.end()
+	src, err := inOrder(e, file)
+	if err != nil {
+		found(Unreadable, -1, e.Offset, err.Error())
 		return nil
 	}
-	if got != e.Digest && !damaged {
+	if !e.Learned() {
+		return v.learnChunk(ctx, file, src, e, found)
+	}
+	hash, damaged := newHasher(), false
+	defer hash.free()
+	if ok, err := v.scanChunk(ctx, src, e, found, func(window []byte, at int64) {
+		hash.add(window)
+		first := at / checkpoint.BlockSize
+		damagedBlocks(window, e.Sums[first:], func(k int, got uint32) {
+			damaged = true
+			block := first + int64(k)
+			found(Corrupt, block, e.Offset+block*checkpoint.BlockSize,
+				fmt.Sprintf("checksum of the block is %08x, want %08x", got, e.Sums[block]))
+		})
+	}); !ok {
+		return err
+	}
+	if got := hash.digest(); got != e.Digest && !damaged {
 		found(Corrupt, -1, e.Offset, fmt.Sprintf("digest of the chunk is %s, want %s", got, e.Digest))
 	}
 	return nil
 }
+
+// learnChunk takes the digest and checksums of a chunk of which they are not known, if
+// the chunk is as its record says.
+func (v *verifier) learnChunk(ctx context.Context, file object.Object, src io.ReaderAt, e *checkpoint.Entry, found foundFunc) error {
+	d, rec := newDigester(e.Item.Bytes), recordSum{Record: e.Record}
+	defer d.free()
+	if ok, err := v.scanChunk(ctx, src, e, found, func(window []byte, at int64) {
+		d.add(window)
+		if e.Strides == nil {
+			rec.add(window, e.Offset+at)
+		}
+	}); !ok {
+		return err
+	}
+	problem, checked, err := "", e.Record != nil, error(nil)
+	if e.Item.Value {
+		problem, checked = archiveProblem(file, e)
+	} else {
+		problem, err = rec.problem(ctx, file)
+	}
+	if !checked {
+		v.uncheckable()
+	}
+	if err != nil {
+		return err
+	}
+	if problem != "" {
+		found(Corrupt, -1, e.Offset, problem)
+		return nil
+	}
+	e.Digest, e.Sums = d.end()
+	return nil
+}
+
+// scanChunk scans a chunk at the pace of the verification and counts it. It is not ok
+// if the chunk is not there as a whole, which is a finding, or if err says so.
+func (v *verifier) scanChunk(ctx context.Context, src io.ReaderAt, e *checkpoint.Entry, found foundFunc, visit func(window []byte, at int64)) (ok bool, err error) {
+	_, err = scan(ctx, src, e.Offset, e.Offset+e.Item.Bytes, func(window []byte, at int64) error {
+		visit(window, at-e.Offset)
+		v.count(0, 0, int64(len(window)))
+		if v.pace == nil {
+			return nil
+		}
+		return v.pace(ctx, int64(len(window)))
+	})
+	if short := shortOf(err); short != nil {
+		kind, problem := Truncated, "the file ends here"
+		if !short.ends() {
+			kind, problem = Unreadable, short.err.Error()
+		}
+		found(kind, (short.at-e.Offset)/checkpoint.BlockSize, short.at, problem)
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	v.count(0, 1, 0)
+	return true, nil
+}
+
+// foundFunc adds a finding about a chunk; offset is that in the file.
+type foundFunc func(kind Kind, block, offset int64, problem string)
