@@ -2,6 +2,8 @@ package data
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -30,4 +32,29 @@ func (r *FileReader) Contents(ctx context.Context) ([]Stored, error) {
 		}
 	}
 	return all, nil
+}
+
+// ChunkDigest is the digest of a chunk or value that a rank has written.
+type ChunkDigest struct {
+	Item   checkpoint.Item
+	Digest checkpoint.Digest
+}
+
+// ChunkDigests are the digests of all that a rank has written of a checkpoint,
+// in the order of its items, by the index that the digest names. One that is not
+// in place or is another is an error.
+func (r *Root) ChunkDigests(ctx context.Context, ref checkpoint.Ref, of checkpoint.RankIndex) ([]ChunkDigest, error) {
+	err := errors.Join(ctx.Err(), ref.Validate())
+	var x checkpoint.Index
+	if err == nil {
+		x, err = r.readIndex(ctx, ref, of)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("digests of rank %d of checkpoint %s: %w", of.Rank, ref, err)
+	}
+	out := make([]ChunkDigest, len(x.Entries))
+	for i, e := range x.Entries {
+		out[i] = ChunkDigest{e.Item, e.Digest}
+	}
+	return out, nil
 }
