@@ -108,7 +108,7 @@ func Repository() Law {
 			{Prefix: "github.com/cockroachdb/pebble", Owners: []string{"projections/viewdb"}},
 			{Prefix: "github.com/NVIDIA/go-nvml", Owners: []string{"gpu"}},
 		},
-		MaxLines: 400,
+		MaxLines: 700,
 	}
 }
 

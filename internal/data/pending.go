@@ -9,15 +9,18 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sys/unix"
 )
 
 // pendingDir holds the files of checkpoints to be, below the data directory. No
@@ -314,3 +317,21 @@ func (o pendingObject) Stat() (object.Info, error) {
 }
 
 var _ io.ReaderAt = pendingRead{}
+
+// lockDir locks a directory until it is closed, or this process ends. One that
+// is no directory of the system has no lock, and needs none: only this process
+// sees it.
+// A link is not followed.
+func lockDir(data, path string) (io.Closer, error) {
+	f, err := beneath.At(filepath.Dir(data)).OpenDir(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
@@ -264,3 +265,125 @@ func (v *verifier) scanChunk(ctx context.Context, src io.ReaderAt, e *checkpoint
 
 // foundFunc adds a finding about a chunk; offset is that in the file.
 type foundFunc func(kind Kind, block, offset int64, problem string)
+
+// linkHeader checks that a file that was linked in says of the chunks that are
+// reused what the index says. What else it holds is of another checkpoint.
+func (v *verifier) linkHeader(x *checkpoint.Index, n int, file object.Object, size int64) {
+	name := x.Files[n].Name
+	h, err := safetensors.Parse(file, size)
+	if err != nil {
+		if size == x.Files[n].Size {
+			v.find(Corrupt, name, "%v", err)
+		}
+		return // cut off, which is a finding already
+	}
+	at := make(map[string]safetensors.Tensor, len(h.Tensors))
+	for _, t := range h.Tensors {
+		at[t.Name] = t
+	}
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		if e.File != n {
+			continue
+		}
+		if t, ok := at[e.Key]; !ok || h.DataStart+t.Start != e.Offset || t.End-t.Start != e.Item.Bytes {
+			v.add(Finding{
+				Kind: Corrupt, File: name, FQN: e.Item.Shard.FQN, Chunk: e.BoxString(), Block: -1, Offset: e.Offset,
+				Problem: fmt.Sprintf("the header does not say that the chunk %q lies here", e.Key),
+			})
+		}
+	}
+}
+
+// checkFrames compares what lies between the chunks of a verbatim file with its
+// checksums.
+func (v *verifier) checkFrames(ctx context.Context, x *checkpoint.Index, n int, file object.Object) {
+	name := x.Files[n].Name
+	for _, f := range x.Frames[n] {
+		_, err := scan(ctx, file, f.Offset, f.Offset+f.Size, func(window []byte, at int64) error {
+			first := (at - f.Offset) / checkpoint.BlockSize
+			damagedBlocks(window, f.Sums[first:], func(k int, got uint32) {
+				block := first + int64(k)
+				v.add(Finding{
+					Kind: Corrupt, File: name, Block: -1, Offset: f.Offset + block*checkpoint.BlockSize,
+					Problem: fmt.Sprintf("checksum of the bytes between tensors is %08x, want %08x", got, f.Sums[block]),
+				})
+			})
+			return nil
+		})
+		if short := shortOf(err); short != nil && !short.ends() {
+			v.add(Finding{Kind: Unreadable, File: name, Block: -1, Offset: short.at, Problem: short.err.Error()})
+		}
+		if err != nil {
+			return // a file that is too short is a finding already
+		}
+	}
+}
+
+// Together is what verifications that run beside each other have in common: how
+// much is read at a time, and what was read already. A file that several
+// checkpoints have a link to is so read once, and what is wrong with it is a
+// finding of each. It is for one round: what was read is not looked at again.
+type Together struct {
+	reading chan struct{} // as many as chunks that are read at a time
+
+	mu   sync.Mutex
+	seen map[chunkPlace]*seenChunk
+}
+
+// NewTogether begins a round.
+func NewTogether() *Together {
+	return &Together{reading: make(chan struct{}, readers()), seen: map[chunkPlace]*seenChunk{}}
+}
+
+// Each calls do for 0 to n-1, a few at a time, until one of them fails.
+func (t *Together) Each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(readers())
+	for i := range n {
+		if ctx.Err() != nil {
+			break
+		}
+		g.Go(func() error { return do(ctx, i) })
+	}
+	return g.Wait()
+}
+
+// acquire waits until one more chunk may be read.
+func (t *Together) acquire(ctx context.Context) error {
+	select {
+	case t.reading <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (t *Together) release() { <-t.reading }
+
+// chunkPlace is bytes in a file and what they must be.
+type chunkPlace struct {
+	file         object.FileID
+	offset, size int64
+	digest       checkpoint.Digest
+}
+
+// seenChunk is what the first verification that came to a place has found.
+type seenChunk struct {
+	done     chan struct{} // closed when the rest is set
+	read     bool          // to the end: otherwise nothing is known
+	findings []Finding
+}
+
+// claim is a place that somebody may have seen. mine says that nobody has: then
+// the caller reads it, and closes done.
+func (t *Together) claim(at chunkPlace) (c *seenChunk, mine bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c = t.seen[at]; c != nil {
+		return c, false
+	}
+	c = &seenChunk{done: make(chan struct{})}
+	t.seen[at] = c
+	return c, true
+}
