@@ -15,55 +15,50 @@ import (
 
 // A scan passes over a run of bytes once: it reads a window, compares or takes the
 // checksum of each block, and digests. Loads, saves, verifications, repairs and
-// imports are made of these parts:
+// imports all use these parts:
 //
 //	scan          reads windows of a file, or of a strided chunk
 //	scanBytes     cuts bytes in memory into windows, without a copy
 //	damagedBlock  compares the blocks of a window with their checksums
 //	digester      takes the digest of a chunk and the checksums of its blocks
 //
-// The callers differ in what they do with a window, and in what damage means to
-// them: an error for a load, a finding for a verification, an answer for a repair.
-// So a scan reports only where its source ends, and leaves the words to the caller.
+// Damage is an error for a load, a finding for a verification, and an answer for a
+// repair. So a scan reports only the place of damage, and its caller the rest.
 const (
 	windowBlocks = 16                                  // read at once, and compared while they are in the cache
 	windowSize   = windowBlocks * checkpoint.BlockSize // bytes of that
 	stepSize     = 1 << 18                             // digested and then checksummed, while they are in the cache
 )
 
-// buffers have windowSize bytes each. They are kept from one scan to the next: clearing a
-// new one takes as long as digesting a small chunk.
+// buffers have windowSize bytes each. They are pooled because clearing a new one takes
+// longer than the scan of a small chunk.
 var buffers = sync.Pool{New: func() any {
 	b := make([]byte, windowSize)
 	return &b
 }}
 
-// hashers are kept because each has 10 KB, and most chunks of a checkpoint are small.
+// hashers are pooled because each has 10 KB, and many chunks of a checkpoint are small.
 var hashers = sync.Pool{New: func() any { return blake3.New() }}
 
-// shortError reports that a source ends, or cannot be read, within the bytes to scan.
+// shortError reports that a source ends, or cannot be read, within the bytes to scan. It
+// names no file: callers make an error, a finding or an answer of it.
 type shortError struct {
-	at  int64 // offset of the first byte that is missing
-	err error // [io.EOF] or nil where the source ends
+	at  int64 // offset in the source of the first byte that is missing
+	err error // of the read; [io.EOF] or nil where the source ends
 }
 
-// Error names the offset of the source's caller's choosing: callers that name a file
-// replace it.
-func (e *shortError) Error() string { return e.cause().Error() }
+// ends reports whether the source ends there, and was not merely unreadable.
+func (e *shortError) ends() bool { return e.err == nil || errors.Is(e.err, io.EOF) }
 
-// Unwrap is the cause.
-func (e *shortError) Unwrap() error { return e.cause() }
+// Error is that of the read.
+func (e *shortError) Error() string { return e.Unwrap().Error() }
 
-func (e *shortError) cause() error {
+// Unwrap returns the error of the read, and [io.ErrUnexpectedEOF] where the source ends.
+func (e *shortError) Unwrap() error {
 	if e.ends() {
 		return io.ErrUnexpectedEOF
 	}
 	return e.err
-}
-
-// ends reports whether the source ends, rather than cannot be read.
-func (e *shortError) ends() bool {
-	return e.err == nil || errors.Is(e.err, io.EOF) || errors.Is(e.err, io.ErrUnexpectedEOF)
 }
 
 // shortOf returns the shortError in the chain of err, or nil.
@@ -80,9 +75,9 @@ func shortOf(err error) *shortError {
 // ends before, the error is a [*shortError] and the bytes of the last window are dropped.
 // visit may keep nothing of the window. scan returns the number of bytes that were read.
 //
-// It allocates nothing: the buffer is pooled, and visit does not escape. Windows are
-// copied out of the page cache rather than mapped: to map them takes half as much time
-// again, because pages are mapped one by one.
+// scan allocates nothing: the buffer is pooled, and visit does not escape. It copies
+// windows out of the page cache, because mapping them takes half as much time again:
+// the kernel maps pages one by one.
 func scan(ctx context.Context, src io.ReaderAt, lo, hi int64, visit func(window []byte, at int64) error) (int64, error) {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
@@ -159,7 +154,7 @@ func digestBytes(ctx context.Context, data []byte) (checkpoint.Digest, error) {
 	return d.digest(), err
 }
 
-// hasher takes the digest of what it is given. It is pooled.
+// hasher takes a BLAKE3 digest. It comes from a pool and must be freed.
 type hasher struct{ *blake3.Hasher }
 
 func newHasher() hasher {
