@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -119,7 +119,7 @@ func (o *logsOptions) launch(cfg *launch.Config) (err error) {
 
 // place says where the files of a job are, once its store is open.
 func (o *logsOptions) place(st *store.Store, cfg *launch.Config) error {
-	below := logs.Below(data.RefOf(cfg.Run, "", "").Run, cfg.Job)
+	below := logs.Below(checkpoint.RefOf(cfg.Run, "", "").Run, cfg.Job)
 	if o.logDir == "" {
 		cfg.Output.Top, cfg.Output.Dir, cfg.Output.Said = st.Dir(), filepath.Join(st.Dir(), below), below
 		return nil

@@ -60,7 +60,7 @@ func Repository() Law {
 			{Path: "tensor", Holds: "dtype, shape, box, shard", Core: true},
 			{Path: "events", Holds: "event kinds, envelope, subjects, codec", Core: true},
 			{Path: "projections", Holds: "folds and queries over ordered rows", Core: true, May: []string{"events"}},
-			{Path: "internal/checkpoint", Holds: "what a checkpoint is, in memory and in bytes: digest, layout, manifest, local plan", Core: true, May: []string{"tensor"}},
+			{Path: "internal/checkpoint", Holds: "what a checkpoint is, in memory and in bytes: reference, digest, layout, manifest, index, receipt, local plan", Core: true, May: []string{"internal/crc32c", "tensor"}},
 			{Path: "planner", Holds: "save and load plans, plan cache, the coordinator; `planner/retention` decides what a collection deletes", Core: true, May: []string{"tensor", "events", "projections", "internal/checkpoint"}},
 			{Path: "internal/insight", Holds: "verdicts on rows: job states, differences, metrics, reshard previews", Core: true, May: []string{"tensor", "projections", "internal/checkpoint", "planner"}},
 			{Path: "internal/archive", Holds: "sealed segments: the old part of a log, byte for byte, in files", May: []string{"internal/beneath", "internal/durable"}},

@@ -143,7 +143,7 @@ func (s *saver) base(ctx context.Context, ref string) (b data.Base, found bool, 
 		return b, false, err
 	}
 	digest, err := checkpoint.ParseDigest(c.Manifest)
-	return data.Base{Ref: data.RefOf(c.Run, c.Trial, c.ID), Manifest: digest}, err == nil, err
+	return data.Base{Ref: checkpoint.RefOf(c.Run, c.Trial, c.ID), Manifest: digest}, err == nil, err
 }
 
 // reusing is a writer of a checkpoint that writes only what is new.

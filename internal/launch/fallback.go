@@ -61,13 +61,13 @@ func (j *job) defect(ctx context.Context, c projections.Checkpoint) (string, err
 	if err != nil {
 		return "", err
 	}
-	report, err := j.examine(ctx, data.RefOf(c.Run, c.Trial, c.ID), digest)
+	report, err := j.examine(ctx, checkpoint.RefOf(c.Run, c.Trial, c.ID), digest)
 	// The log vouches for the manifest. A receipt that a crash has left out is
 	// written when the store is next opened.
 	// A restore takes from this node's slots what they still hold.
 	held := j.held(c)
 	found := slices.DeleteFunc(slices.Clone(report.Findings), func(f data.Finding) bool {
-		return f.File == data.ReceiptFile || slices.Contains(held, f.File)
+		return f.File == checkpoint.ReceiptFile || slices.Contains(held, f.File)
 	})
 	switch n := len(found); {
 	case err != nil:
@@ -102,7 +102,7 @@ const examineLimit = 2 * time.Minute
 
 // examine looks at the files of a checkpoint. A disk that does not answer keeps
 // its goroutine, and nobody else.
-func (j *job) examine(ctx context.Context, ref data.Ref, manifest checkpoint.Digest) (data.Report, error) {
+func (j *job) examine(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest) (data.Report, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, examineLimit, fmt.Errorf("%w within %v: look at the disk of the store", errStuck, examineLimit))
 	defer cancel()
 	type answer struct {

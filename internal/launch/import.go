@@ -214,8 +214,8 @@ func (im *importer) offer(ctx context.Context) error {
 	return offerWhole(ctx, im.lane, im.store.Blobs, im.attempt, im.id, im.cfg.Name, im.cfg.Step, im.cfg.From.Manifest().Ranks, items)
 }
 
-func (im *importer) ref() data.Ref {
-	return data.RefOf(im.job.cfg.Run, im.job.cfg.Trial, im.id)
+func (im *importer) ref() checkpoint.Ref {
+	return checkpoint.RefOf(im.job.cfg.Run, im.job.cfg.Trial, im.id)
 }
 
 // put copies or adopts what the global plan wants of one rank.

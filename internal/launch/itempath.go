@@ -15,18 +15,18 @@ func parsePath(fqn string, keys []any) (checkpoint.Path, error) {
 	for i, key := range keys {
 		switch key := key.(type) {
 		case string:
-			path[i] = checkpoint.Key(key)
+			path[i] = checkpoint.PathKey(key)
 		case float64:
 			if key != math.Trunc(key) || math.Abs(key) > math.MaxInt32 {
 				return nil, badRequest("%q has a path with the index %v: give keys as strings and indexes as integers", fqn, key)
 			}
-			path[i] = checkpoint.Index(int(key))
+			path[i] = checkpoint.PathIndex(int(key))
 		case map[string]any:
 			literal, ok := key["literal"].(string)
 			if !ok || len(key) != 1 {
 				return nil, badRequest("%q has a path with %v: give keys that are no strings as {\"literal\": \"3\"}", fqn, key)
 			}
-			path[i] = checkpoint.Literal(literal)
+			path[i] = checkpoint.PathLiteral(literal)
 		default:
 			return nil, badRequest("%q has a path with %v: give keys as strings and indexes as integers", fqn, key)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -120,7 +121,7 @@ func TestKilledTrainer(t *testing.T) {
 		{"staged and not written, a slot unsealed", "r00001.safetensors", false, 8},
 		{"staged and not written, a damaged header", "r00001.safetensors", false, 24},
 		{"between written and committed", "manifest-", true, 0},
-		{"between committed and receipt", data.ReceiptFile, true, 0},
+		{"between committed and receipt", checkpoint.ReceiptFile, true, 0},
 	} {
 		t.Run(moment.name, func(t *testing.T) {
 			t.Parallel()

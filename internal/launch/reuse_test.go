@@ -14,7 +14,6 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -92,7 +91,7 @@ func wantWritten(t *testing.T, run, trial, id string, most float64) {
 	if part > most || reused == 0 {
 		t.Errorf("%.3f of the bytes were written, want %.3f at most", part, most)
 	}
-	report, err := home.Data.Verify(t.Context(), data.RefOf(run, trial, id), checkpoint.Digest{}, nil)
+	report, err := home.Data.Verify(t.Context(), checkpoint.RefOf(run, trial, id), checkpoint.Digest{}, nil)
 	if err != nil || !report.Clean() {
 		t.Errorf("findings %v, %v", report.Findings, err)
 	}

@@ -172,8 +172,8 @@ func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank
 	return err
 }
 
-func (s *saver) ref(checkpoint string) data.Ref {
-	return data.RefOf(s.lane.run, s.lane.trial, checkpoint)
+func (s *saver) ref(id string) checkpoint.Ref {
+	return checkpoint.RefOf(s.lane.run, s.lane.trial, id)
 }
 
 // write makes one rank's sealed bytes durable and says so. A failure to
@@ -245,11 +245,11 @@ func (s *saver) writeFrom(ctx context.Context, c planner.Write, src data.Source)
 func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	id := c.Manifest.Checkpoint
 	w := s.store.Data.Writer(s.ref(id))
-	_, err := w.Finish(ctx, c.Manifest, func(ctx context.Context, manifest checkpoint.Digest) (data.Decision, error) {
+	_, err := w.Finish(ctx, c.Manifest, func(ctx context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error) {
 		r, err := s.lane.decide(ctx, &events.CheckpointCommitted{
 			Attempt: c.Manifest.Attempt, Checkpoint: id, Manifest: manifest.String(), Bytes: c.Bytes,
 		})
-		return data.Decision{Sequence: r.Sequence, Event: r.ID, Time: r.Time}, err
+		return checkpoint.Decision{Sequence: r.Sequence, Event: r.ID, Time: r.Time}, err
 	})
 	var unrecorded *data.UnrecordedError
 	switch {

@@ -115,7 +115,7 @@ func isData(name string) bool {
 
 // named says that a name which the store cannot keep is the caller's fault.
 func named(err error) error {
-	if bad := (*data.NameError)(nil); errors.As(err, &bad) {
+	if bad := (*checkpoint.NameError)(nil); errors.As(err, &bad) {
 		return refused("%w", err)
 	}
 	return err
