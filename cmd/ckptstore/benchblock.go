@@ -21,6 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner/retention"
@@ -71,9 +72,13 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 	var said, complaints rankLines
 	shared, _ := shm.Dir()
 	err = launch.Run(ctx, launch.Config{
-		Run: benchRun, Trial: projections.DefaultTrial, Job: store.NewID(), NProc: b.Ranks, Resume: "none",
+		Config: session.Config{
+			Run: benchRun, Trial: projections.DefaultTrial, Job: store.NewID(), Nodes: session.OneNode(b.Ranks),
+			NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
+		},
+		Resume:  "none",
 		Command: []string{self, "bench", rankCommand, strconv.Itoa(b.Tensors), strconv.FormatInt(each, 10), strconv.FormatFloat(b.Unchanged, 'g', -1, 64)},
-		Stdout:  &said, Stderr: &complaints, NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
+		Stdout:  &said, Stderr: &complaints,
 		Collect: func(ctx context.Context) error { // so that the disk holds few of them
 			_, err := st.Collect(ctx, store.CollectOptions{Runs: []string{benchRun}, Policy: policy, Apply: true})
 			return err

@@ -22,6 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -242,8 +243,11 @@ func (a *app) benchJobCommand() *cobra.Command {
 			return a.with(c.Context(), func(s *store.Store) error {
 				shared, _ := shm.Dir()
 				err := launch.Run(c.Context(), launch.Config{
-					Run: given[0], Trial: projections.DefaultTrial, Job: store.NewID(), NProc: 1, Resume: "none",
-					Command: []string{self, "bench", jobRankCommand}, Stdout: a.err, Stderr: a.err, NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
+					Config: session.Config{
+						Run: given[0], Trial: projections.DefaultTrial, Job: store.NewID(), Nodes: session.OneNode(1),
+						NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
+					},
+					Resume: "none", Command: []string{self, "bench", jobRankCommand}, Stdout: a.err, Stderr: a.err,
 				}, launch.Store{
 					ID: s.ID, Log: s.Log, Views: store.Queries{From: s.Views()}, Blobs: s.Blobs, Data: s.Data, Foreign: store.OpenForeign,
 					Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -211,9 +212,12 @@ func (d *demo) train(ctx context.Context, run string, world int, o workerOptions
 	}
 	failed := &lastLines{}
 	err = runOn(ctx, d.store, launch.Config{
-		Run: run, Trial: projections.DefaultTrial, Job: store.NewID(),
-		Command: append([]string{self}, o.args()...), NProc: world, MaxRestarts: 1,
-		Stdout: failed, Stderr: failed, Logger: d.log, NewID: store.NewID, ExitCode: exitCode,
+		Config: session.Config{
+			Run: run, Trial: projections.DefaultTrial, Job: store.NewID(), Nodes: session.OneNode(world),
+			Logger: d.log, NewID: store.NewID,
+		},
+		Command: append([]string{self}, o.args()...), MaxRestarts: 1,
+		Stdout: failed, Stderr: failed, ExitCode: exitCode,
 	})
 	if err != nil {
 		return fmt.Errorf("run %q: %w\n%s", run, err, failed)

@@ -28,7 +28,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -51,7 +51,7 @@ type Config struct {
 	Join, Handover time.Duration
 	// Session is what every session takes of its configuration: the timeouts and
 	// the staging.
-	Session launch.Config
+	Session session.Config
 
 	Shared  string // directory in memory for staging; default that of the machine
 	Version string // of this program, for messages

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -61,7 +62,8 @@ func (a *Agent) serve(g *group) (err error) {
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	cfg := launch.SessionConfig{Config: a.cfg.Session, Ends: g.ends}
-	cfg.Run, cfg.Trial, cfg.Job, cfg.NProc, cfg.Resume, cfg.Config.Config = g.Run, g.Trial, g.job, g.WorldSize, g.Resume, g.JoinRequest.Config
+	cfg.Run, cfg.Trial, cfg.Job, cfg.TrialConfig = g.Run, g.Trial, g.job, g.JoinRequest.Config
+	cfg.Nodes, cfg.Resume = session.OneNode(g.WorldSize), g.Resume
 	cfg.Services, cfg.Logger, cfg.NewID = a.cfg.Services, a.log, store.NewID
 	a.mu.Lock()
 	for rank := range g.WorldSize {

@@ -50,8 +50,8 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	defer stop()
 	g := &group{
 		cfg: j.cfg, attempt: n, resume: resume, store: j.store, lane: j.lane,
-		slots: staging.New(j.arenas, j.staging()), work: work, hub: collective.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
-		pulses: newPulses(j.cfg.NProc), hearing: &hearing{orders: j.orders}, signals: newHeldSignals(),
+		slots: staging.New(j.arenas, j.staging()), work: work, hub: collective.NewHub(j.cfg.World()), hello: make(chan int, j.cfg.World()),
+		pulses: newPulses(j.cfg.World()), hearing: &hearing{orders: j.orders}, signals: newHeldSignals(),
 	}
 	g.loader = j.newLoader(g)
 	defer g.slots.Close()
@@ -60,9 +60,9 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 			err = errors.Join(err, fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
 		}
 	}()
-	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.measured)
+	g.handoff = newHandoff(n, j.cfg.World(), j.cfg.Collective, j.cfg.Now, j.lane.measured)
 	g.handoff.stop, g.handoff.store, g.handoff.reports.log = g.hearing.tell, j.store, j.log
-	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
+	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.World())), j.log, g.slots)
 	g.saver.kept, g.saver.costs, g.saver.resume, g.saver.together = j.keeper.committed, j.diskUse.committed, resume, true
 	g.loader.Prove()
 	saving := make(chan error, 1)
@@ -97,7 +97,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	}
 	j.newest, j.told, j.reached, j.finished = g.saver.last(), g.hearing.told.Load(), g.handoff.step.Load(), g.handoff.finishedAll()
 	if errors.Is(saves, errDrain) {
-		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from, nil)
+		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.World(), from, nil)
 	}
 	return cause, errors.Join(err, saves)
 }
@@ -116,7 +116,7 @@ func (j *job) excuse(ctx context.Context, n int, cause *FailedError, err error, 
 		}
 	}
 	j.log.Error("attempt failed because of the log", "attempt", n, "error", err)
-	if ended := j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from, nil); ended != nil {
+	if ended := j.takeOver(context.WithoutCancel(ctx), n, j.cfg.World(), from, nil); ended != nil {
 		return cause, errors.Join(err, ended)
 	}
 	if cause == nil || cause.Rank < 0 {
@@ -169,15 +169,17 @@ func (j *job) paused(ctx context.Context, n int, reason string) error {
 
 func (j *job) staging() staging.Config {
 	return staging.Config{
-		Slots: j.cfg.StagingSlots, Busy: j.cfg.WhenBusy, Ranks: j.cfg.NProc,
+		Slots: j.cfg.StagingSlots, Busy: j.cfg.WhenBusy, Ranks: j.cfg.World(),
 		Memory: j.cfg.StagingMemory, Log: j.log,
 	}
 }
 
 func (j *job) groupStarted(n int, resume string) *events.GroupStarted {
-	g := &events.GroupStarted{Attempt: n, Job: j.cfg.Job, WorldSize: j.cfg.NProc, Backend: j.cfg.Backend, Resume: resume, PassedOver: j.passed, MorePassedOver: j.morePassed}
-	for rank := range j.cfg.NProc {
-		g.Ranks = append(g.Ranks, j.hooks.place(events.RankPlacement{Rank: rank, LocalRank: rank}))
+	g := &events.GroupStarted{Attempt: n, Job: j.cfg.Job, WorldSize: j.cfg.World(), Backend: j.cfg.Backend, Resume: resume, PassedOver: j.passed, MorePassedOver: j.morePassed}
+	for rank := range j.cfg.World() {
+		p := events.RankPlacement{Rank: rank}
+		p.Node, p.LocalRank = j.cfg.Nodes.Of(rank)
+		g.Ranks = append(g.Ranks, j.hooks.place(p))
 	}
 	return g
 }

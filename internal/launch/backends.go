@@ -37,7 +37,7 @@ type BackendConfig struct {
 type hooks struct {
 	exec  *backend.Executor
 	node  string     // name of this machine
-	given [][]string // devices by rank
+	given [][]string // devices by local rank
 }
 
 // newHooks looks up the backend and assigns the devices, which cfg then lists.
@@ -50,11 +50,11 @@ func newHooks(cfg *Config) (*hooks, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: --backend: %w", ErrConfig, err)
 	}
-	given, err := gpu.Assign(cfg.Devices, cfg.NProc, cfg.GPUsPerWorker)
+	given, err := gpu.Assign(cfg.Devices, len(cfg.Local()), cfg.GPUsPerWorker)
 	if err != nil {
 		return nil, fmt.Errorf("%w: --gpus-per-worker: %w", ErrConfig, err)
 	}
-	h := &hooks{given: make([][]string, cfg.NProc)}
+	h := &hooks{given: make([][]string, len(cfg.Local()))}
 	if h.node, err = os.Hostname(); err != nil {
 		return nil, fmt.Errorf("hostname: %w", err)
 	}
@@ -88,7 +88,7 @@ func (h *hooks) workers(given [][]string) (workers []gpu.Worker) {
 // place completes what the log is told of a rank.
 func (h *hooks) place(p events.RankPlacement) events.RankPlacement {
 	if h != nil {
-		p.Devices = h.given[p.Rank]
+		p.Devices = h.given[p.LocalRank]
 	}
 	return p
 }
@@ -199,7 +199,7 @@ func (g *group) held(ctx context.Context) error {
 	case <-g.work.Done():
 		return &problem{http.StatusGone, errors.New("the attempt is over before training has started")}
 	case <-timer.C:
-		return &problem{http.StatusConflict, fmt.Errorf("the backend lets nobody start before all %d ranks have said hello, and they have not within %v: every rank must connect to the trainer", g.cfg.NProc, g.cfg.Collective)}
+		return &problem{http.StatusConflict, fmt.Errorf("the backend lets nobody start before all %d ranks have said hello, and they have not within %v: every rank must connect to the trainer", g.cfg.World(), g.cfg.Collective)}
 	case <-ctx.Done():
 		return ctx.Err()
 	}

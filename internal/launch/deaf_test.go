@@ -123,7 +123,7 @@ func TestPreemptedStubbornWorkers(t *testing.T) {
 		t.Run(fmt.Sprint("goes on ", goesOn), func(t *testing.T) {
 			t.Parallel()
 			j := newJob(t, 2, reportsOnly...)
-			j.cfg.Config = map[string]any{"goes_on": goesOn}
+			j.cfg.TrialConfig = map[string]any{"goes_on": goesOn}
 			j.cfg.PreemptGrace, j.cfg.Grace = shortly, shortly
 			requests := j.preemptible()
 			j.start()

@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// torchEnv is what torchrun gives to a worker on one node, so that a script
+// torchEnv is what torchrun gives to a worker, so that a script
 // written for torchrun runs unchanged.
 func torchEnv(cfg Config, attempt, restart, rank, port int, errorFile string) map[string]string {
-	world := strconv.Itoa(cfg.NProc)
+	world, local := strconv.Itoa(cfg.World()), strconv.Itoa(len(cfg.Local()))
 	env := map[string]string{
 		"RANK":                            strconv.Itoa(rank),
-		"LOCAL_RANK":                      strconv.Itoa(rank),
+		"LOCAL_RANK":                      strconv.Itoa(slices.Index(cfg.Local(), rank)),
 		"WORLD_SIZE":                      world,
-		"LOCAL_WORLD_SIZE":                world,
-		"GROUP_RANK":                      "0",
-		"GROUP_WORLD_SIZE":                "1",
+		"LOCAL_WORLD_SIZE":                local,
+		"GROUP_RANK":                      strconv.Itoa(cfg.Node),
+		"GROUP_WORLD_SIZE":                strconv.Itoa(len(cfg.Nodes)),
 		"ROLE_NAME":                       or(cfg.Torch.Role, "default"),
 		"ROLE_RANK":                       strconv.Itoa(rank),
 		"ROLE_WORLD_SIZE":                 world,
@@ -41,7 +41,7 @@ func torchEnv(cfg Config, attempt, restart, rank, port int, errorFile string) ma
 		client.EnvTrial:                   cfg.Trial,
 		client.EnvAttempt:                 strconv.Itoa(attempt),
 	}
-	if cfg.NProc > 1 && os.Getenv("OMP_NUM_THREADS") == "" {
+	if len(cfg.Local()) > 1 && os.Getenv("OMP_NUM_THREADS") == "" {
 		env["OMP_NUM_THREADS"] = "1"
 	}
 	return env

@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -107,9 +108,12 @@ func newJob(t *testing.T, nproc int, command ...string) *job {
 
 func config(run string, nproc int, command []string, out, log io.Writer) launch.Config {
 	return launch.Config{
-		Run: run, Trial: projections.DefaultTrial, Job: store.NewID(), Command: command, NProc: nproc,
-		SaveTimeout: patience, DrainTimeout: patience, Grace: patience, Collective: patience,
-		Stdout: out, Stderr: out, NewID: store.NewID, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		Config: session.Config{
+			Run: run, Trial: projections.DefaultTrial, Job: store.NewID(), Nodes: session.OneNode(nproc),
+			SaveTimeout: patience, DrainTimeout: patience, Collective: patience,
+			NewID: store.NewID, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		},
+		Command: command, Grace: patience, Stdout: out, Stderr: out,
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
 )
@@ -80,10 +81,13 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 	}
 	bytes := m.Layout.Bytes()
 	full := Config{
-		Run: cfg.Run, Trial: cfg.Trial, Job: cfg.Job, Command: cfg.Command, NProc: m.WorldSize, Backend: ImportBackend,
-		Logger: cfg.Logger, Now: cfg.Now, NewID: cfg.NewID, ExitCode: cfg.ExitCode,
-		// A disk that is slower than this does not work.
-		SaveTimeout: 10*time.Minute + time.Duration(bytes>>20)*time.Second/4,
+		Config: session.Config{
+			Run: cfg.Run, Trial: cfg.Trial, Job: cfg.Job, Nodes: session.OneNode(m.WorldSize),
+			Logger: cfg.Logger, Now: cfg.Now, NewID: cfg.NewID,
+			// A disk that is slower than this does not work.
+			SaveTimeout: 10*time.Minute + time.Duration(bytes>>20)*time.Second/4,
+		},
+		Command: cfg.Command, Backend: ImportBackend, ExitCode: cfg.ExitCode,
 	}.withDefaults()
 	store = store.patiently(ctx, full.Logger)
 	j := &job{cfg: full, store: store, log: full.Logger, scribe: newScribe(full, store.Log)}
@@ -92,7 +96,7 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 		return Imported{}, fmt.Errorf("hostname: %w", err)
 	}
 	err = j.scribe.sayAs(ctx, events.None, j.scribe.node, &events.JobStarted{
-		Job: full.Job, Host: host, PID: os.Getpid(), Command: full.Command, NProc: full.NProc, NNodes: 1, Resume: full.Resume,
+		Job: full.Job, Host: host, PID: os.Getpid(), Command: full.Command, NProc: len(full.Local()), NNodes: len(full.Nodes), Resume: full.Resume,
 	})
 	if err != nil {
 		return Imported{}, err
@@ -134,7 +138,7 @@ func (im *importer) run(ctx context.Context) error {
 	im.id = planner.CheckpointID(im.cfg.Name, im.attempt, 1)
 	im.lane.attempt = im.attempt
 	started, err := im.lane.decide(ctx, &events.GroupStarted{
-		Attempt: im.attempt, Job: im.job.cfg.Job, WorldSize: im.job.cfg.NProc, Backend: ImportBackend, Resume: trial.Head,
+		Attempt: im.attempt, Job: im.job.cfg.Job, WorldSize: im.job.cfg.World(), Backend: ImportBackend, Resume: trial.Head,
 	})
 	if err != nil {
 		return err
@@ -155,7 +159,7 @@ func (im *importer) run(ctx context.Context) error {
 
 // save runs the coordinator's shell until the checkpoint is committed.
 func (im *importer) save(ctx context.Context, from uint64) error {
-	coord := planner.NewCoordinator(im.coordinator(im.attempt, im.job.cfg.NProc))
+	coord := planner.NewCoordinator(im.coordinator(im.attempt, im.job.cfg.World()))
 	s := newSaver(im.lane, im.store, coord, im.log, staging.New(nil, im.staging()))
 	s.permits = make(chan struct{}, 1) // each holds a whole chunk in memory
 	s.resume, s.from = im.head, im.cfg.From.Path()

@@ -21,9 +21,6 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// ErrConfig says that a job cannot run as it was asked for.
-var ErrConfig = errors.New("bad configuration")
-
 // job is the state of one Run.
 type job struct {
 	cfg     Config
@@ -60,8 +57,8 @@ type job struct {
 // job is left, whatever happened.
 func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	cfg = cfg.withDefaults()
-	if cfg.NProc < 1 {
-		return fmt.Errorf("%w: %d workers a node; --nproc must be 1 or more", ErrConfig, cfg.NProc)
+	if n := len(cfg.Local()); n < 1 {
+		return fmt.Errorf("%w: %d workers a node; --nproc must be 1 or more", ErrConfig, n)
 	}
 	if len(cfg.Command) == 0 {
 		return fmt.Errorf("%w: no command to run; give one after --", ErrConfig)
@@ -121,7 +118,7 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil {
 		ended.Reason = beginning(err.Error(), maxMessage)
 	}
-	left := &events.NodeLeft{Job: j.cfg.Job, Node: 0, Reason: "the job ended"}
+	left := &events.NodeLeft{Job: j.cfg.Job, Node: j.cfg.Node, Reason: "the job ended"}
 	unsaid := j.scribe.sayAs(end, events.None, j.scribe.node, left, ended)
 	if full := syscall.ENOSPC; errors.Is(err, full) && errors.Is(unsaid, full) {
 		return err // and for the same reason the log does not hear of it
@@ -135,10 +132,10 @@ func (j *job) started(ctx context.Context, host string) error {
 	facts, err := j.scribe.facts(events.None, j.scribe.node, []events.Body{
 		&events.JobStarted{
 			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
-			NProc: j.cfg.NProc, NNodes: 1, Resume: j.cfg.Resume,
+			NProc: len(j.cfg.Local()), NNodes: len(j.cfg.Nodes), Resume: j.cfg.Resume,
 			Flags: j.cfg.Launch.Flags, Dir: j.cfg.Launch.Dir, Logs: j.cfg.Output.Said,
 		},
-		&events.NodeJoined{Job: j.cfg.Job, Node: 0, Host: host},
+		&events.NodeJoined{Job: j.cfg.Job, Node: j.cfg.Node, Host: host},
 	})
 	if err != nil {
 		return err
@@ -171,7 +168,7 @@ func (j *job) attempts(ctx context.Context) error {
 			return err
 		}
 		began := time.Now()
-		j.log.Info("attempt starts", "attempt", trial.Attempt+1, "world_size", j.cfg.NProc, "resume", or(resume, "nothing: a fresh start"))
+		j.log.Info("attempt starts", "attempt", trial.Attempt+1, "world_size", j.cfg.World(), "resume", or(resume, "nothing: a fresh start"))
 		cause, err := j.attempt(ctx, trial.Attempt+1, budget.used(WorkerFailure), resume)
 		if err != nil {
 			return err
@@ -263,7 +260,7 @@ func (j *job) openTrial(ctx context.Context) (projections.Trial, error) {
 		conflict: j.store.Conflict, attempt: trial.Attempt, last: trial.LaneSeq, noted: j.orders.saw,
 	}
 	if !created {
-		_, err := j.lane.decide(ctx, &events.TrialCreated{Config: j.cfg.Config})
+		_, err := j.lane.decide(ctx, &events.TrialCreated{Config: j.cfg.TrialConfig})
 		return trial, err
 	}
 	if err := j.recoverSaves(ctx, trial); err != nil {

@@ -34,11 +34,11 @@ type scribe struct {
 	names  redact.Names // of secrets, which stay out of the log
 }
 
-// newScribe speaks for a job on its one node.
+// newScribe speaks for a job on its node.
 func newScribe(cfg Config, log Log) *scribe {
 	return &scribe{
 		log: log, run: cfg.Run, trial: cfg.Trial, source: "trainer/" + cfg.Job,
-		node: events.Node(0), now: cfg.Now, newID: cfg.NewID, names: cfg.Redact,
+		node: events.Node(cfg.Node), now: cfg.Now, newID: cfg.NewID, names: cfg.Redact,
 	}
 }
 

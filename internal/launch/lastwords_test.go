@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -135,7 +136,7 @@ func TestCauseWithoutLog(t *testing.T) {
 		why := errors.New("the lease is lost")
 		time.AfterFunc(time.Minute, func() { cancel(why) })
 		var told error
-		cfg := Config{Run: "run", Trial: "main", Job: "job", NewID: rand.Text, ExitCode: func(err error) int {
+		cfg := Config{Config: session.Config{Run: "run", Trial: "main", Job: "job", NewID: rand.Text}, ExitCode: func(err error) int {
 			told = err
 			return 5
 		}}.withDefaults()

@@ -24,15 +24,12 @@ import (
 	"context"
 	"io"
 	"iter"
-	"log/slog"
-	"net/http"
 	"os"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
-	"github.com/ckptstore/ckptstore/internal/redact"
-	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -103,35 +100,24 @@ type Store struct {
 	words *lastWords                    // what Log and Views wait by; nil: they do not wait
 }
 
-// Config says what to run. Durations are deadlines; zero takes the default.
+// ErrConfig says that a job cannot run as it was asked for.
+var ErrConfig = session.ErrConfig
+
+// Config says what to run: the group of ranks, which [session.Config] describes,
+// and how its processes are started, watched and ended. Durations are deadlines;
+// zero takes the default.
 type Config struct {
-	Run         string
-	Trial       string
-	Job         string // a UUID
+	session.Config
 	Command     []string
-	NProc       int
 	MaxRestarts int    // failures that are tolerated; -1: any number
 	Resume      string // auto, none, require, a reference or the path of another program's checkpoint
-	// StrictReplicas aborts a save in which ranks offer copies of a tensor or
-	// value that differ, instead of saving the lowest rank's with a warning.
-	StrictReplicas bool
-	Config         map[string]any
-	// Services answers what workers ask of the store itself, by requests below
-	// [ServicePath] that have the right token; nil refuses them.
-	Services http.Handler
-	Backend  string // name of the communication backend; default none
+	Backend     string // name of the communication backend; default none
 	BackendConfig
 	Torch TorchConfig
 	// Withheld names variables of the environment that workers do not inherit,
 	// such as the trainer's credentials: a worker is given a socket of its own.
 	Withheld []string
 
-	// StagingSlots is how many saves of a rank may be in shared memory at once,
-	// within StagingMemory; default 2. WhenBusy says what a save does when they
-	// all are in use; default [staging.BusyWait].
-	StagingSlots  int
-	StagingMemory staging.Memory
-	WhenBusy      staging.WhenBusy
 	// Collect deletes the checkpoints that are not to be kept, after commits
 	// and beside the training; nil deletes none. It returns soon after its
 	// context ends, and what it has not done a later call does.
@@ -150,11 +136,8 @@ type Config struct {
 	// while none is being answered, until its group is ended as hung; 0: for ever.
 	HangTimeout time.Duration
 
-	SaveTimeout  time.Duration // begun to committed; default 10 min
-	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
-	Grace        time.Duration // SIGTERM to SIGKILL; default 10 s
-	ShortLife    time.Duration // an attempt that failed sooner waits before the next; default 5 s
-	Collective   time.Duration // until all ranks have joined a collective or a report; default 10 min
+	Grace     time.Duration // SIGTERM to SIGKILL; default 10 s
+	ShortLife time.Duration // an attempt that failed sooner waits before the next; default 5 s
 
 	// MaxInfraRestarts is as MaxRestarts, of failures that are not the workers'.
 	MaxInfraRestarts int
@@ -165,14 +148,10 @@ type Config struct {
 	Deadline     time.Time
 	PreemptGrace time.Duration // for workers that were told of a preemption, until SIGTERM; default 2 min
 	Launch       Launch        // said in the log, so that the job can be launched again
-	Redact       redact.Names  // names of secrets in Command, Launch.Flags and Config, whose values stay out of the log
 	Output       Output        // where the workers' output is kept
 
-	Stdout, Stderr io.Writer // of the workers, line by line
-	Logger         *slog.Logger
-	Now            func() time.Time // default time.Now
-	NewID          func() string    // mints UUIDv7s
-	ExitCode       func(error) int  // of the trainer, for job.ended; default 0 or 1
+	Stdout, Stderr io.Writer       // of the workers, line by line
+	ExitCode       func(error) int // of the trainer, for job.ended; default 0 or 1
 }
 
 func (c Config) withDefaults() Config {
@@ -181,29 +160,13 @@ func (c Config) withDefaults() Config {
 			*d = v
 		}
 	}
-	def(&c.SaveTimeout, 10*time.Minute)
-	def(&c.DrainTimeout, 2*time.Minute)
+	c.Config = c.Config.WithDefaults()
 	def(&c.Grace, 10*time.Second)
 	def(&c.ShortLife, 5*time.Second)
-	def(&c.Collective, 10*time.Minute)
 	def(&c.PreemptGrace, 2*time.Minute)
 	def(&c.DeviceTimeout, time.Minute)
-	if c.Now == nil {
-		c.Now = time.Now
-	}
 	if c.ExitCode == nil {
-		c.ExitCode = func(err error) int {
-			if err != nil {
-				return 1
-			}
-			return 0
-		}
-	}
-	if c.StagingSlots == 0 {
-		c.StagingSlots = 2
-	}
-	if c.WhenBusy == "" {
-		c.WhenBusy = staging.BusyWait
+		c.ExitCode = exitCode
 	}
 	if c.Resume == "" {
 		c.Resume = "auto"
@@ -212,4 +175,12 @@ func (c Config) withDefaults() Config {
 		c.Backend = "none"
 	}
 	return c
+}
+
+// exitCode is what a trainer exits with that has no codes of its own.
+func exitCode(err error) int {
+	if err != nil {
+		return 1
+	}
+	return 0
 }

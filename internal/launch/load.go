@@ -16,7 +16,7 @@ const readsSlots = 3
 // newLoader makes the loader of an attempt.
 func (j *job) newLoader(g *group) *restore.Loader {
 	return restore.New(restore.Config{
-		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.attempt, World: j.cfg.NProc, Resume: g.resume,
+		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.attempt, World: j.cfg.World(), Resume: g.resume,
 		Store: restore.Store{Resolve: j.store.Views.Resolve, Foreign: j.store.Foreign, Data: j.store.Data},
 		Log:   loads{j.lane}, Arenas: j.arenas, Spare: g.slots.Spare, Limit: j.store.answering, Work: g.work, Logger: j.log,
 	})

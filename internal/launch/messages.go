@@ -161,15 +161,15 @@ func (s *rankServer) over() error {
 }
 
 func (s *rankServer) onSend(r *http.Request, body []byte) ([]byte, error) {
-	boxes := s.messages.open(s.cfg.NProc)
+	boxes := s.messages.open(s.cfg.World())
 	own := boxes[s.rank]
 	if r.Header.Get(client.HeaderGone) != "" {
 		own.close()
 		return nil, nil
 	}
 	to, err := strconv.Atoi(r.Header.Get(client.HeaderTo))
-	if err != nil || to < 0 || to >= s.cfg.NProc {
-		return nil, badRequest("header %s is %q, want a rank below %d", client.HeaderTo, r.Header.Get(client.HeaderTo), s.cfg.NProc)
+	if err != nil || to < 0 || to >= s.cfg.World() {
+		return nil, badRequest("header %s is %q, want a rank below %d", client.HeaderTo, r.Header.Get(client.HeaderTo), s.cfg.World())
 	}
 	ctx, cancel := s.limited(r.Context(), s.cfg.Collective)
 	defer cancel()
@@ -192,7 +192,7 @@ func (s *rankServer) receive(r *http.Request) (rpc.Message, error) {
 	}
 	ctx, cancel := s.limited(r.Context(), 0)
 	defer cancel()
-	got, err := s.messages.open(s.cfg.NProc)[s.rank].get(ctx, seq)
+	got, err := s.messages.open(s.cfg.World())[s.rank].get(ctx, seq)
 	switch {
 	case errors.Is(err, errOutOfTurn):
 		return got, badRequest("%w", err)

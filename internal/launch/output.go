@@ -43,7 +43,7 @@ func (j *job) openOutput() *logs.Dir {
 // at the end of the attempt.
 func (w *watch) outputs(rank int) (stdout, stderr io.Writer) {
 	prefix := ""
-	if w.cfg.NProc > 1 {
+	if w.cfg.World() > 1 {
 		prefix = fmt.Sprintf("[rank%d] ", rank)
 	}
 	one := func(s logs.Stream, terminal io.Writer) io.Writer {

@@ -100,7 +100,7 @@ func (s *rankServer) says(id string, req client.SaveRequest, participants []int,
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !slices.Equal(p.participants, participants) {
-		p.participants, p.print = participants, planner.Fingerprint(p.bare, s.cfg.NProc, participants)
+		p.participants, p.print = participants, planner.Fingerprint(p.bare, s.cfg.World(), participants)
 	}
 	full := &events.LocalPlan{
 		Attempt: s.attempt, Checkpoint: id, Name: req.Name, Step: req.Step, Rank: s.rank,

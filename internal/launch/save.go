@@ -126,14 +126,14 @@ func (s *rankServer) waiting(ctx context.Context) error {
 // participants is the sorted list of ranks that take part in a save or load.
 func (s *rankServer) participants(asked []int) ([]int, error) {
 	if len(asked) == 0 {
-		for rank := range s.cfg.NProc {
+		for rank := range s.cfg.World() {
 			asked = append(asked, rank)
 		}
 		return asked, nil
 	}
 	ranks := slices.Sorted(slices.Values(asked))
-	if len(slices.Compact(slices.Clone(ranks))) != len(ranks) || ranks[0] < 0 || ranks[len(ranks)-1] >= s.cfg.NProc {
-		return nil, badRequest("participants %v are not distinct ranks of a world of %d", asked, s.cfg.NProc)
+	if len(slices.Compact(slices.Clone(ranks))) != len(ranks) || ranks[0] < 0 || ranks[len(ranks)-1] >= s.cfg.World() {
+		return nil, badRequest("participants %v are not distinct ranks of a world of %d", asked, s.cfg.World())
 	}
 	if !slices.Contains(ranks, s.rank) {
 		return nil, badRequest("rank %d takes part without being one of the participants %v", s.rank, asked)

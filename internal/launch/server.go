@@ -243,7 +243,7 @@ func (s *rankServer) onHello(ctx context.Context, h client.Hello) (client.Contex
 	}
 	return client.Context{
 		Protocol: version, Run: s.cfg.Run, Trial: s.cfg.Trial, Job: s.cfg.Job,
-		Attempt: s.attempt, Rank: s.rank, WorldSize: s.cfg.NProc, Resume: s.resume, Config: s.cfg.Config, Store: s.store.ID,
+		Attempt: s.attempt, Rank: s.rank, WorldSize: s.cfg.World(), Resume: s.resume, Config: s.cfg.TrialConfig, Store: s.store.ID,
 	}, nil
 }
 
@@ -253,7 +253,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.Repo
 		return client.ReportReply{}, badRequest("%w", err)
 	}
 	r.Metrics = metrics
-	if err := checkMetrics(r.Metrics, s.cfg.NProc); err != nil {
+	if err := checkMetrics(r.Metrics, s.cfg.World()); err != nil {
 		return client.ReportReply{}, badRequest("%w", err)
 	}
 	s.hearing.listens()
@@ -282,8 +282,8 @@ func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) 
 	root, hubOp := 0, collective.OpAllGather
 	if op == "broadcast" {
 		root, err = strconv.Atoi(r.Header.Get(client.HeaderRoot))
-		if err != nil || root < 0 || root >= s.cfg.NProc {
-			return nil, badRequest("header %s is %q, want a rank below %d", client.HeaderRoot, r.Header.Get(client.HeaderRoot), s.cfg.NProc)
+		if err != nil || root < 0 || root >= s.cfg.World() {
+			return nil, badRequest("header %s is %q, want a rank below %d", client.HeaderRoot, r.Header.Get(client.HeaderRoot), s.cfg.World())
 		}
 		size, err := strconv.Atoi(r.Header.Get(client.HeaderSize))
 		if err != nil || s.rank == root && size != len(body) {

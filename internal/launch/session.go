@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
@@ -17,11 +18,11 @@ import (
 // when nobody but they themselves started them.
 const SessionBackend = "session"
 
-// SessionConfig says whom a session serves. Of Config, what is about starting,
-// watching and restarting processes means nothing here; NProc is the number of
-// members.
+// SessionConfig says whom a session serves: each rank of the group is a member.
 type SessionConfig struct {
-	Config
+	session.Config
+	Command []string // of the members, for the log
+	Resume  string   // as that of a [Config]
 	// PIDs are the processes of the members, by rank, for messages.
 	PIDs []int
 	// Serve is told, once, where each rank is served. It must not block.
@@ -59,14 +60,13 @@ type members struct{ cfg SessionConfig }
 // have reported that they are done. The error says what the members have lost,
 // or that one of them has ended without a word.
 func Session(ctx context.Context, cfg SessionConfig, store Store) (err error) {
-	cfg.Config = cfg.withDefaults()
-	cfg.Backend = SessionBackend
-	if cfg.NProc < 1 || len(cfg.PIDs) != cfg.NProc {
-		return fmt.Errorf("%w: a session of %d ranks and %d processes", ErrConfig, cfg.NProc, len(cfg.PIDs))
+	full := Config{Config: cfg.Config, Command: cfg.Command, Resume: cfg.Resume, Backend: SessionBackend}.withDefaults()
+	if n := len(full.Local()); n < 1 || len(cfg.PIDs) != n {
+		return fmt.Errorf("%w: a session of %d ranks and %d processes", ErrConfig, n, len(cfg.PIDs))
 	}
 	store = store.patiently(ctx, cfg.Logger).untilRoom()
 	j := &job{
-		cfg: cfg.Config, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg.Config, store.Log),
+		cfg: full, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(full, store.Log),
 		orders: newOrders(), members: &members{cfg},
 	}
 	j.scribe.words = store.words
@@ -91,7 +91,7 @@ func (j *job) attend(ctx context.Context) error {
 		return err
 	}
 	n := trial.Attempt + 1
-	j.log.Info("session starts", "run", j.cfg.Run, "attempt", n, "world_size", j.cfg.NProc, "processes", j.members.cfg.PIDs, "resume", or(resume, "nothing: a fresh start"))
+	j.log.Info("session starts", "run", j.cfg.Run, "attempt", n, "world_size", j.cfg.World(), "processes", j.members.cfg.PIDs, "resume", or(resume, "nothing: a fresh start"))
 	cause, err := j.attempt(ctx, n, 0, resume)
 	if err != nil {
 		return err
@@ -123,12 +123,12 @@ func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err
 	w.reported = make(chan error, 1)
 	defer func() {
 		w.group.refuseFrom(cause)
-		for rank := range w.cfg.NProc { // what those that live have sealed
+		for _, rank := range w.cfg.Local() { // what those that live have sealed
 			w.flush(work, rank)
 		}
 	}()
 	at := Serving{Attempt: w.group.attempt, Resume: w.group.resume}
-	for rank := range w.cfg.NProc {
+	for _, rank := range w.cfg.Local() {
 		socket, token := w.file(rank, "sock"), rand.Text()
 		s, err := w.group.serveRank(rank, socket, token)
 		if err != nil {
@@ -157,11 +157,11 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 	}
 	greeted := map[int]bool{}
 	greet := func(rank int) {
-		if greeted[rank] = true; len(greeted) == w.cfg.NProc {
+		if greeted[rank] = true; len(greeted) == len(w.cfg.Local()) {
 			say(&events.TrainingStarted{Attempt: w.group.attempt})
 		}
 	}
-	for alive := w.cfg.NProc; alive > 0; {
+	for alive := len(w.cfg.Local()); alive > 0; {
 		select {
 		case e := <-w.job.members.cfg.Ends:
 			alive--

@@ -25,7 +25,7 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, restore()) }()
-	for rank := range w.cfg.NProc {
+	for _, rank := range w.cfg.Local() {
 		socket, token := w.file(rank, "sock"), rand.Text()
 		s, err := w.group.serveRank(rank, socket, token)
 		if err != nil {

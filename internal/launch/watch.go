@@ -36,7 +36,7 @@ type watch struct {
 // run starts the processes and waits until all of them, and everything that
 // they started, are gone. ctx ends them; work is for what must be said of it.
 func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError, err error) {
-	w.exits = make(chan process.Exit, w.cfg.NProc)
+	w.exits = make(chan process.Exit, len(w.cfg.Local()))
 	w.reported = make(chan error, 1)
 	err = w.start(ctx, restart)
 	defer func() { w.enlisted.over() }()
@@ -131,7 +131,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	var unsaid handoffEnd
 	greeted := map[int]bool{}
 	greet := func(rank int) {
-		if greeted[rank] = true; len(greeted) == w.cfg.NProc {
+		if greeted[rank] = true; len(greeted) == len(w.cfg.Local()) {
 			trains, terr := w.enlisted.trains()
 			if terr != nil {
 				end(&FailedError{Rank: -1, Cause: terr.Error()})

@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
@@ -29,7 +30,7 @@ func TestUnkillableWorker(t *testing.T) {
 		p := process.Of(0, &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}})
 		say := func(context.Context, ...events.Body) error { return nil }
 		w := &watch{
-			job:   &job{cfg: Config{NProc: 1, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler), prey: process.NewHunt("none")},
+			job:   &job{cfg: Config{Config: session.Config{Nodes: session.OneNode(1)}, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler), prey: process.NewHunt("none")},
 			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, say), signals: newHeldSignals()},
 			procs: []*process.Process{p}, exits: make(chan process.Exit), reported: make(chan error),
 		}
@@ -85,7 +86,7 @@ func watched(t *testing.T) (w *watch, heard *recorder, warned *said) {
 	l := &lane{scribe: &scribe{log: heard, run: "run", trial: "main", source: "test", node: events.Node(0), now: time.Now, newID: rand.Text}}
 	w = &watch{
 		job: &job{
-			cfg: Config{NProc: 1}.withDefaults(), lane: l, runtime: t.TempDir(),
+			cfg: Config{Config: session.Config{Nodes: session.OneNode(1)}}.withDefaults(), lane: l, runtime: t.TempDir(),
 			log: slog.New(slog.NewTextHandler(warned, nil)), prey: process.NewHunt("none"),
 		},
 		group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: collective.NewHub(1), hello: make(chan int, 1), lane: l, signals: newHeldSignals()},

@@ -36,7 +36,7 @@ func CallerOf(ctx context.Context) (Caller, bool) {
 // called is the request with its caller.
 func (s *rankServer) called(r *http.Request) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), callerKey{}, Caller{
-		Run: s.cfg.Run, Trial: s.cfg.Trial, Attempt: s.attempt, Rank: s.rank, World: s.cfg.NProc, group: s.group,
+		Run: s.cfg.Run, Trial: s.cfg.Trial, Attempt: s.attempt, Rank: s.rank, World: s.cfg.World(), group: s.group,
 	}))
 }
 
@@ -50,8 +50,8 @@ func (c Caller) Save(ctx context.Context, name string, step int64, from *data.Se
 		return "", badRequest("%w", err)
 	}
 	ranks := from.Manifest().Ranks
-	if last := ranks[len(ranks)-1].Rank; last >= g.cfg.NProc {
-		return "", badRequest("the files of %s are of rank %d, in a job of %d ranks", name, last, g.cfg.NProc)
+	if last := ranks[len(ranks)-1].Rank; last >= g.cfg.World() {
+		return "", badRequest("the files of %s are of rank %d, in a job of %d ranks", name, last, g.cfg.World())
 	}
 	id = planner.CheckpointID(name, g.attempt, g.names.whole(name))
 	g.saver.putWhole(id, from)
