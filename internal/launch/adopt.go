@@ -153,7 +153,7 @@ func (j *job) sayLeft(ctx context.Context, a *adopted, o *openSave) error {
 		if len(facts) == 0 {
 			continue
 		}
-		if err := j.scribe.sayAs(ctx, j.cfg.Trial, events.Rank(rank), facts...); err != nil {
+		if err := j.writer.sayAs(ctx, j.cfg.Trial, events.Rank(rank), facts...); err != nil {
 			return fmt.Errorf("say what rank %d had sealed for %s: %w", rank, s.Checkpoint, err)
 		}
 	}

@@ -21,8 +21,8 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 	if err := j.devices.admit(ctx, n); err != nil {
 		return nil, err
 	}
-	j.lane.attempt = n
-	started, err := j.lane.decide(ctx, j.groupStarted(n, resume))
+	j.decisions.attempt = n
+	started, err := j.decisions.decide(ctx, j.groupStarted(n, resume))
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +32,7 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 			return nil, j.broken(ctx, n, cause, err)
 		}
 	}
-	if err := j.lane.say(context.WithoutCancel(ctx), j.groupStopped(ctx, n, cause)); err != nil {
+	if err := j.decisions.say(context.WithoutCancel(ctx), j.groupStopped(ctx, n, cause)); err != nil {
 		return nil, j.broken(ctx, n, cause, err)
 	}
 	if cause != nil && ctx.Err() != nil {
@@ -49,9 +49,9 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	g := &group{
-		cfg: j.cfg, attempt: n, resume: resume, store: j.store, lane: j.lane,
+		cfg: j.cfg, attempt: n, resume: resume, store: j.store, decisions: j.decisions,
 		slots: staging.New(j.arenas, j.staging()), work: work, hub: collective.NewHub(j.cfg.World()), hello: make(chan int, j.cfg.World()),
-		pulses: newPulses(j.cfg.World()), hearing: &hearing{orders: j.orders}, signals: newHeldSignals(),
+		pulses: newPulses(j.cfg.World()), stopState: &stopState{orders: j.orders}, signals: newHeldSignals(),
 	}
 	g.loader = j.newLoader(g)
 	defer g.slots.Close()
@@ -60,9 +60,9 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 			err = errors.Join(err, fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
 		}
 	}()
-	g.handoff = newHandoff(n, j.cfg.World(), j.cfg.Collective, j.cfg.Now, j.lane.measured)
-	g.handoff.stop, g.handoff.store, g.handoff.reports.log = g.hearing.tell, j.store, j.log
-	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.World())), j.log, g.slots)
+	g.handoff = newHandoff(n, j.cfg.World(), j.cfg.Collective, j.cfg.Now, j.decisions.measured)
+	g.handoff.stop, g.handoff.store, g.handoff.reports.log = g.stopState.tell, j.store, j.log
+	g.saver = newSaver(j.decisions, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.World())), j.log, g.slots)
 	g.saver.kept, g.saver.costs, g.saver.resume, g.saver.together = j.keeper.committed, j.diskUse.committed, resume, true
 	g.loader.Prove()
 	saving := make(chan error, 1)
@@ -95,7 +95,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 			return cause, errors.Join(err, saves, fmt.Errorf("%w: its writes were stopped %v ago and have not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
 		}
 	}
-	j.newest, j.told, j.reached, j.finished = g.saver.last(), g.hearing.told.Load(), g.handoff.step.Load(), g.handoff.finishedAll()
+	j.newest, j.told, j.reached, j.finished = g.saver.last(), g.stopState.told.Load(), g.handoff.step.Load(), g.handoff.finishedAll()
 	if errors.Is(saves, errDrain) {
 		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.World(), from, nil)
 	}
@@ -137,7 +137,7 @@ func (j *job) broken(ctx context.Context, n int, cause *FailedError, err error) 
 		words, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWordsTimeout)
 		defer cancel()
 		stopped := &events.GroupStopped{Attempt: n, Reason: beginning(err.Error(), maxMessage)}
-		if serr := j.lane.say(words, stopped); !errors.Is(err, syscall.ENOSPC) { // which refuses this too
+		if serr := j.decisions.say(words, stopped); !errors.Is(err, syscall.ENOSPC) { // which refuses this too
 			err = errors.Join(err, serr)
 		}
 	}
@@ -157,13 +157,13 @@ func (j *job) undecided(ctx context.Context, n int, cause *FailedError, err erro
 	if errors.Is(err, syscall.ENOSPC) && (cause == nil || j.preempting()) {
 		return errors.Join(err, j.paused(words, n, text))
 	}
-	_, derr := j.lane.decide(words, &events.TrialErrored{Attempt: n, Message: text})
+	_, derr := j.decisions.decide(words, &events.TrialErrored{Attempt: n, Message: text})
 	return errors.Join(err, derr)
 }
 
 // paused says that the trial stands after an attempt, to be continued.
 func (j *job) paused(ctx context.Context, n int, reason string) error {
-	_, err := j.lane.decide(ctx, &events.TrialPaused{Attempt: n, Reason: reason})
+	_, err := j.decisions.decide(ctx, &events.TrialPaused{Attempt: n, Reason: reason})
 	return err
 }
 
@@ -191,7 +191,7 @@ func (j *job) finishSaves(ctx context.Context, w *watch, cause *FailedError) err
 	if cause != nil {
 		why = "the worker group failed: " + cause.Cause
 	}
-	end, err := j.store.Log.LastOf(ctx, j.lane.agg)
+	end, err := j.store.Log.LastOf(ctx, j.decisions.agg)
 	if err != nil {
 		return err
 	}

@@ -93,8 +93,8 @@ func (h *hooks) place(p events.RankPlacement) events.RankPlacement {
 	return p
 }
 
-// enlisted is a backend's part in one attempt; nil when there is none.
-type enlisted struct {
+// backendHooks is a backend's part in one attempt; nil when there is none.
+type backendHooks struct {
 	exec    *backend.Executor
 	members *backend.Group
 	ctx     context.Context // of the hooks of the start: ends when a worker dies
@@ -114,7 +114,7 @@ func (w *watch) enlist(ctx context.Context) error {
 	if w.hooks == nil {
 		return nil
 	}
-	e := &enlisted{exec: w.hooks.exec, members: &backend.Group{
+	e := &backendHooks{exec: w.hooks.exec, members: &backend.Group{
 		Run: w.cfg.Run, Trial: w.cfg.Trial, Job: w.cfg.Job, Attempt: w.group.attempt,
 		MasterAddr: w.cfg.Torch.masterAddr(), MasterPort: w.port.port, Workers: backend.Arrange(w.hooks.workers(w.hooks.given)),
 	}}
@@ -122,7 +122,7 @@ func (w *watch) enlist(ctx context.Context) error {
 	if e.exec.HoldsHello() {
 		e.begun = make(chan struct{})
 	}
-	w.enlisted, w.group.enlisted = e, e
+	w.backendHooks, w.group.backendHooks = e, e
 	if err := e.exec.Start(e.ctx, e.members); err != nil {
 		return hookError{err}
 	}
@@ -130,7 +130,7 @@ func (w *watch) enlist(ctx context.Context) error {
 }
 
 // env is what the backend has set in a rank's environment.
-func (e *enlisted) env(rank int) map[string]string {
+func (e *backendHooks) env(rank int) map[string]string {
 	if e == nil {
 		return nil
 	}
@@ -138,7 +138,7 @@ func (e *enlisted) env(rank int) map[string]string {
 }
 
 // died ends the hooks of the start when a worker has failed.
-func (e *enlisted) died(x process.Exit) {
+func (e *backendHooks) died(x process.Exit) {
 	if e != nil && x.Failed() {
 		e.end(errors.New(x.String()))
 	}
@@ -147,7 +147,7 @@ func (e *enlisted) died(x process.Exit) {
 // trains says that all workers have said hello. It reports whether training
 // has started: it has not when a worker died meanwhile, of which the news is
 // on its way.
-func (e *enlisted) trains() (bool, error) {
+func (e *backendHooks) trains() (bool, error) {
 	if e == nil {
 		return true, nil
 	}
@@ -162,14 +162,14 @@ func (e *enlisted) trains() (bool, error) {
 }
 
 // failed ends the backend's part without a word to it.
-func (e *enlisted) failed() {
+func (e *backendHooks) failed() {
 	if e != nil {
 		e.exec.Abort()
 	}
 }
 
 // shutDown ends the backend's part gracefully, unless it has ended.
-func (e *enlisted) shutDown(work context.Context, limit time.Duration) {
+func (e *backendHooks) shutDown(work context.Context, limit time.Duration) {
 	if e == nil {
 		return
 	}
@@ -179,7 +179,7 @@ func (e *enlisted) shutDown(work context.Context, limit time.Duration) {
 }
 
 // over ends whatever is left.
-func (e *enlisted) over() {
+func (e *backendHooks) over() {
 	if e != nil {
 		e.exec.End()
 		e.end(errors.New("the attempt is over"))
@@ -188,13 +188,13 @@ func (e *enlisted) over() {
 
 // held blocks a hello until training has started, if the backend wants that.
 func (g *group) held(ctx context.Context) error {
-	if g.enlisted == nil || g.enlisted.begun == nil {
+	if g.backendHooks == nil || g.backendHooks.begun == nil {
 		return nil
 	}
 	timer := time.NewTimer(g.cfg.Collective)
 	defer timer.Stop()
 	select {
-	case <-g.enlisted.begun:
+	case <-g.backendHooks.begun:
 		return nil
 	case <-g.work.Done():
 		return &problem{http.StatusGone, errors.New("the attempt is over before training has started")}
@@ -207,8 +207,8 @@ func (g *group) held(ctx context.Context) error {
 
 // fetch is the metrics of a report as the backend decodes them.
 func (g *group) fetch(metrics map[string]any) (map[string]any, error) {
-	if g.enlisted == nil {
+	if g.backendHooks == nil {
 		return metrics, nil
 	}
-	return g.enlisted.exec.Fetch(metrics)
+	return g.backendHooks.exec.Fetch(metrics)
 }

@@ -53,11 +53,11 @@ func (s *saver) basesOf(ctx context.Context, checkpoint string) []data.Base {
 			list = append(list, b)
 		}
 	}
-	own := s.lane.run + "/" + s.lane.trial + "@"
+	own := s.decisions.run + "/" + s.decisions.trial + "@"
 	add(own + "latest")
 	first := len(list) == 0
 	if s.resume != "" && !restore.IsPath(s.resume) {
-		add(restore.Qualify(s.lane.run, s.resume))
+		add(restore.Qualify(s.decisions.run, s.resume))
 	}
 	var refs []string
 	var err error
@@ -81,18 +81,18 @@ func (s *saver) basesOf(ctx context.Context, checkpoint string) []data.Base {
 // newest ones of the other trials of its run, which may share weights that are
 // frozen. Once the trial has a checkpoint of its own, that has them too.
 func (s *saver) firstBases(ctx context.Context) (refs []string, err error) {
-	trials, err := s.store.Views.Trials(ctx, s.lane.run)
+	trials, err := s.store.Views.Trials(ctx, s.decisions.run)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range trials {
-		if p := t.Parent; t.Name == s.lane.trial && p != nil {
+		if p := t.Parent; t.Name == s.decisions.trial && p != nil {
 			refs = append(refs, p.Run+"/"+p.Trial+"@"+p.Checkpoint)
 		}
 	}
 	slices.SortFunc(trials, func(a, b projections.Trial) int { return cmp.Compare(b.HeadSeq, a.HeadSeq) })
 	for _, t := range trials {
-		if t.Name != s.lane.trial && t.Head != "" {
+		if t.Name != s.decisions.trial && t.Head != "" {
 			refs = append(refs, t.Run+"/"+t.Name+"@"+t.Head)
 		}
 	}
@@ -106,7 +106,7 @@ const importedFrom = " was imported from "
 // importedBefore is the newest checkpoint of the trial that was imported from
 // the same path.
 func (s *saver) importedBefore(ctx context.Context, own string) ([]string, error) {
-	attempts, err := s.store.Views.Attempts(ctx, s.lane.run, s.lane.trial)
+	attempts, err := s.store.Views.Attempts(ctx, s.decisions.run, s.decisions.trial)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func (s *saver) importedBefore(ctx context.Context, own string) ([]string, error
 
 // share has the ranks of a save judged together when they reuse.
 func (s *saver) share(b *events.CheckpointBegun) {
-	if !s.together || b.Attempt != s.lane.attempt {
+	if !s.together || b.Attempt != s.decisions.attempt {
 		return
 	}
 	s.mu.Lock()

@@ -134,7 +134,7 @@ func (g *deviceGate) unhealthy(ctx context.Context, uuid, reason string) error {
 	}
 	g.sick[uuid] = true
 	g.mu.Unlock()
-	return g.scribe.say(ctx, &events.GPUUnhealthy{Device: uuid, Reason: reason})
+	return g.writer.say(ctx, &events.GPUUnhealthy{Device: uuid, Reason: reason})
 }
 
 func (g *deviceGate) recovered(ctx context.Context, uuid string) error {
@@ -146,13 +146,13 @@ func (g *deviceGate) recovered(ctx context.Context, uuid string) error {
 	g.cleared[uuid] = true
 	g.mu.Unlock()
 	g.log.Info("a device that had failed is healthy", "device", uuid)
-	return g.scribe.say(ctx, &events.GPURecovered{Device: uuid})
+	return g.writer.say(ctx, &events.GPURecovered{Device: uuid})
 }
 
 // leave takes note of the processes of an attempt that has ended.
-func (g *deviceGate) leave(prey *process.Hunt) {
+func (g *deviceGate) leave(processes *process.Hunt) {
 	if g.shut() {
-		g.left = append(g.left, prey.Known()...)
+		g.left = append(g.left, processes.Known()...)
 	}
 }
 

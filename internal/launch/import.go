@@ -90,12 +90,12 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 		Command: cfg.Command, Backend: ImportBackend, ExitCode: cfg.ExitCode,
 	}.withDefaults()
 	store = store.patiently(ctx, full.Logger)
-	j := &job{cfg: full, store: store, log: full.Logger, scribe: newScribe(full, store.Log)}
+	j := &job{cfg: full, store: store, log: full.Logger, writer: newEventWriter(full, store.Log)}
 	host, err := os.Hostname()
 	if err != nil {
 		return Imported{}, fmt.Errorf("hostname: %w", err)
 	}
-	err = j.scribe.sayAs(ctx, events.None, j.scribe.node, &events.JobStarted{
+	err = j.writer.sayAs(ctx, events.None, j.writer.node, &events.JobStarted{
 		Job: full.Job, Host: host, PID: os.Getpid(), Command: full.Command, NProc: len(full.Local()), NNodes: len(full.Nodes), Resume: full.Resume,
 	})
 	if err != nil {
@@ -112,7 +112,7 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 	if err == nil {
 		out.Written = im.written.Load()
 	}
-	return out, errors.Join(err, j.scribe.sayAs(end, events.None, j.scribe.node, ended))
+	return out, errors.Join(err, j.writer.sayAs(end, events.None, j.writer.node, ended))
 }
 
 // importer is the state of one Import.
@@ -136,8 +136,8 @@ func (im *importer) run(ctx context.Context) error {
 	}
 	im.attempt, im.head = trial.Attempt+1, trial.Head
 	im.id = planner.CheckpointID(im.cfg.Name, im.attempt, 1)
-	im.lane.attempt = im.attempt
-	started, err := im.lane.decide(ctx, &events.GroupStarted{
+	im.decisions.attempt = im.attempt
+	started, err := im.decisions.decide(ctx, &events.GroupStarted{
 		Attempt: im.attempt, Job: im.job.cfg.Job, WorldSize: im.job.cfg.World(), Backend: ImportBackend, Resume: trial.Head,
 	})
 	if err != nil {
@@ -150,17 +150,17 @@ func (im *importer) run(ctx context.Context) error {
 	}
 	// Each has a deadline of its own.
 	after := context.WithoutCancel(ctx)
-	if stopped := im.lane.say(after, &events.GroupStopped{Attempt: im.attempt, Reason: reason}); stopped != nil {
+	if stopped := im.decisions.say(after, &events.GroupStopped{Attempt: im.attempt, Reason: reason}); stopped != nil {
 		return errors.Join(err, stopped)
 	}
-	_, paused := im.lane.decide(after, &events.TrialPaused{Attempt: im.attempt, Reason: reason})
+	_, paused := im.decisions.decide(after, &events.TrialPaused{Attempt: im.attempt, Reason: reason})
 	return errors.Join(err, paused)
 }
 
 // save runs the coordinator's shell until the checkpoint is committed.
 func (im *importer) save(ctx context.Context, from uint64) error {
 	coord := planner.NewCoordinator(im.coordinator(im.attempt, im.job.cfg.World()))
-	s := newSaver(im.lane, im.store, coord, im.log, staging.New(nil, im.staging()))
+	s := newSaver(im.decisions, im.store, coord, im.log, staging.New(nil, im.staging()))
 	s.permits = make(chan struct{}, 1) // each holds a whole chunk in memory
 	s.resume, s.from = im.head, im.cfg.From.Path()
 	s.put = func(_ context.Context, c planner.Write) (data.Written, error) { return im.put(ctx, s, c) }
@@ -185,7 +185,7 @@ func (im *importer) save(ctx context.Context, from uint64) error {
 		}
 		err = fmt.Errorf("import %s: %w", im.cfg.From.Path(), err)
 	}
-	end, lastErr := im.store.Log.LastOf(work, im.lane.agg)
+	end, lastErr := im.store.Log.LastOf(work, im.decisions.agg)
 	if lastErr != nil {
 		stop()
 		return errors.Join(err, lastErr, <-saving)
@@ -215,7 +215,7 @@ func (im *importer) offer(ctx context.Context) error {
 		}
 		items = func(rank int) []checkpoint.Item { return prepared[rank] }
 	}
-	return offerWhole(ctx, im.lane, im.store.Blobs, im.attempt, im.id, im.cfg.Name, im.cfg.Step, im.cfg.From.Manifest().Ranks, items)
+	return offerWhole(ctx, im.decisions, im.store.Blobs, im.attempt, im.id, im.cfg.Name, im.cfg.Step, im.cfg.From.Manifest().Ranks, items)
 }
 
 func (im *importer) ref() data.Ref {

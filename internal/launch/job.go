@@ -23,24 +23,24 @@ import (
 
 // job is the state of one Run.
 type job struct {
-	cfg     Config
-	store   Store
-	log     *slog.Logger
-	scribe  *scribe
-	lane    *lane
-	guard   *process.Guard
-	prey    *process.Hunt // the processes of this job
-	output  *logs.Dir
-	arenas  *staging.Arenas
-	keeper  *keeper
-	diskUse *diskUse
-	devices *deviceGate
-	runtime string   // directory of this job's sockets
-	newest  lastSave // of the last attempt
-	told    bool     // its workers were told to end
-	reached int64    // the step that they reported last; -1: none
-	orders  *orders
-	reason  string // of the job's end, when it is not an error
+	cfg       Config
+	store     Store
+	log       *slog.Logger
+	writer    *eventWriter
+	decisions *decisionLog
+	guard     *process.Guard
+	processes *process.Hunt // the processes of this job
+	output    *logs.Dir
+	arenas    *staging.Arenas
+	keeper    *keeper
+	diskUse   *diskUse
+	devices   *deviceGate
+	runtime   string   // directory of this job's sockets
+	newest    lastSave // of the last attempt
+	told      bool     // its workers were told to end
+	reached   int64    // the step that they reported last; -1: none
+	orders    *orders
+	reason    string // of the job's end, when it is not an error
 	// Checkpoints that the next attempt does not resume from: their files are
 	// not whole.
 	passed     []events.PassedOver
@@ -72,10 +72,10 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 		return err
 	}
 	store = store.patiently(ctx, cfg.Logger).untilRoom()
-	j := &job{hooks: hooks, cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log), orders: newOrders()}
+	j := &job{hooks: hooks, cfg: cfg, store: store, log: cfg.Logger, processes: process.NewHunt(cfg.Job), writer: newEventWriter(cfg, store.Log), orders: newOrders()}
 	j.devices = &deviceGate{job: j}
 	j.output = j.openOutput()
-	j.scribe.words = store.words
+	j.writer.words = store.words
 	if err := j.open(); err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (j *job) run(ctx context.Context) (err error) {
 		ended.Reason = beginning(err.Error(), maxMessage)
 	}
 	left := &events.NodeLeft{Job: j.cfg.Job, Node: j.cfg.Node, Reason: "the job ended"}
-	unsaid := j.scribe.sayAs(end, events.None, j.scribe.node, left, ended)
+	unsaid := j.writer.sayAs(end, events.None, j.writer.node, left, ended)
 	if full := syscall.ENOSPC; errors.Is(err, full) && errors.Is(unsaid, full) {
 		return err // and for the same reason the log does not hear of it
 	}
@@ -129,7 +129,7 @@ func (j *job) run(ctx context.Context) (err error) {
 // started appends job.started and reports where it is in the log. It does not
 // wait for room: a job does not start on a disk that has none.
 func (j *job) started(ctx context.Context, host string) error {
-	facts, err := j.scribe.facts(events.None, j.scribe.node, []events.Body{
+	facts, err := j.writer.facts(events.None, j.writer.node, []events.Body{
 		&events.JobStarted{
 			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
 			NProc: len(j.cfg.Local()), NNodes: len(j.cfg.Nodes), Resume: j.cfg.Resume,
@@ -140,7 +140,7 @@ func (j *job) started(ctx context.Context, host string) error {
 	if err != nil {
 		return err
 	}
-	sequences, err := j.scribe.log.Append(ctx, facts...)
+	sequences, err := j.writer.log.Append(ctx, facts...)
 	if err == nil && j.cfg.Launch.Recorded != nil {
 		j.cfg.Launch.Recorded(ctx, events.Recorded{Event: facts[0].Event, Sequence: sequences[0]})
 	}
@@ -192,7 +192,7 @@ func (j *job) attempts(ctx context.Context) error {
 		}
 		if !budget.charge(cause.Kind) {
 			cause.Attempt, cause.Restarts = n, budget.used(cause.Kind)
-			_, err := j.lane.decide(context.WithoutCancel(ctx), &events.TrialErrored{Attempt: n, Message: cause.Cause})
+			_, err := j.decisions.decide(context.WithoutCancel(ctx), &events.TrialErrored{Attempt: n, Message: cause.Cause})
 			return errors.Join(cause, err)
 		}
 		if unknown != nil {
@@ -255,12 +255,12 @@ func (j *job) openTrial(ctx context.Context) (projections.Trial, error) {
 	if err != nil && !errors.Is(err, projections.ErrNotFound) {
 		return trial, err
 	}
-	j.lane = &lane{
-		scribe: j.scribe, agg: events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial},
+	j.decisions = &decisionLog{
+		eventWriter: j.writer, agg: events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial},
 		conflict: j.store.Conflict, attempt: trial.Attempt, last: trial.LaneSeq, noted: j.orders.saw,
 	}
 	if !created {
-		_, err := j.lane.decide(ctx, &events.TrialCreated{Config: j.cfg.TrialConfig})
+		_, err := j.decisions.decide(ctx, &events.TrialCreated{Config: j.cfg.TrialConfig})
 		return trial, err
 	}
 	if err := j.recoverSaves(ctx, trial); err != nil {

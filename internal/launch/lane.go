@@ -21,8 +21,9 @@ var ErrFenced = errors.New("fenced by a newer attempt")
 // errEnded says that the checkpoint was committed or aborted by somebody else.
 var errEnded = errors.New("the checkpoint has already ended")
 
-// scribe mints events and appends facts.
-type scribe struct {
+// eventWriter mints events and appends facts. It exists apart from decisionLog because
+// facts are appended without a condition, by any goroutine.
+type eventWriter struct {
 	log    Log
 	words  *lastWords // what is said waits for room by; nil: it does not
 	run    string
@@ -34,25 +35,25 @@ type scribe struct {
 	names  redact.Names // of secrets, which stay out of the log
 }
 
-// newScribe speaks for a job on its node.
-func newScribe(cfg Config, log Log) *scribe {
-	return &scribe{
+// newEventWriter speaks for a job on its node.
+func newEventWriter(cfg Config, log Log) *eventWriter {
+	return &eventWriter{
 		log: log, run: cfg.Run, trial: cfg.Trial, source: "trainer/" + cfg.Job,
 		node: events.Node(cfg.Node), now: cfg.Now, newID: cfg.NewID, names: cfg.Redact,
 	}
 }
 
-func (s *scribe) stamp() events.Stamp {
+func (s *eventWriter) stamp() events.Stamp {
 	return events.Stamp{ID: s.newID(), Source: s.source, Time: s.now()}
 }
 
 // say appends facts of the node about the trial; they are durable on return. For
 // room on the disk it waits.
-func (s *scribe) say(ctx context.Context, bodies ...events.Body) error {
+func (s *eventWriter) say(ctx context.Context, bodies ...events.Body) error {
 	return s.sayAs(ctx, s.trial, s.node, bodies...)
 }
 
-func (s *scribe) sayAs(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
+func (s *eventWriter) sayAs(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
 	facts, err := s.facts(trial, actor, bodies)
 	if err != nil {
 		return err
@@ -61,7 +62,7 @@ func (s *scribe) sayAs(ctx context.Context, trial string, actor events.Actor, bo
 }
 
 // sayNow is sayAs for who does not wait for room.
-func (s *scribe) sayNow(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
+func (s *eventWriter) sayNow(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
 	facts, err := s.facts(trial, actor, bodies)
 	if err == nil {
 		_, err = s.log.Append(ctx, facts...)
@@ -70,19 +71,19 @@ func (s *scribe) sayNow(ctx context.Context, trial string, actor events.Actor, b
 }
 
 // measured says metrics, which do not wait for room here: see reports.
-func (s *scribe) measured(ctx context.Context, bodies ...events.Body) error {
+func (s *eventWriter) measured(ctx context.Context, bodies ...events.Body) error {
 	return s.sayNow(ctx, s.trial, s.node, bodies...)
 }
 
 // append waits for room.
-func (s *scribe) append(ctx context.Context, facts ...events.Fact) error {
+func (s *eventWriter) append(ctx context.Context, facts ...events.Fact) error {
 	return s.words.forRoom(ctx, func() error {
 		_, err := s.log.Append(ctx, facts...)
 		return err
 	})
 }
 
-func (s *scribe) facts(trial string, actor events.Actor, bodies []events.Body) ([]events.Fact, error) {
+func (s *eventWriter) facts(trial string, actor events.Actor, bodies []events.Body) ([]events.Fact, error) {
 	facts := make([]events.Fact, len(bodies))
 	for i, b := range bodies {
 		f, err := s.fact(trial, actor, b)
@@ -95,14 +96,14 @@ func (s *scribe) facts(trial string, actor events.Actor, bodies []events.Body) (
 }
 
 // fact mints a fact, for who appends facts of several actors at once.
-func (s *scribe) fact(trial string, actor events.Actor, body events.Body) (events.Fact, error) {
+func (s *eventWriter) fact(trial string, actor events.Actor, body events.Body) (events.Fact, error) {
 	return events.NewFact(s.stamp(), events.Scope{Run: s.run, Trial: trial, Actor: actor}, recorded(s.names, body))
 }
 
-// lane appends the decisions of one trial, one at a time, each conditional on
+// decisionLog appends the decisions of one trial, one at a time, each conditional on
 // the last that this process has seen.
-type lane struct {
-	*scribe
+type decisionLog struct {
+	*eventWriter
 	agg      events.Aggregate
 	conflict func(error) bool
 	attempt  int              // decisions are made for this attempt; 0 before the first
@@ -118,7 +119,7 @@ type lane struct {
 // end of the same checkpoint errEnded, anything else is taken note of and the
 // decision is tried again. A log that does not answer is waited for: see
 // lastWords.
-func (l *lane) decide(ctx context.Context, body events.Body) (events.Recorded, error) {
+func (l *decisionLog) decide(ctx context.Context, body events.Body) (events.Recorded, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	d, err := events.NewDecision(l.stamp(), l.agg, recorded(l.names, body))
@@ -164,7 +165,7 @@ const (
 )
 
 // saw takes note of a decision in the lane.
-func (l *lane) saw(seq uint64, body events.Body) {
+func (l *decisionLog) saw(seq uint64, body events.Body) {
 	l.last = seq
 	if l.noted != nil {
 		l.noted(seq)
@@ -178,7 +179,7 @@ func (l *lane) saw(seq uint64, body events.Body) {
 }
 
 // reread catches up with the decisions of others.
-func (l *lane) reread(ctx context.Context) error {
+func (l *decisionLog) reread(ctx context.Context) error {
 	end, err := l.log.Last(ctx)
 	if err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 )
 
 // lanes makes lanes of one trial in a log, as different trainers have them.
-func lanes(t *testing.T) func(source string, attempt int) *lane {
+func lanes(t *testing.T) func(source string, attempt int) *decisionLog {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "store")
 	if _, err := store.Init(t.Context(), dir, ""); err != nil {
@@ -28,16 +28,16 @@ func lanes(t *testing.T) func(source string, attempt int) *lane {
 			t.Error(err)
 		}
 	})
-	return func(source string, attempt int) *lane {
-		return &lane{
-			scribe: &scribe{log: st.Log, run: "run", trial: "main", source: source, node: events.Node(0), now: time.Now, newID: store.NewID},
-			agg:    events.Aggregate{Run: "run", Trial: "main"}, attempt: attempt,
+	return func(source string, attempt int) *decisionLog {
+		return &decisionLog{
+			eventWriter: &eventWriter{log: st.Log, run: "run", trial: "main", source: source, node: events.Node(0), now: time.Now, newID: store.NewID},
+			agg:         events.Aggregate{Run: "run", Trial: "main"}, attempt: attempt,
 			conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
 		}
 	}
 }
 
-func decides(t *testing.T, l *lane, body events.Body, want error) {
+func decides(t *testing.T, l *decisionLog, body events.Body, want error) {
 	t.Helper()
 	if _, err := l.decide(t.Context(), body); !errors.Is(err, want) {
 		t.Fatalf("%s: decide %s: error %v, want %v", l.source, body.Kind(), err, want)
@@ -48,7 +48,7 @@ func begins(attempt int, id string) events.Body {
 	return &events.CheckpointBegun{Attempt: attempt, Checkpoint: id, Name: "x", WorldSize: 1, Participants: []int{0}}
 }
 
-func starts(l *lane, attempt int) events.Body {
+func starts(l *decisionLog, attempt int) events.Body {
 	l.attempt = attempt
 	return &events.GroupStarted{Attempt: attempt, Job: l.source, WorldSize: 1}
 }

@@ -142,7 +142,7 @@ func TestCauseWithoutLog(t *testing.T) {
 		}}.withDefaults()
 		gone := &lost{job: ctx}
 		j := &job{cfg: cfg, store: Store{Log: newLastWords(ctx, gone), Views: gone}, log: slog.New(slog.DiscardHandler), orders: newOrders()}
-		j.scribe = newScribe(cfg, j.store.Log)
+		j.writer = newEventWriter(cfg, j.store.Log)
 		began := time.Now()
 		err := j.run(ctx)
 		if !errors.Is(err, why) || !strings.HasPrefix(err.Error(), why.Error()) || !errors.Is(told, why) {

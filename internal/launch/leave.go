@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 )
 
-// parting is what a session refuses, and why: all of its ranks when it is over,
+// membership is what a session refuses, and why: all of its ranks when it is over,
 // or those that have left.
-type parting struct {
+type membership struct {
 	leave  func(rank int) // is told of each that has left, once; nil: a trainer sees their end itself
 	parted atomic.Pointer[error]
 }
@@ -21,7 +21,7 @@ type parting struct {
 var afterwards = []string{"wait", "loaded", "leave"}
 
 // refuseFrom says that the session is over, because of cause if it is not nil.
-func (p *parting) refuseFrom(cause *FailedError) {
+func (p *membership) refuseFrom(cause *FailedError) {
 	err := errors.New("the session is over")
 	if cause != nil {
 		err = fmt.Errorf("the session is over: %s", cause.Cause)

@@ -18,30 +18,30 @@ func (j *job) newLoader(g *group) *restore.Loader {
 	return restore.New(restore.Config{
 		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.attempt, World: j.cfg.World(), Resume: g.resume,
 		Store: restore.Store{Resolve: j.store.Views.Resolve, Foreign: j.store.Foreign, Data: j.store.Data},
-		Log:   loads{j.lane}, Arenas: j.arenas, Spare: g.slots.Spare, Limit: j.store.answering, Work: g.work, Logger: j.log,
+		Log:   loads{j.decisions}, Arenas: j.arenas, Spare: g.slots.Spare, Limit: j.store.answering, Work: g.work, Logger: j.log,
 	})
 }
 
 // loads tells the log what becomes of loads.
-type loads struct{ lane *lane }
+type loads struct{ decisions *decisionLog }
 
 // Begun implements [restore.Log].
 func (l loads) Begun(ctx context.Context, b *events.RestoreBegun) error {
-	_, err := l.lane.decide(ctx, b)
+	_, err := l.decisions.decide(ctx, b)
 	return err
 }
 
 // Failed implements [restore.Log].
 func (l loads) Failed(ctx context.Context, b *events.RestoreFailed) error {
 	b.Error = beginning(b.Error, maxMessage)
-	return l.lane.say(ctx, b)
+	return l.decisions.say(ctx, b)
 }
 
 // Completed implements [restore.Log]: the facts of all ranks are one batch.
 func (l loads) Completed(ctx context.Context, plans []*events.LoadPlan, b *events.RestoreCompleted) error {
 	facts := make([]events.Fact, 0, len(plans)+1)
 	add := func(actor events.Actor, body events.Body) error {
-		f, err := l.lane.fact(l.lane.trial, actor, body)
+		f, err := l.decisions.fact(l.decisions.trial, actor, body)
 		facts = append(facts, f)
 		return err
 	}
@@ -49,11 +49,11 @@ func (l loads) Completed(ctx context.Context, plans []*events.LoadPlan, b *event
 	for _, p := range plans {
 		errs = append(errs, add(events.Rank(p.Rank), p))
 	}
-	errs = append(errs, add(l.lane.node, b))
+	errs = append(errs, add(l.decisions.node, b))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return l.lane.append(ctx, facts...)
+	return l.decisions.append(ctx, facts...)
 }
 
 func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (any, error) {

@@ -47,7 +47,7 @@ func (j *job) completed(ctx context.Context, attempt int) error {
 		lost := &LostSaveError{Checkpoint: j.newest.checkpoint, Reason: why, Newest: trial.Head}
 		return errors.Join(lost, j.paused(ctx, attempt, beginning(lost.Error(), maxMessage)))
 	}
-	_, err := j.lane.decide(ctx, &events.TrialCompleted{Attempt: attempt})
+	_, err := j.decisions.decide(ctx, &events.TrialCompleted{Attempt: attempt})
 	return err
 }
 

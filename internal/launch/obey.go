@@ -13,17 +13,17 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// hearing is what is known of whether the workers of an attempt listen.
-type hearing struct {
+// stopState is what is known of whether the workers of an attempt listen.
+type stopState struct {
 	orders *orders
 	open   atomic.Bool // one of them has reported, or asked whether to stop
 	told   atomic.Bool // one of them was told to end, by an answer or by SIGTERM
 }
 
-func (h *hearing) listens() { h.open.Store(true) }
+func (h *stopState) listens() { h.open.Store(true) }
 
 // tell is what workers are asked from now on. Who calls it tells them.
-func (h *hearing) tell() string {
+func (h *stopState) tell() string {
 	o, _ := h.orders.given()
 	if o == nil {
 		return ""
@@ -34,8 +34,8 @@ func (h *hearing) tell() string {
 
 // onShouldStop answers one rank. The ranks agree by asking through one of them.
 func (s *rankServer) onShouldStop(context.Context, struct{}) (client.StopReply, error) {
-	s.hearing.listens()
-	return client.StopReply{Stop: s.hearing.tell()}, nil
+	s.stopState.listens()
+	return client.StopReply{Stop: s.stopState.tell()}, nil
 }
 
 // obey ends the workers when the job is asked to end, until the result is
@@ -47,7 +47,7 @@ func (w *watch) obey(term func()) (done func()) {
 	go func() {
 		defer close(ended)
 		if w.awaitOrder(ctx) {
-			w.group.hearing.told.Store(true)
+			w.group.stopState.told.Store(true)
 			term()
 		}
 	}()
@@ -69,7 +69,7 @@ func (w *watch) awaitOrder(ctx context.Context) bool {
 			if w.living() == 0 {
 				return false // they have ended, and it is the news that comes late
 			}
-			if !w.group.hearing.open.Load() {
+			if !w.group.stopState.open.Load() {
 				w.log.Warn("the workers neither report nor ask whether to stop: they get SIGTERM", "reason", o.Reason, "grace", w.cfg.Grace)
 				return true
 			}

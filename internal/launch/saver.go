@@ -19,12 +19,12 @@ import (
 // executes its commands. Decisions and facts are appended one after the
 // other; ranks are written in parallel.
 type saver struct {
-	lane  *lane
-	store Store
-	log   *slog.Logger
-	now   func() time.Time     // does not move on while the log does not answer
-	coord *planner.Coordinator // owned by the goroutine of run
-	slots *staging.Slots
+	decisions *decisionLog
+	store     Store
+	log       *slog.Logger
+	now       func() time.Time     // does not move on while the log does not answer
+	coord     *planner.Coordinator // owned by the goroutine of run
+	slots     *staging.Slots
 	// put writes the bytes of one rank, out of the slots unless it is set.
 	put    func(context.Context, planner.Write) (data.Written, error)
 	wholes map[string]*data.Sealed // of saves whose bytes come in files, by ID
@@ -71,9 +71,9 @@ type drain struct {
 }
 
 // newSaver makes the shell of a coordinator that writes from slots.
-func newSaver(l *lane, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging.Slots) *saver {
+func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging.Slots) *saver {
 	s := &saver{
-		lane: l, store: store, log: log, coord: coord, slots: slots,
+		decisions: l, store: store, log: log, coord: coord, slots: slots,
 		now:   func() time.Time { return l.now().Add(-store.silence()) },
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
@@ -190,7 +190,7 @@ func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Rec
 		}
 	}
 	read := func(from, until uint64) error {
-		for r, err := range s.store.Log.ReadTrial(ctx, s.lane.agg, from, until) {
+		for r, err := range s.store.Log.ReadTrial(ctx, s.decisions.agg, from, until) {
 			if err == nil {
 				r, err = resolveBlobs(ctx, s.store.Blobs, r)
 			}
@@ -225,7 +225,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	if err := s.coord.Apply(r); err != nil {
 		return err
 	}
-	if r.Scope.Run != s.lane.run || r.Scope.Trial != s.lane.trial {
+	if r.Scope.Run != s.decisions.run || r.Scope.Trial != s.decisions.trial {
 		return nil
 	}
 	body, err := r.Body()
@@ -238,7 +238,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	case *events.GlobalPlan:
 		s.disagree(b)
 	case *events.CheckpointBegun:
-		if b.Attempt == s.lane.attempt {
+		if b.Attempt == s.decisions.attempt {
 			s.asked(b.Checkpoint)
 		}
 		s.share(b)

@@ -17,7 +17,7 @@ import (
 func (s *saver) execute(ctx context.Context, c planner.Command) error {
 	switch c := c.(type) {
 	case planner.Decide:
-		_, err := s.lane.decide(ctx, c.Body)
+		_, err := s.decisions.decide(ctx, c.Body)
 		if errors.Is(err, errEnded) {
 			return nil // the log says how, and comes by here
 		}
@@ -25,7 +25,7 @@ func (s *saver) execute(ctx context.Context, c planner.Command) error {
 	case planner.Publish:
 		return s.publish(ctx, c.Body)
 	case planner.Ask:
-		return s.unsaid(ctx, s.lane.attempt, c.Checkpoint, s.answer(ctx, c))
+		return s.unsaid(ctx, s.decisions.attempt, c.Checkpoint, s.answer(ctx, c))
 	case planner.Write:
 		s.writing++
 		go func() { s.written <- s.write(ctx, c) }()
@@ -54,9 +54,9 @@ func (s *saver) publish(ctx context.Context, body events.Body) error {
 			return s.unsaid(ctx, g.Attempt, g.Checkpoint, err)
 		}
 		g.Layout = b
-		return s.unsaid(ctx, g.Attempt, g.Checkpoint, s.lane.say(ctx, g))
+		return s.unsaid(ctx, g.Attempt, g.Checkpoint, s.decisions.say(ctx, g))
 	}
-	return s.lane.say(ctx, body)
+	return s.decisions.say(ctx, body)
 }
 
 // unsaid aborts the save of which a fact was refused because the disk is
@@ -101,7 +101,7 @@ func (s *saver) sayPlan(ctx context.Context, p *events.LocalPlan) error {
 	if err != nil {
 		return err
 	}
-	return s.lane.sayAs(ctx, s.lane.trial, events.Rank(p.Rank), said)
+	return s.decisions.sayAs(ctx, s.decisions.trial, events.Rank(p.Rank), said)
 }
 
 // claim is a rank's plan with a claim check where it is too large for the log.
@@ -126,7 +126,7 @@ func (s *rankServer) sayAsRank(ctx context.Context, bodies ...events.Body) error
 			bodies[i] = said
 		}
 	}
-	return s.lane.sayAs(ctx, s.lane.trial, events.Rank(s.rank), bodies...)
+	return s.decisions.sayAs(ctx, s.decisions.trial, events.Rank(s.rank), bodies...)
 }
 
 // lost ends the part of a rank in a save of which the log has not taken a fact.
@@ -163,7 +163,7 @@ func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank
 	ctx, cancel := s.store.answering(context.WithoutCancel(ctx), lastWordsTimeout)
 	defer cancel()
 	text := beginning(cause.Error(), maxMessage)
-	err := s.lane.sayNow(ctx, s.lane.trial, events.Rank(rank), &events.WriteFailed{
+	err := s.decisions.sayNow(ctx, s.decisions.trial, events.Rank(rank), &events.WriteFailed{
 		Attempt: attempt, Checkpoint: checkpoint, Rank: rank, Error: text,
 	})
 	if errors.Is(err, syscall.ENOSPC) {
@@ -173,7 +173,7 @@ func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank
 }
 
 func (s *saver) ref(checkpoint string) data.Ref {
-	return data.RefOf(s.lane.run, s.lane.trial, checkpoint)
+	return data.RefOf(s.decisions.run, s.decisions.trial, checkpoint)
 }
 
 // write makes one rank's sealed bytes durable and says so. A failure to
@@ -181,7 +181,7 @@ func (s *saver) ref(checkpoint string) data.Ref {
 func (s *saver) write(ctx context.Context, c planner.Write) error {
 	s.permits <- struct{}{}
 	defer func() { <-s.permits }()
-	attempt := s.lane.attempt
+	attempt := s.decisions.attempt
 	w, err := s.putOf(ctx, c)
 	if u := s.usesOf(c.Checkpoint); u != nil {
 		u.Done(c.Rank)
@@ -199,7 +199,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 		if errors.Is(err, syscall.ENOSPC) {
 			s.full(c.Checkpoint)
 		}
-		return s.unsaid(ctx, attempt, c.Checkpoint, s.lane.sayNow(ctx, s.lane.trial, s.lane.node, failed))
+		return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.sayNow(ctx, s.decisions.trial, s.decisions.node, failed))
 	}
 	done := &events.WriteCompleted{
 		Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank,
@@ -208,7 +208,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	for _, f := range w.Files {
 		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
 	}
-	return s.unsaid(ctx, attempt, c.Checkpoint, s.lane.say(ctx, done))
+	return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.say(ctx, done))
 }
 
 func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, error) {
@@ -246,7 +246,7 @@ func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	id := c.Manifest.Checkpoint
 	w := s.store.Data.Writer(s.ref(id))
 	_, err := w.Finish(ctx, c.Manifest, func(ctx context.Context, manifest checkpoint.Digest) (data.Decision, error) {
-		r, err := s.lane.decide(ctx, &events.CheckpointCommitted{
+		r, err := s.decisions.decide(ctx, &events.CheckpointCommitted{
 			Attempt: c.Manifest.Attempt, Checkpoint: id, Manifest: manifest.String(), Bytes: c.Bytes,
 		})
 		return data.Decision{Sequence: r.Sequence, Event: r.ID, Time: r.Time}, err
@@ -274,7 +274,7 @@ func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 // abort ends a save that cannot be finished. Ranks are those that caused it.
 func (s *saver) abort(ctx context.Context, attempt int, checkpoint, reason string, ranks ...int) error {
 	s.log.Error("a save cannot be finished", "checkpoint", checkpoint, "reason", reason)
-	_, err := s.lane.decide(ctx, &events.CheckpointAborted{
+	_, err := s.decisions.decide(ctx, &events.CheckpointAborted{
 		Attempt: attempt, Checkpoint: checkpoint, Reason: beginning(reason, maxMessage), Ranks: ranks,
 	})
 	if errors.Is(err, errEnded) {

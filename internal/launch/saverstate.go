@@ -44,7 +44,7 @@ func (s *saver) last() (l lastSave) {
 // that has ended without it: the checkpoint that has that ID is not this
 // rank's.
 func (s *saver) joined(b *events.LocalPlan) {
-	if b.Attempt != s.lane.attempt {
+	if b.Attempt != s.decisions.attempt {
 		return
 	}
 	who, now := rankSave{b.Checkpoint, b.Rank}, s.state(b.Checkpoint, b.Rank)

@@ -13,7 +13,7 @@ import (
 // an older one does not change that, whether it has ended or not. Why the newest
 // has not begun is what the lowest rank was told.
 func TestNewestSave(t *testing.T) {
-	s := newSaver(&lane{scribe: &scribe{now: time.Now}, attempt: 1}, Store{}, nil, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
+	s := newSaver(&decisionLog{eventWriter: &eventWriter{now: time.Now}, attempt: 1}, Store{}, nil, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
 	want := func(want lastSave) {
 		t.Helper()
 		if got := s.last(); got != want {

@@ -41,26 +41,26 @@ const maxBody = 1 << 30
 
 // group is what the servers of one attempt's ranks share.
 type group struct {
-	cfg     Config
-	attempt int
-	resume  string
-	store   Store
-	lane    *lane
-	slots   *staging.Slots
-	work    context.Context // ends with the attempt
-	saver   *saver
-	handoff *handoff
-	loader  *restore.Loader
-	hub     *collective.Hub
-	hello   chan int // a rank, at its first hello
-	hearing *hearing
-	signals *heldSignals
-	ask     func(StopRequest) // nil: nobody can ask this attempt to end
-	*enlisted
+	cfg       Config
+	attempt   int
+	resume    string
+	store     Store
+	decisions *decisionLog
+	slots     *staging.Slots
+	work      context.Context // ends with the attempt
+	saver     *saver
+	handoff   *handoff
+	loader    *restore.Loader
+	hub       *collective.Hub
+	hello     chan int // a rank, at its first hello
+	stopState *stopState
+	signals   *heldSignals
+	ask       func(StopRequest) // nil: nobody can ask this attempt to end
+	*backendHooks
 	pulses *pulses
 
 	messages messages
-	parting
+	membership
 	names saveNames
 }
 
@@ -256,7 +256,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.Repo
 	if err := checkMetrics(r.Metrics, s.cfg.World()); err != nil {
 		return client.ReportReply{}, badRequest("%w", err)
 	}
-	s.hearing.listens()
+	s.stopState.listens()
 	stop, err := s.handoff.report(ctx, s.rank, r)
 	if errors.Is(err, syscall.ENOSPC) {
 		return client.ReportReply{}, fmt.Errorf("the metrics of step %d are not kept: %w", r.Step, err)

@@ -66,10 +66,10 @@ func Session(ctx context.Context, cfg SessionConfig, store Store) (err error) {
 	}
 	store = store.patiently(ctx, cfg.Logger).untilRoom()
 	j := &job{
-		cfg: full, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(full, store.Log),
+		cfg: full, store: store, log: cfg.Logger, processes: process.NewHunt(cfg.Job), writer: newEventWriter(full, store.Log),
 		orders: newOrders(), members: &members{cfg},
 	}
-	j.scribe.words = store.words
+	j.writer.words = store.words
 	if err := j.open(); err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err
 // follow takes the members' ends until there are none left.
 func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error) {
 	say := func(body events.Body) {
-		serr := w.lane.say(work, body)
+		serr := w.decisions.say(work, body)
 		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
 			return // said once, not by each rank
 		}

@@ -141,7 +141,7 @@ func (h *heldSignals) holds(rank int, name string) bool {
 func (w *watch) signaled(rank int) {
 	o, _ := w.orders.given()
 	if o != nil && o.Preempt && !(w.group.signals.holds(rank, "SIGTERM") && w.group.signals.holds(rank, "SIGUSR1")) {
-		w.group.hearing.told.Store(true)
+		w.group.stopState.told.Store(true)
 	}
 }
 

@@ -33,7 +33,7 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		}
 		w.servers = append(w.servers, s)
 		set := torchEnv(w.cfg, w.group.attempt, restart, rank, w.port.port, w.file(rank, "error.json"))
-		maps.Copy(set, w.enlisted.env(rank))
+		maps.Copy(set, w.backendHooks.env(rank))
 		set[client.EnvSocket], set[client.EnvToken] = socket, token
 		set[client.EnvResume] = w.group.resume
 		set[client.EnvStoreID] = w.store.ID
@@ -50,13 +50,13 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		if err != nil {
 			return err
 		}
-		w.prey.Add(root)
+		w.processes.Add(root)
 		w.guard.Watch(root)
 		go func() {
 			e := p.Wait()
 			w.group.messages.gone(e.Rank)
 			w.group.signals.gone(e.Rank)
-			w.enlisted.died(e)
+			w.backendHooks.died(e)
 			w.exits <- e
 		}()
 	}

@@ -26,7 +26,7 @@ func (j *job) recoverSaves(ctx context.Context, trial projections.Trial) error {
 			newest = true
 			continue
 		}
-		_, err := j.lane.decide(ctx, &events.CheckpointAborted{
+		_, err := j.decisions.decide(ctx, &events.CheckpointAborted{
 			Attempt: c.Attempt, Checkpoint: c.ID, Reason: fmt.Sprintf("attempt %d took over", trial.Attempt),
 		})
 		if err != nil && !errors.Is(err, errEnded) {
@@ -67,7 +67,7 @@ func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 	}
 	const why = "the trainer ended before the save was complete"
 	coord := planner.NewCoordinator(j.coordinator(attempt, world))
-	s := newSaver(j.lane, j.store, coord, j.log, staging.New(j.arenas, j.staging()))
+	s := newSaver(j.decisions, j.store, coord, j.log, staging.New(j.arenas, j.staging()))
 	s.kept = j.keeper.committed
 	if kept == nil {
 		coord.Abandon(why)

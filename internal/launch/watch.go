@@ -27,7 +27,7 @@ type watch struct {
 	exits       chan process.Exit
 	reported    chan error // the handoff's end
 	iterations  int        // valid once reported
-	*enlisted
+	*backendHooks
 
 	hung    chan string // why the group hangs; see hang.go
 	unwatch func()      // nil: nobody looks for hangs
@@ -39,7 +39,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	w.exits = make(chan process.Exit, len(w.cfg.Local()))
 	w.reported = make(chan error, 1)
 	err = w.start(ctx, restart)
-	defer func() { w.enlisted.over() }()
+	defer func() { w.backendHooks.over() }()
 	defer w.works(func() bool { return w.living() > 0 })()
 	if refused := (hookError{}); errors.As(err, &refused) {
 		cause, err = &FailedError{Rank: -1, Cause: refused.Error()}, nil
@@ -54,12 +54,12 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 		stopHangs()
 	}
 	if cause == nil && err == nil {
-		w.enlisted.shutDown(work, w.cfg.Grace)
+		w.backendHooks.shutDown(work, w.cfg.Grace)
 	}
 	w.signal(syscall.SIGKILL)
-	if rerr := w.prey.Kill(work); rerr == nil {
-		w.devices.leave(w.prey)
-		w.prey.Forget()
+	if rerr := w.processes.Kill(work); rerr == nil {
+		w.devices.leave(w.processes)
+		w.processes.Forget()
 		w.guard.Release()
 	} else {
 		err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, rerr))
@@ -97,7 +97,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	})
 	defer grace.Stop()
 	term := sync.OnceFunc(func() {
-		w.enlisted.shutDown(work, w.cfg.Grace)
+		w.backendHooks.shutDown(work, w.cfg.Grace)
 		left := w.releaseSignals()
 		w.signal(syscall.SIGTERM)
 		grace.Reset(left)
@@ -111,7 +111,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		if cause == nil {
 			cause = why
 			if ctx.Err() == nil {
-				w.enlisted.failed()
+				w.backendHooks.failed()
 			}
 			w.endsHangs()
 			term()
@@ -119,7 +119,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	}
 	stopped := func() { end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}) }
 	say := func(body events.Body) {
-		serr := w.lane.say(work, body)
+		serr := w.decisions.say(work, body)
 		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
 			return // said once, not by each rank
 		}
@@ -132,7 +132,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	greeted := map[int]bool{}
 	greet := func(rank int) {
 		if greeted[rank] = true; len(greeted) == len(w.cfg.Local()) {
-			trains, terr := w.enlisted.trains()
+			trains, terr := w.backendHooks.trains()
 			if terr != nil {
 				end(&FailedError{Rank: -1, Cause: terr.Error()})
 			}
@@ -253,7 +253,7 @@ func (w *watch) flush(work context.Context, rank int) {
 // taken of what descends from them: with its parent gone, it would be known
 // by its marker alone.
 func (w *watch) signal(sig syscall.Signal) {
-	if _, err := w.prey.Look(); err != nil {
+	if _, err := w.processes.Look(); err != nil {
 		w.log.Warn("children of the workers are known by their environment alone", "error", err)
 	}
 	for _, p := range w.procs {

@@ -30,7 +30,7 @@ func TestUnkillableWorker(t *testing.T) {
 		p := process.Of(0, &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}})
 		say := func(context.Context, ...events.Body) error { return nil }
 		w := &watch{
-			job:   &job{cfg: Config{Config: session.Config{Nodes: session.OneNode(1)}, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler), prey: process.NewHunt("none")},
+			job:   &job{cfg: Config{Config: session.Config{Nodes: session.OneNode(1)}, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler), processes: process.NewHunt("none")},
 			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, say), signals: newHeldSignals()},
 			procs: []*process.Process{p}, exits: make(chan process.Exit), reported: make(chan error),
 		}
@@ -83,13 +83,13 @@ func (s *said) String() string {
 // watched is a watch over one process that has ended well.
 func watched(t *testing.T) (w *watch, heard *recorder, warned *said) {
 	heard, warned = &recorder{}, &said{}
-	l := &lane{scribe: &scribe{log: heard, run: "run", trial: "main", source: "test", node: events.Node(0), now: time.Now, newID: rand.Text}}
+	l := &decisionLog{eventWriter: &eventWriter{log: heard, run: "run", trial: "main", source: "test", node: events.Node(0), now: time.Now, newID: rand.Text}}
 	w = &watch{
 		job: &job{
-			cfg: Config{Config: session.Config{Nodes: session.OneNode(1)}}.withDefaults(), lane: l, runtime: t.TempDir(),
-			log: slog.New(slog.NewTextHandler(warned, nil)), prey: process.NewHunt("none"),
+			cfg: Config{Config: session.Config{Nodes: session.OneNode(1)}}.withDefaults(), decisions: l, runtime: t.TempDir(),
+			log: slog.New(slog.NewTextHandler(warned, nil)), processes: process.NewHunt("none"),
 		},
-		group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: collective.NewHub(1), hello: make(chan int, 1), lane: l, signals: newHeldSignals()},
+		group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: collective.NewHub(1), hello: make(chan int, 1), decisions: l, signals: newHeldSignals()},
 		procs: []*process.Process{process.Of(0, &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}})},
 		exits: make(chan process.Exit, 1), reported: make(chan error, 1),
 	}

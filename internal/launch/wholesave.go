@@ -56,7 +56,7 @@ func (c Caller) Save(ctx context.Context, name string, step int64, from *data.Se
 	id = planner.CheckpointID(name, g.attempt, g.names.whole(name))
 	g.saver.putWhole(id, from)
 	defer g.saver.putWhole(id, nil)
-	if err := offerWhole(ctx, g.lane, g.store.Blobs, g.attempt, id, name, step, from.Manifest().Ranks, from.Items); err != nil {
+	if err := offerWhole(ctx, g.decisions, g.store.Blobs, g.attempt, id, name, step, from.Manifest().Ranks, from.Items); err != nil {
 		return id, err
 	}
 	ctx, cancel := g.store.answering(ctx, g.cfg.SaveTimeout+decideTimeout)
@@ -99,7 +99,7 @@ func (s *saver) putOf(ctx context.Context, c planner.Write) (data.Written, error
 }
 
 // offerWhole says what every rank of a save has, and that its bytes are there.
-func offerWhole(ctx context.Context, l *lane, blobs Blobs, attempt int, id, name string, step int64, ranks []checkpoint.RankIndex, items func(int) []checkpoint.Item) error {
+func offerWhole(ctx context.Context, l *decisionLog, blobs Blobs, attempt int, id, name string, step int64, ranks []checkpoint.RankIndex, items func(int) []checkpoint.Item) error {
 	var participants []int
 	for _, r := range ranks {
 		participants = append(participants, r.Rank)
