@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -109,7 +110,7 @@ func (a *app) importPath(ctx context.Context, path string, o importOptions) erro
 		read := int64(0)
 		got, err := launch.Import(ctx, launch.ImportConfig{
 			Run: o.run, Trial: projections.DefaultTrial, Job: job, Step: o.step, From: from.foreign, InPlace: o.inPlace,
-			Command: os.Args, Read: func(n int64) { read += n; bar.set(read) },
+			Command: os.Args, Reap: process.ReapEarlier, Read: func(n int64) { read += n; bar.set(read) },
 			Logger: a.logger(), NewID: store.NewID,
 			ExitCode: func(err error) int { return exitCode(err, ctx.Err() != nil) },
 		}, launch.Store{

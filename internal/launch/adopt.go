@@ -25,7 +25,7 @@ type adopted struct {
 
 // adopt looks for what can be finished of an attempt whose trainer is dead. It
 // says in the log what the dead one was told and had not said yet.
-func (j *job) adopt(ctx context.Context, attempt, world int, from uint64) (*adopted, error) {
+func (j *Job) adopt(ctx context.Context, attempt, world int, from uint64) (*adopted, error) {
 	a := &adopted{slots: map[rankSave]*staging.Left{}, log: j.log}
 	if j.arenas == nil {
 		return a, nil
@@ -64,7 +64,7 @@ type openSave struct {
 }
 
 // leftOpen reads the open saves of an attempt that have begun, in their order.
-func (j *job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*openSave, err error) {
+func (j *Job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*openSave, err error) {
 	end, err := j.store.Log.Last(ctx)
 	if err != nil {
 		return nil, err
@@ -127,7 +127,7 @@ func (o *openSave) matches(a *adopted, world int) bool {
 }
 
 // sayLeft says plans and seals that did not get into the log.
-func (j *job) sayLeft(ctx context.Context, a *adopted, o *openSave) error {
+func (j *Job) sayLeft(ctx context.Context, a *adopted, o *openSave) error {
 	for _, rank := range o.begun.Participants {
 		s, ok := a.slots[rankSave{o.begun.Checkpoint, rank}]
 		if !ok {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"slices"
 	"time"
@@ -115,14 +114,14 @@ func (w *watch) enlist(ctx context.Context) error {
 		return nil
 	}
 	e := &backendHooks{exec: w.hooks.exec, members: &backend.Group{
-		Run: w.cfg.Run, Trial: w.cfg.Trial, Job: w.cfg.Job, Attempt: w.group.attempt,
+		Run: w.cfg.Run, Trial: w.cfg.Trial, Job: w.cfg.Job, Attempt: w.group.Number,
 		MasterAddr: w.cfg.Torch.masterAddr(), MasterPort: w.port.port, Workers: backend.Arrange(w.hooks.workers(w.hooks.given)),
 	}}
 	e.ctx, e.end = context.WithCancelCause(ctx)
 	if e.exec.HoldsHello() {
 		e.begun = make(chan struct{})
 	}
-	w.backendHooks, w.group.backendHooks = e, e
+	w.backendHooks = e
 	if err := e.exec.Start(e.ctx, e.members); err != nil {
 		return hookError{err}
 	}
@@ -186,29 +185,18 @@ func (e *backendHooks) over() {
 	}
 }
 
-// held blocks a hello until training has started, if the backend wants that.
-func (g *group) held(ctx context.Context) error {
-	if g.backendHooks == nil || g.backendHooks.begun == nil {
+// Begun implements [session.Hooks]: it holds hellos back if the backend wants that.
+func (w *watch) Begun() <-chan struct{} {
+	if w.backendHooks == nil {
 		return nil
 	}
-	timer := time.NewTimer(g.cfg.Collective)
-	defer timer.Stop()
-	select {
-	case <-g.backendHooks.begun:
-		return nil
-	case <-g.work.Done():
-		return &problem{http.StatusGone, errors.New("the attempt is over before training has started")}
-	case <-timer.C:
-		return &problem{http.StatusConflict, fmt.Errorf("the backend lets nobody start before all %d ranks have said hello, and they have not within %v: every rank must connect to the trainer", g.cfg.World(), g.cfg.Collective)}
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return w.begun
 }
 
-// fetch is the metrics of a report as the backend decodes them.
-func (g *group) fetch(metrics map[string]any) (map[string]any, error) {
-	if g.backendHooks == nil {
+// Fetch implements [session.Hooks].
+func (w *watch) Fetch(metrics map[string]any) (map[string]any, error) {
+	if w.backendHooks == nil {
 		return metrics, nil
 	}
-	return g.backendHooks.exec.Fetch(metrics)
+	return w.exec.Fetch(metrics)
 }

@@ -1,10 +1,10 @@
 package launch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,12 +24,12 @@ func torchEnv(cfg Config, attempt, restart, rank, port int, errorFile string) ma
 		"LOCAL_WORLD_SIZE":                local,
 		"GROUP_RANK":                      strconv.Itoa(cfg.Node),
 		"GROUP_WORLD_SIZE":                strconv.Itoa(len(cfg.Nodes)),
-		"ROLE_NAME":                       or(cfg.Torch.Role, "default"),
+		"ROLE_NAME":                       cmp.Or(cfg.Torch.Role, "default"),
 		"ROLE_RANK":                       strconv.Itoa(rank),
 		"ROLE_WORLD_SIZE":                 world,
 		"MASTER_ADDR":                     cfg.Torch.masterAddr(),
 		"MASTER_PORT":                     strconv.Itoa(port),
-		"TORCHELASTIC_RUN_ID":             or(cfg.Torch.RunID, cfg.Run),
+		"TORCHELASTIC_RUN_ID":             cmp.Or(cfg.Torch.RunID, cfg.Run),
 		"TORCHELASTIC_RESTART_COUNT":      strconv.Itoa(restart),
 		"TORCHELASTIC_MAX_RESTARTS":       strconv.Itoa(cfg.MaxRestarts),
 		"TORCHELASTIC_ERROR_FILE":         errorFile,
@@ -106,6 +106,3 @@ func notHeld(port int, err error) error {
 }
 
 func (h *heldPort) release() { _ = unix.Close(h.fd) }
-
-// defaultWorkers bounds how many ranks are written at the same time.
-func defaultWorkers() int { return runtime.GOMAXPROCS(0) + 2 }

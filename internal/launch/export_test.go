@@ -5,12 +5,9 @@ import (
 	"path/filepath"
 )
 
-// ReportLimit is for tests from outside.
-var ReportLimit = reportLimit
-
 // Bounded is a store of which each staging directory has room for so many bytes.
 func Bounded(s Store, bytes int64) Store {
-	s.room = func(file *os.File) (int64, error) {
+	s.Room = func(file *os.File) (int64, error) {
 		files, err := os.ReadDir(filepath.Dir(file.Name()))
 		if err != nil {
 			return 0, err

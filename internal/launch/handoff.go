@@ -54,6 +54,23 @@ type reportAnswer struct {
 	err  error
 }
 
+// RefusedError says that the log does not take what this process has to say: no
+// fault of the ranks.
+type RefusedError struct{ Err error }
+
+// Unwrap returns why the log refused it.
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+
+// UnevenError says that some ranks have reported once more than others.
+type UnevenError struct{ Reported, Ended []int }
+
+// Error names the ranks.
+func (e *UnevenError) Error() string {
+	return fmt.Sprintf("ranks %v reported while ranks %v have ended: every rank must report the same number of times", e.Reported, e.Ended)
+}
+
 func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, say func(context.Context, ...events.Body) error) *handoff {
 	h := &handoff{
 		attempt: attempt, limit: limit, now: now, reports: newReports(say, slog.New(slog.DiscardHandler)),
@@ -137,7 +154,7 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 			continue // the workers know; what they train is worth more than its metrics
 		}
 		if err != nil {
-			return iterations, &unsaidError{err}
+			return iterations, &RefusedError{Err: err}
 		}
 		iterations++
 	}
@@ -171,7 +188,7 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 		case len(reported) == 0:
 			return nil, nil
 		case len(ended) > 0:
-			return refuse("%w", &unevenError{reported, ended})
+			return refuse("%w", &UnevenError{reported, ended})
 		default:
 			all := make([]delivery, len(reported))
 			for rank, d := range got {
@@ -191,7 +208,7 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 			}
 		case err := <-h.reports.broke:
 			_, _ = refuse("%w", err)
-			return nil, &unsaidError{err}
+			return nil, &RefusedError{Err: err}
 		case <-limit:
 			return refuse("ranks %v have not reported within %v, while ranks %v have", silent, h.limit, reported)
 		case <-ctx.Done():

@@ -33,9 +33,11 @@ type ImportConfig struct {
 	// Name is then that of the checkpoint.
 	Sealed  *data.Sealed
 	Name    string
-	InPlace bool              // adopt the files instead of copying them
-	Command []string          // for the log
-	Read    func(bytes int64) // told the size of each item that was copied; may be nil
+	InPlace bool     // adopt the files instead of copying them
+	Command []string // for the log
+	// Reap is that of a session's configuration.
+	Reap func(ctx context.Context, log *slog.Logger, jobs []string, env ...string) error
+	Read func(bytes int64) // told the size of each item that was copied; may be nil
 
 	Logger   *slog.Logger
 	Now      func() time.Time // default time.Now
@@ -66,10 +68,10 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 	}
 	m := cfg.From.Manifest()
 	if len(m.Ranks) == 0 {
-		return Imported{}, fmt.Errorf("import %s: %w: it holds no tensor and no value", cfg.From.Path(), ErrConfig)
+		return Imported{}, fmt.Errorf("import %s: %w: it holds no tensor and no value", cfg.From.Path(), session.ErrConfig)
 	}
 	if cfg.Step < 0 {
-		return Imported{}, fmt.Errorf("import %s: %w: step %d is negative", cfg.From.Path(), ErrConfig, cfg.Step)
+		return Imported{}, fmt.Errorf("import %s: %w: step %d is negative", cfg.From.Path(), session.ErrConfig, cfg.Step)
 	}
 	// Nobody could resume from it, and a lone rank's plan may have holes.
 	if holes := planner.Holes(m.Layout); len(holes) > 0 {
@@ -80,44 +82,42 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 		return Imported{}, fmt.Errorf("import %s: %w", cfg.From.Path(), &data.CorruptError{File: cfg.From.Path(), Block: -1, Problem: problem})
 	}
 	bytes := m.Layout.Bytes()
-	full := Config{
-		Config: session.Config{
-			Run: cfg.Run, Trial: cfg.Trial, Job: cfg.Job, Nodes: session.OneNode(m.WorldSize),
-			Logger: cfg.Logger, Now: cfg.Now, NewID: cfg.NewID,
-			// A disk that is slower than this does not work.
-			SaveTimeout: 10*time.Minute + time.Duration(bytes>>20)*time.Second/4,
-		},
-		Command: cfg.Command, Backend: ImportBackend, ExitCode: cfg.ExitCode,
-	}.withDefaults()
-	store = store.patiently(ctx, full.Logger)
-	j := &job{cfg: full, store: store, log: full.Logger, writer: newEventWriter(full, store.Log)}
+	j := newJob(ctx, session.Config{
+		Run: cfg.Run, Trial: cfg.Trial, Job: cfg.Job, Nodes: session.OneNode(m.WorldSize),
+		Logger: cfg.Logger, Now: cfg.Now, NewID: cfg.NewID, Reap: cfg.Reap,
+		// A disk that is slower than this does not work.
+		SaveTimeout: 10*time.Minute + time.Duration(bytes>>20)*time.Second/4,
+	}, store)
 	host, err := os.Hostname()
 	if err != nil {
 		return Imported{}, fmt.Errorf("hostname: %w", err)
 	}
-	err = j.writer.sayAs(ctx, events.None, j.writer.node, &events.JobStarted{
-		Job: full.Job, Host: host, PID: os.Getpid(), Command: full.Command, NProc: len(full.Local()), NNodes: len(full.Nodes), Resume: full.Resume,
+	err = j.AppendOfRun(ctx, &events.JobStarted{
+		Job: cfg.Job, Host: host, PID: os.Getpid(), Command: cfg.Command, NProc: len(j.cfg.Local()), NNodes: len(j.cfg.Nodes), Resume: "auto",
 	})
 	if err != nil {
 		return Imported{}, err
 	}
-	im := &importer{job: j, cfg: cfg}
+	im := &importer{Job: j, cfg: cfg}
 	err = im.run(ctx)
 	end := context.WithoutCancel(ctx) // as at the end of other jobs
-	ended := &events.JobEnded{Job: full.Job, ExitCode: full.ExitCode(err)}
+	ended := &events.JobEnded{Job: cfg.Job}
 	if err != nil {
-		ended.Reason = err.Error()
+		ended.ExitCode, ended.Reason = 1, err.Error()
+	}
+	if cfg.ExitCode != nil {
+		ended.ExitCode = cfg.ExitCode(err)
 	}
 	out := Imported{Checkpoint: im.id, Attempt: im.attempt, Ranks: len(m.Ranks), Bytes: bytes}
 	if err == nil {
 		out.Written = im.written.Load()
 	}
-	return out, errors.Join(err, j.writer.sayAs(end, events.None, j.writer.node, ended))
+	return out, errors.Join(err, j.AppendOfRun(end, ended))
 }
 
 // importer is the state of one Import.
 type importer struct {
-	*job
+	*Job
 	cfg     ImportConfig
 	attempt int
 	id      string // of the checkpoint
@@ -127,39 +127,38 @@ type importer struct {
 
 // run opens an attempt, saves in it, and closes it.
 func (im *importer) run(ctx context.Context) error {
-	trial, err := im.openTrial(ctx)
+	trial, err := im.OpenTrial(ctx, nil)
 	if err != nil {
 		return err
 	}
-	if err := im.reapEarlier(ctx); err != nil {
+	if err := im.ReapEarlier(ctx); err != nil {
 		return err
 	}
 	im.attempt, im.head = trial.Attempt+1, trial.Head
 	im.id = planner.CheckpointID(im.cfg.Name, im.attempt, 1)
-	im.decisions.attempt = im.attempt
-	started, err := im.decisions.decide(ctx, &events.GroupStarted{
-		Attempt: im.attempt, Job: im.job.cfg.Job, WorldSize: im.job.cfg.World(), Backend: ImportBackend, Resume: trial.Head,
+	started, err := im.StartAttempt(ctx, &events.GroupStarted{
+		Attempt: im.attempt, Job: im.Job.cfg.Job, WorldSize: im.Job.cfg.World(), Backend: ImportBackend, Resume: trial.Head,
 	})
 	if err != nil {
 		return err
 	}
-	err = im.save(ctx, started.Sequence)
+	err = im.save(ctx, started)
 	reason := im.id + importedFrom + im.cfg.From.Path()
 	if err != nil {
 		reason = err.Error()
 	}
 	// Each has a deadline of its own.
 	after := context.WithoutCancel(ctx)
-	if stopped := im.decisions.say(after, &events.GroupStopped{Attempt: im.attempt, Reason: reason}); stopped != nil {
+	if stopped := im.Append(after, &events.GroupStopped{Attempt: im.attempt, Reason: reason}); stopped != nil {
 		return errors.Join(err, stopped)
 	}
-	_, paused := im.decisions.decide(after, &events.TrialPaused{Attempt: im.attempt, Reason: reason})
+	paused := im.Decide(after, &events.TrialPaused{Attempt: im.attempt, Reason: reason})
 	return errors.Join(err, paused)
 }
 
 // save runs the coordinator's shell until the checkpoint is committed.
 func (im *importer) save(ctx context.Context, from uint64) error {
-	coord := planner.NewCoordinator(im.coordinator(im.attempt, im.job.cfg.World()))
+	coord := planner.NewCoordinator(im.coordinator(im.attempt, im.Job.cfg.World()))
 	s := newSaver(im.decisions, im.store, coord, im.log, staging.New(nil, im.staging()))
 	s.permits = make(chan struct{}, 1) // each holds a whole chunk in memory
 	s.resume, s.from = im.head, im.cfg.From.Path()
@@ -191,13 +190,13 @@ func (im *importer) save(ctx context.Context, from uint64) error {
 		return errors.Join(err, lastErr, <-saving)
 	}
 	s.drain <- drain{"the import ended before the save was complete", end}
-	late, cancel := im.store.answering(work, im.job.cfg.DrainTimeout)
+	late, cancel := im.store.answering(work, im.Job.cfg.DrainTimeout)
 	defer cancel()
 	select {
 	case drained := <-saving:
 		return errors.Join(err, drained)
 	case <-late.Done():
-		return errors.Join(err, fmt.Errorf("%w: the import is not finished in time; the next job of the run ends it", errDrain))
+		return errors.Join(err, fmt.Errorf("%w: the import is not finished in time; the next job of the run ends it", ErrDrain))
 	}
 }
 
@@ -219,7 +218,7 @@ func (im *importer) offer(ctx context.Context) error {
 }
 
 func (im *importer) ref() data.Ref {
-	return data.RefOf(im.job.cfg.Run, im.job.cfg.Trial, im.id)
+	return data.RefOf(im.Job.cfg.Run, im.Job.cfg.Trial, im.id)
 }
 
 // put copies or adopts what the global plan wants of one rank.

@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/format/dcp"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -42,6 +43,7 @@ func importInto(ctx context.Context, t *testing.T, run string, from *data.Foreig
 	if change != nil {
 		change(&cfg)
 	}
+	cfg.Reap = process.ReapEarlier
 	return launch.Import(ctx, cfg, storeOf(home, memory))
 }
 

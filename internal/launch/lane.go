@@ -9,6 +9,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/redact"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // decideTimeout is the time in which a log that answers has taken a decision.
@@ -36,7 +37,7 @@ type eventWriter struct {
 }
 
 // newEventWriter speaks for a job on its node.
-func newEventWriter(cfg Config, log Log) *eventWriter {
+func newEventWriter(cfg session.Config, log Log) *eventWriter {
 	return &eventWriter{
 		log: log, run: cfg.Run, trial: cfg.Trial, source: "trainer/" + cfg.Job,
 		node: events.Node(cfg.Node), now: cfg.Now, newID: cfg.NewID, names: cfg.Redact,

@@ -12,9 +12,9 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// lastWordsTimeout bounds how long a job that was told to end waits for a log
+// LastWordsTimeout bounds how long a job that was told to end waits for a log
 // that does not answer: over all that it still has to say, not each time anew.
-const lastWordsTimeout = 30 * time.Second
+const LastWordsTimeout = 30 * time.Second
 
 // Pauses between the attempts of a call that nobody answers. Each attempt has a
 // deadline of its own in the log.
@@ -23,8 +23,8 @@ const (
 	lastPause  = 2 * time.Second
 )
 
-// errUnserved says that the log did not answer a job that was told to end.
-var errUnserved = fmt.Errorf("nobody served the log in the last %v of the job; what it still had to say is found out by the next one", lastWordsTimeout)
+// ErrUnserved says that the log did not answer a job that was told to end.
+var ErrUnserved = fmt.Errorf("nobody served the log in the last %v of the job; what it still had to say is found out by the next one", LastWordsTimeout)
 
 // lastWords is the log of a job. A log that does not answer, because its owner
 // is paused, its disk slow or full, or its cluster without a leader, fails no
@@ -56,7 +56,7 @@ type lastWords struct {
 
 func newLastWords(job context.Context, log Log) *lastWords {
 	never := func(error) bool { return false }
-	l := &lastWords{Log: log, left: lastWordsTimeout, unserved: never, conflict: never, log: slog.New(slog.DiscardHandler)}
+	l := &lastWords{Log: log, left: LastWordsTimeout, unserved: never, conflict: never, log: slog.New(slog.DiscardHandler)}
 	l.job, l.tell = context.WithCancelCause(job)
 	l.noRoom = make(chan struct{})
 	context.AfterFunc(l.job, func() { time.AfterFunc(lastRoom, func() { close(l.noRoom) }) })
@@ -89,7 +89,7 @@ func (l *lastWords) within(ctx context.Context, call func(context.Context) error
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		began = time.Now()
-		timer = time.AfterFunc(l.left, func() { cancel(errUnserved) })
+		timer = time.AfterFunc(l.left, func() { cancel(ErrUnserved) })
 	})
 	err := l.insist(ctx, call)
 	stop()
@@ -101,11 +101,11 @@ func (l *lastWords) within(ctx context.Context, call func(context.Context) error
 	}
 	switch {
 	case err == nil:
-		l.left = lastWordsTimeout // it is served
-	case errors.Is(context.Cause(ctx), errUnserved):
-		err = errors.Join(errUnserved, err)
+		l.left = LastWordsTimeout // it is served
+	case errors.Is(context.Cause(ctx), ErrUnserved):
+		err = errors.Join(ErrUnserved, err)
 	case ctx.Err() == nil && !l.conflict(err):
-		err = &unsaidError{err}
+		err = &RefusedError{Err: err}
 	}
 	return err
 }
@@ -212,7 +212,7 @@ func unsaidAfter(ctx context.Context, all iter.Seq2[events.Recorded, error]) ite
 	return func(yield func(events.Recorded, error) bool) {
 		for r, err := range all {
 			if err != nil && ctx.Err() == nil {
-				err = &unsaidError{err}
+				err = &RefusedError{Err: err}
 			}
 			if !yield(r, err) {
 				return

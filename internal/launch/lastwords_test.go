@@ -2,19 +2,12 @@ package launch
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
-	"fmt"
-	"iter"
-	"log/slog"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/session"
-	"github.com/ckptstore/ckptstore/projections"
 )
 
 // unserved is a log that does not answer unless served.
@@ -42,16 +35,16 @@ func TestLastWords(t *testing.T) {
 		began := time.Now()
 		says := func(took time.Duration) {
 			t.Helper()
-			if _, err := l.Append(t.Context()); !errors.Is(err, errUnserved) {
+			if _, err := l.Append(t.Context()); !errors.Is(err, ErrUnserved) {
 				t.Errorf("error %v", err)
 			}
 			if d := time.Since(began); d != took {
 				t.Errorf("it took %v, want %v", d, took)
 			}
 		}
-		says(time.Hour + lastWordsTimeout)
-		says(time.Hour + lastWordsTimeout)
-		says(time.Hour + lastWordsTimeout)
+		says(time.Hour + LastWordsTimeout)
+		says(time.Hour + LastWordsTimeout)
+		says(time.Hour + LastWordsTimeout)
 		// A log that answers again has all its time again.
 		u.served = true
 		l.left = time.Second
@@ -59,117 +52,6 @@ func TestLastWords(t *testing.T) {
 			t.Error(err)
 		}
 		u.served = false
-		says(time.Hour + 2*lastWordsTimeout)
+		says(time.Hour + 2*LastWordsTimeout)
 	})
-}
-
-func TestBackoffWaits(t *testing.T) {
-	b := backoff{enough: 5 * time.Second}
-	for i, c := range []struct {
-		lived     time.Duration
-		committed bool
-		want      time.Duration
-	}{
-		{0, false, 100 * time.Millisecond},
-		{time.Second, false, 200 * time.Millisecond},
-		{0, false, 400 * time.Millisecond},
-		{0, true, 0},
-		{0, false, 100 * time.Millisecond},
-		{5 * time.Second, false, 0},
-		{0, false, 100 * time.Millisecond},
-	} {
-		if got := b.after(c.lived, c.committed); got != c.want {
-			t.Errorf("%d: %v, want %v", i, got, c.want)
-		}
-	}
-	for range 20 {
-		b.after(0, false)
-	}
-	if got := b.after(0, false); got != maxBackoff {
-		t.Errorf("at last %v", got)
-	}
-}
-
-// lost is a log and views that have gone with the job.
-type lost struct {
-	Log
-	Views
-	job context.Context
-}
-
-// Append implements Log.
-func (l *lost) Append(ctx context.Context, _ ...events.Fact) ([]uint64, error) {
-	if l.job.Err() == nil {
-		return nil, nil
-	}
-	<-ctx.Done()
-	return nil, ctx.Err()
-}
-
-// Trial implements Views.
-func (l *lost) Trial(ctx context.Context, _, _ string) (projections.Trial, error) {
-	<-ctx.Done()
-	return projections.Trial{}, errors.New("the log does not answer")
-}
-
-// Last implements Log.
-func (l *lost) Last(context.Context) (uint64, error) { return 1, nil }
-
-// LastOf implements Log.
-func (l *lost) LastOf(context.Context, events.Aggregate) (uint64, error) { return 1, nil }
-
-// ReadTrial implements Log.
-func (l *lost) ReadTrial(ctx context.Context, _ events.Aggregate, _, _ uint64) iter.Seq2[events.Recorded, error] {
-	return func(func(events.Recorded, error) bool) { <-ctx.Done() }
-}
-
-// ReadLane implements Log.
-func (l *lost) ReadLane(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error] {
-	return l.ReadTrial(ctx, of, from, until)
-}
-
-// The error of a job that was told to end begins with why, also when nobody
-// answers it any more.
-func TestCauseWithoutLog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancelCause(t.Context())
-		why := errors.New("the lease is lost")
-		time.AfterFunc(time.Minute, func() { cancel(why) })
-		var told error
-		cfg := Config{Config: session.Config{Run: "run", Trial: "main", Job: "job", NewID: rand.Text}, ExitCode: func(err error) int {
-			told = err
-			return 5
-		}}.withDefaults()
-		gone := &lost{job: ctx}
-		j := &job{cfg: cfg, store: Store{Log: newLastWords(ctx, gone), Views: gone}, log: slog.New(slog.DiscardHandler), orders: newOrders()}
-		j.writer = newEventWriter(cfg, j.store.Log)
-		began := time.Now()
-		err := j.run(ctx)
-		if !errors.Is(err, why) || !strings.HasPrefix(err.Error(), why.Error()) || !errors.Is(told, why) {
-			t.Errorf("error %v, told %v", err, told)
-		}
-		if took := time.Since(began); took != time.Minute+lastWordsTimeout {
-			t.Errorf("it took %v", took)
-		}
-	})
-}
-
-func TestCaused(t *testing.T) {
-	why, other := errors.New("told to stop"), errors.New("other")
-	ended, cancel := context.WithCancelCause(t.Context())
-	cancel(why)
-	for _, c := range []struct {
-		ctx       context.Context
-		err, want error
-	}{
-		{ended, nil, nil},
-		{ended, other, errors.Join(why, other)},
-		{ended, why, why},
-		{ended, &FailedError{Cause: "a bug"}, &FailedError{Cause: "a bug"}},
-		{t.Context(), other, other},
-	} {
-		if got := caused(c.ctx, c.err); fmt.Sprint(got) != fmt.Sprint(c.want) {
-			t.Errorf("%v: %v, want %v", c.err, got, c.want)
-		}
-	}
 }

@@ -9,24 +9,24 @@ import (
 	"sync/atomic"
 )
 
-// membership is what a session refuses, and why: all of its ranks when it is over,
-// or those that have left.
+// membership tracks whether the session is over. It refuses the requests of all
+// ranks then, and those of a rank that left.
 type membership struct {
-	leave  func(rank int) // is told of each that has left, once; nil: a trainer sees their end itself
-	parted atomic.Pointer[error]
+	ended atomic.Pointer[error]
 }
 
 // afterwards are the requests that are still answered when a session is over:
 // the news of what was saved, and the giving back.
 var afterwards = []string{"wait", "loaded", "leave"}
 
-// refuseFrom says that the session is over, because of cause if it is not nil.
-func (p *membership) refuseFrom(cause *FailedError) {
+// Refuse says that the session is over, because of why if it is not empty. All
+// requests are refused from now on, but the news of what was saved.
+func (p *membership) Refuse(why string) {
 	err := errors.New("the session is over")
-	if cause != nil {
-		err = fmt.Errorf("the session is over: %s", cause.Cause)
+	if why != "" {
+		err = fmt.Errorf("the session is over: %s", why)
 	}
-	p.parted.Store(&err)
+	p.ended.Store(&err)
 }
 
 // admit refuses a request of a rank that takes no part any more.
@@ -35,10 +35,10 @@ func (s *rankServer) admit(op string) error {
 		return nil
 	}
 	if s.left.Load() {
-		return &problem{http.StatusGone, fmt.Errorf("rank %d has left attempt %d: join again to go on", s.rank, s.attempt)}
+		return &problem{http.StatusGone, fmt.Errorf("rank %d has left attempt %d: join again to go on", s.rank, s.Number)}
 	}
-	if why := s.parted.Load(); why != nil {
-		return &problem{http.StatusGone, fmt.Errorf("rank %d of attempt %d: %w: join again to go on", s.rank, s.attempt, *why)}
+	if why := s.ended.Load(); why != nil {
+		return &problem{http.StatusGone, fmt.Errorf("rank %d of attempt %d: %w: join again to go on", s.rank, s.Number, *why)}
 	}
 	return nil
 }
@@ -46,7 +46,7 @@ func (s *rankServer) admit(op string) error {
 // onLeave takes a rank's word that it takes no part any more. What it has sealed
 // is in the log when it is answered. To a trainer it means nothing.
 func (s *rankServer) onLeave(ctx context.Context, _ struct{}) (struct{}, error) {
-	if s.leave == nil {
+	if s.Leave == nil {
 		return struct{}{}, nil
 	}
 	first := s.left.CompareAndSwap(false, true)
@@ -54,7 +54,7 @@ func (s *rankServer) onLeave(ctx context.Context, _ struct{}) (struct{}, error) 
 	defer cancel()
 	err := s.outbox.flush(ctx)
 	if first {
-		s.leave(s.rank)
+		s.Leave(s.rank)
 	}
 	return struct{}{}, err
 }

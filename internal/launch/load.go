@@ -14,9 +14,9 @@ import (
 const readsSlots = 3
 
 // newLoader makes the loader of an attempt.
-func (j *job) newLoader(g *group) *restore.Loader {
+func (j *Job) newLoader(g *Group) *restore.Loader {
 	return restore.New(restore.Config{
-		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.attempt, World: j.cfg.World(), Resume: g.resume,
+		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.Number, World: j.cfg.World(), Resume: g.Resume,
 		Store: restore.Store{Resolve: j.store.Views.Resolve, Foreign: j.store.Foreign, Data: j.store.Data},
 		Log:   loads{j.decisions}, Arenas: j.arenas, Spare: g.slots.Spare, Limit: j.store.answering, Work: g.work, Logger: j.log,
 	})
@@ -33,7 +33,7 @@ func (l loads) Begun(ctx context.Context, b *events.RestoreBegun) error {
 
 // Failed implements [restore.Log].
 func (l loads) Failed(ctx context.Context, b *events.RestoreFailed) error {
-	b.Error = beginning(b.Error, maxMessage)
+	b.Error = Beginning(b.Error, MaxMessage)
 	return l.decisions.say(ctx, b)
 }
 
@@ -61,13 +61,13 @@ func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (any, e
 	if err != nil {
 		return nil, err
 	}
-	req.Refused = beginning(req.Refused, maxMessage)
+	req.Refused = Beginning(req.Refused, MaxMessage)
 	return s.loader.Load(ctx, s.rank, ranks, req, s.protocol.Load() >= readsSlots, s.cfg.Collective)
 }
 
 // onLoaded takes back what a worker was lent, and answers when all that verify what they
 // have copied have said what they have found.
 func (s *rankServer) onLoaded(ctx context.Context, req client.LoadedRequest) (struct{}, error) {
-	req.Damaged, req.Failed = beginning(req.Damaged, maxMessage), beginning(req.Failed, maxMessage)
+	req.Damaged, req.Failed = Beginning(req.Damaged, MaxMessage), Beginning(req.Failed, MaxMessage)
 	return struct{}{}, s.loader.Loaded(ctx, s.rank, req, s.cfg.Collective)
 }

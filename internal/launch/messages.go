@@ -157,7 +157,7 @@ var errOver = errors.New("the attempt is over")
 
 // over is the refusal of a rank whose messages have ended.
 func (s *rankServer) over() error {
-	return &problem{http.StatusGone, fmt.Errorf("rank %d of attempt %d sends and receives no messages any more: it said that it is gone, or the attempt is over", s.rank, s.attempt)}
+	return &problem{http.StatusGone, fmt.Errorf("rank %d of attempt %d sends and receives no messages any more: it said that it is gone, or the attempt is over", s.rank, s.Number)}
 }
 
 func (s *rankServer) onSend(r *http.Request, body []byte) ([]byte, error) {

@@ -14,9 +14,9 @@ const (
 	maxReport  = 64 << 10 // of one rank, if there is room for as much from each
 )
 
-// reportLimit is how many bytes the metrics of a rank may have, as JSON: those
+// ReportLimit returns how many bytes the metrics of a rank may have, as JSON: those
 // of all ranks are one event.
-func reportLimit(world int) int { return min(maxReport, (maxEvent-eventSpare)/world-rankSpare) }
+func ReportLimit(world int) int { return min(maxReport, (maxEvent-eventSpare)/world-rankSpare) }
 
 // checkMetrics reports what an event cannot hold, from one rank of a world.
 func checkMetrics(metrics map[string]any, world int) error {
@@ -31,7 +31,7 @@ func checkMetrics(metrics map[string]any, world int) error {
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
-	if limit := reportLimit(world); len(body) > limit {
+	if limit := ReportLimit(world); len(body) > limit {
 		return fmt.Errorf("the metrics have %d bytes; each of %d ranks may report %d at a time: report fewer, or put large values into a file", len(body), world, limit)
 	}
 	return nil

@@ -50,7 +50,7 @@ func (w *watch) outputs(rank int) (stdout, stderr io.Writer) {
 		var to []io.Writer
 		file, shown := w.cfg.Output.Routes.Of(rank, s)
 		if file && w.cfg.Output.Dir != "" {
-			f := w.output.File(w.group.attempt, rank, s)
+			f := w.output.File(w.group.Number, rank, s)
 			w.files = append(w.files, f)
 			to = append(to, f) // first, as a terminal may block
 		}

@@ -103,7 +103,7 @@ func (s *rankServer) says(id string, req client.SaveRequest, participants []int,
 		p.participants, p.print = participants, planner.Fingerprint(p.bare, s.cfg.World(), participants)
 	}
 	full := &events.LocalPlan{
-		Attempt: s.attempt, Checkpoint: id, Name: req.Name, Step: req.Step, Rank: s.rank,
+		Attempt: s.Number, Checkpoint: id, Name: req.Name, Step: req.Step, Rank: s.rank,
 		Participants: participants, Fingerprint: p.print.String(), Plan: events.InlineBlob(p.encoded),
 	}
 	if checked != nil {

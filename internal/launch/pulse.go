@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// pulses are the signs of life of an attempt's ranks: their requests.
-type pulses struct {
+// Pulses are the signs of life of a group's ranks: their requests. They exist so
+// that the process that started the ranks can tell which of them hangs.
+type Pulses struct {
 	mu    sync.Mutex
 	ranks []pulse
 }
@@ -27,11 +28,12 @@ var meetings = []string{"report", "gather", "broadcast", "load", "get"}
 // trainer by them.
 var besides = []string{"recv", "hold_signals", "release_signals", "signaled"}
 
-func newPulses(world int) *pulses { return &pulses{ranks: make([]pulse, world)} }
+// NewPulses returns the pulses of ranks that have made no request yet.
+func NewPulses(world int) *Pulses { return &Pulses{ranks: make([]pulse, world)} }
 
-// begin notes a request of a rank; what it gives is called when it is answered.
-// While it is not, the rank waits for the trainer and is not silent.
-func (p *pulses) begin(rank int, op string) (answered func()) {
+// Begin notes a request of a rank. The caller calls answered when it is answered:
+// until then, the rank waits for this process and is not silent.
+func (p *Pulses) Begin(rank int, op string) (answered func()) {
 	if slices.Contains(besides, op) {
 		return func() {}
 	}
@@ -51,17 +53,17 @@ func (p *pulses) begin(rank int, op string) (answered func()) {
 	return func() { note(-1) }
 }
 
-// silence is a rank that makes no request.
-type silence struct {
-	rank int
-	last string        // its last request
-	took time.Duration // since then
+// Silence is a rank that makes no request.
+type Silence struct {
+	Rank int
+	Last string        // its last request
+	Took time.Duration // since then
 }
 
-// silent are the ranks of those that live which made no request since the limit,
-// and none is being answered; waiting are those that meanwhile wait for others. A
-// rank that never made one is neither: its program may know of no trainer.
-func (p *pulses) silent(limit time.Duration, now time.Time, lives func(rank int) bool) (silent []silence, waiting []int) {
+// Silent returns the ranks of those that live which made no request since the
+// limit, and none is being answered, and the ranks that meanwhile wait for others.
+// A rank that never made a request is neither: its program may know of no trainer.
+func (p *Pulses) Silent(limit time.Duration, now time.Time, lives func(rank int) bool) (silent []Silence, waiting []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for rank, r := range p.ranks {
@@ -70,15 +72,15 @@ func (p *pulses) silent(limit time.Duration, now time.Time, lives func(rank int)
 		case r.meets > 0:
 			waiting = append(waiting, rank)
 		case r.busy == 0 && now.Sub(r.last) >= limit:
-			silent = append(silent, silence{rank, r.op, now.Sub(r.last)})
+			silent = append(silent, Silence{rank, r.op, now.Sub(r.last)})
 		}
 	}
 	return silent, waiting
 }
 
-// shift is for a time in which nobody could make a request, because the trainer
-// was stopped: it does not count as silence.
-func (p *pulses) shift(by time.Duration) {
+// Shift leaves out a time in which no rank could make a request, because this
+// process was stopped.
+func (p *Pulses) Shift(by time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.ranks {

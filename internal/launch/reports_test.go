@@ -132,8 +132,8 @@ func TestReportsBounded(t *testing.T) {
 	}
 }
 
-// An iteration that is refused after its ranks went on ends the hand-off, as an
-// infrastructure failure; one for which there is no room ends nothing.
+// An iteration that is refused after its ranks went on ends the hand-off;
+// one for which there is no room ends nothing.
 func TestReportsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		why  error
@@ -167,11 +167,11 @@ func TestReportsRefused(t *testing.T) {
 					h.ended(0)
 				}
 				err := <-end
-				var unsaid *unsaidError
+				var unsaid *RefusedError
 				if errors.As(err, &unsaid) != c.ends || !c.ends && err != nil {
 					t.Errorf("the hand-off ends with %v", err)
 				}
-				if c.ends && (new(handoffEnd).from(err).Kind != InfrastructureFailure || !errors.Is(err, c.why)) {
+				if c.ends && !errors.Is(err, c.why) {
 					t.Errorf("the failure is %v", err)
 				}
 			})
@@ -225,16 +225,16 @@ func TestPatience(t *testing.T) {
 			t.Errorf("the log was silent for %v", got)
 		}
 		a.until = time.Now().Add(10 * time.Hour)
-		time.AfterFunc(time.Hour, func() { s.words.tell(errAsked) })
+		time.AfterFunc(time.Hour, func() { s.words.tell(errors.New("told to end")) })
 		began = time.Now()
-		if _, err := s.Log.Append(t.Context()); !errors.Is(err, errUnserved) {
+		if _, err := s.Log.Append(t.Context()); !errors.Is(err, ErrUnserved) {
 			t.Errorf("error %v", err)
 		}
-		if d := time.Since(began); d != time.Hour+lastWordsTimeout {
+		if d := time.Since(began); d != time.Hour+LastWordsTimeout {
 			t.Errorf("it took %v", d)
 		}
 		other := patient(t.Context(), &refusing{})
-		if _, err := other.Log.Append(t.Context()); !errors.As(err, new(*unsaidError)) {
+		if _, err := other.Log.Append(t.Context()); !errors.As(err, new(*RefusedError)) {
 			t.Errorf("error %v", err)
 		}
 	})

@@ -39,7 +39,7 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 
 	s.mu.Lock()
 	s.saves[req.Name]++
-	id := planner.CheckpointID(req.Name, s.attempt, s.names.rank(req.Name, s.saves[req.Name]))
+	id := planner.CheckpointID(req.Name, s.Number, s.names.rank(req.Name, s.saves[req.Name]))
 	s.mu.Unlock()
 
 	reply, err := s.stage(ctx, id, req, participants, known, checked)
@@ -55,7 +55,7 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 	}
 	if err != nil {
 		s.slots.Abort(id, s.rank)
-		return client.SaveReply{}, errors.Join(err, s.saver.refuse(ctx, s.attempt, id, s.rank, err))
+		return client.SaveReply{}, errors.Join(err, s.saver.refuse(ctx, s.Number, id, s.rank, err))
 	}
 	s.saver.asked(id) // from here on, a worker that does not wait is not told what becomes of it
 	return reply, nil
@@ -68,7 +68,7 @@ func (s *rankServer) busy(id string, why error) (client.SaveReply, error) {
 	if s.cfg.WhenBusy == staging.BusySkip {
 		text = "skipped: " + text
 	}
-	s.outbox.post(id, &events.WriteFailed{Attempt: s.attempt, Checkpoint: id, Rank: s.rank, Error: text})
+	s.outbox.post(id, &events.WriteFailed{Attempt: s.Number, Checkpoint: id, Rank: s.rank, Error: text})
 	if s.cfg.WhenBusy == staging.BusySkip && s.protocol.Load() > 1 {
 		return client.SaveReply{Checkpoint: id, Skipped: why.Error()}, nil
 	}
@@ -81,7 +81,7 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	ctx, cancel := s.store.answering(ctx, s.cfg.SaveTimeout)
 	defer cancel()
 	say := s.says(id, req, participants, known, checked)
-	part := staging.Part{Attempt: s.attempt, Rank: s.rank, Fingerprint: say.print, Checkpoint: id}
+	part := staging.Part{Attempt: s.Number, Rank: s.rank, Fingerprint: say.print, Checkpoint: id}
 	if err := s.loader.EndProof(ctx); err != nil {
 		return client.SaveReply{}, err
 	}
@@ -195,7 +195,7 @@ func (s *rankServer) onSeal(_ context.Context, req client.CheckpointRef) (struct
 	if !ok {
 		return struct{}{}, &problem{http.StatusConflict, fmt.Errorf("rank %d has no staging slot for %q: call save first, and seal once", s.rank, req.Checkpoint)}
 	}
-	sealed := &events.WriteSealed{Attempt: s.attempt, Checkpoint: req.Checkpoint, Rank: s.rank, Bytes: size}
+	sealed := &events.WriteSealed{Attempt: s.Number, Checkpoint: req.Checkpoint, Rank: s.rank, Bytes: size}
 	s.outbox.post(req.Checkpoint, sealed)
 	return struct{}{}, nil
 }
@@ -215,7 +215,7 @@ func (s *rankServer) onAbort(_ context.Context, req client.AbortRequest) (struct
 		return struct{}{}, &problem{http.StatusConflict, fmt.Errorf("checkpoint %s is committed: it can only be deleted", req.Checkpoint)}
 	}
 	s.outbox.post(req.Checkpoint, &events.WriteFailed{
-		Attempt: s.attempt, Checkpoint: req.Checkpoint, Rank: s.rank, Error: beginning(req.Reason, maxMessage),
+		Attempt: s.Number, Checkpoint: req.Checkpoint, Rank: s.rank, Error: Beginning(req.Reason, MaxMessage),
 	})
 	return struct{}{}, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"sync"
 	"time"
 
@@ -82,6 +83,16 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 	}
 	s.put, s.kept, s.costs = s.writeData, func() {}, func(int64) {}
 	return s
+}
+
+// onCommit sets whom each commit is told, unless they are nil.
+func (s *saver) onCommit(kept func(), costs func(bytes int64)) {
+	if kept != nil {
+		s.kept = kept
+	}
+	if costs != nil {
+		s.costs = costs
+	}
 }
 
 // run follows the log from a sequence until ctx ends, the attempt is fenced,
@@ -264,3 +275,6 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	}
 	return nil
 }
+
+// defaultWorkers bounds how many ranks are written at the same time.
+func defaultWorkers() int { return runtime.GOMAXPROCS(0) + 2 }

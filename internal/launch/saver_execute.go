@@ -140,7 +140,7 @@ func (s *rankServer) lost(checkpoint string, err error) {
 	}
 	s.saver.reject(checkpoint, s.rank, err.Error())
 	s.slots.Abort(checkpoint, s.rank)
-	if err := s.saver.refuse(s.work, s.attempt, checkpoint, s.rank, err); err != nil {
+	if err := s.saver.refuse(s.work, s.Number, checkpoint, s.rank, err); err != nil {
 		s.saver.log.Error("nor that the save cannot be finished", "checkpoint", checkpoint, "rank", s.rank, "error", err)
 	}
 }
@@ -160,9 +160,9 @@ func (s *saver) reject(checkpoint string, rank int, why string) {
 // It is the rank's last word on this save, also when its worker is gone and the
 // attempt over.
 func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank int, cause error) error {
-	ctx, cancel := s.store.answering(context.WithoutCancel(ctx), lastWordsTimeout)
+	ctx, cancel := s.store.answering(context.WithoutCancel(ctx), LastWordsTimeout)
 	defer cancel()
-	text := beginning(cause.Error(), maxMessage)
+	text := Beginning(cause.Error(), MaxMessage)
 	err := s.decisions.sayNow(ctx, s.decisions.trial, events.Rank(rank), &events.WriteFailed{
 		Attempt: attempt, Checkpoint: checkpoint, Rank: rank, Error: text,
 	})
@@ -195,7 +195,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	}
 	if err != nil {
 		s.log.Error("write failed", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", err)
-		failed := &events.WriteFailed{Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank, Error: beginning(err.Error(), maxMessage)}
+		failed := &events.WriteFailed{Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank, Error: Beginning(err.Error(), MaxMessage)}
 		if errors.Is(err, syscall.ENOSPC) {
 			s.full(c.Checkpoint)
 		}
@@ -275,7 +275,7 @@ func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 func (s *saver) abort(ctx context.Context, attempt int, checkpoint, reason string, ranks ...int) error {
 	s.log.Error("a save cannot be finished", "checkpoint", checkpoint, "reason", reason)
 	_, err := s.decisions.decide(ctx, &events.CheckpointAborted{
-		Attempt: attempt, Checkpoint: checkpoint, Reason: beginning(reason, maxMessage), Ranks: ranks,
+		Attempt: attempt, Checkpoint: checkpoint, Reason: Beginning(reason, MaxMessage), Ranks: ranks,
 	})
 	if errors.Is(err, errEnded) {
 		return nil

@@ -24,17 +24,17 @@ func (s *saver) asked(id string) {
 }
 
 // last is the newest save of the attempt.
-func (s *saver) last() (l lastSave) {
+func (s *saver) last() (l LastSave) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l.checkpoint = s.newest
+	l.Checkpoint = s.newest
 	if _, begun := s.states[s.newest]; begun {
 		return l
 	}
 	least := -1
 	for who, why := range s.refused {
 		if who.checkpoint == s.newest && (least < 0 || who.rank < least) {
-			least, l.unbegun = who.rank, fmt.Sprintf("rank %d could not save: %s", who.rank, why)
+			least, l.Unbegun = who.rank, fmt.Sprintf("rank %d could not save: %s", who.rank, why)
 		}
 	}
 	return l

@@ -14,24 +14,24 @@ import (
 // has not begun is what the lowest rank was told.
 func TestNewestSave(t *testing.T) {
 	s := newSaver(&decisionLog{eventWriter: &eventWriter{now: time.Now}, attempt: 1}, Store{}, nil, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
-	want := func(want lastSave) {
+	want := func(want LastSave) {
 		t.Helper()
 		if got := s.last(); got != want {
 			t.Errorf("the last save is %+v, want %+v", got, want)
 		}
 	}
-	want(lastSave{})
+	want(LastSave{})
 	s.asked("step-1.a1")
 	s.asked("step-2.a1")
 	s.asked("step-3.a1")
 	s.asked("step-2.a1")
 	s.move("step-1.a1", client.WaitReply{State: client.Committed})
 	s.asked("step-1.a1")
-	want(lastSave{checkpoint: "step-3.a1"})
+	want(LastSave{Checkpoint: "step-3.a1"})
 	s.reject("step-2.a1", 0, "of another save")
 	s.reject("step-3.a1", 2, "no disk")
 	s.reject("step-3.a1", 1, "no room")
-	want(lastSave{"step-3.a1", "rank 1 could not save: no room"})
+	want(LastSave{"step-3.a1", "rank 1 could not save: no room"})
 	s.move("step-3.a1", client.WaitReply{State: client.Begun})
-	want(lastSave{checkpoint: "step-3.a1"})
+	want(LastSave{Checkpoint: "step-3.a1"})
 }

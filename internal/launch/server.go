@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -21,6 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/collective"
 	"github.com/ckptstore/ckptstore/internal/peer"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
@@ -39,25 +41,25 @@ const unsaid = 2
 // maxBody bounds the body of a request, in bytes. Tensors do not travel here.
 const maxBody = 1 << 30
 
-// group is what the servers of one attempt's ranks share.
-type group struct {
-	cfg       Config
-	attempt   int
-	resume    string
+// Group is the session of one attempt's group of ranks, as the node of this
+// process sees it: the sockets of the ranks that live here, and what all ranks
+// share. [Job.Begin] makes one.
+type Group struct {
+	Attempt
+	cfg       session.Config
 	store     Store
+	log       *slog.Logger
 	decisions *decisionLog
+	runtime   string // directory of the sockets
 	slots     *staging.Slots
 	work      context.Context // ends with the attempt
 	saver     *saver
+	saved     chan error // the saver's end
 	handoff   *handoff
 	loader    *restore.Loader
-	hub       *collective.Hub
 	hello     chan int // a rank, at its first hello
-	stopState *stopState
-	signals   *heldSignals
-	ask       func(StopRequest) // nil: nobody can ask this attempt to end
-	*backendHooks
-	pulses *pulses
+	pulses    *Pulses
+	servers   []*rankServer // of the ranks on this node
 
 	messages messages
 	membership
@@ -66,7 +68,7 @@ type group struct {
 
 // rankServer serves the socket of one rank of one attempt.
 type rankServer struct {
-	*group
+	*Group
 	rank   int
 	token  string
 	socket string
@@ -102,7 +104,7 @@ func badRequest(format string, args ...any) error {
 const headerLimit = 30 * time.Second
 
 // serveRank opens the socket and serves it until close.
-func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
+func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
@@ -111,7 +113,7 @@ func (g *group) serveRank(rank int, socket, token string) (*rankServer, error) {
 		_ = l.Close()
 		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
 	}
-	s := &rankServer{group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
+	s := &rankServer{Group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
 	s.protocol.Store(unsaid)
 	s.outbox = &outbox{ctx: g.work, say: s.sayAsRank, lost: s.lost}
 	mux := http.NewServeMux()
@@ -187,7 +189,7 @@ func refuse(w http.ResponseWriter, err error) {
 // authorized checks that the caller has the token of this socket.
 func (s *rankServer) authorized(r *http.Request) error {
 	if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+s.token)) != 1 {
-		return &problem{http.StatusUnauthorized, fmt.Errorf("this socket belongs to rank %d of attempt %d: wrong token", s.rank, s.attempt)}
+		return &problem{http.StatusUnauthorized, fmt.Errorf("this socket belongs to rank %d of attempt %d: wrong token", s.rank, s.Number)}
 	}
 	return nil
 }
@@ -200,7 +202,7 @@ func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler)
 	if err := s.admit(op); err != nil {
 		return nil, err
 	}
-	defer s.pulses.begin(s.rank, op)()
+	defer s.pulses.Begin(s.rank, op)()
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
 		return nil, badRequest("read request: %w", err)
@@ -243,7 +245,7 @@ func (s *rankServer) onHello(ctx context.Context, h client.Hello) (client.Contex
 	}
 	return client.Context{
 		Protocol: version, Run: s.cfg.Run, Trial: s.cfg.Trial, Job: s.cfg.Job,
-		Attempt: s.attempt, Rank: s.rank, WorldSize: s.cfg.World(), Resume: s.resume, Config: s.cfg.TrialConfig, Store: s.store.ID,
+		Attempt: s.Number, Rank: s.rank, WorldSize: s.cfg.World(), Resume: s.Resume, Config: s.cfg.TrialConfig, Store: s.store.ID,
 	}, nil
 }
 
@@ -256,7 +258,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.Repo
 	if err := checkMetrics(r.Metrics, s.cfg.World()); err != nil {
 		return client.ReportReply{}, badRequest("%w", err)
 	}
-	s.stopState.listens()
+	s.listens()
 	stop, err := s.handoff.report(ctx, s.rank, r)
 	if errors.Is(err, syscall.ENOSPC) {
 		return client.ReportReply{}, fmt.Errorf("the metrics of step %d are not kept: %w", r.Step, err)
@@ -293,7 +295,7 @@ func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) 
 	}
 	ctx, cancel := s.store.answering(r.Context(), s.cfg.Collective)
 	defer cancel()
-	parts, err := s.hub.Exchange(ctx, s.rank, seq, hubOp, body)
+	parts, err := s.Hub.Exchange(ctx, s.rank, seq, hubOp, body)
 	if err != nil {
 		return nil, &problem{http.StatusConflict, err}
 	}

@@ -20,7 +20,7 @@ func (s *rankServer) service() http.Handler {
 			refuse(w, &problem{http.StatusNotFound, errors.New("this trainer has no requests about the store: upgrade it")})
 			return
 		}
-		defer s.pulses.begin(s.rank, path.Base(r.URL.Path))()
+		defer s.pulses.Begin(s.rank, path.Base(r.URL.Path))()
 		s.cfg.Services.ServeHTTP(w, s.called(r))
 	})
 }

@@ -1,17 +1,14 @@
 package launch
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"syscall"
-	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
-	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
 // SessionBackend is what an attempt says instead of the backend of its workers
@@ -64,34 +61,30 @@ func Session(ctx context.Context, cfg SessionConfig, store Store) (err error) {
 	if n := len(full.Local()); n < 1 || len(cfg.PIDs) != n {
 		return fmt.Errorf("%w: a session of %d ranks and %d processes", ErrConfig, n, len(cfg.PIDs))
 	}
-	store = store.patiently(ctx, cfg.Logger).untilRoom()
-	j := &job{
-		cfg: full, store: store, log: cfg.Logger, processes: process.NewHunt(cfg.Job), writer: newEventWriter(full, store.Log),
-		orders: newOrders(), members: &members{cfg},
-	}
-	j.writer.words = store.words
-	if err := j.open(); err != nil {
+	j := prepare(ctx, full, store)
+	j.members = &members{cfg}
+	if err := j.Open(); err != nil {
 		return err
 	}
-	defer func() { err = j.close(err) }()
+	defer func() { err = j.Close(err) }()
 	return j.run(ctx)
 }
 
 // attend is the one attempt of a session.
 func (j *job) attend(ctx context.Context) error {
-	trial, err := j.openTrial(ctx)
+	trial, err := j.OpenTrial(ctx, j.orders.saw)
 	if err != nil {
 		return err
 	}
 	resume, err := j.firstResume(ctx, trial)
-	if err := errors.Join(err, j.arenas.KeepLeft(resume, j.log)); err != nil {
+	if err := errors.Join(err, j.KeepStaged(resume)); err != nil {
 		return err
 	}
-	if err := j.reapEarlier(ctx); err != nil {
+	if err := j.ReapEarlier(ctx); err != nil {
 		return err
 	}
 	n := trial.Attempt + 1
-	j.log.Info("session starts", "run", j.cfg.Run, "attempt", n, "world_size", j.cfg.World(), "processes", j.members.cfg.PIDs, "resume", or(resume, "nothing: a fresh start"))
+	j.log.Info("session starts", "run", j.cfg.Run, "attempt", n, "world_size", j.cfg.World(), "processes", j.members.cfg.PIDs, "resume", cmp.Or(resume, "nothing: a fresh start"))
 	cause, err := j.attempt(ctx, n, 0, resume)
 	if err != nil {
 		return err
@@ -106,14 +99,14 @@ func (j *job) attend(ctx context.Context) error {
 	}
 	if o, _ := j.orders.given(); o != nil && j.told {
 		why = fmt.Sprintf("%s as asked (%s): %s", o.asks(), o.Reason, why)
-		j.reason = beginning(why, maxMessage)
+		j.reason = Beginning(why, MaxMessage)
 	}
 	lost, unknown := j.lost(after)
 	if lost != "" {
-		why = fmt.Sprintf("%s; their last save, %s, does not exist: %s", why, j.newest.checkpoint, lost)
+		why = fmt.Sprintf("%s; their last save, %s, does not exist: %s", why, j.newest.Checkpoint, lost)
 		err = errors.New(why)
 	}
-	return errors.Join(err, unknown, j.paused(after, n, beginning(why, maxMessage)))
+	return errors.Join(err, unknown, j.paused(after, n, Beginning(why, MaxMessage)))
 }
 
 // serveMembers is [watch.run] for processes that are not ours: it waits until all of
@@ -122,23 +115,25 @@ func (j *job) attend(ctx context.Context) error {
 func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err error) {
 	w.reported = make(chan error, 1)
 	defer func() {
-		w.group.refuseFrom(cause)
+		why := ""
+		if cause != nil {
+			why = cause.Cause
+		}
+		w.group.Refuse(why)
 		for _, rank := range w.cfg.Local() { // what those that live have sealed
-			w.flush(work, rank)
+			w.group.Flush(work, rank)
 		}
 	}()
-	at := Serving{Attempt: w.group.attempt, Resume: w.group.resume}
+	at := Serving{Attempt: w.group.Number, Resume: w.group.Resume}
 	for _, rank := range w.cfg.Local() {
-		socket, token := w.file(rank, "sock"), rand.Text()
-		s, err := w.group.serveRank(rank, socket, token)
+		socket, token, err := w.group.Serve(rank)
 		if err != nil {
 			return nil, err
 		}
-		w.servers = append(w.servers, s)
 		at.Sockets, at.Tokens = append(at.Sockets, socket), append(at.Tokens, token)
 	}
 	go func() {
-		_, err := w.group.handoff.run(work)
+		_, err := w.group.TakeReports(work)
 		w.reported <- err
 	}()
 	defer w.works(func() bool { return true })()
@@ -149,7 +144,7 @@ func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err
 // follow takes the members' ends until there are none left.
 func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error) {
 	say := func(body events.Body) {
-		serr := w.decisions.say(work, body)
+		serr := w.Append(work, body)
 		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
 			return // said once, not by each rank
 		}
@@ -158,15 +153,15 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 	greeted := map[int]bool{}
 	greet := func(rank int) {
 		if greeted[rank] = true; len(greeted) == len(w.cfg.Local()) {
-			say(&events.TrainingStarted{Attempt: w.group.attempt})
+			say(&events.TrainingStarted{Attempt: w.group.Number})
 		}
 	}
 	for alive := len(w.cfg.Local()); alive > 0; {
 		select {
 		case e := <-w.job.members.cfg.Ends:
 			alive--
-			for len(w.group.hello) > 0 { // what it said came before its end
-				greet(<-w.group.hello)
+			for len(w.hello) > 0 { // what it said came before its end
+				greet(<-w.hello)
 			}
 			why := fmt.Sprintf("rank %d (process %d) has left", e.Rank, w.job.members.cfg.PIDs[e.Rank])
 			if !e.Left {
@@ -175,10 +170,11 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 					cause = &FailedError{Rank: e.Rank, Cause: why}
 				}
 			}
-			w.release(e.Rank, why)
-			w.flush(work, e.Rank)
-			say(&events.WorkerExited{Attempt: w.group.attempt, Rank: e.Rank, Code: -1, Unseen: true, Message: why})
-		case rank := <-w.group.hello:
+			w.group.EndMessages(e.Rank)
+			w.group.Gone(e.Rank, errors.New(why))
+			w.group.Flush(work, e.Rank)
+			say(&events.WorkerExited{Attempt: w.group.Number, Rank: e.Rank, Code: -1, Unseen: true, Message: why})
+		case rank := <-w.hello:
 			greet(rank)
 		case rerr := <-w.reported:
 			w.reported = nil
@@ -193,36 +189,4 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 		}
 	}
 	return cause, err
-}
-
-// release frees the ranks that wait for one that takes no part any more.
-func (w *watch) release(rank int, why string) {
-	w.group.messages.gone(rank)
-	w.group.handoff.ended(rank)
-	end := fmt.Errorf("%s, so the group cannot meet any more", why)
-	w.group.hub.Close(end)
-	w.group.loader.End(rank, end)
-}
-
-// replyLimit is how long the last replies to processes that live may take, all
-// together.
-const replyLimit = 5 * time.Second
-
-// closeServers ends what is still served. Whoever has asked what became of a save is
-// told: that is decided by now. Ranks that wait for each other are told that they wait
-// for nothing.
-func (w *watch) closeServers() (err error) {
-	over := errors.New("the session is over")
-	w.group.hub.Close(over)
-	w.group.loader.End(restore.All, over)
-	ctx, cancel := context.WithTimeout(context.Background(), replyLimit)
-	defer cancel()
-	for _, s := range w.servers {
-		if serr := s.http.Shutdown(ctx); serr != nil {
-			w.log.Warn("requests of a rank are cut off", "rank", s.rank, "error", serr)
-		}
-		err = errors.Join(err, s.close())
-	}
-	w.servers = nil
-	return err
 }

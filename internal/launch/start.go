@@ -2,11 +2,9 @@ package launch
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
@@ -25,19 +23,19 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, restore()) }()
+	w.tokens = map[int]string{}
 	for _, rank := range w.cfg.Local() {
-		socket, token := w.file(rank, "sock"), rand.Text()
-		s, err := w.group.serveRank(rank, socket, token)
+		socket, token, err := w.group.Serve(rank)
 		if err != nil {
 			return err
 		}
-		w.servers = append(w.servers, s)
-		set := torchEnv(w.cfg, w.group.attempt, restart, rank, w.port.port, w.file(rank, "error.json"))
+		w.tokens[rank] = token
+		set := torchEnv(w.cfg, w.group.Number, restart, rank, w.port.port, w.group.File(rank, "error.json"))
 		maps.Copy(set, w.backendHooks.env(rank))
 		set[client.EnvSocket], set[client.EnvToken] = socket, token
-		set[client.EnvResume] = w.group.resume
+		set[client.EnvResume] = w.group.Resume
 		set[client.EnvStoreID] = w.store.ID
-		set[client.EnvRPC] = w.file(rank, rpcSocket)
+		set[client.EnvRPC] = w.group.File(rank, rpcSocket)
 		stdout, stderr := w.outputs(rank)
 		env := mergeEnv(inherited(w.cfg.Withheld), set)
 		p, err := process.Start(rank, w.cfg.Command, env, stdout, stderr)
@@ -54,15 +52,11 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		w.guard.Watch(root)
 		go func() {
 			e := p.Wait()
-			w.group.messages.gone(e.Rank)
-			w.group.signals.gone(e.Rank)
+			w.group.EndMessages(e.Rank)
+			w.signals.gone(e.Rank)
 			w.backendHooks.died(e)
 			w.exits <- e
 		}()
 	}
 	return nil
-}
-
-func (w *watch) file(rank int, what string) string {
-	return filepath.Join(w.runtime, fmt.Sprintf("a%d-r%d.%s", w.group.attempt, rank, what))
 }

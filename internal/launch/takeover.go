@@ -15,7 +15,7 @@ import (
 // recoverSaves ends what the trial's earlier attempts have left open. A save
 // of the newest attempt with all its files written is committed; all others
 // are aborted.
-func (j *job) recoverSaves(ctx context.Context, trial projections.Trial) error {
+func (j *Job) recoverSaves(ctx context.Context, trial projections.Trial) error {
 	open, err := j.store.Views.OpenCheckpoints(ctx, j.cfg.Run, j.cfg.Trial)
 	if err != nil || len(open) == 0 {
 		return err
@@ -58,9 +58,15 @@ func (j *job) recoverSaves(ctx context.Context, trial projections.Trial) error {
 	return err
 }
 
+// TakeOver ends the saves of an attempt of this job, which began at a sequence of
+// the log, when the group of the attempt could not end them itself.
+func (j *Job) TakeOver(ctx context.Context, attempt int, from uint64) error {
+	return j.takeOver(ctx, attempt, j.cfg.World(), from, nil)
+}
+
 // takeOver replays an attempt into a new coordinator, which ends its saves.
 // Those that are kept have their bytes in shared memory and are finished.
-func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64, kept *adopted) error {
+func (j *Job) takeOver(ctx context.Context, attempt, world int, from uint64, kept *adopted) error {
 	known, err := j.store.Log.Last(ctx)
 	if err != nil {
 		return err
@@ -68,7 +74,7 @@ func (j *job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 	const why = "the trainer ended before the save was complete"
 	coord := planner.NewCoordinator(j.coordinator(attempt, world))
 	s := newSaver(j.decisions, j.store, coord, j.log, staging.New(j.arenas, j.staging()))
-	s.kept = j.keeper.committed
+	s.onCommit(j.cfg.Committed, nil)
 	if kept == nil {
 		coord.Abandon(why)
 	} else {

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -15,7 +16,7 @@ type TorchConfig struct {
 	MasterPort int    // default: a free one, another for each attempt
 }
 
-func (c TorchConfig) masterAddr() string { return or(c.MasterAddr, "127.0.0.1") }
+func (c TorchConfig) masterAddr() string { return cmp.Or(c.MasterAddr, "127.0.0.1") }
 
 // masterPort holds the port for rank 0.
 func (c TorchConfig) masterPort() (*heldPort, error) {

@@ -17,12 +17,16 @@ import (
 // watch is the life of the processes of one attempt.
 type watch struct {
 	*job
-	group       *group
-	saving      chan error // the saver's end
+	group       *Group
+	stop        *stopState
+	signals     *heldSignals
+	pulses      *Pulses      // the group's
+	hello       <-chan int   // the group's
+	saving      <-chan error // the end of the group's saves
 	savingEnded bool
 	procs       []*process.Process
-	files       []*logs.File // of their output
-	servers     []*rankServer
+	files       []*logs.File   // of their output
+	tokens      map[int]string // of the ranks' sockets
 	port        *heldPort
 	exits       chan process.Exit
 	reported    chan error // the handoff's end
@@ -46,7 +50,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	} else if err == nil {
 		go func() {
 			var err error
-			w.iterations, err = w.group.handoff.run(work)
+			w.iterations, err = w.group.TakeReports(work)
 			w.reported <- err
 		}()
 		stopHangs := w.watchHangs(work)
@@ -66,13 +70,11 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	}
 	process.CloseOutput(w.log, w.procs...)
 	w.closeFiles()
-	for _, s := range w.servers {
-		err = errors.Join(err, s.close())
-	}
+	err = errors.Join(err, w.group.CloseServers())
 	if w.port != nil {
 		w.port.release()
 	}
-	w.group.hub.Close(errors.New("the attempt is over"))
+	w.group.EndCollectives(errors.New("the attempt is over"))
 	if cause != nil && cause.Rank >= 0 {
 		cause.Tail = w.procs[cause.Rank].Tail()
 	}
@@ -119,7 +121,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	}
 	stopped := func() { end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}) }
 	say := func(body events.Body) {
-		serr := w.decisions.say(work, body)
+		serr := w.Append(work, body)
 		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
 			return // said once, not by each rank
 		}
@@ -137,7 +139,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				end(&FailedError{Rank: -1, Cause: terr.Error()})
 			}
 			if trains {
-				say(&events.TrainingStarted{Attempt: w.group.attempt})
+				say(&events.TrainingStarted{Attempt: w.group.Number})
 			}
 		}
 	}
@@ -146,10 +148,10 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		select {
 		case e := <-w.exits:
 			if alive--; alive == 0 {
-				w.group.handoff.reports.end()
+				w.group.EndReports()
 			}
-			for len(w.group.hello) > 0 { // what it said came before its end
-				greet(<-w.group.hello)
+			for len(w.hello) > 0 { // what it said came before its end
+				greet(<-w.hello)
 			}
 			told := w.errorFile(e.Rank)
 			unsaid.exited(e)
@@ -160,13 +162,13 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			if !e.Failed() {
 				w.signaled(e.Rank)
 			}
-			w.gone(e)
-			w.flush(work, e.Rank)
+			w.group.Gone(e.Rank, errors.New(e.String()))
+			w.group.Flush(work, e.Rank)
 			say(&events.WorkerExited{
-				Attempt: w.group.attempt, Rank: e.Rank, Code: e.Code, Signal: e.Signal,
+				Attempt: w.group.Number, Rank: e.Rank, Code: e.Code, Signal: e.Signal,
 				Message: told.message, Traceback: told.traceback,
 			})
-		case rank := <-w.group.hello:
+		case rank := <-w.hello:
 			greet(rank)
 		case rerr := <-reported:
 			reported = nil
@@ -200,7 +202,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				giveUp = nil // they died in time, it is the news that came late
 				continue
 			}
-			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", errLeft, w.group.attempt, process.ReapTimeout))
+			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", errLeft, w.group.Number, process.ReapTimeout))
 		}
 	}
 	if cause = unsaid.or(cause); cause != nil && cause.Rank >= 0 {
@@ -225,28 +227,6 @@ func (w *watch) living() (n int) {
 		}
 	}
 	return n
-}
-
-// gone releases the ranks that wait for one that has ended.
-func (w *watch) gone(e process.Exit) {
-	w.group.handoff.ended(e.Rank)
-	why := fmt.Errorf("%s, so the group cannot meet any more", e)
-	w.group.hub.Close(why)
-	w.group.loader.End(e.Rank, why)
-}
-
-// flush waits until the log has what a rank was told is sealed.
-func (w *watch) flush(work context.Context, rank int) {
-	ctx, cancel := w.store.answering(work, w.cfg.DrainTimeout)
-	defer cancel()
-	for _, s := range w.servers {
-		if s.rank != rank {
-			continue
-		}
-		if err := s.outbox.flush(ctx); err != nil {
-			w.log.Warn("the log does not take what a rank has saved", "rank", rank, "error", err)
-		}
-	}
 }
 
 // signal sends sig to the process groups of all ranks. Before it, note is

@@ -21,7 +21,7 @@ type Caller struct {
 	Rank       int
 	World      int
 
-	group *group
+	group *Group
 }
 
 // callerKey is where a request's context has its Caller.
@@ -36,7 +36,7 @@ func CallerOf(ctx context.Context) (Caller, bool) {
 // called is the request with its caller.
 func (s *rankServer) called(r *http.Request) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), callerKey{}, Caller{
-		Run: s.cfg.Run, Trial: s.cfg.Trial, Attempt: s.attempt, Rank: s.rank, World: s.cfg.World(), group: s.group,
+		Run: s.cfg.Run, Trial: s.cfg.Trial, Attempt: s.Number, Rank: s.rank, World: s.cfg.World(), group: s.Group,
 	}))
 }
 
@@ -53,10 +53,10 @@ func (c Caller) Save(ctx context.Context, name string, step int64, from *data.Se
 	if last := ranks[len(ranks)-1].Rank; last >= g.cfg.World() {
 		return "", badRequest("the files of %s are of rank %d, in a job of %d ranks", name, last, g.cfg.World())
 	}
-	id = planner.CheckpointID(name, g.attempt, g.names.whole(name))
+	id = planner.CheckpointID(name, g.Number, g.names.whole(name))
 	g.saver.putWhole(id, from)
 	defer g.saver.putWhole(id, nil)
-	if err := offerWhole(ctx, g.decisions, g.store.Blobs, g.attempt, id, name, step, from.Manifest().Ranks, from.Items); err != nil {
+	if err := offerWhole(ctx, g.decisions, g.store.Blobs, g.Number, id, name, step, from.Manifest().Ranks, from.Items); err != nil {
 		return id, err
 	}
 	ctx, cancel := g.store.answering(ctx, g.cfg.SaveTimeout+decideTimeout)

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -76,6 +77,17 @@ type Config struct {
 	SaveTimeout  time.Duration // begun to committed; default 10 min
 	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
 	Collective   time.Duration // until all ranks have joined a collective or a report; default 10 min
+
+	// Reap kills the orphaned processes of earlier jobs: those that are marked with
+	// one of the jobs and have all of the variables, NAME=value, in their environment.
+	// It is called before an attempt is started. Without it, no attempt is started
+	// in a trial that earlier jobs had.
+	Reap func(ctx context.Context, log *slog.Logger, jobs []string, env ...string) error
+	// Committed is told of each commit, before a rank that waits for it, and Costs
+	// the bytes of each checkpoint that this job saved. They must not block; nil:
+	// nobody is told.
+	Committed func()
+	Costs     func(bytes int64)
 
 	Redact redact.Names // names of secrets in what is recorded of the job, whose values stay out of the log
 	Logger *slog.Logger

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	launched "github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -39,7 +40,7 @@ func TestOwnerLearns(t *testing.T) {
 	}
 	_, err = launch.Import(t.Context(), launch.ImportConfig{
 		Run: "r", Trial: projections.DefaultTrial, Job: NewID(), Step: 1, From: from, InPlace: true,
-		Logger: slog.New(slog.DiscardHandler), NewID: NewID,
+		Reap: launched.ReapEarlier, Logger: slog.New(slog.DiscardHandler), NewID: NewID,
 	}, launch.Store{
 		ID: s.ID, Log: s.Log, Views: Queries{s.Views()}, Blobs: s.Blobs, Data: s.Data,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },

@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/peer"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -76,7 +77,7 @@ func serve(t testing.TB, paths ...string) *served {
 		}
 		_, err = launch.Import(t.Context(), launch.ImportConfig{
 			Run: "a", Trial: projections.DefaultTrial, Job: store.NewID(), Step: int64(step), From: from, Command: []string{"import"},
-			Logger: quiet, NewID: store.NewID,
+			Reap: process.ReapEarlier, Logger: quiet, NewID: store.NewID,
 		}, launch.Store{
 			ID: s.store.ID, Log: s.store.Log, Views: store.Queries{From: s.store.Views()}, Blobs: s.store.Blobs, Data: s.store.Data,
 			Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
