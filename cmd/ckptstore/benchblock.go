@@ -83,7 +83,7 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 			_, err := st.Collect(ctx, store.CollectOptions{Runs: []string{benchRun}, Policy: policy, Apply: true})
 			return err
 		},
-	}, launch.Store{
+	}, session.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: shared,

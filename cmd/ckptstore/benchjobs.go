@@ -248,7 +248,7 @@ func (a *app) benchJobCommand() *cobra.Command {
 						NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
 					},
 					Resume: "none", Command: []string{self, "bench", jobRankCommand}, Stdout: a.err, Stderr: a.err,
-				}, launch.Store{
+				}, session.Store{
 					ID: s.ID, Log: s.Log, Views: store.Queries{From: s.Views()}, Blobs: s.Blobs, Data: s.Data, Foreign: store.OpenForeign,
 					Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
 					Runtime:  s.Runtime, Shared: shared,

@@ -36,7 +36,7 @@ import (
 // Config says how an agent serves. Durations are deadlines; zero takes the
 // default.
 type Config struct {
-	// Services answers requests below [launch.ServicePath] on the agent's own
+	// Services answers requests below [session.ServicePath] on the agent's own
 	// socket and on those of its sessions' ranks; nil refuses them. Busy says what
 	// of them keeps the agent from stopping, empty for nothing; it may be nil.
 	Services http.Handler

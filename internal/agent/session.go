@@ -39,7 +39,7 @@ func refused(err error) error {
 		return err
 	case errors.As(err, &running):
 		return &problem{http.StatusConflict, fmt.Errorf("%w, or choose another run name", err)}
-	case errors.Is(err, staging.ErrTaken), errors.Is(err, launch.ErrFenced):
+	case errors.Is(err, staging.ErrTaken), errors.Is(err, session.ErrFenced):
 		return &problem{http.StatusConflict, err}
 	case errors.Is(err, launch.ErrConfig):
 		return &problem{http.StatusBadRequest, err}
@@ -81,7 +81,7 @@ func (a *Agent) serve(g *group) (err error) {
 		g.part(launch.MemberEnd{Rank: rank, Left: true})
 	}
 	st := a.store
-	return launch.Session(ctx, cfg, launch.Store{
+	return launch.Session(ctx, cfg, session.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: a.cfg.Shared,

@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // attempt runs the worker group once. It returns nil when all workers ended
@@ -44,7 +45,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	w := &watch{job: j, stop: &stopState{orders: j.orders}}
-	at := Attempt{Number: n, Resume: resume, Started: from, Orders: w.stop, Hooks: w}
+	at := session.Attempt{Number: n, Resume: resume, Started: from, Orders: w.stop, Hooks: w}
 	if j.members != nil {
 		w.signals, at.Leave = newHeldSignals(nil), j.members.cfg.Leave
 	} else {
@@ -76,7 +77,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		}
 	}
 	j.newest, j.told, j.reached, j.finished = g.LastSave(), w.stop.told.Load(), g.Step(), g.Finished()
-	if errors.Is(saves, ErrDrain) {
+	if errors.Is(saves, session.ErrDrain) {
 		saves = j.TakeOver(context.WithoutCancel(ctx), n, from)
 	}
 	return cause, errors.Join(err, saves)
@@ -87,10 +88,10 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 // checkpoint. All saves of the attempt have ended then. Other errors, and one of
 // a job that has to end, come back.
 func (j *job) excuse(ctx context.Context, n int, cause *FailedError, err error, from uint64) (*FailedError, error) {
-	if !errors.As(err, new(*RefusedError)) || ctx.Err() != nil {
+	if !errors.As(err, new(*session.RefusedError)) || ctx.Err() != nil {
 		return cause, err
 	}
-	for _, final := range []error{ErrFenced, errLeft, ErrStuck, ErrUnserved, syscall.ENOSPC} {
+	for _, final := range []error{session.ErrFenced, errLeft, session.ErrStuck, session.ErrUnserved, syscall.ENOSPC} {
 		if errors.Is(err, final) {
 			return cause, err
 		}
@@ -100,7 +101,7 @@ func (j *job) excuse(ctx context.Context, n int, cause *FailedError, err error, 
 		return cause, errors.Join(err, ended)
 	}
 	if cause == nil || cause.Rank < 0 {
-		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: Beginning("the log refuses what the trainer has to say: "+err.Error(), MaxMessage)}
+		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: session.Beginning("the log refuses what the trainer has to say: "+err.Error(), session.MaxMessage)}
 	}
 	return cause, nil
 }
@@ -110,13 +111,13 @@ func (j *job) broken(ctx context.Context, n int, cause *FailedError, err error) 
 	if cause != nil {
 		err = fmt.Errorf("%s; %w", cause.Cause, err)
 	}
-	if errors.Is(err, ErrFenced) {
+	if errors.Is(err, session.ErrFenced) {
 		return err // the newer attempt has closed it
 	}
 	if !errors.Is(err, errLeft) {
-		words, cancel := context.WithTimeout(context.WithoutCancel(ctx), LastWordsTimeout)
+		words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
 		defer cancel()
-		stopped := &events.GroupStopped{Attempt: n, Reason: Beginning(err.Error(), MaxMessage)}
+		stopped := &events.GroupStopped{Attempt: n, Reason: session.Beginning(err.Error(), session.MaxMessage)}
 		if serr := j.Append(words, stopped); !errors.Is(err, syscall.ENOSPC) { // which refuses this too
 			err = errors.Join(err, serr)
 		}
@@ -128,12 +129,12 @@ func (j *job) broken(ctx context.Context, n int, cause *FailedError, err error) 
 // before it could be restarted or completed: paused when that was not the
 // training's fault.
 func (j *job) undecided(ctx context.Context, n int, cause *FailedError, err error) error {
-	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), LastWordsTimeout)
+	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
 	defer cancel()
 	if ctx.Err() != nil {
 		return errors.Join(err, j.paused(words, n, context.Cause(ctx).Error()))
 	}
-	text := Beginning(err.Error(), MaxMessage)
+	text := session.Beginning(err.Error(), session.MaxMessage)
 	if errors.Is(err, syscall.ENOSPC) && (cause == nil || j.preempting()) {
 		return errors.Join(err, j.paused(words, n, text))
 	}

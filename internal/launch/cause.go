@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // failure is the bad end of one rank's process.
@@ -48,11 +49,11 @@ func (h *handoffEnd) exited(e process.Exit) {
 // from converts the error of a hand-off to the failure that it is.
 func (h *handoffEnd) from(err error) *FailedError {
 	why := &FailedError{Rank: -1, Cause: err.Error()}
-	if errors.As(err, new(*RefusedError)) {
+	if errors.As(err, new(*session.RefusedError)) {
 		why.Kind = InfrastructureFailure
 		h.failed = why
 	}
-	if uneven := (*UnevenError)(nil); errors.As(err, &uneven) {
+	if uneven := (*session.UnevenError)(nil); errors.As(err, &uneven) {
 		h.failed, h.ended = why, uneven.Ended
 	}
 	return why

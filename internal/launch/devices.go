@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // Devices are asked how the GPUs of this node fare. Each method returns soon
@@ -61,9 +62,9 @@ func (g *deviceGate) admit(ctx context.Context, n int) error {
 	if err == nil || n == 1 {
 		return err
 	}
-	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), LastWordsTimeout)
+	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
 	defer cancel()
-	return errors.Join(err, g.paused(words, n-1, Beginning(err.Error(), MaxMessage)))
+	return errors.Join(err, g.paused(words, n-1, session.Beginning(err.Error(), session.MaxMessage)))
 }
 
 func (g *deviceGate) ready(ctx context.Context) error {

@@ -9,6 +9,8 @@ import (
 	"os"
 	"strconv"
 	"syscall"
+
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // Bounds in bytes. An event has to fit the log, where a byte may take six, and
@@ -79,11 +81,11 @@ func parseErrorFile(data []byte) told {
 	if json.Unmarshal(data, &full) == nil {
 		m := full.Message
 		at, _ := strconv.ParseInt(m.ExtraInfo.Timestamp, 10, 64) // 0 when it is not a number
-		return told{Beginning(m.Message, MaxMessage), End(m.ExtraInfo.Callstack, maxTraceback), at}
+		return told{session.Beginning(m.Message, session.MaxMessage), session.End(m.ExtraInfo.Callstack, maxTraceback), at}
 	}
 	var plain struct{ Message string }
 	if json.Unmarshal(data, &plain) == nil {
-		return told{message: Beginning(plain.Message, MaxMessage)}
+		return told{message: session.Beginning(plain.Message, session.MaxMessage)}
 	}
-	return told{message: Beginning(string(data), MaxMessage)}
+	return told{message: session.Beginning(string(data), session.MaxMessage)}
 }

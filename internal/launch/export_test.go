@@ -3,10 +3,12 @@ package launch
 import (
 	"os"
 	"path/filepath"
+
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // Bounded is a store of which each staging directory has room for so many bytes.
-func Bounded(s Store, bytes int64) Store {
+func Bounded(s session.Store, bytes int64) session.Store {
 	s.Room = func(file *os.File) (int64, error) {
 		files, err := os.ReadDir(filepath.Dir(file.Name()))
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -101,7 +102,7 @@ const examineLimit = 2 * time.Minute
 // examine looks at the files of a checkpoint. A disk that does not answer keeps
 // its goroutine, and nobody else.
 func (j *job) examine(ctx context.Context, ref data.Ref, manifest checkpoint.Digest) (data.Report, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, examineLimit, fmt.Errorf("%w within %v: look at the disk of the store", ErrStuck, examineLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, examineLimit, fmt.Errorf("%w within %v: look at the disk of the store", session.ErrStuck, examineLimit))
 	defer cancel()
 	type answer struct {
 		report data.Report
@@ -141,7 +142,7 @@ func (j *job) wholeFrom(ctx context.Context, head string) (string, error) {
 			first = c
 		}
 		if len(j.passed) < maxPassedOver {
-			j.passed = append(j.passed, events.PassedOver{Checkpoint: id, Reason: Beginning(c.defect, MaxMessage)})
+			j.passed = append(j.passed, events.PassedOver{Checkpoint: id, Reason: session.Beginning(c.defect, session.MaxMessage)})
 			j.log.Warn("checkpoint passed over: it is not whole", "checkpoint", id, "reason", c.defect)
 		} else {
 			j.morePassed++

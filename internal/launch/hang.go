@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/launch/stacks"
 	"github.com/ckptstore/ckptstore/internal/rpc"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // Bounds of the account of a hang.
@@ -65,7 +66,7 @@ func (w *watch) endsHangs() {
 
 // awaitSilence waits until some ranks are silent. It gives none when ctx ends.
 // looked is when it was last known that this process runs.
-func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked time.Time) ([]Silence, []int) {
+func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked time.Time) ([]session.Silence, []int) {
 	every := min(limit/looksPerLimit+1, longestLook)
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -89,7 +90,7 @@ func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked ti
 }
 
 // hangCause names the silent ranks and those that wait for them.
-func hangCause(silent []Silence, waiting []int) string {
+func hangCause(silent []session.Silence, waiting []int) string {
 	var parts []string
 	for _, s := range silent {
 		parts = append(parts, fmt.Sprintf("rank %d silent for %v, last request %s", s.Rank, s.Took.Round(100*time.Millisecond), s.Last))
@@ -114,7 +115,7 @@ func hangCause(silent []Silence, waiting []int) string {
 
 // account writes where each rank hangs to the job's output, the silent ones
 // first, and gives the beginning of the first.
-func (w *watch) account(ctx context.Context, silent []Silence) string {
+func (w *watch) account(ctx context.Context, silent []session.Silence) string {
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
 	w.signals.stacks.Store(true) // the group is ended after this in any case

@@ -30,36 +30,36 @@ const patience = 20 * time.Second
 // views are the questions of a job, put to a store.
 type views struct{ source query.Source }
 
-var _ launch.Views = views{}
+var _ session.Views = views{}
 
-// Trial implements launch.Views.
+// Trial implements session.Views.
 func (v views) Trial(ctx context.Context, run, trial string) (projections.Trial, error) {
 	return query.Ask(ctx, v.source, query.Trial, query.Params{Run: run, Trial: trial})
 }
 
-// Attempts implements launch.Views.
+// Attempts implements session.Views.
 func (v views) Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error) {
 	return query.Ask(ctx, v.source, query.Attempts, query.Params{Run: run, Trial: trial})
 }
 
-// OpenCheckpoints implements launch.Views.
+// OpenCheckpoints implements session.Views.
 func (v views) OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error) {
 	return query.Ask(ctx, v.source, query.OpenCheckpoints, query.Params{Run: run, Trial: trial})
 }
 
-// Resolve implements launch.Views.
+// Resolve implements session.Views.
 func (v views) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
 	return query.Ask(ctx, v.source, query.Resolve, query.Params{Ref: ref})
 }
 
-// Trials implements launch.Views.
+// Trials implements session.Views.
 func (v views) Trials(ctx context.Context, run string) ([]projections.Trial, error) {
 	return query.Ask(ctx, v.source, query.Trials, query.Params{Run: run})
 }
 
 // storeOf is what a job gets of a store.
-func storeOf(st *store.Store, shared string) launch.Store {
-	return launch.Store{
+func storeOf(st *store.Store, shared string) session.Store {
+	return session.Store{
 		ID: st.ID, Log: st.Log, Views: views{st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: shared,
@@ -70,7 +70,7 @@ func storeOf(st *store.Store, shared string) launch.Store {
 type job struct {
 	t      *testing.T
 	cfg    launch.Config
-	store  launch.Store
+	store  session.Store
 	out    *transcript // of the workers
 	log    *transcript // of the trainer
 	cancel context.CancelCauseFunc

@@ -15,21 +15,22 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // job is the state of one Run.
 type job struct {
-	*Job
+	*session.Job
 	cfg       Config
-	store     Store
+	store     session.Store
 	log       *slog.Logger
 	guard     *process.Guard
 	processes *process.Hunt // of this job
 	output    *logs.Dir
 	devices   *deviceGate
-	newest    LastSave // of the last attempt
-	told      bool     // its workers were told to end
-	reached   int64    // the step that they reported last; -1: none
+	newest    session.LastSave // of the last attempt
+	told      bool             // its workers were told to end
+	reached   int64            // the step that they reported last; -1: none
 	orders    *orders
 	reason    string // of the job's end, when it is not an error
 	// Checkpoints that the next attempt does not resume from: their files are
@@ -45,10 +46,10 @@ type job struct {
 
 // prepare returns a job whose processes are not started yet. Its session is cfg's
 // when the job is made.
-func prepare(ctx context.Context, cfg Config, store Store) *job {
+func prepare(ctx context.Context, cfg Config, store session.Store) *job {
 	cfg.Reap = process.ReapEarlier
 	j := &job{cfg: cfg, log: cfg.Logger, processes: process.NewHunt(cfg.Job), orders: newOrders()}
-	j.Job = NewJob(ctx, cfg.Config, store)
+	j.Job = session.NewJob(ctx, cfg.Config, store)
 	j.store = j.Store()
 	return j
 }
@@ -56,7 +57,7 @@ func prepare(ctx context.Context, cfg Config, store Store) *job {
 // Run runs a job until its workers are done, its failure budget is used up,
 // or ctx ends. The caller holds the run's lease. On return no process of the
 // job is left, whatever happened.
-func Run(ctx context.Context, cfg Config, store Store) (err error) {
+func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	cfg = cfg.withDefaults()
 	if n := len(cfg.Local()); n < 1 {
 		return fmt.Errorf("%w: %d workers a node; --nproc must be 1 or more", ErrConfig, n)
@@ -118,7 +119,7 @@ func (j *job) run(ctx context.Context) (err error) {
 	end := context.WithoutCancel(ctx)
 	ended := &events.JobEnded{Job: j.cfg.Job, ExitCode: j.cfg.ExitCode(err), Reason: j.reason}
 	if err != nil {
-		ended.Reason = Beginning(err.Error(), MaxMessage)
+		ended.Reason = session.Beginning(err.Error(), session.MaxMessage)
 	}
 	left := &events.NodeLeft{Job: j.cfg.Job, Node: j.cfg.Node, Reason: "the job ended"}
 	unsaid := j.AppendOfRun(end, left, ended)
@@ -198,7 +199,7 @@ func (j *job) attempts(ctx context.Context) error {
 		}
 		if resume, err = j.nextResume(ctx, trial); err != nil {
 			after := context.WithoutCancel(ctx)
-			return errors.Join(cause, err, j.paused(after, trial.Attempt, Beginning(err.Error(), MaxMessage)))
+			return errors.Join(cause, err, j.paused(after, trial.Attempt, session.Beginning(err.Error(), session.MaxMessage)))
 		}
 		wait := backoff.after(lived, trial.Head != head)
 		head = trial.Head

@@ -46,8 +46,8 @@ func TestBackoffWaits(t *testing.T) {
 
 // lost is a log and views that have gone with the job.
 type lost struct {
-	Log
-	Views
+	session.Log
+	session.Views
 	job context.Context
 }
 
@@ -95,13 +95,13 @@ func TestCauseWithoutLog(t *testing.T) {
 			return 5
 		}}.withDefaults()
 		gone := &lost{job: ctx}
-		j := prepare(ctx, cfg, Store{Log: gone, Views: gone})
+		j := prepare(ctx, cfg, session.Store{Log: gone, Views: gone})
 		began := time.Now()
 		err := j.run(ctx)
 		if !errors.Is(err, why) || !strings.HasPrefix(err.Error(), why.Error()) || !errors.Is(told, why) {
 			t.Errorf("error %v, told %v", err, told)
 		}
-		if took := time.Since(began); took != time.Minute+LastWordsTimeout {
+		if took := time.Since(began); took != time.Minute+session.LastWordsTimeout {
 			t.Errorf("it took %v", took)
 		}
 	})
@@ -130,7 +130,7 @@ func TestCaused(t *testing.T) {
 // A log that refuses what an attempt has to say is no fault of the workers.
 func TestRefusedLogIsInfrastructure(t *testing.T) {
 	t.Parallel()
-	if got := new(handoffEnd).from(&RefusedError{Err: errors.New("damaged")}); got.Kind != InfrastructureFailure || got.Cause != "damaged" {
+	if got := new(handoffEnd).from(&session.RefusedError{Err: errors.New("damaged")}); got.Kind != InfrastructureFailure || got.Cause != "damaged" {
 		t.Errorf("the failure is %+v", got)
 	}
 }

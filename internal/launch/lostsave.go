@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -40,7 +41,7 @@ func (j *job) completed(ctx context.Context, attempt int) error {
 			return err
 		}
 		lost := &LostSaveError{Checkpoint: j.newest.Checkpoint, Reason: why, Newest: trial.Head}
-		return errors.Join(lost, j.paused(ctx, attempt, Beginning(lost.Error(), MaxMessage)))
+		return errors.Join(lost, j.paused(ctx, attempt, session.Beginning(lost.Error(), session.MaxMessage)))
 	}
 	return j.Decide(ctx, &events.TrialCompleted{Attempt: attempt})
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -21,7 +22,7 @@ type stopState struct {
 	told   atomic.Bool // one of them was told to end, by an answer or by SIGTERM
 }
 
-var _ Orders = (*stopState)(nil)
+var _ session.Orders = (*stopState)(nil)
 
 // Listens implements [session.Orders].
 func (h *stopState) Listens() { h.open.Store(true) }
@@ -130,7 +131,7 @@ func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) *even
 		if o.Preempt {
 			stopped.Failure = string(PreemptionFailure)
 		}
-		stopped.Reason = Beginning(fmt.Sprintf("%s (%s): %s", o.asks(), o.Reason, stopped.Reason), MaxMessage)
+		stopped.Reason = session.Beginning(fmt.Sprintf("%s (%s): %s", o.asks(), o.Reason, stopped.Reason), session.MaxMessage)
 	}
 	return stopped
 }
@@ -164,9 +165,9 @@ func (j *job) obeyed(ctx context.Context, n int, cause *FailedError) (bool, erro
 			e.Why = fmt.Sprintf("the last save, %s, is lost: %s", j.newest.Checkpoint, unsaved)
 		}
 		e.Saved = e.Why == ""
-		return true, errors.Join(e, j.paused(ctx, n, Beginning("preempted: "+o.Reason, MaxMessage)))
+		return true, errors.Join(e, j.paused(ctx, n, session.Beginning("preempted: "+o.Reason, session.MaxMessage)))
 	}
-	j.reason = Beginning("stopped as asked: "+o.Reason, MaxMessage)
+	j.reason = session.Beginning("stopped as asked: "+o.Reason, session.MaxMessage)
 	err = j.paused(ctx, n, j.reason)
 	if unsaved != "" {
 		return true, errors.Join(&LostSaveError{Checkpoint: j.newest.Checkpoint, Reason: unsaved, Newest: trial.Head}, err)
@@ -211,9 +212,9 @@ func (j *job) between(ctx context.Context, trial projections.Trial, ran bool) (b
 	}
 	ctx = context.WithoutCancel(ctx)
 	var err error
-	reason := Beginning("preempted: "+o.Reason, MaxMessage)
+	reason := session.Beginning("preempted: "+o.Reason, session.MaxMessage)
 	if !o.Preempt {
-		reason = Beginning("stopped as asked: "+o.Reason, MaxMessage)
+		reason = session.Beginning("stopped as asked: "+o.Reason, session.MaxMessage)
 		j.reason = reason
 	}
 	if ran || trial.Status == projections.Running || trial.Status == projections.Stopping {
@@ -284,7 +285,7 @@ func (j *job) unheard(err error) error {
 	}
 	why := ""
 	switch {
-	case errors.Is(err, ErrUnserved):
+	case errors.Is(err, session.ErrUnserved):
 		why = "the log does not answer, so it is not known what is saved"
 	case errors.Is(err, syscall.ENOSPC):
 		why = "the disk of the log is full, so what came after its last commit is lost; free space there"

@@ -56,7 +56,7 @@ type members struct{ cfg SessionConfig }
 // is finished. The trial stands paused then, to be continued, unless all ranks
 // have reported that they are done. The error says what the members have lost,
 // or that one of them has ended without a word.
-func Session(ctx context.Context, cfg SessionConfig, store Store) (err error) {
+func Session(ctx context.Context, cfg SessionConfig, store session.Store) (err error) {
 	full := Config{Config: cfg.Config, Command: cfg.Command, Resume: cfg.Resume, Backend: SessionBackend}.withDefaults()
 	if n := len(full.Local()); n < 1 || len(cfg.PIDs) != n {
 		return fmt.Errorf("%w: a session of %d ranks and %d processes", ErrConfig, n, len(cfg.PIDs))
@@ -99,14 +99,14 @@ func (j *job) attend(ctx context.Context) error {
 	}
 	if o, _ := j.orders.given(); o != nil && j.told {
 		why = fmt.Sprintf("%s as asked (%s): %s", o.asks(), o.Reason, why)
-		j.reason = Beginning(why, MaxMessage)
+		j.reason = session.Beginning(why, session.MaxMessage)
 	}
 	lost, unknown := j.lost(after)
 	if lost != "" {
 		why = fmt.Sprintf("%s; their last save, %s, does not exist: %s", why, j.newest.Checkpoint, lost)
 		err = errors.New(why)
 	}
-	return errors.Join(err, unknown, j.paused(after, n, Beginning(why, MaxMessage)))
+	return errors.Join(err, unknown, j.paused(after, n, session.Beginning(why, session.MaxMessage)))
 }
 
 // serveMembers is [watch.run] for processes that are not ours: it waits until all of

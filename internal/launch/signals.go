@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // releaseLimit is how long workers may take to confirm that they no longer hold
@@ -36,7 +37,7 @@ type heldSignals struct {
 	ask func(StopRequest) // nil: nobody can ask this attempt to end
 }
 
-var _ Signals = (*heldSignals)(nil)
+var _ session.Signals = (*heldSignals)(nil)
 
 func newHeldSignals(ask func(StopRequest)) *heldSignals {
 	return &heldSignals{ask: ask, holding: map[int]int{}, names: map[int][]string{}, released: make(chan struct{}), confirmed: make(chan struct{})}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // A trainer that was stopped does not take that for silence of its ranks.
@@ -21,7 +22,7 @@ func TestStoppedTrainer(t *testing.T) {
 			warned := &bytes.Buffer{}
 			w := &watch{
 				job:    &job{log: slog.New(slog.NewTextHandler(warned, nil))},
-				pulses: NewPulses(1), procs: []*process.Process{process.Of(0, &exec.Cmd{})},
+				pulses: session.NewPulses(1), procs: []*process.Process{process.Of(0, &exec.Cmd{})},
 			}
 			w.pulses.Begin(0, "hello")()
 			began := time.Now()
@@ -45,7 +46,7 @@ func TestStoppedTrainer(t *testing.T) {
 // The cause of a hang names the silent ranks and those that wait for them.
 func TestHangCause(t *testing.T) {
 	t.Parallel()
-	got := hangCause([]Silence{{Rank: 1, Last: "heartbeat"}}, []int{0, 2})
+	got := hangCause([]session.Silence{{Rank: 1, Last: "heartbeat"}}, []int{0, 2})
 	if got != "rank 1 silent for 0s, last request heartbeat; ranks 0, 2 wait for it" {
 		t.Errorf("cause %q", got)
 	}

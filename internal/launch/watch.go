@@ -12,17 +12,18 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // watch is the life of the processes of one attempt.
 type watch struct {
 	*job
-	group       *Group
+	group       *session.Group
 	stop        *stopState
 	signals     *heldSignals
-	pulses      *Pulses      // the group's
-	hello       <-chan int   // the group's
-	saving      <-chan error // the end of the group's saves
+	pulses      *session.Pulses // the group's
+	hello       <-chan int      // the group's
+	saving      <-chan error    // the end of the group's saves
 	savingEnded bool
 	procs       []*process.Process
 	files       []*logs.File   // of their output

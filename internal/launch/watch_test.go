@@ -42,8 +42,8 @@ func TestUnkillableWorker(t *testing.T) {
 
 // recorder is the log and the views of a trial. It only remembers what was said.
 type recorder struct {
-	Log
-	Views
+	session.Log
+	session.Views
 	kinds []events.Kind
 }
 
@@ -101,14 +101,14 @@ func watched(t *testing.T) (w *watch, heard *recorder, warned *said) {
 		Grace: 10 * time.Second,
 	}.withDefaults()
 	w = &watch{
-		job: prepare(t.Context(), cfg, Store{Log: heard, Views: heard}), signals: newHeldSignals(nil),
+		job: prepare(t.Context(), cfg, session.Store{Log: heard, Views: heard}), signals: newHeldSignals(nil),
 		procs: []*process.Process{process.Of(0, &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}})},
 		exits: make(chan process.Exit, 1), reported: make(chan error, 1),
 	}
 	if _, err := w.OpenTrial(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	w.group = w.Begin(t.Context(), Attempt{Number: 1})
+	w.group = w.Begin(t.Context(), session.Attempt{Number: 1})
 	return w, heard, warned
 }
 
@@ -120,7 +120,7 @@ func TestStoppedBetweenReports(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(errors.New("stop"))
 		w.exits <- process.Exit{}
-		w.reported <- &UnevenError{Reported: []int{0}, Ended: []int{1}}
+		w.reported <- &session.UnevenError{Reported: []int{0}, Ended: []int{1}}
 		cause, err := w.wait(ctx, t.Context())
 		if err != nil || cause.Cause != "stop" || !strings.Contains(warned.String(), "the last reports are discarded") {
 			t.Fatalf("cause %v, error %v, warned %q", cause, err, warned)
