@@ -5,7 +5,7 @@
 //	           other processes, on a socket in the store's private directory
 //	card       agent.json there: where the agent is and the token that it asks for
 //	group      processes that join under one key, until all ranks have
-//	session    what a group becomes: a job with one attempt, see [launch.Session]
+//	session    what a group becomes: a job with one attempt, see [launch.Attend]
 //	member     one process of a group, watched from its join to its end
 //
 // An agent starts no process and ends none. A member that goes away, with a word

@@ -61,7 +61,7 @@ func (a *Agent) serve(g *group) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	cfg := launch.SessionConfig{Config: a.cfg.Session, Ends: g.ends}
+	cfg := launch.AttendConfig{Config: a.cfg.Session, Ends: g.ends}
 	cfg.Run, cfg.Trial, cfg.Job, cfg.TrialConfig = g.Run, g.Trial, g.job, g.JoinRequest.Config
 	cfg.Nodes, cfg.Resume = session.OneNode(g.WorldSize), g.Resume
 	cfg.Services, cfg.Logger, cfg.NewID = a.cfg.Services, a.log, store.NewID
@@ -81,7 +81,7 @@ func (a *Agent) serve(g *group) (err error) {
 		g.part(launch.MemberEnd{Rank: rank, Left: true})
 	}
 	st := a.store
-	return launch.Session(ctx, cfg, session.Store{
+	return launch.Attend(ctx, cfg, session.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: a.cfg.Shared,

@@ -1,23 +1,20 @@
-// Package launch runs one job on one node: it starts the worker processes,
-// serves each of them a socket, shells the save coordinator, and starts the
-// group again from the last committed checkpoint when a worker dies.
+// Package launch runs the processes of one job on one node: it starts them,
+// watches them, ends them, and starts the group again from the last committed
+// checkpoint when a worker dies. Package session serves their ranks.
 //
-//	Job          one launch for a run: attempts until done or out of budget
+//	Run          attempts of a job, until it is done or out of budget
+//	Attend       a job whose processes somebody else started
 //	attempt      one life of the worker group, opened by group.started
-//	rankServer   the socket of one rank: package client has the protocol
-//	handoff      reports of all ranks, one iteration at a time
-//	orders       requests to end, by signal, time or log: the answers to reports carry them
-//	saver        the log feeds the coordinator, its commands are executed
-//	outbox       facts of saves that nobody waits for
-//	lane         this attempt's decisions, refused by the log once fenced
-//	pulses       the ranks' requests as signs of life: one that is silent hangs
+//	watch        the processes of one attempt: start, wait, end
+//	orders       requests to end, by signal, time or log; replies to reports carry them
+//	stopState    whether the workers poll for such requests
+//	heldSignals  signals that workers hold back until the trainer ends them
+//	deviceGate   the health of the job's GPUs, before and during an attempt
+//	budgets      how many failures are tolerated, by whose fault they are
+//	candidate    a checkpoint to resume from, which must be whole
 //
 // Package process has the processes themselves and the guard that kills them if
-// the trainer dies, package staging the shared memory that ranks save and load
-// by, package restore their loads.
-//
-// What the job knows comes from the log; what it decides goes there before it
-// is acted on.
+// the trainer dies.
 package launch
 
 import (

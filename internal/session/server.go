@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -40,32 +39,8 @@ const unsaid = 2
 // maxBody bounds the body of a request, in bytes. Tensors do not travel here.
 const maxBody = 1 << 30
 
-// Group is the session of one attempt's group of ranks, as the node of this
-// process sees it: the sockets of the ranks that live here, and what all ranks
-// share. [Job.Begin] makes one.
-type Group struct {
-	Attempt
-	cfg       Config
-	store     Store
-	log       *slog.Logger
-	decisions *decisionLog
-	runtime   string // directory of the sockets
-	slots     *staging.Slots
-	work      context.Context // ends with the attempt
-	saver     *saver
-	saved     chan error // the saver's end
-	handoff   *handoff
-	loader    *restore.Loader
-	hello     chan int // a rank, at its first hello
-	pulses    *Pulses
-	servers   []*rankServer // of the ranks on this node
-
-	messages messages
-	membership
-	names saveNames
-}
-
-// rankServer serves the socket of one rank of one attempt.
+// rankServer serves the socket of one rank of one attempt. Its methods named on…
+// answer one request each; package client has the protocol.
 type rankServer struct {
 	*Group
 	rank   int

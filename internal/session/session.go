@@ -1,3 +1,30 @@
+// Package session serves one group of ranks, on one node or on several.
+//
+//	Config      which group: the run, the ranks of each node, the limits
+//	Job         one job's hold on its trial: facts, decisions, shared memory
+//	Group       one attempt's group of ranks, from Job.Begin to Group.Close
+//	rankServer  the socket of one rank
+//	outbox      facts of one rank's saves, appended after the rank was answered
+//	saver       feeds the log to the save coordinator and executes its commands
+//	adopted     saves of a dead trainer, finished from shared memory
+//	handoff     reports of all ranks, one iteration at a time
+//	messages    messages among ranks, and their store
+//	Pulses      the ranks' requests as signs of life
+//	decisions   the decisions of an attempt, refused by the log once fenced
+//	lastWords   the log as a job sees it: calls wait for an answer, or for room
+//	Import      a job with one attempt and one save, of another program's checkpoint
+//
+// A session starts, watches and ends no process: its caller does that, answers
+// what a session asks through [Orders], [Signals] and [Hooks], and calls
+// [Group.Gone] when a rank takes no part any more. Package staging has the shared
+// memory that ranks save and load by, package restore their loads.
+//
+// What a session knows comes from the log. What it decides is appended there
+// before it takes effect.
+//
+// One process serves the ranks of one node, [Config.Local]. The handoff, the
+// messages and the loads still meet in the memory of this process: a group on
+// several nodes needs a second level there, as [Hub] is one for collectives.
 package session
 
 import (
@@ -5,6 +32,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"time"
 
@@ -77,6 +105,31 @@ type Hub interface {
 }
 
 var _ Hub = (*collective.Hub)(nil)
+
+// Group is the session of one attempt's group of ranks, as the node of this
+// process sees it: the sockets of the ranks that live here, and what all ranks
+// share. [Job.Begin] makes one.
+type Group struct {
+	Attempt
+	cfg       Config
+	store     Store
+	log       *slog.Logger
+	decisions *decisionLog
+	runtime   string // directory of the sockets
+	slots     *staging.Slots
+	work      context.Context // ends with the attempt
+	saver     *saver
+	saved     chan error // the saver's end
+	handoff   *handoff
+	loader    *restore.Loader
+	hello     chan int // a rank, at its first hello
+	pulses    *Pulses
+	servers   []*rankServer // of the ranks on this node
+
+	messages messages
+	membership
+	names saveNames
+}
 
 // Begin begins the session of an attempt's group: its saves are followed from now
 // on, and its ranks are served one by one with [Group.Serve]. work ends the

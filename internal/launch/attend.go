@@ -11,12 +11,12 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// SessionBackend is what an attempt says instead of the backend of its workers
-// when nobody but they themselves started them.
+// SessionBackend is recorded instead of a backend in attempts of [Attend].
 const SessionBackend = "session"
 
-// SessionConfig says whom a session serves: each rank of the group is a member.
-type SessionConfig struct {
+// AttendConfig says which processes a job attends: each rank of the group is a
+// member.
+type AttendConfig struct {
 	session.Config
 	Command []string // of the members, for the log
 	Resume  string   // as that of a [Config]
@@ -46,17 +46,17 @@ type MemberEnd struct {
 	Left bool // it has said so; otherwise its process has ended without a word
 }
 
-// members are the processes of a session.
-type members struct{ cfg SessionConfig }
+// members are the processes of [Attend].
+type members struct{ cfg AttendConfig }
 
-// Session runs a job with one attempt, for processes that somebody else has
-// started: it serves them as a trainer serves its workers, and nothing is done
-// to them. The caller holds the run's lease, and watches the processes. The
-// session ends when all members have ended, or with ctx; what is staged by then
-// is finished. The trial stands paused then, to be continued, unless all ranks
-// have reported that they are done. The error says what the members have lost,
-// or that one of them has ended without a word.
-func Session(ctx context.Context, cfg SessionConfig, store session.Store) (err error) {
+// Attend runs a job with one attempt, for processes that somebody else has
+// started: it serves them as [Run] serves its workers, and does nothing to them.
+// The caller holds the run's lease, and watches the processes. Attend returns when
+// all members have ended, or with ctx; what is staged by then is finished. The
+// trial is paused then, to be continued, unless all ranks reported that they are
+// done. The error says what the members have lost, or that one of them ended
+// without a word.
+func Attend(ctx context.Context, cfg AttendConfig, store session.Store) (err error) {
 	full := Config{Config: cfg.Config, Command: cfg.Command, Resume: cfg.Resume, Backend: SessionBackend}.withDefaults()
 	if n := len(full.Local()); n < 1 || len(cfg.PIDs) != n {
 		return fmt.Errorf("%w: a session of %d ranks and %d processes", ErrConfig, n, len(cfg.PIDs))
@@ -70,7 +70,7 @@ func Session(ctx context.Context, cfg SessionConfig, store session.Store) (err e
 	return j.run(ctx)
 }
 
-// attend is the one attempt of a session.
+// attend runs the one attempt of [Attend].
 func (j *job) attend(ctx context.Context) error {
 	trial, err := j.OpenTrial(ctx, j.orders.saw)
 	if err != nil {

@@ -1,2 +1,0 @@
-// Package session serves one group of ranks, which may live on several nodes.
-package session
