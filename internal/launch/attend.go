@@ -49,8 +49,8 @@ type MemberEnd struct {
 // members are the processes of [Attend].
 type members struct{ cfg AttendConfig }
 
-// Attend runs a job with one attempt, for processes that somebody else has
-// started: it serves them as [Run] serves its workers, and does nothing to them.
+// Attend runs a job with one attempt, for processes that it has not started:
+// it serves them as [Run] serves its workers, and does nothing to them.
 // The caller holds the run's lease, and watches the processes. Attend returns when
 // all members have ended, or with ctx; what is staged by then is finished. The
 // trial is paused then, to be continued, unless all ranks reported that they are

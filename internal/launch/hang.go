@@ -70,7 +70,7 @@ func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked ti
 	every := min(limit/looksPerLimit+1, longestLook)
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
-	lives := func(rank int) bool { return !w.procs[rank].Ended() }
+	lives := func(rank int) bool { return !w.proc(rank).Ended() }
 	for {
 		select {
 		case <-ticker.C:
@@ -125,7 +125,7 @@ func (w *watch) account(ctx context.Context, silent []session.Silence) string {
 		order = append(order, s.Rank)
 		title[s.Rank] = "silent"
 	}
-	for rank := range w.procs {
+	for _, rank := range w.cfg.Local() {
 		if title[rank] == "" {
 			title[rank] = "not silent"
 			order = append(order, rank)
@@ -170,7 +170,7 @@ func firstLines(text string) string {
 
 // stacksOf is where a rank hangs, or why that cannot be said.
 func (w *watch) stacksOf(ctx context.Context, rank int) string {
-	p := w.procs[rank]
+	p := w.proc(rank)
 	if p.Ended() {
 		return "its process has ended\n"
 	}

@@ -3,7 +3,7 @@
 // checkpoint when a worker dies. Package session serves their ranks.
 //
 //	Run          attempts of a job, until it is done or out of budget
-//	Attend       a job whose processes somebody else started
+//	Attend       one attempt of processes that started by themselves
 //	attempt      one life of the worker group, opened by group.started
 //	watch        the processes of one attempt: start, wait, end
 //	orders       requests to end, by signal, time or log; replies to reports carry them

@@ -154,7 +154,7 @@ func (w *watch) signaled(rank int) {
 // the job. The trainer mostly got the same signal, and its own request came first.
 func (h *heldSignals) Signaled(rank int, name string) client.SignaledReply {
 	switch {
-	case h.over() || h.ask == nil: // processes that nobody launched are nobody's to preempt
+	case h.over() || h.ask == nil: // only launched processes are preempted
 		return client.SignaledReply{End: true}
 	case h.stacks.Load() && name == "SIGUSR1":
 		return client.SignaledReply{Stacks: true}

@@ -21,7 +21,7 @@ func TestStoppedTrainer(t *testing.T) {
 			const limit = 10 * time.Second
 			warned := &bytes.Buffer{}
 			w := &watch{
-				job:    &job{log: slog.New(slog.NewTextHandler(warned, nil))},
+				job:    &job{cfg: Config{Config: session.Config{Nodes: session.OneNode(1)}}, log: slog.New(slog.NewTextHandler(warned, nil))},
 				pulses: session.NewPulses(1), procs: []*process.Process{process.Of(0, &exec.Cmd{})},
 			}
 			w.pulses.Begin(0, "hello")()

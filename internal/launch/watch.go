@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -25,9 +26,9 @@ type watch struct {
 	hello       <-chan int      // the group's
 	saving      <-chan error    // the end of the group's saves
 	savingEnded bool
-	procs       []*process.Process
-	files       []*logs.File   // of their output
-	tokens      map[int]string // of the ranks' sockets
+	procs       []*process.Process // by local rank
+	files       []*logs.File       // of their output
+	tokens      map[int]string     // of the ranks' sockets
 	port        *heldPort
 	exits       chan process.Exit
 	reported    chan error // the handoff's end
@@ -77,7 +78,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	}
 	w.group.EndCollectives(errors.New("the attempt is over"))
 	if cause != nil && cause.Rank >= 0 {
-		cause.Tail = w.procs[cause.Rank].Tail()
+		cause.Tail = w.proc(cause.Rank).Tail()
 	}
 	return cause, err
 }
@@ -217,6 +218,11 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		w.log.Info("the workers ran until completion without reporting; call report once an iteration to see metrics")
 	}
 	return cause, err
+}
+
+// proc returns the process of a rank that lives on this node.
+func (w *watch) proc(rank int) *process.Process {
+	return w.procs[slices.Index(w.cfg.Local(), rank)]
 }
 
 // living counts the processes that have not ended. It is ahead of the news of

@@ -83,9 +83,9 @@ type Config struct {
 	// It is called before an attempt is started. Without it, no attempt is started
 	// in a trial that earlier jobs had.
 	Reap func(ctx context.Context, log *slog.Logger, jobs []string, env ...string) error
-	// Committed is told of each commit, before a rank that waits for it, and Costs
-	// the bytes of each checkpoint that this job saved. They must not block; nil:
-	// nobody is told.
+	// Committed is called after each commit, before a rank that waits for it gets
+	// its reply, and Costs with the bytes of each checkpoint that this job saved.
+	// They must not block, and may be nil.
 	Committed func()
 	Costs     func(bytes int64)
 

@@ -43,8 +43,8 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// Attempt says which attempt a group of ranks is, and who answers what a session
-// does not know. A nil interface means that nobody does.
+// Attempt says which attempt a group of ranks is, and answers what a session does
+// not know. With a nil interface, ranks get the answer that changes nothing.
 type Attempt struct {
 	Number  int
 	Resume  string // what the ranks resume from: a reference, a path or empty
@@ -72,8 +72,8 @@ type Orders interface {
 	Tell() string
 }
 
-// Signals tracks the signals that processes of the ranks hold back, so that
-// whoever ends the processes can make them act at once. The methods may be called
+// Signals tracks the signals that processes of the ranks hold back. It exists so
+// that the launcher can end the processes at once. The methods may be called
 // concurrently.
 type Signals interface {
 	// Hold blocks until the process that calls is to release its signals, or ctx
@@ -317,7 +317,7 @@ func (g *Group) StopSaves() error {
 // LastSave is the newest save of a group, as its ranks and the log spoke of it.
 type LastSave struct {
 	Checkpoint string // empty: there was none
-	Unbegun    string // why the log has not begun it; empty: it has, or nobody knows
+	Unbegun    string // why the log has not begun it; empty: it has, or the reason is not known
 }
 
 // LastSave returns the newest save of the group.

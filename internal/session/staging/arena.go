@@ -25,7 +25,7 @@ var ErrTaken = errors.New("another trainer of this run is alive on this machine"
 // Arenas are the files in shared memory of one run, in a directory named by
 // store, run and node.
 //
-//	SHARED/ckptstore-memory-<uid>/ckptstore-<store>-<run>-n0/
+//	SHARED/ckptstore-memory-<uid>/ckptstore-<store>-<run>-n<node>/
 //	  lock             flock(2) of the trainer that owns the directory
 //	  r00002.save.7    what rank 2 saves, in the seventh use of an arena
 //	  r00002.load.9    what rank 2 loads
