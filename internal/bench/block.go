@@ -192,8 +192,8 @@ func (a *bench) saveRank(ctx context.Context, tensors int, each int64, share flo
 	return nil
 }
 
-// GuardCommand is what a job of this program starts itself as: see
-// [process.RunGuard].
+// GuardCommand returns the hidden command that a job of this program starts this
+// program as: see [process.RunGuard].
 func GuardCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
