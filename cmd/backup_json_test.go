@@ -15,7 +15,7 @@ func TestBackupJSON(t *testing.T) {
 		"--", "trainer", "demo-worker", "--steps=10", "--save-every=5").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	torch, err := filepath.Abs(filepath.Join("..", "storage", "dcp", "testdata", "torch-2.14", "single_nested"))
+	torch, err := filepath.Abs(filepath.Join("..", "internal", "format", "dcp", "testdata", "torch-2.14", "single_nested"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ type fixture struct {
 func TestImportEveryFixture(t *testing.T) {
 	t.Parallel()
 	var fixtures []fixture
-	for _, place := range []string{filepath.Join("..", "storage", "dcp", "testdata"), filepath.Join("..", "..", "shared", "fixtures")} {
+	for _, place := range []string{filepath.Join("..", "internal", "format", "dcp", "testdata"), filepath.Join("..", "..", "shared", "fixtures")} {
 		found, err := filepath.Glob(filepath.Join(place, "*", "*", ".metadata"))
 		if err != nil {
 			t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 func TestCollectJSON(t *testing.T) {
 	dir := t.TempDir()
 	saved := filepath.Join(dir, "saved")
-	if err := os.CopyFS(saved, os.DirFS(filepath.Join("..", "storage", "dcp", "testdata", "torch-2.14", "single_nested"))); err != nil {
+	if err := os.CopyFS(saved, os.DirFS(filepath.Join("..", "internal", "format", "dcp", "testdata", "torch-2.14", "single_nested"))); err != nil {
 		t.Fatal(err)
 	}
 	store := "--store=" + filepath.Join(dir, "store")

@@ -35,11 +35,11 @@ func TestReadme(t *testing.T) {
 		t.Fatalf("the README has %d shell blocks: where are the others?", blocks)
 	}
 	dir := t.TempDir()
-	storage, err := filepath.Abs(filepath.Join("..", "storage"))
+	internal, err := filepath.Abs(filepath.Join("..", "internal"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, to := range map[string]string{"bin": bin, "storage": storage} {
+	for name, to := range map[string]string{"bin": bin, "internal": internal} {
 		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ func TestScripts(t *testing.T) {
 				return err
 			}
 			// A checkpoint that PyTorch has written.
-			torch, err := filepath.Abs(filepath.Join("..", "storage", "dcp", "testdata", "torch-2.14", "single_nested"))
+			torch, err := filepath.Abs(filepath.Join("..", "internal", "format", "dcp", "testdata", "torch-2.14", "single_nested"))
 			e.Setenv("DCP", torch)
 			return err
 		},

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -45,7 +46,7 @@ func parseTime(flag, text string) (time.Time, error) {
 			return at, nil
 		}
 	}
-	return time.Time{}, usageError{fmt.Errorf("--%s %q: want a time as 2026-11-21, \"2026-11-21 14:05:06\" or 2026-11-21T14:05:06Z", flag, text)}
+	return time.Time{}, console.Usagef("--%s %q: want a time as 2026-11-21, \"2026-11-21 14:05:06\" or 2026-11-21T14:05:06Z", flag, text)
 }
 
 func parseMoment(flag, text string) (moment, error) {
@@ -54,13 +55,13 @@ func parseMoment(flag, text string) (moment, error) {
 	}
 	if seq, err := strconv.ParseUint(text, 10, 64); err == nil {
 		if seq == 0 {
-			return moment{}, usageError{fmt.Errorf("--%s 0: sequences count from 1", flag)}
+			return moment{}, console.Usagef("--%s 0: sequences count from 1", flag)
 		}
 		return moment{seq: seq}, nil
 	}
 	at, err := parseTime(flag, text)
 	if err != nil {
-		return moment{}, usageError{fmt.Errorf("--%s %q: want a sequence, or a time as 2026-11-21, \"2026-11-21 14:05:06\" or 2026-11-21T14:05:06Z", flag, text)}
+		return moment{}, console.Usagef("--%s %q: want a sequence, or a time as 2026-11-21, \"2026-11-21 14:05:06\" or 2026-11-21T14:05:06Z", flag, text)
 	}
 	return moment{at: at}, nil
 }

@@ -10,11 +10,13 @@ import (
 	"strings"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/foreign"
 	"github.com/ckptstore/ckptstore/tensor"
-	"pgregory.net/rapid"
 )
 
 // ordinal is the place of a box's first element in row-major order.
@@ -101,7 +103,7 @@ func TestCatHoldsOneWindow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, w := &endless{}, limited(3)
-			a := &app{raw: &w, err: io.Discard}
+			a := &app{Console: &console.Console{Raw: &w, Err: io.Discard}}
 			if err := a.cat(t.Context(), sourceOf(r, shape, shape.Full()), "x", catOptions{rank: -1, format: formatRaw}); !errors.Is(err, errFull) {
 				t.Errorf("error %v, want that of the disk", err)
 			}
@@ -116,7 +118,7 @@ func TestCatHoldsOneWindow(t *testing.T) {
 func TestCatOfAHole(t *testing.T) {
 	shape := tensor.Shape{1 << 30}
 	r, w := &endless{}, limited(0)
-	a := &app{raw: &w, err: io.Discard}
+	a := &app{Console: &console.Console{Raw: &w, Err: io.Discard}}
 	err := a.cat(t.Context(), sourceOf(r, shape, tensor.Box{Offsets: []int64{0}, Sizes: []int64{1 << 29}}), "x", catOptions{rank: -1, format: formatRaw})
 	if errors.Is(err, errFull) || err == nil || r.sum != 0 {
 		t.Errorf("%v after %d bytes", err, r.sum)
@@ -142,7 +144,7 @@ func TestExportSaysHoles(t *testing.T) {
 	from := sourceOf(r, tensor.Shape{4}, tensor.Box{Offsets: []int64{0}, Sizes: []int64{3}})
 	from.manifest.Ranks = []checkpoint.RankIndex{{}}
 	r.manifest = from.manifest
-	a := &app{out: io.Discard, err: &said}
+	a := &app{Console: &console.Console{Name: "ckptstore", Out: io.Discard, Err: &said}}
 	if err := a.export(t.Context(), from, filepath.Join(t.TempDir(), "out"), foreign.ExportOptions{Format: data.DCP}); err != nil {
 		t.Fatal(err)
 	}

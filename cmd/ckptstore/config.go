@@ -1,12 +1,12 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -27,7 +27,7 @@ directories for one process and those that it starts, as in a container.`
 
 func (a *app) configCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "config", Short: "Settings of this user", Args: args(cobra.NoArgs),
+		Use: "config", Short: "Settings of this user", Args: console.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(a.trustCommand())
@@ -37,16 +37,16 @@ func (a *app) configCommand() *cobra.Command {
 func (a *app) trustCommand() *cobra.Command {
 	var list, remove bool
 	c := &cobra.Command{
-		Use: "trust [DIR]", Short: "Trust a store that others can write to", Args: args(cobra.MaximumNArgs(1)), Long: trustHelp,
+		Use: "trust [DIR]", Short: "Trust a store that others can write to", Args: console.Args(cobra.MaximumNArgs(1)), Long: trustHelp,
 		Example: "  ckptstore config trust /mnt/team/ckpts\n  ckptstore config trust --list\n  ckptstore config trust --remove /mnt/team/ckpts",
 		RunE: func(c *cobra.Command, dirs []string) error {
 			switch {
 			case list && (remove || len(dirs) > 0):
-				return usageError{errors.New("--list prints the whole list: leave out --remove and DIR")}
+				return console.Usagef("--list prints the whole list: leave out --remove and DIR")
 			case list:
 				return a.listTrusted()
 			case len(dirs) == 0:
-				return usageError{errors.New("config trust DIR: the directory is missing; see `ckptstore config trust --help`")}
+				return console.Usagef("config trust DIR: the directory is missing; see `ckptstore config trust --help`")
 			case remove:
 				return store.Distrust(c.Context(), dirs[0])
 			}
@@ -54,7 +54,7 @@ func (a *app) trustCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return emit(a, t, []store.Trusted{t}, func(w *tabwriter.Writer, _ bool) {
+			return console.Emit(a.Console, t, []store.Trusted{t}, func(w *tabwriter.Writer, _ bool) {
 				fmt.Fprintf(w, "%s is trusted, as a directory of user %d and group %d\n", t.Path, t.UID, t.GID)
 			})
 		},
@@ -72,10 +72,10 @@ func (a *app) listTrusted() error {
 	if list == nil {
 		list = []store.Trusted{}
 	}
-	return emit(a, list, list, func(w *tabwriter.Writer, _ bool) {
-		row(w, "DIRECTORY", "USER", "GROUP")
+	return console.Emit(a.Console, list, list, func(w *tabwriter.Writer, _ bool) {
+		console.Row(w, "DIRECTORY", "USER", "GROUP")
 		for _, t := range list {
-			row(w, t.Path, t.UID, t.GID)
+			console.Row(w, t.Path, t.UID, t.GID)
 		}
 	})
 }

@@ -2,69 +2,21 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
-)
-
-// compared is `diff --json`.
-type compared struct {
-	Store          string                         `json:"store"`
-	Of             string                         `json:"of"` // "trials" or "checkpoints"
-	A              comparedSide                   `json:"a"`
-	B              comparedSide                   `json:"b"`
-	Equal          bool                           `json:"equal"`
-	CommonAncestor string                         `json:"common_ancestor,omitempty"` // the newest checkpoint that both descend from
-	Differences    []difference                   `json:"differences"`
-	Metrics        []projections.MetricComparison `json:"metrics,omitempty"` // of trials
-	Same           *sameParts                     `json:"same,omitempty"`    // of checkpoints
-}
-
-// comparedSide is one of the two.
-type comparedSide struct {
-	Run        string `json:"run"`
-	Trial      string `json:"trial"`
-	Checkpoint string `json:"checkpoint"` // of a trial, the head of its line
-	Step       int64  `json:"step"`       // of the checkpoint
-	Status     string `json:"status"`     // of the trial; "committed" of a checkpoint
-	Attempt    int    `json:"attempt"`    // the newest, or the checkpoint's
-	Iterations int    `json:"iterations"`
-	WorldSize  int    `json:"world_size"`
-	Bytes      int64  `json:"bytes"`
-	Manifest   string `json:"manifest,omitempty"`
-	ForkedFrom string `json:"forked_from,omitempty"` // RUN/TRIAL@ID
-	Parent     string `json:"parent,omitempty"`      // the checkpoint that it continues
-}
-
-// difference is one thing that is not the same.
-type difference struct {
-	Kind    string   `json:"kind"` // config, metric, tensor or value
-	Name    string   `json:"name"`
-	Changes []string `json:"changes"` // added, removed, changed, steps, dtype, shape, size, chunks, content, unknown
-	Step    *int64   `json:"step,omitempty"`
-	A       any      `json:"a"`
-	B       any      `json:"b"`
-}
-
-// Changes.
-const (
-	isAdded   = "added"   // B alone has it
-	isRemoved = "removed" // A alone has it
-	isChanged = "changed" // another value
-	isSteps   = "steps"   // equal where both were reported, which is not everywhere
-	isDType   = "dtype"
-	isShape   = "shape"
-	isSize    = "size"
-	isContent = "content" // other bytes
-	isChunks  = "chunks"  // cut differently, so that no digests can be compared
-	isUnknown = "unknown" // in place, and never read: its digest is not known
 )
 
 func (a *app) diffCommand() *cobra.Command {
@@ -72,7 +24,7 @@ func (a *app) diffCommand() *cobra.Command {
 	var exitCode bool
 	var asOf *string
 	c := &cobra.Command{
-		Use: "diff RUN|REF RUN|REF", Short: "Compare two runs, or two checkpoints", Args: args(cobra.ExactArgs(2)),
+		Use: "diff RUN|REF RUN|REF", Short: "Compare two runs, or two checkpoints", Args: console.Args(cobra.ExactArgs(2)),
 		Long: `Compare two trials, named by RUN or RUN/TRIAL, or two checkpoints, named by any
 other reference, such as RUN@latest.
 
@@ -115,8 +67,7 @@ With --exit-code the exit code is 6 when there is any difference.`,
 	return c
 }
 
-func (a *app) diff(ctx context.Context, s *store.Store, then moment, refs, metrics []string) (compared, error) {
-	d := compared{Store: s.ID, Differences: []difference{}}
+func (a *app) diff(ctx context.Context, s *store.Store, then moment, refs, metrics []string) (d insight.Diff, err error) {
 	views, err := past(ctx, s, then)
 	if err != nil {
 		return d, err
@@ -130,19 +81,69 @@ func (a *app) diff(ctx context.Context, s *store.Store, then moment, refs, metri
 	x, y := sides[0], sides[1]
 	switch {
 	case (x.trial == nil) != (y.trial == nil):
-		return d, usageError{fmt.Errorf("%s is %s and %s is %s: compare two of a kind; RUN@latest is the newest checkpoint of a run", refs[0], x, refs[1], y)}
+		return d, console.Usagef("%s is %s and %s is %s: compare two of a kind; RUN@latest is the newest checkpoint of a run", refs[0], x, refs[1], y)
 	case x.trial == nil && len(metrics) > 0:
-		return d, usageError{fmt.Errorf("--metric is for trials, and %s is a checkpoint", refs[0])}
+		return d, console.Usagef("--metric is for trials, and %s is a checkpoint", refs[0])
 	case x.trial != nil:
-		err = d.trials(ctx, views, *x.trial, *y.trial, metrics)
+		d, err = diffTrials(ctx, views, x, y, metrics)
 	default:
-		err = d.checkpoints(ctx, s, x.checkpoint, y.checkpoint)
+		d, err = diffCheckpoints(ctx, s, x.checkpoint, y.checkpoint)
 	}
+	d.Store = s.ID
 	if err == nil {
-		err = d.descent(ctx, views, x.checkpoint, y.checkpoint)
+		d.CommonAncestor, err = commonAncestor(ctx, views, x.checkpoint, y.checkpoint)
 	}
-	d.Equal = len(d.Differences) == 0
 	return d, err
+}
+
+func diffTrials(ctx context.Context, views query.Source, x, y subject, metrics []string) (insight.Diff, error) {
+	rows := [2]insight.TrialRows{{Trial: *x.trial, Head: x.checkpoint}, {Trial: *y.trial, Head: y.checkpoint}}
+	for i := range rows {
+		var err error
+		t := rows[i].Trial
+		if rows[i].Reports, err = query.Ask(ctx, views, query.Reports, query.Params{Run: t.Run, Trial: t.Name}); err != nil {
+			return insight.Diff{}, err
+		}
+	}
+	return insight.CompareTrials(rows[0], rows[1], metrics)
+}
+
+// diffCheckpoints compares two checkpoints by their manifests and indexes.
+func diffCheckpoints(ctx context.Context, s *store.Store, x, y projections.Checkpoint) (insight.Diff, error) {
+	inX, err := storedIn(ctx, s, x)
+	if err != nil {
+		return insight.Diff{}, err
+	}
+	inY, err := storedIn(ctx, s, y)
+	if err != nil {
+		return insight.Diff{}, err
+	}
+	return insight.CompareCheckpoints(x, y, inX, inY), nil
+}
+
+// storedIn reads what a checkpoint has; no data is read.
+func storedIn(ctx context.Context, s *store.Store, c projections.Checkpoint) ([]insight.Content, error) {
+	digest, err := checkpoint.ParseDigest(c.Manifest)
+	if err != nil {
+		return nil, err
+	}
+	r := s.Data.Reader(store.RefOf(c)).WithManifest(digest)
+	m, err := r.ReadMetadata(ctx)
+	if err == nil {
+		err = r.SetUp(ctx, m, true)
+	}
+	if err != nil {
+		return nil, err
+	}
+	contents, err := r.Contents(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]insight.Content, len(contents))
+	for i, c := range contents {
+		out[i] = insight.Content{Rank: c.Rank, Item: c.Item, Digest: c.Digest}
+	}
+	return out, nil
 }
 
 // subject is what an argument stands for: a trial with the head of its line,
@@ -175,18 +176,21 @@ func subjectOf(ctx context.Context, views query.Source, ref string) (subject, er
 		if err != nil {
 			return subject{}, err
 		}
+		if t, chosen := insight.ChooseTrial(trials); chosen && !inside {
+			return trialSubject(ctx, views, t)
+		}
 		var names []string
 		for _, t := range trials {
-			names = append(names, run.Name+"/"+t.Name)
-			if inside && t.Name == rest || !inside && (t.Name == projections.DefaultTrial || len(trials) == 1) {
+			if inside && t.Name == rest {
 				return trialSubject(ctx, views, t)
 			}
+			names = append(names, run.Name+"/"+t.Name)
 		}
 		switch {
 		case !inside && len(trials) == 0:
 			return subject{}, &projections.NotFoundError{What: "trial of run", Ref: ref, Hint: "there is none yet"}
 		case !inside:
-			return subject{}, usageError{fmt.Errorf("run %q has several trials: choose one of %q", ref, names)}
+			return subject{}, console.Usagef("run %q has several trials: choose one of %q", ref, names)
 		}
 	}
 	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref})
@@ -206,10 +210,10 @@ func trialSubject(ctx context.Context, views query.Source, t projections.Trial) 
 	return s, err
 }
 
-// descent finds the newest checkpoint that both descend from.
-func (d *compared) descent(ctx context.Context, views query.Source, x, y projections.Checkpoint) error {
+// commonAncestor finds the newest checkpoint that both descend from.
+func commonAncestor(ctx context.Context, views query.Source, x, y projections.Checkpoint) (string, error) {
 	if x.ID == "" || y.ID == "" {
-		return nil
+		return "", nil
 	}
 	var known []projections.Checkpoint
 	var trials []projections.Trial
@@ -221,11 +225,11 @@ func (d *compared) descent(ctx context.Context, views query.Source, x, y project
 		asked[wanted[0]] = true
 		rows, err := query.Ask(ctx, views, query.Checkpoints, query.Params{Run: wanted[0], All: true})
 		if err != nil {
-			return err
+			return "", err
 		}
 		of, err := query.Ask(ctx, views, query.Trials, query.Params{Run: wanted[0]})
 		if err != nil {
-			return err
+			return "", err
 		}
 		for _, t := range of {
 			if t.Parent != nil {
@@ -235,45 +239,169 @@ func (d *compared) descent(ctx context.Context, views query.Source, x, y project
 		known, trials = append(known, rows...), append(trials, of...)
 	}
 	if c, found := projections.CommonAncestor(x, y, known, trials); found {
-		d.CommonAncestor = c.Run + "/" + c.Trial + "@" + c.ID
+		return c.Run + "/" + c.Trial + "@" + c.ID, nil
 	}
-	return nil
+	return "", nil
 }
 
-func (a *app) printDiff(d compared) error {
-	err := emit(a, d, d.Differences, func(w *tabwriter.Writer, wide bool) {
-		d.printHead(w)
+func (a *app) printDiff(d insight.Diff) error {
+	err := console.Emit(a.Console, d, d.Differences, func(w *tabwriter.Writer, wide bool) {
+		printHead(w, d)
 		if d.Of == "trials" {
-			d.printTrials(w, wide)
+			printTrials(w, d, wide)
 		} else {
-			d.printCheckpoints(w, wide)
+			printCheckpoints(w, d)
 		}
 	})
-	if err == nil && d.Equal && !a.quiet {
-		fmt.Fprintln(a.err, "no differences")
+	if err == nil && d.Equal && !a.Quiet {
+		fmt.Fprintln(a.Err, "no differences")
 	}
 	return err
 }
 
-func (d compared) printHead(w *tabwriter.Writer) {
-	row(w, "WHAT", "A", "B")
-	row(w, "trial", d.A.Run+"/"+d.A.Trial, d.B.Run+"/"+d.B.Trial)
+func printHead(w *tabwriter.Writer, d insight.Diff) {
+	console.Row(w, "WHAT", "A", "B")
+	console.Row(w, "trial", d.A.Run+"/"+d.A.Trial, d.B.Run+"/"+d.B.Trial)
 	if d.Of == "trials" {
-		row(w, "status", d.A.Status, d.B.Status)
+		console.Row(w, "status", d.A.Status, d.B.Status)
 	}
-	row(w, "checkpoint", d.A.Checkpoint, d.B.Checkpoint)
-	row(w, "step", d.A.Step, d.B.Step)
-	row(w, "attempt", d.A.Attempt, d.B.Attempt)
-	row(w, "ranks", d.A.WorldSize, d.B.WorldSize)
+	console.Row(w, "checkpoint", d.A.Checkpoint, d.B.Checkpoint)
+	console.Row(w, "step", d.A.Step, d.B.Step)
+	console.Row(w, "attempt", d.A.Attempt, d.B.Attempt)
+	console.Row(w, "ranks", d.A.WorldSize, d.B.WorldSize)
 	if d.Of == "trials" {
-		row(w, "iterations", d.A.Iterations, d.B.Iterations)
+		console.Row(w, "iterations", d.A.Iterations, d.B.Iterations)
 	} else {
-		row(w, "size", bytesize.Text(d.A.Bytes), bytesize.Text(d.B.Bytes))
-		row(w, "manifest", short(d.A.Manifest), short(d.B.Manifest))
-		row(w, "continues", d.A.Parent, d.B.Parent)
+		console.Row(w, "size", bytesize.Text(d.A.Bytes), bytesize.Text(d.B.Bytes))
+		console.Row(w, "manifest", console.Short(d.A.Manifest), console.Short(d.B.Manifest))
+		console.Row(w, "continues", d.A.Parent, d.B.Parent)
 	}
 	if d.A.ForkedFrom != "" || d.B.ForkedFrom != "" {
-		row(w, "forked from", d.A.ForkedFrom, d.B.ForkedFrom)
+		console.Row(w, "forked from", d.A.ForkedFrom, d.B.ForkedFrom)
 	}
-	row(w, "both from", d.CommonAncestor)
+	console.Row(w, "both from", d.CommonAncestor)
+}
+
+func printTrials(w *tabwriter.Writer, d insight.Diff, wide bool) {
+	first := true
+	for _, one := range d.Differences {
+		if one.Kind != "config" {
+			continue
+		}
+		if first {
+			fmt.Fprintln(w)
+			console.Row(w, "CONFIG", "A", "B")
+			first = false
+		}
+		console.Row(w, one.Name, configText(one, insight.Added, one.A), configText(one, insight.Removed, one.B))
+	}
+	if len(d.Metrics) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	head := []any{"METRIC", "LAST A", "LAST B", "BEST:MIN A", "BEST:MIN B"}
+	if wide {
+		head = append(head, "BEST:MAX A", "BEST:MAX B", "REPORTS A", "REPORTS B", "COMMON STEPS")
+	}
+	console.Row(w, append(head, "DIFFERS")...)
+	text := valueAt
+	if !wide {
+		text = shortValueAt
+	}
+	for _, m := range d.Metrics {
+		x, y := m.A, m.B
+		if x == nil {
+			x = &projections.MetricEnds{}
+		}
+		if y == nil {
+			y = &projections.MetricEnds{}
+		}
+		cells := []any{m.Name, text(x.Last), text(y.Last), text(x.Min), text(y.Min)}
+		if wide {
+			cells = append(cells, text(x.Max), text(y.Max), x.Reports, y.Reports, m.CommonSteps)
+		}
+		console.Row(w, append(cells, differs(m, wide))...)
+	}
+}
+
+// shortValueAt is valueAt with the beginning of a long text; "wide" has all.
+func shortValueAt(v *projections.MetricValue) string {
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s (step %d)", shortText(console.Number(v.Value)), v.Step)
+}
+
+// longestNumber is how long the text of a number can be.
+const longestNumber = 24
+
+func shortText(text string) string {
+	runes := []rune(text)
+	if len(runes) <= longestNumber {
+		return text
+	}
+	return string(runes[:12]) + "…"
+}
+
+// configText is a value of a configuration, empty on the side that lacks it.
+func configText(d insight.Difference, absent string, value any) string {
+	if slices.Contains(d.Changes, absent) {
+		return ""
+	}
+	text, err := json.Marshal(value)
+	if err != nil { // it came from JSON
+		return fmt.Sprint(value)
+	}
+	return string(text)
+}
+
+// differs says where a metric first differs.
+func differs(m projections.MetricComparison, wide bool) string {
+	switch {
+	case m.Equal:
+		return "no"
+	case m.A == nil:
+		return "only B has it"
+	case m.B == nil:
+		return "only A has it"
+	case m.FirstDifference != nil:
+		a, b := console.Number(m.FirstDifference.A), console.Number(m.FirstDifference.B)
+		if !wide {
+			a, b = shortText(a), shortText(b)
+		}
+		return fmt.Sprintf("from step %d: %s, %s", m.FirstDifference.Step, a, b)
+	}
+	return fmt.Sprintf("not at the %d steps of both", m.CommonSteps)
+}
+
+// partText is one side of a difference in a table.
+func partText(side any) string {
+	p, ok := side.(*insight.Part)
+	if !ok {
+		return ""
+	}
+	text := bytesize.Text(p.Bytes)
+	if p.DType != 0 {
+		text = fmt.Sprintf("%s %v, %s", p.DType, p.Shape, text)
+	}
+	if p.Chunks > 1 {
+		text += fmt.Sprintf(" in %d chunks", p.Chunks)
+	}
+	if p.Digest != "" {
+		text += ", " + console.Short(p.Digest)
+	}
+	return text
+}
+
+func printCheckpoints(w *tabwriter.Writer, d insight.Diff) {
+	fmt.Fprintln(w)
+	fmt.Fprintf(w, "%d tensors and %d values, %s, are the same\n", d.Same.Tensors, d.Same.Values, bytesize.Text(d.Same.Bytes))
+	if len(d.Differences) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	console.Row(w, "KIND", "NAME", "DIFFERS IN", "A", "B")
+	for _, one := range d.Differences {
+		console.Row(w, one.Kind, one.Name, strings.Join(one.Changes, ", "), partText(one.A), partText(one.B))
+	}
 }

@@ -8,11 +8,14 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"text/tabwriter"
+	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
@@ -42,7 +45,7 @@ func (a *app) eventsCommand() *cobra.Command {
 	var sel selection
 	var types []string
 	c := &cobra.Command{
-		Use: "events [RUN]", Short: "Print the log, oldest first, and follow it", Args: args(cobra.MaximumNArgs(1)),
+		Use: "events [RUN]", Short: "Print the log, oldest first, and follow it", Args: console.Args(cobra.MaximumNArgs(1)),
 		Long: `Print the events of the log, or of RUN, in the order of their sequence.
 With --json or -o jsonl each line is one event: a CloudEvent 1.0 in structured
 mode, with its place in the log in the extensions sequence and stored. The
@@ -68,12 +71,12 @@ its place.`,
 		RunE: func(c *cobra.Command, runs []string) error {
 			if len(runs) == 1 {
 				if sel.run != "" && sel.run != runs[0] {
-					return usageError{fmt.Errorf("run %q and --run %q: give one of them", runs[0], sel.run)}
+					return console.Usagef("run %q and --run %q: give one of them", runs[0], sel.run)
 				}
 				sel.run = runs[0]
 			}
 			if c.Flags().Changed("until-seq") && sel.until == 0 {
-				return usageError{errors.New("--until-seq 0: sequences count from 1")}
+				return console.Usagef("--until-seq 0: sequences count from 1")
 			}
 			if err := sel.parse(types); err != nil {
 				return err
@@ -101,7 +104,7 @@ func (sel *selection) parse(types []string) error {
 	for _, text := range types {
 		p, err := events.ParsePattern(text)
 		if err != nil {
-			return usageError{fmt.Errorf("--type: %w", err)}
+			return console.Usagef("--type: %w", err)
 		}
 		sel.types = append(sel.types, p)
 	}
@@ -111,17 +114,17 @@ func (sel *selection) parse(types []string) error {
 	case "last":
 	case "new":
 		if !sel.follow {
-			return usageError{errors.New("--from new: there is nothing new without --follow")}
+			return console.Usagef("--from new: there is nothing new without --follow")
 		}
 	default:
 		seq, err := strconv.ParseUint(sel.start, 10, 64)
 		if err != nil || seq == 0 {
-			return usageError{fmt.Errorf("--from %q: want all, last, new or a sequence from 1 on", sel.start)}
+			return console.Usagef("--from %q: want all, last, new or a sequence from 1 on", sel.start)
 		}
 		sel.from = seq
 	}
 	if sel.until > 0 && sel.until < sel.from {
-		return usageError{fmt.Errorf("--until-seq %d is before --from %d", sel.until, sel.from)}
+		return console.Usagef("--until-seq %d is before --from %d", sel.until, sel.from)
 	}
 	return nil
 }
@@ -200,7 +203,7 @@ func (sel *selection) bounds(ctx context.Context, s *store.Store) (until uint64,
 	switch {
 	case sel.until > 0 && sel.until < sel.from:
 		if sel.start != "cursor" {
-			err = usageError{fmt.Errorf("--until-seq %d: it is before the first sequence to print, %d", sel.until, sel.from)}
+			err = console.Usagef("--until-seq %d: it is before the first sequence to print, %d", sel.until, sel.from)
 		}
 		return 0, false, err
 	case sel.follow:
@@ -245,17 +248,90 @@ func beginning(text string, most int) string {
 // eventPrinter prints events one by one, so that a followed log is seen as it
 // grows: as JSON lines, or in columns of fixed width.
 func (a *app) eventPrinter() func(events.Recorded) error {
-	if a.output == "json" || a.output == "jsonl" {
-		enc := json.NewEncoder(a.out)
+	if a.Format == "json" || a.Format == "jsonl" {
+		enc := json.NewEncoder(a.Out)
 		return func(r events.Recorded) error { return enc.Encode(r) }
 	}
 	return func(r events.Recorded) error {
 		data := beginning(string(r.Data), 120)
-		if a.output == "wide" {
+		if a.Format == "wide" {
 			data = fmt.Sprintf("%-12s %s", cmp.Or(r.Principal, "-"), r.Data)
 		}
-		_, err := fmt.Fprintf(a.out, "%6d  %s  %-23s %-12s %-4s %s\n",
+		_, err := fmt.Fprintf(a.Out, "%6d  %s  %-23s %-12s %-4s %s\n",
 			r.Sequence, r.Time.Local().Format("15:04:05.000"), r.Kind, terminal.Line(r.Scope.Run), r.Scope.Actor, terminal.Line(data))
 		return err
 	}
+}
+
+// cursorRow is one cursor in `events cursors --json`.
+type cursorRow struct {
+	Name     string    `json:"name"`
+	Sequence uint64    `json:"sequence"` // of the last event that was handled
+	Lag      uint64    `json:"lag"`      // events of the log after it
+	MovedAt  time.Time `json:"moved_at"` // by the server's clock
+}
+
+func (a *app) cursorsCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "cursors", Short: "List the cursors of subscribers, or remove one", Args: console.Args(cobra.NoArgs),
+		Long: `List the cursors that "events --cursor NAME" has left in the store, and how
+many events of the log each has still before it.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.read(c.Context(), func(s *store.Store) error { return a.cursors(c.Context(), s) })
+		},
+	}
+	c.AddCommand(&cobra.Command{
+		Use: "rm NAME", Short: "Remove a cursor", Args: console.Args(cobra.ExactArgs(1)),
+		Long: `Remove a cursor. The next subscriber of that name begins where --from says.
+A cursor that somebody follows is not removed: exit code 5.`,
+		RunE: func(c *cobra.Command, names []string) error {
+			return a.with(c.Context(), func(s *store.Store) error { return removeCursor(c.Context(), s, names[0]) })
+		},
+	})
+	return c
+}
+
+func (a *app) cursors(ctx context.Context, s *store.Store) error {
+	list, err := s.Log.ListCursors(ctx)
+	if err != nil {
+		return err
+	}
+	last, err := s.Log.Last(ctx)
+	if err != nil {
+		return err
+	}
+	rows := []cursorRow{}
+	var damage error
+	for _, c := range list {
+		if c.Damage != nil {
+			damage = errors.Join(damage, fmt.Errorf("%w: cursor %q: %w", store.ErrDamaged, c.Name, c.Damage))
+			continue
+		}
+		rows = append(rows, cursorRow{Name: c.Name, Sequence: c.Sequence, Lag: last - min(last, c.Sequence), MovedAt: c.Moved.UTC()})
+	}
+	whole := struct {
+		Cursors []cursorRow `json:"cursors"`
+	}{rows}
+	err = console.Emit(a.Console, whole, rows, func(w *tabwriter.Writer, _ bool) {
+		console.Row(w, "CURSOR", "SEQUENCE", "LAG", "MOVED")
+		for _, c := range rows {
+			console.Row(w, c.Name, c.Sequence, c.Lag, console.When(c.MovedAt))
+		}
+	})
+	return errors.Join(err, damage)
+}
+
+func removeCursor(ctx context.Context, s *store.Store, name string) error {
+	list, err := s.Log.ListCursors(ctx)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, c := range list {
+		if names = append(names, c.Name); c.Name != name {
+			continue
+		}
+		return s.RemoveCursor(ctx, name)
+	}
+	return &projections.NotFoundError{What: "cursor", Ref: name, Hint: fmt.Sprintf("cursors are %q", names)}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -64,7 +65,7 @@ func TestCursorStaysBeforeWhatWasNotPrinted(t *testing.T) {
 	var got []uint64
 	for _, left := range []int{0, 1, 2, 0, 99, 99} {
 		out := &pipe{left: left}
-		a := &app{out: out, err: out, output: "jsonl"}
+		a := &app{Console: &console.Console{Out: out, Err: out, Format: "jsonl"}}
 		if err := a.events(t.Context(), s, sel); (left != 99) != errors.Is(err, errClosedPipe) || left == 99 && err != nil {
 			t.Fatalf("after %v: %v", got, err)
 		}

@@ -4,18 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/big"
-	"regexp"
-	"strings"
 	"text/tabwriter"
+
+	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/foreign"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/spf13/cobra"
 )
 
 const exportHelp = `Write a checkpoint for other programs into the directory DIR.
@@ -66,7 +65,7 @@ func (a *app) exportCommand() *cobra.Command {
 	var offline, whole bool
 	c := &cobra.Command{
 		Use: "export REF DIR --format dcp|safetensors|hf|--self-contained", Short: "Write a checkpoint for PyTorch DCP, safetensors or Hugging Face, or to carry away", Long: exportHelp,
-		Args: args(cobra.ExactArgs(2)),
+		Args: console.Args(cobra.ExactArgs(2)),
 		Example: `  ckptstore export bert@step-2000 out/dcp --format dcp
   ckptstore export bert out/hf --format hf --max-shard-size 2GB
   ckptstore export bert@step-2000 bert-2000 --self-contained && rsync -a bert-2000 host:`,
@@ -74,7 +73,7 @@ func (a *app) exportCommand() *cobra.Command {
 			if whole {
 				for _, name := range []string{"format", "max-shard-size", "force"} {
 					if c.Flags().Changed(name) {
-						return usageError{fmt.Errorf("--%s does not go with --self-contained: leave one of them out", name)}
+						return console.Usagef("--%s does not go with --self-contained: leave one of them out", name)
 					}
 				}
 				return a.withSource(c.Context(), given[0], all, offline, func(s source) error { return a.exportWhole(c.Context(), s, given[1]) })
@@ -82,10 +81,10 @@ func (a *app) exportCommand() *cobra.Command {
 			switch o.Format = data.Format(format); o.Format {
 			case data.DCP, data.SafeTensors, data.HuggingFace:
 			default:
-				return usageError{fmt.Errorf("--format %q: give dcp, safetensors or hf", format)}
+				return console.Usagef("--format %q: give dcp, safetensors or hf", format)
 			}
-			if o.MaxShard, err = parseSize(shard); err != nil {
-				return usageError{fmt.Errorf("--max-shard-size: %w", err)}
+			if o.MaxShard, err = console.ParseSize(shard); err != nil {
+				return console.Usagef("--max-shard-size: %w", err)
 			}
 			return a.withSource(c.Context(), given[0], all, offline, func(s source) error { return a.export(c.Context(), s, given[1], o) })
 		},
@@ -100,15 +99,15 @@ func (a *app) exportCommand() *cobra.Command {
 }
 
 func (a *app) export(ctx context.Context, s source, dir string, o foreign.ExportOptions) error {
-	bar := a.progressOf("export", s.manifest.Layout.Bytes())
-	defer bar.done()
-	o.Progress = bar.set
+	bar := a.Progress("export", s.manifest.Layout.Bytes())
+	defer bar.Done()
+	o.Progress = bar.Set
 	o.Stale = func(dir string, replaced bool) {
 		if replaced {
-			a.warn("%s holds what an export that did not end has replaced: move it back, or remove it", dir)
+			a.Warn("%s holds what an export that did not end has replaced: move it back, or remove it", dir)
 			return
 		}
-		a.warn("%s is left by an export that did not end: remove it if none is at work", dir)
+		a.Warn("%s is left by an export that did not end: remove it if none is at work", dir)
 	}
 	if s.foreign != nil {
 		var err error
@@ -120,15 +119,15 @@ func (a *app) export(ctx context.Context, s source, dir string, o foreign.Export
 	if err != nil {
 		return err
 	}
-	bar.done()
+	bar.Done()
 	for _, hole := range planner.Holes(s.manifest.Layout) {
-		a.warn("exported as it is: %v", hole)
+		a.Warn("exported as it is: %v", hole)
 	}
 	for _, v := range done.LeftOut {
-		a.warn("left out: value %q of rank %d (%s): %s", v.FQN, v.Rank, bytesize.Text(v.Bytes), v.Reason)
+		a.Warn("left out: value %q of rank %d (%s): %s", v.FQN, v.Rank, bytesize.Text(v.Bytes), v.Reason)
 	}
 	out := exported{Checkpoint: s.name, Exported: done}
-	return emit(a, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
+	return console.Emit(a.Console, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
 		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s\n", out.Checkpoint, out.Tensors, out.Values, bytesize.Text(out.Bytes), out.Files, out.Path)
 	})
 }
@@ -137,29 +136,29 @@ func (a *app) export(ctx context.Context, s source, dir string, o foreign.Export
 func (a *app) exportWhole(ctx context.Context, s source, dir string) error {
 	r, ok := s.reader.(*data.FileReader)
 	if !ok {
-		return usageError{fmt.Errorf("--self-contained: %s is a checkpoint of another program: import it, then export that", s.name)}
+		return console.Usagef("--self-contained: %s is a checkpoint of another program: import it, then export that", s.name)
 	}
 	digest, err := checkpoint.ParseDigest(s.checkpoint.Manifest)
 	if err != nil {
 		return err
 	}
-	bar := a.progressOf("export", s.manifest.Layout.Bytes())
-	defer bar.done()
+	bar := a.Progress("export", s.manifest.Layout.Bytes())
+	defer bar.Done()
 	stale := func(path string) {
-		a.warn("%s is left by an export that did not end: remove it if none is at work", path)
+		a.Warn("%s is left by an export that did not end: remove it if none is at work", path)
 	}
-	done, err := store.ExportWhole(ctx, r.Root(), store.RefOf(s.checkpoint), digest, dir, stale, bar.set)
+	done, err := store.ExportWhole(ctx, r.Root(), store.RefOf(s.checkpoint), digest, dir, stale, bar.Set)
 	if err != nil {
 		return err
 	}
-	bar.done()
+	bar.Done()
 	out := exported{
 		Checkpoint: s.name, Place: done.Place, Origin: &done.Origin,
 		Exported: foreign.Exported{
 			Path: done.Path, Format: ownFormat, Files: done.Files, Tensors: done.Tensors, Values: done.Values, Bytes: done.Bytes, LeftOut: []foreign.LeftOut{},
 		},
 	}
-	return emit(a, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
+	return console.Emit(a.Console, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
 		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s, as %s\n", out.Checkpoint, out.Tensors, out.Values, bytesize.Text(out.Bytes), out.Files, out.Path, out.Place)
 		if done.Origin.Rewritten {
 			fmt.Fprintf(w, "its manifest is another than that of event %d of store %s: chunks were moved out of files that it shared or had adopted\n", done.Origin.Sequence, done.Origin.Store)
@@ -178,34 +177,4 @@ func (a *app) adopting() (*data.Root, error) {
 		return nil, nil
 	}
 	return data, err
-}
-
-// sizeText is digits, perhaps with a fraction, and a unit: K, M, G or T,
-// decimal before nothing or B and binary before iB.
-var sizeText = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)(?:([KMGT])(I?))?B?$`)
-
-// parseSize reads a number of bytes, from 1 to 1<<62-1. Upper and lower case of
-// the unit are the same.
-func parseSize(text string) (int64, error) {
-	bad := fmt.Errorf("%q is not a size such as 500MB, 2GiB or 1000000", text)
-	parts := sizeText.FindStringSubmatch(strings.ToUpper(text))
-	if parts == nil {
-		return 0, bad
-	}
-	n, ok := new(big.Rat).SetString(parts[1])
-	if !ok {
-		return 0, bad
-	}
-	base := int64(1000)
-	if parts[3] != "" {
-		base = 1024
-	}
-	for range strings.Index(" KMGT", parts[2]) {
-		n.Mul(n, new(big.Rat).SetInt64(base))
-	}
-	whole := new(big.Int).Quo(n.Num(), n.Denom())
-	if whole.Sign() <= 0 || whole.BitLen() > 62 {
-		return 0, bad
-	}
-	return whole.Int64(), nil
 }

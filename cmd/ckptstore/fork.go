@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -23,7 +24,7 @@ type forked struct {
 func (a *app) forkCommand() *cobra.Command {
 	var set []string
 	c := &cobra.Command{
-		Use: "fork REF NEWRUN", Short: "Make a run that begins with a checkpoint of another", Args: args(cobra.ExactArgs(2)),
+		Use: "fork REF NEWRUN", Short: "Make a run that begins with a checkpoint of another", Args: console.Args(cobra.ExactArgs(2)),
 		Long: `Make the run NEWRUN, whose first job resumes from the checkpoint that REF stands
 for. Its configuration is that of the run it comes from, with what --set says.
 The checkpoint is pinned, so that no policy deletes it; nothing is copied.
@@ -44,7 +45,7 @@ Exit codes: 4 REF stands for no committed checkpoint, 5 NEWRUN exists.`,
 				if out.Config == nil {
 					out.Config = map[string]any{}
 				}
-				return emit(a, out, []forked{out}, func(w *tabwriter.Writer, _ bool) {
+				return console.Emit(a.Console, out, []forked{out}, func(w *tabwriter.Writer, _ bool) {
 					fmt.Fprintf(w, "forked %s to run %s: `trainer run --name %s -- COMMAND` resumes from it\n", out.Parent, out.Run, quoted([]string{out.Run}))
 				})
 			})
@@ -60,7 +61,7 @@ func parseSet(pairs []string) (map[string]any, error) {
 	for _, pair := range pairs {
 		key, text, ok := strings.Cut(pair, "=")
 		if !ok || key == "" {
-			return nil, usageError{fmt.Errorf("--set %q: want KEY=VALUE", pair)}
+			return nil, console.Usagef("--set %q: want KEY=VALUE", pair)
 		}
 		var value any
 		if json.Unmarshal([]byte(text), &value) != nil {

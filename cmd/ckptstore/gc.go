@@ -4,13 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner/retention"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 const gcHelp = `Delete the checkpoints that a policy does not keep, and sweep what aborted
@@ -52,7 +57,7 @@ func (a *app) gcCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, runs []string) error {
 			o := store.CollectOptions{Runs: runs, Apply: apply}
 			if apply && dry {
-				return usageError{errors.New("--apply and --dry-run: give one of them")}
+				return console.Usagef("--apply and --dry-run: give one of them")
 			}
 			if c.Flags().Changed("policy") {
 				var err error
@@ -61,14 +66,14 @@ func (a *app) gcCommand() *cobra.Command {
 				}
 			}
 			if allStores && !staging {
-				return usageError{errors.New("--all-stores: it goes with --staging only")}
+				return console.Usagef("--all-stores: it goes with --staging only")
 			}
 			if staging {
 				if apply || dry || c.Flags().Changed("policy") || len(runs) > 0 {
-					return usageError{errors.New("--staging: it goes with no other flag than --all-stores, and no RUN")}
+					return console.Usagef("--staging: it goes with no other flag than --all-stores, and no RUN")
 				}
 				if allStores && c.Flags().Changed("store") {
-					return usageError{errors.New("--all-stores and --store: give one of them")}
+					return console.Usagef("--all-stores and --store: give one of them")
 				}
 				return a.freeStaging(c.Context(), allStores)
 			}
@@ -88,12 +93,12 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) er
 	if len(out.Checkpoints) == 0 && err != nil {
 		return err
 	}
-	printed := emit(a, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
+	printed := console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "ACTION", "SIZE", "FREED", "REASON"}
 		if wide {
 			head = append(head, "TRIAL", "STATE", "LEFT")
 		}
-		row(w, head...)
+		console.Row(w, head...)
 		for _, c := range out.Checkpoints {
 			freed := ""
 			if c.Action != store.Keep {
@@ -103,7 +108,7 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) er
 			if wide {
 				cells = append(cells, c.Trial, c.State, c.Left)
 			}
-			row(w, cells...)
+			console.Row(w, cells...)
 		}
 	})
 	a.sayCollected(out)
@@ -112,19 +117,110 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) er
 
 // sayCollected sums up for people.
 func (a *app) sayCollected(out store.Collection) {
-	if a.quiet {
+	if a.Quiet {
 		return
 	}
 	n := map[store.Action]int{}
 	for _, c := range out.Checkpoints {
 		n[c.Action]++
 		if c.Left != "" {
-			fmt.Fprintf(a.err, "%s@%s: files are left: %s\n", c.Run, c.ID, c.Left)
+			fmt.Fprintf(a.Err, "%s@%s: files are left: %s\n", c.Run, c.ID, c.Left)
 		}
 	}
 	text := fmt.Sprintf("%d kept, %d deleted, %d swept, %s freed", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed))
 	if !out.Applied {
 		text = fmt.Sprintf("nothing was done: %d would be kept, %d deleted, %d swept, %s freed; --apply does it", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed))
 	}
-	fmt.Fprintln(a.err, text)
+	fmt.Fprintln(a.Err, text)
+}
+
+// freed is `gc --staging --json`.
+type freed struct {
+	Directories []string `json:"directories"`
+	Bytes       int64    `json:"bytes"`
+}
+
+// freeStaging frees the shared memory of this store's dead trainers, or that of
+// every store's.
+func (a *app) freeStaging(ctx context.Context, all bool) error {
+	shared, _ := shm.Dir()
+	var out freed
+	var err error
+	if all {
+		out.Directories, out.Bytes, err = staging.FreeAll(shared)
+	} else {
+		id, ierr := store.Identity(ctx, a.options())
+		if ierr != nil {
+			return fmt.Errorf("gc --staging: which store: %w", ierr)
+		}
+		out.Directories, out.Bytes, err = staging.Free(shared, id)
+	}
+	out.Directories = append([]string{}, out.Directories...)
+	printed := console.Emit(a.Console, out, []freed{out}, func(w *tabwriter.Writer, _ bool) {
+		for _, dir := range out.Directories {
+			fmt.Fprintln(w, dir)
+		}
+		fmt.Fprintf(w, "%d directories of dead trainers, %s freed\n", len(out.Directories), bytesize.Text(out.Bytes))
+	})
+	return errors.Join(err, printed)
+}
+
+func (a *app) rmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "rm REF...", Short: "Delete checkpoints by name", Args: console.Args(cobra.MinimumNArgs(1)),
+		Long: `Delete committed checkpoints: they are out of the line of their run, and their
+files go. What is pinned or tagged is refused: unpin or untag it first. One that
+a trial was forked from, or that is being restored, is out of the line too, and
+keeps its files until the first collection after that is over.
+
+The decisions are in the log before a file goes. The bytes that other checkpoints
+share stay.`,
+		Example: "  ckptstore rm bert@step-2000 bert@step-2500",
+		RunE: func(c *cobra.Command, refs []string) error {
+			return a.with(c.Context(), func(s *store.Store) error {
+				runs := map[string][]projections.Checkpoint{}
+				var order []string
+				for _, ref := range refs {
+					if !strings.Contains(ref, "@") {
+						return console.Usagef("rm %s: say which checkpoint, as RUN@NAME: a run alone stands for its newest", ref)
+					}
+					x, err := store.Committed(c.Context(), s.Views(), ref)
+					if err != nil {
+						return err
+					}
+					if x.Pinned {
+						return fmt.Errorf("%s@%s is pinned (%s): `ckptstore unpin` it first", x.Run, x.ID, x.PinReason)
+					}
+					if len(x.Tags) > 0 {
+						return fmt.Errorf("%s@%s is tagged %q: `ckptstore untag` it first", x.Run, x.ID, x.Tags)
+					}
+					if runs[x.Run] == nil {
+						order = append(order, x.Run)
+					}
+					runs[x.Run] = append(runs[x.Run], x)
+				}
+				out := store.Collection{Store: s.ID, Policy: "by name", Applied: true, Checkpoints: []store.Collected{}}
+				for _, run := range order {
+					done, err := s.Withdraw(c.Context(), runs[run], "removed by name")
+					out.Checkpoints = append(out.Checkpoints, done...)
+					if err != nil {
+						return err
+					}
+				}
+				for _, x := range out.Checkpoints {
+					out.Freed += x.Freed
+				}
+				return a.printRemoved(out)
+			})
+		},
+	}
+}
+
+func (a *app) printRemoved(out store.Collection) error {
+	return console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
+		console.Row(w, "RUN", "CHECKPOINT", "SIZE", "FREED", "STAYS")
+		for _, c := range out.Checkpoints {
+			console.Row(w, c.Run, c.ID, bytesize.Text(c.Bytes), bytesize.Text(c.Freed), c.Stays())
+		}
+	})
 }

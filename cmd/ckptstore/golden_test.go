@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -37,7 +38,7 @@ func TestGoldenLs(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	a := &app{out: &out, err: &out, output: "table"}
+	a := &app{Console: &console.Console{Out: &out, Err: &out, Format: "table"}}
 	for _, all := range []bool{false, true} {
 		l := listing{Checkpoints: []listed{}}
 		for _, run := range []string{"killed", "sweep"} {

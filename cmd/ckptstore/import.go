@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -59,18 +60,18 @@ func (a *app) importCommand() *cobra.Command {
 	var o importOptions
 	c := &cobra.Command{
 		Use: "import DIR|FILE --run NAME --step N", Short: "Make a checkpoint of another program one of a run", Long: importHelp,
-		Args: args(cobra.ExactArgs(1)),
+		Args: console.Args(cobra.ExactArgs(1)),
 		Example: `  ckptstore import out/checkpoint-2000 --run bert --step 2000
   ckptstore import model.safetensors --run llama --step 0 --in-place --json`,
 		RunE: func(c *cobra.Command, paths []string) error {
 			if o.run == "" || !c.Flags().Changed("step") {
-				return usageError{errors.New("--run and --step are needed: which run, and which step of it, is this? see `ckptstore import --help`")}
+				return console.Usagef("--run and --step are needed: which run, and which step of it, is this? see `ckptstore import --help`")
 			}
 			if o.step < 0 {
-				return usageError{fmt.Errorf("--step %d: give 0 or more", o.step)}
+				return console.Usagef("--step %d: give 0 or more", o.step)
 			}
 			if err := store.ValidRun(o.run); err != nil {
-				return usageError{fmt.Errorf("--run %q: %w: choose another", o.run, err)}
+				return console.Usagef("--run %q: %w: choose another", o.run, err)
 			}
 			return a.importPath(c.Context(), paths[0], o)
 		},
@@ -104,12 +105,12 @@ func (a *app) importPath(ctx context.Context, path string, o importOptions) erro
 			Store: s.ID, Run: o.run, Step: o.step, From: from.foreign.Path(), Format: from.foreign.Format(), InPlace: o.inPlace,
 			Tensors: len(from.manifest.Layout.Tensors), Values: len(from.manifest.Layout.Values),
 		}
-		bar := a.progressOf("import", from.manifest.Layout.Bytes())
-		defer bar.done()
+		bar := a.Progress("import", from.manifest.Layout.Bytes())
+		defer bar.Done()
 		read := int64(0)
 		got, err := launch.Import(ctx, launch.ImportConfig{
 			Run: o.run, Trial: projections.DefaultTrial, Job: job, Step: o.step, From: from.foreign, InPlace: o.inPlace,
-			Command: os.Args, Read: func(n int64) { read += n; bar.set(read) },
+			Command: os.Args, Read: func(n int64) { read += n; bar.Set(read) },
 			Logger: a.logger(), NewID: store.NewID,
 			ExitCode: func(err error) int { return exitCode(err, ctx.Err() != nil) },
 		}, launch.Store{
@@ -119,9 +120,9 @@ func (a *app) importPath(ctx context.Context, path string, o importOptions) erro
 		if err != nil {
 			return err
 		}
-		bar.done()
+		bar.Done()
 		out.Checkpoint, out.Attempt, out.Ranks, out.Bytes, out.Copied = got.Checkpoint, got.Attempt, got.Ranks, got.Bytes, got.Written
-		return emit(a, out, []imported{out}, func(w *tabwriter.Writer, _ bool) {
+		return console.Emit(a.Console, out, []imported{out}, func(w *tabwriter.Writer, _ bool) {
 			how := "copied"
 			if out.InPlace {
 				how = "adopted in place; run `ckptstore verify " + out.Run + "@" + out.Checkpoint + " --learn` to learn its digests"

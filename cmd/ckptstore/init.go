@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -42,7 +43,7 @@ func (a *app) initCommand() *cobra.Command {
 	var o store.URLOptions
 	var group string
 	c := &cobra.Command{
-		Use: "init", Short: "Make a new store", Args: args(cobra.NoArgs),
+		Use: "init", Short: "Make a new store", Args: console.Args(cobra.NoArgs),
 		Long: initHelp,
 		Example: `  ckptstore init --store ckpts
   ckptstore init --store /mnt/team/ckpts --shared=research
@@ -51,19 +52,19 @@ func (a *app) initCommand() *cobra.Command {
 			made := store.Made{Location: a.location, Replicas: 1}
 			var err error
 			if store.IsURL(a.location) && c.Flags().Changed("shared") {
-				return usageError{fmt.Errorf("init %s: --shared goes with a directory: who may write to a server's log is for the server to say", jetlog.Redacted(a.location))}
+				return console.Usagef("init %s: --shared goes with a directory: who may write to a server's log is for the server to say", jetlog.Redacted(a.location))
 			}
 			if store.IsURL(a.location) {
 				made, err = store.InitURL(c.Context(), a.location, o)
 			} else if c.Flags().Changed("replicas") {
-				return usageError{fmt.Errorf("init %s: --replicas goes with a URL: the log of a directory is in that directory", a.location)}
+				return console.Usagef("init %s: --replicas goes with a URL: the log of a directory is in that directory", a.location)
 			} else {
 				made.Store, err = store.InitWith(c.Context(), a.location, store.InitOptions{Data: o.Data, Shared: c.Flags().Changed("shared"), Group: strings.TrimPrefix(group, ownGroup)})
 			}
 			if err != nil {
 				return err
 			}
-			return emit(a, made, []any{made}, func(w *tabwriter.Writer, _ bool) {
+			return console.Emit(a.Console, made, []any{made}, func(w *tabwriter.Writer, _ bool) {
 				fmt.Fprintf(w, "made store %s in %s", made.Store, made.Location)
 				if store.IsURL(a.location) {
 					fmt.Fprintf(w, ", copies of the log: %d", made.Replicas)

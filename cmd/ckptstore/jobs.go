@@ -13,56 +13,22 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// States of a job, as far as anybody can know. A lost one never said that it
-// ended, and nobody holds its run: it was killed, or its machine is gone.
-const (
-	jobRunning  = "running"
-	jobStopping = "stopping"
-	jobEnded    = "ended"
-	jobLost     = "lost"
-)
-
-// launched is one job in `jobs --json`.
-type launched struct {
-	Job       string    `json:"job"`
-	Run       string    `json:"run"`
-	Host      string    `json:"host"`
-	PID       int       `json:"pid"`
-	State     string    `json:"state"`
-	ExitCode  *int      `json:"exit_code,omitempty"` // once it ended
-	Reason    string    `json:"reason,omitempty"`
-	StartedAt time.Time `json:"started_at,omitzero"`
-	EndedAt   time.Time `json:"ended_at,omitzero"`
-	Seconds   *float64  `json:"seconds,omitempty"` // of a lost one nobody knows
-	NProc     int       `json:"nproc"`
-	NNodes    int       `json:"nnodes"`
-	Attempts  int       `json:"attempts"`
-	Restarts  int       `json:"restarts"`
-	Asked     string    `json:"resume"`           // what was asked for
-	From      string    `json:"from,omitempty"`   // checkpoint that its first attempt continued
-	Head      string    `json:"head,omitempty"`   // checkpoint that it committed last
-	Parent    string    `json:"parent,omitempty"` // checkpoint that the run was forked from
-	Command   []string  `json:"command"`
-	Flags     []string  `json:"flags,omitempty"` // of the trainer
-	Dir       string    `json:"dir,omitempty"`
-	Logs      string    `json:"logs,omitempty"`
-	Unhealthy []string  `json:"unhealthy_devices,omitempty"` // GPUs that failed in it and did not recover, with the reason
-}
-
 // jobsListing is `jobs --json`.
 type jobsListing struct {
-	Store string     `json:"store"`
-	Jobs  []launched `json:"jobs"`
+	Store string        `json:"store"`
+	Jobs  []insight.Job `json:"jobs"`
 }
 
 func (a *app) jobsCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "jobs [RUN]", Short: "List the jobs of a run, newest first", Args: args(cobra.MaximumNArgs(1)),
+		Use: "jobs [RUN]", Short: "List the jobs of a run, newest first", Args: console.Args(cobra.MaximumNArgs(1)),
 		Long: `List the jobs, of all runs or of RUN: each launch of the trainer is one.
 
 A job is running or stopping, or it ended with an exit code, or it is lost: it
@@ -93,78 +59,59 @@ func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
 	if err != nil {
 		return err
 	}
-	l := jobsListing{Store: s.ID, Jobs: []launched{}}
+	l := jobsListing{Store: s.ID, Jobs: []insight.Job{}}
 	var parents []string
 	for _, r := range runs {
-		l.Jobs = append(l.Jobs, r.list(time.Now())...)
-		if r.parent != "" && len(r.jobs) == 0 {
-			parents = append(parents, fmt.Sprintf("run %s was forked from %s and has no job yet: `ckptstore continue` needs one, `trainer run --name %s` starts the first", r.run, r.parent, r.run))
+		l.Jobs = append(l.Jobs, r.List(time.Now())...)
+		if r.Parent != "" && len(r.Jobs) == 0 {
+			parents = append(parents, fmt.Sprintf("run %s was forked from %s and has no job yet: `ckptstore continue` needs one, `trainer run --name %s` starts the first", r.Run, r.Parent, r.Run))
 		}
 	}
-	slices.SortStableFunc(l.Jobs, func(x, y launched) int { return y.StartedAt.Compare(x.StartedAt) })
-	err = emit(a, l, l.Jobs, func(w *tabwriter.Writer, wide bool) { printJobs(w, wide, l.Jobs) })
-	if a.quiet {
+	slices.SortStableFunc(l.Jobs, func(x, y insight.Job) int { return y.StartedAt.Compare(x.StartedAt) })
+	err = console.Emit(a.Console, l, l.Jobs, func(w *tabwriter.Writer, wide bool) { printJobs(w, wide, l.Jobs) })
+	if a.Quiet {
 		return err
 	}
 	for _, text := range parents {
-		fmt.Fprintln(a.err, text)
+		fmt.Fprintln(a.Err, text)
 	}
 	if len(l.Jobs) == 0 && len(parents) == 0 {
-		fmt.Fprintln(a.err, "no jobs yet")
+		fmt.Fprintln(a.Err, "no jobs yet")
 	}
 	return err
 }
 
-func printJobs(w *tabwriter.Writer, wide bool, jobs []launched) {
+func printJobs(w *tabwriter.Writer, wide bool, jobs []insight.Job) {
 	head := []any{"JOB", "RUN", "STATE", "EXIT", "STARTED", "DURATION", "ATTEMPTS", "RESTARTS", "FROM", "HEAD", "HOST", "PID"}
 	if wide {
 		head = append(head, "WORKERS", "ASKED", "PARENT", "REASON", "UNHEALTHY", "COMMAND")
 	}
-	row(w, head...)
+	console.Row(w, head...)
 	for _, j := range jobs {
 		exit, took := "", ""
 		if j.ExitCode != nil {
 			exit = strconv.Itoa(*j.ExitCode)
 		}
 		if j.Seconds != nil {
-			took = roughly(time.Duration(*j.Seconds * float64(time.Second)))
+			took = console.Roughly(time.Duration(*j.Seconds * float64(time.Second)))
 		}
 		id := j.Job[max(0, len(j.Job)-8):] // the beginning is the time
 		if wide {
 			id = j.Job
 		}
-		cells := []any{id, j.Run, j.State, exit, when(j.StartedAt), took, j.Attempts, j.Restarts, j.From, j.Head, j.Host, j.PID}
+		cells := []any{id, j.Run, j.State, exit, console.When(j.StartedAt), took, j.Attempts, j.Restarts, j.From, j.Head, j.Host, j.PID}
 		if wide {
 			cells = append(cells, fmt.Sprintf("%dx%d", j.NNodes, j.NProc), j.Asked, j.Parent, j.Reason, strings.Join(j.Unhealthy, "; "), quoted(j.Command))
 		}
-		row(w, cells...)
+		console.Row(w, cells...)
 	}
-}
-
-// roughly is a duration with as many digits as anybody reads.
-func roughly(d time.Duration) string {
-	if d < 10*time.Second {
-		return d.Round(100 * time.Millisecond).String()
-	}
-	return d.Round(time.Second).String()
-}
-
-// runJobs is what is known of the jobs of a run.
-type runJobs struct {
-	run      string
-	jobs     []projections.Job // the newest first
-	trials   []projections.Trial
-	attempts []projections.Attempt
-	devices  []projections.Device
-	live     *store.RunningError
-	parent   string
 }
 
 // readRun reads the jobs of a run.
-func readRun(ctx context.Context, s *store.Store, run string) (runJobs, error) {
+func readRun(ctx context.Context, s *store.Store, run string) (insight.RunJobs, error) {
 	runs, err := readRuns(ctx, s, run)
 	if err != nil || len(runs) == 0 {
-		return runJobs{run: run}, err
+		return insight.RunJobs{Run: run}, err
 	}
 	return runs[0], nil
 }
@@ -172,113 +119,46 @@ func readRun(ctx context.Context, s *store.Store, run string) (runJobs, error) {
 // readRuns reads the jobs of a run, or of all, in one question. Whether one lives
 // is asked between two readings: what the first has as not ended was live then,
 // or is lost.
-func readRuns(ctx context.Context, s *store.Store, run string) ([]runJobs, error) {
+func readRuns(ctx context.Context, s *store.Store, run string) ([]insight.RunJobs, error) {
 	rows, err := query.Ask(ctx, s.Views(), query.Launches, query.Params{Run: run})
 	if err != nil {
 		return nil, err
 	}
-	runs := make([]runJobs, len(rows))
+	runs := make([]insight.RunJobs, len(rows))
 	for i, row := range rows {
 		r := &runs[i]
-		r.take(row)
-		if open := slices.ContainsFunc(r.jobs, func(j projections.Job) bool { return !j.Ended }); !open {
+		r.Take(row)
+		if open := slices.ContainsFunc(r.Jobs, func(j projections.Job) bool { return !j.Ended }); !open {
 			continue
 		}
-		before := r.jobs
-		if r.live, err = s.LiveJob(ctx, r.run); err != nil {
+		before := r.Jobs
+		live, err := s.LiveJob(ctx, r.Run)
+		if err != nil {
 			return nil, err
 		}
-		again, err := query.Ask(ctx, s.Views(), query.Launches, query.Params{Run: r.run})
+		r.Live = ""
+		if live != nil {
+			r.Live = live.Job
+		}
+		again, err := query.Ask(ctx, s.Views(), query.Launches, query.Params{Run: r.Run})
 		if err != nil {
 			return nil, err
 		}
 		if len(again) > 0 {
-			r.take(again[0])
+			r.Take(again[0])
 		}
 		// A job that started after that question is not lost.
-		r.jobs = slices.DeleteFunc(r.jobs, func(j projections.Job) bool {
+		r.Jobs = slices.DeleteFunc(r.Jobs, func(j projections.Job) bool {
 			return !slices.ContainsFunc(before, func(b projections.Job) bool { return b.ID == j.ID })
 		})
 	}
 	return runs, nil
 }
 
-func (r *runJobs) take(row projections.Launches) {
-	r.run, r.jobs, r.trials, r.attempts, r.devices = row.Run, row.Jobs, row.Trials, row.Attempts, row.Devices
-	for _, t := range r.trials {
-		if t.Parent != nil && t.Name == projections.DefaultTrial {
-			r.parent = projections.ParentRef(*t.Parent)
-		}
-	}
-}
-
-// state is that of a job.
-func (r runJobs) state(j projections.Job) string {
-	switch {
-	case j.Ended:
-		return jobEnded
-	case r.live == nil || r.live.Job != j.ID:
-		return jobLost
-	case slices.ContainsFunc(r.trials, func(t projections.Trial) bool {
-		return t.Job == j.ID && t.Status == projections.Stopping
-	}):
-		return jobStopping
-	}
-	return jobRunning
-}
-
-func (r runJobs) list(now time.Time) (list []launched) {
-	for _, j := range r.jobs {
-		out := launched{
-			Job: j.ID, Run: j.Run, Host: j.Host, PID: j.PID, State: r.state(j), Reason: j.Reason,
-			StartedAt: j.StartedAt, EndedAt: j.EndedAt, NProc: j.NProc, NNodes: j.NNodes, Asked: j.Resume,
-			Parent: r.parent, Command: append([]string{}, j.Command...), Flags: j.Flags, Dir: j.Dir, Logs: j.Logs,
-		}
-		end := now
-		if j.Ended {
-			out.ExitCode, end = &j.ExitCode, j.EndedAt
-		}
-		if out.State != jobLost && !j.StartedAt.IsZero() {
-			seconds := end.Sub(j.StartedAt).Seconds()
-			out.Seconds = &seconds
-		}
-		r.trained(&out)
-		list = append(list, out)
-	}
-	return list
-}
-
-// trained says what the attempts of a job did.
-func (r runJobs) trained(out *launched) {
-	groups := map[string]int{}
-	last := uint64(0)
-	for _, t := range r.attempts {
-		if t.Job != out.Job {
-			continue
-		}
-		if groups[t.Trial]++; out.Attempts == 0 {
-			out.From = t.Resume
-		}
-		out.Attempts++
-		if t.CommittedSeq > last {
-			last, out.Head = t.CommittedSeq, t.Committed
-		}
-	}
-	for _, n := range groups {
-		out.Restarts += n - 1
-	}
-	for _, d := range r.devices {
-		// What failed before this job began was said of another.
-		if !d.Healthy && !d.UnhealthyAt.Before(out.StartedAt) && (out.EndedAt.IsZero() || !d.UnhealthyAt.After(out.EndedAt)) {
-			out.Unhealthy = append(out.Unhealthy, d.Device+": "+d.Reason)
-		}
-	}
-}
-
-// find is the job of an ID, of its beginning or its end; the newest for "".
-func (r runJobs) find(run, id string) (projections.Job, error) {
+// findJob returns the job of an ID, of its beginning or its end; the newest for "".
+func findJob(r insight.RunJobs, run, id string) (projections.Job, error) {
 	var found []projections.Job
-	for _, j := range r.jobs {
+	for _, j := range r.Jobs {
 		switch {
 		case id == "" || j.ID == id:
 			return j, nil
@@ -290,7 +170,7 @@ func (r runJobs) find(run, id string) (projections.Job, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return projections.Job{}, usageError{fmt.Errorf("--job %q: run %q has %d such jobs: give more of the ID, see `ckptstore jobs %s -o wide`", id, run, len(found), run)}
+		return projections.Job{}, console.Usagef("--job %q: run %q has %d such jobs: give more of the ID, see `ckptstore jobs %s -o wide`", id, run, len(found), run)
 	case id == "":
 		return projections.Job{}, &projections.NotFoundError{What: "job of run", Ref: run, Hint: fmt.Sprintf("it has none yet; `trainer run --name %s` starts one", run)}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -60,7 +61,7 @@ func (a *app) lsCommand() *cobra.Command {
 	var all, offline bool
 	var asOf *string
 	c := &cobra.Command{
-		Use: "ls [RUN]", Short: "List checkpoints, newest first", Args: args(cobra.MaximumNArgs(1)),
+		Use: "ls [RUN]", Short: "List checkpoints, newest first", Args: console.Args(cobra.MaximumNArgs(1)),
 		Long: `List the committed checkpoints of the present line of each run, or of RUN.
 
 With --offline the list is made from the receipts in the data directory alone,
@@ -86,7 +87,7 @@ for wide, json and jsonl only. What is not known is "-", and absent in JSON.`,
 				return err
 			}
 			if offline && !then.isEnd() {
-				return usageError{errors.New("--offline reads no log, --as-of needs it: give one of them")}
+				return console.Usagef("--offline reads no log, --as-of needs it: give one of them")
 			}
 			if offline || then.isEnd() && a.byReceipts() {
 				return a.lsOffline(c.Context(), run)
@@ -201,7 +202,7 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 // of many checkpoints it takes longer than all the rest. Where there are no
 // files, nothing is known.
 func (a *app) measure(ctx context.Context, list []listed, dataDir string) error {
-	if a.output == "table" {
+	if a.Format == "table" {
 		return nil
 	}
 	for i := range list {
@@ -223,14 +224,14 @@ func (a *app) footprint(ctx context.Context, dataDir string, ref checkpoint.Ref)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil, nil
 	case err != nil:
-		a.warn("what its files share is not known: %v", err)
+		a.Warn("what its files share is not known: %v", err)
 		return nil, nil, nil
 	}
 	return &f.Shared, &f.Exclusive, nil
 }
 
 func (a *app) printListing(l listing) error {
-	return emit(a, l, l.Checkpoints, func(w *tabwriter.Writer, wide bool) {
+	return console.Emit(a.Console, l, l.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "SIZE", "COMMITTED", "CONTINUES"}
 		if wide {
 			head = append(head, "WRITTEN", "REUSED", "SHARED", "EXCLUSIVE", "SEQUENCE", "MANIFEST", "REASON")
@@ -239,23 +240,23 @@ func (a *app) printListing(l listing) error {
 		if marked {
 			head = append(head, "MARKS")
 		}
-		row(w, head...)
+		console.Row(w, head...)
 		for _, c := range l.Checkpoints {
 			state := c.State
 			if c.Superseded != nil && *c.Superseded && c.State == string(projections.Committed) {
 				state = "superseded"
 			}
-			cells := []any{c.Run, c.ID, c.Step, state, c.WorldSize, bytesize.Text(c.Bytes), when(c.CommittedAt), c.Parent}
+			cells := []any{c.Run, c.ID, c.Step, state, c.WorldSize, bytesize.Text(c.Bytes), console.When(c.CommittedAt), c.Parent}
 			if wide {
-				cells = append(cells, maybeSize(c.Written), maybeSize(c.Reused), maybeSize(c.Shared), maybeSize(c.Exclusive), c.Sequence, short(c.Manifest), c.Reason)
+				cells = append(cells, console.MaybeSize(c.Written), console.MaybeSize(c.Reused), console.MaybeSize(c.Shared), console.MaybeSize(c.Exclusive), c.Sequence, console.Short(c.Manifest), c.Reason)
 			}
 			if marked {
 				cells = append(cells, c.marks())
 			}
-			row(w, cells...)
+			console.Row(w, cells...)
 		}
-		if len(l.Checkpoints) == 0 && !a.quiet {
-			fmt.Fprintln(a.err, "no checkpoints yet")
+		if len(l.Checkpoints) == 0 && !a.Quiet {
+			fmt.Fprintln(a.Err, "no checkpoints yet")
 		}
 	})
 }

@@ -5,13 +5,20 @@ import (
 	"encoding/csv"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -23,7 +30,7 @@ func (a *app) metricsCommand() *cobra.Command {
 	var drawn plotOptions
 	var asOf *string
 	c := &cobra.Command{
-		Use: "metrics RUN", Short: "Print what a run has reported", Args: args(cobra.ExactArgs(1)),
+		Use: "metrics RUN", Short: "Print what a run has reported", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Print the metrics of a run along its present line: of each attempt up to where
 the next one resumed. Iterations count along the line. --all also prints what a
 resume has left behind, with its attempt; nothing reported is ever deleted.
@@ -48,11 +55,11 @@ What is not finite is a gap. NO_COLOR turns colors off.`,
 			switch {
 			case given("from-iteration") && p.From == 0, given("until-iteration") && p.Until == 0, given("points") && p.Points == 0,
 				p.From < 0, p.Until < 0, p.Points < 0:
-				return usageError{errors.New("--from-iteration, --until-iteration and --points: want numbers from 1 on")}
+				return console.Usagef("--from-iteration, --until-iteration and --points: want numbers from 1 on")
 			case p.Until != 0 && p.Until < p.From:
-				return usageError{fmt.Errorf("--until-iteration %d is before --from-iteration %d", p.Until, p.From)}
-			case asCSV && c.Flags().Changed("output") || asCSV && a.json:
-				return usageError{errors.New("--csv, --json and --output: give one of them")}
+				return console.Usagef("--until-iteration %d is before --from-iteration %d", p.Until, p.From)
+			case asCSV && c.Flags().Changed("output") || asCSV && a.JSON:
+				return console.Usagef("--csv, --json and --output: give one of them")
 			}
 			if err := drawn.check(a, c.Flags(), asCSV); err != nil {
 				return err
@@ -109,15 +116,13 @@ func askMetrics(ctx context.Context, views query.Source, p query.Params) (projec
 		for _, t := range trials {
 			names = append(names, t.Name)
 		}
-		switch {
-		case len(names) == 1:
-			p.Trial = names[0]
-		case slices.Contains(names, projections.DefaultTrial):
-			p.Trial = projections.DefaultTrial
+		switch t, chosen := insight.ChooseTrial(trials); {
+		case chosen:
+			p.Trial = t.Name
 		case len(names) == 0:
 			return table, &projections.NotFoundError{What: "trial of run", Ref: p.Run, Hint: "there is none yet"}
 		default:
-			return table, usageError{fmt.Errorf("run %q has several trials: choose one with --trial of %q", p.Run, names)}
+			return table, console.Usagef("run %q has several trials: choose one with --trial of %q", p.Run, names)
 		}
 	}
 	table, err := query.Ask(ctx, views, query.Metrics, p)
@@ -144,7 +149,7 @@ func columns(table projections.MetricsTable, asked []string) []string {
 }
 
 func (a *app) metricsTable(table projections.MetricsTable, asked []string) error {
-	return emit(a, table, table.Rows, func(w *tabwriter.Writer, wide bool) {
+	return console.Emit(a.Console, table, table.Rows, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"ITERATION", "ATTEMPT", "STEP"}
 		if wide {
 			head = append(head, "TIME", "SECONDS", "REPORTS")
@@ -153,7 +158,7 @@ func (a *app) metricsTable(table projections.MetricsTable, asked []string) error
 		for _, name := range names {
 			head = append(head, name)
 		}
-		row(w, head...)
+		console.Row(w, head...)
 		for _, r := range table.Rows {
 			iterations := strconv.Itoa(r.Iteration)
 			if table.Width > 1 {
@@ -165,15 +170,15 @@ func (a *app) metricsTable(table projections.MetricsTable, asked []string) error
 			}
 			cells := []any{iterations, attempt, r.Step}
 			if wide {
-				cells = append(cells, when(r.Time), number(r.Seconds), r.Reports)
+				cells = append(cells, console.When(r.Time), console.Number(r.Seconds), r.Reports)
 			}
 			for _, name := range names {
 				cells = append(cells, summary(r.Metrics[name], table.Width > 1))
 			}
-			row(w, cells...)
+			console.Row(w, cells...)
 		}
-		if len(table.Rows) == 0 && !a.quiet {
-			fmt.Fprintln(a.err, "no reports in these iterations")
+		if len(table.Rows) == 0 && !a.Quiet {
+			fmt.Fprintln(a.Err, "no reports in these iterations")
 		}
 	})
 }
@@ -183,26 +188,14 @@ func summary(s projections.Summary, several bool) string {
 	if s.Count == 0 {
 		return ""
 	}
-	text := number(s.Last)
+	text := console.Number(s.Last)
 	if several && s.Min != nil {
-		text += fmt.Sprintf(" [%s, %s]", number(s.Min), number(s.Max))
+		text += fmt.Sprintf(" [%s, %s]", console.Number(s.Min), console.Number(s.Max))
 	}
 	if several && s.NaNs > 0 {
 		text += fmt.Sprintf(" %d NaN", s.NaNs)
 	}
 	return text
-}
-
-// number prints a metric's value in full: as many digits as tell it from its
-// neighbours.
-func number(v any) string {
-	if f, ok := v.(float64); ok {
-		return strconv.FormatFloat(f, 'g', -1, 64)
-	}
-	if v == nil {
-		return ""
-	}
-	return fmt.Sprint(v)
 }
 
 func (a *app) metricsCSV(table projections.MetricsTable, asked []string) error {
@@ -215,19 +208,19 @@ func (a *app) metricsCSV(table projections.MetricsTable, asked []string) error {
 			head = append(head, name+".min", name+".max", name+".last", name+".nans")
 		}
 	}
-	w := csv.NewWriter(a.out)
+	w := csv.NewWriter(a.Out)
 	err := w.Write(head)
 	for _, r := range table.Rows {
 		cells := []string{
 			strconv.Itoa(r.Iteration), strconv.Itoa(r.UntilIteration), strconv.Itoa(r.Attempt), strconv.FormatBool(r.Hidden),
-			strconv.FormatInt(r.Step, 10), r.Time.UTC().Format(time.RFC3339Nano), number(r.Seconds), strconv.Itoa(r.Reports),
+			strconv.FormatInt(r.Step, 10), r.Time.UTC().Format(time.RFC3339Nano), console.Number(r.Seconds), strconv.Itoa(r.Reports),
 		}
 		for _, name := range names {
 			s := r.Metrics[name]
 			if table.Width == 1 {
-				cells = append(cells, number(s.Last))
+				cells = append(cells, console.Number(s.Last))
 			} else {
-				cells = append(cells, number(s.Min), number(s.Max), number(s.Last), strconv.Itoa(s.NaNs))
+				cells = append(cells, console.Number(s.Min), console.Number(s.Max), console.Number(s.Last), strconv.Itoa(s.NaNs))
 			}
 		}
 		err = errors.Join(err, w.Write(cells))
@@ -237,4 +230,145 @@ func (a *app) metricsCSV(table projections.MetricsTable, asked []string) error {
 		return fmt.Errorf("print metrics: %w", err)
 	}
 	return nil
+}
+
+// plotOptions say how metrics are drawn.
+type plotOptions struct {
+	plot, logScale bool
+}
+
+func (o *plotOptions) flags(f *pflag.FlagSet) {
+	f.BoolVar(&o.plot, "plot", false, "draw each metric over the iterations, with its last and best values")
+	f.BoolVar(&o.logScale, "log-scale", false, "with --plot: a logarithmic y axis")
+}
+
+func (o plotOptions) check(a *app, f *pflag.FlagSet, csv bool) error {
+	switch {
+	case o.logScale && !o.plot:
+		return console.Usagef("--log-scale is for --plot")
+	case o.plot && (csv || a.JSON || f.Changed("output")):
+		return console.Usagef("--plot, --csv, --json and --output: give one of them")
+	case o.plot && f.Changed("points"):
+		return console.Usagef("--plot has as many points as the terminal is wide: leave out --points")
+	}
+	return nil
+}
+
+// Widths of a plot, in characters.
+const (
+	maxPlotWidth  = 100
+	plotWidthElse = 80 // where there is no terminal
+)
+
+// plotWidth is that of the terminal that out is, and whether it takes colors.
+func plotWidth(out io.Writer) (width int, color bool) {
+	f, ok := out.(*os.File)
+	if !ok {
+		return plotWidthElse, false
+	}
+	window, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return plotWidthElse, false // no terminal
+	}
+	width = min(int(window.Col), maxPlotWidth)
+	if width == 0 { // one that does not say
+		width = plotWidthElse
+	}
+	return width, console.Colours(out)
+}
+
+// plotMetrics draws what p asks for.
+func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Params, o plotOptions) error {
+	width, color := plotWidth(a.Raw)
+	p.Points = 2 * width // a row for each column of dots, or more
+	table, err := askMetrics(ctx, views, p)
+	if err != nil {
+		return err
+	}
+	if len(table.Rows) == 0 {
+		if !a.Quiet {
+			fmt.Fprintln(a.Err, "no reports in these iterations")
+		}
+		return nil
+	}
+	exact := func(row projections.MetricsRow, name string) (projections.MetricsTable, error) {
+		q := p
+		q.Trial, q.From, q.Until, q.Points, q.Metrics = table.Trial, row.Iteration, row.UntilIteration, 0, nil
+		if name != "" {
+			q.Metrics = []string{name}
+		}
+		return query.Ask(ctx, views, query.Metrics, q)
+	}
+	pl := plot{width: width, height: plotHeight, log: o.logScale, color: color}
+	if err := pl.along(table, exact); err != nil {
+		return err
+	}
+	for i, name := range columns(table, p.Metrics) {
+		h, err := insight.Highlights(table, name, exact)
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			fmt.Fprintln(a.Out)
+		}
+		drawn := insight.Lines(table, name, o.logScale)
+		fmt.Fprintln(a.Out, highlightsText(name, h)+noteText(drawn))
+		fmt.Fprint(a.Raw, pl.draw(drawn.Lines)) // in colours
+	}
+	return nil
+}
+
+// along makes the rows of a table the x axis.
+func (p *plot) along(table projections.MetricsTable, exact insight.Exact) error {
+	first, last, err := insight.Span(table, exact)
+	if err != nil {
+		return err
+	}
+	p.left, p.right = float64(first.Iteration), float64(last.UntilIteration)
+	p.from = fmt.Sprintf("iteration %d, step %d", first.Iteration, first.Step)
+	p.to = fmt.Sprintf("iteration %d, step %d", last.UntilIteration, last.Step)
+	p.less = [2]string{fmt.Sprint("step ", first.Step), fmt.Sprint("step ", last.Step)}
+	return nil
+}
+
+// noteText says what is not drawn.
+func noteText(d insight.Drawing) string {
+	var notes []string
+	if !slices.ContainsFunc(d.Lines, func(s insight.Series) bool {
+		return slices.ContainsFunc(s.Points, func(at insight.Point) bool { return !at.Gap })
+	}) {
+		return "  (nothing to draw)"
+	}
+	for _, n := range []struct {
+		count int
+		what  string
+	}{{d.NotFinite, "NaN or infinite"}, {d.NotPositive, "not above zero"}, {d.NotNumbers, "no number"}} {
+		if n.count > 0 {
+			notes = append(notes, fmt.Sprintf("%s: %d", n.what, n.count))
+		}
+	}
+	if len(notes) == 0 {
+		return ""
+	}
+	return "  (not drawn: " + strings.Join(notes, ", ") + ")"
+}
+
+// valueAt is a value and where it was reported.
+func valueAt(v *projections.MetricValue) string {
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s (step %d)", console.Number(v.Value), v.Step)
+}
+
+// highlightsText is the line above a plot.
+func highlightsText(name string, h projections.MetricEnds) string {
+	text := name
+	if h.Last != nil {
+		text += "  last " + valueAt(h.Last)
+	}
+	if h.Min != nil && h.Max != nil {
+		text += "  best:min " + valueAt(h.Min) + "  best:max " + valueAt(h.Max)
+	}
+	return text
 }

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -24,13 +27,13 @@ type marked struct {
 // printMarked says what a checkpoint is called and whether it is pinned.
 func (a *app) printMarked(c projections.Checkpoint, from, said string) error {
 	out := marked{Run: c.Run, Trial: c.Trial, ID: c.ID, Pinned: c.Pinned, PinReason: c.PinReason, Tags: append([]string{}, c.Tags...), From: from}
-	return emit(a, out, []marked{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, said) })
+	return console.Emit(a.Console, out, []marked{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, said) })
 }
 
 func (a *app) pinCommand() *cobra.Command {
 	var reason string
 	c := &cobra.Command{
-		Use: "pin REF", Short: "Keep a checkpoint under every policy", Args: args(cobra.ExactArgs(1)),
+		Use: "pin REF", Short: "Keep a checkpoint under every policy", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Exempt a checkpoint from retention: no policy deletes it until it is unpinned.
 The pin is a decision in the log, so that it holds on every machine.`,
 		Example: "  ckptstore pin bert@step-2000 --reason \"table 3\"",
@@ -50,7 +53,7 @@ The pin is a decision in the log, so that it holds on every machine.`,
 
 func (a *app) unpinCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "unpin REF", Short: "Take a pin back", Args: args(cobra.ExactArgs(1)),
+		Use: "unpin REF", Short: "Take a pin back", Args: console.Args(cobra.ExactArgs(1)),
 		Long: "Take a pin back, if there is one. The checkpoint is not deleted by that: the next\n`ckptstore gc --apply` or `trainer run --keep` decides.",
 		RunE: func(c *cobra.Command, refs []string) error {
 			return a.with(c.Context(), func(s *store.Store) error {
@@ -62,4 +65,59 @@ func (a *app) unpinCommand() *cobra.Command {
 			})
 		},
 	}
+}
+
+const tagHelp = `Give a checkpoint a further name: RUN@NAME then stands for it, and no policy
+deletes it. A name that another checkpoint of the trial has as its tag moves.
+
+With --delete the tag is taken back: REF is RUN@NAME, or any reference of the
+checkpoint, followed by NAME.`
+
+func (a *app) tagCommand() *cobra.Command {
+	var remove bool
+	c := &cobra.Command{
+		Use: "tag REF NAME", Short: "Give a checkpoint a further name", Args: console.Args(cobra.RangeArgs(1, 2)), Long: tagHelp,
+		Example: "  ckptstore tag bert@best:loss:min released\n  ckptstore show bert@released\n  ckptstore tag --delete bert@released",
+		RunE: func(c *cobra.Command, given []string) error {
+			if !remove && len(given) != 2 {
+				return console.Usagef("tag REF NAME: the name is missing; see `ckptstore tag --help`")
+			}
+			return a.with(c.Context(), func(s *store.Store) error {
+				if remove {
+					return a.untag(c.Context(), s, given)
+				}
+				return a.tag(c.Context(), s, given[0], given[1])
+			})
+		},
+	}
+	c.Flags().BoolVarP(&remove, "delete", "d", false, "take the tag back")
+	return c
+}
+
+func (a *app) tag(ctx context.Context, s *store.Store, ref, name string) error {
+	c, from, err := s.Tag(ctx, ref, name)
+	if err != nil {
+		return err
+	}
+	said := fmt.Sprintf("%s@%s is tagged %q", c.Run, c.ID, name)
+	if from != "" {
+		said += ", which was the tag of " + from
+	}
+	return a.printMarked(c, from, said)
+}
+
+func (a *app) untag(ctx context.Context, s *store.Store, given []string) error {
+	name := given[len(given)-1]
+	if len(given) == 1 {
+		at := strings.LastIndexByte(name, '@')
+		if at < 0 {
+			return console.Usagef("tag --delete %s: want RUN@NAME", name)
+		}
+		name = name[at+1:]
+	}
+	c, err := s.Untag(ctx, given[0], name)
+	if err != nil {
+		return err
+	}
+	return a.printMarked(c, "", fmt.Sprintf("%s@%s is no longer tagged %q", c.Run, c.ID, name))
 }

@@ -6,22 +6,9 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/ckptstore/ckptstore/internal/insight"
 )
-
-// point is what is drawn of one place on the x axis: a stroke from the least
-// to the greatest value there, and a line from the last value to the next
-// point's. A place without numbers is a gap.
-type point struct {
-	x                float64
-	least, most, end float64
-	gap              bool
-}
-
-// series is a line of points in the order of x.
-type series struct {
-	points []point
-	dim    bool // drawn behind the others
-}
 
 // plot is a picture of dots in the braille patterns of Unicode: each character
 // is a cell of 2 × 4 dots.
@@ -90,16 +77,16 @@ func (c *canvas) line(x0, y0, x1, y1 int, dim bool) {
 func abs(n int) int { return max(n, -n) }
 
 // draw draws lines over each other; "" if there is no number in any.
-func (p plot) draw(lines []series) string {
+func (p plot) draw(lines []insight.Series) string {
 	scale := func(v float64) float64 { return v }
 	if p.log {
 		scale = math.Log10
 	}
 	low, high := math.Inf(1), math.Inf(-1)
 	for _, s := range lines {
-		for _, at := range s.points {
-			if !at.gap {
-				low, high = min(low, at.least), max(high, at.most)
+		for _, at := range s.Points {
+			if !at.Gap {
+				low, high = min(low, at.Least), max(high, at.Most)
 			}
 		}
 	}
@@ -120,15 +107,15 @@ func (p plot) draw(lines []series) string {
 		return share(scale(v), scale(low), scale(high), 4*c.rows-1, 2*c.rows-2)
 	}
 	for _, s := range lines {
-		for i, at := range s.points {
-			if at.gap {
+		for i, at := range s.Points {
+			if at.Gap {
 				continue
 			}
-			x := column(at.x)
-			c.line(x, row(at.least), x, row(at.most), s.dim)
-			if i > 0 && !s.points[i-1].gap {
-				before := s.points[i-1]
-				c.line(column(before.x), row(before.end), x, row(at.end), s.dim)
+			x := column(at.X)
+			c.line(x, row(at.Least), x, row(at.Most), s.Dim)
+			if i > 0 && !s.Points[i-1].Gap {
+				before := s.Points[i-1]
+				c.line(column(before.X), row(before.End), x, row(at.End), s.Dim)
 			}
 		}
 	}

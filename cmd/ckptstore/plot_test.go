@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -78,15 +79,15 @@ func TestGoldenPlots(t *testing.T) {
 	} {
 		c.plot.height = plotHeight
 		exact := func(projections.MetricsRow, string) (projections.MetricsTable, error) { return inside, nil }
-		h, err := highlightsOf(c.table, "loss", exact)
+		h, err := insight.Highlights(c.table, "loss", exact)
 		if err == nil {
 			err = c.plot.along(c.table, exact)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := lines(c.table, "loss", c.plot.log)
-		fmt.Fprintf(&got, "# %s\n%s%s\n%s\n", c.name, h, d.note(), strings.ReplaceAll(c.plot.draw(d.lines), "\x1b", "␛"))
+		d := insight.Lines(c.table, "loss", c.plot.log)
+		fmt.Fprintf(&got, "# %s\n%s%s\n%s\n", c.name, highlightsText("loss", h), noteText(d), strings.ReplaceAll(c.plot.draw(d.Lines), "\x1b", "␛"))
 	}
 	file := filepath.Join("testdata", "golden-plots.txt")
 	if *updatePlots {
@@ -110,9 +111,9 @@ func TestHighlights(t *testing.T) {
 	hidden := table.Rows[5]
 	hidden.Hidden, hidden.Metrics = true, map[string]projections.Summary{"loss": {Count: 1, Min: 0.5, Max: 0.5, Last: 0.5}}
 	table.Rows = append(table.Rows, hidden)
-	h, err := highlightsOf(table, "loss", nil)
+	h, err := insight.Highlights(table, "loss", nil)
 	const want = "loss  last 5 (step 50)  best:min 1 (step 30)  best:max Infinity (step 40)"
-	if err != nil || h.String() != want {
-		t.Errorf("highlights %q (%v), want %q", h, err, want)
+	if err != nil || highlightsText("loss", h) != want {
+		t.Errorf("highlights %q (%v), want %q", highlightsText("loss", h), err, want)
 	}
 }

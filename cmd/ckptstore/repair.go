@@ -127,9 +127,9 @@ func (a *app) repairAndVerify(ctx context.Context, s *store.Store, before, targe
 		return slices.ContainsFunc(before, is) || slices.ContainsFunc(targets, is)
 	})
 	again = append(again, fresh...)
-	bar := a.progress("verify repairs", again)
-	defer bar.done()
-	after, err := s.VerifyAll(ctx, again, store.VerifyOptions{Progress: bar.set})
+	bar := a.Progress("verify repairs", bytesOf(again))
+	defer bar.Done()
+	after, err := s.VerifyAll(ctx, again, store.VerifyOptions{Progress: bar.Set})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -22,7 +23,7 @@ func TestRepairVerifiesWhatWasCommittedMeanwhile(t *testing.T) {
 	if err := os.WriteFile(from, file, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	a := &app{out: io.Discard, err: io.Discard, location: filepath.Join(dir, "store"), output: "table", quiet: true, wait: 10 * time.Second}
+	a := &app{Console: &console.Console{Out: io.Discard, Err: io.Discard, Format: "table", Quiet: true}, location: filepath.Join(dir, "store"), wait: 10 * time.Second}
 	save := func(name string) {
 		var out bytes.Buffer
 		if code := run(t.Context(), []string{"import", from, "--run", name, "--step", "1", "-q", "--store", a.location}, &out, &out); code != exitOK {

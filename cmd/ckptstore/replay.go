@@ -3,14 +3,16 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -37,7 +39,7 @@ func (a *app) replayCommand() *cobra.Command {
 	o := replaying{selection: selection{from: 1}}
 	since, until, speed := "", "", ""
 	c := &cobra.Command{
-		Use: "replay", Short: "Rebuild the state as of any sequence from the log alone", Args: args(cobra.NoArgs),
+		Use: "replay", Short: "Rebuild the state as of any sequence from the log alone", Args: console.Args(cobra.NoArgs),
 		Long: `Fold the log from its first event to --until-seq or --until-time in memory and
 print the state that everybody saw then: the checkpoints, and the digest of all
 projections. At the log's end the digest is compared with the live views';
@@ -54,18 +56,18 @@ times as fast (10x).`,
   ckptstore replay --from-time 2026-11-21T14:00:00Z --speed 10x --run bert --json`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if o.from == 0 {
-				return usageError{errors.New("--from-seq 0: sequences count from 1")}
+				return console.Usagef("--from-seq 0: sequences count from 1")
 			}
 			if c.Flags().Changed("until-seq") && o.until == 0 {
-				return usageError{errors.New("--until-seq 0: sequences count from 1")}
+				return console.Usagef("--until-seq 0: sequences count from 1")
 			}
 			if o.until > 0 && o.until < o.from {
-				return usageError{fmt.Errorf("--until-seq %d is before --from-seq %d", o.until, o.from)}
+				return console.Usagef("--until-seq %d is before --from-seq %d", o.until, o.from)
 			}
 			o.then = moment{seq: o.until}
 			if until != "" {
 				if o.until != 0 {
-					return usageError{errors.New("--until-seq and --until-time: give one of them")}
+					return console.Usagef("--until-seq and --until-time: give one of them")
 				}
 				if o.then.at, err = parseTime("until-time", until); err != nil {
 					return err
@@ -73,14 +75,14 @@ times as fast (10x).`,
 			}
 			if since != "" {
 				if c.Flags().Changed("from-seq") {
-					return usageError{errors.New("--from-seq and --from-time: give one of them")}
+					return console.Usagef("--from-seq and --from-time: give one of them")
 				}
 				if o.since, err = parseTime("from-time", since); err != nil {
 					return err
 				}
 			}
 			if since != "" && until != "" && o.then.at.Before(o.since) {
-				return usageError{fmt.Errorf("--until-time %s is before --from-time %s", until, since)}
+				return console.Usagef("--until-time %s is before --from-time %s", until, since)
 			}
 			o.listed = c.Flags().Changed("speed")
 			if o.speed, err = parseSpeed(speed); err != nil {
@@ -117,7 +119,7 @@ func (a *app) replay(ctx context.Context, s *store.Store, o replaying) error {
 	if o.from > last {
 		return pastEnd("from-seq", o.from, last)
 	}
-	asJSON := a.output == "json" || a.output == "jsonl"
+	asJSON := a.Format == "json" || a.Format == "jsonl"
 	emitEvent := func(events.Recorded) error { return nil }
 	if asJSON || o.listed {
 		printEvent := a.eventPrinter()
@@ -146,7 +148,7 @@ func (a *app) replay(ctx context.Context, s *store.Store, o replaying) error {
 		}
 	}
 	if asJSON {
-		err = json.NewEncoder(a.out).Encode(map[string]replayed{"replay": out})
+		err = json.NewEncoder(a.Out).Encode(map[string]replayed{"replay": out})
 	} else {
 		err = a.printReplay(out)
 	}
@@ -200,16 +202,63 @@ func compareViews(ctx context.Context, s *store.Store, until uint64, digest stri
 }
 
 func (a *app) printReplay(out replayed) error {
-	return emit(a, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
-		row(w, "sequence", out.Sequence)
-		row(w, "digest", out.Digest)
+	return console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
+		console.Row(w, "sequence", out.Sequence)
+		console.Row(w, "digest", out.Digest)
 		if out.ViewsEqual != nil {
-			row(w, "live views equal", *out.ViewsEqual)
+			console.Row(w, "live views equal", *out.ViewsEqual)
 		}
 		fmt.Fprintln(w)
-		row(w, "RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "CONTINUES")
+		console.Row(w, "RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "CONTINUES")
 		for _, c := range out.Checkpoints {
-			row(w, c.Run, c.ID, c.Step, c.State, c.WorldSize, c.Parent)
+			console.Row(w, c.Run, c.ID, c.Step, c.State, c.WorldSize, c.Parent)
 		}
 	})
+}
+
+// pacer gives events the distances in time that they had when the log stored
+// them, divided by speed. The zero pacer waits for nothing.
+type pacer struct {
+	speed float64 // 0: as fast as it goes
+
+	first time.Time // when the first event was stored
+	begun time.Time // when it was replayed
+}
+
+// parseSpeed reads instant, original, or how many times as fast: "10x".
+func parseSpeed(text string) (*pacer, error) {
+	switch text {
+	case "instant":
+		return &pacer{}, nil
+	case "original":
+		return &pacer{speed: 1}, nil
+	}
+	factor, ok := strings.CutSuffix(text, "x")
+	speed, err := strconv.ParseFloat(factor, 64)
+	// Beyond these bounds a wait would not fit a duration.
+	if !ok || err != nil || !(speed >= 1e-3 && speed <= 1e9) {
+		return nil, console.Usagef("--speed %q: want instant, original, or how many times as fast, such as 10x or 0.5x", text)
+	}
+	return &pacer{speed: speed}, nil
+}
+
+// wait returns when an event that was stored then is due, or when ctx ends.
+// Every wait is counted from the first, so that delays do not add up; a clock
+// that was set back makes no wait.
+func (p *pacer) wait(ctx context.Context, stored time.Time) error {
+	if p.speed == 0 {
+		return ctx.Err()
+	}
+	if p.begun.IsZero() {
+		p.first, p.begun = stored, time.Now()
+	}
+	after := time.Duration(float64(stored.Sub(p.first)) / p.speed)
+	timer := time.NewTimer(time.Until(p.begun.Add(after)))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }

@@ -8,13 +8,16 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"slices"
 	"syscall"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/agent"
 	"github.com/ckptstore/ckptstore/internal/backstop"
+	"github.com/ckptstore/ckptstore/internal/bench"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/foreign"
 	"github.com/ckptstore/ckptstore/internal/format/dcp"
@@ -23,8 +26,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/terminal"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
 // Exit codes.
@@ -56,21 +57,11 @@ differences by diff --exit-code, 10 no store, 11 locked, 12 not allowed,
 // errFindings says that a check has found something; what, is on stdout.
 var errFindings = errors.New("findings")
 
-// usageError is a mistake in the command line.
-type usageError struct{ error }
-
-func (u usageError) Unwrap() error { return u.error }
-
 // app is what all commands share.
 type app struct {
-	out, err io.Writer // for people: what stores say is made harmless, see package terminal
-	raw      io.Writer // stdout itself, for bytes and for what is drawn here
-	screen   io.Writer // stderr itself, for the progress bar
+	*console.Console
 	location string
-	named    bool   // the location was given, not assumed
-	output   string // table, wide, json or jsonl
-	json     bool
-	quiet    bool
+	named    bool // the location was given, not assumed
 	wait     time.Duration
 	end      time.Duration // after a signal; then the process exits
 }
@@ -88,43 +79,27 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	signal.Notify(dropped, syscall.SIGUSR1)
 	defer signal.Stop(dropped)
 	out, errs := terminal.NewWriter(stdout), terminal.NewWriter(stderr)
-	a := &app{out: out, err: errs, raw: stdout, screen: stderr, end: endTimeout}
+	a := &app{Console: &console.Console{Name: "ckptstore", Out: out, Err: errs, Raw: stdout, Screen: stderr}, end: endTimeout}
 	root := &cobra.Command{
 		Use: "ckptstore", Short: "Look after a store of checkpoints", Long: rootHelp, Version: version(),
-		SilenceUsage: true, SilenceErrors: true,
-		// Without this, an unknown command would not be a usage error.
-		Args: cobra.ArbitraryArgs,
-		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return c.Help()
-			}
-			return usageError{fmt.Errorf("unknown command %q; see `ckptstore --help`", args[0])}
-		},
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.named = os.Getenv("CKPTSTORE_STORE") != "" || c.Flags().Changed("store")
-			return errors.Join(noneEmpty(c), a.checkFlags())
+			return errors.Join(console.NoneEmpty(c), a.checkFlags())
 		},
 	}
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-	root.SetArgs(args)
-	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
-	})
+	console.Program(root, args, stdout, stderr)
 	f := root.PersistentFlags()
 	location := os.Getenv("CKPTSTORE_STORE")
 	if location == "" {
 		location = "ckpts"
 	}
 	f.StringVar(&a.location, "store", location, "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
-	f.StringVarP(&a.output, "output", "o", "table", "output: table, wide, json or jsonl")
-	f.BoolVar(&a.json, "json", false, "the same as --output json")
+	a.FormatFlags(f)
 	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
-	f.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no warnings on stderr")
+	f.BoolVarP(&a.Quiet, "quiet", "q", false, "no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.backupCommand(), a.restoreCommand(), a.recoverCommand(),
-		a.gcCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), a.benchCommand(), guardCommand())
+		a.gcCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), bench.Command(a.Console, a.with), bench.GuardCommand())
 	root.AddCommand(a.jobsCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand())
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
@@ -138,7 +113,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func exitCode(err error, interrupted bool) int {
 	var (
-		usage     usageError
+		usage     console.UsageError
 		running   *store.RunningError
 		followed  *store.FollowedError
 		exists    *store.RunExistsError
@@ -179,53 +154,17 @@ func exitCode(err error, interrupted bool) int {
 }
 
 func (a *app) checkFlags() error {
-	if a.json {
-		a.output = "json"
-	}
 	if a.wait <= 0 {
-		return usageError{fmt.Errorf("--wait %s: want a time above zero, such as 10s", a.wait)}
+		return console.Usagef("--wait %s: want a time above zero, such as 10s", a.wait)
 	}
-	switch a.output {
-	case "table", "wide":
-		return nil
-	case "json", "jsonl":
-		a.out = a.raw // exact, for programs
-		return nil
-	}
-	return usageError{fmt.Errorf("--output %q: want table, wide, json or jsonl", a.output)}
-}
-
-// noneEmpty refuses options that were given without a value, such as by a
-// variable that a script has not set: they would be as if they were left out.
-func noneEmpty(c *cobra.Command) error {
-	var errs []error
-	c.Flags().Visit(func(f *pflag.Flag) {
-		empty := f.Value.String() == ""
-		if list, ok := f.Value.(pflag.SliceValue); ok {
-			empty = len(list.GetSlice()) == 0 || slices.Contains(list.GetSlice(), "")
-		}
-		if empty {
-			errs = append(errs, usageError{fmt.Errorf("--%s: it is empty: give a value, or leave it out", f.Name)})
-		}
-	})
-	return errors.Join(errs...)
-}
-
-// args is cobra's check of the arguments as a usage error.
-func args(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(c *cobra.Command, given []string) error {
-		if err := check(c, given); err != nil {
-			return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
-		}
-		return nil
-	}
+	return a.CheckFormat()
 }
 
 func (a *app) logger() *slog.Logger {
-	if a.quiet {
+	if a.Quiet {
 		return slog.New(slog.DiscardHandler)
 	}
-	return slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	return slog.New(slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
 func (a *app) options() store.Options {
@@ -245,7 +184,7 @@ func (a *app) with(ctx context.Context, do func(*store.Store) error) error {
 }
 
 func (a *app) withOptions(ctx context.Context, o store.Options, do func(*store.Store) error) (err error) {
-	defer backstop.AfterDone(ctx, a.end, a.err, "ckptstore", exitInterrupted)()
+	defer backstop.AfterDone(ctx, a.end, a.Err, "ckptstore", exitInterrupted)()
 	s, err := store.Open(ctx, o)
 	if err != nil {
 		return err

@@ -1,13 +1,20 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -52,19 +59,19 @@ func (a *app) serveCommand() *cobra.Command {
 		quota   string
 	)
 	c := &cobra.Command{
-		Use: "serve", Short: "Own a store until stopped, so that others connect to it", Args: args(cobra.NoArgs),
+		Use: "serve", Short: "Own a store until stopped, so that others connect to it", Args: console.Args(cobra.NoArgs),
 		Long: serveHelp,
 		Example: `  ckptstore serve --store ckpts
   ckptstore serve --store ckpts --listen 0.0.0.0:4222 --token-file token --tls-cert cert.pem --tls-key key.pem
   ckptstore serve --store nats://user:secret@cluster:4222 --listen 127.0.0.1:4223`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if store.IsURL(a.location) && address == "" {
-				return usageError{fmt.Errorf("serve %s: a store on a server has no owner: say with --listen HOST:PORT where clients without that server's credentials are let in, or name a directory with --store",
-					jetlog.Redacted(a.location))}
+				return console.Usagef("serve %s: a store on a server has no owner: say with --listen HOST:PORT where clients without that server's credentials are let in, or name a directory with --store",
+					jetlog.Redacted(a.location))
 			}
 			o := a.options()
 			if address == "" && (access != (store.Access{}) || grant.Runs != nil || grant.Delete || quota != "") {
-				return usageError{fmt.Errorf("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-runs, --client-delete and --client-bytes are for clients over TCP: say where with --listen HOST:PORT")}
+				return console.Usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-runs, --client-delete and --client-bytes are for clients over TCP: say where with --listen HOST:PORT")
 			}
 			if address != "" {
 				if access.TokenFile == "" && !store.IsURL(a.location) { // of a server it is that server's
@@ -73,15 +80,15 @@ func (a *app) serveCommand() *cobra.Command {
 				}
 				listen, err := access.Listen(address)
 				if err != nil {
-					return usageError{fmt.Errorf("serve: %w", err)}
+					return console.Usagef("serve: %w", err)
 				}
 				if quota != "" {
-					if grant.Bytes, err = parseSize(quota); err != nil {
-						return usageError{fmt.Errorf("serve: --client-bytes: %w", err)}
+					if grant.Bytes, err = console.ParseSize(quota); err != nil {
+						return console.Usagef("serve: --client-bytes: %w", err)
 					}
 				}
 				if err := grant.Validate(); err != nil {
-					return usageError{fmt.Errorf("serve: %w", err)}
+					return console.Usagef("serve: %w", err)
 				}
 				listen.Grant = grant
 				o.Listen = listen
@@ -95,9 +102,9 @@ func (a *app) serveCommand() *cobra.Command {
 					if listen.TLS != nil {
 						scheme = "tls"
 					}
-					fmt.Fprintf(a.err, "listening on %s://%s\n", scheme, addr)
+					fmt.Fprintf(a.Err, "listening on %s://%s\n", scheme, addr)
 					if path, err := store.TokenFile(addr.String()); err == nil && listen.Open() {
-						fmt.Fprintf(a.err, "clients show the token in %s; those of this user find it\n", path)
+						fmt.Fprintf(a.Err, "clients show the token in %s; those of this user find it\n", path)
 					}
 				}
 			}
@@ -109,7 +116,7 @@ func (a *app) serveCommand() *cobra.Command {
 						state = "another process owns this store, nobody is let in on " + address + " until it ends; standing by for"
 					}
 				}
-				fmt.Fprintf(a.err, "%s store %s in %s; stop with Ctrl-C\n", state, s.ID, s.Location)
+				fmt.Fprintf(a.Err, "%s store %s in %s; stop with Ctrl-C\n", state, s.ID, s.Location)
 				<-c.Context().Done()
 				return nil
 			})
@@ -125,4 +132,45 @@ func (a *app) serveCommand() *cobra.Command {
 	f.StringVar(&quota, "client-bytes", "", "most that clients over TCP append to the log while this process owns it, such as 10GiB (default: as the disk has room)")
 	f.StringVar(&access.CA, "tls-ca", "", "CA of the certificates that clients must show")
 	return c
+}
+
+// goneEvery is how often a process looks whether the directory of its store is there.
+const goneEvery = 200 * time.Millisecond
+
+// exitWhenGone ends this process when a directory was removed, or another is in its
+// place, until ctx ends. It ends at once: whatever else it wrote, to close the log in
+// order too, could be written into a new store of that name.
+func exitWhenGone(ctx context.Context, dir string, log *slog.Logger) {
+	was, err := os.Stat(dir)
+	if err != nil {
+		return // what is opened there says why
+	}
+	go func() {
+		tick := time.NewTicker(goneEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if !gone(dir, was) {
+				continue
+			}
+			log.Error("the directory of the store was removed, or another is in its place: this process ends, and writes nothing more", "store", dir)
+			os.Exit(exitNoStore)
+		}
+	}()
+}
+
+// gone reports whether a directory is another than it was, or is being removed: no
+// command takes the file away that says what store it is.
+func gone(dir string, was fs.FileInfo) bool {
+	is, err := os.Stat(dir)
+	if err == nil && os.SameFile(is, was) {
+		_, err = os.Lstat(filepath.Join(dir, "store.json"))
+	} else if err == nil {
+		return true
+	}
+	return errors.Is(err, fs.ErrNotExist)
 }

@@ -3,13 +3,16 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
@@ -58,7 +61,7 @@ func (a *app) showCommand() *cobra.Command {
 	reshard := 0
 	var asOf *string
 	c := &cobra.Command{
-		Use: "show REF", Short: "Show what is in a checkpoint", Args: args(cobra.ExactArgs(1)),
+		Use: "show REF", Short: "Show what is in a checkpoint", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Show what is in a checkpoint: its tensors, values and ranks; how many bytes its
 save wrote and reused; and how many bytes of its files other checkpoints have
 too, and how many deleting it would free.
@@ -74,7 +77,7 @@ was; its files are read as they are now.
 		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show bert --reshard 64\n  ckptstore show out/checkpoint-2000",
 		RunE: func(c *cobra.Command, refs []string) error {
 			if c.Flags().Changed("reshard") && (reshard < 1 || reshard > planner.MaxPreview) {
-				return usageError{fmt.Errorf("--reshard %d: want a number of ranks from 1 to %d", reshard, planner.MaxPreview)}
+				return console.Usagef("--reshard %d: want a number of ranks from 1 to %d", reshard, planner.MaxPreview)
 			}
 			then, err := parseMoment("as-of", *asOf)
 			if err != nil {
@@ -88,7 +91,7 @@ was; its files are read as they are now.
 				return err
 			}
 			if path && !then.isEnd() {
-				return usageError{fmt.Errorf("--as-of: %s is a path, which has no history", refs[0])}
+				return console.Usagef("--as-of: %s is a path, which has no history", refs[0])
 			}
 			if path {
 				return a.showPath(c.Context(), refs[0], reshard)
@@ -152,12 +155,12 @@ func (a *app) showStored(ctx context.Context, dataDir string, s source, reshard 
 		return err
 	}
 	if out.Reshard != nil {
-		return emit(a, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
+		return console.Emit(a.Console, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
 			out.printHead(w)
 			printReshard(w, wide, out.Reshard)
 		})
 	}
-	return emit(a, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
+	return console.Emit(a.Console, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
 }
 
 func (s shown) print(w *tabwriter.Writer, wide bool) {
@@ -167,15 +170,15 @@ func (s shown) print(w *tabwriter.Writer, wide bool) {
 
 func (s shown) printHead(w *tabwriter.Writer) {
 	c := s.Checkpoint
-	row(w, "checkpoint", c.Run+"@"+c.ID)
-	row(w, "step", c.Step)
-	row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
-	row(w, "committed", fmt.Sprintf("%s, sequence %d", when(c.EndedAt), c.CommittedSeq))
-	row(w, "continues", c.Parent)
-	row(w, "size", fmt.Sprintf("%s: %s written, %s reused", bytesize.Text(c.Bytes), bytesize.Text(c.BytesWritten), bytesize.Text(c.BytesReused)))
-	row(w, "files", fmt.Sprintf("%s shared with other checkpoints, %s exclusive", orDash(maybeSize(s.Shared)), orDash(maybeSize(s.Exclusive))))
-	row(w, "manifest", c.Manifest)
-	row(w, "path", s.Path)
+	console.Row(w, "checkpoint", c.Run+"@"+c.ID)
+	console.Row(w, "step", c.Step)
+	console.Row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
+	console.Row(w, "committed", fmt.Sprintf("%s, sequence %d", console.When(c.EndedAt), c.CommittedSeq))
+	console.Row(w, "continues", c.Parent)
+	console.Row(w, "size", fmt.Sprintf("%s: %s written, %s reused", bytesize.Text(c.Bytes), bytesize.Text(c.BytesWritten), bytesize.Text(c.BytesReused)))
+	console.Row(w, "files", fmt.Sprintf("%s shared with other checkpoints, %s exclusive", orDash(console.MaybeSize(s.Shared)), orDash(console.MaybeSize(s.Exclusive))))
+	console.Row(w, "manifest", c.Manifest)
+	console.Row(w, "path", s.Path)
 }
 
 // orDash is a text, or what stands for none.
@@ -184,4 +187,180 @@ func orDash(text string) string {
 		return "-"
 	}
 	return text
+}
+
+// preview is what so many ranks would read of a layout; nil for none.
+func preview(l checkpoint.Layout, ranks int) (*planner.Preview, error) {
+	if ranks == 0 {
+		return nil, nil
+	}
+	p, err := planner.NewPreview(l, ranks, checkpoint.BlockSize)
+	return &p, err
+}
+
+// printReshard is the table of what each rank of another group would read.
+// OVER-READ is what is read of the disk for each byte that is wanted: bytes
+// are read in the blocks that checksums cover.
+func printReshard(w *tabwriter.Writer, wide bool, p *planner.Preview) {
+	fmt.Fprintln(w)
+	console.Row(w, "RANK", "SIZE", "OVER-READ", "READS", "MISSING", "FROM RANKS")
+	for _, r := range p.Ranks {
+		console.Row(w, r.Rank, bytesize.Text(r.Bytes), factor(r.Read, r.Bytes), r.Reads, bytesize.Text(r.Missing), from(r, wide))
+	}
+	console.Row(w, "all", bytesize.Text(p.Bytes), factor(p.Read, p.Bytes))
+	for _, gap := range insight.Lacking(p) {
+		fmt.Fprintf(w, "\n%s was saved by each rank for itself, and not by %s.\n", gap.FQN, named(gap.Ranks))
+	}
+	for _, gap := range insight.Unread(p) {
+		fmt.Fprintf(w, "\n%s of %s is read by none.\n", gap.FQN, named(gap.Ranks))
+	}
+}
+
+// factor is how many bytes are read for one that is wanted.
+func factor(read, bytes int64) string {
+	if bytes == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", float64(read)/float64(bytes))
+}
+
+// from lists the ranks whose files a rank reads; a wide table says how much.
+func from(r planner.RankPreview, wide bool) string {
+	var ranks []int
+	var sizes []string
+	for _, f := range r.Files {
+		ranks = append(ranks, f.Rank)
+		sizes = append(sizes, fmt.Sprintf("%d: %s", f.Rank, bytesize.Text(f.Bytes)))
+	}
+	if wide {
+		return strings.Join(sizes, ", ")
+	}
+	return ranges(ranks)
+}
+
+// ranges is ascending numbers in short: 0-3,7.
+func ranges(ranks []int) string {
+	var out []string
+	for i := 0; i < len(ranks); i++ {
+		first := ranks[i]
+		for i+1 < len(ranks) && ranks[i+1] == ranks[i]+1 {
+			i++
+		}
+		text := fmt.Sprint(first)
+		if ranks[i] > first {
+			text += fmt.Sprintf("-%d", ranks[i])
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, ",")
+}
+
+func named(ranks []int) string {
+	if len(ranks) == 1 {
+		return fmt.Sprintf("rank %d", ranks[0])
+	}
+	return "ranks " + ranges(ranks)
+}
+
+// shownForeign is `show PATH --json`.
+type shownForeign struct {
+	Path    string        `json:"path"`
+	Format  data.Format   `json:"format"`
+	Ranks   int           `json:"ranks"` // that hold something
+	Bytes   int64         `json:"bytes"`
+	Tensors []shownTensor `json:"tensors"`
+	Values  []shownValue  `json:"values"`
+
+	Reshard *planner.Preview `json:"reshard,omitempty"`
+}
+
+// showPath shows a checkpoint of another program.
+func (a *app) showPath(ctx context.Context, path string, reshard int) error {
+	s, err := openPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	tensors, values := shownLayout(s.manifest.Layout)
+	out := shownForeign{
+		Path: s.foreign.Path(), Format: s.foreign.Format(), Ranks: len(s.manifest.Ranks), Bytes: s.manifest.Layout.Bytes(),
+		Tensors: tensors, Values: values,
+	}
+	if out.Reshard, err = preview(s.manifest.Layout, reshard); err != nil {
+		return err
+	}
+	if out.Reshard != nil {
+		return console.Emit(a.Console, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
+			out.printHead(w)
+			printReshard(w, wide, out.Reshard)
+		})
+	}
+	return console.Emit(a.Console, out, out.Tensors, func(w *tabwriter.Writer, wide bool) {
+		out.printHead(w)
+		printLayout(w, wide, tensors, values)
+	})
+}
+
+func (s shownForeign) printHead(w *tabwriter.Writer) {
+	console.Row(w, "path", s.Path)
+	console.Row(w, "format", s.Format)
+	console.Row(w, "saved by", fmt.Sprintf("%d ranks", s.Ranks))
+	console.Row(w, "size", bytesize.Text(s.Bytes))
+}
+
+// shownLayout is what show prints of a layout.
+func shownLayout(l checkpoint.Layout) (tensors []shownTensor, values []shownValue) {
+	tensors, values = []shownTensor{}, []shownValue{}
+	for _, t := range l.Tensors {
+		st := shownTensor{
+			FQN: t.FQN, DType: t.DType, Shape: append(tensor.Shape{}, t.Shape...),
+			Bytes: t.Shape.Volume() * int64(t.DType.Size()), Chunks: []shownChunk{},
+		}
+		for _, ch := range t.Chunks {
+			st.Chunks = append(st.Chunks, shownChunk{ch.Rank, ch.Box})
+		}
+		tensors = append(tensors, st)
+	}
+	for _, v := range l.Values {
+		values = append(values, shownValue{FQN: v.FQN, Rank: v.Rank, Bytes: v.Bytes, PerRank: v.PerRank})
+	}
+	return tensors, values
+}
+
+// printLayout prints tensors and values as tables.
+func printLayout(w *tabwriter.Writer, wide bool, tensors []shownTensor, values []shownValue) {
+	fmt.Fprintln(w)
+	head := []any{"TENSOR", "DTYPE", "SHAPE", "SIZE", "CHUNKS"}
+	if wide {
+		head = append(head, "RANK:BOX")
+	}
+	console.Row(w, head...)
+	for _, t := range tensors {
+		cells := []any{t.FQN, t.DType, fmt.Sprint([]int64(t.Shape)), bytesize.Text(t.Bytes), len(t.Chunks)}
+		if wide {
+			boxes := ""
+			for _, ch := range t.Chunks {
+				boxes += fmt.Sprintf("%d:%v ", ch.Rank, ch.Box)
+			}
+			cells = append(cells, boxes)
+		}
+		console.Row(w, cells...)
+	}
+	if len(values) > 0 {
+		fmt.Fprintln(w)
+		console.Row(w, "VALUE", "RANK", "SIZE", "PER RANK")
+		for _, v := range values {
+			console.Row(w, v.FQN, v.Rank, bytesize.Text(v.Bytes), v.PerRank)
+		}
+	}
+}
+
+// verifiedPath is `verify PATH --json`.
+type verifiedPath struct {
+	Path     string         `json:"path"`
+	Format   data.Format    `json:"format"`
+	Files    int            `json:"files"`
+	Chunks   int            `json:"chunks"`
+	Bytes    int64          `json:"bytes"`
+	Unknown  int            `json:"unknown"` // chunks that the files have no checksum of
+	Findings []data.Finding `json:"findings"`
 }

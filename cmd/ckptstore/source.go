@@ -7,10 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -81,13 +83,13 @@ func (a *app) isPath(ctx context.Context, ref string) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("there is a path ./%s, and whether %q is also in the store %s cannot be seen: say ./%s for the path: %w", ref, ref, jetlog.Redacted(a.location), ref, err)
 	case known && strings.Contains(ref, "@"):
-		a.warn("%s is read from the store %s; say ./%s for the path of that name", ref, jetlog.Redacted(a.location), ref)
+		a.Warn("%s is read from the store %s; say ./%s for the path of that name", ref, jetlog.Redacted(a.location), ref)
 		return false, nil
 	case known:
-		return false, usageError{fmt.Errorf("%q is a run of the store %s and a path: say ./%s or %s@latest", ref, jetlog.Redacted(a.location), ref, ref)}
+		return false, console.Usagef("%q is a run of the store %s and a path: say ./%s or %s@latest", ref, jetlog.Redacted(a.location), ref, ref)
 	}
 	if a.named {
-		a.warn("the path ./%s is read: the store %s has no run or checkpoint of that name", ref, jetlog.Redacted(a.location))
+		a.Warn("the path ./%s is read: the store %s has no run or checkpoint of that name", ref, jetlog.Redacted(a.location))
 	}
 	return true, nil
 }
@@ -181,4 +183,61 @@ func withReader(ctx context.Context, r data.Reader, s source, do func(source) er
 	}
 	s.reader, s.manifest = r, m
 	return do(s)
+}
+
+// offlineHelp says what a REF may be without a log.
+const offlineHelp = `With --offline the receipts in the data directory alone are read, without the
+lock, the log or the views. Then RUN and RUN@latest are the checkpoint of the run
+that was committed last, perhaps superseded since, and tags and RUN@best:METRIC
+are not known.`
+
+// byReceipts reports that the log of the store is not opened, because this process
+// may not write there or others can, and warns of it. What the receipts say can be
+// read all the same.
+func (a *app) byReceipts() bool {
+	why := store.ReadOnly(a.location)
+	if why != nil {
+		a.Warn("warning: read by its receipts, as with --offline: %v", why)
+	}
+	return why != nil
+}
+
+// receipts are those of the data directory. One that is damaged is warned of:
+// what a reference stands for must not change because of it in silence.
+func (a *app) receipts(ctx context.Context) (*data.Root, []checkpoint.Receipt, error) {
+	data, err := a.data()
+	if err != nil {
+		return nil, nil, err
+	}
+	list, damaged, err := data.Checkpoints(ctx)
+	for _, d := range damaged {
+		a.Warn("left out: %v", d.Problem())
+	}
+	return data, list, err
+}
+
+// withOffline opens what a reference names, without a log.
+func (a *app) withOffline(ctx context.Context, ref, fqn string, do func(source) error) error {
+	if spelledPath(ref) || strings.Contains(ref, "/") && checkpointAt(ref) {
+		return withPath(ctx, ref, do)
+	}
+	root, list, err := a.receipts(ctx)
+	known := slices.ContainsFunc(list, func(r checkpoint.Receipt) bool { return ref == r.Run || strings.HasPrefix(ref, r.Run+"@") })
+	switch at := checkpointAt(ref); {
+	case at && errors.Is(err, store.ErrNoStore) && !a.named:
+		return withPath(ctx, ref, do)
+	case err != nil:
+		return err
+	case at && known:
+		return console.Usagef("%q is a run of the store %s and a path: say ./%s, or %s@latest in another directory", ref, jetlog.Redacted(a.location), ref, ref)
+	case at:
+		return withPath(ctx, ref, do)
+	}
+	receipt, err := store.FindReceipt(list, ref)
+	if err != nil {
+		return err
+	}
+	return withReader(ctx, root.Reader(receipt.Ref).Only(fqn), source{
+		name: receipt.Run + "@" + receipt.Checkpoint, store: receipt.Store, checkpoint: store.RowOf(receipt),
+	}, do)
 }

@@ -9,19 +9,21 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 // stopped is `stop --json` and `preempt --json`.
 type stopped struct {
-	Run     string    `json:"run"`
-	Job     string    `json:"job"`
-	Host    string    `json:"host"`
-	PID     int       `json:"pid"`
-	Preempt bool      `json:"preempt"`
-	Reason  string    `json:"reason"`
-	Ended   *launched `json:"ended,omitempty"` // with --wait, how the job ended
+	Run     string       `json:"run"`
+	Job     string       `json:"job"`
+	Host    string       `json:"host"`
+	PID     int          `json:"pid"`
+	Preempt bool         `json:"preempt"`
+	Reason  string       `json:"reason"`
+	Ended   *insight.Job `json:"ended,omitempty"` // with --wait, how the job ended
 }
 
 const waitHelp = `
@@ -52,10 +54,10 @@ func (a *app) preemptCommand() *cobra.Command {
 func (a *app) stopper(preempt bool, c cobra.Command) *cobra.Command {
 	var reason string
 	var wait time.Duration
-	c.Args = args(cobra.ExactArgs(1))
+	c.Args = console.Args(cobra.ExactArgs(1))
 	c.RunE = func(c *cobra.Command, runs []string) error {
 		if c.Flags().Changed("wait") && wait <= 0 {
-			return usageError{fmt.Errorf("--wait=%s: want a time above zero, such as 30s", wait)}
+			return console.Usagef("--wait=%s: want a time above zero, such as 30s", wait)
 		}
 		if reason == "" {
 			reason = "ckptstore " + c.Name()
@@ -87,13 +89,13 @@ func (a *app) stop(ctx context.Context, s *store.Store, out stopped, wait time.D
 		if out.Ended, err = a.awaitEnd(ctx, s, out.Run, out.Job, wait); err != nil {
 			return err
 		}
-		says = fmt.Sprintf("job %s of run %s %s", out.Job, out.Run, out.Ended.end())
+		says = fmt.Sprintf("job %s of run %s %s", out.Job, out.Run, endText(*out.Ended))
 	}
-	return emit(a, out, []stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, says) })
+	return console.Emit(a.Console, out, []stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, says) })
 }
 
 // awaitEnd waits until a job has ended.
-func (a *app) awaitEnd(ctx context.Context, s *store.Store, run, job string, limit time.Duration) (*launched, error) {
+func (a *app) awaitEnd(ctx context.Context, s *store.Store, run, job string, limit time.Duration) (*insight.Job, error) {
 	late := fmt.Errorf("job %s of run %s has not ended within %s: it is still asked to; wait longer, or end its process", job, run, limit)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, late)
 	defer cancel()
@@ -118,9 +120,9 @@ func (a *app) awaitEnd(ctx context.Context, s *store.Store, run, job string, lim
 	}
 }
 
-// end says how a job ended.
-func (j launched) end() string {
-	if j.State == jobLost {
+// endText says how a job ended.
+func endText(j insight.Job) string {
+	if j.State == insight.Lost {
 		return "is lost: it was killed before it could say how it ended"
 	}
 	text := fmt.Sprintf("ended with exit code %d", *j.ExitCode)

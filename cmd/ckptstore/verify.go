@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
 	"text/tabwriter"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -68,19 +71,19 @@ func (f verifyFlags) writes() bool { return f.log || f.repair || f.learn }
 func (f verifyFlags) check(refs []string) error {
 	switch {
 	case f.log && len(refs) > 0:
-		return usageError{errors.New("--log: the log is that of all checkpoints: leave out REF")}
+		return console.Usagef("--log: the log is that of all checkpoints: leave out REF")
 	case f.strict && (len(refs) > 0 || f.offline):
-		return usageError{errors.New("--strict is about the log: leave out REF and --offline")}
+		return console.Usagef("--strict is about the log: leave out REF and --offline")
 	case f.offline && f.log:
-		return usageError{errors.New("--offline reads no log, --log reads it alone: give one of them")}
+		return console.Usagef("--offline reads no log, --log reads it alone: give one of them")
 	case f.quick && f.deep:
-		return usageError{errors.New("--quick reads no tensor, --deep reads all: give one of them")}
+		return console.Usagef("--quick reads no tensor, --deep reads all: give one of them")
 	case f.log && (f.quick || f.deep):
-		return usageError{errors.New("--log reads no checkpoint, --quick and --deep are about those: leave one of them out")}
+		return console.Usagef("--log reads no checkpoint, --quick and --deep are about those: leave one of them out")
 	case f.learn && (f.quick || f.offline || f.log):
-		return usageError{errors.New("--learn reads the tensors, and records in the log: leave out --quick, --offline and --log")}
+		return console.Usagef("--learn reads the tensors, and records in the log: leave out --quick, --offline and --log")
 	case f.repair && (f.quick || f.offline || f.log):
-		return usageError{errors.New("--repair reads the tensors, and needs the log to know what is committed: leave out --quick, --offline and --log")}
+		return console.Usagef("--repair reads the tensors, and needs the log to know what is committed: leave out --quick, --offline and --log")
 	}
 	return nil
 }
@@ -88,7 +91,7 @@ func (f verifyFlags) check(refs []string) error {
 func (a *app) verifyCommand() *cobra.Command {
 	var o verifyFlags
 	c := &cobra.Command{
-		Use: "verify [REF]", Short: "Read every byte of one or all checkpoints and name what is damaged", Args: args(cobra.MaximumNArgs(1)),
+		Use: "verify [REF]", Short: "Read every byte of one or all checkpoints and name what is damaged", Args: console.Args(cobra.MaximumNArgs(1)),
 		Long: `Read every file of the committed checkpoints, or of REF, and compare it with
 what vouches for it: data with the index, the index with the manifest, the
 manifest with the log. Nothing in the store is changed. Damage is named by file,
@@ -138,10 +141,10 @@ Of such files only what checksums they have is compared.`,
 					return err
 				}
 				if path && (o.repair || o.learn) {
-					return usageError{fmt.Errorf("--repair, --learn: %s is a path, and files of other programs are never written to: leave them out", refs[0])}
+					return console.Usagef("--repair, --learn: %s is a path, and files of other programs are never written to: leave them out", refs[0])
 				}
 				if path && o.quick {
-					return usageError{fmt.Errorf("--quick: %s is a path, and what it has of checksums is in its data: leave it out", refs[0])}
+					return console.Usagef("--quick: %s is a path, and what it has of checksums is in its data: leave it out", refs[0])
 				}
 				if path {
 					return a.verifyPath(c.Context(), refs[0])
@@ -203,13 +206,13 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verif
 		return err
 	}
 	out := verified{Store: s.ID, Quick: o.quick, Findings: []finding{}, strict: o.strict}
-	bar := a.progress("verify", targets)
-	defer bar.done()
-	reports, err := s.VerifyAll(ctx, targets, store.VerifyOptions{Quick: o.quick, Progress: bar.set})
+	bar := a.Progress("verify", bytesOf(targets))
+	defer bar.Done()
+	reports, err := s.VerifyAll(ctx, targets, store.VerifyOptions{Quick: o.quick, Progress: bar.Set})
 	if err != nil {
 		return err
 	}
-	bar.done()
+	bar.Done()
 	if o.repair {
 		if targets, reports, err = a.repairAndVerify(ctx, s, before, targets, reports, &out); err != nil {
 			return err
@@ -247,10 +250,10 @@ func (a *app) readLog(ctx context.Context, s *store.Store, out *verified) error 
 	}
 	out.addLog(read)
 	if read.Newer > 0 {
-		a.warn("%d events of a newer version were not looked into: upgrade this program", read.Newer)
+		a.Warn("%d events of a newer version were not looked into: upgrade this program", read.Newer)
 	}
 	if len(read.Findings) > 0 && !out.logAlone {
-		a.warn("the log is damaged: run `ckptstore verify --log`, which records it, so that no process goes on with the store")
+		a.Warn("the log is damaged: run `ckptstore verify --log`, which records it, so that no process goes on with the store")
 	}
 	return nil
 }
@@ -282,7 +285,7 @@ func (v *verified) addLog(read store.ReadLog) {
 
 // printVerified prints what was found; if anything was, that is the error.
 func (a *app) printVerified(out verified) error {
-	err := emit(a, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
+	err := console.Emit(a.Console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 		out.printRepairs(w)
 		for _, f := range out.Findings {
 			if f.Kind == logDamage || f.Kind == logVoid {
@@ -344,4 +347,191 @@ func verifyTargets(ctx context.Context, s *store.Store, refs []string) ([]projec
 		}
 	}
 	return targets, errors.Join(unknown...)
+}
+
+// bytesOf sums the sizes of checkpoints.
+func bytesOf(checkpoints []projections.Checkpoint) (total int64) {
+	for _, c := range checkpoints {
+		total += c.Bytes
+	}
+	return total
+}
+
+// verifyReceipts verifies what the receipts say is committed, when the log does
+// not open and why is known. On a server, where the data lies is in the log.
+func (a *app) verifyReceipts(ctx context.Context, why error, o verifyFlags) error {
+	out := verified{Quick: o.quick, Findings: []finding{logFinding(why)}}
+	if store.IsURL(a.location) {
+		a.Warn("where the data lies is in the log, so none of it was read")
+		return a.printVerified(out)
+	}
+	data, err := a.data()
+	if err != nil {
+		return errors.Join(why, err)
+	}
+	receipts, damaged, err := data.Checkpoints(ctx)
+	if err != nil {
+		return errors.Join(why, err)
+	}
+	out.addDamaged(damaged)
+	if err := a.verifyEach(ctx, data, receipts, &out); err != nil {
+		return errors.Join(why, err)
+	}
+	return a.printVerified(out)
+}
+
+// verifyOffline verifies what the receipts say is committed, or one of that.
+func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) error {
+	out := verified{Quick: o.quick, Findings: []finding{}}
+	if len(refs) == 1 {
+		return a.withOffline(ctx, refs[0], all, func(s source) error {
+			if s.foreign != nil {
+				return a.verifyPath(ctx, refs[0])
+			}
+			r := s.reader.(*data.FileReader)
+			receipt, err := r.Root().Receipt(ctx, store.RefOf(s.checkpoint))
+			if err == nil {
+				err = a.verifyEach(ctx, r.Root(), []checkpoint.Receipt{receipt}, &out)
+			}
+			if err != nil {
+				return err
+			}
+			return a.printVerified(out)
+		})
+	}
+	data, err := a.data()
+	if err != nil {
+		return err
+	}
+	receipts, damaged, err := data.Checkpoints(ctx)
+	if err != nil {
+		return err
+	}
+	out.addDamaged(damaged)
+	if err := a.verifyEach(ctx, data, receipts, &out); err != nil {
+		return err
+	}
+	return a.printVerified(out)
+}
+
+func (v *verified) addDamaged(damaged []data.Damaged) {
+	for _, d := range damaged {
+		kind, file := data.Corrupt, checkpoint.ReceiptFile
+		if d.Link() {
+			kind, file = data.Unreadable, d.File
+		}
+		v.Findings = append(v.Findings, finding{Run: d.Ref.Run, Checkpoint: d.Ref.Checkpoint, Finding: data.Finding{
+			Kind: kind, File: file, Block: -1, Offset: -1, Problem: d.Err.Error(),
+		}})
+	}
+}
+
+// verifyEach verifies checkpoints by their receipts.
+func (a *app) verifyEach(ctx context.Context, data *data.Root, receipts []checkpoint.Receipt, out *verified) error {
+	bar := a.Progress("verify", 0)
+	defer bar.Done()
+	reports, err := store.VerifyReceipts(ctx, data, receipts, store.VerifyOptions{Quick: out.Quick, Progress: bar.Set})
+	if err != nil {
+		return err
+	}
+	for i, r := range receipts {
+		out.Store = r.Store
+		out.add(r.Run, r.Checkpoint, reports[i])
+	}
+	return nil
+}
+
+// add counts what was verified of one checkpoint.
+func (v *verified) add(run, checkpoint string, report data.Report) {
+	v.Checkpoints++
+	v.Files += report.Files
+	v.Chunks += report.Chunks
+	v.Bytes += report.Bytes
+	v.Read += report.Read
+	for _, sums := range report.Sums {
+		if sums.New {
+			v.Learned = append(v.Learned, learned{run, checkpoint, sums.Name})
+		}
+	}
+	for _, f := range report.Findings {
+		v.Findings = append(v.Findings, finding{Run: run, Checkpoint: checkpoint, Finding: f})
+	}
+}
+
+func logFinding(damage error) finding {
+	return finding{Finding: data.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: damage.Error()}}
+}
+
+// voidText says what a message of the log lacks to be an event.
+func voidText(v store.LogVoid) string {
+	return fmt.Sprintf("message %d on %q is no event: %s", v.Sequence, v.Subject, v.Why)
+}
+
+// addVoids makes findings of the messages that are no events, unless the owner has
+// recorded them.
+func (v *verified) addVoids(read store.ReadLog) {
+	add := func(seq uint64, problem string) {
+		v.Findings = append(v.Findings, finding{
+			Finding:  data.Finding{Kind: logVoid, File: "log", Block: -1, Offset: -1, Problem: problem},
+			Sequence: seq, Until: seq,
+		})
+	}
+	wanted := read.Unrecorded
+	if v.strict {
+		wanted = read.VoidCount
+	}
+	for _, void := range read.Voids {
+		if void.RecordedSeq == 0 || v.strict {
+			add(void.Sequence, voidText(void))
+			wanted--
+		}
+	}
+	if wanted > 0 {
+		add(0, fmt.Sprintf("%d more messages are no events", wanted))
+	}
+}
+
+// printVoids lists the messages that are no events and that the owner has recorded:
+// the others are findings.
+func (v *verified) printVoids(w io.Writer) {
+	for _, void := range v.Log.Voids {
+		if void.RecordedSeq > 0 && !v.strict {
+			fmt.Fprintf(w, "log: %s (recorded by event %d)\n", voidText(void), void.RecordedSeq)
+		}
+	}
+	if more := v.Log.VoidCount - len(v.Log.Voids); more > 0 {
+		fmt.Fprintf(w, "log: and %d more messages that are no events\n", more)
+	}
+}
+
+// verifyPath reads every byte of a checkpoint of another program.
+func (a *app) verifyPath(ctx context.Context, path string) error {
+	s, err := openPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	bar := a.Progress("verify", s.manifest.Layout.Bytes())
+	defer bar.Done()
+	report, err := store.VerifyForeign(ctx, s.foreign, bar.Set)
+	if err != nil {
+		return err
+	}
+	bar.Done()
+	out := verifiedPath{
+		Path: s.foreign.Path(), Format: s.foreign.Format(), Files: report.Files, Chunks: report.Chunks, Bytes: report.Bytes,
+		Unknown: report.Unknown, Findings: append([]data.Finding{}, report.Findings...),
+	}
+	err = console.Emit(a.Console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
+		for _, f := range out.Findings {
+			fmt.Fprintln(w, f)
+		}
+		fmt.Fprintf(w, "%d files, %d chunks, %s: %d findings\n", out.Files, out.Chunks, bytesize.Text(out.Bytes), len(out.Findings))
+		if out.Unknown > 0 {
+			fmt.Fprintf(w, "%d chunks were read, but the files have no checksum of them\n", out.Unknown)
+		}
+	})
+	if err == nil && len(out.Findings) > 0 {
+		return errFindings
+	}
+	return err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -26,16 +27,16 @@ type viewsStatus struct {
 
 func (a *app) viewsCommand() *cobra.Command {
 	views := &cobra.Command{
-		Use: "views", Short: "Look at the views that answer queries, and check them against the log", Args: args(cobra.ArbitraryArgs),
+		Use: "views", Short: "Look at the views that answer queries, and check them against the log", Args: console.Args(cobra.ArbitraryArgs),
 		RunE: func(c *cobra.Command, given []string) error {
 			if len(given) == 0 {
 				return c.Help()
 			}
-			return usageError{fmt.Errorf("unknown command %q; see `%s --help`", given[0], c.CommandPath())}
+			return console.Usagef("unknown command %q; see `%s --help`", given[0], c.CommandPath())
 		},
 	}
 	views.AddCommand(&cobra.Command{
-		Use: "status", Short: "Say what the views stand for", Args: args(cobra.NoArgs),
+		Use: "status", Short: "Say what the views stand for", Args: console.Args(cobra.NoArgs),
 		Long: `Say which sequence of the log the views contain and how far that is behind its
 end, the version of the folds that made them, the digest of all rows, and how
 long ago the log was last read from its first event to its end without a
@@ -46,7 +47,7 @@ until one finds nothing; the exit code is then 6.`,
 			return a.read(c.Context(), func(s *store.Store) error { return a.viewsStatus(c.Context(), s) })
 		},
 	}, &cobra.Command{
-		Use: "verify", Short: "Rebuild the views beside the live ones and compare", Args: args(cobra.NoArgs),
+		Use: "verify", Short: "Rebuild the views beside the live ones and compare", Args: console.Args(cobra.NoArgs),
 		Long: `Rebuild the views from the log in a directory beside the live ones, compare
 both as of one sequence, and remove the rebuilt ones. A difference exits with
 6. The store may be in use.`,
@@ -60,7 +61,7 @@ both as of one sequence, and remove the rebuilt ones. A difference exits with
 			})
 		},
 	}, &cobra.Command{
-		Use: "rebuild", Short: "Rebuild the views and put them in the place of the live ones", Args: args(cobra.NoArgs),
+		Use: "rebuild", Short: "Rebuild the views and put them in the place of the live ones", Args: console.Args(cobra.NoArgs),
 		Long: `Rebuild the views from the log beside those that are there, compare both, and
 exchange them in one step. Nobody may own the store meanwhile. A difference
 exits with 6; the rebuilt views are in place then too.`,
@@ -97,15 +98,15 @@ func (a *app) viewsStatus(ctx context.Context, s *store.Store) error {
 		out.FullRead, out.Age = &read, &seconds
 		age = fmt.Sprintf("%v ago, up to sequence %d", time.Since(read.At).Round(time.Second), read.Sequence)
 	}
-	err = emit(a, out, []viewsStatus{out}, func(w *tabwriter.Writer, _ bool) {
-		row(w, "sequence", out.Sequence)
-		row(w, "lag", out.Lag)
-		row(w, "reducer", out.Reducer)
-		row(w, "digest", out.Digest)
-		row(w, "log last read in full", age)
+	err = console.Emit(a.Console, out, []viewsStatus{out}, func(w *tabwriter.Writer, _ bool) {
+		console.Row(w, "sequence", out.Sequence)
+		console.Row(w, "lag", out.Lag)
+		console.Row(w, "reducer", out.Reducer)
+		console.Row(w, "digest", out.Digest)
+		console.Row(w, "log last read in full", age)
 		if out.Damage != nil {
 			for _, f := range out.Damage.Findings {
-				row(w, "log damaged", f)
+				console.Row(w, "log damaged", f)
 			}
 		}
 	})
@@ -116,13 +117,13 @@ func (a *app) viewsStatus(ctx context.Context, s *store.Store) error {
 }
 
 func (a *app) printRebuilt(out store.RebuiltViews) error {
-	err := emit(a, out, []store.RebuiltViews{out}, func(w *tabwriter.Writer, _ bool) {
-		row(w, "sequence", out.Sequence)
-		row(w, "equal", out.Equal)
-		row(w, "rebuilt", out.Digest)
-		row(w, "had", out.Had)
+	err := console.Emit(a.Console, out, []store.RebuiltViews{out}, func(w *tabwriter.Writer, _ bool) {
+		console.Row(w, "sequence", out.Sequence)
+		console.Row(w, "equal", out.Equal)
+		console.Row(w, "rebuilt", out.Digest)
+		console.Row(w, "had", out.Had)
 		if out.Problem != "" {
-			row(w, "problem", out.Problem)
+			console.Row(w, "problem", out.Problem)
 		}
 	})
 	compared := out.Had != "" || out.Problem != "" // there were views

@@ -13,11 +13,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ckptstore/ckptstore/cmd/trainer/doctor"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/demo"
+	"github.com/ckptstore/ckptstore/internal/doctor"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
@@ -43,17 +45,6 @@ const (
 	exitUnsaved   = 128 + int(syscall.SIGTERM)
 )
 
-// usageError is a mistake in the command line.
-type usageError struct{ error }
-
-func (u usageError) Unwrap() error { return u.error }
-
-// streams are where a command reads and writes.
-type streams struct {
-	in       io.Reader
-	out, err io.Writer
-}
-
 // release is the version that the build of a wheel sets.
 var release = "(unreleased)"
 
@@ -62,30 +53,14 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	ctx, signals, stop := untilSignal(ctx)
 	defer stop()
 	defer ignorePipes()()
-	std := streams{stdin, stdout, stderr}
+	std := console.Streams{In: stdin, Out: stdout, Err: stderr}
 	root := &cobra.Command{
-		Use:           "trainer",
-		Short:         "Run training jobs with checkpoints that are whole or do not exist",
-		Version:       release,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		// Without this, an unknown command would not be a usage error.
-		Args: cobra.ArbitraryArgs,
-		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return c.Help()
-			}
-			return usageError{fmt.Errorf("unknown command %q; see `trainer --help`", args[0])}
-		},
+		Use:     "trainer",
+		Short:   "Run training jobs with checkpoints that are whole or do not exist",
+		Version: release,
 	}
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-	root.SetArgs(args)
-	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
-	})
-	root.AddCommand(runCommand(std, signals), demoCommand(std), guardCommand(std, signals), demoWorkerCommand(signals))
+	console.Program(root, args, stdout, stderr)
+	root.AddCommand(runCommand(std, signals), demo.Command(std, runDemoJob), guardCommand(std, signals), demo.WorkerCommand(signals.leave))
 	root.AddCommand(doctor.Command(stdout, envOr("CKPTSTORE_STORE", "ckpts"), gpu.Inspect))
 	err := root.ExecuteContext(ctx)
 	// What was waited for says only that the context ended, not why.
@@ -119,7 +94,7 @@ func exitCode(err error) int {
 	var failed *launch.FailedError
 	var lost *launch.LostSaveError
 	var running *store.RunningError
-	var usage usageError
+	var usage console.UsageError
 	var link *beneath.TypeError
 	switch {
 	case err == nil:
@@ -165,12 +140,18 @@ func newLogger(w io.Writer, quiet bool) *slog.Logger {
 }
 
 // guardCommand is what the trainer starts itself as: see process.RunGuard.
-func guardCommand(std streams, signals *stopSignals) *cobra.Command {
+func guardCommand(std console.Streams, signals *stopSignals) *cobra.Command {
 	return &cobra.Command{
 		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			signals.leave()
-			return process.RunGuard(context.WithoutCancel(c.Context()), std.in, args[0])
+			return process.RunGuard(context.WithoutCancel(c.Context()), std.In, args[0])
 		},
 	}
+}
+
+// runDemoJob runs a job of the demo as `trainer run` does.
+func runDemoJob(ctx context.Context, st *store.Store, cfg launch.Config) error {
+	cfg.ExitCode = exitCode
+	return runOn(ctx, st, cfg)
 }

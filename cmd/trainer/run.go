@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -16,12 +17,15 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launches"
 	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/internal/services"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/planner/retention"
 )
 
 const runHelp = `Run COMMAND as a group of workers, with the environment that torchrun gives
@@ -112,7 +116,7 @@ type runOptions struct {
 	logsOptions
 }
 
-func runCommand(std streams, signals *stopSignals) *cobra.Command {
+func runCommand(std console.Streams, signals *stopSignals) *cobra.Command {
 	o := runOptions{signals: signals}
 	c := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG...]",
@@ -171,8 +175,8 @@ func envOr(name, otherwise string) string {
 	return otherwise
 }
 
-func runJob(ctx context.Context, std streams, o runOptions, args []string) (err error) {
-	log := newLogger(std.err, o.quiet)
+func runJob(ctx context.Context, std console.Streams, o runOptions, args []string) (err error) {
+	log := newLogger(std.Err, o.quiet)
 	cfg, err := o.config(ctx, args, log)
 	if err != nil {
 		return err
@@ -186,7 +190,7 @@ func runJob(ctx context.Context, std streams, o runOptions, args []string) (err 
 		log.Info("secrets are redacted in the log; ckptstore continue will refuse this command", "arguments", hidden)
 	}
 	cfg.Driver = gpu.System{}
-	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.out}, &lines{to: std.err}
+	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.Out}, &lines{to: std.Err}
 	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
 		return err
 	}
@@ -259,4 +263,52 @@ func (l *lines) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.to.Write(p)
+}
+
+// staging checks what is said of the staging slots.
+func (o runOptions) staging() (memory staging.Memory, err error) {
+	if o.stagingSlots < 1 || o.stagingSlots > 16 {
+		return memory, fmt.Errorf("%w: --staging-slots %d: give a number from 1 to 16", launch.ErrConfig, o.stagingSlots)
+	}
+	switch staging.WhenBusy(o.whenBusy) {
+	case staging.BusyWait, staging.BusySkip, staging.BusyFail:
+	default:
+		return memory, fmt.Errorf("%w: --when-busy %s: give wait, skip or fail", launch.ErrConfig, o.whenBusy)
+	}
+	if o.stagingMemory == "" {
+		return memory, nil
+	}
+	if memory, err = staging.ParseMemory(o.stagingMemory); err != nil {
+		return memory, fmt.Errorf("%w: --staging-memory: %w", launch.ErrConfig, err)
+	}
+	return memory, nil
+}
+
+// sharedMemory is where staging slots live.
+func sharedMemory(log *slog.Logger) string {
+	dir, memory := shm.Dir()
+	if !memory {
+		log.Warn("no /dev/shm on this machine: staging goes to files on disk, which is slower", "dir", dir)
+	}
+	return dir
+}
+
+// keep is the collection that a job does after each commit.
+func keep(st *store.Store, run, policy string, log *slog.Logger) (func(context.Context) error, error) {
+	p, err := retention.Parse(policy)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		out, err := st.Collect(ctx, store.CollectOptions{Runs: []string{run}, Policy: p, Apply: true})
+		for _, c := range out.Checkpoints {
+			switch {
+			case c.Left != "":
+				log.Warn("the files of a deleted checkpoint stay for now", "checkpoint", c.ID, "because", c.Left)
+			case c.Action == store.Delete:
+				log.Info("checkpoint deleted", "checkpoint", c.ID, "policy", policy, "freed", c.Freed)
+			}
+		}
+		return err
+	}, nil
 }

@@ -7,12 +7,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/console"
 )
 
 // What the help speaks of is there: a flag that nobody registers is otherwise
 // missed only by whoever wants it.
 func TestFlagsOfTheHelp(t *testing.T) {
-	c := runCommand(streams{}, nil)
+	c := runCommand(console.Streams{}, nil)
 	named := regexp.MustCompile(`--([a-z][a-z-]+)`).FindAllStringSubmatch(c.Long, -1)
 	if len(named) == 0 {
 		t.Fatal("the help names no flag")

@@ -3,7 +3,7 @@
 // is documented. Its test fails with one [Finding] for each breach.
 //
 //	room     a directory with a law of its own; a directory below it without
-//	         one belongs to it (cmd/trainer/digits to cmd/trainer)
+//	         one belongs to it (internal/demo/digits to internal/demo)
 //	core     a room that is pure: it touches no file, no network and no log
 //	         output, and never reads the clock
 //	engine   a foreign module that only the rooms named may import
@@ -62,6 +62,7 @@ func Repository() Law {
 			{Path: "projections", Holds: "folds and queries over ordered rows", Core: true, May: []string{"events"}},
 			{Path: "internal/checkpoint", Holds: "what a checkpoint is, in memory and in bytes: reference, digest, layout, manifest, index, receipt, local plan", Core: true, May: []string{"internal/crc32c", "tensor"}},
 			{Path: "planner", Holds: "save and load plans, plan cache, the coordinator; `planner/retention` decides what a collection deletes", Core: true, May: []string{"tensor", "events", "projections", "internal/checkpoint"}},
+			{Path: "internal/insight", Holds: "verdicts on rows: job states, differences, metrics, reshard previews", Core: true, May: []string{"tensor", "projections", "internal/checkpoint", "planner"}},
 			{Path: "internal/archive", Holds: "sealed segments: the old part of a log, byte for byte, in files", May: []string{"internal/beneath", "internal/durable"}},
 			{Path: "internal/front", Holds: "what clients of an owner meet: authentication, and which frames of the NATS protocol are passed on", May: []string{"events"}},
 			{Path: "events/jetlog", Holds: "the log: archive and live stream as one; alone imports NATS", May: []string{"events", "internal/archive", "internal/front"}},
@@ -94,9 +95,13 @@ func Repository() Law {
 			{Path: "internal/services/filesystem", Holds: "requests that write and read files of checkpoints, for fsspec", May: []string{"projections", "internal/checkpoint", "planner", "events/jetlog", "internal/query", "internal/object", "internal/data", "internal/foreign", "internal/store", "internal/peer", "internal/session/shm", "internal/launch"}},
 			{Path: "internal/services", Holds: "all requests about a store, for every process with a socket", May: []string{"internal/store", "client", "internal/services/reading", "internal/services/filesystem"}},
 			{Path: "internal/agent", Holds: "sessions of processes that no trainer started", May: []string{"projections", "events/jetlog", "internal/store", "client", "internal/peer", "internal/session/shm", "internal/session/staging", "internal/launch"}},
+			{Path: "internal/console", Holds: "what both programs share of their command lines: streams, formats, usage errors, progress", May: []string{"internal/bytesize", "internal/terminal"}},
+			{Path: "internal/bench", Holds: "the benchmarks of `ckptstore bench`", May: []string{"internal/bytesize", "tensor", "events", "projections", "internal/checkpoint", "planner", "events/jetlog", "projections/viewdb", "internal/query", "internal/data", "internal/store", "client", "internal/session/shm", "internal/launch/process", "internal/launch", "internal/console"}},
+			{Path: "internal/demo", Holds: "`trainer demo`: a small real model, its worker, and what the store does with them", May: []string{"tensor", "projections", "internal/checkpoint", "planner", "internal/query", "internal/data", "internal/store", "internal/collective", "client", "internal/launch", "internal/console"}},
+			{Path: "internal/doctor", Holds: "`trainer doctor`: what of this machine would hurt a job", May: []string{"internal/bytesize", "internal/terminal", "gpu", "internal/session/shm", "internal/launch", "internal/console"}},
 			{Path: "internal/natstest", Holds: "a NATS server and client for tests"},
 			{Path: "cmd/ckptstore", Holds: "verbs: parse, call, print", Closed: true, May: []string{Any}},
-			{Path: "cmd/trainer", Holds: "`trainer run`, demo and doctor", Closed: true, May: []string{Any}},
+			{Path: "cmd/trainer", Holds: "`trainer run`: parse, start, report", Closed: true, May: []string{Any}},
 			{Path: "internal/archtest", Holds: "this law, as a test", NoDeps: true, Closed: true},
 			{Path: "internal/storm/content", Holds: "the bytes that a storm saves", NoDeps: true},
 			{Path: "internal/storm/check", Holds: "judges the store after a storm", NoDeps: true, May: []string{"internal/storm/content"}},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"path"
 	"slices"
 
@@ -91,6 +92,42 @@ func (f *VerbatimFile) Open(ctx context.Context) (object.Object, error) {
 	return f.root.b.Open(ctx, f.lies)
 }
 
+// Blocks are bytes of a file with the checksum of each 64 KiB of them.
+type Blocks struct {
+	Offset, Size int64
+	CRC32C       []uint32
+}
+
+// Sums yields the blocks that hold the bytes of the file from one offset to another,
+// in order and without gaps: a reader of these bytes can verify them. It yields nothing
+// for an attachment, which has a digest of all its bytes instead.
+func (f *VerbatimFile) Sums(from, to int64) iter.Seq[Blocks] {
+	from, to = max(from, 0), min(to, f.Size)
+	return func(yield func(Blocks) bool) {
+		for i := f.extentAt(from); i < len(f.extents) && f.extents[i].Offset < to; i++ {
+			e := f.extents[i]
+			first := max(from-e.Offset, 0) / checkpoint.BlockSize
+			last := checkpoint.Blocks(min(to-e.Offset, e.Size))
+			out := Blocks{Offset: e.Offset + first*checkpoint.BlockSize, CRC32C: e.Sums[first:last]}
+			out.Size = e.Offset + min(last*checkpoint.BlockSize, e.Size) - out.Offset
+			if !yield(out) {
+				return
+			}
+		}
+	}
+}
+
+// extentAt is the index of the extent that holds the byte at an offset.
+func (f *VerbatimFile) extentAt(offset int64) int {
+	i, _ := slices.BinarySearchFunc(f.extents, offset, func(e checkpoint.Extent, at int64) int {
+		if e.Offset+e.Size <= at {
+			return -1
+		}
+		return 1
+	})
+	return i
+}
+
 // Verify reads the blocks that hold some bytes of the file, and compares them
 // with their checksums. It returns the run of bytes around those that is
 // verified by this. A block that is not as it was written is a
@@ -103,14 +140,8 @@ func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to in
 	if f.extents == nil {
 		return 0, f.Size, f.verifyAll(ctx, file)
 	}
-	i, _ := slices.BinarySearchFunc(f.extents, from, func(e checkpoint.Extent, at int64) int {
-		if e.Offset+e.Size <= at {
-			return -1
-		}
-		return 1
-	})
 	lo, hi = from, from
-	for ; i < len(f.extents) && f.extents[i].Offset < to; i++ {
+	for i := f.extentAt(from); i < len(f.extents) && f.extents[i].Offset < to; i++ {
 		e := f.extents[i]
 		first := max(from-e.Offset, 0) / checkpoint.BlockSize
 		last := checkpoint.Blocks(min(to-e.Offset, e.Size))

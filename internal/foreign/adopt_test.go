@@ -151,7 +151,7 @@ func TestAdopted(t *testing.T) {
 // nested is a fixture of this repository.
 func nested(t *testing.T) fixture {
 	t.Helper()
-	dir, err := filepath.Abs(filepath.Join("..", "dcp", "testdata", "torch-2.14", "single_nested"))
+	dir, err := filepath.Abs(filepath.Join("..", "format", "dcp", "testdata", "torch-2.14", "single_nested"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,9 +32,10 @@ const (
 
 // stored is one archive of a DCP directory.
 type stored struct {
-	where dcp.Location
-	rank  int
-	place data.Place
+	where   dcp.Location
+	rank    int
+	place   data.Place
+	altered bool // as in [dcp.Payload]
 }
 
 // dcp reads the metadata of a DCP directory, and the directory of each archive
@@ -49,9 +50,40 @@ func (b *builder) dcp(ctx context.Context) error {
 	if err != nil {
 		return named(name, err)
 	}
+	all, err := b.stored(ctx, name, m)
+	if err != nil {
+		return err
+	}
+	// Only its archive says of a tensor that its elements are not those of its
+	// storage: such a tensor is a value, as those of other dtypes are.
+	altered := map[string]bool{}
+	for _, s := range all {
+		if s.altered {
+			altered[s.place.Item.Shard.FQN] = true
+		}
+	}
+	if len(altered) > 0 {
+		if m, err = m.Opaque(altered); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		b.parts, b.layout, b.tensors = map[int]*data.Part{}, checkpoint.Layout{}, map[string]int{}
+		if all, err = b.stored(ctx, name, m); err != nil {
+			return err
+		}
+	}
+	for _, s := range all {
+		p := b.parts[s.rank]
+		p.Chunks = append(p.Chunks, s.place)
+	}
+	return nil
+}
+
+// stored returns what the metadata lists, in the order of the files, each found
+// in its archive.
+func (b *builder) stored(ctx context.Context, name string, m dcp.Metadata) ([]*stored, error) {
 	all, err := b.contents(m)
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	// In the order of the files, so that each is open once, and read forwards.
 	slices.SortStableFunc(all, func(a, c *stored) int {
@@ -68,7 +100,7 @@ func (b *builder) dcp(ctx context.Context) error {
 		rest = rest[n:]
 		p, at, file, err := b.file(of[0].rank, of[0].where.File)
 		if err != nil {
-			return errors.Join(lost(err, path.Join(b.dir, of[0].where.File), func(yield func(string) bool) {
+			return nil, errors.Join(lost(err, path.Join(b.dir, of[0].where.File), func(yield func(string) bool) {
 				for _, s := range of {
 					if !yield(s.place.Item.Shard.FQN) {
 						return
@@ -82,14 +114,7 @@ func (b *builder) dcp(ctx context.Context) error {
 		}
 		g.Go(func() error { return errors.Join(archives(ctx, file, size, of), file.Close()) })
 	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	for _, s := range all {
-		p := b.parts[s.rank]
-		p.Chunks = append(p.Chunks, s.place)
-	}
-	return nil
+	return all, g.Wait()
 }
 
 // contents makes the layout, and a list of all that is stored.
@@ -237,6 +262,9 @@ func archives(ctx context.Context, file vfs.File, size int64, of []*stored) erro
 		p, err := dcp.ReadArchive(file, s.where)
 		if err != nil {
 			return fmt.Errorf("tensor %q: %w", e.Item.Shard.FQN, err)
+		}
+		if s.altered = p.Altered; s.altered {
+			continue
 		}
 		shard := e.Item.Shard
 		switch {

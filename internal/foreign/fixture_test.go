@@ -30,7 +30,7 @@ type fixture struct {
 // fixtures are those of this repository, and more where they are at hand.
 func fixtures(t *testing.T) map[string]fixture {
 	t.Helper()
-	places := []string{filepath.Join("..", "dcp", "testdata")}
+	places := []string{filepath.Join("..", "format", "dcp", "testdata")}
 	if more := os.Getenv("CKPTSTORE_FIXTURES"); more != "" {
 		places = append(places, more)
 	} else {

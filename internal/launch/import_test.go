@@ -24,7 +24,7 @@ import (
 func pytorch(t *testing.T) *data.Foreign {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "saved")
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join("..", "storage", "dcp", "testdata", "torch-2.14", "mesh2x2"))); err != nil {
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join("..", "format", "dcp", "testdata", "torch-2.14", "mesh2x2"))); err != nil {
 		t.Fatal(err)
 	}
 	f, err := store.OpenForeign(t.Context(), dir)

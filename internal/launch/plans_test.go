@@ -216,7 +216,7 @@ var loadsPath = workerRole("loads a PyTorch checkpoint", func(ctx context.Contex
 // A job starts from a directory that PyTorch wrote, which stays as it is.
 func TestResumeFromPath(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join("..", "storage", "dcp", "testdata", "torch-2.14", "mesh2x2")
+	path := filepath.Join("..", "format", "dcp", "testdata", "torch-2.14", "mesh2x2")
 	j := newJob(t, 2, loadsPath...)
 	j.cfg.Resume = path
 	j.must()

@@ -30,7 +30,7 @@ func TestOwnerLearns(t *testing.T) {
 		}
 	}()
 	saved := filepath.Join(t.TempDir(), "saved")
-	if err := os.CopyFS(saved, os.DirFS(filepath.Join("..", "storage", "dcp", "testdata", "torch-2.14", "mesh2x2"))); err != nil {
+	if err := os.CopyFS(saved, os.DirFS(filepath.Join("..", "format", "dcp", "testdata", "torch-2.14", "mesh2x2"))); err != nil {
 		t.Fatal(err)
 	}
 	from, err := OpenForeign(t.Context(), saved)

@@ -1,107 +1,48 @@
-"""PyTorch's own tests of torch.distributed.checkpoint, with the store in the place of its files.
+"""PyTorch's own tests of its distributed checkpoint, with the store as their storage.
 
-Each test file that names a storage is run three times, with one line before it (`import
-storage`, of instead/storage.py): with PyTorch's FileSystemWriter and FileSystemReader, with
-ckptstore.dcp's, and with PyTorch's own on ckptstore:// URLs. A test passes when it does so and
-has written to or read from the store. It is not applicable where it is skipped or fails with
-PyTorch's files as well, uses no storage, or is named in NOT_APPLICABLE; all others fail.
+The runner is python/conformance: it runs each test with the store's storage, runs those that
+fail again with PyTorch's own, and fails for a difference that its known.json does not list.
+The tests are those of a release: of its commit, or of a source tree of that version, which is
+--sources DIR/pytorch-VERSION with its version.txt.
 """
 
 from __future__ import annotations
 
-import collections
-import json
 import pathlib
-import re
 import subprocess
 
-from running import DEADLINE, PYTHON, Failed, Place
+from running import PYTHON, Failed, Missing, Place
 
-URL, FOLDER = "https://github.com/pytorch/pytorch", "test/distributed/checkpoint"
-
-# The repository of --sources, by version of the tests, and its commit.
-COMMITS = {
-    "2.14": ("pytorch-2.14", "5c4886908584029761b579af026dcfb627c84070"),  # v2.14.1
-    "2.1": ("pytorch-2.1", "1149ba5553dc3467afed7e1867dffc7065c742c7"),  # main, 2023-04-12
-}
-
-STORAGE = re.compile(r"FileSystem(Writer|Reader)|checkpoint_id")
-INSTEAD = pathlib.Path(__file__).resolve().with_name("instead")
-
-WAYS = ("writer", "url")
-
-# What is no statement about a store, unless it passes: a pattern of the test's name, and why.
-NOT_APPLICABLE = {
-    r"Rot13|ZStandard": "stream transforms (_extensions), which the store refuses",
-    r"ThreadCount": "the threads and the private methods of FileSystemWriter",
-    r"test_storage_meta": "compares the checkpoint ID with the path, which was replaced",
-}
+URL, FOLDER = "https://github.com/pytorch/pytorch", "test/distributed"
+COMMITS = {"2.14.1": "5c4886908584029761b579af026dcfb627c84070", "2.6.0": None}  # None: a source tree only
+RUNNER = pathlib.Path(__file__).resolve().parents[1] / "conformance" / "run.py"
+LIMIT = 900.0  # seconds of all tests of a release, by one way
 
 
-def tests(place: Place, version: str) -> str:
+def tests(place: Place, version: str, way: str) -> str:
     place.needs("expecttest")
-    name, commit = COMMITS[version]
-    folder = place.source(name, URL, commit, FOLDER) / FOLDER
-    files = [file for file in sorted(folder.rglob("test_*.py")) if STORAGE.search(file.read_text())]
-    passed, counted, failed = 0, collections.Counter[str](), []
-    for file in files:
-        file.write_text("import storage\n" + file.read_text())
-        theirs = _results(place, file, "none", f"{version}-none")
-        for way in WAYS:
-            if not any(own["outcome"] == "passed" for own in theirs.values()):
-                ours = theirs
-            else:
-                ours = _results(place, file, way, f"{version}-{way}")
-            for test, result in ours.items():
-                own = theirs.get(test, {"outcome": "absent", "why": "is not found with PyTorch's files"})
-                excused = next((why for pattern, why in NOT_APPLICABLE.items() if re.search(pattern, test)), None)
-                if own["outcome"] != "passed":
-                    why = f"is {own['outcome']} with PyTorch's files too: {_last(own['why'])}"
-                elif not own["used"]:
-                    why = "uses no storage"
-                elif result["outcome"] == "passed" and result["used"]:
-                    passed += 1
-                    continue
-                elif excused is not None:
-                    why = excused
-                else:
-                    failed.append(f"{way}: {test}: {_last(result['why']) or result['outcome'] + ', and nothing was in the store'}")
-                    continue
-                counted[way] += 1
-                print(f"    {way}: {test}: not applicable: {why}", flush=True)
-    if failed or not passed:
-        raise Failed(f"{len(failed)} of {passed + len(failed)} tests fail: " + " / ".join(failed))
-    return f"{passed} passed, {sum(counted.values())} not applicable, over {len(WAYS)} ways ({len(files)} files that use a storage)"
-
-
-def _last(why: str) -> str:
-    lines = [line.strip() for line in why.splitlines() if line.strip() and "PYTORCH_" not in line]
-    return next((line for line in reversed(lines) if re.match(r"[\w.]*[A-Z]\w+: ", line)), lines[-1] if lines else "")[:200]
-
-
-def _results(place: Place, file: pathlib.Path, way: str, name: str) -> dict[str, dict]:
-    """What became of each test of a file: outcome, why, and how often it has used the storage."""
-    base = place.base / f"dcp-{name}"
-    base.mkdir(exist_ok=True)
-    log, results = base / f"{file.stem}.log", base / f"{file.stem}.json"
-    log.touch()
-    env = place.environment(
-        base / "store", CKPTSTORE_INSTEAD=way, CKPTSTORE_INSTEAD_LOG=str(log), CKPTSTORE_RUN=file.stem, PYTORCH_PRINT_REPRO_ON_FAILURE="0",
-    )
-    env["PYTHONPATH"] = ":".join([str(INSTEAD), str(file.parent), env.get("PYTHONPATH", "")])
+    name, commit = f"pytorch-{version}", COMMITS[version]
+    tree = place.tree(name, version)
+    if tree is None and commit is None:
+        raise Missing(f"give --sources DIR with {name}, the source tree of that release")
+    if tree is None:
+        tree = place.source(name, URL, commit, FOLDER)
     try:
-        done = subprocess.run([PYTHON, "-W", "ignore", str(INSTEAD / "storage.py"), file.stem, str(results)], cwd=base, env=env,
-                              capture_output=True, text=True, timeout=DEADLINE, check=False)
-        said = done.stderr
-    except subprocess.TimeoutExpired:
-        said = f"{file.name} has not ended after {DEADLINE:g} s"
-    if not results.exists():
-        return {f"{file.stem}": {"outcome": "failed", "why": said, "used": 0}}
-    times = [float(line.split()[0]) for line in log.read_text().splitlines()]
-    outcomes = json.loads(results.read_text())
-    for result in outcomes.values():
-        result["used"] = sum(result.get("began", 0) <= at <= result.get("ended", 0) for at in times)
-    return outcomes
+        done = subprocess.run(
+            [PYTHON, str(RUNNER), str(tree), "--way", way], cwd=place.base, env=place.environment(place.base / "store-dcp-tests"),
+            capture_output=True, text=True, timeout=LIMIT, check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise Failed(f"the tests have not ended after {LIMIT:g} s") from late
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode == 2 or not lines:
+        raise Missing((done.stderr.strip().splitlines() or ["no test was found"])[-1])
+    if done.returncode != 0:
+        raise Failed(" / ".join(lines[-4:]))
+    return lines[-1]
 
 
-PROGRAMS = {f"pytorch-{version}-dcp-tests": lambda place, version=version: tests(place, version) for version in COMMITS}
+PROGRAMS = {
+    f"pytorch-{version}-dcp-tests-{way}": lambda place, version=version, way=way: tests(place, version, way)
+    for version in COMMITS for way in ("native", "fsspec")
+}

@@ -73,6 +73,15 @@ class Place:
             raise Missing(f"{url} cannot be fetched ({last}): give --sources DIR with {name}")
         return to
 
+    def tree(self, name: str, version: str) -> pathlib.Path | None:
+        """A source tree of a release, which --sources may have in the place of a repository."""
+        tree = self._sources.absolute() / name if self._sources else None
+        if tree is None or not (tree / "version.txt").is_file() or (tree / ".git").exists():
+            return None
+        if (found := (tree / "version.txt").read_text().strip()).removesuffix("a0") != version:
+            raise Missing(f"{tree} is version {found}, and {version} is wanted")
+        return tree
+
     def file(self, name: str, url: str, commit: str, path: str) -> str:
         """The text of a file of a repository that is too large to be cloned for it."""
         where = self._sources / name / commit / path if self._sources else None

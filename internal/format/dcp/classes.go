@@ -181,8 +181,17 @@ func show(v any) string {
 	return kind(v)
 }
 
-// properties are dtype and requires_grad of a TensorProperties. Only dense
-// tensors have a place in a data file.
+// otherDTypeError reports a dtype that no tensor here has: the tensor's
+// archives are kept as values.
+type otherDTypeError struct{ name string }
+
+func (e *otherDTypeError) Error() string {
+	return fmt.Sprintf("dtype %s is not supported, those that are: %s", e.name, supported())
+}
+
+// properties returns dtype and requires_grad of a TensorProperties. Only dense
+// tensors have a place in a data file. The error is an [*otherDTypeError] if
+// nothing but the dtype is in the way.
 func properties(v any) (tensor.DType, bool, error) {
 	c, err := object(v, classProperties)
 	legacy := false
@@ -204,15 +213,8 @@ func properties(v any) (tensor.DType, bool, error) {
 		}
 	}
 	g, ok := state[0].(global)
-	if ok && isOtherDType(g) {
-		return 0, false, fmt.Errorf("dtype %s is not supported, those that are: %s", g.name, supported())
-	}
-	if !ok || !isDType(g) {
+	if !ok || !isDType(g) && !isOtherDType(g) {
 		return 0, false, fmt.Errorf("dtype is %s", kind(state[0]))
-	}
-	dtype, err := tensor.ParseDType(g.name)
-	if err != nil {
-		return 0, false, err
 	}
 	layout, err := one(state[1], classLayout)
 	if err != nil {
@@ -238,5 +240,9 @@ func properties(v any) (tensor.DType, bool, error) {
 	if _, ok := state[4].(bool); !ok {
 		return 0, false, fmt.Errorf("pin_memory is %s", kind(state[4]))
 	}
-	return dtype, grad, nil
+	if isOtherDType(g) {
+		return 0, grad, &otherDTypeError{g.name}
+	}
+	dtype, err := tensor.ParseDType(g.name)
+	return dtype, grad, err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/ckptstore/ckptstore/tensor"
@@ -14,7 +15,8 @@ import (
 const MetadataFile = ".metadata"
 
 // Metadata is what a .metadata file says. Tensors and values are in the
-// file's order; a name stands once.
+// file's order; a name stands once. Tensors of a dtype that package tensor does
+// not have are among the values: see [Metadata.Opaque].
 type Metadata struct {
 	Tensors []Tensor
 	Values  []Value
@@ -33,6 +35,8 @@ type Tensor struct {
 	Shape        tensor.Shape
 	RequiresGrad bool
 	Chunks       []Chunk
+
+	opaque bool // of a dtype that package tensor does not have
 }
 
 // Chunk is a stored box of a tensor.
@@ -46,6 +50,44 @@ type Value struct {
 	FQN   string
 	Path  []any // as in [Tensor]
 	Where Location
+}
+
+// Opaque returns m with the named tensors moved to the values, since their
+// archives can only be passed on whole: quantized tensors, float4, conjugated
+// views. A tensor of one chunk becomes the value of its name; of several, each
+// chunk becomes the value NAME@OFFSETS. It fails if such a name is taken.
+func (m Metadata) Opaque(names map[string]bool) (Metadata, error) {
+	if len(names) == 0 {
+		return m, nil
+	}
+	taken := map[string]bool{}
+	out := Metadata{Version: m.Version, SaveID: m.SaveID, Values: slices.Clone(m.Values)}
+	for _, v := range m.Values {
+		taken[v.FQN] = true
+	}
+	for _, t := range m.Tensors {
+		if !names[t.FQN] {
+			taken[t.FQN] = true
+			out.Tensors = append(out.Tensors, t)
+		}
+	}
+	for _, t := range m.Tensors {
+		if !names[t.FQN] {
+			continue
+		}
+		for _, c := range t.Chunks {
+			v := Value{FQN: t.FQN, Path: t.Path, Where: c.Where}
+			if len(t.Chunks) > 1 {
+				v.FQN, v.Path = t.FQN+"@"+c.Box.Key(), nil
+			}
+			if taken[v.FQN] {
+				return Metadata{}, fmt.Errorf("chunk of tensor %s is kept as the value %s, which is taken: rename the other", quote(t.FQN), quote(v.FQN))
+			}
+			taken[v.FQN] = true
+			out.Values = append(out.Values, v)
+		}
+	}
+	return out, nil
 }
 
 // Location is a complete torch.save archive in a data file, in bytes.

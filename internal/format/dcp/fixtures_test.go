@@ -45,7 +45,7 @@ func fixtures(t testing.TB) []fixture {
 	roots := []string{"testdata/torch-2.6", "testdata/torch-2.14", "testdata/torch-2.15"}
 	more := os.Getenv("CKPTSTORE_FIXTURES")
 	if more == "" {
-		more = "../../../shared/fixtures"
+		more = "../../../../shared/fixtures"
 	}
 	others, err := filepath.Glob(filepath.Join(more, "dcp-torch-*"))
 	if err != nil {

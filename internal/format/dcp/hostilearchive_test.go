@@ -182,7 +182,8 @@ func TestTensorsStayInTheirStorage(t *testing.T) {
 		"negative stride":     {archive(float, "K\x00", "K\x02\x85", "J\xff\xff\xff\xff\x85", ""), "strides: dimension 0 is -1"},
 		"negative size":       {archive(float, "K\x00", "J\xff\xff\xff\xff\x85", "K\x01\x85", ""), "sizes: dimension 0 is -1"},
 		"fewer strides":       {archive(float, "K\x00", "K\x02K\x03\x86", "K\x03\x85", ""), "of different length"},
-		"conjugate":           {archive(float, "K\x00", "K\x06\x85", "K\x01\x85", "}X\x04\x00\x00\x00conj\x88s"), `the bit "conj" set`},
+		"conjugate":           {archive(float, "K\x00", "K\x06\x85", "K\x01\x85", "}X\x04\x00\x00\x00conj\x88s"), ""},
+		"unknown bit":         {archive(float, "K\x00", "K\x06\x85", "K\x01\x85", "}X\x04\x00\x00\x00herm\x88s"), `the bit "herm" set`},
 		"bit not set":         {archive(float, "K\x00", "K\x06\x85", "K\x01\x85", "}X\x03\x00\x00\x00neg\x89s"), ""},
 		"argument too many":   {archive(float, "K\x00", "K\x06\x85", "K\x01\x85", "}}"), "with 8 arguments"},
 		"no such storage":     {archive("torch\nQInt8Storage", "K\x00", "K\x06\x85", "K\x01\x85", ""), "global torch.QInt8Storage is not allowed"},
@@ -198,6 +199,9 @@ func TestTensorsStayInTheirStorage(t *testing.T) {
 			}
 			if err != nil {
 				t.Fatal(err)
+			}
+			if p.Altered != (name == "conjugate") {
+				t.Errorf("altered is %v", p.Altered)
 			}
 			p.Gather(make([]byte, p.Volume()*4), make([]byte, 24))
 			if lo, n := p.Range(); lo < p.Offset || lo+n > p.Offset+p.Length {

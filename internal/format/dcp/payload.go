@@ -20,6 +20,7 @@ type Payload struct {
 	Sizes, Strides []int64
 	CRC32          uint32 // of the whole storage, as the archive says
 	BigEndian      bool   // byte order of the elements in the storage
+	Altered        bool   // PyTorch conjugates or negates the elements when it reads them
 }
 
 // Volume is the number of elements of the tensor.

@@ -163,7 +163,7 @@ func (p *Payload) rebuild(root any) (key string, untyped bool, numel int64, err 
 		return fail("%s with %d arguments", c.fn.name, len(c.args))
 	}
 	if len(args) == 7 {
-		if err := plain(args[6]); err != nil {
+		if p.Altered, err = altered(args[6]); err != nil {
 			return "", false, 0, err
 		}
 	}
@@ -209,22 +209,26 @@ func isHooks(v any) bool {
 	return ok && c.fn == orderedDict && len(c.args) == 0 && !c.built
 }
 
-// plain reports metadata of a tensor that changes what its elements mean.
-func plain(v any) error {
+// altered reports whether the metadata of a tensor has the bit conj or neg set.
+func altered(v any) (bool, error) {
 	if v == nil {
-		return nil
+		return false, nil
 	}
 	d, ok := v.(*dict)
 	if !ok {
-		return fmt.Errorf("metadata of the tensor is %s", kind(v))
+		return false, fmt.Errorf("metadata of the tensor is %s", kind(v))
 	}
+	set := false
 	for i := 0; i < len(d.pairs); i += 2 {
 		name, _ := d.pairs[i].(string)
-		if d.pairs[i+1] != false {
-			return fmt.Errorf("the tensor has the bit %s set, so the storage has not its elements: resolve it before saving", quote(name))
+		switch on, ok := d.pairs[i+1].(bool); {
+		case !ok, on && name != "conj" && name != "neg":
+			return false, fmt.Errorf("the tensor has the bit %s set, which is not known", quote(name))
+		case on:
+			set = true
 		}
 	}
-	return nil
+	return set, nil
 }
 
 // storageOf reads persid('storage', class, key, device, numel).

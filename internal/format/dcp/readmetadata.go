@@ -76,7 +76,13 @@ func (r *metadataReader) metadata(root any) (Metadata, error) {
 	if m.Version, err = optional(f[4]); err != nil {
 		return m, fmt.Errorf("version: %w", err)
 	}
-	return m, nil
+	other := map[string]bool{}
+	for _, t := range m.Tensors {
+		if t.opaque {
+			other[t.FQN] = true
+		}
+	}
+	return m.Opaque(other)
 }
 
 func optional(v any) (string, error) {
@@ -223,7 +229,9 @@ func (r *metadataReader) tensor(fqn string, v any) (Tensor, error) {
 		return Tensor{}, err
 	}
 	var t Tensor
-	if t.DType, t.RequiresGrad, err = properties(f[0]); err != nil {
+	if t.DType, t.RequiresGrad, err = properties(f[0]); errors.As(err, new(*otherDTypeError)) {
+		t.opaque = true
+	} else if err != nil {
 		return t, err
 	}
 	shape, err := r.integers(f[1])
@@ -231,7 +239,12 @@ func (r *metadataReader) tensor(fqn string, v any) (Tensor, error) {
 		return t, fmt.Errorf("size: %w", err)
 	}
 	t.Shape = shape
-	if err := checkShape(t.DType, t.Shape); err != nil {
+	if t.opaque {
+		err = t.Shape.Validate()
+	} else {
+		err = checkShape(t.DType, t.Shape)
+	}
+	if err != nil {
 		return t, err
 	}
 	chunks, ok := f[2].(*list)

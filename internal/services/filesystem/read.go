@@ -2,6 +2,7 @@ package filesystem
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"sync"
@@ -88,11 +89,31 @@ type verifyRequest struct {
 	Read   uint64 `json:"read"`
 	Offset int64  `json:"offset"`
 	Length int64  `json:"length"`
+	// Sums asks for the checksums of at least these bytes, for a caller that compares
+	// what it reads itself.
+	Sums bool `json:"sums,omitempty"`
 }
+
+// The checksums of a reply are of so many bytes behind those that were asked for, if
+// they are not in more runs than these.
+const (
+	sumsAhead = 64 << 20
+	maxRuns   = 4096
+)
 
 type verifyReply struct {
 	From int64 `json:"from"` // of the verified bytes around those that were asked for
 	To   int64 `json:"to"`
+	// Runs are in place of the verification when the caller asked for checksums and
+	// the file has them: from From to To.
+	Runs []run `json:"runs,omitempty"`
+}
+
+// run is a run of bytes of a file with the CRC-32C of each of its blocks.
+type run struct {
+	Offset int64  `json:"offset"` // in the file, of the first block
+	Size   int64  `json:"size"`
+	Sums   []byte `json:"sums"` // of each block of 64 KiB from Offset, u32 LE
 }
 
 // verify returns once the bytes were compared with their checksums.
@@ -107,7 +128,12 @@ func (h *Handler) verify(ctx context.Context, in verifyRequest) (verifyReply, er
 		return verifyReply{}, refused("%d bytes at %d do not lie in the %d bytes of the file", in.Length, in.Offset, r.file.Size)
 	}
 	if in.Length == 0 {
-		return verifyReply{in.Offset, in.Offset}, nil
+		return verifyReply{From: in.Offset, To: in.Offset}, nil
+	}
+	if in.Sums {
+		if reply := r.sums(in.Offset, in.Offset+in.Length); reply.Runs != nil {
+			return reply, nil
+		}
 	}
 	first, last := int(in.Offset/pieceSize), int((in.Offset+in.Length-1)/pieceSize)
 	all, err := r.ask(first, last)
@@ -125,7 +151,27 @@ func (h *Handler) verify(ctx context.Context, in verifyRequest) (verifyReply, er
 		}
 	}
 	lo, hi := r.around(first, last)
-	return verifyReply{lo * pieceSize, min(hi*pieceSize, r.file.Size)}, nil
+	return verifyReply{From: lo * pieceSize, To: min(hi*pieceSize, r.file.Size)}, nil
+}
+
+// sums returns the checksums of some bytes and of some behind them.
+func (r *reading) sums(from, to int64) verifyReply {
+	out := verifyReply{From: from, To: from}
+	for blocks := range r.file.Sums(from, to+sumsAhead) {
+		if len(out.Runs) >= maxRuns && out.To >= to {
+			break
+		}
+		if out.Runs == nil {
+			out.From = min(from, blocks.Offset)
+		}
+		sums := make([]byte, 0, 4*len(blocks.CRC32C))
+		for _, sum := range blocks.CRC32C {
+			sums = binary.LittleEndian.AppendUint32(sums, sum)
+		}
+		out.Runs = append(out.Runs, run{Offset: blocks.Offset, Size: blocks.Size, Sums: sums})
+		out.To = blocks.Offset + blocks.Size
+	}
+	return out
 }
 
 // ask has pieces verified, and some after them, and returns those.

@@ -52,7 +52,7 @@ func TestReadEverything(t *testing.T) {
 }
 
 func readEverything(t *testing.T, fixture string) {
-	path, err := filepath.Abs(filepath.Join("..", "..", "storage", "dcp", "testdata", "torch-2.14", fixture))
+	path, err := filepath.Abs(filepath.Join("..", "..", "format", "dcp", "testdata", "torch-2.14", fixture))
 	if err != nil {
 		t.Fatal(err)
 	}

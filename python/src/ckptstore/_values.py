@@ -70,7 +70,7 @@ _PURE["torch.storage", "UntypedStorage"] = torch.UntypedStorage
 _FUNCTIONS = {
     ("torch._utils", "_rebuild_tensor"), ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor_v3"),
     ("torch._utils", "_rebuild_parameter"), ("torch._utils", "_rebuild_parameter_with_state"),
-    ("torch._utils", "_rebuild_sparse_tensor"), ("torch.serialization", "_get_layout"),
+    ("torch._utils", "_rebuild_qtensor"), ("torch._utils", "_rebuild_sparse_tensor"), ("torch.serialization", "_get_layout"),
 }
 
 # Types whose instances may be given a state. Nothing else may: a class or a

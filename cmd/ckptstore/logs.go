@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/insight"
+	"github.com/ckptstore/ckptstore/internal/launch/logs"
+	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/terminal"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// logsQuery is what `logs` is asked for.
+type logsQuery struct {
+	job      string
+	attempt  int
+	rank     int
+	out, err bool
+	follow   bool
+	tail     int
+	since    string
+	stamps   bool
+}
+
+// loggedLine is one line of `logs --json`.
+type loggedLine struct {
+	Attempt int       `json:"attempt"`
+	Rank    int       `json:"rank"`
+	Stream  string    `json:"stream"` // out or err
+	Time    time.Time `json:"time"`
+	Text    string    `json:"text"`
+}
+
+func (a *app) logsCommand() *cobra.Command {
+	var q logsQuery
+	c := &cobra.Command{
+		Use: "logs RUN", Short: "Print what the workers of a run have printed", Args: console.Args(cobra.ExactArgs(1)),
+		Long: `Print what the workers of the run's newest job have printed, in the order of
+time, with the rank in front if there are several. Standard error is among it.
+
+With --follow it goes on with what is printed from now on, and ends when the job
+has. The files are below STORE/logs, or where trainer run --log-dir put them, so
+that machine's directory must be seen from here. With --json each line is one
+object.
+
+On a terminal, colours and carriage returns of the workers stay, and all else that
+a terminal would obey is shown as an escape such as \x1b. Into a pipe or a file
+goes what the workers wrote, byte for byte.`,
+		Example: "  ckptstore logs bert -f\n  ckptstore logs bert --rank 3 --stderr --tail 50\n  ckptstore logs bert --attempt 2 --since 10m\n  ckptstore logs bert --job 3f2a91c0 --json",
+		RunE: func(c *cobra.Command, runs []string) error {
+			s, err := q.selection(c, time.Now())
+			if err != nil {
+				return err
+			}
+			open := a.read
+			if q.follow {
+				open = a.with // a long-lived owner does an owner's work
+			}
+			return open(c.Context(), func(st *store.Store) error { return a.logs(c.Context(), st, runs[0], q, s) })
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&q.job, "job", "", "job, by its ID, the beginning or the end of it (default: the newest)")
+	f.IntVar(&q.attempt, "attempt", 0, "only this attempt (default: all of the job)")
+	f.IntVar(&q.rank, "rank", -1, "only this rank (default: all)")
+	f.BoolVar(&q.out, "stdout", false, "standard output only")
+	f.BoolVar(&q.err, "stderr", false, "standard error only")
+	f.BoolVarP(&q.follow, "follow", "f", false, "go on until the job has ended")
+	f.IntVar(&q.tail, "tail", -1, "only the last lines of what there is (default: all)")
+	f.StringVar(&q.since, "since", "", "only lines since then: a duration such as 10m, or a time such as 2026-11-21T14:05:06Z")
+	f.BoolVar(&q.stamps, "timestamps", false, "print the time of each line")
+	return c
+}
+
+// selection checks what is asked for.
+func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, error) {
+	s := logs.Select{Attempt: q.attempt, Rank: q.rank, Tail: q.tail}
+	given := c.Flags().Changed
+	switch {
+	case given("attempt") && q.attempt < 1:
+		return s, console.Usagef("--attempt %d: attempts count from 1", q.attempt)
+	case given("rank") && q.rank < 0:
+		return s, console.Usagef("--rank %d: ranks count from 0", q.rank)
+	case given("tail") && q.tail < 0:
+		return s, console.Usagef("--tail %d: want a number of lines", q.tail)
+	case q.out && q.err:
+		return s, console.Usagef("--stdout and --stderr: give one of them; without both are printed")
+	case q.out:
+		s.Streams = []logs.Stream{logs.Out}
+	case q.err:
+		s.Streams = []logs.Stream{logs.Err}
+	}
+	if q.since == "" {
+		return s, nil
+	}
+	if d, err := time.ParseDuration(q.since); err == nil && d >= 0 {
+		s.Since = now.Add(-d)
+		return s, nil
+	}
+	at, err := time.Parse(time.RFC3339, q.since)
+	if err != nil {
+		return s, console.Usagef("--since %q: want a duration such as 10m, or a time such as %s", q.since, now.UTC().Format(time.RFC3339))
+	}
+	s.Since = at
+	return s, nil
+}
+
+func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery, sel logs.Select) error {
+	if err := knownRun(ctx, s.Views(), run); err != nil {
+		return err
+	}
+	r, err := readRun(ctx, s, run)
+	if err != nil {
+		return err
+	}
+	job, err := findJob(r, run, q.job)
+	if err != nil {
+		return err
+	}
+	if job.Logs == "" {
+		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: "the job kept none: its trainer was given no directory for it, as in `trainer demo`"}
+	}
+	dir := job.Logs
+	sel.Top = filepath.Dir(filepath.Dir(dir)) // what --log-dir said
+	if !filepath.IsAbs(dir) {
+		sel.Top, dir = s.Dir(), filepath.Join(s.Dir(), dir)
+	} else if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: fmt.Sprintf("it is in %s on %s, and not here: print it there", dir, job.Host)}
+	}
+	var ended func(context.Context) (bool, error)
+	if q.follow {
+		ended = func(ctx context.Context) (bool, error) {
+			_, over, err := jobOver(ctx, s, run, job.ID)
+			return over, err
+		}
+	}
+	printed := false
+	visit := a.linePrinter(q, job.NProc*max(1, job.NNodes) > 1 && q.rank < 0)
+	err = logs.Read(ctx, dir, sel, ended, func(l logs.Line) error {
+		printed = true
+		return visit(l)
+	})
+	if err == nil && !printed && !a.Quiet {
+		fmt.Fprintf(a.Err, "nothing of that was printed by job %s\n", job.ID)
+	}
+	return err
+}
+
+// linePrinter prints lines one by one.
+func (a *app) linePrinter(q logsQuery, prefixed bool) func(logs.Line) error {
+	if a.Format == "json" || a.Format == "jsonl" {
+		enc := json.NewEncoder(a.Out)
+		return func(l logs.Line) error {
+			return enc.Encode(loggedLine{l.Attempt, l.Rank, string(l.Stream), l.Time, string(l.Text)})
+		}
+	}
+	shown := console.OnTerminal(a.Raw)
+	var line []byte
+	return func(l logs.Line) error {
+		line = line[:0]
+		if q.stamps {
+			line = l.Time.AppendFormat(line, "2006-01-02T15:04:05.000000Z07:00 ")
+		}
+		if prefixed {
+			line = fmt.Appendf(line, "[rank%d] ", l.Rank)
+		}
+		if shown {
+			line = terminal.AppendOutput(line, l.Text)
+		} else {
+			line = append(line, l.Text...)
+		}
+		_, err := a.Raw.Write(append(line, '\n'))
+		return err
+	}
+}
+
+// jobOver is the row of a job, and whether it has ended or is lost.
+func jobOver(ctx context.Context, s *store.Store, run, id string) (insight.Job, bool, error) {
+	r, err := readRun(ctx, s, run)
+	if err != nil {
+		return insight.Job{}, false, err
+	}
+	for _, j := range r.List(time.Now()) {
+		if j.Job == id {
+			return j, j.Over(), nil
+		}
+	}
+	return insight.Job{}, false, &projections.NotFoundError{What: "job of run " + run, Ref: id, Hint: "it was there a moment ago: the log has changed"}
+}

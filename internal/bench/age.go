@@ -1,0 +1,159 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/console"
+)
+
+// ageBench is `bench age --json`. Seconds are medians of Rounds rounds, if
+// not said otherwise; each is of a process of its own, from its start or from
+// the kill, to its end or its first answer.
+type ageBench struct {
+	Bench       string `json:"bench"`
+	Checkpoints int    `json:"checkpoints"`
+	Events      uint64 `json:"events"`
+	Runs        int    `json:"runs"`
+	Rounds      int    `json:"rounds"`
+
+	Generation float64 `json:"generation_seconds"`
+	Filled     float64 `json:"first_open_seconds"` // once: the views are made
+	LogBytes   int64   `json:"log_bytes"`
+	DataBytes  int64   `json:"data_bytes"` // with the blocks that files fill in part
+	ViewBytes  int64   `json:"views_bytes"`
+
+	Takeover  float64 `json:"takeover_seconds"`             // from SIGKILL of the owner to the answer of the next
+	OpenKill  float64 `json:"open_after_kill_seconds"`      // of an owner, where nobody took over
+	Open      float64 `json:"open_seconds"`                 // of an owner, after a clean end
+	Ls        float64 `json:"ls_seconds"`                   // of one run, without an owner
+	LsBeside  float64 `json:"ls_beside_owner_seconds"`      // of one run
+	Show      float64 `json:"show_seconds"`                 // of one checkpoint, without an owner
+	Jobs      float64 `json:"jobs_seconds"`                 // of all runs, without an owner
+	GC        float64 `json:"gc_seconds"`                   // dry run of all, without an owner
+	GCBeside  float64 `json:"gc_beside_owner_seconds"`      // dry run of all
+	GCMemory  int64   `json:"gc_rss_bytes"`                 // peak of the first
+	Owner     int64   `json:"owner_rss_bytes"`              // of an owner that has nothing to do
+	OwnerPeak int64   `json:"owner_peak_rss_bytes"`         // since its start
+	OwnerGC   int64   `json:"owner_rss_after_gc_bytes"`     // of an owner, after the dry run of another process
+	Verify    float64 `json:"verify_log_seconds,omitempty"` // once
+	VerifyRSS int64   `json:"verify_log_rss_bytes,omitempty"`
+}
+
+// ageOptions are the flags.
+type ageOptions struct {
+	dir    string
+	events int
+	keep   bool
+	verify bool
+}
+
+const benchAgeHelp = `Generate a store with a history, and time what is done with it by processes of
+their own: the take-over of a killed owner's store, opening it after an owner
+that ended in order, listing a run, a dry run of gc over all runs, reading the
+whole log, and the memory of its owner.
+
+The events, data directories, manifests, indexes and receipts are made by the
+functions that trainers use, for one rank that saves a small tensor; only syncs
+are left out. Views and everything else that opening a store keeps for later
+are made by the first opening, which is timed too.
+
+The store is made in a new directory in --dir and removed. With --keep it
+stays, and a store of the same size that is there is used.`
+
+func (a *bench) ageVerb() *cobra.Command {
+	b := ageBench{Bench: "age"}
+	var o ageOptions
+	c := &cobra.Command{
+		Use: "age", Short: "Time the commands on a store with a long history", Args: console.Args(cobra.NoArgs), Long: benchAgeHelp,
+		Example: "  ckptstore bench age --checkpoints 10000 --events 500000 --runs 100 --dir /data/bench --keep --json",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if b.Runs < 1 || b.Checkpoints < b.Runs || b.Rounds < 1 {
+				return console.Usagef("--runs %d --checkpoints %d --rounds %d: want at least 1 of each, and a checkpoint for each run", b.Runs, b.Checkpoints, b.Rounds)
+			}
+			if least := b.Runs*eventsOfRun + b.Checkpoints*eventsOfSave; o.events < least {
+				return console.Usagef("--events %d: want at least %d for that many checkpoints and runs", o.events, least)
+			}
+			if err := a.age(c.Context(), &b, o); err != nil {
+				return err
+			}
+			return console.Emit(a.Console, b, []ageBench{b}, func(w *tabwriter.Writer, _ bool) {
+				console.Row(w, "CHECKPOINTS", "EVENTS", "RUNS", "TAKE-OVER", "OPEN", "LS", "GC", "OWNER RSS", "VERIFY LOG", "ITS RSS")
+				console.Row(w, b.Checkpoints, b.Events, b.Runs, seconds(b.Takeover), seconds(b.Open), seconds(b.Ls), seconds(b.GC), bytesize.Text(b.Owner), seconds(b.Verify), bytesize.Text(b.VerifyRSS))
+			})
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&b.Checkpoints, "checkpoints", 10_000, "checkpoints of all runs")
+	f.IntVar(&o.events, "events", 500_000, "events in the log")
+	f.IntVar(&b.Runs, "runs", 100, "runs, each of one attempt")
+	f.IntVar(&b.Rounds, "rounds", benchRuns, "how often each is timed; reading the log, once")
+	f.StringVar(&o.dir, "dir", "", "directory in which the new one is made, so that its disk is measured (default: the system's for temporary files)")
+	f.BoolVar(&o.keep, "keep", false, "keep the store in --dir, and use one of the same size")
+	f.BoolVar(&o.verify, "verify-log", true, "also read the whole log")
+	return c
+}
+
+func seconds(s float64) string { return fmt.Sprintf("%.3gs", s) }
+
+func (a *bench) age(ctx context.Context, b *ageBench, o ageOptions) error {
+	if o.dir == "" {
+		if o.keep {
+			return console.Usagef("--keep: say where the store stays with --dir")
+		}
+		o.dir = os.TempDir()
+	}
+	if o.keep {
+		return a.ageIn(ctx, o.dir, b, o)
+	}
+	return scratch(o.dir, func(dir string) error { return a.ageIn(ctx, dir, b, o) })
+}
+
+func (a *bench) ageIn(ctx context.Context, dir string, b *ageBench, o ageOptions) error {
+	said := time.Now()
+	aged, err := makeAged(ctx, dir, b.Checkpoints, o.events, b.Runs, func(done int) {
+		if !a.Quiet && done%1000 == 0 && done < b.Checkpoints {
+			fmt.Fprintf(a.Err, "made %d of %d checkpoints in %s\n", done, b.Checkpoints, time.Since(said).Round(time.Second))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	b.Events, b.Generation = aged.Events, aged.Seconds
+	m, err := newAgeMeter(aged, a)
+	if err != nil {
+		return err
+	}
+	if err := m.measure(ctx, b, o.verify); err != nil {
+		return err
+	}
+	for sub, size := range map[string]*int64{"log": &b.LogBytes, "data": &b.DataBytes, "views": &b.ViewBytes} {
+		if *size, err = diskUsage(filepath.Join(aged.dir, sub)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// diskUsage is what the files below a directory have of the disk, in bytes.
+func diskUsage(dir string) (bytes int64, err error) {
+	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil {
+			bytes += blocksOf(info)
+		}
+		return err
+	})
+	return bytes, err
+}

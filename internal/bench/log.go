@@ -1,0 +1,231 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/store"
+)
+
+// logBench is `bench log --json`. Latencies are of single appends, from the
+// call to the acknowledgement that the event is durable.
+type logBench struct {
+	Bench           string  `json:"bench"`
+	Events          int     `json:"events"`
+	Writers         int     `json:"writers"`
+	Outstanding     int     `json:"outstanding"` // appends of one writer at a time
+	Sync            string  `json:"sync"`
+	Through         string  `json:"through"` // direct, front or both
+	EventsPerSecond float64 `json:"events_per_second"`
+	P50             float64 `json:"p50_ms"`
+	P99             float64 `json:"p99_ms"`
+	FsyncP50        float64 `json:"fsync_p50_ms"` // of 4 KiB in the same directory, before and after
+
+	// With --through both, what is above is of direct appends.
+	FrontEventsPerSecond float64 `json:"front_events_per_second,omitempty"`
+	FrontP50             float64 `json:"front_p50_ms,omitempty"`
+	FrontP99             float64 `json:"front_p99_ms,omitempty"`
+	Ratio                float64 `json:"ratio,omitempty"` // of the rates of one round, front over direct: the median of all rounds
+}
+
+const (
+	throughDirect = "direct"
+	throughFront  = "front"
+	throughBoth   = "both"
+)
+
+func (a *bench) logVerb() *cobra.Command {
+	b := logBench{Bench: "log", Sync: "always"}
+	dir := ""
+	c := &cobra.Command{
+		Use: "log", Short: "Time durable appends to the log by many writers", Args: console.Args(cobra.NoArgs),
+		Long: `Time appends to an embedded log that syncs before it acknowledges. Each writer
+keeps --outstanding appends of one event in flight. In the end the log is asked
+whether it has them all. The log is made in a new directory, which is removed.
+
+The writers share one connection: within the process, as an owner has it, or with
+--through front over TCP on loopback and with a token, as clients of
+'ckptstore serve --listen' have it, where each event is checked. --through both
+appends --events in each way, in rounds that take turns, and compares the two.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if b.Events < 1 || b.Writers < 1 || b.Outstanding < 1 {
+				return console.Usagef("--events %d --writers %d --outstanding %d: want at least 1 of each", b.Events, b.Writers, b.Outstanding)
+			}
+			if !slices.Contains([]string{throughDirect, throughFront, throughBoth}, b.Through) {
+				return console.Usagef("--through %q: want %s, %s or %s", b.Through, throughDirect, throughFront, throughBoth)
+			}
+			err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir) })
+			if err != nil {
+				return err
+			}
+			return console.Emit(a.Console, b, []logBench{b}, func(w *tabwriter.Writer, _ bool) {
+				console.Row(w, "EVENTS", "WRITERS", "OUTSTANDING", "SYNC", "THROUGH", "EVENTS/S", "P50", "P99", "FSYNC P50")
+				through := b.Through
+				if through == throughBoth {
+					through = throughDirect
+				}
+				console.Row(w, b.Events, b.Writers, b.Outstanding, b.Sync, through, fmt.Sprintf("%.0f", b.EventsPerSecond), ms(b.P50), ms(b.P99), ms(b.FsyncP50))
+				if b.Through == throughBoth {
+					console.Row(w, b.Events, b.Writers, b.Outstanding, b.Sync, fmt.Sprintf("%s (%.3f)", throughFront, b.Ratio), fmt.Sprintf("%.0f", b.FrontEventsPerSecond), ms(b.FrontP50), ms(b.FrontP99), ms(b.FsyncP50))
+				}
+			})
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&b.Events, "events", 200_000, "events to append")
+	f.IntVar(&b.Writers, "writers", 64, "concurrent writers")
+	f.IntVar(&b.Outstanding, "outstanding", 4, "appends that a writer keeps in flight")
+	f.StringVar(&b.Through, "through", throughDirect, "direct, front or both")
+	f.StringVar(&dir, "dir", ".", "directory in which the new one is made, so that its disk is measured")
+	return c
+}
+
+func ms(v float64) string { return fmt.Sprintf("%.3gms", v) }
+
+// logRounds is how often each way has its turn with --through both.
+const logRounds = 5
+
+func (b *logBench) run(ctx context.Context, dir string) error {
+	return withBenchLog(ctx, dir, b.Through != throughDirect, func(direct, front *jetlog.Log) error {
+		const syncs = 50 // on each side of the run: a disk's mood changes
+		fsync, err := fsyncs(dir, syncs)
+		if err != nil {
+			return err
+		}
+		want := uint64(1) + uint64(b.Events) //nolint:gosec // above zero
+		switch b.Through {
+		case throughBoth:
+			want += uint64(b.Events) //nolint:gosec // above zero
+			err = b.compare(ctx, direct, front)
+		case throughFront:
+			b.EventsPerSecond, b.P50, b.P99, err = one(b.round(ctx, front, b.Events))
+		default:
+			b.EventsPerSecond, b.P50, b.P99, err = one(b.round(ctx, direct, b.Events))
+		}
+		if err != nil {
+			return err
+		}
+		after, err := fsyncs(dir, syncs)
+		if err != nil {
+			return err
+		}
+		last, err := direct.Last(context.WithoutCancel(ctx))
+		if err != nil {
+			return err
+		}
+		if last != want {
+			return fmt.Errorf("the log ends at event %d after %d acknowledged appends, want %d", last, want-1, want)
+		}
+		b.FsyncP50 = quantile(sorted(append(fsync, after...)), 0.5)
+		return nil
+	})
+}
+
+// one is the outcome of a single round.
+func one(took []time.Duration, rate float64, err error) (perSecond, p50, p99 float64, _ error) {
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	sorted(took)
+	return rate, quantile(took, 0.5), quantile(took, 0.99), nil
+}
+
+// compare gives both ways their turns, the order turned round each time.
+func (b *logBench) compare(ctx context.Context, direct, front *jetlog.Log) error {
+	var took [2][]time.Duration
+	var rates [2][]float64
+	var ratios []float64
+	left := b.Events
+	for round := range logRounds {
+		n := left / (logRounds - round)
+		left -= n
+		if n == 0 {
+			continue
+		}
+		var rate [2]float64
+		for turn := range 2 {
+			way := (turn + round) % 2
+			log := []*jetlog.Log{direct, front}[way]
+			some, r, err := b.round(ctx, log, n)
+			if err != nil {
+				return err
+			}
+			rate[way], took[way] = r, append(took[way], some...)
+			rates[way] = append(rates[way], r)
+		}
+		ratios = append(ratios, rate[1]/rate[0])
+	}
+	b.EventsPerSecond, b.FrontEventsPerSecond, b.Ratio = middle(rates[0]), middle(rates[1]), middle(ratios)
+	sorted(took[0])
+	sorted(took[1])
+	b.P50, b.P99 = quantile(took[0], 0.5), quantile(took[0], 0.99)
+	b.FrontP50, b.FrontP99 = quantile(took[1], 0.5), quantile(took[1], 0.99)
+	return nil
+}
+
+// round appends so many events and returns how long each took, and the rate of all.
+func (b *logBench) round(ctx context.Context, log *jetlog.Log, events int) ([]time.Duration, float64, error) {
+	took := make([]time.Duration, events)
+	var next atomic.Int64
+	begin := time.Now()
+	writers, ctx := errgroup.WithContext(ctx)
+	for rank := range b.Writers {
+		for range b.Outstanding {
+			writers.Go(func() error {
+				for i := int(next.Add(1)); i <= events; i = int(next.Add(1)) {
+					fact, err := benchReport(rank, i)
+					if err != nil {
+						return err
+					}
+					start := time.Now()
+					if _, err := log.Append(ctx, fact); err != nil {
+						return err
+					}
+					took[i-1] = time.Since(start)
+				}
+				return nil
+			})
+		}
+	}
+	err := writers.Wait()
+	return took, float64(events) / time.Since(begin).Seconds(), err
+}
+
+// withBenchLog makes a log, and connects to it in the process and, if that is
+// wanted, through a front.
+func withBenchLog(ctx context.Context, dir string, listen bool, do func(direct, front *jetlog.Log) error) (err error) {
+	o := jetlog.ServerOptions{Dir: filepath.Join(dir, "log")}
+	token := store.NewID()
+	if listen {
+		o.Listen = &jetlog.Listen{Address: "127.0.0.1:0", Token: token}
+	}
+	return benchLogWith(ctx, o, func(server *jetlog.Server, direct *jetlog.Log, _ string) error {
+		if !listen {
+			return do(direct, nil)
+		}
+		addr, err := server.Listen(ctx)
+		if err != nil {
+			return err
+		}
+		front, err := jetlog.Connect(ctx, jetlog.Options{URL: "nats://" + addr.String(), Token: token})
+		if err != nil {
+			return err
+		}
+		defer front.Close()
+		if _, _, err := front.Open(ctx); err != nil {
+			return errors.Join(errors.New("through the front"), err)
+		}
+		return do(direct, front)
+	})
+}

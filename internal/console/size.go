@@ -1,0 +1,81 @@
+package console
+
+import (
+	"fmt"
+	"math/big"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/bytesize"
+)
+
+// sizeText is digits, perhaps with a fraction, and a unit: K, M, G or T,
+// decimal before nothing or B and binary before iB.
+var sizeText = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)(?:([KMGT])(I?))?B?$`)
+
+// ParseSize reads a number of bytes, from 1 to 1<<62-1. Upper and lower case of
+// the unit are the same.
+func ParseSize(text string) (int64, error) {
+	bad := fmt.Errorf("%q is not a size such as 500MB, 2GiB or 1000000", text)
+	parts := sizeText.FindStringSubmatch(strings.ToUpper(text))
+	if parts == nil {
+		return 0, bad
+	}
+	n, ok := new(big.Rat).SetString(parts[1])
+	if !ok {
+		return 0, bad
+	}
+	base := int64(1000)
+	if parts[3] != "" {
+		base = 1024
+	}
+	for range strings.Index(" KMGT", parts[2]) {
+		n.Mul(n, new(big.Rat).SetInt64(base))
+	}
+	whole := new(big.Int).Quo(n.Num(), n.Denom())
+	if whole.Sign() <= 0 || whole.BitLen() > 62 {
+		return 0, bad
+	}
+	return whole.Int64(), nil
+}
+
+// MaybeSize is a size that may not be known.
+func MaybeSize(n *int64) string {
+	if n == nil {
+		return ""
+	}
+	return bytesize.Text(*n)
+}
+
+// When is a time for people, in their own zone.
+func When(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.Local().Format(time.DateTime)
+}
+
+// Roughly is a duration with as many digits as anybody reads.
+func Roughly(d time.Duration) string {
+	if d < 10*time.Second {
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+// Number prints a metric's value in full: as many digits as tell it from its
+// neighbours.
+func Number(v any) string {
+	if f, ok := v.(float64); ok {
+		return strconv.FormatFloat(f, 'g', -1, 64)
+	}
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprint(v)
+}
+
+// Short is the beginning of a digest.
+func Short(digest string) string { return digest[:min(len(digest), 12)] }

@@ -1,0 +1,133 @@
+package insight
+
+import (
+	"slices"
+	"time"
+
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// States of a job, as far as anybody can know. A lost one never said that it
+// ended, and nobody holds its run: it was killed, or its machine is gone.
+const (
+	Running  = "running"
+	Stopping = "stopping"
+	Ended    = "ended"
+	Lost     = "lost"
+)
+
+// Job is one job, as `jobs --json` prints it.
+type Job struct {
+	Job       string    `json:"job"`
+	Run       string    `json:"run"`
+	Host      string    `json:"host"`
+	PID       int       `json:"pid"`
+	State     string    `json:"state"`
+	ExitCode  *int      `json:"exit_code,omitempty"` // once it ended
+	Reason    string    `json:"reason,omitempty"`
+	StartedAt time.Time `json:"started_at,omitzero"`
+	EndedAt   time.Time `json:"ended_at,omitzero"`
+	Seconds   *float64  `json:"seconds,omitempty"` // of a lost one nobody knows
+	NProc     int       `json:"nproc"`
+	NNodes    int       `json:"nnodes"`
+	Attempts  int       `json:"attempts"`
+	Restarts  int       `json:"restarts"`
+	Asked     string    `json:"resume"`           // what was asked for
+	From      string    `json:"from,omitempty"`   // checkpoint that its first attempt continued
+	Head      string    `json:"head,omitempty"`   // checkpoint that it committed last
+	Parent    string    `json:"parent,omitempty"` // checkpoint that the run was forked from
+	Command   []string  `json:"command"`
+	Flags     []string  `json:"flags,omitempty"` // of the trainer
+	Dir       string    `json:"dir,omitempty"`
+	Logs      string    `json:"logs,omitempty"`
+	Unhealthy []string  `json:"unhealthy_devices,omitempty"` // GPUs that failed in it and did not recover, with the reason
+}
+
+// Over reports whether the job trains no more: it ended, or it is lost.
+func (j Job) Over() bool { return j.State == Ended || j.State == Lost }
+
+// RunJobs holds the rows of a run from which the state of its jobs follows, and which
+// of them lives: only a lease says that.
+type RunJobs struct {
+	Run      string
+	Jobs     []projections.Job // the newest first
+	trials   []projections.Trial
+	attempts []projections.Attempt
+	devices  []projections.Device
+	Live     string // ID of the job that holds the run; empty if none does
+	Parent   string
+}
+
+// Take replaces the rows by those of a later reading.
+func (r *RunJobs) Take(row projections.Launches) {
+	r.Run, r.Jobs, r.trials, r.attempts, r.devices = row.Run, row.Jobs, row.Trials, row.Attempts, row.Devices
+	for _, t := range r.trials {
+		if t.Parent != nil && t.Name == projections.DefaultTrial {
+			r.Parent = projections.ParentRef(*t.Parent)
+		}
+	}
+}
+
+// state returns the state of a job.
+func (r RunJobs) state(j projections.Job) string {
+	switch {
+	case j.Ended:
+		return Ended
+	case r.Live == "" || r.Live != j.ID:
+		return Lost
+	case slices.ContainsFunc(r.trials, func(t projections.Trial) bool {
+		return t.Job == j.ID && t.Status == projections.Stopping
+	}):
+		return Stopping
+	}
+	return Running
+}
+
+// List returns the jobs as they are at a time.
+func (r RunJobs) List(now time.Time) (list []Job) {
+	for _, j := range r.Jobs {
+		out := Job{
+			Job: j.ID, Run: j.Run, Host: j.Host, PID: j.PID, State: r.state(j), Reason: j.Reason,
+			StartedAt: j.StartedAt, EndedAt: j.EndedAt, NProc: j.NProc, NNodes: j.NNodes, Asked: j.Resume,
+			Parent: r.Parent, Command: append([]string{}, j.Command...), Flags: j.Flags, Dir: j.Dir, Logs: j.Logs,
+		}
+		end := now
+		if j.Ended {
+			out.ExitCode, end = &j.ExitCode, j.EndedAt
+		}
+		if out.State != Lost && !j.StartedAt.IsZero() {
+			seconds := end.Sub(j.StartedAt).Seconds()
+			out.Seconds = &seconds
+		}
+		r.trained(&out)
+		list = append(list, out)
+	}
+	return list
+}
+
+// trained fills in what the attempts of a job did.
+func (r RunJobs) trained(out *Job) {
+	groups := map[string]int{}
+	last := uint64(0)
+	for _, t := range r.attempts {
+		if t.Job != out.Job {
+			continue
+		}
+		if groups[t.Trial]++; out.Attempts == 0 {
+			out.From = t.Resume
+		}
+		out.Attempts++
+		if t.CommittedSeq > last {
+			last, out.Head = t.CommittedSeq, t.Committed
+		}
+	}
+	for _, n := range groups {
+		out.Restarts += n - 1
+	}
+	for _, d := range r.devices {
+		// What failed before this job began was said of another.
+		if !d.Healthy && !d.UnhealthyAt.Before(out.StartedAt) && (out.EndedAt.IsZero() || !d.UnhealthyAt.After(out.EndedAt)) {
+			out.Unhealthy = append(out.Unhealthy, d.Device+": "+d.Reason)
+		}
+	}
+}
