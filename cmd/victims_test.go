@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -135,7 +135,7 @@ func plant(t *testing.T, dir, run string) (path string, files map[string]string)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	ref := data.RefOf(run, projections.DefaultTrial, fmt.Sprintf("step-%d.a1", killEvery)).String()
+	ref := checkpoint.RefOf(run, projections.DefaultTrial, fmt.Sprintf("step-%d.a1", killEvery)).String()
 	path = filepath.Join(dir, "data", ref)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)

@@ -32,11 +32,13 @@ func shared(l checkpoint.Layout) planner.Shared {
 
 // changes are ways in which a plan may differ from the one before.
 var changes = map[string]func(l *checkpoint.Local){
-	"dtype":          func(l *checkpoint.Local) { l.Items[0].Shard.DType = tensor.Float64 },
-	"shape":          func(l *checkpoint.Local) { l.Items[0].Shard.Global = tensor.Shape{20} },
-	"box":            func(l *checkpoint.Local) { l.Items[0].Shard.Box = part(4, 4) },
-	"name":           func(l *checkpoint.Local) { l.Items[0].Shard.FQN = "v" },
-	"path":           func(l *checkpoint.Local) { l.Items[1].Path = checkpoint.Path{checkpoint.Key("a"), checkpoint.Key("b")} },
+	"dtype": func(l *checkpoint.Local) { l.Items[0].Shard.DType = tensor.Float64 },
+	"shape": func(l *checkpoint.Local) { l.Items[0].Shard.Global = tensor.Shape{20} },
+	"box":   func(l *checkpoint.Local) { l.Items[0].Shard.Box = part(4, 4) },
+	"name":  func(l *checkpoint.Local) { l.Items[0].Shard.FQN = "v" },
+	"path": func(l *checkpoint.Local) {
+		l.Items[1].Path = checkpoint.Path{checkpoint.PathKey("a"), checkpoint.PathKey("b")}
+	},
 	"size":           func(l *checkpoint.Local) { l.Items[1].Bytes++ },
 	"per rank":       func(l *checkpoint.Local) { l.Items[1].PerRank = true },
 	"kind":           func(l *checkpoint.Local) { l.Items[0] = value("w", 8, false) },

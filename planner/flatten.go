@@ -90,7 +90,7 @@ func (f *flattener) descend(path checkpoint.Path, value any) {
 				f.problems = append(f.problems, fmt.Errorf("%v: %w", path, err))
 				continue
 			}
-			f.visit(append(path, checkpoint.Key(key)), e.Value)
+			f.visit(append(path, checkpoint.PathKey(key)), e.Value)
 		}
 	case map[string]any:
 		keys := make([]string, 0, len(v))
@@ -99,11 +99,11 @@ func (f *flattener) descend(path checkpoint.Path, value any) {
 		}
 		slices.Sort(keys)
 		for _, key := range keys {
-			f.visit(append(path, checkpoint.Key(key)), v[key])
+			f.visit(append(path, checkpoint.PathKey(key)), v[key])
 		}
 	case []any:
 		for i, e := range v {
-			f.visit(append(path, checkpoint.Index(i)), e)
+			f.visit(append(path, checkpoint.PathIndex(i)), e)
 		}
 	}
 }

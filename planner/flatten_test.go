@@ -73,7 +73,7 @@ func TestUnflattenRefusesContradictions(t *testing.T) {
 	leaf := func(path ...checkpoint.PathElement) planner.Leaf {
 		return planner.Leaf{FQN: checkpoint.Path(path).FQN(), Path: path, Value: 1}
 	}
-	a, b, zero := checkpoint.Key("a"), checkpoint.Key("b"), checkpoint.Index(0)
+	a, b, zero := checkpoint.PathKey("a"), checkpoint.PathKey("b"), checkpoint.PathIndex(0)
 	for name, c := range map[string]struct {
 		leaves []planner.Leaf
 		want   string
@@ -85,8 +85,8 @@ func TestUnflattenRefusesContradictions(t *testing.T) {
 		"around a value":  {[]planner.Leaf{leaf(a, b), leaf(a)}, `["a"] is a value and holds others`},
 		"list or mapping": {[]planner.Leaf{leaf(a, b), leaf(a, zero)}, `["a" 0] has a list and a mapping in one place, ["a"]`},
 		"root is a list":  {[]planner.Leaf{leaf(zero)}, `[0] begins with an index`},
-		"a long list":     {[]planner.Leaf{leaf(a, checkpoint.Index(1<<31))}, `["a"] is a list of 2147483649 entries, of which only 1 are there`},
-		"negative index":  {[]planner.Leaf{leaf(a, checkpoint.Index(-1))}, `neither a key nor an index`},
+		"a long list":     {[]planner.Leaf{leaf(a, checkpoint.PathIndex(1<<31))}, `["a"] is a list of 2147483649 entries, of which only 1 are there`},
+		"negative index":  {[]planner.Leaf{leaf(a, checkpoint.PathIndex(-1))}, `neither a key nor an index`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got, err := planner.Unflatten(c.leaves); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -94,7 +94,7 @@ func TestUnflattenRefusesContradictions(t *testing.T) {
 			}
 		})
 	}
-	got, err := planner.Unflatten([]planner.Leaf{leaf(a, checkpoint.Index(2))})
+	got, err := planner.Unflatten([]planner.Leaf{leaf(a, checkpoint.PathIndex(2))})
 	if want := (planner.Mapping{key("a", []any{nil, nil, 1})}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v and error %v, want %v", got, err, want)
 	}
@@ -146,12 +146,12 @@ func TestUnflattenIsTheInverse(t *testing.T) {
 
 // The lowest rank's path stands for all, and a layout brings it back.
 func TestLayoutKeepsPaths(t *testing.T) {
-	nested := checkpoint.Path{checkpoint.Key("w"), checkpoint.Index(0)}
+	nested := checkpoint.Path{checkpoint.PathKey("w"), checkpoint.PathIndex(0)}
 	at := func(it checkpoint.Item, p checkpoint.Path) checkpoint.Item { it.Path = p; return it }
 	w := item(shard("w.0", []int64{4}, part(0, 4)))
 	l := global(t, []checkpoint.Local{
-		{Rank: 1, Items: []checkpoint.Item{w, value("v.0", 1, true), at(value("v", 1, false), checkpoint.Path{checkpoint.Key("v")})}},
-		{Rank: 0, Items: []checkpoint.Item{at(w, nested), at(value("v.0", 1, true), checkpoint.Path{checkpoint.Key("v"), checkpoint.Key("0")})}},
+		{Rank: 1, Items: []checkpoint.Item{w, value("v.0", 1, true), at(value("v", 1, false), checkpoint.Path{checkpoint.PathKey("v")})}},
+		{Rank: 0, Items: []checkpoint.Item{at(w, nested), at(value("v.0", 1, true), checkpoint.Path{checkpoint.PathKey("v"), checkpoint.PathKey("0")})}},
 	})
 	got, err := checkpoint.DecodeLayout(checkpoint.EncodeLayout(l))
 	if err != nil || !reflect.DeepEqual(got, l) {
@@ -165,6 +165,6 @@ func TestLayoutKeepsPaths(t *testing.T) {
 			t.Errorf("%s of rank %d has the path %v, want %v", l.Values[i].FQN, l.Values[i].Rank, got, want)
 		}
 	}
-	_, err = planner.Global([]checkpoint.Local{{Rank: 3, Items: []checkpoint.Item{at(w, checkpoint.Path{checkpoint.Key("x")}), at(value("v", 1, false), checkpoint.Path{checkpoint.Key("x")})}}})
+	_, err = planner.Global([]checkpoint.Local{{Rank: 3, Items: []checkpoint.Item{at(w, checkpoint.Path{checkpoint.PathKey("x")}), at(value("v", 1, false), checkpoint.Path{checkpoint.PathKey("x")})}}})
 	problems(t, err, `rank 3: "w.0" has the path ["x"], which is that of "x"`, `rank 3: "v" has the path ["x"], which is that of "x"`)
 }

@@ -15,8 +15,8 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -47,7 +47,7 @@ type listed struct {
 	Pinned      *bool     `json:"pinned,omitempty"`
 	Tags        []string  `json:"tags,omitempty"`
 
-	ref data.Ref
+	ref checkpoint.Ref
 }
 
 // listing is `ls --json`.
@@ -216,7 +216,7 @@ func (a *app) measure(ctx context.Context, list []listed, dataDir string) error 
 
 // footprint is the shared and exclusive bytes of a checkpoint's files, or nil
 // where they cannot be known.
-func (a *app) footprint(ctx context.Context, dataDir string, ref data.Ref) (shared, exclusive *int64, err error) {
+func (a *app) footprint(ctx context.Context, dataDir string, ref checkpoint.Ref) (shared, exclusive *int64, err error) {
 	f, err := store.MeasureFiles(ctx, dataDir, ref)
 	switch {
 	case ctx.Err() != nil:

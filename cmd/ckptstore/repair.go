@@ -58,7 +58,7 @@ var _ data.ChunkSource = (*staging.SealedChunks)(nil)
 // checkpoint has, and says which checkpoints are to be verified again.
 func (a *app) repair(ctx context.Context, s *store.Store, targets, every []projections.Checkpoint, reports []data.Report, out *verified) (again []projections.Checkpoint, err error) {
 	var all []data.Target
-	byRef := map[data.Ref]projections.Checkpoint{}
+	byRef := map[checkpoint.Ref]projections.Checkpoint{}
 	for _, c := range every {
 		digest, err := checkpoint.ParseDigest(c.Manifest)
 		if err != nil {
@@ -67,7 +67,7 @@ func (a *app) repair(ctx context.Context, s *store.Store, targets, every []proje
 		all = append(all, data.Target{Ref: store.RefOf(c), Manifest: digest})
 		byRef[store.RefOf(c)] = c
 	}
-	damaged := map[data.Ref][]string{}
+	damaged := map[checkpoint.Ref][]string{}
 	for i, c := range targets {
 		for _, f := range reports[i].Findings {
 			damaged[store.RefOf(c)] = append(damaged[store.RefOf(c)], f.File)
@@ -133,7 +133,7 @@ func (a *app) repairAndVerify(ctx context.Context, s *store.Store, before, targe
 	if err != nil {
 		return nil, nil, err
 	}
-	now := map[data.Ref]data.Report{}
+	now := map[checkpoint.Ref]data.Report{}
 	for i, c := range again {
 		now[store.RefOf(c)] = after[i]
 	}

@@ -194,7 +194,7 @@ func preview(l checkpoint.Layout, ranks int) (*planner.Preview, error) {
 	if ranks == 0 {
 		return nil, nil
 	}
-	p, err := planner.NewPreview(l, ranks, data.BlockSize)
+	p, err := planner.NewPreview(l, ranks, checkpoint.BlockSize)
 	return &p, err
 }
 

@@ -204,7 +204,7 @@ func (a *app) byReceipts() bool {
 
 // receipts are those of the data directory. One that is damaged is warned of:
 // what a reference stands for must not change because of it in silence.
-func (a *app) receipts(ctx context.Context) (*data.Root, []data.Receipt, error) {
+func (a *app) receipts(ctx context.Context) (*data.Root, []checkpoint.Receipt, error) {
 	data, err := a.data()
 	if err != nil {
 		return nil, nil, err
@@ -222,7 +222,7 @@ func (a *app) withOffline(ctx context.Context, ref, fqn string, do func(source) 
 		return withPath(ctx, ref, do)
 	}
 	root, list, err := a.receipts(ctx)
-	known := slices.ContainsFunc(list, func(r data.Receipt) bool { return ref == r.Run || strings.HasPrefix(ref, r.Run+"@") })
+	known := slices.ContainsFunc(list, func(r checkpoint.Receipt) bool { return ref == r.Run || strings.HasPrefix(ref, r.Run+"@") })
 	switch at := checkpointAt(ref); {
 	case at && errors.Is(err, store.ErrNoStore) && !a.named:
 		return withPath(ctx, ref, do)

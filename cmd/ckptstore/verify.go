@@ -13,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
@@ -390,7 +391,7 @@ func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) e
 			r := s.reader.(*data.FileReader)
 			receipt, err := r.Root().Receipt(ctx, store.RefOf(s.checkpoint))
 			if err == nil {
-				err = a.verifyEach(ctx, r.Root(), []data.Receipt{receipt}, &out)
+				err = a.verifyEach(ctx, r.Root(), []checkpoint.Receipt{receipt}, &out)
 			}
 			if err != nil {
 				return err
@@ -415,7 +416,7 @@ func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) e
 
 func (v *verified) addDamaged(damaged []data.Damaged) {
 	for _, d := range damaged {
-		kind, file := data.Corrupt, data.ReceiptFile
+		kind, file := data.Corrupt, checkpoint.ReceiptFile
 		if d.Link() {
 			kind, file = data.Unreadable, d.File
 		}
@@ -426,7 +427,7 @@ func (v *verified) addDamaged(damaged []data.Damaged) {
 }
 
 // verifyEach verifies checkpoints by their receipts.
-func (a *app) verifyEach(ctx context.Context, data *data.Root, receipts []data.Receipt, out *verified) error {
+func (a *app) verifyEach(ctx context.Context, data *data.Root, receipts []checkpoint.Receipt, out *verified) error {
 	bar := a.Progress("verify", 0)
 	defer bar.Done()
 	reports, err := store.VerifyReceipts(ctx, data, receipts, store.VerifyOptions{Quick: out.Quick, Progress: bar.Set})

@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/doctor"
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -40,7 +41,7 @@ func TestExitCodes(t *testing.T) {
 			fmt.Errorf("%w: %w", launch.ErrDevices, launch.ErrConfig), fmt.Errorf("%w: %w", store.ErrLocked, syscall.ENOSPC), fmt.Errorf("%w: %w", launch.ErrConfig, syscall.ENOSPC),
 			fmt.Errorf("%w: %w", jetlog.ErrUnacknowledged, syscall.ENOSPC), errors.Join(&launch.LostSaveError{}, store.ErrLeaseLost), errors.Join(&store.RunningError{}, &launch.FailedError{}),
 		}},
-		{5, []error{&store.RunningError{}, launch.ErrFenced, staging.ErrTaken, store.ErrLeaseLost, fmt.Errorf("%w: %w", store.ErrLeaseLost, jetlog.ErrNotAllowed), fmt.Errorf("%w: %w", launch.ErrConfig, staging.ErrTaken)}},
+		{5, []error{&store.RunningError{}, session.ErrFenced, staging.ErrTaken, store.ErrLeaseLost, fmt.Errorf("%w: %w", store.ErrLeaseLost, jetlog.ErrNotAllowed), fmt.Errorf("%w: %w", launch.ErrConfig, staging.ErrTaken)}},
 		{6, []error{doctor.ErrFound}},
 		{10, []error{store.ErrNoStore, fmt.Errorf("%w: %w", store.ErrNoStore, fs.ErrNotExist), fmt.Errorf("%w: %w", store.ErrNoStore, fs.ErrPermission)}},
 		{11, []error{store.ErrLocked, jetlog.ErrServed, fmt.Errorf("%w: %w", store.ErrLocked, context.DeadlineExceeded), fmt.Errorf("%w: %w", store.ErrLocked, fs.ErrPermission)}},

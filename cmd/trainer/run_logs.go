@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -105,9 +105,10 @@ func (o *logsOptions) launch(cfg *launch.Config) (err error) {
 	if cfg.Output.Routes, cfg.Output.MaxSize, err = o.routes(); err != nil {
 		return err
 	}
+	nproc := len(cfg.Local())
 	for _, rank := range cfg.Output.Routes.Shown {
-		if rank >= cfg.NProc {
-			return fmt.Errorf("%w: --local-ranks-filter %s: there is no local rank %d among %d: give ranks from 0 to %d", launch.ErrConfig, o.shown, rank, cfg.NProc, cfg.NProc-1)
+		if rank >= nproc {
+			return fmt.Errorf("%w: --local-ranks-filter %s: there is no local rank %d among %d: give ranks from 0 to %d", launch.ErrConfig, o.shown, rank, nproc, nproc-1)
 		}
 	}
 	cfg.Launch.Flags = slices.Clone(o.launchFlags)
@@ -119,7 +120,7 @@ func (o *logsOptions) launch(cfg *launch.Config) (err error) {
 
 // place says where the files of a job are, once its store is open.
 func (o *logsOptions) place(st *store.Store, cfg *launch.Config) error {
-	below := logs.Below(data.RefOf(cfg.Run, "", "").Run, cfg.Job)
+	below := logs.Below(checkpoint.RefOf(cfg.Run, "", "").Run, cfg.Job)
 	if o.logDir == "" {
 		cfg.Output.Top, cfg.Output.Dir, cfg.Output.Said = st.Dir(), filepath.Join(st.Dir(), below), below
 		return nil

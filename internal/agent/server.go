@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/httpkit"
-	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/peer"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // maxBody bounds the body of a request to the agent itself, in bytes.
@@ -41,7 +41,7 @@ func (a *Agent) listen() (*server, error) {
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("open the agent's socket: %w", err), l.Close())
 	}
-	a.card = Card{Socket: path, Token: rand.Text(), PID: os.Getpid(), Store: a.at.ID, Protocols: launch.Protocols(), Version: a.cfg.Version}
+	a.card = Card{Socket: path, Token: rand.Text(), PID: os.Getpid(), Store: a.at.ID, Protocols: session.Protocols(), Version: a.cfg.Version}
 	s := &server{done: make(chan error, 1), http: &http.Server{
 		Handler: a.handler(), ReadHeaderTimeout: 30 * time.Second,
 		ConnContext: peer.Context,
@@ -77,7 +77,7 @@ func (a *Agent) handler() http.Handler {
 	mux.Handle("POST /v1/join", httpkit.Handle(maxBody, a.onJoin))
 	mux.Handle("POST /v1/status", httpkit.Handle(maxBody, a.onStatus))
 	mux.Handle("POST /v1/stop", httpkit.Handle(maxBody, a.onStop))
-	mux.HandleFunc("POST "+launch.ServicePath, func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("POST "+session.ServicePath, func(w http.ResponseWriter, r *http.Request) {
 		defer a.begin()()
 		if a.cfg.Services == nil {
 			httpkit.Refuse(w, problem.Errorf(problem.NotFound, "this agent has no requests about the store: upgrade it, and run `ckptstore agent stop`"))
@@ -86,7 +86,7 @@ func (a *Agent) handler() http.Handler {
 		a.cfg.Services.ServeHTTP(w, r)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		httpkit.Refuse(w, problem.Errorf(problem.NotFound, "no request %s %s: an agent has join, status, stop and those below %s; what else a rank asks goes to the socket that join gives it", r.Method, r.URL.Path, launch.ServicePath))
+		httpkit.Refuse(w, problem.Errorf(problem.NotFound, "no request %s %s: an agent has join, status, stop and those below %s; what else a rank asks goes to the socket that join gives it", r.Method, r.URL.Path, session.ServicePath))
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !httpkit.Authorized(r, a.card.Token) {

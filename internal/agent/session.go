@@ -9,6 +9,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -47,8 +48,9 @@ func (a *Agent) serve(g *group) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	cfg := launch.SessionConfig{Config: a.cfg.Session, Ends: g.ends}
-	cfg.Run, cfg.Trial, cfg.Job, cfg.NProc, cfg.Resume, cfg.Config.Config = g.Run, g.Trial, g.job, g.WorldSize, g.Resume, g.JoinRequest.Config
+	cfg := launch.AttendConfig{Config: a.cfg.Session, Ends: g.ends}
+	cfg.Run, cfg.Trial, cfg.Job, cfg.TrialConfig = g.Run, g.Trial, g.job, g.JoinRequest.Config
+	cfg.Nodes, cfg.Resume = session.OneNode(g.WorldSize), g.Resume
 	cfg.Services, cfg.Logger, cfg.NewID = a.cfg.Services, a.log, store.NewID
 	a.mu.Lock()
 	for rank := range g.WorldSize {
@@ -66,7 +68,7 @@ func (a *Agent) serve(g *group) (err error) {
 		g.part(launch.MemberEnd{Rank: rank, Left: true})
 	}
 	st := a.store
-	return launch.Session(ctx, cfg, launch.Store{
+	return launch.Attend(ctx, cfg, session.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: a.cfg.Shared,

@@ -140,15 +140,15 @@ func (c agedContent) Item(int) ([]byte, error) { return c.data, nil }
 
 const agedTensor = 64 // bytes
 
-func (r *agedRun) decide(ctx context.Context, body events.Body) (data.Decision, error) {
+func (r *agedRun) decide(ctx context.Context, body events.Body) (checkpoint.Decision, error) {
 	d, err := events.NewDecision(store.Stamp("bench"), events.Aggregate{Run: r.name, Trial: projections.DefaultTrial}, body)
 	if err != nil {
-		return data.Decision{}, err
+		return checkpoint.Decision{}, err
 	}
 	if r.lane, err = r.log.Decide(ctx, d, r.lane); err != nil {
-		return data.Decision{}, err
+		return checkpoint.Decision{}, err
 	}
-	return data.Decision{Sequence: r.lane, Event: d.ID, Time: d.Time}, nil
+	return checkpoint.Decision{Sequence: r.lane, Event: d.ID, Time: d.Time}, nil
 }
 
 func (r *agedRun) say(ctx context.Context, actor events.Actor, bodies ...events.Body) error {
@@ -228,7 +228,7 @@ func (r *agedRun) save(ctx context.Context, n, reports int) error {
 	if _, err := r.decide(ctx, &events.CheckpointBegun{Attempt: 1, Checkpoint: id, Name: name, Step: step, WorldSize: 1, Participants: []int{0}}); err != nil {
 		return err
 	}
-	w := r.data.Writer(data.RefOf(r.name, projections.DefaultTrial, id))
+	w := r.data.Writer(checkpoint.RefOf(r.name, projections.DefaultTrial, id))
 	if err := w.SetUp(ctx, true); err != nil {
 		return err
 	}
@@ -256,7 +256,7 @@ func (r *agedRun) save(ctx context.Context, n, reports int) error {
 	_, err = w.Finish(ctx, checkpoint.Manifest{
 		Store: r.store, Run: r.name, Trial: projections.DefaultTrial, Checkpoint: id, Name: name, Step: step, Attempt: 1, WorldSize: 1,
 		Ranks: []checkpoint.RankIndex{{Rank: 0, Index: got.Index}}, Layout: layout,
-	}, func(ctx context.Context, manifest checkpoint.Digest) (data.Decision, error) {
+	}, func(ctx context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error) {
 		return r.decide(ctx, &events.CheckpointCommitted{Attempt: 1, Checkpoint: id, Manifest: manifest.String(), Bytes: agedTensor})
 	})
 	return err

@@ -99,7 +99,7 @@ func (b *loadBench) run(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	ref := data.RefOf(m.Run, m.Trial, m.Checkpoint)
+	ref := checkpoint.RefOf(m.Run, m.Trial, m.Checkpoint)
 	l := &benchLoader{reader: root.Reader(ref), wants: rowWants(b.ToRanks, b.Tensors, shape)}
 	if err := l.prepare(ctx, m); err != nil {
 		return err
@@ -186,7 +186,7 @@ func saveRows(ctx context.Context, root *data.Root, ranks, tensors int, shape te
 		}
 		m.Layout.Tensors = append(m.Layout.Tensors, t)
 	}
-	ref := data.RefOf(m.Run, m.Trial, m.Checkpoint)
+	ref := checkpoint.RefOf(m.Run, m.Trial, m.Checkpoint)
 	w := root.Writer(ref)
 	if err := w.SetUp(ctx, true); err != nil {
 		return m, err
@@ -204,8 +204,8 @@ func saveRows(ctx context.Context, root *data.Root, ranks, tensors int, shape te
 		}
 		m.Ranks = append(m.Ranks, checkpoint.RankIndex{Rank: rank, Index: done.Index})
 	}
-	_, err := w.Finish(ctx, m, func(context.Context, checkpoint.Digest) (data.Decision, error) {
-		return data.Decision{Sequence: 1, Event: "bench", Time: time.Now()}, nil
+	_, err := w.Finish(ctx, m, func(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
+		return checkpoint.Decision{Sequence: 1, Event: "bench", Time: time.Now()}, nil
 	})
 	return m, err
 }

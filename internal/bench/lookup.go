@@ -175,7 +175,7 @@ func (b *lookupBench) fill(l *savedLog, dir string) error {
 		m.Checkpoint = m.Name + ".a1"
 		encoded := checkpoint.EncodeManifest(m)
 		digest := checkpoint.Sum(encoded)
-		place := filepath.Join(dir, "data", data.RefOf(m.Run, m.Trial, m.Checkpoint).String())
+		place := filepath.Join(dir, "data", checkpoint.RefOf(m.Run, m.Trial, m.Checkpoint).String())
 		if err := os.MkdirAll(place, 0o700); err != nil {
 			return err
 		}

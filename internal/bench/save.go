@@ -219,7 +219,7 @@ func (s *benchSaver) save(ctx context.Context, n int) (took time.Duration, writt
 			})
 		}
 	}
-	ref := data.RefOf(m.Run, m.Trial, m.Checkpoint)
+	ref := checkpoint.RefOf(m.Run, m.Trial, m.Checkpoint)
 	began := time.Now()
 	bytes := make([]int64, len(s.ranks))
 	g, inner := errgroup.WithContext(ctx)
@@ -237,8 +237,8 @@ func (s *benchSaver) save(ctx context.Context, n int) (took time.Duration, writt
 	if err := g.Wait(); err != nil {
 		return 0, 0, err
 	}
-	receipt, err := s.root.Writer(ref).Finish(ctx, m, func(context.Context, checkpoint.Digest) (data.Decision, error) {
-		return data.Decision{Sequence: uint64(n + 1), Event: "bench", Time: began}, nil
+	receipt, err := s.root.Writer(ref).Finish(ctx, m, func(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
+		return checkpoint.Decision{Sequence: uint64(n + 1), Event: "bench", Time: began}, nil
 	})
 	took = time.Since(began)
 	if err != nil {

@@ -1,16 +1,28 @@
-// Package checkpoint holds the plans of saves and loads as data, and their binary
-// forms. Package planner makes them, package data executes them.
+// Package checkpoint holds what a checkpoint is, in memory and in bytes. It reads and
+// writes no files: package planner makes plans, package data writes and reads the
+// files that are described here.
 //
+//	Ref       the place of a checkpoint's files: three names, safe as file names
+//	Digest    BLAKE3-256, of a chunk or a file
 //	Local     what one rank wants to save: its items
 //	Layout    what is in a checkpoint, and which rank's file holds each chunk
 //	Manifest  a layout with the identity of its checkpoint and the digest of
 //	          every rank's index file; a pure function of the log
+//	Index     where the chunks of one rank lie, with their digests and checksums
+//	sums      digests and checksums of adopted chunks, learned after the adoption
+//	Receipt   COMMIT.json: the manifest with this digest is committed
 //	Want      one box of a tensor, or one value, that a rank wants to load
 //	Read      one overlap of a want with a stored chunk
 //
-// The binary forms begin with four magic bytes and a version byte. Numbers
-// are unsigned varints, differences (±) zigzag, flags and dtypes bytes; text
-// has its length in front. A column is a list whose entries lie together:
+// The chain of trust goes receipt → manifest → index → chunk, each link a digest of
+// the next: the manifest's digest in the log proves every byte. Every checksum is
+// CRC-32C.
+//
+// # Plans and manifests
+//
+// The binary forms of Local, Layout and Manifest begin with four magic bytes and a
+// version byte. Numbers are unsigned varints, differences (±) zigzag, flags and dtypes
+// bytes; text has its length in front. A column is a list whose entries lie together:
 // [x y] is a column of x, then one of y. Encoding is canonical: equal values
 // give equal bytes, so the digest of an encoded plan is its fingerprint, and
 // what decodes is encoded as the same bytes again.
@@ -59,6 +71,38 @@
 // which stand for at most 8 MiB of chunks a tensor and 1 GiB a form, and are
 // not expanded before all of the form has been read. Tensors beyond that are
 // listed.
+//
+// # Index
+//
+// Numbers are unsigned varints unless a width is given, strings have their length in
+// front. Offsets count from the start of the file. The checksum covers all bytes in
+// front of it.
+//
+//	┌────────┬───────┬──────┬───────┬────────┬───────┬─────────┬─────────┐
+//	│ "CKIX" │ 0x01  │ rank │ count │ file…  │ count │ entry…  │ CRC-32C │
+//	│ 4 B    │ 1 B   │      │       │        │       │         │ u32 LE  │
+//	└────────┴───────┴──────┴───────┴────────┴───────┴─────────┴─────────┘
+//	file   name size
+//	entry  flags fqn key file offset length            flags: 1 value, 2 per rank
+//	       [dtype ndim dim* (offset size)*]            absent for a value
+//	       digest (32 B)                               of the chunk
+//	       crc (u32 LE) for each 64 KiB                from the chunk's start
+//
+// An adopted rank has its chunks in the files of another program, which stay where
+// they are. Its index has version 2. The files are named by absolute paths, with their
+// size and the time of their last write: a file that has changed in either is refused.
+// The digests are in the file of sums, whose digest the log records.
+//
+//	file   path size modified (ns since 1970)
+//	entry  flags fqn file offset length         flags: 4 strided, 8 record
+//	       [dtype ndim dim* (offset size)*]     absent for a value
+//	       [stride*]                            if strided: see [Entry.Span]
+//	       [offset size CRC-32 (u32 LE)]        record: bytes with a checksum
+//	                                            of the program that wrote them
+//
+// Version 3, of a verbatim rank, is described at [Frame], the file of sums at
+// [EncodeSums], the receipt at [Receipt], the names of all files at [DataFile] and its
+// neighbours.
 package checkpoint
 
 import (
@@ -114,6 +158,23 @@ type Item struct {
 	PerRank bool // a value that every rank has its own of, such as RNG state
 	Check   Check
 	Path    Path
+}
+
+// Validate reports an item that cannot be stored.
+func (it Item) Validate() error {
+	if it.Value {
+		if it.Shard.FQN == "" || it.Bytes < 0 {
+			return fmt.Errorf("value %q of %d bytes has no name or a negative size", it.Shard.FQN, it.Bytes)
+		}
+		return nil
+	}
+	if err := it.Shard.Validate(); err != nil {
+		return err
+	}
+	if need := it.Shard.Bytes(); it.Bytes != need {
+		return fmt.Errorf("tensor %q has %d bytes, its box %v needs %d", it.Shard.FQN, it.Bytes, it.Shard.Box, need)
+	}
+	return nil
 }
 
 // Local is what one rank wants to save, in the rank's own order.

@@ -230,10 +230,10 @@ func TestItemsAndBytesOfALayout(t *testing.T) {
 func TestLiteralsOfAPath(t *testing.T) {
 	const fqn = "optimizer.state.0.step"
 	item := func(key checkpoint.PathElement) checkpoint.Local {
-		return checkpoint.Local{Items: []checkpoint.Item{{Value: true, Shard: tensor.Shard{FQN: fqn}, Bytes: 1, Path: checkpoint.Path{checkpoint.Key("optimizer"), checkpoint.Key("state"), key, checkpoint.Key("step")}}}}
+		return checkpoint.Local{Items: []checkpoint.Item{{Value: true, Shard: tensor.Shard{FQN: fqn}, Bytes: 1, Path: checkpoint.Path{checkpoint.PathKey("optimizer"), checkpoint.PathKey("state"), key, checkpoint.PathKey("step")}}}}
 	}
 	seen := map[string]bool{}
-	for _, key := range []checkpoint.PathElement{checkpoint.Key("0"), checkpoint.Index(0), checkpoint.Literal("0")} {
+	for _, key := range []checkpoint.PathElement{checkpoint.PathKey("0"), checkpoint.PathIndex(0), checkpoint.PathLiteral("0")} {
 		data := checkpoint.EncodeLocal(item(key))
 		back, err := checkpoint.DecodeLocal(data)
 		if err != nil || back.Items[0].Path[2] != key {
@@ -244,10 +244,10 @@ func TestLiteralsOfAPath(t *testing.T) {
 	if len(seen) != 3 {
 		t.Errorf("a key, an index and a literal are written in %d ways", len(seen))
 	}
-	if p := (checkpoint.Path{checkpoint.Literal("0")}); p.Plain("0") || p.Validate("0") != nil || p.String() != "[{0}]" {
+	if p := (checkpoint.Path{checkpoint.PathLiteral("0")}); p.Plain("0") || p.Validate("0") != nil || p.String() != "[{0}]" {
 		t.Errorf("%v: plain %v, %v", p, p.Plain("0"), p.Validate("0"))
 	}
-	if err := (checkpoint.Path{checkpoint.Key("a"), {Literal: true}}).Validate("a."); err == nil {
+	if err := (checkpoint.Path{checkpoint.PathKey("a"), {Literal: true}}).Validate("a."); err == nil {
 		t.Error("a literal has no text")
 	}
 }

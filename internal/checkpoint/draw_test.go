@@ -26,11 +26,11 @@ func paths(t *rapid.T, fqn string) checkpoint.Path {
 		case last >= 0 && !p[last].List && p[last].Key != "" && rapid.Bool().Draw(t, "joined"):
 			p[last].Key += "." + part
 		case err == nil && strconv.Itoa(n) == part && n >= 0 && n < 1<<31 && rapid.Bool().Draw(t, "index"):
-			p = append(p, checkpoint.Index(n))
+			p = append(p, checkpoint.PathIndex(n))
 		case part != "" && rapid.Bool().Draw(t, "literal"):
-			p = append(p, checkpoint.Literal(part))
+			p = append(p, checkpoint.PathLiteral(part))
 		default:
-			p = append(p, checkpoint.Key(part))
+			p = append(p, checkpoint.PathKey(part))
 		}
 	}
 	if p.Plain(fqn) {

@@ -22,24 +22,24 @@ func box(offsets, sizes []int64) tensor.Box { return tensor.Box{Offsets: offsets
 // of values.
 var (
 	sampleLocal = checkpoint.Local{Rank: 300, Items: []checkpoint.Item{
-		{Shard: tensor.Shard{FQN: "layers.0.weight", DType: tensor.BFloat16, Global: tensor.Shape{4096, 512}, Box: box([]int64{1024, 0}, []int64{1024, 512})}, Bytes: 1 << 20, Path: checkpoint.Path{checkpoint.Key("layers"), checkpoint.Index(0), checkpoint.Key("weight")}},
+		{Shard: tensor.Shard{FQN: "layers.0.weight", DType: tensor.BFloat16, Global: tensor.Shape{4096, 512}, Box: box([]int64{1024, 0}, []int64{1024, 512})}, Bytes: 1 << 20, Path: checkpoint.Path{checkpoint.PathKey("layers"), checkpoint.PathIndex(0), checkpoint.PathKey("weight")}},
 		{Shard: tensor.Shard{FQN: "step", DType: tensor.Int64, Global: tensor.Shape{}, Box: box([]int64{}, []int64{})}, Bytes: 8, Check: checkpoint.Check{0: 1, 15: 2}},
 		{Shard: tensor.Shard{FQN: "empty", DType: tensor.Bool, Global: tensor.Shape{2, 3}, Box: box([]int64{2, 0}, []int64{0, 3})}},
 		{Value: true, Shard: tensor.Shard{FQN: "config"}, Bytes: 1234, Check: checkpoint.Check{7: 3}},
 		{Value: true, PerRank: true, Shard: tensor.Shard{FQN: "rng"}, Bytes: 5000},
-		{Value: true, Shard: tensor.Shard{FQN: "optim.param_groups.12"}, Bytes: 10, Path: checkpoint.Path{checkpoint.Key("optim"), checkpoint.Key("param_groups"), checkpoint.Index(12)}},
+		{Value: true, Shard: tensor.Shard{FQN: "optim.param_groups.12"}, Bytes: 10, Path: checkpoint.Path{checkpoint.PathKey("optim"), checkpoint.PathKey("param_groups"), checkpoint.PathIndex(12)}},
 	}}
 	sampleLayout = checkpoint.Layout{
 		Tensors: []checkpoint.Tensor{
 			{FQN: "empty", DType: tensor.Bool, Shape: tensor.Shape{0, 3}},
-			{FQN: "layers.0.weight", Path: checkpoint.Path{checkpoint.Key("layers.0"), checkpoint.Key("weight")}, DType: tensor.Float32, Shape: tensor.Shape{4, 4}, Chunks: []checkpoint.Chunk{
+			{FQN: "layers.0.weight", Path: checkpoint.Path{checkpoint.PathKey("layers.0"), checkpoint.PathKey("weight")}, DType: tensor.Float32, Shape: tensor.Shape{4, 4}, Chunks: []checkpoint.Chunk{
 				{Rank: 0, Box: box([]int64{0, 0}, []int64{2, 4})}, {Rank: 1, Box: box([]int64{2, 0}, []int64{2, 4})},
 			}},
 			{FQN: "step", DType: tensor.Int64, Shape: tensor.Shape{}, Chunks: []checkpoint.Chunk{{Rank: 0, Box: box([]int64{}, []int64{})}}},
 		},
 		Values: []checkpoint.Value{
 			{FQN: "config", Rank: 0, Bytes: 100},
-			{FQN: "optim.lr.0", Rank: 1, Bytes: 8, Path: checkpoint.Path{checkpoint.Key("optim"), checkpoint.Key("lr"), checkpoint.Index(0)}},
+			{FQN: "optim.lr.0", Rank: 1, Bytes: 8, Path: checkpoint.Path{checkpoint.PathKey("optim"), checkpoint.PathKey("lr"), checkpoint.PathIndex(0)}},
 			{FQN: "rng", Rank: 0, Bytes: 1, PerRank: true},
 			{FQN: "rng", Rank: 1, Bytes: 2, PerRank: true},
 		},

@@ -1,6 +1,12 @@
 package checkpoint
 
-import "github.com/ckptstore/ckptstore/tensor"
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/ckptstore/ckptstore/tensor"
+)
 
 // EncodeLayout is the canonical binary form of l.
 func EncodeLayout(l Layout) []byte {
@@ -274,4 +280,18 @@ func decodeManifest(data []byte, only func(string) bool) (Manifest, error) {
 		return Manifest{}, err
 	}
 	return m, nil
+}
+
+// each calls do(0) to do(n-1) on all processors.
+func each(n int, do func(i int)) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), n) {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				do(i)
+			}
+		})
+	}
+	wg.Wait()
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // PathElement is one step of a [Path]: the key of a mapping, or the index of
-// a list. Make one with [Key], [Literal] or [Index].
+// a list. Make one with [PathKey], [PathLiteral] or [PathIndex].
 type PathElement struct {
 	Key     string // "" where List
 	Index   int    // 0 where not List
@@ -16,14 +16,14 @@ type PathElement struct {
 }
 
 // Key is the step into a mapping.
-func Key(key string) PathElement { return PathElement{Key: key} }
+func PathKey(key string) PathElement { return PathElement{Key: key} }
 
 // Literal is the step into a mapping by a key that is no string, as Python writes
 // it: 3, True, None, (0, 1). Only Python reads it.
-func Literal(key string) PathElement { return PathElement{Key: key, Literal: true} }
+func PathLiteral(key string) PathElement { return PathElement{Key: key, Literal: true} }
 
 // Index is the step into a list, from 0.
-func Index(index int) PathElement { return PathElement{Index: index, List: true} }
+func PathIndex(index int) PathElement { return PathElement{Index: index, List: true} }
 
 // text is the element's part of an FQN.
 func (e PathElement) text() string {
@@ -66,7 +66,7 @@ func (p Path) String() string {
 
 // Plain reports whether the path says no more than fqn does.
 func (p Path) Plain(fqn string) bool {
-	return len(p) == 0 || len(p) == 1 && p[0] == Key(fqn)
+	return len(p) == 0 || len(p) == 1 && p[0] == PathKey(fqn)
 }
 
 // Validate reports a path that is not one of fqn.
@@ -170,20 +170,20 @@ func (d *decoder) path(fqn string) Path {
 		}
 		switch kind {
 		case kindKey:
-			p[i] = Key(part)
+			p[i] = PathKey(part)
 		case kindIndex:
 			index, err := strconv.Atoi(part)
 			if err != nil || index < 0 || index > maxIndex || strconv.Itoa(index) != part {
 				d.fail("%q: element %d of the path, %q, is no index of a list", fqn, i, part)
 				return nil
 			}
-			p[i] = Index(index)
+			p[i] = PathIndex(index)
 		case kindLiteral:
 			if part == "" {
 				d.fail("%q: element %d of the path is a literal without a text", fqn, i)
 				return nil
 			}
-			p[i], literals = Literal(part), true
+			p[i], literals = PathLiteral(part), true
 		default:
 			d.fail("%q: element %d of the path is of the unknown kind %d", fqn, i, kind)
 			return nil

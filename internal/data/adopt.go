@@ -7,10 +7,13 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
+	"github.com/ckptstore/ckptstore/internal/object/local"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // AdoptData stands where [FileWriter.WriteData] does, for a rank of a
@@ -38,18 +41,18 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []checkpoint
 	if err := w.root.checkUnchanged(ctx, x); err != nil {
 		return Written{}, err
 	}
-	data := x.encode()
+	data := x.Encode()
 	_, sealed, err := w.there(ctx)
 	if err != nil {
 		return Written{}, err
 	}
 	if sealed {
-		there, err := w.root.readFile(ctx, w.ref, indexFile(rank))
+		there, err := w.root.readFile(ctx, w.ref, checkpoint.IndexFile(rank))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return Written{}, err
 		}
 		if string(there) != string(data) {
-			return Written{}, fmt.Errorf("%s: %w; import under another step", w.root.path(w.ref, indexFile(rank)), ErrSealed)
+			return Written{}, fmt.Errorf("%s: %w; import under another step", w.root.path(w.ref, checkpoint.IndexFile(rank)), ErrSealed)
 		}
 		return adoptedAs(rank, data), nil
 	}
@@ -58,7 +61,7 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []checkpoint
 		return Written{}, err
 	}
 	defer claim.give()
-	if err := w.root.writeFile(ctx, w.ref, indexFile(rank), data, object.Replace); err != nil {
+	if err := w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, object.Replace); err != nil {
 		return Written{}, err
 	}
 	if err := w.root.sync(ctx, w.ref); err != nil {
@@ -68,23 +71,23 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []checkpoint
 }
 
 // only is the index with the entries of items, which may lack empty ones.
-func (x *rankIndex) only(items []checkpoint.Item) (*index, error) {
+func (x *rankIndex) only(items []checkpoint.Item) (*checkpoint.Index, error) {
 	part := *x.index
-	part.entries = make([]entry, 0, len(items))
+	part.Entries = make([]checkpoint.Entry, 0, len(items))
 	wanted := make(map[key]bool, len(items))
 	for _, it := range items {
-		k := itemKey(part.rank, it)
+		k := itemKey(part.Rank, it)
 		wanted[k] = true
 		if i, ok := x.at[k]; ok {
-			part.entries = append(part.entries, x.index.entries[i])
+			part.Entries = append(part.Entries, x.index.Entries[i])
 		}
 	}
 	for k, i := range x.at {
-		if e := x.index.entries[i]; !wanted[k] && e.item.Bytes > 0 {
-			return nil, fmt.Errorf("%q %s is left out", e.item.Shard.FQN, e.box())
+		if e := x.index.Entries[i]; !wanted[k] && e.Item.Bytes > 0 {
+			return nil, fmt.Errorf("%q %s is left out", e.Item.Shard.FQN, e.BoxString())
 		}
 	}
-	if missing, extra := part.compare(items); len(missing)+len(extra) > 0 {
+	if missing, extra := compareItems(&part, items); len(missing)+len(extra) > 0 {
 		return nil, fmt.Errorf("it holds something else: %s", strings.Join(append(missing, extra...), ", "))
 	}
 	return &part, nil
@@ -92,12 +95,12 @@ func (x *rankIndex) only(items []checkpoint.Item) (*index, error) {
 
 // adoptedAs is the result for an adopted index whose file is data.
 func adoptedAs(rank int, data []byte) Written {
-	return Written{Index: checkpoint.Sum(data), Files: []File{{Name: indexFile(rank), Size: int64(len(data))}}}
+	return Written{Index: checkpoint.Sum(data), Files: []checkpoint.File{{Name: checkpoint.IndexFile(rank), Size: int64(len(data))}}}
 }
 
 // Unlearned lists the ranks of a checkpoint whose files are adopted and whose
 // sums are not learned. It opens no file.
-func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
+func (r *Root) Unlearned(ctx context.Context, ref checkpoint.Ref) ([]int, error) {
 	if err := ref.Validate(); err != nil {
 		return nil, err
 	}
@@ -105,16 +108,16 @@ func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for adopted files of checkpoint %s: %w", ref, err)
 	}
-	if slices.ContainsFunc(names, func(n string) bool { return plainName(n) == nil }) {
+	if slices.ContainsFunc(names, func(n string) bool { return checkpoint.ValidatePlainName(n) == nil }) {
 		return nil, nil // files of another program lie here, and were digested when they came
 	}
 	var ranks []int
 	for _, file := range names {
 		rank := -1
-		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || rank < 0 || file != indexFile(rank) {
+		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || rank < 0 || file != checkpoint.IndexFile(rank) {
 			continue
 		}
-		if !slices.Contains(names, dataFile(rank)) && !slices.Contains(names, sumsFile(rank)) {
+		if !slices.Contains(names, checkpoint.DataFile(rank)) && !slices.Contains(names, checkpoint.SumsFile(rank)) {
 			ranks = append(ranks, rank)
 		}
 	}
@@ -124,7 +127,7 @@ func (r *Root) Unlearned(ctx context.Context, ref Ref) ([]int, error) {
 
 // AdoptedBy lists the paths of the files of other programs that a checkpoint is read
 // from, sorted.
-func (r *Root) AdoptedBy(ctx context.Context, ref Ref) ([]string, error) {
+func (r *Root) AdoptedBy(ctx context.Context, ref checkpoint.Ref) ([]string, error) {
 	err := ref.Validate()
 	var files []string
 	if err == nil {
@@ -137,26 +140,26 @@ func (r *Root) AdoptedBy(ctx context.Context, ref Ref) ([]string, error) {
 	return slices.Compact(files), nil
 }
 
-func (r *Root) adoptedBy(ctx context.Context, ref Ref) (files []string, err error) {
+func (r *Root) adoptedBy(ctx context.Context, ref checkpoint.Ref) (files []string, err error) {
 	names, err := r.b.List(ctx, nameOf(ref))
 	problems := []error{disk.Gone(err)}
 	for _, file := range names {
 		rank := -1
-		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || file != indexFile(rank) || slices.Contains(names, dataFile(rank)) {
+		if _, err := fmt.Sscanf(file, "r%d.idx", &rank); err != nil || file != checkpoint.IndexFile(rank) || slices.Contains(names, checkpoint.DataFile(rank)) {
 			continue
 		}
 		data, err := r.readFile(ctx, ref, file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // its checkpoint was removed just now
 		}
-		var x index
+		var x checkpoint.Index
 		if err == nil {
-			x, err = decodeIndex(data)
+			x, err = checkpoint.DecodeIndex(data)
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", r.path(ref, file), err))
-		} else if x.adopted() {
-			for _, f := range x.files {
+		} else if x.Adopted() {
+			for _, f := range x.Files {
 				files = append(files, f.Name)
 			}
 		}
@@ -169,7 +172,7 @@ func (r *Root) adoptedBy(ctx context.Context, ref Ref) (files []string, err erro
 func (r *Root) Adopted(ctx context.Context) ([]string, error) {
 	var files []string
 	var problems []error
-	err := r.walk(ctx, func(ref Ref) {
+	err := r.walk(ctx, func(ref checkpoint.Ref) {
 		some, err := r.adoptedBy(ctx, ref)
 		files, problems = append(files, some...), append(problems, err)
 	}, func(link Damaged) { problems = append(problems, link.Err) })
@@ -178,4 +181,62 @@ func (r *Root) Adopted(ctx context.Context) ([]string, error) {
 	}
 	slices.Sort(files)
 	return slices.Compact(files), nil
+}
+
+// ChangedError says that an adopted file is not what it was when it was
+// adopted, so that nothing is known of its bytes any more. None were handed
+// out.
+type ChangedError struct {
+	File               string // path
+	Size, WantSize     int64  // in bytes
+	Modified, WantTime time.Time
+	Gone               bool
+}
+
+// Error names the file, what has changed and the next step.
+func (e *ChangedError) Error() string {
+	what := fmt.Sprintf("it was written at %s, and at %s when it was adopted",
+		e.Modified.UTC().Format(time.RFC3339Nano), e.WantTime.UTC().Format(time.RFC3339Nano))
+	switch {
+	case e.Gone:
+		what = "it is not there any more"
+	case e.Size != e.WantSize:
+		what = fmt.Sprintf("it has %d bytes, and had %d when it was adopted", e.Size, e.WantSize)
+	}
+	return fmt.Sprintf("adopted file %s has changed: %s; put the old file back, or import it again", e.File, what)
+}
+
+// ProblemKind returns [problem.Damage].
+func (*ChangedError) ProblemKind() problem.Kind { return problem.Damage }
+
+// Is makes errors.Is(err, fs.ErrNotExist) hold for a file that is gone.
+func (e *ChangedError) Is(target error) bool { return e.Gone && target == fs.ErrNotExist }
+
+// unchanged compares an adopted file with what it was. info is of the open
+// file, so that what is read afterwards is what was compared.
+func unchanged(x *checkpoint.Index, n int, info object.Info) error {
+	want := x.Files[n]
+	if info.Size == want.Size && info.Modified.UnixNano() == x.Modified[n] {
+		return nil
+	}
+	return &ChangedError{
+		File: want.Name, Size: info.Size, WantSize: want.Size,
+		Modified: info.Modified, WantTime: time.Unix(0, x.Modified[n]),
+	}
+}
+
+// checkUnchanged does that by name.
+func (r *Root) checkUnchanged(ctx context.Context, x *checkpoint.Index) error {
+	var errs []error
+	for n, f := range x.Files {
+		info, err := local.Stat(r.outside, f.Name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			err = &ChangedError{File: f.Name, WantSize: f.Size, Gone: true}
+		case err == nil:
+			err = unchanged(x, n, info)
+		}
+		errs = append(errs, err, ctx.Err())
+	}
+	return errors.Join(errs...)
 }

@@ -28,14 +28,14 @@ type base struct {
 
 // baseRank is what one rank of a base holds.
 type baseRank struct {
-	index index
+	index checkpoint.Index
 	keys  map[key]bool    // of the items, with rank 0
 	by    map[probe][]int // entries that are large enough
 }
 
 // held is a chunk of a base.
 type held struct {
-	entry *entry
+	entry *checkpoint.Entry
 	file  heldFile
 }
 
@@ -78,11 +78,11 @@ func (b *base) rank(ctx context.Context, rank int) (*baseRank, error) {
 		return nil, err
 	}
 	of := &baseRank{index: x, keys: map[key]bool{}, by: map[probe][]int{}}
-	for i := range x.entries {
-		e := &of.index.entries[i]
-		of.keys[anyRank(e.item)] = true
-		if e.item.Bytes >= MinReuse && !x.adopted() && !x.verbatim() {
-			p := probeOf(e.item, e.sums[0])
+	for i := range x.Entries {
+		e := &of.index.Entries[i]
+		of.keys[anyRank(e.Item)] = true
+		if e.Item.Bytes >= MinReuse && !x.Adopted() && !x.Verbatim() {
+			p := probeOf(e.Item, e.Sums[0])
 			of.by[p] = append(of.by[p], i)
 		}
 	}
@@ -168,10 +168,10 @@ func (bs openedBases) find(p probe) []held {
 	for _, b := range bs {
 		for _, part := range b.parts {
 			for _, i := range part.by[p] {
-				e := &part.index.entries[i]
-				f := part.index.files[e.file]
+				e := &part.index.Entries[i]
+				f := part.index.Files[e.File]
 				out = append(out, held{e, heldFile{
-					name: linkName(b.of.Ref, f.Name), from: nameOf(b.of.Ref, f.Name), size: f.Size,
+					name: checkpoint.LinkName(b.of.Ref, f.Name), from: nameOf(b.of.Ref, f.Name), size: f.Size,
 				}})
 			}
 		}

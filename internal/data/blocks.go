@@ -3,6 +3,7 @@ package data
 import (
 	"slices"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -32,7 +33,7 @@ func touched(outer, region tensor.Box, size int64) []blockRange {
 	for inner > 0 {
 		d := inner - 1
 		if n := region.Sizes[d]; n > 1 {
-			if strides[d]-piece >= BlockSize {
+			if strides[d]-piece >= checkpoint.BlockSize {
 				break
 			}
 			piece += strides[d] * (n - 1)
@@ -47,7 +48,7 @@ func touched(outer, region tensor.Box, size int64) []blockRange {
 		for d := range at {
 			pos += at[d] * strides[d]
 		}
-		r := blockRange{pos / BlockSize, (pos + piece + BlockSize - 1) / BlockSize}
+		r := blockRange{pos / checkpoint.BlockSize, (pos + piece + checkpoint.BlockSize - 1) / checkpoint.BlockSize}
 		if last := len(out) - 1; last >= 0 && r.lo <= out[last].hi {
 			out[last].hi = max(out[last].hi, r.hi)
 		} else {

@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -27,11 +28,11 @@ func TestCoalesce(t *testing.T) {
 			at := int64(4096)
 			for range rapid.IntRange(1, 8).Draw(t, "chunks") {
 				size := rapid.OneOf(rapid.Int64Range(1, 9000), rapid.Int64Range(1, 10<<20)).Draw(t, "bytes")
-				e := &entry{offset: at}
-				e.item.Bytes = size
-				e.item.Shard.Box = tensor.Shape{size}.Full()
+				e := &checkpoint.Entry{Offset: at}
+				e.Item.Bytes = size
+				e.Item.Shard.Box = tensor.Shape{size}.Full()
 				c := &chunkRead{entry: e, path: path, size: 1}
-				for b := range blocks(size) {
+				for b := range checkpoint.Blocks(size) {
 					if rapid.IntRange(0, 4).Draw(t, "wanted") > 0 {
 						c.blocks = append(c.blocks, blockRange{b, b + 1})
 						want[spot{path, len(chunks), b}]++
@@ -55,7 +56,7 @@ func TestCoalesce(t *testing.T) {
 				wanted += p.to() - p.from()
 			}
 			all := r.parts[len(r.parts)-1].to() - r.parts[0].from()
-			if len(r.parts) > 1 && (all > windowSize || all-wanted > wanted/gapShare) || all > taskBlocks*BlockSize {
+			if len(r.parts) > 1 && (all > windowSize || all-wanted > wanted/gapShare) || all > taskBlocks*checkpoint.BlockSize {
 				t.Fatalf("a run of %d parts reads %d bytes for %d", len(r.parts), all, wanted)
 			}
 		}

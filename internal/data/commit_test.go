@@ -15,7 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-var hostile = []data.Ref{
+var hostile = []checkpoint.Ref{
 	{},
 	{Run: "r", Trial: "t"},
 	{Run: "..", Trial: "t", Checkpoint: "c"},
@@ -43,7 +43,7 @@ func TestHostileRefs(t *testing.T) {
 			"Verify":           func() error { _, err := root.Verify(ctx, ref, checkpoint.Digest{}, nil); return err },
 			"Remove":           func() error { return root.Remove(ctx, ref) },
 			"RemoveCommitted":  func() error { return root.RemoveCommitted(ctx, ref) },
-			"WriteReceipt":     func() error { return root.WriteReceipt(ctx, ref, data.Receipt{}) },
+			"WriteReceipt":     func() error { return root.WriteReceipt(ctx, ref, checkpoint.Receipt{}) },
 		}
 		for name, call := range calls {
 			if call() == nil {
@@ -70,8 +70,8 @@ func TestFinish(t *testing.T) {
 	// A decision that was not acknowledged leaves a manifest and no
 	// checkpoint.
 	refused := errors.New("conflict")
-	_, err = w.Finish(t.Context(), manifest, func(context.Context, checkpoint.Digest) (data.Decision, error) {
-		return data.Decision{}, refused
+	_, err = w.Finish(t.Context(), manifest, func(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
+		return checkpoint.Decision{}, refused
 	})
 	if !errors.Is(err, refused) {
 		t.Fatalf("error %v", err)
@@ -94,8 +94,8 @@ func TestFinish(t *testing.T) {
 		t.Fatalf("listed %+v, %v", receipts, err)
 	}
 	// Another decision about the same directory is refused.
-	_, err = w.Finish(t.Context(), manifest, func(context.Context, checkpoint.Digest) (data.Decision, error) {
-		return data.Decision{Sequence: 43, Event: "other"}, nil
+	_, err = w.Finish(t.Context(), manifest, func(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
+		return checkpoint.Decision{Sequence: 43, Event: "other"}, nil
 	})
 	var unrecorded *data.UnrecordedError
 	if !errors.As(err, &unrecorded) || unrecorded.Receipt.Sequence != 43 {
@@ -129,7 +129,7 @@ func TestFinishChecks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = root.Writer(ref).Finish(t.Context(), m.manifest(written), func(context.Context, checkpoint.Digest) (data.Decision, error) {
+			_, err = root.Writer(ref).Finish(t.Context(), m.manifest(written), func(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
 				t.Errorf("%s: the commit was called", file)
 				return decision, nil
 			})
@@ -180,14 +180,14 @@ func TestReceipts(t *testing.T) {
 		t.Fatalf("no data directory: %v, %v", receipts, err)
 	}
 	receipt := m.save(t, root)
-	good := content(t, fs, data.ReceiptFile)
-	golden(t, "testdata/COMMIT.json", good)
+	good := content(t, fs, checkpoint.ReceiptFile)
+	golden(t, "../checkpoint/testdata/COMMIT.json", good)
 
 	for name, bad := range map[string][]byte{
 		"empty": {}, "cut off": good[:len(good)-3], "other step": bytes.Replace(good, []byte(`"step": 100`), []byte(`"step": 900`), 1),
 		"other time": bytes.Replace(good, []byte("2026"), []byte("2025"), 1), "not JSON": []byte("hello"),
 	} {
-		put(t, fs, data.ReceiptFile, bad)
+		put(t, fs, checkpoint.ReceiptFile, bad)
 		receipts, damaged, err := root.Checkpoints(t.Context())
 		var corrupt *data.CorruptError
 		if err != nil || len(receipts) > 0 || len(damaged) != 1 || damaged[0].Ref != ref || !errors.As(damaged[0].Err, &corrupt) {
@@ -199,16 +199,16 @@ func TestReceipts(t *testing.T) {
 		if err := root.WriteReceipt(t.Context(), ref, receipt); err != nil {
 			t.Errorf("%s: repair: %v", name, err)
 		}
-		if now := content(t, fs, data.ReceiptFile); !bytes.Equal(now, good) {
+		if now := content(t, fs, checkpoint.ReceiptFile); !bytes.Equal(now, good) {
 			t.Errorf("%s: repaired to\n%s", name, now)
 		}
 	}
 	// A receipt is refused for a manifest that it is not about.
-	for name, change := range map[string]func(*data.Receipt){
-		"step":     func(r *data.Receipt) { r.Step++ },
-		"run":      func(r *data.Receipt) { r.Run = "other" },
-		"manifest": func(r *data.Receipt) { r.Manifest = checkpoint.Sum(nil) },
-		"sequence": func(r *data.Receipt) { r.Sequence++ },
+	for name, change := range map[string]func(*checkpoint.Receipt){
+		"step":     func(r *checkpoint.Receipt) { r.Step++ },
+		"run":      func(r *checkpoint.Receipt) { r.Run = "other" },
+		"manifest": func(r *checkpoint.Receipt) { r.Manifest = checkpoint.Sum(nil) },
+		"sequence": func(r *checkpoint.Receipt) { r.Sequence++ },
 	} {
 		wrong := receipt
 		change(&wrong)

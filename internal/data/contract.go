@@ -2,7 +2,6 @@ package data
 
 import (
 	"context"
-	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
@@ -49,20 +48,13 @@ type Writer interface {
 	// Only commit's success makes the checkpoint exist: when it fails, nothing
 	// does. An error after that success is an [*UnrecordedError]: the
 	// checkpoint exists in the log, and [Root.WriteReceipt] repairs it here.
-	Finish(ctx context.Context, m checkpoint.Manifest, commit Commit) (Receipt, error)
+	Finish(ctx context.Context, m checkpoint.Manifest, commit Commit) (checkpoint.Receipt, error)
 }
 
 // Commit appends the decision that commits a checkpoint. It is called once for
 // each call of Finish; called again for the same checkpoint, it must find its
 // own earlier decision and return that.
-type Commit func(ctx context.Context, manifest checkpoint.Digest) (Decision, error)
-
-// Decision is where the log holds a committed event.
-type Decision struct {
-	Sequence uint64    // in the stream
-	Event    string    // ID
-	Time     time.Time // of the event
-}
+type Commit func(ctx context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error)
 
 // Source gives out the bytes to write.
 type Source interface {
@@ -75,15 +67,9 @@ type Source interface {
 	Item(i int) ([]byte, error)
 }
 
-// File is one file in a checkpoint's directory.
-type File struct {
-	Name string
-	Size int64 // in bytes
-}
-
 // Written says what a rank wrote.
 type Written struct {
-	Files        []File            // the data file, files that were linked in, then the index
+	Files        []checkpoint.File // the data file, files that were linked in, then the index
 	Index        checkpoint.Digest // of the index file
 	BytesWritten int64             // of chunks and values in the data file
 	BytesReused  int64             // of those that were stored already

@@ -10,7 +10,7 @@ import (
 
 // Copied says what [Root.CopyTo] wrote.
 type Copied struct {
-	Receipt Receipt // of the copy: store, sequence and event are those of the original
+	Receipt checkpoint.Receipt // of the copy: store, sequence and event are those of the original
 	// Original is the digest of the manifest that was copied. That of the copy
 	// is another if indexes had to change: where chunks lay in files of other
 	// checkpoints, or of other programs.
@@ -29,7 +29,7 @@ type Copied struct {
 // zero takes what the receipt says. to must be of no other store and have
 // nothing at ref. read, if not nil, is told the size of each item that was
 // read. All is durable on return.
-func (r *Root) CopyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to *Root, read func(bytes int64)) (Copied, error) {
+func (r *Root) CopyTo(ctx context.Context, ref checkpoint.Ref, digest checkpoint.Digest, to *Root, read func(bytes int64)) (Copied, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	var out Copied
 	if err == nil {
@@ -41,7 +41,7 @@ func (r *Root) CopyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to
 	return out, nil
 }
 
-func (r *Root) copyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to *Root, read func(int64)) (out Copied, err error) {
+func (r *Root) copyTo(ctx context.Context, ref checkpoint.Ref, digest checkpoint.Digest, to *Root, read func(int64)) (out Copied, err error) {
 	receipt, err := r.readReceipt(ctx, ref)
 	if err != nil {
 		return out, err
@@ -57,7 +57,7 @@ func (r *Root) copyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to
 	if receipt.Manifest != digest {
 		return out, fmt.Errorf("its receipt names manifest %s, the log names %s: run `ckptstore verify`", receipt.Manifest, digest)
 	}
-	if err := errors.Join(receipt.matches(m), from.SetUp(ctx, m, true)); err != nil {
+	if err := errors.Join(receipt.Matches(m), from.SetUp(ctx, m, true)); err != nil {
 		return out, err
 	}
 	to.OfStore(m.Store)
@@ -84,46 +84,94 @@ func (r *Root) copyTo(ctx context.Context, ref Ref, digest checkpoint.Digest, to
 		out.Bytes += written.BytesWritten + written.BytesReused
 	}
 	out.Files += 2 // manifest and receipt
-	out.Receipt, err = to.Writer(ref).Finish(ctx, out.Manifest, func(context.Context, checkpoint.Digest) (Decision, error) {
-		return Decision{Sequence: receipt.Sequence, Event: receipt.Event, Time: receipt.CommittedAt}, nil
+	out.Receipt, err = to.Writer(ref).Finish(ctx, out.Manifest, func(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
+		return checkpoint.Decision{Sequence: receipt.Sequence, Event: receipt.Event, Time: receipt.CommittedAt}, nil
 	})
 	return out, err
 }
 
 // copyRank writes the items of an index, in its order: where all of them lie in
 // the rank's own file, the copy's files are the same to the last byte.
-func copyRank(ctx context.Context, from *FileReader, x *index, w *FileWriter, read func(int64)) (Written, error) {
-	items := make([]checkpoint.Item, len(x.entries))
+func copyRank(ctx context.Context, from *FileReader, x *checkpoint.Index, w *FileWriter, read func(int64)) (Written, error) {
+	items := make([]checkpoint.Item, len(x.Entries))
 	places := map[[2]int64]bool{}
-	for i, e := range x.entries {
-		items[i] = e.item
-		if at := [2]int64{int64(e.file), e.offset}; e.item.Bytes >= MinReuse && places[at] {
+	for i, e := range x.Entries {
+		items[i] = e.Item
+		if at := [2]int64{int64(e.File), e.Offset}; e.Item.Bytes >= MinReuse && places[at] {
 			w.Reusing(nil) // tied: of equal chunks one is written, as it was
 		} else {
 			places[at] = true
 		}
 	}
-	return w.WriteData(ctx, x.rank, items, NewCopySource(ctx, from, x.rank, items, read))
+	return w.WriteData(ctx, x.Rank, items, NewCopySource(ctx, from, x.Rank, items, read))
 }
 
 // sameChunks compares the digests of a copy with those of the original, as far
 // as they are known of that.
-func (r *Root) sameChunks(ctx context.Context, ref Ref, copied checkpoint.RankIndex, original *index) error {
+func (r *Root) sameChunks(ctx context.Context, ref checkpoint.Ref, copied checkpoint.RankIndex, original *checkpoint.Index) error {
 	x, err := r.readIndex(ctx, ref, copied)
 	if err != nil {
 		return err
 	}
-	if len(x.entries) != len(original.entries) {
-		return fmt.Errorf("the copy of rank %d has %d chunks, the original %d", copied.Rank, len(x.entries), len(original.entries))
+	if len(x.Entries) != len(original.Entries) {
+		return fmt.Errorf("the copy of rank %d has %d chunks, the original %d", copied.Rank, len(x.Entries), len(original.Entries))
 	}
-	for i := range x.entries {
-		e, was := &x.entries[i], &original.entries[i]
-		if was.learned() && e.digest != was.digest {
+	for i := range x.Entries {
+		e, was := &x.Entries[i], &original.Entries[i]
+		if was.Learned() && e.Digest != was.Digest {
 			return &CorruptError{
-				File: r.path(ref, x.files[e.file].Name), FQN: e.item.Shard.FQN, Chunk: e.box(), Block: -1, Offset: e.offset,
-				Problem: "digest of the copied chunk", Want: was.digest.String(), Got: e.digest.String(),
+				File: r.path(ref, x.Files[e.File].Name), FQN: e.Item.Shard.FQN, Chunk: e.BoxString(), Block: -1, Offset: e.Offset,
+				Problem: "digest of the copied chunk", Want: was.Digest.String(), Got: e.Digest.String(),
 			}
 		}
 	}
 	return nil
 }
+
+// CopySource gives a [Writer] the items of one rank of a checkpoint, read by a
+// [Reader]: the way to copy a checkpoint from one place to another. It holds
+// one item at a time.
+type CopySource struct {
+	ctx   context.Context
+	from  Reader
+	rank  int
+	items []checkpoint.Item
+	buf   []byte
+	read  func(bytes int64)
+}
+
+var _ Source = (*CopySource)(nil)
+
+// NewCopySource reads items of rank. from was set up. read, if not nil, is
+// told the size of each item that was read.
+func NewCopySource(ctx context.Context, from Reader, rank int, items []checkpoint.Item, read func(bytes int64)) *CopySource {
+	return &CopySource{ctx: ctx, from: from, rank: rank, items: items, read: read}
+}
+
+// Item implements [Source].
+func (s *CopySource) Item(i int) ([]byte, error) {
+	it := s.items[i]
+	if int64(cap(s.buf)) < it.Bytes {
+		s.buf = nil // the old one goes first
+		s.buf = make([]byte, it.Bytes)
+	}
+	buf := s.buf[:it.Bytes]
+	want := checkpoint.Want{Value: it.Value, Shard: it.Shard, Rank: s.rank}
+	read := checkpoint.Read{FQN: it.Shard.FQN, Rank: s.rank}
+	if !it.Value {
+		read.Chunk, read.Region = it.Shard.Box, it.Shard.Box
+	}
+	if _, err := s.from.ReadData(s.ctx, []checkpoint.Want{want}, []checkpoint.Read{read}, oneBuffer(buf)); err != nil {
+		return nil, err
+	}
+	if s.read != nil {
+		s.read(it.Bytes)
+	}
+	return buf, nil
+}
+
+// oneBuffer is the destination of a single want.
+type oneBuffer []byte
+
+// Want implements [Destination].
+func (b oneBuffer) Want(int) []byte { return b }

@@ -77,7 +77,7 @@ func TestCopyTo(t *testing.T) {
 		c.whole(t, to)
 	}
 	alone(t, to.Dir())
-	for _, file := range []string{"r00000.safetensors", "r00000.idx", "r00001.safetensors", data.ReceiptFile} {
+	for _, file := range []string{"r00000.safetensors", "r00000.idx", "r00001.safetensors", checkpoint.ReceiptFile} {
 		a, err := os.ReadFile(filepath.Join(from.Dir(), first.ref.String(), file))
 		b, err2 := os.ReadFile(filepath.Join(to.Dir(), first.ref.String(), file))
 		if err != nil || err2 != nil || !bytes.Equal(a, b) {

@@ -39,7 +39,7 @@ func script(ctx context.Context, m *model, root *data.Root, told *progress) erro
 		}
 		told.written[rank] = written
 	}
-	_, err := w.Finish(ctx, m.manifest(told.written), func(ctx context.Context, digest checkpoint.Digest) (data.Decision, error) {
+	_, err := w.Finish(ctx, m.manifest(told.written), func(ctx context.Context, digest checkpoint.Digest) (checkpoint.Decision, error) {
 		told.committed = digest
 		return commit(ctx, digest)
 	})
@@ -103,8 +103,8 @@ func afterwards(t *testing.T, m *model, fs vfs.FS, told *progress) {
 	}
 }
 
-func receiptOf(m *model, told *progress) data.Receipt {
-	return data.Receipt{
+func receiptOf(m *model, told *progress) checkpoint.Receipt {
+	return checkpoint.Receipt{
 		Store: "store-1", Run: "run", Trial: "t0", Checkpoint: ref.Checkpoint, Name: "step-100", Step: 100, Attempt: 1,
 		Sequence: decision.Sequence, Event: decision.Event, CommittedAt: decision.Time,
 		Manifest: checkpoint.Sum(checkpoint.EncodeManifest(m.manifest(told.written))),

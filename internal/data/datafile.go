@@ -12,19 +12,6 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Names of the files in a checkpoint's directory.
-const (
-	// ReceiptFile is the name of the receipt.
-	ReceiptFile = "COMMIT.json"
-
-	manifestPrefix = "manifest-"
-)
-
-func dataFile(rank int) string  { return fmt.Sprintf("r%05d.safetensors", rank) }
-func indexFile(rank int) string { return fmt.Sprintf("r%05d.idx", rank) }
-
-func manifestFile(digest checkpoint.Digest) string { return manifestPrefix + digest.String() }
-
 // fileFormat tells other readers of safetensors whose names these are.
 var fileFormat = map[string]string{"format": "pt"}
 
@@ -33,11 +20,11 @@ var fileFormat = map[string]string{"format": "pt"}
 // order of the items; order is that of the file, without the items of which u
 // says where they are. Digests and checksums are left for whoever sees the
 // bytes.
-func layOut(rank int, items []checkpoint.Item, u reuse) (x index, order []int, header []byte, err error) {
-	x = index{rank: rank, entries: make([]entry, len(items))}
+func layOut(rank int, items []checkpoint.Item, u reuse) (x checkpoint.Index, order []int, header []byte, err error) {
+	x = checkpoint.Index{Rank: rank, Entries: make([]checkpoint.Entry, len(items))}
 	seen := make(map[key]struct{}, len(items))
 	for i, it := range items {
-		if err := validateItem(it); err != nil {
+		if err := it.Validate(); err != nil {
 			return x, nil, nil, err
 		}
 		k := itemKey(rank, it)
@@ -45,13 +32,13 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x index, order []int, h
 			return x, nil, nil, fmt.Errorf("%q %s stands twice among the items", it.Shard.FQN, k.box)
 		}
 		seen[k] = struct{}{}
-		x.entries[i].item = it
+		x.Entries[i].Item = it
 		if _, stored := u.of[i]; !stored {
 			order = append(order, i)
 		}
 	}
 	for n, key := range keys(items, order) {
-		x.entries[order[n]].key = key
+		x.Entries[order[n]].Key = key
 	}
 	// Elements of falling size, each a multiple of the next, keep every chunk
 	// aligned without gaps.
@@ -62,11 +49,11 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x index, order []int, h
 	at := int64(0)
 	for n, i := range order {
 		it := items[i]
-		tensors[n] = safetensors.Tensor{Name: x.entries[i].key, Type: safetensors.Raw, Shape: tensor.Shape{it.Bytes}, Start: at, End: at + it.Bytes}
+		tensors[n] = safetensors.Tensor{Name: x.Entries[i].Key, Type: safetensors.Raw, Shape: tensor.Shape{it.Bytes}, Start: at, End: at + it.Bytes}
 		if name, ok := safetensors.TypeOf(it.Shard.DType); ok && !it.Value {
 			tensors[n].Type, tensors[n].Shape = name, it.Shard.Box.Sizes
 		}
-		x.entries[i].offset = at
+		x.Entries[i].Offset = at
 		if at += it.Bytes; at < 0 || at > 1<<62 {
 			return x, nil, nil, fmt.Errorf("the items need more than 2^62 bytes")
 		}
@@ -75,10 +62,10 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x index, order []int, h
 		return x, nil, nil, err
 	}
 	for _, i := range order {
-		x.entries[i].offset += int64(len(header))
+		x.Entries[i].Offset += int64(len(header))
 	}
-	x.files = []File{{Name: dataFile(rank), Size: int64(len(header)) + at}}
-	x.place(u)
+	x.Files = []checkpoint.File{{Name: checkpoint.DataFile(rank), Size: int64(len(header)) + at}}
+	placeReused(&x, u)
 	return x, order, header, nil
 }
 
@@ -113,4 +100,37 @@ func keys(items []checkpoint.Item, which []int) []string {
 		out[at] = key
 	}
 	return out
+}
+
+// placeReused fills in the entries of items that need no writing. Of those that are
+// in the rank's own file, the digest is left for whoever writes them.
+func placeReused(x *checkpoint.Index, u reuse) {
+	for _, f := range u.files {
+		x.Files = append(x.Files, checkpoint.File{Name: f.name, Size: f.size})
+	}
+	for i, s := range u.of {
+		e := &x.Entries[i]
+		if s.file < 0 {
+			e.Offset, e.Key = x.Entries[s.tied].Offset, x.Entries[s.tied].Key
+			continue
+		}
+		e.File, e.Offset, e.Key = 1+s.file, s.entry.Offset, s.entry.Key
+		e.Digest, e.Sums = s.entry.Digest, s.entry.Sums
+	}
+}
+
+// tieReused gives equal items the digest and sums of the one that was written. That
+// must be what was digested before it was written.
+func tieReused(x *checkpoint.Index, u reuse) error {
+	for i, s := range u.of {
+		if s.file >= 0 {
+			continue
+		}
+		e, of := &x.Entries[i], &x.Entries[s.tied]
+		if of.Digest != s.digest {
+			return fmt.Errorf("bytes of %q changed while they were saved", of.Item.Shard.FQN)
+		}
+		e.Digest, e.Sums = of.Digest, of.Sums
+	}
+	return nil
 }

@@ -4,7 +4,6 @@
 // know where the files lie: [object.Backend] keeps them, a directory for one.
 //
 //	root      STORE/data, everything below it
-//	ref       where one checkpoint lies: three names, safe as file names
 //	writer    five steps that write a checkpoint; only the last makes it exist
 //	reader    five steps that read any layout from any other
 //	index     a rank's file that says what its data file holds, with digests
@@ -26,9 +25,9 @@
 //	                       every checkpoint
 //	  r00003.idx           its index; of an adopted rank, without the file above
 //	  r00003.sums          of an adopted rank, once they are learned
-//	  manifest-<digest>    plan.EncodeManifest; the digest is that of its bytes
+//	  manifest-<digest>    checkpoint.EncodeManifest; the digest is that of its bytes
 //	  COMMIT.json          the receipt; without it this is no checkpoint
-//	  __R_N.distcp …       of a verbatim rank, instead of the first: see verbatim.go
+//	  __R_N.distcp …       of a verbatim rank, instead of the first: see [checkpoint.Frame]
 //	  attached-<digest>-…  a file that was attached after the commit
 //	  *.tmp                a file being written; never read
 //
@@ -50,35 +49,8 @@
 // not hold all of a rank's tensors, for readers that know no index: they take
 // an export.
 //
-// An index, numbers as unsigned varints unless a width is given, strings with
-// their length in front:
-//
-//	┌────────┬───────┬──────┬───────┬────────┬───────┬─────────┬─────────┐
-//	│ "CKIX" │ 0x01  │ rank │ count │ file…  │ count │ entry…  │ CRC-32C │
-//	│ 4 B    │ 1 B   │      │       │        │       │         │ u32 LE  │
-//	└────────┴───────┴──────┴───────┴────────┴───────┴─────────┴─────────┘
-//	file   name size
-//	entry  flags fqn key file offset length            flags: 1 value, 2 per rank
-//	       [dtype ndim dim* (offset size)*]            absent for a value
-//	       digest (32 B)                               of the chunk
-//	       crc (u32 LE) for each 64 KiB                from the chunk's start
-//
-// The checksum covers all bytes in front of it. Offsets count from the start
-// of the file. An index's own digest, over all of its bytes, stands in the
-// manifest.
-//
-// The index of an adopted rank has version 2. Its files are named by absolute
-// paths, with their size and the time at which they were last written: a file
-// that has changed in either is refused. It has no digests; they are in the
-// file of sums, which is drawn in sums.go, and whose digest the log records.
+// The forms of index, sums, manifest and receipt are those of package checkpoint.
 // Adopted files are never written to, and never removed.
-//
-//	file   path size modified (ns since 1970)
-//	entry  flags fqn file offset length         flags: 4 strided, 8 record
-//	       [dtype ndim dim* (offset size)*]     absent for a value
-//	       [stride*]                            if strided: see strided.go
-//	       [offset size CRC-32 (u32 LE)]        record: bytes with a checksum
-//	                                            of the program that wrote them
 //
 // Crash safety rests on four rules. A file has its name only once all of its
 // bytes are durable. An index is written after the data that it vouches for

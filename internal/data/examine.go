@@ -15,8 +15,8 @@ import (
 
 // Examined is what the files in one directory say, without a log.
 type Examined struct {
-	Ref      Ref
-	Receipt  Receipt             // as it was read; zero without one
+	Ref      checkpoint.Ref
+	Receipt  checkpoint.Receipt  // as it was read; zero without one
 	Manifest checkpoint.Manifest // when Err is nil
 	// Err is why this is not a checkpoint that its files prove: without a
 	// receipt it is [ErrNotCommitted], with a damaged file a [*CorruptError].
@@ -31,9 +31,9 @@ type Examined struct {
 // size that its index says. A symbolic link in the place of a directory is an
 // error, since what is behind it is not looked at. Nothing is written.
 func (r *Root) Examine(ctx context.Context, visit func(Examined) error) error {
-	var refs []Ref
+	var refs []checkpoint.Ref
 	var link error
-	err := r.walk(ctx, func(ref Ref) { refs = append(refs, ref) }, func(d Damaged) { link = d.Err })
+	err := r.walk(ctx, func(ref checkpoint.Ref) { refs = append(refs, ref) }, func(d Damaged) { link = d.Err })
 	if err := errors.Join(err, link); err != nil {
 		return fmt.Errorf("examine the checkpoints in %s: %w", r.Dir(), err)
 	}
@@ -54,8 +54,8 @@ func (r *Root) examine(ctx context.Context, x *Examined) (err error) {
 	if x.Receipt, err = r.readReceipt(ctx, x.Ref); err != nil {
 		return err
 	}
-	if of := RefOf(x.Receipt.Run, x.Receipt.Trial, x.Receipt.Checkpoint); of != x.Ref {
-		return fmt.Errorf("%s is that of %s: somebody has put it here", r.path(x.Ref, ReceiptFile), of)
+	if of := checkpoint.RefOf(x.Receipt.Run, x.Receipt.Trial, x.Receipt.Checkpoint); of != x.Ref {
+		return fmt.Errorf("%s is that of %s: somebody has put it here", r.path(x.Ref, checkpoint.ReceiptFile), of)
 	}
 	x.Manifest, err = r.readManifest(ctx, x.Ref, x.Receipt.Manifest)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -64,7 +64,7 @@ func (r *Root) examine(ctx context.Context, x *Examined) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := x.Receipt.matches(x.Manifest); err != nil {
+	if err := x.Receipt.Matches(x.Manifest); err != nil {
 		return err
 	}
 	return r.Writer(x.Ref).checkWritten(ctx, x.Manifest)
@@ -74,7 +74,7 @@ func (r *Root) examine(ctx context.Context, x *Examined) (err error) {
 // root on the same filesystem, durably. No byte is copied, and neither root
 // changes the files of the other: every file here is replaced, never written
 // to. It may be repeated; a name that holds another file is an error.
-func (r *Root) LinkTo(ctx context.Context, ref Ref, to *Root) error {
+func (r *Root) LinkTo(ctx context.Context, ref checkpoint.Ref, to *Root) error {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	if err == nil {
 		err = r.linkTo(ctx, ref, to)
@@ -85,7 +85,7 @@ func (r *Root) LinkTo(ctx context.Context, ref Ref, to *Root) error {
 	return nil
 }
 
-func (r *Root) linkTo(ctx context.Context, ref Ref, to *Root) error {
+func (r *Root) linkTo(ctx context.Context, ref checkpoint.Ref, to *Root) error {
 	here, ok := r.b.(*local.Dir)
 	there, same := to.b.(*local.Dir)
 	if !ok || !same {

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -57,18 +56,10 @@ type PlacedFile struct {
 // Place says where a chunk or value lies.
 type Place struct {
 	Item    checkpoint.Item
-	File    int     // index of the part's files
-	Offset  int64   // in the file, in bytes
-	Strides []int64 // in elements, of a chunk that is not row-major; else nil
-	Record  *Record // nil if the file has no checksum of it
-}
-
-// Record is a run of bytes in the file of another program, of which that
-// program has left a checksum.
-type Record struct {
-	Offset int64 // in the file, in bytes
-	Size   int64
-	CRC    uint32 // CRC-32 (IEEE), as in ZIP archives
+	File    int                // index of the part's files
+	Offset  int64              // in the file, in bytes
+	Strides []int64            // in elements, of a chunk that is not row-major; else nil
+	Record  *checkpoint.Record // nil if the file has no checksum of it
 }
 
 // NewForeign is the checkpoint at an absolute path, of which a layout says
@@ -93,8 +84,8 @@ func NewForeign(files vfs.FS, name string, format Format, layout checkpoint.Layo
 		if err != nil {
 			return nil, err
 		}
-		r := &rankIndex{want: checkpoint.RankIndex{Rank: p.Rank, Index: checkpoint.Sum(x.encode())}}
-		if r.set(x); len(r.at) != len(x.entries) || f.ranks[p.Rank] != nil {
+		r := &rankIndex{want: checkpoint.RankIndex{Rank: p.Rank, Index: checkpoint.Sum(x.Encode())}}
+		if r.set(x); len(r.at) != len(x.Entries) || f.ranks[p.Rank] != nil {
 			return nil, fmt.Errorf("rank %d has a chunk or value twice", p.Rank)
 		}
 		f.ranks[p.Rank] = r
@@ -106,21 +97,21 @@ func NewForeign(files vfs.FS, name string, format Format, layout checkpoint.Layo
 }
 
 // index is that of an adopted rank, checked as if it came from a file.
-func (p Part) index() (*index, error) {
-	x := &index{rank: p.Rank, modified: []int64{}}
+func (p Part) index() (*checkpoint.Index, error) {
+	x := &checkpoint.Index{Rank: p.Rank, Modified: []int64{}}
 	for _, f := range p.Files {
-		if err := disk.ValidatePath(f.Path); err != nil {
+		if err := checkpoint.ValidatePath(f.Path); err != nil {
 			return nil, err
 		}
-		x.files = append(x.files, File{Name: f.Path, Size: f.Size})
-		x.modified = append(x.modified, f.Modified)
+		x.Files = append(x.Files, checkpoint.File{Name: f.Path, Size: f.Size})
+		x.Modified = append(x.Modified, f.Modified)
 	}
 	for _, c := range p.Chunks {
-		e := entry{item: c.Item, file: c.File, offset: c.Offset, strides: c.Strides, record: c.Record}
-		if err := errors.Join(validateItem(e.item), e.validatePlace(x.files)); err != nil {
+		e := checkpoint.Entry{Item: c.Item, File: c.File, Offset: c.Offset, Strides: c.Strides, Record: c.Record}
+		if err := errors.Join(e.Item.Validate(), e.ValidatePlace(x.Files)); err != nil {
 			return nil, err
 		}
-		x.entries = append(x.entries, e)
+		x.Entries = append(x.Entries, e)
 	}
 	return x, nil
 }
@@ -130,7 +121,7 @@ func (p Part) index() (*index, error) {
 func (f *Foreign) Files() []string {
 	var names []string
 	for _, r := range f.manifest.Ranks {
-		for _, file := range f.ranks[r.Rank].index.files {
+		for _, file := range f.ranks[r.Rank].index.Files {
 			names = append(names, file.Name)
 		}
 	}
@@ -153,10 +144,10 @@ func (f *Foreign) Items(rank int) []checkpoint.Item {
 	if r == nil {
 		return nil
 	}
-	items := make([]checkpoint.Item, len(r.index.entries))
-	for i, e := range r.index.entries {
-		items[i] = e.item
-		items[i].Path = f.paths[e.item.Shard.FQN]
+	items := make([]checkpoint.Item, len(r.index.Entries))
+	for i, e := range r.index.Entries {
+		items[i] = e.Item
+		items[i].Path = f.paths[e.Item.Shard.FQN]
 	}
 	return items
 }
@@ -213,10 +204,10 @@ func (f *Foreign) chunks() chunkReader {
 // foreignFiles are files of another program, named by their paths.
 type foreignFiles struct{ fs vfs.FS }
 
-func (f foreignFiles) path(x *index, n int) string { return x.files[n].Name }
+func (f foreignFiles) path(x *checkpoint.Index, n int) string { return x.Files[n].Name }
 
-func (f foreignFiles) open(_ context.Context, x *index, n int) (object.Object, error) {
-	return local.Open(f.fs, x.files[n].Name)
+func (f foreignFiles) open(_ context.Context, x *checkpoint.Index, n int) (object.Object, error) {
+	return local.Open(f.fs, x.Files[n].Name)
 }
 
 func (f *Foreign) load(_ context.Context, rank int) (*rankIndex, error) {
@@ -242,8 +233,8 @@ func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Repor
 	for _, want := range f.manifest.Ranks {
 		// The sums that are found are of no use to anyone.
 		x := *f.ranks[want.Rank].index
-		x.entries = append([]entry(nil), x.entries...)
-		for n := range x.files {
+		x.Entries = append([]checkpoint.Entry(nil), x.Entries...)
+		for n := range x.Files {
 			v.data(ctx, &g, &x, n)
 		}
 	}

@@ -8,22 +8,23 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
 // breaks takes note that nothing is to be learned of a rank.
-func (v *verifier) breaks(x *index) {
+func (v *verifier) breaks(x *checkpoint.Index) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.broken[x.rank] = true
+	v.broken[x.Rank] = true
 }
 
 // sums reads what is known of an adopted index, or takes note that it is to be
 // learned.
-func (v *verifier) sums(ctx context.Context, x *index, digest checkpoint.Digest) {
-	name := sumsFile(x.rank)
+func (v *verifier) sums(ctx context.Context, x *checkpoint.Index, digest checkpoint.Digest) {
+	name := checkpoint.SumsFile(x.Rank)
 	v.known[name] = true
 	known, err := v.root.readSums(ctx, v.ref, x, digest)
 	var damaged *CorruptError
@@ -33,7 +34,7 @@ func (v *verifier) sums(ctx context.Context, x *index, digest checkpoint.Digest)
 	case err != nil:
 		v.findError(name, err)
 	case known:
-		data := encodeSums(x, digest)
+		data := checkpoint.EncodeSums(x, digest)
 		v.count(1, 0, 0)
 		if !v.agrees(name, checkpoint.Sum(data)) {
 			return
@@ -50,16 +51,16 @@ func (v *verifier) writeSums(ctx context.Context) error {
 		return nil
 	}
 	for _, u := range v.unknown {
-		if v.broken[u.index.rank] {
+		if v.broken[u.index.Rank] {
 			continue
 		}
 		// A file that changed while it was read may have given some chunks
 		// of before and some of after.
 		if err := v.root.checkUnchanged(ctx, u.index); err != nil {
-			v.find(Mismatch, indexFile(u.index.rank), "%v", err)
+			v.find(Mismatch, checkpoint.IndexFile(u.index.Rank), "%v", err)
 			continue
 		}
-		if !v.agrees(sumsFile(u.index.rank), checkpoint.Sum(encodeSums(u.index, u.digest))) {
+		if !v.agrees(checkpoint.SumsFile(u.index.Rank), checkpoint.Sum(checkpoint.EncodeSums(u.index, u.digest))) {
 			continue
 		}
 		sums, err := v.root.writeSums(ctx, v.ref, u.index, u.digest)
@@ -84,7 +85,7 @@ func (v *verifier) agrees(name string, got checkpoint.Digest) bool {
 // recordSum takes the checksum of a record, as far as the chunk's own bytes are
 // those of the record.
 type recordSum struct {
-	*Record
+	*checkpoint.Record
 	crc  uint32
 	next int64 // offset of the first byte that is not summed
 }
@@ -104,23 +105,22 @@ func (r *recordSum) add(p []byte, at int64) {
 
 // problem reads the rest of the record and reports bytes that are not those of
 // its checksum.
-func (r *recordSum) problem(ctx context.Context, file object.Object, buf []byte) (string, error) {
+func (r *recordSum) problem(ctx context.Context, file object.Object) (string, error) {
 	if r.Record == nil {
 		return "", nil
 	}
 	if r.next == 0 {
 		r.next = r.Offset
 	}
-	for end := r.Offset + r.Size; r.next < end; {
-		if err := ctx.Err(); err != nil {
-			return "", err
-		}
-		window := buf[:min(int64(len(buf)), end-r.next)]
-		if n, err := file.ReadAt(window, r.next); n < len(window) {
-			return fmt.Sprintf("the record cannot be read at %d: %v", r.next+int64(n), err), nil
-		}
-		r.crc = crc32.Update(r.crc, crc32.IEEETable, window)
-		r.next += int64(len(window))
+	_, err := scan(ctx, file, r.next, r.Offset+r.Size, func(window []byte, at int64) error {
+		r.add(window, at)
+		return nil
+	})
+	if short := shortOf(err); short != nil {
+		return fmt.Sprintf("the record cannot be read at %d: %v", short.at, short.err), nil
+	}
+	if err != nil {
+		return "", err
 	}
 	if r.next > r.Offset+r.Size {
 		return "the chunk goes beyond its record", nil
@@ -133,20 +133,20 @@ func (r *recordSum) problem(ctx context.Context, file object.Object, buf []byte)
 
 // archiveProblem reads a value's archive to its end, if it is one: its records
 // have checksums of their own. A value of another kind has none.
-func archiveProblem(file object.Object, e *entry) (problem string, checked bool) {
-	section := io.NewSectionReader(file, e.offset, e.item.Bytes)
+func archiveProblem(file object.Object, e *checkpoint.Entry) (problem string, checked bool) {
+	section := io.NewSectionReader(file, e.Offset, e.Item.Bytes)
 	var magic [4]byte
 	if n, err := section.ReadAt(magic[:], 0); n < len(magic) || err != nil || !bytes.Equal(magic[:], []byte("PK\x03\x04")) {
 		return "", false
 	}
-	z, err := zip.NewReader(section, e.item.Bytes)
+	z, err := zip.NewReader(section, e.Item.Bytes)
 	if err != nil {
 		return fmt.Sprintf("the archive: %v", err), true
 	}
 	for _, f := range z.File {
 		r, err := f.Open()
 		if err == nil {
-			_, err = io.Copy(io.Discard, io.LimitReader(r, e.item.Bytes+1)) //nolint:gosec // bounded by the archive
+			_, err = io.Copy(io.Discard, io.LimitReader(r, e.Item.Bytes+1)) //nolint:gosec // bounded by the archive
 			err = errors.Join(err, r.Close())
 		}
 		if err != nil {
@@ -154,4 +154,94 @@ func archiveProblem(file object.Object, e *entry) (problem string, checked bool)
 		}
 	}
 	return "", true
+}
+
+// An adopted or foreign chunk has no sums of ours until they are learned, but
+// its file may have a checksum of the whole record that holds it. It says
+// nothing of a part, so it is compared as soon as reads have covered all of
+// the chunk, in one go or window by window: who copies a checkpoint does not
+// give damaged bytes a fresh checksum.
+
+// cover notes that blocks of the i-th entry were read, and reports whether all
+// of it is covered now. Then it begins anew.
+func (x *rankIndex) cover(i int, blocks []blockRange) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	seen := merge(append(append([]blockRange(nil), x.seen[i]...), blocks...))
+	all := (x.index.Entries[i].Item.Bytes + checkpoint.BlockSize - 1) / checkpoint.BlockSize
+	if len(seen) == 1 && seen[0] == (blockRange{0, all}) {
+		delete(x.seen, i)
+		return true
+	}
+	if x.seen == nil {
+		x.seen = map[int][]blockRange{}
+	}
+	x.seen[i] = seen
+	return false
+}
+
+// checkable reports a chunk whose bytes have no sums but those that the
+// program which wrote them left.
+func (c *chunkRead) checkable() bool {
+	e := c.entry
+	return c.index.Adopted() && !e.Learned() && len(c.blocks) > 0 && (e.Record != nil || e.Item.Value)
+}
+
+// checkRecord compares the whole record of a chunk with its checksum, or all
+// records of a value's archive.
+func (c *chunkRead) checkRecord(ctx context.Context, f *sharedFile) error {
+	file, err := f.open(ctx)
+	if err != nil {
+		return c.missing(f.path, err)
+	}
+	problem, err := recordProblem(ctx, file, c.entry)
+	if err == nil && problem != "" {
+		err = &CorruptError{File: f.path, FQN: c.entry.Item.Shard.FQN, Chunk: c.entry.BoxString(), Block: -1, Offset: c.entry.Offset, Problem: problem}
+	}
+	return err
+}
+
+func recordProblem(ctx context.Context, file object.Object, e *checkpoint.Entry) (string, error) {
+	if e.Item.Value {
+		problem, _ := archiveProblem(file, e)
+		return problem, ctx.Err()
+	}
+	sum := recordSum{Record: e.Record}
+	return sum.problem(ctx, file)
+}
+
+// readSums fills in the sums of an adopted index, if they are learned.
+func (r *Root) readSums(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index, of checkpoint.Digest) (known bool, err error) {
+	data, err := r.readFile(ctx, ref, checkpoint.SumsFile(x.Rank))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := checkpoint.DecodeSums(data, x, of); err != nil {
+		return false, &CorruptError{File: r.path(ref, checkpoint.SumsFile(x.Rank)), Block: -1, Problem: err.Error()}
+	}
+	return true, nil
+}
+
+// Sums is the file of what was learned of one rank's adopted bytes.
+type Sums struct {
+	Name   string // within the checkpoint's directory
+	Digest checkpoint.Digest
+	Size   int64 // in bytes
+	New    bool  // it was not there before
+}
+
+// writeSums makes the sums of an adopted index durable.
+func (r *Root) writeSums(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index, of checkpoint.Digest) (Sums, error) {
+	data := checkpoint.EncodeSums(x, of)
+	// Another process may be learning the same.
+	if err := r.create(ctx, ref, checkpoint.SumsFile(x.Rank), data); err != nil {
+		return Sums{}, err
+	}
+	if err := r.sync(ctx, ref); err != nil {
+		return Sums{}, err
+	}
+	return Sums{Name: checkpoint.SumsFile(x.Rank), Digest: checkpoint.Sum(data), Size: int64(len(data)), New: true}, nil
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/tensor"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 )
@@ -31,8 +32,8 @@ func failAt(on vfs.FS, k int, forever bool, at func()) (vfs.FS, *int) {
 // TestSumsCrash crashes the writing of sums at every operation: they are whole
 // or not there, and what writeSums has said is durable.
 func TestSumsCrash(t *testing.T) {
-	x, of := learnedSample()
-	ref := Ref{"run", "main", "c"}
+	x, of := learnedIndex()
+	ref := checkpoint.Ref{Run: "run", Trial: "main", Checkpoint: "c"}
 	for k := 1; ; k++ {
 		mem := vfs.NewCrashableMem()
 		root, err := Open(mem, "data")
@@ -48,7 +49,7 @@ func TestSumsCrash(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			back := adoptedSample()
+			back := adoptedIndex()
 			known, err := r.readSums(t.Context(), ref, &back, of)
 			if err != nil || must && !known {
 				t.Fatalf("operation %d: the sums are known: %v, %v", k, known, err)
@@ -75,4 +76,27 @@ func TestSumsCrash(t *testing.T) {
 			t.Fatalf("operation %d failed, and nobody said so", k)
 		}
 	}
+}
+
+// adoptedIndex returns the index of an adopted rank, without sums.
+func adoptedIndex() checkpoint.Index {
+	s := tensor.Shard{FQN: "w", DType: tensor.Float32, Global: tensor.Shape{3, 40_000}, Box: tensor.Shape{3, 40_000}.Full()}
+	return checkpoint.Index{
+		Rank: 3, Files: []checkpoint.File{{Name: "/a/__3_0.distcp", Size: 1 << 20}}, Modified: []int64{1},
+		Entries: []checkpoint.Entry{
+			{Item: checkpoint.Item{Value: true, PerRank: true, Bytes: 7, Shard: tensor.Shard{FQN: "v"}}, Offset: 3},
+			{Item: checkpoint.Item{Shard: s, Bytes: s.Bytes()}, Offset: 64},
+		},
+	}
+}
+
+// learnedIndex is adoptedIndex with sums.
+func learnedIndex() (checkpoint.Index, checkpoint.Digest) {
+	x := adoptedIndex()
+	of := checkpoint.Sum(x.Encode())
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		e.Digest, e.Sums = checkpoint.Sum([]byte{byte(i)}), make([]uint32, checkpoint.Blocks(e.Item.Bytes))
+	}
+	return x, of
 }

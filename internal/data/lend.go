@@ -24,7 +24,7 @@ type Spot struct {
 
 // Check is how who copies some bytes of a chunk verifies them: by the checksums of the
 // blocks that hold them, of which the first may begin in front of them and the last
-// end behind them. All blocks have [BlockSize] but the last of the chunk.
+// end behind them. All blocks have [checkpoint.BlockSize] but the last of the chunk.
 type Check struct {
 	Before, After int64    // bytes of the first and of the last block that are not wanted
 	Sums          []uint32 // CRC-32C of each block
@@ -97,33 +97,33 @@ func (r chunkReader) spot(ctx context.Context, want checkpoint.Want, read checkp
 	if err != nil {
 		return Spot{}, false, err
 	}
-	e := &x.index.entries[i]
-	lo, hi, ok := e.within(want, read)
+	e := &x.index.Entries[i]
+	lo, hi, ok := within(e, want, read)
 	if !ok {
 		return Spot{}, false, nil
 	}
-	return Spot{Path: r.path(x.index, e.file), Offset: e.offset + lo, Check: e.check(lo, hi), outside: x.index.adopted()}, true, nil
+	return Spot{Path: r.path(x.index, e.File), Offset: e.Offset + lo, Check: checkOf(e, lo, hi), outside: x.index.Adopted()}, true, nil
 }
 
 // within is where the bytes of a want lie in a chunk, if one read of it has them one
 // after the other, as they are wanted, and the checksums of the chunk are known.
-func (e *entry) within(want checkpoint.Want, read checkpoint.Read) (lo, hi int64, ok bool) {
-	if e.strides != nil || !e.learned() || e.item.Bytes == 0 {
+func within(e *checkpoint.Entry, want checkpoint.Want, read checkpoint.Read) (lo, hi int64, ok bool) {
+	if e.Strides != nil || !e.Learned() || e.Item.Bytes == 0 {
 		return 0, 0, false
 	}
 	if want.Value {
-		return 0, e.item.Bytes, true
+		return 0, e.Item.Bytes, true
 	}
-	lo, hi = tensor.Span(e.item.Shard.Box, read.Region)
-	size := int64(e.item.Shard.DType.Size())
-	ok = want.Shard.DType == e.item.Shard.DType && read.Region.Equal(want.Shard.Box) && hi-lo == read.Region.Volume() && lo < hi
+	lo, hi = tensor.Span(e.Item.Shard.Box, read.Region)
+	size := int64(e.Item.Shard.DType.Size())
+	ok = want.Shard.DType == e.Item.Shard.DType && read.Region.Equal(want.Shard.Box) && hi-lo == read.Region.Volume() && lo < hi
 	return lo * size, hi * size, ok
 }
 
-// check is how the bytes from lo to hi of a chunk are verified.
-func (e *entry) check(lo, hi int64) Check {
-	first, end := lo/BlockSize, blocks(hi)
-	return Check{Before: lo - first*BlockSize, After: min(end*BlockSize, e.item.Bytes) - hi, Sums: e.sums[first:end]}
+// checkOf is how the bytes from lo to hi of a chunk are verified.
+func checkOf(e *checkpoint.Entry, lo, hi int64) Check {
+	first, end := lo/checkpoint.BlockSize, checkpoint.Blocks(hi)
+	return Check{Before: lo - first*checkpoint.BlockSize, After: min(end*checkpoint.BlockSize, e.Item.Bytes) - hi, Sums: e.Sums[first:end]}
 }
 
 // Check is how a copy of what one read brings is verified, wherever it comes from, if
@@ -136,10 +136,10 @@ func (r *FileReader) Check(ctx context.Context, want checkpoint.Want, read check
 	if err != nil {
 		return Check{}, false, r.wrap("load", err)
 	}
-	e := &x.index.entries[i]
-	lo, hi, ok := e.within(want, read)
+	e := &x.index.Entries[i]
+	lo, hi, ok := within(e, want, read)
 	if !ok {
 		return Check{}, false, nil
 	}
-	return e.check(lo, hi), true, nil
+	return checkOf(e, lo, hi), true, nil
 }

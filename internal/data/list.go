@@ -1,6 +1,7 @@
 package data
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,17 +9,19 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/disk"
 )
 
 // Damaged is a receipt that could not be read, or a symbolic link in the place of
 // a directory. Its checkpoint is not listed, nor is what is behind the link.
 type Damaged struct {
-	Ref  Ref    // of a link, no more than its place in the data has
-	File string // path
-	Err  error  // a [*CorruptError], or why the file could not be read
+	Ref  checkpoint.Ref // of a link, no more than its place in the data has
+	File string         // path
+	Err  error          // a [*CorruptError], or why the file could not be read
 }
 
 // Link reports whether a symbolic link is the cause.
@@ -40,16 +43,16 @@ func (d Damaged) Problem() error {
 // not listed; a receipt that is damaged, or a symbolic link in the place of a
 // directory, is reported beside the list. Both are sorted by run, trial and
 // checkpoint. A root that was never made has none.
-func (r *Root) Checkpoints(ctx context.Context) ([]Receipt, []Damaged, error) {
-	var receipts []Receipt
+func (r *Root) Checkpoints(ctx context.Context) ([]checkpoint.Receipt, []Damaged, error) {
+	var receipts []checkpoint.Receipt
 	var damaged []Damaged
-	err := r.walk(ctx, func(ref Ref) {
+	err := r.walk(ctx, func(ref checkpoint.Ref) {
 		receipt, err := r.readReceipt(ctx, ref)
 		switch {
 		case err == nil:
 			receipts = append(receipts, receipt)
 		case !errors.Is(err, ErrNotCommitted):
-			damaged = append(damaged, Damaged{Ref: ref, File: r.path(ref, ReceiptFile), Err: err})
+			damaged = append(damaged, Damaged{Ref: ref, File: r.path(ref, checkpoint.ReceiptFile), Err: err})
 		}
 	}, func(link Damaged) { damaged = append(damaged, link) })
 	if err != nil {
@@ -60,14 +63,14 @@ func (r *Root) Checkpoints(ctx context.Context) ([]Receipt, []Damaged, error) {
 
 // Receipt is the receipt of a checkpoint. Without one, the error has
 // [ErrNotCommitted] in its chain.
-func (r *Root) Receipt(ctx context.Context, ref Ref) (Receipt, error) {
+func (r *Root) Receipt(ctx context.Context, ref checkpoint.Ref) (checkpoint.Receipt, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
-	var receipt Receipt
+	var receipt checkpoint.Receipt
 	if err == nil {
 		receipt, err = r.readReceipt(ctx, ref)
 	}
 	if err != nil {
-		return Receipt{}, fmt.Errorf("read the receipt of checkpoint %s: %w", ref, err)
+		return checkpoint.Receipt{}, fmt.Errorf("read the receipt of checkpoint %s: %w", ref, err)
 	}
 	return receipt, nil
 }
@@ -75,7 +78,7 @@ func (r *Root) Receipt(ctx context.Context, ref Ref) (Receipt, error) {
 // Links lists the symbolic links among the directories of runs, trials and
 // checkpoints. None of them is followed.
 func (r *Root) Links(ctx context.Context) (links []Damaged, err error) {
-	if err = r.walk(ctx, func(Ref) {}, func(link Damaged) { links = append(links, link) }); err != nil {
+	if err = r.walk(ctx, func(checkpoint.Ref) {}, func(link Damaged) { links = append(links, link) }); err != nil {
 		return nil, fmt.Errorf("list links in %s: %w", r.Dir(), err)
 	}
 	return links, nil
@@ -83,7 +86,7 @@ func (r *Root) Links(ctx context.Context) (links []Damaged, err error) {
 
 // walk calls visit for each directory of a checkpoint, committed or not, and
 // linked for each link among them.
-func (r *Root) walk(ctx context.Context, visit func(Ref), linked func(Damaged)) error {
+func (r *Root) walk(ctx context.Context, visit func(checkpoint.Ref), linked func(Damaged)) error {
 	runs, err := r.subdirs(ctx, "", linked)
 	if err != nil {
 		return err
@@ -101,8 +104,8 @@ func (r *Root) walk(ctx context.Context, visit func(Ref), linked func(Damaged)) 
 			if err != nil {
 				return err
 			}
-			for _, checkpoint := range checkpoints {
-				visit(Ref{Run: run, Trial: trial, Checkpoint: checkpoint})
+			for _, name := range checkpoints {
+				visit(checkpoint.Ref{Run: run, Trial: trial, Checkpoint: name})
 			}
 		}
 	}
@@ -148,7 +151,7 @@ func (r *Root) subdirs(ctx context.Context, dir string, linked func(Damaged)) ([
 // [*TakenError] and stays as it is; so only a manifest whose decision was never
 // made goes. A symbolic link is removed itself, in its place or below it. One that is gone, or half gone, is success. It is durable on
 // return.
-func (r *Root) Remove(ctx context.Context, ref Ref) error {
+func (r *Root) Remove(ctx context.Context, ref checkpoint.Ref) error {
 	return r.removeDir(ctx, ref, false)
 }
 
@@ -156,11 +159,11 @@ func (r *Root) Remove(ctx context.Context, ref Ref) error {
 // then deleted: the receipt first, durably, so that a crash never leaves a
 // receipt without its data; then the rest, then the directory. What is not this
 // store's checkpoint is refused as in [Root.Remove].
-func (r *Root) RemoveCommitted(ctx context.Context, ref Ref) error {
+func (r *Root) RemoveCommitted(ctx context.Context, ref checkpoint.Ref) error {
 	return r.removeDir(ctx, ref, true)
 }
 
-func (r *Root) removeDir(ctx context.Context, ref Ref, committed bool) error {
+func (r *Root) removeDir(ctx context.Context, ref checkpoint.Ref, committed bool) error {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	if err == nil {
 		err = r.remove(ctx, ref, committed)
@@ -171,7 +174,7 @@ func (r *Root) removeDir(ctx context.Context, ref Ref, committed bool) error {
 	return nil
 }
 
-func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
+func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool) error {
 	dir := nameOf(ref)
 	names, err := r.b.List(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -192,13 +195,13 @@ func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
 		return err
 	}
 	if receipt && !committed {
-		return &TakenError{Ref: ref, File: r.path(ref, ReceiptFile), What: "the receipt of a committed checkpoint"}
+		return &TakenError{Ref: ref, File: r.path(ref, checkpoint.ReceiptFile), What: "the receipt of a committed checkpoint"}
 	}
 	if receipt {
-		if err := r.b.Remove(ctx, nameOf(ref, ReceiptFile)); err != nil {
+		if err := r.b.Remove(ctx, nameOf(ref, checkpoint.ReceiptFile)); err != nil {
 			return err
 		}
-		names = slices.DeleteFunc(names, func(n string) bool { return n == ReceiptFile })
+		names = slices.DeleteFunc(names, func(n string) bool { return n == checkpoint.ReceiptFile })
 	}
 	if err := disk.Gone(r.sync(ctx, ref)); err != nil {
 		return err
@@ -211,7 +214,7 @@ func (r *Root) remove(ctx context.Context, ref Ref, committed bool) error {
 
 // ownOrStray is own, which removes links and pipes that have the name of a
 // receipt or manifest.
-func (r *Root) ownOrStray(ctx context.Context, ref Ref, names []string) (receipt bool, err error) {
+func (r *Root) ownOrStray(ctx context.Context, ref checkpoint.Ref, names []string) (receipt bool, err error) {
 	for range len(names) + 1 {
 		receipt, _, err = r.own(ctx, ref, names)
 		i := slices.IndexFunc(names, func(name string) bool { return stray(err, r.path(ref, name)) })
@@ -271,4 +274,182 @@ func (r *Root) removeAll(ctx context.Context, dir string, names []string) error 
 		}
 	}
 	return r.b.Remove(ctx, dir)
+}
+
+// statMost is how many directories of checkpoints of one trial are looked at
+// for when they were changed last.
+const statMost = 1024
+
+// Newest is the receipts of the checkpoints that were probably committed last,
+// of at most so many trials and so many of each, in no order. It reads no others:
+// a directory is newer than another when it was changed later, or when the numbers
+// in its name are higher. A copy whose files have the times of the copying, or a
+// clock that was wrong, makes it choose others. Damaged receipts and links among
+// them are reported beside the list.
+func (r *Root) Newest(ctx context.Context, trials, each int) ([]checkpoint.Receipt, []Damaged, error) {
+	var receipts []checkpoint.Receipt
+	var damaged []Damaged
+	dirs, err := r.trials(ctx, func(link Damaged) { damaged = append(damaged, link) })
+	if err != nil {
+		return nil, nil, fmt.Errorf("list checkpoints in %s: %w", r.Dir(), err)
+	}
+	slices.SortFunc(dirs, func(a, b changed) int { return b.at.Compare(a.at) })
+	for _, dir := range dirs[:min(trials, len(dirs))] {
+		names, err := r.newestOf(ctx, dir.name, each)
+		if err != nil {
+			return nil, nil, fmt.Errorf("list checkpoints in %s: %w", r.b.Path(dir.name), err)
+		}
+		run, trial := path.Split(dir.name)
+		for _, name := range names {
+			ref := checkpoint.Ref{Run: path.Clean(run), Trial: trial, Checkpoint: name}
+			receipt, err := r.readReceipt(ctx, ref)
+			switch {
+			case err == nil:
+				receipts = append(receipts, receipt)
+			case !errors.Is(err, ErrNotCommitted):
+				damaged = append(damaged, Damaged{Ref: ref, File: r.path(ref, checkpoint.ReceiptFile), Err: err})
+			}
+		}
+	}
+	return receipts, damaged, nil
+}
+
+// changed is a directory and when a name in it was last made or removed.
+type changed struct {
+	name string
+	at   time.Time
+}
+
+// trials are the directories of all trials. linked is told of the links.
+func (r *Root) trials(ctx context.Context, linked func(Damaged)) (dirs []changed, err error) {
+	runs, err := r.b.List(ctx, "")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, run := range runs {
+		if run == pendingDir {
+			continue
+		}
+		names, err := r.b.List(ctx, run)
+		if link, ok := r.linkAt(run, err); ok {
+			linked(link)
+			continue
+		}
+		if isFile(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		some, err := r.changes(ctx, run, names, linked)
+		if err != nil {
+			return nil, err
+		}
+		dirs = append(dirs, some...)
+	}
+	return dirs, nil
+}
+
+// isFile reports that a directory is gone, or is a file, a pipe or a device.
+func isFile(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*beneath.TypeError)) || err != nil && strings.Contains(err.Error(), "not a directory")
+}
+
+// changes looks at the directories among names. linked is told of the links.
+func (r *Root) changes(ctx context.Context, dir string, names []string, linked func(Damaged)) (dirs []changed, err error) {
+	for _, name := range names {
+		info, err := r.b.Stat(ctx, path.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if link, ok := r.linkAt(path.Join(dir, name), err); ok {
+			linked(link)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if info.Dir {
+			dirs = append(dirs, changed{path.Join(dir, name), info.Modified})
+		}
+	}
+	return dirs, nil
+}
+
+// newestOf are the names of the checkpoints of a trial that were changed last,
+// and of those with the highest numbers, so many of each.
+func (r *Root) newestOf(ctx context.Context, dir string, most int) ([]string, error) {
+	names, err := r.b.List(ctx, dir)
+	if isFile(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(names, func(a, b string) int { return byNumbers(b, a) })
+	found := slices.Clone(names[:min(most, len(names))])
+	if len(names) > most && len(names) <= statMost {
+		dirs, err := r.changes(ctx, dir, names, func(Damaged) {}) // those that are read are reported
+		if err != nil {
+			return nil, err
+		}
+		slices.SortFunc(dirs, func(a, b changed) int { return b.at.Compare(a.at) })
+		for _, d := range dirs[:min(most, len(dirs))] {
+			found = append(found, path.Base(d.name))
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found), nil
+}
+
+// byNumbers compares names so that step-9 comes before step-10.
+func byNumbers(a, b string) int {
+	for a != "" && b != "" {
+		m, n := digits(a), digits(b)
+		if m == 0 || n == 0 {
+			if a[0] != b[0] {
+				return cmp.Compare(a[0], b[0])
+			}
+			a, b = a[1:], b[1:]
+			continue
+		}
+		x, y := strings.TrimLeft(a[:m], "0"), strings.TrimLeft(b[:n], "0")
+		if c := cmp.Or(cmp.Compare(len(x), len(y)), strings.Compare(x, y)); c != 0 {
+			return c
+		}
+		a, b = a[m:], b[n:]
+	}
+	return cmp.Compare(len(a), len(b))
+}
+
+// digits is how many a text begins with.
+func digits(s string) int {
+	n := 0
+	for n < len(s) && '0' <= s[n] && s[n] <= '9' {
+		n++
+	}
+	return n
+}
+
+// EachReceipt calls visit for every receipt that can be read, as it is found.
+// Unlike [Root.Checkpoints] it keeps none.
+func (r *Root) EachReceipt(ctx context.Context, visit func(checkpoint.Receipt) error) error {
+	var stopped error
+	err := r.walk(ctx, func(ref checkpoint.Ref) {
+		if stopped != nil {
+			return
+		}
+		if receipt, err := r.readReceipt(ctx, ref); err == nil {
+			stopped = visit(receipt)
+		} else {
+			stopped = ctx.Err()
+		}
+	}, func(Damaged) {})
+	if err = errors.Join(err, stopped); err != nil {
+		return fmt.Errorf("read the receipts in %s: %w", r.Dir(), err)
+	}
+	return nil
 }

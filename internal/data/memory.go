@@ -11,9 +11,15 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/zeebo/blake3"
 	"golang.org/x/sync/errgroup"
 )
+
+// Three operations use chunks that are in memory. They differ in what they do with the
+// blocks of a chunk, and share all else, in memoryScan:
+//
+//	ReadMemory    copies blocks, and verifies the copy, which nobody else can change
+//	VerifyMemory  verifies blocks where they are, for a caller that lends the memory
+//	ProveMemory   verifies all blocks of all chunks before they are asked for
 
 // Memory gives out chunks that are in memory beside their files. It is called
 // by several goroutines, and what it gives out stays mapped until the call that
@@ -41,8 +47,151 @@ func (r *FileReader) ReadMemory(ctx context.Context, wants []checkpoint.Want, re
 	return out, r.wrap("load from memory", err)
 }
 
-// tiny is the size of a chunk, in bytes, that is copied at once: a goroutine takes longer.
-const tiny = 16 << 10
+// VerifyMemory is [FileReader.ReadMemory] without the copy, for one who gives
+// the memory itself away to be read. Reads that are not in Rest are of chunks
+// that have the digest of the committed index, and of which every block that is
+// read has the checksum that it has there, unless that was proven before. It says
+// nothing of what is written to the memory later: that nobody does is up to the
+// caller.
+func (r *FileReader) VerifyMemory(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, m Memory, p *Proof) (FromMemory, error) {
+	out, err := r.verifyMemory(ctx, wants, reads, m, p)
+	return out, r.wrap("verify memory", err)
+}
+
+// Proof is which chunks in memory are what was committed. A nil Proof proves
+// nothing.
+type Proof struct{ chunks map[key]bool }
+
+// ProveMemory verifies all chunks that are in memory, before anybody asks for
+// them. Those that are not what was committed are not proven, and no error.
+func (r *FileReader) ProveMemory(ctx context.Context, m Memory) (*Proof, error) {
+	p, err := r.proveMemory(ctx, m)
+	return p, r.wrap("verify memory", err)
+}
+
+func (r *FileReader) readMemory(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination, m Memory) (FromMemory, error) {
+	if err := r.readable(ctx); err != nil {
+		return FromMemory{}, err
+	}
+	chunks, of, err := r.chunks().resolve(ctx, wants, reads, dst)
+	if err != nil {
+		return FromMemory{}, err
+	}
+	there := make(map[*chunkRead]*inMemory, len(chunks))
+	s := newMemoryScan(ctx, (*inMemory).copy)
+	for _, c := range chunks {
+		if in := inMemoryOf(c, m); in != nil {
+			there[c] = in
+			if err := s.start(in); err != nil {
+				break
+			}
+		}
+	}
+	return s.result(reads, func(n int) *inMemory { return there[of[n]] })
+}
+
+func (r *FileReader) verifyMemory(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, m Memory, p *Proof) (FromMemory, error) {
+	if err := r.readable(ctx); err != nil {
+		return FromMemory{}, err
+	}
+	// Equal chunks that lie in a file once are two here: each lies elsewhere in memory.
+	there := map[key]*inMemory{} // nil: not in memory
+	var order []*inMemory
+	for _, read := range reads {
+		k := readKey(wants[read.Want], read)
+		in, known := there[k]
+		if !known {
+			var err error
+			if in, err = r.inMemory(ctx, k, m); err != nil {
+				return FromMemory{}, err
+			}
+			if there[k] = in; in != nil {
+				in.proven = p != nil && p.chunks[k]
+				order = append(order, in)
+			}
+		}
+		if in == nil {
+			continue
+		}
+		region := read.Region
+		if wants[read.Want].Value {
+			region = in.box
+		}
+		if !region.Empty() && !contains(in.box, region) {
+			return FromMemory{}, fmt.Errorf("%q: region %v does not lie in chunk %v", read.FQN, region, in.box)
+		}
+		in.blocks = append(in.blocks, touched(in.box, region, int64(in.size))...)
+	}
+	s := newMemoryScan(ctx, (*inMemory).check)
+	for _, in := range order {
+		in.blocks = merge(in.blocks)
+		if err := s.start(in); err != nil {
+			break
+		}
+	}
+	return s.result(reads, func(n int) *inMemory { return there[readKey(wants[reads[n].Want], reads[n])] })
+}
+
+func (r *FileReader) proveMemory(ctx context.Context, m Memory) (*Proof, error) {
+	p := &Proof{map[key]bool{}}
+	if err := r.readable(ctx); err != nil {
+		return p, err
+	}
+	there := map[key]*inMemory{}
+	s := newMemoryScan(ctx, (*inMemory).check)
+	err := func() error {
+		for rank := range r.ranks {
+			x, err := r.load(ctx, rank)
+			if err != nil {
+				return err
+			}
+			for k := range x.at {
+				in, err := r.inMemory(ctx, k, m)
+				if err != nil {
+					return err
+				}
+				if in == nil {
+					continue
+				}
+				in.blocks = []blockRange{{0, checkpoint.Blocks(in.entry.Item.Bytes)}}
+				there[k] = in
+				if err := s.start(in); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}()
+	if err := errors.Join(err, s.group.Wait()); err != nil {
+		return p, err
+	}
+	for k, in := range there {
+		if in.unfit == nil {
+			p.chunks[k] = true
+		}
+	}
+	return p, nil
+}
+
+// readable reports a reader that was not set up.
+func (r *FileReader) readable(ctx context.Context) error {
+	if err := errors.Join(ctx.Err(), r.ref.Validate()); err != nil {
+		return err
+	}
+	if r.ranks == nil {
+		return errors.New("SetUp was not called")
+	}
+	return nil
+}
+
+// readKey is the key of the chunk that a read is of.
+func readKey(want checkpoint.Want, read checkpoint.Read) key {
+	k := key{value: want.Value, rank: read.Rank, fqn: read.FQN}
+	if !want.Value {
+		k.box = read.Chunk.Key()
+	}
+	return k
+}
 
 // inMemory is a chunk that may be taken from memory.
 type inMemory struct {
@@ -55,82 +204,119 @@ type inMemory struct {
 	unfit error
 }
 
-func (r *FileReader) readMemory(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination, m Memory) (FromMemory, error) {
-	if err := errors.Join(ctx.Err(), r.ref.Validate()); err != nil {
-		return FromMemory{}, err
-	}
-	if r.ranks == nil {
-		return FromMemory{}, errors.New("SetUp was not called")
-	}
-	chunks, of, err := r.chunks().resolve(ctx, wants, reads, dst)
+// inMemory returns the chunk of a key, or nil: see inMemoryOf.
+func (r *FileReader) inMemory(ctx context.Context, k key, m Memory) (*inMemory, error) {
+	x, err := r.load(ctx, k.rank)
 	if err != nil {
-		return FromMemory{}, err
+		return nil, err
 	}
-	there := make(map[*chunkRead]*inMemory, len(chunks))
-	var total atomic.Int64
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(runtime.GOMAXPROCS(0))
-	for _, c := range chunks {
-		if c.index.adopted() || !c.entry.learned() {
-			continue // they have no digest to be compared with
-		}
-		data, digest := m.Chunk(c.index.rank, c.entry.item)
-		if data == nil {
-			continue
-		}
-		in := &inMemory{chunkRead: c, data: data, digest: digest}
-		there[c] = in
-		if in.digest == (checkpoint.Digest{}) {
-			g.Go(func() error { return in.all(ctx, &total) })
-			continue
-		}
+	i, ok := x.at[k]
+	if !ok {
+		return nil, fmt.Errorf("%q %s is not among the chunks of rank %d", k.fqn, k.box, k.rank)
+	}
+	return inMemoryOf(newChunkRead(x.index, i), m), nil
+}
+
+// inMemoryOf returns a chunk if it is in memory and can be compared with what was
+// committed, or nil.
+func inMemoryOf(c *chunkRead, m Memory) *inMemory {
+	if c.index.Adopted() || !c.entry.Learned() {
+		return nil // they have no digest to be compared with
+	}
+	data, digest := m.Chunk(c.index.Rank, c.entry.Item)
+	if data == nil {
+		return nil
+	}
+	return &inMemory{chunkRead: c, data: data, digest: digest}
+}
+
+// tiny is the size of a chunk, in bytes, that is visited at once: a goroutine takes longer.
+const tiny = 16 << 10
+
+// memoryScan visits the wanted blocks of chunks in memory on all processors.
+type memoryScan struct {
+	group  *errgroup.Group
+	ctx    context.Context // of the group
+	visit  func(*inMemory, context.Context, blockRange, *atomic.Int64) error
+	total  atomic.Int64 // bytes of the blocks that were visited
+	chunks []*inMemory  // all that were started, in their order
+	err    error        // of a visit at once
+}
+
+func newMemoryScan(ctx context.Context, visit func(*inMemory, context.Context, blockRange, *atomic.Int64) error) *memoryScan {
+	s := &memoryScan{visit: visit}
+	s.group, s.ctx = errgroup.WithContext(ctx)
+	s.group.SetLimit(runtime.GOMAXPROCS(0))
+	return s
+}
+
+// start compares what is known of a chunk with the index, takes its digest where that is
+// not known, and visits its wanted blocks.
+func (s *memoryScan) start(in *inMemory) error {
+	s.chunks = append(s.chunks, in)
+	switch {
+	case in.proven:
+		s.total.Add(in.wanted())
+	case in.digest == (checkpoint.Digest{}):
+		s.group.Go(func() error {
+			if err := in.digestAll(s.ctx); err != nil || in.failed() {
+				return err
+			}
+			return s.blocks(in)
+		})
+	default:
 		if err := in.same(); err != nil {
 			in.fail(err)
-			continue
+			return nil
 		}
-		if len(data) <= tiny {
-			for _, b := range c.blocks {
-				if err := in.copy(ctx, b, &total); err != nil {
-					return FromMemory{}, errors.Join(err, g.Wait())
-				}
-			}
-			continue
+		if len(in.data) <= tiny {
+			s.err = s.blocks(in)
+			return s.err
 		}
-		for _, b := range c.blocks {
+		for _, b := range in.blocks {
 			for lo := b.lo; lo < b.hi; lo += taskBlocks {
-				g.Go(func() error { return in.copy(ctx, blockRange{lo, min(lo+taskBlocks, b.hi)}, &total) })
+				s.group.Go(func() error {
+					return s.visit(in, s.ctx, blockRange{lo, min(lo+taskBlocks, b.hi)}, &s.total)
+				})
 			}
 		}
 	}
-	if err := g.Wait(); err != nil {
+	return nil
+}
+
+// blocks visits all wanted blocks of a chunk.
+func (s *memoryScan) blocks(in *inMemory) error {
+	for _, b := range in.blocks {
+		if err := s.visit(in, s.ctx, b, &s.total); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// result waits for all visits. of is the chunk of the n-th read; nil if it is not in
+// memory.
+func (s *memoryScan) result(reads []checkpoint.Read, of func(n int) *inMemory) (FromMemory, error) {
+	if err := errors.Join(s.err, s.group.Wait()); err != nil {
 		return FromMemory{}, err
 	}
-	out := FromMemory{Bytes: total.Load()}
+	out := FromMemory{Bytes: s.total.Load()}
 	for n, read := range reads {
-		if in := there[of[n]]; in == nil || in.unfit != nil {
+		if in := of(n); in == nil || in.unfit != nil {
 			out.Rest = append(out.Rest, read)
 		}
 	}
-	for _, c := range chunks {
-		if in := there[c]; in != nil && in.unfit != nil {
+	for _, in := range s.chunks {
+		if in.unfit != nil {
 			out.Unfit = append(out.Unfit, in.why())
 		}
 	}
 	return out, nil
 }
 
-// readKey is the key of the chunk that a read is of.
-func readKey(want checkpoint.Want, read checkpoint.Read) key {
-	k := key{value: want.Value, rank: read.Rank, fqn: read.FQN}
-	if !want.Value {
-		k.box = read.Chunk.Key()
-	}
-	return k
-}
-
 // why says of which chunk it is that it was not used.
 func (in *inMemory) why() error {
-	return fmt.Errorf("%q %s of rank %d: %w", in.entry.item.Shard.FQN, in.entry.box(), in.index.rank, in.unfit)
+	return fmt.Errorf("%q %s of rank %d: %w", in.entry.Item.Shard.FQN, in.entry.BoxString(), in.index.Rank, in.unfit)
 }
 
 // fail says why a chunk is not used.
@@ -150,40 +336,20 @@ func (in *inMemory) failed() bool {
 
 // same compares what is known of the chunk in memory with the index.
 func (in *inMemory) same() error {
-	if got, want := int64(len(in.data)), in.entry.item.Bytes; got != want {
+	if got, want := int64(len(in.data)), in.entry.Item.Bytes; got != want {
 		return fmt.Errorf("it has %d bytes in memory, %d were committed", got, want)
 	}
-	if in.digest != in.entry.digest {
-		return fmt.Errorf("its digest in memory is %s, %s was committed", in.digest, in.entry.digest)
-	}
-	return nil
-}
-
-// all takes the digest of a chunk of which it is not known, and then what is
-// wanted of it.
-func (in *inMemory) all(ctx context.Context, total *atomic.Int64) error {
-	if err := in.digestAll(ctx); err != nil || in.failed() {
-		return err
-	}
-	for _, b := range in.blocks {
-		if err := in.copy(ctx, b, total); err != nil {
-			return err
-		}
+	if in.digest != in.entry.Digest {
+		return fmt.Errorf("its digest in memory is %s, %s was committed", in.digest, in.entry.Digest)
 	}
 	return nil
 }
 
 // digestAll takes the digest of a chunk of which it is not known.
-func (in *inMemory) digestAll(ctx context.Context) error {
-	hash := blake3.New()
-	for data := in.data; len(data) > 0; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		n, _ := hash.Write(data[:min(windowSize, len(data))]) // never fails
-		data = data[n:]
+func (in *inMemory) digestAll(ctx context.Context) (err error) {
+	if in.digest, err = digestBytes(ctx, in.data); err != nil {
+		return err
 	}
-	hash.Sum(in.digest[:0])
 	if err := in.same(); err != nil {
 		in.fail(err)
 	}
@@ -202,8 +368,8 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		start := lo * BlockSize
-		end := min(min(lo+copyBlocks, b.hi)*BlockSize, in.entry.item.Bytes)
+		start := lo * checkpoint.BlockSize
+		end := min(min(lo+copyBlocks, b.hi)*checkpoint.BlockSize, in.entry.Item.Bytes)
 		window, at := in.direct(start, end)
 		if at < 0 {
 			window = (*buf)[:end-start]
@@ -217,11 +383,34 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 			continue // it is there
 		}
 		if err := in.others(at).copyOut(window, start); err != nil {
-			return fmt.Errorf("%q: %w", in.entry.item.Shard.FQN, err)
+			return fmt.Errorf("%q: %w", in.entry.Item.Shard.FQN, err)
 		}
 		total.Add(int64(len(window)))
 	}
 	return nil
+}
+
+// check verifies some blocks where they are.
+func (in *inMemory) check(ctx context.Context, b blockRange, total *atomic.Int64) error {
+	for lo := b.lo; lo < b.hi && !in.failed(); lo += copyBlocks {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		window := in.data[lo*checkpoint.BlockSize : min(min(lo+copyBlocks, b.hi)*checkpoint.BlockSize, in.entry.Item.Bytes)]
+		if !in.intact(lo, window) {
+			return nil
+		}
+		total.Add(int64(len(window)))
+	}
+	return nil
+}
+
+// wanted is how many bytes the wanted blocks have.
+func (in *inMemory) wanted() (bytes int64) {
+	for _, b := range in.blocks {
+		bytes += min(b.hi*checkpoint.BlockSize, in.entry.Item.Bytes) - b.lo*checkpoint.BlockSize
+	}
+	return bytes
 }
 
 // intact verifies a window, which begins with block first.
@@ -242,7 +431,7 @@ func (in *inMemory) intact(first int64, window []byte) bool {
 func (in *inMemory) direct(start, end int64) (part []byte, at int) {
 	size := int64(in.size)
 	for i, to := range in.copies {
-		if start < to.lo*size || end > to.hi*size || to.dtype != in.entry.item.Shard.DType {
+		if start < to.lo*size || end > to.hi*size || to.dtype != in.entry.Item.Shard.DType {
 			continue
 		}
 		lo, hi := tensor.Span(to.box, to.region)
@@ -262,29 +451,4 @@ func (in *inMemory) others(at int) *chunkRead {
 	c := *in.chunkRead
 	c.copies = slices.Delete(slices.Clone(c.copies), at, at+1)
 	return &c
-}
-
-// ChunkDigest is the digest of a chunk or value that a rank has written.
-type ChunkDigest struct {
-	Item   checkpoint.Item
-	Digest checkpoint.Digest
-}
-
-// ChunkDigests are the digests of all that a rank has written of a checkpoint,
-// in the order of its items, by the index that the digest names. One that is not
-// in place or is another is an error.
-func (r *Root) ChunkDigests(ctx context.Context, ref Ref, of checkpoint.RankIndex) ([]ChunkDigest, error) {
-	err := errors.Join(ctx.Err(), ref.Validate())
-	var x index
-	if err == nil {
-		x, err = r.readIndex(ctx, ref, of)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("digests of rank %d of checkpoint %s: %w", of.Rank, ref, err)
-	}
-	out := make([]ChunkDigest, len(x.entries))
-	for i, e := range x.entries {
-		out[i] = ChunkDigest{e.item, e.digest}
-	}
-	return out, nil
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-var ref = data.Ref{Run: "run", Trial: "t0", Checkpoint: "step-100.a1"}
+var ref = checkpoint.Ref{Run: "run", Trial: "t0", Checkpoint: "step-100.a1"}
 
 // model is a checkpoint in memory: what the files have to hold.
 type model struct {
@@ -132,9 +132,9 @@ func (m *model) manifest(written map[int]data.Written) checkpoint.Manifest {
 	return out
 }
 
-var decision = data.Decision{Sequence: 42, Event: "0198-event", Time: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)}
+var decision = checkpoint.Decision{Sequence: 42, Event: "0198-event", Time: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)}
 
-func commit(context.Context, checkpoint.Digest) (data.Decision, error) { return decision, nil }
+func commit(context.Context, checkpoint.Digest) (checkpoint.Decision, error) { return decision, nil }
 
 // open is a root over fs.
 func open(t testing.TB, fs vfs.FS) *data.Root {
@@ -197,7 +197,7 @@ func (m *model) write(ctx context.Context, root *data.Root) (map[int]data.Writte
 }
 
 // save writes and commits the model.
-func (m *model) save(t testing.TB, root *data.Root) data.Receipt {
+func (m *model) save(t testing.TB, root *data.Root) checkpoint.Receipt {
 	t.Helper()
 	written, err := m.write(t.Context(), root)
 	if err != nil {
@@ -317,7 +317,7 @@ func verify(t testing.TB, root *data.Root, digest checkpoint.Digest) data.Report
 // small is a checkpoint of two ranks with one of everything.
 func small() *model {
 	m := tiny()
-	m.full(0, "blocks", tensor.Uint8, 3*data.BlockSize/2)
+	m.full(0, "blocks", tensor.Uint8, 3*checkpoint.BlockSize/2)
 	return m
 }
 

@@ -9,14 +9,18 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sys/unix"
 )
 
 // pendingDir holds the files of checkpoints to be, below the data directory. No
@@ -115,8 +119,10 @@ func (p *Pending) Remove(ctx context.Context) error {
 }
 
 // PendingName reports a name that no file of a [Pending] can have: a
-// [*NameError], or one that is no name.
-func PendingName(name string) error { return plainName(strings.TrimSuffix(name, object.Partial)) }
+// [*checkpoint.NameError], or one that is no name.
+func PendingName(name string) error {
+	return checkpoint.ValidatePlainName(strings.TrimSuffix(name, object.Partial))
+}
 
 // Create begins a file. One of that name is given up: its writes are errors.
 func (p *Pending) Create(ctx context.Context, name string) (*PendingFile, error) {
@@ -311,3 +317,21 @@ func (o pendingObject) Stat() (object.Info, error) {
 }
 
 var _ io.ReaderAt = pendingRead{}
+
+// lockDir locks a directory until it is closed, or this process ends. One that
+// is no directory of the system has no lock, and needs none: only this process
+// sees it.
+// A link is not followed.
+func lockDir(data, path string) (io.Closer, error) {
+	f, err := beneath.At(filepath.Dir(data)).OpenDir(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

@@ -3,7 +3,12 @@ package data
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"runtime"
+	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -22,34 +27,34 @@ type chunkReader struct {
 
 // opener opens the files that indexes describe.
 type opener interface {
-	path(x *index, n int) string // of the n-th file of an index
-	open(ctx context.Context, x *index, n int) (object.Object, error)
+	path(x *checkpoint.Index, n int) string // of the n-th file of an index
+	open(ctx context.Context, x *checkpoint.Index, n int) (object.Object, error)
 }
 
 // checkpointFiles are those of a checkpoint, and those that it adopts.
 type checkpointFiles struct {
 	root *Root
-	ref  Ref
+	ref  checkpoint.Ref
 }
 
-func (f checkpointFiles) path(x *index, n int) string {
-	if x.adopted() {
-		return x.files[n].Name
+func (f checkpointFiles) path(x *checkpoint.Index, n int) string {
+	if x.Adopted() {
+		return x.Files[n].Name
 	}
-	return f.root.path(f.ref, x.files[n].Name)
+	return f.root.path(f.ref, x.Files[n].Name)
 }
 
-func (f checkpointFiles) open(ctx context.Context, x *index, n int) (object.Object, error) {
-	if x.adopted() {
-		return local.Open(f.root.outside, x.files[n].Name)
+func (f checkpointFiles) open(ctx context.Context, x *checkpoint.Index, n int) (object.Object, error) {
+	if x.Adopted() {
+		return local.Open(f.root.outside, x.Files[n].Name)
 	}
-	return f.root.b.Open(ctx, nameOf(f.ref, x.files[n].Name))
+	return f.root.b.Open(ctx, nameOf(f.ref, x.Files[n].Name))
 }
 
 // chunkRead is all that is wanted of one stored chunk.
 type chunkRead struct {
-	entry  *entry
-	index  *index
+	entry  *checkpoint.Entry
+	index  *checkpoint.Index
 	rank   *rankIndex // of the index
 	at     int        // of the entry in it
 	path   string
@@ -101,9 +106,9 @@ func (r chunkReader) read(ctx context.Context, wants []checkpoint.Want, reads []
 		c := runs[i].parts[0].chunk
 		f := files[c.path]
 		if f == nil {
-			f = &sharedFile{path: c.path, opener: func(ctx context.Context) (object.Object, error) { return r.open(ctx, c.index, c.entry.file) }}
-			if c.index.adopted() {
-				f.check = func(info object.Info) error { return c.index.unchanged(c.entry.file, info) }
+			f = &sharedFile{path: c.path, opener: func(ctx context.Context) (object.Object, error) { return r.open(ctx, c.index, c.entry.File) }}
+			if c.index.Adopted() {
+				f.check = func(info object.Info) error { return unchanged(c.index, c.entry.File, info) }
 			}
 			files[c.path] = f
 		}
@@ -145,4 +150,430 @@ func checkRecords(ctx context.Context, chunks []*chunkRead, files map[string]*sh
 		}
 	}
 	return g.Wait()
+}
+
+// resolve finds the stored chunk of every read, checks that all boxes fit, and
+// groups the reads by chunk, in the order of the files; of has the chunk of each read.
+//
+// Of 40,000 values each costs 2 µs here. Maps by their names cost as much again: so the
+// only one is the index's own.
+func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination) (chunks, of []*chunkRead, err error) {
+	of = make([]*chunkRead, len(reads))
+	byEntry := make(map[*checkpoint.Entry]*chunkRead, len(reads))
+	bySpot := map[readSpot]*chunkRead{}
+	paths := map[*checkpoint.File]string{}
+	for n, read := range reads {
+		if err := ctx.Err(); err != nil {
+			return nil, nil, err
+		}
+		if read.Want < 0 || read.Want >= len(wants) {
+			return nil, nil, fmt.Errorf("%q: a read is for want %d of %d", read.FQN, read.Want, len(wants))
+		}
+		want := wants[read.Want]
+		x, i, err := r.find(ctx, readKey(want, read), read)
+		if err != nil {
+			return nil, nil, err
+		}
+		c := byEntry[&x.index.Entries[i]]
+		if c == nil {
+			c = newChunkRead(x.index, i)
+			c.rank, c.at = x, i
+			file := &x.index.Files[c.entry.File]
+			if c.path = paths[file]; c.path == "" {
+				c.path = r.path(x.index, c.entry.File)
+				paths[file] = c.path
+			}
+			if tied := c.tied(bySpot); tied != c {
+				c = tied
+			} else {
+				chunks = append(chunks, c)
+			}
+			byEntry[&x.index.Entries[i]] = c
+		}
+		if err := c.add(want, read, dst.Want(read.Want)); err != nil {
+			return nil, nil, fmt.Errorf("%q: %w", read.FQN, err)
+		}
+		of[n] = c
+	}
+	for _, c := range chunks {
+		c.blocks = merge(c.blocks)
+	}
+	slices.SortStableFunc(chunks, func(a, b *chunkRead) int {
+		switch {
+		case a.path < b.path:
+			return -1
+		case a.path > b.path:
+			return 1
+		case a.entry.Offset < b.entry.Offset:
+			return -1
+		case a.entry.Offset > b.entry.Offset:
+			return 1
+		}
+		return 0
+	})
+	return chunks, of, nil
+}
+
+// find is a chunk's index and its entry there.
+func (r chunkReader) find(ctx context.Context, k key, read checkpoint.Read) (*rankIndex, int, error) {
+	x, err := r.load(ctx, read.Rank)
+	if err != nil {
+		return nil, 0, err
+	}
+	i, ok := x.at[k]
+	if !ok {
+		return nil, 0, fmt.Errorf("%q %s is not among the chunks of rank %d", read.FQN, k.box, read.Rank)
+	}
+	return x, i, nil
+}
+
+// readSpot is what equal chunks that lie in a file once, as tied weights do,
+// have in common: they are read once.
+type readSpot struct {
+	path, box string
+	offset    int64
+	dtype     tensor.DType
+}
+
+// tied is the first chunk of those that lie at the same spot. Values are no such, nor
+// are those of whose reading account is kept.
+func (c *chunkRead) tied(first map[readSpot]*chunkRead) *chunkRead {
+	if c.index.Adopted() || c.entry.Item.Value || c.entry.Item.Bytes == 0 {
+		return c
+	}
+	at := readSpot{path: c.path, box: c.box.Key(), offset: c.entry.Offset, dtype: c.entry.Item.Shard.DType}
+	if first[at] == nil {
+		first[at] = c
+	}
+	return first[at]
+}
+
+func newChunkRead(x *checkpoint.Index, i int) *chunkRead {
+	e := &x.Entries[i]
+	c := &chunkRead{entry: e, index: x, box: e.Item.Shard.Box, size: e.Item.Shard.DType.Size()}
+	if e.Item.Value {
+		c.box, c.size = tensor.Shape{e.Item.Bytes}.Full(), 1
+	}
+	return c
+}
+
+// add checks one read and plans it.
+func (c *chunkRead) add(want checkpoint.Want, read checkpoint.Read, dst []byte) error {
+	stored := c.entry.Item.Shard
+	to := copyTo{region: read.Region, box: want.Shard.Box, dtype: want.Shard.DType, dst: dst}
+	size := to.dtype.Size()
+	if want.Value {
+		to.region, to.box, to.dtype, size = c.box, c.box, stored.DType, 1
+	} else {
+		if err := tensor.Convertible(stored.DType, to.dtype); err != nil {
+			return err
+		}
+		if !want.Shard.Global.Equal(stored.Global) {
+			return fmt.Errorf("stored with shape %v, wanted with shape %v", stored.Global, want.Shard.Global)
+		}
+		if err := want.Shard.Validate(); err != nil {
+			return err
+		}
+		if err := to.region.Validate(stored.Global); err != nil {
+			return err
+		}
+		if !to.region.Empty() && (!contains(c.box, to.region) || !contains(to.box, to.region)) {
+			return fmt.Errorf("region %v does not lie in chunk %v and want %v", to.region, c.box, to.box)
+		}
+	}
+	if need := to.box.Volume() * int64(size); dst != nil && int64(len(dst)) != need {
+		return fmt.Errorf("the buffer has %d bytes, %v needs %d", len(dst), to.box, need)
+	}
+	if to.lo, to.hi = tensor.Span(c.box, to.region); to.lo == to.hi {
+		return nil
+	}
+	if dst != nil {
+		c.copies = append(c.copies, to)
+	}
+	c.blocks = append(c.blocks, touched(c.box, to.region, int64(c.size))...)
+	return nil
+}
+
+// contains reports whether inner, which is not empty, lies in outer.
+func contains(outer, inner tensor.Box) bool {
+	both, ok := outer.Intersect(inner)
+	return ok && both.Equal(inner)
+}
+
+const (
+	taskBlocks = 64             // read by one goroutine in one go: 4 MiB
+	smallPart  = windowSize / 4 // bytes of a part that is read together with its neighbours
+	gapShare   = 16             // of what is read together, at most one part in so many is not wanted
+)
+
+// run is what one goroutine reads of a file, in one go: some blocks of a large
+// chunk, or some small chunks that lie beside each other.
+//
+//	file   │ a │ b │░░│ c │           large            │ d │
+//	runs   └── one read ──┘└ 4 MiB ─┘└ 4 MiB ─┘└ rest ─┘└──┘
+type run struct {
+	file  *sharedFile
+	parts []part
+}
+
+// part is some blocks of a chunk.
+type part struct {
+	chunk  *chunkRead
+	blocks blockRange
+}
+
+// from and to are where a part lies in the file, in bytes.
+func (p part) from() int64 { return p.chunk.entry.Offset + p.blocks.lo*checkpoint.BlockSize }
+
+func (p part) to() int64 {
+	return p.chunk.entry.Offset + min(p.blocks.hi*checkpoint.BlockSize, p.chunk.entry.Item.Bytes)
+}
+
+// coalesce says how chunks, in the order of their files, are read. It is a pure
+// function. A block is in one part only, and what lies between two parts that
+// are read together is at most one in [gapShare] of them.
+func coalesce(chunks []*chunkRead) []run {
+	var runs []run
+	wanted := int64(0) // bytes of the last run
+	for _, c := range chunks {
+		if c.entry.Strides != nil {
+			// Read as a whole, whatever is wanted of it.
+			if len(c.blocks) > 0 {
+				runs, wanted = append(runs, run{parts: []part{{c, c.blocks[0]}}}), windowSize
+			}
+			continue
+		}
+		for _, b := range c.blocks {
+			for lo := b.lo; lo < b.hi; lo += taskBlocks {
+				p := part{c, blockRange{lo, min(lo+taskBlocks, b.hi)}}
+				size := p.to() - p.from()
+				if n := len(runs) - 1; n >= 0 && runs[n].takes(p, size, wanted) {
+					runs[n].parts = append(runs[n].parts, p)
+					wanted += size
+					continue
+				}
+				runs, wanted = append(runs, run{parts: []part{p}}), size
+			}
+		}
+	}
+	return runs
+}
+
+// takes reports whether a part is read together with those of a run, of which
+// some bytes are wanted.
+func (r *run) takes(p part, size, wanted int64) bool {
+	first, last := r.parts[0], r.parts[len(r.parts)-1]
+	if first.chunk.path != p.chunk.path || first.chunk.entry.Strides != nil || size > smallPart || last.to()-last.from() > smallPart {
+		return false
+	}
+	all := p.to() - first.from()
+	return p.from() >= last.to() && all <= windowSize && all-wanted-size <= (wanted+size)/gapShare
+}
+
+// read reads, verifies and copies, a window at a time. It returns how many
+// bytes of the file were read.
+func (r *run) read(ctx context.Context) (int64, error) {
+	first := r.parts[0]
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	file, err := r.file.open(ctx)
+	if err != nil {
+		return 0, first.chunk.missing(r.file.path, err)
+	}
+	if first.chunk.entry.Strides != nil {
+		return first.chunk.readStrided(ctx, r.file.path, file)
+	}
+	if len(r.parts) == 1 {
+		return first.chunk.readBlocks(ctx, r.file.path, file, first.blocks)
+	}
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	all := (*buf)[:r.parts[len(r.parts)-1].to()-first.from()]
+	n, err := file.ReadAt(all, first.from())
+	for _, p := range r.parts {
+		lo, hi := p.from()-first.from(), p.to()-first.from()
+		if int64(n) < hi {
+			return int64(n), p.chunk.short(r.file.path, max(int64(n)-lo, 0)+p.blocks.lo*checkpoint.BlockSize, err)
+		}
+		if err := p.chunk.take(r.file.path, all[lo:hi], p.blocks.lo); err != nil {
+			return int64(n), err
+		}
+	}
+	return int64(n), nil
+}
+
+// readBlocks reads blocks of a chunk. To read them into their place would save a
+// copy and no time: the kernel's copy into memory takes as long as its copy into
+// the cache and ours from there, and damaged bytes would be in place.
+func (c *chunkRead) readBlocks(ctx context.Context, path string, file io.ReaderAt, b blockRange) (int64, error) {
+	p := part{c, b}
+	n, err := scan(ctx, file, p.from(), p.to(), func(window []byte, at int64) error {
+		return c.take(path, window, (at-c.entry.Offset)/checkpoint.BlockSize)
+	})
+	if short := shortOf(err); short != nil {
+		err = c.short(path, short.at-c.entry.Offset, short.err)
+	}
+	return n, err
+}
+
+// take verifies a window, which begins with block first, and copies whatever is
+// wanted of it.
+func (c *chunkRead) take(path string, window []byte, first int64) error {
+	if err := c.verify(path, first, window); err != nil {
+		return err
+	}
+	if err := c.copyOut(window, first*checkpoint.BlockSize); err != nil {
+		return fmt.Errorf("%q: %w", c.entry.Item.Shard.FQN, err)
+	}
+	return nil
+}
+
+// verify compares the checksum of each block of window, which begins with
+// block first, if they are known.
+func (c *chunkRead) verify(path string, first int64, window []byte) error {
+	if !c.entry.Learned() {
+		return nil
+	}
+	k, got := damagedBlock(window, c.entry.Sums[first:])
+	if k < 0 {
+		return nil
+	}
+	block := first + int64(k)
+	return &CorruptError{
+		File: path, FQN: c.entry.Item.Shard.FQN, Chunk: c.entry.BoxString(),
+		Block: int(block), Offset: c.entry.Offset + block*checkpoint.BlockSize,
+		Problem: "checksum of the block", Want: fmt.Sprintf("%08x", c.entry.Sums[block]), Got: fmt.Sprintf("%08x", got),
+	}
+}
+
+// short is the error of a file that ends, or cannot be read, at a byte of the
+// chunk.
+func (c *chunkRead) short(path string, at int64, err error) error {
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("read %s at %d: %w", path, c.entry.Offset+at, err)
+	}
+	return &CorruptError{
+		File: path, FQN: c.entry.Item.Shard.FQN, Chunk: c.entry.BoxString(),
+		Block: int(at / checkpoint.BlockSize), Offset: c.entry.Offset + at, Problem: "the file ends here",
+	}
+}
+
+func (c *chunkRead) missing(path string, err error) error {
+	if changed := (*ChangedError)(nil); errors.As(err, &changed) {
+		return fmt.Errorf("%q %s: %w", c.entry.Item.Shard.FQN, c.entry.BoxString(), err)
+	}
+	if errors.Is(err, fs.ErrNotExist) && c.index.Adopted() {
+		return fmt.Errorf("%q %s: %w", c.entry.Item.Shard.FQN, c.entry.BoxString(), &ChangedError{File: path, Gone: true})
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%q %s: %w; load another checkpoint, and verify this one to see all damage",
+			c.entry.Item.Shard.FQN, c.entry.BoxString(), err)
+	}
+	return fmt.Errorf("open %s: %w", path, err)
+}
+
+// copyOut copies from window, the chunk's bytes from start on, whatever is
+// wanted of it.
+func (c *chunkRead) copyOut(window []byte, start int64) error {
+	size := int64(c.size)
+	// Blocks are a multiple of every element's size.
+	lo, hi := start/size, (start+int64(len(window)))/size
+	var parts []slab
+	for i := range c.copies {
+		to := &c.copies[i]
+		if to.hi <= lo || to.lo >= hi {
+			continue
+		}
+		if parts == nil {
+			parts = slabs(c.box, lo, hi)
+		}
+		for _, s := range parts {
+			region, ok := s.box.Intersect(to.region)
+			if !ok {
+				continue
+			}
+			if err := c.copyRegion(to, window[(s.at-lo)*size:], s.box, region); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// copyRegion copies a region of src, which holds a box of the chunk.
+func (c *chunkRead) copyRegion(to *copyTo, src []byte, box, region tensor.Box) error {
+	if stored := c.entry.Item.Shard.DType; to.dtype != stored {
+		return tensor.ConvertRegion(to.dst, to.box, to.dtype, src, box, stored, region)
+	}
+	tensor.CopyRegion(to.dst, to.box, src, box, region, c.size)
+	return nil
+}
+
+// sharedFile is a file that is open from its first user to its last. Since
+// users come in the order of the files, few are open at a time.
+type sharedFile struct {
+	path   string
+	opener func(context.Context) (object.Object, error)
+	check  func(object.Info) error // of the open file; nil: none
+
+	mu    sync.Mutex
+	users int
+	file  object.Object
+}
+
+func (f *sharedFile) open(ctx context.Context) (object.Object, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.file == nil {
+		file, err := f.opener(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if f.check != nil {
+			info, err := file.Stat()
+			if err == nil {
+				err = f.check(info)
+			}
+			if err != nil {
+				_ = file.Close() // nothing was written to it
+				return nil, err
+			}
+		}
+		f.file = file
+	}
+	return f.file, nil
+}
+
+// again adds a user, who may come when the file was closed already.
+func (f *sharedFile) again() *sharedFile {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.users++
+	return f
+}
+
+// done closes the file after its last user. Nothing was written to it, so that
+// its closing can lose nothing.
+func (f *sharedFile) done() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.users--; f.users == 0 && f.file != nil {
+		_ = f.file.Close()
+		f.file = nil
+	}
+}
+
+// readStrided reads all of a chunk whose elements are not in order.
+func (c *chunkRead) readStrided(ctx context.Context, path string, file object.Object) (int64, error) {
+	span, err := readSpan(c.entry, file)
+	if err != nil {
+		return 0, c.short(path, 0, err)
+	}
+	for _, b := range c.blocks {
+		if _, err := c.readBlocks(ctx, path, gathered{c.entry, span}, b); err != nil {
+			return 0, err
+		}
+	}
+	return int64(len(span)), nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"sync"
 
@@ -15,7 +16,7 @@ import (
 // may be called by several goroutines.
 type FileReader struct {
 	root   *Root
-	ref    Ref
+	ref    checkpoint.Ref
 	digest checkpoint.Digest // of the manifest; zero: as the receipt says
 	only   string            // tensor that is looked up; empty: all
 
@@ -29,13 +30,13 @@ type rankIndex struct {
 	want checkpoint.RankIndex
 
 	mu    sync.Mutex
-	index *index
+	index *checkpoint.Index
 	at    map[key]int          // entries by key
 	seen  map[int][]blockRange // of entries that are not learned: what was read
 }
 
 // Reader reads the checkpoint at ref. An invalid ref is an error of each step.
-func (r *Root) Reader(ref Ref) *FileReader { return &FileReader{root: r, ref: ref} }
+func (r *Root) Reader(ref checkpoint.Ref) *FileReader { return &FileReader{root: r, ref: ref} }
 
 // WithManifest tells the reader which manifest the log says is committed, so
 // that it needs no receipt. It is called before any step.
@@ -84,23 +85,23 @@ func (r *FileReader) readMetadata(ctx context.Context) (checkpoint.Manifest, err
 	if err != nil {
 		return checkpoint.Manifest{}, err
 	}
-	return m, receipt.matches(m)
+	return m, receipt.Matches(m)
 }
 
 // readManifest is the manifest with the given digest.
-func (r *Root) readManifest(ctx context.Context, ref Ref, digest checkpoint.Digest) (checkpoint.Manifest, error) {
+func (r *Root) readManifest(ctx context.Context, ref checkpoint.Ref, digest checkpoint.Digest) (checkpoint.Manifest, error) {
 	return r.readManifestOf(ctx, ref, digest, "")
 }
 
 // readManifestOf may leave out the chunks of other tensors, if one is named.
-func (r *Root) readManifestOf(ctx context.Context, ref Ref, digest checkpoint.Digest, fqn string) (checkpoint.Manifest, error) {
-	data, err := r.readFile(ctx, ref, manifestFile(digest))
+func (r *Root) readManifestOf(ctx context.Context, ref checkpoint.Ref, digest checkpoint.Digest, fqn string) (checkpoint.Manifest, error) {
+	data, err := r.readFile(ctx, ref, checkpoint.ManifestFile(digest))
 	if err != nil {
 		return checkpoint.Manifest{}, err
 	}
 	if got := checkpoint.Sum(data); got != digest {
 		return checkpoint.Manifest{}, &CorruptError{
-			File: r.path(ref, manifestFile(digest)), Block: -1, Problem: "digest of the manifest",
+			File: r.path(ref, checkpoint.ManifestFile(digest)), Block: -1, Problem: "digest of the manifest",
 			Want: digest.String(), Got: got.String(),
 		}
 	}
@@ -111,24 +112,24 @@ func (r *Root) readManifestOf(ctx context.Context, ref Ref, digest checkpoint.Di
 }
 
 // readIndex is the index that a manifest names.
-func (r *Root) readIndex(ctx context.Context, ref Ref, want checkpoint.RankIndex) (index, error) {
-	path := r.path(ref, indexFile(want.Rank))
-	data, err := r.readFile(ctx, ref, indexFile(want.Rank))
+func (r *Root) readIndex(ctx context.Context, ref checkpoint.Ref, want checkpoint.RankIndex) (checkpoint.Index, error) {
+	path := r.path(ref, checkpoint.IndexFile(want.Rank))
+	data, err := r.readFile(ctx, ref, checkpoint.IndexFile(want.Rank))
 	if err != nil {
-		return index{}, err
+		return checkpoint.Index{}, err
 	}
 	if got := checkpoint.Sum(data); got != want.Index {
-		return index{}, &CorruptError{
+		return checkpoint.Index{}, &CorruptError{
 			File: path, Block: -1, Problem: "digest of the index",
 			Want: want.Index.String(), Got: got.String(),
 		}
 	}
-	x, err := decodeIndex(data)
-	if err == nil && x.rank != want.Rank {
-		err = fmt.Errorf("it is the index of rank %d", x.rank)
+	x, err := checkpoint.DecodeIndex(data)
+	if err == nil && x.Rank != want.Rank {
+		err = fmt.Errorf("it is the index of rank %d", x.Rank)
 	}
 	if err != nil {
-		return index{}, &CorruptError{File: path, Block: -1, Problem: err.Error()}
+		return checkpoint.Index{}, &CorruptError{File: path, Block: -1, Problem: err.Error()}
 	}
 	return x, nil
 }
@@ -170,7 +171,7 @@ func (r *FileReader) load(ctx context.Context, rank int) (*rankIndex, error) {
 		return x, nil
 	}
 	loaded, err := r.root.readIndex(ctx, r.ref, x.want)
-	if err == nil && loaded.adopted() {
+	if err == nil && loaded.Adopted() {
 		var learned bool
 		if learned, err = r.root.readSums(ctx, r.ref, &loaded, x.want.Index); err == nil && !learned {
 			r.root.unverified(r.ref)
@@ -186,10 +187,10 @@ func (r *FileReader) load(ctx context.Context, rank int) (*rankIndex, error) {
 	return x, nil
 }
 
-func (x *rankIndex) set(loaded *index) {
-	x.index, x.at = loaded, make(map[key]int, len(loaded.entries))
-	for i, e := range loaded.entries {
-		x.at[itemKey(loaded.rank, e.item)] = i
+func (x *rankIndex) set(loaded *checkpoint.Index) {
+	x.index, x.at = loaded, make(map[key]int, len(loaded.Entries))
+	for i, e := range loaded.Entries {
+		x.at[itemKey(loaded.Rank, e.Item)] = i
 	}
 }
 
@@ -225,21 +226,21 @@ func (r *FileReader) PrepareGlobalPlan(ctx context.Context, reads [][]checkpoint
 	return out, nil
 }
 
-// compare names what items asks for and x does not hold, and the reverse. The
+// compareItems names what items asks for and x does not hold, and the reverse. The
 // order does not matter.
-func (x index) compare(items []checkpoint.Item) (missing, extra []string) {
+func compareItems(x *checkpoint.Index, items []checkpoint.Item) (missing, extra []string) {
 	name := func(it checkpoint.Item) string {
 		if it.Value {
 			return fmt.Sprintf("value %q", it.Shard.FQN)
 		}
 		return fmt.Sprintf("tensor %q %s", it.Shard.FQN, it.Shard.Box)
 	}
-	held := make(map[key]checkpoint.Item, len(x.entries))
-	for _, e := range x.entries {
-		held[itemKey(x.rank, e.item)] = e.item
+	held := make(map[key]checkpoint.Item, len(x.Entries))
+	for _, e := range x.Entries {
+		held[itemKey(x.Rank, e.Item)] = e.Item
 	}
 	for _, it := range items {
-		k := itemKey(x.rank, it)
+		k := itemKey(x.Rank, it)
 		have, ok := held[k]
 		delete(held, k)
 		switch {
@@ -254,4 +255,68 @@ func (x index) compare(items []checkpoint.Item) (missing, extra []string) {
 	}
 	slices.Sort(extra)
 	return missing, extra
+}
+
+// key names a chunk or value within a checkpoint. The box of a value is empty.
+type key struct {
+	value bool
+	rank  int // whose file holds it
+	fqn   string
+	box   string
+}
+
+func itemKey(rank int, it checkpoint.Item) key {
+	if it.Value {
+		return key{value: true, rank: rank, fqn: it.Shard.FQN}
+	}
+	return key{rank: rank, fqn: it.Shard.FQN, box: it.Shard.Box.Key()}
+}
+
+// Stored is one chunk or value of a checkpoint, as an index tells of it.
+type Stored struct {
+	Rank   int // whose index has it
+	Item   checkpoint.Item
+	Digest checkpoint.Digest // of its bytes; zero of an adopted chunk that nobody has read yet
+}
+
+// Contents lists what is stored, in the order of ranks and of each rank's
+// items. It reads indexes, which are proven by the manifest, and no data. The
+// reader was set up.
+func (r *FileReader) Contents(ctx context.Context) ([]Stored, error) {
+	var all []Stored
+	for _, rank := range slices.Sorted(maps.Keys(r.ranks)) {
+		x, err := r.load(ctx, rank)
+		if err != nil {
+			return nil, r.wrap("list the contents", err)
+		}
+		for _, e := range x.index.Entries {
+			all = append(all, Stored{Rank: rank, Item: e.Item, Digest: e.Digest})
+		}
+	}
+	return all, nil
+}
+
+// ChunkDigest is the digest of a chunk or value that a rank has written.
+type ChunkDigest struct {
+	Item   checkpoint.Item
+	Digest checkpoint.Digest
+}
+
+// ChunkDigests are the digests of all that a rank has written of a checkpoint,
+// in the order of its items, by the index that the digest names. One that is not
+// in place or is another is an error.
+func (r *Root) ChunkDigests(ctx context.Context, ref checkpoint.Ref, of checkpoint.RankIndex) ([]ChunkDigest, error) {
+	err := errors.Join(ctx.Err(), ref.Validate())
+	var x checkpoint.Index
+	if err == nil {
+		x, err = r.readIndex(ctx, ref, of)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("digests of rank %d of checkpoint %s: %w", of.Rank, ref, err)
+	}
+	out := make([]ChunkDigest, len(x.Entries))
+	for i, e := range x.Entries {
+		out[i] = ChunkDigest{e.Item, e.Digest}
+	}
+	return out, nil
 }

@@ -4,16 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"slices"
 	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/disk"
+	"github.com/ckptstore/ckptstore/internal/object"
 )
 
 // Target is a committed checkpoint.
 type Target struct {
-	Ref      Ref
+	Ref      checkpoint.Ref
 	Manifest checkpoint.Digest // as the log says
 }
 
@@ -29,7 +32,7 @@ type ChunkSource interface {
 // RepairedFile is a data file that was written anew, or linked to one that is
 // whole.
 type RepairedFile struct {
-	Ref    Ref
+	Ref    checkpoint.Ref
 	File   string          // name in its directory
 	Chunks []RepairedChunk // that had other bytes than were written
 	Links  []string        // paths of the same file in other directories, which were repaired too
@@ -46,7 +49,7 @@ type RepairedChunk struct {
 
 // Unrepaired is damage that stays.
 type Unrepaired struct {
-	Ref    Ref
+	Ref    checkpoint.Ref
 	File   string
 	FQN    string // empty when the file as a whole is meant
 	Chunk  string
@@ -74,21 +77,21 @@ type Repairs struct {
 //
 // Two repairs of the same data at a time are the caller's mistake: they would
 // take each other's files for damaged ones.
-func (r *Root) Repair(ctx context.Context, damaged map[Ref][]string, all []Target, sources ...ChunkSource) (Repairs, error) {
+func (r *Root) Repair(ctx context.Context, damaged map[checkpoint.Ref][]string, all []Target, sources ...ChunkSource) (Repairs, error) {
 	p := &repair{root: r, all: all, sources: sources, done: map[holder]bool{}, poor: map[string]map[donorAt]bool{}}
 	if err := p.survey(ctx, damaged); err != nil {
 		return p.out, fmt.Errorf("repair: %w", err)
 	}
-	refs := make([]Ref, 0, len(damaged))
+	refs := make([]checkpoint.Ref, 0, len(damaged))
 	for ref := range damaged {
 		refs = append(refs, ref)
 	}
-	slices.SortFunc(refs, func(a, b Ref) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortFunc(refs, func(a, b checkpoint.Ref) int { return strings.Compare(a.String(), b.String()) })
 	for _, ref := range refs {
 		names := slices.Clone(damaged[ref])
 		slices.Sort(names)
 		for _, name := range slices.Compact(names) {
-			err := errors.Join(ctx.Err(), ref.Validate(), validateName(name))
+			err := errors.Join(ctx.Err(), ref.Validate(), checkpoint.ValidateName(name))
 			if err == nil {
 				err = p.file(ctx, ref, name)
 			}
@@ -113,17 +116,17 @@ type repair struct {
 	out     Repairs
 }
 
-func (p *repair) left(ref Ref, file string, e *entry, format string, args ...any) {
+func (p *repair) left(ref checkpoint.Ref, file string, e *checkpoint.Entry, format string, args ...any) {
 	u := Unrepaired{Ref: ref, File: file, Reason: fmt.Sprintf(format, args...)}
 	if e != nil {
-		u.FQN, u.Chunk = e.item.Shard.FQN, e.box()
+		u.FQN, u.Chunk = e.Item.Shard.FQN, e.BoxString()
 	}
 	p.out.Left = append(p.out.Left, u)
 }
 
 // holder is a directory's name of a file.
 type holder struct {
-	ref  Ref
+	ref  checkpoint.Ref
 	name string
 }
 
@@ -131,12 +134,12 @@ type holder struct {
 func (h holder) at() string { return nameOf(h.ref, h.name) }
 
 // file repairs one data file, wherever it has names.
-func (p *repair) file(ctx context.Context, ref Ref, name string) error {
-	here, link, path := holder{ref, name}, linkName(ref, name), p.root.path(ref, name)
+func (p *repair) file(ctx context.Context, ref checkpoint.Ref, name string) error {
+	here, link, path := holder{ref, name}, checkpoint.LinkName(ref, name), p.root.path(ref, name)
 	if p.done[here] {
 		return nil
 	}
-	if !hasData(name) {
+	if !checkpoint.HoldsData(name) {
 		p.left(ref, name, nil, "only the bytes of tensors and values have copies: put the file back from a backup, or delete the checkpoint and resume from another")
 		return nil
 	}
@@ -154,7 +157,7 @@ func (p *repair) file(ctx context.Context, ref Ref, name string) error {
 		defer func() { _ = old.Close() }() // nothing was written to it
 	}
 	fixed := RepairedFile{Ref: ref, File: name}
-	var lost []*entry
+	var lost []*checkpoint.Entry
 	switch {
 	case whole != nil:
 		fixed.From = p.root.path(whole.ref, whole.name)
@@ -185,4 +188,357 @@ func (p *repair) file(ctx context.Context, ref Ref, name string) error {
 	p.out.Files = append(p.out.Files, fixed)
 	f := followed{here: here, whole: *whole, link: link, known: known, lost: lost}
 	return p.follow(ctx, f, old, &p.out.Files[len(p.out.Files)-1])
+}
+
+// held are the names in all directories, also of saves that are not committed,
+// of the files that have one of these names where they are linked in.
+func (p *repair) held(ctx context.Context, wanted func(link string) bool) (by map[string][]holder, err error) {
+	by = map[string][]holder{}
+	var errs []error
+	err = p.root.walk(ctx, func(ref checkpoint.Ref) {
+		names, err := p.root.b.List(ctx, nameOf(ref))
+		if err != nil {
+			errs = append(errs, disk.Gone(err)) // a directory may go meanwhile
+			return
+		}
+		for _, name := range names {
+			if !checkpoint.HoldsData(name) {
+				continue
+			}
+			if link := checkpoint.LinkName(ref, name); wanted(link) {
+				by[link] = append(by[link], holder{ref, name})
+			}
+		}
+	}, func(Damaged) {}) // what is behind a symbolic link is none of this data
+	return by, errors.Join(append(errs, err)...)
+}
+
+// sort finds the other names of the damaged file, and a whole file of which the
+// damaged one was a link once.
+func (p *repair) sort(ctx context.Context, here holder, holders []holder, known *knowledge) (same []holder, whole *holder, err error) {
+	for _, h := range holders {
+		if h == here {
+			continue
+		}
+		one, err := p.one(ctx, here.at(), h.at())
+		if err != nil {
+			return nil, nil, err
+		}
+		if one {
+			same = append(same, h)
+			continue
+		}
+		if whole == nil {
+			ok, err := known.whole(ctx, p.root, h.at())
+			if err != nil {
+				return nil, nil, err
+			}
+			if ok {
+				whole = &h
+			}
+		}
+	}
+	return same, whole, nil
+}
+
+// one reports whether two names are those of one file.
+func (p *repair) one(ctx context.Context, a, b string) (bool, error) {
+	x, err := p.root.b.Stat(ctx, a)
+	if err != nil {
+		return false, disk.Gone(err)
+	}
+	y, err := p.root.b.Stat(ctx, b)
+	if err != nil {
+		return false, disk.Gone(err)
+	}
+	if x.ID != (object.FileID{}) {
+		return x.ID == y.ID, nil
+	}
+	return sameFile(ctx, p.root.b, a, p.root.b, b) == nil, nil
+}
+
+// replace makes a name one of a file that is whole, in one step.
+func (p *repair) replace(ctx context.Context, name, whole holder) error {
+	if err := p.root.b.Link(ctx, whole.at(), name.at(), object.Replace); err != nil {
+		return fmt.Errorf("link the repaired file to %s: %w", p.root.path(name.ref, name.name), err)
+	}
+	return p.root.sync(ctx, name.ref)
+}
+
+// relink makes names those of a file that is whole. One that goes meanwhile, with
+// its save or its checkpoint, needs nothing.
+func (p *repair) relink(ctx context.Context, names []holder, whole holder, fixed *RepairedFile) error {
+	for _, h := range names {
+		if err := p.replace(ctx, h, whole); err != nil {
+			if _, gone := p.root.b.Stat(ctx, h.at()); errors.Is(gone, fs.ErrNotExist) {
+				continue
+			}
+			return err
+		}
+		path := p.root.path(h.ref, h.name)
+		p.done[h] = true
+		delete(p.poor, path)
+		fixed.Links = append(fixed.Links, path)
+	}
+	return nil
+}
+
+// followed is a file that has been replaced by one that is whole.
+type followed struct {
+	here, whole holder
+	link        string
+	known       *knowledge
+	lost        []*checkpoint.Entry // that the whole one has not either
+}
+
+// rounds is how often the names of a file are looked for again: each round finds
+// what was linked during the one before, so a second is rare.
+const rounds = 5
+
+// follow goes after the names that saves gave to the damaged file since its
+// names were listed. The file is open, so that no other one gets its ID.
+func (p *repair) follow(ctx context.Context, f followed, old object.Object, fixed *RepairedFile) error {
+	if old == nil {
+		return nil // nobody links what is not there
+	}
+	listed := map[holder]bool{f.here: true, f.whole: true}
+	for _, h := range p.holders[f.link] {
+		listed[h] = true
+	}
+	for range rounds {
+		info, err := old.Stat()
+		if err != nil {
+			return err
+		}
+		if info.ID != (object.FileID{}) && info.Links == 0 {
+			return nil // without a name it gets none any more
+		}
+		names, err := p.held(ctx, func(link string) bool { return link == f.link })
+		if err != nil {
+			return err
+		}
+		var late []holder
+		for _, h := range names[f.link] {
+			is, err := p.late(ctx, f, info.ID, h, listed[h])
+			if err != nil {
+				return err
+			}
+			if is {
+				late = append(late, h)
+			}
+			listed[h] = true
+		}
+		if len(late) == 0 {
+			return nil
+		}
+		if err := p.relink(ctx, late, f.whole, fixed); err != nil {
+			return err
+		}
+	}
+	p.left(f.here.ref, f.here.name, nil, "saves went on to link the damaged file while it was replaced: run the command again")
+	return nil
+}
+
+// late reports whether a name is still that of the damaged file. Where files
+// have no ID, that is one that was not there before and is not whole.
+func (p *repair) late(ctx context.Context, f followed, old object.FileID, h holder, listed bool) (bool, error) {
+	if old == (object.FileID{}) {
+		if listed {
+			return false, nil
+		}
+		ok, err := f.known.whole(ctx, p.root, h.at(), f.lost...)
+		return !ok, err
+	}
+	info, err := p.root.b.Stat(ctx, h.at())
+	if err != nil {
+		return false, disk.Gone(err)
+	}
+	return info.ID == old, nil
+}
+
+// rewritten is a file that was made of a damaged one.
+type rewritten struct {
+	ok     bool
+	chunks []RepairedChunk
+	lost   []*checkpoint.Entry // that are damaged in it too
+}
+
+// write makes a whole file of a damaged one, nil if it is gone, under its name.
+// It is not ok, and everything is as it was, if nothing would be better
+// afterwards.
+func (p *repair) write(ctx context.Context, here holder, k *knowledge, old object.Object) (out rewritten, err error) {
+	header, err := k.headerOf(old)
+	if err != nil || header == nil {
+		p.left(here.ref, here.name, nil, "its header is damaged, and the checkpoint that wrote it is gone: put the file back from a backup")
+		return rewritten{}, ctx.Err()
+	}
+	bad, err := k.damaged(ctx, old)
+	if err != nil {
+		return rewritten{}, err
+	}
+	from := map[*checkpoint.Entry]donor{}
+	for _, e := range bad {
+		d, found, err := p.donor(ctx, e)
+		if err != nil {
+			return rewritten{}, err
+		}
+		if found {
+			from[e] = d
+			out.chunks = append(out.chunks, RepairedChunk{FQN: e.Item.Shard.FQN, Chunk: e.BoxString(), Bytes: e.Item.Bytes, From: d.from})
+			continue
+		}
+		out.lost = append(out.lost, e)
+		p.left(here.ref, here.name, e, "no other file and no staging slot has these bytes: resume from another checkpoint, and delete this one")
+		if !readable(old, e.Offset, e.Item.Bytes) {
+			return rewritten{}, nil // there is nothing to put in its place
+		}
+	}
+	if len(out.chunks) == 0 {
+		if ok, err := k.sound(old); ok || err != nil {
+			return rewritten{}, err // nothing would change
+		}
+	}
+	out.ok = true
+	return out, p.publish(ctx, here, k, header, old, from, out.lost)
+}
+
+func readable(f object.Object, offset, size int64) bool {
+	if f == nil {
+		return false
+	}
+	_, err := io.Copy(io.Discard, io.NewSectionReader(f, offset, size))
+	info, serr := f.Stat()
+	return err == nil && serr == nil && info.Size >= offset+size
+}
+
+// publish writes the file and gives it the name of the damaged one.
+func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header []byte, old object.Object, from map[*checkpoint.Entry]donor, lost []*checkpoint.Entry) (err error) {
+	claim := &claim{root: p.root, left: k.size}
+	if err := p.root.reserve(ctx, claim.left); err != nil {
+		return err
+	}
+	defer claim.give()
+	up, _, err := p.root.begin(ctx, here.at(), k.size, claim)
+	if err != nil {
+		return err
+	}
+	defer up.Abort()
+	to := &inPieces{to: up, buf: object.Buffer(up.Piece())}
+	if err := errors.Join(k.fill(ctx, to, header, old, from, lost), to.flush()); err != nil {
+		return fmt.Errorf("write %s: %w", p.root.path(here.ref, here.name), err)
+	}
+	if err := up.Commit(ctx); err != nil {
+		return err
+	}
+	return p.root.sync(ctx, here.ref)
+}
+
+// inPieces makes pieces of writes that follow each other.
+type inPieces struct {
+	to  object.Upload
+	buf []byte
+	n   int // bytes of the present piece
+	off int64
+}
+
+// WriteAt implements io.WriterAt for the next byte.
+func (w *inPieces) WriteAt(p []byte, off int64) (int, error) {
+	if off != w.off+int64(w.n) {
+		return 0, fmt.Errorf("write at %d, the next byte is %d", off, w.off+int64(w.n))
+	}
+	total := len(p)
+	for len(p) > 0 {
+		k := copy(w.buf[w.n:], p)
+		w.n += k
+		p = p[k:]
+		if w.n == len(w.buf) {
+			if err := w.flush(); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return total, nil
+}
+
+// flush writes a piece, the last one too.
+func (w *inPieces) flush() error {
+	if w.n == 0 {
+		return nil
+	}
+	_, err := w.to.WriteAt(w.buf[:w.n], w.off)
+	w.off += int64(w.n)
+	w.n = 0
+	return err
+}
+
+// fill writes all bytes of the file: the header; the chunks, each compared with
+// its digest on the way, but for those that stay damaged; and what lies between
+// them, which no checkpoint needs, as far as it can be read.
+func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old object.Object, from map[*checkpoint.Entry]donor, lost []*checkpoint.Entry) error {
+	if _, err := to.WriteAt(header, 0); err != nil {
+		return err
+	}
+	at := int64(len(header))
+	for _, e := range k.entries {
+		if err := copyRest(ctx, to, old, at, e.Offset); err != nil {
+			return err
+		}
+		at = e.Offset + e.Item.Bytes
+		d, repaired := from[e]
+		var err error
+		switch {
+		case repaired:
+			err = d.copyTo(ctx, to, e)
+		case slices.Contains(lost, e):
+			err = copyRest(ctx, to, old, e.Offset, at)
+		default:
+			err = copyChunk(ctx, to, old, e.Offset, e)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return copyRest(ctx, to, old, at, k.size)
+}
+
+// copyChunk writes the bytes of a chunk, which src has at offset from, and compares them
+// with its digest.
+func copyChunk(ctx context.Context, to io.WriterAt, src io.ReaderAt, from int64, e *checkpoint.Entry) error {
+	hash := newHasher()
+	defer hash.free()
+	_, err := scan(ctx, src, from, from+e.Item.Bytes, func(window []byte, at int64) error {
+		hash.add(window)
+		_, err := to.WriteAt(window, e.Offset+at-from)
+		return err
+	})
+	if shortOf(err) != nil {
+		return fmt.Errorf("read %q: %w", e.Item.Shard.FQN, err)
+	}
+	if err == nil && hash.digest() != e.Digest {
+		err = fmt.Errorf("the bytes of %q %s have changed while they were copied: run the command again", e.Item.Shard.FQN, e.BoxString())
+	}
+	return err
+}
+
+// copyRest writes what a file has between two offsets, and zeros for what of
+// that cannot be read.
+func copyRest(ctx context.Context, to io.WriterAt, old object.Object, at, end int64) error {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	for at < end {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		window := (*buf)[:min(int64(len(*buf)), end-at)]
+		n := 0
+		if old != nil {
+			n, _ = old.ReadAt(window, at) // nobody needs what is lost
+		}
+		clear(window[n:])
+		if _, err := to.WriteAt(window, at); err != nil {
+			return err
+		}
+		at += int64(len(window))
+	}
+	return nil
 }

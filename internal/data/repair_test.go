@@ -26,9 +26,9 @@ func (s *series) targets() (all []data.Target) {
 }
 
 // damaged are the files in which a verification finds something.
-func (s *series) damaged(t testing.TB, root *data.Root) map[data.Ref][]string {
+func (s *series) damaged(t testing.TB, root *data.Root) map[checkpoint.Ref][]string {
 	t.Helper()
-	found := map[data.Ref][]string{}
+	found := map[checkpoint.Ref][]string{}
 	for _, c := range s.past {
 		report, err := root.Verify(t.Context(), c.ref, c.receipt.Manifest, nil)
 		if err != nil {
@@ -42,9 +42,9 @@ func (s *series) damaged(t testing.TB, root *data.Root) map[data.Ref][]string {
 }
 
 // found is what a verification finds in each, as text.
-func (s *series) found(t testing.TB, root *data.Root) map[data.Ref][]string {
+func (s *series) found(t testing.TB, root *data.Root) map[checkpoint.Ref][]string {
 	t.Helper()
-	found := map[data.Ref][]string{}
+	found := map[checkpoint.Ref][]string{}
 	for _, c := range s.past {
 		report, err := root.Verify(t.Context(), c.ref, c.receipt.Manifest, nil)
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"slices"
@@ -12,25 +13,24 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/internal/object"
-	"github.com/zeebo/blake3"
 )
 
 // knowledge is what the indexes of all checkpoints say of one data file.
 type knowledge struct {
 	size    int64
-	entries []*entry // by offset, each place once
-	header  []byte   // nil when the checkpoint that wrote the file is gone
+	entries []*checkpoint.Entry // by offset, each place once
+	header  []byte              // nil when the checkpoint that wrote the file is gone
 }
 
 // survey finds what there is to know of all damaged files: their names, what the
 // indexes say of them, and where else that is. It reads every index twice,
 // however many files there are, and keeps none.
-func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err error) {
+func (p *repair) survey(ctx context.Context, damaged map[checkpoint.Ref][]string) (err error) {
 	p.known, p.places = map[string]*knowledge{}, map[content][]donorPlace{}
 	for ref, names := range damaged {
 		for _, name := range names {
-			if hasData(name) {
-				p.known[linkName(ref, name)] = &knowledge{}
+			if checkpoint.HoldsData(name) {
+				p.known[checkpoint.LinkName(ref, name)] = &knowledge{}
 			}
 		}
 	}
@@ -41,12 +41,12 @@ func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err erro
 		return err
 	}
 	seen := map[string]map[int64]bool{}
-	if err := p.indexes(ctx, func(ref Ref, x *index) error {
-		for n, f := range x.files {
-			if x.adopted() {
+	if err := p.indexes(ctx, func(ref checkpoint.Ref, x *checkpoint.Index) error {
+		for n, f := range x.Files {
+			if x.Adopted() {
 				break
 			}
-			link := linkName(ref, f.Name)
+			link := checkpoint.LinkName(ref, f.Name)
 			k := p.known[link]
 			if k == nil {
 				continue
@@ -61,22 +61,22 @@ func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err erro
 		return err
 	}
 	for _, k := range p.known {
-		slices.SortFunc(k.entries, func(a, b *entry) int { return cmp.Compare(a.offset, b.offset) })
+		slices.SortFunc(k.entries, func(a, b *checkpoint.Entry) int { return cmp.Compare(a.Offset, b.Offset) })
 		for _, e := range k.entries {
-			p.places[contentOf(e.item, e.digest)] = nil
+			p.places[contentOf(e.Item, e.Digest)] = nil
 		}
 	}
-	return p.indexes(ctx, func(ref Ref, x *index) error {
+	return p.indexes(ctx, func(ref checkpoint.Ref, x *checkpoint.Index) error {
 		at := *x
-		at.entries = nil
-		for i := range x.entries {
-			e := &x.entries[i]
-			if !e.learned() || e.strides != nil {
+		at.Entries = nil
+		for i := range x.Entries {
+			e := &x.Entries[i]
+			if !e.Learned() || e.Strides != nil {
 				continue
 			}
-			c := contentOf(e.item, e.digest)
+			c := contentOf(e.Item, e.Digest)
 			if places, wanted := p.places[c]; wanted {
-				p.places[c] = append(places, donorPlace{ref, &at, e.file, e.offset})
+				p.places[c] = append(places, donorPlace{ref, &at, e.File, e.Offset})
 			}
 		}
 		return nil
@@ -84,32 +84,32 @@ func (p *repair) survey(ctx context.Context, damaged map[Ref][]string) (err erro
 }
 
 // learn adds what an index says of its n-th file.
-func (k *knowledge) learn(x *index, n int, seen map[int64]bool) {
-	k.size = x.files[n].Size
+func (k *knowledge) learn(x *checkpoint.Index, n int, seen map[int64]bool) {
+	k.size = x.Files[n].Size
 	if n == 0 {
-		k.header = x.header()
+		k.header = indexHeader(x)
 	}
-	for _, e := range x.entries {
-		if e.file == n && e.item.Bytes > 0 && !seen[e.offset] {
-			seen[e.offset] = true
-			e.sums = nil // the digest is enough
+	for _, e := range x.Entries {
+		if e.File == n && e.Item.Bytes > 0 && !seen[e.Offset] {
+			seen[e.Offset] = true
+			e.Sums = nil // the digest is enough
 			k.entries = append(k.entries, &e)
 		}
 	}
 }
 
-// header is that of a rank's own data file; nil if the index gives none of this
+// indexHeader is that of a rank's own data file; nil if the index gives none of this
 // version.
-func (x *index) header() []byte {
+func indexHeader(x *checkpoint.Index) []byte {
 	var items []checkpoint.Item
 	first := int64(-1)
-	for _, i := range x.own() {
-		items = append(items, x.entries[i].item)
-		if at := x.entries[i].offset; first < 0 || at < first {
+	for _, i := range x.Own() {
+		items = append(items, x.Entries[i].Item)
+		if at := x.Entries[i].Offset; first < 0 || at < first {
 			first = at
 		}
 	}
-	_, _, header, err := layOut(x.rank, items, reuse{})
+	_, _, header, err := layOut(x.Rank, items, reuse{})
 	if err != nil || first >= 0 && first != int64(len(header)) {
 		return nil
 	}
@@ -118,7 +118,7 @@ func (x *index) header() []byte {
 
 // indexes visits every index of every committed checkpoint that can be read: one
 // that is damaged is a finding of whoever verifies it.
-func (p *repair) indexes(ctx context.Context, visit func(Ref, *index) error) error {
+func (p *repair) indexes(ctx context.Context, visit func(checkpoint.Ref, *checkpoint.Index) error) error {
 	for _, t := range p.all {
 		m, err := p.root.readManifest(ctx, t.Ref, t.Manifest)
 		if unreadable(err) {
@@ -132,7 +132,7 @@ func (p *repair) indexes(ctx context.Context, visit func(Ref, *index) error) err
 				return err
 			}
 			x, err := p.root.readIndex(ctx, t.Ref, rank)
-			if err == nil && x.adopted() {
+			if err == nil && x.Adopted() {
 				_, err = p.root.readSums(ctx, t.Ref, &x, rank.Index)
 			}
 			if unreadable(err) {
@@ -156,7 +156,7 @@ func unreadable(err error) bool {
 }
 
 // whole reports whether a file is as all indexes say, but for some entries.
-func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*entry) (bool, error) {
+func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*checkpoint.Entry) (bool, error) {
 	f, err := r.b.Open(ctx, name)
 	if err != nil {
 		return false, ctx.Err()
@@ -173,7 +173,7 @@ func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*ent
 		if slices.Contains(but, e) {
 			continue
 		}
-		if ok, err := holds(ctx, f, e, e.offset); !ok || err != nil {
+		if ok, err := holds(ctx, f, e, e.Offset); !ok || err != nil {
 			return false, err
 		}
 	}
@@ -197,7 +197,7 @@ func (k *knowledge) headed(f object.Object) (bool, error) {
 		at[t.Name] = t
 	}
 	for _, e := range k.entries {
-		if t, ok := at[e.key]; !ok || h.DataStart+t.Start != e.offset || t.End-t.Start != e.item.Bytes {
+		if t, ok := at[e.Key]; !ok || h.DataStart+t.Start != e.Offset || t.End-t.Start != e.Item.Bytes {
 			return false, nil
 		}
 	}
@@ -206,24 +206,12 @@ func (k *knowledge) headed(f object.Object) (bool, error) {
 
 // holds reports whether the bytes of an entry, but from another offset, have its
 // digest.
-func holds(ctx context.Context, f io.ReaderAt, e *entry, offset int64) (bool, error) {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	hash := blake3.New()
-	for at := int64(0); at < e.item.Bytes; {
-		if err := ctx.Err(); err != nil {
-			return false, err
-		}
-		window := (*buf)[:min(int64(len(*buf)), e.item.Bytes-at)]
-		if n, _ := f.ReadAt(window, offset+at); n < len(window) {
-			return false, nil
-		}
-		_, _ = hash.Write(window) // never fails
-		at += int64(len(window))
+func holds(ctx context.Context, f io.ReaderAt, e *checkpoint.Entry, offset int64) (bool, error) {
+	got, err := digestOf(ctx, f, offset, offset+e.Item.Bytes)
+	if shortOf(err) != nil {
+		return false, nil
 	}
-	var got checkpoint.Digest
-	hash.Sum(got[:0])
-	return got == e.digest, nil
+	return err == nil && got == e.Digest, err
 }
 
 // sound reports whether size and header of a file are right.
@@ -260,11 +248,11 @@ func (k *knowledge) headerOf(old object.Object) ([]byte, error) {
 }
 
 // damaged are the chunks of which the file has other bytes.
-func (k *knowledge) damaged(ctx context.Context, old object.Object) (bad []*entry, err error) {
+func (k *knowledge) damaged(ctx context.Context, old object.Object) (bad []*checkpoint.Entry, err error) {
 	for _, e := range k.entries {
 		ok := false
 		if old != nil {
-			if ok, err = holds(ctx, old, e, e.offset); err != nil {
+			if ok, err = holds(ctx, old, e, e.Offset); err != nil {
 				return nil, err
 			}
 		}
@@ -273,4 +261,108 @@ func (k *knowledge) damaged(ctx context.Context, old object.Object) (bad []*entr
 		}
 	}
 	return bad, nil
+}
+
+// donorPlace is a chunk in a file that should have the bytes of another.
+type donorPlace struct {
+	ref    checkpoint.Ref
+	index  *checkpoint.Index // without its entries
+	file   int               // of the index
+	offset int64
+}
+
+// donorAt is a place in a file, and what should be there.
+type donorAt struct {
+	offset int64
+	digest checkpoint.Digest
+}
+
+// donor has the bytes of a damaged chunk.
+type donor struct {
+	root   *Root
+	place  donorPlace
+	source ChunkSource // instead of a place
+	from   string
+}
+
+// donor finds a place, or a source, that has the bytes of a chunk. The damaged
+// place is among those that are tried, and has others. What a place has is
+// looked at once, unless its file is repaired.
+func (p *repair) donor(ctx context.Context, e *checkpoint.Entry) (donor, bool, error) {
+	what := contentOf(e.Item, e.Digest)
+	for _, at := range p.places[what] {
+		path := checkpointFiles{p.root, at.ref}.path(at.index, at.file)
+		key := donorAt{at.offset, e.Digest}
+		if p.poor[path][key] {
+			continue
+		}
+		ok, err := p.has(ctx, at, e)
+		if err != nil {
+			return donor{}, false, err
+		}
+		if ok {
+			return donor{root: p.root, place: at, from: path}, true, nil
+		}
+		if p.poor[path] == nil {
+			p.poor[path] = map[donorAt]bool{}
+		}
+		p.poor[path][key] = true
+	}
+	for _, s := range p.sources {
+		data, from, err := s.Chunk(ctx, e.Item, e.Digest)
+		if err != nil {
+			return donor{}, false, err
+		}
+		if data != nil && int64(len(data)) == e.Item.Bytes && checkpoint.Sum(data) == e.Digest {
+			return donor{source: s, from: from}, true, nil
+		}
+	}
+	return donor{}, false, nil
+}
+
+// has reports whether a place has the bytes that it should have.
+func (p *repair) has(ctx context.Context, at donorPlace, e *checkpoint.Entry) (bool, error) {
+	f, err := p.root.openDonor(ctx, at)
+	if err != nil {
+		return false, ctx.Err() // it is damaged too, and a finding of its checkpoint
+	}
+	ok, err := holds(ctx, f, e, at.offset)
+	_ = f.Close() // nothing was written to it
+	return ok, err
+}
+
+func (r *Root) openDonor(ctx context.Context, at donorPlace) (object.Object, error) {
+	f, err := checkpointFiles{r, at.ref}.open(ctx, at.index, at.file)
+	if err != nil || !at.index.Adopted() {
+		return f, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		err = unchanged(at.index, at.file, info)
+	}
+	if err != nil {
+		_ = f.Close() // nothing was written to it
+		return nil, err
+	}
+	return f, nil
+}
+
+// copyTo writes the bytes to the place of a chunk, and compares them.
+func (d donor) copyTo(ctx context.Context, to io.WriterAt, e *checkpoint.Entry) error {
+	if d.source == nil {
+		from, err := d.root.openDonor(ctx, d.place)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = from.Close() }() // nothing was written to it
+		return copyChunk(ctx, to, from, d.place.offset, e)
+	}
+	data, _, err := d.source.Chunk(ctx, e.Item, e.Digest)
+	if err == nil && int64(len(data)) != e.Item.Bytes {
+		err = fmt.Errorf("%s has the bytes of %q no more: run the command again", d.from, e.Item.Shard.FQN)
+	}
+	if err != nil {
+		return err
+	}
+	return copyChunk(ctx, to, bytes.NewReader(data), 0, e)
 }

@@ -216,7 +216,7 @@ func TestRepairReadsAgain(t *testing.T) {
 	h := &hooked{FS: vfs.Default, sync: func(path string) { flip(t, vfs.Default, path, 4096+2<<20) }}
 	repairing, err := data.Open(h, root.Dir())
 	must(t, err)
-	first := map[data.Ref][]string{s.past[0].ref: s.damaged(t, root)[s.past[0].ref]}
+	first := map[checkpoint.Ref][]string{s.past[0].ref: s.damaged(t, root)[s.past[0].ref]}
 	done, err := repairing.Repair(t.Context(), first, s.targets())
 	if err != nil || len(done.Files) != 0 || len(done.Left) != 1 || !strings.Contains(done.Left[0].Reason, "other bytes are read from it than were written: look at the disk") {
 		t.Fatalf("%+v, %v", done, err)

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
+	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/tensor"
-	"github.com/zeebo/blake3"
 )
 
 // MinReuse is the size in bytes of the smallest chunk that is reused: smaller
@@ -17,7 +20,7 @@ const MinReuse = 1 << 20
 
 // Base is a committed checkpoint whose chunks a save may reuse.
 type Base struct {
-	Ref      Ref
+	Ref      checkpoint.Ref
 	Manifest checkpoint.Digest // as the log says
 }
 
@@ -93,9 +96,9 @@ type heldFile struct {
 // spot is where the bytes of an item are.
 type spot struct {
 	digest checkpoint.Digest
-	file   int    // of the files; -1: this rank's own
-	entry  *entry // of the base, if in one of the files
-	tied   int    // the item whose bytes they are, if in the rank's own
+	file   int               // of the files; -1: this rank's own
+	entry  *checkpoint.Entry // of the base, if in one of the files
+	tied   int               // the item whose bytes they are, if in the rank's own
 }
 
 // match is an item whose digest is known, and the chunk of a base that is the
@@ -157,7 +160,7 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 		if err != nil {
 			return nil, err
 		}
-		probes[i] = probeOf(it, crc32c.Checksum(data[:BlockSize]))
+		probes[i] = probeOf(it, crc32c.Checksum(data[:checkpoint.BlockSize]))
 		alike[probes[i]]++
 	}
 	out := map[int]match{}
@@ -174,7 +177,7 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 		if err != nil {
 			return nil, err
 		}
-		digest, known, err := digestOf(ctx, data, candidates, alike[p] > 1)
+		digest, known, err := digestAmong(ctx, data, candidates, alike[p] > 1)
 		if err != nil {
 			return nil, err
 		}
@@ -183,7 +186,7 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 		}
 		m := match{content: contentOf(it, digest)}
 		for n := range candidates {
-			if candidates[n].entry.digest == digest {
+			if candidates[n].entry.Digest == digest {
 				m.held = &candidates[n]
 				break
 			}
@@ -193,38 +196,31 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 	return out, nil
 }
 
-// digestOf digests data, as long as one of the candidates may be the same or
+// errAlone ends a digest that no candidate can have.
+var errAlone = errors.New("no candidate has these bytes")
+
+// digestAmong digests data, as long as one of the candidates may be the same or
 // the digest is wanted in any case.
-func digestOf(ctx context.Context, data []byte, candidates []held, always bool) (digest checkpoint.Digest, known bool, err error) {
-	alive := append([]held(nil), candidates...)
-	hash := blake3.New()
-	for block := 0; len(data) > 0; {
-		if err := ctx.Err(); err != nil {
-			return digest, false, err
-		}
-		window := data[:min(windowSize, len(data))]
-		for at := 0; at < len(window); at += BlockSize {
-			if len(alive) == 0 {
-				break
-			}
-			crc := crc32c.Checksum(window[at:min(at+BlockSize, len(window))])
-			left := alive[:0]
-			for _, h := range alive {
-				if h.entry.sums[block+at/BlockSize] == crc {
-					left = append(left, h)
-				}
-			}
-			alive = left
+func digestAmong(ctx context.Context, data []byte, candidates []held, always bool) (digest checkpoint.Digest, known bool, err error) {
+	alive := slices.Clone(candidates)
+	hash := newHasher()
+	defer hash.free()
+	err = scanBytes(ctx, data, func(window []byte, at int64) error {
+		first := int(at / checkpoint.BlockSize)
+		for lo := 0; lo < len(window) && len(alive) > 0; lo += checkpoint.BlockSize {
+			crc, block := crc32c.Checksum(window[lo:min(lo+checkpoint.BlockSize, len(window))]), first+lo/checkpoint.BlockSize
+			alive = slices.DeleteFunc(alive, func(h held) bool { return h.entry.Sums[block] != crc })
 		}
 		if len(alive) == 0 && !always {
-			return digest, false, nil
+			return errAlone
 		}
-		_, _ = hash.Write(window) // never fails
-		block += windowBlocks
-		data = data[len(window):]
+		hash.add(window)
+		return nil
+	})
+	if errors.Is(err, errAlone) {
+		return digest, false, nil
 	}
-	hash.Sum(digest[:0])
-	return digest, true, nil
+	return hash.digest(), err == nil, err
 }
 
 // settle decides what is reused: of the files that are not unfit, those of
@@ -271,4 +267,162 @@ func itemBytes(ctx context.Context, src Source, i int, it checkpoint.Item) ([]by
 		return nil, fmt.Errorf("bytes of %q: got %d, the plan says %d", it.Shard.FQN, len(data), it.Bytes)
 	}
 	return data, nil
+}
+
+// Uses is what the ranks of one save would use of the files of its bases. With
+// it, whether half of a file would be live is judged for all of them together:
+// where a save is shared out to other ranks than the one before, each uses only
+// a part of every file. A rank that uses half of its files by itself waits for
+// nobody.
+type Uses struct {
+	pause, resume func()
+
+	mu      sync.Mutex
+	open    map[int]bool // ranks that have not told what they use
+	used    map[use]int64
+	decided chan struct{} // closed when nobody is waited for
+	closed  bool
+}
+
+// use is a chunk in a file of a base.
+type use struct {
+	from   string // the file, as [heldFile] has it
+	offset int64
+}
+
+// NewUses is for a save of these ranks, which one process writes. A rank that
+// waits for the others calls pause first, and resume before it goes on: in
+// between it uses neither processor nor disk.
+func NewUses(ranks []int, pause, resume func()) *Uses {
+	u := &Uses{pause: pause, resume: resume, open: map[int]bool{}, used: map[use]int64{}, decided: make(chan struct{})}
+	for _, rank := range ranks {
+		u.open[rank] = true
+	}
+	return u
+}
+
+// Done says that a rank will tell nothing more: it is written, or will not be.
+func (u *Uses) Done(rank int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.done(rank)
+}
+
+// Stop says that ranks which have told nothing never will. Who waits for them
+// goes by what is known.
+func (u *Uses) Stop() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	clear(u.open)
+	u.done(-1)
+}
+
+func (u *Uses) done(rank int) {
+	delete(u.open, rank)
+	if len(u.open) == 0 && !u.closed {
+		u.closed = true
+		close(u.decided)
+	}
+}
+
+// live tells what a rank would use, and is the bytes of each file that all
+// ranks would. It waits for the others only where that can change anything for
+// this rank.
+func (u *Uses) live(ctx context.Context, rank int, matches map[int]match) (map[string]int64, error) {
+	own := usesOf(matches)
+	u.mu.Lock()
+	for at, size := range own {
+		u.used[at] = size
+	}
+	u.done(rank)
+	u.mu.Unlock()
+	if !undecided(liveOf(own), matches) {
+		return liveOf(own), ctx.Err()
+	}
+	u.pause()
+	defer u.resume()
+	select {
+	case <-u.decided:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return liveOf(u.used), nil
+}
+
+// usesOf are the chunks of bases that a rank's items match, with their sizes.
+func usesOf(matches map[int]match) map[use]int64 {
+	out := map[use]int64{}
+	for _, m := range matches {
+		if m.held != nil {
+			out[use{m.held.file.from, m.held.entry.Offset}] = m.content.size
+		}
+	}
+	return out
+}
+
+// liveOf is how many bytes of each file are used, each once.
+func liveOf(uses map[use]int64) map[string]int64 {
+	out := map[string]int64{}
+	for at, size := range uses {
+		out[at.from] += size
+	}
+	return out
+}
+
+// half reports whether enough of a file is live for it to be linked in.
+func half(live map[string]int64, f heldFile) bool { return 2*live[f.from] >= f.size }
+
+// undecided reports whether a file is matched of which less than half is live.
+func undecided(live map[string]int64, matches map[int]match) bool {
+	for _, m := range matches {
+		if m.held != nil && !half(live, m.held.file) {
+			return true
+		}
+	}
+	return false
+}
+
+// link gives a file of a base a name in this checkpoint's directory. From then
+// on nobody takes its bytes away, whatever becomes of the base; only then it is
+// looked at, because what lay at the path may have been removed, and something
+// else put there, since the base was read. The name becomes durable with the
+// directory. A file that does not fit may keep its name: another rank may use
+// it.
+func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error {
+	to := nameOf(w.ref, f.name)
+	err := w.root.b.Link(ctx, f.from, to, object.Exclusive)
+	if errors.Is(err, fs.ErrExist) {
+		// Of another rank, or of a call that was cut off. The base may be gone
+		// since.
+		if err = sameFile(ctx, w.root.b, f.from, w.root.b, to); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return err
+	}
+	file, err := w.root.b.Open(ctx, to)
+	if err != nil {
+		return err
+	}
+	info, err := file.Stat()
+	if err == nil && info.Size != f.size {
+		err = fmt.Errorf("it has %d bytes, %d were written", info.Size, f.size)
+	}
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	for _, s := range u.of {
+		if s.file != n || err != nil {
+			continue
+		}
+		block := (*buf)[:checkpoint.BlockSize]
+		if _, err = file.ReadAt(block, s.entry.Offset); err == nil {
+			if k, got := damagedBlock(block, s.entry.Sums); k >= 0 {
+				err = fmt.Errorf("%q: checksum of its first block is %08x, want %08x", s.entry.Item.Shard.FQN, got, s.entry.Sums[0])
+			}
+		}
+	}
+	return errors.Join(err, file.Close())
 }

@@ -32,8 +32,8 @@ type series struct {
 
 // saved is a checkpoint of a series.
 type saved struct {
-	ref     data.Ref
-	receipt data.Receipt
+	ref     checkpoint.Ref
+	receipt checkpoint.Receipt
 	m       checkpoint.Manifest
 	bytes   map[string][]byte
 	written map[int]data.Written
@@ -63,7 +63,7 @@ func (s *series) change(fqn string, k int64, seed uint64) {
 	s.now[fqn] = b
 }
 
-func (s *series) manifest(ref data.Ref, written map[int]data.Written) checkpoint.Manifest {
+func (s *series) manifest(ref checkpoint.Ref, written map[int]data.Written) checkpoint.Manifest {
 	m := checkpoint.Manifest{Store: "store-1", Run: ref.Run, Trial: ref.Trial, Checkpoint: ref.Checkpoint, Name: ref.Checkpoint, Step: 1, Attempt: 1, WorldSize: len(s.items)}
 	for rank, items := range s.items {
 		for _, it := range items {
@@ -92,7 +92,7 @@ func (s *series) source(rank int) data.Source {
 
 // try saves all, and says what was written up to an error.
 func (s *series) try(ctx context.Context, root *data.Root, name string) (out saved, err error) {
-	out = saved{ref: data.RefOf("run", "t0", name), bytes: map[string][]byte{}, written: map[int]data.Written{}}
+	out = saved{ref: checkpoint.RefOf("run", "t0", name), bytes: map[string][]byte{}, written: map[int]data.Written{}}
 	for fqn, b := range s.now {
 		out.bytes[fqn] = b
 	}
@@ -430,7 +430,7 @@ func TestRewriteCrash(t *testing.T) {
 	for k, done := 1, false; !done; k++ {
 		fs := memory(t)
 		s := newSeries(t, fs, 1, 5000)
-		w := s.root.Writer(data.RefOf("run", "t0", "next"))
+		w := s.root.Writer(checkpoint.RefOf("run", "t0", "next"))
 		if err := w.SetUp(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}
@@ -489,7 +489,7 @@ func TestRepeatedWriteKeepsItsChoice(t *testing.T) {
 	fs := memory(t)
 	s := newSeries(t, fs, 1, mib, mib)
 	s.save(t, "base")
-	w := s.root.Writer(data.Ref{Run: "run", Trial: "t0", Checkpoint: "next"}).Reusing(nil, s.bases()...)
+	w := s.root.Writer(checkpoint.Ref{Run: "run", Trial: "t0", Checkpoint: "next"}).Reusing(nil, s.bases()...)
 	if err := w.SetUp(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -598,7 +598,7 @@ func TestCopiedWithLinks(t *testing.T) {
 	}
 	next.whole(t, other)
 	other.OfStore("store-2")
-	if err := os.Remove(filepath.Join(copied, data.ReceiptFile)); err != nil {
+	if err := os.Remove(filepath.Join(copied, checkpoint.ReceiptFile)); err != nil {
 		t.Fatal(err)
 	}
 	var taken *data.TakenError

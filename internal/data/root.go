@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"strings"
 	"sync"
 	"sync/atomic"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -33,8 +33,8 @@ type Root struct {
 	linkless atomic.Bool // no link can be made here, so that looking for what is equal is in vain
 
 	tell sync.Mutex
-	told map[Ref]bool // refs that were told to say
-	say  func(Ref)    // nil: nobody is told
+	told map[checkpoint.Ref]bool // refs that were told to say
+	say  func(checkpoint.Ref)    // nil: nobody is told
 }
 
 // Open names the data directory of a store, STORE/data. It touches nothing:
@@ -56,81 +56,19 @@ func OpenBackend(b object.Backend, outside vfs.FS) *Root {
 // Dir is where the data lies: a path, or the URL of a bucket.
 func (r *Root) Dir() string { return r.b.Path("") }
 
-// Ref says where a checkpoint lies: the names of three nested directories,
-// which are safe as file names. [RefOf] makes one of any names.
-type Ref struct {
-	Run        string
-	Trial      string
-	Checkpoint string
-}
-
-// RefOf is where the files of a checkpoint are, given by its ID. Different
-// names give different directories.
-func RefOf(run, trial, checkpoint string) Ref {
-	return Ref{Run: fileName(run), Trial: fileName(trial), Checkpoint: fileName(checkpoint)}
-}
-
-// fileName turns any name into that of a file: letters, digits, "-", "_" and
-// dots that do not come first stay, every other byte becomes %XX.
-func fileName(name string) string {
-	var b strings.Builder
-	for i := range len(name) {
-		switch c := name[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.' && i > 0:
-			b.WriteByte(c)
-		default:
-			fmt.Fprintf(&b, "%%%02X", c)
-		}
-	}
-	return b.String()
-}
-
-// String is the path of the checkpoint below the root.
-func (r Ref) String() string { return r.Run + "/" + r.Trial + "/" + r.Checkpoint }
-
-// maxName is the length in bytes of the longest name that common filesystems
-// take.
-const maxName = 255
-
-// Validate reports a name that could lead out of the root or is no name.
-func (r Ref) Validate() error {
-	for _, part := range []struct{ what, name string }{
-		{"run", r.Run}, {"trial", r.Trial}, {"checkpoint", r.Checkpoint},
-	} {
-		if err := validateName(part.name); err != nil {
-			return fmt.Errorf("checkpoint reference %q: %s: %w", r.String(), part.what, err)
-		}
-	}
-	return nil
-}
-
-func validateName(name string) error {
-	switch {
-	case name == "":
-		return errors.New("empty name")
-	case name == "." || name == "..":
-		return fmt.Errorf("name %q is not that of a file", name)
-	case strings.ContainsAny(name, "/\x00"):
-		return fmt.Errorf("name %q has a separator or NUL", name)
-	case len(name) > maxName:
-		return fmt.Errorf("name of %d bytes, at most %d are allowed", len(name), maxName)
-	}
-	return nil
-}
-
 // nameOf is that of the directory of ref in the backend, or of a file in it.
-func nameOf(ref Ref, file ...string) string {
+func nameOf(ref checkpoint.Ref, file ...string) string {
 	return path.Join(append([]string{ref.Run, ref.Trial, ref.Checkpoint}, file...)...)
 }
 
 // path is how people find it.
-func (r *Root) path(ref Ref, file ...string) string { return r.b.Path(nameOf(ref, file...)) }
+func (r *Root) path(ref checkpoint.Ref, file ...string) string { return r.b.Path(nameOf(ref, file...)) }
 
 // sync makes the names in the directory of ref durable.
-func (r *Root) sync(ctx context.Context, ref Ref) error { return r.b.Sync(ctx, nameOf(ref)) }
+func (r *Root) sync(ctx context.Context, ref checkpoint.Ref) error { return r.b.Sync(ctx, nameOf(ref)) }
 
 // readFile is the content of a small file.
-func (r *Root) readFile(ctx context.Context, ref Ref, file string) ([]byte, error) {
+func (r *Root) readFile(ctx context.Context, ref checkpoint.Ref, file string) ([]byte, error) {
 	f, err := r.b.Open(ctx, nameOf(ref, file))
 	if err != nil {
 		return nil, fmt.Errorf("read: %w", err)
@@ -147,7 +85,7 @@ func (r *Root) readFile(ctx context.Context, ref Ref, file string) ([]byte, erro
 }
 
 // writeFile makes a small file. Its name is durable once its directory is.
-func (r *Root) writeFile(ctx context.Context, ref Ref, file string, data []byte, mode object.Mode) error {
+func (r *Root) writeFile(ctx context.Context, ref checkpoint.Ref, file string, data []byte, mode object.Mode) error {
 	u, err := r.b.Create(ctx, nameOf(ref, file), int64(len(data)), mode)
 	if err != nil {
 		return err
@@ -231,9 +169,9 @@ func (r *Root) release(bytes int64) {
 // OnUnverified sets who is told, once for each checkpoint, that bytes of
 // adopted files are read whose sums are not learned yet. It is called before
 // any reader is made; say must not block.
-func (r *Root) OnUnverified(say func(Ref)) { r.say, r.told = say, map[Ref]bool{} }
+func (r *Root) OnUnverified(say func(checkpoint.Ref)) { r.say, r.told = say, map[checkpoint.Ref]bool{} }
 
-func (r *Root) unverified(ref Ref) {
+func (r *Root) unverified(ref checkpoint.Ref) {
 	if r.say == nil {
 		return
 	}
@@ -244,3 +182,37 @@ func (r *Root) unverified(ref Ref) {
 		r.say(ref)
 	}
 }
+
+// OpenUnsynced names a data directory whose files are synced when the kernel
+// sees fit: for data that is generated, and generated again after a crash.
+func OpenUnsynced(dir string) (*Root, error) { return Open(unsynced{vfs.Default}, dir) }
+
+// unsynced is a filesystem that leaves syncing to the kernel.
+type unsynced struct{ vfs.FS }
+
+func (u unsynced) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return unsyncedFile(u.FS.Create(name, c))
+}
+
+func (u unsynced) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
+	return unsyncedFile(u.FS.OpenReadWrite(name, c, o...))
+}
+
+func (u unsynced) OpenDir(name string) (vfs.File, error) { return unsyncedFile(u.FS.OpenDir(name)) }
+
+func (u unsynced) Open(name string, o ...vfs.OpenOption) (vfs.File, error) {
+	return unsyncedFile(u.FS.Open(name, o...))
+}
+
+func unsyncedFile(f vfs.File, err error) (vfs.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	return lazyFile{f}, nil
+}
+
+type lazyFile struct{ vfs.File }
+
+func (lazyFile) Sync() error                { return nil }
+func (lazyFile) SyncData() error            { return nil }
+func (lazyFile) SyncTo(int64) (bool, error) { return true, nil }

@@ -3,7 +3,7 @@ package data_test
 import (
 	"testing"
 
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"pgregory.net/rapid"
 )
 
@@ -14,7 +14,7 @@ func TestRefOf(t *testing.T) {
 		{"a/b", "50% done.a1", "a%2Fb/main/50%25%20done.a1"},
 		{"é", "x\n.a1", "%C3%A9/main/x%0A.a1"},
 	} {
-		if got := data.RefOf(c.run, "main", c.id).String(); got != c.want {
+		if got := checkpoint.RefOf(c.run, "main", c.id).String(); got != c.want {
 			t.Errorf("run %q, checkpoint %q lie in %q, want %q", c.run, c.id, got, c.want)
 		}
 	}
@@ -27,7 +27,7 @@ func TestRefOfAnyName(t *testing.T) {
 		name := rapid.Map(rapid.SliceOfN(rapid.Byte(), 1, 80), func(b []byte) string { return string(b) })
 		a := [3]string{name.Draw(t, "run"), name.Draw(t, "trial"), name.Draw(t, "checkpoint")}
 		b := [3]string{name.Draw(t, "other run"), name.Draw(t, "other trial"), name.Draw(t, "other checkpoint")}
-		ref, other := data.RefOf(a[0], a[1], a[2]), data.RefOf(b[0], b[1], b[2])
+		ref, other := checkpoint.RefOf(a[0], a[1], a[2]), checkpoint.RefOf(b[0], b[1], b[2])
 		if err := ref.Validate(); err != nil {
 			t.Fatal(err)
 		}

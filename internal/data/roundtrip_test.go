@@ -99,7 +99,7 @@ func TestLarge(t *testing.T) {
 	}
 	// Three rows are 12 kB: one or two blocks.
 	shard.Box = tensor.Box{Offsets: []int64{100, 0}, Sizes: []int64{3, columns}}
-	if n := m.check(t, root.Reader(ref), []checkpoint.Want{{Shard: shard}}); n > 2*data.BlockSize {
+	if n := m.check(t, root.Reader(ref), []checkpoint.Want{{Shard: shard}}); n > 2*checkpoint.BlockSize {
 		t.Errorf("read %d bytes for three rows", n)
 	}
 }
@@ -276,7 +276,7 @@ func TestRefusedWrites(t *testing.T) {
 }
 
 // listed is the checkpoints that a reader without the log sees.
-func listed(t testing.TB, root *data.Root) ([]data.Receipt, error) {
+func listed(t testing.TB, root *data.Root) ([]checkpoint.Receipt, error) {
 	t.Helper()
 	receipts, damaged, err := root.Checkpoints(t.Context())
 	if len(damaged) > 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path"
 	"slices"
 	"strings"
@@ -16,7 +17,7 @@ import (
 type Sealed struct {
 	pending *Pending
 	from    *Foreign
-	ranks   map[int]*index
+	ranks   map[int]*checkpoint.Index
 }
 
 // Seal finds digests and checksums of all that from, which was opened from
@@ -24,16 +25,16 @@ type Sealed struct {
 // were written are known, the others are read. Files beside them, whole, are part of
 // the checkpoint too, but those of data that nobody names.
 func (p *Pending) Seal(ctx context.Context, from *Foreign, beside ...string) (*Sealed, error) {
-	s := &Sealed{pending: p, from: from, ranks: map[int]*index{}}
+	s := &Sealed{pending: p, from: from, ranks: map[int]*checkpoint.Index{}}
 	lowest, held := -1, map[string]bool{}
 	for rank, r := range from.ranks {
-		x := &index{rank: rank, entries: slices.Clone(r.index.entries)}
-		for _, f := range r.index.files {
+		x := &checkpoint.Index{Rank: rank, Entries: slices.Clone(r.index.Entries)}
+		for _, f := range r.index.Files {
 			name := path.Base(f.Name)
 			if f.Name != path.Join(p.Path(), name) || p.File(name) == nil {
 				return nil, fmt.Errorf("%s is not one of the files that were written", f.Name)
 			}
-			x.files, held[name] = append(x.files, File{Name: name, Size: f.Size}), true
+			x.Files, held[name] = append(x.Files, checkpoint.File{Name: name, Size: f.Size}), true
 		}
 		s.ranks[rank] = x
 		if lowest < 0 || rank < lowest {
@@ -44,8 +45,8 @@ func (p *Pending) Seal(ctx context.Context, from *Foreign, beside ...string) (*S
 		return nil, errors.New("it holds no tensor and no value")
 	}
 	for _, name := range beside {
-		if f := p.File(name); f != nil && !held[name] && plainName(name) == nil && !strings.HasSuffix(name, verbatimSuffix) {
-			s.ranks[lowest].files = append(s.ranks[lowest].files, File{Name: name, Size: f.size})
+		if f := p.File(name); f != nil && !held[name] && checkpoint.ValidatePlainName(name) == nil && !strings.HasSuffix(name, checkpoint.VerbatimSuffix) {
+			s.ranks[lowest].Files = append(s.ranks[lowest].Files, checkpoint.File{Name: name, Size: f.size})
 		}
 	}
 	for _, x := range s.ranks {
@@ -56,12 +57,12 @@ func (p *Pending) Seal(ctx context.Context, from *Foreign, beside ...string) (*S
 	return s, nil
 }
 
-func (s *Sealed) digest(ctx context.Context, x *index) error {
-	x.frames = make([][]frame, len(x.files))
-	for n := range x.files {
-		of := s.pending.File(x.files[n].Name)
+func (s *Sealed) digest(ctx context.Context, x *checkpoint.Index) error {
+	x.Frames = make([][]checkpoint.Frame, len(x.Files))
+	for n := range x.Files {
+		of := s.pending.File(x.Files[n].Name)
 		if of == nil {
-			return fmt.Errorf("%s was removed meanwhile", x.files[n].Name)
+			return fmt.Errorf("%s was removed meanwhile", x.Files[n].Name)
 		}
 		file, err := s.pending.inside().Open(path.Join(s.pending.Path(), of.name))
 		if err != nil {
@@ -76,25 +77,25 @@ func (s *Sealed) digest(ctx context.Context, x *index) error {
 	return nil
 }
 
-func (s *Sealed) digestFile(ctx context.Context, x *index, n int, of *PendingFile, file pendingObject) (err error) {
-	for i := range x.entries {
-		e := &x.entries[i]
-		if e.file != n {
+func (s *Sealed) digestFile(ctx context.Context, x *checkpoint.Index, n int, of *PendingFile, file pendingObject) (err error) {
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		if e.File != n {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		e.record = nil
-		if seen := of.payload(e.offset, e.item.Bytes); seen != nil && e.strides == nil {
-			e.digest, e.sums = seen.digest, seen.sums
+		e.Record = nil
+		if seen := of.payload(e.Offset, e.Item.Bytes); seen != nil && e.Strides == nil {
+			e.Digest, e.Sums = seen.digest, seen.sums
 			continue
 		}
-		if err := digestEntry(e, file); err != nil {
+		if err := digestEntry(ctx, e, file); err != nil {
 			return err
 		}
 	}
-	x.frames[n], err = framesOf(x, n, file)
+	x.Frames[n], err = framesOf(ctx, x, n, file)
 	return err
 }
 
@@ -133,9 +134,9 @@ func (w *FileWriter) keepData(ctx context.Context, rank int, items []checkpoint.
 	if _, sealed, err := w.there(ctx); err != nil {
 		return Written{}, err
 	} else if sealed {
-		return Written{}, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, indexFile(rank)), ErrSealed)
+		return Written{}, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, checkpoint.IndexFile(rank)), ErrSealed)
 	}
-	for _, f := range x.files {
+	for _, f := range x.Files {
 		of := from.pending.File(f.Name)
 		if of == nil {
 			return Written{}, fmt.Errorf("%s was removed meanwhile", f.Name)
@@ -145,16 +146,63 @@ func (w *FileWriter) keepData(ctx context.Context, rank int, items []checkpoint.
 			return Written{}, err
 		}
 	}
-	data := x.encode()
-	if err := w.root.writeFile(ctx, w.ref, indexFile(rank), data, object.Replace); err != nil {
+	data := x.Encode()
+	if err := w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, object.Replace); err != nil {
 		return Written{}, err
 	}
 	if err := w.root.sync(ctx, w.ref); err != nil {
 		return Written{}, err
 	}
-	out := Written{Index: checkpoint.Sum(data), Files: append(slices.Clone(x.files), File{Name: indexFile(rank), Size: int64(len(data))})}
-	for _, e := range x.entries {
-		out.BytesWritten += e.item.Bytes
+	out := Written{Index: checkpoint.Sum(data), Files: append(slices.Clone(x.Files), checkpoint.File{Name: checkpoint.IndexFile(rank), Size: int64(len(data))})}
+	for _, e := range x.Entries {
+		out.BytesWritten += e.Item.Bytes
 	}
 	return out, nil
+}
+
+// framesOf are the parts of a file of size bytes that no chunk in order covers,
+// with their checksums.
+func framesOf(ctx context.Context, x *checkpoint.Index, n int, file io.ReaderAt) ([]checkpoint.Frame, error) {
+	at := int64(0)
+	out := []checkpoint.Frame{}
+	fill := func(to int64) error {
+		if to <= at {
+			return nil
+		}
+		var sums blockSums
+		if _, err := scan(ctx, file, at, to, func(window []byte, _ int64) error {
+			sums.add(window)
+			return nil
+		}); err != nil {
+			return fmt.Errorf("read the bytes from %d to %d of %s: %w", at, to, x.Files[n].Name, err)
+		}
+		out = append(out, checkpoint.Frame{Offset: at, Size: to - at, Sums: sums.end()})
+		return nil
+	}
+	chunks := x.Extents(n)
+	for _, c := range chunks {
+		if err := fill(c.Offset); err != nil {
+			return nil, err
+		}
+		at = max(at, c.Offset+c.Size)
+	}
+	return out, fill(x.Files[n].Size)
+}
+
+// digestEntry finds the digest and checksums of a chunk by reading it.
+func digestEntry(ctx context.Context, e *checkpoint.Entry, file object.Object) error {
+	d := newDigester(e.Item.Bytes)
+	defer d.free()
+	src, err := inOrder(e, file)
+	if err == nil {
+		_, err = scan(ctx, src, e.Offset, e.Offset+e.Item.Bytes, func(window []byte, _ int64) error {
+			d.add(window)
+			return nil
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("read %q: %w", e.Item.Shard.FQN, err)
+	}
+	e.Digest, e.Sums = d.end()
+	return nil
 }

@@ -2,17 +2,13 @@ package data
 
 import (
 	"context"
+	"os"
+	"runtime"
 	"sync"
 
-	"github.com/ckptstore/ckptstore/internal/crc32c"
-	"github.com/zeebo/blake3"
-
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
-
-// stepSize is how many bytes are copied and then digested, while they are in the
-// cache.
-const stepSize = 1 << 18
 
 // pieceBuffers are kept from one save to the next. Those of one size are all
 // there are, unless stores of different kinds are written.
@@ -154,7 +150,7 @@ func (s *stream) close(whole bool) error {
 
 // run streams every item and ends the stream. A failed write is the error to
 // report, whatever it made fail.
-func (s *stream) run(ctx context.Context, x index, order []int, src Source) error {
+func (s *stream) run(ctx context.Context, x checkpoint.Index, order []int, src Source) error {
 	err := s.items(ctx, x, order, src)
 	if failed := s.close(err == nil); failed != nil {
 		return failed
@@ -163,16 +159,16 @@ func (s *stream) run(ctx context.Context, x index, order []int, src Source) erro
 }
 
 // items streams every item in the order of the file.
-func (s *stream) items(ctx context.Context, x index, order []int, src Source) error {
-	hash := blake3.New()
+func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src Source) error {
+	digest := newDigester(0)
+	defer digest.free()
 	for _, i := range order {
-		e := &x.entries[i]
-		data, err := itemBytes(ctx, src, i, e.item)
+		e := &x.Entries[i]
+		data, err := itemBytes(ctx, src, i, e.Item)
 		if err != nil {
 			return err
 		}
-		hash.Reset()
-		sums := blockSums{sums: make([]uint32, 0, blocks(e.item.Bytes))}
+		digest.begin(e.Item.Bytes)
 		for len(data) > 0 {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -183,44 +179,24 @@ func (s *stream) items(ctx context.Context, x index, order []int, src Source) er
 			}
 			// Both are taken of the copy that is written, so they hold even if
 			// the source changes under us.
-			_, _ = hash.Write(step) // never fails
-			sums.add(step)
+			digest.add(step)
 			data = data[len(step):]
 		}
-		hash.Sum(e.digest[:0])
-		e.sums = sums.end()
+		e.Digest, e.Sums = digest.end()
 	}
 	return nil
 }
 
-// blockSums takes the checksum of each block of a chunk.
-type blockSums struct {
-	sums []uint32
-	crc  uint32
-	n    int // bytes of the present block
-}
+// waiting is how many threads may wait for a disk while others compute: those
+// of two ranks that write past the page cache.
+const waiting = 4
 
-func (b *blockSums) add(p []byte) {
-	for len(p) > 0 {
-		n := min(len(p), BlockSize-b.n)
-		b.crc = crc32c.Update(b.crc, p[:n])
-		b.n += n
-		p = p[n:]
-		if b.n == BlockSize {
-			b.cut()
-		}
+// Threads lets Go run as many threads as there are cores while others wait for
+// the disk: a write past the page cache holds its thread for milliseconds, and
+// the runtime takes a while to notice. A command that saves or loads calls it
+// once. $GOMAXPROCS, which a user has set, stays.
+func Threads() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + waiting)
 	}
-}
-
-func (b *blockSums) cut() {
-	b.sums = append(b.sums, b.crc)
-	b.crc, b.n = 0, 0
-}
-
-// end is all checksums, with that of a shorter last block.
-func (b *blockSums) end() []uint32 {
-	if b.n > 0 {
-		b.cut()
-	}
-	return b.sums
 }

@@ -55,7 +55,7 @@ func TestTaken(t *testing.T) {
 		}, "checkpoint run/t0/step-90.a1 of store store-1", false, false, false},
 		{"a damaged receipt", func(t *testing.T) map[string]string {
 			there := saved(t, "store-1", false, same)
-			there[data.ReceiptFile] = "{"
+			there[checkpoint.ReceiptFile] = "{"
 			return there
 		}, "a damaged receipt", false, false, false},
 		{"a damaged manifest", func(t *testing.T) map[string]string {
@@ -88,7 +88,7 @@ func TestTaken(t *testing.T) {
 			_, written := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0))
 			asked := false
 			manifest := m.manifest(nil)
-			_, finished := w.Finish(t.Context(), manifest, func(_ context.Context, _ checkpoint.Digest) (data.Decision, error) {
+			_, finished := w.Finish(t.Context(), manifest, func(_ context.Context, _ checkpoint.Digest) (checkpoint.Decision, error) {
 				asked = true
 				return decision, nil
 			})
@@ -168,6 +168,6 @@ func lay(t *testing.T, fs vfs.FS, name, text string) {
 }
 
 // refuse is a log that takes no commit.
-func refuse(context.Context, checkpoint.Digest) (data.Decision, error) {
-	return data.Decision{}, errors.New("refused")
+func refuse(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
+	return checkpoint.Decision{}, errors.New("refused")
 }

@@ -23,7 +23,7 @@ func drawn(t *rapid.T) (items []checkpoint.Item, matches map[int]match) {
 		n := rapid.IntRange(1, 5).Draw(t, "chunks")
 		file := heldFile{from: fmt.Sprint("file ", f), size: rapid.Int64Range(1, int64(n)*100).Draw(t, "size")}
 		for i := range n {
-			chunks = append(chunks, &held{&entry{offset: int64(i) * 100, digest: checkpoint.Digest{byte(f), byte(i), 1}}, file})
+			chunks = append(chunks, &held{&checkpoint.Entry{Offset: int64(i) * 100, Digest: checkpoint.Digest{byte(f), byte(i), 1}}, file})
 		}
 	}
 	matches = map[int]match{}
@@ -31,7 +31,7 @@ func drawn(t *rapid.T) (items []checkpoint.Item, matches map[int]match) {
 		items = append(items, checkpoint.Item{Bytes: 100, Shard: tensor.Shard{FQN: fmt.Sprint(i)}})
 		if rapid.Bool().Draw(t, "matches") {
 			h := rapid.SampledFrom(chunks).Draw(t, "chunk")
-			matches[i] = match{content: content{digest: h.entry.digest, size: 100}, held: h}
+			matches[i] = match{content: content{digest: h.entry.Digest, size: 100}, held: h}
 		}
 	}
 	return items, matches
@@ -108,7 +108,7 @@ func TestUsesWaits(t *testing.T) {
 	part := func(chunks ...int) map[int]match {
 		out := map[int]match{}
 		for _, n := range chunks {
-			out[n] = match{content: content{size: 100}, held: &held{&entry{offset: int64(n) * 100}, file}}
+			out[n] = match{content: content{size: 100}, held: &held{&checkpoint.Entry{Offset: int64(n) * 100}, file}}
 		}
 		return out
 	}

@@ -46,7 +46,7 @@ func TestSomeFilesVanish(t *testing.T) {
 		names = append(names, fmt.Sprintf("r%05d.safetensors", rank))
 	}
 	vanish(names)
-	_, err = w.Finish(t.Context(), m.manifest(written), func(context.Context, checkpoint.Digest) (data.Decision, error) {
+	_, err = w.Finish(t.Context(), m.manifest(written), func(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
 		t.Error("the log was asked to commit")
 		return decision, nil
 	})

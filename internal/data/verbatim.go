@@ -9,10 +9,8 @@ import (
 	"iter"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
@@ -20,7 +18,7 @@ import (
 // for concurrent use.
 type Verbatim struct {
 	root  *Root
-	ref   Ref
+	ref   checkpoint.Ref
 	names []string
 	files map[string]*VerbatimFile
 }
@@ -33,7 +31,7 @@ type VerbatimFile struct {
 
 	root    *Root
 	lies    string // in the backend
-	extents []extent
+	extents []checkpoint.Extent
 	digest  checkpoint.Digest // of an attachment, which has no extents
 }
 
@@ -43,7 +41,7 @@ var ErrNotVerbatim = errors.New("the checkpoint was not saved as files of anothe
 // Verbatim opens the files of the checkpoint at ref, whose manifest the log
 // names. It reads indexes and no data. Where the checkpoint has no such files,
 // the error is [ErrNotVerbatim].
-func (r *Root) Verbatim(ctx context.Context, ref Ref, manifest checkpoint.Digest) (*Verbatim, error) {
+func (r *Root) Verbatim(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest) (*Verbatim, error) {
 	v, err := r.openVerbatim(ctx, ref, manifest)
 	if err != nil {
 		return nil, fmt.Errorf("open the files of checkpoint %s: %w", ref, err)
@@ -51,7 +49,7 @@ func (r *Root) Verbatim(ctx context.Context, ref Ref, manifest checkpoint.Digest
 	return v, nil
 }
 
-func (r *Root) openVerbatim(ctx context.Context, ref Ref, manifest checkpoint.Digest) (*Verbatim, error) {
+func (r *Root) openVerbatim(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest) (*Verbatim, error) {
 	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
 		return nil, err
 	}
@@ -65,11 +63,11 @@ func (r *Root) openVerbatim(ctx context.Context, ref Ref, manifest checkpoint.Di
 		if err != nil {
 			return nil, err
 		}
-		if !x.verbatim() {
+		if !x.Verbatim() {
 			return nil, ErrNotVerbatim
 		}
-		for n, f := range x.files {
-			v.files[f.Name] = &VerbatimFile{Name: f.Name, Size: f.Size, Path: r.path(ref, f.Name), root: r, lies: nameOf(ref, f.Name), extents: x.extents(n)}
+		for n, f := range x.Files {
+			v.files[f.Name] = &VerbatimFile{Name: f.Name, Size: f.Size, Path: r.path(ref, f.Name), root: r, lies: nameOf(ref, f.Name), extents: x.Extents(n)}
 			v.names = append(v.names, f.Name)
 		}
 	}
@@ -106,12 +104,12 @@ type Blocks struct {
 func (f *VerbatimFile) Sums(from, to int64) iter.Seq[Blocks] {
 	from, to = max(from, 0), min(to, f.Size)
 	return func(yield func(Blocks) bool) {
-		for i := f.extentAt(from); i < len(f.extents) && f.extents[i].offset < to; i++ {
+		for i := f.extentAt(from); i < len(f.extents) && f.extents[i].Offset < to; i++ {
 			e := f.extents[i]
-			first := max(from-e.offset, 0) / BlockSize
-			last := blocks(min(to-e.offset, e.size))
-			out := Blocks{Offset: e.offset + first*BlockSize, CRC32C: e.sums[first:last]}
-			out.Size = e.offset + min(last*BlockSize, e.size) - out.Offset
+			first := max(from-e.Offset, 0) / checkpoint.BlockSize
+			last := checkpoint.Blocks(min(to-e.Offset, e.Size))
+			out := Blocks{Offset: e.Offset + first*checkpoint.BlockSize, CRC32C: e.Sums[first:last]}
+			out.Size = e.Offset + min(last*checkpoint.BlockSize, e.Size) - out.Offset
 			if !yield(out) {
 				return
 			}
@@ -121,8 +119,8 @@ func (f *VerbatimFile) Sums(from, to int64) iter.Seq[Blocks] {
 
 // extentAt is the index of the extent that holds the byte at an offset.
 func (f *VerbatimFile) extentAt(offset int64) int {
-	i, _ := slices.BinarySearchFunc(f.extents, offset, func(e extent, at int64) int {
-		if e.offset+e.size <= at {
+	i, _ := slices.BinarySearchFunc(f.extents, offset, func(e checkpoint.Extent, at int64) int {
+		if e.Offset+e.Size <= at {
 			return -1
 		}
 		return 1
@@ -143,68 +141,131 @@ func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to in
 		return 0, f.Size, f.verifyAll(ctx, file)
 	}
 	lo, hi = from, from
-	for i := f.extentAt(from); i < len(f.extents) && f.extents[i].offset < to; i++ {
+	for i := f.extentAt(from); i < len(f.extents) && f.extents[i].Offset < to; i++ {
 		e := f.extents[i]
-		first := max(from-e.offset, 0) / BlockSize
-		last := blocks(min(to-e.offset, e.size))
-		end := min(last*BlockSize, e.size)
-		lo = min(lo, e.offset+first*BlockSize)
-		if err := errors.Join(ctx.Err(), f.verifyBlocks(file, e, first, end)); err != nil {
+		first := max(from-e.Offset, 0) / checkpoint.BlockSize
+		last := checkpoint.Blocks(min(to-e.Offset, e.Size))
+		end := min(last*checkpoint.BlockSize, e.Size)
+		lo = min(lo, e.Offset+first*checkpoint.BlockSize)
+		if err := f.verifyBlocks(ctx, file, e, first, end); err != nil {
 			return lo, hi, err
 		}
-		hi = e.offset + end
+		hi = e.Offset + end
 	}
 	return lo, hi, nil
 }
 
 // verifyBlocks compares the blocks of an extent from the first on with their
-// checksums, as far as its byte end. It copies them into a buffer that stays in the
-// processor's cache: to map the file's pages instead takes half as much time again, for
-// the pages are mapped one by one.
-func (f *VerbatimFile) verifyBlocks(file io.ReaderAt, e extent, first, end int64) error {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	for k, start := first, first*BlockSize; start < end; {
-		window := (*buf)[:min(windowSize, end-start)]
-		n, err := file.ReadAt(window, e.offset+start)
-		switch {
-		case n == len(window):
-		case errors.Is(err, io.EOF):
-			return &CorruptError{File: f.Path, Block: -1, Offset: e.offset + start + int64(n), Problem: "the file ends here"}
-		default:
-			return fmt.Errorf("read %s at %d: %w", f.Path, e.offset+start+int64(n), err)
+// checksums, as far as its byte end.
+func (f *VerbatimFile) verifyBlocks(ctx context.Context, file io.ReaderAt, e checkpoint.Extent, first, end int64) error {
+	_, err := scan(ctx, file, e.Offset+first*checkpoint.BlockSize, e.Offset+end, func(window []byte, at int64) error {
+		from := (at - e.Offset) / checkpoint.BlockSize
+		k, got := damagedBlock(window, e.Sums[from:])
+		if k < 0 {
+			return nil
 		}
-		for start += int64(n); len(window) > 0; k++ {
-			block := window[:min(BlockSize, len(window))]
-			if got, want := crc32c.Checksum(block), e.sums[k]; got != want {
-				return &CorruptError{
-					File: f.Path, Block: -1, Offset: e.offset + k*BlockSize, Problem: "checksum of the block",
-					Want: fmt.Sprintf("%08x", want), Got: fmt.Sprintf("%08x", got),
-				}
-			}
-			window = window[len(block):]
+		block := from + int64(k)
+		return &CorruptError{
+			File: f.Path, Block: -1, Offset: e.Offset + block*checkpoint.BlockSize, Problem: "checksum of the block",
+			Want: fmt.Sprintf("%08x", e.Sums[block]), Got: fmt.Sprintf("%08x", got),
 		}
+	})
+	return f.short(err)
+}
+
+// short makes an error of a file that is too short, or cannot be read, one that names
+// the file.
+func (f *VerbatimFile) short(err error) error {
+	short := shortOf(err)
+	switch {
+	case short == nil:
+		return err
+	case short.ends():
+		return &CorruptError{File: f.Path, Block: -1, Offset: short.at, Problem: "the file ends here"}
 	}
-	return nil
+	return fmt.Errorf("read %s at %d: %w", f.Path, short.at, short.err)
 }
 
-// NameError says that a file of another format cannot have its name here.
-type NameError struct{ Name string }
-
-// Error names it.
-func (e *NameError) Error() string {
-	return fmt.Sprintf("a file named %q cannot be kept in a checkpoint: the store has files of such names", e.Name)
+// Attach puts a whole pending file beside a committed checkpoint. It is durable
+// on return; the caller says in the log that it belongs there.
+func (r *Root) Attach(ctx context.Context, ref checkpoint.Ref, from *Pending, name string) (checkpoint.Digest, int64, error) {
+	digest, size, err := r.attach(ctx, ref, from, name)
+	if err != nil {
+		err = fmt.Errorf("attach %s to checkpoint %s: %w", name, ref, err)
+	}
+	return digest, size, err
 }
 
-// plainName reports a name that a file of another format may not have in a
-// checkpoint's directory.
-func plainName(name string) error {
-	if err := validateName(name); err != nil {
+func (r *Root) attach(ctx context.Context, ref checkpoint.Ref, from *Pending, name string) (digest checkpoint.Digest, size int64, err error) {
+	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
+		return digest, 0, err
+	}
+	of := from.File(name)
+	if of == nil || !of.Whole() {
+		return digest, 0, errors.New("it is not whole")
+	}
+	lies := path.Join(from.dir, of.name)
+	if seen := of.payload(0, of.size); seen != nil {
+		digest = seen.digest
+	} else if digest, err = r.fileDigest(ctx, lies, of.size); err != nil {
+		return digest, 0, err
+	}
+	return digest, of.size, r.link(ctx, ref, lies, name, digest)
+}
+
+// AttachKept puts a file of another committed checkpoint beside a committed one, as
+// [Root.Attach] does. It is read once, and not compared with its checksums.
+func (r *Root) AttachKept(ctx context.Context, ref checkpoint.Ref, f *VerbatimFile) (checkpoint.Digest, error) {
+	err := errors.Join(ctx.Err(), ref.Validate())
+	var digest checkpoint.Digest
+	if err == nil {
+		digest, err = r.fileDigest(ctx, f.lies, f.Size)
+	}
+	if err == nil {
+		err = r.link(ctx, ref, f.lies, f.Name, digest)
+	}
+	if err != nil {
+		err = fmt.Errorf("attach %s to checkpoint %s: %w", f.Name, ref, err)
+	}
+	return digest, err
+}
+
+// fileDigest returns the digest of a file of the backend.
+func (r *Root) fileDigest(ctx context.Context, lies string, size int64) (checkpoint.Digest, error) {
+	file, err := r.b.Open(ctx, lies)
+	if err != nil {
+		return checkpoint.Digest{}, err
+	}
+	digest, err := digestOf(ctx, file, 0, size)
+	return digest, errors.Join(err, file.Close())
+}
+
+// link links a file into a checkpoint's directory, as an attachment of that name.
+func (r *Root) link(ctx context.Context, ref checkpoint.Ref, lies, name string, digest checkpoint.Digest) error {
+	if err := r.b.Link(ctx, lies, nameOf(ref, checkpoint.AttachedFile(name, digest)), object.Replace); err != nil {
 		return err
 	}
-	if name == ReceiptFile || isManifest(name) || isLink(name) || strings.HasSuffix(name, object.Partial) ||
-		strings.HasPrefix(name, attachedPrefix) || strings.HasSuffix(name, ".idx") || strings.HasSuffix(name, ".sums") || strings.HasSuffix(name, ".safetensors") {
-		return &NameError{name}
+	return r.sync(ctx, ref)
+}
+
+// Attached is a file that was attached to a checkpoint, as the log names it: nil
+// if it is none of those that [Root.Attach] puts there.
+func (r *Root) Attached(ref checkpoint.Ref, name string, digest checkpoint.Digest, size int64) *VerbatimFile {
+	if checkpoint.ValidatePlainName(name) != nil {
+		return nil
+	}
+	lies := nameOf(ref, checkpoint.AttachedFile(name, digest))
+	return &VerbatimFile{Name: name, Size: size, Path: r.b.Path(lies), root: r, lies: lies, digest: digest}
+}
+
+// verifyAll compares an attachment with its digest.
+func (f *VerbatimFile) verifyAll(ctx context.Context, file io.ReaderAt) error {
+	got, err := digestOf(ctx, file, 0, f.Size)
+	if err != nil {
+		return f.short(err)
+	}
+	if got != f.digest {
+		return &CorruptError{File: f.Path, Block: -1, Problem: "digest of the file", Want: f.digest.String(), Got: got.String()}
 	}
 	return nil
 }

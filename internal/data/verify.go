@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
@@ -21,7 +22,7 @@ import (
 // not be done, or whose context ended. The digest is what the log says; zero
 // takes what the receipt says. progress, if not nil, is called with the number
 // of bytes digested so far, by one goroutine at a time.
-func (r *Root) Verify(ctx context.Context, ref Ref, manifest checkpoint.Digest, progress func(bytes int64)) (Report, error) {
+func (r *Root) Verify(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, progress func(bytes int64)) (Report, error) {
 	return r.VerifyWith(ctx, ref, manifest, VerifyOptions{Progress: progress})
 }
 
@@ -34,7 +35,7 @@ type VerifyOptions struct {
 }
 
 // VerifyWith is [Root.Verify] with options.
-func (r *Root) VerifyWith(ctx context.Context, ref Ref, manifest checkpoint.Digest, o VerifyOptions) (Report, error) {
+func (r *Root) VerifyWith(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, o VerifyOptions) (Report, error) {
 	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, quick: o.Quick || o.Sizes, sizes: o.Sizes, together: o.Together})
 }
 
@@ -55,11 +56,11 @@ type LearnOptions struct {
 // index, for later readers. It does so for each rank whose files are as the
 // program that wrote them says, as far as that program has left checksums. The
 // caller records [Report.Sums] in the log. It may be repeated.
-func (r *Root) Learn(ctx context.Context, ref Ref, manifest checkpoint.Digest, o LearnOptions) (Report, error) {
+func (r *Root) Learn(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, o LearnOptions) (Report, error) {
 	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, pace: o.Pace, recorded: o.Recorded, learn: true, together: o.Together})
 }
 
-func (r *Root) verify(ctx context.Context, ref Ref, manifest checkpoint.Digest, v *verifier) (Report, error) {
+func (r *Root) verify(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, v *verifier) (Report, error) {
 	if v.together == nil {
 		v.together = NewTogether()
 	}
@@ -85,7 +86,7 @@ func (v *verifier) sort() {
 // verifier collects the report of one verification.
 type verifier struct {
 	root     *Root
-	ref      Ref
+	ref      checkpoint.Ref
 	files    opener
 	progress func(int64)
 	pace     func(context.Context, int64) error
@@ -104,7 +105,7 @@ type verifier struct {
 
 // unlearned is an adopted index whose sums are not known yet.
 type unlearned struct {
-	index  *index
+	index  *checkpoint.Index
 	digest checkpoint.Digest
 }
 
@@ -175,13 +176,13 @@ func (v *verifier) run(ctx context.Context, digest checkpoint.Digest) error {
 			delete(items, rank.Rank)
 		}
 		for rank := range items {
-			v.find(Mismatch, manifestFile(digest), "the layout has chunks of rank %d, the manifest has no index of it", rank)
+			v.find(Mismatch, checkpoint.ManifestFile(digest), "the layout has chunks of rank %d, the manifest has no index of it", rank)
 		}
 	} else {
 		// Without a manifest, what the directory holds is checked by itself.
 		for _, name := range names {
 			rank := -1
-			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err == nil && rank >= 0 && name == indexFile(rank) {
+			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err == nil && rank >= 0 && name == checkpoint.IndexFile(rank) {
 				v.rank(ctx, &g, rank, nil, nil)
 			}
 		}
@@ -205,29 +206,29 @@ func (v *verifier) run(ctx context.Context, digest checkpoint.Digest) error {
 }
 
 // receipt checks the receipt by itself and against the digest of the log.
-func (v *verifier) receipt(ctx context.Context, digest checkpoint.Digest) *Receipt {
-	v.known[ReceiptFile] = true
-	data := v.read(ctx, ReceiptFile)
+func (v *verifier) receipt(ctx context.Context, digest checkpoint.Digest) *checkpoint.Receipt {
+	v.known[checkpoint.ReceiptFile] = true
+	data := v.read(ctx, checkpoint.ReceiptFile)
 	if data == nil {
 		return nil
 	}
-	receipt, err := decodeReceipt(data)
+	receipt, err := checkpoint.DecodeReceipt(data)
 	if err != nil {
-		v.find(Corrupt, ReceiptFile, "%v", err)
+		v.find(Corrupt, checkpoint.ReceiptFile, "%v", err)
 		return nil
 	}
 	if digest != (checkpoint.Digest{}) && receipt.Manifest != digest {
-		v.find(Mismatch, ReceiptFile, "it names manifest %s, the log names %s", receipt.Manifest, digest)
+		v.find(Mismatch, checkpoint.ReceiptFile, "it names manifest %s, the log names %s", receipt.Manifest, digest)
 	}
 	return &receipt
 }
 
 // manifest checks the manifest against its digest, and the receipt against it.
-func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, receipt *Receipt) *checkpoint.Manifest {
+func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, receipt *checkpoint.Receipt) *checkpoint.Manifest {
 	if digest == (checkpoint.Digest{}) {
 		return nil // the receipt, which would name it, is a finding already
 	}
-	name := manifestFile(digest)
+	name := checkpoint.ManifestFile(digest)
 	v.known[name] = true
 	data := v.read(ctx, name)
 	if data == nil {
@@ -243,8 +244,8 @@ func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, recei
 		return nil
 	}
 	if receipt != nil && receipt.Manifest == digest {
-		if err := receipt.matches(m); err != nil {
-			v.find(Mismatch, ReceiptFile, "%v", err)
+		if err := receipt.Matches(m); err != nil {
+			v.find(Mismatch, checkpoint.ReceiptFile, "%v", err)
 		}
 	}
 	return &m
@@ -253,13 +254,13 @@ func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, recei
 // rank checks the index of a rank, and queues the checks of its data. want is
 // its digest and items what it has to hold; both are nil without a manifest.
 func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *checkpoint.Digest, items []checkpoint.Item) {
-	name := indexFile(rank)
-	v.known[name], v.known[dataFile(rank)] = true, true
+	name := checkpoint.IndexFile(rank)
+	v.known[name], v.known[checkpoint.DataFile(rank)] = true, true
 	data := v.read(ctx, name)
 	if data == nil {
 		return
 	}
-	x, err := decodeIndex(data)
+	x, err := checkpoint.DecodeIndex(data)
 	if want != nil && checkpoint.Sum(data) != *want {
 		kind, problem := Mismatch, "it is whole, but not the index that the manifest names"
 		if err != nil {
@@ -272,21 +273,83 @@ func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *
 	if err != nil {
 		return
 	}
-	if x.rank != rank {
-		v.find(Mismatch, name, "it is the index of rank %d", x.rank)
+	if x.Rank != rank {
+		v.find(Mismatch, name, "it is the index of rank %d", x.Rank)
 	}
 	if want != nil {
-		missing, extra := x.compare(items)
+		missing, extra := compareItems(&x, items)
 		for _, problem := range append(missing, extra...) {
 			v.find(Mismatch, name, "%s", problem)
 		}
 	}
-	if x.adopted() {
-		v.known[dataFile(rank)] = false
+	if x.Adopted() {
+		v.known[checkpoint.DataFile(rank)] = false
 		v.sums(ctx, &x, checkpoint.Sum(data))
 	}
-	for i, f := range x.files {
+	for i, f := range x.Files {
 		v.known[f.Name] = true
 		v.data(ctx, g, &x, i)
 	}
 }
+
+// Kind says what sort of damage a finding is.
+type Kind string
+
+// The kinds of findings.
+const (
+	Missing    Kind = "missing"    // a file is not there
+	Truncated  Kind = "truncated"  // a file is shorter than it was written
+	Corrupt    Kind = "corrupt"    // bytes are not those that were written
+	Mismatch   Kind = "mismatch"   // two files, each whole, do not belong together
+	Unreadable Kind = "unreadable" // the filesystem could not read
+)
+
+// Finding is one thing that is wrong with a checkpoint.
+type Finding struct {
+	Kind    Kind   `json:"kind"`
+	File    string `json:"file"`            // within the checkpoint's directory
+	FQN     string `json:"fqn,omitempty"`   // tensor or value that is affected
+	Chunk   string `json:"chunk,omitempty"` // box of the affected chunk
+	Block   int    `json:"block"`           // 64 KiB block in the chunk; -1 when none is meant
+	Offset  int64  `json:"offset"`          // in the file, in bytes; -1 when none is meant
+	Problem string `json:"problem"`
+}
+
+// String is the finding in one line.
+func (f Finding) String() string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "%s: %s", f.File, f.Kind)
+	if f.FQN != "" {
+		fmt.Fprintf(&s, " %q", f.FQN)
+	}
+	if f.Chunk != "" {
+		fmt.Fprintf(&s, " %s", f.Chunk)
+	}
+	if f.Block >= 0 {
+		fmt.Fprintf(&s, " block %d", f.Block)
+	}
+	if f.Offset >= 0 {
+		fmt.Fprintf(&s, " offset %d", f.Offset)
+	}
+	return s.String() + ": " + f.Problem
+}
+
+// Report is what a verification found.
+type Report struct {
+	Findings []Finding // sorted by file and offset
+	Files    int       // files that were read
+	Chunks   int       // chunks and values whose bytes were digested
+	Bytes    int64     // of those
+	Read     int64     // of Bytes, those that no verification beside this one had read: see [Together]
+	Extra    []string  // files that the manifest does not name: harmless
+
+	// Of adopted files: what is known of their bytes.
+	Sums []Sums
+	// Unknown counts the chunks and values that could be compared with
+	// nothing: no digest is known, and the program that wrote them has left no
+	// checksum.
+	Unknown int
+}
+
+// Clean reports whether nothing is wrong.
+func (r Report) Clean() bool { return len(r.Findings) == 0 }

@@ -150,7 +150,7 @@ func damagedChunk(t *rapid.T, root *data.Root, digest checkpoint.Digest, file st
 		if f.FQN == "" {
 			continue
 		}
-		if f.Block < 0 || f.Offset > at || f.Offset+data.BlockSize <= at || f.Kind != data.Corrupt || len(report.Findings) != 1 {
+		if f.Block < 0 || f.Offset > at || f.Offset+checkpoint.BlockSize <= at || f.Kind != data.Corrupt || len(report.Findings) != 1 {
 			t.Fatalf("flip at %d: findings %v", at, report.Findings)
 		}
 		var rank int
@@ -290,7 +290,7 @@ func TestVerifyProgress(t *testing.T) {
 	if _, err := root.Verify(ctx, ref, receipt.Manifest, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	gone := data.Ref{Run: "r", Trial: "t", Checkpoint: "c"}
+	gone := checkpoint.Ref{Run: "r", Trial: "t", Checkpoint: "c"}
 	report, err := root.Verify(t.Context(), gone, receipt.Manifest, nil)
 	if err != nil || report.Clean() {
 		t.Errorf("a checkpoint that is not there: %v, %v", report, err)

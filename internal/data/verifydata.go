@@ -3,23 +3,21 @@ package data
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
+	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/internal/object"
-	"github.com/zeebo/blake3"
 	"golang.org/x/sync/errgroup"
 )
 
 // data checks one data file of an index: its size and header at once, each
 // chunk in a goroutine of its own. The file is open until the last is done.
-func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int) {
-	name := x.files[n].Name
+func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.Index, n int) {
+	name := x.Files[n].Name
 	shared := &sharedFile{path: v.files.path(x, n), users: 1, opener: func(ctx context.Context) (object.Object, error) { return v.files.open(ctx, x, n) }}
 	defer shared.done()
 	file, err := shared.open(ctx)
@@ -34,7 +32,7 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 		return
 	}
 	v.count(1, 0, 0)
-	size, want := info.Size, x.files[n].Size
+	size, want := info.Size, x.Files[n].Size
 	if size < want {
 		v.add(Finding{
 			Kind: Truncated, File: name, Block: -1, Offset: size,
@@ -46,15 +44,15 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 			Problem: fmt.Sprintf("the file has %d bytes, %d were written", size, want),
 		})
 	}
-	if x.verbatim() {
+	if x.Verbatim() {
 		if !v.quick {
-			v.checkFrames(x, n, file)
+			v.checkFrames(ctx, x, n, file)
 		}
-	} else if !x.adopted() {
+	} else if !x.Adopted() {
 		if !v.sizes {
 			v.header(x, n, file, size)
 		}
-	} else if err := x.unchanged(n, info); err != nil {
+	} else if err := unchanged(x, n, info); err != nil {
 		// Where its chunks lie now, nobody knows.
 		v.breaks(x)
 		if size == want {
@@ -66,9 +64,9 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 		return
 	}
 	known := info.ID != (object.FileID{})
-	for i := range x.entries {
-		e := &x.entries[i]
-		if e.file != n {
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		if e.File != n {
 			continue
 		}
 		shared.mu.Lock()
@@ -76,10 +74,10 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *index, n int)
 		shared.mu.Unlock()
 		g.Go(func() error {
 			defer shared.done()
-			if !known || !e.learned() {
+			if !known || !e.Learned() {
 				return v.chunk(ctx, x, name, file, e, nil)
 			}
-			return v.chunkOnce(ctx, x, name, file, e, chunkPlace{info.ID, e.offset, e.item.Bytes, e.digest})
+			return v.chunkOnce(ctx, x, name, file, e, chunkPlace{info.ID, e.Offset, e.Item.Bytes, e.Digest})
 		})
 	}
 }
@@ -93,20 +91,20 @@ func (v *verifier) uncheckable() {
 
 // header checks what other readers of the file see. A rank's own file has the
 // one header that its items give, byte for byte.
-func (v *verifier) header(x *index, n int, file object.Object, size int64) {
-	name := x.files[n].Name
-	if n > 0 && isLink(name) {
+func (v *verifier) header(x *checkpoint.Index, n int, file object.Object, size int64) {
+	name := x.Files[n].Name
+	if n > 0 && checkpoint.IsLink(name) {
 		v.linkHeader(x, n, file, size)
 		return
 	}
 	var items []checkpoint.Item
 	first := int64(math.MaxInt64)
-	for _, i := range x.own() {
-		items = append(items, x.entries[i].item)
-		first = min(first, x.entries[i].offset)
+	for _, i := range x.Own() {
+		items = append(items, x.Entries[i].Item)
+		first = min(first, x.Entries[i].Offset)
 	}
-	_, _, want, err := layOut(x.rank, items, reuse{})
-	if err != nil || n > 0 || name != dataFile(x.rank) || len(items) > 0 && first != int64(len(want)) {
+	_, _, want, err := layOut(x.Rank, items, reuse{})
+	if err != nil || n > 0 || name != checkpoint.DataFile(x.Rank) || len(items) > 0 && first != int64(len(want)) {
 		v.find(Mismatch, name, "the index does not describe a file of this version (%v)", err)
 		return
 	}
@@ -134,7 +132,7 @@ func (v *verifier) header(x *index, n int, file object.Object, size int64) {
 
 // chunkOnce is chunk, unless a verification beside this one has come first to
 // the same bytes: then what it has found is what this one finds.
-func (v *verifier) chunkOnce(ctx context.Context, x *index, name string, file object.Object, e *entry, at chunkPlace) error {
+func (v *verifier) chunkOnce(ctx context.Context, x *checkpoint.Index, name string, file object.Object, e *checkpoint.Entry, at chunkPlace) error {
 	seen, mine := v.together.claim(at)
 	if mine {
 		err := v.chunk(ctx, x, name, file, e, seen)
@@ -152,24 +150,24 @@ func (v *verifier) chunkOnce(ctx context.Context, x *index, name string, file ob
 	}
 	for _, f := range seen.findings {
 		v.breaks(x)
-		f.File, f.FQN, f.Chunk = name, e.item.Shard.FQN, e.box()
+		f.File, f.FQN, f.Chunk = name, e.Item.Shard.FQN, e.BoxString()
 		v.add(f)
 	}
-	v.reused(e.item.Bytes)
+	v.reused(e.Item.Bytes)
 	return nil
 }
 
 // chunk checks the checksum of every block of a chunk, and its digest. Those
 // that are not known are filled in, if the chunk is as its record says. What it
 // finds it leaves in seen as well, if that is not nil.
-func (v *verifier) chunk(ctx context.Context, x *index, name string, file object.Object, e *entry, seen *seenChunk) error {
+func (v *verifier) chunk(ctx context.Context, x *checkpoint.Index, name string, file object.Object, e *checkpoint.Entry, seen *seenChunk) error {
 	if err := v.together.acquire(ctx); err != nil {
 		return err
 	}
 	defer v.together.release()
-	found := func(kind Kind, block int64, offset int64, problem string) {
+	found := func(kind Kind, block, offset int64, problem string) {
 		f := Finding{
-			Kind: kind, File: name, FQN: e.item.Shard.FQN, Chunk: e.box(),
+			Kind: kind, File: name, FQN: e.Item.Shard.FQN, Chunk: e.BoxString(),
 			Block: int(block), Offset: offset, Problem: problem,
 		}
 		v.breaks(x)
@@ -178,85 +176,214 @@ func (v *verifier) chunk(ctx context.Context, x *index, name string, file object
 			seen.findings = append(seen.findings, f)
 		}
 	}
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	hash := blake3.New()
-	damaged, known := false, e.learned()
-	var sums blockSums
-	rec := recordSum{Record: e.record}
-	var span []byte
-	if e.strides != nil {
-		var err error
-		if span, err = e.readSpan(file); err != nil {
-			found(Unreadable, -1, e.offset, err.Error())
-			return nil
-		}
-	}
-	for start := int64(0); start < e.item.Bytes; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		window := (*buf)[:min(int64(len(*buf)), e.item.Bytes-start)]
-		n, err := e.window(file, span, window, start)
-		if n < len(window) {
-			at := start + int64(n)
-			if err != nil && !errors.Is(err, io.EOF) {
-				found(Unreadable, at/BlockSize, e.offset+at, err.Error())
-			} else {
-				found(Truncated, at/BlockSize, e.offset+at, "the file ends here")
-			}
-			return nil
-		}
-		_, _ = hash.Write(window) // never fails
-		if !known {
-			sums.add(window)
-			if e.strides == nil {
-				rec.add(window, e.offset+start)
-			}
-			window = nil
-		}
-		for block := start / BlockSize; len(window) > 0; block++ {
-			k := min(BlockSize, len(window))
-			if got := crc32c.Checksum(window[:k]); got != e.sums[block] {
-				damaged = true
-				found(Corrupt, block, e.offset+block*BlockSize,
-					fmt.Sprintf("checksum of the block is %08x, want %08x", got, e.sums[block]))
-			}
-			window = window[k:]
-		}
-		start += int64(n)
-		v.count(0, 0, int64(n))
-		if v.pace != nil {
-			if err := v.pace(ctx, int64(n)); err != nil {
-				return err
-			}
-		}
-	}
-	v.count(0, 1, 0)
-	var got checkpoint.Digest
-	hash.Sum(got[:0])
-	if !known {
-		problem, checked, err := "", e.record != nil, error(nil)
-		if e.item.Value {
-			problem, checked = archiveProblem(file, e)
-		} else {
-			problem, err = rec.problem(ctx, file, *buf)
-		}
-		if !checked {
-			v.uncheckable()
-		}
-		if err != nil {
-			return err
-		}
-		if problem != "" {
-			found(Corrupt, -1, e.offset, problem)
-			return nil
-		}
-		e.digest, e.sums = got, sums.end()
+	src, err := inOrder(e, file)
+	if err != nil {
+		found(Unreadable, -1, e.Offset, err.Error())
 		return nil
 	}
-	if got != e.digest && !damaged {
-		found(Corrupt, -1, e.offset, fmt.Sprintf("digest of the chunk is %s, want %s", got, e.digest))
+	if !e.Learned() {
+		return v.learnChunk(ctx, file, src, e, found)
+	}
+	hash, damaged := newHasher(), false
+	defer hash.free()
+	if ok, err := v.scanChunk(ctx, src, e, found, func(window []byte, at int64) {
+		hash.add(window)
+		first := at / checkpoint.BlockSize
+		damagedBlocks(window, e.Sums[first:], func(k int, got uint32) {
+			damaged = true
+			block := first + int64(k)
+			found(Corrupt, block, e.Offset+block*checkpoint.BlockSize,
+				fmt.Sprintf("checksum of the block is %08x, want %08x", got, e.Sums[block]))
+		})
+	}); !ok {
+		return err
+	}
+	if got := hash.digest(); got != e.Digest && !damaged {
+		found(Corrupt, -1, e.Offset, fmt.Sprintf("digest of the chunk is %s, want %s", got, e.Digest))
 	}
 	return nil
+}
+
+// learnChunk takes the digest and checksums of a chunk of which they are not known, if
+// the chunk is as its record says.
+func (v *verifier) learnChunk(ctx context.Context, file object.Object, src io.ReaderAt, e *checkpoint.Entry, found foundFunc) error {
+	d, rec := newDigester(e.Item.Bytes), recordSum{Record: e.Record}
+	defer d.free()
+	if ok, err := v.scanChunk(ctx, src, e, found, func(window []byte, at int64) {
+		d.add(window)
+		if e.Strides == nil {
+			rec.add(window, e.Offset+at)
+		}
+	}); !ok {
+		return err
+	}
+	problem, checked, err := "", e.Record != nil, error(nil)
+	if e.Item.Value {
+		problem, checked = archiveProblem(file, e)
+	} else {
+		problem, err = rec.problem(ctx, file)
+	}
+	if !checked {
+		v.uncheckable()
+	}
+	if err != nil {
+		return err
+	}
+	if problem != "" {
+		found(Corrupt, -1, e.Offset, problem)
+		return nil
+	}
+	e.Digest, e.Sums = d.end()
+	return nil
+}
+
+// scanChunk scans a chunk at the pace of the verification and counts it. It is not ok
+// if the chunk is not there as a whole, which is a finding, or if err says so.
+func (v *verifier) scanChunk(ctx context.Context, src io.ReaderAt, e *checkpoint.Entry, found foundFunc, visit func(window []byte, at int64)) (ok bool, err error) {
+	_, err = scan(ctx, src, e.Offset, e.Offset+e.Item.Bytes, func(window []byte, at int64) error {
+		visit(window, at-e.Offset)
+		v.count(0, 0, int64(len(window)))
+		if v.pace == nil {
+			return nil
+		}
+		return v.pace(ctx, int64(len(window)))
+	})
+	if short := shortOf(err); short != nil {
+		kind, problem := Truncated, "the file ends here"
+		if !short.ends() {
+			kind, problem = Unreadable, short.err.Error()
+		}
+		found(kind, (short.at-e.Offset)/checkpoint.BlockSize, short.at, problem)
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	v.count(0, 1, 0)
+	return true, nil
+}
+
+// foundFunc adds a finding about a chunk; offset is that in the file.
+type foundFunc func(kind Kind, block, offset int64, problem string)
+
+// linkHeader checks that a file that was linked in says of the chunks that are
+// reused what the index says. What else it holds is of another checkpoint.
+func (v *verifier) linkHeader(x *checkpoint.Index, n int, file object.Object, size int64) {
+	name := x.Files[n].Name
+	h, err := safetensors.Parse(file, size)
+	if err != nil {
+		if size == x.Files[n].Size {
+			v.find(Corrupt, name, "%v", err)
+		}
+		return // cut off, which is a finding already
+	}
+	at := make(map[string]safetensors.Tensor, len(h.Tensors))
+	for _, t := range h.Tensors {
+		at[t.Name] = t
+	}
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		if e.File != n {
+			continue
+		}
+		if t, ok := at[e.Key]; !ok || h.DataStart+t.Start != e.Offset || t.End-t.Start != e.Item.Bytes {
+			v.add(Finding{
+				Kind: Corrupt, File: name, FQN: e.Item.Shard.FQN, Chunk: e.BoxString(), Block: -1, Offset: e.Offset,
+				Problem: fmt.Sprintf("the header does not say that the chunk %q lies here", e.Key),
+			})
+		}
+	}
+}
+
+// checkFrames compares what lies between the chunks of a verbatim file with its
+// checksums.
+func (v *verifier) checkFrames(ctx context.Context, x *checkpoint.Index, n int, file object.Object) {
+	name := x.Files[n].Name
+	for _, f := range x.Frames[n] {
+		_, err := scan(ctx, file, f.Offset, f.Offset+f.Size, func(window []byte, at int64) error {
+			first := (at - f.Offset) / checkpoint.BlockSize
+			damagedBlocks(window, f.Sums[first:], func(k int, got uint32) {
+				block := first + int64(k)
+				v.add(Finding{
+					Kind: Corrupt, File: name, Block: -1, Offset: f.Offset + block*checkpoint.BlockSize,
+					Problem: fmt.Sprintf("checksum of the bytes between tensors is %08x, want %08x", got, f.Sums[block]),
+				})
+			})
+			return nil
+		})
+		if short := shortOf(err); short != nil && !short.ends() {
+			v.add(Finding{Kind: Unreadable, File: name, Block: -1, Offset: short.at, Problem: short.err.Error()})
+		}
+		if err != nil {
+			return // a file that is too short is a finding already
+		}
+	}
+}
+
+// Together is what verifications that run beside each other have in common: how
+// much is read at a time, and what was read already. A file that several
+// checkpoints have a link to is so read once, and what is wrong with it is a
+// finding of each. It is for one round: what was read is not looked at again.
+type Together struct {
+	reading chan struct{} // as many as chunks that are read at a time
+
+	mu   sync.Mutex
+	seen map[chunkPlace]*seenChunk
+}
+
+// NewTogether begins a round.
+func NewTogether() *Together {
+	return &Together{reading: make(chan struct{}, readers()), seen: map[chunkPlace]*seenChunk{}}
+}
+
+// Each calls do for 0 to n-1, a few at a time, until one of them fails.
+func (t *Together) Each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(readers())
+	for i := range n {
+		if ctx.Err() != nil {
+			break
+		}
+		g.Go(func() error { return do(ctx, i) })
+	}
+	return g.Wait()
+}
+
+// acquire waits until one more chunk may be read.
+func (t *Together) acquire(ctx context.Context) error {
+	select {
+	case t.reading <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (t *Together) release() { <-t.reading }
+
+// chunkPlace is bytes in a file and what they must be.
+type chunkPlace struct {
+	file         object.FileID
+	offset, size int64
+	digest       checkpoint.Digest
+}
+
+// seenChunk is what the first verification that came to a place has found.
+type seenChunk struct {
+	done     chan struct{} // closed when the rest is set
+	read     bool          // to the end: otherwise nothing is known
+	findings []Finding
+}
+
+// claim is a place that somebody may have seen. mine says that nobody has: then
+// the caller reads it, and closes done.
+func (t *Together) claim(at chunkPlace) (c *seenChunk, mine bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c = t.seen[at]; c != nil {
+		return c, false
+	}
+	c = &seenChunk{done: make(chan struct{})}
+	t.seen[at] = c
+	return c, true
 }

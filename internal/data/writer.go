@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
@@ -16,7 +18,7 @@ import (
 // FileWriter writes one checkpoint as files.
 type FileWriter struct {
 	root *Root
-	ref  Ref
+	ref  checkpoint.Ref
 
 	reusing bool
 	bases   []Base
@@ -28,7 +30,7 @@ var _ Writer = (*FileWriter)(nil)
 
 // Writer writes the checkpoint at ref. An invalid ref is an error of each
 // step.
-func (r *Root) Writer(ref Ref) *FileWriter { return &FileWriter{root: r, ref: ref} }
+func (r *Root) Writer(ref checkpoint.Ref) *FileWriter { return &FileWriter{root: r, ref: ref} }
 
 // wrap says which checkpoint a step was about.
 func (w *FileWriter) wrap(step string, err error) error {
@@ -91,7 +93,7 @@ func (w *FileWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.La
 }
 
 // Finish implements [Writer].
-func (w *FileWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit Commit) (Receipt, error) {
+func (w *FileWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit Commit) (checkpoint.Receipt, error) {
 	err := w.check(ctx)
 	if err == nil {
 		// What somebody has put there since the writes.
@@ -105,15 +107,15 @@ func (w *FileWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit C
 		digest, err = w.createManifest(ctx, m)
 	}
 	if err != nil {
-		return Receipt{}, w.wrap("commit", err)
+		return checkpoint.Receipt{}, w.wrap("commit", err)
 	}
 	decision, err := commit(ctx, digest)
 	if err != nil {
-		return Receipt{}, w.wrap("commit", err)
+		return checkpoint.Receipt{}, w.wrap("commit", err)
 	}
-	receipt := newReceipt(m, digest, decision)
+	receipt := checkpoint.NewReceipt(m, digest, decision)
 	if err := w.root.writeReceipt(ctx, w.ref, receipt); err != nil {
-		return Receipt{}, &UnrecordedError{Ref: w.ref, Receipt: receipt, Err: err}
+		return checkpoint.Receipt{}, &UnrecordedError{Ref: w.ref, Receipt: receipt, Err: err}
 	}
 	receipt.Ref = w.ref
 	return receipt, nil
@@ -123,8 +125,8 @@ func (w *FileWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit C
 // its receipt could not be written: it exists, but readers without the log do
 // not see it.
 type UnrecordedError struct {
-	Ref     Ref
-	Receipt Receipt // for [Root.WriteReceipt]
+	Ref     checkpoint.Ref
+	Receipt checkpoint.Receipt // for [Root.WriteReceipt]
 	Err     error
 }
 
@@ -161,11 +163,11 @@ func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest) er
 			if err != nil {
 				return err
 			}
-			if missing, extra := x.compare(items[r.Rank]); len(missing)+len(extra) > 0 {
+			if missing, extra := compareItems(&x, items[r.Rank]); len(missing)+len(extra) > 0 {
 				return fmt.Errorf("index of rank %d is not that of the layout: %s",
 					r.Rank, strings.Join(append(missing, extra...), ", "))
 			}
-			if x.adopted() {
+			if x.Adopted() {
 				return w.root.checkUnchanged(ctx, &x)
 			}
 			return w.root.checkFiles(ctx, w.ref, &x)
@@ -198,7 +200,7 @@ func itemsByRank(l checkpoint.Layout) map[int][]checkpoint.Item {
 func (w *FileWriter) createManifest(ctx context.Context, m checkpoint.Manifest) (checkpoint.Digest, error) {
 	data := checkpoint.EncodeManifest(m)
 	digest := checkpoint.Sum(data)
-	if err := w.root.create(ctx, w.ref, manifestFile(digest), data); err != nil {
+	if err := w.root.create(ctx, w.ref, checkpoint.ManifestFile(digest), data); err != nil {
 		return digest, err
 	}
 	return digest, w.root.sync(ctx, w.ref)
@@ -206,7 +208,7 @@ func (w *FileWriter) createManifest(ctx context.Context, m checkpoint.Manifest) 
 
 // create makes a small file whose name nothing else may have: the same bytes
 // are success, others a [*CorruptError]. The name is not durable yet.
-func (r *Root) create(ctx context.Context, ref Ref, file string, data []byte) error {
+func (r *Root) create(ctx context.Context, ref checkpoint.Ref, file string, data []byte) error {
 	err := r.writeFile(ctx, ref, file, data, object.Exclusive)
 	if !errors.Is(err, fs.ErrExist) {
 		return err
@@ -219,4 +221,247 @@ func (r *Root) create(ctx context.Context, ref Ref, file string, data []byte) er
 		}
 	}
 	return err
+}
+
+// WriteData implements [Writer]. It opens one file at a time and uses a fixed
+// amount of memory.
+func (w *FileWriter) WriteData(ctx context.Context, rank int, items []checkpoint.Item, src Source) (Written, error) {
+	written, err := w.writeData(ctx, rank, items, src)
+	if err != nil {
+		return Written{}, w.wrap(fmt.Sprintf("write rank %d", rank), err)
+	}
+	return written, nil
+}
+
+func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint.Item, src Source) (Written, error) {
+	if err := w.check(ctx); err != nil {
+		return Written{}, err
+	}
+	if rank < 0 {
+		return Written{}, errors.New("the rank is negative")
+	}
+	there, sealed, err := w.there(ctx)
+	if err != nil {
+		return Written{}, err
+	}
+	if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
+		return written, err
+	}
+	u, err := w.reuse(ctx, rank, items, src)
+	if err != nil {
+		return Written{}, err
+	}
+	x, order, header, err := layOut(rank, items, u)
+	if err != nil {
+		return Written{}, err
+	}
+	indexSize := x.EncodedSize()
+	claim := &claim{root: w.root, left: x.Files[0].Size + indexSize}
+	if err := w.root.reserve(ctx, claim.left); err != nil {
+		return Written{}, err
+	}
+	defer claim.give()
+	if err := w.clear(ctx, rank, there); err != nil {
+		return Written{}, err
+	}
+
+	if err := w.writeFile(ctx, x, order, header, src, claim, u); err != nil {
+		return Written{}, err
+	}
+	data := x.Encode()
+	if err := w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, object.Replace); err != nil {
+		return Written{}, err
+	}
+	if err := w.root.sync(ctx, w.ref); err != nil {
+		return Written{}, err
+	}
+	return writtenOf(&x, data), nil
+}
+
+// writtenOf is the result for an index whose file is data.
+func writtenOf(x *checkpoint.Index, data []byte) Written {
+	out := Written{Index: checkpoint.Sum(data)}
+	out.Files = append(append(out.Files, x.Files...), checkpoint.File{Name: checkpoint.IndexFile(x.Rank), Size: int64(len(data))})
+	for _, e := range x.Entries {
+		out.BytesReused += e.Item.Bytes
+	}
+	for _, i := range x.Own() {
+		out.BytesWritten += x.Entries[i].Item.Bytes
+	}
+	out.BytesReused -= out.BytesWritten
+	return out
+}
+
+// writeFile writes a data file, the header after the data: a file that was cut
+// off has none. It fills in the digests and sums of x, whose index vouches for
+// the file from then on.
+func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []int, header []byte, src Source, c *claim, u reuse) error {
+	up, open, err := w.root.begin(ctx, nameOf(w.ref, x.Files[0].Name), x.Files[0].Size, c)
+	if err != nil {
+		return err
+	}
+	defer up.Abort()
+	if err := newStream(up, header, open).run(ctx, x, order, src); err != nil {
+		return fmt.Errorf("write %s: %w", w.root.path(w.ref, x.Files[0].Name), err)
+	}
+	if err := tieReused(&x, u); err != nil {
+		return err
+	}
+	return up.Commit(ctx)
+}
+
+// begin creates a file for which room is claimed. Where the disk counts the file
+// as used from now on, that part of the claim is given back; open is what of the
+// claim the writes give back, nil if nothing is left. In between, both count it:
+// whoever finds too little room then looks again when this has ended.
+func (r *Root) begin(ctx context.Context, name string, size int64, c *claim) (up object.Upload, open *claim, err error) {
+	r.space.Lock()
+	r.creating++
+	r.space.Unlock()
+	up, err = r.b.Create(ctx, name, size, object.Replace)
+	open = c
+	if err == nil && up.Reserved() {
+		c.use(size)
+		open = nil
+	}
+	r.space.Lock()
+	defer r.space.Unlock()
+	r.creating--
+	close(r.created)
+	r.created = make(chan struct{})
+	return up, open, err
+}
+
+// claim is what a write has yet to use of the space reserved for it.
+type claim struct {
+	root *Root
+	mu   sync.Mutex
+	left int64
+}
+
+// use gives back what the disk counts itself from now on.
+func (c *claim) use(bytes int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	bytes = min(bytes, c.left)
+	c.left -= bytes
+	c.root.release(bytes)
+}
+
+func (c *claim) give() { c.use(math.MaxInt64) }
+
+// there is what the directory of the checkpoint holds, and whether that is
+// sealed: it has a manifest or a receipt, so that its bytes may have been
+// committed.
+func (w *FileWriter) there(ctx context.Context) (names []string, sealed bool, err error) {
+	names, err = w.root.b.List(ctx, nameOf(w.ref))
+	if err != nil {
+		return nil, false, fmt.Errorf("list %s, which SetUp makes: %w", w.root.path(w.ref), err)
+	}
+	receipt, manifest, err := w.root.own(ctx, w.ref, names)
+	return names, receipt || manifest, err
+}
+
+// repeated is a write of what was written before, perhaps by a call whose
+// answer was lost: then the log may name that index, and another choice of
+// what to reuse would not be it. Equal bytes are success, and nothing is
+// written. Others are, into a sealed checkpoint, an error.
+func (w *FileWriter) repeated(ctx context.Context, rank int, items []checkpoint.Item, src Source, there []string, sealed bool) (out Written, done bool, err error) {
+	refuse := func() (Written, bool, error) {
+		if !sealed {
+			return Written{}, false, nil
+		}
+		return Written{}, false, fmt.Errorf("%s: %w; save under another name", w.root.path(w.ref, checkpoint.IndexFile(rank)), ErrSealed)
+	}
+	if !slices.Contains(there, checkpoint.IndexFile(rank)) {
+		return refuse()
+	}
+	data, err := w.root.readFile(ctx, w.ref, checkpoint.IndexFile(rank))
+	if err != nil {
+		return Written{}, false, err
+	}
+	x, err := checkpoint.DecodeIndex(data)
+	if err != nil || x.Adopted() || x.Verbatim() {
+		return refuse()
+	}
+	if missing, extra := compareItems(&x, items); len(missing)+len(extra) > 0 {
+		return refuse()
+	}
+	if err := w.root.checkFiles(ctx, w.ref, &x); err != nil {
+		if sealed {
+			return Written{}, false, err
+		}
+		return Written{}, false, nil // cut off before all names were durable
+	}
+	same, err := holdsBytes(ctx, &x, items, src)
+	if err != nil {
+		return Written{}, false, err
+	}
+	if !same {
+		return refuse()
+	}
+	if !sealed {
+		// The call that wrote it may not have come to this.
+		err = w.root.sync(ctx, w.ref)
+	}
+	return writtenOf(&x, data), err == nil, err
+}
+
+// holdsBytes reports whether the index is that of these bytes.
+func holdsBytes(ctx context.Context, x *checkpoint.Index, items []checkpoint.Item, src Source) (bool, error) {
+	at := make(map[key]*checkpoint.Entry, len(x.Entries))
+	for i := range x.Entries {
+		at[itemKey(x.Rank, x.Entries[i].Item)] = &x.Entries[i]
+	}
+	for i, it := range items {
+		data, err := itemBytes(ctx, src, i, it)
+		if err != nil {
+			return false, err
+		}
+		digest, err := digestBytes(ctx, data)
+		if err != nil || digest != at[itemKey(x.Rank, it)].Digest {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// checkFiles holds the files of an index to be in place and of the size that
+// they were written with.
+func (r *Root) checkFiles(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index) error {
+	for _, f := range x.Files {
+		info, err := r.b.Stat(ctx, nameOf(ref, f.Name))
+		if err != nil {
+			return fmt.Errorf("file of rank %d: %w", x.Rank, err)
+		}
+		if info.Size != f.Size {
+			return fmt.Errorf("file of rank %d: %s has %d bytes, %d were written", x.Rank, r.path(ref, f.Name), info.Size, f.Size)
+		}
+	}
+	return nil
+}
+
+// clear removes the files of a rank that are to be written anew, with what a
+// write that was cut off has left of them. The index goes first and durably: one
+// that is found after a crash is always that of the data beside it.
+func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error {
+	for _, file := range []string{checkpoint.IndexFile(rank), checkpoint.DataFile(rank)} {
+		cleared := false
+		for _, name := range there {
+			if name != file && (!strings.HasPrefix(name, file+".") || !strings.HasSuffix(name, object.Partial)) {
+				continue
+			}
+			if err := w.root.b.Remove(ctx, nameOf(w.ref, name)); err != nil {
+				return fmt.Errorf("remove the leftover %s: %w", w.root.path(w.ref, name), err)
+			}
+			cleared = true
+		}
+		if !cleared {
+			continue
+		}
+		if err := w.root.sync(ctx, w.ref); err != nil {
+			return err
+		}
+	}
+	return nil
 }

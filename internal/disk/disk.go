@@ -12,15 +12,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"path"
-	"strings"
 	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
-
-// maxPath is the length in bytes of the longest path that Linux takes.
-const maxPath = 4096
 
 // SyncDir makes the names in a directory durable.
 func SyncDir(files vfs.FS, dir string) error {
@@ -79,19 +74,6 @@ func Regular(files vfs.FS, name string) error {
 		return fmt.Errorf("%s is a directory", name)
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%s is not a regular file (%v), so it is not read", name, info.Mode().Type())
-	}
-	return nil
-}
-
-// ValidatePath reports what is not the clean absolute path of a file.
-func ValidatePath(name string) error {
-	switch {
-	case len(name) > maxPath:
-		return fmt.Errorf("path of %d bytes, at most %d are allowed", len(name), maxPath)
-	case !path.IsAbs(name) || path.Clean(name) != name || name == "/":
-		return fmt.Errorf("path %q of an adopted file is not absolute and clean", name)
-	case strings.ContainsRune(name, 0):
-		return fmt.Errorf("path %q has a NUL", name)
 	}
 	return nil
 }

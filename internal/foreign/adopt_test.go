@@ -20,13 +20,13 @@ import (
 type adoptedScene struct {
 	dir    string
 	root   *data.Root
-	ref    data.Ref
+	ref    checkpoint.Ref
 	digest checkpoint.Digest
 }
 
 func adopt(t *testing.T, from fixture) *adoptedScene {
 	t.Helper()
-	s := &adoptedScene{dir: filepath.Join(t.TempDir(), "saved"), ref: data.Ref{Run: "run", Trial: "main", Checkpoint: "step-1.a1"}}
+	s := &adoptedScene{dir: filepath.Join(t.TempDir(), "saved"), ref: checkpoint.Ref{Run: "run", Trial: "main", Checkpoint: "step-1.a1"}}
 	if err := os.CopyFS(s.dir, os.DirFS(from.dir)); err != nil {
 		t.Fatal(err)
 	}
@@ -59,9 +59,9 @@ func adopt(t *testing.T, from fixture) *adoptedScene {
 		}
 		m.Ranks[i].Index = written.Index
 	}
-	receipt, err := w.Finish(t.Context(), m, func(_ context.Context, d checkpoint.Digest) (data.Decision, error) {
+	receipt, err := w.Finish(t.Context(), m, func(_ context.Context, d checkpoint.Digest) (checkpoint.Decision, error) {
 		s.digest = d
-		return data.Decision{Sequence: 7, Event: "e", Time: time.Unix(1, 0)}, nil
+		return checkpoint.Decision{Sequence: 7, Event: "e", Time: time.Unix(1, 0)}, nil
 	})
 	if err != nil || receipt.Manifest != s.digest {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func TestAdopted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := adopt(t, f)
 			told := 0
-			s.root.OnUnverified(func(data.Ref) { told++ })
+			s.root.OnUnverified(func(checkpoint.Ref) { told++ })
 			f.check(t, s.root.Reader(s.ref))
 			f.check(t, s.root.Reader(s.ref))
 			if told != 1 {

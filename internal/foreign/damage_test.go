@@ -91,7 +91,7 @@ func TestCopiesFindFlips(t *testing.T) {
 // TestWindowsFindFlips reads a chunk in parts: the last read of it fails, of
 // each pass.
 func TestWindowsFindFlips(t *testing.T) {
-	const rows = 3 * data.BlockSize / 4
+	const rows = 3 * checkpoint.BlockSize / 4
 	dir := t.TempDir()
 	writeDCP(t, dir, tensor.Float32, []int64{rows}, func(_ string, b []byte) []byte { return b })
 	rewrite(t, filepath.Join(dir, "__0_0.distcp"), func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
@@ -101,7 +101,7 @@ func TestWindowsFindFlips(t *testing.T) {
 		for _, n := range []int64{2, 0, 1} {
 			part := tensor.Box{Offsets: []int64{n * rows / 3}, Sizes: []int64{rows / 3}}
 			want := checkpoint.Want{Shard: tensor.Shard{FQN: "t", DType: tensor.Float32, Global: tensor.Shape{rows}, Box: part}}
-			_, err := f.ReadData(t.Context(), []checkpoint.Want{want}, []checkpoint.Read{{FQN: "t", Chunk: full, Region: part}}, make(buffer, data.BlockSize))
+			_, err := f.ReadData(t.Context(), []checkpoint.Want{want}, []checkpoint.Read{{FQN: "t", Chunk: full, Region: part}}, make(buffer, checkpoint.BlockSize))
 			if corrupt := (*data.CorruptError)(nil); errors.As(err, &corrupt) != (n == 1) {
 				t.Errorf("pass %d, part %d: %v", pass, n, err)
 			}

@@ -179,9 +179,9 @@ func pathOf(fqn string, elements []any) (checkpoint.Path, error) {
 	for _, e := range elements {
 		switch e := e.(type) {
 		case string:
-			p = append(p, checkpoint.Key(e))
+			p = append(p, checkpoint.PathKey(e))
 		case int:
-			p = append(p, checkpoint.Index(e))
+			p = append(p, checkpoint.PathIndex(e))
 		default:
 			return nil, fmt.Errorf("%q: planner_data has an element %v of type %T", fqn, e, e)
 		}
@@ -278,7 +278,7 @@ func archives(ctx context.Context, file vfs.File, size int64, of []*stored) erro
 			return bad("it was written on a big-endian machine, which is not supported: save it again on a little-endian one")
 		}
 		e.Offset = p.Offset + p.First*int64(shard.DType.Size())
-		e.Record = &data.Record{Offset: p.Offset, Size: p.Length, CRC: p.CRC32}
+		e.Record = &checkpoint.Record{Offset: p.Offset, Size: p.Length, CRC: p.CRC32}
 		if !rowMajor(p.Sizes, p.Strides) {
 			e.Strides = p.Strides
 		}

@@ -114,7 +114,7 @@ type part struct {
 }
 
 func (x *exporter) run() (err error) {
-	if err := disk.ValidatePath(x.dir); err != nil {
+	if err := checkpoint.ValidatePath(x.dir); err != nil {
 		return err
 	}
 	if x.dir, err = real(x.fs, x.dir); err != nil {

@@ -80,7 +80,7 @@ func TestAdoptionIsCheap(t *testing.T) {
 	began = time.Now()
 	from := openForeign(t, dir)
 	opened := time.Since(began)
-	w := root.Writer(data.Ref{Run: "run", Trial: "main", Checkpoint: "large"})
+	w := root.Writer(checkpoint.Ref{Run: "run", Trial: "main", Checkpoint: "large"})
 	if err := w.SetUp(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestCopyIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := root.Writer(data.Ref{Run: "run", Trial: "main", Checkpoint: "copied"})
+	w := root.Writer(checkpoint.Ref{Run: "run", Trial: "main", Checkpoint: "copied"})
 	if err := w.SetUp(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}

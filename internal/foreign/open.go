@@ -12,7 +12,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
-	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/format/dcp"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -56,7 +55,7 @@ func open(ctx context.Context, files vfs.FS, name string) (*data.Foreign, error)
 // File opens one file of any kind, as a checkpoint with one value: its bytes, under
 // its own name.
 func File(ctx context.Context, files vfs.FS, name string) (*data.Foreign, error) {
-	if err := errors.Join(ctx.Err(), disk.ValidatePath(name)); err != nil {
+	if err := errors.Join(ctx.Err(), checkpoint.ValidatePath(name)); err != nil {
 		return nil, fmt.Errorf("open file %s: %w", name, err)
 	}
 	b := &builder{fs: files, dir: path.Dir(name), parts: map[int]*data.Part{}}
@@ -75,7 +74,7 @@ func File(ctx context.Context, files vfs.FS, name string) (*data.Foreign, error)
 
 // survey finds out what is at a path, and where it lies.
 func survey(ctx context.Context, files vfs.FS, name string) (*builder, data.Format, error) {
-	if err := errors.Join(ctx.Err(), disk.ValidatePath(name)); err != nil {
+	if err := errors.Join(ctx.Err(), checkpoint.ValidatePath(name)); err != nil {
 		return nil, "", err
 	}
 	info, err := files.Stat(name)
@@ -110,7 +109,7 @@ func (b *builder) directory(ctx context.Context) (data.Format, error) {
 	switch {
 	case slices.Contains(names, dcp.MetadataFile):
 		return data.DCP, b.dcp(ctx)
-	case slices.Contains(names, data.ReceiptFile):
+	case slices.Contains(names, checkpoint.ReceiptFile):
 		return "", fmt.Errorf("it is the checkpoint of a store: name it by RUN@ID with --store, not by its path")
 	case slices.Contains(names, safetensors.IndexFile):
 		return data.HuggingFace, b.huggingFace(ctx)

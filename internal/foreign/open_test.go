@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -49,7 +50,7 @@ func TestForeignRefuses(t *testing.T) {
 		"shard is gone":       {data.HuggingFace, func(_ *testing.T, dir string) { _ = os.Remove(filepath.Join(dir, safetensors.ShardFile(1, 1))) }, safetensors.ShardFile(1, 1) + " is damaged: the file is not there"},
 		"several files":       {data.SafeTensors, func(t *testing.T, dir string) { put(t, filepath.Join(dir, "b.safetensors"), "") }, "name one of the files"},
 		"nothing":             {data.SafeTensors, func(_ *testing.T, dir string) { _ = os.Remove(filepath.Join(dir, safetensors.SingleFile)) }, "holds neither"},
-		"checkpoint of ours":  {data.SafeTensors, func(t *testing.T, dir string) { put(t, filepath.Join(dir, data.ReceiptFile), "{}") }, "name it by RUN@ID"},
+		"checkpoint of ours":  {data.SafeTensors, func(t *testing.T, dir string) { put(t, filepath.Join(dir, checkpoint.ReceiptFile), "{}") }, "name it by RUN@ID"},
 		"the whole directory": {data.SafeTensors, func(_ *testing.T, dir string) { _ = os.RemoveAll(dir) }, "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -125,7 +125,7 @@ func TestExportSparesWhatIsRead(t *testing.T) {
 // adoptedForExport writes the indexes and the manifest: enough to read.
 func adoptedForExport(t *testing.T, root *data.Root, from *data.Foreign) data.Reader {
 	t.Helper()
-	ref := data.RefOf("r", "main", "c")
+	ref := checkpoint.RefOf("r", "main", "c")
 	w := root.Writer(ref)
 	if err := w.SetUp(t.Context(), true); err != nil {
 		t.Fatal(err)

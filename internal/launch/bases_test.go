@@ -11,7 +11,6 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -78,7 +77,7 @@ func TestUnchangedIsWrittenOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	report, err := home.Data.Verify(t.Context(), data.RefOf(runOf(t), trialOf(t).Name, "step-4.a2"), checkpoint.Digest{}, nil)
+	report, err := home.Data.Verify(t.Context(), checkpoint.RefOf(runOf(t), trialOf(t).Name, "step-4.a2"), checkpoint.Digest{}, nil)
 	if err != nil || !report.Clean() {
 		t.Errorf("findings %v, %v", report.Findings, err)
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -144,7 +143,7 @@ func TestStepIsThatOfTheCall(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := home.Data.Reader(data.RefOf(j.cfg.Run, projections.DefaultTrial, id)).ReadMetadata(t.Context())
+		m, err := home.Data.Reader(checkpoint.RefOf(j.cfg.Run, projections.DefaultTrial, id)).ReadMetadata(t.Context())
 		if err != nil || m.Step != step || row.Step != step {
 			t.Errorf("%s: step %d in the manifest and %d in the log, want %d: %v", id, m.Step, row.Step, step, err)
 		}
@@ -243,7 +242,7 @@ func TestScribbledSlots(t *testing.T) {
 		}
 	}
 	for _, id := range committed {
-		report, err := home.Data.Verify(t.Context(), data.RefOf(j.cfg.Run, projections.DefaultTrial, id), checkpoint.Digest{}, nil)
+		report, err := home.Data.Verify(t.Context(), checkpoint.RefOf(j.cfg.Run, projections.DefaultTrial, id), checkpoint.Digest{}, nil)
 		if err != nil || !report.Clean() {
 			t.Errorf("%s: findings %v, %v", id, report.Findings, err)
 		}

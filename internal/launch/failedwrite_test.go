@@ -15,7 +15,6 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner/retention"
@@ -155,7 +154,7 @@ func TestSaveOverLeftovers(t *testing.T) {
 	}{
 		{"of a cut save", map[string]string{
 			"r00000.safetensors": long, "r00000.idx": long, "r00000.safetensors.tmp": long, "r00001.idx": "CKIX",
-			"r00001.safetensors.tmp": long, "manifest-0.tmp": "", data.ReceiptFile + ".tmp": "{",
+			"r00001.safetensors.tmp": long, "manifest-0.tmp": "", checkpoint.ReceiptFile + ".tmp": "{",
 		}, "<nil>", []string{"step-1.a1"}},
 		{"of a checkpoint", map[string]string{"manifest-0": "{", "r00000.safetensors": long}, "manifest-0 is a damaged manifest, which is left as it is", []string{"step-1.a1.2"}},
 	} {
@@ -179,7 +178,7 @@ func TestSaveOverLeftovers(t *testing.T) {
 			if got, _ := ended(t, runOf(t)); !slices.Equal(got, c.ends) {
 				t.Errorf("committed %q, want %q", got, c.ends)
 			}
-			report, err := home.Data.Verify(t.Context(), data.RefOf(runOf(t), projections.DefaultTrial, c.ends[0]), checkpoint.Digest{}, nil)
+			report, err := home.Data.Verify(t.Context(), checkpoint.RefOf(runOf(t), projections.DefaultTrial, c.ends[0]), checkpoint.Digest{}, nil)
 			if err != nil || !report.Clean() {
 				t.Errorf("findings %v, %v", report.Findings, err)
 			}

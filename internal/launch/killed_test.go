@@ -18,8 +18,10 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -51,11 +53,11 @@ var trainer = role("trainer", func(ctx context.Context, args []string) error {
 
 // deafLog never takes facts of a kind.
 type deafLog struct {
-	launch.Log
+	session.Log
 	kind string
 }
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l deafLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	for _, f := range facts {
 		if string(f.Kind) == l.kind {
@@ -120,7 +122,7 @@ func TestKilledTrainer(t *testing.T) {
 		{"staged and not written, a slot unsealed", "r00001.safetensors", false, 8},
 		{"staged and not written, a damaged header", "r00001.safetensors", false, 24},
 		{"between written and committed", "manifest-", true, 0},
-		{"between committed and receipt", data.ReceiptFile, true, 0},
+		{"between committed and receipt", checkpoint.ReceiptFile, true, 0},
 	} {
 		t.Run(moment.name, func(t *testing.T) {
 			t.Parallel()

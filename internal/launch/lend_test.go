@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/client"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // itemsOf asks for all of a state.
@@ -80,7 +80,7 @@ func dataOf(s client.State) (out []string) {
 // protocol gets a file of its own meanwhile, as does what is converted.
 func TestSlotsAreLent(t *testing.T) {
 	t.Parallel()
-	killTrainer(t, data.ReceiptFile)
+	killTrainer(t, checkpoint.ReceiptFile)
 	j, ranks := doors(t, 2)
 	for rank, versions := range []string{"[1,2,3]", "[1,2]"} {
 		if status, reply := ranks[rank].post("hello", `{"protocols":`+versions+`}`); status != 200 {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 var saves = workerRole("saves and trains on", func(ctx context.Context, c *client.Client) error {
@@ -78,7 +78,7 @@ func TestSaveAndLoad(t *testing.T) {
 	if err != nil || len(damaged) > 0 {
 		t.Fatal(err, damaged)
 	}
-	if !slices.ContainsFunc(receipts, func(r data.Receipt) bool { return r.Run == runOf(t) && r.Checkpoint == "step-3.a1" }) {
+	if !slices.ContainsFunc(receipts, func(r checkpoint.Receipt) bool { return r.Run == runOf(t) && r.Checkpoint == "step-3.a1" }) {
 		t.Error("there is no receipt of the checkpoint")
 	}
 }

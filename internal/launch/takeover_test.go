@@ -11,8 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
@@ -99,7 +98,7 @@ func (g *ghost) saves(step int64, staged bool, written ...int) string {
 	if staged {
 		g.decides(&events.CheckpointStaged{Attempt: g.attempt, Checkpoint: id})
 	}
-	w := home.Data.Writer(data.RefOf(runOf(g.t), projections.DefaultTrial, id))
+	w := home.Data.Writer(checkpoint.RefOf(runOf(g.t), projections.DefaultTrial, id))
 	for _, rank := range written {
 		if err := w.SetUp(g.t.Context(), rank == 0); err != nil {
 			g.t.Fatal(err)
@@ -152,7 +151,7 @@ func TestTakeOver(t *testing.T) {
 			}
 			wantEnded(t, []string{id}, nil)
 			wantText(t, j.out, "resumes "+id+"\n")
-			ref := data.RefOf(runOf(t), projections.DefaultTrial, id)
+			ref := checkpoint.RefOf(runOf(t), projections.DefaultTrial, id)
 			report, err := home.Data.Verify(t.Context(), ref, checkpoint.Digest{}, nil)
 			if err != nil || !report.Clean() {
 				t.Errorf("the checkpoint is not whole: %+v, %v", report, err)
@@ -206,7 +205,7 @@ func TestPausedCoordinator(t *testing.T) {
 	wantText(t, successor.out, "resumes step-1.a1")
 
 	close(g.open)
-	if err := old.wait(); !errors.Is(err, launch.ErrFenced) {
+	if err := old.wait(); !errors.Is(err, session.ErrFenced) {
 		t.Errorf("the old trainer ends with %v", err)
 	}
 	wantNobody(t, old.cfg.Job)

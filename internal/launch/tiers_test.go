@@ -15,7 +15,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 var restoresWide = workerRole("restores a wide state when a rank was killed", func(ctx context.Context, c *client.Client) error {
@@ -132,10 +132,10 @@ func TestRestoreAfterTrainer(t *testing.T) {
 		change     func(t *testing.T, path string)
 		tier       string
 	}{
-		{"committed", data.ReceiptFile, nil, "slots"},
+		{"committed", checkpoint.ReceiptFile, nil, "slots"},
 		{"finished by the next trainer", "r00001.safetensors", nil, "slots"},
-		{"committed, a byte of a slot is another", data.ReceiptFile, func(t *testing.T, path string) { flip(t, path, 4096) }, "slots+files"},
-		{"committed, a digest is another", data.ReceiptFile, func(t *testing.T, path string) { flip(t, path, 4095) }, "slots"},
+		{"committed, a byte of a slot is another", checkpoint.ReceiptFile, func(t *testing.T, path string) { flip(t, path, 4096) }, "slots+files"},
+		{"committed, a digest is another", checkpoint.ReceiptFile, func(t *testing.T, path string) { flip(t, path, 4095) }, "slots"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -206,7 +206,7 @@ func TestRestoreAfterTrainerOnOthers(t *testing.T) {
 	for _, ranks := range []int{1, 3} {
 		t.Run(fmt.Sprint(ranks, " ranks"), func(t *testing.T) {
 			t.Parallel()
-			killTrainer(t, data.ReceiptFile)
+			killTrainer(t, checkpoint.ReceiptFile)
 			j := newJob(t, ranks, loadsAndSaves...)
 			j.start()
 			for n := range ranks {

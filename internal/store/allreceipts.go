@@ -11,7 +11,7 @@ import (
 	"slices"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // maxReceiptFindings is how many receipts are named that the log contradicts.
@@ -36,7 +36,7 @@ type saidCommit struct {
 func listReceipts(ctx context.Context, s *Store, pace func(context.Context, int64) error) (*allReceipts, error) {
 	const each = 512 // bytes of a receipt, about
 	a := &allReceipts{}
-	err := s.Data.EachReceipt(ctx, func(r data.Receipt) error {
+	err := s.Data.EachReceipt(ctx, func(r checkpoint.Receipt) error {
 		if r.Store == s.ID {
 			a.said = append(a.said, saidCommit{r.Sequence, eventMark(r.Event)})
 		}
@@ -71,7 +71,7 @@ func (a *allReceipts) findings(ctx context.Context, s *Store, last uint64) (foun
 		return nil, nil
 	}
 	errEnough := errors.New("enough")
-	err = s.Data.EachReceipt(ctx, func(r data.Receipt) error {
+	err = s.Data.EachReceipt(ctx, func(r checkpoint.Receipt) error {
 		_, wrong := slices.BinarySearch(a.wrong, r.Sequence)
 		if r.Store != s.ID || !wrong && r.Sequence <= last {
 			return nil
@@ -87,7 +87,7 @@ func (a *allReceipts) findings(ctx context.Context, s *Store, last uint64) (foun
 			}
 		}
 		found = append(found, LogFinding{Sequence: r.Sequence, Problem: fmt.Sprintf("by %s it is %s, which commits %s@%s; %s: the log was rolled back",
-			filepath.Join(s.DataDir, r.Ref.String(), data.ReceiptFile), r.Event, r.Run, r.Checkpoint, has)})
+			filepath.Join(s.DataDir, r.Ref.String(), checkpoint.ReceiptFile), r.Event, r.Run, r.Checkpoint, has)})
 		if len(found) == maxReceiptFindings {
 			return errEnough
 		}

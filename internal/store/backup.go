@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
 )
@@ -149,7 +150,7 @@ func (b *backup) newCheckpointCopier(s *Store) (*checkpointCopier, error) {
 		return nil, err
 	}
 	to.OfStore(s.ID, s.formerly...)
-	f := &checkpointCopier{from: s.DataDir, data: to, lacking: map[data.Ref]Incomplete{}, outside: map[data.Ref]OutsideFiles{}}
+	f := &checkpointCopier{from: s.DataDir, data: to, lacking: map[checkpoint.Ref]Incomplete{}, outside: map[checkpoint.Ref]OutsideFiles{}}
 	b.copier = newCopier(s.Location, b.to.dir, b.opts.Link, f.progress(b.opts.Progress))
 	f.copier = b.copier
 	return f, nil

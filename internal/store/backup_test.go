@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
@@ -134,7 +134,7 @@ func furnished(t *testing.T) (dir string, s *Store) {
 	for i := range 20 {
 		say(t, s, "one", events.Metrics{Attempt: 1, Iteration: 50 + i, Step: int64(i), Metrics: map[string]any{"loss": 0.1}})
 	}
-	if err := os.Remove(filepath.Join(committed(t, s, "late", 1), data.ReceiptFile)); err != nil {
+	if err := os.Remove(filepath.Join(committed(t, s, "late", 1), checkpoint.ReceiptFile)); err != nil {
 		t.Fatal(err)
 	}
 	return dir, s

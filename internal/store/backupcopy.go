@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
@@ -90,7 +90,7 @@ func (c *copier) checkpoint(ctx context.Context, from, to string) error {
 	for _, e := range entries {
 		switch name := e.Name(); {
 		case strings.HasSuffix(name, partialSuffix):
-		case name == data.ReceiptFile:
+		case name == checkpoint.ReceiptFile:
 			receipt = true
 		default:
 			if err := c.place(ctx, filepath.Join(from, name), filepath.Join(to, name), c.link); err != nil {
@@ -101,7 +101,7 @@ func (c *copier) checkpoint(ctx context.Context, from, to string) error {
 	if err := c.to.SyncDir(to); err != nil || !receipt {
 		return err
 	}
-	if err := c.place(ctx, filepath.Join(from, data.ReceiptFile), filepath.Join(to, data.ReceiptFile), c.link); err != nil {
+	if err := c.place(ctx, filepath.Join(from, checkpoint.ReceiptFile), filepath.Join(to, checkpoint.ReceiptFile), c.link); err != nil {
 		return err
 	}
 	return c.to.SyncDir(to)

@@ -31,8 +31,8 @@ type checkpointCopier struct {
 	total  atomic.Int64 // bytes that are expected
 
 	mu      sync.Mutex
-	lacking map[data.Ref]Incomplete
-	outside map[data.Ref]OutsideFiles
+	lacking map[checkpoint.Ref]Incomplete
+	outside map[checkpoint.Ref]OutsideFiles
 }
 
 // progress adds up what is told.
@@ -82,7 +82,7 @@ func (f *checkpointCopier) one(ctx context.Context, c projections.Checkpoint, re
 	if err != nil {
 		return fmt.Errorf("checkpoint %s: %w", name, err)
 	}
-	if receipt != nil && !exists(filepath.Join(to, data.ReceiptFile)) {
+	if receipt != nil && !exists(filepath.Join(to, checkpoint.ReceiptFile)) {
 		if err := receipt(ctx, c); err != nil && ctx.Err() == nil {
 			f.lacks(ref, name, err.Error())
 			return nil
@@ -109,7 +109,7 @@ func (f *checkpointCopier) one(ctx context.Context, c projections.Checkpoint, re
 	return nil
 }
 
-func (f *checkpointCopier) lacks(ref data.Ref, name, problem string) {
+func (f *checkpointCopier) lacks(ref checkpoint.Ref, name, problem string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lacking[ref] = Incomplete{Checkpoint: name, Problem: problem}
@@ -123,7 +123,7 @@ func (f *checkpointCopier) lacked() int {
 }
 
 // remove removes the copy of a checkpoint, if there is one.
-func (f *checkpointCopier) remove(ref data.Ref) error {
+func (f *checkpointCopier) remove(ref checkpoint.Ref) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.lacking, ref)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -280,7 +279,7 @@ func TestBackupOfDeletions(t *testing.T) {
 	if got := wholeCopy(t, to); out.Checkpoints != len(got) {
 		t.Errorf("%d directories, %d listed", out.Checkpoints, len(got))
 	}
-	if !exists(filepath.Join(to, "data/one/main/step-1.a1", data.ReceiptFile)) {
+	if !exists(filepath.Join(to, "data/one/main/step-1.a1", checkpoint.ReceiptFile)) {
 		t.Error("the tagged checkpoint is not there")
 	}
 }

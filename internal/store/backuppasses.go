@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -99,7 +99,7 @@ func (b *backup) expect(ctx context.Context, runs []projections.Run) error {
 // since brings the copy from the state as of one event to that of a later one. It
 // reports true if that state cannot be copied any more, because files went since.
 func (b *backup) since(ctx context.Context, from, to uint64) (again bool, err error) {
-	changed := map[string]map[data.Ref]bool{} // by run
+	changed := map[string]map[checkpoint.Ref]bool{} // by run
 	if from < to {
 		for e, err := range b.store.Log.Read(ctx, from+1, to) {
 			if err != nil {
@@ -112,7 +112,7 @@ func (b *backup) since(ctx context.Context, from, to uint64) (again bool, err er
 			if id == "" {
 				continue
 			}
-			ref := data.RefOf(e.Scope.Run, e.Scope.Trial, id)
+			ref := checkpoint.RefOf(e.Scope.Run, e.Scope.Trial, id)
 			if gone {
 				if err := b.files.remove(ref); err != nil {
 					return false, err
@@ -120,7 +120,7 @@ func (b *backup) since(ctx context.Context, from, to uint64) (again bool, err er
 				continue
 			}
 			if changed[e.Scope.Run] == nil {
-				changed[e.Scope.Run] = map[data.Ref]bool{}
+				changed[e.Scope.Run] = map[checkpoint.Ref]bool{}
 			}
 			changed[e.Scope.Run][ref] = true
 		}
@@ -170,11 +170,11 @@ func touched(e events.Recorded) (id string, gone bool, err error) {
 // clear removes the copies that an earlier, cut call made of checkpoints of a run that
 // were deleted since.
 func (b *backup) clear(run string, live []projections.Checkpoint) error {
-	refs := map[data.Ref]bool{}
+	refs := map[checkpoint.Ref]bool{}
 	for _, c := range live {
 		refs[RefOf(c)] = true
 	}
-	name := data.RefOf(run, "", "").Run
+	name := checkpoint.RefOf(run, "", "").Run
 	trials, err := b.copier.to.ReadDir(filepath.Join(b.to.dir, "data", name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -188,7 +188,7 @@ func (b *backup) clear(run string, live []projections.Checkpoint) error {
 			return err
 		}
 		for _, e := range there {
-			if ref := (data.Ref{Run: name, Trial: trial.Name(), Checkpoint: e.Name()}); !refs[ref] {
+			if ref := (checkpoint.Ref{Run: name, Trial: trial.Name(), Checkpoint: e.Name()}); !refs[ref] {
 				if err := b.files.remove(ref); err != nil {
 					return err
 				}

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
@@ -370,7 +370,7 @@ func TestCollectOthers(t *testing.T) {
 	taken := committed(t, s, "run", 2)
 	committed(t, s, "run", 3)
 	copied, bare := filepath.Join(s.DataDir, "run", trialName, "copy"), filepath.Join(s.DataDir, "run", trialName, "bare")
-	if err := errors.Join(os.CopyFS(copied, os.DirFS(taken)), os.CopyFS(bare, os.DirFS(taken)), os.Remove(filepath.Join(bare, data.ReceiptFile)), os.RemoveAll(gone), os.RemoveAll(taken), os.CopyFS(taken, os.DirFS(filepath.Join(s.DataDir, "run", trialName, "step-3.a1")))); err != nil {
+	if err := errors.Join(os.CopyFS(copied, os.DirFS(taken)), os.CopyFS(bare, os.DirFS(taken)), os.Remove(filepath.Join(bare, checkpoint.ReceiptFile)), os.RemoveAll(gone), os.RemoveAll(taken), os.CopyFS(taken, os.DirFS(filepath.Join(s.DataDir, "run", trialName, "step-3.a1")))); err != nil {
 		t.Fatal(err)
 	}
 	before := snapshot(t, s.DataDir)

@@ -65,7 +65,7 @@ type Whole struct {
 // the end, so that dir is whole or not there; a dir with anything in it is a
 // [*foreign.OccupiedError]. stale is told of directories that killed exports
 // have left; progress of the bytes that are read so far. Both may be nil.
-func ExportWhole(ctx context.Context, data *data.Root, ref data.Ref, digest checkpoint.Digest, dir string, stale func(string), progress func(bytes int64)) (Whole, error) {
+func ExportWhole(ctx context.Context, data *data.Root, ref checkpoint.Ref, digest checkpoint.Digest, dir string, stale func(string), progress func(bytes int64)) (Whole, error) {
 	out, err := exportWhole(ctx, data, ref, digest, dir, stale, progress)
 	if err != nil {
 		return Whole{}, fmt.Errorf("export to %s: %w", dir, err)
@@ -73,7 +73,7 @@ func ExportWhole(ctx context.Context, data *data.Root, ref data.Ref, digest chec
 	return out, nil
 }
 
-func exportWhole(ctx context.Context, root *data.Root, ref data.Ref, digest checkpoint.Digest, dir string, stale func(string), progress func(int64)) (out Whole, err error) {
+func exportWhole(ctx context.Context, root *data.Root, ref checkpoint.Ref, digest checkpoint.Digest, dir string, stale func(string), progress func(int64)) (out Whole, err error) {
 	dir, err = freePlace(dir, root.Dir())
 	if err != nil {
 		return out, err

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -12,17 +12,17 @@ import (
 // is nothing else, the reference is not found.
 func TestReceiptsOfFiles(t *testing.T) {
 	t.Parallel()
-	file := data.Receipt{Run: "run", Trial: "main", Name: "out~~x.pt", Checkpoint: "out~~x.pt.a2", Sequence: 9}
-	step := data.Receipt{Run: "run", Trial: "main", Name: "step-1", Checkpoint: "step-1.a1", Sequence: 5}
+	file := checkpoint.Receipt{Run: "run", Trial: "main", Name: "out~~x.pt", Checkpoint: "out~~x.pt.a2", Sequence: 9}
+	step := checkpoint.Receipt{Run: "run", Trial: "main", Name: "step-1", Checkpoint: "step-1.a1", Sequence: 5}
 	for _, ref := range []string{"run", "run@latest"} {
-		if got, err := FindReceipt([]data.Receipt{file, step}, ref); err != nil || got.Checkpoint != step.Checkpoint {
+		if got, err := FindReceipt([]checkpoint.Receipt{file, step}, ref); err != nil || got.Checkpoint != step.Checkpoint {
 			t.Errorf("%s is %s, %v", ref, got.Checkpoint, err)
 		}
-		if _, err := FindReceipt([]data.Receipt{file}, ref); !errors.Is(err, projections.ErrNotFound) {
+		if _, err := FindReceipt([]checkpoint.Receipt{file}, ref); !errors.Is(err, projections.ErrNotFound) {
 			t.Errorf("%s of files alone: %v", ref, err)
 		}
 	}
-	if got, err := FindReceipt([]data.Receipt{file, step}, "run@out~~x.pt"); err != nil || got.Checkpoint != file.Checkpoint {
+	if got, err := FindReceipt([]checkpoint.Receipt{file, step}, "run@out~~x.pt"); err != nil || got.Checkpoint != file.Checkpoint {
 		t.Errorf("by its name: %s, %v", got.Checkpoint, err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // Footprint is what the files of a checkpoint have of the disk, by their sizes,
@@ -24,7 +24,7 @@ type Footprint struct {
 // MeasureFiles is the footprint of the checkpoint at ref below a data
 // directory. Without a directory the error is [fs.ErrNotExist]: then nothing is
 // known, which is not the same as 0.
-func MeasureFiles(ctx context.Context, dataDir string, ref data.Ref) (Footprint, error) {
+func MeasureFiles(ctx context.Context, dataDir string, ref checkpoint.Ref) (Footprint, error) {
 	dir := filepath.Join(dataDir, ref.String())
 	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
 		return Footprint{}, fmt.Errorf("measure %s: %w", dir, err)

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
@@ -324,6 +324,6 @@ func (w *ownership) leave() (*os.File, error) {
 }
 
 // RefOf is where a checkpoint's files are.
-func RefOf(c projections.Checkpoint) data.Ref {
-	return data.RefOf(c.Run, c.Trial, c.ID)
+func RefOf(c projections.Checkpoint) checkpoint.Ref {
+	return checkpoint.RefOf(c.Run, c.Trial, c.ID)
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -43,7 +44,7 @@ func (s *Store) owed(c projections.Checkpoint, report data.Report) data.Report {
 	}
 	kept := report.Findings[:0:0]
 	for _, f := range report.Findings {
-		if f.Kind == data.Missing && f.File == data.ReceiptFile {
+		if f.Kind == data.Missing && f.File == checkpoint.ReceiptFile {
 			s.opts.Logger.Warn("receipt missing; `ckptstore verify --repair` writes it", "checkpoint", RefOf(c).String())
 			continue
 		}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/query"
 )
 
@@ -20,7 +20,7 @@ func TestReaderChangesNothing(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
 	s := open(t, dir)
-	receipt := filepath.Join(committed(t, s, "run", 1), data.ReceiptFile)
+	receipt := filepath.Join(committed(t, s, "run", 1), checkpoint.ReceiptFile)
 	deleted := committed(t, s, "run", 2)
 	_, aborted := written(t, s, "run", 3)
 	must(t, s, "run",

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -119,7 +120,7 @@ func (r *Receipts) ReaderOf(c projections.Checkpoint) (*data.FileReader, error) 
 	return readerOf(r.data, c)
 }
 
-func (r *Receipts) read(ctx context.Context) ([]data.Receipt, error) {
+func (r *Receipts) read(ctx context.Context) ([]checkpoint.Receipt, error) {
 	list, damaged, err := r.data.Checkpoints(ctx)
 	for _, d := range damaged {
 		r.log.Warn("a receipt is left out", "file", d.File, "error", d.Problem())
@@ -128,7 +129,7 @@ func (r *Receipts) read(ctx context.Context) ([]data.Receipt, error) {
 }
 
 // RowOf is what a receipt says of its checkpoint.
-func RowOf(r data.Receipt) projections.Checkpoint {
+func RowOf(r checkpoint.Receipt) projections.Checkpoint {
 	return projections.Checkpoint{
 		Run: r.Run, Trial: r.Trial, ID: r.Checkpoint, Name: r.Name, Step: r.Step, Attempt: r.Attempt,
 		State: projections.Committed, Manifest: r.Manifest.String(), CommittedSeq: r.Sequence, EndedAt: r.CommittedAt,
@@ -140,9 +141,9 @@ const minPrefix = 4
 
 // FindReceipt is the receipt that a reference stands for, where there is no log. The forms are tried in
 // the order of [projections.Resolve].
-func FindReceipt(list []data.Receipt, ref string) (data.Receipt, error) {
+func FindReceipt(list []checkpoint.Receipt, ref string) (checkpoint.Receipt, error) {
 	list = slices.Clone(list)
-	slices.SortFunc(list, func(x, y data.Receipt) int { return cmp.Compare(y.Sequence, x.Sequence) })
+	slices.SortFunc(list, func(x, y checkpoint.Receipt) int { return cmp.Compare(y.Sequence, x.Sequence) })
 	if of := receiptsOf(list, ref); len(of) > 0 {
 		return oneReceipt(ref, of, "latest")
 	}
@@ -152,15 +153,15 @@ func FindReceipt(list []data.Receipt, ref string) (data.Receipt, error) {
 		}
 	}
 	if strings.Contains(ref, "@") {
-		return data.Receipt{}, &projections.NotFoundError{What: "run", Ref: ref, Hint: "no receipt names it; `ckptstore ls --offline` lists those that there are"}
+		return checkpoint.Receipt{}, &projections.NotFoundError{What: "run", Ref: ref, Hint: "no receipt names it; `ckptstore ls --offline` lists those that there are"}
 	}
 	return oneReceipt(ref, list, ref)
 }
 
 // receiptsOf are those of RUN, or of RUN/TRIAL. Of a run with several trials
 // "main" is meant, as with a log.
-func receiptsOf(list []data.Receipt, name string) []data.Receipt {
-	where := func(is func(data.Receipt) bool) (of []data.Receipt) {
+func receiptsOf(list []checkpoint.Receipt, name string) []checkpoint.Receipt {
+	where := func(is func(checkpoint.Receipt) bool) (of []checkpoint.Receipt) {
 		for _, r := range list {
 			if is(r) {
 				of = append(of, r)
@@ -168,41 +169,41 @@ func receiptsOf(list []data.Receipt, name string) []data.Receipt {
 		}
 		return of
 	}
-	of := where(func(r data.Receipt) bool { return r.Run == name })
-	if main := where(func(r data.Receipt) bool { return r.Run == name && r.Trial == projections.DefaultTrial }); len(main) > 0 {
+	of := where(func(r checkpoint.Receipt) bool { return r.Run == name })
+	if main := where(func(r checkpoint.Receipt) bool { return r.Run == name && r.Trial == projections.DefaultTrial }); len(main) > 0 {
 		return main
 	}
 	if len(of) > 0 {
 		return of
 	}
-	return where(func(r data.Receipt) bool { return r.Run+"/"+r.Trial == name })
+	return where(func(r checkpoint.Receipt) bool { return r.Run+"/"+r.Trial == name })
 }
 
 // oneReceipt is the one of a list, the newest first, that the right side of a
 // reference means.
-func oneReceipt(ref string, list []data.Receipt, what string) (data.Receipt, error) {
+func oneReceipt(ref string, list []checkpoint.Receipt, what string) (checkpoint.Receipt, error) {
 	if strings.HasPrefix(what, "best:") {
-		return data.Receipt{}, fmt.Errorf("%w: %s: which is the best is in the log, and --offline reads none", projections.ErrReference, ref)
+		return checkpoint.Receipt{}, fmt.Errorf("%w: %s: which is the best is in the log, and --offline reads none", projections.ErrReference, ref)
 	}
 	if what == "latest" { // which is never a file by itself
-		list = slices.DeleteFunc(slices.Clone(list), func(r data.Receipt) bool {
+		list = slices.DeleteFunc(slices.Clone(list), func(r checkpoint.Receipt) bool {
 			_, _, file := projections.SplitFile(r.Name)
 			return file
 		})
 		if len(list) == 0 {
-			return data.Receipt{}, &projections.NotFoundError{What: "checkpoint", Ref: ref, Hint: "there are files by themselves alone: name one as `ckptstore ls --offline` lists it"}
+			return checkpoint.Receipt{}, &projections.NotFoundError{What: "checkpoint", Ref: ref, Hint: "there are files by themselves alone: name one as `ckptstore ls --offline` lists it"}
 		}
 		return oneTrial(ref, list)
 	}
-	for _, matches := range []func(data.Receipt) bool{
-		func(r data.Receipt) bool { return r.Checkpoint == what },
-		func(r data.Receipt) bool { return r.Name == what },
+	for _, matches := range []func(checkpoint.Receipt) bool{
+		func(r checkpoint.Receipt) bool { return r.Checkpoint == what },
+		func(r checkpoint.Receipt) bool { return r.Name == what },
 	} {
-		if of := slices.DeleteFunc(slices.Clone(list), func(r data.Receipt) bool { return !matches(r) }); len(of) > 0 {
+		if of := slices.DeleteFunc(slices.Clone(list), func(r checkpoint.Receipt) bool { return !matches(r) }); len(of) > 0 {
 			return oneTrial(ref, of)
 		}
 	}
-	var of []data.Receipt
+	var of []checkpoint.Receipt
 	for _, r := range list {
 		if len(what) >= minPrefix && strings.HasPrefix(r.Checkpoint, what) {
 			of = append(of, r)
@@ -212,22 +213,22 @@ func oneReceipt(ref string, list []data.Receipt, what string) (data.Receipt, err
 		return of[0], nil
 	}
 	if len(of) > 1 {
-		return data.Receipt{}, &projections.AmbiguousError{Ref: ref, Candidates: candidates(of)}
+		return checkpoint.Receipt{}, &projections.AmbiguousError{Ref: ref, Candidates: candidates(of)}
 	}
-	return data.Receipt{}, &projections.NotFoundError{What: "checkpoint", Ref: ref, Hint: "no receipt names it, and tags are in the log alone; `ckptstore ls --offline` lists those that there are"}
+	return checkpoint.Receipt{}, &projections.NotFoundError{What: "checkpoint", Ref: ref, Hint: "no receipt names it, and tags are in the log alone; `ckptstore ls --offline` lists those that there are"}
 }
 
 // oneTrial is the newest, if all are of one trial.
-func oneTrial(ref string, of []data.Receipt) (data.Receipt, error) {
+func oneTrial(ref string, of []checkpoint.Receipt) (checkpoint.Receipt, error) {
 	for _, r := range of[1:] {
 		if r.Run != of[0].Run || r.Trial != of[0].Trial {
-			return data.Receipt{}, &projections.AmbiguousError{Ref: ref, Candidates: candidates(of)}
+			return checkpoint.Receipt{}, &projections.AmbiguousError{Ref: ref, Candidates: candidates(of)}
 		}
 	}
 	return of[0], nil
 }
 
-func candidates(of []data.Receipt) (names []string) {
+func candidates(of []checkpoint.Receipt) (names []string) {
 	for _, r := range of {
 		names = append(names, r.Run+"/"+r.Trial+"@"+r.Checkpoint)
 	}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -42,7 +41,7 @@ func ruined(t *testing.T) (dir, id string) {
 	}
 	flip := func(b []byte) []byte { b[len(b)/2] ^= 1; return b }
 	must(t, s, "c", events.TrialCreated{}, events.GroupStarted{Attempt: 1, Job: "j", WorldSize: 1})
-	damage(1, data.ReceiptFile, flip)
+	damage(1, checkpoint.ReceiptFile, flip)
 	damage(2, "manifest-*", flip)
 	damage(3, "*.idx", flip)
 	damage(4, "*.safetensors", func(b []byte) []byte { return b[:len(b)-1] })

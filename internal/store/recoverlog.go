@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/redact"
@@ -213,7 +214,7 @@ func (w *relog) manifest(ctx context.Context, c RecoveredCheckpoint) (s summary,
 	if err != nil {
 		return s, err
 	}
-	m, err := root.Reader(data.RefOf(c.Run, c.Trial, c.Checkpoint)).ReadMetadata(ctx)
+	m, err := root.Reader(checkpoint.RefOf(c.Run, c.Trial, c.Checkpoint)).ReadMetadata(ctx)
 	if err != nil {
 		return s, err
 	}
@@ -231,7 +232,7 @@ func (w *relog) attempts(ctx context.Context) error {
 	ended := map[string]bool{}
 	for i, agg := range w.order {
 		head := w.heads[i]
-		ref := data.RefOf(head.Run, head.Trial, head.Checkpoint)
+		ref := checkpoint.RefOf(head.Run, head.Trial, head.Checkpoint)
 		n := w.newest[filepath.Join(ref.Run, ref.Trial)] + 1
 		reason := "the store was recovered from receipts"
 		err := w.decide(ctx, agg, time.Now(), &events.GroupStarted{Attempt: n, Job: w.job, Backend: recoverBackend, Resume: head.Checkpoint})
@@ -262,7 +263,7 @@ func (w *relog) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	have := map[data.Ref]projections.Checkpoint{}
+	have := map[checkpoint.Ref]projections.Checkpoint{}
 	for _, run := range runs {
 		list, err := projections.Checkpoints(rows, run.Name, true)
 		if err != nil {
@@ -273,7 +274,7 @@ func (w *relog) check(ctx context.Context) error {
 		}
 	}
 	for _, c := range w.report.Checkpoints {
-		row := have[data.RefOf(c.Run, c.Trial, c.Checkpoint)]
+		row := have[checkpoint.RefOf(c.Run, c.Trial, c.Checkpoint)]
 		if row.State != projections.Committed || row.Manifest != c.Manifest || row.Superseded {
 			return fmt.Errorf("in the new log, %s@%s is %s with manifest %s, superseded: %v", c.Run, c.Checkpoint, row.State, row.Manifest, row.Superseded)
 		}

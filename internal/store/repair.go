@@ -161,16 +161,16 @@ func repairReceipt(ctx context.Context, s *Store, log *jetlog.Log, c projections
 }
 
 // receiptOf is the receipt of a committed checkpoint, as the log says.
-func receiptOf(ctx context.Context, store string, log *jetlog.Log, c projections.Checkpoint) (data.Receipt, error) {
+func receiptOf(ctx context.Context, store string, log *jetlog.Log, c projections.Checkpoint) (checkpoint.Receipt, error) {
 	digest, err := checkpoint.ParseDigest(c.Manifest)
 	if err != nil {
-		return data.Receipt{}, err
+		return checkpoint.Receipt{}, err
 	}
 	r, err := log.At(ctx, c.CommittedSeq)
 	if err != nil {
-		return data.Receipt{}, fmt.Errorf("the event that commits it: %w", err)
+		return checkpoint.Receipt{}, fmt.Errorf("the event that commits it: %w", err)
 	}
-	return data.Receipt{
+	return checkpoint.Receipt{
 		Store: store, Run: c.Run, Trial: c.Trial, Checkpoint: c.ID, Name: c.Name, Step: c.Step, Attempt: c.Attempt,
 		Sequence: r.Sequence, Event: r.ID, Manifest: digest, CommittedAt: r.Time,
 	}, nil

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/query"
 )
 
@@ -41,19 +41,19 @@ func TestRepairReceipts(t *testing.T) {
 			s := open(t, dir)
 			whole := committed(t, s, strange, 1)
 			spoiled := committed(t, s, strange, 2)
-			want := read(t, filepath.Join(spoiled, data.ReceiptFile))
-			other := read(t, filepath.Join(whole, data.ReceiptFile))
+			want := read(t, filepath.Join(spoiled, checkpoint.ReceiptFile))
+			other := read(t, filepath.Join(whole, checkpoint.ReceiptFile))
 			shut(t, s)
-			spoil(t, filepath.Join(spoiled, data.ReceiptFile))
+			spoil(t, filepath.Join(spoiled, checkpoint.ReceiptFile))
 			if list := listed(t, dir); list != "step-1.a1" {
 				t.Fatalf("without the receipt it lists %s", list)
 			}
 			// A process that takes the store over repairs as well.
 			shut(t, open(t, dir))
-			if got := read(t, filepath.Join(spoiled, data.ReceiptFile)); got != want {
+			if got := read(t, filepath.Join(spoiled, checkpoint.ReceiptFile)); got != want {
 				t.Errorf("repaired to\n%s, want\n%s", got, want)
 			}
-			if got := read(t, filepath.Join(whole, data.ReceiptFile)); got != other {
+			if got := read(t, filepath.Join(whole, checkpoint.ReceiptFile)); got != other {
 				t.Errorf("the whole one became\n%s", got)
 			}
 			if list := listed(t, dir); list != "step-1.a1step-2.a1" {
@@ -79,7 +79,7 @@ func TestUnrepairable(t *testing.T) {
 	dir := made(t)
 	s := open(t, dir)
 	lost := committed(t, s, "run", 1)
-	mendable := filepath.Join(committed(t, s, "run", 2), data.ReceiptFile)
+	mendable := filepath.Join(committed(t, s, "run", 2), checkpoint.ReceiptFile)
 	moved := committed(t, s, "run", 3)
 	shut(t, s)
 	remove(t, lost, "")
@@ -89,7 +89,7 @@ func TestUnrepairable(t *testing.T) {
 		t.Fatal(manifests, err)
 	}
 	write(t, manifests[0], "garbage")
-	remove(t, moved, data.ReceiptFile)
+	remove(t, moved, checkpoint.ReceiptFile)
 
 	var said bytes.Buffer
 	s, err = Open(t.Context(), Options{Location: dir, Logger: slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))})
@@ -150,7 +150,7 @@ func TestSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 		if bare {
-			remove(t, to, data.ReceiptFile)
+			remove(t, to, checkpoint.ReceiptFile)
 		}
 	}
 	write(t, filepath.Join(dir, "data", "run", "main", "step-9.a1", "notes.txt"), "mine")
@@ -189,7 +189,7 @@ func TestRepairAtTakeover(t *testing.T) {
 	dir := made(t)
 	owner := actors(t, dir, 1)[0]
 	s := open(t, dir)
-	receipt := filepath.Join(committed(t, s, "run", 1), data.ReceiptFile)
+	receipt := filepath.Join(committed(t, s, "run", 1), checkpoint.ReceiptFile)
 	want := read(t, receipt)
 	remove(t, receipt, "")
 	owner.kill()

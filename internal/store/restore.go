@@ -15,6 +15,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/projections"
@@ -167,7 +168,7 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 		return err
 	}
 	root.OfStore(id.Store, id.Formerly...)
-	r.files = &checkpointCopier{from: filepath.Join(r.Backup, "data"), data: root, lacking: map[data.Ref]Incomplete{}, outside: map[data.Ref]OutsideFiles{}}
+	r.files = &checkpointCopier{from: filepath.Join(r.Backup, "data"), data: root, lacking: map[checkpoint.Ref]Incomplete{}, outside: map[checkpoint.Ref]OutsideFiles{}}
 	r.copier = newCopier(r.Backup, r.dir, false, r.files.progress(r.Progress))
 	r.files.copier = r.copier
 	from, err := data.Open(vfs.Default, r.files.from)
@@ -223,7 +224,7 @@ func (r *restore) trial(ctx context.Context, from *data.Root, path string) error
 	}
 	var rows []projections.Checkpoint
 	for _, e := range entries {
-		ref := data.Ref{Run: filepath.Base(filepath.Dir(path)), Trial: filepath.Base(path), Checkpoint: e.Name()}
+		ref := checkpoint.Ref{Run: filepath.Base(filepath.Dir(path)), Trial: filepath.Base(path), Checkpoint: e.Name()}
 		receipt, err := from.Receipt(ctx, ref)
 		if err == nil && RefOf(RowOf(receipt)) != ref {
 			err = fmt.Errorf("its receipt is that of %s@%s", receipt.Run, receipt.Checkpoint)
@@ -266,7 +267,7 @@ func (r *restore) check(ctx context.Context, id identity) error {
 		return err
 	}
 	// The log is read from its begin to its end.
-	slices.SortFunc(receipts, func(a, b data.Receipt) int { return cmp.Compare(a.Sequence, b.Sequence) })
+	slices.SortFunc(receipts, func(a, b checkpoint.Receipt) int { return cmp.Compare(a.Sequence, b.Sequence) })
 	for _, x := range receipts {
 		if x.Store != s.ID {
 			continue
@@ -292,7 +293,7 @@ func (r *restore) check(ctx context.Context, id identity) error {
 }
 
 // deep reads every byte.
-func (r *restore) deep(ctx context.Context, s *Store, receipts []data.Receipt) error {
+func (r *restore) deep(ctx context.Context, s *Store, receipts []checkpoint.Receipt) error {
 	reports, err := VerifyReceipts(ctx, s.Data, receipts, VerifyOptions{})
 	if err != nil {
 		return err

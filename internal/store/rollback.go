@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
@@ -84,15 +84,15 @@ func wasRead(s *Store, last uint64) error {
 
 // toCompare are the receipts of a store that are compared, the newest first: the
 // newest, and of the newest of other trials some, from all over the log.
-func toCompare(receipts []data.Receipt, id string, newest, others int) []data.Receipt {
-	mine := slices.DeleteFunc(slices.Clone(receipts), func(r data.Receipt) bool { return r.Store != id })
-	slices.SortFunc(mine, func(a, b data.Receipt) int { return cmp.Compare(b.Sequence, a.Sequence) })
+func toCompare(receipts []checkpoint.Receipt, id string, newest, others int) []checkpoint.Receipt {
+	mine := slices.DeleteFunc(slices.Clone(receipts), func(r checkpoint.Receipt) bool { return r.Store != id })
+	slices.SortFunc(mine, func(a, b checkpoint.Receipt) int { return cmp.Compare(b.Sequence, a.Sequence) })
 	chosen, rest := mine[:min(newest, len(mine))], mine[min(newest, len(mine)):]
 	seen := map[[2]string]bool{}
 	for _, r := range chosen {
 		seen[[2]string{r.Run, r.Trial}] = true
 	}
-	rest = slices.DeleteFunc(slices.Clone(rest), func(r data.Receipt) bool {
+	rest = slices.DeleteFunc(slices.Clone(rest), func(r checkpoint.Receipt) bool {
 		of := [2]string{r.Run, r.Trial}
 		older := seen[of]
 		seen[of] = true
@@ -107,7 +107,7 @@ func toCompare(receipts []data.Receipt, id string, newest, others int) []data.Re
 	return slices.Concat(chosen, rest)
 }
 
-func compareReceipt(ctx context.Context, s *Store, log *jetlog.Log, r data.Receipt, last uint64) error {
+func compareReceipt(ctx context.Context, s *Store, log *jetlog.Log, r checkpoint.Receipt, last uint64) error {
 	has := fmt.Sprintf("the log ends at event %d", last)
 	if r.Sequence <= last {
 		event, err := log.At(ctx, r.Sequence)
@@ -127,7 +127,7 @@ func compareReceipt(ctx context.Context, s *Store, log *jetlog.Log, r data.Recei
 		where, offline = "the server's stream "+jetlog.Stream, filepath.Dir(s.DataDir)
 	}
 	return fmt.Errorf("%w: the log was rolled back: by %s, event %d is %s, which commits %s@%s; %s: restore %s from a backup, or run `ckptstore recover`, which makes a log of the receipts; a copy that was not made by `ckptstore backup` looks like this too; to go on without that checkpoint, move its directory away; `ckptstore ls --offline --store %s` reads the checkpoints",
-		ErrDamaged, filepath.Join(s.DataDir, r.Ref.String(), data.ReceiptFile), r.Sequence, r.Event, r.Run, r.Checkpoint, has, where, offline)
+		ErrDamaged, filepath.Join(s.DataDir, r.Ref.String(), checkpoint.ReceiptFile), r.Sequence, r.Event, r.Run, r.Checkpoint, has, where, offline)
 }
 
 // damage makes what the log and the views call by their own names a damaged

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 )
 
@@ -69,7 +70,7 @@ func TestRollback(t *testing.T) {
 				}
 			}
 			if c.name != "a flipped bit" { // which event it hits is not ours to say
-				refused(t, Options{Location: dir}, ErrDamaged, filepath.Join(newest, data.ReceiptFile), "run@step-2.a1", c.says, "rolled back", "ls --offline")
+				refused(t, Options{Location: dir}, ErrDamaged, filepath.Join(newest, checkpoint.ReceiptFile), "run@step-2.a1", c.says, "rolled back", "ls --offline")
 			}
 			if c.name == "a flipped bit" { // whose block the server has cut
 				kept := map[string]string{}
@@ -139,9 +140,9 @@ func TestRollbackOfServer(t *testing.T) {
 
 func TestToCompare(t *testing.T) {
 	t.Parallel()
-	var all []data.Receipt
+	var all []checkpoint.Receipt
 	for i, at := range []string{"a", "a", "b", "other", "c", "d", "a", "b", "b"} {
-		r := data.Receipt{Store: "s", Run: at, Sequence: uint64(i + 1)}
+		r := checkpoint.Receipt{Store: "s", Run: at, Sequence: uint64(i + 1)}
 		if at == "other" {
 			r.Store = "other"
 		}

@@ -217,19 +217,19 @@ func committed(t *testing.T, s *Store, run string, step int64) string {
 }
 
 // decision commits a checkpoint in the log.
-func decision(s *Store, m checkpoint.Manifest) func(context.Context, checkpoint.Digest) (data.Decision, error) {
-	return func(ctx context.Context, sum checkpoint.Digest) (data.Decision, error) {
+func decision(s *Store, m checkpoint.Manifest) func(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
+	return func(ctx context.Context, sum checkpoint.Digest) (checkpoint.Decision, error) {
 		r, err := decide(ctx, s, m.Run, events.CheckpointCommitted{Attempt: 1, Checkpoint: m.Checkpoint, Manifest: sum.String(), Bytes: m.Layout.Bytes()})
-		return data.Decision{Sequence: r.Sequence, Event: r.ID, Time: r.Time}, err
+		return checkpoint.Decision{Sequence: r.Sequence, Event: r.ID, Time: r.Time}, err
 	}
 }
 
 // refuse is a log that takes no commit.
-func refuse(context.Context, checkpoint.Digest) (data.Decision, error) {
-	return data.Decision{}, errors.New("refused")
+func refuse(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
+	return checkpoint.Decision{}, errors.New("refused")
 }
 
-func refOf(run, id string) data.Ref {
+func refOf(run, id string) checkpoint.Ref {
 	return RefOf(projections.Checkpoint{Run: run, Trial: trialName, ID: id})
 }
 

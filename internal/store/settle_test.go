@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // settlerOf is the one of the owner.
@@ -39,14 +39,14 @@ func TestSettled(t *testing.T) {
 		}
 		return last - at.settled.Load()
 	}
-	first := filepath.Join(committed(t, s, "run", 1), data.ReceiptFile)
+	first := filepath.Join(committed(t, s, "run", 1), checkpoint.ReceiptFile)
 	if left := advance(); left != 0 {
 		t.Errorf("%d events are left, and all is done", left)
 	}
 	before := at.settled.Load()
 	text := read(t, first)
 	remove(t, first, "") // which is settled
-	second := filepath.Join(committed(t, s, "other", 2), data.ReceiptFile)
+	second := filepath.Join(committed(t, s, "other", 2), checkpoint.ReceiptFile)
 	was := read(t, second)
 	remove(t, second, "")
 	if left := advance(); left == 0 || at.settled.Load() < before {
@@ -86,7 +86,7 @@ func TestRepairFromSettled(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
 	s := open(t, dir)
-	receipt := filepath.Join(committed(t, s, "run", 1), data.ReceiptFile)
+	receipt := filepath.Join(committed(t, s, "run", 1), checkpoint.ReceiptFile)
 	for _, step := range []int64{2, 3} {
 		committed(t, s, "run", step)
 	}
@@ -145,9 +145,9 @@ func TestAllReceipts(t *testing.T) {
 	if out, err := s.VerifyLog(t.Context(), nil); err != nil || len(out.Findings) != 0 {
 		t.Fatalf("%+v, %v", out, err)
 	}
-	for path, change := range map[string]func(*data.Receipt){
-		wrong:  func(r *data.Receipt) { r.Event = NewID() },
-		beyond: func(r *data.Receipt) { r.Sequence += 1000 },
+	for path, change := range map[string]func(*checkpoint.Receipt){
+		wrong:  func(r *checkpoint.Receipt) { r.Event = NewID() },
+		beyond: func(r *checkpoint.Receipt) { r.Sequence += 1000 },
 	} {
 		rewrite(t, s, path, change)
 	}
@@ -166,10 +166,10 @@ func TestAllReceipts(t *testing.T) {
 }
 
 // rewrite changes the receipt of a checkpoint.
-func rewrite(t *testing.T, s *Store, dir string, change func(*data.Receipt)) {
+func rewrite(t *testing.T, s *Store, dir string, change func(*checkpoint.Receipt)) {
 	t.Helper()
-	var found data.Receipt
-	err := s.Data.EachReceipt(t.Context(), func(r data.Receipt) error {
+	var found checkpoint.Receipt
+	err := s.Data.EachReceipt(t.Context(), func(r checkpoint.Receipt) error {
 		if filepath.Join(s.DataDir, r.Ref.String()) == dir {
 			found = r
 		}
@@ -179,7 +179,7 @@ func rewrite(t *testing.T, s *Store, dir string, change func(*data.Receipt)) {
 		t.Fatal(found, err)
 	}
 	change(&found)
-	remove(t, dir, data.ReceiptFile)
+	remove(t, dir, checkpoint.ReceiptFile)
 	if err := s.Data.WriteReceipt(t.Context(), found.Ref, found); err != nil {
 		t.Fatal(err)
 	}

@@ -53,6 +53,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
@@ -236,7 +237,7 @@ func (s *Store) openData(root, blobs string) (err error) {
 	}
 	s.Data.OfStore(s.ID, s.formerly...)
 	s.Data.KeepFree(keepOfSaves)
-	s.Data.OnUnverified(func(ref data.Ref) {
+	s.Data.OnUnverified(func(ref checkpoint.Ref) {
 		s.opts.Logger.Warn("adopted files are read whose digests are not learned yet: damage of them would not be noticed; `ckptstore verify --learn` learns them", "checkpoint", ref.String())
 	})
 	s.space = newGauge(root, s.Data)

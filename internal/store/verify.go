@@ -40,7 +40,7 @@ func (s *Store) VerifyAll(ctx context.Context, list []projections.Checkpoint, o 
 
 // VerifyReceipts verifies checkpoints by what their receipts say, as
 // [Store.VerifyAll] does by the log; it learns nothing.
-func VerifyReceipts(ctx context.Context, root *data.Root, list []data.Receipt, o VerifyOptions) ([]data.Report, error) {
+func VerifyReceipts(ctx context.Context, root *data.Root, list []checkpoint.Receipt, o VerifyOptions) ([]data.Report, error) {
 	together := data.NewTogether()
 	return verifyAll(ctx, together, len(list), o.Progress, func(ctx context.Context, i int, progress func(int64)) (data.Report, error) {
 		return root.VerifyWith(ctx, list[i].Ref, list[i].Manifest, data.VerifyOptions{Progress: progress, Quick: o.Quick, Together: together})

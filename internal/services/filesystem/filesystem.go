@@ -29,14 +29,14 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/httpkit"
-	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // Prefix begins the paths of the requests.
-const Prefix = launch.ServicePath + "fs/"
+const Prefix = session.ServicePath + "fs/"
 
 // maxBody bounds the body of a request, in bytes.
 const maxBody = 1 << 20

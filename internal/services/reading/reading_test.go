@@ -15,7 +15,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
@@ -275,8 +274,8 @@ func TestPerRankValues(t *testing.T) {
 // TestDescribePaths gives keys as strings and indexes as numbers.
 func TestDescribePaths(t *testing.T) {
 	m := checkpoint.Manifest{Layout: checkpoint.Layout{Tensors: []checkpoint.Tensor{
-		{FQN: "a.0.b", Path: checkpoint.Path{checkpoint.Key("a"), checkpoint.Index(0), checkpoint.Key("b")}, DType: tensor.BFloat16, Shape: tensor.Shape{}, Chunks: []checkpoint.Chunk{{}}},
-		{FQN: "w", Path: checkpoint.Path{checkpoint.Key("w")}, DType: tensor.Float32, Shape: tensor.Shape{2}, Chunks: []checkpoint.Chunk{{Box: tensor.Box{Offsets: []int64{0}, Sizes: []int64{2}}}}},
+		{FQN: "a.0.b", Path: checkpoint.Path{checkpoint.PathKey("a"), checkpoint.PathIndex(0), checkpoint.PathKey("b")}, DType: tensor.BFloat16, Shape: tensor.Shape{}, Chunks: []checkpoint.Chunk{{}}},
+		{FQN: "w", Path: checkpoint.Path{checkpoint.PathKey("w")}, DType: tensor.Float32, Shape: tensor.Shape{2}, Chunks: []checkpoint.Chunk{{Box: tensor.Box{Offsets: []int64{0}, Sizes: []int64{2}}}}},
 	}}}
 	s := &source{manifest: m}
 	text, err := json.Marshal(s.describe().Tensors)
@@ -314,11 +313,11 @@ func TestCallerVerifies(t *testing.T) {
 			}
 			continue
 		}
-		if c == nil || len(c.Items) != 1 || c.Before[0] != rows[0]<<10%data.BlockSize {
+		if c == nil || len(c.Items) != 1 || c.Before[0] != rows[0]<<10%checkpoint.BlockSize {
 			t.Fatalf("rows %v: %+v", rows, c)
 		}
 		var want []byte
-		for block := range slices.Chunk(raw[r.Offsets[0]-c.Before[0]:r.Offsets[0]+size+c.After[0]], data.BlockSize) {
+		for block := range slices.Chunk(raw[r.Offsets[0]-c.Before[0]:r.Offsets[0]+size+c.After[0]], checkpoint.BlockSize) {
 			want = binary.LittleEndian.AppendUint32(want, crc32.Checksum(block, crc32.MakeTable(crc32.Castagnoli)))
 		}
 		if !bytes.Equal(c.CRC32C, want) {

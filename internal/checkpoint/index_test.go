@@ -1,0 +1,130 @@
+package checkpoint
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// FuzzIndex decodes anything, with a checksum that is right so that the rest
+// is reached. What decodes must encode to the same.
+func FuzzIndex(f *testing.F) {
+	data := sample(f).Encode()
+	f.Add(data[:len(data)-4])
+	f.Add([]byte("CKIX\x01\x03\x00\x00"))
+	f.Add([]byte("CKIX\x01\x03\xff\xff\xff\xff\x0f"))
+	f.Add([]byte("CKIX\x01\x00\x01\x02..\x05\x00"))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		data := binary.LittleEndian.AppendUint32(slices.Clone(body), crc32c.Checksum(body))
+		x, err := DecodeIndex(data)
+		if err != nil {
+			return
+		}
+		again, err := DecodeIndex(x.Encode())
+		if err != nil || !reflect.DeepEqual(x, again) {
+			t.Errorf("decoded %+v, then %+v, %v", x, again, err)
+		}
+	})
+}
+
+// TestIndexDamage flips every bit, and cuts at every byte.
+func TestIndexDamage(t *testing.T) {
+	data := sample(t).Encode()
+	for at := range data {
+		for bit := range 8 {
+			broken := slices.Clone(data)
+			broken[at] ^= 1 << bit
+			if _, err := DecodeIndex(broken); err == nil {
+				t.Errorf("a flip of bit %d at %d is not noticed", bit, at)
+			}
+		}
+		if _, err := DecodeIndex(data[:at]); err == nil {
+			t.Errorf("cut at %d: not noticed", at)
+		}
+	}
+}
+
+// TestReceiptOfLaterVersion reads a receipt with a member that this version
+// does not know, and notices damage in that member.
+func TestReceiptOfLaterVersion(t *testing.T) {
+	r := Receipt{Store: "s", Run: "r", Trial: "t", Checkpoint: "c", Manifest: Sum(nil)}
+	data, err := EncodeReceipt(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := bytes.Replace(data[:bytes.LastIndex(data, []byte(sumMember))], []byte(`"step"`), []byte(`"later": [1, 2], "step"`), 1)
+	later := fmt.Appendf(slices.Clone(body), "%s%08x%s", sumMember, crc32c.Checksum(body), sumEnd)
+	if got, err := DecodeReceipt(later); err != nil || !got.Same(r) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if _, err := DecodeReceipt(bytes.Replace(later, []byte("[1, 2]"), []byte("[1, 3]"), 1)); err == nil {
+		t.Error("damage is not noticed")
+	}
+}
+
+// sample is an index with digests and sums.
+func sample(testing.TB) Index {
+	part := tensor.Box{Offsets: []int64{0, 1}, Sizes: []int64{300, 100}}
+	shard := func(fqn string, dtype tensor.DType, shape tensor.Shape, box tensor.Box) Item {
+		s := tensor.Shard{FQN: fqn, DType: dtype, Global: shape, Box: box}
+		return Item{Shard: s, Bytes: s.Bytes()}
+	}
+	x := Index{Rank: 3, Files: []File{{Name: "r00003.safetensors", Size: 124113}}, Entries: []Entry{
+		{Item: shard("layers.0.weight", tensor.Float32, tensor.Shape{300, 200}, part), Key: "layers.0.weight@0,1", Offset: 4104},
+		{Item: shard("scale", tensor.Float64, nil, tensor.Box{}), Key: "scale", Offset: 4096},
+		{Item: shard("empty", tensor.Complex32, tensor.Shape{0}, tensor.Shape{0}.Full()), Key: "empty", Offset: 124104},
+		{Item: Item{Value: true, Shard: tensor.Shard{FQN: "rng"}, Bytes: 9, PerRank: true}, Key: "rng", Offset: 124104},
+	}}
+	for i := range x.Entries {
+		e := &x.Entries[i]
+		e.Digest = Sum([]byte(e.Key))
+		for b := range Blocks(e.Item.Bytes) {
+			e.Sums = append(e.Sums, uint32(i)<<16+uint32(b))
+		}
+	}
+	return x
+}
+
+// TestIndexGolden holds the bytes of version 1 for ever.
+func TestIndexGolden(t *testing.T) {
+	golden, err := os.ReadFile("testdata/index.v1.hex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := sample(t)
+	got := x.Encode()
+	if text := hex.Dump(got); text != string(golden) {
+		t.Errorf("encoding differs; got:\n%s", text)
+	}
+	back, err := DecodeIndex(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(back.Encode(), got) || len(back.Entries) != len(x.Entries) {
+		t.Errorf("decoded %+v", back)
+	}
+}
+
+// TestReceiptGolden holds the bytes of the receipt for ever.
+func TestReceiptGolden(t *testing.T) {
+	golden, err := os.ReadFile("testdata/COMMIT.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := DecodeReceipt(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := EncodeReceipt(r)
+	if err != nil || !bytes.Equal(got, golden) {
+		t.Errorf("encoded as\n%s, %v", got, err)
+	}
+}

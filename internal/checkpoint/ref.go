@@ -1,0 +1,71 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Ref is the place of a checkpoint's files below the data directory: the names of
+// three nested directories, which are safe as file names. [RefOf] makes one from any
+// names.
+type Ref struct {
+	Run        string
+	Trial      string
+	Checkpoint string
+}
+
+// RefOf returns the place of the files of a checkpoint ID. Different names give
+// different directories.
+func RefOf(run, trial, checkpoint string) Ref {
+	return Ref{Run: fileName(run), Trial: fileName(trial), Checkpoint: fileName(checkpoint)}
+}
+
+// fileName turns any name into that of a file: letters, digits, "-", "_" and
+// dots that do not come first stay, every other byte becomes %XX.
+func fileName(name string) string {
+	var b strings.Builder
+	for i := range len(name) {
+		switch c := name[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.' && i > 0:
+			b.WriteByte(c)
+		default:
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	return b.String()
+}
+
+// String returns the path of the checkpoint below the root.
+func (r Ref) String() string { return r.Run + "/" + r.Trial + "/" + r.Checkpoint }
+
+// maxName is the length in bytes of the longest name that common filesystems
+// take.
+const maxName = 255
+
+// Validate reports a name that could lead out of the root or is no name.
+func (r Ref) Validate() error {
+	for _, part := range []struct{ what, name string }{
+		{"run", r.Run}, {"trial", r.Trial}, {"checkpoint", r.Checkpoint},
+	} {
+		if err := ValidateName(part.name); err != nil {
+			return fmt.Errorf("checkpoint reference %q: %s: %w", r.String(), part.what, err)
+		}
+	}
+	return nil
+}
+
+// ValidateName reports a name that is not that of a file in a directory.
+func ValidateName(name string) error {
+	switch {
+	case name == "":
+		return errors.New("empty name")
+	case name == "." || name == "..":
+		return fmt.Errorf("name %q is not that of a file", name)
+	case strings.ContainsAny(name, "/\x00"):
+		return fmt.Errorf("name %q has a separator or NUL", name)
+	case len(name) > maxName:
+		return fmt.Errorf("name of %d bytes, at most %d are allowed", len(name), maxName)
+	}
+	return nil
+}
