@@ -61,6 +61,7 @@ type RefusedError struct{ Err error }
 // Unwrap returns why the log refused it.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
+// Error returns the text of why.
 func (e *RefusedError) Error() string { return e.Err.Error() }
 
 // UnevenError says that some ranks have reported once more than others.

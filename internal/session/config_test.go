@@ -1,0 +1,29 @@
+package session
+
+import (
+	"slices"
+	"testing"
+)
+
+// The ranks of a group are those of all its nodes; a session serves those of its own.
+func TestRanksOfNodes(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Nodes: Nodes{{0, 1}, {2, 3, 4}}, Node: 1}
+	if got := cfg.World(); got != 5 {
+		t.Errorf("%d ranks, want 5", got)
+	}
+	if got := cfg.Local(); !slices.Equal(got, []int{2, 3, 4}) {
+		t.Errorf("ranks %v of node 1", got)
+	}
+	for rank, want := range [][2]int{{0, 0}, {0, 1}, {1, 0}, {1, 1}, {1, 2}, {-1, -1}} {
+		if node, local := cfg.Nodes.Of(rank); node != want[0] || local != want[1] {
+			t.Errorf("rank %d is number %d of node %d, want %d of %d", rank, local, node, want[1], want[0])
+		}
+	}
+	if got := OneNode(3); got.World() != 3 || len(got) != 1 || !slices.Equal(got[0], []int{0, 1, 2}) {
+		t.Errorf("one node has %v", got)
+	}
+	if got := (Config{Node: 2, Nodes: OneNode(1)}).Local(); got != nil {
+		t.Errorf("a node that is not in the group has %v", got)
+	}
+}
