@@ -17,8 +17,8 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/agent"
 	"github.com/ckptstore/ckptstore/internal/console"
-	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/services"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -62,7 +62,7 @@ func (o *agentOptions) flags(f *pflag.FlagSet) {
 }
 
 // session is what the options say of each session.
-func (o agentOptions) session() (cfg launch.Config, err error) {
+func (o agentOptions) session() (cfg session.Config, err error) {
 	for name, d := range map[string]time.Duration{
 		"join-timeout": o.join, "save-timeout": o.save, "drain-timeout": o.drain, "collective-timeout": o.collective,
 	} {
@@ -81,7 +81,7 @@ func (o agentOptions) session() (cfg launch.Config, err error) {
 	default:
 		return cfg, console.Usagef("--when-busy %s: give wait, skip or fail", o.whenBusy)
 	}
-	cfg = launch.Config{
+	cfg = session.Config{
 		SaveTimeout: o.save, DrainTimeout: o.drain, Collective: o.collective,
 		StagingSlots: o.slots, WhenBusy: staging.WhenBusy(o.whenBusy),
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -108,12 +109,12 @@ func (a *app) importPath(ctx context.Context, path string, o importOptions) erro
 		bar := a.Progress("import", from.manifest.Layout.Bytes())
 		defer bar.Done()
 		read := int64(0)
-		got, err := launch.Import(ctx, launch.ImportConfig{
+		got, err := session.Import(ctx, session.ImportConfig{
 			Run: o.run, Trial: projections.DefaultTrial, Job: job, Step: o.step, From: from.foreign, InPlace: o.inPlace,
-			Command: os.Args, Read: func(n int64) { read += n; bar.Set(read) },
+			Command: os.Args, Reap: process.ReapEarlier, Read: func(n int64) { read += n; bar.Set(read) },
 			Logger: a.logger(), NewID: store.NewID,
 			ExitCode: func(err error) int { return exitCode(err, ctx.Err() != nil) },
-		}, launch.Store{
+		}, session.Store{
 			ID: s.ID, Log: s.Log, Views: store.Queries{From: s.Views()}, Blobs: s.Blobs, Data: s.Data,
 			Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		})

@@ -22,6 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/doctor"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -107,7 +108,7 @@ func exitCode(err error) int {
 		return exitUnsaved
 	case errors.As(err, &failed), errors.As(err, &lost), errors.Is(err, syscall.ENOSPC), errors.Is(err, launch.ErrDevices):
 		return exitFailed
-	case errors.As(err, &running), errors.Is(err, launch.ErrFenced), errors.Is(err, staging.ErrTaken),
+	case errors.As(err, &running), errors.Is(err, session.ErrFenced), errors.Is(err, staging.ErrTaken),
 		errors.Is(err, store.ErrLeaseLost):
 		return exitConflict
 	case errors.Is(err, doctor.ErrFound):

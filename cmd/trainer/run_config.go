@@ -13,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/redact"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner/retention"
@@ -87,13 +88,16 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 		return launch.Config{}, fmt.Errorf("--resume: %w", err)
 	}
 	cfg := launch.Config{
-		Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), Command: args,
-		NProc: nproc, MaxRestarts: o.maxRestarts, Resume: o.resume, StrictReplicas: o.strictReplicas, Config: config, Redact: names,
+		Config: session.Config{
+			Run: o.name, Trial: projections.DefaultTrial, Job: store.NewID(), TrialConfig: config, Nodes: session.OneNode(nproc),
+			StrictReplicas: o.strictReplicas, Redact: names,
+			StagingSlots: o.stagingSlots, StagingMemory: memory, WhenBusy: staging.WhenBusy(o.whenBusy),
+			SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Collective: o.collective,
+			NewID: store.NewID,
+		},
+		Command: args, MaxRestarts: o.maxRestarts, Resume: o.resume,
 		Backend: o.backend, BackendConfig: devices, Torch: torch,
-		StagingSlots: o.stagingSlots, StagingMemory: memory, WhenBusy: staging.WhenBusy(o.whenBusy),
-		SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Grace: o.grace, Collective: o.collective,
-		HangTimeout: o.hangTimeout,
-		NewID:       store.NewID, ExitCode: exitCode,
+		Grace: o.grace, HangTimeout: o.hangTimeout, ExitCode: exitCode,
 	}
 	err = o.supervisionOptions.apply(ctx, &cfg, time.Now())
 	return cfg, err

@@ -105,9 +105,10 @@ func (o *logsOptions) launch(cfg *launch.Config) (err error) {
 	if cfg.Output.Routes, cfg.Output.MaxSize, err = o.routes(); err != nil {
 		return err
 	}
+	nproc := len(cfg.Local())
 	for _, rank := range cfg.Output.Routes.Shown {
-		if rank >= cfg.NProc {
-			return fmt.Errorf("%w: --local-ranks-filter %s: there is no local rank %d among %d: give ranks from 0 to %d", launch.ErrConfig, o.shown, rank, cfg.NProc, cfg.NProc-1)
+		if rank >= nproc {
+			return fmt.Errorf("%w: --local-ranks-filter %s: there is no local rank %d among %d: give ranks from 0 to %d", launch.ErrConfig, o.shown, rank, nproc, nproc-1)
 		}
 	}
 	cfg.Launch.Flags = slices.Clone(o.launchFlags)

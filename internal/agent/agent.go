@@ -5,7 +5,7 @@
 //	           other processes, on a socket in the store's private directory
 //	card       agent.json there: where the agent is and the token that it asks for
 //	group      processes that join under one key, until all ranks have
-//	session    what a group becomes: a job with one attempt, see [launch.Session]
+//	session    what a group becomes: a job with one attempt, see [launch.Attend]
 //	member     one process of a group, watched from its join to its end
 //
 // An agent starts no process and ends none. A member that goes away, with a word
@@ -28,7 +28,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -36,7 +36,7 @@ import (
 // Config says how an agent serves. Durations are deadlines; zero takes the
 // default.
 type Config struct {
-	// Services answers requests below [launch.ServicePath] on the agent's own
+	// Services answers requests below [session.ServicePath] on the agent's own
 	// socket and on those of its sessions' ranks; nil refuses them. Busy says what
 	// of them keeps the agent from stopping, empty for nothing; it may be nil.
 	Services http.Handler
@@ -51,7 +51,7 @@ type Config struct {
 	Join, Handover time.Duration
 	// Session is what every session takes of its configuration: the timeouts and
 	// the staging.
-	Session launch.Config
+	Session session.Config
 
 	Shared  string // directory in memory for staging; default that of the machine
 	Version string // of this program, for messages

@@ -22,9 +22,9 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/agent"
-	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/services"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -82,7 +82,7 @@ func serve(args []string) (err error) {
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	cfg.Session = launch.Config{SaveTimeout: patience, DrainTimeout: patience, Collective: patience}
+	cfg.Session = session.Config{SaveTimeout: patience, DrainTimeout: patience, Collective: patience}
 	if *memory != "" {
 		if cfg.Session.StagingMemory, err = staging.ParseMemory(*memory); err != nil {
 			return err

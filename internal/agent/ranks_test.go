@@ -15,7 +15,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/agent"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // rank is one rank of a session, for which the test speaks.
@@ -28,7 +28,7 @@ type rank struct {
 
 // request is a request to join.
 func request(key, run string, n, world, pid int) agent.JoinRequest {
-	return agent.JoinRequest{Protocols: launch.Protocols(), Key: key, Run: run, Rank: n, WorldSize: world, PID: pid}
+	return agent.JoinRequest{Protocols: session.Protocols(), Key: key, Run: run, Rank: n, WorldSize: world, PID: pid}
 }
 
 // join makes processes that sleep the ranks of a group.

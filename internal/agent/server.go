@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
-	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/peer"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // maxBody bounds the body of a request to the agent itself, in bytes.
@@ -56,7 +56,7 @@ func (a *Agent) listen() (*server, error) {
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("open the agent's socket: %w", err), l.Close())
 	}
-	a.card = Card{Socket: path, Token: rand.Text(), PID: os.Getpid(), Store: a.at.ID, Protocols: launch.Protocols(), Version: a.cfg.Version}
+	a.card = Card{Socket: path, Token: rand.Text(), PID: os.Getpid(), Store: a.at.ID, Protocols: session.Protocols(), Version: a.cfg.Version}
 	s := &server{done: make(chan error, 1), http: &http.Server{
 		Handler: a.handler(), ReadHeaderTimeout: 30 * time.Second,
 		ConnContext: peer.Context,
@@ -92,7 +92,7 @@ func (a *Agent) handler() http.Handler {
 	mux.Handle("POST /v1/join", answer(a, a.onJoin))
 	mux.Handle("POST /v1/status", answer(a, a.onStatus))
 	mux.Handle("POST /v1/stop", answer(a, a.onStop))
-	mux.HandleFunc("POST "+launch.ServicePath, func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("POST "+session.ServicePath, func(w http.ResponseWriter, r *http.Request) {
 		defer a.begin()()
 		if a.cfg.Services == nil {
 			refuse(w, problemf(http.StatusNotFound, "this agent has no requests about the store: upgrade it, and run `ckptstore agent stop`"))
@@ -101,7 +101,7 @@ func (a *Agent) handler() http.Handler {
 		a.cfg.Services.ServeHTTP(w, r)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		refuse(w, problemf(http.StatusNotFound, "no request %s %s: an agent has join, status, stop and those below %s; what else a rank asks goes to the socket that join gives it", r.Method, r.URL.Path, launch.ServicePath))
+		refuse(w, problemf(http.StatusNotFound, "no request %s %s: an agent has join, status, stop and those below %s; what else a rank asks goes to the socket that join gives it", r.Method, r.URL.Path, session.ServicePath))
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+a.card.Token)) != 1 {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -38,7 +39,7 @@ func refused(err error) error {
 		return err
 	case errors.As(err, &running):
 		return &problem{http.StatusConflict, fmt.Errorf("%w, or choose another run name", err)}
-	case errors.Is(err, staging.ErrTaken), errors.Is(err, launch.ErrFenced):
+	case errors.Is(err, staging.ErrTaken), errors.Is(err, session.ErrFenced):
 		return &problem{http.StatusConflict, err}
 	case errors.Is(err, launch.ErrConfig):
 		return &problem{http.StatusBadRequest, err}
@@ -60,8 +61,9 @@ func (a *Agent) serve(g *group) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	cfg := launch.SessionConfig{Config: a.cfg.Session, Ends: g.ends}
-	cfg.Run, cfg.Trial, cfg.Job, cfg.NProc, cfg.Resume, cfg.Config.Config = g.Run, g.Trial, g.job, g.WorldSize, g.Resume, g.JoinRequest.Config
+	cfg := launch.AttendConfig{Config: a.cfg.Session, Ends: g.ends}
+	cfg.Run, cfg.Trial, cfg.Job, cfg.TrialConfig = g.Run, g.Trial, g.job, g.JoinRequest.Config
+	cfg.Nodes, cfg.Resume = session.OneNode(g.WorldSize), g.Resume
 	cfg.Services, cfg.Logger, cfg.NewID = a.cfg.Services, a.log, store.NewID
 	a.mu.Lock()
 	for rank := range g.WorldSize {
@@ -79,7 +81,7 @@ func (a *Agent) serve(g *group) (err error) {
 		g.part(launch.MemberEnd{Rank: rank, Left: true})
 	}
 	st := a.store
-	return launch.Session(ctx, cfg, launch.Store{
+	return launch.Attend(ctx, cfg, session.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: a.cfg.Shared,

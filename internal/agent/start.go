@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -93,7 +93,7 @@ func usable(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, er
 	case s.Stopping != "":
 		return c, fmt.Errorf("%w (process %d, with %d sessions: %s)", errStopping, s.PID, len(s.Sessions), s.Stopping)
 	}
-	own := launch.Protocols()
+	own := session.Protocols()
 	if !slices.ContainsFunc(own, func(v int) bool { return slices.Contains(s.Protocols, v) }) {
 		return c, fmt.Errorf("%w: that of %s (process %d, version %s) speaks protocol versions %v, this program (version %s) speaks %v: upgrade the older of the two; when that is the agent, run `ckptstore agent stop --store %s`, and it is started anew",
 			ErrVersions, at.Name, s.PID, s.Version, s.Protocols, o.Version, own, at.Name)

@@ -54,7 +54,7 @@ type planSeconds struct {
 
 const benchRuns = 5
 
-// bench is what the benchmarks share.
+// bench holds what the benchmarks share.
 type bench struct {
 	*console.Console
 	open OpenStore

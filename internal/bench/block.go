@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner/retention"
@@ -70,14 +71,18 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 	var said, complaints transcript
 	shared, _ := shm.Dir()
 	err = launch.Run(ctx, launch.Config{
-		Run: benchRun, Trial: projections.DefaultTrial, Job: store.NewID(), NProc: b.Ranks, Resume: "none",
+		Config: session.Config{
+			Run: benchRun, Trial: projections.DefaultTrial, Job: store.NewID(), Nodes: session.OneNode(b.Ranks),
+			NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
+		},
+		Resume:  "none",
 		Command: []string{self, "bench", rankCommand, strconv.Itoa(b.Tensors), strconv.FormatInt(each, 10), strconv.FormatFloat(b.Unchanged, 'g', -1, 64)},
-		Stdout:  &said, Stderr: &complaints, NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
+		Stdout:  &said, Stderr: &complaints,
 		Collect: func(ctx context.Context) error { // so that the disk holds few of them
 			_, err := st.Collect(ctx, store.CollectOptions{Runs: []string{benchRun}, Policy: policy, Apply: true})
 			return err
 		},
-	}, launch.Store{
+	}, session.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: shared,
@@ -187,8 +192,8 @@ func (a *bench) saveRank(ctx context.Context, tensors int, each int64, share flo
 	return nil
 }
 
-// GuardCommand is what a job of this program starts itself as: see
-// [process.RunGuard].
+// GuardCommand returns the hidden command that a job of this program starts this
+// program as: see [process.RunGuard].
 func GuardCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),

@@ -23,6 +23,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -245,9 +246,12 @@ func (a *bench) jobVerb() *cobra.Command {
 			return a.open(c.Context(), func(s *store.Store) error {
 				shared, _ := shm.Dir()
 				err := launch.Run(c.Context(), launch.Config{
-					Run: given[0], Trial: projections.DefaultTrial, Job: store.NewID(), NProc: 1, Resume: "none",
-					Command: []string{self, "bench", jobRankCommand}, Stdout: a.Err, Stderr: a.Err, NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
-				}, launch.Store{
+					Config: session.Config{
+						Run: given[0], Trial: projections.DefaultTrial, Job: store.NewID(), Nodes: session.OneNode(1),
+						NewID: store.NewID, Logger: slog.New(slog.DiscardHandler),
+					},
+					Resume: "none", Command: []string{self, "bench", jobRankCommand}, Stdout: a.Err, Stderr: a.Err,
+				}, session.Store{
 					ID: s.ID, Log: s.Log, Views: store.Queries{From: s.Views()}, Blobs: s.Blobs, Data: s.Data, Foreign: store.OpenForeign,
 					Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
 					Runtime:  s.Runtime, Shared: shared,

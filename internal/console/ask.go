@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoTerminal says that no person can be asked.
+// ErrNoTerminal means that there is no person to ask.
 var ErrNoTerminal = errors.New("there is no terminal to ask on")
 
 // askTimeout is how long a question waits for its answer.

@@ -41,7 +41,7 @@ func ParseSize(text string) (int64, error) {
 	return whole.Int64(), nil
 }
 
-// MaybeSize is a size that may not be known.
+// MaybeSize returns the text of a size, empty if the size is not known.
 func MaybeSize(n *int64) string {
 	if n == nil {
 		return ""
@@ -49,7 +49,7 @@ func MaybeSize(n *int64) string {
 	return bytesize.Text(*n)
 }
 
-// When is a time for people, in their own zone.
+// When returns a time for people, in their own zone.
 func When(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -57,7 +57,7 @@ func When(t time.Time) string {
 	return t.Local().Format(time.DateTime)
 }
 
-// Roughly is a duration with as many digits as anybody reads.
+// Roughly rounds a duration to the digits that people read.
 func Roughly(d time.Duration) string {
 	if d < 10*time.Second {
 		return d.Round(100 * time.Millisecond).String()
@@ -65,7 +65,7 @@ func Roughly(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-// Number prints a metric's value in full: as many digits as tell it from its
+// Number returns a metric's value in full: as many digits as tell it from its
 // neighbours.
 func Number(v any) string {
 	if f, ok := v.(float64); ok {
@@ -77,5 +77,5 @@ func Number(v any) string {
 	return fmt.Sprint(v)
 }
 
-// Short is the beginning of a digest.
+// Short returns the beginning of a digest, enough to recognize it.
 func Short(digest string) string { return digest[:min(len(digest), 12)] }

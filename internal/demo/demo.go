@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -220,9 +221,12 @@ func (d *demo) train(ctx context.Context, run string, world int, o workerOptions
 	}
 	failed := &lastLines{}
 	err = d.runJob(ctx, d.store, launch.Config{
-		Run: run, Trial: projections.DefaultTrial, Job: store.NewID(),
-		Command: append([]string{self}, o.args()...), NProc: world, MaxRestarts: 1,
-		Stdout: failed, Stderr: failed, Logger: d.log, NewID: store.NewID,
+		Config: session.Config{
+			Run: run, Trial: projections.DefaultTrial, Job: store.NewID(), Nodes: session.OneNode(world),
+			Logger: d.log, NewID: store.NewID,
+		},
+		Command: append([]string{self}, o.args()...), MaxRestarts: 1,
+		Stdout: failed, Stderr: failed,
 	})
 	if err != nil {
 		return fmt.Errorf("run %q: %w\n%s", run, err, failed)

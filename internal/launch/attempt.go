@@ -5,12 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
-	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/collective"
-	"github.com/ckptstore/ckptstore/internal/session/staging"
-	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // attempt runs the worker group once. It returns nil when all workers ended
@@ -21,18 +18,17 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 	if err := j.devices.admit(ctx, n); err != nil {
 		return nil, err
 	}
-	j.lane.attempt = n
-	started, err := j.lane.decide(ctx, j.groupStarted(n, resume))
+	started, err := j.StartAttempt(ctx, j.groupStarted(n, resume))
 	if err != nil {
 		return nil, err
 	}
-	cause, err := j.live(ctx, n, restart, resume, started.Sequence)
+	cause, err := j.live(ctx, n, restart, resume, started)
 	if err != nil {
-		if cause, err = j.excuse(ctx, n, cause, err, started.Sequence); err != nil {
+		if cause, err = j.excuse(ctx, n, cause, err, started); err != nil {
 			return nil, j.broken(ctx, n, cause, err)
 		}
 	}
-	if err := j.lane.say(context.WithoutCancel(ctx), j.groupStopped(ctx, n, cause)); err != nil {
+	if err := j.Append(context.WithoutCancel(ctx), j.groupStopped(ctx, n, cause)); err != nil {
 		return nil, j.broken(ctx, n, cause, err)
 	}
 	if cause != nil && ctx.Err() != nil {
@@ -48,56 +44,41 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	// the processes, and each later step has its own deadline.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	g := &group{
-		cfg: j.cfg, attempt: n, resume: resume, store: j.store, lane: j.lane,
-		slots: staging.New(j.arenas, j.staging()), work: work, hub: collective.NewHub(j.cfg.NProc), hello: make(chan int, j.cfg.NProc),
-		pulses: newPulses(j.cfg.NProc), hearing: &hearing{orders: j.orders}, signals: newHeldSignals(),
-	}
-	g.loader = j.newLoader(g)
-	defer g.slots.Close()
-	defer func() {
-		if !g.loader.Close(j.cfg.DrainTimeout) {
-			err = errors.Join(err, fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
-		}
-	}()
-	g.handoff = newHandoff(n, j.cfg.NProc, j.cfg.Collective, j.cfg.Now, j.lane.measured)
-	g.handoff.stop, g.handoff.store, g.handoff.reports.log = g.hearing.tell, j.store, j.log
-	g.saver = newSaver(j.lane, j.store, planner.NewCoordinator(j.coordinator(n, j.cfg.NProc)), j.log, g.slots)
-	g.saver.kept, g.saver.costs, g.saver.resume, g.saver.together = j.keeper.committed, j.diskUse.committed, resume, true
-	g.loader.Prove()
-	saving := make(chan error, 1)
-	go func() { saving <- g.saver.run(work, from, from) }()
-
-	w := &watch{job: j, group: g, saving: saving}
+	w := &watch{job: j, stop: &stopState{orders: j.orders}}
+	at := session.Attempt{Number: n, Resume: resume, Started: from, Orders: w.stop, Hooks: w}
 	if j.members != nil {
-		g.leave = j.members.cfg.Leave
-		cause, err = w.serveMembers(ctx, work)
-		defer func() { err = errors.Join(err, w.closeServers()) }()
+		w.signals, at.Leave = newHeldSignals(nil), j.members.cfg.Leave
 	} else {
-		g.ask = j.ask
+		w.signals = newHeldSignals(j.ask)
+	}
+	at.Signals = w.signals
+	g := j.Begin(work, at)
+	defer func() { err = errors.Join(err, g.Close()) }()
+	w.group, w.pulses, w.hello, w.saving = g, g.Pulses(), g.Hello(), g.Saved()
+	if j.members != nil {
+		cause, err = w.serveMembers(ctx, work)
+		defer func() { err = errors.Join(err, g.ShutDownServers()) }()
+	} else {
 		cause, err = w.run(ctx, work, restart)
 	}
-	g.handoff.reports.settle()
+	g.SettleReports()
 	var saves error
 	if err == nil || errors.Is(err, syscall.ENOSPC) && !w.savingEnded { // decisions are not refused
-		saves = j.finishSaves(work, w, cause)
+		why := "the workers ended before the save was complete"
+		if cause != nil {
+			why = "the worker group failed: " + cause.Cause
+		}
+		w.savingEnded, saves = g.Drain(work, why)
 	}
 	stop()
 	if !w.savingEnded {
-		timer := time.NewTimer(j.cfg.DrainTimeout)
-		defer timer.Stop()
-		select {
-		case err := <-saving:
-			if err != nil && !errors.Is(err, context.Canceled) {
-				j.log.Warn("the saver ended with an error after the attempt", "error", err)
-			}
-		case <-timer.C:
-			return cause, errors.Join(err, saves, fmt.Errorf("%w: its writes were stopped %v ago and have not ended; look at the disk of the store, then start the run again", errStuck, j.cfg.DrainTimeout))
+		if stuck := g.StopSaves(); stuck != nil {
+			return cause, errors.Join(err, saves, stuck)
 		}
 	}
-	j.newest, j.told, j.reached, j.finished = g.saver.last(), g.hearing.told.Load(), g.handoff.step.Load(), g.handoff.finishedAll()
-	if errors.Is(saves, errDrain) {
-		saves = j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from, nil)
+	j.newest, j.told, j.reached, j.finished = g.LastSave(), w.stop.told.Load(), g.Step(), g.Finished()
+	if errors.Is(saves, session.ErrDrain) {
+		saves = j.TakeOver(context.WithoutCancel(ctx), n, from)
 	}
 	return cause, errors.Join(err, saves)
 }
@@ -107,20 +88,20 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 // checkpoint. All saves of the attempt have ended then. Other errors, and one of
 // a job that has to end, come back.
 func (j *job) excuse(ctx context.Context, n int, cause *FailedError, err error, from uint64) (*FailedError, error) {
-	if !errors.As(err, new(*unsaidError)) || ctx.Err() != nil {
+	if !errors.As(err, new(*session.RefusedError)) || ctx.Err() != nil {
 		return cause, err
 	}
-	for _, final := range []error{ErrFenced, errLeft, errStuck, errUnserved, syscall.ENOSPC} {
+	for _, final := range []error{session.ErrFenced, errLeft, session.ErrStuck, session.ErrUnserved, syscall.ENOSPC} {
 		if errors.Is(err, final) {
 			return cause, err
 		}
 	}
 	j.log.Error("attempt failed because of the log", "attempt", n, "error", err)
-	if ended := j.takeOver(context.WithoutCancel(ctx), n, j.cfg.NProc, from, nil); ended != nil {
+	if ended := j.TakeOver(context.WithoutCancel(ctx), n, from); ended != nil {
 		return cause, errors.Join(err, ended)
 	}
 	if cause == nil || cause.Rank < 0 {
-		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: beginning("the log refuses what the trainer has to say: "+err.Error(), maxMessage)}
+		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: session.Beginning("the log refuses what the trainer has to say: "+err.Error(), session.MaxMessage)}
 	}
 	return cause, nil
 }
@@ -130,14 +111,14 @@ func (j *job) broken(ctx context.Context, n int, cause *FailedError, err error) 
 	if cause != nil {
 		err = fmt.Errorf("%s; %w", cause.Cause, err)
 	}
-	if errors.Is(err, ErrFenced) {
+	if errors.Is(err, session.ErrFenced) {
 		return err // the newer attempt has closed it
 	}
 	if !errors.Is(err, errLeft) {
-		words, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWordsTimeout)
+		words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
 		defer cancel()
-		stopped := &events.GroupStopped{Attempt: n, Reason: beginning(err.Error(), maxMessage)}
-		if serr := j.lane.say(words, stopped); !errors.Is(err, syscall.ENOSPC) { // which refuses this too
+		stopped := &events.GroupStopped{Attempt: n, Reason: session.Beginning(err.Error(), session.MaxMessage)}
+		if serr := j.Append(words, stopped); !errors.Is(err, syscall.ENOSPC) { // which refuses this too
 			err = errors.Join(err, serr)
 		}
 	}
@@ -148,69 +129,33 @@ func (j *job) broken(ctx context.Context, n int, cause *FailedError, err error) 
 // before it could be restarted or completed: paused when that was not the
 // training's fault.
 func (j *job) undecided(ctx context.Context, n int, cause *FailedError, err error) error {
-	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWordsTimeout)
+	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
 	defer cancel()
 	if ctx.Err() != nil {
 		return errors.Join(err, j.paused(words, n, context.Cause(ctx).Error()))
 	}
-	text := beginning(err.Error(), maxMessage)
+	text := session.Beginning(err.Error(), session.MaxMessage)
 	if errors.Is(err, syscall.ENOSPC) && (cause == nil || j.preempting()) {
 		return errors.Join(err, j.paused(words, n, text))
 	}
-	_, derr := j.lane.decide(words, &events.TrialErrored{Attempt: n, Message: text})
+	derr := j.Decide(words, &events.TrialErrored{Attempt: n, Message: text})
 	return errors.Join(err, derr)
 }
 
 // paused says that the trial stands after an attempt, to be continued.
 func (j *job) paused(ctx context.Context, n int, reason string) error {
-	_, err := j.lane.decide(ctx, &events.TrialPaused{Attempt: n, Reason: reason})
-	return err
-}
-
-func (j *job) staging() staging.Config {
-	return staging.Config{
-		Slots: j.cfg.StagingSlots, Busy: j.cfg.WhenBusy, Ranks: j.cfg.NProc,
-		Memory: j.cfg.StagingMemory, Log: j.log,
-	}
+	return j.Decide(ctx, &events.TrialPaused{Attempt: n, Reason: reason})
 }
 
 func (j *job) groupStarted(n int, resume string) *events.GroupStarted {
-	g := &events.GroupStarted{Attempt: n, Job: j.cfg.Job, WorldSize: j.cfg.NProc, Backend: j.cfg.Backend, Resume: resume, PassedOver: j.passed, MorePassedOver: j.morePassed}
-	for rank := range j.cfg.NProc {
-		g.Ranks = append(g.Ranks, j.hooks.place(events.RankPlacement{Rank: rank, LocalRank: rank}))
+	g := &events.GroupStarted{Attempt: n, Job: j.cfg.Job, WorldSize: j.cfg.World(), Backend: j.cfg.Backend, Resume: resume, PassedOver: j.passed, MorePassedOver: j.morePassed}
+	for rank := range j.cfg.World() {
+		p := events.RankPlacement{Rank: rank}
+		p.Node, p.LocalRank = j.cfg.Nodes.Of(rank)
+		g.Ranks = append(g.Ranks, j.hooks.place(p))
 	}
 	return g
 }
 
-// finishSaves drains the saver when the processes are gone: what is staged
-// by all ranks is finished, the rest aborted.
-func (j *job) finishSaves(ctx context.Context, w *watch, cause *FailedError) error {
-	why := "the workers ended before the save was complete"
-	if cause != nil {
-		why = "the worker group failed: " + cause.Cause
-	}
-	end, err := j.store.Log.LastOf(ctx, j.lane.agg)
-	if err != nil {
-		return err
-	}
-	w.group.saver.drain <- drain{why, end}
-	drained, cancel := j.store.answering(context.WithoutCancel(ctx), j.cfg.DrainTimeout)
-	defer cancel()
-	select {
-	case err := <-w.saving:
-		w.savingEnded = true
-		return err
-	case <-drained.Done():
-		j.log.Warn("staged saves are not finished in time and are given up", "drain_timeout", j.cfg.DrainTimeout)
-	}
-	return errDrain
-}
-
-// errDrain asks for the recovery of what a drain could not finish.
-var errDrain = errors.New("staged saves were not finished in time")
-
 // errLeft says that processes of the attempt are alive at its end.
 var errLeft = errors.New("processes of the job are left")
-
-// errStuck says that a write does not even end when it is given up.
-var errStuck = errors.New("a disk does not answer")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"slices"
 	"time"
@@ -37,7 +36,7 @@ type BackendConfig struct {
 type hooks struct {
 	exec  *backend.Executor
 	node  string     // name of this machine
-	given [][]string // devices by rank
+	given [][]string // devices by local rank
 }
 
 // newHooks looks up the backend and assigns the devices, which cfg then lists.
@@ -50,11 +49,11 @@ func newHooks(cfg *Config) (*hooks, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: --backend: %w", ErrConfig, err)
 	}
-	given, err := gpu.Assign(cfg.Devices, cfg.NProc, cfg.GPUsPerWorker)
+	given, err := gpu.Assign(cfg.Devices, len(cfg.Local()), cfg.GPUsPerWorker)
 	if err != nil {
 		return nil, fmt.Errorf("%w: --gpus-per-worker: %w", ErrConfig, err)
 	}
-	h := &hooks{given: make([][]string, cfg.NProc)}
+	h := &hooks{given: make([][]string, len(cfg.Local()))}
 	if h.node, err = os.Hostname(); err != nil {
 		return nil, fmt.Errorf("hostname: %w", err)
 	}
@@ -88,13 +87,13 @@ func (h *hooks) workers(given [][]string) (workers []gpu.Worker) {
 // place completes what the log is told of a rank.
 func (h *hooks) place(p events.RankPlacement) events.RankPlacement {
 	if h != nil {
-		p.Devices = h.given[p.Rank]
+		p.Devices = h.given[p.LocalRank]
 	}
 	return p
 }
 
-// enlisted is a backend's part in one attempt; nil when there is none.
-type enlisted struct {
+// backendHooks is a backend's part in one attempt; nil when there is none.
+type backendHooks struct {
 	exec    *backend.Executor
 	members *backend.Group
 	ctx     context.Context // of the hooks of the start: ends when a worker dies
@@ -114,15 +113,15 @@ func (w *watch) enlist(ctx context.Context) error {
 	if w.hooks == nil {
 		return nil
 	}
-	e := &enlisted{exec: w.hooks.exec, members: &backend.Group{
-		Run: w.cfg.Run, Trial: w.cfg.Trial, Job: w.cfg.Job, Attempt: w.group.attempt,
+	e := &backendHooks{exec: w.hooks.exec, members: &backend.Group{
+		Run: w.cfg.Run, Trial: w.cfg.Trial, Job: w.cfg.Job, Attempt: w.group.Number,
 		MasterAddr: w.cfg.Torch.masterAddr(), MasterPort: w.port.port, Workers: backend.Arrange(w.hooks.workers(w.hooks.given)),
 	}}
 	e.ctx, e.end = context.WithCancelCause(ctx)
 	if e.exec.HoldsHello() {
 		e.begun = make(chan struct{})
 	}
-	w.enlisted, w.group.enlisted = e, e
+	w.backendHooks = e
 	if err := e.exec.Start(e.ctx, e.members); err != nil {
 		return hookError{err}
 	}
@@ -130,7 +129,7 @@ func (w *watch) enlist(ctx context.Context) error {
 }
 
 // env is what the backend has set in a rank's environment.
-func (e *enlisted) env(rank int) map[string]string {
+func (e *backendHooks) env(rank int) map[string]string {
 	if e == nil {
 		return nil
 	}
@@ -138,7 +137,7 @@ func (e *enlisted) env(rank int) map[string]string {
 }
 
 // died ends the hooks of the start when a worker has failed.
-func (e *enlisted) died(x process.Exit) {
+func (e *backendHooks) died(x process.Exit) {
 	if e != nil && x.Failed() {
 		e.end(errors.New(x.String()))
 	}
@@ -147,7 +146,7 @@ func (e *enlisted) died(x process.Exit) {
 // trains says that all workers have said hello. It reports whether training
 // has started: it has not when a worker died meanwhile, of which the news is
 // on its way.
-func (e *enlisted) trains() (bool, error) {
+func (e *backendHooks) trains() (bool, error) {
 	if e == nil {
 		return true, nil
 	}
@@ -162,14 +161,14 @@ func (e *enlisted) trains() (bool, error) {
 }
 
 // failed ends the backend's part without a word to it.
-func (e *enlisted) failed() {
+func (e *backendHooks) failed() {
 	if e != nil {
 		e.exec.Abort()
 	}
 }
 
 // shutDown ends the backend's part gracefully, unless it has ended.
-func (e *enlisted) shutDown(work context.Context, limit time.Duration) {
+func (e *backendHooks) shutDown(work context.Context, limit time.Duration) {
 	if e == nil {
 		return
 	}
@@ -179,36 +178,25 @@ func (e *enlisted) shutDown(work context.Context, limit time.Duration) {
 }
 
 // over ends whatever is left.
-func (e *enlisted) over() {
+func (e *backendHooks) over() {
 	if e != nil {
 		e.exec.End()
 		e.end(errors.New("the attempt is over"))
 	}
 }
 
-// held blocks a hello until training has started, if the backend wants that.
-func (g *group) held(ctx context.Context) error {
-	if g.enlisted == nil || g.enlisted.begun == nil {
+// Begun implements [session.Hooks]: it holds hellos back if the backend wants that.
+func (w *watch) Begun() <-chan struct{} {
+	if w.backendHooks == nil {
 		return nil
 	}
-	timer := time.NewTimer(g.cfg.Collective)
-	defer timer.Stop()
-	select {
-	case <-g.enlisted.begun:
-		return nil
-	case <-g.work.Done():
-		return &problem{http.StatusGone, errors.New("the attempt is over before training has started")}
-	case <-timer.C:
-		return &problem{http.StatusConflict, fmt.Errorf("the backend lets nobody start before all %d ranks have said hello, and they have not within %v: every rank must connect to the trainer", g.cfg.NProc, g.cfg.Collective)}
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return w.begun
 }
 
-// fetch is the metrics of a report as the backend decodes them.
-func (g *group) fetch(metrics map[string]any) (map[string]any, error) {
-	if g.enlisted == nil {
+// Fetch implements [session.Hooks].
+func (w *watch) Fetch(metrics map[string]any) (map[string]any, error) {
+	if w.backendHooks == nil {
 		return metrics, nil
 	}
-	return g.enlisted.exec.Fetch(metrics)
+	return w.exec.Fetch(metrics)
 }

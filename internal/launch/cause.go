@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // failure is the bad end of one rank's process.
@@ -23,19 +23,6 @@ func (f failure) String() string {
 		return f.Exit.String()
 	}
 	return f.Exit.String() + ": " + f.told.message
-}
-
-// unsaidError says that the log does not take what the trainer has to say: no
-// fault of the workers.
-type unsaidError struct{ error }
-
-func (e *unsaidError) Unwrap() error { return e.error }
-
-// unevenError says that some ranks have reported once more than others.
-type unevenError struct{ reported, ended []int }
-
-func (e *unevenError) Error() string {
-	return fmt.Sprintf("ranks %v reported while ranks %v have ended: every rank must report the same number of times", e.reported, e.ended)
 }
 
 // handoffEnd is the end of a hand-off for which no exit of a worker is to blame.
@@ -59,15 +46,15 @@ func (h *handoffEnd) exited(e process.Exit) {
 	h.well[e.Rank] = true
 }
 
-// from is the failure that the end of a hand-off is.
+// from converts the error of a hand-off to the failure that it is.
 func (h *handoffEnd) from(err error) *FailedError {
 	why := &FailedError{Rank: -1, Cause: err.Error()}
-	if errors.As(err, new(*unsaidError)) {
+	if errors.As(err, new(*session.RefusedError)) {
 		why.Kind = InfrastructureFailure
 		h.failed = why
 	}
-	if uneven := (*unevenError)(nil); errors.As(err, &uneven) {
-		h.failed, h.ended = why, uneven.ended
+	if uneven := (*session.UnevenError)(nil); errors.As(err, &uneven) {
+		h.failed, h.ended = why, uneven.Ended
 	}
 	return why
 }

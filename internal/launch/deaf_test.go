@@ -12,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -123,7 +124,7 @@ func TestPreemptedStubbornWorkers(t *testing.T) {
 		t.Run(fmt.Sprint("goes on ", goesOn), func(t *testing.T) {
 			t.Parallel()
 			j := newJob(t, 2, reportsOnly...)
-			j.cfg.Config = map[string]any{"goes_on": goesOn}
+			j.cfg.TrialConfig = map[string]any{"goes_on": goesOn}
 			j.cfg.PreemptGrace, j.cfg.Grace = shortly, shortly
 			requests := j.preemptible()
 			j.start()
@@ -168,11 +169,11 @@ func TestCompletedDespitePreemption(t *testing.T) {
 // lateRequest asks for a preemption when a worker has ended, before the trainer
 // has said so.
 type lateRequest struct {
-	launch.Log
+	session.Log
 	requests chan<- launch.StopRequest
 }
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l lateRequest) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	if facts[0].Kind == (events.WorkerExited{}).Kind() {
 		l.requests <- launch.StopRequest{Preempt: true, Reason: "the test"}
@@ -216,12 +217,12 @@ var savesThenReports = workerRole("saves, then reports", func(ctx context.Contex
 
 // lateCommit asks for a preemption when a checkpoint is about to be committed.
 type lateCommit struct {
-	launch.Log
+	session.Log
 	j        *job
 	requests chan<- launch.StopRequest
 }
 
-// Decide implements launch.Log.
+// Decide implements session.Log.
 func (l lateCommit) Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error) {
 	if d.Kind == (events.CheckpointCommitted{}).Kind() {
 		awaitText(l.j.t, l.j.out, "reported")

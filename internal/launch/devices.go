@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // Devices are asked how the GPUs of this node fare. Each method returns soon
@@ -60,9 +62,9 @@ func (g *deviceGate) admit(ctx context.Context, n int) error {
 	if err == nil || n == 1 {
 		return err
 	}
-	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWordsTimeout)
+	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
 	defer cancel()
-	return errors.Join(err, g.paused(words, n-1, beginning(err.Error(), maxMessage)))
+	return errors.Join(err, g.paused(words, n-1, session.Beginning(err.Error(), session.MaxMessage)))
 }
 
 func (g *deviceGate) ready(ctx context.Context) error {
@@ -111,7 +113,7 @@ func (g *deviceGate) judge(ctx context.Context, inventory gpu.Inventory, id stri
 			g.log.Warn("a device of the job is not as it should be", "device", id, "problem", p.What, "next", p.Next)
 		}
 	}
-	uuid := or(status.UUID, id)
+	uuid := cmp.Or(status.UUID, id)
 	switch sick, known := len(what) > 0, g.known(uuid); {
 	case sick && !known:
 		err = g.unhealthy(ctx, uuid, strings.Join(what, "; "))
@@ -134,7 +136,7 @@ func (g *deviceGate) unhealthy(ctx context.Context, uuid, reason string) error {
 	}
 	g.sick[uuid] = true
 	g.mu.Unlock()
-	return g.scribe.say(ctx, &events.GPUUnhealthy{Device: uuid, Reason: reason})
+	return g.Append(ctx, &events.GPUUnhealthy{Device: uuid, Reason: reason})
 }
 
 func (g *deviceGate) recovered(ctx context.Context, uuid string) error {
@@ -146,13 +148,13 @@ func (g *deviceGate) recovered(ctx context.Context, uuid string) error {
 	g.cleared[uuid] = true
 	g.mu.Unlock()
 	g.log.Info("a device that had failed is healthy", "device", uuid)
-	return g.scribe.say(ctx, &events.GPURecovered{Device: uuid})
+	return g.Append(ctx, &events.GPURecovered{Device: uuid})
 }
 
 // leave takes note of the processes of an attempt that has ended.
-func (g *deviceGate) leave(prey *process.Hunt) {
+func (g *deviceGate) leave(processes *process.Hunt) {
 	if g.shut() {
-		g.left = append(g.left, prey.Known()...)
+		g.left = append(g.left, processes.Known()...)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 var savesAndEnds = workerRole("saves and ends", func(ctx context.Context, c *client.Client) error {
@@ -21,13 +21,13 @@ var savesAndEnds = workerRole("saves and ends", func(ctx context.Context, c *cli
 // slowLog is a log whose followers learn nothing of a run's saves before its
 // last worker has ended, and a while more or the attempt's end.
 type slowLog struct {
-	launch.Log
+	session.Log
 	workers int
 	mu      sync.Mutex
 	free    chan struct{}
 }
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l *slowLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	seqs, err := l.Log.Append(ctx, facts...)
 	l.mu.Lock()
@@ -42,7 +42,7 @@ func (l *slowLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, e
 	return seqs, err
 }
 
-// ReadTrial implements launch.Log.
+// ReadTrial implements session.Log.
 func (l *slowLog) ReadTrial(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error] {
 	if until != 0 {
 		return l.Log.ReadTrial(ctx, of, from, until)

@@ -1,35 +1,36 @@
 package launch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/ckptstore/ckptstore/client"
 	"golang.org/x/sys/unix"
 )
 
-// torchEnv is what torchrun gives to a worker on one node, so that a script
+// torchEnv is what torchrun gives to a worker, so that a script
 // written for torchrun runs unchanged.
 func torchEnv(cfg Config, attempt, restart, rank, port int, errorFile string) map[string]string {
-	world := strconv.Itoa(cfg.NProc)
+	world, local := strconv.Itoa(cfg.World()), strconv.Itoa(len(cfg.Local()))
 	env := map[string]string{
 		"RANK":                            strconv.Itoa(rank),
-		"LOCAL_RANK":                      strconv.Itoa(rank),
+		"LOCAL_RANK":                      strconv.Itoa(slices.Index(cfg.Local(), rank)),
 		"WORLD_SIZE":                      world,
-		"LOCAL_WORLD_SIZE":                world,
-		"GROUP_RANK":                      "0",
-		"GROUP_WORLD_SIZE":                "1",
-		"ROLE_NAME":                       or(cfg.Torch.Role, "default"),
+		"LOCAL_WORLD_SIZE":                local,
+		"GROUP_RANK":                      strconv.Itoa(cfg.Node),
+		"GROUP_WORLD_SIZE":                strconv.Itoa(len(cfg.Nodes)),
+		"ROLE_NAME":                       cmp.Or(cfg.Torch.Role, "default"),
 		"ROLE_RANK":                       strconv.Itoa(rank),
 		"ROLE_WORLD_SIZE":                 world,
 		"MASTER_ADDR":                     cfg.Torch.masterAddr(),
 		"MASTER_PORT":                     strconv.Itoa(port),
-		"TORCHELASTIC_RUN_ID":             or(cfg.Torch.RunID, cfg.Run),
+		"TORCHELASTIC_RUN_ID":             cmp.Or(cfg.Torch.RunID, cfg.Run),
 		"TORCHELASTIC_RESTART_COUNT":      strconv.Itoa(restart),
 		"TORCHELASTIC_MAX_RESTARTS":       strconv.Itoa(cfg.MaxRestarts),
 		"TORCHELASTIC_ERROR_FILE":         errorFile,
@@ -41,7 +42,7 @@ func torchEnv(cfg Config, attempt, restart, rank, port int, errorFile string) ma
 		client.EnvTrial:                   cfg.Trial,
 		client.EnvAttempt:                 strconv.Itoa(attempt),
 	}
-	if cfg.NProc > 1 && os.Getenv("OMP_NUM_THREADS") == "" {
+	if len(cfg.Local()) > 1 && os.Getenv("OMP_NUM_THREADS") == "" {
 		env["OMP_NUM_THREADS"] = "1"
 	}
 	return env
@@ -107,5 +108,29 @@ func notHeld(port int, err error) error {
 
 func (h *heldPort) release() { _ = unix.Close(h.fd) }
 
-// defaultWorkers bounds how many ranks are written at the same time.
-func defaultWorkers() int { return runtime.GOMAXPROCS(0) + 2 }
+// TorchConfig is what torchrun's flags say of the workers' environment.
+type TorchConfig struct {
+	Role       string // ROLE_NAME; default "default"
+	RunID      string // TORCHELASTIC_RUN_ID; default: the run's name
+	MasterAddr string // default 127.0.0.1
+	MasterPort int    // default: a free one, another for each attempt
+}
+
+func (c TorchConfig) masterAddr() string { return cmp.Or(c.MasterAddr, "127.0.0.1") }
+
+// masterPort holds the port for rank 0.
+func (c TorchConfig) masterPort() (*heldPort, error) {
+	h, err := holdPort(c.MasterPort)
+	if errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EACCES) {
+		return nil, fmt.Errorf("%w: %w: choose another --master-port, or leave it out for a free one", ErrConfig, err)
+	}
+	return h, err
+}
+
+// ncclErrorHandling is the user's choice, or torchrun's.
+func ncclErrorHandling() string {
+	if v, set := os.LookupEnv("TORCH_NCCL_ASYNC_ERROR_HANDLING"); set {
+		return v
+	}
+	return "1"
+}

@@ -8,15 +8,15 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
-	"strings"
 	"syscall"
+
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // Bounds in bytes. An event has to fit the log, where a byte may take six, and
 // a traceback of any length must not keep its group from being restarted.
 const (
 	maxErrorFile = 16 << 20 // what is read of an error file
-	maxMessage   = 16 << 10 // of what the log keeps: its beginning
 	maxTraceback = 64 << 10 // of what the log keeps: its end, where the error is
 )
 
@@ -26,14 +26,14 @@ const (
 //	{"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": "<unix>"}}}
 //	{"message": "…"}
 type told struct {
-	message   string // at most maxMessage
+	message   string // at most MaxMessage
 	traceback string // at most maxTraceback
 	at        int64  // unix seconds; 0 when it does not say
 }
 
 // errorFile is what rank has told, if anything.
 func (w *watch) errorFile(rank int) told {
-	data, err := readErrorFile(w.file(rank, "error.json"))
+	data, err := readErrorFile(w.group.File(rank, "error.json"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // most workers leave none
 		w.log.Warn("what a worker says of its failure is not known", "rank", rank, "error", err)
 	}
@@ -81,32 +81,11 @@ func parseErrorFile(data []byte) told {
 	if json.Unmarshal(data, &full) == nil {
 		m := full.Message
 		at, _ := strconv.ParseInt(m.ExtraInfo.Timestamp, 10, 64) // 0 when it is not a number
-		return told{beginning(m.Message, maxMessage), end(m.ExtraInfo.Callstack, maxTraceback), at}
+		return told{session.Beginning(m.Message, session.MaxMessage), session.End(m.ExtraInfo.Callstack, maxTraceback), at}
 	}
 	var plain struct{ Message string }
 	if json.Unmarshal(data, &plain) == nil {
-		return told{message: beginning(plain.Message, maxMessage)}
+		return told{message: session.Beginning(plain.Message, session.MaxMessage)}
 	}
-	return told{message: beginning(string(data), maxMessage)}
-}
-
-// marked is how much a mark of a cut takes of the bytes that are left.
-const marked = 64
-
-// beginning is text cut to at most limit bytes, with a mark where it is cut.
-func beginning(text string, limit int) string {
-	if len(text) <= limit {
-		return text
-	}
-	kept := strings.ToValidUTF8(text[:limit-marked], "")
-	return fmt.Sprintf("%s… (%d more bytes)", kept, len(text)-len(kept))
-}
-
-// end is the end of text, of at most limit bytes, with a mark where it is cut.
-func end(text string, limit int) string {
-	if len(text) <= limit {
-		return text
-	}
-	kept := strings.ToValidUTF8(text[len(text)-limit+marked:], "")
-	return fmt.Sprintf("(%d bytes before) …%s", len(text)-len(kept), kept)
+	return told{message: session.Beginning(string(data), session.MaxMessage)}
 }

@@ -3,14 +3,13 @@ package launch
 import (
 	"os"
 	"path/filepath"
+
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// ReportLimit is for tests from outside.
-var ReportLimit = reportLimit
-
 // Bounded is a store of which each staging directory has room for so many bytes.
-func Bounded(s Store, bytes int64) Store {
-	s.room = func(file *os.File) (int64, error) {
+func Bounded(s session.Store, bytes int64) session.Store {
+	s.Room = func(file *os.File) (int64, error) {
 		files, err := os.ReadDir(filepath.Dir(file.Name()))
 		if err != nil {
 			return 0, err

@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -58,11 +59,11 @@ func TestLongTraceback(t *testing.T) {
 
 // lateLog takes a while for the news of a worker's end.
 type lateLog struct {
-	launch.Log
+	session.Log
 	late time.Duration
 }
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l lateLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	if facts[0].Kind == (events.WorkerExited{}).Kind() {
 		select {
@@ -146,7 +147,7 @@ func TestLargeReport(t *testing.T) {
 	report := func(rank, size int) (int, string) {
 		return ranks[rank].post("report", fmt.Sprintf(`{"step":1,"metrics":{"%02d":%q}}`, rank, strings.Repeat("x", size)))
 	}
-	limit := launch.ReportLimit(world) - len(`{"00":""}`)
+	limit := session.ReportLimit(world) - len(`{"00":""}`)
 	if status, reply := report(3, limit+1); status != 400 || !strings.Contains(reply, "each of 20 ranks may report") {
 		t.Errorf("%d %s", status, reply)
 	}

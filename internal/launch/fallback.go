@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -88,9 +89,7 @@ func (j *job) held(c projections.Checkpoint) (files []string) {
 	if c.Run != j.cfg.Run || c.Trial != j.cfg.Trial {
 		return nil
 	}
-	copies, release := j.arenas.Hold(c.ID)
-	defer release()
-	for rank := range copies {
+	for _, rank := range j.Staged(c.ID) {
 		files = append(files, fmt.Sprintf("r%05d.safetensors", rank))
 	}
 	return files
@@ -103,7 +102,7 @@ const examineLimit = 2 * time.Minute
 // examine looks at the files of a checkpoint. A disk that does not answer keeps
 // its goroutine, and nobody else.
 func (j *job) examine(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest) (data.Report, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, examineLimit, fmt.Errorf("%w within %v: look at the disk of the store", errStuck, examineLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, examineLimit, fmt.Errorf("%w within %v: look at the disk of the store", session.ErrStuck, examineLimit))
 	defer cancel()
 	type answer struct {
 		report data.Report
@@ -143,7 +142,7 @@ func (j *job) wholeFrom(ctx context.Context, head string) (string, error) {
 			first = c
 		}
 		if len(j.passed) < maxPassedOver {
-			j.passed = append(j.passed, events.PassedOver{Checkpoint: id, Reason: beginning(c.defect, maxMessage)})
+			j.passed = append(j.passed, events.PassedOver{Checkpoint: id, Reason: session.Beginning(c.defect, session.MaxMessage)})
 			j.log.Warn("checkpoint passed over: it is not whole", "checkpoint", id, "reason", c.defect)
 		} else {
 			j.morePassed++

@@ -12,7 +12,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -61,7 +61,7 @@ func waitsForFile(t *testing.T) (command []string, release func()) {
 }
 
 // anotherStore is a store with a directory of its own in the place of shared memory.
-func anotherStore(t *testing.T) launch.Store {
+func anotherStore(t *testing.T) session.Store {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "store")
 	if _, err := store.Init(t.Context(), dir, ""); err != nil {

@@ -12,20 +12,20 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 // fullLog is the log of a disk that is nearly full: it refuses facts of some
 // kinds, and takes decisions.
 type fullLog struct {
-	launch.Log
+	session.Log
 	refuses []events.Body
 }
 
 var errFull = fmt.Errorf("the disk of the store has no room: %w", syscall.ENOSPC)
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l fullLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	for _, f := range facts {
 		for _, b := range l.refuses {
@@ -105,7 +105,7 @@ type roomyLog struct {
 	far func() bool
 }
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l roomyLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	if l.far() {
 		return l.Log.Append(ctx, facts...)

@@ -38,7 +38,7 @@ var trains = functionRole("trains", func(ctx context.Context, config function.Co
 func TestFunction(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, trains...)
-	j.cfg.Config = map[string]any{"lr": 0.5}
+	j.cfg.TrialConfig = map[string]any{"lr": 0.5}
 	j.must()
 	got := said[events.Metrics](t, runOf(t))
 	if len(got) != 3 {

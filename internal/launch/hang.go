@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/launch/stacks"
 	"github.com/ckptstore/ckptstore/internal/rpc"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // Bounds of the account of a hang.
@@ -65,11 +66,11 @@ func (w *watch) endsHangs() {
 
 // awaitSilence waits until some ranks are silent. It gives none when ctx ends.
 // looked is when it was last known that this process runs.
-func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked time.Time) ([]silence, []int) {
+func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked time.Time) ([]session.Silence, []int) {
 	every := min(limit/looksPerLimit+1, longestLook)
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
-	lives := func(rank int) bool { return !w.procs[rank].Ended() }
+	lives := func(rank int) bool { return !w.proc(rank).Ended() }
 	for {
 		select {
 		case <-ticker.C:
@@ -79,20 +80,20 @@ func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked ti
 		now := time.Now()
 		if late := now.Sub(looked) - every; late > limit/2 {
 			w.log.Warn("the trainer did not run for some time, which does not count as silence of the ranks", "late", late)
-			w.group.pulses.shift(late)
+			w.pulses.Shift(late)
 		}
 		looked = now
-		if silent, waiting := w.group.pulses.silent(limit, now, lives); len(silent) > 0 {
+		if silent, waiting := w.pulses.Silent(limit, now, lives); len(silent) > 0 {
 			return silent, waiting
 		}
 	}
 }
 
 // hangCause names the silent ranks and those that wait for them.
-func hangCause(silent []silence, waiting []int) string {
+func hangCause(silent []session.Silence, waiting []int) string {
 	var parts []string
 	for _, s := range silent {
-		parts = append(parts, fmt.Sprintf("rank %d silent for %v, last request %s", s.rank, s.took.Round(100*time.Millisecond), s.last))
+		parts = append(parts, fmt.Sprintf("rank %d silent for %v, last request %s", s.Rank, s.Took.Round(100*time.Millisecond), s.Last))
 	}
 	cause := strings.Join(parts, "; ")
 	if len(waiting) == 0 {
@@ -114,17 +115,17 @@ func hangCause(silent []silence, waiting []int) string {
 
 // account writes where each rank hangs to the job's output, the silent ones
 // first, and gives the beginning of the first.
-func (w *watch) account(ctx context.Context, silent []silence) string {
+func (w *watch) account(ctx context.Context, silent []session.Silence) string {
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
-	w.group.signals.stacks.Store(true) // the group is ended after this in any case
+	w.signals.stacks.Store(true) // the group is ended after this in any case
 	var order []int
 	title := map[int]string{}
 	for _, s := range silent {
-		order = append(order, s.rank)
-		title[s.rank] = "silent"
+		order = append(order, s.Rank)
+		title[s.Rank] = "silent"
 	}
-	for rank := range w.procs {
+	for _, rank := range w.cfg.Local() {
 		if title[rank] == "" {
 			title[rank] = "not silent"
 			order = append(order, rank)
@@ -169,12 +170,12 @@ func firstLines(text string) string {
 
 // stacksOf is where a rank hangs, or why that cannot be said.
 func (w *watch) stacksOf(ctx context.Context, rank int) string {
-	p := w.procs[rank]
+	p := w.proc(rank)
 	if p.Ended() {
 		return "its process has ended\n"
 	}
 	target := stacks.Target{PID: p.PID()}
-	if _, err := os.Stat(w.file(rank, rpcSocket)); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(w.group.File(rank, rpcSocket)); !errors.Is(err, fs.ErrNotExist) {
 		target.Ask = func(ctx context.Context) (string, error) { return w.askStacks(ctx, rank) }
 	}
 	text, how, err := stacks.Collect(ctx, target)
@@ -194,7 +195,7 @@ const rpcSocket = "rpc"
 // askStacks calls the worker itself.
 func (w *watch) askStacks(ctx context.Context, rank int) (text string, err error) {
 	trainer, err := rpc.NewPipe(rpc.PipeConfig{
-		Self: rpc.Peer{Name: client.TrainerAgent, Rank: rpc.AnyRank}, Token: w.servers[rank].token,
+		Self: rpc.Peer{Name: client.TrainerAgent, Rank: rpc.AnyRank}, Token: w.tokens[rank],
 		Options: &rpc.TensorPipeOptions{Common: rpc.Common{MaxBytes: mostStacks}},
 	})
 	if err != nil {
@@ -202,7 +203,7 @@ func (w *watch) askStacks(ctx context.Context, rank int) (text string, err error
 	}
 	defer func() { err = errors.Join(err, trainer.Close()) }()
 	there := rpc.Peer{Name: client.AgentName(rank), Rank: rank}
-	if err := trainer.Add(rpc.Endpoint{Peer: there, Network: "unix", Address: w.file(rank, rpcSocket)}); err != nil {
+	if err := trainer.Add(rpc.Endpoint{Peer: there, Network: "unix", Address: w.group.File(rank, rpcSocket)}); err != nil {
 		return "", err
 	}
 	body, err := trainer.Call(ctx, there.Name, client.FunctionStacks, nil)

@@ -71,7 +71,7 @@ func TestHangIsRestarted(t *testing.T) {
 	if err := j.hangs(1); err != nil {
 		t.Fatal(err)
 	}
-	wantText(t, j.out, "[rank1] stacks of rank 1, which is silent:\n[rank1] by rpc:\n", "worker_test.stuckInALock", "[rank0] stacks of rank 0, which is not silent:\n[rank0] by rpc:\n", "client.(*Client).Report")
+	wantText(t, j.out, "[rank1] stacks of rank 1, which is silent:\n[rank1] by rpc:\n", "launch_test.stuckInALock", "[rank0] stacks of rank 0, which is not silent:\n[rank0] by rpc:\n", "client.(*Client).Report")
 	stopped := said[events.GroupStopped](t, runOf(t))
 	if len(stopped) != 2 {
 		t.Fatalf("group.stopped: %+v", stopped)

@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -29,36 +30,36 @@ const patience = 20 * time.Second
 // views are the questions of a job, put to a store.
 type views struct{ source query.Source }
 
-var _ launch.Views = views{}
+var _ session.Views = views{}
 
-// Trial implements launch.Views.
+// Trial implements session.Views.
 func (v views) Trial(ctx context.Context, run, trial string) (projections.Trial, error) {
 	return query.Ask(ctx, v.source, query.Trial, query.Params{Run: run, Trial: trial})
 }
 
-// Attempts implements launch.Views.
+// Attempts implements session.Views.
 func (v views) Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error) {
 	return query.Ask(ctx, v.source, query.Attempts, query.Params{Run: run, Trial: trial})
 }
 
-// OpenCheckpoints implements launch.Views.
+// OpenCheckpoints implements session.Views.
 func (v views) OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error) {
 	return query.Ask(ctx, v.source, query.OpenCheckpoints, query.Params{Run: run, Trial: trial})
 }
 
-// Resolve implements launch.Views.
+// Resolve implements session.Views.
 func (v views) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
 	return query.Ask(ctx, v.source, query.Resolve, query.Params{Ref: ref})
 }
 
-// Trials implements launch.Views.
+// Trials implements session.Views.
 func (v views) Trials(ctx context.Context, run string) ([]projections.Trial, error) {
 	return query.Ask(ctx, v.source, query.Trials, query.Params{Run: run})
 }
 
 // storeOf is what a job gets of a store.
-func storeOf(st *store.Store, shared string) launch.Store {
-	return launch.Store{
+func storeOf(st *store.Store, shared string) session.Store {
+	return session.Store{
 		ID: st.ID, Log: st.Log, Views: views{st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: shared,
@@ -69,7 +70,7 @@ func storeOf(st *store.Store, shared string) launch.Store {
 type job struct {
 	t      *testing.T
 	cfg    launch.Config
-	store  launch.Store
+	store  session.Store
 	out    *transcript // of the workers
 	log    *transcript // of the trainer
 	cancel context.CancelCauseFunc
@@ -107,9 +108,12 @@ func newJob(t *testing.T, nproc int, command ...string) *job {
 
 func config(run string, nproc int, command []string, out, log io.Writer) launch.Config {
 	return launch.Config{
-		Run: run, Trial: projections.DefaultTrial, Job: store.NewID(), Command: command, NProc: nproc,
-		SaveTimeout: patience, DrainTimeout: patience, Grace: patience, Collective: patience,
-		Stdout: out, Stderr: out, NewID: store.NewID, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		Config: session.Config{
+			Run: run, Trial: projections.DefaultTrial, Job: store.NewID(), Nodes: session.OneNode(nproc),
+			SaveTimeout: patience, DrainTimeout: patience, Collective: patience,
+			NewID: store.NewID, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		},
+		Command: command, Grace: patience, Stdout: out, Stderr: out,
 	}
 }
 

@@ -15,7 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/format/dcp"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -34,16 +35,17 @@ func pytorch(t *testing.T) *data.Foreign {
 	return f
 }
 
-func importInto(ctx context.Context, t *testing.T, run string, from *data.Foreign, change func(*launch.ImportConfig)) (launch.Imported, error) {
+func importInto(ctx context.Context, t *testing.T, run string, from *data.Foreign, change func(*session.ImportConfig)) (session.Imported, error) {
 	t.Helper()
-	cfg := launch.ImportConfig{
+	cfg := session.ImportConfig{
 		Run: run, Trial: projections.DefaultTrial, Job: store.NewID(), Step: 5, From: from, Command: []string{"import"},
 		Logger: slog.New(slog.DiscardHandler), NewID: store.NewID,
 	}
 	if change != nil {
 		change(&cfg)
 	}
-	return launch.Import(ctx, cfg, storeOf(home, memory))
+	cfg.Reap = process.ReapEarlier
+	return session.Import(ctx, cfg, storeOf(home, memory))
 }
 
 // TestImportIsAnOrdinaryJob imports the same step twice, and looks at the log
@@ -51,7 +53,7 @@ func importInto(ctx context.Context, t *testing.T, run string, from *data.Foreig
 func TestImportIsAnOrdinaryJob(t *testing.T) {
 	run, from := runOf(t), pytorch(t)
 	for attempt, want := range []string{"step-5.a1", "step-5.a2"} {
-		got, err := importInto(t.Context(), t, run, from, func(c *launch.ImportConfig) { c.InPlace = attempt == 1 })
+		got, err := importInto(t.Context(), t, run, from, func(c *session.ImportConfig) { c.InPlace = attempt == 1 })
 		if err != nil || got.Checkpoint != want || got.Attempt != attempt+1 || got.Ranks != 4 {
 			t.Fatalf("imported %+v, %v", got, err)
 		}
@@ -63,7 +65,7 @@ func TestImportIsAnOrdinaryJob(t *testing.T) {
 		t.Errorf("jobs ended %+v", jobs)
 	}
 	groups := said[events.GroupStarted](t, run)
-	if len(groups) != 2 || groups[0].WorldSize != 4 || groups[0].Backend != launch.ImportBackend || groups[1].Resume != "step-5.a1" {
+	if len(groups) != 2 || groups[0].WorldSize != 4 || groups[0].Backend != session.ImportBackend || groups[1].Resume != "step-5.a1" {
 		t.Errorf("groups %+v", groups)
 	}
 	if n := len(said[events.WriteCompleted](t, run)); n != 8 {
@@ -153,7 +155,7 @@ func TestImportOfHoles(t *testing.T) {
 				t.Errorf("holes in %v, want %v", found, holes)
 			}
 			for _, inPlace := range []bool{false, true} {
-				_, err = importInto(t.Context(), t, run, from, func(c *launch.ImportConfig) { c.InPlace = inPlace })
+				_, err = importInto(t.Context(), t, run, from, func(c *session.ImportConfig) { c.InPlace = inPlace })
 				if corrupt := (*data.CorruptError)(nil); !errors.As(err, &corrupt) || !strings.Contains(err.Error(), "does not cover") {
 					t.Errorf("imported with holes: %v", err)
 				}
@@ -164,14 +166,14 @@ func TestImportOfHoles(t *testing.T) {
 
 // TestImportThatFails aborts its save, says so, and leaves nothing.
 func TestImportThatFails(t *testing.T) {
-	for name, spoil := range map[string]func(*launch.ImportConfig, context.CancelCauseFunc){
-		"interrupted": func(c *launch.ImportConfig, cancel context.CancelCauseFunc) {
+	for name, spoil := range map[string]func(*session.ImportConfig, context.CancelCauseFunc){
+		"interrupted": func(c *session.ImportConfig, cancel context.CancelCauseFunc) {
 			c.Read = func(int64) { cancel(errors.New("the user is impatient")) }
 		},
-		"file is gone": func(c *launch.ImportConfig, _ context.CancelCauseFunc) {
+		"file is gone": func(c *session.ImportConfig, _ context.CancelCauseFunc) {
 			c.Read = func(int64) { _ = os.Remove(filepath.Join(c.From.Path(), "__3_0.distcp")) }
 		},
-		"adopted file changed": func(c *launch.ImportConfig, _ context.CancelCauseFunc) {
+		"adopted file changed": func(c *session.ImportConfig, _ context.CancelCauseFunc) {
 			c.InPlace = true
 			_ = os.Truncate(filepath.Join(c.From.Path(), "__3_0.distcp"), 5)
 		},
@@ -180,7 +182,7 @@ func TestImportThatFails(t *testing.T) {
 			run, from := runOf(t), pytorch(t)
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
-			_, err := importInto(ctx, t, run, from, func(c *launch.ImportConfig) { spoil(c, cancel) })
+			_, err := importInto(ctx, t, run, from, func(c *session.ImportConfig) { spoil(c, cancel) })
 			if err == nil {
 				t.Fatal("it succeeds")
 			}

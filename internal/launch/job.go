@@ -1,49 +1,38 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
-	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
-	"github.com/ckptstore/ckptstore/internal/session/staging"
-	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
-
-// ErrConfig says that a job cannot run as it was asked for.
-var ErrConfig = errors.New("bad configuration")
 
 // job is the state of one Run.
 type job struct {
-	cfg     Config
-	store   Store
-	log     *slog.Logger
-	scribe  *scribe
-	lane    *lane
-	guard   *process.Guard
-	prey    *process.Hunt // the processes of this job
-	output  *logs.Dir
-	arenas  *staging.Arenas
-	keeper  *keeper
-	diskUse *diskUse
-	devices *deviceGate
-	runtime string   // directory of this job's sockets
-	newest  lastSave // of the last attempt
-	told    bool     // its workers were told to end
-	reached int64    // the step that they reported last; -1: none
-	orders  *orders
-	reason  string // of the job's end, when it is not an error
+	*session.Job
+	cfg       Config
+	store     session.Store
+	log       *slog.Logger
+	guard     *process.Guard
+	processes *process.Hunt // of this job
+	output    *logs.Dir
+	devices   *deviceGate
+	newest    session.LastSave // of the last attempt
+	told      bool             // its workers were told to end
+	reached   int64            // the step that they reported last; -1: none
+	orders    *orders
+	reason    string // of the job's end, when it is not an error
 	// Checkpoints that the next attempt does not resume from: their files are
 	// not whole.
 	passed     []events.PassedOver
@@ -55,13 +44,23 @@ type job struct {
 	finished bool     // all ranks of the last attempt have said that they are done
 }
 
+// prepare returns a job whose processes are not started yet. Its session is cfg's
+// when the job is made.
+func prepare(ctx context.Context, cfg Config, store session.Store) *job {
+	cfg.Reap = process.ReapEarlier
+	j := &job{cfg: cfg, log: cfg.Logger, processes: process.NewHunt(cfg.Job), orders: newOrders()}
+	j.Job = session.NewJob(ctx, cfg.Config, store)
+	j.store = j.Store()
+	return j
+}
+
 // Run runs a job until its workers are done, its failure budget is used up,
 // or ctx ends. The caller holds the run's lease. On return no process of the
 // job is left, whatever happened.
-func Run(ctx context.Context, cfg Config, store Store) (err error) {
+func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	cfg = cfg.withDefaults()
-	if cfg.NProc < 1 {
-		return fmt.Errorf("%w: %d workers a node; --nproc must be 1 or more", ErrConfig, cfg.NProc)
+	if n := len(cfg.Local()); n < 1 {
+		return fmt.Errorf("%w: %d workers a node; --nproc must be 1 or more", ErrConfig, n)
 	}
 	if len(cfg.Command) == 0 {
 		return fmt.Errorf("%w: no command to run; give one after --", ErrConfig)
@@ -74,22 +73,23 @@ func Run(ctx context.Context, cfg Config, store Store) (err error) {
 	if err != nil {
 		return err
 	}
-	store = store.patiently(ctx, cfg.Logger).untilRoom()
-	j := &job{hooks: hooks, cfg: cfg, store: store, log: cfg.Logger, prey: process.NewHunt(cfg.Job), scribe: newScribe(cfg, store.Log), orders: newOrders()}
+	keeper := newKeeper(cfg.Collect, cfg.Logger)
+	diskUse := &diskUse{usage: store.Data.Usage, bounded: cfg.Collect != nil, log: cfg.Logger}
+	cfg.Committed, cfg.Costs = keeper.committed, diskUse.committed
+	j := prepare(ctx, cfg, store)
+	j.hooks = hooks
 	j.devices = &deviceGate{job: j}
 	j.output = j.openOutput()
-	j.scribe.words = store.words
-	if err := j.open(); err != nil {
+	if err := j.Open(); err != nil {
 		return err
 	}
-	defer func() { err = j.close(err) }()
+	defer func() { err = j.Close(err) }()
 	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger); err != nil {
 		return err
 	}
 	defer j.guard.Stop()
-	j.keeper = startKeeper(cfg.Collect, cfg.Logger)
-	j.diskUse = &diskUse{usage: store.Data.Usage, bounded: cfg.Collect != nil, log: cfg.Logger}
-	defer j.keeper.stop(ctx, cfg.DrainTimeout)
+	keeper.start()
+	defer keeper.stop(ctx, cfg.DrainTimeout)
 	return j.run(ctx)
 }
 
@@ -119,10 +119,10 @@ func (j *job) run(ctx context.Context) (err error) {
 	end := context.WithoutCancel(ctx)
 	ended := &events.JobEnded{Job: j.cfg.Job, ExitCode: j.cfg.ExitCode(err), Reason: j.reason}
 	if err != nil {
-		ended.Reason = beginning(err.Error(), maxMessage)
+		ended.Reason = session.Beginning(err.Error(), session.MaxMessage)
 	}
-	left := &events.NodeLeft{Job: j.cfg.Job, Node: 0, Reason: "the job ended"}
-	unsaid := j.scribe.sayAs(end, events.None, j.scribe.node, left, ended)
+	left := &events.NodeLeft{Job: j.cfg.Job, Node: j.cfg.Node, Reason: "the job ended"}
+	unsaid := j.AppendOfRun(end, left, ended)
 	if full := syscall.ENOSPC; errors.Is(err, full) && errors.Is(unsaid, full) {
 		return err // and for the same reason the log does not hear of it
 	}
@@ -132,36 +132,32 @@ func (j *job) run(ctx context.Context) (err error) {
 // started appends job.started and reports where it is in the log. It does not
 // wait for room: a job does not start on a disk that has none.
 func (j *job) started(ctx context.Context, host string) error {
-	facts, err := j.scribe.facts(events.None, j.scribe.node, []events.Body{
+	recorded, err := j.AppendOfRunNow(ctx,
 		&events.JobStarted{
 			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
-			NProc: j.cfg.NProc, NNodes: 1, Resume: j.cfg.Resume,
+			NProc: len(j.cfg.Local()), NNodes: len(j.cfg.Nodes), Resume: j.cfg.Resume,
 			Flags: j.cfg.Launch.Flags, Dir: j.cfg.Launch.Dir, Logs: j.cfg.Output.Said,
 		},
-		&events.NodeJoined{Job: j.cfg.Job, Node: 0, Host: host},
-	})
-	if err != nil {
-		return err
-	}
-	sequences, err := j.scribe.log.Append(ctx, facts...)
+		&events.NodeJoined{Job: j.cfg.Job, Node: j.cfg.Node, Host: host},
+	)
 	if err == nil && j.cfg.Launch.Recorded != nil {
-		j.cfg.Launch.Recorded(ctx, events.Recorded{Event: facts[0].Event, Sequence: sequences[0]})
+		j.cfg.Launch.Recorded(ctx, recorded[0])
 	}
 	return err
 }
 
 // attempts runs the worker group until it is done or may not be restarted.
 func (j *job) attempts(ctx context.Context) error {
-	trial, err := j.openTrial(ctx)
+	trial, err := j.OpenTrial(ctx, j.orders.saw)
 	if err != nil {
 		return err
 	}
 	resume, err := j.firstResume(ctx, trial)
 	// What could be finished is.
-	if err := errors.Join(err, j.arenas.KeepLeft(resume, j.log)); err != nil {
+	if err := errors.Join(err, j.KeepStaged(resume)); err != nil {
 		return err
 	}
-	if err := j.reapEarlier(ctx); err != nil {
+	if err := j.ReapEarlier(ctx); err != nil {
 		return err
 	}
 	backoff, head, loop := backoff{enough: j.cfg.ShortLife}, trial.Head, crashLoop{}
@@ -171,7 +167,7 @@ func (j *job) attempts(ctx context.Context) error {
 			return err
 		}
 		began := time.Now()
-		j.log.Info("attempt starts", "attempt", trial.Attempt+1, "world_size", j.cfg.NProc, "resume", or(resume, "nothing: a fresh start"))
+		j.log.Info("attempt starts", "attempt", trial.Attempt+1, "world_size", j.cfg.World(), "resume", cmp.Or(resume, "nothing: a fresh start"))
 		cause, err := j.attempt(ctx, trial.Attempt+1, budget.used(WorkerFailure), resume)
 		if err != nil {
 			return err
@@ -195,7 +191,7 @@ func (j *job) attempts(ctx context.Context) error {
 		}
 		if !budget.charge(cause.Kind) {
 			cause.Attempt, cause.Restarts = n, budget.used(cause.Kind)
-			_, err := j.lane.decide(context.WithoutCancel(ctx), &events.TrialErrored{Attempt: n, Message: cause.Cause})
+			err := j.Decide(context.WithoutCancel(ctx), &events.TrialErrored{Attempt: n, Message: cause.Cause})
 			return errors.Join(cause, err)
 		}
 		if unknown != nil {
@@ -203,78 +199,13 @@ func (j *job) attempts(ctx context.Context) error {
 		}
 		if resume, err = j.nextResume(ctx, trial); err != nil {
 			after := context.WithoutCancel(ctx)
-			return errors.Join(cause, err, j.paused(after, trial.Attempt, beginning(err.Error(), maxMessage)))
+			return errors.Join(cause, err, j.paused(after, trial.Attempt, session.Beginning(err.Error(), session.MaxMessage)))
 		}
 		wait := backoff.after(lived, trial.Head != head)
 		head = trial.Head
-		j.log.Warn("restarting the group", "cause", cause.Cause, "from", or(resume, "the beginning: nothing is committed"), "after", wait)
+		j.log.Warn("restarting the group", "cause", cause.Cause, "from", cmp.Or(resume, "the beginning: nothing is committed"), "after", wait)
 		if err := j.rest(ctx, wait); err != nil {
 			return errors.Join(err, j.paused(context.WithoutCancel(ctx), trial.Attempt, err.Error()))
 		}
-	}
-}
-
-// earlierAttempts is how many attempts back processes are looked for.
-const earlierAttempts = 10
-
-// reapEarlier kills what earlier jobs of the run have left: their guard may
-// have been killed with their trainer, or be still at work.
-func (j *job) reapEarlier(ctx context.Context) error {
-	attempts, err := j.store.Views.Attempts(ctx, j.cfg.Run, j.cfg.Trial)
-	if err != nil && !errors.Is(err, projections.ErrNotFound) {
-		return err
-	}
-	slices.SortFunc(attempts, func(a, b projections.Attempt) int { return b.Attempt - a.Attempt })
-	var jobs []string
-	for _, a := range attempts[:min(len(attempts), earlierAttempts)] {
-		if a.Job != "" && a.Job != j.cfg.Job && !slices.Contains(jobs, a.Job) {
-			jobs = append(jobs, a.Job)
-		}
-	}
-	if len(jobs) == 0 {
-		return nil
-	}
-	// The log names them, and a client that can append to it can name a live job: of another
-	// store or run, or of the store that this one is a copy of.
-	hunt := process.NewHunt(jobs...).Of(client.EnvStoreID+"="+j.store.ID, client.EnvRun+"="+j.cfg.Run, client.EnvTrial+"="+j.cfg.Trial).Orphans(ctx, j.log)
-	if err := hunt.Kill(ctx); err != nil {
-		return fmt.Errorf("end what earlier jobs of the run have left: %w", err)
-	}
-	return nil
-}
-
-func or(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
-}
-
-// openTrial finds or creates the trial, and brings to an end what an earlier
-// trainer has left open.
-func (j *job) openTrial(ctx context.Context) (projections.Trial, error) {
-	trial, err := j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial)
-	created := err == nil
-	if err != nil && !errors.Is(err, projections.ErrNotFound) {
-		return trial, err
-	}
-	j.lane = &lane{
-		scribe: j.scribe, agg: events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial},
-		conflict: j.store.Conflict, attempt: trial.Attempt, last: trial.LaneSeq, noted: j.orders.saw,
-	}
-	if !created {
-		_, err := j.lane.decide(ctx, &events.TrialCreated{Config: j.cfg.Config})
-		return trial, err
-	}
-	if err := j.recoverSaves(ctx, trial); err != nil {
-		return trial, err
-	}
-	return j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial)
-}
-
-func (j *job) coordinator(attempt, world int) planner.CoordinatorConfig {
-	return planner.CoordinatorConfig{
-		Store: j.store.ID, Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: attempt,
-		WorldSize: world, Timeout: j.cfg.SaveTimeout, Strict: j.cfg.StrictReplicas,
 	}
 }

@@ -20,18 +20,25 @@ type keeper struct {
 	done    chan struct{}
 }
 
-// startKeeper is nil when nothing is to be collected.
-func startKeeper(collect func(context.Context) error, log *slog.Logger) *keeper {
+// newKeeper returns nil when nothing is to be collected.
+func newKeeper(collect func(context.Context) error, log *slog.Logger) *keeper {
 	if collect == nil {
 		return nil
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	k := &keeper{
-		collect: collect, log: log, cancel: cancel,
+	return &keeper{
+		collect: collect, log: log,
 		due: make(chan struct{}, 1), last: make(chan struct{}), done: make(chan struct{}),
 	}
+}
+
+// start begins to collect; the caller stops it.
+func (k *keeper) start() {
+	if k == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	k.cancel = cancel
 	go k.run(ctx)
-	return k
 }
 
 // committed notes a commit.

@@ -21,6 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -52,11 +53,11 @@ var trainer = role("trainer", func(ctx context.Context, args []string) error {
 
 // deafLog never takes facts of a kind.
 type deafLog struct {
-	launch.Log
+	session.Log
 	kind string
 }
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l deafLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	for _, f := range facts {
 		if string(f.Kind) == l.kind {

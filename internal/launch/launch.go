@@ -1,137 +1,48 @@
-// Package launch runs one job on one node: it starts the worker processes,
-// serves each of them a socket, shells the save coordinator, and starts the
-// group again from the last committed checkpoint when a worker dies.
+// Package launch runs the processes of one job on one node: it starts them,
+// watches them, ends them, and starts the group again from the last committed
+// checkpoint when a worker dies. Package session serves their ranks.
 //
-//	Job          one launch for a run: attempts until done or out of budget
+//	Run          attempts of a job, until it is done or out of budget
+//	Attend       one attempt of processes that started by themselves
 //	attempt      one life of the worker group, opened by group.started
-//	rankServer   the socket of one rank: package client has the protocol
-//	handoff      reports of all ranks, one iteration at a time
-//	orders       requests to end, by signal, time or log: the answers to reports carry them
-//	saver        the log feeds the coordinator, its commands are executed
-//	outbox       facts of saves that nobody waits for
-//	lane         this attempt's decisions, refused by the log once fenced
-//	pulses       the ranks' requests as signs of life: one that is silent hangs
+//	watch        the processes of one attempt: start, wait, end
+//	orders       requests to end, by signal, time or log; replies to reports carry them
+//	stopState    whether the workers poll for such requests
+//	heldSignals  signals that workers hold back until the trainer ends them
+//	deviceGate   the health of the job's GPUs, before and during an attempt
+//	budgets      how many failures are tolerated, by whose fault they are
+//	candidate    a checkpoint to resume from, which must be whole
 //
 // Package process has the processes themselves and the guard that kills them if
-// the trainer dies, package staging the shared memory that ranks save and load
-// by, package restore their loads.
-//
-// What the job knows comes from the log; what it decides goes there before it
-// is acted on.
+// the trainer dies.
 package launch
 
 import (
 	"context"
 	"io"
-	"iter"
-	"log/slog"
-	"net/http"
-	"os"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/data"
-	"github.com/ckptstore/ckptstore/internal/redact"
-	"github.com/ckptstore/ckptstore/internal/session/staging"
-	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// Log is what a job needs of the log. All methods may be called concurrently
-// and retry lost connections until their context ends, or until a deadline of
-// their own: then the job calls them again.
-type Log interface {
-	// Append stores facts; they are durable on return. Calling it again with
-	// the same events stores nothing twice.
-	Append(ctx context.Context, facts ...events.Fact) ([]uint64, error)
-	// Decide stores a decision, durably, if the last one of its aggregate has
-	// the sequence after. Otherwise the error is a conflict, for which
-	// Options.Conflict reports true.
-	Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error)
-	// ReadTrial yields the events of a trial, and no others, in order from a
-	// sequence to another; until 0 means to follow them for ever. A decision
-	// that is missing is an error; that a fact is not there proves nothing.
-	ReadTrial(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error]
-	// ReadLane yields the decisions of a trial in the same way.
-	ReadLane(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error]
-	// Last is the sequence of the last event.
-	Last(ctx context.Context) (uint64, error)
-	// LastOf is that of the last event of a trial, 0 when it has none.
-	LastOf(ctx context.Context, of events.Aggregate) (uint64, error)
-}
+// ErrConfig says that a job cannot run as it was asked for.
+var ErrConfig = session.ErrConfig
 
-// Views answers from the projections. An answer holds at least what was in
-// the log when the call began.
-type Views interface {
-	Trial(ctx context.Context, run, trial string) (projections.Trial, error)
-	Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error)
-	OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error)
-	Resolve(ctx context.Context, ref string) (projections.Checkpoint, error)
-	// Trials are those of a run.
-	Trials(ctx context.Context, run string) ([]projections.Trial, error)
-}
-
-// Blobs moves event bodies that are too large for the log to files and back.
-type Blobs interface {
-	// Put makes data durable and returns a claim check, or data itself when
-	// it is small enough.
-	Put(ctx context.Context, data []byte) (events.Blob, error)
-	// Get returns the data, verified.
-	Get(ctx context.Context, b events.Blob) ([]byte, error)
-}
-
-// Foreign opens a checkpoint of another program by its path, and checks that
-// it is whole. An error names what is wrong and where.
-type Foreign func(ctx context.Context, path string) (*data.Foreign, error)
-
-// Store is where a job keeps its log and data.
-type Store struct {
-	ID       string // identity
-	Log      Log
-	Views    Views
-	Blobs    Blobs
-	Data     *data.Root
-	Foreign  Foreign
-	Conflict func(error) bool // whether Log.Decide failed because another decision came first
-	// Unserved reports whether a call of Log or Views failed because nobody
-	// answered it, or for want of room in the log. The job makes such a call again
-	// until it is answered; nil: never.
-	Unserved func(error) bool
-	Runtime  string // private directory for sockets, with a short path
-	Shared   string // directory in memory for staging, such as /dev/shm
-
-	room  func(*os.File) (int64, error) // bytes that are free where a file of Shared is; nil: ask the system
-	words *lastWords                    // what Log and Views wait by; nil: they do not wait
-}
-
-// Config says what to run. Durations are deadlines; zero takes the default.
+// Config says what to run: the group of ranks, which [session.Config] describes,
+// and how its processes are started, watched and ended. Durations are deadlines;
+// zero takes the default.
 type Config struct {
-	Run         string
-	Trial       string
-	Job         string // a UUID
+	session.Config
 	Command     []string
-	NProc       int
 	MaxRestarts int    // failures that are tolerated; -1: any number
 	Resume      string // auto, none, require, a reference or the path of another program's checkpoint
-	// StrictReplicas aborts a save in which ranks offer copies of a tensor or
-	// value that differ, instead of saving the lowest rank's with a warning.
-	StrictReplicas bool
-	Config         map[string]any
-	// Services answers what workers ask of the store itself, by requests below
-	// [ServicePath] that have the right token; nil refuses them.
-	Services http.Handler
-	Backend  string // name of the communication backend; default none
+	Backend     string // name of the communication backend; default none
 	BackendConfig
 	Torch TorchConfig
 	// Withheld names variables of the environment that workers do not inherit,
 	// such as the trainer's credentials: a worker is given a socket of its own.
 	Withheld []string
 
-	// StagingSlots is how many saves of a rank may be in shared memory at once,
-	// within StagingMemory; default 2. WhenBusy says what a save does when they
-	// all are in use; default [staging.BusyWait].
-	StagingSlots  int
-	StagingMemory staging.Memory
-	WhenBusy      staging.WhenBusy
 	// Collect deletes the checkpoints that are not to be kept, after commits
 	// and beside the training; nil deletes none. It returns soon after its
 	// context ends, and what it has not done a later call does.
@@ -150,11 +61,8 @@ type Config struct {
 	// while none is being answered, until its group is ended as hung; 0: for ever.
 	HangTimeout time.Duration
 
-	SaveTimeout  time.Duration // begun to committed; default 10 min
-	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
-	Grace        time.Duration // SIGTERM to SIGKILL; default 10 s
-	ShortLife    time.Duration // an attempt that failed sooner waits before the next; default 5 s
-	Collective   time.Duration // until all ranks have joined a collective or a report; default 10 min
+	Grace     time.Duration // SIGTERM to SIGKILL; default 10 s
+	ShortLife time.Duration // an attempt that failed sooner waits before the next; default 5 s
 
 	// MaxInfraRestarts is as MaxRestarts, of failures that are not the workers'.
 	MaxInfraRestarts int
@@ -165,14 +73,10 @@ type Config struct {
 	Deadline     time.Time
 	PreemptGrace time.Duration // for workers that were told of a preemption, until SIGTERM; default 2 min
 	Launch       Launch        // said in the log, so that the job can be launched again
-	Redact       redact.Names  // names of secrets in Command, Launch.Flags and Config, whose values stay out of the log
 	Output       Output        // where the workers' output is kept
 
-	Stdout, Stderr io.Writer // of the workers, line by line
-	Logger         *slog.Logger
-	Now            func() time.Time // default time.Now
-	NewID          func() string    // mints UUIDv7s
-	ExitCode       func(error) int  // of the trainer, for job.ended; default 0 or 1
+	Stdout, Stderr io.Writer       // of the workers, line by line
+	ExitCode       func(error) int // of the trainer, for job.ended; default 0 or 1
 }
 
 func (c Config) withDefaults() Config {
@@ -181,29 +85,13 @@ func (c Config) withDefaults() Config {
 			*d = v
 		}
 	}
-	def(&c.SaveTimeout, 10*time.Minute)
-	def(&c.DrainTimeout, 2*time.Minute)
+	c.Config = c.Config.WithDefaults()
 	def(&c.Grace, 10*time.Second)
 	def(&c.ShortLife, 5*time.Second)
-	def(&c.Collective, 10*time.Minute)
 	def(&c.PreemptGrace, 2*time.Minute)
 	def(&c.DeviceTimeout, time.Minute)
-	if c.Now == nil {
-		c.Now = time.Now
-	}
 	if c.ExitCode == nil {
-		c.ExitCode = func(err error) int {
-			if err != nil {
-				return 1
-			}
-			return 0
-		}
-	}
-	if c.StagingSlots == 0 {
-		c.StagingSlots = 2
-	}
-	if c.WhenBusy == "" {
-		c.WhenBusy = staging.BusyWait
+		c.ExitCode = exitCode
 	}
 	if c.Resume == "" {
 		c.Resume = "auto"
@@ -212,4 +100,12 @@ func (c Config) withDefaults() Config {
 		c.Backend = "none"
 	}
 	return c
+}
+
+// exitCode is what a trainer exits with that has no codes of its own.
+func exitCode(err error) int {
+	if err != nil {
+		return 1
+	}
+	return 0
 }

@@ -1,11 +1,13 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -17,12 +19,6 @@ type LostSaveError struct {
 	Checkpoint string // that was aborted or lost
 	Reason     string
 	Newest     string // committed checkpoint of the line; empty: there is none
-}
-
-// lastSave is the newest save of an attempt.
-type lastSave struct {
-	checkpoint string // empty: there was none
-	unbegun    string // why the log has not begun it; empty: it has, or nobody knows
 }
 
 // Error says what is lost and the next step.
@@ -44,19 +40,18 @@ func (j *job) completed(ctx context.Context, attempt int) error {
 		if err != nil {
 			return err
 		}
-		lost := &LostSaveError{Checkpoint: j.newest.checkpoint, Reason: why, Newest: trial.Head}
-		return errors.Join(lost, j.paused(ctx, attempt, beginning(lost.Error(), maxMessage)))
+		lost := &LostSaveError{Checkpoint: j.newest.Checkpoint, Reason: why, Newest: trial.Head}
+		return errors.Join(lost, j.paused(ctx, attempt, session.Beginning(lost.Error(), session.MaxMessage)))
 	}
-	_, err := j.lane.decide(ctx, &events.TrialCompleted{Attempt: attempt})
-	return err
+	return j.Decide(ctx, &events.TrialCompleted{Attempt: attempt})
 }
 
 // lost is why the last save of the last attempt does not exist; empty if it
 // does, or if there was none.
 func (j *job) lost(ctx context.Context) (why string, err error) {
-	id := j.newest.checkpoint
-	if id == "" || j.newest.unbegun != "" {
-		return j.newest.unbegun, nil
+	id := j.newest.Checkpoint
+	if id == "" || j.newest.Unbegun != "" {
+		return j.newest.Unbegun, nil
 	}
 	c, err := j.store.Views.Resolve(ctx, j.cfg.Run+"/"+j.cfg.Trial+"@"+id)
 	switch {
@@ -65,7 +60,7 @@ func (j *job) lost(ctx context.Context) (why string, err error) {
 	case err != nil:
 		return "", err
 	case c.State == projections.Aborted:
-		return or(c.Reason, "no reason is in the log"), nil
+		return cmp.Or(c.Reason, "no reason is in the log"), nil
 	}
 	return "", nil
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // refusesLater is refusesSecond that has its answer late: when the worker has
@@ -20,7 +20,7 @@ type refusesLater struct {
 	told <-chan struct{}
 }
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l refusesLater) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	seq, err := l.refusesSecond.Append(ctx, facts...)
 	if err != nil {
@@ -80,7 +80,7 @@ func TestLastSaveIsLost(t *testing.T) {
 	}
 }
 
-var _ launch.Log = refusesLater{}
+var _ session.Log = refusesLater{}
 
 var lastIsRefused = workerRole("is refused its last save", func(ctx context.Context, c *client.Client) error {
 	if err := save(ctx, c, 1); err != nil {

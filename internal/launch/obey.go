@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,34 +9,32 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// hearing is what is known of whether the workers of an attempt listen.
-type hearing struct {
+// stopState tracks whether the workers of an attempt poll for stop requests, and
+// whether one of them was told to end.
+type stopState struct {
 	orders *orders
 	open   atomic.Bool // one of them has reported, or asked whether to stop
 	told   atomic.Bool // one of them was told to end, by an answer or by SIGTERM
 }
 
-func (h *hearing) listens() { h.open.Store(true) }
+var _ session.Orders = (*stopState)(nil)
 
-// tell is what workers are asked from now on. Who calls it tells them.
-func (h *hearing) tell() string {
+// Listens implements [session.Orders].
+func (h *stopState) Listens() { h.open.Store(true) }
+
+// Tell implements [session.Orders].
+func (h *stopState) Tell() string {
 	o, _ := h.orders.given()
 	if o == nil {
 		return ""
 	}
 	h.told.Store(true)
 	return o.asks()
-}
-
-// onShouldStop answers one rank. The ranks agree by asking through one of them.
-func (s *rankServer) onShouldStop(context.Context, struct{}) (client.StopReply, error) {
-	s.hearing.listens()
-	return client.StopReply{Stop: s.hearing.tell()}, nil
 }
 
 // obey ends the workers when the job is asked to end, until the result is
@@ -47,7 +46,7 @@ func (w *watch) obey(term func()) (done func()) {
 	go func() {
 		defer close(ended)
 		if w.awaitOrder(ctx) {
-			w.group.hearing.told.Store(true)
+			w.stop.told.Store(true)
 			term()
 		}
 	}()
@@ -69,7 +68,7 @@ func (w *watch) awaitOrder(ctx context.Context) bool {
 			if w.living() == 0 {
 				return false // they have ended, and it is the news that comes late
 			}
-			if !w.group.hearing.open.Load() {
+			if !w.stop.open.Load() {
 				w.log.Warn("the workers neither report nor ask whether to stop: they get SIGTERM", "reason", o.Reason, "grace", w.cfg.Grace)
 				return true
 			}
@@ -132,7 +131,7 @@ func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) *even
 		if o.Preempt {
 			stopped.Failure = string(PreemptionFailure)
 		}
-		stopped.Reason = beginning(fmt.Sprintf("%s (%s): %s", o.asks(), o.Reason, stopped.Reason), maxMessage)
+		stopped.Reason = session.Beginning(fmt.Sprintf("%s (%s): %s", o.asks(), o.Reason, stopped.Reason), session.MaxMessage)
 	}
 	return stopped
 }
@@ -163,17 +162,17 @@ func (j *job) obeyed(ctx context.Context, n int, cause *FailedError) (bool, erro
 			return true, err
 		}
 		if unsaved != "" {
-			e.Why = fmt.Sprintf("the last save, %s, is lost: %s", j.newest.checkpoint, unsaved)
+			e.Why = fmt.Sprintf("the last save, %s, is lost: %s", j.newest.Checkpoint, unsaved)
 		}
 		e.Saved = e.Why == ""
-		return true, errors.Join(e, j.paused(ctx, n, beginning("preempted: "+o.Reason, maxMessage)))
+		return true, errors.Join(e, j.paused(ctx, n, session.Beginning("preempted: "+o.Reason, session.MaxMessage)))
 	}
-	j.reason = beginning("stopped as asked: "+o.Reason, maxMessage)
+	j.reason = session.Beginning("stopped as asked: "+o.Reason, session.MaxMessage)
 	err = j.paused(ctx, n, j.reason)
 	if unsaved != "" {
-		return true, errors.Join(&LostSaveError{Checkpoint: j.newest.checkpoint, Reason: unsaved, Newest: trial.Head}, err)
+		return true, errors.Join(&LostSaveError{Checkpoint: j.newest.Checkpoint, Reason: unsaved, Newest: trial.Head}, err)
 	}
-	j.log.Info("the job is stopped as asked; start the run again to go on", "reason", o.Reason, "from", or(trial.Head, "the beginning: nothing is committed"))
+	j.log.Info("the job is stopped as asked; start the run again to go on", "reason", o.Reason, "from", cmp.Or(trial.Head, "the beginning: nothing is committed"))
 	return true, err
 }
 
@@ -213,9 +212,9 @@ func (j *job) between(ctx context.Context, trial projections.Trial, ran bool) (b
 	}
 	ctx = context.WithoutCancel(ctx)
 	var err error
-	reason := beginning("preempted: "+o.Reason, maxMessage)
+	reason := session.Beginning("preempted: "+o.Reason, session.MaxMessage)
 	if !o.Preempt {
-		reason = beginning("stopped as asked: "+o.Reason, maxMessage)
+		reason = session.Beginning("stopped as asked: "+o.Reason, session.MaxMessage)
 		j.reason = reason
 	}
 	if ran || trial.Status == projections.Running || trial.Status == projections.Stopping {
@@ -262,9 +261,7 @@ func (j *job) tellWhenIdle(ctx context.Context) (stop func()) {
 				case <-ctx.Done():
 				}
 			case alive == nil || !(*alive)():
-				if j.store.words != nil {
-					j.store.words.tell(errAsked)
-				}
+				j.Hurry(errAsked)
 				return
 			default:
 				select {
@@ -288,7 +285,7 @@ func (j *job) unheard(err error) error {
 	}
 	why := ""
 	switch {
-	case errors.Is(err, errUnserved):
+	case errors.Is(err, session.ErrUnserved):
 		why = "the log does not answer, so it is not known what is saved"
 	case errors.Is(err, syscall.ENOSPC):
 		why = "the disk of the log is full, so what came after its last commit is lost; free space there"

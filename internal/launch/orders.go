@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -133,7 +134,7 @@ func (j *job) followLane(ctx context.Context, from uint64) error {
 			j.log.Info("a request to stop another job of the run is not obeyed", "job", b.Job, "reason", b.Reason)
 			continue
 		}
-		j.ask(StopRequest{Preempt: b.Preempt, Reason: or(b.Reason, "asked for in the log, without a reason")})
+		j.ask(StopRequest{Preempt: b.Preempt, Reason: cmp.Or(b.Reason, "asked for in the log, without a reason")})
 	}
 	return nil
 }

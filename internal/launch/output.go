@@ -43,14 +43,14 @@ func (j *job) openOutput() *logs.Dir {
 // at the end of the attempt.
 func (w *watch) outputs(rank int) (stdout, stderr io.Writer) {
 	prefix := ""
-	if w.cfg.NProc > 1 {
+	if w.cfg.World() > 1 {
 		prefix = fmt.Sprintf("[rank%d] ", rank)
 	}
 	one := func(s logs.Stream, terminal io.Writer) io.Writer {
 		var to []io.Writer
 		file, shown := w.cfg.Output.Routes.Of(rank, s)
 		if file && w.cfg.Output.Dir != "" {
-			f := w.output.File(w.group.attempt, rank, s)
+			f := w.output.File(w.group.Number, rank, s)
 			w.files = append(w.files, f)
 			to = append(to, f) // first, as a terminal may block
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -194,7 +195,7 @@ func TestCancel(t *testing.T) {
 func TestBadConfig(t *testing.T) {
 	t.Parallel()
 	for says, change := range map[string]func(*launch.Config){
-		"--nproc must be 1 or more": func(c *launch.Config) { c.NProc = 0 },
+		"--nproc must be 1 or more": func(c *launch.Config) { c.Nodes = session.OneNode(0) },
 		"no command to run":         func(c *launch.Config) { c.Command = nil },
 		"not found in $PATH":        func(c *launch.Config) { c.Command = []string{"no-such-program-here"} },
 		"no such file":              func(c *launch.Config) { c.Command = []string{"./no/such/program"} },

@@ -10,14 +10,14 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 // onceLog refuses one fact of a kind for good, and does not answer the decision
 // after it for a few times.
 type onceLog struct {
-	launch.Log
+	session.Log
 	kind    events.Kind
 	refused atomic.Bool
 	silent  atomic.Int32
@@ -28,7 +28,7 @@ var (
 	errSilent  = errors.New("nobody answers")
 )
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l *onceLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	for _, f := range facts {
 		if f.Kind == l.kind && l.refused.CompareAndSwap(false, true) {
@@ -38,7 +38,7 @@ func (l *onceLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, e
 	return l.Log.Append(ctx, facts...)
 }
 
-// Decide implements launch.Log.
+// Decide implements session.Log.
 func (l *onceLog) Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error) {
 	if l.refused.Load() && l.silent.Add(-1) >= 0 {
 		return 0, fmt.Errorf("decide: %w", errSilent)

@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -174,7 +174,7 @@ func TestReuseOfImports(t *testing.T) {
 		written int64
 	}{{run, "step-5.a2", 0}, {other, "step-5.a1", all}, {other, "step-5.a2", 0}} {
 		read := int64(0)
-		got, err := importInto(t.Context(), t, c.run, from, func(i *launch.ImportConfig) { i.Read = func(n int64) { read += n } })
+		got, err := importInto(t.Context(), t, c.run, from, func(i *session.ImportConfig) { i.Read = func(n int64) { read += n } })
 		if err != nil || got.Checkpoint != c.id || got.Written != c.written || got.Bytes != all || read != all {
 			t.Errorf("import %d: %+v, %v, %d bytes read", n, got, err, read)
 		}
@@ -199,7 +199,7 @@ func TestReuseOfImports(t *testing.T) {
 
 // askedViews answers as the views of another process do: of an error it says no more
 // than its text and what kind it is.
-type askedViews struct{ launch.Views }
+type askedViews struct{ session.Views }
 
 func (v askedViews) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
 	c, err := v.Views.Resolve(ctx, ref)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // releaseLimit is how long workers may take to confirm that they no longer hold
@@ -32,10 +33,14 @@ type heldSignals struct {
 	// stacks says that the trainer itself sends SIGUSR1, for the stacks of workers
 	// that hang: it is no order to stop then.
 	stacks atomic.Bool
+
+	ask func(StopRequest) // nil: nobody can ask this attempt to end
 }
 
-func newHeldSignals() *heldSignals {
-	return &heldSignals{holding: map[int]int{}, names: map[int][]string{}, released: make(chan struct{}), confirmed: make(chan struct{})}
+var _ session.Signals = (*heldSignals)(nil)
+
+func newHeldSignals(ask func(StopRequest)) *heldSignals {
+	return &heldSignals{ask: ask, holding: map[int]int{}, names: map[int][]string{}, released: make(chan struct{}), confirmed: make(chan struct{})}
 }
 
 // over reports whether the workers are being ended by signals.
@@ -48,9 +53,8 @@ func (h *heldSignals) over() bool {
 	}
 }
 
-// hold blocks until the process that calls is to release its signals, or ctx
-// ends, which says that the process is gone.
-func (h *heldSignals) hold(ctx context.Context, rank int, names []string) error {
+// Hold implements [session.Signals].
+func (h *heldSignals) Hold(ctx context.Context, rank int, names []string) error {
 	h.mu.Lock()
 	h.names[rank] = names
 	if h.over() {
@@ -63,13 +67,13 @@ func (h *heldSignals) hold(ctx context.Context, rank int, names []string) error 
 	case <-h.released:
 		return nil
 	case <-ctx.Done():
-		h.confirm(rank)
+		h.Confirm(rank)
 		return context.Cause(ctx)
 	}
 }
 
-// confirm says that one process of a rank holds nothing back any more.
-func (h *heldSignals) confirm(rank int) { h.drop(rank, 1) }
+// Confirm implements [session.Signals].
+func (h *heldSignals) Confirm(rank int) { h.drop(rank, 1) }
 
 // gone says that the process of a rank has ended.
 func (h *heldSignals) gone(rank int) { h.drop(rank, math.MaxInt) }
@@ -114,14 +118,14 @@ func (h *heldSignals) release(limit time.Duration) (late int) {
 // grace that they have after it.
 func (w *watch) releaseSignals() (grace time.Duration) {
 	began := time.Now()
-	if late := w.group.signals.release(min(releaseLimit, w.cfg.Grace/2)); late > 0 {
+	if late := w.signals.release(min(releaseLimit, w.cfg.Grace/2)); late > 0 {
 		w.log.Warn("some workers do not answer and may hold SIGTERM back", "ranks", late, "waited", time.Since(began).Round(time.Millisecond))
 	}
 	return max(0, w.cfg.Grace-time.Since(began))
 }
 
-// replaced says that a rank does not hold some signals back any more.
-func (h *heldSignals) replaced(rank int, names []string) {
+// Replaced implements [session.Signals].
+func (h *heldSignals) Replaced(rank int, names []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.names[rank] = slices.DeleteFunc(slices.Clone(h.names[rank]), func(name string) bool { return slices.Contains(names, name) })
@@ -140,39 +144,21 @@ func (h *heldSignals) holds(rank int, name string) bool {
 // because its training is complete.
 func (w *watch) signaled(rank int) {
 	o, _ := w.orders.given()
-	if o != nil && o.Preempt && !(w.group.signals.holds(rank, "SIGTERM") && w.group.signals.holds(rank, "SIGUSR1")) {
-		w.group.hearing.told.Store(true)
+	if o != nil && o.Preempt && !(w.signals.holds(rank, "SIGTERM") && w.signals.holds(rank, "SIGUSR1")) {
+		w.stop.told.Store(true)
 	}
 }
 
-func (s *rankServer) onHoldSignals(ctx context.Context, r client.HoldSignals) (struct{}, error) {
-	return struct{}{}, s.signals.hold(ctx, s.rank, r.Signals)
-}
-
-// onReleaseSignals takes the word of a worker that it holds some signals back no
-// more, because its script has handlers of its own, or none, because it was asked.
-func (s *rankServer) onReleaseSignals(_ context.Context, r client.HoldSignals) (struct{}, error) {
-	if len(r.Signals) > 0 {
-		s.signals.replaced(s.rank, r.Signals)
-	} else {
-		s.signals.confirm(s.rank)
-	}
-	return struct{}{}, nil
-}
-
-// onSignaled takes a signal that a worker held back as a request to stop, so
-// that a scheduler or a person may signal any process of the job. The trainer
-// mostly got the same signal, and its own request came first.
-func (s *rankServer) onSignaled(_ context.Context, r client.Signaled) (client.SignaledReply, error) {
-	if r.Signal != "SIGTERM" && r.Signal != "SIGUSR1" {
-		return client.SignaledReply{}, badRequest("signal %q: want SIGTERM or SIGUSR1", r.Signal)
-	}
+// Signaled implements [session.Signals]. It takes a signal that a worker held back
+// as a request to stop, so that a scheduler or a person may signal any process of
+// the job. The trainer mostly got the same signal, and its own request came first.
+func (h *heldSignals) Signaled(rank int, name string) client.SignaledReply {
 	switch {
-	case s.signals.over() || s.ask == nil: // a session's processes are nobody's to preempt
-		return client.SignaledReply{End: true}, nil
-	case s.signals.stacks.Load() && r.Signal == "SIGUSR1":
-		return client.SignaledReply{Stacks: true}, nil
+	case h.over() || h.ask == nil: // only launched processes are preempted
+		return client.SignaledReply{End: true}
+	case h.stacks.Load() && name == "SIGUSR1":
+		return client.SignaledReply{Stacks: true}
 	}
-	s.ask(StopRequest{Preempt: true, Signal: r.Signal, Reason: fmt.Sprintf("rank %d was told to stop by %s", s.rank, r.Signal)})
-	return client.SignaledReply{}, nil
+	h.ask(StopRequest{Preempt: true, Signal: name, Reason: fmt.Sprintf("rank %d was told to stop by %s", rank, name)})
+	return client.SignaledReply{}
 }

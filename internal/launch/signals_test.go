@@ -12,11 +12,11 @@ import (
 func hold(t *testing.T, h *heldSignals, rank int, confirms time.Duration) (dies func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		if h.hold(ctx, rank, []string{"SIGTERM"}) != nil || confirms < 0 {
+		if h.Hold(ctx, rank, []string{"SIGTERM"}) != nil || confirms < 0 {
 			return
 		}
 		<-time.After(confirms)
-		h.confirm(rank)
+		h.Confirm(rank)
 	}()
 	synctest.Wait()
 	return cancel
@@ -42,7 +42,7 @@ func TestRelease(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := newHeldSignals()
+				h := newHeldSignals(nil)
 				c.prepare(t, h)
 				synctest.Wait()
 				began := time.Now()
@@ -50,10 +50,10 @@ func TestRelease(t *testing.T) {
 					t.Errorf("%d are late after %v, want %d after %v", late, took, c.late, c.took)
 				}
 				// Who comes late is released at once, and may confirm it.
-				if err := h.hold(t.Context(), 2, nil); err != nil {
+				if err := h.Hold(t.Context(), 2, nil); err != nil {
 					t.Error(err)
 				}
-				h.confirm(2)
+				h.Confirm(2)
 			})
 		})
 	}
@@ -61,13 +61,13 @@ func TestRelease(t *testing.T) {
 
 // What a rank holds is known after its end, and what its script took is not held.
 func TestHolds(t *testing.T) {
-	h := newHeldSignals()
+	h := newHeldSignals(nil)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := h.hold(gone, 1, []string{"SIGTERM", "SIGUSR1"}); err == nil {
+	if err := h.Hold(gone, 1, []string{"SIGTERM", "SIGUSR1"}); err == nil {
 		t.Error("a rank that is gone was released")
 	}
-	h.replaced(1, []string{"SIGTERM"})
+	h.Replaced(1, []string{"SIGTERM"})
 	if h.holds(0, "SIGUSR1") || h.holds(1, "SIGTERM") || !h.holds(1, "SIGUSR1") {
 		t.Errorf("held %+v", h.names)
 	}

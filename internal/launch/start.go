@@ -2,14 +2,14 @@ package launch
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
+	"runtime"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"golang.org/x/sys/unix"
 )
 
 // start opens the sockets and starts the processes.
@@ -25,19 +25,19 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, restore()) }()
-	for rank := range w.cfg.NProc {
-		socket, token := w.file(rank, "sock"), rand.Text()
-		s, err := w.group.serveRank(rank, socket, token)
+	w.tokens = map[int]string{}
+	for _, rank := range w.cfg.Local() {
+		socket, token, err := w.group.Serve(rank)
 		if err != nil {
 			return err
 		}
-		w.servers = append(w.servers, s)
-		set := torchEnv(w.cfg, w.group.attempt, restart, rank, w.port.port, w.file(rank, "error.json"))
-		maps.Copy(set, w.enlisted.env(rank))
+		w.tokens[rank] = token
+		set := torchEnv(w.cfg, w.group.Number, restart, rank, w.port.port, w.group.File(rank, "error.json"))
+		maps.Copy(set, w.backendHooks.env(rank))
 		set[client.EnvSocket], set[client.EnvToken] = socket, token
-		set[client.EnvResume] = w.group.resume
+		set[client.EnvResume] = w.group.Resume
 		set[client.EnvStoreID] = w.store.ID
-		set[client.EnvRPC] = w.file(rank, rpcSocket)
+		set[client.EnvRPC] = w.group.File(rank, rpcSocket)
 		stdout, stderr := w.outputs(rank)
 		env := mergeEnv(inherited(w.cfg.Withheld), set)
 		p, err := process.Start(rank, w.cfg.Command, env, stdout, stderr)
@@ -50,19 +50,35 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		if err != nil {
 			return err
 		}
-		w.prey.Add(root)
+		w.processes.Add(root)
 		w.guard.Watch(root)
 		go func() {
 			e := p.Wait()
-			w.group.messages.gone(e.Rank)
-			w.group.signals.gone(e.Rank)
-			w.enlisted.died(e)
+			w.group.EndMessages(e.Rank)
+			w.signals.gone(e.Rank)
+			w.backendHooks.died(e)
 			w.exits <- e
 		}()
 	}
 	return nil
 }
 
-func (w *watch) file(rank int, what string) string {
-	return filepath.Join(w.runtime, fmt.Sprintf("a%d-r%d.%s", w.group.attempt, rank, what))
+// unblocked makes this thread one that blocks no signal, until the result is
+// called: a process that is started by it inherits its mask. Who started the
+// trainer may have blocked some, and a worker that blocks SIGTERM neither saves
+// nor ends by it.
+func unblocked() (restore func() error, err error) {
+	runtime.LockOSThread()
+	var was unix.Sigset_t
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &unix.Sigset_t{}, &was); err != nil {
+		runtime.UnlockOSThread()
+		return nil, fmt.Errorf("unblock the signals of the workers: %w", err)
+	}
+	return func() error {
+		defer runtime.UnlockOSThread()
+		if err := unix.PthreadSigmask(unix.SIG_SETMASK, &was, nil); err != nil {
+			return errors.Join(errors.New("block the trainer's signals again"), err)
+		}
+		return nil
+	}, nil
 }

@@ -12,20 +12,20 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // deafUntil is a log that takes no facts of some kinds, from the n-th on,
 // before it may.
 type deafUntil struct {
-	launch.Log
+	session.Log
 	kinds []events.Kind
 	after int64
 	seen  *atomic.Int64
 	open  chan struct{}
 }
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l deafUntil) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	for _, f := range facts {
 		if slices.Contains(l.kinds, f.Kind) && l.seen.Add(1) > l.after {
@@ -78,9 +78,9 @@ func TestSteadySaveWaitsForNothing(t *testing.T) {
 }
 
 // lateSeals takes its time with seals.
-type lateSeals struct{ launch.Log }
+type lateSeals struct{ session.Log }
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l lateSeals) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	if slices.ContainsFunc(facts, func(f events.Fact) bool { return f.Kind == (events.WriteSealed{}).Kind() }) {
 		select {
@@ -104,13 +104,13 @@ func TestSealBeforeTheEnd(t *testing.T) {
 
 // refusesSecond refuses the facts of a kind about the second save until room.
 type refusesSecond struct {
-	launch.Log
+	session.Log
 	kind events.Kind
 	why  error
 	room func() bool // nil: there is never any
 }
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l refusesSecond) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	for _, f := range facts {
 		if f.Kind == l.kind && strings.Contains(string(f.Data), `"step-2.a1"`) && (l.room == nil || !l.room()) {

@@ -19,16 +19,17 @@ import (
 	"github.com/ckptstore/ckptstore/internal/collective"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 // refusingLog does not take the metrics of its first iterations.
 type refusingLog struct {
-	launch.Log
+	session.Log
 	left atomic.Int32
 }
 
-// Append implements launch.Log.
+// Append implements session.Log.
 func (l *refusingLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	if facts[0].Kind == (events.Metrics{}).Kind() && l.left.Add(-1) >= 0 {
 		return nil, errors.New("the stream is gone")

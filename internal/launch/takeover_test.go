@@ -11,7 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
@@ -205,7 +205,7 @@ func TestPausedCoordinator(t *testing.T) {
 	wantText(t, successor.out, "resumes step-1.a1")
 
 	close(g.open)
-	if err := old.wait(); !errors.Is(err, launch.ErrFenced) {
+	if err := old.wait(); !errors.Is(err, session.ErrFenced) {
 		t.Errorf("the old trainer ends with %v", err)
 	}
 	wantNobody(t, old.cfg.Job)

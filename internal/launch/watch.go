@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -12,22 +13,27 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // watch is the life of the processes of one attempt.
 type watch struct {
 	*job
-	group       *group
-	saving      chan error // the saver's end
+	group       *session.Group
+	stop        *stopState
+	signals     *heldSignals
+	pulses      *session.Pulses // the group's
+	hello       <-chan int      // the group's
+	saving      <-chan error    // the end of the group's saves
 	savingEnded bool
-	procs       []*process.Process
-	files       []*logs.File // of their output
-	servers     []*rankServer
+	procs       []*process.Process // by local rank
+	files       []*logs.File       // of their output
+	tokens      map[int]string     // of the ranks' sockets
 	port        *heldPort
 	exits       chan process.Exit
 	reported    chan error // the handoff's end
 	iterations  int        // valid once reported
-	*enlisted
+	*backendHooks
 
 	hung    chan string // why the group hangs; see hang.go
 	unwatch func()      // nil: nobody looks for hangs
@@ -36,17 +42,17 @@ type watch struct {
 // run starts the processes and waits until all of them, and everything that
 // they started, are gone. ctx ends them; work is for what must be said of it.
 func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError, err error) {
-	w.exits = make(chan process.Exit, w.cfg.NProc)
+	w.exits = make(chan process.Exit, len(w.cfg.Local()))
 	w.reported = make(chan error, 1)
 	err = w.start(ctx, restart)
-	defer func() { w.enlisted.over() }()
+	defer func() { w.backendHooks.over() }()
 	defer w.works(func() bool { return w.living() > 0 })()
 	if refused := (hookError{}); errors.As(err, &refused) {
 		cause, err = &FailedError{Rank: -1, Cause: refused.Error()}, nil
 	} else if err == nil {
 		go func() {
 			var err error
-			w.iterations, err = w.group.handoff.run(work)
+			w.iterations, err = w.group.TakeReports(work)
 			w.reported <- err
 		}()
 		stopHangs := w.watchHangs(work)
@@ -54,27 +60,25 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 		stopHangs()
 	}
 	if cause == nil && err == nil {
-		w.enlisted.shutDown(work, w.cfg.Grace)
+		w.backendHooks.shutDown(work, w.cfg.Grace)
 	}
 	w.signal(syscall.SIGKILL)
-	if rerr := w.prey.Kill(work); rerr == nil {
-		w.devices.leave(w.prey)
-		w.prey.Forget()
+	if rerr := w.processes.Kill(work); rerr == nil {
+		w.devices.leave(w.processes)
+		w.processes.Forget()
 		w.guard.Release()
 	} else {
 		err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, rerr))
 	}
 	process.CloseOutput(w.log, w.procs...)
 	w.closeFiles()
-	for _, s := range w.servers {
-		err = errors.Join(err, s.close())
-	}
+	err = errors.Join(err, w.group.CloseServers())
 	if w.port != nil {
 		w.port.release()
 	}
-	w.group.hub.Close(errors.New("the attempt is over"))
+	w.group.EndCollectives(errors.New("the attempt is over"))
 	if cause != nil && cause.Rank >= 0 {
-		cause.Tail = w.procs[cause.Rank].Tail()
+		cause.Tail = w.proc(cause.Rank).Tail()
 	}
 	return cause, err
 }
@@ -97,7 +101,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	})
 	defer grace.Stop()
 	term := sync.OnceFunc(func() {
-		w.enlisted.shutDown(work, w.cfg.Grace)
+		w.backendHooks.shutDown(work, w.cfg.Grace)
 		left := w.releaseSignals()
 		w.signal(syscall.SIGTERM)
 		grace.Reset(left)
@@ -111,7 +115,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		if cause == nil {
 			cause = why
 			if ctx.Err() == nil {
-				w.enlisted.failed()
+				w.backendHooks.failed()
 			}
 			w.endsHangs()
 			term()
@@ -119,7 +123,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	}
 	stopped := func() { end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}) }
 	say := func(body events.Body) {
-		serr := w.lane.say(work, body)
+		serr := w.Append(work, body)
 		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
 			return // said once, not by each rank
 		}
@@ -131,13 +135,13 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	var unsaid handoffEnd
 	greeted := map[int]bool{}
 	greet := func(rank int) {
-		if greeted[rank] = true; len(greeted) == w.cfg.NProc {
-			trains, terr := w.enlisted.trains()
+		if greeted[rank] = true; len(greeted) == len(w.cfg.Local()) {
+			trains, terr := w.backendHooks.trains()
 			if terr != nil {
 				end(&FailedError{Rank: -1, Cause: terr.Error()})
 			}
 			if trains {
-				say(&events.TrainingStarted{Attempt: w.group.attempt})
+				say(&events.TrainingStarted{Attempt: w.group.Number})
 			}
 		}
 	}
@@ -146,10 +150,10 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		select {
 		case e := <-w.exits:
 			if alive--; alive == 0 {
-				w.group.handoff.reports.end()
+				w.group.EndReports()
 			}
-			for len(w.group.hello) > 0 { // what it said came before its end
-				greet(<-w.group.hello)
+			for len(w.hello) > 0 { // what it said came before its end
+				greet(<-w.hello)
 			}
 			told := w.errorFile(e.Rank)
 			unsaid.exited(e)
@@ -160,13 +164,13 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			if !e.Failed() {
 				w.signaled(e.Rank)
 			}
-			w.gone(e)
-			w.flush(work, e.Rank)
+			w.group.Gone(e.Rank, errors.New(e.String()))
+			w.group.Flush(work, e.Rank)
 			say(&events.WorkerExited{
-				Attempt: w.group.attempt, Rank: e.Rank, Code: e.Code, Signal: e.Signal,
+				Attempt: w.group.Number, Rank: e.Rank, Code: e.Code, Signal: e.Signal,
 				Message: told.message, Traceback: told.traceback,
 			})
-		case rank := <-w.group.hello:
+		case rank := <-w.hello:
 			greet(rank)
 		case rerr := <-reported:
 			reported = nil
@@ -200,7 +204,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				giveUp = nil // they died in time, it is the news that came late
 				continue
 			}
-			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", errLeft, w.group.attempt, process.ReapTimeout))
+			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", errLeft, w.group.Number, process.ReapTimeout))
 		}
 	}
 	if cause = unsaid.or(cause); cause != nil && cause.Rank >= 0 {
@@ -216,6 +220,11 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	return cause, err
 }
 
+// proc returns the process of a rank that lives on this node.
+func (w *watch) proc(rank int) *process.Process {
+	return w.procs[slices.Index(w.cfg.Local(), rank)]
+}
+
 // living counts the processes that have not ended. It is ahead of the news of
 // their ends, which wait until the log has taken the one before.
 func (w *watch) living() (n int) {
@@ -227,33 +236,11 @@ func (w *watch) living() (n int) {
 	return n
 }
 
-// gone releases the ranks that wait for one that has ended.
-func (w *watch) gone(e process.Exit) {
-	w.group.handoff.ended(e.Rank)
-	why := fmt.Errorf("%s, so the group cannot meet any more", e)
-	w.group.hub.Close(why)
-	w.group.loader.End(e.Rank, why)
-}
-
-// flush waits until the log has what a rank was told is sealed.
-func (w *watch) flush(work context.Context, rank int) {
-	ctx, cancel := w.store.answering(work, w.cfg.DrainTimeout)
-	defer cancel()
-	for _, s := range w.servers {
-		if s.rank != rank {
-			continue
-		}
-		if err := s.outbox.flush(ctx); err != nil {
-			w.log.Warn("the log does not take what a rank has saved", "rank", rank, "error", err)
-		}
-	}
-}
-
 // signal sends sig to the process groups of all ranks. Before it, note is
 // taken of what descends from them: with its parent gone, it would be known
 // by its marker alone.
 func (w *watch) signal(sig syscall.Signal) {
-	if _, err := w.prey.Look(); err != nil {
+	if _, err := w.processes.Look(); err != nil {
 		w.log.Warn("children of the workers are known by their environment alone", "error", err)
 	}
 	for _, p := range w.procs {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"iter"
 	"log/slog"
 	"math"
 	"os"
@@ -17,22 +18,15 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/collective"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
-	"github.com/ckptstore/ckptstore/internal/session/restore"
+	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // A worker that not even SIGKILL ends does not hold the trainer for ever.
 func TestUnkillableWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// There is nobody to send a signal to.
-		p := process.Of(0, &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}})
-		say := func(context.Context, ...events.Body) error { return nil }
-		w := &watch{
-			job:   &job{cfg: Config{NProc: 1, Grace: 10 * time.Second}.withDefaults(), log: slog.New(slog.DiscardHandler), prey: process.NewHunt("none")},
-			group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, say), signals: newHeldSignals()},
-			procs: []*process.Process{p}, exits: make(chan process.Exit), reported: make(chan error),
-		}
+		w, _, _ := watched(t) // there is nobody to send a signal to
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(errors.New("stop"))
 		began := time.Now()
@@ -46,9 +40,10 @@ func TestUnkillableWorker(t *testing.T) {
 	})
 }
 
-// recorder is a log that only remembers what was said.
+// recorder is the log and the views of a trial. It only remembers what was said.
 type recorder struct {
-	Log
+	session.Log
+	session.Views
 	kinds []events.Kind
 }
 
@@ -57,6 +52,21 @@ func (r *recorder) Append(_ context.Context, facts ...events.Fact) ([]uint64, er
 	for _, f := range facts {
 		r.kinds = append(r.kinds, f.Kind)
 	}
+	return nil, nil
+}
+
+// ReadTrial implements Log.
+func (r *recorder) ReadTrial(ctx context.Context, _ events.Aggregate, _, _ uint64) iter.Seq2[events.Recorded, error] {
+	return func(func(events.Recorded, error) bool) { <-ctx.Done() }
+}
+
+// Trial implements Views.
+func (r *recorder) Trial(context.Context, string, string) (projections.Trial, error) {
+	return projections.Trial{Run: "run", Name: "main"}, nil
+}
+
+// OpenCheckpoints implements Views.
+func (r *recorder) OpenCheckpoints(context.Context, string, string) ([]projections.Checkpoint, error) {
 	return nil, nil
 }
 
@@ -79,20 +89,26 @@ func (s *said) String() string {
 	return s.text.String()
 }
 
-// watched is a watch over one process that has ended well.
+// watched is a watch over one process that cannot be signalled, in attempt 1.
 func watched(t *testing.T) (w *watch, heard *recorder, warned *said) {
+	t.Helper()
 	heard, warned = &recorder{}, &said{}
-	l := &lane{scribe: &scribe{log: heard, run: "run", trial: "main", source: "test", node: events.Node(0), now: time.Now, newID: rand.Text}}
-	w = &watch{
-		job: &job{
-			cfg: Config{NProc: 1}.withDefaults(), lane: l, runtime: t.TempDir(),
-			log: slog.New(slog.NewTextHandler(warned, nil)), prey: process.NewHunt("none"),
+	cfg := Config{
+		Config: session.Config{
+			Run: "run", Trial: "main", Job: "none", Nodes: session.OneNode(1),
+			NewID: rand.Text, Logger: slog.New(slog.NewTextHandler(warned, nil)),
 		},
-		group: &group{handoff: newHandoff(1, 1, time.Minute, time.Now, l.say), hub: collective.NewHub(1), hello: make(chan int, 1), lane: l, signals: newHeldSignals()},
+		Grace: 10 * time.Second,
+	}.withDefaults()
+	w = &watch{
+		job: prepare(t.Context(), cfg, session.Store{Log: heard, Views: heard}), signals: newHeldSignals(nil),
 		procs: []*process.Process{process.Of(0, &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}})},
 		exits: make(chan process.Exit, 1), reported: make(chan error, 1),
 	}
-	w.group.loader = restore.New(restore.Config{World: 1, Work: t.Context()})
+	if _, err := w.OpenTrial(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	w.group = w.Begin(t.Context(), session.Attempt{Number: 1})
 	return w, heard, warned
 }
 
@@ -104,7 +120,7 @@ func TestStoppedBetweenReports(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(errors.New("stop"))
 		w.exits <- process.Exit{}
-		w.reported <- &unevenError{reported: []int{0}, ended: []int{1}}
+		w.reported <- &session.UnevenError{Reported: []int{0}, Ended: []int{1}}
 		cause, err := w.wait(ctx, t.Context())
 		if err != nil || cause.Cause != "stop" || !strings.Contains(warned.String(), "the last reports are discarded") {
 			t.Fatalf("cause %v, error %v, warned %q", cause, err, warned)
@@ -117,7 +133,9 @@ func TestStoppedBetweenReports(t *testing.T) {
 func TestHelloBeforeEnd(t *testing.T) {
 	for range 50 {
 		w, heard, warned := watched(t)
-		w.group.hello <- 0
+		hello := make(chan int, 1)
+		hello <- 0
+		w.hello = hello
 		w.exits <- process.Exit{}
 		w.reported <- nil
 		if cause, err := w.wait(t.Context(), t.Context()); cause != nil || err != nil {

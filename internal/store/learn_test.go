@@ -9,7 +9,8 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	launched "github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -37,10 +38,10 @@ func TestOwnerLearns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = launch.Import(t.Context(), launch.ImportConfig{
+	_, err = session.Import(t.Context(), session.ImportConfig{
 		Run: "r", Trial: projections.DefaultTrial, Job: NewID(), Step: 1, From: from, InPlace: true,
-		Logger: slog.New(slog.DiscardHandler), NewID: NewID,
-	}, launch.Store{
+		Reap: launched.ReapEarlier, Logger: slog.New(slog.DiscardHandler), NewID: NewID,
+	}, session.Store{
 		ID: s.ID, Log: s.Log, Views: Queries{s.Views()}, Blobs: s.Blobs, Data: s.Data,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
 	})

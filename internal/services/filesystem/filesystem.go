@@ -32,14 +32,14 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 // Prefix begins the paths of the requests.
-const Prefix = launch.ServicePath + "fs/"
+const Prefix = session.ServicePath + "fs/"
 
 // maxBody bounds the body of a request, in bytes.
 const maxBody = 1 << 20

@@ -8,7 +8,8 @@ import (
 	"sync"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -56,10 +57,10 @@ func (j *jobs) save(ctx context.Context, w whole) (id string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	got, err := launch.Import(held, launch.ImportConfig{
+	got, err := session.Import(held, session.ImportConfig{
 		Run: w.to.run, Trial: projections.DefaultTrial, Job: job, Step: w.step, Name: w.to.name, Sealed: w.from,
-		Command: os.Args, Logger: j.log, NewID: store.NewID,
-	}, launch.Store{
+		Command: os.Args, Reap: process.ReapEarlier, Logger: j.log, NewID: store.NewID,
+	}, session.Store{
 		ID: j.store.ID, Log: j.store.Log, Views: store.Queries{From: j.store.Views()}, Blobs: j.store.Blobs, Data: j.store.Data,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 	})

@@ -11,7 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/foreign"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -236,7 +236,7 @@ func (h *Handler) keep(ctx context.Context, to target, sealed *data.Sealed) (str
 	if err != nil {
 		return "", err
 	}
-	if c, ok := launch.CallerOf(ctx); ok && c.Run == to.run {
+	if c, ok := session.CallerOf(ctx); ok && c.Run == to.run {
 		return c.Save(ctx, to.name, step, sealed)
 	}
 	return h.job(ctx, whole{to, step, sealed})

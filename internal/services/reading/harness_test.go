@@ -18,8 +18,9 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/peer"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -74,10 +75,10 @@ func serve(t testing.TB, paths ...string) *served {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = launch.Import(t.Context(), launch.ImportConfig{
+		_, err = session.Import(t.Context(), session.ImportConfig{
 			Run: "a", Trial: projections.DefaultTrial, Job: store.NewID(), Step: int64(step), From: from, Command: []string{"import"},
-			Logger: quiet, NewID: store.NewID,
-		}, launch.Store{
+			Reap: process.ReapEarlier, Logger: quiet, NewID: store.NewID,
+		}, session.Store{
 			ID: s.store.ID, Log: s.store.Log, Views: store.Queries{From: s.store.Views()}, Blobs: s.store.Blobs, Data: s.store.Data,
 			Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		})

@@ -20,7 +20,7 @@ import (
 func keeping(t *testing.T) (a *staging.Arenas, slots func() *staging.Slots, shared string) {
 	t.Helper()
 	shared = t.TempDir()
-	a, err := staging.Open(shared, "01990000-0000-7000-8000-00000000000a", "run", nil, slog.New(slog.DiscardHandler))
+	a, err := staging.Open(shared, "01990000-0000-7000-8000-00000000000a", "run", 0, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

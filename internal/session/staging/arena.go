@@ -25,7 +25,7 @@ var ErrTaken = errors.New("another trainer of this run is alive on this machine"
 // Arenas are the files in shared memory of one run, in a directory named by
 // store, run and node.
 //
-//	SHARED/ckptstore-memory-<uid>/ckptstore-<store>-<run>-n0/
+//	SHARED/ckptstore-memory-<uid>/ckptstore-<store>-<run>-n<node>/
 //	  lock             flock(2) of the trainer that owns the directory
 //	  r00002.save.7    what rank 2 saves, in the seventh use of an arena
 //	  r00002.load.9    what rank 2 loads
@@ -84,9 +84,9 @@ const slotUse = "save"
 const arenaPage = 4096
 
 // Open takes the directory of a run of a store in shared, such as /dev/shm. It
-// returns [ErrTaken] while another process has it. room is how many bytes are free
-// where a file is; nil asks the system.
-func Open(shared, store, run string, room func(*os.File) (int64, error), log *slog.Logger) (*Arenas, error) {
+// returns [ErrTaken] while another process has it. node is the number of this node
+// in the group. room is how many bytes are free where a file is; nil asks the system.
+func Open(shared, store, run string, node int, room func(*os.File) (int64, error), log *slog.Logger) (*Arenas, error) {
 	if room == nil {
 		room = shm.Room
 	}
@@ -94,7 +94,7 @@ func Open(shared, store, run string, room func(*os.File) (int64, error), log *sl
 	if len(name) > 100 {
 		name = checkpoint.Sum([]byte(run)).String()[:32]
 	}
-	dir, err := shm.Own(shared, fmt.Sprintf("ckptstore-%s-%s-n0", storeName(store), name), log)
+	dir, err := shm.Own(shared, fmt.Sprintf("ckptstore-%s-%s-n%d", storeName(store), name, node), log)
 	if errors.Is(err, shm.ErrOwned) {
 		err = fmt.Errorf("%w (%w): stop it, or choose another --name", ErrTaken, err)
 	}

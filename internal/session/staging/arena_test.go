@@ -19,7 +19,7 @@ const (
 func TestArenasAreOfOneRun(t *testing.T) {
 	shared := t.TempDir()
 	open := func(store, run string) *Arenas {
-		a, err := Open(shared, store, run, nil, quiet)
+		a, err := Open(shared, store, run, 0, nil, quiet)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -29,7 +29,7 @@ func TestArenasAreOfOneRun(t *testing.T) {
 		open(storeA, "run"), open(storeB, "run"), open(storeA, "other [run]*"),
 		open(storeA, strings.Repeat("ü", 80)), open(storeA, strings.Repeat("ü", 79)),
 	}
-	if _, err := Open(shared, storeA, "run", nil, quiet); err == nil || !strings.Contains(err.Error(), "another trainer of this run is alive") {
+	if _, err := Open(shared, storeA, "run", 0, nil, quiet); err == nil || !strings.Contains(err.Error(), "another trainer of this run is alive") {
 		t.Errorf("a second trainer: %v", err)
 	}
 	for _, a := range all {
@@ -45,7 +45,7 @@ func TestArenasAreOfOneRun(t *testing.T) {
 // What a dead trainer left is freed, and only that.
 func TestArenasAreTakenOver(t *testing.T) {
 	shared := t.TempDir()
-	dead, err := Open(shared, storeA, "run [1]*", nil, quiet)
+	dead, err := Open(shared, storeA, "run [1]*", 0, nil, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestArenasAreTakenOver(t *testing.T) {
 	if err := dead.dir.Close(); err != nil {
 		t.Fatal(err)
 	}
-	next, err := Open(shared, storeA, "run [1]*", nil, quiet)
+	next, err := Open(shared, storeA, "run [1]*", 0, nil, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestArenasAreTakenOver(t *testing.T) {
 // An arena that was given back grows, keeps its memory and never shrinks; its
 // last name is gone. One that was dropped is never used again.
 func TestArenaGrows(t *testing.T) {
-	a, err := Open(t.TempDir(), storeA, "run", nil, quiet)
+	a, err := Open(t.TempDir(), storeA, "run", 0, nil, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}

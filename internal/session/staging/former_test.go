@@ -34,7 +34,7 @@ func TestFormerLayout(t *testing.T) {
 	opens := func(run string) string {
 		t.Helper()
 		var said bytes.Buffer
-		a, err := Open(shared, storeA, run, nil, slog.New(slog.NewTextHandler(&said, nil)))
+		a, err := Open(shared, storeA, run, 0, nil, slog.New(slog.NewTextHandler(&said, nil)))
 		if err != nil {
 			t.Fatal(err)
 		}

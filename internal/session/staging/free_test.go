@@ -11,7 +11,7 @@ import (
 func TestFreeStaging(t *testing.T) {
 	shared := t.TempDir()
 	open := func(store, run string) *Arenas {
-		a, err := Open(shared, store, run, nil, quiet)
+		a, err := Open(shared, store, run, 0, nil, quiet)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,7 +18,7 @@ import (
 // keeping is staging with so many slots of one rank.
 func keeping(t *testing.T, slots int) (*Slots, *Arenas) {
 	t.Helper()
-	a, err := Open(t.TempDir(), storeA, "run", nil, quiet)
+	a, err := Open(t.TempDir(), storeA, "run", 0, nil, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func TestPlantedSlots(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			shared := t.TempDir()
-			dead, err := Open(shared, storeA, "run", nil, quiet)
+			dead, err := Open(shared, storeA, "run", 0, nil, quiet)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -51,7 +51,7 @@ func TestPlantedSlots(t *testing.T) {
 				t.Errorf("a repair takes %d bytes from it: %v", len(got), err)
 			}
 			chunks.Close()
-			a, err := Open(shared, storeA, "run", nil, quiet)
+			a, err := Open(shared, storeA, "run", 0, nil, quiet)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -13,7 +13,7 @@ import (
 // bounded is staging of one rank with two slots and a bound in bytes.
 func bounded(t *testing.T, bound int64) (*Slots, *Arenas) {
 	t.Helper()
-	a, err := Open(t.TempDir(), storeA, "run", nil, quiet)
+	a, err := Open(t.TempDir(), storeA, "run", 0, nil, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,192 @@
+package launch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session"
+)
+
+// SessionBackend is recorded instead of a backend in attempts of [Attend].
+const SessionBackend = "session"
+
+// AttendConfig says which processes a job attends: each rank of the group is a
+// member.
+type AttendConfig struct {
+	session.Config
+	Command []string // of the members, for the log
+	Resume  string   // as that of a [Config]
+	// PIDs are the processes of the members, by rank, for messages.
+	PIDs []int
+	// Serve is told, once, where each rank is served. It must not block.
+	Serve func(Serving)
+	// Leave is told, once, of each rank that has said that it takes no part any
+	// more, before the rank is answered. It must not block.
+	Leave func(rank int)
+	// Ends tells of each member, once, that it takes no part any more. The
+	// session is over with the last of them.
+	Ends <-chan MemberEnd
+}
+
+// Serving is a session that has begun.
+type Serving struct {
+	Attempt int
+	Resume  string   // full ID of the checkpoint to resume from, or empty
+	Sockets []string // by rank
+	Tokens  []string // by rank
+}
+
+// MemberEnd says that a member takes no part any more.
+type MemberEnd struct {
+	Rank int
+	Left bool // it has said so; otherwise its process has ended without a word
+}
+
+// members are the processes of [Attend].
+type members struct{ cfg AttendConfig }
+
+// Attend runs a job with one attempt, for processes that it has not started:
+// it serves them as [Run] serves its workers, and does nothing to them.
+// The caller holds the run's lease, and watches the processes. Attend returns when
+// all members have ended, or with ctx; what is staged by then is finished. The
+// trial is paused then, to be continued, unless all ranks reported that they are
+// done. The error says what the members have lost, or that one of them ended
+// without a word.
+func Attend(ctx context.Context, cfg AttendConfig, store session.Store) (err error) {
+	full := Config{Config: cfg.Config, Command: cfg.Command, Resume: cfg.Resume, Backend: SessionBackend}.withDefaults()
+	if n := len(full.Local()); n < 1 || len(cfg.PIDs) != n {
+		return fmt.Errorf("%w: a session of %d ranks and %d processes", ErrConfig, n, len(cfg.PIDs))
+	}
+	j := prepare(ctx, full, store)
+	j.members = &members{cfg}
+	if err := j.Open(); err != nil {
+		return err
+	}
+	defer func() { err = j.Close(err) }()
+	return j.run(ctx)
+}
+
+// attend runs the one attempt of [Attend].
+func (j *job) attend(ctx context.Context) error {
+	trial, err := j.OpenTrial(ctx, j.orders.saw)
+	if err != nil {
+		return err
+	}
+	resume, err := j.firstResume(ctx, trial)
+	if err := errors.Join(err, j.KeepStaged(resume)); err != nil {
+		return err
+	}
+	if err := j.ReapEarlier(ctx); err != nil {
+		return err
+	}
+	n := trial.Attempt + 1
+	j.log.Info("session starts", "run", j.cfg.Run, "attempt", n, "world_size", j.cfg.World(), "processes", j.members.cfg.PIDs, "resume", cmp.Or(resume, "nothing: a fresh start"))
+	cause, err := j.attempt(ctx, n, 0, resume)
+	if err != nil {
+		return err
+	}
+	after := context.WithoutCancel(ctx)
+	if cause == nil && j.finished {
+		return j.completed(after, n)
+	}
+	why := "all members have left"
+	if cause != nil {
+		why, err = cause.Cause, errors.New(cause.Cause)
+	}
+	if o, _ := j.orders.given(); o != nil && j.told {
+		why = fmt.Sprintf("%s as asked (%s): %s", o.asks(), o.Reason, why)
+		j.reason = session.Beginning(why, session.MaxMessage)
+	}
+	lost, unknown := j.lost(after)
+	if lost != "" {
+		why = fmt.Sprintf("%s; their last save, %s, does not exist: %s", why, j.newest.Checkpoint, lost)
+		err = errors.New(why)
+	}
+	return errors.Join(err, unknown, j.paused(after, n, session.Beginning(why, session.MaxMessage)))
+}
+
+// serveMembers is [watch.run] for processes that are not ours: it waits until all of
+// them have ended, and does nothing to any. When it returns, those that live are
+// refused all but the news of what they have saved, until closeServers.
+func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err error) {
+	w.reported = make(chan error, 1)
+	defer func() {
+		why := ""
+		if cause != nil {
+			why = cause.Cause
+		}
+		w.group.Refuse(why)
+		for _, rank := range w.cfg.Local() { // what those that live have sealed
+			w.group.Flush(work, rank)
+		}
+	}()
+	at := Serving{Attempt: w.group.Number, Resume: w.group.Resume}
+	for _, rank := range w.cfg.Local() {
+		socket, token, err := w.group.Serve(rank)
+		if err != nil {
+			return nil, err
+		}
+		at.Sockets, at.Tokens = append(at.Sockets, socket), append(at.Tokens, token)
+	}
+	go func() {
+		_, err := w.group.TakeReports(work)
+		w.reported <- err
+	}()
+	defer w.works(func() bool { return true })()
+	w.job.members.cfg.Serve(at)
+	return w.follow(ctx, work)
+}
+
+// follow takes the members' ends until there are none left.
+func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error) {
+	say := func(body events.Body) {
+		serr := w.Append(work, body)
+		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
+			return // said once, not by each rank
+		}
+		err = errors.Join(err, serr)
+	}
+	greeted := map[int]bool{}
+	greet := func(rank int) {
+		if greeted[rank] = true; len(greeted) == len(w.cfg.Local()) {
+			say(&events.TrainingStarted{Attempt: w.group.Number})
+		}
+	}
+	for alive := len(w.cfg.Local()); alive > 0; {
+		select {
+		case e := <-w.job.members.cfg.Ends:
+			alive--
+			for len(w.hello) > 0 { // what it said came before its end
+				greet(<-w.hello)
+			}
+			why := fmt.Sprintf("rank %d (process %d) has left", e.Rank, w.job.members.cfg.PIDs[e.Rank])
+			if !e.Left {
+				why = fmt.Sprintf("rank %d (process %d) has ended without leaving the session", e.Rank, w.job.members.cfg.PIDs[e.Rank])
+				if cause == nil {
+					cause = &FailedError{Rank: e.Rank, Cause: why}
+				}
+			}
+			w.group.EndMessages(e.Rank)
+			w.group.Gone(e.Rank, errors.New(why))
+			w.group.Flush(work, e.Rank)
+			say(&events.WorkerExited{Attempt: w.group.Number, Rank: e.Rank, Code: -1, Unseen: true, Message: why})
+		case rank := <-w.hello:
+			greet(rank)
+		case rerr := <-w.reported:
+			w.reported = nil
+			if rerr != nil {
+				w.log.Warn("no report of this session is taken any more", "error", rerr)
+			}
+		case serr := <-w.saving:
+			w.savingEnded, w.saving = true, nil
+			return &FailedError{Rank: -1, Cause: "no saves can be taken any more"}, errors.Join(err, serr)
+		case <-ctx.Done():
+			return &FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}, err
+		}
+	}
+	return cause, err
+}

@@ -1,0 +1,187 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/planner"
+)
+
+// adopted is what a trainer finishes of a dead one: saves that have begun, and
+// of which every participant had sealed its slot. Slots and log are matched by
+// the checkpoint, the rank and the fingerprint of the rank's plan, which the
+// slot holds in full.
+type adopted struct {
+	saves []string // IDs
+	slots map[rankSave]*staging.Left
+	plans []*events.LocalPlan // in full
+	log   *slog.Logger
+}
+
+// adopt looks for what can be finished of an attempt whose trainer is dead. It
+// says in the log what the dead one was told and had not said yet.
+func (j *Job) adopt(ctx context.Context, attempt, world int, from uint64) (*adopted, error) {
+	a := &adopted{slots: map[rankSave]*staging.Left{}, log: j.log}
+	if j.arenas == nil {
+		return a, nil
+	}
+	for _, s := range j.arenas.Sealed(attempt, j.log) {
+		a.slots[rankSave{s.Checkpoint, s.Rank}] = s
+	}
+	if len(a.slots) == 0 {
+		return a, nil
+	}
+	found, err := j.leftOpen(ctx, attempt, from)
+	if err != nil {
+		a.close()
+		return nil, err
+	}
+	for _, open := range found {
+		if !open.matches(a, world) {
+			continue
+		}
+		if err := j.sayLeft(ctx, a, open); err != nil {
+			a.close()
+			return nil, err
+		}
+		a.saves = append(a.saves, open.begun.Checkpoint)
+		j.log.Warn("a save that a dead trainer had staged is finished", "checkpoint", open.begun.Checkpoint)
+	}
+	return a, nil
+}
+
+// openSave is what the log has of a save that has not ended.
+type openSave struct {
+	begun   *events.CheckpointBegun
+	planned map[int]string // fingerprints of the ranks
+	sealed  map[int]int64  // bytes
+	written map[int]bool
+}
+
+// leftOpen reads the open saves of an attempt that have begun, in their order.
+func (j *Job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*openSave, err error) {
+	end, err := j.store.Log.Last(ctx)
+	if err != nil {
+		return nil, err
+	}
+	saves := map[string]*openSave{}
+	of := func(id string) *openSave {
+		if saves[id] == nil {
+			saves[id] = &openSave{planned: map[int]string{}, sealed: map[int]int64{}, written: map[int]bool{}}
+		}
+		return saves[id]
+	}
+	for r, err := range j.store.Log.ReadTrial(ctx, events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial}, from, end) {
+		if err != nil {
+			return nil, err
+		}
+		body, err := r.Body()
+		if err != nil {
+			return nil, err
+		}
+		switch b := body.(type) {
+		case *events.LocalPlan:
+			of(b.Checkpoint).planned[b.Rank] = b.Fingerprint
+		case *events.CheckpointBegun:
+			if b.Attempt == attempt {
+				of(b.Checkpoint).begun = b
+				open = append(open, of(b.Checkpoint))
+			}
+		case *events.WriteSealed:
+			of(b.Checkpoint).sealed[b.Rank] = b.Bytes
+		case *events.WriteCompleted:
+			of(b.Checkpoint).written[b.Rank] = true
+		}
+		if id := ends(body); id != "" {
+			open = slices.DeleteFunc(open, func(o *openSave) bool { return o == saves[id] })
+		}
+	}
+	return open, nil
+}
+
+// matches reports whether the bytes of all participants are there: written, or
+// in a slot with the plan that the log names, or would name.
+func (o *openSave) matches(a *adopted, world int) bool {
+	for _, rank := range o.begun.Participants {
+		if _, sealed := o.sealed[rank]; sealed && o.written[rank] {
+			continue
+		}
+		s, ok := a.slots[rankSave{o.begun.Checkpoint, rank}]
+		if !ok || s.Local.Rank != rank {
+			return false
+		}
+		own := planner.Fingerprint(s.Local, world, o.begun.Participants)
+		said, planned := o.planned[rank]
+		bytes, sealed := o.sealed[rank]
+		if own != s.Fingerprint || planned && said != own.String() || sealed && bytes != s.Bytes() {
+			a.log.Warn("a staging slot of a dead trainer is not of the save that the log has, and is freed", "checkpoint", o.begun.Checkpoint, "rank", rank)
+			return false
+		}
+	}
+	return true
+}
+
+// sayLeft says plans and seals that did not get into the log.
+func (j *Job) sayLeft(ctx context.Context, a *adopted, o *openSave) error {
+	for _, rank := range o.begun.Participants {
+		s, ok := a.slots[rankSave{o.begun.Checkpoint, rank}]
+		if !ok {
+			continue
+		}
+		full := &events.LocalPlan{
+			Attempt: s.Attempt, Checkpoint: s.Checkpoint, Name: o.begun.Name, Step: o.begun.Step, Rank: rank,
+			Participants: o.begun.Participants, Fingerprint: s.Fingerprint.String(), Plan: events.InlineBlob(s.Plan),
+		}
+		a.plans = append(a.plans, full)
+		var facts []events.Body
+		if _, planned := o.planned[rank]; !planned {
+			said := *full
+			var err error
+			if said.Plan, err = j.store.Blobs.Put(ctx, s.Plan); err != nil {
+				return err
+			}
+			facts = append(facts, &said)
+		}
+		if _, sealed := o.sealed[rank]; !sealed {
+			facts = append(facts, &events.WriteSealed{Attempt: s.Attempt, Checkpoint: s.Checkpoint, Rank: rank, Bytes: s.Bytes()})
+		}
+		if len(facts) == 0 {
+			continue
+		}
+		if err := j.writer.sayAs(ctx, j.cfg.Trial, events.Rank(rank), facts...); err != nil {
+			return fmt.Errorf("say what rank %d had sealed for %s: %w", rank, s.Checkpoint, err)
+		}
+	}
+	return nil
+}
+
+// serve lets a saver write from the slots, and answer for their plans.
+func (a *adopted) serve(s *saver) {
+	for _, p := range a.plans {
+		s.keep(p)
+	}
+	s.put = func(ctx context.Context, c planner.Write) (data.Written, error) {
+		slot, ok := a.slots[rankSave{c.Checkpoint, c.Rank}]
+		if !ok {
+			return data.Written{}, fmt.Errorf("the staged bytes of rank %d for %s are gone", c.Rank, c.Checkpoint)
+		}
+		src, err := slot.Source(c.Items)
+		if err != nil {
+			return data.Written{}, err
+		}
+		return s.writeFrom(ctx, c, src)
+	}
+}
+
+// close unmaps the slots.
+func (a *adopted) close() {
+	for _, s := range a.slots {
+		s.Close()
+	}
+	a.slots = nil
+}

@@ -1,0 +1,67 @@
+package session
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/planner"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// A slot is of the save that the log has only if plan, size and participants
+// are the same; a save is whole only if every rank has one, or is written.
+func TestSlotsMatchTheLog(t *testing.T) {
+	const world, id = 4, "step-9.a2"
+	participants := []int{1, 3}
+	items := []checkpoint.Item{
+		{Value: true, Bytes: 100, Shard: tensor.Shard{FQN: "config"}},
+		{Value: true, PerRank: true, Bytes: 7, Shard: tensor.Shard{FQN: "rng"}},
+	}
+	slots := map[rankSave]*staging.Left{}
+	prints := map[int]string{}
+	for _, rank := range participants {
+		local := checkpoint.Local{Rank: rank, Items: items}
+		fingerprint := planner.Fingerprint(local, world, participants)
+		slots[rankSave{id, rank}] = &staging.Left{
+			Header: staging.Header{
+				Part:  staging.Part{Attempt: 2, Rank: rank, Fingerprint: fingerprint, Checkpoint: id},
+				Spans: []staging.Span{{Offset: 4096, Size: 100}, {Offset: 4096 + 128, Size: 7}},
+			},
+			Local: local,
+		}
+		prints[rank] = fingerprint.String()
+	}
+	for _, c := range []struct {
+		name    string
+		change  func(a *adopted, o *openSave)
+		matches bool
+	}{
+		{"whole", func(*adopted, *openSave) {}, true},
+		{"not in the log yet", func(_ *adopted, o *openSave) { clear(o.planned); clear(o.sealed) }, true},
+		{"another plan in the log", func(_ *adopted, o *openSave) { o.planned[3] = prints[1] }, false},
+		{"another size in the log", func(_ *adopted, o *openSave) { o.sealed[3]++ }, false},
+		{"other participants", func(_ *adopted, o *openSave) { o.begun.Participants = []int{1, 2, 3} }, false},
+		{"a rank without a slot", func(a *adopted, _ *openSave) { delete(a.slots, rankSave{id, 3}) }, false},
+		{"a rank without a slot that is written", func(a *adopted, o *openSave) {
+			delete(a.slots, rankSave{id, 3})
+			o.written[3] = true
+		}, true},
+		{"the slot of another rank", func(a *adopted, _ *openSave) { a.slots[rankSave{id, 3}] = a.slots[rankSave{id, 1}] }, false},
+	} {
+		a := &adopted{slots: map[rankSave]*staging.Left{}, log: slog.New(slog.DiscardHandler)}
+		o := &openSave{
+			begun:   &events.CheckpointBegun{Checkpoint: id, Participants: participants},
+			planned: map[int]string{}, sealed: map[int]int64{}, written: map[int]bool{},
+		}
+		for _, rank := range participants {
+			a.slots[rankSave{id, rank}], o.planned[rank], o.sealed[rank] = slots[rankSave{id, rank}], prints[rank], 107
+		}
+		c.change(a, o)
+		if got := o.matches(a, world); got != c.matches {
+			t.Errorf("%s: matches %t", c.name, got)
+		}
+	}
+}

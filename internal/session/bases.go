@@ -1,0 +1,155 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/restore"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// basesTimeout bounds the question for what may be reused. A save that gets no
+// answer writes everything.
+const basesTimeout = 10 * time.Second
+
+// bases are the checkpoints whose chunks a save need not write again. All ranks
+// of a save ask for the same, so the last answer is kept.
+type bases struct {
+	mu   sync.Mutex
+	of   string // checkpoint that is saved
+	list []data.Base
+}
+
+// basesOf are the newest checkpoint of the trial's line and the one that the
+// attempt was resumed from, if that is another. The first save of a trial looks
+// further: see firstBases. They are at most as many as storage keeps indexes of:
+// with more, every rank would read all of them again.
+func (s *saver) basesOf(ctx context.Context, checkpoint string) []data.Base {
+	s.reuse.mu.Lock()
+	defer s.reuse.mu.Unlock()
+	if s.reuse.of == checkpoint {
+		return s.reuse.list
+	}
+	ctx, cancel := context.WithTimeout(ctx, basesTimeout)
+	defer cancel()
+	var list []data.Base
+	add := func(ref string) {
+		if len(list) == data.MostBases {
+			return
+		}
+		b, found, err := s.base(ctx, ref)
+		if err != nil {
+			s.log.Warn("nothing of a checkpoint is reused, all of it is written", "save", checkpoint, "of", ref, "error", err)
+		}
+		if found && !slices.Contains(list, b) {
+			list = append(list, b)
+		}
+	}
+	own := s.decisions.run + "/" + s.decisions.trial + "@"
+	add(own + "latest")
+	first := len(list) == 0
+	if s.resume != "" && !restore.IsPath(s.resume) {
+		add(restore.Qualify(s.decisions.run, s.resume))
+	}
+	var refs []string
+	var err error
+	if first {
+		refs, err = s.firstBases(ctx)
+	} else if s.from != "" {
+		refs, err = s.importedBefore(ctx, own)
+	}
+	if err != nil {
+		s.log.Warn("nothing of other trials is reused", "save", checkpoint, "error", err)
+	}
+	for _, ref := range refs {
+		add(ref)
+	}
+	s.reuse.of, s.reuse.list = checkpoint, list
+	return list
+}
+
+// firstBases are what the first save of a trial may have in common with others:
+// the checkpoint that it was forked from, whatever run that is of, and the
+// newest ones of the other trials of its run, which may share weights that are
+// frozen. Once the trial has a checkpoint of its own, that has them too.
+func (s *saver) firstBases(ctx context.Context) (refs []string, err error) {
+	trials, err := s.store.Views.Trials(ctx, s.decisions.run)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range trials {
+		if p := t.Parent; t.Name == s.decisions.trial && p != nil {
+			refs = append(refs, p.Run+"/"+p.Trial+"@"+p.Checkpoint)
+		}
+	}
+	slices.SortFunc(trials, func(a, b projections.Trial) int { return cmp.Compare(b.HeadSeq, a.HeadSeq) })
+	for _, t := range trials {
+		if t.Name != s.decisions.trial && t.Head != "" {
+			refs = append(refs, t.Run+"/"+t.Name+"@"+t.Head)
+		}
+	}
+	return refs[:min(len(refs), data.MostBases)], nil
+}
+
+// importedFrom is what an attempt that imports says at its end, between the ID
+// and the path.
+const importedFrom = " was imported from "
+
+// importedBefore is the newest checkpoint of the trial that was imported from
+// the same path.
+func (s *saver) importedBefore(ctx context.Context, own string) ([]string, error) {
+	attempts, err := s.store.Views.Attempts(ctx, s.decisions.run, s.decisions.trial)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range slices.Backward(attempts) {
+		if id, ok := strings.CutSuffix(a.Reason, importedFrom+s.from); ok && a.Backend == ImportBackend {
+			return []string{own + id}, nil
+		}
+	}
+	return nil, nil
+}
+
+// share has the ranks of a save judged together when they reuse.
+func (s *saver) share(b *events.CheckpointBegun) {
+	if !s.together || b.Attempt != s.decisions.attempt {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.uses[b.Checkpoint] = data.NewUses(b.Participants, func() { <-s.permits }, func() { s.permits <- struct{}{} })
+}
+
+func (s *saver) usesOf(checkpoint string) *data.Uses {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.uses[checkpoint]
+}
+
+func (s *saver) base(ctx context.Context, ref string) (b data.Base, found bool, err error) {
+	c, err := s.store.Views.Resolve(ctx, ref)
+	if errors.Is(err, projections.ErrNotFound) { // also one that another process has answered
+		return b, false, nil
+	}
+	if err != nil || c.State != projections.Committed {
+		return b, false, err
+	}
+	digest, err := checkpoint.ParseDigest(c.Manifest)
+	return data.Base{Ref: checkpoint.RefOf(c.Run, c.Trial, c.ID), Manifest: digest}, err == nil, err
+}
+
+// reusing is a writer of a checkpoint that writes only what is new.
+func (s *saver) reusing(ctx context.Context, checkpoint string) *data.FileWriter {
+	say := func(err error) {
+		s.log.Info("what could be reused is written again", "save", checkpoint, "reason", err)
+	}
+	return s.store.Data.Writer(s.ref(checkpoint)).Reusing(say, s.basesOf(ctx, checkpoint)...)
+}

@@ -1,0 +1,224 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/redact"
+)
+
+// decideTimeout is the time in which a log that answers has taken a decision.
+const decideTimeout = 60 * time.Second
+
+// ErrFenced says that a newer attempt of the trial has taken over: this one
+// must not decide anything any more.
+var ErrFenced = errors.New("fenced by a newer attempt")
+
+// errEnded says that the checkpoint was committed or aborted by somebody else.
+var errEnded = errors.New("the checkpoint has already ended")
+
+// eventWriter mints events and appends facts. It exists apart from decisionLog because
+// facts are appended without a condition, by any goroutine.
+type eventWriter struct {
+	log    Log
+	words  *lastWords // what is said waits for room by; nil: it does not
+	run    string
+	trial  string
+	source string
+	node   events.Actor
+	now    func() time.Time
+	newID  func() string
+	names  redact.Names // of secrets, which stay out of the log
+}
+
+// newEventWriter speaks for a job on its node.
+func newEventWriter(cfg Config, log Log) *eventWriter {
+	return &eventWriter{
+		log: log, run: cfg.Run, trial: cfg.Trial, source: "trainer/" + cfg.Job,
+		node: events.Node(cfg.Node), now: cfg.Now, newID: cfg.NewID, names: cfg.Redact,
+	}
+}
+
+func (s *eventWriter) stamp() events.Stamp {
+	return events.Stamp{ID: s.newID(), Source: s.source, Time: s.now()}
+}
+
+// say appends facts of the node about the trial; they are durable on return. For
+// room on the disk it waits.
+func (s *eventWriter) say(ctx context.Context, bodies ...events.Body) error {
+	return s.sayAs(ctx, s.trial, s.node, bodies...)
+}
+
+func (s *eventWriter) sayAs(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
+	facts, err := s.facts(trial, actor, bodies)
+	if err != nil {
+		return err
+	}
+	return s.append(ctx, facts...)
+}
+
+// sayNow is sayAs for who does not wait for room.
+func (s *eventWriter) sayNow(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
+	facts, err := s.facts(trial, actor, bodies)
+	if err == nil {
+		_, err = s.log.Append(ctx, facts...)
+	}
+	return err
+}
+
+// measured says metrics, which do not wait for room here: see reports.
+func (s *eventWriter) measured(ctx context.Context, bodies ...events.Body) error {
+	return s.sayNow(ctx, s.trial, s.node, bodies...)
+}
+
+// append waits for room.
+func (s *eventWriter) append(ctx context.Context, facts ...events.Fact) error {
+	return s.words.forRoom(ctx, func() error {
+		_, err := s.log.Append(ctx, facts...)
+		return err
+	})
+}
+
+func (s *eventWriter) facts(trial string, actor events.Actor, bodies []events.Body) ([]events.Fact, error) {
+	facts := make([]events.Fact, len(bodies))
+	for i, b := range bodies {
+		f, err := s.fact(trial, actor, b)
+		if err != nil {
+			return nil, err
+		}
+		facts[i] = f
+	}
+	return facts, nil
+}
+
+// fact mints a fact, for who appends facts of several actors at once.
+func (s *eventWriter) fact(trial string, actor events.Actor, body events.Body) (events.Fact, error) {
+	return events.NewFact(s.stamp(), events.Scope{Run: s.run, Trial: trial, Actor: actor}, recorded(s.names, body))
+}
+
+// decisionLog appends the decisions of one trial, one at a time, each conditional on
+// the last that this process has seen.
+type decisionLog struct {
+	*eventWriter
+	agg      events.Aggregate
+	conflict func(error) bool
+	attempt  int              // decisions are made for this attempt; 0 before the first
+	noted    func(seq uint64) // gets each decision's sequence; nil: nobody
+
+	mu    sync.Mutex
+	last  uint64          // sequence of the last decision seen
+	ended map[string]bool // checkpoints that were seen to end, by this process too
+}
+
+// decide appends a decision and returns it with its sequence. When another
+// decision came first it is looked at: a newer attempt gives [ErrFenced], the
+// end of the same checkpoint errEnded, anything else is taken note of and the
+// decision is tried again. A log that does not answer is waited for: see
+// lastWords.
+func (l *decisionLog) decide(ctx context.Context, body events.Body) (events.Recorded, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	d, err := events.NewDecision(l.stamp(), l.agg, recorded(l.names, body))
+	if err != nil {
+		return events.Recorded{}, err
+	}
+	for unseen := 0; ; {
+		if id := about(body); l.ended[id] {
+			return events.Recorded{}, fmt.Errorf("decide %s: %s: %w", body.Kind(), id, errEnded)
+		}
+		seq, err := l.log.Decide(ctx, d, l.last)
+		if err == nil {
+			l.saw(seq, body)
+			return events.Recorded{Event: d.Event, Sequence: seq}, nil
+		}
+		if !l.conflict(err) {
+			return events.Recorded{}, fmt.Errorf("decide %s: %w", body.Kind(), err)
+		}
+		before := l.last
+		if err := l.reread(ctx); err != nil {
+			return events.Recorded{}, fmt.Errorf("decide %s: %w", body.Kind(), err)
+		}
+		if l.last > before {
+			unseen = 0
+			continue
+		}
+		// The lane does not end where it ended in what this process has read.
+		if unseen++; unseen > maxUnseen {
+			return events.Recorded{}, fmt.Errorf("decide %s: the decision that came first cannot be read: %w: read the whole log with `ckptstore verify --log`", body.Kind(), err)
+		}
+		select {
+		case <-ctx.Done():
+			return events.Recorded{}, fmt.Errorf("decide %s: %w", body.Kind(), context.Cause(ctx))
+		case <-time.After(unseenPause):
+		}
+	}
+}
+
+// A decision that came first is looked for so often, with such a pause.
+const (
+	maxUnseen   = 10
+	unseenPause = 50 * time.Millisecond
+)
+
+// saw takes note of a decision in the lane.
+func (l *decisionLog) saw(seq uint64, body events.Body) {
+	l.last = seq
+	if l.noted != nil {
+		l.noted(seq)
+	}
+	if id := ends(body); id != "" {
+		if l.ended == nil {
+			l.ended = map[string]bool{}
+		}
+		l.ended[id] = true
+	}
+}
+
+// reread catches up with the decisions of others.
+func (l *decisionLog) reread(ctx context.Context) error {
+	end, err := l.log.Last(ctx)
+	if err != nil {
+		return err
+	}
+	for r, err := range l.log.ReadLane(ctx, l.agg, l.last+1, end) {
+		if err != nil {
+			return err
+		}
+		body, err := r.Body()
+		if err != nil {
+			return err
+		}
+		// Nobody else may have this attempt's number either.
+		if g, ok := body.(*events.GroupStarted); ok && g.Attempt >= l.attempt && r.Source != l.source {
+			return fmt.Errorf("attempt %d: %w (attempt %d of job %s)", l.attempt, ErrFenced, g.Attempt, g.Job)
+		}
+		l.saw(r.Sequence, body)
+	}
+	return nil
+}
+
+// ends is the ID of the checkpoint that a decision ends, or empty.
+func ends(b events.Body) string {
+	switch b := b.(type) {
+	case *events.CheckpointCommitted:
+		return b.Checkpoint
+	case *events.CheckpointAborted:
+		return b.Checkpoint
+	}
+	return ""
+}
+
+// about is the ID of the checkpoint that a coordinator's decision is about.
+func about(b events.Body) string {
+	switch b := b.(type) {
+	case *events.CheckpointBegun:
+		return b.Checkpoint
+	case *events.CheckpointStaged:
+		return b.Checkpoint
+	}
+	return ends(b)
+}

@@ -1,0 +1,116 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/store"
+)
+
+// lanes makes lanes of one trial in a log, as different trainers have them.
+func lanes(t *testing.T) func(source string, attempt int) *decisionLog {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "store")
+	if _, err := store.Init(t.Context(), dir, ""); err != nil {
+		t.Fatal(err)
+	}
+	st, err := store.Open(t.Context(), store.Options{Location: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := st.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return func(source string, attempt int) *decisionLog {
+		return &decisionLog{
+			eventWriter: &eventWriter{log: st.Log, run: "run", trial: "main", source: source, node: events.Node(0), now: time.Now, newID: store.NewID},
+			agg:         events.Aggregate{Run: "run", Trial: "main"}, attempt: attempt,
+			conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) },
+		}
+	}
+}
+
+func decides(t *testing.T, l *decisionLog, body events.Body, want error) {
+	t.Helper()
+	if _, err := l.decide(t.Context(), body); !errors.Is(err, want) {
+		t.Fatalf("%s: decide %s: error %v, want %v", l.source, body.Kind(), err, want)
+	}
+}
+
+func begins(attempt int, id string) events.Body {
+	return &events.CheckpointBegun{Attempt: attempt, Checkpoint: id, Name: "x", WorldSize: 1, Participants: []int{0}}
+}
+
+func starts(l *decisionLog, attempt int) events.Body {
+	l.attempt = attempt
+	return &events.GroupStarted{Attempt: attempt, Job: l.source, WorldSize: 1}
+}
+
+// A newer attempt fences an older one, whatever that one wants to decide, and
+// of two trainers that start the same attempt only one does.
+func TestFencing(t *testing.T) {
+	open := lanes(t)
+	a, b := open("trainer/a", 0), open("trainer/b", 0)
+	decides(t, a, &events.TrialCreated{}, nil)
+	decides(t, a, starts(a, 1), nil)
+	decides(t, a, begins(1, "x.a1"), nil)
+	decides(t, b, starts(b, 1), ErrFenced)
+
+	b.last = a.last
+	decides(t, b, starts(b, 2), nil)
+	for _, body := range []events.Body{
+		&events.CheckpointCommitted{Attempt: 1, Checkpoint: "x.a1"},
+		&events.CheckpointAborted{Attempt: 1, Checkpoint: "x.a1"},
+		begins(1, "y.a1"), &events.TrialCompleted{Attempt: 1}, starts(a, 2),
+	} {
+		decides(t, a, body, ErrFenced)
+	}
+	decides(t, b, begins(2, "x.a2"), nil)
+}
+
+// A lane that does not end where this process believes it to is an error in the end.
+func TestDecideBehindTheLane(t *testing.T) {
+	open := lanes(t)
+	a := open("trainer/a", 0)
+	decides(t, a, &events.TrialCreated{}, nil)
+	if err := a.measured(t.Context(), &events.Metrics{Attempt: 1, Iteration: 1}); err != nil {
+		t.Fatal(err)
+	}
+	a.last++
+	decides(t, a, starts(a, 1), jetlog.ErrConflict)
+}
+
+// A decision of somebody else in between is taken note of; one that ends the
+// same checkpoint ends this one too.
+func TestDecideAfterOthers(t *testing.T) {
+	open := lanes(t)
+	a := open("trainer/a", 0)
+	decides(t, a, &events.TrialCreated{}, nil)
+	decides(t, a, starts(a, 1), nil)
+	decides(t, a, begins(1, "x.a1"), nil)
+	decides(t, a, begins(1, "y.a1"), nil)
+	user := open("ckptstore", 1)
+	user.last = a.last
+	decides(t, user, &events.TrialStopRequested{Reason: "enough"}, nil)
+	decides(t, user, &events.CheckpointAborted{Attempt: 1, Checkpoint: "x.a1"}, nil)
+	decides(t, a, &events.CheckpointCommitted{Attempt: 1, Checkpoint: "x.a1"}, errEnded)
+	decides(t, a, &events.CheckpointCommitted{Attempt: 1, Checkpoint: "y.a1"}, nil)
+	decides(t, user, &events.CheckpointAborted{Attempt: 1, Checkpoint: "y.a1"}, errEnded)
+}
+
+// A decision has a deadline of its own, and an end when its context ends.
+func TestDecideWithoutLog(t *testing.T) {
+	l := lanes(t)("trainer/a", 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.decide(ctx, &events.TrialCreated{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}

@@ -1,0 +1,284 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// desk is a handoff whose events go to a list.
+type desk struct {
+	*handoff
+	said []*events.Metrics
+	err  error // of saying
+	end  chan error
+	n    int
+}
+
+func openDesk(ctx context.Context, world int) *desk {
+	d := &desk{end: make(chan error, 1)}
+	d.handoff = newHandoff(4, world, time.Minute, time.Now, func(_ context.Context, bodies ...events.Body) error {
+		for _, b := range bodies {
+			d.said = append(d.said, b.(*events.Metrics))
+		}
+		return d.err
+	})
+	go func() {
+		var err error
+		d.n, err = d.run(ctx)
+		d.end <- err
+	}()
+	return d
+}
+
+// reports starts rank's report after a while, and returns where its answer
+// goes.
+func (d *desk) reports(t *testing.T, rank int, after time.Duration, step int64, metrics map[string]any) <-chan error {
+	out := make(chan error, 1)
+	go func() {
+		<-time.After(after)
+		_, err := d.report(t.Context(), rank, client.Report{Step: step, Metrics: metrics})
+		out <- err
+	}()
+	return out
+}
+
+func waiting(t *testing.T, what string, answers ...<-chan error) {
+	t.Helper()
+	synctest.Wait()
+	for rank, answer := range answers {
+		select {
+		case err := <-answer:
+			t.Fatalf("%s: rank %d was let go: %v", what, rank, err)
+		default:
+		}
+	}
+}
+
+func answered(t *testing.T, answers ...<-chan error) {
+	t.Helper()
+	for _, answer := range answers {
+		if err := <-answer; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Every rank is held until all have reported; waiting is not a rank's own
+// time; metrics that differ from rank 0's are listed.
+func TestHandoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openDesk(t.Context(), 3)
+		same := map[string]any{"loss": 0.5}
+		r0 := d.reports(t, 0, 2*time.Second, 10, same)
+		r1 := d.reports(t, 1, 5*time.Second, 10, map[string]any{"loss": 0.75})
+		<-time.After(30 * time.Second)
+		waiting(t, "rank 2 has not reported", r0, r1)
+		// A second report of the same rank waits for the next iteration.
+		again := d.reports(t, 0, 0, 20, same)
+		waiting(t, "rank 2 has not reported", r0, r1, again)
+		answered(t, r0, r1, d.reports(t, 2, 0, 10, map[string]any{"loss": 0.5}))
+		waiting(t, "one report an iteration", again)
+		r1, r2 := d.reports(t, 1, 3*time.Second, 20, same), d.reports(t, 2, 0, 20, same)
+		answered(t, again, r1, r2)
+		for rank := range 3 {
+			d.ended(rank)
+		}
+		if err := <-d.end; err != nil || d.n != 2 {
+			t.Fatalf("%d iterations, %v", d.n, err)
+		}
+		want := []*events.Metrics{
+			{Attempt: 4, Iteration: 1, Step: 10, Metrics: same, Seconds: 2, Others: []events.RankMetrics{{Rank: 1, Metrics: map[string]any{"loss": 0.75}}}},
+			{Attempt: 4, Iteration: 2, Step: 20, Metrics: same, Seconds: 0},
+		}
+		if !reflect.DeepEqual(d.said, want) {
+			got, _ := json.Marshal(d.said)
+			t.Errorf("said %s", got)
+		}
+		if _, err := d.report(t.Context(), 1, client.Report{}); err == nil || !strings.Contains(err.Error(), "the attempt is over") {
+			t.Errorf("a report after the end: %v", err)
+		}
+	})
+}
+
+// All ranks of an iteration are asked the same, whenever the request comes.
+func TestHandoffAsksAllAlike(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openDesk(t.Context(), 3)
+		asked := 0
+		d.stop = func() string {
+			if asked++; asked > 1 {
+				return client.Preempt // as if it were asked for in this moment
+			}
+			return ""
+		}
+		for _, want := range []string{"", client.Preempt} {
+			answers := make(chan string, 3)
+			for rank := range 3 {
+				go func() {
+					stop, err := d.report(t.Context(), rank, client.Report{Step: 1})
+					if err != nil {
+						t.Error(err)
+					}
+					answers <- stop
+				}()
+			}
+			for range 3 {
+				if got := <-answers; got != want {
+					t.Errorf("a rank is asked to %q, want %q", got, want)
+				}
+			}
+		}
+		for rank := range 3 {
+			d.ended(rank)
+		}
+		if err := <-d.end; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The time of an iteration is rank 0's own: from the moment it was let go.
+func TestHandoffTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openDesk(t.Context(), 2)
+		for range 3 {
+			answered(t, d.reports(t, 0, 2*time.Second, 1, nil), d.reports(t, 1, 7*time.Second, 1, nil))
+		}
+		d.ended(0)
+		d.ended(1)
+		if err := <-d.end; err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range d.said {
+			if m.Seconds != 2 {
+				t.Errorf("iteration %d took %v s, want 2", m.Iteration, m.Seconds)
+			}
+		}
+	})
+}
+
+// Whichever rank is silent, the others are let go by the deadline, which
+// names it. The clock starts with the first report, not with the iteration.
+func TestHandoffDeadline(t *testing.T) {
+	for silent, says := range []string{"ranks [0] have not reported within 1m0s, while ranks [1 2] have", "ranks [1] have", "ranks [2] have"} {
+		synctest.Test(t, func(t *testing.T) {
+			d := openDesk(t.Context(), 3)
+			<-time.After(time.Hour)
+			var answers []<-chan error
+			for rank := range 3 {
+				if rank != silent {
+					answers = append(answers, d.reports(t, rank, time.Duration(rank)*time.Second, 1, nil))
+				}
+			}
+			<-time.After(59 * time.Second)
+			waiting(t, "before the deadline", answers...)
+			for _, err := range append(answers, d.end) {
+				if err := <-err; err == nil || !strings.Contains(err.Error(), says) {
+					t.Errorf("error %v, want %q", err, says)
+				}
+			}
+		})
+	}
+}
+
+// Ranks that end while others report are named.
+func TestHandoffOfUnequalRanks(t *testing.T) {
+	for _, early := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			d := openDesk(t.Context(), 3)
+			if early {
+				d.ended(0)
+				d.ended(2)
+				synctest.Wait()
+			}
+			answer := d.reports(t, 1, 0, 1, nil)
+			if !early {
+				waiting(t, "others may still report", answer)
+				d.ended(2)
+				d.ended(0)
+			}
+			const says = "ranks [1] reported while ranks [0 2] have ended"
+			for _, err := range []<-chan error{answer, d.end} {
+				if err := <-err; err == nil || !strings.Contains(err.Error(), says) {
+					t.Errorf("error %v, want %q", err, says)
+				}
+			}
+		})
+	}
+}
+
+// A report that was handed over counts, even if the news of the rank's end is
+// looked at first.
+func TestHandoffLateReport(t *testing.T) {
+	for range 50 {
+		synctest.Test(t, func(t *testing.T) {
+			d := &desk{end: make(chan error, 1)}
+			d.handoff = newHandoff(1, 2, time.Minute, time.Now, func(_ context.Context, bodies ...events.Body) error {
+				d.said = append(d.said, bodies[0].(*events.Metrics))
+				return nil
+			})
+			answers := []<-chan error{d.reports(t, 0, 0, 1, nil), d.reports(t, 1, 0, 1, nil)}
+			synctest.Wait()
+			d.ended(1)
+			d.ended(0)
+			n, err := d.run(t.Context())
+			if n != 1 || err != nil || len(d.said) != 1 {
+				t.Fatalf("%d iterations, %v", n, err)
+			}
+			answered(t, answers...)
+		})
+	}
+}
+
+// A report that is not in the log was not taken.
+func TestHandoffWithoutLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openDesk(t.Context(), 1)
+		d.err = errors.New("no log")
+		answer := d.reports(t, 0, 0, 1, nil)
+		if err := <-answer; !errors.Is(err, d.err) {
+			t.Errorf("the rank was told %v", err)
+		}
+		if err := <-d.end; !errors.Is(err, d.err) {
+			t.Errorf("the end is %v", err)
+		}
+	})
+}
+
+func TestHandoffCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		d := openDesk(ctx, 2)
+		answer := d.reports(t, 1, 0, 1, nil)
+		waiting(t, "rank 0 has not reported", answer)
+		cancel()
+		if err := <-answer; !errors.Is(err, context.Canceled) {
+			t.Errorf("the rank was told %v", err)
+		}
+		if err := <-d.end; !errors.Is(err, context.Canceled) {
+			t.Errorf("the end is %v", err)
+		}
+	})
+}
+
+func TestBareNumbers(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"a":NaN,"b":[Infinity,-Infinity]}`:         `{"a":"NaN","b":["Infinity","-Infinity"]}`,
+		`{"NaN":"NaN","q\"NaN":1,"\\":NaN}`:          `{"NaN":"NaN","q\"NaN":1,"\\":"NaN"}`,
+		`{"a":1e-3,"b":null,"c":"-Infinity \\\" x"}`: `{"a":1e-3,"b":null,"c":"-Infinity \\\" x"}`,
+		``: ``, `"NaN`: `"NaN`, `"\`: `"\`, `Na`: `Na`,
+	} {
+		if got := string(bareNumbers([]byte(in))); got != want {
+			t.Errorf("%s becomes %s, want %s", in, got, want)
+		}
+	}
+}

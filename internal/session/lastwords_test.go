@@ -1,0 +1,57 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// unserved is a log that does not answer unless served.
+type unserved struct {
+	Log
+	served bool
+}
+
+// Append implements Log.
+func (u *unserved) Append(ctx context.Context, _ ...events.Fact) ([]uint64, error) {
+	if u.served {
+		return nil, nil
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// All that a job says after it was told to end waits for its log once.
+func TestLastWords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		job, end := context.WithCancel(t.Context())
+		time.AfterFunc(time.Hour, end)
+		u := &unserved{}
+		l := newLastWords(job, u)
+		began := time.Now()
+		says := func(took time.Duration) {
+			t.Helper()
+			if _, err := l.Append(t.Context()); !errors.Is(err, ErrUnserved) {
+				t.Errorf("error %v", err)
+			}
+			if d := time.Since(began); d != took {
+				t.Errorf("it took %v, want %v", d, took)
+			}
+		}
+		says(time.Hour + LastWordsTimeout)
+		says(time.Hour + LastWordsTimeout)
+		says(time.Hour + LastWordsTimeout)
+		// A log that answers again has all its time again.
+		u.served = true
+		l.left = time.Second
+		if _, err := l.Append(t.Context()); err != nil {
+			t.Error(err)
+		}
+		u.served = false
+		says(time.Hour + 2*LastWordsTimeout)
+	})
+}

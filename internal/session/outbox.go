@@ -1,0 +1,111 @@
+package session
+
+import (
+	"context"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// outbox appends the facts of one rank's saves to the log in their order,
+// after the rank has gone back to training. It holds no more than a plan and a
+// seal for each of the rank's slots, since a save without a slot says nothing.
+type outbox struct {
+	// ctx ends with the attempt, and what is not said by then is lost.
+	ctx context.Context
+	// say appends bodies of one rank; they are durable on return.
+	say func(ctx context.Context, bodies ...events.Body) error
+	// lost is told that a fact of a save could not be said.
+	lost func(checkpoint string, err error)
+
+	mu    sync.Mutex
+	queue []letter
+	empty chan struct{} // closed when all that was posted is said; nil: it is
+}
+
+// letter is a fact on its way.
+type letter struct {
+	checkpoint string
+	body       events.Body
+	said       chan error // of a caller that waits, or nil
+}
+
+// post says a fact some time later.
+func (o *outbox) post(checkpoint string, body events.Body) {
+	o.put(letter{checkpoint: checkpoint, body: body})
+}
+
+// sayNow says a fact, and all that were posted before it.
+func (o *outbox) sayNow(ctx context.Context, checkpoint string, body events.Body) error {
+	l := letter{checkpoint, body, make(chan error, 1)}
+	o.put(l)
+	select {
+	case err := <-l.said:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (o *outbox) put(l letter) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.queue = append(o.queue, l)
+	if o.empty == nil {
+		o.empty = make(chan struct{})
+		go o.run()
+	}
+}
+
+// run says what is in the queue until it is empty.
+func (o *outbox) run() {
+	for {
+		o.mu.Lock()
+		if len(o.queue) == 0 {
+			close(o.empty)
+			o.empty = nil
+			o.mu.Unlock()
+			return
+		}
+		// Those of one save together, and of no other: what the log refuses of
+		// one save does not take another with it.
+		n := 1
+		for n < len(o.queue) && o.queue[n].checkpoint == o.queue[0].checkpoint {
+			n++
+		}
+		letters := o.queue[:n:n]
+		o.queue = o.queue[n:]
+		o.mu.Unlock()
+		bodies := make([]events.Body, len(letters))
+		for i, l := range letters {
+			bodies[i] = l.body
+		}
+		err := o.say(o.ctx, bodies...)
+		told := false
+		for _, l := range letters {
+			switch {
+			case l.said != nil:
+				l.said <- err
+			case err != nil && !told:
+				told = true
+				o.lost(l.checkpoint, err)
+			}
+		}
+	}
+}
+
+// flush waits until all that was posted is said, or lost.
+func (o *outbox) flush(ctx context.Context) error {
+	o.mu.Lock()
+	empty := o.empty
+	o.mu.Unlock()
+	if empty == nil {
+		return nil
+	}
+	select {
+	case <-empty:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

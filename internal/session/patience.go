@@ -1,0 +1,191 @@
+package session
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// silenceAfter is how long no call may be answered, while one waits, until that
+// counts as silence of the log.
+const silenceAfter = 5 * time.Second
+
+// silenceMeter adds up the time in which the log did not answer. What a job has
+// to wait for has no less time because of it.
+type silenceMeter struct {
+	mu    sync.Mutex
+	calls int           // that wait
+	since time.Time     // of the last answer, or of the call that waits longest
+	total time.Duration // of silences that are over
+}
+
+func (m *silenceMeter) begin() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.calls++; m.calls == 1 {
+		m.since = time.Now()
+	}
+}
+
+func (m *silenceMeter) answered() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.total = m.lost()
+	m.since = time.Now()
+}
+
+func (m *silenceMeter) end() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.calls == 1 {
+		m.total = m.lost()
+	}
+	m.calls--
+}
+
+// lost is the silence up to now. The caller holds the lock.
+func (m *silenceMeter) lost() time.Duration {
+	if m.calls > 0 {
+		if d := time.Since(m.since); d > silenceAfter {
+			return m.total + d
+		}
+	}
+	return m.total
+}
+
+func (m *silenceMeter) silence() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.lost()
+}
+
+// silence is how long the log of the job has not answered, or had no room, in all.
+func (s Store) silence() time.Duration {
+	if s.words == nil {
+		return 0
+	}
+	return s.words.quiet.silence() + s.words.room.waited()
+}
+
+// stride is how long a deadline waits without a look at the clock. What passes
+// beyond two strides passed while this process was stopped, or its machine slept,
+// and is not counted: what it waited for could not reach it either.
+const stride = time.Second
+
+// answering is a context with a deadline that moves on while the log does not
+// answer, and while this process is stopped. It ends with [context.DeadlineExceeded].
+func (s Store) answering(parent context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if s.words == nil {
+		return context.WithTimeout(parent, d)
+	}
+	c := &answeringCtx{Context: parent, done: make(chan struct{})}
+	stop := make(chan struct{})
+	silent := s.silence()
+	go func() {
+		timer := time.NewTimer(min(d, stride))
+		defer timer.Stop()
+		for left, last := d, time.Now(); ; timer.Reset(min(left, stride)) {
+			select {
+			case <-parent.Done():
+				c.finish(parent.Err())
+				return
+			case <-stop:
+				c.finish(context.Canceled)
+				return
+			case <-timer.C:
+			}
+			looked := time.Now()
+			left -= min(looked.Sub(last), 2*stride)
+			last = looked
+			if left > 0 {
+				continue
+			}
+			now := s.silence()
+			if now <= silent {
+				c.finish(context.DeadlineExceeded)
+				return
+			}
+			left, silent = now-silent, now
+		}
+	}()
+	return c, sync.OnceFunc(func() {
+		close(stop)
+		<-c.done
+	})
+}
+
+// answeringCtx is a context that ends by itself.
+type answeringCtx struct {
+	context.Context
+	done chan struct{}
+
+	mu  sync.Mutex
+	err error
+}
+
+var _ context.Context = (*answeringCtx)(nil)
+
+func (c *answeringCtx) finish(why error) {
+	c.mu.Lock()
+	c.err = why
+	c.mu.Unlock()
+	close(c.done)
+}
+
+// Deadline implements context.Context: the one that there will be is not known.
+func (c *answeringCtx) Deadline() (time.Time, bool) { return c.Context.Deadline() }
+
+// Done implements context.Context.
+func (c *answeringCtx) Done() <-chan struct{} { return c.done }
+
+// Err implements context.Context.
+func (c *answeringCtx) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// patientViews are the views of a job, whose questions wait as its log does.
+type patientViews struct {
+	Views
+	words *lastWords
+}
+
+var _ Views = patientViews{}
+
+func ask[T any](ctx context.Context, l *lastWords, question func(context.Context) (T, error)) (answer T, err error) {
+	err = l.asked(ctx, func(ctx context.Context) error {
+		answer, err = question(ctx)
+		return err
+	})
+	return answer, err
+}
+
+// Trial implements Views.
+func (v patientViews) Trial(ctx context.Context, run, trial string) (projections.Trial, error) {
+	return ask(ctx, v.words, func(ctx context.Context) (projections.Trial, error) { return v.Views.Trial(ctx, run, trial) })
+}
+
+// Attempts implements Views.
+func (v patientViews) Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error) {
+	return ask(ctx, v.words, func(ctx context.Context) ([]projections.Attempt, error) { return v.Views.Attempts(ctx, run, trial) })
+}
+
+// OpenCheckpoints implements Views.
+func (v patientViews) OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error) {
+	return ask(ctx, v.words, func(ctx context.Context) ([]projections.Checkpoint, error) {
+		return v.Views.OpenCheckpoints(ctx, run, trial)
+	})
+}
+
+// Resolve implements Views.
+func (v patientViews) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
+	return ask(ctx, v.words, func(ctx context.Context) (projections.Checkpoint, error) { return v.Views.Resolve(ctx, ref) })
+}
+
+// Trials implements Views.
+func (v patientViews) Trials(ctx context.Context, run string) ([]projections.Trial, error) {
+	return ask(ctx, v.words, func(ctx context.Context) ([]projections.Trial, error) { return v.Views.Trials(ctx, run) })
+}

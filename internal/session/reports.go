@@ -1,0 +1,172 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// Reports may run ahead of a log that does not answer: ranks are let go before
+// their iteration is in the log, within these bounds. Beyond them the training
+// waits. What has run ahead when the trainer is killed is lost, as is the
+// training itself since its last checkpoint.
+const (
+	aheadAfter = 2 * time.Second // without an answer, for the first
+	aheadMost  = 10_000          // iterations
+	aheadBytes = 16 << 20        // of metrics
+)
+
+// reports appends iterations to the log, one at a time and in their order.
+type reports struct {
+	say func(context.Context, ...events.Body) error
+	log *slog.Logger
+
+	mu    sync.Mutex
+	queue []*iteration // that are not in the log, the first of them under way
+	bytes int          // of their metrics
+	idle  chan struct{}
+	broke chan error // of capacity 1: an iteration that had run ahead was refused
+	lost  int        // such iterations
+	short bool       // it was said that there is no room; owned by run
+
+	over chan struct{} // closed by end
+	end  func()        // says that no worker is left to wait for room
+}
+
+// iteration is one report of all ranks on its way to the log.
+type iteration struct {
+	metrics *events.Metrics
+	bytes   int
+	said    chan error // of capacity 1
+	ahead   bool       // its ranks were let go
+}
+
+func newReports(say func(context.Context, ...events.Body) error, log *slog.Logger) *reports {
+	idle := make(chan struct{})
+	close(idle)
+	r := &reports{say: say, log: log, idle: idle, broke: make(chan error, 1), over: make(chan struct{})}
+	r.end = sync.OnceFunc(func() { close(r.over) })
+	return r
+}
+
+// settle waits until everything that was added is in the log or refused.
+func (r *reports) settle() {
+	r.end()
+	r.mu.Lock()
+	idle := r.idle
+	r.mu.Unlock()
+	<-idle
+}
+
+// add takes an iteration and returns when it is in the log, is refused, or may
+// run ahead. The error is the log's.
+func (r *reports) add(ctx context.Context, m *events.Metrics) error {
+	text, err := json.Marshal(m.Metrics)
+	if err != nil {
+		return err
+	}
+	it := &iteration{metrics: m, bytes: len(text), said: make(chan error, 1)}
+	for _, o := range m.Others {
+		more, err := json.Marshal(o.Metrics)
+		if err != nil {
+			return err
+		}
+		it.bytes += len(more)
+	}
+	wait := aheadAfter
+	r.mu.Lock()
+	if len(r.queue) > 0 {
+		wait = 0
+	} else {
+		r.idle = make(chan struct{})
+		go r.run(ctx)
+	}
+	r.queue = append(r.queue, it)
+	r.bytes += it.bytes
+	r.mu.Unlock()
+
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case err := <-it.said:
+		return err
+	case <-timer.C:
+	}
+	if r.letGo(it) {
+		return nil
+	}
+	return <-it.said
+}
+
+// letGo lets an iteration run ahead if there is room.
+func (r *reports) letGo(it *iteration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	it.ahead = len(it.said) == 0 && len(r.queue) <= aheadMost && r.bytes <= aheadBytes
+	return it.ahead
+}
+
+// run appends what is queued until nothing is.
+func (r *reports) run(ctx context.Context) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.queue) > 0 {
+		it := r.queue[0]
+		r.mu.Unlock()
+		err := r.append(ctx, it)
+		r.mu.Lock()
+		r.queue = r.queue[1:]
+		r.bytes -= it.bytes
+		it.said <- err
+		if it.ahead && err != nil {
+			r.refused(it, err)
+		}
+	}
+	close(r.idle)
+}
+
+// append says an iteration. One for which there is no room waits for it beside
+// the training, and is given up when that is over.
+func (r *reports) append(ctx context.Context, it *iteration) error {
+	for {
+		err := r.say(ctx, it.metrics)
+		if !errors.Is(err, syscall.ENOSPC) {
+			r.short = false
+			return err
+		}
+		if !r.short {
+			r.short = true
+			r.log.Warn("no room for metrics; they wait for it", "step", it.metrics.Step, "error", err)
+		}
+		timer := time.NewTimer(roomEvery)
+		select {
+		case <-timer.C:
+			continue
+		case <-r.over:
+			err = r.say(ctx, it.metrics)
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		return err
+	}
+}
+
+// refused is what becomes of an iteration whose ranks have gone on.
+func (r *reports) refused(it *iteration, err error) {
+	if r.lost++; r.lost == 1 {
+		r.log.Warn("metrics refused by the log after their ranks went on", "iteration", it.metrics.Iteration, "step", it.metrics.Step, "error", err)
+	}
+	if errors.Is(err, syscall.ENOSPC) {
+		return // what they train is worth more than its metrics
+	}
+	select {
+	case r.broke <- err:
+	default: // one is enough
+	}
+}

@@ -1,0 +1,323 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// mute is a log that takes metrics when it is told to.
+type mute struct {
+	said    []int // iterations
+	answers chan error
+	speaks  atomic.Bool
+}
+
+func (m *mute) say(ctx context.Context, bodies ...events.Body) error {
+	if !m.speaks.Load() {
+		select {
+		case err := <-m.answers:
+			if err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for _, b := range bodies {
+		m.said = append(m.said, b.(*events.Metrics).Iteration)
+	}
+	return nil
+}
+
+func newMute() (*mute, *reports) {
+	m := &mute{answers: make(chan error)}
+	return m, newReports(m.say, slog.New(slog.DiscardHandler))
+}
+
+func metricsOf(iteration int, size int) *events.Metrics {
+	return &events.Metrics{Attempt: 1, Iteration: iteration, Metrics: map[string]any{"m": strings.Repeat("x", size)}}
+}
+
+// An iteration waits for a log that answers, and runs ahead of one that does not:
+// the first after a while, those behind it at once. All get there in their order.
+func TestReportsRunAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, r := newMute()
+		began := time.Now()
+		add := func(iteration int) {
+			t.Helper()
+			if err := r.add(t.Context(), metricsOf(iteration, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		go func() {
+			<-time.After(time.Second)
+			m.answers <- nil
+		}()
+		add(1)
+		if d := time.Since(began); d != time.Second || len(m.said) != 1 {
+			t.Fatalf("after %v, %v is in the log", d, m.said)
+		}
+		for i := 2; i < 100; i++ {
+			add(i)
+		}
+		if d := time.Since(began); d != time.Second+aheadAfter || len(m.said) != 1 {
+			t.Fatalf("after %v, %v is in the log", d, m.said)
+		}
+		m.speaks.Store(true)
+		m.answers <- nil
+		r.settle()
+		add(100)
+		for i, got := range m.said {
+			if got != i+1 {
+				t.Fatalf("in the log are %v", m.said)
+			}
+		}
+		if len(m.said) != 100 {
+			t.Errorf("%d are in the log", len(m.said))
+		}
+	})
+}
+
+// No more runs ahead than there is memory for: then the training waits, and does
+// not fail.
+func TestReportsBounded(t *testing.T) {
+	for name, c := range map[string]struct{ size, most int }{
+		"iterations": {1, aheadMost},
+		"bytes":      {1 << 20, aheadBytes>>20 - 1}, // names and quotes count
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, r := newMute()
+				ahead, done := 0, make(chan error)
+				go func() {
+					for {
+						if err := r.add(t.Context(), metricsOf(ahead+1, c.size)); err != nil {
+							done <- err
+							return
+						}
+						if ahead++; ahead > c.most {
+							done <- nil
+							return
+						}
+					}
+				}()
+				<-time.After(time.Hour)
+				synctest.Wait()
+				if ahead != c.most {
+					t.Fatalf("%d have run ahead, want %d", ahead, c.most)
+				}
+				m.speaks.Store(true)
+				m.answers <- nil
+				if err := <-done; err != nil {
+					t.Fatal(err)
+				}
+				r.settle()
+				if len(m.said) != c.most+1 {
+					t.Errorf("%d are in the log", len(m.said))
+				}
+			})
+		})
+	}
+}
+
+// An iteration that is refused after its ranks went on ends the hand-off;
+// one for which there is no room ends nothing.
+func TestReportsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		why  error
+		ends bool
+	}{
+		"for good": {errors.New("damaged"), true},
+		"no room":  {syscall.ENOSPC, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &mute{answers: make(chan error)}
+				h := newHandoff(1, 1, time.Minute, time.Now, m.say)
+				end := make(chan error, 1)
+				go func() {
+					_, err := h.run(t.Context())
+					end <- err
+				}()
+				report := func(step int64) error {
+					_, err := h.report(t.Context(), 0, client.Report{Step: step, Metrics: map[string]any{"loss": 1.0}})
+					return err
+				}
+				if err := report(1); err != nil {
+					t.Fatal(err)
+				}
+				m.answers <- c.why
+				if !c.ends {
+					m.speaks.Store(true)
+					if err := report(2); err != nil {
+						t.Fatal(err)
+					}
+					h.ended(0)
+				}
+				err := <-end
+				var unsaid *RefusedError
+				if errors.As(err, &unsaid) != c.ends || !c.ends && err != nil {
+					t.Errorf("the hand-off ends with %v", err)
+				}
+				if c.ends && !errors.Is(err, c.why) {
+					t.Errorf("the failure is %v", err)
+				}
+			})
+		})
+	}
+}
+
+var errAway = errors.New("nobody answers")
+
+// away is a log that nobody serves until it is served again.
+type away struct {
+	Log
+	until time.Time
+	calls int
+}
+
+// Append implements Log.
+func (a *away) Append(ctx context.Context, _ ...events.Fact) ([]uint64, error) {
+	a.calls++
+	select {
+	case <-time.After(min(30*time.Second, max(0, time.Until(a.until)))):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if time.Now().Before(a.until) {
+		return nil, fmt.Errorf("append: %w", errAway)
+	}
+	return []uint64{1}, nil
+}
+
+func patient(job context.Context, log Log) Store {
+	return Store{Log: log, Unserved: func(err error) bool { return errors.Is(err, errAway) }}.patiently(job, nil)
+}
+
+// A call is made again for as long as nobody answers, and bounded when the job is
+// told to end. A refusal is none of that.
+func TestPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		job, end := context.WithCancel(t.Context())
+		defer end()
+		a := &away{until: time.Now().Add(10 * time.Hour)}
+		s := patient(job, a)
+		began := time.Now()
+		if _, err := s.Log.Append(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(began); d < 10*time.Hour || d > 10*time.Hour+lastPause || a.calls < 100 {
+			t.Errorf("it took %v and %d calls", d, a.calls)
+		}
+		if got := s.silence(); got < 10*time.Hour || got > 10*time.Hour+lastPause {
+			t.Errorf("the log was silent for %v", got)
+		}
+		a.until = time.Now().Add(10 * time.Hour)
+		time.AfterFunc(time.Hour, func() { s.words.tell(errors.New("told to end")) })
+		began = time.Now()
+		if _, err := s.Log.Append(t.Context()); !errors.Is(err, ErrUnserved) {
+			t.Errorf("error %v", err)
+		}
+		if d := time.Since(began); d != time.Hour+LastWordsTimeout {
+			t.Errorf("it took %v", d)
+		}
+		other := patient(t.Context(), &refusing{})
+		if _, err := other.Log.Append(t.Context()); !errors.As(err, new(*RefusedError)) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// refusing is a log that takes nothing.
+type refusing struct{ Log }
+
+// Append implements Log.
+func (refusing) Append(context.Context, ...events.Fact) ([]uint64, error) {
+	return nil, errors.New("damaged")
+}
+
+// A deadline moves on while the log does not answer, and only then.
+func TestAnswering(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := patient(t.Context(), &away{until: time.Now().Add(time.Hour)})
+		began := time.Now()
+		ends := func(limit, want time.Duration) {
+			t.Helper()
+			ctx, cancel := s.answering(t.Context(), limit)
+			defer cancel()
+			child, stop := context.WithCancel(ctx)
+			defer stop()
+			<-child.Done()
+			if !errors.Is(ctx.Err(), context.DeadlineExceeded) || !errors.Is(child.Err(), context.DeadlineExceeded) {
+				t.Errorf("it ended with %v, %v", ctx.Err(), child.Err())
+			}
+			if d := time.Since(began); d < want || d > want+lastPause {
+				t.Errorf("it ended after %v, want %v", d, want)
+			}
+		}
+		ends(time.Minute, time.Minute)
+		said := make(chan error, 1)
+		go func() {
+			_, err := s.Log.Append(t.Context())
+			said <- err
+		}()
+		ends(2*time.Minute, time.Hour+2*time.Minute)
+		if err := <-said; err != nil {
+			t.Fatal(err)
+		}
+		ends(time.Minute, time.Hour+3*time.Minute)
+
+		ctx, cancel := s.answering(t.Context(), time.Minute)
+		cancel()
+		if !errors.Is(ctx.Err(), context.Canceled) {
+			t.Errorf("it was cancelled with %v", ctx.Err())
+		}
+		parent, end := context.WithCancel(t.Context())
+		ctx, cancel = s.answering(parent, time.Minute)
+		defer cancel()
+		end()
+		<-ctx.Done()
+		if !errors.Is(ctx.Err(), context.Canceled) {
+			t.Errorf("it ended with its parent by %v", ctx.Err())
+		}
+	})
+}
+
+// A report that waits for room behind too many others is refused when no worker is
+// left, so that the attempt can end.
+func TestReportsEndWithoutRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full := func(context.Context, ...events.Body) error { return syscall.ENOSPC }
+		r := newReports(full, slog.New(slog.DiscardHandler))
+		for i := range aheadMost {
+			if err := r.add(t.Context(), metricsOf(i+1, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		last := make(chan error, 1)
+		go func() { last <- r.add(t.Context(), metricsOf(aheadMost+1, 1)) }()
+		synctest.Wait()
+		select {
+		case err := <-last:
+			t.Fatalf("more than %d iterations run ahead: %v", aheadMost, err)
+		default:
+		}
+		r.end()
+		if err := <-last; !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("the last report: %v", err)
+		}
+		r.settle()
+	})
+}

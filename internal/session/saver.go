@@ -1,0 +1,280 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/planner"
+)
+
+// saver is the coordinator's shell: it feeds the log to the state machine and
+// executes its commands. Decisions and facts are appended one after the
+// other; ranks are written in parallel.
+type saver struct {
+	decisions *decisionLog
+	store     Store
+	log       *slog.Logger
+	now       func() time.Time     // does not move on while the log does not answer
+	coord     *planner.Coordinator // owned by the goroutine of run
+	slots     *staging.Slots
+	// put writes the bytes of one rank, out of the slots unless it is set.
+	put    func(context.Context, planner.Write) (data.Written, error)
+	wholes map[string]*data.Sealed // of saves whose bytes come in files, by ID
+	// kept is told of each commit, before anybody who waits for it.
+	kept func()
+	// costs is told the size of each checkpoint that was committed, in bytes.
+	costs func(bytes int64)
+
+	resume   string // what the attempt was resumed from: a reference or a path
+	from     string // path of the checkpoint that is imported
+	together bool   // all ranks of a save are written here
+	reuse    bases
+
+	drain   chan drain // once
+	idle    chan struct{}
+	written chan error
+	writing int
+	permits chan struct{}
+
+	mu      sync.Mutex
+	states  map[string]client.WaitReply    // of each save of the attempt
+	moved   chan struct{}                  // closed when something below or states changed
+	part    map[rankSave]bool              // ranks whose plan has come by
+	refused map[rankSave]string            // why a rank has no part in a save
+	plans   map[rankSave]*events.LocalPlan // in full, of the saves that are open
+	newest  string                         // save that a rank was the first to speak of last
+	noRoom  map[string]bool                // saves that end, or ended, because the disk is full
+	known   map[string]bool                // saves that have been newest, and have not ended
+	uses    map[string]*data.Uses          // of the saves that are open, by ID
+	err     error                          // why the saver stopped
+}
+
+// rankSave is one rank's part in a save.
+type rankSave struct {
+	checkpoint string
+	rank       int
+}
+
+// drain asks a saver to finish what was sealed when upTo was the last event of the trial
+// and to abort the rest.
+type drain struct {
+	reason string
+	upTo   uint64
+}
+
+// newSaver makes the shell of a coordinator that writes from slots.
+func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging.Slots) *saver {
+	s := &saver{
+		decisions: l, store: store, log: log, coord: coord, slots: slots,
+		now:   func() time.Time { return l.now().Add(-store.silence()) },
+		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
+		permits: make(chan struct{}, defaultWorkers()),
+		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[rankSave]bool{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
+		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{},
+	}
+	s.put, s.kept, s.costs = s.writeData, func() {}, func(int64) {}
+	return s
+}
+
+// onCommit sets whom each commit is told, unless they are nil.
+func (s *saver) onCommit(kept func(), costs func(bytes int64)) {
+	if kept != nil {
+		s.kept = kept
+	}
+	if costs != nil {
+		s.costs = costs
+	}
+}
+
+// run follows the log from a sequence until ctx ends, the attempt is fenced,
+// or, after a drain, nothing is open any more. Nothing is decided before the
+// event at known has been folded: a coordinator that takes over must know
+// what the dead one had done.
+func (s *saver) run(ctx context.Context, from, known uint64) error {
+	err := s.follow(ctx, from, known)
+	s.mu.Lock()
+	s.err = cmpErr(err, errors.New("the trainer no longer takes saves"))
+	close(s.moved)
+	s.moved = nil
+	s.mu.Unlock()
+	close(s.idle)
+	return err
+}
+
+func cmpErr(err, otherwise error) error {
+	if err != nil {
+		return err
+	}
+	return otherwise
+}
+
+func (s *saver) follow(ctx context.Context, from, known uint64) error {
+	ctx, stop := context.WithCancel(ctx)
+	tail, tailErr := s.tail(ctx, from, known)
+	defer func() {
+		stop()
+		for range tail { // the reader ends with the context
+		}
+		for ; s.writing > 0; s.writing-- {
+			if err := <-s.written; err != nil {
+				s.log.Warn("a write ended with an error after the attempt", "error", err)
+			}
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var draining *drain // until the coordinator was told
+	drained, seen := false, from-1
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case r, ok := <-tail:
+			if !ok {
+				return <-tailErr
+			}
+			if r.Kind != "" {
+				if err := s.apply(ctx, r); err != nil {
+					return err
+				}
+			}
+			seen = r.Sequence
+		case err := <-s.written:
+			s.writing--
+			if err != nil {
+				return err
+			}
+		case d := <-s.drain:
+			draining = &d
+		case <-timer.C:
+		}
+		if seen < known {
+			continue
+		}
+		due, next := s.coord.Tick(s.now())
+		for _, c := range due {
+			if err := s.execute(ctx, c); err != nil {
+				return err
+			}
+		}
+		if n := s.coord.Fenced(); n > 0 {
+			return fmt.Errorf("%w: attempt %d", ErrFenced, n)
+		}
+		if draining != nil && seen >= draining.upTo {
+			// Not before: what the ranks had sealed by then must have begun.
+			s.coord.Drain(draining.reason)
+			draining, drained = nil, true
+			timer.Reset(0)
+			continue
+		}
+		if drained && s.writing == 0 && len(s.coord.Open()) == 0 {
+			return nil
+		}
+		if !next.IsZero() {
+			timer.Reset(max(0, next.Sub(s.now())))
+		}
+	}
+}
+
+// tail reads the events of the trial in the background, with the blobs that the
+// coordinator looks into resolved. A fact that cannot be read any more keeps a
+// save from being committed, until its deadline. Behind what the trial has up to
+// known comes an event without a kind, which has that sequence: the last of the
+// trial may be far before it.
+func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Recorded, <-chan error) {
+	out, failed := make(chan events.Recorded, 64), make(chan error, 1)
+	give := func(r events.Recorded) error {
+		select {
+		case out <- r:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	read := func(from, until uint64) error {
+		for r, err := range s.store.Log.ReadTrial(ctx, s.decisions.agg, from, until) {
+			if err == nil {
+				r, err = resolveBlobs(ctx, s.store.Blobs, r)
+			}
+			if err == nil {
+				err = give(r)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return ctx.Err()
+	}
+	go func() {
+		defer close(out)
+		var err error
+		if known > from { // otherwise it is the first event that is read
+			if err = read(from, known); err == nil {
+				err = give(events.Recorded{Sequence: known})
+			}
+			from = known + 1
+		}
+		if err == nil {
+			err = read(from, 0)
+		}
+		failed <- cmpErr(err, errors.New("the log ended"))
+	}()
+	return out, failed
+}
+
+// apply folds one event and tells those who wait for its checkpoint.
+func (s *saver) apply(ctx context.Context, r events.Recorded) error {
+	if err := s.coord.Apply(r); err != nil {
+		return err
+	}
+	if r.Scope.Run != s.decisions.run || r.Scope.Trial != s.decisions.trial {
+		return nil
+	}
+	body, err := r.Body()
+	if err != nil {
+		return err
+	}
+	switch b := body.(type) {
+	case *events.LocalPlan:
+		s.joined(b)
+	case *events.GlobalPlan:
+		s.disagree(b)
+	case *events.CheckpointBegun:
+		if b.Attempt == s.decisions.attempt {
+			s.asked(b.Checkpoint)
+		}
+		s.share(b)
+		s.move(b.Checkpoint, client.WaitReply{State: client.Begun})
+	case *events.CheckpointStaged:
+		s.move(b.Checkpoint, client.WaitReply{State: client.Staged})
+	case *events.CheckpointCommitted:
+		s.log.Info("checkpoint committed", "checkpoint", b.Checkpoint, "bytes", b.Bytes)
+		s.kept()
+		s.costs(b.Bytes)
+		s.move(b.Checkpoint, client.WaitReply{State: client.Committed})
+	case *events.CheckpointAborted:
+		s.log.Warn("checkpoint aborted", "checkpoint", b.Checkpoint, "reason", b.Reason, "ranks", b.Ranks)
+		reason := b.Reason
+		if len(b.Ranks) > 0 {
+			reason = fmt.Sprintf("%s (ranks %v)", b.Reason, b.Ranks)
+		}
+		// In this order: a rank that takes a slot too late sees the state, or
+		// its slot is freed here.
+		s.move(b.Checkpoint, client.WaitReply{State: client.Aborted, Reason: reason})
+		s.slots.Abort(b.Checkpoint)
+		s.sweep(ctx, b.Checkpoint)
+	}
+	return nil
+}
+
+// defaultWorkers bounds how many ranks are written at the same time.
+func defaultWorkers() int { return runtime.GOMAXPROCS(0) + 2 }

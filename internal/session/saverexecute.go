@@ -1,0 +1,292 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/planner"
+)
+
+// execute does what the coordinator asks for.
+func (s *saver) execute(ctx context.Context, c planner.Command) error {
+	switch c := c.(type) {
+	case planner.Decide:
+		_, err := s.decisions.decide(ctx, c.Body)
+		if errors.Is(err, errEnded) {
+			return nil // the log says how, and comes by here
+		}
+		return err
+	case planner.Publish:
+		return s.publish(ctx, c.Body)
+	case planner.Ask:
+		return s.unsaid(ctx, s.decisions.attempt, c.Checkpoint, s.answer(ctx, c))
+	case planner.Write:
+		s.writing++
+		go func() { s.written <- s.write(ctx, c) }()
+		return nil
+	case planner.Commit:
+		return s.commit(ctx, c)
+	}
+	return fmt.Errorf("unknown command %T", c)
+}
+
+func (s *saver) publish(ctx context.Context, body events.Body) error {
+	if g, ok := body.(*events.GlobalPlan); ok {
+		layout, err := checkpoint.DecodeLayout(g.Layout.Inline)
+		if err != nil {
+			return err
+		}
+		w := s.store.Data.Writer(s.ref(g.Checkpoint))
+		if layout, err = w.PrepareGlobalPlan(ctx, layout); err != nil {
+			if errors.Is(err, syscall.ENOSPC) {
+				s.full(g.Checkpoint)
+			}
+			return s.abort(ctx, g.Attempt, g.Checkpoint, "commit: "+err.Error())
+		}
+		b, err := s.store.Blobs.Put(ctx, checkpoint.EncodeLayout(layout))
+		if err != nil {
+			return s.unsaid(ctx, g.Attempt, g.Checkpoint, err)
+		}
+		g.Layout = b
+		return s.unsaid(ctx, g.Attempt, g.Checkpoint, s.decisions.say(ctx, g))
+	}
+	return s.decisions.say(ctx, body)
+}
+
+// unsaid aborts the save of which a fact was refused because the disk is
+// nearly full, and that waits for room no longer: the log still takes decisions. Any other error is returned.
+func (s *saver) unsaid(ctx context.Context, attempt int, checkpoint string, err error) error {
+	if !errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
+	s.full(checkpoint)
+	return s.abort(ctx, attempt, checkpoint, err.Error())
+}
+
+// full notes that a save ends because there is no room for it: the disk's fault,
+// which the workers that train are not to suffer from.
+func (s *saver) full(checkpoint string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noRoom[checkpoint] = true
+}
+
+// keep remembers the plan of a rank in full, until its save has ended.
+func (s *saver) keep(p *events.LocalPlan) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.plans[rankSave{p.Checkpoint, p.Rank}] = p
+}
+
+// answer says in full what a rank has said by a fingerprint.
+func (s *saver) answer(ctx context.Context, c planner.Ask) error {
+	s.mu.Lock()
+	p := s.plans[rankSave{c.Checkpoint, c.Rank}]
+	s.mu.Unlock()
+	if p == nil {
+		return nil // the save has ended meanwhile, or is another trainer's and runs into its deadline
+	}
+	return s.sayPlan(ctx, p)
+}
+
+// sayPlan appends a rank's plan to the log.
+func (s *saver) sayPlan(ctx context.Context, p *events.LocalPlan) error {
+	said, err := s.claim(ctx, p)
+	if err != nil {
+		return err
+	}
+	return s.decisions.sayAs(ctx, s.decisions.trial, events.Rank(p.Rank), said)
+}
+
+// claim is a rank's plan with a claim check where it is too large for the log.
+func (s *saver) claim(ctx context.Context, p *events.LocalPlan) (*events.LocalPlan, error) {
+	if p.Plan.Size == 0 {
+		return p, nil
+	}
+	said := *p
+	var err error
+	said.Plan, err = s.store.Blobs.Put(ctx, p.Plan.Inline)
+	return &said, err
+}
+
+// sayAsRank appends facts of this rank, in order; they are durable on return.
+func (s *rankServer) sayAsRank(ctx context.Context, bodies ...events.Body) error {
+	for i, b := range bodies {
+		if p, ok := b.(*events.LocalPlan); ok {
+			said, err := s.saver.claim(ctx, p)
+			if err != nil {
+				return err
+			}
+			bodies[i] = said
+		}
+	}
+	return s.decisions.sayAs(ctx, s.decisions.trial, events.Rank(s.rank), bodies...)
+}
+
+// lost ends the part of a rank in a save of which the log has not taken a fact.
+func (s *rankServer) lost(checkpoint string, err error) {
+	if s.work.Err() != nil {
+		return // the attempt is over, and with it every open save
+	}
+	s.saver.log.Error("the log does not take a fact of a save", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	if errors.Is(err, syscall.ENOSPC) {
+		s.saver.full(checkpoint)
+	}
+	s.saver.reject(checkpoint, s.rank, err.Error())
+	s.slots.Abort(checkpoint, s.rank)
+	if err := s.saver.refuse(s.work, s.Number, checkpoint, s.rank, err); err != nil {
+		s.saver.log.Error("nor that the save cannot be finished", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	}
+}
+
+// reject ends a rank's part in a save before the log does.
+func (s *saver) reject(checkpoint string, rank int, why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused[rankSave{checkpoint, rank}] = why
+	if s.moved != nil {
+		close(s.moved)
+		s.moved = make(chan struct{})
+	}
+}
+
+// refuse says that a rank cannot save, so that the others need not wait for it.
+// It is the rank's last word on this save, also when its worker is gone and the
+// attempt over.
+func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank int, cause error) error {
+	ctx, cancel := s.store.answering(context.WithoutCancel(ctx), LastWordsTimeout)
+	defer cancel()
+	text := Beginning(cause.Error(), MaxMessage)
+	err := s.decisions.sayNow(ctx, s.decisions.trial, events.Rank(rank), &events.WriteFailed{
+		Attempt: attempt, Checkpoint: checkpoint, Rank: rank, Error: text,
+	})
+	if errors.Is(err, syscall.ENOSPC) {
+		return s.abort(ctx, attempt, checkpoint, fmt.Sprintf("rank %d could not save: %s", rank, text), rank)
+	}
+	return err
+}
+
+func (s *saver) ref(id string) checkpoint.Ref {
+	return checkpoint.RefOf(s.decisions.run, s.decisions.trial, id)
+}
+
+// write makes one rank's sealed bytes durable and says so. A failure to
+// write is a fact too; only a failure to say it stops the saver.
+func (s *saver) write(ctx context.Context, c planner.Write) error {
+	s.permits <- struct{}{}
+	defer func() { <-s.permits }()
+	attempt := s.decisions.attempt
+	w, err := s.putOf(ctx, c)
+	if u := s.usesOf(c.Checkpoint); u != nil {
+		u.Done(c.Rank)
+	}
+	if err != nil && ctx.Err() != nil {
+		return nil // the attempt is over, not the disk
+	}
+	if s.state(c.Checkpoint, c.Rank).State == client.Aborted {
+		s.sweep(ctx, c.Checkpoint) // these files may have come after the first sweep
+		return nil
+	}
+	if err != nil {
+		s.log.Error("write failed", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", err)
+		failed := &events.WriteFailed{Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank, Error: Beginning(err.Error(), MaxMessage)}
+		if errors.Is(err, syscall.ENOSPC) {
+			s.full(c.Checkpoint)
+		}
+		return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.sayNow(ctx, s.decisions.trial, s.decisions.node, failed))
+	}
+	done := &events.WriteCompleted{
+		Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank,
+		IndexDigest: w.Index.String(), BytesWritten: w.BytesWritten, BytesReused: w.BytesReused,
+	}
+	for _, f := range w.Files {
+		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
+	}
+	return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.say(ctx, done))
+}
+
+func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, error) {
+	src, release, err := s.slots.Open(c.Checkpoint, c.Rank, c.Items)
+	if err != nil {
+		return data.Written{}, err
+	}
+	w, err := s.writeFrom(ctx, c, src)
+	var digests []data.ChunkDigest
+	if err == nil {
+		var derr error
+		digests, derr = s.store.Data.ChunkDigests(ctx, s.ref(c.Checkpoint), checkpoint.RankIndex{Rank: c.Rank, Index: w.Index})
+		if derr != nil {
+			s.log.Warn("a restore will not find a checkpoint in shared memory", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", derr)
+		}
+	}
+	release(digests)
+	return w, err
+}
+
+// writeFrom makes the bytes of one rank durable.
+func (s *saver) writeFrom(ctx context.Context, c planner.Write, src data.Source) (data.Written, error) {
+	w := s.reusing(ctx, c.Checkpoint)
+	if u := s.usesOf(c.Checkpoint); u != nil {
+		w.Together(u)
+	}
+	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
+		return data.Written{}, err
+	}
+	return w.WriteData(ctx, c.Rank, c.Items, src)
+}
+
+// commit is the crash law of a save: manifest, decision, receipt.
+func (s *saver) commit(ctx context.Context, c planner.Commit) error {
+	id := c.Manifest.Checkpoint
+	w := s.store.Data.Writer(s.ref(id))
+	_, err := w.Finish(ctx, c.Manifest, func(ctx context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error) {
+		r, err := s.decisions.decide(ctx, &events.CheckpointCommitted{
+			Attempt: c.Manifest.Attempt, Checkpoint: id, Manifest: manifest.String(), Bytes: c.Bytes,
+		})
+		return checkpoint.Decision{Sequence: r.Sequence, Event: r.ID, Time: r.Time}, err
+	})
+	var unrecorded *data.UnrecordedError
+	switch {
+	case errors.Is(err, errEnded):
+		return nil // the log says how, and comes by here
+	case errors.As(err, &unrecorded):
+		s.log.Warn("the receipt is missing; it is written when the store is next opened", "checkpoint", id, "error", err)
+		return nil
+	case errors.Is(err, ErrFenced):
+		return err
+	case err != nil:
+		// The files are not as their writers said: the save has failed, the
+		// training has not.
+		if errors.Is(err, syscall.ENOSPC) {
+			s.full(id)
+		}
+		return s.abort(ctx, c.Manifest.Attempt, id, "commit: "+err.Error())
+	}
+	return nil
+}
+
+// abort ends a save that cannot be finished. Ranks are those that caused it.
+func (s *saver) abort(ctx context.Context, attempt int, checkpoint, reason string, ranks ...int) error {
+	s.log.Error("a save cannot be finished", "checkpoint", checkpoint, "reason", reason)
+	_, err := s.decisions.decide(ctx, &events.CheckpointAborted{
+		Attempt: attempt, Checkpoint: checkpoint, Reason: Beginning(reason, MaxMessage), Ranks: ranks,
+	})
+	if errors.Is(err, errEnded) {
+		return nil
+	}
+	return err
+}
+
+// sweep removes what an aborted save has left. A failure costs disk space,
+// not correctness: without a receipt nobody reads it.
+func (s *saver) sweep(ctx context.Context, checkpoint string) {
+	if err := s.store.Data.Remove(ctx, s.ref(checkpoint)); err != nil {
+		s.log.Warn("leftovers of an aborted save stay on disk", "checkpoint", checkpoint, "error", err)
+	}
+}

@@ -1,0 +1,142 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// What the log says of saves, and those who wait for it.
+
+// asked notes which save of the attempt is the newest: the one that was the
+// last to be heard of, as one that the log has begun, or one of which a rank was
+// told that it may copy.
+func (s *saver) asked(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.states[id].State == "" && !s.known[id] {
+		s.known[id], s.newest = true, id
+	}
+}
+
+// last is the newest save of the attempt.
+func (s *saver) last() (l LastSave) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l.Checkpoint = s.newest
+	if _, begun := s.states[s.newest]; begun {
+		return l
+	}
+	least := -1
+	for who, why := range s.refused {
+		if who.checkpoint == s.newest && (least < 0 || who.rank < least) {
+			least, l.Unbegun = who.rank, fmt.Sprintf("rank %d could not save: %s", who.rank, why)
+		}
+	}
+	return l
+}
+
+// joined notes that the plan of a rank has come by. It refuses one for a save
+// that has ended without it: the checkpoint that has that ID is not this
+// rank's.
+func (s *saver) joined(b *events.LocalPlan) {
+	if b.Attempt != s.decisions.attempt {
+		return
+	}
+	who, now := rankSave{b.Checkpoint, b.Rank}, s.state(b.Checkpoint, b.Rank)
+	late := order(now.State) >= order(client.Committed)
+	s.mu.Lock()
+	again := s.part[who]
+	s.part[who] = true
+	if late = late && !again; late {
+		if now.State == client.Committed {
+			now.Reason = fmt.Sprintf("rank %d came after it was committed by other ranks: ranks that save one name must all name the same participants", b.Rank)
+		}
+		s.refused[who] = now.Reason
+	}
+	close(s.moved)
+	s.moved = make(chan struct{})
+	s.mu.Unlock()
+	if late {
+		s.slots.Abort(b.Checkpoint, b.Rank)
+	}
+}
+
+// has reports whether the plan of a rank for a save has come by.
+func (s *saver) has(id string, rank int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.part[rankSave{id, rank}]
+}
+
+// disagree warns of replicas that are none.
+func (s *saver) disagree(b *events.GlobalPlan) {
+	for _, d := range b.Disagreements {
+		s.log.Warn("replicas differ between ranks; one rank's bytes are saved", "checkpoint", b.Checkpoint,
+			"fqn", d.FQN, "offsets", d.Offsets, "sizes", d.Sizes, "saved", d.Kept, "differ", d.Ranks)
+	}
+	if b.MoreDisagreements > 0 {
+		s.log.Warn("more replicas differ", "checkpoint", b.Checkpoint, "count", b.MoreDisagreements)
+	}
+}
+
+func (s *saver) move(id string, state client.WaitReply) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if order(s.states[id].State) >= order(client.Committed) {
+		return
+	}
+	state.NoRoom = state.State == client.Aborted && s.noRoom[id]
+	s.states[id] = state
+	if order(state.State) >= order(client.Committed) {
+		delete(s.known, id)
+		maps.DeleteFunc(s.plans, func(p rankSave, _ *events.LocalPlan) bool { return p.checkpoint == id })
+		if u := s.uses[id]; u != nil {
+			u.Stop()
+			delete(s.uses, id)
+		}
+	}
+	close(s.moved)
+	s.moved = make(chan struct{})
+}
+
+// state is what the log says of a rank's save so far.
+func (s *saver) state(id string, rank int) client.WaitReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if why, ok := s.refused[rankSave{id, rank}]; ok {
+		return client.WaitReply{State: client.Aborted, Reason: why, NoRoom: s.noRoom[id]}
+	}
+	return s.states[id]
+}
+
+func order(state string) int {
+	return slices.Index([]string{"", client.Begun, client.Staged, client.Committed, client.Aborted}, state)
+}
+
+// wait blocks until a rank's save has reached a state or was aborted.
+func (s *saver) wait(ctx context.Context, id string, rank int, state string) (client.WaitReply, error) {
+	for {
+		s.mu.Lock()
+		moved, err := s.moved, s.err
+		s.mu.Unlock()
+		// Until the rank's own plan has come by, others may have committed a
+		// checkpoint of that name in which it has no part.
+		now, own := s.state(id, rank), s.has(id, rank)
+		if own && order(now.State) >= order(state) || now.State == client.Aborted {
+			return now, nil
+		}
+		if err != nil {
+			return client.WaitReply{}, err
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return client.WaitReply{}, fmt.Errorf("wait for %s to be %s: %w", id, state, ctx.Err())
+		}
+	}
+}

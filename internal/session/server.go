@@ -1,0 +1,280 @@
+package session
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/collective"
+	"github.com/ckptstore/ckptstore/internal/peer"
+	"github.com/ckptstore/ckptstore/internal/session/restore"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+)
+
+// protocols are the versions that a trainer speaks. In the first one it is the
+// trainer that marks a slot as sealed, and every reply has the offsets. Up to
+// the second all of a load is in one file.
+var protocols = []int{1, unsaid, client.Protocol}
+
+// Protocols are the versions of docs/protocol.md that are served.
+func Protocols() []int { return slices.Clone(protocols) }
+
+// unsaid is the version of a worker that has not said hello.
+const unsaid = 2
+
+// maxBody bounds the body of a request, in bytes. Tensors do not travel here.
+const maxBody = 1 << 30
+
+// rankServer serves the socket of one rank of one attempt. Its methods named on…
+// answer one request each; package client has the protocol.
+type rankServer struct {
+	*Group
+	rank   int
+	token  string
+	socket string
+	http   *http.Server
+	done   chan error
+
+	outbox   *outbox
+	protocol atomic.Int64 // the version that the worker speaks
+
+	left  atomic.Bool // it takes no part any more
+	once  sync.Once
+	mu    sync.Mutex
+	saves map[string]int // how often each name was saved
+	plans localPlans
+}
+
+// problem is an error with its HTTP status.
+type problem struct {
+	status int
+	err    error
+}
+
+func (p *problem) Error() string { return p.err.Error() }
+func (p *problem) Unwrap() error { return p.err }
+
+func badRequest(format string, args ...any) error {
+	return &problem{http.StatusBadRequest, fmt.Errorf(format, args...)}
+}
+
+// headerLimit is how long a connection may take to send the head of its first
+// request. One that sends nothing holds a descriptor of the trainer. A
+// connection between two requests may rest for as long as it likes.
+const headerLimit = 30 * time.Second
+
+// serveRank opens the socket and serves it until close.
+func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
+	}
+	if err := os.Chmod(socket, 0o600); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
+	}
+	s := &rankServer{Group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
+	s.protocol.Store(unsaid)
+	s.outbox = &outbox{ctx: g.work, say: s.sayAsRank, lost: s.lost}
+	mux := http.NewServeMux()
+	mux.Handle("POST /v1/hello", handle(s, s.onHello))
+	mux.Handle("POST /v1/report", s.raw(func(r *http.Request, body []byte) ([]byte, error) {
+		return decoded(r, bareNumbers(body), s.onReport)
+	}))
+	mux.Handle("POST /v1/should_stop", handle(s, s.onShouldStop))
+	mux.Handle("POST /v1/save", handle(s, s.onSave))
+	mux.Handle("POST /v1/seal", handle(s, s.onSeal))
+	mux.Handle("POST /v1/abort", handle(s, s.onAbort))
+	mux.Handle("POST /v1/slots", handle(s, s.onSlots))
+	mux.Handle("POST /v1/wait", handle(s, s.onWait))
+	mux.Handle("POST /v1/load", handle(s, s.onLoad))
+	mux.Handle("POST /v1/loaded", handle(s, s.onLoaded))
+	mux.Handle("POST /v1/heartbeat", handle(s, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }))
+	mux.Handle("POST /v1/leave", handle(s, s.onLeave))
+	mux.Handle("POST /v1/hold_signals", handle(s, s.onHoldSignals))
+	mux.Handle("POST /v1/release_signals", handle(s, s.onReleaseSignals))
+	mux.Handle("POST /v1/signaled", handle(s, s.onSignaled))
+	s.serveMessages(mux)
+	mux.Handle("POST "+ServicePath, s.service())
+	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
+	s.http = &http.Server{Handler: mux, ConnContext: peer.Context, ReadHeaderTimeout: headerLimit}
+	go func() { s.done <- s.http.Serve(l) }()
+	return s, nil
+}
+
+// close ends the server and every request in it.
+func (s *rankServer) close() error {
+	err := s.http.Close()
+	if serr := <-s.done; !errors.Is(serr, http.ErrServerClosed) {
+		err = errors.Join(err, serr)
+	}
+	return err
+}
+
+type rawHandler func(r *http.Request, body []byte) ([]byte, error)
+
+// raw checks the token, reads the body and writes the reply or the problem.
+func (s *rankServer) raw(h rawHandler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		reply, err := s.serve(w, r, h)
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		_, _ = w.Write(reply) // a client that is gone needs no reply
+	})
+}
+
+// refuse replies with an error and its status.
+func refuse(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	var p *problem
+	switch {
+	case errors.As(err, &p):
+		status = p.status
+	case errors.As(err, new(*restore.ConflictError)):
+		status = http.StatusConflict
+	case errors.As(err, new(*restore.MisuseError)), errors.As(err, new(*staging.MisuseError)):
+		status = http.StatusBadRequest
+	case errors.Is(err, context.DeadlineExceeded):
+		status = http.StatusGatewayTimeout
+	case errors.Is(err, syscall.ENOSPC):
+		status = http.StatusInsufficientStorage
+	}
+	body, _ := json.Marshal(client.Problem{Message: err.Error()}) // a string always encodes
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}
+
+// authorized checks that the caller has the token of this socket.
+func (s *rankServer) authorized(r *http.Request) error {
+	if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+s.token)) != 1 {
+		return &problem{http.StatusUnauthorized, fmt.Errorf("this socket belongs to rank %d of attempt %d: wrong token", s.rank, s.Number)}
+	}
+	return nil
+}
+
+func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler) ([]byte, error) {
+	if err := s.authorized(r); err != nil {
+		return nil, err
+	}
+	op := path.Base(r.URL.Path)
+	if err := s.admit(op); err != nil {
+		return nil, err
+	}
+	defer s.pulses.Begin(s.rank, op)()
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		return nil, badRequest("read request: %w", err)
+	}
+	return h(r, body)
+}
+
+// handle is raw with JSON on both sides.
+func handle[In, Out any](s *rankServer, h func(context.Context, In) (Out, error)) http.Handler {
+	return s.raw(func(r *http.Request, body []byte) ([]byte, error) { return decoded(r, body, h) })
+}
+
+// decoded answers one request in JSON.
+func decoded[In, Out any](r *http.Request, body []byte, h func(context.Context, In) (Out, error)) ([]byte, error) {
+	var in In
+	if err := json.Unmarshal(body, &in); err != nil {
+		return nil, badRequest("decode request: %w", err)
+	}
+	out, err := h(r.Context(), in)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(out)
+}
+
+func (s *rankServer) onHello(ctx context.Context, h client.Hello) (client.Context, error) {
+	version := 0
+	for _, v := range h.Protocols {
+		if slices.Contains(protocols, v) {
+			version = max(version, v)
+		}
+	}
+	if version == 0 {
+		return client.Context{}, badRequest("the worker speaks protocol versions %v, this trainer speaks %v: upgrade the older of the two", h.Protocols, protocols)
+	}
+	s.protocol.Store(int64(version))
+	s.once.Do(func() { s.hello <- s.rank })
+	if err := s.held(ctx); err != nil {
+		return client.Context{}, err
+	}
+	return client.Context{
+		Protocol: version, Run: s.cfg.Run, Trial: s.cfg.Trial, Job: s.cfg.Job,
+		Attempt: s.Number, Rank: s.rank, WorldSize: s.cfg.World(), Resume: s.Resume, Config: s.cfg.TrialConfig, Store: s.store.ID,
+	}, nil
+}
+
+func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.ReportReply, error) {
+	metrics, err := s.fetch(r.Metrics)
+	if err != nil {
+		return client.ReportReply{}, badRequest("%w", err)
+	}
+	r.Metrics = metrics
+	if err := checkMetrics(r.Metrics, s.cfg.World()); err != nil {
+		return client.ReportReply{}, badRequest("%w", err)
+	}
+	s.listens()
+	stop, err := s.handoff.report(ctx, s.rank, r)
+	if errors.Is(err, syscall.ENOSPC) {
+		return client.ReportReply{}, fmt.Errorf("the metrics of step %d are not kept: %w", r.Step, err)
+	}
+	if p := (*problem)(nil); errors.As(err, &p) {
+		return client.ReportReply{}, err
+	}
+	if err != nil {
+		return client.ReportReply{}, &problem{http.StatusConflict, err}
+	}
+	return client.ReportReply{Stop: stop}, nil
+}
+
+func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {
+	op := r.PathValue("op")
+	if op != "gather" && op != "broadcast" {
+		return nil, &problem{http.StatusNotFound, fmt.Errorf("no request %q: the protocol has hello, heartbeat, report, should_stop, save, seal, slots, wait, load, loaded, leave, hold_signals, release_signals, signaled, gather, broadcast, send, recv, set and get", op)}
+	}
+	seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)
+	if err != nil {
+		return nil, badRequest("header %s: %w", client.HeaderSeq, err)
+	}
+	root, hubOp := 0, collective.OpAllGather
+	if op == "broadcast" {
+		root, err = strconv.Atoi(r.Header.Get(client.HeaderRoot))
+		if err != nil || root < 0 || root >= s.cfg.World() {
+			return nil, badRequest("header %s is %q, want a rank below %d", client.HeaderRoot, r.Header.Get(client.HeaderRoot), s.cfg.World())
+		}
+		size, err := strconv.Atoi(r.Header.Get(client.HeaderSize))
+		if err != nil || s.rank == root && size != len(body) {
+			return nil, badRequest("header %s is %q for a part of %d bytes", client.HeaderSize, r.Header.Get(client.HeaderSize), len(body))
+		}
+		hubOp = collective.OpBroadcast(root, size)
+	}
+	ctx, cancel := s.store.answering(r.Context(), s.cfg.Collective)
+	defer cancel()
+	parts, err := s.Hub.Exchange(ctx, s.rank, seq, hubOp, body)
+	if err != nil {
+		return nil, &problem{http.StatusConflict, err}
+	}
+	if op == "broadcast" {
+		parts = parts[root : root+1]
+	}
+	return client.EncodeParts(parts), nil
+}

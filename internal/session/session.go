@@ -1,0 +1,333 @@
+// Package session serves one group of ranks, on one node or on several.
+//
+//	Config      which group: the run, the ranks of each node, the limits
+//	Job         one job's hold on its trial: facts, decisions, shared memory
+//	Group       one attempt's group of ranks, from Job.Begin to Group.Close
+//	rankServer  the socket of one rank
+//	outbox      facts of one rank's saves, appended after the rank was answered
+//	saver       feeds the log to the save coordinator and executes its commands
+//	adopted     saves of a dead trainer, finished from shared memory
+//	handoff     reports of all ranks, one iteration at a time
+//	messages    messages among ranks, and their store
+//	Pulses      the ranks' requests as signs of life
+//	decisions   the decisions of an attempt, refused by the log once fenced
+//	lastWords   the log as a job sees it: calls wait for an answer, or for room
+//	Import      a job with one attempt and one save, of another program's checkpoint
+//
+// A session starts, watches and ends no process: its caller does that, answers
+// what a session asks through [Orders], [Signals] and [Hooks], and calls
+// [Group.Gone] when a rank takes no part any more. Package staging has the shared
+// memory that ranks save and load by, package restore their loads.
+//
+// What a session knows comes from the log. What it decides is appended there
+// before it takes effect.
+//
+// One process serves the ranks of one node, [Config.Local]. The handoff, the
+// messages and the loads still meet in the memory of this process: a group on
+// several nodes needs a second level there, as [Hub] is one for collectives.
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/collective"
+	"github.com/ckptstore/ckptstore/internal/session/restore"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/planner"
+)
+
+// Attempt says which attempt a group of ranks is, and answers what a session does
+// not know. With a nil interface, ranks get the answer that changes nothing.
+type Attempt struct {
+	Number  int
+	Resume  string // what the ranks resume from: a reference, a path or empty
+	Started uint64 // sequence of its group.started
+
+	Orders  Orders
+	Signals Signals
+	Hooks   Hooks
+	// Hub is where the collectives of the ranks meet; default one in this memory,
+	// which ranks on other nodes cannot reach.
+	Hub Hub
+	// Leave is told of each rank that says that it takes no part any more, once,
+	// before the rank is answered. It must not block. Without it, a rank that
+	// leaves has only said so.
+	Leave func(rank int)
+}
+
+// Orders are requests to the ranks to end. Both methods may be called
+// concurrently and must not block.
+type Orders interface {
+	// Listens notes that a rank reports, or asks whether to stop.
+	Listens()
+	// Tell returns what ranks are asked from now on: [client.Stop],
+	// [client.Preempt] or nothing. The caller passes it on.
+	Tell() string
+}
+
+// Signals tracks the signals that processes of the ranks hold back. It exists so
+// that the launcher can end the processes at once. The methods may be called
+// concurrently.
+type Signals interface {
+	// Hold blocks until the process that calls is to release its signals, or ctx
+	// ends, which says that the process is gone.
+	Hold(ctx context.Context, rank int, names []string) error
+	// Confirm says that one process of a rank holds nothing back any more.
+	Confirm(rank int)
+	// Replaced says that a rank does not hold some signals back any more.
+	Replaced(rank int, names []string)
+	// Signaled returns what a rank is to do that got a signal, SIGTERM or SIGUSR1,
+	// which it holds back.
+	Signaled(rank int, name string) client.SignaledReply
+}
+
+// Hooks are the part of a communication backend in the requests of ranks.
+type Hooks interface {
+	// Begun returns a channel that is closed when training has started: until
+	// then, the first reply to each rank is held back. A nil channel holds none.
+	Begun() <-chan struct{}
+	// Fetch returns the metrics of a report as the backend decodes them.
+	Fetch(metrics map[string]any) (map[string]any, error)
+}
+
+// Hub is where the collectives of a group's ranks meet. [collective.Hub] serves
+// ranks on one node; its methods say what is expected of another.
+type Hub interface {
+	Exchange(ctx context.Context, rank int, seq uint64, op string, own []byte) ([][]byte, error)
+	Close(err error)
+}
+
+var _ Hub = (*collective.Hub)(nil)
+
+// Group is the session of one attempt's group of ranks, as the node of this
+// process sees it: the sockets of the ranks that live here, and what all ranks
+// share. [Job.Begin] makes one.
+type Group struct {
+	Attempt
+	cfg       Config
+	store     Store
+	log       *slog.Logger
+	decisions *decisionLog
+	runtime   string // directory of the sockets
+	slots     *staging.Slots
+	work      context.Context // ends with the attempt
+	saver     *saver
+	saved     chan error // the saver's end
+	handoff   *handoff
+	loader    *restore.Loader
+	hello     chan int // a rank, at its first hello
+	pulses    *Pulses
+	servers   []*rankServer // of the ranks on this node
+
+	messages messages
+	membership
+	names saveNames
+}
+
+// Begin begins the session of an attempt's group: its saves are followed from now
+// on, and its ranks are served one by one with [Group.Serve]. work ends the
+// session; the caller calls [Group.Close] before that of the job.
+func (j *Job) Begin(work context.Context, a Attempt) *Group {
+	world := j.cfg.World()
+	if a.Hub == nil {
+		a.Hub = collective.NewHub(world)
+	}
+	g := &Group{
+		cfg: j.cfg, Attempt: a, store: j.store, decisions: j.decisions, log: j.log, runtime: j.runtime,
+		slots: staging.New(j.arenas, j.staging()), work: work, hello: make(chan int, world), pulses: NewPulses(world),
+		saved: make(chan error, 1),
+	}
+	g.loader = j.newLoader(g)
+	g.handoff = newHandoff(a.Number, world, j.cfg.Collective, j.cfg.Now, j.writer.measured)
+	g.handoff.store, g.handoff.reports.log = j.store, j.log
+	if a.Orders != nil {
+		g.handoff.stop = a.Orders.Tell
+	}
+	g.saver = newSaver(j.decisions, j.store, planner.NewCoordinator(j.coordinator(a.Number, world)), j.log, g.slots)
+	g.saver.onCommit(j.cfg.Committed, j.cfg.Costs)
+	g.saver.resume, g.saver.together = a.Resume, true
+	g.loader.Prove()
+	go func() { g.saved <- g.saver.run(work, a.Started, a.Started) }()
+	return g
+}
+
+// Close waits for the loads that are under way and frees the slots of the group.
+// The error is [ErrStuck] when a load does not end.
+func (g *Group) Close() (err error) {
+	if !g.loader.Close(g.cfg.DrainTimeout) {
+		err = fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", ErrStuck, g.cfg.DrainTimeout)
+	}
+	g.slots.Close()
+	return err
+}
+
+// File returns the path of a file of a rank in the runtime directory of the job.
+func (g *Group) File(rank int, what string) string {
+	return filepath.Join(g.runtime, fmt.Sprintf("a%d-r%d.%s", g.Number, rank, what))
+}
+
+// Serve opens the socket of a rank that lives on this node, and serves it. It
+// returns the socket and its token. It must not be called concurrently.
+func (g *Group) Serve(rank int) (socket, token string, err error) {
+	socket, token = g.File(rank, "sock"), rand.Text()
+	s, err := g.serveRank(rank, socket, token)
+	if err != nil {
+		return "", "", err
+	}
+	g.servers = append(g.servers, s)
+	return socket, token, nil
+}
+
+// Hello yields each rank at its first hello.
+func (g *Group) Hello() <-chan int { return g.hello }
+
+// Saved yields the end of the saves of the group, once: an error, or nil after
+// [Group.Drain].
+func (g *Group) Saved() <-chan error { return g.saved }
+
+// TakeReports collects the reports of all ranks, one iteration at a time, until
+// every rank has ended. It returns how many iterations the log has, or will have
+// after [Group.SettleReports]. The error is an [UnevenError] if ranks disagree on
+// whether there is one more, and a [RefusedError] if the log took none.
+func (g *Group) TakeReports(ctx context.Context) (iterations int, err error) {
+	return g.handoff.run(ctx)
+}
+
+// EndReports says that no process is left to wait for the room that reports need.
+func (g *Group) EndReports() { g.handoff.reports.end() }
+
+// SettleReports ends the reports, and waits until all that were taken are in the
+// log or refused.
+func (g *Group) SettleReports() { g.handoff.reports.settle() }
+
+// Step returns the step of the newest iteration that was reported; -1 before the
+// first.
+func (g *Group) Step() int64 { return g.handoff.step.Load() }
+
+// Finished reports whether every rank has made its last report, and none is being
+// answered.
+func (g *Group) Finished() bool { return g.handoff.finishedAll() }
+
+// EndMessages says that a rank's process has ended: those that call it by messages
+// fail. It may be called concurrently.
+func (g *Group) EndMessages(rank int) { g.messages.gone(rank) }
+
+// Gone frees the ranks that wait for one that takes no part any more, because of
+// why. A report that it handed over still counts. It is called once for a rank.
+func (g *Group) Gone(rank int, why error) {
+	g.handoff.ended(rank)
+	why = fmt.Errorf("%w, so the group cannot meet any more", why)
+	g.Hub.Close(why)
+	g.loader.End(rank, why)
+}
+
+// Flush waits until the log has what a rank was told is sealed.
+func (g *Group) Flush(work context.Context, rank int) {
+	ctx, cancel := g.store.answering(work, g.cfg.DrainTimeout)
+	defer cancel()
+	for _, s := range g.servers {
+		if s.rank != rank {
+			continue
+		}
+		if err := s.outbox.flush(ctx); err != nil {
+			g.log.Warn("the log does not take what a rank has saved", "rank", rank, "error", err)
+		}
+	}
+}
+
+// CloseServers ends the sockets of all ranks, and every request to them.
+func (g *Group) CloseServers() (err error) {
+	for _, s := range g.servers {
+		err = errors.Join(err, s.close())
+	}
+	g.servers = nil
+	return err
+}
+
+// EndCollectives ends the collectives of the group.
+func (g *Group) EndCollectives(why error) { g.Hub.Close(why) }
+
+// replyLimit is how long the last replies to processes that live may take, all
+// together.
+const replyLimit = 5 * time.Second
+
+// ShutDownServers ends what is still served to processes that live. Those that
+// asked what became of a save are told: that is decided by now. Ranks that wait
+// for each other are told that they wait for nothing.
+func (g *Group) ShutDownServers() (err error) {
+	over := errors.New("the session is over")
+	g.Hub.Close(over)
+	g.loader.End(restore.All, over)
+	ctx, cancel := context.WithTimeout(context.Background(), replyLimit)
+	defer cancel()
+	for _, s := range g.servers {
+		if serr := s.http.Shutdown(ctx); serr != nil {
+			g.log.Warn("requests of a rank are cut off", "rank", s.rank, "error", serr)
+		}
+		err = errors.Join(err, s.close())
+	}
+	g.servers = nil
+	return err
+}
+
+// Drain finishes what is staged by all ranks when their processes are gone, and
+// aborts the rest because of why. ended says that the saves of the group have
+// ended; otherwise the caller stops them with [Group.StopSaves]. The error is
+// [ErrDrain] when they were not finished in time.
+func (g *Group) Drain(ctx context.Context, why string) (ended bool, err error) {
+	end, err := g.store.Log.LastOf(ctx, g.decisions.agg)
+	if err != nil {
+		return false, err
+	}
+	g.saver.drain <- drain{why, end}
+	drained, cancel := g.store.answering(context.WithoutCancel(ctx), g.cfg.DrainTimeout)
+	defer cancel()
+	select {
+	case err := <-g.saved:
+		return true, err
+	case <-drained.Done():
+		g.log.Warn("staged saves are not finished in time and are given up", "drain_timeout", g.cfg.DrainTimeout)
+	}
+	return false, ErrDrain
+}
+
+// StopSaves waits for the end of the saves after the context of the session has
+// ended. The error is [ErrStuck] when a write does not end.
+func (g *Group) StopSaves() error {
+	timer := time.NewTimer(g.cfg.DrainTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-g.saved:
+		if err != nil && !errors.Is(err, context.Canceled) {
+			g.log.Warn("the saver ended with an error after the attempt", "error", err)
+		}
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("%w: its writes were stopped %v ago and have not ended; look at the disk of the store, then start the run again", ErrStuck, g.cfg.DrainTimeout)
+	}
+}
+
+// LastSave is the newest save of a group, as its ranks and the log spoke of it.
+type LastSave struct {
+	Checkpoint string // empty: there was none
+	Unbegun    string // why the log has not begun it; empty: it has, or the reason is not known
+}
+
+// LastSave returns the newest save of the group.
+func (g *Group) LastSave() LastSave { return g.saver.last() }
+
+// Pulses returns the signs of life of the ranks that live on this node.
+func (g *Group) Pulses() *Pulses { return g.pulses }
+
+// ErrDrain says that staged saves were not finished in time.
+var ErrDrain = errors.New("staged saves were not finished in time")
+
+// ErrStuck says that a read or write does not even end when it is given up.
+var ErrStuck = errors.New("a disk does not answer")

@@ -1,0 +1,119 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// Log is what a job needs of the log. All methods may be called concurrently
+// and retry lost connections until their context ends, or until a deadline of
+// their own: then the job calls them again.
+type Log interface {
+	// Append stores facts; they are durable on return. Calling it again with
+	// the same events stores nothing twice.
+	Append(ctx context.Context, facts ...events.Fact) ([]uint64, error)
+	// Decide stores a decision, durably, if the last one of its aggregate has
+	// the sequence after. Otherwise the error is a conflict, for which
+	// Options.Conflict reports true.
+	Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error)
+	// ReadTrial yields the events of a trial, and no others, in order from a
+	// sequence to another; until 0 means to follow them for ever. A decision
+	// that is missing is an error; that a fact is not there proves nothing.
+	ReadTrial(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error]
+	// ReadLane yields the decisions of a trial in the same way.
+	ReadLane(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error]
+	// Last is the sequence of the last event.
+	Last(ctx context.Context) (uint64, error)
+	// LastOf is that of the last event of a trial, 0 when it has none.
+	LastOf(ctx context.Context, of events.Aggregate) (uint64, error)
+}
+
+// Views answers from the projections. An answer holds at least what was in
+// the log when the call began.
+type Views interface {
+	Trial(ctx context.Context, run, trial string) (projections.Trial, error)
+	Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error)
+	OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error)
+	Resolve(ctx context.Context, ref string) (projections.Checkpoint, error)
+	// Trials are those of a run.
+	Trials(ctx context.Context, run string) ([]projections.Trial, error)
+}
+
+// Blobs moves event bodies that are too large for the log to files and back.
+type Blobs interface {
+	// Put makes data durable and returns a claim check, or data itself when
+	// it is small enough.
+	Put(ctx context.Context, data []byte) (events.Blob, error)
+	// Get returns the data, verified.
+	Get(ctx context.Context, b events.Blob) ([]byte, error)
+}
+
+// Foreign opens a checkpoint of another program by its path, and checks that
+// it is whole. An error names what is wrong and where.
+type Foreign func(ctx context.Context, path string) (*data.Foreign, error)
+
+// Store is where a job keeps its log and data.
+type Store struct {
+	ID       string // identity
+	Log      Log
+	Views    Views
+	Blobs    Blobs
+	Data     *data.Root
+	Foreign  Foreign
+	Conflict func(error) bool // whether Log.Decide failed because another decision came first
+	// Unserved reports whether a call of Log or Views failed because nobody
+	// answered it, or for want of room in the log. The job makes such a call again
+	// until it is answered; nil: never.
+	Unserved func(error) bool
+	Runtime  string // private directory for sockets, with a short path
+	Shared   string // directory in memory for staging, such as /dev/shm
+
+	// Room returns how many bytes are free where a file of Shared is; nil asks the
+	// system.
+	Room func(*os.File) (int64, error)
+
+	words *lastWords // what Log and Views wait by; nil: they do not wait
+}
+
+// resolveBlobs returns r with the plan in its body inline, so that a pure fold
+// can look into it. A claim check that stands for nothing stays: the save of which it
+// is fails, and not the training.
+func resolveBlobs(ctx context.Context, blobs Blobs, r events.Recorded) (events.Recorded, error) {
+	if r.Kind.Family() != "plan" {
+		return r, nil
+	}
+	body, err := r.Body()
+	if err != nil {
+		return r, err
+	}
+	var blob *events.Blob
+	switch b := body.(type) {
+	case *events.LocalPlan:
+		blob = &b.Plan
+	case *events.GlobalPlan:
+		blob = &b.Layout
+	}
+	if blob == nil || blob.Digest == "" {
+		return r, nil
+	}
+	data, err := blobs.Get(ctx, *blob)
+	if errors.Is(err, events.ErrNoBlob) {
+		return r, nil
+	}
+	if err != nil {
+		return r, fmt.Errorf("event %d (%s): %w", r.Sequence, r.Kind, err)
+	}
+	*blob = events.InlineBlob(data)
+	if r.Data, err = json.Marshal(body); err != nil {
+		return r, fmt.Errorf("event %d (%s): %w", r.Sequence, r.Kind, err)
+	}
+	return r, nil
+}

@@ -1,0 +1,170 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/planner"
+)
+
+// Caller is the rank that asks something of the store, as [CallerOf] finds it.
+type Caller struct {
+	Run, Trial string
+	Attempt    int
+	Rank       int
+	World      int
+
+	group *Group
+}
+
+// callerKey is where a request's context has its Caller.
+type callerKey struct{}
+
+// CallerOf is the rank whose request this is; false if it is no rank's.
+func CallerOf(ctx context.Context) (Caller, bool) {
+	c, ok := ctx.Value(callerKey{}).(Caller)
+	return c, ok
+}
+
+// called is the request with its caller.
+func (s *rankServer) called(r *http.Request) *http.Request {
+	return r.WithContext(context.WithValue(r.Context(), callerKey{}, Caller{
+		Run: s.cfg.Run, Trial: s.cfg.Trial, Attempt: s.Number, Rank: s.rank, World: s.cfg.World(), group: s.Group,
+	}))
+}
+
+// Save makes what lies in files, whole and digested, a checkpoint of the caller's
+// attempt: all of its ranks are said, sealed and written here, by the saver of
+// that attempt. It returns when the checkpoint is committed. When the attempt is
+// over or fenced, nothing is committed any more.
+func (c Caller) Save(ctx context.Context, name string, step int64, from *data.Sealed) (id string, err error) {
+	g := c.group
+	if err := planner.ValidName(name); err != nil {
+		return "", badRequest("%w", err)
+	}
+	ranks := from.Manifest().Ranks
+	if last := ranks[len(ranks)-1].Rank; last >= g.cfg.World() {
+		return "", badRequest("the files of %s are of rank %d, in a job of %d ranks", name, last, g.cfg.World())
+	}
+	id = planner.CheckpointID(name, g.Number, g.names.whole(name))
+	g.saver.putWhole(id, from)
+	defer g.saver.putWhole(id, nil)
+	if err := offerWhole(ctx, g.decisions, g.store.Blobs, g.Number, id, name, step, from.Manifest().Ranks, from.Items); err != nil {
+		return id, err
+	}
+	ctx, cancel := g.store.answering(ctx, g.cfg.SaveTimeout+decideTimeout)
+	defer cancel()
+	reply, err := g.saver.wait(ctx, id, ranks[0].Rank, client.Committed)
+	if err == nil && reply.State == client.Aborted {
+		err = aborted(id, reply)
+	}
+	return id, err
+}
+
+// putWhole says where the bytes of a save are which no slot has; nil: nowhere
+// any more.
+func (s *saver) putWhole(id string, from *data.Sealed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if from == nil {
+		delete(s.wholes, id)
+		return
+	}
+	if s.wholes == nil {
+		s.wholes = map[string]*data.Sealed{}
+	}
+	s.wholes[id] = from
+}
+
+// putOf writes the bytes of one rank, wherever they are.
+func (s *saver) putOf(ctx context.Context, c planner.Write) (data.Written, error) {
+	s.mu.Lock()
+	from := s.wholes[c.Checkpoint]
+	s.mu.Unlock()
+	if from == nil {
+		return s.put(ctx, c)
+	}
+	w := s.store.Data.Writer(s.ref(c.Checkpoint))
+	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
+		return data.Written{}, err
+	}
+	return w.KeepData(ctx, c.Rank, c.Items, from)
+}
+
+// offerWhole says what every rank of a save has, and that its bytes are there.
+func offerWhole(ctx context.Context, l *decisionLog, blobs Blobs, attempt int, id, name string, step int64, ranks []checkpoint.RankIndex, items func(int) []checkpoint.Item) error {
+	var participants []int
+	for _, r := range ranks {
+		participants = append(participants, r.Rank)
+	}
+	var plans, seals []events.Fact
+	add := func(to *[]events.Fact, rank int, body events.Body) error {
+		f, err := l.fact(l.trial, events.Rank(rank), body)
+		*to = append(*to, f)
+		return err
+	}
+	for _, rank := range participants {
+		local := checkpoint.Local{Rank: rank, Items: items(rank)}
+		bytes := int64(0)
+		for _, it := range local.Items {
+			bytes += it.Bytes
+		}
+		encoded := checkpoint.EncodeLocal(local)
+		blob, err := blobs.Put(ctx, encoded)
+		if err != nil {
+			return err
+		}
+		err = errors.Join(
+			add(&plans, rank, &events.LocalPlan{
+				Attempt: attempt, Checkpoint: id, Name: name, Step: step, Rank: rank,
+				Participants: participants, Fingerprint: checkpoint.Sum(encoded).String(), Plan: blob,
+			}),
+			add(&seals, rank, &events.WriteSealed{Attempt: attempt, Checkpoint: id, Rank: rank, Bytes: bytes}),
+		)
+		if err != nil {
+			return err
+		}
+	}
+	if _, err := l.log.Append(ctx, append(plans, seals...)...); err != nil {
+		return fmt.Errorf("say what %s holds: %w", id, err)
+	}
+	return nil
+}
+
+// saveNames counts the saves of each name in an attempt: those that ranks make,
+// each of which counts its own, and those that come in files. The n-th of a name
+// has n in its ID.
+type saveNames struct {
+	mu    sync.Mutex
+	slots map[string]int // the most that a rank has made
+	files map[string]int
+}
+
+// rank is the number of a rank's n-th save of a name.
+func (c *saveNames) rank(name string, n int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.slots == nil {
+		c.slots = map[string]int{}
+	}
+	c.slots[name] = max(c.slots[name], n)
+	return n + c.files[name]
+}
+
+// whole is the number of another save in files.
+func (c *saveNames) whole(name string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.files == nil {
+		c.files = map[string]int{}
+	}
+	c.files[name]++
+	return c.files[name] + c.slots[name]
+}
