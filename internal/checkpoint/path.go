@@ -15,14 +15,14 @@ type PathElement struct {
 	Literal bool // Key is what Python writes for a key that is no string
 }
 
-// Key is the step into a mapping.
+// PathKey returns the step into a mapping.
 func PathKey(key string) PathElement { return PathElement{Key: key} }
 
-// Literal is the step into a mapping by a key that is no string, as Python writes
+// PathLiteral returns the step into a mapping by a key that is no string, as Python writes
 // it: 3, True, None, (0, 1). Only Python reads it.
 func PathLiteral(key string) PathElement { return PathElement{Key: key, Literal: true} }
 
-// Index is the step into a list, from 0.
+// PathIndex returns the step into a list, from 0.
 func PathIndex(index int) PathElement { return PathElement{Index: index, List: true} }
 
 // text is the element's part of an FQN.

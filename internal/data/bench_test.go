@@ -88,3 +88,48 @@ func BenchmarkVerify(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkMemory loads the same from memory, where all chunks are with their digests:
+// copied, and verified in place.
+func BenchmarkMemory(b *testing.B) {
+	m, _ := large()
+	root := onDisk(b)
+	m.save(b, root)
+	h := held{}
+	for i, it := range m.layout.Items(0) {
+		data, err := m.source(0).Item(i)
+		if err != nil {
+			b.Fatal(err)
+		}
+		h[heldKey(0, it)] = heldChunk{data, checkpoint.Sum(data)}
+	}
+	wants := m.wantAll()
+	dst := make(destination, len(wants))
+	for i, want := range wants {
+		dst[i] = noise("warm", want.Shard.Bytes())
+	}
+	r, reads := root.Reader(ref), m.reads(wants)
+	manifest, err := r.ReadMetadata(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := r.SetUp(b.Context(), manifest, true); err != nil {
+		b.Fatal(err)
+	}
+	b.Run("copied", func(b *testing.B) {
+		b.SetBytes(m.layout.Bytes())
+		for b.Loop() {
+			if got, err := r.ReadMemory(b.Context(), wants, reads, dst, h); err != nil || len(got.Rest) > 0 {
+				b.Fatal(got.Unfit, err)
+			}
+		}
+	})
+	b.Run("in-place", func(b *testing.B) {
+		b.SetBytes(m.layout.Bytes())
+		for b.Loop() {
+			if got, err := r.VerifyMemory(b.Context(), wants, reads, h, nil); err != nil || len(got.Rest) > 0 {
+				b.Fatal(got.Unfit, err)
+			}
+		}
+	})
+}
