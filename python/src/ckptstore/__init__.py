@@ -26,6 +26,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import _folders
 from .errors import (
     AlreadyDone, Conflict, DeadlinePassed, Error, NoAgent, NoStore, Refused, SaveAborted, SaveSkipped, StopRequested, StoreFull,
     TooOld, Unreachable,
@@ -67,6 +68,8 @@ __all__ = [  # noqa: F822 - the rest comes by __getattr__
     "AlreadyDone", "Conflict", "DeadlinePassed", "Error", "NoAgent", "NoStore", "Refused", "SaveAborted", "SaveSkipped",
     "StopRequested", "StoreFull", "TooOld", "Unreachable", *_LATER,
 ]
+
+_folders.watch()
 
 
 def __getattr__(name: str) -> Any:

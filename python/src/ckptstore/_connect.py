@@ -132,7 +132,7 @@ def current(store: str | None = None, run: str | None = None) -> Session:
     store is a store's directory and run a run's name, for who means others than the
     default. Under a trainer its own store is the trainer's; another one has an agent.
     """
-    where = _where(store)
+    where = store_of(store)
     if where == "":
         return _trained()
     who = identity()
@@ -185,7 +185,7 @@ def _trained() -> Session:
 
 def services(store: str | None = None) -> Wire:
     """Where requests about a store go that need no rank, such as ``store/read``."""
-    where = _where(store)
+    where = store_of(store)
     if where == "":
         return _trained().wire
     with _state.lock:
@@ -203,7 +203,7 @@ def deciding(store: str | None, run: str) -> Wire:
 
     Of a run that this process has no part in, an agent decides alone.
     """
-    where = _where(store)
+    where = store_of(store)
     if where == "":
         return _trained().wire
     with _state.lock:
@@ -262,8 +262,8 @@ def _location(store: str) -> str:
     return store if "://" in store else os.path.realpath(store)
 
 
-def _where(store: str | None) -> str:
-    """The store whose agent answers; empty for the trainer."""
+def store_of(store: str | None) -> str:
+    """Returns the location of the store whose agent answers; empty where the trainer does."""
     if not trained():
         return _location(store or settings().store or os.environ.get("CKPTSTORE_STORE") or DEFAULT_STORE)
     if store is None:

@@ -1,43 +1,66 @@
-"""What saves do to the disk of a store that an agent serves: said once by rank 0.
+"""The disk of a store that an agent serves: how many saves fit, and that it is nearly full.
 
-Under a trainer its log says so.
+Both messages go to the logger ``ckptstore`` as warnings, once in a process for each
+store, so that they are visible where logging is not configured. They are no
+``warnings.warn``, which a filter can turn into an error in the middle of a save.
+
+Under a trainer, the trainer's log says the same.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import weakref
+from typing import Callable
 
+from ._connect import store_of
+from ._identity import identity
 from ._session import Session
 
 _NEARLY_FULL = 80  # percent
 
 _log = logging.getLogger("ckptstore")
-_told: weakref.WeakSet[Session] = weakref.WeakSet()
-_warned: weakref.WeakSet[Session] = weakref.WeakSet()
+_told: set[str] = set()  # stores, by location; a forked child has those of its parent
+_warned: set[str] = set()
 
 
-def saved(session: Session, nbytes: int) -> None:
-    """Say after the first save how many more fit, and warn of a disk that is nearly full.
+def saved(session: Session, nbytes: int, home: tuple[str, str] | None = None) -> None:
+    """Reports how many more saves fit, after the first one by way 2 or 3.
 
-    nbytes is what this rank has saved.
+    nbytes is the size of this rank's part. home is the store and the run of a session
+    that another process has joined.
     """
-    if session.home is None or session.context.rank != 0 or session in _warned:
+    home = session.home or home
+    if home is not None and session.context.rank == 0:
+        _report(*home, lambda: nbytes * session.context.world_size)
+
+
+def committed(store: str | None, path: str, size: Callable[[], int], one: bool) -> None:
+    """Reports how many more saves fit, after the first one by URL.
+
+    store is that of the filesystem, path the directory or the file that was committed.
+    one says that only this rank commits, as the coordinator of dcp.save does; otherwise
+    rank 0 alone reports.
+    """
+    where = store_of(store)
+    if where and (one or identity().rank == 0):
+        _report(where, path.split("/")[0], size)
+
+
+def _report(where: str, run: str, size: Callable[[], int]) -> None:
+    if where in _warned and where in _told:
         return
-    where, run = session.home
     try:
         disk = os.statvfs(where)
-    except OSError:  # another machine's: a save that has no room says so
+        nbytes = 0 if where in _told else size()
+    except (OSError, ValueError):  # the store is on another machine: a save without room fails by itself
         return
-    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-    bound = f"bound them with `ckptstore gc {run} --policy last=3 --apply`, or remove them by name"
-    if session not in _told:
-        _told.add(session)
-        whole = max(1, nbytes * session.context.world_size)
-        _log.info("checkpoints are kept until they are removed: about %d bytes each, of which %d more fit: %s", whole, free // whole, bound)
-    full = 100 - free * 100 // size if size else 0
-    if full >= _NEARLY_FULL:
-        _warned.add(session)
-        # No warning, which may be an error: the save is on its way.
+    free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    bound = f"bound them with `ckptstore gc {run} --policy last=3 --apply --store {where}`, or with `trainer run --keep last=3`"
+    if nbytes > 0:
+        _told.add(where)
+        _log.warning("store %s: checkpoints are kept until they are removed: about %d bytes each, of which %d more fit: %s", where, nbytes, free // nbytes, bound)
+    full = 100 - free * 100 // whole if whole else 0
+    if full >= _NEARLY_FULL and where not in _warned:
+        _warned.add(where)
         _log.warning("the disk of the store %s is %d %% full, and checkpoints are kept until they are removed: %s", where, full, bound)

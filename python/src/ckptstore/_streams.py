@@ -13,7 +13,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from . import _dropped, _memory, _native
+from . import _dropped, _memory, _native, _room
 from .errors import Error, StoreFull
 
 if TYPE_CHECKING:
@@ -138,8 +138,11 @@ class Writer(io.RawIOBase):
             raise ValueError(f"close {self.path}: a write has failed ({self._broken}), and nothing of the file is kept: write it anew")
         self._open = False
         try:
-            if self._fs._call("close", commits=self.path, size=self._size, **self._written()).get("pending"):
+            reply = self._fs._call("close", commits=self.path, size=self._size, **self._written())
+            if reply.get("pending"):
                 _dropped.wrote(self._fs, self.path)
+            elif "~~" in reply.get("checkpoint", ""):  # it is one by itself, and no attachment
+                _room.committed(self._fs.store, self.path, lambda: self._size, one=False)
         finally:
             self._release()
 

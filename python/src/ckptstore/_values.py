@@ -148,7 +148,7 @@ def decode(fqn: str, data: bytes | bytearray, *, allow: Iterable[type] = (), uns
             return torch.load(file, map_location="cpu", weights_only=False)
         return torch.load(file, map_location="cpu", weights_only=False, pickle_module=_machine(allow))
     except NotAllowed as error:
-        raise NotAllowed(f"value {fqn!r} has a {error}, which is not read back unasked: load into a state dict that has one, or pass allow=[its class] to load, or, if everybody who can write to the store is trusted, unsafe_pickle=True") from error
+        raise NotAllowed(f"value {fqn!r} has a {error}, which is not read back unasked: load it by ckptstore.load into a state dict that has one, or pass allow=[its class] to ckptstore.load or StorageReader, or, if everybody who can write to the store is trusted, unsafe_pickle=True") from error
     except _values_numpy.NotPlain as error:
         raise NotAllowed(f"value {fqn!r} has {error}") from error
     except Exception as error:

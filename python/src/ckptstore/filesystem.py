@@ -23,10 +23,10 @@ from typing import Any
 import fsspec
 import fsspec.transaction
 
-from . import _dropped, _remove
+from . import _dropped, _remove, _room
 from ._connect import deciding, services
 from ._streams import Reader as Reader, Writer as Writer
-from .errors import Refused
+from .errors import Error, Refused
 
 PROTOCOL = "ckptstore"
 
@@ -104,7 +104,18 @@ class FileSystem(fsspec.AbstractFileSystem):
         """Rename a pending file; to ``.metadata``, or to the name of a file that is a checkpoint: commit."""
         to = self._strip_protocol(path2)
         if self._call("rename", commits=to, **{"from": self._strip_protocol(path1), "to": to}).get("checkpoint"):
-            _dropped.settled(to.rpartition("/")[0])
+            directory, _, name = to.rpartition("/")
+            _dropped.settled(directory)
+            whole = name == ".metadata"
+            _room.committed(self.store, to, lambda: self._bytes(directory if whole else to), one=whole)
+
+    def _bytes(self, path: str) -> int:
+        """Returns the size of a file, or of the files of a checkpoint; 0 where there is none any more."""
+        try:
+            nodes = self.ls(path)
+        except (Error, OSError):
+            return 0
+        return sum(int(node["size"]) for node in nodes if node["type"] == "file")
 
     def mv_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         self.mv(path1, path2)

@@ -20,13 +20,14 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from . import _checkpoint, _directory
+from . import _checkpoint, _directory, _folders
 from ._connect import current
 from ._save import Save, save
 from .errors import Error
 
 _MARK = ".ckptstore.json"  # in a directory that materialize has made
 _STATE = "trainer_state.json"
+_LOCAL = "give a local path: Callback copies what the Trainer writes there into the store"
 _RNG = re.compile(r"rng_state_(\d+)\.pth")
 
 
@@ -45,6 +46,14 @@ class Callback(TrainerCallback):
 
     def __init__(self) -> None:
         self._open: Save | None = None
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Raises ValueError for an output_dir that is a URL of a store, when the Trainer is made."""
+        _folders.refuse(str(args.output_dir or ""), "TrainingArguments.output_dir", _LOCAL)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Raises ValueError as on_init_end does, for a callback that was added to a Trainer."""
+        _folders.refuse(str(args.output_dir or ""), "TrainingArguments.output_dir", _LOCAL)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After each of the Trainer's saves. Raises FileNotFoundError where it has left no directory."""
@@ -79,7 +88,9 @@ def resume(directory: str | os.PathLike[str]) -> str | None:
     """The checkpoint to resume from as a directory for the Trainer; None in a run that has none yet.
 
     Every rank calls it: what one of them has written serves the others of its node.
+    Raises ValueError for a directory that is a URL of a store.
     """
+    _folders.refuse(os.fspath(directory), "the directory of resume", "give a local path, which resume fills from the store")
     who = current().context
     return materialize(f"{who.run}@{who.resume}", directory) if who.resume else None
 

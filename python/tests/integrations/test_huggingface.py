@@ -7,16 +7,43 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import unittest
 
 import safetensors.torch
 import torch
 import transformers  # noqa: F401  # these tests are of no use without it
 
-from jobs import Jobs, program
+from jobs import DEADLINE, SOURCES, Jobs, program
 
 import ckptstore
 import ckptstore.hf
+
+
+FOLDERS = """
+import accelerate, torch, transformers
+import torch.distributed.checkpoint as dcp
+import ckptstore.hf
+
+class Steps(transformers.TrainerCallback):
+    def on_step_begin(self, *_, **__):
+        print("stepped")
+
+def train(how, url):
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=8, n_positions=8))
+    x = torch.zeros(4, dtype=torch.long)
+    out = "out" if how == "resume" else url
+    args = transformers.TrainingArguments(output_dir=out, max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True)
+    try:
+        ours = [ckptstore.hf.Callback()] if how == "callback" else []
+        trainer = transformers.Trainer(model=model, train_dataset=[{"input_ids": x, "labels": x}], callbacks=[Steps(), *ours], args=args)
+        if how == "added":
+            trainer.add_callback(ckptstore.hf.Callback())
+        trainer.train(resume_from_checkpoint=ckptstore.hf.resume(url) if how == "resume" else None)
+    except ValueError as error:
+        print("refused", error)
+
+"""
 
 
 class HuggingFace(Jobs):
@@ -49,6 +76,38 @@ class HuggingFace(Jobs):
         self.assertEqual(rest, whole[-len(rest) :])
         names = {file.name for file in (self.folder / "killed-resumed").iterdir()}
         self.assertLessEqual({"rng_state_0.pth", "rng_state_1.pth"}, names)
+
+    def test_urls_that_become_folders(self) -> None:
+        """A URL as output_dir is refused before the first step; what else makes a folder of it is named at the end."""
+        url = "ckptstore://hf/out"
+        for how in ("callback", "added", "resume"):
+            with self.subTest(how):
+                said, err = self.made(f"train({how!r}, {url!r})")
+                self.assertIn("refused", said)
+                self.assertNotIn("stepped", said)
+                self.assertIn("which is no path: its files would go to a local folder ./ckptstore:, and to no store; give a local path", said)
+                shutil.rmtree(self.folder / "ckptstore:", ignore_errors=True)
+        makes = {
+            "accelerate": "accelerate.Accelerator(cpu=True).save_state('ckptstore://acc/step-1')",
+            "HuggingFaceStorageWriter": "dcp.save({'w': torch.ones(2)}, storage_writer=dcp.HuggingFaceStorageWriter('ckptstore://hfw/step-1'), no_dist=True)",
+        }
+        for what, program in makes.items():
+            with self.subTest(what):
+                _, err = self.made(program)
+                self.assertTrue((self.folder / "ckptstore:").is_dir(), f"{what} makes no folder any more")
+                told = [line for line in err.splitlines() if line.startswith("ckptstore: ")]
+                self.assertEqual(len(told), 1, err)
+                self.assertIn("/ckptstore: is a local folder that this program made of a URL: what is in it is in no store; give the URL to dcp.save", told[0])
+                shutil.rmtree(self.folder / "ckptstore:")
+
+    def made(self, program: str) -> tuple[str, str]:
+        """The output of a program, and what it says on stderr."""
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", FOLDERS + program], capture_output=True, text=True, cwd=self.folder, timeout=DEADLINE, check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]), "CKPTSTORE_STORE": str(self.store), "CKPTSTORE_RUN": "hf"},
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout, done.stderr
 
     def _files(self, saved: pathlib.Path) -> None:
         """What is materialized is what the Trainer had written."""

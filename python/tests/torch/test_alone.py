@@ -88,6 +88,69 @@ KINDS = """
 """
 
 
+# The same by way 2, which has PyTorch's planner between the store and the state dict.
+KINDS_BY_DCP = """
+    import collections, dataclasses, enum, warnings
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    class Phase(enum.Enum):
+        WARM = "warm"
+        COLD = "cold"
+
+    @dataclasses.dataclass
+    class Best:
+        loss: float = 0.0
+        step: int = 0
+
+    Span = collections.namedtuple("Span", "begin end")
+
+    class Keeps(DefaultLoadPlanner):
+        # A planner that knows the values of its target: PyTorch's own replaces them by None.
+        def set_up_planner(self, state_dict, metadata=None, is_coordinator=False):
+            values = {name: value for name, value in state_dict.items()}
+            super().set_up_planner(state_dict, metadata, is_coordinator)
+            self.state_dict.update(values)
+
+    class Lacks(DefaultLoadPlanner):
+        # A planner that has no state dict, as the interface of a planner has none.
+        def finish_plan(self, plan):
+            del self.state_dict
+            return plan
+
+    def load(into, planner=None, **options):
+        try:
+            dcp.load(into, storage_reader=ckptstore.dcp.StorageReader("ckptstore://train/step-1", **options), planner=planner, no_dist=True)
+        except BaseException as error:  # CheckpointException is no Exception
+            say(str(error))
+        return into
+
+    def given():
+        return {"phase": Phase.WARM, "best": Best(), "span": Span(0, 0)}
+
+    def same(into):
+        return [into["phase"] is Phase.COLD, into["best"] == Best(0.25, 7), into["span"] == Span(1, 9)]
+
+    state = {"phase": Phase.COLD, "best": Best(0.25, 7), "span": Span(1, 9)}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dcp.save(state, storage_writer=ckptstore.dcp.StorageWriter("ckptstore://train/step-1"), no_dist=True)
+    say(sorted(str(w.message) for w in told if "cannot be loaded unasked" in str(w.message)))
+
+    # What the warning names: ckptstore.load into a state dict that has one, and allow.
+    into = given()
+    ckptstore.load(into, ref="train@step-1")
+    say(same(into))
+    say(same(load(given(), allow=[Phase, Best, Span])))
+    say(same(load(given(), Keeps())))
+    say(same(load(given(), Lacks(), allow=[Phase, Best, Span])))
+    load({"phase": Phase.WARM})
+    load({"phase": Best()}, Keeps())
+    load({"phase": Phase.WARM}, Lacks())
+"""
+
+
 # A training that keeps its checkpoints as torch.save does: one process, one dict. It
 # says the loss of every step. FILE keeps them by torch.save, for comparison.
 OBJECTS = """
@@ -138,7 +201,17 @@ class Alone(Launches):
         self.assertEqual(warned, ["best", "mine", "phase", "span"])  # they are not read back by everybody
         self.assertEqual(loaded, [True, True, True, {"at": 5}, True])
         self.assertTrue(same)
-        self.assertIn("value 'best' has a __main__.Best, which is not read back unasked: load into a state dict that has one", refused)
+        self.assertIn("value 'best' has a __main__.Best, which is not read back unasked: load it by ckptstore.load into a state dict that has one", refused)
+
+    def test_values_of_own_classes_by_dcp(self) -> None:
+        said, *loaded = self.program(KINDS_BY_DCP)
+        self.assertEqual(len(said), 3, said)
+        for text, (name, of) in zip(said, (("best", "Best"), ("phase", "Phase"), ("span", "Span"))):
+            self.assertIn(f"value {name!r} has a __main__.{of}, which is not read back unasked: load it by ckptstore.load into a state dict that has one, or pass allow=[its class] to ckptstore.load or StorageReader", text)
+        self.assertEqual(loaded[:4], [[True, True, True]] * 4)
+        self.assertEqual(len(loaded), 7, loaded)
+        for text in loaded[4:]:
+            self.assertIn("value 'phase' has a __main__.Phase, which is not read back unasked", text)
 
     def test_a_wait_outlives_the_agent(self) -> None:
         heard = self.program("""

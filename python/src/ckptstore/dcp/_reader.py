@@ -7,7 +7,7 @@ import dataclasses
 import io
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from .._paths import strings
 from .._reading import BoxPart, Part, ValuePart, fetch
 from .._session import Item
 from .._slices import Box
-from .._values import decode
+from .._values import decode, meant
 from .._wire import Wire
 from ..errors import Error
 from . import _find, _place
@@ -44,7 +44,10 @@ class StorageReader(storage.StorageReader):
             it, a full ID for itself, and a run or store for its newest checkpoint.
             Or the path of a checkpoint that PyTorch's own writers made.
         allow: classes that values may be made of, beside torch's, numpy's arrays, and
-            Python's own collections, paths, dates and such.
+            Python's own collections, paths, dates and such. The state dict that is loaded
+            into does not allow classes, as it does for ckptstore.load: PyTorch's planners
+            replace its values by None before they reach a reader. A planner that keeps
+            them in its ``state_dict`` does.
         unsafe_pickle: load values of any class, and run what their bytes say: for
             stores to which only trusted people write.
     """
@@ -122,7 +125,7 @@ class StorageReader(storage.StorageReader):
                     planner.commit_tensor(part.req, part.target)
                 else:
                     if not self.unsafe_pickle:  # the planner would run whatever the bytes say
-                        decode(part.fqn, part.data, allow=self.allow)
+                        decode(part.fqn, part.data, allow=meant(_target(part.req, planner), self.allow))
                     planner.load_bytes(part.req, io.BytesIO(part.data))
         done: Future[None] = Future()
         done.set_result(None)
@@ -163,6 +166,20 @@ class _Value(ValuePart):
     """A value on its way to the planner."""
 
     req: ReadItem | None = None
+
+
+def _target(req: ReadItem | None, planner: LoadPlanner) -> Any:
+    """Returns the value that a read replaces, or None where the planner does not know it."""
+    # PyTorch's planners keep the flattened state dict under this name, which the interface
+    # of a planner does not have. DefaultLoadPlanner.set_up_planner, which calls
+    # planner_helpers._init_state_dict, has replaced by None every value that is no tensor,
+    # number, text, list or dict, and every named tuple by a tuple: nothing holds them then.
+    state = getattr(planner, "state_dict", None)
+    if req is None or not isinstance(state, Mapping):
+        return None
+    target = state.get(req.dest_index.fqn)
+    # A planner that starts without a state dict puts the metadata in place of the value.
+    return None if isinstance(target, BytesStorageMetadata) else target
 
 
 @dataclasses.dataclass

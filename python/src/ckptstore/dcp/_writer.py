@@ -84,6 +84,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         self._warned: set[str] = set()  # names of values
         self._stepless: set[str] = set()  # names of checkpoints that were warned of
         self._server: tuple[str, str] | None = None
+        self._home: tuple[str, str] | None = None  # of the session, in the process of async_save
         self._position: int | None = None  # of the session, when the save was handed to a thread or process
 
     # What is pickled for the process of async_save is the path and the options.
@@ -94,6 +95,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
             self._connect()
         if self._session is not None:
             state["_server"] = self._session.wire.path, self._session.wire.token
+            state["_home"] = self._session.home
             state["_position"] = self._session.position if self._position is None else self._position
         self._position = None
         return state
@@ -206,7 +208,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         except Exception as error:
             slot.abort(f"rank {session.context.rank}: {error}")
             raise
-        _room.saved(session, len(slot.memory))
+        _room.saved(session, len(slot.memory), self._home)
         self._position = None
         if self._coordinator or not self._collectives:
             self._open = slot
