@@ -14,9 +14,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
+import tempfile
 import uuid
 from pathlib import Path
 from typing import Any
+
+import torch
 
 try:
     from lightning.pytorch.callbacks import Callback as _Callback
@@ -69,7 +73,9 @@ class CheckpointIO(_Base):
 
     Strategies that write their own directories, which are sharded FSDP, ModelParallel
     and DeepSpeed, do not ask a CheckpointIO: a fit with one is refused before its first
-    step. (Lightning finds that check where this package is installed, not where it is
+    step. FSDP with state_dict_type="full" and ModelParallel with
+    save_distributed_checkpoint=False save through it, and load by a temporary file of
+    the full checkpoint, which rank 0 writes. (Lightning finds that check where this package is installed, not where it is
     only on the path.)
     """
 
@@ -120,14 +126,9 @@ class CheckpointIO(_Base):
         torch.load. Raises Refused (404) where the store has no such checkpoint.
         """
         self._wait(0)  # which may be the one that is loaded
-        text = os.fspath(path)
-        if text.startswith(_SCHEME):
-            ref = text.removeprefix(_SCHEME)
-        else:
-            named = _read(Path(text))
-            if named is None:
-                return _TorchIO().load_checkpoint(text, map_location or (lambda storage, _: storage), weights_only)
-            ref = named
+        ref = _reference(path)
+        if ref is None:
+            return _TorchIO().load_checkpoint(os.fspath(path), map_location or (lambda storage, _: storage), weights_only)
         with _checkpoint.open(ref) as cp:
             joined: dict[str, Any] = _objects.whole(cp, _REST, map_location, weights_only)
             return joined
@@ -153,17 +154,24 @@ class CheckpointIO(_Base):
 
 
 class PastTheStore(_Callback):
-    """Refuses a fit whose checkpoints would go past the CheckpointIO, and into no store.
+    """Stands in for the CheckpointIO where a strategy does not ask it.
 
-    Lightning adds it to every Trainer of a process that uses this module.
+    It refuses a fit whose checkpoints would go past the CheckpointIO, and into no store.
+    FSDP and ModelParallel save one full checkpoint by the CheckpointIO, but read a file by
+    themselves: it writes that file for them. Lightning adds it to every Trainer of a
+    process that uses this module.
     """
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         io = getattr(trainer.strategy, "_checkpoint_io", None)
         while io is not None and not isinstance(io, CheckpointIO):
             io = getattr(io, "checkpoint_io", None)  # one that is wrapped, such as by AsyncCheckpointIO
+        if io is None:
+            return
         way = _past(trainer.strategy)
-        if io is not None and way is not None:
+        if way is None:
+            _load_by_file(trainer.strategy, io)
+        else:
             raise ValueError(
                 f"{type(trainer.strategy).__name__} writes its checkpoints by itself, and not by the CheckpointIO of ckptstore: nothing would be in the store. {way}"
             )
@@ -179,6 +187,38 @@ def _past(strategy: Any) -> str | None:
     if any(of.__name__ == "DeepSpeedStrategy" for of in type(strategy).__mro__):
         return f"Use another strategy, {own}"
     return None
+
+
+def _load_by_file(strategy: Any, io: CheckpointIO) -> None:
+    """Lets a strategy that reads the file of a full checkpoint load one of the store."""
+    if not any(of.__name__ in ("FSDPStrategy", "ModelParallelStrategy") for of in type(strategy).__mro__):
+        return
+    own = type(strategy).load_checkpoint
+
+    def load_checkpoint(checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        # All ranks read the file that rank 0 has written, or fail with rank 0.
+        temp, failed = None, None
+        if strategy.global_rank == 0 and _reference(checkpoint_path) is not None:
+            temp = tempfile.mkdtemp(prefix="ckptstore-")
+            try:
+                weights_only = kwargs.get("weights_only", args[0] if args else None)
+                torch.save(io.load_checkpoint(checkpoint_path, weights_only=weights_only), os.path.join(temp, "full.ckpt"))
+            except Exception as error:
+                failed = error
+        try:
+            path, why = strategy.broadcast((temp and os.path.join(temp, "full.ckpt"), failed and f"{type(failed).__name__}: {failed}"))
+            if failed is not None:
+                raise failed
+            if why is not None:
+                raise Error(f"load_checkpoint: rank 0 cannot read {os.fspath(checkpoint_path)}: {why}")
+            loaded = own(strategy, path or checkpoint_path, *args, **kwargs)
+            strategy.barrier()  # every rank has opened the file
+            return loaded
+        finally:
+            if temp is not None:
+                shutil.rmtree(temp, ignore_errors=True)
+
+    strategy.load_checkpoint = load_checkpoint
 
 
 def _name(file: Path) -> str | None:
@@ -205,6 +245,12 @@ def _read(file: Path) -> str | None:
         return str(named["ref"]) if "ckptstore" in named else None
     except (ValueError, KeyError) as error:
         raise Error(f"{file} names no checkpoint of a store: {error}") from error
+
+
+def _reference(path: str | os.PathLike[str]) -> str | None:
+    """Returns the reference that a ckpt_path is or that its file has; None for a checkpoint of Lightning."""
+    text = os.fspath(path)
+    return text.removeprefix(_SCHEME) if text.startswith(_SCHEME) else _read(Path(text))
 
 
 def _named(file: Path) -> str | None:

@@ -2,7 +2,9 @@
 
     lightning_training.py DIRECTORY (ckptstore | lightning) [CKPT_PATH]
 
-Says each loss and the digest of the weights it ends with.
+Rank 0 says each loss and the digest of the weights it ends with. $STRATEGY is ddp,
+model_parallel (FSDP2, of which rank 0 saves the whole) or sharded (FSDP2, each rank its
+own); the last rank kills itself.
 """
 
 from __future__ import annotations
@@ -16,11 +18,23 @@ import warnings
 
 import lightning
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 import ckptstore.lightning
 
 warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+STRATEGY = os.environ.get("STRATEGY", "auto")
+
+
+def say(text):
+    if os.environ.get("RANK", "0") == "0":
+        print(f"= {text}", flush=True)
 
 
 class Net(lightning.LightningModule):
@@ -30,11 +44,25 @@ class Net(lightning.LightningModule):
         self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 
     def training_step(self, batch, index):
-        if os.environ.get("KILL") == str(self.trainer.global_step):
+        if os.environ.get("KILL") == str(self.trainer.global_step) and self.trainer.global_rank == WORLD - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         loss = (self.net(batch[0]) - batch[1]).square().mean()
-        print(f"= {self.trainer.global_step} {loss.item().hex()}", flush=True)
+        say(f"{self.trainer.global_step} {loss.item().hex()}")
         return loss
+
+    def configure_model(self):
+        if STRATEGY in ("model_parallel", "sharded") and not isinstance(self.net, FSDPModule):
+            for part in (self.net[0], self.net[2], self.net):
+                fully_shard(part, mesh=self.device_mesh["data_parallel"])
+
+    digest = ""
+
+    def on_train_end(self):
+        self.digest = self.weights()
+
+    def weights(self):
+        whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in (p.detach() for p in self.net.parameters())]
+        return hashlib.sha256(b"".join(p.numpy().tobytes() for p in whole)).hexdigest()
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
@@ -53,14 +81,20 @@ def main() -> None:
     )
     trainer = lightning.Trainer(
         max_steps=20, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[kept],
-        plugins=[ckptstore.lightning.CheckpointIO()] if ours else [],
+        plugins=[ckptstore.lightning.CheckpointIO()] if ours else [], devices=WORLD,
+        strategy=STRATEGY if STRATEGY in ("auto", "ddp") else ModelParallelStrategy(
+            data_parallel_size=WORLD, tensor_parallel_size=1, save_distributed_checkpoint=STRATEGY == "sharded",
+        ),
     )
     net = Net()
     path = given[0] if given else ckptstore.lightning.resume() if ours else None
-    print(f"= from {path}", flush=True)
-    trainer.fit(net, torch.utils.data.DataLoader(batches, batch_size=8), ckpt_path=path)
-    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest()
-    print(f"= end {digest}", flush=True)
+    say(f"from {path}")
+    try:
+        trainer.fit(net, torch.utils.data.DataLoader(batches, batch_size=8), ckpt_path=path)
+    except ValueError as error:
+        say(f"refused {error}")
+        return
+    say(f"end {net.digest or net.weights()}")  # a fit that has nothing to do ends without its hook
 
 
 main()

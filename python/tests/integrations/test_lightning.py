@@ -15,8 +15,8 @@ import torch
 
 
 class Lightning(Jobs):
-    def train(self, run: str, *arguments: str, code: int = 0, **env: str) -> list[str]:
-        return self.job("lightning_training.py", run, *arguments, code=code, **env)
+    def train(self, run: str, *arguments: str, code: int = 0, nproc: int = 1, **env: str) -> list[str]:
+        return self.job("lightning_training.py", run, *arguments, code=code, nproc=nproc, **env)
 
     def test_killed_and_resumed(self) -> None:
         whole = self.train("whole", "whole", "lightning")
@@ -53,6 +53,36 @@ class Lightning(Jobs):
 
         self._equal_to_lightnings()
 
+    def test_ddp(self) -> None:
+        self.on_two_ranks("ddp")
+
+    def test_model_parallel(self) -> None:
+        """FSDP2, of which rank 0 saves the whole: Lightning reads such a checkpoint by itself, from a file."""
+        self.on_two_ranks("model_parallel")
+
+    def on_two_ranks(self, strategy: str) -> None:
+        def train(run: str, *arguments: str, code: int = 0, **env: str) -> list[str]:
+            return self.train(run, *arguments, code=code, nproc=2, STRATEGY=strategy, **env)
+
+        whole = train("whole", "whole", "lightning")
+        self.assertEqual(len(whole), 22, whole)
+        self.assertEqual(train("same", "same", "ckptstore"), whole, "saves change the training")
+        begun = train("killed", "killed", "ckptstore", code=1, KILL="14")
+        self.assertEqual(begun[:15], whole[:15])
+        first, *rest = train("killed", "killed", "ckptstore")
+        self.assertTrue(first.startswith("from ckptstore://killed@"), first)
+        # The newest that was committed, which is of step 12, or of 8 if that one was cut.
+        step = 21 - len(rest)
+        self.assertIn(step, (12, 8), rest)
+        (file,) = (self.folder / "whole").glob(f"*-step={step}.ckpt")
+        theirs = train("theirs", "theirs", "lightning", str(file))[1:]
+        self.assertEqual(len(theirs), len(rest), theirs)
+        self.assertEqual(rest, theirs)
+        # By the file that ModelCheckpoint knows.
+        again = train("again", "again", "ckptstore", f"same/{file.name}")
+        self.assertEqual(again[1:], theirs)
+        self.assertEqual(train("missing", "missing", "ckptstore", "ckptstore://same@none", code=1), ["from ckptstore://same@none"])
+
     def test_what_the_callback_removes_is_deleted(self) -> None:
         """With save_top_k=2 and save_last the store has three, as the directory; what is pinned stays."""
         self.train("top", "top", "ckptstore", TOP="2")
@@ -79,6 +109,19 @@ class Lightning(Jobs):
             self.assertTrue(target.exists() and not link.is_symlink())
             plugin.CheckpointIO().remove_checkpoint(target)
             removed.assert_called_once_with("run@a.a1")
+
+    def test_a_fit_past_the_store_is_refused(self) -> None:
+        said = self.train("sharded", "sharded", "ckptstore", nproc=2, STRATEGY="sharded")
+        self.assertEqual(len(said), 2, said)  # no step between
+        self.assertEqual(said[0], "from None")
+        self.assertIn("refused ModelParallelStrategy writes its checkpoints by itself, and not by the CheckpointIO of ckptstore: nothing would be in the store. Give it save_distributed_checkpoint=False", said[1])
+
+    def test_fsdp1_needs_a_gpu(self) -> None:
+        """Lightning refuses FSDPStrategy on a CPU, so that no training of it is tested here."""
+        from lightning.pytorch.strategies import FSDPStrategy
+
+        with self.assertRaisesRegex(ValueError, "The strategy `fsdp` requires a GPU accelerator"):
+            lightning.Trainer(accelerator="cpu", strategy=FSDPStrategy(state_dict_type="full"), logger=False)
 
     def test_strategies_past_the_store_are_refused(self) -> None:
         """Before the first step: what is trained would be in no store."""

@@ -16,7 +16,7 @@ import time
 import unittest
 import unittest.mock
 import warnings
-from typing import Any
+from typing import Any, Callable
 
 from entry_point import install
 
@@ -379,6 +379,52 @@ class Files(Stored):
                 self.assertEqual(file.tell(), min(start + size, len(whole)))
             file.seek(-5, os.SEEK_END)
             self.assertEqual(file.read(), whole[-5:])
+
+
+class Held(Stored):
+    """A checkpoint that is removed while a pin or a tag holds it keeps its files, and a warning names it."""
+
+    def removed(self, name: str, remove: Callable[[], None]) -> list[str]:
+        """The warnings of a removal, after which the files are still there."""
+        (before,) = (row for row in self.rows("--all") if row["name"] == name)
+        show = json.loads(self.cli("show", f"{self.run_name}@{before['id']}", "--json").stdout)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            remove()
+        self.assertTrue((pathlib.Path(show["path"]) / "__0_0.distcp").is_file())
+        self.assertEqual(self.cli("verify", f"{self.run_name}@{before['id']}").returncode, 0)
+        self.assertNotIn(name, [row["name"] for row in self.rows()])
+        return [f"{pathlib.Path(warning.filename).name}: {warning.message}" for warning in told if "stay for now" in str(warning.message)]
+
+    def states(self) -> dict[str, str]:
+        return {row["name"]: row["state"] for row in self.rows("--all")}
+
+    def test_by_remove_and_by_rm(self) -> None:
+        run = self.run_name
+        for step in (1, 2, 3, 4, 5):
+            self.save(f"step-{step}", step)
+        self.assertEqual(self.cli("pin", f"{run}@step-1", "--reason", "a paper needs it").returncode, 0)
+        self.assertEqual(self.cli("tag", f"{run}@step-2", "released").returncode, 0)
+        self.assertEqual(self.cli("pin", f"{run}@step-3").returncode, 0)
+        self.assertEqual(self.cli("tag", f"{run}@step-4", "best").returncode, 0)
+        for step, why, remove, what in (
+            (1, "pinned", lambda: ckptstore.remove(f"{run}@step-1"), f"remove {run}@step-1"),
+            (2, 'tagged "released"', lambda: ckptstore.remove(f"{run}@step-2", store=self.store), f"remove {run}@step-2"),
+            (3, "pinned", lambda: self.fs.rm(self.url("step-3"), recursive=True), f"rm ckptstore://{run}/step-3"),
+            (4, 'tagged "best"', lambda: self.fs.rm([self.url("step-4")], recursive=True), f"rm ckptstore://{run}/step-4"),
+        ):
+            with self.subTest(step):
+                (said,) = self.removed(f"step-{step}", remove)
+                self.assertEqual(said, f"test_filesystem.py: {what}: the files of {run}@step-{step}.a{step} stay for now: {why}")
+        self.assertEqual(self.states(), {f"step-{step}": "committed" for step in (1, 2, 3, 4, 5)})
+
+        # A removal of one that nothing holds says nothing, and one after the hold is over frees the files.
+        self.assertEqual(self.cli("unpin", f"{run}@step-1.a1").returncode, 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ckptstore.remove(f"{run}@step-5")
+        states = self.states()
+        self.assertEqual((states["step-1"], states["step-2"], states["step-3"], states["step-5"]), ("deleted", "committed", "committed", "deleted"))
 
 
 class Alone(Stored):
