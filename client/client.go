@@ -22,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -234,4 +235,24 @@ var ErrBusy = errors.New("no staging slot is free")
 func (e *Error) Is(target error) bool {
 	return target == ErrNoSpace && e.Status == http.StatusInsufficientStorage ||
 		target == ErrBusy && e.Status == http.StatusServiceUnavailable
+}
+
+// Option changes how a worker connects.
+type Option func(*Client)
+
+// WithEncoding sends the metrics of each report as encode makes them of a copy.
+// It is EncodeData of the backend of the group, whose DecodeData the trainer
+// calls with what comes.
+func WithEncoding(encode func(metrics map[string]any) (map[string]any, error)) Option {
+	return func(c *Client) { c.enc = encode }
+}
+
+// encoding is nil where metrics are sent as they are.
+type encoding func(map[string]any) (map[string]any, error)
+
+func (e encoding) apply(metrics map[string]any) (map[string]any, error) {
+	if e == nil {
+		return metrics, nil
+	}
+	return e(maps.Clone(metrics))
 }

@@ -234,3 +234,15 @@ func identifiers(r Reader, run, trial, prefix string) ([]string, error) {
 	})
 	return ids, err
 }
+
+// EachTrial calls visit for the trials of all runs, with what their rows hold: what
+// follows from reports is left out, which takes longer than all the rest.
+func EachTrial(r Reader, visit func(Trial) error) error { return each(r, key(keyTrial), visit) }
+
+// ParentRef is the reference to the checkpoint that a trial was forked from.
+func ParentRef(p events.TrialParent) string {
+	if p.Trial == DefaultTrial {
+		return p.Run + "@" + p.Checkpoint
+	}
+	return p.Run + "/" + p.Trial + "@" + p.Checkpoint
+}

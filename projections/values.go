@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // A committed checkpoint has a row for each metric of the report that stands
@@ -245,4 +246,32 @@ func values(r Reader, run, trial, metric string) (found []numbered, err error) {
 		return err
 	})
 	return found, err
+}
+
+// Number is a metric's value as a number: "NaN", "Infinity" and "-Infinity"
+// are numbers too. ok is false if it is none.
+func Number(v any) (value float64, ok bool) { return asNumber(v) }
+
+// FileMark stands between a directory and a file in the name of a checkpoint that is
+// one file by itself.
+const FileMark = "~~"
+
+// FileName is the name of the checkpoint that is one file, in a directory that is no
+// checkpoint itself.
+func FileName(dir, file string) string { return dir + FileMark + file }
+
+// SplitFile takes the name of a checkpoint that is one file apart; false for others.
+func SplitFile(name string) (dir, file string, ok bool) {
+	dir, file, ok = strings.Cut(name, FileMark)
+	if !ok || dir == "" || file == "" {
+		return name, "", false
+	}
+	return dir, file, true
+}
+
+// IsFile reports whether the checkpoint is one file by itself. Such a one is in no line:
+// nothing resumes from it, and it supersedes nothing.
+func (c Checkpoint) IsFile() bool {
+	_, _, ok := SplitFile(c.Name)
+	return ok
 }

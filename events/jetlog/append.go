@@ -1,15 +1,21 @@
 package jetlog
 
 import (
+	"container/list"
 	"context"
+	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/ckptstore/ckptstore/events"
 )
 
 // Limits of one atomic batch.
@@ -267,4 +273,201 @@ func (l *Log) sendSingly(ctx context.Context, all []events.Event) ([]uint64, err
 		}
 	}
 	return sequences, nil
+}
+
+// Headers of an atomic batch.
+const (
+	headerBatchID       = "Nats-Batch-Id"
+	headerBatchSequence = "Nats-Batch-Sequence"
+	headerBatchCommit   = "Nats-Batch-Commit"
+)
+
+// sendAtomically appends all events or none, with one sync of the disk, and
+// returns the sequence of the first; the others follow it. Every attempt is a
+// batch of its own: what is left of one that was cut is dropped by the server.
+func (l *Log) sendAtomically(ctx context.Context, all []events.Event) (uint64, error) {
+	id := rand.Text()
+	for i, e := range all {
+		m := message(e)
+		m.Header[headerBatchID] = []string{id}
+		m.Header[headerBatchSequence] = []string{strconv.Itoa(i + 1)}
+		if i < len(all)-1 {
+			// The server answers only the last message: it refuses the whole
+			// batch there if any other did not arrive.
+			if err := l.nc.PublishMsg(m); err != nil {
+				return 0, fmt.Errorf("batch of %d: %w", len(all), err)
+			}
+			continue
+		}
+		m.Header[headerBatchCommit] = []string{"1"}
+		reply, err := l.nc.RequestMsgWithContext(ctx, m)
+		if err != nil {
+			return 0, fmt.Errorf("batch of %d: %w", len(all), err)
+		}
+		var ack struct {
+			Error    *jetstream.APIError `json:"error"`
+			Stream   string              `json:"stream"`
+			Sequence uint64              `json:"seq"`
+			Batch    string              `json:"batch"`
+			Count    int                 `json:"count"`
+		}
+		if err := json.Unmarshal(reply.Data, &ack); err != nil {
+			return 0, fmt.Errorf("batch of %d: acknowledgement: %w", len(all), err)
+		}
+		if ack.Error != nil {
+			return 0, fmt.Errorf("batch of %d: %w", len(all), ack.Error)
+		}
+		if !IsTail(ack.Stream) || ack.Batch != id || ack.Count != len(all) || ack.Sequence < uint64(len(all)) {
+			return 0, fmt.Errorf("batch of %d: the server acknowledged something else: %s", len(all), reply.Data)
+		}
+		return ack.Sequence - uint64(len(all)) + 1, nil
+	}
+	return 0, errors.New("batch of no events")
+}
+
+// gather holds the next batch back for those who were just acknowledged and
+// are about to append again.
+//
+// A batch costs five syncs of the disk whether it has ten events or a
+// thousand: the server stages it in a store of its own before it commits it.
+// Without holding back, the callers part into two groups that take turns,
+// each waiting for two batches of half the size. With 64 writers that keep 4
+// appends in flight, that was half the rate at twice the latency. A timer that
+// always runs out was worse than none: so the wait ends when all are back, and
+// whoever comes alone or late does not wait.
+type gather struct {
+	expect int // appends that were in flight when the last batch returned
+	until  time.Time
+}
+
+// Bounds of the wait: a share of what the last batch took, and a time that no
+// caller who is going to append at once needs.
+const (
+	gatherShare = 4
+	gatherMost  = 2 * time.Millisecond
+)
+
+// sent notes a batch that took so long and is about to be acknowledged.
+func (g *gather) sent(inFlight int, took time.Duration) {
+	g.expect = inFlight
+	g.until = time.Now().Add(min(took/gatherShare, gatherMost))
+}
+
+// wait returns when as many appends are queued as were in flight, and soon
+// after the last batch in any case.
+func (g *gather) wait(ctx context.Context, q *queue) {
+	left := time.Until(g.until)
+	if left <= 0 || q.length() >= min(g.expect, maxBatch) {
+		return
+	}
+	timer := time.NewTimer(left)
+	defer timer.Stop()
+	for q.length() < min(g.expect, maxBatch) {
+		select {
+		case <-q.ready:
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Limits of what waits to be appended, so that a server that does not answer
+// costs its clients no more memory than that.
+const (
+	queueBytes = 64 << 20
+	queueFact  = 1 << 10 // bytes that a fact counts for at least: 65536 are as many as fit
+)
+
+// job is one call of Append. Its sequences are valid after done was sent nil.
+type job struct {
+	ctx       context.Context
+	events    []events.Event
+	bytes     int
+	sequences []uint64
+	done      chan error
+	looked    uint64            // the end of the archive in which its events were looked for
+	had       map[string]uint64 // the sequences of those that are in it, by ID
+	place     *list.Element     // in the queue; nil when it was taken
+}
+
+// weight is the share of the budget that the job has until it is acknowledged
+// or given up. One that is larger than the budget has it to itself.
+func (j *job) weight() int64 {
+	return min(queueBytes, max(int64(j.bytes), queueFact*int64(len(j.events))))
+}
+
+// queue holds jobs in the order of arrival.
+type queue struct {
+	mu    sync.Mutex
+	jobs  list.List     // of *job
+	ready chan struct{} // holds a token when jobs may be there
+}
+
+// enqueue has the committer send j and returns when it is acknowledged,
+// refused, or its context or the log ends. Then it is not in the queue.
+func (l *Log) enqueue(j *job) error {
+	ctx, cancel := context.WithCancelCause(j.ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(l.ctx, func() { cancel(ErrClosed) })()
+	if err := l.room.Acquire(ctx, j.weight()); err != nil {
+		return fmt.Errorf("%w: it was not sent, for lack of room among the facts that wait: %w", ErrUnacknowledged, l.because(context.Cause(ctx)))
+	}
+	defer l.room.Release(j.weight())
+	l.queue.push(j)
+	select {
+	case err := <-j.done:
+		return err
+	case <-ctx.Done():
+		l.queue.drop(j)
+		return fmt.Errorf("%w: %w", ErrUnacknowledged, l.because(context.Cause(ctx)))
+	}
+}
+
+func (q *queue) push(j *job) {
+	q.mu.Lock()
+	j.place = q.jobs.PushBack(j)
+	q.mu.Unlock()
+	select {
+	case q.ready <- struct{}{}:
+	default:
+	}
+}
+
+// drop removes a job that was given up, unless it was taken: the committer
+// leaves that one out of its next attempt.
+func (q *queue) drop(j *job) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if j.place != nil {
+		q.jobs.Remove(j.place)
+		j.place = nil
+	}
+}
+
+// take removes the jobs that fit one batch. A larger job comes alone.
+func (q *queue) take() []*job {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var taken []*job
+	count, bytes := 0, 0
+	for front := q.jobs.Front(); front != nil; front = q.jobs.Front() {
+		j := front.Value.(*job)
+		count += len(j.events)
+		bytes += j.bytes
+		if len(taken) > 0 && (count > maxBatch || bytes > maxBatchBytes) {
+			break
+		}
+		q.jobs.Remove(front)
+		j.place = nil
+		taken = append(taken, j)
+	}
+	return taken
+}
+
+func (q *queue) length() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.jobs.Len()
 }

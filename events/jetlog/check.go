@@ -1,15 +1,25 @@
 package jetlog
 
 import (
+	"bufio"
+	"cmp"
+	"container/heap"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"slices"
 	"strconv"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/ckptstore/ckptstore/events"
 )
 
 // Finding is something in the log that should not be.
@@ -276,4 +286,281 @@ func (c *checker) chain(e events.Recorded, header nats.Header) {
 	case after != before:
 		c.find(e.Sequence, fmt.Sprintf("decision %s was made after event %d of its lane, and follows event %d", e.ID, after, before))
 	}
+}
+
+// seenIDs finds the IDs that more than one event has, in bounded memory: it
+// keeps 24 bytes of each event, sorts as many as fit its memory, and spills each
+// sorted run to one file without a name. In the end the runs are merged:
+//
+//	record   16 bytes of the ID's SHA-256, 8 bytes of the sequence
+//	run      records in order of the digest, then of the sequence
+type seenIDs struct {
+	dir  string // for the file; "" is the system's
+	most int    // records in memory
+
+	mem  []seenID
+	file *os.File
+	runs []int64 // where each begins
+	size int64
+}
+
+type seenID struct {
+	digest [16]byte
+	event  uint64
+}
+
+const (
+	seenSize = 24
+	// seenMost is 6 MiB of records: a million events need four runs.
+	seenMost = 1 << 18
+)
+
+func (a seenID) compare(b seenID) int {
+	return cmp.Or(slices.Compare(a.digest[:], b.digest[:]), cmp.Compare(a.event, b.event))
+}
+
+// add takes note of one event. Sequences are added in their order.
+func (s *seenIDs) add(id string, seq uint64) error {
+	sum := sha256.Sum256([]byte(id))
+	if s.mem = append(s.mem, seenID{[16]byte(sum[:16]), seq}); len(s.mem) < s.most {
+		return nil
+	}
+	return s.spill()
+}
+
+func (s *seenIDs) spill() (err error) {
+	if s.file == nil {
+		if s.file, err = os.CreateTemp(s.dir, ".ckptstore-check-*"); err != nil {
+			return fmt.Errorf("make room for the IDs of events: %w", err)
+		}
+		// Nothing is left of it, however this process ends.
+		if err := os.Remove(s.file.Name()); err != nil {
+			return err
+		}
+	}
+	slices.SortFunc(s.mem, seenID.compare)
+	s.runs = append(s.runs, s.size)
+	w := bufio.NewWriterSize(io.NewOffsetWriter(s.file, s.size), 1<<16)
+	for _, e := range s.mem {
+		b := binary.BigEndian.AppendUint64(e.digest[:], e.event)
+		if _, err := w.Write(b); err != nil {
+			return fmt.Errorf("spill the IDs of events: %w", err)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("spill the IDs of events: %w", err)
+	}
+	s.size += int64(len(s.mem)) * seenSize
+	s.mem = s.mem[:0]
+	return nil
+}
+
+// repeats calls visit for every event whose ID an earlier one has, in no order.
+// before is the first one that has it.
+func (s *seenIDs) repeats(visit func(seq, before uint64)) error {
+	slices.SortFunc(s.mem, seenID.compare)
+	from := seenRuns{{next: s.mem}}
+	for i, begin := range s.runs {
+		end := s.size
+		if i+1 < len(s.runs) {
+			end = s.runs[i+1]
+		}
+		from = append(from, &seenRun{r: bufio.NewReaderSize(io.NewSectionReader(s.file, begin, end-begin), 1<<15)})
+	}
+	for _, r := range from {
+		if err := r.fill(); err != nil {
+			return err
+		}
+	}
+	from = slices.DeleteFunc(from, func(r *seenRun) bool { return len(r.next) == 0 })
+	heap.Init(&from)
+	var first seenID // of those with the same digest; 0 before there is one
+	for len(from) > 0 {
+		r := from[0]
+		e := r.next[0]
+		if first.event != 0 && e.digest == first.digest {
+			visit(e.event, first.event)
+		} else {
+			first = e
+		}
+		r.next = r.next[1:]
+		if err := r.fill(); err != nil {
+			return err
+		}
+		if len(r.next) == 0 {
+			heap.Pop(&from)
+		} else {
+			heap.Fix(&from, 0)
+		}
+	}
+	return nil
+}
+
+func (s *seenIDs) close() error {
+	if s.file == nil {
+		return nil
+	}
+	return s.file.Close()
+}
+
+// seenRun is what is left of a sorted run: in memory, and in the file.
+type seenRun struct {
+	next []seenID
+	r    *bufio.Reader // nil: nothing
+	one  [1]seenID
+}
+
+// fill reads the next record if there is none in memory.
+func (r *seenRun) fill() error {
+	if len(r.next) > 0 || r.r == nil {
+		return nil
+	}
+	var b [seenSize]byte
+	_, err := io.ReadFull(r.r, b[:])
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the IDs of events: %w", err)
+	}
+	r.one[0] = seenID{[16]byte(b[:16]), binary.BigEndian.Uint64(b[16:])}
+	r.next = r.one[:]
+	return nil
+}
+
+// seenRuns is a heap by the next record of each.
+type seenRuns []*seenRun
+
+var _ heap.Interface = (*seenRuns)(nil)
+
+// Len implements [heap.Interface].
+func (h seenRuns) Len() int { return len(h) }
+
+// Less implements [heap.Interface].
+func (h seenRuns) Less(i, j int) bool { return h[i].next[0].compare(h[j].next[0]) < 0 }
+
+// Swap implements [heap.Interface].
+func (h seenRuns) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+
+// Push implements [heap.Interface].
+func (h *seenRuns) Push(x any) { *h = append(*h, x.(*seenRun)) }
+
+// Pop implements [heap.Interface].
+func (h *seenRuns) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}
+
+// buckets holds the keys beside the log to be readable, as many as the server
+// counts, and of the right form; cursors to stand within the log; and every
+// witness to have its cursor.
+func (c *checker) buckets(ctx context.Context) error {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	var found []string
+	err := c.l.retry(ctx, func(ctx context.Context) (err error) {
+		if err = c.l.known(ctx); err == nil {
+			found, err = c.l.checkBuckets(ctx)
+		}
+		return err
+	})
+	for _, problem := range found {
+		c.out.Findings = append(c.out.Findings, Finding{Problem: problem, Aside: true})
+	}
+	return err
+}
+
+func (l *Log) checkBuckets(ctx context.Context) (found []string, err error) {
+	cursors := map[string]uint64{}
+	for _, b := range []struct {
+		name  string
+		value func(key string, data []byte) error
+	}{
+		{Cursors, func(key string, data []byte) error {
+			var v cursorValue
+			err := json.Unmarshal(data, &v)
+			cursors[key] = v.Sequence
+			return named(err, key, v.Name)
+		}},
+		{Witnesses, func(key string, data []byte) error {
+			var v witnessValue
+			return named(json.Unmarshal(data, &v), key, v.Name)
+		}},
+		{Leases, func(_ string, data []byte) error {
+			var v leaseValue
+			err := json.Unmarshal(data, &v)
+			if err == nil && (v.Token == "" || v.TermMS <= 0) {
+				err = errors.New("it has no token or no term")
+			}
+			return err
+		}},
+	} {
+		some, err := l.checkBucket(ctx, b.name, b.value)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, some...)
+	}
+	info, err := l.ours(ctx) // now: a cursor may have moved on meanwhile
+	if err != nil {
+		return nil, err
+	}
+	for key, at := range cursors {
+		if at > info.State.LastSeq {
+			found = append(found, fmt.Sprintf("cursor %q stands at event %d, and the log ends at %d", key, at, info.State.LastSeq))
+		}
+	}
+	witnesses, _, err := l.keys(ctx, Witnesses)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range witnesses {
+		state, err := l.cursorState(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		if _, read := cursors[key]; state.Damage != nil && !read {
+			found = append(found, fmt.Sprintf("cursor %q: %v", key, state.Damage))
+		}
+	}
+	slices.Sort(found)
+	return found, nil
+}
+
+// named holds a value to be that of its key.
+func named(err error, key, name string) error {
+	if err == nil && bucketKey(name) != key {
+		err = fmt.Errorf("it is that of %q", name)
+	}
+	return err
+}
+
+// checkBucket reads all keys of one bucket.
+func (l *Log) checkBucket(ctx context.Context, bucket string, value func(key string, data []byte) error) (found []string, err error) {
+	keys, state, err := l.keys(ctx, bucket)
+	if err != nil {
+		return nil, err
+	}
+	bad := func(format string, a ...any) { found = append(found, "bucket "+bucket+": "+fmt.Sprintf(format, a...)) }
+	if state.Lost != nil {
+		bad("the server lost %d values (%d bytes) to a damaged block", len(state.Lost.Msgs), state.Lost.Bytes)
+	}
+	if state.LastSeq > 0 && len(keys) == 0 {
+		bad("it had %d values, and no key is left", state.LastSeq)
+	}
+	for _, key := range keys {
+		m, err := l.entry(ctx, bucket, key)
+		switch {
+		case errors.Is(err, errUnreadable):
+			bad("the value of key %q cannot be read", key)
+		case err != nil:
+			return nil, err
+		case m.Seq != 0:
+			if err := value(key, m.Data); err != nil {
+				bad("the value of key %q: %v", key, err)
+			}
+		}
+	}
+	return found, nil
 }

@@ -2,14 +2,24 @@ package jetlog
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
@@ -212,4 +222,285 @@ func deadline(ctx context.Context, d time.Duration) (context.Context, context.Ca
 // had no room: the same call may do better later.
 func Unanswered(err error) bool {
 	return errors.Is(err, ErrUnacknowledged) || hasCode(err, codeStoreFailed, codeInsufficient) || transient(err)
+}
+
+// ErrRefused says that the owner of the store does not take what this client
+// sent. The same call is refused again.
+var ErrRefused = errors.New("refused by the owner of the store")
+
+// RefusedError is a refusal of a front, with its reason. It is [ErrRefused] to
+// errors.Is; also [ErrNotAllowed] if clients may not do that at all, and
+// [syscall.ENOSPC] if the disk of the store is nearly full.
+type RefusedError struct {
+	Code int // one of package internal/front
+	Text string
+}
+
+// Error implements error.
+func (e *RefusedError) Error() string {
+	if e.Code == front.CodeDenied {
+		return fmt.Sprintf("%v: %s", ErrNotAllowed, e.Text)
+	}
+	return fmt.Sprintf("%v: %s", ErrRefused, e.Text)
+}
+
+// ProblemKind returns [problem.Denied] where clients may not do that at all.
+func (e *RefusedError) ProblemKind() problem.Kind {
+	if e.Code == front.CodeDenied {
+		return problem.Denied
+	}
+	return ""
+}
+
+// Is implements errors.Is.
+func (e *RefusedError) Is(target error) bool {
+	switch target {
+	case ErrRefused:
+		return true
+	case ErrNotAllowed:
+		return e.Code == front.CodeDenied
+	case syscall.ENOSPC:
+		return e.Code == front.CodeNoRoom
+	}
+	return false
+}
+
+// forGood are the codes of refusals that trying again does not settle at once.
+var forGood = []jetstream.ErrorCode{
+	front.CodeUnknownKind, front.CodeNewer, front.CodeEvent, front.CodeTooLarge, front.CodeLane,
+	front.CodeNoRoom, front.CodeDenied, front.CodeBatch, front.CodeEntry, front.CodeHeld,
+}
+
+// refusedBy makes a refusal of a front the error that says so. Others stay.
+func refusedBy(err error) error {
+	var api *jetstream.APIError
+	var known *RefusedError
+	if !errors.As(err, &api) || errors.As(err, &known) || !slices.Contains(forGood, api.ErrorCode) {
+		return err
+	}
+	return &RefusedError{Code: int(api.ErrorCode), Text: api.Description}
+}
+
+// ErrNotAllowed says that the server does not let this client in, or that the
+// client does not trust the server.
+var ErrNotAllowed = problem.New(problem.Denied, "not allowed")
+
+// credentials are what this client shows and asks for.
+func (o Options) credentials() []nats.Option {
+	var opts []nats.Option
+	switch {
+	case o.FindToken != nil:
+		opts = append(opts, nats.TokenHandler(o.FindToken))
+	case o.Token != "":
+		opts = append(opts, nats.Token(o.Token))
+	}
+	if o.TLS != nil {
+		opts = append(opts, nats.Secure(o.TLS))
+	}
+	return opts
+}
+
+// refused says what is wrong with a first connection, and what to do.
+func (o Options) refused(err error) error {
+	var (
+		unknown x509.UnknownAuthorityError
+		check   *tls.CertificateVerificationError
+		remote  *net.OpError
+	)
+	switch {
+	case errors.Is(err, nats.ErrAuthorization) && o.Token == "" && o.FindToken == nil:
+		return fmt.Errorf("%w: the server asks for a token or a password, and none was given: %w", ErrNotAllowed, err)
+	case errors.Is(err, nats.ErrAuthorization):
+		return fmt.Errorf("%w: the server does not know this token: %w", ErrNotAllowed, err)
+	case errors.As(err, &unknown):
+		return fmt.Errorf("%w: the server's certificate is signed by a CA that is not trusted here: %w", ErrNotAllowed, err)
+	case errors.As(err, &check):
+		return fmt.Errorf("%w: the server's certificate is not valid for this address: %w", ErrNotAllowed, err)
+	// By when the server's alert arrives, it is one of these.
+	case errors.As(err, &remote) && remote.Op == "remote error", errors.Is(err, nats.ErrTLS):
+		return fmt.Errorf("%w: the server does not accept this client's certificate, or its lack of one: %w", ErrNotAllowed, err)
+	case errors.Is(err, nats.ErrSecureConnWanted):
+		return fmt.Errorf("%w: the server has no TLS and tls:// asks for it: %w", ErrNotAllowed, err)
+	case o.Dial != nil:
+		return fmt.Errorf("%w; check that the process that holds the store is alive", err)
+	}
+	return fmt.Errorf("%w; check that a NATS server with JetStream runs there ('nats-server -js' starts one)", err)
+}
+
+// A server that does not let a client publish or subscribe says so on the
+// connection, not in an answer: the request itself would wait for its deadline.
+// So each request that is under way notes which subjects concern it, and ends
+// when one of them is denied.
+
+// DeniedError says that the server does not let this client publish to, or
+// subscribe to, a subject. It is [ErrNotAllowed] to errors.Is.
+type DeniedError struct {
+	Subject   string
+	Subscribe bool
+	User      string // whom the server refuses, in words
+}
+
+// Error says what the administrator of the server has to allow.
+func (e *DeniedError) Error() string {
+	verb := "publish"
+	if e.Subscribe {
+		verb = "subscribe"
+	}
+	hint := fmt.Sprintf("add the subject to the user's permissions to %s in the server's configuration", verb)
+	if strings.HasPrefix(e.Subject, apiCreate+"KV_") || e.Subject == apiAccount {
+		hint = "a bucket of the store is missing: run `ckptstore init` with the URL and --data of the store, as a user who may make streams"
+	}
+	return fmt.Sprintf("%v: the server does not let %s %s to %s: %s", ErrNotAllowed, e.User, verb, e.Subject, hint)
+}
+
+// ProblemKind returns [problem.Denied].
+func (*DeniedError) ProblemKind() problem.Kind { return problem.Denied }
+
+// Is makes errors.Is(err, ErrNotAllowed) true.
+func (e *DeniedError) Is(target error) bool { return target == ErrNotAllowed }
+
+// The requests of JetStream that ours are made of.
+const (
+	apiGet    = "$JS.API.STREAM.MSG.GET."
+	apiInfo   = "$JS.API.STREAM.INFO."
+	apiCreate = "$JS.API.STREAM.CREATE."
+	inbox     = "_INBOX."
+	// apiAccount is asked before a bucket is made, and never else.
+	apiAccount = "$JS.API.INFO"
+)
+
+// concern tells whether a subject is one that a call uses.
+type concern func(subject string) bool
+
+type concernKey struct{}
+
+// concerning notes the subjects of a call in its context.
+func concerning(ctx context.Context, c concern) context.Context {
+	return context.WithValue(ctx, concernKey{}, c)
+}
+
+// concernOf is the concern of a call. Every call asks what the stream is and has,
+// and waits for answers.
+func concernOf(ctx context.Context) concern {
+	own, _ := ctx.Value(concernKey{}).(concern)
+	return func(subject string) bool {
+		return strings.HasPrefix(subject, apiInfo+Stream) || strings.HasPrefix(subject, apiGet+Stream) || strings.HasPrefix(subject, inbox) || own != nil && own(subject)
+	}
+}
+
+// subjects concerns these subjects alone.
+func subjects(all ...string) concern {
+	return func(subject string) bool { return slices.Contains(all, subject) }
+}
+
+// inBucket concerns one key of a bucket, and the bucket as a whole.
+func inBucket(bucket, key string) concern {
+	return func(subject string) bool {
+		return subject == "$KV."+bucket+"."+key || subject == apiAccount || strings.HasPrefix(subject, "$JS.API.") && strings.HasSuffix(subject, ".KV_"+bucket)
+	}
+}
+
+// ofCursor concerns a cursor and its witness.
+func ofCursor(name string) concern {
+	key := bucketKey(name)
+	cursor, witness := inBucket(Cursors, key), inBucket(Witnesses, key)
+	return func(subject string) bool { return cursor(subject) || witness(subject) }
+}
+
+// denials are what the server has denied, the newest last. Those that no call
+// under way can ask about any more are dropped.
+type denials struct {
+	mu       sync.Mutex
+	dropped  int // of all that came, so many are not in list any more
+	list     []*DeniedError
+	watchers map[*denialWatch]bool
+}
+
+type denialWatch struct {
+	cancel context.CancelFunc
+	c      concern
+}
+
+// keptDenials bounds the memory for a client that is denied again and again. A
+// call looks right after each of its attempts.
+const keptDenials = 256
+
+// saysDenied finds what was denied in the server's words.
+var saysDenied = regexp.MustCompile(`(?i)(publish|subscription) to "([^"]+)"`)
+
+// add takes note of the server's word and ends the attempts that it concerns.
+// It returns the subject, or nothing if the word is not understood.
+func (d *denials) add(word error, user string) (subject string) {
+	said := saysDenied.FindStringSubmatch(word.Error())
+	if said == nil {
+		return ""
+	}
+	e := &DeniedError{Subject: said[2], Subscribe: strings.EqualFold(said[1], "subscription"), User: user}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.list = append(d.list, e); len(d.list) > keptDenials {
+		d.list = d.list[1:]
+		d.dropped++
+	}
+	for w := range d.watchers {
+		if w.c(e.Subject) {
+			w.cancel()
+		}
+	}
+	return e.Subject
+}
+
+// mark is a point in time for of.
+func (d *denials) mark() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.dropped + len(d.list)
+}
+
+// of is a denial since a mark that concerns a call, as an error; or nil.
+func (d *denials) of(since int, c concern) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, e := range d.list[max(0, since-d.dropped):] {
+		if c(e.Subject) {
+			return e
+		}
+	}
+	return nil
+}
+
+// watch calls cancel at a denial that concerns a call. The result takes that
+// back.
+func (d *denials) watch(cancel context.CancelFunc, c concern) (stop func()) {
+	w := &denialWatch{cancel, c}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.watchers == nil {
+		d.watchers = map[*denialWatch]bool{}
+	}
+	d.watchers[w] = true
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.watchers, w)
+	}
+}
+
+// user names this client in errors. A URL with a name and no password holds a
+// token, which is nobody else's business.
+func (o Options) user() string {
+	first, _, _ := strings.Cut(o.URL, ",")
+	if u, err := url.Parse(first); err == nil && u.User != nil {
+		if _, named := u.User.Password(); named {
+			return fmt.Sprintf("the user %q", u.User.Username())
+		}
+		return "the user of this token"
+	}
+	switch {
+	case o.Token != "", o.FindToken != nil:
+		return "the user of this token"
+	case o.TLS != nil && len(o.TLS.Certificates) > 0:
+		return "the user of this certificate"
+	}
+	return "clients without a token or password"
 }

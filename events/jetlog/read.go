@@ -2,15 +2,17 @@ package jetlog
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 	"strings"
 	"time"
 
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/ckptstore/ckptstore/events"
 )
 
 // Read yields the events of the log in order, from sequence from (at least 1)
@@ -193,4 +195,177 @@ func (r *reader) drain(ctx context.Context, cancel context.CancelCauseFunc, mess
 		watchdog.Reset(r.stall)
 	}
 	return nil
+}
+
+// Latest is the sequence of the last event whose subject matches one of the
+// filters, 0 when there is none. The log is not read for it.
+func (l *Log) Latest(ctx context.Context, filters ...string) (uint64, error) {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	last := uint64(0)
+	for _, filter := range filters {
+		err := l.retry(ctx, func(ctx context.Context) error {
+			if err := l.known(ctx); err != nil {
+				return err
+			}
+			e, err := l.get(ctx, msgGet{LastFor: filter})
+			if errors.Is(err, errNoMessage) {
+				return nil
+			}
+			last = max(last, e.Sequence)
+			return err
+		})
+		if err != nil {
+			return 0, fmt.Errorf("last event under %s at %s: %w", filter, l.opts.where(), err)
+		}
+	}
+	return last, nil
+}
+
+// recorded is the event that a message of the log is. A message that is none is an
+// [events.Void], by rules that need the message and its sequence alone: no message
+// may stop the readers of the log.
+func recorded(subject string, header nats.Header, data []byte, seq uint64, at time.Time) events.Recorded {
+	m := events.Message{Subject: subject, Header: header, Data: data}
+	e, err := events.Decode(m)
+	if err == nil {
+		err = inPlace(e, header, seq)
+	}
+	if err != nil {
+		e = events.NewVoid(m, seq, at, err)
+	}
+	return events.Recorded{Event: e, Sequence: seq, Stored: at}
+}
+
+// inPlace holds an event to what the log asks of it beside its envelope: no other ID
+// by which the server knows duplicates, a beginning that is the only one, the lane of
+// its kind, and of a decision a condition. What a newer version asks is not known.
+func inPlace(e events.Event, header nats.Header, seq uint64) error {
+	if id := header.Get(events.HeaderMsgID); id != "" && id != e.ID {
+		return fmt.Errorf("header %s is %q, want the event's ID %s", events.HeaderMsgID, id, e.ID)
+	}
+	switch {
+	case seq == 1:
+		return nil // nothing is before it
+	case e.Kind == events.StoreCreated{}.Kind():
+		return fmt.Errorf("%s is event 1 and no other", e.Kind)
+	case !e.Kind.Known() || e.Version != 1:
+		return nil
+	case e.Kind.Decides() != (e.Scope.Actor == events.Server):
+		return fmt.Errorf("%s cannot have the actor %s: decisions have %s, and facts do not", e.Kind, e.Scope.Actor, events.Server)
+	case !e.Kind.Decides():
+		return nil
+	}
+	lane := events.Aggregate{Run: e.Scope.Run, Trial: e.Scope.Trial}.Lane()
+	text, of := header.Get(jetstream.ExpectedLastSubjSeqHeader), header.Get(jetstream.ExpectedLastSubjSeqSubjHeader)
+	if _, err := events.ParseSequence(text); err != nil || of != lane {
+		return fmt.Errorf("%s is a decision, and was appended without the condition of its lane: %q of %q", e.Kind, text, of)
+	}
+	return nil
+}
+
+// msgGet asks a stream's leader for one message. Direct gets are answered by
+// any replica, which may not have seen the last append yet.
+type msgGet struct {
+	Seq     uint64 `json:"seq,omitempty"`
+	LastFor string `json:"last_by_subj,omitempty"`
+	NextFor string `json:"next_by_subj,omitempty"`
+}
+
+// stored is a message as a stream keeps it.
+type stored struct {
+	Subject string    `json:"subject"`
+	Seq     uint64    `json:"seq"`
+	Headers []byte    `json:"hdrs"`
+	Data    []byte    `json:"data"`
+	Time    time.Time `json:"time"`
+}
+
+func (m stored) header() (nats.Header, error) {
+	if len(m.Headers) == 0 {
+		return nil, nil
+	}
+	return nats.DecodeHeadersMsg(m.Headers)
+}
+
+// readable is what can be read of the headers: nothing where they are none, as the
+// client library delivers such a message too.
+func (m stored) readable() nats.Header {
+	h, err := m.header()
+	if err != nil {
+		return nil
+	}
+	return h
+}
+
+// errNoMessage: the stream has no such message.
+var errNoMessage = errors.New("no such message")
+
+// getStored asks once.
+func (l *Log) getStored(ctx context.Context, stream string, q msgGet) (stored, error) {
+	bad := func(err error) (stored, error) {
+		return stored{}, fmt.Errorf("read a message of stream %s: %w", stream, err)
+	}
+	request, err := json.Marshal(q)
+	if err != nil {
+		return bad(err)
+	}
+	reply, err := l.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, request)
+	if err != nil {
+		return bad(err)
+	}
+	var r struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message *stored             `json:"message"`
+	}
+	if err := json.Unmarshal(reply.Data, &r); err != nil {
+		return bad(err)
+	}
+	switch {
+	case r.Error != nil && r.Error.ErrorCode == codeNoMessage:
+		return bad(errNoMessage)
+	case r.Error != nil:
+		return bad(r.Error)
+	case r.Message == nil:
+		return bad(errors.New("the reply holds none"))
+	}
+	return *r.Message, nil
+}
+
+// get asks once for an event of the log.
+func (l *Log) get(ctx context.Context, q msgGet) (events.Recorded, error) {
+	m, err := l.fetch(ctx, q)
+	if err != nil {
+		return events.Recorded{}, err
+	}
+	return recorded(m.Subject, m.readable(), m.Data, m.Seq, m.Time), nil
+}
+
+// At is the event at a sequence. It is [ErrEnd] when the log ends before it,
+// and [ErrGap] when it is missing.
+func (l *Log) At(ctx context.Context, seq uint64) (events.Recorded, error) {
+	ctx, cancel := deadline(ctx, DefaultAppend)
+	defer cancel()
+	var found events.Recorded
+	err := l.retry(ctx, func(ctx context.Context) (err error) {
+		if err = l.known(ctx); err == nil {
+			found, err = l.get(ctx, msgGet{Seq: seq})
+		}
+		return err
+	})
+	if errors.Is(err, errNoMessage) {
+		last, lerr := l.Last(ctx)
+		switch {
+		case lerr != nil:
+			err = lerr
+		case last < seq:
+			err = fmt.Errorf("%w: it has %d events", ErrEnd, last)
+		default:
+			err = fmt.Errorf("%w: it is not there, although the log has %d events", ErrGap, last)
+		}
+	}
+	if err != nil {
+		return events.Recorded{}, fmt.Errorf("read event %d of the log at %s: %w", seq, l.opts.where(), err)
+	}
+	return found, nil
 }

@@ -2,6 +2,7 @@ package jetlog
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,9 +13,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/front"
 )
 
 // embeddedName is the name of an embedded server. Only such a one cuts its log.
@@ -316,4 +319,95 @@ func (l serverLog) Fatalf(format string, v ...any) {
 	case l.fatal <- message:
 	default:
 	}
+}
+
+// ErrBroken is an embedded server that cannot write its files.
+var ErrBroken = errors.New("the log's server cannot write")
+
+// healthEvery is how often [Server.Watch] looks.
+const healthEvery = 200 * time.Millisecond
+
+// Watch returns when the server cannot write any more, with an error that is
+// [ErrBroken] and says why, or when ctx ends, with its cause.
+//
+// After one write that failed, as on a full disk, the server takes nothing more
+// into that stream for as long as it lives, and does not answer: who appends
+// waits for the deadline. What it acknowledged is on the disk, and a server that
+// is started again goes on behind it.
+func (s *Server) Watch(ctx context.Context) error {
+	tick := time.NewTicker(healthEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+		if why := s.broken(); why != "" {
+			return fmt.Errorf("%w: %s", ErrBroken, why)
+		}
+	}
+}
+
+// broken says what cannot be written, or nothing.
+func (s *Server) broken() string {
+	if !s.ns.JetStreamEnabled() {
+		return "it has stopped its streams"
+	}
+	// Everything else that it says of its health may be over soon: on a busy
+	// machine it is now and then not ready within a millisecond.
+	if h := s.ns.Healthz(nil); strings.Contains(h.Error, "write error") {
+		return strings.TrimSpace(h.Error)
+	}
+	return ""
+}
+
+// servedSubject is where the owner of a served store answers. It is no subject
+// of the log.
+const servedSubject = "ckptstore.served"
+
+// Served is what the owner of a directory says to clients that cannot look
+// into owner.json.
+type Served struct {
+	Store     string `json:"store"`     // identity
+	Directory string `json:"directory"` // absolute, on Host
+	Host      string `json:"host"`
+}
+
+// Announce answers [Log.Served] until the log is closed.
+func (l *Log) Announce(s Served) error {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("announce the store: %w", err)
+	}
+	_, err = l.nc.Subscribe(servedSubject, func(m *nats.Msg) {
+		// A client that hears nothing asks again.
+		_ = m.Respond(text)
+	})
+	if err == nil {
+		err = l.nc.FlushTimeout(l.opts.Timeout)
+	}
+	if err != nil {
+		return fmt.Errorf("announce the store: %w", err)
+	}
+	return nil
+}
+
+// Served asks the owner of the store for its directory. Nobody answers when
+// the log is on a server of its own.
+func (l *Log) Served(ctx context.Context) (Served, error) {
+	ctx, cancel := deadline(ctx, 10*time.Second)
+	defer cancel()
+	var s Served
+	err := l.retry(ctx, func(ctx context.Context) error {
+		m, err := l.nc.RequestWithContext(ctx, servedSubject, nil)
+		if err != nil {
+			return err
+		}
+		return json.Unmarshal(m.Data, &s)
+	})
+	if err != nil {
+		return Served{}, fmt.Errorf("ask the owner at %s for the store's directory: %w", l.opts.where(), err)
+	}
+	return s, nil
 }

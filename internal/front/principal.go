@@ -1,12 +1,20 @@
 package front
 
 import (
+	"bytes"
+	"context"
 	"crypto/sha256"
+	"crypto/subtle"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"strings"
+	"time"
 )
 
 // Principal is who a client is, in the owner's words:
@@ -63,4 +71,150 @@ func ofTLS(state tls.ConnectionState) (Principal, bool) {
 		return Principal{}, false
 	}
 	return ofCertificate(state.VerifiedChains[0][0]), true
+}
+
+// connect is what a client says of itself. Other members are ignored: what a
+// client claims to be named is not who it is.
+type connect struct {
+	Token        string `json:"auth_token"`
+	User         string `json:"user"`
+	Verbose      bool   `json:"verbose"`
+	Pedantic     bool   `json:"pedantic"`
+	Headers      bool   `json:"headers"`
+	NoResponders bool   `json:"no_responders"`
+}
+
+// errAuthorization is the server's own word for it.
+const errAuthorization = protocolError("Authorization Violation")
+
+// greet lets a client in: INFO, TLS, CONNECT. When it returns, the server is
+// connected, and the client is known.
+func (s *session) greet() error {
+	if err := s.client.SetDeadline(time.Now().Add(s.f.limits.Greeting)); err != nil {
+		return err
+	}
+	if s.door.Who != nil {
+		var err error
+		if s.principal, err = s.door.Who(s.client); err != nil {
+			return err
+		}
+	}
+	if err := s.sayInfo(); err != nil {
+		return err
+	}
+	certified := false
+	if s.door.TLS != nil {
+		secure := tls.Server(s.client, s.door.TLS)
+		ctx, cancel := context.WithTimeout(s.f.life, s.f.limits.Greeting)
+		err := secure.HandshakeContext(ctx)
+		cancel()
+		if err != nil {
+			return fmt.Errorf("TLS: %w", err)
+		}
+		s.mu.Lock()
+		s.client = secure
+		s.mu.Unlock()
+		s.principal, certified = ofTLS(secure.ConnectionState())
+	}
+	s.in = newReader(s.client, s.f.limits)
+	s.in.charge = s.charge
+	s.out = newOutput(s.client, s.f.limits.Write)
+	c, err := s.in.connect()
+	if err != nil {
+		return err
+	}
+	if !s.door.admits(c.Token) {
+		return errAuthorization
+	}
+	switch {
+	case s.door.TLS != nil && s.door.TLS.ClientAuth == tls.RequireAndVerifyClientCert && !certified:
+		return errAuthorization
+	case s.principal.Name == "" && s.door.Token != "":
+		s.principal = byToken
+	case s.principal.Name == "":
+		return errAuthorization // nothing says who it is
+	}
+	if c.Verbose || c.Pedantic || !c.Headers {
+		return protocolError("clients of this server are neither verbose nor pedantic, and know headers")
+	}
+	s.f.known(s)
+	return s.connectServer(c.NoResponders)
+}
+
+// admits compares digests, which have one length: the time tells nothing of the
+// token's.
+func (d Door) admits(shown string) bool {
+	if d.Token == "" {
+		return true
+	}
+	want, got := sha256.Sum256([]byte(d.Token)), sha256.Sum256([]byte(shown))
+	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
+}
+
+// sayInfo sends what the server said of itself, as it is true of the front.
+func (s *session) sayInfo() error {
+	info := maps.Clone(s.f.info)
+	for _, not := range []string{"connect_urls", "ws_connect_urls", "nonce", "client_ip", "client_id", "ip", "host", "port", "tls_available", "tls_verify"} {
+		delete(info, not)
+	}
+	info["max_payload"] = s.f.limits.Payload
+	info["auth_required"] = s.door.Token != ""
+	info["tls_required"] = s.door.TLS != nil
+	text, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(s.client, "INFO %s\r\n", text)
+	return err
+}
+
+// connectServer opens the session's connection to the server.
+func (s *session) connectServer(noResponders bool) error {
+	server, err := s.f.o.Dial()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.server = server
+	ended := s.ended
+	s.mu.Unlock()
+	if ended {
+		_ = server.Close()
+		return net.ErrClosed
+	}
+	s.from = newReader(server, s.f.limits)
+	if _, err := serverInfo(s.from, server, s.f.limits); err != nil {
+		return err
+	}
+	say := map[string]any{
+		"verbose": false, "pedantic": false, "echo": true, "headers": true, "no_responders": noResponders,
+		"protocol": 0, "lang": "go", "version": "1", "name": s.principal.Name,
+	}
+	if s.f.o.Credentials != nil {
+		for name, value := range s.f.o.Credentials() {
+			say[name] = value
+		}
+	}
+	hello, err := json.Marshal(say)
+	if err != nil {
+		return err
+	}
+	s.to = newOutput(server, s.f.limits.Write)
+	return s.to.send([]byte("CONNECT " + string(hello) + "\r\n"))
+}
+
+// serverInfo reads the line by which a server begins.
+func serverInfo(r *reader, conn net.Conn, limits Limits) ([]byte, error) {
+	if err := conn.SetReadDeadline(time.Now().Add(limits.Greeting)); err != nil {
+		return nil, err
+	}
+	line, err := r.line()
+	if err != nil {
+		return nil, err
+	}
+	text, ok := bytes.CutPrefix(line, []byte("INFO "))
+	if !ok {
+		return nil, errors.New("the server does not begin with INFO")
+	}
+	return text, conn.SetReadDeadline(time.Time{})
 }

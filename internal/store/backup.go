@@ -5,15 +5,21 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
+	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/archive"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // BackupOptions say how to back up.
@@ -207,4 +213,388 @@ func writeIdentity(dir string, id identity) error {
 		return err
 	}
 	return errors.Join(durable.Write(filepath.Join(dir, "store.json"), append(text, '\n')), durable.SyncDir(filepath.Dir(dir)))
+}
+
+// maxPasses is how often a backup looks for what was committed meanwhile. Each pass
+// copies what the one before took to copy.
+const maxPasses = 100
+
+// checkpoints copies those that are committed, and returns the cut.
+func (b *backup) checkpoints(ctx context.Context) (cut uint64, err error) {
+	s := b.store
+	begun, err := s.Log.Last(ctx)
+	if err != nil {
+		return 0, err
+	}
+	runs, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{})
+	if err != nil {
+		return 0, err
+	}
+	if err := b.expect(ctx, runs); err != nil {
+		return 0, err
+	}
+	for _, r := range runs {
+		rows, err := b.rows(ctx, r.Name)
+		if err != nil {
+			return 0, err
+		}
+		rows = pick(rows, func(c projections.Checkpoint) bool {
+			return c.State == projections.Committed && c.CommittedSeq <= begun
+		})
+		if err := b.clear(r.Name, rows); err != nil {
+			return 0, err
+		}
+		if err := b.files.each(ctx, rows, b.receipt); err != nil {
+			return 0, err
+		}
+		if err := b.opts.step("copied run " + r.Name); err != nil {
+			return 0, err
+		}
+	}
+	for cut = begun; b.report.Passes < maxPasses; {
+		to, err := s.Log.Last(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if err := b.opts.step("looked"); err != nil {
+			return 0, err
+		}
+		again, err := b.since(ctx, cut, to)
+		if err != nil {
+			return 0, err
+		}
+		cut = to
+		b.report.Passes++
+		if err := b.opts.step("pass"); err != nil {
+			return 0, err
+		}
+		if !again {
+			return cut, b.files.syncDirs()
+		}
+	}
+	return 0, fmt.Errorf("checkpoints were deleted faster than they were copied, %d times: run it again when less is deleted", maxPasses)
+}
+
+func (b *backup) rows(ctx context.Context, run string) ([]projections.Checkpoint, error) {
+	return query.Ask(ctx, b.store.Views(), query.Checkpoints, query.Params{Run: run, All: true})
+}
+
+// expect finds out how many bytes there will be to copy, if that is to be told.
+func (b *backup) expect(ctx context.Context, runs []projections.Run) error {
+	if b.opts.Progress == nil {
+		return nil
+	}
+	for _, r := range runs {
+		rows, err := b.rows(ctx, r.Name)
+		if err != nil {
+			return err
+		}
+		for _, c := range rows {
+			if c.State == projections.Committed {
+				b.files.total.Add(c.Bytes)
+			}
+		}
+	}
+	return nil
+}
+
+// since brings the copy from the state as of one event to that of a later one. It
+// reports true if that state cannot be copied any more, because files went since.
+func (b *backup) since(ctx context.Context, from, to uint64) (again bool, err error) {
+	changed := map[string]map[checkpoint.Ref]bool{} // by run
+	if from < to {
+		for e, err := range b.store.Log.Read(ctx, from+1, to) {
+			if err != nil {
+				return false, err
+			}
+			id, gone, err := touched(e)
+			if err != nil {
+				return false, err
+			}
+			if id == "" {
+				continue
+			}
+			ref := checkpoint.RefOf(e.Scope.Run, e.Scope.Trial, id)
+			if gone {
+				if err := b.files.remove(ref); err != nil {
+					return false, err
+				}
+				continue
+			}
+			if changed[e.Scope.Run] == nil {
+				changed[e.Scope.Run] = map[checkpoint.Ref]bool{}
+			}
+			changed[e.Scope.Run][ref] = true
+		}
+	}
+	lacked := b.files.lacked()
+	for run, refs := range changed {
+		rows, err := b.rows(ctx, run)
+		if err != nil {
+			return false, err
+		}
+		rows = pick(rows, func(c projections.Checkpoint) bool { return refs[RefOf(c)] })
+		for _, c := range rows {
+			again = again || c.State == projections.Deleted && c.DeletedSeq > to
+		}
+		rows = pick(rows, func(c projections.Checkpoint) bool { return c.State == projections.Committed })
+		if err := b.files.each(ctx, rows, b.receipt); err != nil {
+			return false, err
+		}
+	}
+	return again || b.files.lacked() > lacked, nil
+}
+
+// touched is the checkpoint whose files an event is about, and whether they go.
+func touched(e events.Recorded) (id string, gone bool, err error) {
+	switch e.Kind {
+	case events.CheckpointCommitted{}.Kind(), events.CheckpointAttached{}.Kind(), events.CheckpointDeleted{}.Kind():
+	default:
+		return "", false, nil
+	}
+	body, err := e.Body()
+	if err != nil {
+		return "", false, fmt.Errorf("event %d: %w", e.Sequence, err)
+	}
+	switch body := body.(type) {
+	case *events.CheckpointCommitted:
+		return body.Checkpoint, false, nil
+	case *events.CheckpointAttached:
+		return body.Checkpoint, false, nil
+	case *events.CheckpointDeleted:
+		return body.Checkpoint, true, nil
+	case *events.Void:
+		return "", false, nil
+	}
+	return "", false, fmt.Errorf("event %d: %s has a body of type %T", e.Sequence, e.Kind, body)
+}
+
+// clear removes the copies that an earlier, cut call made of checkpoints of a run that
+// were deleted since.
+func (b *backup) clear(run string, live []projections.Checkpoint) error {
+	refs := map[checkpoint.Ref]bool{}
+	for _, c := range live {
+		refs[RefOf(c)] = true
+	}
+	name := checkpoint.RefOf(run, "", "").Run
+	trials, err := b.copier.to.ReadDir(filepath.Join(b.to.dir, "data", name))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, trial := range trials {
+		there, err := b.copier.to.ReadDir(filepath.Join(b.to.dir, "data", name, trial.Name()))
+		if err != nil {
+			return err
+		}
+		for _, e := range there {
+			if ref := (checkpoint.Ref{Run: name, Trial: trial.Name(), Checkpoint: e.Name()}); !refs[ref] {
+				if err := b.files.remove(ref); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// receipt writes the receipt of a copied checkpoint that has none: a crash has left it
+// out, or it is being written.
+func (b *backup) receipt(ctx context.Context, c projections.Checkpoint) error {
+	r, err := receiptOf(ctx, b.store.ID, b.store.Log, c)
+	if err != nil {
+		return err
+	}
+	return b.files.data.WriteReceipt(ctx, RefOf(c), r)
+}
+
+func pick(rows []projections.Checkpoint, is func(projections.Checkpoint) bool) (some []projections.Checkpoint) {
+	for _, c := range rows {
+		if is(c) {
+			some = append(some, c)
+		}
+	}
+	return some
+}
+
+// sealPatience is how long the log may stand still while it is copied: an owner may
+// go, or cut its stream, at any moment.
+const sealPatience = time.Minute
+
+// sealedTemp is where the segments of a backup are made.
+const sealedTemp = durable.TempPrefix + "sealed"
+
+// writeLog makes the log of the backup: all events up to cut, sealed, and an empty live
+// stream behind them. It returns the last event.
+func (b *backup) writeLog(ctx context.Context, cut uint64) (last events.Recorded, err error) {
+	log, temp := filepath.Join(b.to.dir, "log"), filepath.Join(b.to.dir, sealedTemp)
+	if err := errors.Join(os.RemoveAll(log), os.RemoveAll(temp), os.Mkdir(temp, 0o700)); err != nil {
+		return last, err
+	}
+	link, err := b.seal(ctx, temp, cut)
+	if err != nil {
+		return last, err
+	}
+	if err := archive.Extend(temp, b.store.ID, archive.Link{}, link); err != nil {
+		return last, err
+	}
+	if err := b.opts.step("the log is sealed"); err != nil {
+		return last, err
+	}
+	like, err := b.store.Log.TailConfig(ctx)
+	if err != nil {
+		return last, err
+	}
+	if err := makeTail(ctx, b.store, log, link, like); err != nil {
+		return last, err
+	}
+	if err := os.Rename(temp, filepath.Join(log, sealedDir)); err != nil {
+		return last, err
+	}
+	if err := b.opts.step("the log is made"); err != nil {
+		return last, err
+	}
+	if last, err = b.finishLog(ctx, log, cut); err != nil {
+		return last, err
+	}
+	return last, errors.Join(syncTree(log), durable.SyncDir(b.to.dir))
+}
+
+// seal makes segments in dir of all events up to cut: by copying those of the store as
+// far as they are there, and of the stream.
+func (b *backup) seal(ctx context.Context, dir string, cut uint64) (link archive.Link, err error) {
+	give := time.Now().Add(sealPatience)
+	for link.Last < cut {
+		before := link.Last
+		link, err = b.sealSome(ctx, dir, link, cut)
+		switch {
+		case ctx.Err() != nil:
+			return link, context.Cause(ctx)
+		case link.Last > before:
+			give = time.Now().Add(sealPatience)
+		case err == nil:
+			err = fmt.Errorf("the log has no event %d", link.Last+1)
+		}
+		// A damaged segment is damaged the next time too.
+		if err != nil && (errors.Is(err, archive.ErrDamaged) || errors.Is(err, archive.ErrForeign) || IsDamage(err) || time.Now().After(give)) {
+			return link, fmt.Errorf("copy the log from event %d on: %w", link.Last+1, err)
+		}
+		if err != nil && !sleep(ctx, 100*time.Millisecond) {
+			return link, context.Cause(ctx)
+		}
+	}
+	return link, nil
+}
+
+// sealSome goes on behind link until something fails.
+func (b *backup) sealSome(ctx context.Context, dir string, link archive.Link, cut uint64) (_ archive.Link, err error) {
+	s := b.store
+	sealed, err := s.Log.Sealed(ctx)
+	if err != nil {
+		return link, err
+	}
+	var old *archive.Archive
+	if link.Last < sealed.Last {
+		if old, err = archive.Open(archiveDir(s.Location), s.ID, sealed); err != nil {
+			return link, err
+		}
+		defer func() { err = errors.Join(err, old.Close()) }()
+		for _, segment := range old.Segments() {
+			if segment.First != link.Last+1 || segment.Last > cut {
+				continue
+			}
+			to := filepath.Join(dir, filepath.Base(segment.Path))
+			if err := b.copier.file(ctx, segment.Path, to); err != nil {
+				return link, err
+			}
+			next, err := archive.Verify(to, s.ID, link)
+			if err != nil {
+				return link, err
+			}
+			link = next
+		}
+	}
+	for link.Last < cut {
+		next, err := archive.Seal(dir, s.ID, link, s.cutting.limits, b.messages(ctx, old, sealed.Last, link.Last+1, cut))
+		if err != nil || next == link {
+			return link, err
+		}
+		link = next
+	}
+	return link, nil
+}
+
+// messages are those from to until, of the archive that ends at sealed, and of the
+// stream behind it.
+func (b *backup) messages(ctx context.Context, old *archive.Archive, sealed, from, until uint64) iter.Seq2[archive.Message, error] {
+	return func(yield func(archive.Message, error) bool) {
+		if from <= sealed {
+			for m, err := range old.Read(ctx, from, min(sealed, until)) {
+				if !yield(m, err) || err != nil {
+					return
+				}
+			}
+			from = sealed + 1
+		}
+		for m, err := range b.store.Log.Raw(ctx, from, until) {
+			if !yield(m, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// finishLog opens the new log, holds it to end at cut, and gives it the cursors.
+func (b *backup) finishLog(ctx context.Context, dir string, cut uint64) (end events.Recorded, err error) {
+	s := b.store
+	cursors, err := s.Log.ListCursors(ctx)
+	if err != nil {
+		return end, err
+	}
+	server, log, err := serveAlone(ctx, s, dir)
+	if err != nil {
+		return end, err
+	}
+	defer server.Shutdown()
+	defer log.Close()
+	if err := checkLog(ctx, log, s.ID); err != nil {
+		return end, err
+	}
+	if last, err := log.Last(ctx); err != nil || last != cut {
+		return end, errors.Join(err, fmt.Errorf("%w: the copy of the log ends at event %d, want %d", ErrDamaged, last, cut))
+	}
+	if end, err = log.At(ctx, cut); err != nil {
+		return end, err
+	}
+	for _, c := range cursors {
+		if c.Damage != nil {
+			s.opts.Logger.Warn("a cursor is damaged and is not in the backup", "cursor", c.Name, "error", c.Damage)
+			continue
+		}
+		if err := copyCursor(ctx, log, c, cut); err != nil {
+			return end, err
+		}
+	}
+	return end, nil
+}
+
+// copyCursor sets a cursor as it is in the store, at most at the end of this log: the
+// subscriber has handled all up to there.
+func copyCursor(ctx context.Context, log *jetlog.Log, c jetlog.CursorState, cut uint64) error {
+	to, err := log.Cursor(ctx, c.Name)
+	if err != nil {
+		return err
+	}
+	return to.Move(ctx, min(c.Sequence, cut))
+}
+
+// writeEnd writes end.json of a log that ends with an event.
+func writeEnd(dir, store string, end events.Recorded) error {
+	text, err := json.Marshal(logEnd{Store: store, Sequence: end.Sequence, Event: end.ID, At: time.Now().UTC()})
+	if err != nil {
+		return err
+	}
+	return durable.Write(filepath.Join(dir, endName), append(text, '\n'))
 }

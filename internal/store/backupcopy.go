@@ -1,22 +1,31 @@
 package store
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // errVanished says that files of a checkpoint were removed while it was copied.
@@ -287,6 +296,348 @@ func (c *copier) stream(ctx context.Context, out, in *os.File, size int64) error
 		if err != nil {
 			return err // also io.EOF: it was cut meanwhile
 		}
+	}
+	return nil
+}
+
+// copyWidth is how many checkpoints are copied at a time. Syncs of files that are
+// small take longer than writing them, and go well together.
+const copyWidth = 8
+
+// checkpointCopier copies checkpoints and holds each copy to be whole.
+type checkpointCopier struct {
+	from   string     // directory of the data that is read
+	data   *data.Root // of the copies
+	copier *copier
+	total  atomic.Int64 // bytes that are expected
+
+	mu      sync.Mutex
+	lacking map[checkpoint.Ref]Incomplete
+	outside map[checkpoint.Ref]OutsideFiles
+}
+
+// progress adds up what is told.
+func (f *checkpointCopier) progress(say func(done, total int64)) func(int64) {
+	if say == nil {
+		return nil
+	}
+	var mu sync.Mutex
+	done := int64(0)
+	return func(n int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		done += n
+		say(done, max(done, f.total.Load()))
+	}
+}
+
+// each copies checkpoints. receipt writes that of a copy that has none.
+func (f *checkpointCopier) each(ctx context.Context, rows []projections.Checkpoint, receipt func(context.Context, projections.Checkpoint) error) error {
+	g, within := errgroup.WithContext(ctx)
+	g.SetLimit(copyWidth)
+	for _, c := range rows {
+		if within.Err() != nil {
+			break
+		}
+		g.Go(func() error { return f.one(within, c, receipt) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+func (f *checkpointCopier) one(ctx context.Context, c projections.Checkpoint, receipt func(context.Context, projections.Checkpoint) error) error {
+	ref := RefOf(c)
+	name := c.Run + "@" + c.ID
+	digest, err := checkpoint.ParseDigest(c.Manifest)
+	if err != nil {
+		return fmt.Errorf("checkpoint %s: %w", name, err)
+	}
+	to := filepath.Join(f.data.Dir(), ref.String())
+	err = f.copier.checkpoint(ctx, filepath.Join(f.from, ref.String()), to)
+	if errors.Is(err, errVanished) {
+		f.lacks(ref, name, err.Error())
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("checkpoint %s: %w", name, err)
+	}
+	if receipt != nil && !exists(filepath.Join(to, checkpoint.ReceiptFile)) {
+		if err := receipt(ctx, c); err != nil && ctx.Err() == nil {
+			f.lacks(ref, name, err.Error())
+			return nil
+		}
+	}
+	report, err := f.data.VerifyWith(ctx, ref, digest, data.VerifyOptions{Quick: true})
+	if err != nil {
+		return err
+	}
+	if !report.Clean() {
+		f.lacks(ref, name, report.Findings[0].String())
+		return nil
+	}
+	files, err := f.data.AdoptedBy(ctx, ref)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.lacking, ref)
+	if len(files) > 0 {
+		f.outside[ref] = OutsideFiles{Checkpoint: name, Files: files}
+	}
+	return nil
+}
+
+func (f *checkpointCopier) lacks(ref checkpoint.Ref, name, problem string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lacking[ref] = Incomplete{Checkpoint: name, Problem: problem}
+}
+
+// lacked counts the checkpoints that are not whole.
+func (f *checkpointCopier) lacked() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.lacking)
+}
+
+// remove removes the copy of a checkpoint, if there is one.
+func (f *checkpointCopier) remove(ref checkpoint.Ref) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.lacking, ref)
+	delete(f.outside, ref)
+	return f.copier.to.RemoveAll(filepath.Join(f.data.Dir(), ref.String()))
+}
+
+// findings are what the report says of checkpoints, sorted.
+func (f *checkpointCopier) findings() (outside []OutsideFiles, incomplete []Incomplete) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	outside, incomplete = []OutsideFiles{}, []Incomplete{}
+	for _, o := range f.outside {
+		outside = append(outside, o)
+	}
+	for _, l := range f.lacking {
+		incomplete = append(incomplete, l)
+	}
+	slices.SortFunc(outside, func(a, b OutsideFiles) int { return cmp.Compare(a.Checkpoint, b.Checkpoint) })
+	slices.SortFunc(incomplete, func(a, b Incomplete) int { return cmp.Compare(a.Checkpoint, b.Checkpoint) })
+	return outside, incomplete
+}
+
+// syncDirs makes the names of all copies durable.
+func (f *checkpointCopier) syncDirs() error {
+	dir := f.data.Dir()
+	root := f.copier.to
+	if err := root.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	err := eachDir(root, dir, 2, root.SyncDir)
+	return errors.Join(err, root.SyncDir(dir), root.SyncDir(filepath.Dir(dir)))
+}
+
+// eachDir calls do for the directories up to depth levels below dir. A symbolic
+// link among them is an error: a store has none.
+func eachDir(root beneath.Root, dir string, depth int, do func(string) error) error {
+	entries, err := root.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if e.Type() == fs.ModeSymlink {
+			return &beneath.TypeError{Path: path, Type: fs.ModeSymlink}
+		}
+		if !e.IsDir() {
+			continue
+		}
+		if depth > 1 {
+			err = eachDir(root, path, depth-1, do)
+		}
+		if err == nil {
+			err = do(path)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// countCheckpoints counts the directories of checkpoints in a data directory.
+func countCheckpoints(dir string) (n int, err error) {
+	root := beneath.At(filepath.Dir(dir))
+	err = eachDir(root, dir, 2, func(path string) error {
+		if filepath.Dir(filepath.Dir(path)) != dir {
+			return nil // of a run
+		}
+		entries, err := root.ReadDir(path)
+		n += len(entries)
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return n, err
+}
+
+// ErrBackup says that a directory is a backup: it can be read, and not written to.
+var ErrBackup = problem.New(problem.Denied, "this is a backup")
+
+// A backup and a restore write a mark first and store.json last. A directory with
+// a mark and without store.json is unfinished, and no command takes it for a store.
+//
+//	DIR/backup.json    stays: with store.json, DIR is a backup, which is only read
+//	DIR/restore.json   is removed at the end
+const (
+	backupName  = "backup.json"
+	restoreName = "restore.json"
+)
+
+// copyMark is backup.json or restore.json.
+type copyMark struct {
+	Product string    `json:"product"`
+	Store   string    `json:"store"` // identity of the store that is copied
+	From    string    `json:"from"`  // the directory that is read
+	Begun   time.Time `json:"begun"`
+	// Of a backup that is whole: the end of its log, and what it lists.
+	Whole       bool      `json:"whole"`
+	Made        time.Time `json:"made,omitzero"`
+	Sequence    uint64    `json:"sequence,omitempty"`
+	Event       string    `json:"event,omitempty"` // ID of that event
+	Checkpoints int       `json:"checkpoints"`
+	Incomplete  int       `json:"incomplete,omitempty"` // checkpoints that lacked files in the store already
+}
+
+// readCopyMark reads a mark. Without one, the error is [os.ErrNotExist].
+func readCopyMark(path string) (m copyMark, err error) {
+	text, err := readFile(path)
+	if err != nil {
+		return m, err
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		return m, fmt.Errorf("%w: %s is not valid JSON: %w; make the copy again in another directory", ErrDamaged, path, err)
+	}
+	if m.Product != product || m.Store == "" {
+		return m, fmt.Errorf("%w: %s was not written by %s", ErrForeign, path, product)
+	}
+	return m, nil
+}
+
+func writeCopyMark(path string, m copyMark) error {
+	text, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	return durable.Write(path, append(text, '\n'))
+}
+
+// unfinished is an error if a backup or a restore into dir did not end.
+func unfinished(dir string) error {
+	if exists(filepath.Join(dir, "store.json")) {
+		return nil
+	}
+	for name, how := range map[string]string{
+		backupName:  "a backup into it did not end: run the same `ckptstore backup` again, which finishes it, or remove the directory",
+		restoreName: "a restore into it did not end: run the same `ckptstore restore` again, which finishes it, or remove the directory",
+	} {
+		if exists(filepath.Join(dir, name)) {
+			return fmt.Errorf("%w in %s: %s", ErrNoStore, dir, how)
+		}
+	}
+	return nil
+}
+
+// backedUp is [ErrBackup] if dir is a backup, with the next step.
+func backedUp(dir string) error {
+	m, err := readCopyMark(filepath.Join(dir, backupName))
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("%w of store %s: %s is not written to: `ckptstore restore %s --store NEW` makes a store of it", ErrBackup, m.Store, dir, dir)
+}
+
+// destination is a directory that a backup or a restore writes.
+type destination struct {
+	dir  string
+	mark copyMark
+	name string // of the mark
+	lock *os.File
+}
+
+// openDestination takes dir, which is absent, empty, or what the same command left
+// when it was cut. from is the store or backup that is read.
+func openDestination(dir, name string, mark copyMark) (_ *destination, err error) {
+	path := filepath.Join(dir, name)
+	here, err := readCopyMark(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		if err := emptyPlace(dir); err != nil {
+			return nil, err
+		}
+		if err := makeOwn(dir); err != nil {
+			return nil, err
+		}
+	case err != nil:
+		return nil, err
+	case exists(filepath.Join(dir, "store.json")):
+		return nil, fmt.Errorf("%w: %s has a copy of store %s, made on %s: choose another directory", ErrExists, dir, here.Store, here.Made.Local().Format(time.DateTime))
+	case here.Store != mark.Store || here.From != mark.From:
+		return nil, fmt.Errorf("%w: %s has an unfinished copy of store %s from %s: finish that, remove the directory, or choose another", ErrExists, dir, here.Store, here.From)
+	default:
+		mark.Begun = here.Begun
+	}
+	lock, err := tryLock(dir)
+	if err == nil && lock == nil {
+		err = fmt.Errorf("%w: another process writes to %s: wait for it or end it", ErrLocked, dir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if exists(filepath.Join(dir, "store.json")) { // another process has just ended there
+		return nil, errors.Join(fmt.Errorf("%w: %s has a copy of store %s: choose another directory", ErrExists, dir, mark.Store), unlock(lock))
+	}
+	d := &destination{dir: dir, mark: mark, name: name, lock: lock}
+	if err := errors.Join(writeCopyMark(path, mark), durable.SyncDir(filepath.Dir(dir))); err != nil {
+		return nil, errors.Join(err, d.close())
+	}
+	return d, nil
+}
+
+func (d *destination) close() error { return unlock(d.lock) }
+
+// emptyPlace wants a directory that is absent or empty.
+func emptyPlace(dir string) error {
+	entries, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case errors.Is(err, syscall.ENOTDIR):
+		return fmt.Errorf("%w: %s is a file: name a directory", ErrNotEmpty, dir)
+	case err != nil:
+		return err
+	case exists(filepath.Join(dir, "store.json")):
+		return fmt.Errorf("%w: %s has a store: choose an empty or a new directory", ErrExists, dir)
+	}
+	for _, e := range entries {
+		if e.Name() != lockName { // of a copy that was cut before its mark
+			return fmt.Errorf("%s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, e.Name())
+		}
+	}
+	return nil
+}
+
+// apart refuses two directories that are one, or lie in each other.
+func apart(from, to string) error {
+	a, b := resolved(from), resolved(to)
+	if within(a, b) || within(b, a) {
+		return fmt.Errorf("%w: %s and %s lie in each other: choose a directory beside", ErrLocation, from, to)
 	}
 	return nil
 }

@@ -1,15 +1,20 @@
 package store
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // identity is store.json.
@@ -96,4 +101,192 @@ func identityIn(dir string) (identity, error) {
 func hasData(dir string) bool {
 	entries, err := beneath.At(dir).ReadDir(filepath.Join(dir, "data"))
 	return err == nil && len(entries) > 0
+}
+
+// ErrLocation says that a location is neither a directory nor the URL of a
+// server that can hold a log.
+var ErrLocation = problem.New(problem.Invalid, "bad store location")
+
+// IsURL reports whether a location names a server rather than a directory.
+func IsURL(location string) bool {
+	_, isURL, err := parseLocation(location)
+	return isURL && err == nil
+}
+
+// parseLocation is a directory as it is, or a list of URLs with their schemes
+// in lower case. What only looks like a URL is an error: as a directory it
+// would be made where nobody looks for it.
+func parseLocation(location string) (normal string, isURL bool, err error) {
+	head, after, ok := strings.Cut(location, ":")
+	if !ok || !strings.HasPrefix(after, "/") || strings.ContainsAny(head, "/.") {
+		return location, false, nil // a directory, perhaps of a strange name
+	}
+	var list []string
+	for _, text := range strings.Split(location, ",") {
+		text = strings.TrimSpace(text)
+		scheme, rest, ok := strings.Cut(text, ":")
+		if !ok || !strings.HasPrefix(rest, "/") {
+			list = append(list, text) // HOST:PORT, after a first URL
+			continue
+		}
+		scheme = strings.ToLower(scheme)
+		if !strings.HasPrefix(rest, "//") || scheme != "nats" && scheme != "tls" {
+			return "", true, fmt.Errorf("%w %s: it looks like a URL, and those that work are nats://HOST:PORT and tls://HOST:PORT; a directory of such a name is written ./NAME",
+				ErrLocation, jetlog.Redacted(location))
+		}
+		list = append(list, scheme+":"+rest)
+	}
+	return strings.Join(list, ","), true, nil
+}
+
+// Whereabouts is what a process must know of a store to find who serves it.
+type Whereabouts struct {
+	ID       string
+	Location string // an absolute path, or a URL as it was given
+	Name     string // the location for messages: a URL is without its password
+	Runtime  string // private directory for sockets of this store, which is made
+}
+
+// Identity returns a store's ID without opening its log or making its runtime
+// directory. Only a URL is connected to.
+func Identity(ctx context.Context, o Options) (string, error) {
+	location, isURL, err := parseLocation(o.Location)
+	if err != nil {
+		return "", fmt.Errorf("find the store: %w", err)
+	}
+	if isURL {
+		s, err := Open(ctx, o)
+		if err != nil {
+			return "", err
+		}
+		return s.ID, s.Close()
+	}
+	dir, err := filepath.Abs(location)
+	if err != nil {
+		return "", fmt.Errorf("find the store: %w", err)
+	}
+	id, err := identityIn(dir)
+	return id.Store, err
+}
+
+// Locate finds a store without opening it: neither lock nor log of a directory
+// is touched. A URL is asked for the store's identity.
+func Locate(ctx context.Context, o Options) (Whereabouts, error) {
+	location, isURL, err := parseLocation(o.Location)
+	if err != nil {
+		return Whereabouts{}, fmt.Errorf("find the store: %w", err)
+	}
+	if isURL {
+		s, err := Open(ctx, o)
+		if err != nil {
+			return Whereabouts{}, err
+		}
+		return Whereabouts{s.ID, location, s.Location, s.Runtime}, s.Close()
+	}
+	dir, err := filepath.Abs(location)
+	if err != nil {
+		return Whereabouts{}, fmt.Errorf("find the store: %w", err)
+	}
+	id, err := readIdentity(dir)
+	if err != nil {
+		return Whereabouts{}, err
+	}
+	runtime, err := runtimeDir(id.runtime())
+	if err != nil {
+		return Whereabouts{}, fmt.Errorf("find the store %s: %w", dir, err)
+	}
+	return Whereabouts{id.Store, dir, dir, runtime}, nil
+}
+
+// markName is the file that says whose data is in the data location of a
+// server's store. Without it, a mount point with nothing mounted would take
+// checkpoints that no other machine sees.
+const markName = "location.json"
+
+// place is where this machine finds the data of a store behind a URL.
+type place struct {
+	dir   string // with data/ and blobs/
+	store string
+	owned bool   // a process owns the directory and serves its log
+	on    string // host of that process
+}
+
+// locate finds the data: where the log's first event says, or beside a log
+// that is served from a store's directory, under the same path as there.
+func locate(ctx context.Context, log *jetlog.Log, created events.StoreCreated) (place, error) {
+	if filepath.IsAbs(created.Data) {
+		return place{dir: created.Data, store: created.Store}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	served, err := log.Served(ctx)
+	if err != nil {
+		return place{}, fmt.Errorf("find the data of store %s: it lies beside its log, in %q of a directory, and no `ckptstore serve --listen` says of which: %w", created.Store, created.Data, err)
+	}
+	if served.Store != created.Store || !filepath.IsAbs(served.Directory) {
+		return place{}, fmt.Errorf("%w: find the data of store %s: who serves it says that it is store %s in %q", ErrForeign, created.Store, served.Store, served.Directory)
+	}
+	return place{dir: served.Directory, store: created.Store, owned: true, on: served.Host}, nil
+}
+
+// probe checks that the directory is this store's, and by a file that it can
+// be written and read here. A reader makes no file. It returns what the directory says
+// whose it is.
+func (p place) probe(reader bool) (id identity, err error) {
+	if p.owned {
+		id, err = readIdentity(p.dir)
+	} else {
+		id, err = readMark(p.dir)
+	}
+	if errors.Is(err, ErrNoStore) || errors.Is(err, os.ErrNotExist) {
+		err = fmt.Errorf("%s: nothing there says that it is the data of store %s: %w", p.dir, p.store, os.ErrNotExist)
+	}
+	if err == nil && id.Store != p.store {
+		err = fmt.Errorf("%w: %s holds the data of store %s, not of %s", ErrForeign, p.dir, id.Store, p.store)
+	}
+	if err == nil && !reader {
+		err = tryOut(p.dir)
+	}
+	switch {
+	case err == nil:
+		return id, nil
+	case p.owned:
+		return id, fmt.Errorf("data location: %w: it is served by %s from there: share that directory (NFS and the like) and mount it on this machine under the same path", err, p.on)
+	}
+	return id, fmt.Errorf("data location: %w: the log says that this store's data is there: mount it on this machine", err)
+}
+
+// readMark reads whose data is in dir.
+func readMark(dir string) (identity, error) {
+	var id identity
+	path := filepath.Join(dir, markName)
+	text, err := readFile(path)
+	if err != nil {
+		return id, err
+	}
+	if err := json.Unmarshal(text, &id); err != nil || id.Product != product || id.Store == "" {
+		return id, errors.Join(fmt.Errorf("%w: %s does not say whose data it is", ErrDamaged, path), err)
+	}
+	return id, nil
+}
+
+// tryOut writes a file in dir and reads it back.
+func tryOut(dir string) error {
+	f, err := os.CreateTemp(dir, ".probe-*")
+	if err != nil {
+		return fmt.Errorf("probe the data location: %w", err)
+	}
+	name := f.Name()
+	_, err = f.WriteString("probe")
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		var back []byte
+		if back, err = os.ReadFile(name); err == nil && string(back) != "probe" {
+			err = fmt.Errorf("%s reads back %q", name, back)
+		}
+	}
+	if err = errors.Join(err, os.Remove(name)); err != nil {
+		return fmt.Errorf("probe the data location: %w", err)
+	}
+	return nil
 }

@@ -2,16 +2,24 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 const (
@@ -256,4 +264,144 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// LiveJob is the job that runs a run now, nil if none does: the one whose lease
+// is held by a process of this machine that lives, or by one of another that
+// has renewed it. A job that was killed on another machine is live until its
+// lease expires.
+func (s *Store) LiveJob(ctx context.Context, run string) (*RunningError, error) {
+	held, err := s.Log.LeaseHolder(ctx, jetlog.RunLease(run))
+	if err != nil || held == nil {
+		return nil, err
+	}
+	var other holder
+	if err := json.Unmarshal(held.Holder, &other); err != nil {
+		return nil, fmt.Errorf("holder of run %q: %w", run, err)
+	}
+	me, err := thisProcess("")
+	if err != nil {
+		return nil, err
+	}
+	if dead(other, me) || held.Expired() && !other.near(me) {
+		return nil, nil
+	}
+	return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}, nil
+}
+
+// NotRunningError says that a run has no live job.
+type NotRunningError struct{ Run string }
+
+func (e *NotRunningError) Error() string {
+	return fmt.Sprintf("run %q has no live job: see `ckptstore jobs %s`; `ckptstore continue %s` starts one", e.Run, e.Run, e.Run)
+}
+
+// ProblemKind returns [problem.Conflict].
+func (*NotRunningError) ProblemKind() problem.Kind { return problem.Conflict }
+
+// Stop asks the live job of a run to end. With preempt, it saves first. The
+// decision is durable on return; the job obeys in its own time.
+func (s *Store) Stop(ctx context.Context, run, trial, reason string, preempt bool) (*RunningError, error) {
+	q := Queries{s.Views()}
+	for range collectTries {
+		live, err := s.LiveJob(ctx, run)
+		if err != nil {
+			return nil, err
+		}
+		if live == nil {
+			return nil, &NotRunningError{run}
+		}
+		t, err := q.Trial(ctx, run, trial)
+		if err != nil {
+			return nil, err
+		}
+		_, err = s.decideAfter(ctx, projections.Checkpoint{Run: run, Trial: trial}, t.LaneSeq,
+			&events.TrialStopRequested{Reason: reason, Preempt: preempt, Job: live.Job})
+		if errors.Is(err, jetlog.ErrConflict) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("ask job %s of run %q to stop: %w", live.Job, run, err)
+		}
+		return live, nil
+	}
+	return nil, fmt.Errorf("ask run %q to stop: other decisions came first %d times; try again", run, collectTries)
+}
+
+// Namesake is a run of a name that was derived, such as train or train-2, which has
+// checkpoints to go on with.
+type Namesake struct {
+	Run  string
+	Step int64 // of the newest checkpoint
+	n    int
+}
+
+// RunNames are the names of all runs.
+func (s *Store) RunNames(ctx context.Context) (map[string]bool, error) {
+	runs, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{})
+	known := make(map[string]bool, len(runs))
+	for _, run := range runs {
+		known[run.Name] = true
+	}
+	return known, err
+}
+
+// Namesakes are the runs NAME, NAME-2, NAME-3 and so on that have checkpoints in their
+// line, in this order. A run whose script is called like the run itself is none of
+// another's: exp-2.py is no second process of exp.py.
+func (s *Store) Namesakes(ctx context.Context, name string) ([]Namesake, error) {
+	runs, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{})
+	if err != nil {
+		return nil, err
+	}
+	var all []Namesake
+	for _, run := range runs {
+		n, of := namesake(run.Name, name)
+		if !of {
+			continue
+		}
+		if n > 1 {
+			jobs, err := query.Ask(ctx, s.Views(), query.Jobs, query.Params{Run: run.Name})
+			if err != nil {
+				return nil, err
+			}
+			if slices.ContainsFunc(jobs, func(j projections.Job) bool { return slices.ContainsFunc(j.Command, scriptOf(run.Name)) }) {
+				continue
+			}
+		}
+		rows, err := query.Ask(ctx, s.Views(), query.Checkpoints, query.Params{Run: run.Name})
+		if err != nil {
+			return nil, err
+		}
+		newest, has := projections.Checkpoint{}, false
+		for _, c := range rows {
+			if c.Visible() && !c.IsFile() && c.CommittedSeq >= newest.CommittedSeq {
+				newest, has = c, true
+			}
+		}
+		if has {
+			all = append(all, Namesake{run.Name, newest.Step, n})
+		}
+	}
+	slices.SortFunc(all, func(a, b Namesake) int { return cmp.Compare(a.n, b.n) })
+	return all, nil
+}
+
+// scriptOf reports whether an argument of a command is a script that a run has its
+// name from.
+func scriptOf(run string) func(string) bool {
+	return func(argument string) bool { return strings.TrimSuffix(filepath.Base(argument), ".py") == run }
+}
+
+// namesake is the number of a run of a derived name: 1 is that name itself.
+func namesake(run, name string) (n int, ok bool) {
+	if run == name {
+		return 1, true
+	}
+	rest, ok := strings.CutPrefix(run, name+"-")
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.Atoi(rest)
+	return n, err == nil && n > 1 && strconv.Itoa(n) == rest
 }

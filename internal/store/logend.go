@@ -1,16 +1,24 @@
 package store
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"syscall"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
 // logEnd is end.json: an event that the log has had, at or near its end. A log
@@ -134,4 +142,249 @@ func (w *ownership) settle() {
 	if err := w.views.finish(ctx); err != nil {
 		w.store.opts.Logger.Warn("the views are behind the log; they are brought up to it when the store is next opened", "error", err)
 	}
+}
+
+// When a store is opened, the receipts are compared with the log that are
+// likely to tell of one that was rolled back: those with the highest sequences,
+// which such a log does not reach, and a sample of what was saved last in other
+// trials, for one that has gone on since. All are compared in the background,
+// and by `ckptstore verify --log`.
+const (
+	compareTrials = 64 // in which something was saved or removed last
+	compareEach   = 4  // receipts of each
+	compareLast   = 16 // with the highest sequences, and
+	compareOthers = 8  // of the others
+)
+
+// recorded holds the log to be the one that this store has had: its end, and
+// the events that receipts name. A log that lacks the event of a receipt was
+// rolled back or cut, however whole it looks. Whoever went on with it would save
+// again under the names of checkpoints that are there, and number its events as
+// theirs. It returns how much of the log is settled.
+func recorded(ctx context.Context, s *Store, log *jetlog.Log) (settled uint64, err error) {
+	receipts, damaged, err := s.Data.Newest(ctx, compareTrials, compareEach)
+	if err != nil {
+		return 0, fmt.Errorf("list receipts: %w", err)
+	}
+	for _, d := range damaged {
+		if d.Link() {
+			s.opts.Logger.Warn("symbolic link in the data not followed", "path", d.File, "error", d.Err)
+			continue
+		}
+		s.opts.Logger.Warn("a receipt is damaged and is written again if the log knows its checkpoint", "path", d.File, "error", d.Err)
+	}
+	last, err := log.Last(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if last < s.recovered {
+		return 0, fmt.Errorf("%w: the log was rolled back: it ends at event %d, and when the store was recovered it had %d: restore log/ from a backup, or move it away and run `ckptstore recover` again",
+			ErrDamaged, last, s.recovered)
+	}
+	if err := wasRead(s, last); err != nil {
+		return 0, err
+	}
+	for _, r := range toCompare(receipts, s.ID, compareLast, compareOthers) {
+		if err := compareReceipt(ctx, s, log, r, last); err != nil {
+			return 0, err
+		}
+	}
+	return hadEnd(ctx, s, log, last)
+}
+
+// wasRead holds the log to be as long as it was when it was last read: of a
+// log whose views are gone, and whose end no receipt is about, nothing else
+// knows.
+func wasRead(s *Store, last uint64) error {
+	if IsURL(s.opts.Location) {
+		return nil
+	}
+	read, _, err := lastFullRead(s.Location)
+	if err != nil {
+		s.opts.Logger.Warn("that the log is as long as it was is not known", "error", err)
+		return nil
+	}
+	if last < read.Sequence {
+		return fmt.Errorf("%w: the log was rolled back: it ends at event %d, and on %s it was read up to event %d: restore log/ from a backup, or run `ckptstore recover`, which makes a log of the receipts; to go on without what it lost, delete %s",
+			ErrDamaged, last, read.At.Local().Format(time.DateTime), read.Sequence, filepath.Join(s.Location, readName))
+	}
+	return nil
+}
+
+// toCompare are the receipts of a store that are compared, the newest first: the
+// newest, and of the newest of other trials some, from all over the log.
+func toCompare(receipts []checkpoint.Receipt, id string, newest, others int) []checkpoint.Receipt {
+	mine := slices.DeleteFunc(slices.Clone(receipts), func(r checkpoint.Receipt) bool { return r.Store != id })
+	slices.SortFunc(mine, func(a, b checkpoint.Receipt) int { return cmp.Compare(b.Sequence, a.Sequence) })
+	chosen, rest := mine[:min(newest, len(mine))], mine[min(newest, len(mine)):]
+	seen := map[[2]string]bool{}
+	for _, r := range chosen {
+		seen[[2]string{r.Run, r.Trial}] = true
+	}
+	rest = slices.DeleteFunc(slices.Clone(rest), func(r checkpoint.Receipt) bool {
+		of := [2]string{r.Run, r.Trial}
+		older := seen[of]
+		seen[of] = true
+		return older
+	})
+	if len(rest) > others {
+		for i := range others {
+			rest[i] = rest[i*len(rest)/others]
+		}
+		rest = rest[:others]
+	}
+	return slices.Concat(chosen, rest)
+}
+
+func compareReceipt(ctx context.Context, s *Store, log *jetlog.Log, r checkpoint.Receipt, last uint64) error {
+	has := fmt.Sprintf("the log ends at event %d", last)
+	if r.Sequence <= last {
+		event, err := log.At(ctx, r.Sequence)
+		switch {
+		case err == nil && event.ID == r.Event:
+			return nil
+		case err == nil:
+			has = fmt.Sprintf("in the log that is %s, %s", event.ID, event.Kind)
+		case errors.Is(err, jetlog.ErrEnd), errors.Is(err, jetlog.ErrGap):
+			has = err.Error()
+		default:
+			return err
+		}
+	}
+	where, offline := "log/", s.Location
+	if IsURL(s.Location) {
+		where, offline = "the server's stream "+jetlog.Stream, filepath.Dir(s.DataDir)
+	}
+	return fmt.Errorf("%w: the log was rolled back: by %s, event %d is %s, which commits %s@%s; %s: restore %s from a backup, or run `ckptstore recover`, which makes a log of the receipts; a copy that was not made by `ckptstore backup` looks like this too; to go on without that checkpoint, move its directory away; `ckptstore ls --offline --store %s` reads the checkpoints",
+		ErrDamaged, filepath.Join(s.DataDir, r.Ref.String(), checkpoint.ReceiptFile), r.Sequence, r.Event, r.Run, r.Checkpoint, has, where, offline)
+}
+
+// damage makes what the log and the views call by their own names a damaged
+// store.
+func damage(err error) error {
+	if err == nil || errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
+		return err
+	}
+	for _, is := range []error{
+		jetlog.ErrGap, jetlog.ErrUnsafe, jetlog.ErrUnrecovered, jetlog.ErrCursorDamaged,
+		viewdb.ErrForeign, viewdb.ErrRolledBack, viewdb.ErrGap,
+	} {
+		if errors.Is(err, is) {
+			return fmt.Errorf("%w: %w", ErrDamaged, err)
+		}
+	}
+	return err
+}
+
+// IsDamage reports whether err says that a log or views are damaged: what
+// [Open] calls [ErrDamaged], and what reading on may find later under the names
+// of the log and the views.
+func IsDamage(err error) bool { return errors.Is(damage(err), ErrDamaged) }
+
+// openViews opens the views of a directory. What is wrong with them is damage,
+// unless the machine lacks something or their file system fails, which is
+// [viewdb.ErrFailed].
+func openViews(ctx context.Context, s *Store, dir string) (*viewdb.DB, error) {
+	db, err := viewdb.OpenContext(ctx, dir, viewdb.Options{FS: viewsOn(s.opts.viewsFS, dir), Store: s.ID, Logger: s.opts.Logger, Patience: viewsPatience(filepath.Dir(dir), time.Now())})
+	if err == nil || ctx.Err() != nil || errors.Is(err, viewdb.ErrFailed) {
+		return db, err
+	}
+	for _, lack := range []error{
+		syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN,
+	} {
+		if errors.Is(err, lack) {
+			return nil, err
+		}
+	}
+	return nil, viewsError{fmt.Errorf("%w: %w", ErrDamaged, err)}
+}
+
+// viewsError is damage of the views alone: the log may be whole.
+type viewsError struct{ error }
+
+func (e viewsError) Unwrap() error { return e.error }
+
+// maxReceiptFindings is how many receipts are named that the log contradicts.
+const maxReceiptFindings = 100
+
+// allReceipts holds every receipt of a store to be about an event of its log,
+// while that is read from its start: of each it keeps 16 bytes.
+type allReceipts struct {
+	said  []saidCommit // in order of their sequences
+	at    int          // the first one that the log has not come to
+	wrong []uint64     // sequences at which the log has something else
+}
+
+// saidCommit is what a receipt says.
+type saidCommit struct {
+	sequence uint64
+	event    [8]byte // of the digest of its ID
+}
+
+// listReceipts reads the receipts. What is in the log when it is asked for its
+// end after that has the events of all of them.
+func listReceipts(ctx context.Context, s *Store, pace func(context.Context, int64) error) (*allReceipts, error) {
+	const each = 512 // bytes of a receipt, about
+	a := &allReceipts{}
+	err := s.Data.EachReceipt(ctx, func(r checkpoint.Receipt) error {
+		if r.Store == s.ID {
+			a.said = append(a.said, saidCommit{r.Sequence, eventMark(r.Event)})
+		}
+		return pace(ctx, each)
+	})
+	slices.SortFunc(a.said, func(x, y saidCommit) int {
+		return cmp.Or(cmp.Compare(x.sequence, y.sequence), bytes.Compare(x.event[:], y.event[:]))
+	})
+	a.said = slices.Compact(a.said) // copies of a checkpoint
+	return a, err
+}
+
+func eventMark(id string) [8]byte {
+	sum := sha256.Sum256([]byte(id))
+	return [8]byte(sum[:8])
+}
+
+// see compares the next event of the log. One that cannot be read is a finding
+// already.
+func (a *allReceipts) see(e events.Recorded) {
+	for ; a.at < len(a.said) && a.said[a.at].sequence <= e.Sequence; a.at++ {
+		if said := a.said[a.at]; said.sequence == e.Sequence && said.event != eventMark(e.ID) {
+			a.wrong = append(a.wrong, e.Sequence)
+		}
+	}
+}
+
+// findings names the receipts that the log, which ends at last, contradicts.
+func (a *allReceipts) findings(ctx context.Context, s *Store, last uint64) (found []LogFinding, err error) {
+	beyond := slices.ContainsFunc(a.said[a.at:], func(c saidCommit) bool { return c.sequence > last })
+	if len(a.wrong) == 0 && !beyond {
+		return nil, nil
+	}
+	errEnough := errors.New("enough")
+	err = s.Data.EachReceipt(ctx, func(r checkpoint.Receipt) error {
+		_, wrong := slices.BinarySearch(a.wrong, r.Sequence)
+		if r.Store != s.ID || !wrong && r.Sequence <= last {
+			return nil
+		}
+		has := fmt.Sprintf("the log ends at event %d", last)
+		if r.Sequence <= last {
+			e, err := s.Log.At(ctx, r.Sequence)
+			if err == nil && e.ID == r.Event {
+				return nil // the other receipt with that sequence is wrong
+			}
+			if has = fmt.Sprintf("in the log that is %s, %s", e.ID, e.Kind); err != nil {
+				has = err.Error()
+			}
+		}
+		found = append(found, LogFinding{Sequence: r.Sequence, Problem: fmt.Sprintf("by %s it is %s, which commits %s@%s; %s: the log was rolled back",
+			filepath.Join(s.DataDir, r.Ref.String(), checkpoint.ReceiptFile), r.Event, r.Run, r.Checkpoint, has)})
+		if len(found) == maxReceiptFindings {
+			return errEnough
+		}
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		err = nil
+	}
+	return found, err
 }

@@ -4,10 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
 // openedLog is the log of a directory whose server runs in this process, and
@@ -85,4 +91,194 @@ func aloneWithLog(ctx context.Context, s *Store, instead string, do func(*jetlog
 		}
 		return damage(err)
 	})
+}
+
+// logFiles are the files with the events of a directory's log; none of a
+// server's.
+func (s *Store) logFiles() ([]string, error) {
+	if IsURL(s.opts.Location) {
+		return nil, nil
+	}
+	streams, err := streamsOf(filepath.Join(s.Location, "log"))
+	if err != nil {
+		return nil, err
+	}
+	var files []string
+	for _, stream := range streams {
+		some, err := s.inside().Glob(filepath.Join(stream, "msgs"), "*.blk")
+		if err != nil {
+			return nil, fmt.Errorf("list the files of the log: %w", err)
+		}
+		files = append(files, some...)
+	}
+	return files, nil
+}
+
+// onDisk holds the log to be in its directory: a server goes on to answer from
+// its memory, and from files that are open, when they were deleted. had are the
+// files before the reading. Their sizes say nothing: the server compresses a
+// block when it begins the next one.
+func (s *Store) onDisk(had []string) (findings []LogFinding, err error) {
+	if IsURL(s.opts.Location) {
+		return nil, nil
+	}
+	has, err := s.logFiles()
+	if err != nil {
+		return nil, err
+	}
+	const then = "its server goes on with what it has in memory: save that by `ckptstore events --json` before that process ends, then restore log/ from a backup"
+	if len(has) == 0 {
+		return []LogFinding{{Problem: fmt.Sprintf("there is no file of it in %s; %s", filepath.Join(s.Location, "log"), then)}}, nil
+	}
+	gone, err := s.deleted()
+	if err != nil {
+		return nil, err
+	}
+	// The files of a stream that was cut meanwhile are gone as they should be, with
+	// its directory.
+	for _, path := range had {
+		if !slices.Contains(has, path) && !slices.Contains(gone, path) && exists(filepath.Dir(path)) {
+			gone = append(gone, path)
+		}
+	}
+	for _, path := range gone {
+		if _, err := os.Stat(path); err == nil {
+			findings = append(findings, LogFinding{Problem: fmt.Sprintf("its file %s is not the one that its server writes; %s", path, then)})
+			continue
+		}
+		findings = append(findings, LogFinding{Problem: fmt.Sprintf("its file %s was deleted; %s", path, then)})
+	}
+	return findings, nil
+}
+
+// deleted are the blocks that the owner has open, as the one that it writes, and
+// whose names are gone. Of an owner on another machine, or of another user, the
+// system does not tell.
+func (s *Store) deleted() (gone []string, err error) {
+	process := "self"
+	if s.owner != nil && !s.Owns() {
+		c, err := readCard(s.Location)
+		if err != nil {
+			return nil, err
+		}
+		if host, err := os.Hostname(); err != nil || host != c.Host {
+			return nil, err
+		}
+		process = strconv.Itoa(c.PID)
+	}
+	dir := filepath.Join("/proc", process, "fd")
+	open, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at the files that the log's server has open: %w", err)
+	}
+	for _, e := range open {
+		path, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue // closed since
+		}
+		path, is := strings.CutSuffix(path, " (deleted)")
+		if is && filepath.Ext(path) == ".blk" && strings.HasPrefix(path, filepath.Join(s.Location, "log")+"/") && !slices.Contains(gone, path) {
+			gone = append(gone, path)
+		}
+	}
+	return gone, nil
+}
+
+// inside is the store's directory, below which no symbolic link is followed.
+func (s *Store) inside() beneath.Root { return beneath.At(s.Location) }
+
+// insideData is the directory that holds data/, wherever that is.
+func (s *Store) insideData() beneath.Root { return beneath.At(filepath.Dir(s.DataDir)) }
+
+// readFile returns the content of a small file in the directory of a store. A
+// symbolic link is not followed, and a pipe not waited for.
+func readFile(path string) ([]byte, error) { return beneath.At(filepath.Dir(path)).ReadFile(path) }
+
+// plainLog refuses a log with symbolic links, pipes or devices in it, before a
+// server opens its files on its own.
+func plainLog(dir string) error {
+	return onlyPlain(dir, filepath.Join(dir, "log"))
+}
+
+// onlyPlain refuses what is neither a directory nor a regular file at a path in
+// dir and below it. A path that nothing has is fine.
+func onlyPlain(dir, path string) error {
+	return beneath.At(dir).WalkDir(path, func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil // or it was removed meanwhile
+		case err != nil:
+			return err
+		case !e.IsDir() && !e.Type().IsRegular():
+			return &beneath.TypeError{Path: path, Type: e.Type()}
+		}
+		return nil
+	})
+}
+
+// ErrKnownDamage says that a reading of the log has found damage, and none since
+// has found nothing. It comes with [ErrDamaged].
+var ErrKnownDamage = errors.New("its log was read and is damaged")
+
+// sound refuses a directory of whose log damage is recorded: whoever went on
+// with it would build on events that are lost. A blob that is not there, or was never,
+// concerns the save of its event alone, and a cursor its subscriber.
+func sound(dir string) error {
+	r, _, err := lastFullRead(dir)
+	if err != nil {
+		return fmt.Errorf("%w: whether damage was found is not known: %w", ErrDamaged, err)
+	}
+	if r.Damage == nil {
+		return nil
+	}
+	found := slices.DeleteFunc(slices.Clone(r.Damage.Findings), func(f LogFinding) bool { return f.Aside })
+	if len(found) == 0 {
+		return nil
+	}
+	more := ""
+	if n := len(found); n > 1 {
+		more = fmt.Sprintf(", and %d findings more", n-1)
+	}
+	return fmt.Errorf("%w: %w: %s%s: restore log/ and blobs/ from a backup and run `ckptstore verify --log`, which clears this when it finds nothing, or run `ckptstore recover`; `ckptstore ls --offline --store %s` reads the checkpoints",
+		ErrDamaged, ErrKnownDamage, found[0], more, dir)
+}
+
+// warnOfDamage tells a process that goes on beside an owner, which may end what
+// runs there.
+func (s *Store) warnOfDamage() {
+	if err := sound(s.Location); err != nil && !s.Owns() {
+		s.opts.Logger.Warn("the owner of this store goes on, and the next one will refuse: end all trainings, and keep the directory as it is", "error", err)
+	}
+}
+
+// VerifyKnownDamage is [Store.VerifyLog] for a store that does not open because
+// of [ErrKnownDamage]. The log is read under
+// the store's lock, and nobody can connect meanwhile; an owner is [ErrLocked].
+func VerifyKnownDamage(ctx context.Context, o Options, progress func(events uint64)) (id string, out ReadLog, err error) {
+	if IsURL(o.Location) {
+		return "", out, fmt.Errorf("verify the log at %s: a server's store has no directory in which damage is recorded", jetlog.Redacted(o.Location))
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	dir, err := filepath.Abs(o.Location)
+	if err != nil {
+		return "", out, fmt.Errorf("verify the log: %w", err)
+	}
+	s, err := closedStore(dir, o)
+	if err != nil {
+		return "", out, err
+	}
+	err = aloneWithLog(ctx, s, ", or run the same command again, which then asks it", func(log *jetlog.Log) (err error) {
+		s.Log = log
+		out, err = s.VerifyLog(ctx, progress)
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("verify the log: %w", err)
+	}
+	return s.ID, out, err
 }

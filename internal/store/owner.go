@@ -9,12 +9,17 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
-	"golang.org/x/sys/unix"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // owner is this process's side of the ownership of a directory: it holds the
@@ -330,4 +335,65 @@ func readCard(dir string) (card, error) {
 func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
 	return d.DialContext(ctx, "unix", path)
+}
+
+// A process that opens a store with [Options].Reader changes nothing in it, also
+// when another process owns it:
+//
+//	                          Reader            otherwise
+//	append, decide, lease     refused           allowed
+//	own the store             if it has none    if it has none
+//	receipts, aborted saves   left as they are  written, removed
+//	digests, read.json        left as they are  learned, written
+//	sealing, cutting          left as they are  done
+//	ballast                   on a full disk    released
+//	sockets of dead jobs      left as they are  removed
+//
+// What is not done waits for the next owner that is no reader; end.json keeps up to
+// where that is known to be done. Owning takes LOCK, owner.json and end.json, and the
+// server of the log and the views write to their own directories. So a reader takes
+// only a store that it could write to: see [ReadOnly] for the others.
+
+// errReading is the error of everything that a reader does not do.
+var errReading = errors.New("the store was opened for reading")
+
+// unwritable is why this process changes nothing in the store; nil when it may.
+func (s *Store) unwritable() error {
+	if s.backup == nil && s.opts.Reader {
+		return errReading
+	}
+	return s.backup
+}
+
+// owed removes from a report of a reader the receipt that a crash has left unwritten:
+// the log commits the checkpoint, and the next owner writes the receipt.
+func (s *Store) owed(c projections.Checkpoint, report data.Report) data.Report {
+	if !s.opts.Reader {
+		return report
+	}
+	kept := report.Findings[:0:0]
+	for _, f := range report.Findings {
+		if f.Kind == data.Missing && f.File == checkpoint.ReceiptFile {
+			s.opts.Logger.Warn("receipt missing; `ckptstore verify --repair` writes it", "checkpoint", RefOf(c).String())
+			continue
+		}
+		kept = append(kept, f)
+	}
+	report.Findings = kept
+	return report
+}
+
+// Unserved reports whether an append, a decision or a question failed because
+// nobody answered it: the store's owner is gone, paused or busy, the log's
+// server has no room or no leader. The same call may do better later. A refusal
+// is not unserved, such as that of facts on a disk that is nearly full.
+func Unserved(err error) bool {
+	switch {
+	case err == nil, IsDamage(err), errors.Is(err, ErrForeign), errors.Is(err, jetlog.ErrForeign), errors.Is(err, jetlog.ErrClosed), errors.Is(err, errClosed),
+		errors.Is(err, jetlog.ErrNotAllowed):
+		return false
+	case errors.Is(err, jetlog.ErrUnacknowledged), errors.Is(err, query.ErrUnreachable), errors.Is(err, context.DeadlineExceeded):
+		return true // why that is may be that the disk is full
+	}
+	return !errors.Is(err, syscall.ENOSPC) && jetlog.Unanswered(err)
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,10 +13,14 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/share"
 )
 
 // ErrNothing says that there is nothing to recover.
@@ -262,4 +267,300 @@ func (r *recovery) believed(ctx context.Context) error {
 			ErrDamaged, len(r.report.Formerly), strings.Join(r.report.Formerly, ", "))
 	}
 	return nil
+}
+
+// A recovery builds the new log under recoverTemp and writes what it did into
+// recoverName. From then on it can only be finished, by whoever runs it next:
+//
+//	recover.json   {ready, the report}; the last to go
+//	.tmp-recover/  log/, until it is renamed to STORE/log
+//
+// The old log becomes STORE/log.damaged, or log.damaged-2 and so on.
+const (
+	recoverName = "recover.json"
+	recoverTemp = durable.TempPrefix + "recover"
+)
+
+// journal is recover.json.
+type journal struct {
+	Ready  bool      `json:"ready"` // the new log is complete, the rest is renames
+	From   string    `json:"from"`
+	Report Recovered `json:"report"`
+}
+
+// finish puts the new log in its place. Every step may have been done before.
+func (r *recovery) finish() error {
+	built, log := filepath.Join(r.dir, recoverTemp, "log"), filepath.Join(r.dir, "log")
+	id := identity{
+		Product: product, Store: r.report.Store, Format: Format, Created: time.Now().UTC(),
+		Formerly: r.report.Formerly, Recovered: r.report.Sequence, Owner: ownerAfter(r.dir),
+	}
+	text, err := json.MarshalIndent(id, "", "  ")
+	if err != nil {
+		return err
+	}
+	root := beneath.At(r.dir)
+	sync := func() error { return durable.SyncDir(r.dir) }
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"remove the views", func() error {
+			var errs []error
+			for _, name := range []string{"views", readName, endName, cardName, copyName} {
+				errs = append(errs, os.RemoveAll(filepath.Join(r.dir, name)))
+			}
+			return errors.Join(errs...)
+		}},
+		{"set the log aside", func() error {
+			if r.report.Aside == "" || exists(r.report.Aside) || !exists(built) {
+				return nil
+			}
+			return os.Rename(log, r.report.Aside)
+		}},
+		{"sync", sync},
+		{"place the log", func() error {
+			if !exists(built) {
+				return nil
+			}
+			return os.Rename(built, log)
+		}},
+		{"make directories", func() error {
+			return errors.Join(root.MkdirAll(filepath.Join(r.dir, "data"), 0o700), root.MkdirAll(filepath.Join(r.dir, "blobs"), 0o700),
+				share.Dirs(r.dir, log), share.Tree(log, nil), sync())
+		}},
+		{"write the identity", func() error { return durable.Write(filepath.Join(r.dir, "store.json"), append(text, '\n')) }},
+		{"remove what was built", func() error { return errors.Join(os.RemoveAll(filepath.Join(r.dir, recoverTemp)), sync()) }},
+		{"remove the journal", func() error { return errors.Join(removed(filepath.Join(r.dir, recoverName)), sync()) }},
+	} {
+		err := r.step(step.name)
+		if err == nil {
+			err = step.do()
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return durable.SyncDir(filepath.Dir(r.dir))
+}
+
+func readJournal(dir string) (j journal, found bool, err error) {
+	text, err := readFile(filepath.Join(dir, recoverName))
+	if errors.Is(err, os.ErrNotExist) {
+		return j, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &j)
+	}
+	return j, err == nil, err
+}
+
+func writeJournal(dir string, j journal) error {
+	text, err := json.MarshalIndent(j, "", "  ")
+	if err != nil {
+		return err
+	}
+	return durable.Write(filepath.Join(dir, recoverName), append(text, '\n'))
+}
+
+// places finds the directories of a recovery, and refuses those that lie in
+// each other: what is made anew would be among what is lost.
+func (r *recovery) places() error {
+	if IsURL(r.Location) {
+		return fmt.Errorf("%w: %s is a server: recover into a directory, with --from the directory of the data", ErrLocation, jetlog.Redacted(r.Location))
+	}
+	for _, location := range []string{r.Location, r.From} {
+		if _, isURL, err := parseLocation(location); err != nil {
+			return err
+		} else if isURL {
+			return fmt.Errorf("%w: --from %s is a server: give the directory that has the store's data/", ErrLocation, jetlog.Redacted(location))
+		}
+	}
+	dir, err := filepath.Abs(r.Location)
+	if err != nil {
+		return err
+	}
+	r.dir, r.data = dir, filepath.Join(dir, "data")
+	// A restore that has made its store.json has ended, whatever else is left of it.
+	unfinished := exists(filepath.Join(dir, restoreName)) && !exists(filepath.Join(dir, "store.json"))
+	if r.From == "" && (exists(filepath.Join(dir, backupName)) || unfinished) {
+		return fmt.Errorf("%w, or one that did not end: recover it into another directory, with --from %s", ErrBackup, dir)
+	}
+	if r.From == "" {
+		return nil
+	}
+	from, err := filepath.Abs(r.From)
+	if err != nil {
+		return err
+	}
+	r.From, r.data = from, filepath.Join(from, "data")
+	to, of := resolved(dir), resolved(from)
+	switch {
+	case to == of:
+		return fmt.Errorf("%w: --from %s is the store itself: leave it out to recover in place", ErrLocation, from)
+	case within(to, of), within(of, to):
+		return fmt.Errorf("%w: --store %s and --from %s lie in each other: choose a --store beside the lost one", ErrLocation, dir, from)
+	}
+	return nil
+}
+
+// resolved is a path without symbolic links, as far as it exists.
+func resolved(path string) string {
+	real, err := filepath.EvalSymlinks(path)
+	if parent := filepath.Dir(path); err != nil && parent != path {
+		return filepath.Join(resolved(parent), filepath.Base(path))
+	}
+	if err != nil {
+		return path
+	}
+	return real
+}
+
+func within(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
+}
+
+// mayBegin holds the place to be one that a recovery is for: a store that does
+// not open, and with From an empty one beside it.
+func (r *recovery) mayBegin(ctx context.Context) error {
+	if r.From != "" {
+		if err := r.vacantFor(); err != nil {
+			return err
+		}
+		return r.mayLeave(ctx)
+	}
+	if _, err := identityIn(r.dir); errors.Is(err, ErrForeign) || errors.Is(err, ErrNewer) {
+		return err
+	} else if err != nil || !exists(filepath.Join(r.dir, "log")) {
+		return nil
+	}
+	s, err := Open(ctx, Options{Location: r.dir, Logger: r.Logger})
+	if err == nil {
+		return errors.Join(errOpens(r.dir), s.Close())
+	}
+	if errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
+		r.Logger.Info("the log does not open, so the store is recovered from receipts", "error", err)
+		return nil
+	}
+	return err
+}
+
+func errOpens(dir string) error {
+	return fmt.Errorf("%w: its log opens (%s), and has more than receipts say: `ckptstore verify --log` reads all of it; to go on without it anyway, move log/ away and run this again", ErrExists, filepath.Join(dir, "log"))
+}
+
+// vacantFor wants an empty place for the new store.
+func (r *recovery) vacantFor() error {
+	err := vacant(r.dir)
+	switch {
+	case errors.Is(err, ErrExists):
+		return fmt.Errorf("%w: with --from, a new store is made: choose an empty or a new directory for --store", ErrExists)
+	case err != nil:
+		return fmt.Errorf("a new store is made there: %w", err)
+	}
+	return nil
+}
+
+// mayLeave holds From to be lost: nobody has it open, and its log does not
+// open. Its files stay as they are, so that is found out by a copy of the log,
+// which a server may repair.
+func (r *recovery) mayLeave(ctx context.Context) error {
+	log := filepath.Join(r.From, "log")
+	for _, path := range []string{filepath.Join(r.From, lockName), log} {
+		release, err := lockExisting(path)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
+	id, err := identityIn(r.From)
+	if errors.Is(err, ErrForeign) || errors.Is(err, ErrNewer) {
+		return err
+	} else if err != nil || !exists(log) {
+		return nil // what it is, or its log, is lost
+	}
+	err = r.opensCopied(ctx, id)
+	switch {
+	case err == nil:
+		return errOpens(r.From)
+	case errors.Is(err, ErrDamaged), errors.Is(err, ErrForeign):
+		r.Logger.Info("the log does not open, so the store is recovered from receipts", "error", err)
+		return nil
+	}
+	return err
+}
+
+// opensCopied opens a copy of the log of From and compares it with what is
+// known of it, as whoever owned the store would.
+func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
+	log, temp := filepath.Join(r.From, "log"), filepath.Join(r.dir, durable.TempPrefix+"log")
+	if err := plainLog(r.From); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(damage(err), os.RemoveAll(temp)) }()
+	if err := errors.Join(os.RemoveAll(temp), os.MkdirAll(temp, 0o700)); err != nil {
+		return err
+	}
+	from := log
+	if here, err := streamsOf(log); err == nil && len(here) == 0 && exists(filepath.Join(log, nextDir)) {
+		from = filepath.Join(log, nextDir) // its cut was cut
+	}
+	if err := os.CopyFS(filepath.Join(temp, "jetstream"), os.DirFS(filepath.Join(from, "jetstream"))); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("copy the log of %s to see whether it opens: %w: choose a --store with room for it, or move that log away", r.From, err)
+	}
+	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: temp, Logger: serverLogger(r.Logger)})
+	if err != nil {
+		return err
+	}
+	defer server.Shutdown()
+	owner := server.OwnerOptions()
+	owner.Archive = archiveDir(r.From)
+	l, err := jetlog.Connect(ctx, owner)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if err := checkLog(ctx, l, id.Store); err != nil {
+		return err
+	}
+	data, err := OpenData(r.From)
+	if err != nil {
+		return err
+	}
+	s := &Store{ID: id.Store, Location: r.From, DataDir: r.data, Data: data, recovered: id.Recovered, opts: Options{Location: r.From, Logger: r.Logger}}
+	_, err = recorded(ctx, s, l)
+	return err
+}
+
+// openExisting opens a file or directory without following a link to it, or
+// waiting for a pipe.
+func openExisting(path string) (*os.File, error) {
+	root := beneath.At(filepath.Dir(path))
+	f, err := root.Open(path)
+	if errors.Is(err, unix.EISDIR) {
+		f, err = root.OpenDir(path)
+	}
+	return f, err
+}
+
+// lockExisting takes the lock of a file or directory of another store, if there
+// is such a path, and makes none. The lock is shared, which keeps an owner out
+// and needs no right to write.
+func lockExisting(path string) (release func(), err error) {
+	f, err := openExisting(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return func() {}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("see whether somebody has %s open: %w", filepath.Dir(path), err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("%w: another process holds %s: a store that is in use is not lost; end that process first", ErrLocked, path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { _ = f.Close() }, nil
 }

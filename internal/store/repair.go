@@ -4,8 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
+	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
@@ -174,4 +181,207 @@ func receiptOf(ctx context.Context, store string, log *jetlog.Log, c projections
 		Store: store, Run: c.Run, Trial: c.Trial, Checkpoint: c.ID, Name: c.Name, Step: c.Step, Attempt: c.Attempt,
 		Sequence: r.Sequence, Event: r.ID, Manifest: digest, CommittedAt: r.Time,
 	}, nil
+}
+
+// repairName is beside data/. It stays, empty, when a repair ends: whoever took
+// away a file that others lock would let two of them in.
+const repairName = "REPAIR"
+
+// LockRepair keeps other repairs of the same data out until unlock, those of
+// other processes too, whoever owns the store; of other machines, where their
+// filesystem has locks for all of them. While another repair is at work it is
+// [ErrLocked], at once. Where there is nothing to lock, because the data is in no
+// directory or its filesystem has no locks, it is [errors.ErrUnsupported].
+func (s *Store) LockRepair() (unlock func() error, err error) {
+	path := filepath.Join(filepath.Dir(s.DataDir), repairName)
+	if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("repair: %w: the data of the store, %s, is in no directory of this machine that could be locked against another repair: run the command where it is", errors.ErrUnsupported, s.DataDir)
+	}
+	f, err := s.insideData().OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock against another repair: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(refusedRepair(path, err), f.Close())
+	}
+	host, _ := os.Hostname()
+	card := fmt.Sprintf("process %d on %s since %s", os.Getpid(), host, time.Now().Format(time.DateTime))
+	err = f.Truncate(0)
+	if err == nil {
+		_, err = f.WriteAt([]byte(card), 0)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock against another repair: %w", err), f.Close())
+	}
+	return func() error { return errors.Join(f.Truncate(0), f.Close()) }, nil
+}
+
+// refusedRepair says why the lock is not to be had.
+func refusedRepair(path string, err error) error {
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		who := "another process"
+		if card, err := readFile(path); err == nil && strings.HasPrefix(string(card), "process ") {
+			who = string(card)
+		}
+		return fmt.Errorf("%w against a second repair: %s repairs it and holds %s: wait until it ends, or end it, then run the command again", ErrLocked, who, path)
+	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOTSUP), errors.Is(err, unix.ENOLCK):
+		return fmt.Errorf("repair: %w: the filesystem of %s has no locks to keep a second repair out: %w", errors.ErrUnsupported, path, err)
+	}
+	return fmt.Errorf("lock %s against another repair: %w", path, err)
+}
+
+const (
+	// settleEvery is how often an owner looks at whether what was decided was
+	// carried out. Whoever decides has that long at least to do so.
+	settleEvery = 30 * time.Second
+	// settleLong is how long something may stay undone before the rest of the
+	// log goes on without it: a restore may read what was deleted.
+	settleLong = 10 * time.Minute
+)
+
+// settler knows up to which event all decisions about checkpoints are carried
+// out in the data: receipts are there, and the files of what was aborted or
+// deleted are gone. The next owner looks at those behind it, so that it takes
+// no longer in a store with a long history. It repairs nothing itself.
+type settler struct {
+	store   *Store
+	log     *jetlog.Log
+	views   *follower
+	settled atomic.Uint64
+}
+
+// keep moves settled on until ctx ends.
+func (t *settler) keep(ctx context.Context, every time.Duration) {
+	until := uint64(0) // the log's end one round ago
+	said := false
+	for sleep(ctx, every) {
+		last, err := t.log.Last(ctx)
+		if err == nil && until > t.settled.Load() {
+			err = t.advance(ctx, until)
+		}
+		if err != nil && ctx.Err() == nil && !said {
+			said = true
+			t.store.opts.Logger.Warn("how much of the log is carried out is not known: the next owner looks at more of it", "error", err)
+		}
+		until = last
+	}
+}
+
+// advance moves settled on to the first decision that is not carried out, or to
+// until.
+func (t *settler) advance(ctx context.Context, until uint64) error {
+	for e, err := range t.log.ReadCheckpoints(ctx, t.settled.Load()+1, until) {
+		if err != nil {
+			return err
+		}
+		id, err := endedBy(e)
+		if err != nil {
+			return err
+		}
+		if id == "" {
+			continue
+		}
+		var row projections.Checkpoint
+		err = t.views.db.View(func(r projections.Reader) (err error) {
+			row, err = ended(r, e.Scope.Run, e.Scope.Trial, id)
+			return err
+		})
+		done := true
+		if err == nil {
+			done, err = settledInData(ctx, t.store, row)
+		}
+		if err != nil {
+			return err
+		}
+		if !done && time.Since(e.Stored) < settleLong {
+			return nil
+		}
+		t.settled.Store(e.Sequence)
+	}
+	t.settled.Store(until)
+	return nil
+}
+
+// ended is the row of a checkpoint that was ended. It is empty where nothing is to be
+// done about it: the views have not come to it yet, or its run has events that this
+// version does not know.
+func ended(r projections.Reader, run, trial, id string) (row projections.Checkpoint, err error) {
+	if err = projections.Understood(r, run); err == nil {
+		row, err = projections.GetCheckpoint(r, run, trial, id)
+	}
+	if errors.Is(err, projections.ErrNotFound) || errors.Is(err, events.ErrNewer) {
+		return projections.Checkpoint{}, nil
+	}
+	return row, err
+}
+
+// endedBy is the checkpoint that a decision calls for something to be done about
+// in the data; empty when it does not.
+func endedBy(e events.Recorded) (string, error) {
+	body, err := e.Body()
+	if errors.Is(err, events.ErrNewer) {
+		return "", nil // of a run that is left alone
+	}
+	if err != nil {
+		return "", err
+	}
+	switch b := body.(type) {
+	case *events.CheckpointCommitted:
+		return b.Checkpoint, nil
+	case *events.CheckpointAborted:
+		return b.Checkpoint, nil
+	case *events.CheckpointDeleted:
+		return b.Checkpoint, nil
+	}
+	return "", nil
+}
+
+// sweepAge is how long nothing was made in a job's directory that is swept. A
+// socket that was made just now may not be listened on yet.
+const sweepAge = time.Minute
+
+// sweepJobs removes the socket directories of jobs whose trainers were killed:
+// those with sockets that all refuse. One without sockets may be that of a job
+// between two attempts.
+func sweepJobs(runtime string) error {
+	dirs, err := filepath.Glob(filepath.Join(runtime, "job-*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		info, err := os.Stat(dir)
+		if err != nil || time.Since(info.ModTime()) < sweepAge || !deserted(dir) {
+			continue
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deserted reports whether dir has sockets and nobody listens on any.
+func deserted(dir string) bool {
+	sockets, dead := socketsIn(dir)
+	return sockets > 0 && dead
+}
+
+// socketsIn counts the sockets of dir, and reports whether all of them refuse.
+func socketsIn(dir string) (sockets int, dead bool) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.Type() != fs.ModeSocket {
+			continue
+		}
+		conn, err := net.Dial("unix", filepath.Join(dir, e.Name()))
+		if err == nil {
+			_ = conn.Close()
+		}
+		sockets++
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			return sockets, false
+		}
+	}
+	return sockets, err == nil
 }

@@ -4,12 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"math"
+	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // Space that must be free on the disk of a store, in bytes and as a share of the
@@ -137,4 +146,165 @@ func (g *gauge) admit() error {
 		return err
 	}
 	return g.check(keepOfFacts(u))
+}
+
+// ballastName is a file of ballastSize bytes that holds nothing. When the disk
+// is full all the same, whoever did it, it is removed, and what must still be
+// said has room: commits, aborts, the ends of trials, leases.
+const (
+	ballastName = "ballast"
+	ballastSize = 16 << 20
+	// ballastEvery is how often an owner looks at the disk.
+	ballastEvery = time.Second
+)
+
+type ballast struct {
+	path  string
+	space *gauge
+	log   *slog.Logger
+}
+
+func (s *Store) ballast() ballast {
+	return ballast{path: filepath.Join(s.Location, ballastName), space: s.space, log: s.opts.Logger}
+}
+
+// release gives the ballast up if there is less room than the log needs. Every
+// process of a store may, before it decides.
+func (b ballast) release() {
+	if b.space.check(keepToOwn) == nil {
+		return
+	}
+	// Its name is gone before its blocks are: another that removes it is waited for.
+	b.space.releasing.Lock()
+	defer b.space.releasing.Unlock()
+	if !exists(b.path) {
+		return
+	}
+	b.space.forget()
+	if b.space.check(keepToOwn) == nil {
+		return
+	}
+	if err := removed(b.path); err != nil {
+		b.log.Error("the disk is full and its ballast cannot be removed", "path", b.path, "error", err)
+		return
+	}
+	b.space.forget()
+	b.log.Error("the disk is full: its ballast was removed so that decisions have room; free space", "path", b.path, "bytes", ballastSize)
+}
+
+// load makes the ballast if there is none and room for more than it.
+func (b ballast) load() error {
+	u, err := b.space.look()
+	if err != nil || exists(b.path) || u.Free < uint64(keepOfSaves(u))+ballastSize { //nolint:gosec // bytes of a disk
+		return err
+	}
+	// One name, so that those that a kill has cut do not pile up.
+	dir := filepath.Dir(b.path)
+	temp := filepath.Join(dir, durable.TempPrefix+ballastName)
+	if err := removed(temp); err != nil {
+		return err
+	}
+	f, err := beneath.At(dir).OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	err = unix.Fallocate(int(f.Fd()), 0, 0, ballastSize)
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), b.path)
+	}
+	if err != nil {
+		err = errors.Join(err, removed(f.Name()))
+	}
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil // a filesystem that promises no room to anyone
+	}
+	return err
+}
+
+// keep looks at the disk until ctx ends.
+func (b ballast) keep(ctx context.Context) {
+	said := false
+	for {
+		b.release()
+		if err := b.load(); err != nil && !said {
+			said = true
+			b.log.Warn("no ballast could be made: on a full disk decisions may have no room", "error", err)
+		}
+		if !sleep(ctx, ballastEvery) {
+			return
+		}
+	}
+}
+
+// Footprint is what the files of a checkpoint have of the disk, by their sizes,
+// with indexes, manifest and receipt. It is a fact of the filesystem at the
+// moment of asking: a save that links a file in, or a deletion, changes it.
+type Footprint struct {
+	Shared    int64 // bytes of files that have a link outside of its directory
+	Exclusive int64 // bytes of the others: what deleting it alone would free
+}
+
+// MeasureFiles is the footprint of the checkpoint at ref below a data
+// directory. Without a directory the error is [fs.ErrNotExist]: then nothing is
+// known, which is not the same as 0.
+func MeasureFiles(ctx context.Context, dataDir string, ref checkpoint.Ref) (Footprint, error) {
+	dir := filepath.Join(dataDir, ref.String())
+	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
+		return Footprint{}, fmt.Errorf("measure %s: %w", dir, err)
+	}
+	files, err := linkedFiles(dataDir, dir)
+	if err != nil {
+		return Footprint{}, err
+	}
+	var out Footprint
+	for _, f := range files {
+		if f.links >= f.all {
+			out.Exclusive += f.size
+		} else {
+			out.Shared += f.size
+		}
+	}
+	return out, nil
+}
+
+// inode is a file, whatever its names are.
+type inode struct{ device, number uint64 }
+
+// linkedFile is a file with a name in a directory.
+type linkedFile struct {
+	size  int64
+	links uint64 // in the directory
+	all   uint64 // wherever
+}
+
+// linkedFiles are the files below a directory of the data.
+func linkedFiles(dataDir, dir string) (map[inode]linkedFile, error) {
+	files := map[inode]linkedFile{}
+	err := beneath.At(filepath.Dir(dataDir)).WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it was removed meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		stat, ok := info.Sys().(*syscall.Stat_t)
+		if !ok {
+			return fmt.Errorf("%s: this system does not say how many links a file has", path)
+		}
+		id := inode{uint64(stat.Dev), stat.Ino}                                    //nolint:unconvert // narrower on other systems
+		files[id] = linkedFile{stat.Size, files[id].links + 1, uint64(stat.Nlink)} //nolint:unconvert // narrower on other systems
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("measure %s: %w", dir, err)
+	}
+	return files, nil
 }

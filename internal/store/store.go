@@ -39,6 +39,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -55,6 +56,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 )
@@ -314,3 +316,84 @@ func NewID() string { return uuid.Must(uuid.NewV7()).String() }
 func Stamp(source string) events.Stamp {
 	return events.Stamp{ID: NewID(), Source: source, Time: time.Now()}
 }
+
+// complaints passes a server's warnings on for debugging only: after a kill
+// they are about caches of its state, which it makes anew. Damage of the log is
+// found by package jetlog's own checks, whoever caused it.
+type complaints struct{ slog.Handler }
+
+// Handle implements [slog.Handler].
+func (c complaints) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level == slog.LevelWarn {
+		r.Level = slog.LevelDebug
+	}
+	if !c.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return c.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements [slog.Handler].
+func (c complaints) WithAttrs(a []slog.Attr) slog.Handler { return complaints{c.Handler.WithAttrs(a)} }
+
+// WithGroup implements [slog.Handler].
+func (c complaints) WithGroup(name string) slog.Handler { return complaints{c.Handler.WithGroup(name)} }
+
+func serverLogger(to *slog.Logger) *slog.Logger { return slog.New(complaints{to.Handler()}) }
+
+// Dir is the directory that has the store's files: its location, or that of
+// the data behind a URL.
+func (s *Store) Dir() string { return filepath.Dir(s.DataDir) }
+
+// Blobs keeps event bodies that are too large for the log, in files named by
+// their digest: blobs/<first two digits>/<digest>.
+type Blobs struct{ dir string }
+
+// Put returns data inline when it is small. Otherwise it makes it durable in a
+// file and returns the claim check. It may be repeated.
+func (b *Blobs) Put(_ context.Context, data []byte) (events.Blob, error) {
+	if len(data) <= events.MaxInline {
+		return events.InlineBlob(data), nil
+	}
+	digest := checkpoint.Sum(data).String()
+	path, root := b.path(digest), b.root()
+	if err := root.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return events.Blob{}, fmt.Errorf("store blob: %w", err)
+	}
+	if err := durable.WriteBelow(root, path, data); err != nil {
+		return events.Blob{}, fmt.Errorf("store blob: %w", err)
+	}
+	if err := errors.Join(root.SyncDir(b.dir), root.SyncDir(filepath.Dir(b.dir))); err != nil {
+		return events.Blob{}, fmt.Errorf("store blob: %w", err)
+	}
+	return events.Blob{Digest: digest, Size: int64(len(data))}, nil
+}
+
+// Get returns the data of a blob, verified against its digest. Of one that cannot be
+// had the error is [events.ErrNoBlob].
+func (b *Blobs) Get(_ context.Context, blob events.Blob) ([]byte, error) {
+	if blob.Digest == "" {
+		return blob.Inline, nil
+	}
+	want, err := checkpoint.ParseDigest(blob.Digest)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", events.ErrNoBlob, err)
+	}
+	path := b.path(blob.Digest)
+	data, err := b.root().ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %w: restore the file from a backup", events.ErrNoBlob, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("blob: %w: restore the file from a backup", err)
+	}
+	if checkpoint.Sum(data) != want || int64(len(data)) != blob.Size {
+		return nil, fmt.Errorf("%w: %s is corrupt: its bytes do not have its digest; restore the file from a backup", events.ErrNoBlob, path)
+	}
+	return data, nil
+}
+
+// root is the directory that holds blobs/. No link is followed below it.
+func (b *Blobs) root() beneath.Root { return beneath.At(filepath.Dir(b.dir)) }
+
+func (b *Blobs) path(digest string) string { return filepath.Join(b.dir, digest[:2], digest) }

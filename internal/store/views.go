@@ -2,13 +2,17 @@ package store
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -16,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/share"
+	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
@@ -175,4 +180,166 @@ func foldInto(ctx context.Context, dir, id string, log *jetlog.Log) (digest stri
 	}
 	sum, at, err := db.Digest()
 	return fmt.Sprintf("%x", sum), at, err
+}
+
+// An owner whose views fail says so in the store's directory, so that the next
+// owner does not wait as long for a file system that does not answer: when several
+// jobs end at once, each of them may own the store in turn.
+const (
+	viewsFailedName = "views.failed"
+	// shortPatience is that for the views after an owner's failure. A file system
+	// that works answers within it.
+	shortPatience = 2 * time.Second
+)
+
+// viewsFailure is what the file says.
+type viewsFailure struct {
+	At    time.Time `json:"at"`
+	Cause string    `json:"cause"`
+}
+
+// noteViewsFailed writes the file, as far as the disk lets it.
+func (s *Store) noteViewsFailed(dir string, cause error) {
+	if s.opts.Reader {
+		return
+	}
+	text, err := json.Marshal(viewsFailure{At: time.Now().UTC(), Cause: cause.Error()})
+	if err == nil {
+		err = durable.Write(filepath.Join(dir, viewsFailedName), append(text, '\n'))
+	}
+	if err != nil {
+		s.opts.Logger.Debug("the next owner is not told that the views fail", "error", err)
+	}
+}
+
+// noteViewsWork removes the file.
+func (s *Store) noteViewsWork(dir string) {
+	if s.opts.Reader {
+		return
+	}
+	if err := os.Remove(filepath.Join(dir, viewsFailedName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.opts.Logger.Debug("the note that the views have failed stays", "error", err)
+	}
+}
+
+// viewsPatience is how long the views may take for one operation: 0 is the usual
+// time, and less when an owner's views failed a while ago.
+func viewsPatience(dir string, now time.Time) time.Duration {
+	info, err := os.Lstat(filepath.Join(dir, viewsFailedName))
+	if err != nil || !info.Mode().IsRegular() {
+		return 0
+	}
+	if age := now.Sub(info.ModTime()); age < 0 || age > diskRetry {
+		return 0
+	}
+	return shortPatience
+}
+
+// plainViews is the filesystem of views, which are looked at before a database
+// opens their files on its own: it would follow symbolic links, and wait for
+// pipes. The look is part of the first call that a database makes, so that a disk
+// that does not answer is treated as in any other call.
+type plainViews struct {
+	vfs.FS
+	dir string
+}
+
+// viewsOn returns the filesystem of the views in a directory; files may be nil for
+// the machine's.
+func viewsOn(files vfs.FS, dir string) vfs.FS {
+	if files == nil {
+		files = vfs.Default
+	}
+	return plainViews{files, dir}
+}
+
+// MkdirAll implements [vfs.FS].
+func (p plainViews) MkdirAll(dir string, perm os.FileMode) error {
+	if err := onlyPlain(filepath.Dir(p.dir), p.dir); err != nil {
+		return err
+	}
+	return p.FS.MkdirAll(dir, perm)
+}
+
+// Unwrap implements [vfs.FS].
+func (p plainViews) Unwrap() vfs.FS { return p.FS }
+
+const (
+	// quarantineEvery is how often an owner looks for messages that are no events.
+	quarantineEvery = time.Second
+	// quarantineMost is how many it records each time: there may be many.
+	quarantineMost = 100
+)
+
+// quarantine records the messages of the log that are no events, by a decision
+// each: that they are there is known then, and was not overlooked. Readers get past
+// them in any case.
+type quarantine struct {
+	log    *jetlog.Log
+	view   func(func(projections.Reader) error) error
+	logger *slog.Logger
+	until  uint64 // all up to this sequence are recorded
+}
+
+// errEnough ends a look at the voids.
+var errEnough = errors.New("enough for now")
+
+// keep records what comes until ctx ends.
+func (q *quarantine) keep(ctx context.Context) {
+	said := false
+	for {
+		err := q.record(ctx)
+		if errors.Is(err, jetlog.ErrNotAllowed) {
+			return // others may
+		}
+		if err != nil && ctx.Err() == nil && !said {
+			said = true
+			q.logger.Warn("messages of the log that are no events are not recorded yet; it is tried again", "error", err)
+		}
+		if !sleep(ctx, quarantineEvery) {
+			return
+		}
+	}
+}
+
+// record decides about the messages that the views know of.
+func (q *quarantine) record(ctx context.Context) error {
+	var open []projections.Void
+	seen := q.until
+	if err := q.view(func(r projections.Reader) error {
+		return projections.Voids(r, q.until, func(v projections.Void) error {
+			switch {
+			case len(open) == quarantineMost:
+				return errEnough
+			case v.RecordedSeq == 0:
+				open = append(open, v)
+			case len(open) == 0:
+				seen = v.Sequence
+			}
+			return nil
+		})
+	}); err != nil && !errors.Is(err, errEnough) {
+		return err
+	}
+	q.until = seen
+	for _, v := range open {
+		end, err := q.log.LaneEnd(ctx, events.Aggregate{})
+		if err != nil {
+			return err
+		}
+		d, err := events.NewDecision(Stamp("owner"), events.Aggregate{}, &events.LogVoided{Sequence: v.Sequence, Digest: v.Digest, Why: v.Why})
+		if err != nil {
+			return err
+		}
+		seq, err := q.log.Decide(ctx, d, end)
+		if errors.Is(err, jetlog.ErrConflict) {
+			return nil // another process may have recorded it: the views will tell
+		}
+		if err != nil {
+			return err
+		}
+		q.until = v.Sequence
+		q.logger.Warn("a message of the log is no event: recorded, and passed over", "sequence", v.Sequence, "subject", v.Subject, "why", v.Why, "recorded", seq)
+	}
+	return nil
 }

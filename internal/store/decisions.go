@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unicode"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -155,4 +159,124 @@ func validTag(tag string) error {
 		return bad("it has a meaning of its own in a reference")
 	}
 	return nil
+}
+
+// Attached records a file that [data.Root.Attach] has put beside a
+// checkpoint. It belongs to it from then on, in place of one of that name.
+func (s *Store) Attached(ctx context.Context, c projections.Checkpoint, name string, digest checkpoint.Digest, size int64) error {
+	err := s.decide(ctx, events.Aggregate{Run: c.Run, Trial: c.Trial}, &events.CheckpointAttached{
+		Checkpoint: c.ID, Name: name, Digest: digest.String(), Size: size,
+	})
+	if err != nil {
+		return fmt.Errorf("record %s of checkpoint %s@%s: %w", name, c.Run, c.ID, err)
+	}
+	return nil
+}
+
+// StateError says that a checkpoint is not committed, so that it cannot be read.
+type StateError struct{ Checkpoint projections.Checkpoint }
+
+// Error implements error.
+func (e *StateError) Error() string {
+	c := e.Checkpoint
+	return fmt.Sprintf("checkpoint %s@%s is %s: %s", c.Run, c.ID, c.State, c.Reason)
+}
+
+// ProblemKind returns [problem.NotCommitted].
+func (*StateError) ProblemKind() problem.Kind { return problem.NotCommitted }
+
+// Committed is the committed checkpoint that a reference stands for: the error is
+// a [StateError] for one that is open, aborted or deleted.
+func Committed(ctx context.Context, views query.Source, ref string) (projections.Checkpoint, error) {
+	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref})
+	if err == nil && c.State != projections.Committed {
+		err = &StateError{c}
+	}
+	if strings.Contains(ref, "/") && errors.Is(err, projections.ErrNotFound) {
+		err = fmt.Errorf("%w (and there is no checkpoint at the path %s)", err, ref)
+	}
+	return c, err
+}
+
+// ReaderOf reads a committed checkpoint, by the manifest that the log names.
+func (s *Store) ReaderOf(c projections.Checkpoint) (*data.FileReader, error) {
+	return readerOf(s.Data, c)
+}
+
+func readerOf(data *data.Root, c projections.Checkpoint) (*data.FileReader, error) {
+	digest, err := checkpoint.ParseDigest(c.Manifest)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint %s@%s: %w", c.Run, c.ID, err)
+	}
+	return data.Reader(RefOf(c)).WithManifest(digest), nil
+}
+
+// RunExistsError says that a run cannot be made, because there is one.
+type RunExistsError struct{ Run string }
+
+func (e *RunExistsError) Error() string {
+	return fmt.Sprintf("run %q exists: choose another name, or continue it with `ckptstore continue %s`", e.Run, e.Run)
+}
+
+// ProblemKind returns [problem.Conflict].
+func (*RunExistsError) ProblemKind() problem.Kind { return problem.Conflict }
+
+// Fork makes a run that begins with a committed checkpoint of another one. Its
+// trial has that trial's configuration, with what set says in its place and
+// without secrets, and both are one decision. The checkpoint is pinned before, so that no policy
+// deletes it in between; a pin that it has already stays as it is. The result
+// is the new trial.
+func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (projections.Trial, error) {
+	var none projections.Trial
+	if err := ValidRun(run); err != nil {
+		return none, fmt.Errorf("%w: fork to run %q: %w", projections.ErrReference, run, err)
+	}
+	exists := func() error {
+		_, err := query.Ask(ctx, s.Views(), query.Run, query.Params{Run: run})
+		switch {
+		case err == nil:
+			return &RunExistsError{run}
+		case errors.Is(err, projections.ErrNotFound):
+			return nil
+		}
+		return err
+	}
+	if err := exists(); err != nil {
+		return none, err
+	}
+	pinned := false
+	c, err := s.mark(ctx, ref, func(c projections.Checkpoint) (events.Body, error) {
+		if pinned = !c.Pinned; !pinned {
+			return nil, nil
+		}
+		return &events.CheckpointPinned{Checkpoint: c.ID, Reason: "fork " + run}, nil
+	})
+	if err != nil {
+		return none, err
+	}
+	q := Queries{s.Views()}
+	source, err := q.Trial(ctx, c.Run, c.Trial)
+	if err != nil {
+		return none, err
+	}
+	config := map[string]any{}
+	maps.Copy(config, source.Config)
+	maps.Copy(config, set)
+	config = redact.Names{}.Config(config)
+	// On the condition that the new lane is empty: of two forks to the same
+	// name, and of a fork and a job, one is first.
+	_, err = s.decideAfter(ctx, projections.Checkpoint{Run: run, Trial: projections.DefaultTrial}, 0, &events.TrialCreated{
+		Config: config, Parent: &events.TrialParent{Run: c.Run, Trial: c.Trial, Checkpoint: c.ID},
+	})
+	if errors.Is(err, jetlog.ErrConflict) {
+		err = &RunExistsError{run}
+	}
+	if err != nil && pinned {
+		_, uerr := s.Unpin(ctx, c.Run+"/"+c.Trial+"@"+c.ID)
+		err = errors.Join(err, uerr)
+	}
+	if err != nil {
+		return none, fmt.Errorf("fork %s to run %q: %w", ref, run, err)
+	}
+	return q.Trial(ctx, run, projections.DefaultTrial)
 }
