@@ -162,7 +162,7 @@ func (f *fold) restoreBegun(b *events.RestoreBegun) error {
 	if err != nil || found && row.BegunSeq != 0 {
 		return err
 	}
-	row.Attempt, row.Load, row.Checkpoint, row.WorldSize = b.Attempt, b.Load, b.Checkpoint, b.WorldSize
+	row.Attempt, row.Load, row.Checkpoint, row.From, row.WorldSize = b.Attempt, b.Load, b.Checkpoint, b.From, b.WorldSize
 	row.BegunSeq, row.BegunAt = f.r.Sequence, f.at()
 	if err := store(f.t, k, row); err != nil {
 		return err

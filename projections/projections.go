@@ -56,7 +56,7 @@ import (
 
 // Version is that of the folds and rows. Rows of another version are of no
 // use: they are folded again from the start of the log.
-const Version = 5
+const Version = 6
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"

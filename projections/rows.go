@@ -142,6 +142,7 @@ type Restore struct {
 	Attempt    int       `json:"attempt"`
 	Load       int       `json:"load"` // from 1 within the attempt
 	Checkpoint string    `json:"checkpoint"`
+	From       string    `json:"from,omitempty"` // RUN/TRIAL that it is of, when that is another
 	WorldSize  int       `json:"world_size"`
 	BegunSeq   uint64    `json:"begun_seq,omitempty"`
 	BegunAt    time.Time `json:"begun_at,omitzero"`

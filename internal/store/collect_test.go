@@ -264,10 +264,10 @@ func TestCollectLoading(t *testing.T) {
 	committed(t, s, "run", 2)
 	committed(t, s, "run", 3)
 	must(t, s, "other", events.GroupStarted{Attempt: 1, WorldSize: 1, Job: "j2"},
-		events.RestoreBegun{Attempt: 1, Load: 1, Checkpoint: "step-2.a1", WorldSize: 1})
+		events.RestoreBegun{Attempt: 1, Load: 1, Checkpoint: "step-2.a1", From: "run/main", WorldSize: 1})
 	out, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1"), Apply: true, Runs: []string{"run"}, at: func(step string) error {
 		if strings.HasPrefix(step, "decide") {
-			must(t, s, "other", events.RestoreBegun{Attempt: 1, Load: 2, Checkpoint: "step-1.a1", WorldSize: 1})
+			must(t, s, "other", events.RestoreBegun{Attempt: 1, Load: 2, Checkpoint: "step-1.a1", From: "run/main", WorldSize: 1})
 		}
 		return nil
 	}})

@@ -167,7 +167,7 @@ func (t Trial) newest() projections.Checkpoint {
 
 // Need is a checkpoint that a trial needs.
 type Need struct {
-	Run     string `json:"run,omitempty"` // of the checkpoint; empty: any
+	Run     string `json:"run,omitempty"` // of the checkpoint; empty: that which ID names
 	Trial   string `json:"trial,omitempty"`
 	ID      string `json:"id"` // or RUN@ID
 	Why     string `json:"why"`
@@ -275,12 +275,15 @@ func loads(r projections.Reader, t projections.Trial) (all []Need, err error) {
 	}
 	restored := false
 	for _, load := range restores {
-		if load.EndedSeq != 0 {
-			restored = restored || load.Checkpoint == a.Resume || strings.HasSuffix(a.Resume, "@"+load.Checkpoint)
+		need := Need{Run: t.Run, Trial: t.Name, ID: load.Checkpoint, Why: fmt.Sprintf("%s/%s is loading it", t.Run, t.Name), Loading: true}
+		if load.From != "" {
+			need.Run, need.Trial, _ = strings.Cut(load.From, "/")
+		}
+		if load.EndedSeq == 0 {
+			all = append(all, need)
 			continue
 		}
-		// It may belong to any run: the row has its ID alone.
-		all = append(all, Need{ID: load.Checkpoint, Why: fmt.Sprintf("%s/%s is loading it", t.Run, t.Name), Loading: true})
+		restored = restored || load.From == "" && load.Checkpoint == a.Resume || need.Run+"@"+need.ID == a.Resume
 	}
 	// What has saved has loaded before, or never will.
 	if head, err := projections.GetCheckpoint(r, t.Run, t.Name, t.Head); err == nil {

@@ -133,7 +133,7 @@ func TestHolds(t *testing.T) {
 	// Another run that resumes from it: until it has something of its own.
 	h.say("b", events.JobStarted{Job: "j2"}, events.GroupStarted{Attempt: 1, Job: "j2", WorldSize: 1, Resume: "a@step-2.a1"})
 	h.wantHeld("a", map[string][]string{"step-1.a1": forked, "step-2.a1": {"the head of b/main", "attempt 1 of b/main resumes from it"}})
-	h.say("b", events.RestoreBegun{Attempt: 1, Load: 1, Checkpoint: "step-2.a1", WorldSize: 1})
+	h.say("b", events.RestoreBegun{Attempt: 1, Load: 1, Checkpoint: "step-2.a1", From: "a/main", WorldSize: 1})
 	if got := h.read("a").Loading; !slices.Equal(got, []string{"step-2.a1"}) {
 		t.Errorf("loading are %v", got)
 	}
@@ -144,7 +144,7 @@ func TestHolds(t *testing.T) {
 
 	// A load that did not end holds until its attempt does, or its job.
 	load := func(n int) {
-		h.say("b", events.RestoreBegun{Attempt: 1, Load: n, Checkpoint: "step-3.a1", WorldSize: 1})
+		h.say("b", events.RestoreBegun{Attempt: 1, Load: n, Checkpoint: "step-3.a1", From: "a/main", WorldSize: 1})
 		h.wantHeld("a", map[string][]string{"step-1.a1": forked, "step-3.a1": {"b/main is loading it"}})
 	}
 	load(2)
@@ -167,6 +167,23 @@ func TestHolds(t *testing.T) {
 	if got := fmt.Sprint(steps(Decide(Policy{Superseded: DeleteSuperseded}, h.read("a")))); got != "[1 5]" {
 		t.Errorf("kept are %s", got)
 	}
+}
+
+// TestLoadHoldsItsOwn: a load holds the checkpoint that it reads, and none of another
+// run that has the same ID.
+func TestLoadHoldsItsOwn(t *testing.T) {
+	t.Parallel()
+	h := newHistory(t)
+	for _, run := range []string{"a", "b"} {
+		h.say(run, events.JobStarted{Job: "j" + run}, events.GroupStarted{Attempt: 1, Job: "j" + run, WorldSize: 1})
+		h.save(run, 1, nil, 1, 2, 3)
+	}
+	loading := []string{"b/main is loading it"}
+	h.say("b", events.RestoreBegun{Attempt: 1, Load: 1, Checkpoint: "step-1.a1", WorldSize: 1})
+	h.wantHeld("a", nil)
+	h.wantHeld("b", map[string][]string{"step-1.a1": loading})
+	h.say("b", events.RestoreBegun{Attempt: 1, Load: 2, Checkpoint: "step-2.a1", From: "a/main", WorldSize: 1})
+	h.wantHeld("a", map[string][]string{"step-2.a1": loading})
 }
 
 // TestLoadOfAnother: a load from another run leaves the line as it is, also where
