@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"testing"
 )
 
@@ -30,6 +32,10 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	if signal.Ignored(syscall.SIGHUP) {
+		// Under nohup. What catches a signal gives its children the default.
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	}
 	if bin = os.Getenv(builtEnv); bin != "" {
 		os.Exit(m.Run())

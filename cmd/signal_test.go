@@ -87,6 +87,40 @@ func TestStopSignals(t *testing.T) {
 	}
 }
 
+// TestNohup: a trainer that was started with SIGHUP ignored outlives its terminal.
+func TestNohup(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", `trap '' HUP; exec "$@"`, "sh",
+		"trainer", "run", "-q", "--store", "ckpts", "--name", "a", "--", "sh", "-c",
+		`echo started; while [ ! -e hung-up ]; do sleep 0.01; done; touch done`)
+	cmd.Dir = dir
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "hung-up"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, stderr.String())
+	}
+	if _, err := os.Stat(filepath.Join(dir, "done")); err != nil {
+		t.Error("the worker did not get to its end")
+	}
+}
+
 // TestStopWhileOpening: a command that waits for the store's owner ends with
 // the signal's code.
 func TestStopWhileOpening(t *testing.T) {
