@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -87,6 +88,44 @@ func TestBrokenTree(t *testing.T) {
 	got := strings.Join(check(t, os.DirFS("testdata/broken")), "\n") + "\n"
 	if got != string(want) {
 		t.Errorf("findings:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+func TestRepositoryKeepsItsSizes(t *testing.T) {
+	findings, err := CheckSizes(os.DirFS(root(t)), Repository())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range findings {
+		t.Error(f)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	body := strings.Repeat("// line\n", 5)
+	tree := fstest.MapFS{
+		"room/a.go":       {Data: []byte("package room\n" + body + "type T struct{}\nfunc (T) M() {}\nfunc (t) M() {}\ntype t int\nconst A, b = 1, 2\n")},
+		"room/short.go":   {Data: []byte("package room\n")},
+		"room/why.go":     {Data: []byte("package room\n")},
+		"internal/x/x.go": {Data: []byte("package x\n" + body + "var A, B, C int\n")},
+	}
+	law := Law{MaxFiles: 2, MinLines: 6, Public: 2, Short: []Short{{"room/why.go", "a reason"}, {"room/a.go", "none any more"}}}
+	findings, err := CheckSizes(tree, law)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range findings {
+		got = append(got, f.String())
+	}
+	want := []string{
+		".: 3 exported names outside internal, at most 2 are allowed: unexport what no user needs",
+		"room: 3 files, at most 2 are allowed: split the room",
+		"room/a.go: the law has a reason for a short file, and it is none",
+		"room/short.go: 1 lines, at least 6 are usual: make it part of the file of its topic, or say why not in the law",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("findings:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

@@ -20,8 +20,15 @@ type Law struct {
 	Module   string // import path of the tree's root
 	Rooms    []Room
 	Engines  []Engine // the first whose prefix matches an import decides
+	MaxFiles int      // of a directory, tests not counted
 	MaxLines int      // of a file that is neither a test nor generated
+	MinLines int      // of such a file, except where Short has a reason
+	Short    []Short
+	Public   int // exported functions, methods, types, constants and variables that other modules can import, at most
 }
+
+// Short is a file that has fewer lines than others, and why.
+type Short struct{ Path, Reason string }
 
 // Room is one directory with its rights. It may always import itself.
 type Room struct {
@@ -117,7 +124,26 @@ func Repository() Law {
 			{Prefix: "github.com/cockroachdb/pebble", Owners: []string{"projections/viewdb"}},
 			{Prefix: "github.com/NVIDIA/go-nvml", Owners: []string{"gpu"}},
 		},
+		MaxFiles: 30,
 		MaxLines: 700,
+		MinLines: 60,
+		Short: []Short{
+			{"client/copy_amd64.go", "one build"},
+			{"client/copy_other.go", "the other build"},
+			{"gpu/nvml_stub.go", "the build without NVML"},
+			{"internal/crc32c/fold_amd64.go", "one build"},
+			{"internal/crc32c/fold_other.go", "the other build"},
+			{"cmd/ckptstore/main.go", "where the program begins"},
+			{"cmd/trainer/main.go", "where the program begins"},
+			{"internal/data/doc.go", "the page of a large room"},
+			{"internal/foreign/doc.go", "the page of a large room"},
+			{"internal/insight/reshard.go", "one operation"},
+			{"internal/backstop/backstop.go", "the whole room"},
+			{"internal/bytesize/bytesize.go", "the whole room"},
+			{"internal/natstest/natstest.go", "the whole room"},
+			{"internal/problem/system/system.go", "the whole room"},
+		},
+		Public: 746,
 	}
 }
 

@@ -23,6 +23,7 @@ package reading
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -105,4 +106,14 @@ func notFound(path string, err error) error {
 		return problem.Errorf(problem.NotFound, "there is no checkpoint at %s: give the path of a DCP directory, of a .safetensors file or of a Hugging Face directory: %w", path, err)
 	}
 	return err
+}
+
+// Busy is what callers have not given back; empty for nothing.
+func (s *Server) Busy() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.reads); n > 0 {
+		return fmt.Sprintf("%d reads are not given back", n)
+	}
+	return ""
 }

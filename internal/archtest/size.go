@@ -1,0 +1,96 @@
+package archtest
+
+import (
+	"fmt"
+	"go/ast"
+	"go/token"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+)
+
+// CheckSizes holds the tree to the law's counts: files of a room, lines of a
+// file, exported names.
+func CheckSizes(tree fs.FS, law Law) ([]Finding, error) {
+	c := &checker{law: law, fset: token.NewFileSet()}
+	dirs, err := c.parse(tree)
+	if err != nil {
+		return nil, fmt.Errorf("check architecture: %w", err)
+	}
+	c.checkFiles(dirs)
+	c.checkPublic(dirs)
+	return c.ordered(), nil
+}
+
+// checkFiles finds rooms with too many files, files that could be part of
+// another, and reasons that are not of a short file.
+func (c *checker) checkFiles(dirs map[string][]source) {
+	reasons := map[string]bool{}
+	for _, s := range c.law.Short {
+		reasons[s.Path] = s.Reason != ""
+	}
+	for _, files := range dirs {
+		if len(files) > c.law.MaxFiles {
+			c.add(path.Dir(files[0].path), token.NoPos, "%d files, at most %d are allowed: split the room", len(files), c.law.MaxFiles)
+		}
+		for _, file := range files {
+			short := file.lines < c.law.MinLines && !ast.IsGenerated(file.File)
+			if short && !reasons[file.path] {
+				c.add(file.path, token.NoPos, "%d lines, at least %d are usual: make it part of the file of its topic, or say why not in the law", file.lines, c.law.MinLines)
+			}
+			if short {
+				delete(reasons, file.path)
+			}
+		}
+	}
+	for file := range reasons {
+		c.add(file, token.NoPos, "the law has a reason for a short file, and it is none")
+	}
+}
+
+// checkPublic counts what other modules can name.
+func (c *checker) checkPublic(dirs map[string][]source) {
+	n := 0
+	for dir, files := range dirs {
+		if slices.Contains(strings.Split(dir, "/"), "internal") || files[0].Name.Name == "main" {
+			continue
+		}
+		for _, file := range files {
+			n += exported(file.File)
+		}
+	}
+	if n > c.law.Public {
+		c.add(".", token.NoPos, "%d exported names outside internal, at most %d are allowed: unexport what no user needs", n, c.law.Public)
+	}
+}
+
+// exported counts the functions, types, constants and variables of a file that
+// have exported names, and the methods of such types.
+func exported(file *ast.File) (n int) {
+	count := func(names ...*ast.Ident) {
+		for _, name := range names {
+			if name.IsExported() {
+				n++
+			}
+		}
+	}
+	for _, decl := range file.Decls {
+		switch decl := decl.(type) {
+		case *ast.FuncDecl:
+			if _, visible := receiver(decl); visible {
+				count(decl.Name)
+			}
+		case *ast.GenDecl:
+			for _, spec := range decl.Specs {
+				switch spec := spec.(type) {
+				case *ast.TypeSpec:
+					count(spec.Name)
+				case *ast.ValueSpec:
+					count(spec.Names...)
+				}
+			}
+		}
+	}
+	return n
+}
