@@ -39,14 +39,14 @@ type LocalPlan struct {
 	Rank         int    `json:"rank"`
 	Participants []int  `json:"participants"` // ranks that take part, ascending
 	Fingerprint  string `json:"fingerprint"`  // planner.Fingerprint
-	Plan         Blob   `json:"plan"`         // plan.EncodeLocal, or nothing and size 0
+	Plan         Blob   `json:"plan"`         // checkpoint.EncodeLocal, or nothing and size 0
 }
 
 // GlobalPlan says which rank writes which chunk.
 type GlobalPlan struct {
 	Attempt    int    `json:"attempt"`
 	Checkpoint string `json:"checkpoint"`
-	Layout     Blob   `json:"layout"` // plan.EncodeLayout
+	Layout     Blob   `json:"layout"` // checkpoint.EncodeLayout
 	// Disagreements are the replicas of this save whose bytes differ between
 	// ranks; so many more would not fit the event.
 	Disagreements     []Disagreement `json:"disagreements,omitempty"`

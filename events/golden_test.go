@@ -158,7 +158,7 @@ func TestGolden(t *testing.T) {
 				t.Fatalf("%v; write it with -update", err)
 			}
 			if !bytes.Equal(now, want) {
-				t.Errorf("events of this kind are written differently now; add a version instead:\n%s\nwant\n%s", now, want)
+				t.Errorf("events of this kind are written differently now; raise grown if members were added that may be left out, add a version otherwise:\n%s\nwant\n%s", now, want)
 			}
 
 			var m Message
