@@ -66,19 +66,6 @@ func SortIDs(ids []string) {
 	})
 }
 
-// Ordinals maps each ID in a value of CUDA_VISIBLE_DEVICES to the number that
-// a process with that value counts the device by.
-func Ordinals(visible string) map[string]int {
-	ordinals := map[string]int{}
-	if visible == "" {
-		return ordinals
-	}
-	for i, id := range strings.Split(visible, ",") {
-		ordinals[id] = i
-	}
-	return ordinals
-}
-
 func checkID(id string) error {
 	if id == "" || strings.ContainsAny(id, ", \t\n") {
 		return fmt.Errorf("%q is no device ID: use an index such as 0, or a UUID from nvidia-smi -L", id)

@@ -2,6 +2,7 @@ package planner_test
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -213,4 +214,29 @@ func TestValidName(t *testing.T) {
 			t.Errorf("%q: %v, want an error with %q", bad, err, want)
 		}
 	}
+}
+
+// The lowest rank's path stands for all, and a layout brings it back.
+func TestLayoutKeepsPaths(t *testing.T) {
+	nested := checkpoint.Path{checkpoint.PathKey("w"), checkpoint.PathIndex(0)}
+	at := func(it checkpoint.Item, p checkpoint.Path) checkpoint.Item { it.Path = p; return it }
+	w := item(shard("w.0", []int64{4}, part(0, 4)))
+	l := global(t, []checkpoint.Local{
+		{Rank: 1, Items: []checkpoint.Item{w, value("v.0", 1, true), at(value("v", 1, false), checkpoint.Path{checkpoint.PathKey("v")})}},
+		{Rank: 0, Items: []checkpoint.Item{at(w, nested), at(value("v.0", 1, true), checkpoint.Path{checkpoint.PathKey("v"), checkpoint.PathKey("0")})}},
+	})
+	got, err := checkpoint.DecodeLayout(checkpoint.EncodeLayout(l))
+	if err != nil || !reflect.DeepEqual(got, l) {
+		t.Fatalf("%+v came back as %+v, %v", l, got, err)
+	}
+	if p := l.Tensors[0].Path; !reflect.DeepEqual(p, nested) {
+		t.Errorf("tensor w.0 has the path %v, want %v", p, nested)
+	}
+	for i, want := range []string{"[]", `["v" "0"]`, `["v" "0"]`} {
+		if got := l.Values[i].Path.String(); got != want {
+			t.Errorf("%s of rank %d has the path %v, want %v", l.Values[i].FQN, l.Values[i].Rank, got, want)
+		}
+	}
+	_, err = planner.Global([]checkpoint.Local{{Rank: 3, Items: []checkpoint.Item{at(w, checkpoint.Path{checkpoint.PathKey("x")}), at(value("v", 1, false), checkpoint.Path{checkpoint.PathKey("x")})}}})
+	problems(t, err, `rank 3: "w.0" has the path ["x"], which is that of "x"`, `rank 3: "v" has the path ["x"], which is that of "x"`)
 }

@@ -159,7 +159,7 @@ func (s *scene) show(d *datadriven.TestData) string {
 	var err error
 	switch d.Cmd {
 	case "store":
-		v, _, err = GetStore(s.rows)
+		v, _, err = load[Store](s.rows, key(keyStore))
 	case "runs":
 		v, err = Runs(s.rows)
 	case "jobs":

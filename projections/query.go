@@ -8,10 +8,6 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// GetStore is the store that the log says it belongs to. found is false
-// before its first event.
-func GetStore(r Reader) (s Store, found bool, err error) { return load[Store](r, key(keyStore)) }
-
 // Runs are all runs by name.
 func Runs(r Reader) ([]Run, error) {
 	runs, err := all[Run](r, key(keyRun))

@@ -24,7 +24,7 @@ type Law struct {
 	MaxLines int      // of a file that is neither a test nor generated
 	MinLines int      // of such a file, except where Short has a reason
 	Short    []Short
-	Public   int // exported functions, methods, types, constants and variables that other modules can import, at most
+	Public   int // exported functions, methods and types that other modules can import, at most
 }
 
 // Short is a file that has fewer lines than others, and why.
@@ -143,7 +143,7 @@ func Repository() Law {
 			{"internal/natstest/natstest.go", "the whole room"},
 			{"internal/problem/system/system.go", "the whole room"},
 		},
-		Public: 746,
+		Public: 620,
 	}
 }
 

@@ -61,33 +61,23 @@ func (c *checker) checkPublic(dirs map[string][]source) {
 		}
 	}
 	if n > c.law.Public {
-		c.add(".", token.NoPos, "%d exported names outside internal, at most %d are allowed: unexport what no user needs", n, c.law.Public)
+		c.add(".", token.NoPos, "%d exported functions, methods and types outside internal, at most %d are allowed: unexport what no user needs", n, c.law.Public)
 	}
 }
 
-// exported counts the functions, types, constants and variables of a file that
-// have exported names, and the methods of such types.
+// exported counts the functions and types of a file that have exported names,
+// and such methods of such types.
 func exported(file *ast.File) (n int) {
-	count := func(names ...*ast.Ident) {
-		for _, name := range names {
-			if name.IsExported() {
-				n++
-			}
-		}
-	}
 	for _, decl := range file.Decls {
 		switch decl := decl.(type) {
 		case *ast.FuncDecl:
-			if _, visible := receiver(decl); visible {
-				count(decl.Name)
+			if _, visible := receiver(decl); visible && decl.Name.IsExported() {
+				n++
 			}
 		case *ast.GenDecl:
 			for _, spec := range decl.Specs {
-				switch spec := spec.(type) {
-				case *ast.TypeSpec:
-					count(spec.Name)
-				case *ast.ValueSpec:
-					count(spec.Names...)
+				if spec, ok := spec.(*ast.TypeSpec); ok && spec.Name.IsExported() {
+					n++
 				}
 			}
 		}

@@ -73,7 +73,7 @@ func TestHuntOfOneStore(t *testing.T) {
 		return cmd
 	}
 	mine, theirs := start("mine"), start("theirs")
-	defer func() { _ = process.Reap(t.Context(), job); _ = theirs.Wait() }()
+	defer func() { _ = process.NewHunt(job).Kill(t.Context()); _ = theirs.Wait() }()
 	if err := process.NewHunt(job).Of(client.EnvStoreID+"=mine", client.EnvRun+"=b").Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestHunt(t *testing.T) {
 		return cmd
 	}
 	mine, theirs := start(job), start(other)
-	defer func() { _ = process.Reap(t.Context(), other); _ = theirs.Wait() }()
+	defer func() { _ = process.NewHunt(other).Kill(t.Context()); _ = theirs.Wait() }()
 	deadline := time.After(time.Minute)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -126,7 +126,7 @@ func TestHunt(t *testing.T) {
 			t.Fatalf("%d processes are found", n)
 		}
 	}
-	if err := process.Reap(t.Context(), job); err != nil {
+	if err := process.NewHunt(job).Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	_ = mine.Wait() // it was killed

@@ -9,16 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReapTimeout bounds how long [Reap] and [Hunt.Kill] keep killing.
+// ReapTimeout bounds how long [Hunt.Kill] keeps killing.
 const ReapTimeout = 30 * time.Second
 
-// Reap kills every process of this user that belongs to one of the jobs: its
-// environment carries the marker, or it descends from one that does, or is in
-// a group or session of one. It goes on until a look finds none, and waits for
-// each to be gone. Zombies count as gone.
-func Reap(ctx context.Context, jobs ...string) error { return NewHunt(jobs...).Kill(ctx) }
-
-// Kill kills what the hunt finds, until it finds nothing.
+// Kill kills what the hunt finds, and waits for each to be gone. It goes on until
+// a look finds none. Zombies count as gone.
 func (h *Hunt) Kill(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ReapTimeout)
 	defer cancel()
