@@ -51,32 +51,34 @@ func subnormal(b, magic uint32) uint32 {
 	return math.Float32bits(math.Float32frombits(b)+math.Float32frombits(magic)) - magic
 }
 
-func toFloat8E5M2(b uint32) byte {
-	sign := byte(b >> 24 & 0x80)
-	b &^= signBit32
-	switch {
-	case b > infBits32:
-		return sign | 0x7f
-	case b >= 0x47700000: // 61440, half way to the first power of two that there is not
-		return sign | 0x7c
-	case b < 113<<23:
-		return sign | byte(subnormal(b, 134<<23))
-	}
-	return sign | byte((b-112<<23+0xfffff+b>>21&1)>>21)
+// float8 is a type of 8 bits, by what of a float32 becomes what of it.
+type float8 struct {
+	over     uint32 // the first magnitude that becomes above
+	above    byte
+	normal   uint32 // the smallest magnitude that is not subnormal
+	magic    uint32 // of subnormal
+	bias     uint32 // of the exponents' difference
+	mantissa int    // bits that are dropped
 }
 
-func toFloat8E4M3(b uint32) byte {
+var (
+	float8E5M2 = float8{over: 0x47700000 /* 61440, half way to the first power of two that there is not */, above: 0x7c, normal: 113 << 23, magic: 134 << 23, bias: 112 << 23, mantissa: 21}
+	float8E4M3 = float8{over: 0x43e00000 /* 448, the largest */, above: 0x7e, normal: 121 << 23, magic: 141 << 23, bias: 120 << 23, mantissa: 20}
+)
+
+// of rounds the float32 with the bits b to the nearest, ties to even.
+func (f *float8) of(b uint32) byte {
 	sign := byte(b >> 24 & 0x80)
 	b &^= signBit32
 	switch {
 	case b > infBits32:
 		return sign | 0x7f
-	case b >= 0x43e00000: // 448, the largest
-		return sign | 0x7e
-	case b < 121<<23:
-		return sign | byte(subnormal(b, 141<<23))
+	case b >= f.over:
+		return sign | f.above
+	case b < f.normal:
+		return sign | byte(subnormal(b, f.magic))
 	}
-	return sign | byte((b-120<<23+0x7ffff+b>>20&1)>>20)
+	return sign | byte((b-f.bias+(1<<(f.mantissa-1)-1)+b>>f.mantissa&1)>>f.mantissa)
 }
 
 // fromFloat16 makes a NaN quiet, as processors do.

@@ -91,11 +91,11 @@ func writeFloats(dst []byte, f []float64, to DType) {
 		}
 	case Float8E5M2:
 		for i := range f {
-			dst[i] = toFloat8E5M2(single(f[i]))
+			dst[i] = float8E5M2.of(single(f[i]))
 		}
 	case Float8E4M3:
 		for i := range f {
-			dst[i] = toFloat8E4M3(single(f[i]))
+			dst[i] = float8E4M3.of(single(f[i]))
 		}
 	}
 }

@@ -125,22 +125,13 @@ func (r *Root) subdirs(ctx context.Context, dir string, linked func(Damaged)) ([
 	if err != nil {
 		return nil, err
 	}
-	dirs := names[:0]
-	for _, sub := range names {
-		info, err := r.b.Stat(ctx, path.Join(dir, sub))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if link, ok := r.linkAt(path.Join(dir, sub), err); ok {
-			linked(link)
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if info.Dir {
-			dirs = append(dirs, sub)
-		}
+	found, err := r.changes(ctx, dir, names, linked)
+	if err != nil {
+		return nil, err
+	}
+	dirs := make([]string, len(found))
+	for i, sub := range found {
+		dirs[i] = path.Base(sub.name)
 	}
 	slices.Sort(dirs)
 	return dirs, nil

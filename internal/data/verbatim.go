@@ -92,23 +92,17 @@ func (f *VerbatimFile) Open(ctx context.Context) (object.Object, error) {
 	return f.root.b.Open(ctx, f.lies)
 }
 
-// Blocks are bytes of a file with the checksum of each 64 KiB of them.
-type Blocks struct {
-	Offset, Size int64
-	CRC32C       []uint32
-}
-
 // Sums yields the blocks that hold the bytes of the file from one offset to another,
 // in order and without gaps: a reader of these bytes can verify them. It yields nothing
 // for an attachment, which has a digest of all its bytes instead.
-func (f *VerbatimFile) Sums(from, to int64) iter.Seq[Blocks] {
+func (f *VerbatimFile) Sums(from, to int64) iter.Seq[checkpoint.Extent] {
 	from, to = max(from, 0), min(to, f.Size)
-	return func(yield func(Blocks) bool) {
+	return func(yield func(checkpoint.Extent) bool) {
 		for i := f.extentAt(from); i < len(f.extents) && f.extents[i].Offset < to; i++ {
 			e := f.extents[i]
 			first := max(from-e.Offset, 0) / checkpoint.BlockSize
 			last := checkpoint.Blocks(min(to-e.Offset, e.Size))
-			out := Blocks{Offset: e.Offset + first*checkpoint.BlockSize, CRC32C: e.Sums[first:last]}
+			out := checkpoint.Extent{Offset: e.Offset + first*checkpoint.BlockSize, Sums: e.Sums[first:last]}
 			out.Size = e.Offset + min(last*checkpoint.BlockSize, e.Size) - out.Offset
 			if !yield(out) {
 				return

@@ -72,15 +72,8 @@ func Attend(ctx context.Context, cfg AttendConfig, store session.Store) (err err
 
 // attend runs the one attempt of [Attend].
 func (j *job) attend(ctx context.Context) error {
-	trial, err := j.OpenTrial(ctx, j.orders.saw)
+	trial, resume, err := j.takeOver(ctx)
 	if err != nil {
-		return err
-	}
-	resume, err := j.firstResume(ctx, trial)
-	if err := errors.Join(err, j.KeepStaged(resume)); err != nil {
-		return err
-	}
-	if err := j.ReapEarlier(ctx); err != nil {
 		return err
 	}
 	n := trial.Attempt + 1

@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // job is the state of one Run.
@@ -146,18 +147,23 @@ func (j *job) started(ctx context.Context, host string) error {
 	return err
 }
 
+// takeOver opens the trial, finishes what can be finished of the saves that
+// earlier jobs have left, ends their processes, and says what to resume from.
+func (j *job) takeOver(ctx context.Context) (trial projections.Trial, resume string, err error) {
+	if trial, err = j.OpenTrial(ctx, j.orders.saw); err != nil {
+		return trial, "", err
+	}
+	resume, err = j.firstResume(ctx, trial)
+	if err := errors.Join(err, j.KeepStaged(resume)); err != nil {
+		return trial, "", err
+	}
+	return trial, resume, j.ReapEarlier(ctx)
+}
+
 // attempts runs the worker group until it is done or may not be restarted.
 func (j *job) attempts(ctx context.Context) error {
-	trial, err := j.OpenTrial(ctx, j.orders.saw)
+	trial, resume, err := j.takeOver(ctx)
 	if err != nil {
-		return err
-	}
-	resume, err := j.firstResume(ctx, trial)
-	// What could be finished is.
-	if err := errors.Join(err, j.KeepStaged(resume)); err != nil {
-		return err
-	}
-	if err := j.ReapEarlier(ctx); err != nil {
 		return err
 	}
 	backoff, head, loop := backoff{enough: j.cfg.ShortLife}, trial.Head, crashLoop{}

@@ -164,8 +164,8 @@ func (r *reading) sums(from, to int64) verifyReply {
 		if out.Runs == nil {
 			out.From = min(from, blocks.Offset)
 		}
-		sums := make([]byte, 0, 4*len(blocks.CRC32C))
-		for _, sum := range blocks.CRC32C {
+		sums := make([]byte, 0, 4*len(blocks.Sums))
+		for _, sum := range blocks.Sums {
 			sums = binary.LittleEndian.AppendUint32(sums, sum)
 		}
 		out.Runs = append(out.Runs, run{Offset: blocks.Offset, Size: blocks.Size, Sums: sums})
