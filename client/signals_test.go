@@ -117,3 +117,45 @@ func termBeforeRelease(t *testing.T) {
 		t.Errorf("the worker ended by %v, want SIGTERM", err)
 	}
 }
+
+// A program that takes its own signals gets them from nobody else.
+func TestOwnSignals(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/v1/hello", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"protocol":3,"run":"r","attempt":1,"world_size":1}`)
+	})
+	server := &http.Server{Handler: mux}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	defer func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	}()
+	t.Setenv(EnvSocket, socket)
+	t.Setenv(EnvToken, "secret")
+	ctx, cancel := context.WithTimeout(t.Context(), heldLimit)
+	defer cancel()
+	for _, own := range []bool{true, false} {
+		var options []Option
+		if own {
+			options = append(options, WithOwnSignals())
+		}
+		c, err := Connect(ctx, options...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.HoldsSignals() == own {
+			t.Errorf("with own signals %t, the client holds them: %t", own, c.HoldsSignals())
+		}
+		c.Close()
+	}
+}
