@@ -15,12 +15,23 @@ import (
 // asProgram makes the test binary run main: it is the trainer, its guard and its workers.
 const asProgram = "MYTRAINER_RUN"
 
+// runtimeDir is where the programs make their sockets, which need a short path.
+var runtimeDir string
+
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 		return
 	}
-	os.Exit(m.Run())
+	dir, err := os.MkdirTemp("/tmp", "mt")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	runtimeDir = dir
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
 }
 
 // program runs the program in a directory, and returns its output and exit code.
@@ -30,16 +41,11 @@ func program(t *testing.T, dir string, args ...string) (out string, code int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runtime, err := os.MkdirTemp("/tmp", "mt") // sockets need a short path
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(runtime) })
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Dir, cmd.WaitDelay = dir, 10*time.Second
-	cmd.Env = append(os.Environ(), asProgram+"=1", "XDG_RUNTIME_DIR="+runtime, "XDG_STATE_HOME="+filepath.Join(dir, "state"))
+	cmd.Env = append(os.Environ(), asProgram+"=1", "XDG_RUNTIME_DIR="+runtimeDir, "XDG_STATE_HOME="+filepath.Join(dir, "state"))
 	said, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
 		t.Fatal(err)
