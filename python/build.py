@@ -53,9 +53,10 @@ def programs(folder: str, native: bool) -> None:
     """Build the programs into a folder, and the native helper."""
     if native:
         helper(folder)
-    for name, cgo in (("ckptstore", False), ("trainer", native)):
+    trainer = "github.com/ckptstore/ckptstore/internal/trainer"
+    for name, package, cgo in (("ckptstore", "main", False), ("trainer", trainer, native)):
         subprocess.run(
-            ["go", "build", "-buildvcs=false", "-ldflags", f"-s -w -X main.release={version()}", "-o", os.path.join(folder, name), "./cmd/" + name],
+            ["go", "build", "-buildvcs=false", "-ldflags", f"-s -w -X {package}.release={version()}", "-o", os.path.join(folder, name), "./cmd/" + name],
             cwd=ROOT, env={**os.environ, "CGO_ENABLED": "1" if cgo else "0"}, check=True,
         )
 

@@ -34,12 +34,12 @@ const stopPatience = 10 * time.Minute
 // Each result is one report to the trainer. Its "step" is the training's step,
 // or else the number of the iteration in this attempt; "step", "done" and
 // "time_this_iter_s" are told beside the metrics, not among them. A failure goes to standard error and, with
-// its traceback, into the trainer's error file.
-func Main(ctx context.Context, train any) int {
-	return run(ctx, train, os.Stderr)
+// its traceback, into the trainer's error file. Options change how the worker connects.
+func Main(ctx context.Context, train any, options ...client.Option) int {
+	return run(ctx, train, os.Stderr, options...)
 }
 
-func run(ctx context.Context, train any, stderr io.Writer) int {
+func run(ctx context.Context, train any, stderr io.Writer, options ...client.Option) int {
 	var connection atomic.Pointer[client.Client]
 	ctx, release := untilSignalled(ctx, func() bool {
 		c := connection.Load()
@@ -52,7 +52,7 @@ func run(ctx context.Context, train any, stderr io.Writer) int {
 		fmt.Fprintln(stderr, err)
 		return exitConfig
 	}
-	c, err := client.Connect(ctx, connection.Store) // before it holds signals
+	c, err := client.Connect(ctx, append(options, connection.Store)...) // before it holds signals
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		if errors.Is(err, client.ErrNoTrainer) {

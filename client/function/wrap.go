@@ -35,6 +35,9 @@ func (c Checkpoint) Save(ctx context.Context, step int64, state client.State, o 
 	return c.c.Save(ctx, step, state, o)
 }
 
+// Client returns the worker's connection, for RPC and collectives; nil without a trainer.
+func (c Checkpoint) Client() *client.Client { return c.c }
+
 // Function is a training function whose signature is known.
 type Function struct {
 	fn        reflect.Value

@@ -8,10 +8,7 @@ import (
 	"context"
 	"os"
 
-	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/trainer"
 )
 
-func main() {
-	data.Threads()
-	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
-}
+func main() { os.Exit(trainer.Main(context.Background())) }

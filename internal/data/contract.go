@@ -2,12 +2,61 @@ package data
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// Writer writes one checkpoint in five steps, called in the order below. Each
-// node of a job has its own writer; all of them write into one directory.
+// Storage decides how the bytes of a job's checkpoints are written and read. The
+// trainer asks it for a new Writer or Reader whenever it takes a step, on several
+// goroutines at once: what one step leaves for the next is on disk. Manifests and
+// receipts stay the store's, see [Location.Commit].
+type Storage interface {
+	Writer(at Location) Writer
+	// Reader reads a committed checkpoint. For one that this storage has not
+	// written, it returns at.Reader.
+	Reader(at Location) Reader
+}
+
+// Location is where one checkpoint lies in a store.
+type Location struct {
+	// Ref names the checkpoint. While a rank's plan is prepared, the checkpoint has no
+	// ID yet, and Ref has its name.
+	Ref checkpoint.Ref
+	// Dir is its directory. Writer.SetUp makes it; an aborted save and a deletion remove
+	// it with all files in it.
+	Dir string
+	// Writer and Reader are the store's own. A storage that only adds to them passes
+	// its steps on to them; one that replaces them may still use their plans.
+	Writer Writer
+	Reader Reader
+}
+
+// Commit is the last step of a storage with files of its own, which has checked that
+// they are all in place: it makes the manifest durable, calls commit, and writes the
+// receipt. Writer.Finish does the same and checks the store's own files first.
+func (l Location) Commit(ctx context.Context, m checkpoint.Manifest, commit Commit) (checkpoint.Receipt, error) {
+	w, own := l.Writer.(*FileWriter)
+	if !own {
+		return checkpoint.Receipt{}, fmt.Errorf("commit %s: the location is not one that the trainer gave", l.Ref)
+	}
+	return w.finish(ctx, m, commit, false)
+}
+
+// Location is that of the checkpoint that w writes.
+func (w *FileWriter) Location() Location {
+	return Location{Ref: w.ref, Dir: w.root.path(w.ref), Writer: w, Reader: w.root.Reader(w.ref)}
+}
+
+// Location is that of the checkpoint that r reads.
+func (r *FileReader) Location() Location {
+	return Location{Ref: r.ref, Dir: r.root.path(r.ref), Writer: r.root.Writer(r.ref), Reader: r}
+}
+
+// Writer writes one checkpoint in five steps. Plans are prepared before the directory is
+// set up: a rank's local plan is, before the checkpoint has begun, only when the attempt
+// has not seen it yet. Each node of a job has its own writers; all of them write into one
+// directory.
 //
 // Every step may be repeated after an error or a crash, by another process
 // too, and then does what is left to do. A checkpoint that was begun and not

@@ -160,11 +160,21 @@ func (e *backendHooks) trains() (bool, error) {
 	return err == nil, err
 }
 
-// failed ends the backend's part without a word to it.
+// failed ends the backend's part without OnShutdown.
 func (e *backendHooks) failed() {
 	if e != nil {
 		e.exec.Abort()
 	}
+}
+
+// observe tells a backend that wants to know it why its group has failed.
+func (e *backendHooks) observe(work context.Context, cause *FailedError, limit time.Duration) {
+	if e == nil || cause == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(work, limit)
+	defer cancel()
+	e.exec.Failed(ctx, errors.New(cause.Cause))
 }
 
 // shutDown ends the backend's part gracefully, unless it has ended.

@@ -110,7 +110,7 @@ func (j *job) examine(ctx context.Context, ref checkpoint.Ref, manifest checkpoi
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		report, err := j.store.Data.VerifyWith(ctx, ref, manifest, data.VerifyOptions{Sizes: true})
+		report, err := j.look(ctx, ref, manifest)
 		answers <- answer{report, err}
 	}()
 	select {
@@ -119,6 +119,24 @@ func (j *job) examine(ctx context.Context, ref checkpoint.Ref, manifest checkpoi
 	case <-ctx.Done():
 		return data.Report{}, context.Cause(ctx)
 	}
+}
+
+// look asks a storage of the job's own whether it can read the checkpoint, and looks
+// at the files of any other.
+func (j *job) look(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest) (data.Report, error) {
+	own := j.store.Data.Reader(ref).WithManifest(manifest)
+	reader := j.store.Reader(own)
+	if reader == data.Reader(own) {
+		return j.store.Data.VerifyWith(ctx, ref, manifest, data.VerifyOptions{Sizes: true})
+	}
+	m, err := reader.ReadMetadata(ctx)
+	if err == nil {
+		err = reader.SetUp(ctx, m, true)
+	}
+	if err != nil && ctx.Err() == nil {
+		return data.Report{Files: 1, Findings: []data.Finding{{Kind: data.Unreadable, File: "the job's own storage", Block: -1, Offset: -1, Problem: err.Error()}}}, nil
+	}
+	return data.Report{}, err
 }
 
 // wholeFrom returns the newest whole checkpoint at head or behind it in the

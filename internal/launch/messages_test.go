@@ -12,26 +12,14 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
-	"github.com/ckptstore/ckptstore/internal/collective"
+	workers "github.com/ckptstore/ckptstore/client/rpc"
 	"github.com/ckptstore/ckptstore/internal/rpc"
 )
 
 // openAgent opens an agent of a backend over what the trainer has for it. Every
 // rank does.
 func openAgent(ctx context.Context, c *client.Client, backend string) (rpc.Agent, error) {
-	registry := rpc.Builtin()
-	b, err := registry.Lookup(backend)
-	if err != nil {
-		return nil, err
-	}
-	s := rpc.Setup{
-		Backend: b, Name: client.AgentName(c.Rank), Rank: rpc.AnyRank, World: rpc.AnyRank,
-		Store: c.Store(), Token: "of the test", Group: collective.New(c.Collectives(), collective.Options{}),
-	}
-	if backend == rpc.ProcessGroup {
-		s.Store = c.Messenger()
-	}
-	return registry.Init(ctx, s)
+	return workers.Open(ctx, c, workers.NewRegistry(), backend, nil)
 }
 
 // answer is what a rank makes of a body.

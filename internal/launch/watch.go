@@ -80,6 +80,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	if cause != nil && cause.Rank >= 0 {
 		cause.Tail = w.proc(cause.Rank).Tail()
 	}
+	w.backendHooks.observe(work, cause, w.cfg.Grace)
 	return cause, err
 }
 

@@ -17,7 +17,7 @@ const readsSlots = 3
 func (j *Job) newLoader(g *Group) *restore.Loader {
 	return restore.New(restore.Config{
 		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.Number, World: j.cfg.World(), Resume: g.Resume,
-		Store: restore.Store{Resolve: j.store.Views.Resolve, Foreign: j.store.Foreign, Data: j.store.Data},
+		Store: restore.Store{Resolve: j.store.Views.Resolve, Foreign: j.store.Foreign, Data: j.store.Data, Reader: j.store.Reader},
 		Log:   loads{j.decisions}, Arenas: j.arenas, Spare: g.slots.Spare, Limit: j.store.answering, Work: g.work, Logger: j.log,
 	})
 }

@@ -65,7 +65,7 @@ func (s *rankServer) local(ctx context.Context, req client.SaveRequest) (known *
 		seen[staging.Key(p)] = true
 		local.Items = append(local.Items, p)
 	}
-	local, err = s.store.Data.Writer(s.saver.ref(req.Name)).PrepareLocalPlan(ctx, local)
+	local, err = s.saver.writer(s.store.Data.Writer(s.saver.ref(req.Name))).PrepareLocalPlan(ctx, local)
 	if err != nil {
 		return nil, nil, badRequest("%w", err)
 	}

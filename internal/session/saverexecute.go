@@ -42,7 +42,7 @@ func (s *saver) publish(ctx context.Context, body events.Body) error {
 		if err != nil {
 			return err
 		}
-		w := s.store.Data.Writer(s.ref(g.Checkpoint))
+		w := s.writer(s.store.Data.Writer(s.ref(g.Checkpoint)))
 		if layout, err = w.PrepareGlobalPlan(ctx, layout); err != nil {
 			if errors.Is(err, syscall.ENOSPC) {
 				s.full(g.Checkpoint)
@@ -172,6 +172,14 @@ func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank
 	return err
 }
 
+// writer is own or, for all but saves of whole files, the job's storage in its place.
+func (s *saver) writer(own *data.FileWriter) data.Writer {
+	if s.whole(own.Location().Ref.Checkpoint) != nil {
+		return own
+	}
+	return s.store.writer(own)
+}
+
 func (s *saver) ref(id string) checkpoint.Ref {
 	return checkpoint.RefOf(s.decisions.run, s.decisions.trial, id)
 }
@@ -218,7 +226,7 @@ func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, e
 	}
 	w, err := s.writeFrom(ctx, c, src)
 	var digests []data.ChunkDigest
-	if err == nil {
+	if err == nil && s.store.Storage == nil { // of other storages, nobody knows what their files hold
 		var derr error
 		digests, derr = s.store.Data.ChunkDigests(ctx, s.ref(c.Checkpoint), checkpoint.RankIndex{Rank: c.Rank, Index: w.Index})
 		if derr != nil {
@@ -231,10 +239,11 @@ func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, e
 
 // writeFrom makes the bytes of one rank durable.
 func (s *saver) writeFrom(ctx context.Context, c planner.Write, src data.Source) (data.Written, error) {
-	w := s.reusing(ctx, c.Checkpoint)
+	own := s.reusing(ctx, c.Checkpoint)
 	if u := s.usesOf(c.Checkpoint); u != nil {
-		w.Together(u)
+		own.Together(u)
 	}
+	w := s.writer(own)
 	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
 		return data.Written{}, err
 	}
@@ -244,7 +253,7 @@ func (s *saver) writeFrom(ctx context.Context, c planner.Write, src data.Source)
 // commit is the crash law of a save: manifest, decision, receipt.
 func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	id := c.Manifest.Checkpoint
-	w := s.store.Data.Writer(s.ref(id))
+	w := s.writer(s.store.Data.Writer(s.ref(id)))
 	_, err := w.Finish(ctx, c.Manifest, func(ctx context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error) {
 		r, err := s.decisions.decide(ctx, &events.CheckpointCommitted{
 			Attempt: c.Manifest.Attempt, Checkpoint: id, Manifest: manifest.String(), Bytes: c.Bytes,

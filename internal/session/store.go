@@ -67,6 +67,7 @@ type Store struct {
 	Views    Views
 	Blobs    Blobs
 	Data     *data.Root
+	Storage  data.Storage // writes and reads in the place of Data; nil: Data does
 	Foreign  Foreign
 	Conflict func(error) bool // whether Log.Decide failed because another decision came first
 	// Unserved reports whether a call of Log or Views failed because nobody
@@ -81,6 +82,22 @@ type Store struct {
 	Room func(*os.File) (int64, error)
 
 	words *lastWords // what Log and Views wait by; nil: they do not wait
+}
+
+// writer is own or, if the job has a storage, that storage's in its place.
+func (s *Store) writer(own *data.FileWriter) data.Writer {
+	if s.Storage == nil {
+		return own
+	}
+	return s.Storage.Writer(own.Location())
+}
+
+// Reader is own or, if the job has a storage, that storage's in its place.
+func (s *Store) Reader(own *data.FileReader) data.Reader {
+	if s.Storage == nil {
+		return own
+	}
+	return s.Storage.Reader(own.Location())
 }
 
 // resolveBlobs returns r with the plan in its body inline, so that a pure fold

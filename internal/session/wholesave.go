@@ -83,11 +83,16 @@ func (s *saver) putWhole(id string, from *data.Sealed) {
 	s.wholes[id] = from
 }
 
+// whole is where the bytes of a save are which no slot has, or nil.
+func (s *saver) whole(id string) *data.Sealed {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wholes[id]
+}
+
 // putOf writes the bytes of one rank, wherever they are.
 func (s *saver) putOf(ctx context.Context, c planner.Write) (data.Written, error) {
-	s.mu.Lock()
-	from := s.wholes[c.Checkpoint]
-	s.mu.Unlock()
+	from := s.whole(c.Checkpoint)
 	if from == nil {
 		return s.put(ctx, c)
 	}

@@ -29,7 +29,7 @@
 //
 // OnShutdown runs at a graceful end only: all workers have ended well, or
 // somebody has asked for the end and they have not been sent a signal yet. After
-// a failure it does not run.
+// a failure it does not run: a [FailureObserver] is told when no process is left.
 package backend
 
 import (
@@ -64,6 +64,12 @@ type Backend interface {
 // hello is answered. Then every worker of the group has to say hello.
 type Gate interface {
 	HoldsHello() bool
+}
+
+// FailureObserver is a backend that is told when a group that has started fails, before
+// the next one starts. No process of the group is left then.
+type FailureObserver interface {
+	OnFailure(ctx context.Context, g *Group, cause error) error
 }
 
 // Default does nothing in each hook, to be embedded.

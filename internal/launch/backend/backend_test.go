@@ -155,3 +155,47 @@ func TestShutdown(t *testing.T) {
 		t.Errorf("OnShutdown ran %d times; the log is %s", n, log.String())
 	}
 }
+
+// observes is a backend that notes why its groups have failed.
+type observes struct {
+	Default
+	causes []string
+}
+
+func (o *observes) OnFailure(_ context.Context, g *Group, cause error) error {
+	o.causes = append(o.causes, cause.Error())
+	return nil
+}
+
+func (o *observes) OnShutdown(context.Context, *Group) error {
+	o.causes = append(o.causes, "shutdown")
+	return nil
+}
+
+// A group that was aborted has failed, one that ends otherwise has not.
+func TestFailureObserver(t *testing.T) {
+	o := &observes{}
+	e := NewExecutor("test", o, Options{})
+	start := func() {
+		t.Helper()
+		if err := e.Start(t.Context(), groupOf("")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cause := errors.New("rank 0 is gone")
+	e.Failed(t.Context(), cause) // no group is live
+	start()
+	e.Failed(t.Context(), cause) // nor has this one failed
+	e.Abort()
+	e.Shutdown(t.Context())
+	e.Failed(t.Context(), cause)
+	e.End()
+	start()
+	e.Shutdown(t.Context())
+	e.Abort()
+	e.Failed(t.Context(), cause) // it has ended gracefully
+	e.End()
+	if want := []string{"rank 0 is gone", "shutdown"}; !slices.Equal(o.causes, want) {
+		t.Errorf("hooks noted %q, want %q", o.causes, want)
+	}
+}

@@ -27,26 +27,12 @@ const (
 // Builtin is a new registry of the built-in backends.
 func Builtin() *Registry {
 	return &Registry{configs: map[string]Config{
-		Torch:        builtin{Torch, torch{}},
-		TensorPipe:   builtin{TensorPipe, rpc{name: TensorPipe}},
-		ProcessGroup: builtin{ProcessGroup, rpc{name: ProcessGroup}},
-		None:         builtin{None, Default{}},
+		Torch:        named{Torch, torch{}},
+		TensorPipe:   named{TensorPipe, rpc{name: TensorPipe}},
+		ProcessGroup: named{ProcessGroup, rpc{name: ProcessGroup}},
+		None:         named{None, Default{}},
 	}}
 }
-
-// builtin is the config of a backend without state.
-type builtin struct {
-	name    string
-	backend Backend
-}
-
-var _ Config = builtin{}
-
-// Name implements Config.
-func (b builtin) Name() string { return b.name }
-
-// Backend implements Config.
-func (b builtin) Backend() Backend { return b.backend }
 
 // torch is for scripts that call init_process_group.
 type torch struct{ Default }

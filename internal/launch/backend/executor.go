@@ -46,6 +46,7 @@ type session struct {
 	started  bool // all hooks of the start have ended well
 	training bool // OnTrainingStart has begun
 	closed   bool // OnShutdown has begun, or must not run
+	failed   bool // it must not run
 }
 
 // NewExecutor is an executor of a backend with a name for its errors.
@@ -150,9 +151,31 @@ func (e *Executor) Shutdown(ctx context.Context) {
 	}
 }
 
-// Abort says that the end of the live group is not graceful: no hook runs any
-// more.
-func (e *Executor) Abort() { e.close() }
+// Abort says that the end of the live group is not graceful: no hook but OnFailure runs
+// any more.
+func (e *Executor) Abort() {
+	if s := e.close(); s != nil {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		s.failed = true
+	}
+}
+
+// Failed tells a [FailureObserver] why the live group was aborted. Its error is logged.
+func (e *Executor) Failed(ctx context.Context, cause error) {
+	observer, ok := e.backend.(FailureObserver)
+	e.mu.Lock()
+	s := e.live
+	ok = ok && s != nil && s.failed
+	e.mu.Unlock()
+	if !ok {
+		return
+	}
+	err := e.call(ctx, "OnFailure", s.group, func(ctx context.Context, g *Group) error { return observer.OnFailure(ctx, g, cause) })
+	if err != nil {
+		e.opts.Log.Warn("OnFailure failed", "backend", e.name, "error", err)
+	}
+}
 
 // End says that no worker of the group is left.
 func (e *Executor) End() {

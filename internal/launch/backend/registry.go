@@ -14,6 +14,20 @@ type Config interface {
 	Backend() Backend
 }
 
+// Named is the config of a backend that all jobs share.
+func Named(name string, b Backend) Config { return named{name, b} }
+
+type named struct {
+	name    string
+	backend Backend
+}
+
+// Name implements Config.
+func (n named) Name() string { return n.name }
+
+// Backend implements Config.
+func (n named) Backend() Backend { return n.backend }
+
 // Registry is the backends that a trainer knows. It is filled before it is
 // asked: registering is not safe beside other calls.
 type Registry struct {

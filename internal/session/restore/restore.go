@@ -50,6 +50,8 @@ type Store struct {
 	// Foreign opens a checkpoint of another program by its path.
 	Foreign func(ctx context.Context, path string) (*data.Foreign, error)
 	Data    *data.Root
+	// Reader is own, or reads in its place.
+	Reader func(own *data.FileReader) data.Reader
 }
 
 // Log is told what becomes of a load. What it is told is durable when it returns.

@@ -32,7 +32,7 @@ func (l *Loader) reader(ctx context.Context, ref string) (data.Reader, projectio
 	if err != nil {
 		return nil, c, fmt.Errorf("checkpoint %s: %w", c.ID, err)
 	}
-	return l.cfg.Store.Data.Reader(checkpoint.RefOf(c.Run, c.Trial, c.ID)).WithManifest(digest), c, nil
+	return l.cfg.Store.Reader(l.cfg.Store.Data.Reader(checkpoint.RefOf(c.Run, c.Trial, c.ID)).WithManifest(digest)), c, nil
 }
 
 // from names the trial that a load reads from, if that is another than the group's

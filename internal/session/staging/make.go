@@ -9,8 +9,9 @@ import (
 // oldest is the slot to take of those that are fit: one whose memory is made
 // before one that has none, one that nobody reads before one that is read, and
 // of those the one that holds nothing, or what was written first: so the newest
-// checkpoint stays in memory as long as there is another slot. The caller holds
-// the lock.
+// checkpoint stays in memory as long as there is another slot. A slot whose
+// memory is just being made has none yet: who makes it does so without the lock.
+// The caller holds the lock.
 func (s *Slots) oldest(slots []*slot, fit func(*slot) bool) (best *slot) {
 	const read, unmade = 1 << 61, 1 << 60
 	least := math.MaxInt
@@ -19,7 +20,7 @@ func (s *Slots) oldest(slots []*slot, fit func(*slot) bool) (best *slot) {
 			continue
 		}
 		age := unmade
-		if sl.arena != nil {
+		if !sl.making && sl.arena != nil {
 			order, held := s.arenas.age(sl.arena)
 			if age = order; held {
 				age += read

@@ -1,4 +1,4 @@
-package main
+package trainer
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launches"
 	"github.com/ckptstore/ckptstore/internal/redact"
@@ -114,11 +115,12 @@ type runOptions struct {
 
 	supervisionOptions
 	signals *stopSignals
+	parts   Parts
 	logsOptions
 }
 
-func runCommand(std console.Streams, signals *stopSignals) *cobra.Command {
-	o := runOptions{signals: signals}
+func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Command {
+	o := runOptions{signals: signals, parts: p, backendOptions: backendOptions{known: p.Backends}}
 	c := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG...]",
 		Short: "Run a command as a group of workers, restarted from the last committed checkpoint",
@@ -190,6 +192,7 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 	if hidden := redact.Marked(append(cfg.Redact.Args(cfg.Launch.Flags), cfg.Redact.Args(cfg.Command)...)); len(hidden) > 0 {
 		log.Info("secrets are redacted in the log; ckptstore continue will refuse this command", "arguments", hidden)
 	}
+	cfg.Backends, cfg.InitHook = o.parts.Backends, o.parts.InitHook
 	cfg.Driver = gpu.System{}
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.Out}, &lines{to: std.Err}
 	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
@@ -214,7 +217,7 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 		}
 	}
 	cfg.Requests = o.signals.preemptible()
-	return runOn(ctx, st, cfg)
+	return runOn(ctx, st, cfg, o.parts.Storage)
 }
 
 // recordLaunch lets `ckptstore continue` know by which event this user's trainer
@@ -227,8 +230,9 @@ func recordLaunch(ctx context.Context, st *store.Store, started events.Recorded)
 	return launches.Of(st.ID, st.Copy, started, dir).Record(ctx)
 }
 
-// runOn runs a job of a run that no other job runs.
-func runOn(ctx context.Context, st *store.Store, cfg launch.Config) (err error) {
+// runOn runs a job of a run that no other job runs. Its checkpoints are written and read
+// by the storage; nil: the store's own.
+func runOn(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage) (err error) {
 	ctx, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
 	if running := (*store.RunningError)(nil); errors.As(err, &running) {
 		return fmt.Errorf("%w, or choose another --name", err)
@@ -247,7 +251,7 @@ func runOn(ctx context.Context, st *store.Store, cfg launch.Config) (err error) 
 	defer func() { err = errors.Join(err, about.Close()) }()
 	cfg.Services = about
 	return launch.Run(ctx, cfg, session.Store{
-		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
+		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Storage: storage, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: sharedMemory(cfg.Logger),
 	})

@@ -1,4 +1,15 @@
-package main
+// Package trainer is the program trainer: it parses a command line, starts what it
+// asks for and reports how that ended.
+//
+//	program.go      the program and its exit codes
+//	run.go          trainer run: a job in a store
+//	config.go       what the flags of a job ask for
+//	backend.go      workers and GPUs
+//	torchrun.go     torchrun's flags, supervision.go those of hangs and ends
+//	logs.go         where the workers' output goes
+//	nodes.go        nodes of a cluster, as schedulers name them
+//	signals.go      signals, and the time that they leave
+package trainer
 
 import (
 	"context"
@@ -16,9 +27,11 @@ import (
 
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/demo"
 	"github.com/ckptstore/ckptstore/internal/doctor"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/backend"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/problem/system"
@@ -37,8 +50,23 @@ const (
 // release is the version that the build of a wheel sets.
 var release = "(unreleased)"
 
+// Parts are what a program adds to the trainer. The zero value adds nothing.
+type Parts struct {
+	Backends *backend.Registry // nil: the built-in ones
+	// InitHook runs for each group before devices are shared and OnStart is called.
+	InitHook func(context.Context, *backend.Group) error
+	Storage  data.Storage // nil: the store's own
+}
+
+// Main runs the program on the arguments and streams of its process, and returns
+// its exit code.
+func Main(ctx context.Context, p Parts) int {
+	data.Threads()
+	return run(ctx, p, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+}
+
 // run is the whole program; it returns the exit code.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+func run(ctx context.Context, p Parts, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, signals, stop := untilSignal(ctx)
 	defer stop()
 	defer ignorePipes()()
@@ -49,7 +77,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		Version: release,
 	}
 	console.Program(root, args, stdout, stderr)
-	root.AddCommand(runCommand(std, signals), demo.Command(std, runDemoJob), guardCommand(std, signals), demo.WorkerCommand(signals.leave))
+	root.AddCommand(runCommand(std, signals, p), demo.Command(std, runDemoJob), guardCommand(std, signals), demo.WorkerCommand(signals.leave))
 	root.AddCommand(doctor.Command(stdout, envOr("CKPTSTORE_STORE", "ckpts"), gpu.Inspect))
 	err := root.ExecuteContext(ctx)
 	// What was waited for says only that the context ended, not why.
@@ -135,5 +163,5 @@ func guardCommand(std console.Streams, signals *stopSignals) *cobra.Command {
 // runDemoJob runs a job of the demo as `trainer run` does.
 func runDemoJob(ctx context.Context, st *store.Store, cfg launch.Config) error {
 	cfg.ExitCode = exitCode
-	return runOn(ctx, st, cfg)
+	return runOn(ctx, st, cfg, nil)
 }

@@ -1,4 +1,4 @@
-package main
+package trainer
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 // What the help speaks of is there: a flag that nobody registers is otherwise
 // missed only by whoever wants it.
 func TestFlagsOfTheHelp(t *testing.T) {
-	c := runCommand(console.Streams{}, nil)
+	c := runCommand(console.Streams{}, nil, Parts{})
 	named := regexp.MustCompile(`--([a-z][a-z-]+)`).FindAllStringSubmatch(c.Long, -1)
 	if len(named) == 0 {
 		t.Fatal("the help names no flag")
@@ -49,7 +49,7 @@ func TestAttributesOfTheLog(t *testing.T) {
 // An error may quote what a store or a worker says.
 func TestErrorsOnATerminal(t *testing.T) {
 	var out, errs bytes.Buffer
-	if code := run(t.Context(), []string{"run", "--no\x1b[2J\u202eflag"}, nil, &out, &errs); code != 64 {
+	if code := run(t.Context(), Parts{}, []string{"run", "--no\x1b[2J\u202eflag"}, nil, &out, &errs); code != 64 {
 		t.Errorf("exit code %d", code)
 	}
 	if said := errs.String(); !strings.Contains(said, `--no\x1b[2J\u202eflag`) || strings.ContainsAny(said, "\x1b\u202e") {

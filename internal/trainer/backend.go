@@ -1,4 +1,4 @@
-package main
+package trainer
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -18,6 +19,7 @@ import (
 
 // backendOptions choose the communication backend and the workers' GPUs.
 type backendOptions struct {
+	known         *backend.Registry // nil: the built-in ones
 	backend       string
 	gpusPerWorker string
 	shareDevices  bool
@@ -28,12 +30,20 @@ type backendOptions struct {
 const deviceTimeout = 30 * time.Second
 
 func (o *backendOptions) flags(f *pflag.FlagSet) {
-	f.StringVar(&o.backend, "backend", backend.Torch, "how the workers communicate: torch, tensorpipe, process_group or none")
+	f.StringVar(&o.backend, "backend", backend.Torch, "how the workers communicate: "+strings.Join(o.registry().Names(), ", "))
 	f.StringVar(&o.gpusPerWorker, "gpus-per-worker", "auto", "GPUs for each worker alone: a number, or auto (GPUs divided by workers); 0 leaves their CUDA_VISIBLE_DEVICES as it is")
 	f.BoolVar(&o.shareDevices, "share-devices", false, "let each worker see the GPUs of all, as scripts of torchrun expect; $"+backend.EnvShareDevices+" counts more (default: as the backend says; torch does)")
 }
 
-// given takes note of the flags that were given.
+// registry is that of the backends which --backend may name.
+func (o *backendOptions) registry() *backend.Registry {
+	if o.known == nil {
+		return backend.Builtin()
+	}
+	return o.known
+}
+
+// noteSharing takes note of the flags that were given.
 func (o *backendOptions) noteSharing(f *pflag.FlagSet) {
 	if f.Changed("share-devices") {
 		share := o.shareDevices
@@ -61,7 +71,7 @@ func (o *backendOptions) resolve(ctx context.Context, m machine, nproc string) (
 	fail := func(err error) (int, launch.BackendConfig, []string, error) {
 		return 0, launch.BackendConfig{}, nil, fmt.Errorf("%w: %w", launch.ErrConfig, err)
 	}
-	if _, err := backend.Builtin().Lookup(o.backend); err != nil {
+	if _, err := o.registry().Lookup(o.backend); err != nil {
 		return fail(fmt.Errorf("--backend: %w", err))
 	}
 	each := -1 // auto
