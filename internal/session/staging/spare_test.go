@@ -171,3 +171,27 @@ func TestFewerSlotsWhileOneIsMade(t *testing.T) {
 		t.Errorf("%d bytes are held, of a bound of %d", held, bound)
 	}
 }
+
+// Whether a save is skipped is judged while the memory of another slot is made.
+// The race detector finds what is read of it.
+func TestJudgeWhileMemoryIsMade(t *testing.T) {
+	a, err := Open(t.TempDir(), storeA, "run", 0, nil, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(a, Config{Slots: 2, Ranks: 1, Busy: BusySkip, Memory: Memory{Bytes: 256 << 20}, Log: slog.New(slog.DiscardHandler)})
+	defer func() {
+		s.Close()
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for i := range 8 {
+		id := string(rune('a' + i))
+		p := LayOut([]checkpoint.Item{{Value: true, Bytes: int64(i+1) << 20}}, nil) // each needs more memory, in both slots
+		if _, err := s.Take(t.Context(), Part{Checkpoint: id}, []int{0}, p); err != nil {
+			t.Fatal(err)
+		}
+		s.Abort(id)
+	}
+}
