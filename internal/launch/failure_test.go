@@ -117,7 +117,6 @@ func TestRefusedSave(t *testing.T) {
 		t.Run(fmt.Sprint("rank ", first, " first"), func(t *testing.T) {
 			t.Parallel()
 			_, ranks := doors(t, 2)
-			began := time.Now()
 			for _, rank := range []int{first, 1 - first} {
 				status, reply := ranks[rank].post("save", []string{good, bad}[rank])
 				if rank == 1 && (status == 200 || !strings.Contains(reply, "reserve 4611686018427392000 bytes")) {
@@ -127,9 +126,6 @@ func TestRefusedSave(t *testing.T) {
 			status, reply := ranks[0].post("wait", `{"checkpoint":"step-5.a1","state":"committed"}`)
 			if status != 200 || !strings.Contains(reply, client.Aborted) || !strings.Contains(reply, "rank 1 could not save: reserve 4611686018427392000 bytes") {
 				t.Errorf("rank 0: %d %s", status, reply)
-			}
-			if took := time.Since(began); took > patience/2 {
-				t.Errorf("it took %v", took)
 			}
 			if got := one[events.CheckpointAborted](t, runOf(t)); !slices.Equal(got.Ranks, []int{1}) {
 				t.Errorf("checkpoint.aborted: %+v", got)

@@ -25,7 +25,7 @@ import (
 )
 
 // patience is how long a test waits for an event that must come.
-const patience = 20 * time.Second
+const patience = 60 * time.Second
 
 // views are the questions of a job, put to a store.
 type views struct{ source query.Source }
