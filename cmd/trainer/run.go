@@ -190,7 +190,7 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 	if hidden := redact.Marked(append(cfg.Redact.Args(cfg.Launch.Flags), cfg.Redact.Args(cfg.Command)...)); len(hidden) > 0 {
 		log.Info("secrets are redacted in the log; ckptstore continue will refuse this command", "arguments", hidden)
 	}
-	cfg.Driver = gpu.System{}
+	cfg.Driver, cfg.Quiet = gpu.System{}, o.quiet
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.Out}, &lines{to: std.Err}
 	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
 		return err
