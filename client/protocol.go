@@ -55,7 +55,8 @@ const (
 	EnvTrial   = "CKPTSTORE_TRIAL"
 	EnvAttempt = "CKPTSTORE_ATTEMPT"
 	EnvResume  = "CKPTSTORE_RESUME"
-	EnvRPC     = "CKPTSTORE_RPC" // path of the socket where the worker may serve the trainer's calls
+	EnvRPC     = "CKPTSTORE_RPC"   // path of the socket where the worker may serve the trainer's calls
+	EnvQuiet   = "CKPTSTORE_QUIET" // "1" where the trainer was told to be quiet: workers give no advice, and warn of what is lost all the same
 )
 
 // Hello opens the conversation.

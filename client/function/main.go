@@ -62,7 +62,7 @@ func run(ctx context.Context, train any, stderr io.Writer, options ...client.Opt
 	}
 	defer c.Close()
 	// The function goes on after a signal: it has to clean up.
-	r := NewRunner(context.WithoutCancel(ctx), f.Entry(c.Config, Checkpoint{c.Resume, c}), Options{Logger: log, StopTimeout: stopPatience})
+	r := NewRunner(context.WithoutCancel(ctx), f.Entry(c.Config, Checkpoint{c.Resume, c}), Options{Logger: log, StopTimeout: stopPatience, Quiet: os.Getenv(client.EnvQuiet) == "1"})
 	_, err = Drive(ctx, r, connected{c, log})
 	code := exitCode(err)
 	if own := ownError(err); own != nil || code == exitFailed {

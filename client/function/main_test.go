@@ -83,6 +83,22 @@ func TestMainReports(t *testing.T) {
 	}
 }
 
+// A function that never reports is advised to, unless the trainer was told to be quiet.
+func TestMainQuiet(t *testing.T) {
+	for quiet, advised := range map[string]bool{"": true, "1": false} {
+		got := door(t, http.StatusOK)
+		t.Setenv(client.EnvQuiet, quiet)
+		var stderr bytes.Buffer
+		if code := run(t.Context(), func(context.Context, Config) {}, &stderr); code != exitDone {
+			t.Errorf("exit code %d: %s", code, &stderr)
+		}
+		if strings.Contains(stderr.String(), "without reporting") != advised {
+			t.Errorf("with %s=%q it prints %q", client.EnvQuiet, quiet, &stderr)
+		}
+		got()
+	}
+}
+
 // A report that is refused ends the function; one for which there is no room
 // does not.
 func TestMainRefused(t *testing.T) {

@@ -16,6 +16,7 @@ type Options struct {
 	// default 10 s. After it the function's context is cancelled, and the
 	// function is left to itself.
 	StopTimeout time.Duration
+	Quiet       bool // no advice in the log, as that to report; what is lost is warned of all the same
 }
 
 const defaultStopTimeout = 10 * time.Second
@@ -25,6 +26,7 @@ type Runner struct {
 	entry    Entry
 	log      *slog.Logger
 	patience time.Duration // of Stop
+	quiet    bool
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	reporter *Reporter
@@ -53,7 +55,7 @@ func NewRunner(ctx context.Context, entry Entry, o Options) *Runner {
 		o.StopTimeout = defaultStopTimeout
 	}
 	r := &Runner{
-		entry: entry, log: o.Logger, patience: o.StopTimeout,
+		entry: entry, log: o.Logger, patience: o.StopTimeout, quiet: o.Quiet,
 		results: make(chan handed, 1), errs: make(chan error, 1), last: Result{},
 		ended: make(chan struct{}), stopping: make(chan struct{}), turn: make(chan struct{}, 1),
 	}

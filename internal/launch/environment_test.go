@@ -83,6 +83,9 @@ func TestEnvironment(t *testing.T) {
 	slices.Sort(lines)
 	golden(t, "environment.txt", strings.Join(lines, ""))
 
+	if said, ok := env[client.EnvQuiet]; ok {
+		t.Errorf("%s is %q in a job that is not quiet", client.EnvQuiet, said)
+	}
 	other, _ := given(t, j, "[rank0] ")
 	if other["RANK"] != "0" || other["LOCAL_RANK"] != "0" || other["ROLE_RANK"] != "0" || other["MASTER_PORT"] == "" {
 		t.Errorf("rank 0 got %v", other)

@@ -42,6 +42,7 @@ type Config struct {
 	// Withheld names variables of the environment that workers do not inherit,
 	// such as the trainer's credentials: a worker is given a socket of its own.
 	Withheld []string
+	Quiet    bool // workers are told that no advice is wanted, by [client.EnvQuiet]
 
 	// Collect deletes the checkpoints that are not to be kept, after commits
 	// and beside the training; nil deletes none. It returns soon after its

@@ -3,6 +3,7 @@ package launch_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -42,6 +43,11 @@ var home *store.Store
 var memory string
 
 func runTests(m *testing.M) int {
+	// These tests wait for processes and time limits more than they compute. A
+	// number on the command line goes before.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		return status(err)
+	}
 	// Tests say themselves what torchrun's variables are.
 	if err := os.Unsetenv("OMP_NUM_THREADS"); err != nil {
 		return status(err)

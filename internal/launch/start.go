@@ -38,6 +38,9 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		set[client.EnvResume] = w.group.Resume
 		set[client.EnvStoreID] = w.store.ID
 		set[client.EnvRPC] = w.group.File(rank, rpcSocket)
+		if w.cfg.Quiet {
+			set[client.EnvQuiet] = "1"
+		}
 		stdout, stderr := w.outputs(rank)
 		env := mergeEnv(inherited(w.cfg.Withheld), set)
 		p, err := process.Start(rank, w.cfg.Command, env, stdout, stderr)

@@ -193,7 +193,7 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 		log.Info("secrets are redacted in the log; ckptstore continue will refuse this command", "arguments", hidden)
 	}
 	cfg.Backends, cfg.InitHook = o.parts.Backends, o.parts.InitHook
-	cfg.Driver = gpu.System{}
+	cfg.Driver, cfg.Quiet = gpu.System{}, o.quiet
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.Out}, &lines{to: std.Err}
 	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
 		return err

@@ -134,10 +134,10 @@ class Launches(unittest.TestCase):
     def program(self, source: str, *arguments: str, code: int = 0, name: str = "train", **env: str) -> list[Any]:
         return self.heard(self.start(source, *arguments, name=name, **env), code)
 
-    def trained(self, world: int, source: str, *flags: str, code: int = 0, name: str = "train") -> list[Any]:
+    def trained(self, world: int, source: str, *flags: str, code: int = 0, name: str = "train", quiet: bool = True) -> list[Any]:
         """What a program has said under a trainer, all ranks in turn."""
         done = subprocess.run(
-            [TRAINER, "run", "--store", self.store, "--nproc", str(world), "--max-restarts", "0", "-q", *flags, "--", sys.executable, self.script(source, name)],
+            [TRAINER, "run", "--store", self.store, "--nproc", str(world), "--max-restarts", "0", *(["-q"] if quiet else []), *flags, "--", sys.executable, self.script(source, name)],
             capture_output=True, text=True, timeout=DEADLINE, env=self.environment(), cwd=self.folder, check=False,
         )
         self.output = done.stdout + done.stderr

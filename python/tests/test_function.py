@@ -47,8 +47,8 @@ class Signatures(unittest.TestCase):
 
 
 class Functions(Launches):
-    def train(self, train: str, *flags: str, code: int = 0, world: int = 1) -> list[Any]:
-        return self.trained(world, TRAINS.replace("    {train}", textwrap.indent(textwrap.dedent(train), "    ")), *flags, code=code)
+    def train(self, train: str, *flags: str, code: int = 0, world: int = 1, quiet: bool = True) -> list[Any]:
+        return self.trained(world, TRAINS.replace("    {train}", textwrap.indent(textwrap.dedent(train), "    ")), *flags, code=code, quiet=quiet)
 
     def reported(self) -> list[dict[str, Any]]:
         """The reports in the log."""
@@ -86,9 +86,11 @@ class Functions(Launches):
                 self.assertEqual(self.train(train), ["over"])
                 self.assertEqual(len(self.reported()) - before, count)
 
-    def test_no_report_is_warned_of(self) -> None:
-        self.assertEqual(self.train("def train(config): pass"), ["over"])
-        self.assertIn("without reporting", self.output)
+    def test_no_report_is_warned_of_unless_the_trainer_is_quiet(self) -> None:
+        for quiet in (False, True):
+            with self.subTest(quiet=quiet):
+                self.assertEqual(self.train("def train(config): pass", quiet=quiet), ["over"])
+                self.assertEqual("function ran until completion without reporting" in self.output, not quiet, self.output)
 
     def test_what_is_no_result(self) -> None:
         for train in ("def train(config): return 'x'", "def train(config): yield None", "def train(config): return {'a': [1]}"):

@@ -6,6 +6,7 @@ import enum
 import json
 import unittest
 
+from ckptstore import _keys
 from ckptstore._nested import nest
 from ckptstore._paths import Literal, received, sent, step
 
@@ -36,6 +37,28 @@ class Nesting(unittest.TestCase):
         for bad in ["x", "__import__('os')", "1 +", ""]:
             with self.subTest(bad), self.assertRaises(ValueError):
                 nest({(Literal(bad),): 1})
+
+    def test_text_that_may_have_been_another_key(self) -> None:
+        tensors: list[tuple[str | int, ...]] = [
+            ("model", "0.weight"), ("model", "Tail"), ("list", 3), ("opt", "state", "0", "exp_avg"),
+            ("other", "state", "1", "n"), ("losses", "-7"), ("losses", "8"), ("pairs", "(1, 'a')"), ("flags", "None"),
+            ("rates", "2.5"), ("a.b", 2, "True"),
+        ]
+        values: list[tuple[str | int, ...]] = [("7",), ("8x",), ("opt", "param_groups", 0, "params"), ("sgd", "param_groups", 0, "params"), ("sgd", "state", "0", "step")]
+        self.assertEqual(_keys.texts(tensors, values), {"sgd.state": "0", "other.state": "1", "losses": "-7", "pairs": "(1, 'a')", "flags": "None", "rates": "2.5", "a.b.2": "True", "": "7"})
+
+    def test_an_optimizer_has_the_keys_that_its_groups_list(self) -> None:
+        for listed, keys, wanted in (
+            ([0, 1], ["1", "0"], [1, 0]),
+            ([0], ["0", "1"], ["0", "1"]),  # of something else
+            (["0"], ["0"], ["0"]),
+            ([0], [0], [0]),
+            ([True], ["True"], ["True"]),
+            ([], [], []),
+        ):
+            with self.subTest(listed=listed, keys=keys):
+                state = [{"state": dict.fromkeys(keys), "param_groups": [{"params": listed}]}]
+                self.assertEqual(list(map(repr, _keys.optimizers(state)[0]["state"])), list(map(repr, wanted)))
 
     def test_contradictions(self) -> None:
         for leaves, says in [

@@ -127,7 +127,8 @@ type renameRequest struct {
 }
 
 type renameReply struct {
-	Checkpoint string `json:"checkpoint,omitempty"` // that was committed
+	Checkpoint string            `json:"checkpoint,omitempty"` // that was committed
+	TextKeys   map[string]string `json:"text_keys,omitempty"`  // see textKeys
 }
 
 // rename gives a pending file another name; that of .metadata is the commit.
@@ -167,8 +168,7 @@ func (h *Handler) rename(ctx context.Context, in renameRequest) (renameReply, er
 		}
 		return h.renamedAlone(ctx, of, p, name)
 	}
-	id, err := h.commit(ctx, of, p, old)
-	return renameReply{Checkpoint: id}, err
+	return h.commit(ctx, of, p, old)
 }
 
 // commitTimeout bounds a commit, in which all data is on the disk already.
@@ -176,24 +176,24 @@ const commitTimeout = 10 * time.Minute
 
 // commit makes what is pending a checkpoint. After an error it is pending as
 // before.
-func (h *Handler) commit(ctx context.Context, to target, p *pending, metadata string) (id string, err error) {
+func (h *Handler) commit(ctx context.Context, to target, p *pending, metadata string) (done renameReply, err error) {
 	// Not ctx: whoever has asked for it may be gone, and it is committed or not.
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if h.pendingOf(to) != p {
-		return "", conflict("%s%s/%s was committed or removed meanwhile", scheme, to.run, dirOf(to.name))
+		return done, conflict("%s%s/%s was committed or removed meanwhile", scheme, to.run, dirOf(to.name))
 	}
 	if err := p.files.Rename(metadata, metadataFile); err != nil {
-		return "", named(err)
+		return done, named(err)
 	}
-	id, err = h.commitFiles(work, to, p)
+	done, err = h.commitFiles(work, to, p)
 	if err != nil {
 		if back := p.files.Rename(metadataFile, metadata); back != nil {
 			err = errors.Join(err, back)
 		}
-		return "", fmt.Errorf("commit %s%s/%s: %w", scheme, to.run, dirOf(to.name), err)
+		return renameReply{}, fmt.Errorf("commit %s%s/%s: %w", scheme, to.run, dirOf(to.name), err)
 	}
 	h.mu.Lock()
 	if h.pending[to] == p {
@@ -201,32 +201,33 @@ func (h *Handler) commit(ctx context.Context, to target, p *pending, metadata st
 	}
 	h.mu.Unlock()
 	if err := p.remove(work); err != nil {
-		h.log.Warn("files of a save stay on disk beside the checkpoint", "checkpoint", id, "error", err)
+		h.log.Warn("files of a save stay on disk beside the checkpoint", "checkpoint", done.Checkpoint, "error", err)
 	}
 	if err := h.gather(work, to); err != nil {
-		h.log.Warn("files that were written before a save stay checkpoints of their own", "checkpoint", id, "error", err)
+		h.log.Warn("files that were written before a save stay checkpoints of their own", "checkpoint", done.Checkpoint, "error", err)
 	}
-	return id, nil
+	return done, nil
 }
 
-func (h *Handler) commitFiles(ctx context.Context, to target, p *pending) (string, error) {
+func (h *Handler) commitFiles(ctx context.Context, to target, p *pending) (done renameReply, err error) {
 	from, err := foreign.Open(ctx, p.files.Files(), p.files.Path())
 	if err != nil {
-		return "", conflict("%w", err)
+		return done, conflict("%w", err)
 	}
 	for _, name := range p.files.Names() {
 		if f := p.files.File(name); f != nil && !f.Whole() && !strings.HasSuffix(name, ".tmp") {
-			return "", conflict("%s is not closed, or could not be written", name)
+			return done, conflict("%s is not closed, or could not be written", name)
 		}
 	}
 	if err := covered(from); err != nil {
-		return "", conflict("%w", err)
+		return done, conflict("%w", err)
 	}
 	sealed, err := p.files.Seal(ctx, from, p.files.Names()...)
 	if err != nil {
-		return "", err
+		return done, err
 	}
-	return h.keep(ctx, to, sealed)
+	id, err := h.keep(ctx, to, sealed)
+	return renameReply{Checkpoint: id, TextKeys: textKeys(from.Manifest().Layout)}, err
 }
 
 // keep commits files of which everything is known, as the attempt of the rank that

@@ -31,8 +31,19 @@ def _test() -> str:
         return current.read()
 
 
+_runs: dict[str, str] = {}  # by test; a forked process has those of its parent
+
+
 def _run() -> str:
-    return "test-" + hashlib.sha256(_test().encode()).hexdigest()[:16]
+    """The run of the test. Processes that are no ranks of one group are launches of their own:
+    each has a run, as two scripts at once have."""
+    import torch.distributed as dist
+
+    test = _test()
+    if test not in _runs:
+        own = "" if dist.is_available() and dist.is_initialized() else f"-{os.getpid()}"
+        _runs[test] = "test-" + hashlib.sha256(test.encode()).hexdigest()[:16] + own
+    return _runs[test]
 
 
 def _used(what: str, whose: str) -> None:

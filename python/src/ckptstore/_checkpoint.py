@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from . import _arrays
+from . import _arrays, _keys
 from ._nested import nest
 from ._paths import Path, received
 from ._reading import BoxPart, Part, ValuePart, fetch
@@ -182,7 +182,9 @@ class Checkpoint:
         """Everything, nested as it was when it was saved, by the same keys: needs PyTorch.
 
         Of a checkpoint that PyTorch's planner has flattened, by ways 1 and 2 and in files
-        of PyTorch's own, all keys are strings.
+        of PyTorch's own, all keys are strings, but for those of an optimizer's state, which
+        are as its groups list them. The save has warned of keys that look like numbers; for
+        files of PyTorch's own this does.
 
         rank says whose values are taken where each rank has its own; those that
         the rank did not save are left out. Where an empty container was an element
@@ -196,7 +198,11 @@ class Checkpoint:
         data = self._values([self._value_part(fqn, rank if self.objects[fqn].ranks else None) for fqn in keys])
         leaves = {self.tensors[fqn].path: value for fqn, value in self.read(kind="torch").items()}
         leaves |= {self.objects[fqn].path: self._decode(fqn, raw) for fqn, raw in zip(keys, data)}
-        return nest(leaves)
+        if not self.run:
+            by_kind = ([one.path for one in kind.values() if len(one.path) > 1] for kind in (self.tensors, self.objects))
+            _keys.told(_keys.texts(*by_kind))
+        nested: dict[str, Any] = _keys.optimizers(nest(leaves))
+        return nested
 
     def _decode(self, key: str, data: bytes) -> Any:
         try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import threading
 import time
 from typing import Any, Callable, Generator, Iterator, Mapping
@@ -69,7 +70,7 @@ class Reporter:
             if self._done or self.stop is not None:
                 return
             self._done = True
-            if self._count == 0:
+            if self._count == 0 and os.environ.get("CKPTSTORE_QUIET") != "1":
                 _log.warning("the function ran until completion without reporting; report once an iteration to see metrics")
             _report.send(_connect.current(), {_report.DUPLICATE: True}, self._step, False)
 

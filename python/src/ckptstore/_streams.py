@@ -182,7 +182,19 @@ def _give_up(fs: FileSystem, stream: int) -> None:
 
 
 _WINDOW = 256 << 10
-"""Bytes that are read and verified at once for small reads."""
+"""Bytes that are read and verified at once for small reads.
+
+torch.load goes to and fro between the end of a tensor's archive and its beginning, so that a
+window is filled nine times a tensor: of tensors of 8 MB an eighth is read twice, of those of
+1 MB all. Several windows halve that, and loads were no faster by them from 1 MB on: a window
+that is made anew lies above the memory of a tensor, and keeps malloc from giving its pages
+back and taking new ones for the next.
+
+Where no page is new, a load of a GB by a URL takes 0.4 s of the processor, and 0.3 s from
+PyTorch's own file: of the difference 0.04 are checksums, the rest requests, Python and what
+is read twice. Where malloc gives the pages back, which depends on its layout alone, PyTorch's
+takes 0.5 s and this less, since it asks for huge pages.
+"""
 
 
 class _Runs:

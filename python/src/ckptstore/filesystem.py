@@ -23,7 +23,7 @@ from typing import Any
 import fsspec
 import fsspec.transaction
 
-from . import _dropped, _remove, _room
+from . import _dropped, _keys, _remove, _room
 from ._connect import deciding, services
 from ._streams import Reader as Reader, Writer as Writer
 from .errors import Error, Refused
@@ -103,7 +103,9 @@ class FileSystem(fsspec.AbstractFileSystem):
     def mv(self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
         """Rename a pending file; to ``.metadata``, or to the name of a file that is a checkpoint: commit."""
         to = self._strip_protocol(path2)
-        if self._call("rename", commits=to, **{"from": self._strip_protocol(path1), "to": to}).get("checkpoint"):
+        done = self._call("rename", commits=to, **{"from": self._strip_protocol(path1), "to": to})
+        if done.get("checkpoint"):
+            _keys.told(done.get("text_keys", {}))
             directory, _, name = to.rpartition("/")
             _dropped.settled(directory)
             whole = name == ".metadata"

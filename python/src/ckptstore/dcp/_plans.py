@@ -15,7 +15,7 @@ from ..errors import Error
 
 DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 
-__all__ = ["DTYPE_OF", "Part", "Participants", "agreed", "item", "plain", "refuse"]
+__all__ = ["DTYPE_OF", "Part", "Participants", "agreed", "item", "paths", "plain", "refuse"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +91,16 @@ def _participants(ranks: list[int | None]) -> tuple[int, ...] | None:
     _before.append(known)
     del _before[:-16]
     return known
+
+
+def paths(plans: list[SavePlan]) -> tuple[list[Any], list[Any]]:
+    """Where tensors and values were in the state dicts that a planner has flattened."""
+    of: tuple[list[Any], list[Any]] = [], []
+    for plan in plans:
+        if isinstance(plan.planner_data, Mapping):
+            for write in plan.items:
+                of[write.type == WriteItemType.BYTE_IO].append(plan.planner_data.get(write.index.fqn, ()))
+    return of
 
 
 def item(of: WriteItem, paths: Any, size: int) -> Item:

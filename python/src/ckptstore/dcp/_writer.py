@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from .. import _room
+from .. import _keys, _room
 from .._session import Item, Session, Slot
 from .._values import loadable, padded
 from ..errors import Error
@@ -179,6 +179,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         return dataclasses.replace(plan, storage_data=_plans.Part.of(session.context.rank, plan))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        _keys.told(_keys.texts(*_plans.paths(plans)))
         return _plans.agreed(plans, everyone=not self._collectives)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

@@ -1,0 +1,97 @@
+"""Keys that PyTorch's planner makes text of: what is restored, and what a save warns of."""
+
+from __future__ import annotations
+
+import unittest
+
+from launch import Launches
+
+SAVES = """
+    import logging
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import ckptstore.dcp
+
+    told = []
+    class Told(logging.Handler):
+        def emit(self, record):
+            told.append(record.getMessage())
+    logging.getLogger("ckptstore").addHandler(Told())
+    logging.getLogger("ckptstore").propagate = False
+
+    def keys():
+        found = [text for text in told if "PyTorch's planner" in text]
+        told.clear()
+        return found
+
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+
+    def save(state, way, name):
+        if way == "url":
+            dcp.save(state, checkpoint_id=f"ckptstore://train/{name}", no_dist=True)
+        else:
+            dcp.save(state, storage_writer=ckptstore.dcp.StorageWriter(f"ckptstore://train/{name}"), no_dist=True)
+        return keys()
+
+    def moments(state):
+        again = torch.optim.AdamW(model.parameters())
+        again.load_state_dict(state)
+        return all(torch.equal(moment, again.state[p][name]) for p in model.parameters() for name, moment in optimizer.state[p].items())
+
+    way = sys.argv[1]
+    say(save({"optimizer": optimizer.state_dict(), "model": torch.nn.Sequential(model).state_dict()}, way, "step-1"))
+    state = {"optimizers": [optimizer.state_dict()], "epochs": {3: torch.ones(1), 4: 0.5}}
+    say(save(state, way, "step-2"))
+    say(save(state, way, "step-3"))
+    read = ckptstore.open("train@step-3").state_dict()
+    say([moments(read["optimizers"][0]), sorted(read["epochs"]), sorted(read)])
+    say(moments(ckptstore.open("train@step-1").state_dict()["optimizer"]))
+    into = {"optimizers": [optimizer.state_dict()], "epochs": {3: torch.zeros(1), 4: 0.0}}
+    dcp.load(into, checkpoint_id="ckptstore://train/step-3", no_dist=True) if way == "url" else dcp.load(into, storage_reader=ckptstore.dcp.StorageReader("ckptstore://train/step-3"), no_dist=True)
+    say([into["epochs"][3].item(), into["epochs"][4], into["epochs"]["4"]])
+    say(keys())
+"""
+
+OF_PYTORCH = """
+    import logging
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"epochs": {3: torch.ones(1)}, "model": {"0.weight": torch.ones(1)}}, checkpoint_id=sys.argv[1], no_dist=True)
+    logging.basicConfig()
+    if sys.argv[2] == "quiet":
+        logging.getLogger("ckptstore").setLevel("ERROR")
+    for _ in range(2):
+        say(list(ckptstore.open(sys.argv[1]).state_dict()["epochs"]))
+"""
+
+
+class Keys(Launches):
+    def test_by_pytorchs_planner(self) -> None:
+        for way in ("url", "writer"):
+            with self.subTest(way):
+                plain, first, second, read, alone, loaded, told = self.program(SAVES, way, CKPTSTORE_STORE=f"{self.store}-{way}")
+                self.addCleanup(self.run_program, [self.environment()["CKPTSTORE_BIN"], "agent", "stop", "--store", f"{self.store}-{way}"])
+                self.assertEqual(plain, [])  # an optimizer's are restored, and a model's are text
+                self.assertEqual(len(first), 1, first)
+                self.assertIn("in epochs ('3'): dcp.load gives tensors to a state dict that has the keys, and puts other values below the text", first[0])
+                self.assertEqual(second, [])  # once in a process
+                self.assertEqual(read, [True, ["3", "4"], ["epochs", "optimizers"]])
+                self.assertTrue(alone)
+                self.assertEqual(loaded, [1.0, 0.0, 0.5])  # as PyTorch's planner does
+                self.assertEqual(told, [])
+
+    def test_in_files_of_pytorch(self) -> None:
+        for how, times in (("loud", 1), ("quiet", 0)):
+            with self.subTest(how):
+                process = self.start(OF_PYTORCH, f"{self.folder}/files-{how}", how)
+                out, err = process.communicate(timeout=240)
+                self.assertEqual((process.returncode, out.count('SAYS ["3"]')), (0, 2), out + err)
+                self.assertEqual(err.count("are text in this checkpoint, as PyTorch's planner makes them, in epochs ('3')"), times, err)
+
+
+if __name__ == "__main__":
+    unittest.main()
