@@ -1,8 +1,8 @@
+//go:build outlive
+
 package cmd_test
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,9 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
-	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/tensor"
 )
 
 const (
@@ -30,8 +27,7 @@ const (
 	killsOfKind = 10 // of each at least
 	killEvery   = 4  // steps between saves
 	killWorld   = 2
-	killSettle  = 20 * time.Second // for a killed job to be gone, on a slow machine
-	killLimit   = 4 * time.Minute  // for all of them, on a slow machine
+	killLimit   = 4 * time.Minute // for all of them, on a slow machine
 )
 
 // TestKillAtRandomMoments kills the trainer or a worker at random moments and
@@ -116,61 +112,10 @@ func TestKillAtRandomMoments(t *testing.T) {
 	checkPlanted(t, planted, files)
 }
 
-// watched is output of which somebody waits for a text.
-type watched struct {
-	mu   sync.Mutex
-	all  bytes.Buffer
-	text string
-	seen chan struct{} // closed when the text has come
-	once sync.Once
-}
-
-// Write implements io.Writer.
-func (w *watched) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.all.Write(p)
-	if bytes.Contains(w.all.Bytes(), []byte(w.text)) {
-		w.once.Do(func() { close(w.seen) })
-	}
-	return len(p), nil
-}
-
-// String is all that was written.
-func (w *watched) String() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.all.String()
-}
-
 func job(t *testing.T, dir, run string) *exec.Cmd {
 	t.Helper()
 	return exec.CommandContext(t.Context(), "trainer", "run", "--store", dir, "--name", run, "--max-restarts=-1", "--grace=1s",
 		fmt.Sprint("--nproc=", killWorld), "--", "trainer", "demo-worker", fmt.Sprint("--steps=", killSteps), fmt.Sprint("--save-every=", killEvery))
-}
-
-// marked lists the processes that have the run, and also, in their
-// environment.
-func marked(t *testing.T, run, also string) (pids []int) {
-	t.Helper()
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err != nil {
-			continue // gone, or somebody else's
-		}
-		if bytes.Contains(env, []byte("CKPTSTORE_RUN="+run+"\x00")) && bytes.Contains(env, []byte(also)) {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
 }
 
 func pick(random *rand.Rand, pids []int) int {
@@ -178,25 +123,6 @@ func pick(random *rand.Rand, pids []int) int {
 		return 0
 	}
 	return pids[random.IntN(len(pids))]
-}
-
-// waitGone waits until no process of the run is left.
-func waitGone(t *testing.T, run string) {
-	t.Helper()
-	deadline := time.After(killSettle)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		pids := marked(t, run, "")
-		if len(pids) == 0 {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("processes of %s that are left %v after it was killed: %v", run, killSettle, pids)
-		}
-	}
 }
 
 // checkAgainstReference verifies every committed checkpoint and compares its
@@ -264,51 +190,4 @@ func checkAgainstReference(t *testing.T, dir, planted string) {
 		t.Errorf("%d checkpoints of the reference were compared to %d of the killed runs: none of these is of step %v; aborted are\n%s",
 			len(want), committed, slices.Sorted(maps.Keys(missing)), strings.Join(left, "\n"))
 	}
-}
-
-type buffers [][]byte
-
-func (b buffers) Want(i int) []byte { return b[i] }
-
-// contents is the digest of every tensor and value of a checkpoint, which is
-// verified first.
-func contents(ctx context.Context, t *testing.T, s *store.Store, c projections.Checkpoint) map[string]checkpoint.Digest {
-	t.Helper()
-	fail := func(err error) {
-		if err != nil {
-			t.Fatalf("%s@%s: %v", c.Run, c.ID, err)
-		}
-	}
-	digest, err := checkpoint.ParseDigest(c.Manifest)
-	fail(err)
-	report, err := s.Data.Verify(ctx, store.RefOf(c), digest, nil)
-	fail(err)
-	for _, f := range report.Findings {
-		t.Errorf("%s@%s: %v", c.Run, c.ID, f)
-	}
-	r := s.Data.Reader(store.RefOf(c))
-	m, err := r.ReadMetadata(ctx) // by its receipt: that is there too
-	fail(err)
-	fail(r.SetUp(ctx, m, true))
-	var wants []checkpoint.Want
-	for _, x := range m.Layout.Tensors {
-		wants = append(wants, checkpoint.Want{Shard: tensor.Shard{FQN: x.FQN, DType: x.DType, Global: x.Shape, Box: x.Shape.Full()}})
-	}
-	for _, v := range m.Layout.Values {
-		wants = append(wants, checkpoint.Want{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Rank: v.Rank})
-	}
-	loader := planner.NewLoader(m.Layout)
-	reads, err := loader.Load(wants)
-	fail(err)
-	data := make(buffers, len(wants))
-	for i, w := range wants {
-		data[i] = make([]byte, loader.Size(w))
-	}
-	_, err = r.ReadData(ctx, wants, reads, data)
-	fail(err)
-	out := map[string]checkpoint.Digest{}
-	for i, w := range wants {
-		out[strings.Join([]string{w.Shard.FQN, fmt.Sprint(w.Rank)}, "#")] = checkpoint.Sum(data[i])
-	}
-	return out
 }

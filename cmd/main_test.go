@@ -3,6 +3,7 @@
 package cmd_test
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -36,6 +37,12 @@ func TestMain(m *testing.M) {
 	if signal.Ignored(syscall.SIGHUP) {
 		// Under nohup. What catches a signal gives its children the default.
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	}
+	// These tests wait for processes and disks more than they compute. A number on
+	// the command line goes before.
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 	if bin = os.Getenv(builtEnv); bin != "" {
 		os.Exit(m.Run())

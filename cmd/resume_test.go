@@ -1,3 +1,5 @@
+//go:build outlive
+
 package cmd_test
 
 import (

@@ -1,3 +1,5 @@
+//go:build outlive
+
 package cmd_test
 
 import (
@@ -117,14 +119,6 @@ func (v *victims) count(t *testing.T, dir string) {
 	maps.DeleteFunc(v.sent, func(_ victim, died bool) bool { return !died })
 }
 
-// diedOf is the signal that has ended a command, or 0.
-func diedOf(cmd *exec.Cmd) syscall.Signal {
-	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-		return ws.Signal()
-	}
-	return 0
-}
-
 // plant puts a checkpoint that another store has committed where a run's first
 // save would go, and returns its directory and what is in it.
 func plant(t *testing.T, dir, run string) (path string, files map[string]string) {
@@ -144,23 +138,6 @@ func plant(t *testing.T, dir, run string) (path string, files map[string]string)
 		t.Fatal(err)
 	}
 	return path, filesIn(t, path)
-}
-
-func filesIn(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := map[string]string{}
-	for _, e := range entries {
-		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		files[e.Name()] = string(data)
-	}
-	return files
 }
 
 // checkPlanted wants what was planted to be as it was.
