@@ -11,8 +11,8 @@
 //	}
 //
 // A save returns when the bytes are copied into shared memory; the trainer
-// makes them durable. Package client depends on the standard library and on
-// packages tensor, dist and internal/rpc alone, which depend on no more.
+// makes them durable. Package client depends on the standard library and
+// on packages of this module that depend on no more.
 package client
 
 import (

@@ -68,8 +68,8 @@ func Main(ctx context.Context, options ...Option) int {
 // Backend is what a communication backend does around the life of a worker group:
 //
 //	OnStart(ctx, *Group) error             before any process exists; sets Worker.Env
-//	OnTrainingStart(ctx, *Group) error     all workers have connected
-//	OnShutdown(ctx, *Group) error          a graceful end, before the workers are told
+//	OnTrainingStart(ctx, *Group) error     all workers have connected, and train
+//	OnShutdown(ctx, *Group) error          all have ended well, or are about to get SIGTERM
 //	EncodeData(map[string]any) (…, error)  metrics, on the worker
 //	DecodeData(map[string]any) (…, error)  the same, on the trainer
 //	ShareVisibleDevices() bool             workers of a node see all its devices

@@ -43,19 +43,21 @@ type Backend = rpc.Backend
 
 // Handlers are what a backend does:
 //
-//	Construct func(Settings) (_ Options, unknown []string, err error)  defaults for nil
+//	Construct func(Settings) (_ Options, unknown []string, err error)  of nil, the defaults
 //	Owns      func(Options) bool                                       options of its type
 //	Init      func(context.Context, Setup) (Agent, error)              opens the agent
 type Handlers = rpc.Handlers
 
-// Settings are options by name. A backend warns of those that it does not know.
+// Settings are options by name. Construct returns the names that it does not know, and
+// [Open] warns of them.
 type Settings = rpc.Settings
 
 // Options are the settings of an agent, of a type for each backend.
 type Options = rpc.Options
 
 // Setup is what Init opens an agent with: Options, Name, Rank, World, the Group of the
-// ranks, a Token that all ranks share, and Store, which is a [Store] and a [Messenger].
+// ranks, a Token that all ranks share, and Store, of type any: with [Open] it is both a
+// [Store] and a [Messenger].
 type Setup = rpc.Setup
 
 // Agent is one worker among its peers:

@@ -76,7 +76,7 @@ func Repository() Law {
 			{Path: "internal/archive", Holds: "sealed segments: the old part of a log, byte for byte, in files", May: []string{"internal/beneath", "internal/durable"}},
 			{Path: "internal/front", Holds: "what clients of an owner meet: authentication, and which frames of the NATS protocol are passed on", May: []string{"events"}},
 			{Path: "events/jetlog", Holds: "the log: archive and live stream as one; alone imports NATS", May: []string{"internal/problem", "events", "internal/archive", "internal/front"}},
-			{Path: "projections/viewdb", Holds: "the views; alone imports Pebble", May: []string{"internal/problem", "events", "projections"}},
+			{Path: "projections/viewdb", Holds: "the views; alone imports Pebble's database", May: []string{"internal/problem", "events", "projections"}},
 			{Path: "internal/query", Holds: "queries of the views, in process and over the owner's socket", May: []string{"internal/problem", "internal/httpkit", "events", "projections", "planner"}},
 			{Path: "internal/object", Holds: "where bytes are kept: the interface"},
 			{Path: "internal/object/local", Holds: "a directory as the place of the bytes", May: []string{"internal/beneath", "internal/disk", "internal/object"}},

@@ -13,8 +13,8 @@ import (
 )
 
 // recoverSaves ends what the trial's earlier attempts have left open. A save
-// of the newest attempt with all its files written is committed; all others
-// are aborted.
+// of the newest attempt is committed if all its bytes are in files or in slots
+// that the dead trainer left; all others are aborted.
 func (j *Job) recoverSaves(ctx context.Context, trial projections.Trial) error {
 	open, err := j.store.Views.OpenCheckpoints(ctx, j.cfg.Run, j.cfg.Trial)
 	if err != nil || len(open) == 0 {
