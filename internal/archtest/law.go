@@ -24,7 +24,7 @@ type Law struct {
 	MaxLines int      // of a file that is neither a test nor generated
 	MinLines int      // of such a file, except where Short has a reason
 	Short    []Short
-	Public   int // exported functions, methods and types that other modules can import, at most
+	Public   int // exported functions, methods and types that other modules can import, at most; an alias counts once
 }
 
 // Short is a file that has fewer lines than others, and why.

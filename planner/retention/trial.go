@@ -167,7 +167,7 @@ func (t Trial) newest() projections.Checkpoint {
 
 // Need is a checkpoint that a trial needs.
 type Need struct {
-	Run     string `json:"run,omitempty"` // of the checkpoint; empty: that which ID names
+	Run     string `json:"run,omitempty"` // of the checkpoint; empty: any
 	Trial   string `json:"trial,omitempty"`
 	ID      string `json:"id"` // or RUN@ID
 	Why     string `json:"why"`
