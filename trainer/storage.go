@@ -84,6 +84,10 @@ type Layout = checkpoint.Layout
 // Manifest says what is in a checkpoint; Ranks has the Index digest of each rank.
 type Manifest = checkpoint.Manifest
 
+// CorruptError says that stored bytes are not those that were written: in which File, and
+// the Problem; Block is -1 if it is not known. Return a pointer to one.
+type CorruptError = data.CorruptError
+
 // Receipt says that a checkpoint is committed, to readers without the log.
 type Receipt = checkpoint.Receipt
 

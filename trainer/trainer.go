@@ -17,6 +17,7 @@ package trainer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -30,21 +31,32 @@ type Option func(*trainer.Parts) error
 // WithBackend registers a backend under a name for --backend. The name must be free:
 // torch, tensorpipe, process_group and none are taken.
 func WithBackend(name string, b Backend) Option {
-	return func(p *trainer.Parts) error { return p.Backends.Register(backend.Named(name, b)) }
+	return func(p *trainer.Parts) error {
+		if b == nil {
+			return fmt.Errorf("register backend %q: it is nil: give WithBackend a value", name)
+		}
+		return p.Backends.Register(backend.Named(name, b))
+	}
 }
 
 // WithInitHook calls hook for each worker group before devices are shared and the
-// backend's OnStart is called. Its error is a failure of the group.
+// backend's OnStart is called. Its error is a failure of the group. There is one such hook.
 func WithInitHook(hook func(context.Context, *Group) error) Option {
 	return func(p *trainer.Parts) error {
+		if p.InitHook != nil {
+			return errors.New("set the init hook: there is one already: give one WithInitHook, whose function calls both")
+		}
 		p.InitHook = hook
 		return nil
 	}
 }
 
-// WithStorage has the checkpoints of jobs written and read by s.
+// WithStorage has the checkpoints of jobs written and read by s. There is one storage.
 func WithStorage(s Storage) Option {
 	return func(p *trainer.Parts) error {
+		if p.Storage != nil {
+			return fmt.Errorf("set the storage %T: there is one already, %T: give one WithStorage", s, p.Storage)
+		}
 		p.Storage = s
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -17,6 +18,9 @@ import (
 
 // httpCall is the name of an RPC backend whose agents call each other by HTTP.
 const httpCall = "HTTP"
+
+// maxBody is how many bytes a call, and its answer, may have.
+const maxBody = 16 << 20
 
 // register makes a registry with the built-in backends and this one.
 func register() (*rpc.Registry, error) {
@@ -31,13 +35,17 @@ type httpOptions struct{ timeout time.Duration }
 func httpOptionsOf(s rpc.Settings) (_ rpc.Options, unknown []string, err error) {
 	o := &httpOptions{timeout: time.Minute}
 	for name, v := range s {
-		switch seconds, ok := v.(float64); {
+		seconds, ok := v.(float64)
+		timeout := time.Duration(seconds * float64(time.Second))
+		switch {
 		case name != "timeout":
 			unknown = append(unknown, name)
 		case !ok:
 			return nil, nil, fmt.Errorf("timeout is a %T: give seconds", v)
+		case timeout <= 0:
+			return nil, nil, fmt.Errorf("timeout is %v: give seconds, more than 0", v)
 		default:
-			o.timeout = time.Duration(seconds * float64(time.Second))
+			o.timeout = timeout
 		}
 	}
 	return o, unknown, nil
@@ -119,7 +127,7 @@ func (a *httpAgent) serve(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no such function", http.StatusNotFound)
 		return
 	}
-	body, err := io.ReadAll(r.Body)
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err == nil {
 		body, err = f(r.Context(), body)
 	}
@@ -141,7 +149,7 @@ func (a *httpAgent) Call(ctx context.Context, to, function string, body []byte) 
 	if !known {
 		return fail(errors.New("no such peer"))
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+peer.At+"/?function="+function, bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+peer.At+"/?function="+url.QueryEscape(function), bytes.NewReader(body))
 	if err != nil {
 		return fail(err)
 	}
@@ -151,7 +159,10 @@ func (a *httpAgent) Call(ctx context.Context, to, function string, body []byte) 
 		return fail(err)
 	}
 	defer reply.Body.Close()
-	answer, err := io.ReadAll(reply.Body)
+	answer, err := io.ReadAll(io.LimitReader(reply.Body, maxBody+1))
+	if err == nil && len(answer) > maxBody {
+		err = fmt.Errorf("the answer has more than %d bytes: return less in a call", maxBody)
+	}
 	if err != nil {
 		return fail(err)
 	}

@@ -45,7 +45,9 @@ func program(t *testing.T, dir string, args ...string) (out string, code int) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Dir, cmd.WaitDelay = dir, 10*time.Second
-	cmd.Env = append(os.Environ(), asProgram+"=1", "XDG_RUNTIME_DIR="+runtimeDir, "XDG_STATE_HOME="+filepath.Join(dir, "state"))
+	// The store is ./ckpts, whatever store the environment names.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "CKPTSTORE_") })
+	cmd.Env = append(cmd.Env, asProgram+"=1", "XDG_RUNTIME_DIR="+runtimeDir, "XDG_STATE_HOME="+filepath.Join(dir, "state"))
 	said, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
 		t.Fatal(err)
@@ -94,6 +96,7 @@ func sum(rank, world, step int) (sum int) {
 // A worker fails, and the group goes on from the last checkpoint.
 func TestParts(t *testing.T) {
 	dir := t.TempDir()
+	t.Setenv("CKPTSTORE_STORE", filepath.Join(t.TempDir(), "of a developer"))
 	out, code := program(t, dir)
 	if code != 0 {
 		t.Fatalf("exit code %d", code)

@@ -220,7 +220,7 @@ func readChunks(dir string, rank int, want trainer.Digest) ([]chunk, error) {
 		return nil, err
 	}
 	if got := trainer.Sum(data); got != want {
-		return nil, fmt.Errorf("%s is damaged: its digest is %s, the manifest has %s", file, got, want)
+		return nil, &trainer.CorruptError{File: file, Block: -1, Problem: "digest of the file", Want: want.String(), Got: got.String()}
 	}
 	z, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {

@@ -21,7 +21,7 @@ const elements = 1 << 10
 
 // train is the training function of each worker. Of the trial's configuration it takes
 // "steps" (6), and "fail_at", a step in which rank 1 fails in the first attempt.
-func train(ctx context.Context, config function.Config, ckpt function.Checkpoint) error {
+func train(ctx context.Context, config function.Config, ckpt function.Checkpoint) (err error) {
 	c := ckpt.Client()
 	if c == nil {
 		return client.ErrNoTrainer
@@ -30,6 +30,7 @@ func train(ctx context.Context, config function.Config, ckpt function.Checkpoint
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, ring.agent.Close()) }()
 	m := newModel(c.Rank, c.WorldSize)
 	if ckpt.Resume != "" {
 		if err := m.load(ctx, ckpt); err != nil {
@@ -91,7 +92,7 @@ func openRing(ctx context.Context, c *client.Client) (*ring, error) {
 	if r.agent, err = rpc.Open(ctx, c, registry, os.Getenv(envRPC), nil); err != nil {
 		return nil, err
 	}
-	return r, r.agent.Handle("sum", func(ctx context.Context, _ []byte) ([]byte, error) {
+	err = r.agent.Handle("sum", func(ctx context.Context, _ []byte) ([]byte, error) {
 		select {
 		case sum := <-r.sums:
 			return binary.LittleEndian.AppendUint64(nil, uint64(sum)), nil
@@ -99,6 +100,10 @@ func openRing(ctx context.Context, c *client.Client) (*ring, error) {
 			return nil, ctx.Err()
 		}
 	})
+	if err != nil {
+		return nil, errors.Join(err, r.agent.Close())
+	}
+	return r, nil
 }
 
 // ask asks the next rank for its sum of this step.

@@ -68,7 +68,11 @@ func newHooks(cfg *Config) (*hooks, error) {
 		Init: cfg.InitHook, Share: cfg.ShareDevices, Ordered: ordered && !slices.Contains(cfg.Withheld, "CUDA_DEVICE_ORDER"),
 		Timeout: cfg.HookTimeout, Log: cfg.Logger,
 	})
-	if h.exec.Shares() {
+	share, err := h.exec.Shares()
+	if err != nil {
+		return nil, fmt.Errorf("%w: --backend: %w", ErrConfig, err)
+	}
+	if share {
 		if _, err := gpu.ShareVisible(h.workers(h.given)); err != nil {
 			return nil, fmt.Errorf("%w: %w: give --share-devices=false, and then each worker's device is its number 0", ErrConfig, err)
 		}
@@ -118,10 +122,14 @@ func (w *watch) enlist(ctx context.Context) error {
 		MasterAddr: w.cfg.Torch.masterAddr(), MasterPort: w.port.port, Workers: backend.Arrange(w.hooks.workers(w.hooks.given)),
 	}}
 	e.ctx, e.end = context.WithCancelCause(ctx)
-	if e.exec.HoldsHello() {
+	w.backendHooks = e
+	holds, err := e.exec.HoldsHello()
+	if err != nil {
+		return hookError{err}
+	}
+	if holds {
 		e.begun = make(chan struct{})
 	}
-	w.backendHooks = e
 	if err := e.exec.Start(e.ctx, e.members); err != nil {
 		return hookError{err}
 	}

@@ -1,6 +1,7 @@
 package launch_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -106,6 +107,32 @@ func TestBadBackend(t *testing.T) {
 	}
 	if started := said[events.GroupStarted](t, runOf(t)); len(started) > 0 {
 		t.Errorf("%d attempts were begun", len(started))
+	}
+}
+
+// A hook that panics fails its group, and the job goes on with the next one.
+func TestHookPanicFailsTheGroup(t *testing.T) {
+	t.Parallel()
+	for says, hook := range map[string]string{"init hook": "init", "OnStart": "start", "OnTrainingStart": "training"} {
+		t.Run(hook, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 1, helloOnly...)
+			j.cfg.MaxRestarts = 1
+			h := hooked(t, j, map[string]func(context.Context, *backend.Group) error{
+				hook: func(_ context.Context, g *backend.Group) error {
+					if g.Attempt == 1 {
+						panic("no mesh today")
+					}
+					return nil
+				},
+			})
+			h.holds = true
+			j.must()
+			wantText(t, j.log, "restarting the group", says+" panicked: no mesh today", "backends_test.go")
+			if n := len(said[events.GroupStarted](t, runOf(t))); n != 2 {
+				t.Errorf("%d attempts, want 2", n)
+			}
+		})
 	}
 }
 

@@ -2,7 +2,10 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -62,14 +65,10 @@ func (j *job) defect(ctx context.Context, c projections.Checkpoint) (string, err
 	if err != nil {
 		return "", err
 	}
-	report, err := j.examine(ctx, checkpoint.RefOf(c.Run, c.Trial, c.ID), digest)
+	report, err := j.examine(ctx, checkpoint.RefOf(c.Run, c.Trial, c.ID), digest, j.held(c))
 	// The log vouches for the manifest. A receipt that a crash has left out is
 	// written when the store is next opened.
-	// A restore takes from this node's slots what they still hold.
-	held := j.held(c)
-	found := slices.DeleteFunc(slices.Clone(report.Findings), func(f data.Finding) bool {
-		return f.File == checkpoint.ReceiptFile || slices.Contains(held, f.File)
-	})
+	found := slices.DeleteFunc(report.Findings, func(f data.Finding) bool { return f.File == checkpoint.ReceiptFile })
 	switch n := len(found); {
 	case err != nil:
 		return "", err
@@ -101,7 +100,7 @@ const examineLimit = 2 * time.Minute
 
 // examine looks at the files of a checkpoint. A disk that does not answer keeps
 // its goroutine, and nobody else.
-func (j *job) examine(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest) (data.Report, error) {
+func (j *job) examine(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, held []string) (data.Report, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, examineLimit, fmt.Errorf("%w within %v: look at the disk of the store", session.ErrStuck, examineLimit))
 	defer cancel()
 	type answer struct {
@@ -110,7 +109,7 @@ func (j *job) examine(ctx context.Context, ref checkpoint.Ref, manifest checkpoi
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		report, err := j.look(ctx, ref, manifest)
+		report, err := j.look(ctx, ref, manifest, held)
 		answers <- answer{report, err}
 	}()
 	select {
@@ -121,22 +120,55 @@ func (j *job) examine(ctx context.Context, ref checkpoint.Ref, manifest checkpoi
 	}
 }
 
-// look asks a storage of the job's own whether it can read the checkpoint, and looks
-// at the files of any other.
-func (j *job) look(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest) (data.Report, error) {
-	own := j.store.Data.Reader(ref).WithManifest(manifest)
+// look says what is wrong with the files of a checkpoint, but for those that are held in
+// memory. A storage of the job's own says first whether it can read the checkpoint.
+func (j *job) look(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, held []string) (data.Report, error) {
+	m, asked, err := j.askStorage(ctx, j.store.Data.Reader(ref).WithManifest(manifest))
+	switch {
+	case err == nil:
+	case errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*data.CorruptError)):
+		return data.Report{Files: 1, Findings: []data.Finding{{Kind: data.Unreadable, File: "the job's own storage", Block: -1, Offset: -1, Problem: err.Error()}}}, nil
+	default:
+		return data.Report{}, fmt.Errorf("checkpoint %s cannot be read now by the job's own storage: %w: start the job again when the storage can read it", ref, err)
+	}
+	report, err := j.store.Data.VerifyWith(ctx, ref, manifest, data.VerifyOptions{Sizes: true})
+	switch {
+	case err != nil:
+		return data.Report{}, err
+	case !asked:
+		// A restore takes from this node's slots what they still hold.
+		report.Findings = slices.DeleteFunc(report.Findings, func(f data.Finding) bool { return slices.Contains(held, f.File) })
+	case !indexed(m, report):
+		return data.Report{}, nil // the files are the storage's own, and it has looked at them
+	}
+	return report, nil
+}
+
+// askStorage has the job's own storage, if its reader is not the store's own, take the steps
+// before the plans of a restore. A panic of it is an error.
+func (j *job) askStorage(ctx context.Context, own *data.FileReader) (m checkpoint.Manifest, asked bool, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("it panicked: %v\n%s", p, debug.Stack())
+		}
+	}()
 	reader := j.store.Reader(own)
 	if reader == data.Reader(own) {
-		return j.store.Data.VerifyWith(ctx, ref, manifest, data.VerifyOptions{Sizes: true})
+		return m, false, nil
 	}
-	m, err := reader.ReadMetadata(ctx)
-	if err == nil {
-		err = reader.SetUp(ctx, m, true)
+	if m, err = reader.ReadMetadata(ctx); err != nil {
+		return m, true, err
 	}
-	if err != nil && ctx.Err() == nil {
-		return data.Report{Files: 1, Findings: []data.Finding{{Kind: data.Unreadable, File: "the job's own storage", Block: -1, Offset: -1, Problem: err.Error()}}}, nil
-	}
-	return data.Report{}, err
+	return m, true, reader.SetUp(ctx, m, true)
+}
+
+// indexed reports whether a rank of a checkpoint has an index file of the store's own.
+func indexed(m checkpoint.Manifest, report data.Report) bool {
+	return slices.ContainsFunc(m.Ranks, func(rank checkpoint.RankIndex) bool {
+		return !slices.ContainsFunc(report.Findings, func(f data.Finding) bool {
+			return f.Kind == data.Missing && f.File == checkpoint.IndexFile(rank.Rank)
+		})
+	})
 }
 
 // wholeFrom returns the newest whole checkpoint at head or behind it in the

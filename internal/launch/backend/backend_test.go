@@ -69,7 +69,7 @@ func TestRegister(t *testing.T) {
 	if err := r.Register(mine{"mine"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Register(mine{"mine"}); err == nil || !strings.Contains(err.Error(), `"mine": it is already registered`) {
+	if err := r.Register(mine{"mine"}); err == nil || !strings.Contains(err.Error(), `"mine": it is already registered: choose another name`) {
 		t.Errorf("error %v", err)
 	}
 	if err := r.Register(mine{}); err == nil || !strings.Contains(err.Error(), "it has no name") {
@@ -197,5 +197,69 @@ func TestFailureObserver(t *testing.T) {
 	e.End()
 	if want := []string{"rank 0 is gone", "shutdown"}; !slices.Equal(o.causes, want) {
 		t.Errorf("hooks noted %q, want %q", o.causes, want)
+	}
+}
+
+// panics is a backend each of whose hooks panics.
+type panics struct{}
+
+var (
+	_ Backend         = panics{}
+	_ Gate            = panics{}
+	_ FailureObserver = panics{}
+)
+
+func (panics) OnStart(context.Context, *Group) error                  { panic("in OnStart") }
+func (panics) OnTrainingStart(context.Context, *Group) error          { panic("in OnTrainingStart") }
+func (panics) OnShutdown(context.Context, *Group) error               { panic("in OnShutdown") }
+func (panics) OnFailure(context.Context, *Group, error) error         { panic("in OnFailure") }
+func (panics) EncodeData(map[string]any) (map[string]any, error)      { panic("in EncodeData") }
+func (panics) DecodeData(data map[string]any) (map[string]any, error) { panic("in DecodeData") }
+func (panics) ShareVisibleDevices() bool                              { panic("in ShareVisibleDevices") }
+func (panics) HoldsHello() bool                                       { panic("in HoldsHello") }
+
+// startsWell panics in each hook but that of the start.
+type startsWell struct{ panics }
+
+func (startsWell) OnStart(context.Context, *Group) error { return nil }
+
+// A hook that panics has failed: the error names it and has its stack.
+func TestHookPanics(t *testing.T) {
+	share := false
+	want := func(hook string, err error) {
+		t.Helper()
+		if err == nil {
+			t.Errorf("%s: no error", hook)
+			return
+		}
+		for _, part := range []string{"backend test: ", hook + " panicked: in " + hook + "\n", "backend_test.go:"} {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: %q is not in %v", hook, part, err)
+			}
+		}
+	}
+	init := func(context.Context, *Group) error { panic("in init hook") }
+	want("init hook", NewExecutor("test", Default{}, Options{Init: init}).Start(t.Context(), groupOf("")))
+	want("ShareVisibleDevices", NewExecutor("test", startsWell{}, Options{}).Start(t.Context(), groupOf("")))
+	want("OnStart", NewExecutor("test", panics{}, Options{Share: &share}).Start(t.Context(), groupOf("")))
+
+	var log strings.Builder
+	e := NewExecutor("test", startsWell{}, Options{Share: &share, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	_, err := e.HoldsHello()
+	want("HoldsHello", err)
+	for _, end := range []func(){func() { e.Shutdown(t.Context()) }, func() { e.Abort(); e.Failed(t.Context(), errors.New("a cause")) }} {
+		if err := e.Start(t.Context(), groupOf("")); err != nil {
+			t.Fatal(err)
+		}
+		want("OnTrainingStart", e.TrainingStart(t.Context()))
+		_, err := e.Fetch(nil)
+		want("DecodeData", err)
+		end()
+		e.End()
+	}
+	for _, part := range []string{"OnShutdown panicked: in OnShutdown", "OnFailure panicked: in OnFailure"} {
+		if !strings.Contains(log.String(), part) {
+			t.Errorf("%q is not in the log: %s", part, log.String())
+		}
 	}
 }

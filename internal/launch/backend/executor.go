@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -87,24 +88,37 @@ func (e *Executor) start(ctx context.Context, g *Group) error {
 			return err
 		}
 	}
-	if err := g.show(e.Shares(), !e.opts.Ordered); err != nil {
+	share, err := e.Shares()
+	if err != nil {
+		return err
+	}
+	if err := g.show(share, !e.opts.Ordered); err != nil {
 		return fmt.Errorf("backend %s: %w", e.name, err)
 	}
 	return e.call(ctx, "OnStart", g, e.backend.OnStart)
 }
 
 // Shares reports whether workers see each other's devices.
-func (e *Executor) Shares() bool {
+func (e *Executor) Shares() (share bool, err error) {
 	if e.opts.Share != nil {
-		return *e.opts.Share
+		return *e.opts.Share, nil
 	}
-	return e.backend.ShareVisibleDevices()
+	if err = guarded("ShareVisibleDevices", func() error { share = e.backend.ShareVisibleDevices(); return nil }); err != nil {
+		return false, fmt.Errorf("backend %s: %w", e.name, err)
+	}
+	return share, nil
 }
 
 // HoldsHello reports whether hellos are answered only after TrainingStart.
-func (e *Executor) HoldsHello() bool {
+func (e *Executor) HoldsHello() (holds bool, err error) {
 	g, ok := e.backend.(Gate)
-	return ok && g.HoldsHello()
+	if !ok {
+		return false, nil
+	}
+	if err = guarded("HoldsHello", func() error { holds = g.HoldsHello(); return nil }); err != nil {
+		return false, fmt.Errorf("backend %s: %w", e.name, err)
+	}
+	return holds, nil
 }
 
 // TrainingStart says that all workers of the live group have said hello, once.
@@ -124,15 +138,14 @@ func (e *Executor) TrainingStart(ctx context.Context) error {
 }
 
 // Fetch decodes the data of a report of a worker of the live group.
-func (e *Executor) Fetch(data map[string]any) (map[string]any, error) {
+func (e *Executor) Fetch(data map[string]any) (out map[string]any, err error) {
 	e.mu.Lock()
 	started := e.live != nil && e.live.started
 	e.mu.Unlock()
 	if !started {
 		return nil, fmt.Errorf("backend %s: fetch a report: %w", e.name, ErrNoSession)
 	}
-	out, err := e.backend.DecodeData(data)
-	if err != nil {
+	if err = guarded("DecodeData", func() (err error) { out, err = e.backend.DecodeData(data); return err }); err != nil {
 		return nil, fmt.Errorf("backend %s: decode a report: %w", e.name, err)
 	}
 	return out, nil
@@ -204,7 +217,7 @@ func (e *Executor) call(ctx context.Context, name string, g *Group, hook func(co
 		return fmt.Errorf("backend %s: %s: %w", e.name, name, context.Cause(ctx))
 	}
 	done := make(chan error, 1)
-	go func() { done <- hook(ctx, g) }()
+	go func() { done <- guarded(name, func() error { return hook(ctx, g) }) }()
 	var err error
 	select {
 	case err = <-done:
@@ -215,4 +228,15 @@ func (e *Executor) call(ctx context.Context, name string, g *Group, hook func(co
 		return fmt.Errorf("backend %s: %s: %w", e.name, name, err)
 	}
 	return nil
+}
+
+// guarded runs a hook. Its panic is an error with the stack: the trainer goes on, and
+// ends the workers.
+func guarded(name string, hook func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%s panicked: %v\n%s", name, p, debug.Stack())
+		}
+	}()
+	return hook()
 }

@@ -52,7 +52,7 @@ func (r *Registry) Register(c Config) error {
 		return fmt.Errorf("register a backend of type %T: it has no name", c)
 	}
 	if _, taken := r.configs[name]; taken {
-		return fmt.Errorf("register backend %q: it is already registered", name)
+		return fmt.Errorf("register backend %q: it is already registered: choose another name", name)
 	}
 	if r.configs == nil {
 		r.configs = map[string]Config{}

@@ -62,8 +62,8 @@ func Test02DefaultHooksDoNothing(t *testing.T) {
 	if got, err := e.Fetch(data); err != nil || !reflect.DeepEqual(got, map[string]any{"loss": 1.5}) {
 		t.Errorf("fetched %v, %v", got, err)
 	}
-	if e.HoldsHello() {
-		t.Error("hellos are held for a hook that does nothing")
+	if holds, err := e.HoldsHello(); holds || err != nil {
+		t.Errorf("hellos are held for a hook that does nothing: %v, %v", holds, err)
 	}
 	e.Shutdown(t.Context())
 }
