@@ -71,13 +71,16 @@ type Writer interface {
 	// here and in WriteData and Finish, and stays as it is.
 	SetUp(ctx context.Context, isCoordinator bool) error
 
-	// PrepareLocalPlan checks what a rank wants to save, and returns it as
-	// this storage would have it. Every rank's node calls it. It writes
-	// nothing.
+	// PrepareLocalPlan checks what a rank wants to save, and returns the plan as
+	// it was given: the worker copies its items in that order. A plan that comes
+	// back with another rank, or with other items, is refused. Every rank's node
+	// calls it. It writes nothing.
 	PrepareLocalPlan(ctx context.Context, local checkpoint.Local) (checkpoint.Local, error)
 
-	// PrepareGlobalPlan checks what all ranks together save, and returns it as
-	// this storage would have it. The coordinator calls it. It writes nothing.
+	// PrepareGlobalPlan checks what all ranks together save, and returns the layout
+	// as it was given. A layout that comes back with other tensors, boxes, dtypes or
+	// values, or with another rank for one, aborts the save. The coordinator calls
+	// it. It writes nothing.
 	PrepareGlobalPlan(ctx context.Context, layout checkpoint.Layout) (checkpoint.Layout, error)
 
 	// WriteData writes the items of one rank, in one pass over their bytes;

@@ -84,22 +84,6 @@ type Store struct {
 	words *lastWords // what Log and Views wait by; nil: they do not wait
 }
 
-// writer is own or, if the job has a storage, that storage's in its place.
-func (s *Store) writer(own *data.FileWriter) data.Writer {
-	if s.Storage == nil {
-		return own
-	}
-	return s.Storage.Writer(own.Location())
-}
-
-// Reader is own or, if the job has a storage, that storage's in its place.
-func (s *Store) Reader(own *data.FileReader) data.Reader {
-	if s.Storage == nil {
-		return own
-	}
-	return s.Storage.Reader(own.Location())
-}
-
 // resolveBlobs returns r with the plan in its body inline, so that a pure fold
 // can look into it. A claim check that stands for nothing stays: the save of which it
 // is fails, and not the training.
