@@ -98,8 +98,10 @@ type Writer interface {
 	// m names is in place with its data, makes the manifest durable, calls
 	// commit with the manifest's digest, and then writes the receipt durably.
 	// Only commit's success makes the checkpoint exist: when it fails, nothing
-	// does. An error after that success is an [*UnrecordedError]: the
-	// checkpoint exists in the log, and [Root.WriteReceipt] repairs it here.
+	// does. A call with another digest, or before the manifest is in place, is
+	// refused, and so is an end without error that has not called it. An error
+	// after that success is an [*UnrecordedError]: the checkpoint exists in the
+	// log, and [Root.WriteReceipt] repairs it here.
 	Finish(ctx context.Context, m checkpoint.Manifest, commit Commit) (checkpoint.Receipt, error)
 }
 
@@ -122,7 +124,7 @@ type Source interface {
 // Written says what a rank wrote.
 type Written struct {
 	Files        []checkpoint.File // the data file, files that were linked in, then the index
-	Index        checkpoint.Digest // of the index file
+	Index        checkpoint.Digest // of the index file; never zero
 	BytesWritten int64             // of chunks and values in the data file
 	BytesReused  int64             // of those that were stored already
 }

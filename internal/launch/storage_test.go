@@ -14,6 +14,8 @@ import (
 type wilful struct {
 	local  func(checkpoint.Local) checkpoint.Local
 	global func(checkpoint.Layout) checkpoint.Layout
+	wrote  func(*data.Written)
+	finish func(ctx context.Context, at data.Location, m checkpoint.Manifest, commit data.Commit) error
 }
 
 var _ data.Storage = wilful{}
@@ -44,6 +46,23 @@ func (w wilfulWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.L
 		layout = w.global(layout)
 	}
 	return w.Writer.PrepareGlobalPlan(ctx, layout)
+}
+
+// WriteData implements data.Writer.
+func (w wilfulWriter) WriteData(ctx context.Context, rank int, items []checkpoint.Item, src data.Source) (data.Written, error) {
+	written, err := w.Writer.WriteData(ctx, rank, items, src)
+	if w.wrote != nil {
+		w.wrote(&written)
+	}
+	return written, err
+}
+
+// Finish implements data.Writer.
+func (w wilfulWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit data.Commit) (checkpoint.Receipt, error) {
+	if w.finish == nil {
+		return w.Writer.Finish(ctx, m, commit)
+	}
+	return checkpoint.Receipt{}, w.finish(ctx, w.at, m, commit)
 }
 
 var saysSave = workerRole("says what becomes of a save", func(ctx context.Context, c *client.Client) error {
@@ -101,6 +120,61 @@ func TestStorageChangesGlobalPlan(t *testing.T) {
 			}}
 			j.loses("step-1.a1")
 			wantText(t, j.out, "the storage changed the plan of all ranks", "must return the layout as it was given")
+			wantEnded(t, nil, []string{"step-1.a1"})
+		})
+	}
+}
+
+// A storage that gives no digest of what it wrote has the save aborted.
+func TestStorageGivesNoDigest(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 1, saysSave...)
+	j.store.Storage = wilful{wrote: func(w *data.Written) { w.Index = checkpoint.Digest{} }}
+	j.loses("step-1.a1")
+	wantText(t, j.out, "the storage gave no digest of what it wrote of rank 0", "must return in Written.Index")
+	wantEnded(t, nil, []string{"step-1.a1"})
+}
+
+// A storage commits the manifest that it was given, in place, or nothing: the save is
+// aborted then, and nobody waits for it.
+func TestStorageFinish(t *testing.T) {
+	t.Parallel()
+	for name, of := range map[string]struct {
+		finish func(ctx context.Context, at data.Location, m checkpoint.Manifest, commit data.Commit) error
+		says   string // "": it is committed
+	}{
+		"committed": {func(ctx context.Context, at data.Location, m checkpoint.Manifest, commit data.Commit) error {
+			_, err := at.Commit(ctx, m, commit)
+			return err
+		}, ""},
+		"not committed": {func(context.Context, data.Location, checkpoint.Manifest, data.Commit) error {
+			return nil
+		}, "without a commit: its Finish must call Location.Commit"},
+		"other manifest": {func(ctx context.Context, at data.Location, m checkpoint.Manifest, commit data.Commit) error {
+			m.Step++
+			_, err := at.Commit(ctx, m, commit)
+			return err
+		}, "the storage commits the manifest"},
+		"manifest not there": {func(ctx context.Context, _ data.Location, m checkpoint.Manifest, commit data.Commit) error {
+			_, err := commit(ctx, checkpoint.Sum(checkpoint.EncodeManifest(m)))
+			return err
+		}, "without its manifest"},
+		"refusal not passed on": {func(ctx context.Context, _ data.Location, _ checkpoint.Manifest, commit data.Commit) error {
+			_, _ = commit(ctx, checkpoint.Sum(nil))
+			return nil
+		}, "the storage commits the manifest"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 1, saysSave...)
+			j.store.Storage = wilful{finish: of.finish}
+			if of.says == "" {
+				j.must()
+				wantEnded(t, []string{"step-1.a1"}, nil)
+				return
+			}
+			j.loses("step-1.a1")
+			wantText(t, j.out, of.says)
 			wantEnded(t, nil, []string{"step-1.a1"})
 		})
 	}

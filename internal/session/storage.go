@@ -62,3 +62,39 @@ func (w heldWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.Lay
 	}
 	return got, nil
 }
+
+// WriteData implements data.Writer. It refuses a result that vouches for nothing.
+func (w heldWriter) WriteData(ctx context.Context, rank int, items []checkpoint.Item, src data.Source) (data.Written, error) {
+	written, err := w.Writer.WriteData(ctx, rank, items, src)
+	if err == nil && written.Index == (checkpoint.Digest{}) {
+		err = fmt.Errorf("the storage gave no digest of what it wrote of rank %d for %s: its WriteData must return in Written.Index the digest that vouches for the files", rank, w.at.Ref)
+	}
+	return written, err
+}
+
+// Finish implements data.Writer. It lets nothing be committed but the manifest that was
+// given, in place, and refuses an end without a commit.
+func (w heldWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit data.Commit) (checkpoint.Receipt, error) {
+	want := checkpoint.Sum(checkpoint.EncodeManifest(m))
+	const next = "its Finish must call Location.Commit with the manifest that it was given"
+	called := false
+	var refused error
+	receipt, err := w.Writer.Finish(ctx, m, func(ctx context.Context, got checkpoint.Digest) (d checkpoint.Decision, err error) {
+		called = true
+		defer func() { refused = err }()
+		if got != want {
+			return d, fmt.Errorf("the storage commits the manifest %s for %s, which has %s: %s", got, w.at.Ref, want, next)
+		}
+		if _, err := w.store.Data.Reader(w.at.Ref).WithManifest(want).ReadMetadata(ctx); err != nil {
+			return d, fmt.Errorf("the storage commits %s without its manifest: %w: %s", w.at.Ref, err, next)
+		}
+		return commit(ctx, want)
+	})
+	switch {
+	case err != nil:
+		return receipt, err
+	case !called:
+		return receipt, fmt.Errorf("the storage ended %s without a commit: %s", w.at.Ref, next)
+	}
+	return receipt, refused
+}
