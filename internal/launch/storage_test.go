@@ -2,12 +2,16 @@ package launch_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // wilful is a storage that does as the store's own, but where a test says otherwise.
@@ -176,6 +180,78 @@ func TestStorageFinish(t *testing.T) {
 			j.loses("step-1.a1")
 			wantText(t, j.out, of.says)
 			wantEnded(t, nil, []string{"step-1.a1"})
+		})
+	}
+}
+
+// sealed is a checkpoint in files of another format, with a value of one byte a rank.
+func sealed(t *testing.T, layout checkpoint.Layout) *data.Sealed {
+	t.Helper()
+	files, err := home.Data.NewPending(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = files.Remove(context.Background()) })
+	var parts []data.Part
+	for rank := range 2 {
+		name := fmt.Sprintf("rank-%d.bin", rank)
+		f, err := files.Create(t.Context(), name)
+		if err == nil {
+			err = errors.Join(f.Write(t.Context(), []byte{byte(rank)}, nil, func() {}), f.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts = append(parts, data.Part{
+			Rank:   rank,
+			Files:  []data.PlacedFile{{Path: filepath.Join(files.Path(), name), Size: 1, Modified: 1}},
+			Chunks: []data.Place{{Item: layout.Items(rank)[0]}},
+		})
+	}
+	from, err := data.NewForeign(files.Files(), files.Path(), "test", layout, parts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := files.Seal(t.Context(), from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return whole
+}
+
+// A save of whole files that a dead trainer has written is committed by the store's own
+// writer, also in a job with a storage, which has no files of it. What the store's own
+// writer wrote for the storage is committed by the storage.
+func TestTakeOverWithStorage(t *testing.T) {
+	t.Parallel()
+	for name, whole := range map[string]bool{"whole files": true, "the storage's": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := &ghost{t: t}
+			g.starts()
+			var id string
+			if whole {
+				id = g.savesBy(func(w *data.FileWriter, rank int, layout checkpoint.Layout) (data.Written, error) {
+					return w.KeepData(t.Context(), rank, layout.Items(rank), sealed(t, layout))
+				}, 5, true, 0, 1)
+			} else {
+				id = g.saves(5, true, 0, 1)
+			}
+			j := newJob(t, 1, resumesFrom...)
+			j.store.Storage = wilful{finish: func(context.Context, data.Location, checkpoint.Manifest, data.Commit) error {
+				return errors.New("the storage has no file of it")
+			}}
+			j.must()
+			if !whole {
+				wantEnded(t, nil, []string{id})
+				return
+			}
+			wantEnded(t, []string{id}, nil)
+			wantText(t, j.out, "resumes "+id+"\n")
+			report, err := home.Data.Verify(t.Context(), checkpoint.RefOf(runOf(t), projections.DefaultTrial, id), checkpoint.Digest{}, nil)
+			if err != nil || !report.Clean() {
+				t.Errorf("the checkpoint is not whole: %+v, %v", report, err)
+			}
 		})
 	}
 }
