@@ -61,6 +61,10 @@ func (r *FileReader) Location() Location {
 // Every step may be repeated after an error or a crash, by another process
 // too, and then does what is left to do. A checkpoint that was begun and not
 // finished is never seen by a reader.
+//
+// While the coordinator takes a step, PrepareGlobalPlan or Finish, all saves of the job
+// wait. The context of such a step of a [Storage] ends when the time for a save is over:
+// the step must heed it.
 type Writer interface {
 	// SetUp makes the checkpoint's directory. Every node calls it, and no one
 	// before the event that begins the checkpoint is acknowledged: whoever

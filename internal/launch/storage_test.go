@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -18,6 +19,7 @@ import (
 type wilful struct {
 	local  func(checkpoint.Local) checkpoint.Local
 	global func(checkpoint.Layout) checkpoint.Layout
+	plan   func(context.Context) error // before the plan of all ranks is prepared
 	wrote  func(*data.Written)
 	finish func(ctx context.Context, at data.Location, m checkpoint.Manifest, commit data.Commit) error
 }
@@ -46,6 +48,11 @@ func (w wilfulWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Loc
 
 // PrepareGlobalPlan implements data.Writer.
 func (w wilfulWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.Layout) (checkpoint.Layout, error) {
+	if w.plan != nil {
+		if err := w.plan(ctx); err != nil {
+			return checkpoint.Layout{}, err
+		}
+	}
 	if w.global != nil {
 		layout = w.global(layout)
 	}
@@ -180,6 +187,31 @@ func TestStorageFinish(t *testing.T) {
 			j.loses("step-1.a1")
 			wantText(t, j.out, of.says)
 			wantEnded(t, nil, []string{"step-1.a1"})
+		})
+	}
+}
+
+// A step of the storage for which all saves wait has as much time as a save.
+func TestStorageHangs(t *testing.T) {
+	t.Parallel()
+	hang := func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	for step, storage := range map[string]wilful{
+		"PrepareGlobalPlan": {plan: hang},
+		"Finish": {finish: func(ctx context.Context, _ data.Location, _ checkpoint.Manifest, _ data.Commit) error {
+			return hang(ctx)
+		}},
+	} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 1, saysSave...)
+			j.cfg.SaveTimeout = 3 * time.Second
+			j.store.Storage = storage
+			j.loses("step-1.a1")
+			wantEnded(t, nil, []string{"step-1.a1"})
+			wantText(t, j.log, step+" of the storage did not end", "within 3s")
 		})
 	}
 }

@@ -3,6 +3,7 @@ package session
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -52,10 +53,12 @@ func (w heldWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Local
 // PrepareGlobalPlan implements data.Writer. It refuses a layout that is not the one
 // that was given: that is what all ranks save.
 func (w heldWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.Layout) (checkpoint.Layout, error) {
+	ctx, cancel := w.store.answering(ctx, w.store.limit)
+	defer cancel()
 	given := checkpoint.EncodeLayout(layout)
 	got, err := w.Writer.PrepareGlobalPlan(ctx, layout)
 	if err != nil {
-		return checkpoint.Layout{}, err
+		return checkpoint.Layout{}, w.late(ctx, "PrepareGlobalPlan", err)
 	}
 	if !bytes.Equal(checkpoint.EncodeLayout(got), given) {
 		return checkpoint.Layout{}, fmt.Errorf("the storage changed the plan of all ranks for %s: its PrepareGlobalPlan must return the layout as it was given", w.at.Ref)
@@ -77,9 +80,11 @@ func (w heldWriter) WriteData(ctx context.Context, rank int, items []checkpoint.
 func (w heldWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit data.Commit) (checkpoint.Receipt, error) {
 	want := checkpoint.Sum(checkpoint.EncodeManifest(m))
 	const next = "its Finish must call Location.Commit with the manifest that it was given"
+	limited, cancel := w.store.answering(ctx, w.store.limit)
+	defer cancel()
 	called := false
 	var refused error
-	receipt, err := w.Writer.Finish(ctx, m, func(ctx context.Context, got checkpoint.Digest) (d checkpoint.Decision, err error) {
+	receipt, err := w.Writer.Finish(limited, m, func(_ context.Context, got checkpoint.Digest) (d checkpoint.Decision, err error) {
 		called = true
 		defer func() { refused = err }()
 		if got != want {
@@ -92,9 +97,17 @@ func (w heldWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit da
 	})
 	switch {
 	case err != nil:
-		return receipt, err
+		return receipt, w.late(limited, "Finish", err)
 	case !called:
 		return receipt, fmt.Errorf("the storage ended %s without a commit: %s", w.at.Ref, next)
 	}
 	return receipt, refused
+}
+
+// late says of an error of a step that the step had no more time.
+func (w heldWriter) late(ctx context.Context, step string, err error) error {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("%s of the storage did not end %s within %s, the time for a save: %w", step, w.at.Ref, w.store.limit, err)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"os"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
@@ -81,7 +82,8 @@ type Store struct {
 	// system.
 	Room func(*os.File) (int64, error)
 
-	words *lastWords // what Log and Views wait by; nil: they do not wait
+	words *lastWords    // what Log and Views wait by; nil: they do not wait
+	limit time.Duration // of a step of Storage for which all saves of the job wait
 }
 
 // resolveBlobs returns r with the plan in its body inline, so that a pure fold
