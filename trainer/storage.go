@@ -30,8 +30,9 @@ type Location = data.Location
 //	WriteData(ctx, rank, []Item, Source) (Written, error) for each rank
 //	Finish(ctx, Manifest, Commit) (Receipt, error)        one time
 //
-// Only Finish makes the checkpoint exist. Each step may be repeated after an error or a
-// crash, by another process too. When WriteData returns, the rank's bytes are durable.
+// The plans must come back as they were given; an error refuses the save. Only Finish makes
+// the checkpoint exist. Each step may be repeated after an error or a crash, by another
+// process too. When WriteData returns, the rank's bytes are durable.
 type Writer = data.Writer
 
 // Reader reads a checkpoint in five steps:

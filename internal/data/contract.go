@@ -61,6 +61,10 @@ func (r *FileReader) Location() Location {
 // Every step may be repeated after an error or a crash, by another process
 // too, and then does what is left to do. A checkpoint that was begun and not
 // finished is never seen by a reader.
+//
+// While the coordinator takes a step, PrepareGlobalPlan or Finish, all saves of the job
+// wait. The context of such a step of a [Storage] ends when the time for a save is over:
+// the step must heed it.
 type Writer interface {
 	// SetUp makes the checkpoint's directory. Every node calls it, and no one
 	// before the event that begins the checkpoint is acknowledged: whoever
@@ -71,13 +75,16 @@ type Writer interface {
 	// here and in WriteData and Finish, and stays as it is.
 	SetUp(ctx context.Context, isCoordinator bool) error
 
-	// PrepareLocalPlan checks what a rank wants to save, and returns it as
-	// this storage would have it. Every rank's node calls it. It writes
-	// nothing.
+	// PrepareLocalPlan checks what a rank wants to save, and returns the plan as
+	// it was given: the worker copies its items in that order. A plan that comes
+	// back with another rank, or with other items, is refused. Every rank's node
+	// calls it. It writes nothing.
 	PrepareLocalPlan(ctx context.Context, local checkpoint.Local) (checkpoint.Local, error)
 
-	// PrepareGlobalPlan checks what all ranks together save, and returns it as
-	// this storage would have it. The coordinator calls it. It writes nothing.
+	// PrepareGlobalPlan checks what all ranks together save, and returns the layout
+	// as it was given. A layout that comes back with other tensors, boxes, dtypes or
+	// values, or with another rank for one, aborts the save. The coordinator calls
+	// it. It writes nothing.
 	PrepareGlobalPlan(ctx context.Context, layout checkpoint.Layout) (checkpoint.Layout, error)
 
 	// WriteData writes the items of one rank, in one pass over their bytes;
@@ -95,8 +102,10 @@ type Writer interface {
 	// m names is in place with its data, makes the manifest durable, calls
 	// commit with the manifest's digest, and then writes the receipt durably.
 	// Only commit's success makes the checkpoint exist: when it fails, nothing
-	// does. An error after that success is an [*UnrecordedError]: the
-	// checkpoint exists in the log, and [Root.WriteReceipt] repairs it here.
+	// does. A call with another digest, or before the manifest is in place, is
+	// refused, and so is an end without error that has not called it. An error
+	// after that success is an [*UnrecordedError]: the checkpoint exists in the
+	// log, and [Root.WriteReceipt] repairs it here.
 	Finish(ctx context.Context, m checkpoint.Manifest, commit Commit) (checkpoint.Receipt, error)
 }
 
@@ -119,7 +128,7 @@ type Source interface {
 // Written says what a rank wrote.
 type Written struct {
 	Files        []checkpoint.File // the data file, files that were linked in, then the index
-	Index        checkpoint.Digest // of the index file
+	Index        checkpoint.Digest // of the index file; never zero
 	BytesWritten int64             // of chunks and values in the data file
 	BytesReused  int64             // of those that were stored already
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path"
 	"slices"
 	"strings"
@@ -158,6 +159,25 @@ func (w *FileWriter) keepData(ctx context.Context, rank int, items []checkpoint.
 		out.BytesWritten += e.Item.Bytes
 	}
 	return out, nil
+}
+
+// Kept reports whether the files of m's ranks are in the format of another program,
+// as [FileWriter.KeepData] and [FileWriter.AdoptData] leave them: no [Storage] has
+// written those. It looks at what is on disk.
+func (w *FileWriter) Kept(ctx context.Context, m checkpoint.Manifest) (bool, error) {
+	for _, r := range m.Ranks {
+		x, err := w.root.readIndex(ctx, w.ref, r)
+		var other *CorruptError
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.As(err, &other):
+			// A file of the storage's, or none.
+		case err != nil:
+			return false, w.wrap("look for files that are kept", err)
+		case x.Verbatim() || x.Adopted():
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // framesOf are the parts of a file of size bytes that no chunk in order covers,

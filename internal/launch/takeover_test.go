@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
@@ -70,6 +71,14 @@ func (b bytesOf) Item(i int) ([]byte, error) { return b[i], nil }
 // the written ranks. It returns the ID.
 func (g *ghost) saves(step int64, staged bool, written ...int) string {
 	g.t.Helper()
+	return g.savesBy(func(w *data.FileWriter, rank int, layout checkpoint.Layout) (data.Written, error) {
+		return w.WriteData(g.t.Context(), rank, layout.Items(rank), bytesOf{{byte(rank)}})
+	}, step, staged, written...)
+}
+
+// savesBy is saves with another way to write.
+func (g *ghost) savesBy(write func(*data.FileWriter, int, checkpoint.Layout) (data.Written, error), step int64, staged bool, written ...int) string {
+	g.t.Helper()
 	id := planner.CheckpointID(planner.DefaultName(step), g.attempt, 1)
 	var locals []checkpoint.Local
 	for rank := range 2 {
@@ -103,7 +112,7 @@ func (g *ghost) saves(step int64, staged bool, written ...int) string {
 		if err := w.SetUp(g.t.Context(), rank == 0); err != nil {
 			g.t.Fatal(err)
 		}
-		done, err := w.WriteData(g.t.Context(), rank, layout.Items(rank), bytesOf{{byte(rank)}})
+		done, err := write(w, rank, layout)
 		if err != nil {
 			g.t.Fatal(err)
 		}

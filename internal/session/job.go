@@ -43,6 +43,7 @@ func NewJob(ctx context.Context, cfg Config, store Store) *Job {
 func newJob(ctx context.Context, cfg Config, store Store) *Job {
 	cfg = cfg.WithDefaults()
 	store = store.patiently(ctx, cfg.Logger)
+	store.limit = cfg.SaveTimeout
 	j := &Job{cfg: cfg, store: store, log: cfg.Logger, writer: newEventWriter(cfg, store.Log)}
 	j.writer.words = store.words
 	return j

@@ -180,6 +180,18 @@ func (s *saver) writer(own *data.FileWriter) data.Writer {
 	return s.store.writer(own)
 }
 
+// finisher is the writer that has written what m names: own or the job's storage. The
+// files say which: a saver that takes over knows nothing else of a save of whole files.
+func (s *saver) finisher(ctx context.Context, own *data.FileWriter, m checkpoint.Manifest) (data.Writer, error) {
+	if s.store.Storage == nil {
+		return own, nil
+	}
+	if kept, err := own.Kept(ctx, m); kept || err != nil {
+		return own, err
+	}
+	return s.store.writer(own), nil
+}
+
 func (s *saver) ref(id string) checkpoint.Ref {
 	return checkpoint.RefOf(s.decisions.run, s.decisions.trial, id)
 }
@@ -253,8 +265,11 @@ func (s *saver) writeFrom(ctx context.Context, c planner.Write, src data.Source)
 // commit is the crash law of a save: manifest, decision, receipt.
 func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	id := c.Manifest.Checkpoint
-	w := s.writer(s.store.Data.Writer(s.ref(id)))
-	_, err := w.Finish(ctx, c.Manifest, func(ctx context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error) {
+	w, err := s.finisher(ctx, s.store.Data.Writer(s.ref(id)), c.Manifest)
+	if err != nil {
+		return s.abort(ctx, c.Manifest.Attempt, id, "commit: "+err.Error())
+	}
+	_, err = w.Finish(ctx, c.Manifest, func(ctx context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error) {
 		r, err := s.decisions.decide(ctx, &events.CheckpointCommitted{
 			Attempt: c.Manifest.Attempt, Checkpoint: id, Manifest: manifest.String(), Bytes: c.Bytes,
 		})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"os"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
@@ -81,23 +82,8 @@ type Store struct {
 	// system.
 	Room func(*os.File) (int64, error)
 
-	words *lastWords // what Log and Views wait by; nil: they do not wait
-}
-
-// writer is own or, if the job has a storage, that storage's in its place.
-func (s *Store) writer(own *data.FileWriter) data.Writer {
-	if s.Storage == nil {
-		return own
-	}
-	return s.Storage.Writer(own.Location())
-}
-
-// Reader is own or, if the job has a storage, that storage's in its place.
-func (s *Store) Reader(own *data.FileReader) data.Reader {
-	if s.Storage == nil {
-		return own
-	}
-	return s.Storage.Reader(own.Location())
+	words *lastWords    // what Log and Views wait by; nil: they do not wait
+	limit time.Duration // of a step of Storage for which all saves of the job wait
 }
 
 // resolveBlobs returns r with the plan in its body inline, so that a pure fold

@@ -1,0 +1,113 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+)
+
+// writer is own or, if the job has a storage, that storage's in its place.
+func (s *Store) writer(own *data.FileWriter) data.Writer {
+	if s.Storage == nil {
+		return own
+	}
+	return heldWriter{s.Storage.Writer(own.Location()), own.Location(), s}
+}
+
+// Reader is own or, if the job has a storage, that storage's in its place.
+func (s *Store) Reader(own *data.FileReader) data.Reader {
+	if s.Storage == nil {
+		return own
+	}
+	return s.Storage.Reader(own.Location())
+}
+
+// heldWriter is the writer of a job's storage, held to what [data.Writer] says.
+type heldWriter struct {
+	data.Writer
+	at    data.Location
+	store *Store
+}
+
+// PrepareLocalPlan implements data.Writer. It refuses a plan that is not the one that
+// was given: the worker copies its items in the order in which it has sent them.
+func (w heldWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Local) (checkpoint.Local, error) {
+	given := checkpoint.EncodeLocal(local)
+	got, err := w.Writer.PrepareLocalPlan(ctx, checkpoint.Local{Rank: local.Rank, Items: slices.Clone(local.Items)})
+	if err != nil {
+		return checkpoint.Local{}, err
+	}
+	sameSize := func(a, b checkpoint.Item) bool { return a.Bytes == b.Bytes }
+	if slices.EqualFunc(got.Items, local.Items, sameSize) && bytes.Equal(checkpoint.EncodeLocal(got), given) {
+		return got, nil
+	}
+	return checkpoint.Local{}, fmt.Errorf("the storage changed the plan of rank %d for %s: its PrepareLocalPlan must return the plan as it was given, with the same items in the same order",
+		local.Rank, w.at.Ref)
+}
+
+// PrepareGlobalPlan implements data.Writer. It refuses a layout that is not the one
+// that was given: that is what all ranks save.
+func (w heldWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.Layout) (checkpoint.Layout, error) {
+	ctx, cancel := w.store.answering(ctx, w.store.limit)
+	defer cancel()
+	given := checkpoint.EncodeLayout(layout)
+	got, err := w.Writer.PrepareGlobalPlan(ctx, layout)
+	if err != nil {
+		return checkpoint.Layout{}, w.late(ctx, "PrepareGlobalPlan", err)
+	}
+	if !bytes.Equal(checkpoint.EncodeLayout(got), given) {
+		return checkpoint.Layout{}, fmt.Errorf("the storage changed the plan of all ranks for %s: its PrepareGlobalPlan must return the layout as it was given", w.at.Ref)
+	}
+	return got, nil
+}
+
+// WriteData implements data.Writer. It refuses a result that vouches for nothing.
+func (w heldWriter) WriteData(ctx context.Context, rank int, items []checkpoint.Item, src data.Source) (data.Written, error) {
+	written, err := w.Writer.WriteData(ctx, rank, items, src)
+	if err == nil && written.Index == (checkpoint.Digest{}) {
+		err = fmt.Errorf("the storage gave no digest of what it wrote of rank %d for %s: its WriteData must return in Written.Index the digest that vouches for the files", rank, w.at.Ref)
+	}
+	return written, err
+}
+
+// Finish implements data.Writer. It lets nothing be committed but the manifest that was
+// given, in place, and refuses an end without a commit.
+func (w heldWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit data.Commit) (checkpoint.Receipt, error) {
+	want := checkpoint.Sum(checkpoint.EncodeManifest(m))
+	const next = "its Finish must call Location.Commit with the manifest that it was given"
+	limited, cancel := w.store.answering(ctx, w.store.limit)
+	defer cancel()
+	called := false
+	var refused error
+	receipt, err := w.Writer.Finish(limited, m, func(_ context.Context, got checkpoint.Digest) (d checkpoint.Decision, err error) {
+		called = true
+		defer func() { refused = err }()
+		if got != want {
+			return d, fmt.Errorf("the storage commits the manifest %s for %s, which has %s: %s", got, w.at.Ref, want, next)
+		}
+		if _, err := w.store.Data.Reader(w.at.Ref).WithManifest(want).ReadMetadata(ctx); err != nil {
+			return d, fmt.Errorf("the storage commits %s without its manifest: %w: %s", w.at.Ref, err, next)
+		}
+		return commit(ctx, want)
+	})
+	switch {
+	case err != nil:
+		return receipt, w.late(limited, "Finish", err)
+	case !called:
+		return receipt, fmt.Errorf("the storage ended %s without a commit: %s", w.at.Ref, next)
+	}
+	return receipt, refused
+}
+
+// late says of an error of a step that the step had no more time.
+func (w heldWriter) late(ctx context.Context, step string, err error) error {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("%s of the storage did not end %s within %s, the time for a save: %w", step, w.at.Ref, w.store.limit, err)
+}
