@@ -10,9 +10,9 @@ import (
 //	Writer(at Location) Writer
 //	Reader(at Location) Reader   at.Reader for checkpoints that it has not written
 //
-// The trainer calls these for every step, on several goroutines at once, and after a
-// crash in another process: what a step leaves for the next is in Location.Dir, not in
-// memory. Manifests and receipts stay the store's, and so do listing and deletion. The programs trainer and ckptstore know
+// The trainer asks for a Writer for each step of a save and for a Reader for all steps of
+// a load, on several goroutines at once, and after a crash in another process: what a
+// step of a save leaves for the next is in Location.Dir, not in memory. Manifests and receipts stay the store's, and so do listing and deletion. The programs trainer and ckptstore know
 // no storage of yours: what reads tensors (cat, export, verify) names files that it does
 // not find.
 type Storage = data.Storage

@@ -8,9 +8,9 @@ import (
 )
 
 // Storage decides how the bytes of a job's checkpoints are written and read. The
-// trainer asks it for a new Writer or Reader whenever it takes a step, on several
-// goroutines at once: what one step leaves for the next is on disk. Manifests and
-// receipts stay the store's, see [Location.Commit].
+// trainer asks it for a Writer for each step of a save and for a Reader for all steps of
+// a load, on several goroutines at once: what one step of a save leaves for the next is
+// on disk. Manifests and receipts stay the store's, see [Location.Commit].
 type Storage interface {
 	Writer(at Location) Writer
 	// Reader reads a committed checkpoint. For one that this storage has not
@@ -24,7 +24,7 @@ type Location struct {
 	// ID yet, and Ref has its name.
 	Ref checkpoint.Ref
 	// Dir is its directory. Writer.SetUp makes it; an aborted save and a deletion remove
-	// it with all files in it.
+	// it with all files in it. It has no directories.
 	Dir string
 	// Writer and Reader are the store's own. A storage that only adds to them passes
 	// its steps on to them; one that replaces them may still use their plans.
@@ -38,7 +38,7 @@ type Location struct {
 func (l Location) Commit(ctx context.Context, m checkpoint.Manifest, commit Commit) (checkpoint.Receipt, error) {
 	w, own := l.Writer.(*FileWriter)
 	if !own {
-		return checkpoint.Receipt{}, fmt.Errorf("commit %s: the location is not one that the trainer gave", l.Ref)
+		return checkpoint.Receipt{}, fmt.Errorf("commit %s: the location is not one that the trainer gave: pass on that of Storage.Writer", l.Ref)
 	}
 	return w.finish(ctx, m, commit, false)
 }
