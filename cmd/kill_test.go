@@ -149,7 +149,7 @@ func checkAgainstReference(t *testing.T, dir, planted string) {
 	}
 	runs = slices.DeleteFunc(runs, func(r projections.Run) bool { return r.Name == "reference" })
 	want := map[int64]map[string]checkpoint.Digest{}
-	missing := map[int64]bool{}
+	missing, aborts := map[int64]bool{}, map[int64]bool{}
 	var left []string
 	committed, aborted := 0, 0
 	for _, r := range append([]projections.Run{{Name: "reference"}}, runs...) {
@@ -162,6 +162,7 @@ func checkAgainstReference(t *testing.T, dir, planted string) {
 			case projections.Committed:
 			case projections.Aborted:
 				aborted++
+				aborts[c.Step] = true
 				left = append(left, fmt.Sprintf("%s@%s: %s", c.Run, c.ID, c.Reason))
 				path := filepath.Join(s.DataDir, store.RefOf(c).String())
 				if _, err := os.Stat(path); err == nil && path != planted {
@@ -185,8 +186,11 @@ func checkAgainstReference(t *testing.T, dir, planted string) {
 		}
 	}
 	t.Logf("checkpoints of killed runs: %d committed, all equal to the reference; %d aborted", committed, aborted)
-	// One save of the first run is refused: its name is that of what was planted.
-	if len(want) != killSteps/killEvery || len(missing) > 1 {
+	// One save of the first run is refused: its name is that of what was planted. Saves
+	// overlap: a trainer may die when the later of two is committed, and its successor
+	// resumes from that and aborts the earlier one.
+	maps.DeleteFunc(missing, func(step int64, _ bool) bool { return aborts[step] })
+	if len(want) != killSteps/killEvery || len(missing) > 0 || committed < len(want)/2 {
 		t.Errorf("%d checkpoints of the reference were compared to %d of the killed runs: none of these is of step %v; aborted are\n%s",
 			len(want), committed, slices.Sorted(maps.Keys(missing)), strings.Join(left, "\n"))
 	}

@@ -168,6 +168,12 @@ func (s *scene) show(d *datadriven.TestData) string {
 		v, err = GetTrial(s.rows, s.run, s.trial)
 	case "trials":
 		v, err = Trials(s.rows, s.run)
+	case "newest": // that an attempt has committed
+		var attempt int
+		d.ScanArgs(s.t, "attempt", &attempt)
+		var a Attempt
+		a, _, err = load[Attempt](s.rows, attemptKey(s.run, s.trial, attempt))
+		v = a.Committed
 	case "workers":
 		var attempt int
 		d.ScanArgs(s.t, "attempt", &attempt)

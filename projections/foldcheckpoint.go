@@ -132,11 +132,26 @@ func (f *fold) committed(b *events.CheckpointCommitted) error {
 	if err := f.extend(&c); err != nil {
 		return err
 	}
-	err = f.changeAttempt(c.Attempt, func(a *Attempt) { a.Committed, a.CommittedSeq = c.ID, c.CommittedSeq })
-	if err != nil {
+	if err := f.newest(c); err != nil {
 		return err
 	}
 	return f.close(c)
+}
+
+// newest notes what an attempt has committed, unless a checkpoint that was begun later
+// was committed before: saves overlap.
+func (f *fold) newest(c Checkpoint) error {
+	a, found, err := load[Attempt](f.t, attemptKey(f.run, f.name, c.Attempt))
+	if err != nil {
+		return err
+	}
+	if found && a.Committed != "" {
+		last, found, err := f.checkpoint(a.Committed)
+		if err != nil || found && last.BegunSeq > c.BegunSeq {
+			return err
+		}
+	}
+	return f.changeAttempt(c.Attempt, func(a *Attempt) { a.Committed, a.CommittedSeq = c.ID, c.CommittedSeq })
 }
 
 func (f *fold) aborted(b *events.CheckpointAborted) error {

@@ -98,7 +98,7 @@ type Attempt struct {
 	Reason     string    `json:"reason,omitempty"`
 	Segments   []Segment `json:"segments"` // at least one
 
-	Committed    string `json:"committed,omitempty"` // ID of the checkpoint that it committed last, whatever became of that
+	Committed    string `json:"committed,omitempty"` // ID of the newest checkpoint that it committed, whatever became of that
 	CommittedSeq uint64 `json:"committed_seq,omitempty"`
 }
 
