@@ -162,7 +162,7 @@ Case = tuple[Callable[[DeviceMesh | None], dict[str, Any]], tuple[int, ...], tup
 CASES: dict[str, Case] = {
     "single_nested": (nested, (), ()),
     "single_dtypes": (dtypes, (), ()),
-    "refused_conj": (lazy, (), ()),
+    "single_lazy": (lazy, (), ()),
     "shard0_of3": (shard0, (3,), ("dp",)),
     "mesh2x2": (mesh2x2, (2, 2), ("dp", "tp")),
     "fsdp_adam": (trained, (2,), ("dp",)),

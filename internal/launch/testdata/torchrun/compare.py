@@ -235,7 +235,7 @@ def check_gloo(*launches):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trainer", type=pathlib.Path)
-    parser.add_argument("--table", type=pathlib.Path, default=HERE.parents[2] / "docs" / "torchrun.md")
+    parser.add_argument("--table", type=pathlib.Path, default=HERE.parents[3] / "docs" / "torchrun.md")
     options = parser.parse_args()
     trainer = str(options.trainer.resolve())
     rows = table(options.table)
