@@ -91,17 +91,7 @@ func termBeforeRelease(t *testing.T) {
 		answer(w, reply)
 	})
 	mux.HandleFunc("/v1/release_signals", func(w http.ResponseWriter, _ *http.Request) { answer(w, `{}`) })
-	server := &http.Server{Handler: mux}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	defer func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
-	}()
+	defer answers(t, l, mux)()
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +108,7 @@ func termBeforeRelease(t *testing.T) {
 	}
 }
 
-// A program that takes its own signals gets them from nobody else.
+// A client that leaves signals to its program holds none back.
 func TestOwnSignals(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
@@ -129,17 +119,7 @@ func TestOwnSignals(t *testing.T) {
 	mux.HandleFunc("/v1/hello", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"protocol":3,"run":"r","attempt":1,"world_size":1}`)
 	})
-	server := &http.Server{Handler: mux}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	defer func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
-	}()
+	defer answers(t, l, mux)()
 	t.Setenv(EnvSocket, socket)
 	t.Setenv(EnvToken, "secret")
 	ctx, cancel := context.WithTimeout(t.Context(), heldLimit)
@@ -157,5 +137,20 @@ func TestOwnSignals(t *testing.T) {
 			t.Errorf("with own signals %t, the client holds them: %t", own, c.HoldsSignals())
 		}
 		c.Close()
+	}
+}
+
+// answers serves requests until the returned function is called.
+func answers(t *testing.T, l net.Listener, h http.Handler) (end func()) {
+	server := &http.Server{Handler: h}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	return func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
 	}
 }

@@ -57,22 +57,8 @@ func TestStopSignals(t *testing.T) {
 	for sig, name := range map[syscall.Signal]string{syscall.SIGHUP: "SIGHUP", syscall.SIGTERM: "SIGTERM", syscall.SIGINT: "SIGINT", syscall.SIGQUIT: "SIGQUIT"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir := t.TempDir()
-			cmd := exec.CommandContext(t.Context(), "trainer", "run", "--store", "ckpts", "--name", "a", "--", "sh", "-c",
+			cmd, stderr := started(t, "trainer", "run", "--store", "ckpts", "--name", "a", "--", "sh", "-c",
 				`trap 'touch told; exit 0' TERM; echo started; while :; do sleep 0.01; done`)
-			cmd.Dir = dir
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			var stderr bytes.Buffer
-			cmd.Stderr = &stderr
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-				t.Fatal(err)
-			}
 			if err := cmd.Process.Signal(sig); err != nil {
 				t.Fatal(err)
 			}
@@ -80,7 +66,7 @@ func TestStopSignals(t *testing.T) {
 			if got, want := cmd.ProcessState.ExitCode(), 128+int(sig); got != want || !strings.Contains(stderr.String(), "told to stop by "+name) {
 				t.Errorf("exit code %d, want %d\n%s", got, want, stderr.String())
 			}
-			if _, err := os.Stat(filepath.Join(dir, "told")); err != nil {
+			if _, err := os.Stat(filepath.Join(cmd.Dir, "told")); err != nil {
 				t.Error("the worker was not told")
 			}
 		})
@@ -90,35 +76,39 @@ func TestStopSignals(t *testing.T) {
 // TestNohup: a trainer that was started with SIGHUP ignored outlives its terminal.
 func TestNohup(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", `trap '' HUP; exec "$@"`, "sh",
+	cmd, stderr := started(t, "sh", "-c", `trap '' HUP; exec "$@"`, "sh",
 		"trainer", "run", "-q", "--store", "ckpts", "--name", "a", "--", "sh", "-c",
 		`echo started; while [ ! -e hung-up ]; do sleep 0.01; done; touch done`)
-	cmd.Dir = dir
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
 	if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "hung-up"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(cmd.Dir, "hung-up"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, stderr.String())
 	}
-	if _, err := os.Stat(filepath.Join(dir, "done")); err != nil {
+	if _, err := os.Stat(filepath.Join(cmd.Dir, "done")); err != nil {
 		t.Error("the worker did not get to its end")
 	}
+}
+
+// started starts a command in a directory of its own and waits for its first line.
+func started(t *testing.T, name string, args ...string) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	cmd, stderr := exec.CommandContext(t.Context(), name, args...), &bytes.Buffer{}
+	cmd.Dir, cmd.Stderr = t.TempDir(), stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("%v\n%s", err, stderr)
+	}
+	return cmd, stderr
 }
 
 // TestStopWhileOpening: a command that waits for the store's owner ends with

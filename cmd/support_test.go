@@ -75,7 +75,7 @@ func diedOf(cmd *exec.Cmd) syscall.Signal {
 	return 0
 }
 
-// watched is output of which somebody waits for a text.
+// watched is output that a test waits for a text in.
 type watched struct {
 	mu   sync.Mutex
 	all  bytes.Buffer

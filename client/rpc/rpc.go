@@ -83,13 +83,13 @@ type Peer = rpc.Peer
 type Store = rpc.Store
 
 // Messenger moves messages among the ranks of a group: Send(ctx, to, data) and Recv(ctx).
-// They arrive one time each and in order.
+// Each arrives once, in order.
 type Messenger = rpc.Messenger
 
 // Message is what Recv returns: the Data of rank From, or that From has Gone.
 type Message = rpc.Message
 
-// PeerError is a call that could not be made, or of which no answer came.
+// PeerError says that a call could not be made, or got no answer.
 type PeerError = rpc.PeerError
 
 // RemoteError is what a function of a peer returned.

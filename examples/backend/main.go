@@ -5,8 +5,8 @@
 //	packed.go    a storage: the five steps of a Writer and of a Reader
 //	worker.go    the training function, which uses all three
 //
-// Without arguments it trains on two workers, one of which fails, and goes on from the
-// last checkpoint:
+// Without arguments it trains two workers. One fails, and the group resumes from the last
+// checkpoint:
 //
 //	go run .
 //	go run . run --backend mesh --nproc 4 -- ./mytrainer worker

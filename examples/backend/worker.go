@@ -15,7 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// elements is the size of the one tensor, of which each rank has a part. In step n,
+// elements is the size of the only tensor, which is sharded over the ranks. In step n,
 // element i is i*n.
 const elements = 1 << 10
 

@@ -152,7 +152,8 @@ type Reader interface {
 	// returns them as this storage would have them.
 	PrepareLocalPlan(ctx context.Context, reads []checkpoint.Read) ([]checkpoint.Read, error)
 
-	// PrepareGlobalPlan does the same for all ranks. The coordinator calls it.
+	// PrepareGlobalPlan sees the prepared reads of all ranks and returns them as this
+	// storage would have them. The coordinator calls it.
 	PrepareGlobalPlan(ctx context.Context, reads [][]checkpoint.Read) ([][]checkpoint.Read, error)
 
 	// ReadData fills the wants, converted where a want has another dtype than

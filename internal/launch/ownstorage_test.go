@@ -97,7 +97,7 @@ func TestOwnStorageCannotReadNow(t *testing.T) {
 	newJob(t, 2, savesThree...).must()
 	for says, storage := range map[string]passesOn{
 		"dial the server: connection refused": ofStep3(func() error { return errors.New("dial the server: connection refused") }),
-		"it panicked: no such bucket":         ofStep3(func() error { panic("no such bucket") }),
+		"SetUp of the storage panicked":       ofStep3(func() error { panic("no such bucket") }),
 	} {
 		for _, resume := range []string{"auto", "require"} {
 			j := newJob(t, 2, loadsResume...)

@@ -287,3 +287,27 @@ func TestTakeOverWithStorage(t *testing.T) {
 		})
 	}
 }
+
+// A panic of a step of the storage loses the save or the load, and not the trainer.
+func TestStoragePanics(t *testing.T) {
+	t.Parallel()
+	for name, storage := range map[string]wilful{
+		"PrepareLocalPlan":  {local: func(checkpoint.Local) checkpoint.Local { panic("no plan") }},
+		"PrepareGlobalPlan": {plan: func(context.Context) error { panic("no plan") }},
+		"WriteData":         {wrote: func(*data.Written) { panic("no file") }},
+		"Finish": {finish: func(context.Context, data.Location, checkpoint.Manifest, data.Commit) error {
+			panic("no end")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 1, saysSave...)
+			j.store.Storage = storage
+			err := j.run()
+			if lost := name != "PrepareLocalPlan"; lost != (err != nil) { // which the rank has been told before there was a save
+				t.Errorf("the job ended with %v", err)
+			}
+			wantText(t, j.out, name+" of the storage panicked")
+		})
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -24,7 +25,54 @@ func (s *Store) Reader(own *data.FileReader) data.Reader {
 	if s.Storage == nil {
 		return own
 	}
-	return s.Storage.Reader(own.Location())
+	if r := s.Storage.Reader(own.Location()); r != data.Reader(own) {
+		return heldReader{r, own.Location().Ref}
+	}
+	return own
+}
+
+// panicked makes an error of a panic of a storage's step: the save or the load fails, and
+// the job goes on.
+func panicked(step string, ref checkpoint.Ref, err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("%s of the storage panicked for %s: %v\n%s", step, ref, p, debug.Stack())
+	}
+}
+
+// heldReader is the reader of a job's storage, whose panics are errors.
+type heldReader struct {
+	data.Reader
+	ref checkpoint.Ref
+}
+
+// ReadMetadata implements data.Reader.
+func (r heldReader) ReadMetadata(ctx context.Context) (m checkpoint.Manifest, err error) {
+	defer panicked("ReadMetadata", r.ref, &err)
+	return r.Reader.ReadMetadata(ctx)
+}
+
+// SetUp implements data.Reader.
+func (r heldReader) SetUp(ctx context.Context, m checkpoint.Manifest, isCoordinator bool) (err error) {
+	defer panicked("SetUp", r.ref, &err)
+	return r.Reader.SetUp(ctx, m, isCoordinator)
+}
+
+// PrepareLocalPlan implements data.Reader.
+func (r heldReader) PrepareLocalPlan(ctx context.Context, reads []checkpoint.Read) (out []checkpoint.Read, err error) {
+	defer panicked("PrepareLocalPlan", r.ref, &err)
+	return r.Reader.PrepareLocalPlan(ctx, reads)
+}
+
+// PrepareGlobalPlan implements data.Reader.
+func (r heldReader) PrepareGlobalPlan(ctx context.Context, reads [][]checkpoint.Read) (out [][]checkpoint.Read, err error) {
+	defer panicked("PrepareGlobalPlan", r.ref, &err)
+	return r.Reader.PrepareGlobalPlan(ctx, reads)
+}
+
+// ReadData implements data.Reader.
+func (r heldReader) ReadData(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst data.Destination) (n int64, err error) {
+	defer panicked("ReadData", r.ref, &err)
+	return r.Reader.ReadData(ctx, wants, reads, dst)
 }
 
 // heldWriter is the writer of a job's storage, held to what [data.Writer] says.
@@ -34,11 +82,18 @@ type heldWriter struct {
 	store *Store
 }
 
+// SetUp implements data.Writer.
+func (w heldWriter) SetUp(ctx context.Context, isCoordinator bool) (err error) {
+	defer panicked("SetUp", w.at.Ref, &err)
+	return w.Writer.SetUp(ctx, isCoordinator)
+}
+
 // PrepareLocalPlan implements data.Writer. It refuses a plan that is not the one that
 // was given: the worker copies its items in the order in which it has sent them.
-func (w heldWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Local) (checkpoint.Local, error) {
+func (w heldWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Local) (got checkpoint.Local, err error) {
+	defer panicked("PrepareLocalPlan", w.at.Ref, &err)
 	given := checkpoint.EncodeLocal(local)
-	got, err := w.Writer.PrepareLocalPlan(ctx, checkpoint.Local{Rank: local.Rank, Items: slices.Clone(local.Items)})
+	got, err = w.Writer.PrepareLocalPlan(ctx, checkpoint.Local{Rank: local.Rank, Items: slices.Clone(local.Items)})
 	if err != nil {
 		return checkpoint.Local{}, err
 	}
@@ -52,11 +107,12 @@ func (w heldWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Local
 
 // PrepareGlobalPlan implements data.Writer. It refuses a layout that is not the one
 // that was given: that is what all ranks save.
-func (w heldWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.Layout) (checkpoint.Layout, error) {
+func (w heldWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.Layout) (got checkpoint.Layout, err error) {
+	defer panicked("PrepareGlobalPlan", w.at.Ref, &err)
 	ctx, cancel := w.store.answering(ctx, w.store.limit)
 	defer cancel()
 	given := checkpoint.EncodeLayout(layout)
-	got, err := w.Writer.PrepareGlobalPlan(ctx, layout)
+	got, err = w.Writer.PrepareGlobalPlan(ctx, layout)
 	if err != nil {
 		return checkpoint.Layout{}, w.late(ctx, "PrepareGlobalPlan", err)
 	}
@@ -67,8 +123,9 @@ func (w heldWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.Lay
 }
 
 // WriteData implements data.Writer. It refuses a result that vouches for nothing.
-func (w heldWriter) WriteData(ctx context.Context, rank int, items []checkpoint.Item, src data.Source) (data.Written, error) {
-	written, err := w.Writer.WriteData(ctx, rank, items, src)
+func (w heldWriter) WriteData(ctx context.Context, rank int, items []checkpoint.Item, src data.Source) (written data.Written, err error) {
+	defer panicked("WriteData", w.at.Ref, &err)
+	written, err = w.Writer.WriteData(ctx, rank, items, src)
 	if err == nil && written.Index == (checkpoint.Digest{}) {
 		err = fmt.Errorf("the storage gave no digest of what it wrote of rank %d for %s: its WriteData must return in Written.Index the digest that vouches for the files", rank, w.at.Ref)
 	}
@@ -77,14 +134,15 @@ func (w heldWriter) WriteData(ctx context.Context, rank int, items []checkpoint.
 
 // Finish implements data.Writer. It lets nothing be committed but the manifest that was
 // given, in place, and refuses an end without a commit.
-func (w heldWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit data.Commit) (checkpoint.Receipt, error) {
+func (w heldWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit data.Commit) (receipt checkpoint.Receipt, err error) {
+	defer panicked("Finish", w.at.Ref, &err)
 	want := checkpoint.Sum(checkpoint.EncodeManifest(m))
 	const next = "its Finish must call Location.Commit with the manifest that it was given"
 	limited, cancel := w.store.answering(ctx, w.store.limit)
 	defer cancel()
 	called := false
 	var refused error
-	receipt, err := w.Writer.Finish(limited, m, func(_ context.Context, got checkpoint.Digest) (d checkpoint.Decision, err error) {
+	receipt, err = w.Writer.Finish(limited, m, func(_ context.Context, got checkpoint.Digest) (d checkpoint.Decision, err error) {
 		called = true
 		defer func() { refused = err }()
 		if got != want {

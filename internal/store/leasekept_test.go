@@ -130,7 +130,7 @@ func TestHoldRunOfFarJob(t *testing.T) {
 		t.Errorf("the live job is %v, %v", live, err)
 	}
 	// It comes back while the other waits to see whether it does.
-	s.term = limit
+	s.term = 30 * time.Second
 	refused := make(chan error, 1)
 	go func() {
 		_, release, err := s.HoldRun(t.Context(), "run", "job-2")

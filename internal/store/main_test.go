@@ -78,7 +78,7 @@ func shortDir(t *testing.T, name string) string {
 }
 
 // limit bounds every wait of these tests; only a failure takes as long.
-const limit = 30 * time.Second
+const limit = 2 * time.Minute
 
 // request is a line to a process, reply a line from it.
 type request struct {

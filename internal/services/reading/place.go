@@ -12,11 +12,12 @@ import (
 // place finds what the caller can copy out of the checkpoint's own files, and
 // where in memory all else goes.
 func (w *wanted) place(ctx context.Context) error {
-	reads, err := w.source.reader.PrepareGlobalPlan(ctx, [][]checkpoint.Read{w.planned.Reads})
+	// One caller's plan is that of all.
+	reads, err := w.source.reader.PrepareLocalPlan(ctx, w.planned.Reads)
 	if err != nil {
 		return err
 	}
-	w.reads = reads[0]
+	w.reads = reads
 	if files, ok := w.source.reader.(*data.FileReader); ok {
 		if w.spots, err = files.Spots(ctx, w.wants, w.reads); err != nil {
 			return err

@@ -8,7 +8,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
 )
@@ -72,16 +71,11 @@ func (of *restoreRank) absent(want int) bool {
 
 // prepare has the storage look at the reads of all ranks.
 func (r *restore) prepare(ctx context.Context) error {
-	_, own := r.reader.(*data.FileReader) // which prepares all local plans with the global one
 	reads := make([][]checkpoint.Read, len(r.ranks))
 	for rank := range r.ranks {
-		reads[rank] = r.ranks[rank].planned.Reads
-		if own {
-			continue
-		}
 		var err error
-		if reads[rank], err = r.reader.PrepareLocalPlan(ctx, reads[rank]); err != nil {
-			return err
+		if reads[rank], err = r.reader.PrepareLocalPlan(ctx, r.ranks[rank].planned.Reads); err != nil {
+			return fmt.Errorf("reads of rank %d: %w", rank, err)
 		}
 	}
 	reads, err := r.reader.PrepareGlobalPlan(ctx, reads)
