@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pathlib
+import sys
 import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
 
 from launch import Launches
 
