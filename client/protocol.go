@@ -34,7 +34,7 @@ import (
 // reply is a sequence of parts, each a little-endian uint64 length and its
 // bytes. All ranks' parts are equally long; of a broadcast only the root sends
 // one. Their headers are [HeaderSeq], counted from 1 by each rank over both
-// kinds, and, of a broadcast, [HeaderRoot] and [HeaderSize]. docs/protocol.md has
+// kinds, and, of a broadcast, [HeaderRoot] and [HeaderSize]. docs/reference/protocol.md has
 // all of it. An error is a [Problem] with a status of 400 (bad request), 401 (token), 409 (conflict with other ranks), 410 (the attempt is
 // over), 412 (a plan that is not known: send the items), 500, 503 (no staging slot is
 // free), 504 (deadline) or 507 (a disk or shared memory is full).

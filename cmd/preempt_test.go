@@ -147,7 +147,7 @@ func lastJobEnd(t *testing.T, dir string) (code int, reason string) {
 // pagePath is the client in Python, of which these scripts are made.
 func pagePath(t *testing.T) string {
 	t.Helper()
-	path, err := filepath.Abs(filepath.Join("..", "docs"))
+	path, err := filepath.Abs(filepath.Join("..", "docs", "reference"))
 	if err != nil {
 		t.Fatal(err)
 	}

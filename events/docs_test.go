@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-const docsPage = "../docs/events.md"
+const docsPage = "../docs/reference/events.md"
 
 // TestDocs: the page about events has what the doc comments, the golden files
 // and the compiled examples say. Run with -update to write it.

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-var update = flag.Bool("update", false, "write golden files that are missing, and docs/events.md; existing golden files are never changed")
+var update = flag.Bool("update", false, "write golden files that are missing, and docs/reference/events.md; existing golden files are never changed")
 
 // samples is one event of each kind, every field set.
 var samples = []Body{

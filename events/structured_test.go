@@ -18,7 +18,7 @@ import (
 var attributeName = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
 
 // TestStructuredIsCloudEvents holds every kind to the JSON format of CloudEvents
-// 1.0 and to the members that docs/events.md names.
+// 1.0 and to the members that docs/reference/events.md names.
 func TestStructuredIsCloudEvents(t *testing.T) {
 	for _, body := range samples {
 		r := recordedSample(t, body)

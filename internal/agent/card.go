@@ -28,7 +28,7 @@ type Card struct {
 	Token     string `json:"token"` // of the header Authorization, for requests to the socket
 	PID       int    `json:"pid"`
 	Store     string `json:"store"`     // identity
-	Protocols []int  `json:"protocols"` // versions of docs/protocol.md that it speaks
+	Protocols []int  `json:"protocols"` // versions of docs/reference/protocol.md that it speaks
 	Version   string `json:"version"`   // of its program
 }
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-const faultsPage = "docs/faults.md"
+const faultsPage = "docs/explanation/faults.md"
 
 // heldBy is a package and the tests of it in the last column of a table:
 // `worker`: `TestA`, `TestB`.

@@ -20,7 +20,7 @@ import (
 // pages returns the Markdown pages of the repository.
 func pages(t *testing.T, tree fs.FS) (names []string) {
 	t.Helper()
-	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*.md", "python/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "examples/*.md", "python/*.md"} {
 		found, err := fs.Glob(tree, pattern)
 		if err != nil {
 			t.Fatal(err)

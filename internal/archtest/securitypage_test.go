@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-const securityPage = "docs/security.md"
+const securityPage = "docs/explanation/security.md"
 
 var (
 	namedTest  = regexp.MustCompile("`([Tt]est_?\\w+)`")

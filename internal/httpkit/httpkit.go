@@ -73,7 +73,7 @@ func Read(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 // Decode decodes the body of a request.
 func Decode[In any](body []byte) (in In, err error) {
 	if err := json.Unmarshal(body, &in); err != nil {
-		return in, problem.Errorf(problem.Invalid, "decode request: %w; send one JSON object, with the members of docs/protocol.md", err)
+		return in, problem.Errorf(problem.Invalid, "decode request: %w; send one JSON object, with the members of docs/reference/protocol.md", err)
 	}
 	return in, nil
 }

@@ -15,12 +15,12 @@ func TestClientFromThePage(t *testing.T) {
 	t.Parallel()
 	python, err := exec.LookPath("python3")
 	if err != nil {
-		t.Fatalf("the example of docs/protocol.md needs python3: %v", err)
+		t.Fatalf("the example of docs/reference/protocol.md needs python3: %v", err)
 	}
 	for version := 1; version <= 3; version++ {
 		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
 			t.Parallel()
-			j := newJob(t, 2, python, filepath.Join("..", "..", "docs", "protocol_client.py"), fmt.Sprint(version)).must()
+			j := newJob(t, 2, python, filepath.Join("..", "..", "docs", "reference", "protocol_client.py"), fmt.Sprint(version)).must()
 			wantCommitted(t, "step-0.a1", "step-1.a1", "step-2.a1")
 			for rank := range 2 {
 				wantText(t, j.out, fmt.Sprintf("[rank%d] protocol %d: 3 checkpoints are what was saved", rank, version))

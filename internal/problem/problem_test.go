@@ -44,14 +44,14 @@ func TestTable(t *testing.T) {
 // TestPage: the page of the protocol lists the status of each kind.
 func TestPage(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "protocol.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "protocol.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range table {
 		k := r.kind
 		if row := fmt.Sprintf("\n| %d | ", k.Status()); !strings.Contains(string(page), row) {
-			t.Errorf("docs/protocol.md has no row for the status %d of %s", k.Status(), k)
+			t.Errorf("docs/reference/protocol.md has no row for the status %d of %s", k.Status(), k)
 		}
 	}
 }

@@ -28,7 +28,7 @@ import (
 // the second all of a load is in one file.
 var protocols = []int{1, unsaid, client.Protocol}
 
-// Protocols are the versions of docs/protocol.md that are served.
+// Protocols are the versions of docs/reference/protocol.md that are served.
 func Protocols() []int { return slices.Clone(protocols) }
 
 // unsaid is the version of a worker that has not said hello.

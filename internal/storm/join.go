@@ -16,7 +16,7 @@ import (
 )
 
 // joining makes a process that no trainer started a rank of an agent's group, by
-// docs/protocol.md.
+// docs/reference/protocol.md.
 type joining struct {
 	agent string // the program ckptstore; empty for a worker of a trainer
 	store string

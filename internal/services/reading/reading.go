@@ -1,7 +1,7 @@
 // Package reading answers requests that look at checkpoints and read parts of
 // them, from any process: no rank, no collective.
 //
-//	Server   answers /v1/store/list, describe, read and done; docs/protocol.md
+//	Server   answers /v1/store/list, describe, read and done; docs/reference/protocol.md
 //	         has their bodies
 //	Catalog  the checkpoints: those that the log of a store knows, or, where nothing
 //	         may be written, those that have receipts

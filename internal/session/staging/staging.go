@@ -8,7 +8,7 @@
 //	Copies   what the slots still hold of one checkpoint
 //	Left     a sealed slot that a dead owner has left
 //
-// A worker writes to a slot by itself, in a process of its own: docs/protocol.md
+// A worker writes to a slot by itself, in a process of its own: docs/reference/protocol.md
 // has what it is told and what it may do. The header is for whoever takes the
 // memory over: with it alone, a save of which every rank's slot is sealed can be
 // written to the end.

@@ -55,7 +55,7 @@ def _tell() -> None:
         if _made(folder, _before.get(where, True)):
             print(
                 f"ckptstore: {folder} is a local folder that this program made of a URL: what is in it is in no store; "
-                "give the URL to dcp.save or fsspec.open, or save by ckptstore.save or a class of ckptstore for the framework (docs/frameworks.md)",
+                "give the URL to dcp.save or fsspec.open, or save by ckptstore.save or a class of ckptstore for the framework (docs/howto/frameworks.md)",
                 file=sys.stderr,
             )
 

@@ -1,6 +1,6 @@
 """One rank's conversation with its trainer or agent.
 
-:class:`Session` has the requests of docs/protocol.md as methods; it knows bytes,
+:class:`Session` has the requests of docs/reference/protocol.md as methods; it knows bytes,
 items and checkpoints, and nothing of PyTorch. :mod:`._connect` makes them.
 """
 

@@ -15,7 +15,7 @@ class Refused(Error):
 
     Attributes:
         request: name of the request, such as ``save``.
-        status: as of HTTP; docs/protocol.md lists them.
+        status: as of HTTP; docs/reference/protocol.md lists them.
     """
 
     def __init__(self, request: str, status: int, message: str):

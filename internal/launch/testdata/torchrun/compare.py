@@ -1,7 +1,7 @@
 """Compares `trainer run` with torchrun: the same script is run under both, and
-what differs has to be in the table of docs/torchrun.md, with a reason.
+what differs has to be in the table of docs/howto/torchrun.md, with a reason.
 
-    python3 compare.py TRAINER [--table docs/torchrun.md]
+    python3 compare.py TRAINER [--table docs/howto/torchrun.md]
 
 Compared are the environment that the ranks see; the exit codes of the launchers
 when all goes well, when a rank fails in one way or another, and when the launcher
@@ -235,7 +235,7 @@ def check_gloo(*launches):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trainer", type=pathlib.Path)
-    parser.add_argument("--table", type=pathlib.Path, default=HERE.parents[3] / "docs" / "torchrun.md")
+    parser.add_argument("--table", type=pathlib.Path, default=HERE.parents[3] / "docs" / "howto" / "torchrun.md")
     options = parser.parse_args()
     trainer = str(options.trainer.resolve())
     rows = table(options.table)

@@ -23,7 +23,7 @@ import torch.distributed.checkpoint as dcp
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(HERE.parents[3] / "docs"))
+sys.path.insert(0, str(HERE.parents[3] / "docs" / "reference"))
 import protocol_client
 
 system, out, size = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])

@@ -1,7 +1,7 @@
-"""A worker that speaks the protocol of docs/protocol.md, with Python's standard
+"""A worker that speaks the protocol of docs/reference/protocol.md, with Python's standard
 library alone. It saves three times, loads what it saved, and compares.
 
-    trainer run --nproc 2 -- python3 docs/protocol_client.py [VERSION...]
+    trainer run --nproc 2 -- python3 docs/reference/protocol_client.py [VERSION...]
 """
 
 import ctypes
