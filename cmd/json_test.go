@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the schemas in testdata/schema anew")
+var update = flag.Bool("update", false, "rewrite the schemas in testdata/schema and docs/reference/commands.md")
 
 // TestDemoJSON runs the demo and then every command on its store, with --json.
 // All must state the same facts, in the form that testdata/schema records.
