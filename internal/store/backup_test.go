@@ -241,9 +241,9 @@ func TestBackupRefused(t *testing.T) {
 		is   error
 		part string
 	}{
-		"inside":     {filepath.Join(dir, "backup"), ErrLocation, "lie in each other"},
-		"itself":     {dir, ErrLocation, "lie in each other"},
-		"above":      {filepath.Dir(dir), ErrLocation, "lie in each other"},
+		"inside":     {filepath.Join(dir, "backup"), ErrLocation, "overlap"},
+		"itself":     {dir, ErrLocation, "overlap"},
+		"above":      {filepath.Dir(dir), ErrLocation, "overlap"},
 		"not empty":  {t.TempDir(), ErrNotEmpty, "a.txt"},
 		"a store":    {made(t), ErrExists, "has a store"},
 		"not a file": {filepath.Join(t.TempDir(), "file"), ErrNotEmpty, "is a file"},
@@ -268,10 +268,10 @@ func TestBackupRefused(t *testing.T) {
 	}{
 		"a store":     {dir, filepath.Join(t.TempDir(), "x"), ErrLocation, "ckptstore backup DIR"},
 		"nothing":     {t.TempDir(), filepath.Join(t.TempDir(), "x"), ErrNoStore, "no backup"},
-		"inside":      {to, filepath.Join(to, "x"), ErrLocation, "lie in each other"},
+		"inside":      {to, filepath.Join(to, "x"), ErrLocation, "overlap"},
 		"not empty":   {to, dir, ErrExists, "has a store"},
 		"from a URL":  {"nats://127.0.0.1:1", filepath.Join(t.TempDir(), "x"), ErrLocation, "is a server"},
-		"into itself": {to, to, ErrLocation, "lie in each other"},
+		"into itself": {to, to, ErrLocation, "overlap"},
 	} {
 		_, err := Restore(t.Context(), RestoreOptions{Backup: c.from, Location: c.to})
 		t.Run("restore "+name, func(t *testing.T) { wrong(t, err, c.is, c.part) })

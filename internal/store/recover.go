@@ -399,7 +399,7 @@ func (r *recovery) places() error {
 	case to == of:
 		return fmt.Errorf("%w: --from %s is the store itself: leave it out to recover in place", ErrLocation, from)
 	case within(to, of), within(of, to):
-		return fmt.Errorf("%w: --store %s and --from %s lie in each other: choose a --store beside the lost one", ErrLocation, dir, from)
+		return fmt.Errorf("%w: --store %s and --from %s overlap: choose a --store outside the lost one", ErrLocation, dir, from)
 	}
 	return nil
 }

@@ -24,13 +24,13 @@ func TestRecoverFromRefuses(t *testing.T) {
 		}
 	}
 	refuses(RecoverOptions{Location: beside, From: dir}, ErrExists, "its log opens", "verify --log", "move log/ away")
-	refuses(RecoverOptions{Location: filepath.Join(dir, "sub", "sub"), From: dir}, ErrLocation, "lie in each other")
-	refuses(RecoverOptions{Location: filepath.Dir(dir), From: dir}, ErrLocation, "lie in each other")
+	refuses(RecoverOptions{Location: filepath.Join(dir, "sub", "sub"), From: dir}, ErrLocation, "overlap")
+	refuses(RecoverOptions{Location: filepath.Dir(dir), From: dir}, ErrLocation, "overlap")
 	link := filepath.Join(filepath.Dir(dir), "link")
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	refuses(RecoverOptions{Location: filepath.Join(link, "sub"), From: dir}, ErrLocation, "lie in each other")
+	refuses(RecoverOptions{Location: filepath.Join(link, "sub"), From: dir}, ErrLocation, "overlap")
 	refuses(RecoverOptions{Location: link, From: dir}, ErrLocation, "in place")
 	if !maps.Equal(before, snapshot(t, dir)) {
 		t.Error("the store was changed")
