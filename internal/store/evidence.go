@@ -19,13 +19,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/share"
 )
 
-// The log as it was before a server started over it, when that server may
-// rewrite what it cannot read: copyName until the store is open, damagedName
-// when it was found to be damaged, and of a second time damagedName-2:
+// A server may rewrite parts of the log that it cannot read, so the log's files are
+// copied before it starts: to copyName until the store is open, to damagedName if the
+// log turns out to be damaged, and damagedName-2 the second time:
 //
 //	STORE/log.damaged/   files of the stream CKPT
 //	  msgs/7.blk         its events
-//	  NOT-KEPT           names of files for which there was no room, one a line
+//	  NOT-KEPT           names of files that did not fit, one a line
 const (
 	copyName    = ".log-copy"
 	damagedName = "log.damaged"
@@ -47,10 +47,10 @@ func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (own *own
 	return own, nil
 }
 
-// guarded does what starts a server over the log, under the store's lock, and
-// keeps the log as the last owner has left it when it is found to be damaged.
+// guarded runs do, which starts a server over the log, under the store's lock. If the log
+// turns out to be damaged, it keeps the log as the last owner left it.
 func guarded(s *Store, dir string, do func() error) error {
-	if err := recovering(dir); err != nil { // since this process looked
+	if err := recovering(dir); err != nil { // may have begun since this process last checked
 		return err
 	}
 	if err := plainLog(dir); err != nil {
@@ -63,9 +63,9 @@ func guarded(s *Store, dir string, do func() error) error {
 	card := filepath.Join(dir, cardName)
 	had, lack := keepLog(s, dir, exists(card), maxCopy)
 	if lack != nil {
-		s.opts.Logger.Warn("the log is opened without a copy of all that its server may change, should it be damaged", "error", lack)
+		s.opts.Logger.Warn("log opened without a complete copy of the files that its server may change", "error", lack)
 	}
-	// Who owned the store before is not whom to wait for, or to end.
+	// The previous owner is not to be waited for, or ended.
 	if err := removed(card); err != nil {
 		return err
 	}
@@ -73,18 +73,17 @@ func guarded(s *Store, dir string, do func() error) error {
 		return keepCopy(dir, had, lack, err)
 	}
 	if err := os.RemoveAll(filepath.Join(dir, copyName)); err != nil {
-		s.opts.Logger.Warn("a copy of the log is left over", "error", err)
+		s.opts.Logger.Warn("leftover copy of the log not removed", "error", err)
 	}
 	return nil
 }
 
-// keepLog copies the files aside that the server may rewrite: all of them if it
-// will not find them as it left them, because its last owner was killed or its
-// index is gone. Then it reads the blocks one by one, cuts off what is damaged,
-// and goes on behind it. Otherwise that is the last block alone. A copy from an
-// earlier try that did not end is the better one and stays. Evidence that has
-// all of it already is had, and then nothing is copied. The error is that some
-// or all of it could not be copied.
+// keepLog copies the files that the server may rewrite. If the last owner was killed or
+// the index is gone, these are all files: the server reads block by block, truncates
+// damaged blocks and continues behind them. Otherwise it is the last block alone. A copy
+// from an earlier, unfinished try is the better one and stays. If evidence that already
+// has all of it exists, keepLog returns its name as had and copies nothing. It returns an
+// error if files could not be copied.
 func keepLog(s *Store, dir string, killed bool, limit int64) (had string, err error) {
 	to := filepath.Join(dir, copyName)
 	if exists(to) {
@@ -92,9 +91,9 @@ func keepLog(s *Store, dir string, killed bool, limit int64) (had string, err er
 	}
 	streams, err := streamsOf(filepath.Join(dir, "log"))
 	if err != nil || len(streams) != 1 {
-		return "", err // what is wrong then, the server says
+		return "", err // the server reports the cause
 	}
-	// With an index it compares the last block with that, and cuts that one.
+	// With an index the server compares the last block with it, and truncates that block.
 	c := copying{root: beneath.At(dir), from: streams[0], to: to, all: killed || !exists(filepath.Join(streams[0], "msgs", "index.db")), limit: limit, space: s.space}
 	if err := c.list(); err != nil || len(c.blocks) == 0 {
 		return "", err
@@ -107,7 +106,7 @@ func keepLog(s *Store, dir string, killed bool, limit int64) (had string, err er
 	return "", c.run()
 }
 
-// incidents are the logs that were found to be damaged, the oldest first.
+// incidents returns the kept logs that were damaged, the oldest first.
 func incidents(dir string) (found []string) {
 	for path := filepath.Join(dir, damagedName); exists(path); path = nextIncident(dir, len(found)) {
 		found = append(found, path)
@@ -115,7 +114,7 @@ func incidents(dir string) (found []string) {
 	return found
 }
 
-// nextIncident is the name of the one after n.
+// nextIncident returns the name of the incident after number n.
 func nextIncident(dir string, n int) string {
 	if n == 0 {
 		return filepath.Join(dir, damagedName)
@@ -123,10 +122,9 @@ func nextIncident(dir string, n int) string {
 	return filepath.Join(dir, fmt.Sprintf("%s-%d", damagedName, n+1))
 }
 
-// keepCopy ends what keepLog began when the store could not be opened: if that
-// is because it is damaged, the copy gets its lasting name, and the error says
-// where it is, and what it lacks. After any other error it waits for the next
-// try.
+// keepCopy finishes the work of keepLog after the store could not be opened. If the store
+// is damaged, it gives the copy its lasting name, and the error names the copy and what it
+// lacks. After any other error the copy stays for the next try.
 func keepCopy(dir, had string, lack, why error) error {
 	from := filepath.Join(dir, copyName)
 	if !errors.Is(why, ErrDamaged) || errors.As(why, new(viewsError)) {
@@ -141,7 +139,7 @@ func keepCopy(dir, had string, lack, why error) error {
 	}
 	switch {
 	case had != "" && lack != nil:
-		return fmt.Errorf("%w (of the log's files as they were before they were first opened, some are in %s; %v)", why, had, lack) //nolint:errorlint // it is not what went wrong
+		return fmt.Errorf("%w (of the log's files as they were before they were first opened, some are in %s; %v)", why, had, lack) //nolint:errorlint // not the cause
 	case had != "":
 		return fmt.Errorf("%w (the log's files as they were before they were first opened are in %s; remove that when it is no longer needed)", why, had)
 	case lack != nil:
@@ -150,7 +148,7 @@ func keepCopy(dir, had string, lack, why error) error {
 	return why
 }
 
-// notKept is the error that a copy is not whole; nil if it is.
+// notKept returns an error if a copy is incomplete, else nil.
 func notKept(dir string) error {
 	text, err := beneath.At(filepath.Dir(dir)).ReadFile(filepath.Join(dir, notKeptName))
 	if errors.Is(err, os.ErrNotExist) {

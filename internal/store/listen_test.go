@@ -177,7 +177,7 @@ func TestElsewhere(t *testing.T) {
 	path := filepath.Join(dir, "store.json")
 	mine := read(t, path)
 	remove(t, dir, "store.json")
-	refused(t, o, os.ErrNotExist, dir, host, "nothing there says", "mount it", "same path")
+	refused(t, o, os.ErrNotExist, dir, host, "nothing there identifies", "mount it", "same path")
 	write(t, path, read(t, filepath.Join(made(t), "store.json")))
 	refused(t, o, ErrForeign, dir, "not of")
 	write(t, path, mine)
@@ -220,7 +220,7 @@ func TestInitCut(t *testing.T) {
 		t.Fatal(first, err)
 	}
 	remove(t, data, markName)
-	refused(t, Options{Location: url}, os.ErrNotExist, data, "nothing there says")
+	refused(t, Options{Location: url}, os.ErrNotExist, data, "nothing there identifies")
 	second, err := InitURL(t.Context(), url, o)
 	if err != nil || second != first {
 		t.Fatalf("made %+v, then %+v, %v", first, second, err)

@@ -281,7 +281,7 @@ func TestRecoverKilled(t *testing.T) {
 						if _, begun, err := readJournal(dir); err != nil {
 							t.Fatal(err)
 						} else if begun {
-							refused(t, Options{Location: dir}, ErrDamaged, "a recovery was cut", "run the same")
+							refused(t, Options{Location: dir}, ErrDamaged, "an unfinished recovery", "run the same")
 						}
 						continue
 					}
