@@ -55,7 +55,7 @@ func TestOtherEnd(t *testing.T) {
 		{`{"store":"` + s.ID + `","sequence":2,"event":"other"}`, ErrDamaged, "rolled back: event 2 is "},
 		{`{"store":"` + s.ID + `","sequence":3,"event":"other"}`, ErrDamaged, "rolled back: it ends at event 2"},
 		{`{"store":"other","sequence":2,"event":"other"}`, ErrForeign, "store other"},
-		{text[:len(text)/2], ErrDamaged, "where the log ended is not known"},
+		{text[:len(text)/2], ErrDamaged, "the recorded end of the log cannot be read"},
 	} {
 		write(t, path, c.text)
 		refused(t, Options{Location: dir}, c.is, c.says, "delete", endName)
