@@ -55,7 +55,7 @@ func Descriptor(fd, dir uintptr) error {
 		return err
 	}
 	if err = unix.Fstat(int(fd), &st); err == nil {
-		err = lend(int(fd), &st, above.Gid)
+		err = setMode(int(fd), &st, above.Gid)
 	}
 	return err
 }
@@ -66,9 +66,9 @@ func IsOfGroup(dir uintptr) bool {
 	return unix.Fstat(int(dir), &st) == nil && ofGroup(&st)
 }
 
-// lend sets the mode of an open file or directory in a group's directory. It leaves
+// setMode sets the mode of an open file or directory in a group's directory. It leaves
 // other kinds of file, and files of another user or group, as they are.
-func lend(fd int, st *unix.Stat_t, gid uint32) error {
+func setMode(fd int, st *unix.Stat_t, gid uint32) error {
 	mode := uint32(0)
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:

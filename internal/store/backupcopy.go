@@ -316,9 +316,9 @@ type checkpointCopier struct {
 	outside map[checkpoint.Ref]OutsideFiles
 }
 
-// progress returns a function that adds up bytes and calls say with the sum.
-func (f *checkpointCopier) progress(say func(done, total int64)) func(int64) {
-	if say == nil {
+// progress returns a function that adds up bytes and calls report with the sum.
+func (f *checkpointCopier) progress(report func(done, total int64)) func(int64) {
+	if report == nil {
 		return nil
 	}
 	var mu sync.Mutex
@@ -327,7 +327,7 @@ func (f *checkpointCopier) progress(say func(done, total int64)) func(int64) {
 		mu.Lock()
 		defer mu.Unlock()
 		done += n
-		say(done, max(done, f.total.Load()))
+		report(done, max(done, f.total.Load()))
 	}
 }
 

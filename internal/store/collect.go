@@ -427,7 +427,7 @@ func (c *collector) dir(row projections.Checkpoint) string {
 	return filepath.Join(c.store.DataDir, RefOf(row).String())
 }
 
-// free removes the files of a checkpoint that is to be removed, and computes the bytes
+// free removes the files of a checkpoint chosen for removal, and computes the bytes
 // freed; without Apply it only computes them. trials were read after the decisions.
 func (c *collector) free(ctx context.Context, x *Collected, trials []retention.Trial) error {
 	freed, err := c.exclusive(c.dir(x.row))

@@ -122,16 +122,16 @@ func foreignMade(dir string) []string {
 }
 
 const (
-	// lendEvery is the interval between checks of all files without kernel notices.
-	lendEvery = time.Second
-	// lendWait bounds the wait for a filesystem that may not answer.
-	lendWait = 5 * time.Second
+	// shareEvery is the interval between checks of all files without kernel notices.
+	shareEvery = time.Second
+	// shareWait bounds the wait for a filesystem that may not answer.
+	shareWait = 5 * time.Second
 )
 
-// lend shares the files that this process makes in the log and the views of a shared
+// shareFiles shares the files that this process makes in the log and the views of a shared
 // store with the group, as soon as they are made, until stop is called; stop shares the
 // rest. It returns an error if this process cannot write the log: see [reachable].
-func (s *Store) lend(ctx context.Context, dir string) (stop func(), err error) {
+func (s *Store) shareFiles(ctx context.Context, dir string) (stop func(), err error) {
 	if _, shared := s.group(); !shared {
 		return func() {}, nil
 	}
@@ -142,7 +142,7 @@ func (s *Store) lend(ctx context.Context, dir string) (stop func(), err error) {
 		}
 	}
 	for _, top := range foreignMade(dir) {
-		stops = append(stops, s.lendTree(ctx, dir, top))
+		stops = append(stops, s.shareTree(ctx, dir, top))
 	}
 	if err := reachable(dir); err != nil {
 		stop()
@@ -151,9 +151,9 @@ func (s *Store) lend(ctx context.Context, dir string) (stop func(), err error) {
 	return stop, nil
 }
 
-// lendTree is lend for one directory. Each kernel notice triggers a check of the whole
+// shareTree is shareFiles for one directory. Each kernel notice triggers a check of the whole
 // directory.
-func (s *Store) lendTree(ctx context.Context, dir, top string) (stop func()) {
+func (s *Store) shareTree(ctx context.Context, dir, top string) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	first, done := make(chan struct{}), make(chan struct{})
 	told, watch, end := notices()
@@ -167,7 +167,7 @@ func (s *Store) lendTree(ctx context.Context, dir, top string) (stop func()) {
 		defer end()
 		look()
 		close(first)
-		tick := time.NewTicker(lendEvery)
+		tick := time.NewTicker(shareEvery)
 		defer tick.Stop()
 		for {
 			select {
@@ -187,9 +187,9 @@ func (s *Store) lendTree(ctx context.Context, dir, top string) (stop func()) {
 	}
 }
 
-// answered waits for the check of a directory, up to [lendWait].
+// answered waits for the check of a directory, up to [shareWait].
 func (s *Store) answered(looked <-chan struct{}, dir string) {
-	timer := time.NewTimer(lendWait)
+	timer := time.NewTimer(shareWait)
 	defer timer.Stop()
 	select {
 	case <-looked:

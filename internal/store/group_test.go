@@ -134,7 +134,7 @@ func TestKilledBeforeItWasShared(t *testing.T) {
 		t.Fatal(err)
 	}
 	wrong(t, next(), os.ErrPermission, blocks[0], "user 20001", "ckptstore ls --store "+dir)
-	// That user opens the store, and lend does this first.
+	// That user opens the store, and shareFiles does this first.
 	if err := as(20001, 20001, []uint32{30000}, func() error { return share.Tree(filepath.Join(dir, "log"), nil) }); err != nil {
 		t.Fatal(err)
 	}

@@ -261,7 +261,7 @@ func OpenForeign(ctx context.Context, path string) (*data.Foreign, error) {
 		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("open checkpoint %s: %w%s", path, fs.ErrNotExist, beside(full))
+		return nil, fmt.Errorf("open checkpoint %s: %w%s", path, fs.ErrNotExist, nearest(full))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint %s: %w", path, err)
@@ -281,9 +281,9 @@ func OpenForeign(ctx context.Context, path string) (*data.Foreign, error) {
 	return f, nil
 }
 
-// beside describes what exists in place of a missing path: the nearest existing directory
+// nearest describes what exists in place of a missing path: the nearest existing directory
 // above it, with its entries.
-func beside(path string) string {
+func nearest(path string) string {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		list, err := os.ReadDir(dir)
 		if err != nil && dir != filepath.Dir(dir) {

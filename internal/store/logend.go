@@ -155,7 +155,7 @@ const (
 	compareOthers = 8  // of the others
 )
 
-// recorded checks that the log is the one that this store has had: its end, and the events
+// recorded checks that the log is the log that this store has had: its end, and the events
 // that receipts name. A log that lacks a receipt's event was rolled back or truncated, even
 // if it looks complete. Continuing with it would save again under the names of existing
 // checkpoints and reuse the sequences of their events. recorded returns how much of the log

@@ -77,7 +77,7 @@ func aloneWithLog(ctx context.Context, s *Store, instead string, do func(*jetlog
 		return err
 	}
 	defer func() { err = errors.Join(err, unlock(lock)) }()
-	stop, err := s.lend(ctx, s.Location)
+	stop, err := s.shareFiles(ctx, s.Location)
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ type ownership struct {
 	served  chan error   // two: of the API and of the socket
 	nserve  int
 	unload  func() // stops keeping the ballast and watching the server
-	unlend  func() // stops sharing files with the store's group
+	unshare func() // stops sharing files with the store's group
 }
 
 // follower keeps views up to date with a log.
@@ -62,7 +62,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 			err = errors.Join(fmt.Errorf("own the store %s: %w", dir, damage(err)), w.close())
 		}
 	}()
-	if w.unlend, err = s.lend(context.WithoutCancel(ctx), dir); err != nil {
+	if w.unshare, err = s.shareFiles(context.WithoutCancel(ctx), dir); err != nil {
 		return w, err
 	}
 	opened, err := openLog(ctx, s, dir, s.opts.Listen)
@@ -319,8 +319,8 @@ func (w *ownership) leave() (*os.File, error) {
 	if w.server != nil {
 		w.server.Shutdown()
 	}
-	if w.unlend != nil {
-		w.unlend()
+	if w.unshare != nil {
+		w.unshare()
 	}
 	return w.lock, errors.Join(errs...)
 }
@@ -445,7 +445,7 @@ func (o *owner) cutTail(own *ownership) bool {
 	if lock == nil {
 		return false
 	}
-	stop, err := o.store.lend(o.life, o.dir) // files that the cut makes
+	stop, err := o.store.shareFiles(o.life, o.dir) // files that the cut makes
 	if err != nil {
 		log.Warn("lost ownership before the log cut", "error", errors.Join(err, unlock(lock)))
 		return false

@@ -35,8 +35,8 @@ type RecoverOptions struct {
 	// are linked. Empty: the data stays where it is.
 	From string
 	// Of lists the identities of the stores whose receipts count. Empty: the identity in
-	// store.json and its earlier ones or, without that file, the one that all receipts
-	// name.
+	// store.json and its earlier ones or, without that file, the identity that all
+	// receipts name.
 	Of      []string
 	Command []string     // for the log
 	Logger  *slog.Logger // default: discard
@@ -446,7 +446,7 @@ func (r *recovery) mayBegin(ctx context.Context) error {
 }
 
 func errOpens(dir string) error {
-	return fmt.Errorf("%w: its log opens (%s), and has more than receipts say: `ckptstore verify --log` reads all of it; to continue without it anyway, move log/ away and run this again", ErrExists, filepath.Join(dir, "log"))
+	return fmt.Errorf("%w: its log opens (%s), and has more than the receipts: `ckptstore verify --log` reads all of it; to continue without it anyway, move log/ away and run this again", ErrExists, filepath.Join(dir, "log"))
 }
 
 // vacantFor checks that the place for the new store is empty.
@@ -549,7 +549,7 @@ func lockExisting(path string) (release func(), err error) {
 		return func() {}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("see whether somebody has %s open: %w", filepath.Dir(path), err)
+		return nil, fmt.Errorf("check whether a process has %s open: %w", filepath.Dir(path), err)
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {

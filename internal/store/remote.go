@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// dialURL connects to the server of a URL. Without a token it uses the one that an owner on this
-// machine has made for its user.
+// dialURL connects to the server of a URL. Without a token it uses the token that an owner on
+// this machine has made for its user.
 func dialURL(ctx context.Context, url string, a *Access, o jetlog.Options) (*jetlog.Log, error) {
 	if a == nil {
 		env := AccessFromEnv()
