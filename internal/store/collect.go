@@ -36,7 +36,7 @@ type CollectOptions struct {
 	at func(step string) error
 }
 
-// Action is what a collection does with a checkpoint.
+// Action is a collection's action on a checkpoint.
 type Action string
 
 // Actions. A swept checkpoint was aborted or deleted before and has left files.
@@ -490,7 +490,7 @@ func Remove(dir string) error {
 		return nil
 	}
 	if _, err := readIdentity(dir); errors.Is(err, ErrNoStore) {
-		if err := vacant(dir); err != nil { // not what an init leaves
+		if err := vacant(dir); err != nil { // not the leftovers of an init
 			return fmt.Errorf("remove: %w", err)
 		}
 	} else if errors.Is(err, ErrForeign) {

@@ -46,7 +46,7 @@ func (s *Store) mark(ctx context.Context, ref string, choose func(projections.Ch
 		if err != nil {
 			return first, err
 		}
-		// Read the lane first: what is read after it may be newer, and then the decision
+		// Read the lane first: later reads may be newer, and then the decision
 		// conflicts.
 		trial, err := q.Trial(ctx, first.Run, first.Trial)
 		if err != nil {

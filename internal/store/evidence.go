@@ -139,11 +139,11 @@ func keepCopy(dir, had string, lack, why error) error {
 	}
 	switch {
 	case had != "" && lack != nil:
-		return fmt.Errorf("%w (of the log's files as they were before they were first opened, some are in %s; %v)", why, had, lack) //nolint:errorlint // not the cause
+		return fmt.Errorf("%w (some of the log's original files are in %s; %v)", why, had, lack) //nolint:errorlint // not the cause
 	case had != "":
-		return fmt.Errorf("%w (the log's files as they were before they were first opened are in %s; remove that when it is no longer needed)", why, had)
+		return fmt.Errorf("%w (the log's original files are in %s; remove that directory when it is no longer needed)", why, had)
 	case lack != nil:
-		return fmt.Errorf("%w (there is no copy of the log's files as they were before they were opened: %v)", why, lack) //nolint:errorlint // as above
+		return fmt.Errorf("%w (there is no copy of the log's original files: %v)", why, lack) //nolint:errorlint // as above
 	}
 	return why
 }
@@ -156,7 +156,7 @@ func notKept(dir string) error {
 	}
 	names := strings.Fields(string(text))
 	if err != nil || len(names) == 0 {
-		return fmt.Errorf("what the copy %s of the log lacks is not known: %w", dir, err)
+		return fmt.Errorf("the list of files missing from the copy %s of the log cannot be read: %w", dir, err)
 	}
 	return fmt.Errorf("there was no room, or no time, for a copy of %d more files, %s to %s, which the log's server may have changed", len(names), names[len(names)-1], names[0])
 }
@@ -166,9 +166,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// maxCopy is how many bytes of a log are copied at most: while they are, the
-// store has no owner. A filesystem that shares blocks between files copies any
-// number: it writes none.
+// maxCopy limits the bytes of a log that are copied, since the store has no owner meanwhile. It does
+// not apply to a filesystem that shares blocks between files, which writes none.
 const maxCopy = 64 << 20
 
 // copying is a copy of a stream's files, or of its last block.
@@ -197,7 +196,7 @@ func (c *copying) list() error {
 		}
 		return err
 	})
-	// They are named by numbers without zeros in front.
+	// The names are numbers without leading zeros.
 	slices.SortFunc(c.blocks, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(b, a)) })
 	if !c.all && len(c.blocks) > 0 {
 		c.blocks, c.others = c.blocks[:1], nil
@@ -205,8 +204,8 @@ func (c *copying) list() error {
 	return err
 }
 
-// within reports whether an earlier copy has all that this one would: its blocks
-// are those here, or begin with them, because a server has cut these since.
+// within reports whether an earlier copy has everything that this one would have: its blocks
+// are those here, or begin with them, because a server has truncated these since.
 func (c *copying) within(dir string) (bool, error) {
 	names := c.blocks
 	if slices.Contains(c.others, "meta.inf") {
@@ -255,7 +254,7 @@ func (c *copying) beginsWith(long, short string) (bool, error) {
 	}
 }
 
-// run copies the last block, then what is no block, then the older blocks as far
+// run copies the last block, then the files that are not blocks, then the older blocks as far
 // as there is room. Without room for the last block nothing is copied.
 func (c *copying) run() (err error) {
 	u, err := c.space.look()
@@ -263,7 +262,7 @@ func (c *copying) run() (err error) {
 		return err
 	}
 	left := min(c.limit, max(0, int64(min(u.Free, 1<<62))-keepForFacts-keepForEnds)) //nolint:gosec // below 1<<62
-	// A copy that is cut has another name.
+	// An interrupted copy has another name.
 	temp := c.to + ".tmp"
 	if err := errors.Join(c.root.RemoveAll(temp), c.root.MkdirAll(temp, 0o700)); err != nil {
 		return err
@@ -297,7 +296,7 @@ func (c *copying) run() (err error) {
 		}
 		size := info.Size()
 		if i == 0 {
-			// The most likely one to be cut may take of the room of facts.
+			// The last block is the most likely to be truncated: it may use the room for facts.
 			if err := c.space.check(uint64(size) + keepToOwn); err != nil { //nolint:gosec // a file's size
 				return err
 			}
@@ -321,7 +320,7 @@ func (c *copying) run() (err error) {
 	return notKept(c.to)
 }
 
-// directories makes those of the stream, also the empty ones.
+// directories makes the directories of the stream, including empty ones.
 func (c *copying) directories(to string) error {
 	return c.root.WalkDir(c.from, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() {
@@ -354,7 +353,7 @@ func (c *copying) copyFile(from, to string) error {
 	return err
 }
 
-// between reports false when do is something that the filesystem cannot do.
+// between returns false if the filesystem does not support do.
 func (c *copying) between(from, to string, do func(out, in *os.File) error) (bool, error) {
 	in, err := c.root.Open(from)
 	if err != nil {

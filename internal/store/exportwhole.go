@@ -47,7 +47,7 @@ type Origin struct {
 
 const originFile = "ORIGIN.json"
 
-// Whole is what [ExportWhole] wrote.
+// Whole describes an export by [ExportWhole].
 type Whole struct {
 	Path    string // of the directory
 	Place   string // of the checkpoint in it, such as data/run/main/step-1.a1

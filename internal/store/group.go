@@ -244,7 +244,7 @@ func reachable(dir string) error {
 				whose = fmt.Sprintf("user %d", st.Uid)
 			}
 		}
-		return fmt.Errorf("%s: %w: %s was killed before it gave the file to the group: that user runs `ckptstore ls --store %s` once, which does", path, err, whose, dir)
+		return fmt.Errorf("%s: %w: %s was killed before it shared the file with the group: as that user, run `ckptstore ls --store %s` once", path, err, whose, dir)
 	})
 }
 

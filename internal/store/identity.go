@@ -30,7 +30,7 @@ type identity struct {
 	// Copy names a backup or a restored store. Store is the identity in its log, which it
 	// shares with the original.
 	Copy string `json:"copy,omitempty"`
-	// Owner is who made the directory what it is; nil in a store of an earlier version.
+	// Owner is the user or group that the directory belongs to; nil in a store of an earlier version.
 	// Earlier versions ignore it.
 	Owner *ownerRecord `json:"owner,omitempty"`
 }
@@ -70,7 +70,7 @@ func identityIn(dir string) (identity, error) {
 		}
 	}
 	if errors.Is(err, os.ErrNotExist) && hasData(dir) {
-		return identity{}, fmt.Errorf("%w in %s: store.json is not there, and data/ is: restore that file from a backup, or run `ckptstore recover --store %s`; `ckptstore ls --offline` lists the checkpoints", ErrNoStore, dir, dir)
+		return identity{}, fmt.Errorf("%w in %s: store.json is missing, but data/ exists: restore that file from a backup, or run `ckptstore recover --store %s`; `ckptstore ls --offline` lists the checkpoints", ErrNoStore, dir, dir)
 	}
 	if errors.Is(err, syscall.ENOTDIR) {
 		return identity{}, fmt.Errorf("%w in %s: it is a file: name a directory with --store", ErrNoStore, dir)
@@ -131,7 +131,7 @@ func parseLocation(location string) (normal string, isURL bool, err error) {
 		}
 		scheme = strings.ToLower(scheme)
 		if !strings.HasPrefix(rest, "//") || scheme != "nats" && scheme != "tls" {
-			return "", true, fmt.Errorf("%w %s: it looks like a URL, and those that work are nats://HOST:PORT and tls://HOST:PORT; a directory of such a name is written ./NAME",
+			return "", true, fmt.Errorf("%w %s: it looks like a URL; supported are nats://HOST:PORT and tls://HOST:PORT; write a directory of such a name as ./NAME",
 				ErrLocation, jetlog.Redacted(location))
 		}
 		list = append(list, scheme+":"+rest)

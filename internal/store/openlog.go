@@ -30,7 +30,7 @@ type openedLog struct {
 func openLog(ctx context.Context, s *Store, dir string, listen *jetlog.Listen) (o openedLog, err error) {
 	// With a missing log, a server would make a new one and lose the events.
 	if _, err = os.Stat(filepath.Join(dir, "log")); err != nil {
-		return o, fmt.Errorf("%w: its log is not there: %w: `ckptstore restore` a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
+		return o, fmt.Errorf("%w: its log is missing: %w: `ckptstore restore` a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
 	}
 	if err = settleCut(dir, nil); err != nil {
 		return o, err
@@ -126,7 +126,7 @@ func (s *Store) onDisk(had []string) (findings []LogFinding, err error) {
 	}
 	const then = "its server continues from memory: save that by `ckptstore events --json` before that process ends, then restore log/ from a backup"
 	if len(has) == 0 {
-		return []LogFinding{{Problem: fmt.Sprintf("there is no file of it in %s; %s", filepath.Join(s.Location, "log"), then)}}, nil
+		return []LogFinding{{Problem: fmt.Sprintf("no file of the log is in %s; %s", filepath.Join(s.Location, "log"), then)}}, nil
 	}
 	gone, err := s.deleted()
 	if err != nil {

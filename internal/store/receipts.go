@@ -182,7 +182,7 @@ func receiptsOf(list []checkpoint.Receipt, name string) []checkpoint.Receipt {
 // means.
 func oneReceipt(ref string, list []checkpoint.Receipt, what string) (checkpoint.Receipt, error) {
 	if strings.HasPrefix(what, "best:") {
-		return checkpoint.Receipt{}, fmt.Errorf("%w: %s: which is the best is in the log, and --offline reads none", projections.ErrReference, ref)
+		return checkpoint.Receipt{}, fmt.Errorf("%w: %s: the best checkpoint is recorded only in the log, which --offline does not read", projections.ErrReference, ref)
 	}
 	if what == "latest" { // never a single-file checkpoint
 		list = slices.DeleteFunc(slices.Clone(list), func(r checkpoint.Receipt) bool {

@@ -35,7 +35,7 @@ func dialURL(ctx context.Context, url string, a *Access, o jetlog.Options) (*jet
 	}
 	log, err := jetlog.Connect(ctx, o)
 	if errors.Is(err, jetlog.ErrNotAllowed) {
-		return nil, fmt.Errorf("%w; $%s or $%s is the token, $%s the CA that the server is checked by, $%s and $%s this client's certificate%s",
+		return nil, fmt.Errorf("%w; $%s or $%s is the token, $%s the CA that verifies the server, $%s and $%s this client's certificate%s",
 			err, EnvToken, EnvTokenFile, EnvTLSCA, EnvTLSCert, EnvTLSKey, hint)
 	}
 	if err != nil {
@@ -196,7 +196,7 @@ func (r *relay) close() error {
 // valid only for its trainer's socket.
 const (
 	EnvToken     = "CKPTSTORE_STORE_TOKEN"      // the token itself
-	EnvTokenFile = "CKPTSTORE_STORE_TOKEN_FILE" // or a file of it
+	EnvTokenFile = "CKPTSTORE_STORE_TOKEN_FILE" // or a file that holds it
 	EnvTLSCA     = "CKPTSTORE_TLS_CA"           // certificates that verify the server
 	EnvTLSCert   = "CKPTSTORE_TLS_CERT"         // this client's certificate
 	EnvTLSKey    = "CKPTSTORE_TLS_KEY"          // and its key

@@ -193,7 +193,7 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 		err = r.step("data copied")
 	}
 	if err == nil {
-		err = os.RemoveAll(filepath.Join(r.dir, "log")) // a server may have changed what an earlier call left
+		err = os.RemoveAll(filepath.Join(r.dir, "log")) // a server may have changed the files of an earlier call
 	}
 	for _, name := range []string{"blobs", logsName, "log"} {
 		if err == nil {

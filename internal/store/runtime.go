@@ -31,7 +31,7 @@ const maxRuntime = 107 - 40
 // is missing or too long, in the directory for temporary files.
 func runtimeDir(id string) (string, error) {
 	if err := uuid.Validate(id); err != nil {
-		return "", fmt.Errorf("%w: its identity %q is none: %w", ErrDamaged, id, err)
+		return "", fmt.Errorf("%w: invalid identity %q: %w", ErrDamaged, id, err)
 	}
 	name := "ckptstore-" + id[len(id)-12:]
 	base := sessionDir()

@@ -145,7 +145,7 @@ func (h *shelf) degrade(cause error) {
 	})
 	h.store.noteViewsFailed(filepath.Dir(h.dir), cause)
 	h.store.opts.Logger.Warn("views kept in memory: their directory fails", "directory", h.dir, "error", cause,
-		"next", fmt.Sprintf("free space there, repair the file system, or delete what is damaged; the directory is retried in %v and when the store is next opened", h.store.opts.diskRetry()))
+		"next", fmt.Sprintf("free space there, repair the file system, or delete the damaged files; the directory is retried in %v and when the store is next opened", h.store.opts.diskRetry()))
 }
 
 // follow keeps the views up to date until ctx ends, whose error it then returns. Any other error

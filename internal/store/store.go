@@ -13,7 +13,7 @@
 //	                 memory while its file system fails
 //	  blobs/         event bodies that are too large for the log
 //	  data/          checkpoints: see package data
-//	  logs/          what workers printed
+//	  logs/          the output of workers
 //	  run/           of a store that a group shares: sockets of the owner
 //	  backup.json    of a backup: it is only read; see [Store.Backup]
 //
