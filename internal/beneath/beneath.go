@@ -7,18 +7,18 @@
 //	 links are       a link in any part is
 //	 the caller's    a [*TypeError]
 //
-// [os.Root] refuses only links that lead out of it. A link within it is followed
-// there, and a removal would empty the wrong directory.
+// [os.Root] refuses only links that lead out of it. It follows a link within it, so a
+// removal would empty the wrong directory.
 //
 // Each call opens the directory that holds the name, with openat2 and
-// RESOLVE_NO_SYMLINKS, and is relative to that descriptor, so that a directory
-// which is replaced by a link in the meantime changes nothing. Where the kernel or
-// a container has no openat2, and to find out which part is a link, it walks:
-// every directory on the way is opened relative to the one before it, with
-// O_NOFOLLOW. No call follows a link or waits for the other end of a named pipe.
+// RESOLVE_NO_SYMLINKS, and works relative to that descriptor. So replacing a directory
+// by a link meanwhile has no effect. Without openat2 (an old kernel, a container), and
+// to find out which part is a link, the call walks: it opens every directory on the
+// way relative to its parent, with O_NOFOLLOW. No call follows a link or waits for the
+// other end of a named pipe.
 //
-// A file or directory that is made in a directory of a group is the group's: see
-// package share.
+// A file or directory made in a group's directory belongs to the group: see package
+// share.
 package beneath
 
 import (
@@ -38,17 +38,17 @@ import (
 
 // Root is a directory below which no symbolic link is followed. It holds no
 // descriptor: the directory may be made, renamed and replaced at any time. All
-// paths given to its methods begin with its own.
+// paths given to its methods begin with the root's path.
 type Root struct {
 	dir   string
-	walks bool // without openat2; of tests
+	walks bool // do not use openat2; set by tests
 }
 
-// At returns the root at a directory. It touches nothing.
+// At returns the root at a directory. It does not access the disk.
 func At(dir string) Root { return Root{dir: filepath.Clean(dir)} }
 
-// OpenFile opens a regular file. It refuses directories, pipes and devices, and
-// the flag O_TRUNC, which would empty a file before it is looked at.
+// OpenFile opens a regular file. It refuses directories, pipes and devices. It also
+// refuses the flag O_TRUNC, which would empty a file before it is checked.
 func (r Root) OpenFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	if flag&os.O_TRUNC != 0 {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrInvalid}
@@ -102,8 +102,8 @@ func (r Root) SyncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// ReadDir lists a directory, sorted by name. The type of an entry is that of the
-// entry itself, which may be a link.
+// ReadDir lists a directory, sorted by name. The entry of a link has the type of the
+// link.
 func (r Root) ReadDir(path string) ([]fs.DirEntry, error) {
 	d, err := r.OpenDir(path)
 	if err != nil {
@@ -114,7 +114,7 @@ func (r Root) ReadDir(path string) ([]fs.DirEntry, error) {
 	return entries, errors.Join(err, d.Close())
 }
 
-// Lstat describes what has the name, which may be a link.
+// Lstat describes a file, a directory, or a link itself.
 func (r Root) Lstat(path string) (fs.FileInfo, error) {
 	fd, err := r.open(path, unix.O_PATH, 0)
 	if err != nil {
@@ -134,7 +134,7 @@ func (r Root) Stat(path string) (fs.FileInfo, error) {
 	return info, err
 }
 
-// MkdirAll makes a directory with those above it, up to the root, which is there.
+// MkdirAll makes a directory and its parents below the root, which must exist.
 func (r Root) MkdirAll(path string, perm fs.FileMode) error {
 	name, err := r.name("mkdir", path)
 	if err != nil {
@@ -168,7 +168,7 @@ func (r Root) MkdirAll(path string, perm fs.FileMode) error {
 	return nil
 }
 
-// Rename gives a file or directory another name, in the place of what has that.
+// Rename renames a file or directory and replaces an existing target.
 func (r Root) Rename(from, to string) error {
 	return r.in("rename", from, func(old int, base string) error {
 		return r.in("rename", to, func(dir int, name string) error { return unix.Renameat(old, base, dir, name) })
@@ -176,8 +176,8 @@ func (r Root) Rename(from, to string) error {
 }
 
 // Link gives the regular file at from, below this root, a second name below
-// another root. It makes none of a link, a pipe or a device: what was linked is
-// looked at under its new name, since the old one may be replaced at any moment.
+// another root. It refuses a link, a pipe or a device. It checks the new name, not
+// the old one, which may be replaced at any moment.
 func (r Root) Link(from string, other Root, to string) error {
 	return r.in("link", from, func(old int, base string) error {
 		return other.in("link", to, func(dir int, name string) error {
@@ -196,8 +196,7 @@ func (r Root) Link(from string, other Root, to string) error {
 // Remove removes a file, a link itself, or an empty directory.
 func (r Root) Remove(path string) error { return r.in("remove", path, remove) }
 
-// in calls do with a descriptor of the directory that holds path, and the name
-// there.
+// in calls do with a descriptor of the directory that holds path, and the base name.
 func (r Root) in(op, path string, do func(dir int, base string) error) error {
 	name, err := r.name(op, path)
 	if err != nil {
@@ -217,7 +216,7 @@ func (r Root) in(op, path string, do func(dir int, base string) error) error {
 	return explain(op, dir, base, path, retry(func() error { return do(dir, base) }))
 }
 
-// open opens what has a name. With O_PATH that may be a link.
+// open opens a path. With O_PATH the result may be a link.
 func (r Root) open(path string, flag int, perm fs.FileMode) (fd int, err error) {
 	err = r.in("open", path, func(dir int, base string) (err error) {
 		fd, err = unix.Openat(dir, base, flag|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(perm.Perm()))
@@ -243,11 +242,11 @@ func (r Root) name(op, path string) (string, error) {
 
 func parts(name string) []string { return strings.Split(name, string(filepath.Separator)) }
 
-// directory are the flags of a directory on the way: the right to pass through
-// it is enough.
+// directory holds the open flags of a directory on the way: search permission is
+// enough.
 const directory = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
 
-// top opens the root's own directory, to which links may lead.
+// top opens the root's own directory. Links may lead to it.
 func (r Root) top() (dir int, err error) {
 	err = retry(func() (err error) {
 		dir, err = unix.Open(r.dir, directory, 0)
@@ -259,8 +258,8 @@ func (r Root) top() (dir int, err error) {
 	return dir, nil
 }
 
-// reach opens a directory below the root's own, dir, which it closes. After an
-// error that one, or another, is still open.
+// reach opens a directory below dir, the root's own, and closes dir. On an error it
+// returns a descriptor that is still open, dir or another.
 func (r Root) reach(dir int, name string) (last int, err error) {
 	if !r.walks {
 		how := unix.OpenHow{Flags: directory, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH}
@@ -285,8 +284,8 @@ func (r Root) reach(dir int, name string) (last int, err error) {
 	return dir, nil
 }
 
-// step opens a directory in another one, which it closes. After an error that
-// one is still open.
+// step opens a directory in dir and closes dir. On an error it returns dir, still
+// open.
 func step(dir int, name, path string) (next int, err error) {
 	err = retry(func() (err error) {
 		next, err = unix.Openat(dir, name, directory|unix.O_NOFOLLOW, 0)
@@ -298,7 +297,7 @@ func step(dir int, name, path string) (next int, err error) {
 	return next, unix.Close(dir)
 }
 
-// retry repeats a system call that a signal has interrupted.
+// retry repeats a system call while signals interrupt it.
 func retry(call func() error) error {
 	for {
 		if err := call(); !errors.Is(err, unix.EINTR) {

@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
-// scene is a root with directories, and a directory outside of it that must stay
-// as it is.
+// scene is a root with directories, and a directory outside it that must not
+// change.
 type scene struct {
 	root     beneath.Root
 	dir      string // of the root, which a link leads to
@@ -44,10 +44,10 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
-// at is a path below the root.
+// at returns a path below the root.
 func (s scene) at(name string) string { return filepath.Join(s.dir, name) }
 
-// whole fails if anything outside of the root has changed.
+// whole fails the test if anything outside the root has changed.
 func (s scene) whole(t *testing.T) {
 	t.Helper()
 	var found []string
@@ -65,7 +65,7 @@ func (s scene) whole(t *testing.T) {
 	}
 }
 
-// calls are the operations on a path.
+// calls returns the operations on a path.
 func calls(r beneath.Root, free string) map[string]func(path string) error {
 	return map[string]func(string) error{
 		"open":    func(p string) error { f, err := r.Open(p); return closed(f, err) },
@@ -89,8 +89,8 @@ func closed(f *os.File, err error) error {
 	return err
 }
 
-// No operation passes through a link, wherever in the path it is, and wherever it
-// leads to.
+// No operation passes through a link, wherever in the path it is and wherever it
+// leads.
 func TestLinks(t *testing.T) {
 	for _, at := range []string{"data", "data/run", "data/run/step", "data/run/step/file"} {
 		for i := range 4 {
@@ -112,7 +112,7 @@ func TestLinks(t *testing.T) {
 			}
 			deep := s.at("data/run/step/file")
 			ops := calls(s.root, s.at("free"))
-			if at != "data/run/step/file" { // then these are of the link itself
+			if at != "data/run/step/file" { // these act on the link itself
 				ops["lstat"] = func(p string) error { _, err := s.root.Lstat(p); return err }
 				ops["remove"] = s.root.Remove
 				ops["remove all"] = s.root.RemoveAll
@@ -167,7 +167,7 @@ func TestRemoveLinks(t *testing.T) {
 	s.whole(t)
 }
 
-// Directories that are exchanged for links while they are emptied and read lead
+// Directories that are swapped for links while they are emptied and read lead
 // nowhere.
 func TestRace(t *testing.T) {
 	for i, at := range []string{"x", "x/run", "x", "x/run"} {
@@ -183,7 +183,7 @@ func TestRace(t *testing.T) {
 				select {
 				case <-stop:
 					return
-				default: // one of them is often not there, which is no matter
+				default: // one of them is often missing, which does not matter
 					_ = unix.Renameat2(unix.AT_FDCWD, s.at(at), unix.AT_FDCWD, y, unix.RENAME_EXCHANGE)
 				}
 			}
@@ -199,7 +199,7 @@ func TestRace(t *testing.T) {
 			if text, err := s.root.ReadFile(s.at("x/run/step/file")); err == nil && len(text) > 0 {
 				t.Errorf("with links at %s a file outside was read: %s", at, text)
 			}
-			// What has come meanwhile may be left, which is an error then.
+			// Entries that have appeared meanwhile may remain, which is an error then.
 			_, _ = s.root.RemoveAll(s.at("x")), s.root.RemoveAll(y)
 		}
 		close(stop)
@@ -208,7 +208,7 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// Opening what is no regular file returns at once.
+// Opening anything but a regular file returns at once.
 func TestPipes(t *testing.T) {
 	s := newScene(t)
 	if err := unix.Mkfifo(s.at("pipe"), 0o600); err != nil {
@@ -244,7 +244,7 @@ func TestPipes(t *testing.T) {
 	}
 }
 
-// What is below a root is reached as by the functions of os.
+// Below a root, files work as with the functions of package os.
 func TestOperations(t *testing.T) {
 	for _, walks := range []bool{false, true} {
 		s := newScene(t)
@@ -265,7 +265,7 @@ func (s scene) operations(t *testing.T) {
 		t.Fatal(err)
 	}
 	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK != 0 {
-		t.Errorf("flags %o, %v: a file must not say that it would block", flags, err)
+		t.Errorf("flags %o, %v: a file must not be nonblocking", flags, err)
 	}
 	if _, err := f.WriteString("text"); err != nil || f.Close() != nil {
 		t.Fatal(err)
@@ -317,7 +317,7 @@ func (s scene) operations(t *testing.T) {
 	s.whole(t)
 }
 
-// A chain of directories that is deeper than any store costs a bounded number of
+// A chain of directories deeper than any store costs a bounded number of
 // descriptors.
 func TestDeep(t *testing.T) {
 	s := newScene(t)

@@ -10,15 +10,15 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// TypeError says that a path below a root has something that is not opened, or
-// not passed through: a symbolic link, a named pipe, a socket, a device, or a
-// directory where a file is wanted. Test with errors.As.
+// TypeError reports an entry below a root that is not opened or passed through: a
+// symbolic link, a named pipe, a socket, a device, or a directory where a file is
+// wanted. Test with errors.As.
 type TypeError struct {
 	Path string
 	Type fs.FileMode // of its [fs.ModeType] bits
 }
 
-// Error names what is there and the next step.
+// Error names the type of the entry and the next step.
 func (e *TypeError) Error() string {
 	switch {
 	case e.Link():
@@ -32,8 +32,8 @@ func (e *TypeError) Error() string {
 // ProblemKind returns [problem.Denied]: another user has put it there.
 func (*TypeError) ProblemKind() problem.Kind { return problem.Denied }
 
-// Unwrap makes it an error of missing permission, since a store has no such
-// thing unless another user has put it there.
+// Unwrap returns [fs.ErrPermission], since only another user puts such an entry into
+// a store. For a directory it returns EISDIR.
 func (e *TypeError) Unwrap() error {
 	if e.Type.IsDir() {
 		return unix.EISDIR
@@ -41,11 +41,11 @@ func (e *TypeError) Unwrap() error {
 	return fs.ErrPermission
 }
 
-// Link reports whether it is a symbolic link.
+// Link reports whether the entry is a symbolic link.
 func (e *TypeError) Link() bool { return e.Type == fs.ModeSymlink }
 
 // explain adds path to the error of an operation on base in dir. If a link, a
-// pipe or a device was the cause, the error is that.
+// pipe or a device caused it, explain returns a [*TypeError] instead.
 func explain(op string, dir int, base, path string, err error) error {
 	if err == nil || errors.As(err, new(*TypeError)) || errors.As(err, new(*fs.PathError)) {
 		return err
@@ -61,8 +61,7 @@ func explain(op string, dir int, base, path string, err error) error {
 	return &fs.PathError{Op: op, Path: path, Err: err}
 }
 
-// plain refuses a name of anything but a regular file; path is how people call
-// it.
+// plain returns an error unless name in dir is a regular file. The error shows path.
 func plain(dir int, name, path string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -71,7 +70,7 @@ func plain(dir int, name, path string) error {
 	return regular(path, modeOf(st))
 }
 
-// regular refuses the type of anything but a regular file.
+// regular returns an error unless mode is that of a regular file.
 func regular(path string, mode fs.FileMode) error {
 	if mode == 0 {
 		return nil
@@ -79,7 +78,7 @@ func regular(path string, mode fs.FileMode) error {
 	return &TypeError{Path: path, Type: mode}
 }
 
-// modeOf returns the type of a file; that of a regular one is 0.
+// modeOf returns the type of a file, 0 for a regular one.
 func modeOf(st unix.Stat_t) fs.FileMode {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:

@@ -1,6 +1,6 @@
 package beneath
 
-// Walking is r on a system without openat2.
+// Walking returns r as on a system without openat2.
 func (r Root) Walking() Root {
 	r.walks = true
 	return r

@@ -12,18 +12,17 @@ import (
 )
 
 const (
-	// deepest is how many directories inside one another are removed and walked.
-	// A store has fewer than ten. Each costs a descriptor while those below it
-	// are at work.
+	// deepest limits how many nested directories are removed and walked. A store has
+	// fewer than ten. Each holds a descriptor while the levels below it are processed.
 	deepest = 64
 
-	// attempts is how often the removal of a directory begins again, because its
+	// attempts limits how often the removal of a directory restarts because its
 	// entries change meanwhile.
 	attempts = 16
 )
 
-// RemoveAll removes what has the name, and all that is below it. Of a link, there
-// or below, it removes the link itself. A name that nothing has is success.
+// RemoveAll removes a path and everything below it. It removes a link itself, not its
+// target. A missing path is success.
 func (r Root) RemoveAll(path string) error {
 	err := r.in("remove", path, func(dir int, base string) error { return removeAll(dir, base, path, deepest) })
 	if errors.Is(err, fs.ErrNotExist) {
@@ -32,9 +31,9 @@ func (r Root) RemoveAll(path string) error {
 	return err
 }
 
-// removeAll removes base in dir. A directory is opened before it is emptied, and
-// its entries are removed relative to that descriptor, so that nothing outside of
-// it goes, whatever has its name by then.
+// removeAll removes base in dir. It opens a directory before emptying it and removes
+// the entries relative to that descriptor. So nothing outside the directory is removed,
+// even if its name is replaced.
 func removeAll(dir int, base, path string, levels int) error {
 	if levels == 0 {
 		return &fs.PathError{Op: "remove", Path: path, Err: fmt.Errorf("more than %d directories inside one another", deepest)}
@@ -57,18 +56,18 @@ func removeAll(dir int, base, path string, levels int) error {
 // remove removes a file, a link itself, or an empty directory.
 func remove(dir int, base string) error {
 	err := retry(func() error { return unix.Unlinkat(dir, base, 0) })
-	// Linux says EISDIR of a directory, and POSIX EPERM.
+	// For a directory, Linux returns EISDIR and POSIX EPERM.
 	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
 		return err
 	}
 	at := retry(func() error { return unix.Unlinkat(dir, base, unix.AT_REMOVEDIR) })
 	if errors.Is(at, unix.ENOTDIR) && errors.Is(err, unix.EPERM) {
-		return err // it is a file that may not be removed
+		return err // a file without permission to remove it
 	}
 	return at
 }
 
-// empty removes all that is in a directory.
+// empty removes all entries of a directory.
 func empty(dir int, base, path string, levels int) error {
 	var fd int
 	err := retry(func() (err error) {
@@ -85,14 +84,14 @@ func empty(dir int, base, path string, levels int) error {
 	names, err := d.Readdirnames(-1)
 	for _, name := range names {
 		if refused := removeAll(fd, name, filepath.Join(path, name), levels-1); err == nil {
-			err = refused // the first one tells enough
+			err = refused // the first one is enough
 		}
 	}
 	return errors.Join(err, d.Close())
 }
 
-// WalkDir calls visit for what has the name and all that is below it, in
-// lexical order, as [filepath.WalkDir] does. Links are visited and not followed.
+// WalkDir calls visit for a path and everything below it, in lexical order, as
+// [filepath.WalkDir] does. It visits links and does not follow them.
 func (r Root) WalkDir(path string, visit fs.WalkDirFunc) error {
 	info, err := r.Lstat(path)
 	if err != nil {
@@ -138,7 +137,7 @@ func (r Root) walk(path string, e fs.DirEntry, visit fs.WalkDirFunc, levels int)
 }
 
 // Glob returns the entries of a directory whose names match a pattern of
-// [filepath.Match], sorted. A directory that is not there has none.
+// [filepath.Match], sorted. A missing directory has none.
 func (r Root) Glob(dir, pattern string) ([]string, error) {
 	entries, err := r.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -157,7 +156,7 @@ func (r Root) Glob(dir, pattern string) ([]string, error) {
 	return found, err
 }
 
-// Chtimes sets the time at which a file was changed, and read, last.
+// Chtimes sets the access and modification times of a file.
 func (r Root) Chtimes(path string, at time.Time) error {
 	t := unix.NsecToTimespec(at.UnixNano())
 	return r.in("chtimes", path, func(dir int, base string) error {

@@ -1,10 +1,10 @@
-// Package disk is what every room that writes files asks of a filesystem, so
-// that each asks it in the same way, and says the same when it is refused.
+// Package disk holds the filesystem operations of the packages that write files, so
+// that they all check the same things and report the same errors.
 //
 //	name     durable only once the directory that holds it is synced
 //	path     absolute, clean, and short enough for the system
-//	regular  a file that can be opened without waiting for somebody
-//	full     a disk, or a quota, that takes no more bytes
+//	regular  a file that opens without waiting for another process
+//	full     a disk or a quota without room for more bytes
 package disk
 
 import (
@@ -29,7 +29,7 @@ func SyncDir(files vfs.FS, dir string) error {
 	return nil
 }
 
-// ReadFile is the content of a small file.
+// ReadFile returns the content of a small file.
 func ReadFile(files vfs.FS, name string) ([]byte, error) {
 	f, err := files.Open(name)
 	if err != nil {
@@ -42,8 +42,8 @@ func ReadFile(files vfs.FS, name string) ([]byte, error) {
 	return data, nil
 }
 
-// NoSpace adds the next step to an error of a full disk, and leaves any other
-// as it is.
+// NoSpace adds the next step to the error of a full disk and returns any other error
+// unchanged.
 func NoSpace(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
@@ -54,8 +54,8 @@ func NoSpace(err error) error {
 	return err
 }
 
-// Gone takes what is already removed for removed: nil for the error of a file
-// that is not there.
+// Gone returns nil for the error of a missing file, which a removal takes as success,
+// and any other error unchanged.
 func Gone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -63,8 +63,8 @@ func Gone(err error) error {
 	return err
 }
 
-// Regular refuses what is no plain file before it is opened: opening a pipe
-// waits for whoever writes to it, and nothing ends that.
+// Regular returns an error unless name is a regular file. Call it before opening the
+// file: opening a pipe waits for a writer, without a limit.
 func Regular(files vfs.FS, name string) error {
 	info, err := files.Stat(name)
 	switch {

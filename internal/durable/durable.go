@@ -1,5 +1,4 @@
-// Package durable makes small files and the names of files survive a loss of
-// power.
+// Package durable writes small files that survive a loss of power, with their names.
 package durable
 
 import (
@@ -13,18 +12,17 @@ import (
 	"github.com/ckptstore/ckptstore/internal/share"
 )
 
-// TempPrefix starts the name of a file that [Write] has not renamed. What is left
-// of a process that was killed in between may be deleted.
+// TempPrefix starts the name of a file that [Write] has not renamed yet. A killed
+// process may leave such files; they may be deleted.
 const TempPrefix = ".tmp-"
 
-// Write writes a file under a temporary name, syncs it, renames it into
-// place and syncs the directory. Whatever is cut off, and whatever the machine
-// has not synced then, the file is the old one or the new one; on return it is
-// the new one.
+// Write writes a file under a temporary name, syncs it, renames it into place and
+// syncs the directory. After a crash the file holds the old content or the new
+// content, never a mix. When Write returns nil, it holds the new content.
 func Write(path string, data []byte) error { return replace(system{}, path, data) }
 
-// CreateTemp makes a file with a temporary name. In a directory of a group it is the
-// group's, and elsewhere this user's alone.
+// CreateTemp creates a file with a temporary name. In a group's directory the file
+// is shared with the group; elsewhere only this user can open it.
 func CreateTemp(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, TempPrefix+"*")
 	if err != nil {
@@ -36,15 +34,14 @@ func CreateTemp(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// WriteBelow is [Write] for a path below a root, where no symbolic link is
-// followed.
+// WriteBelow is [Write] for a path below a root. It follows no symbolic link.
 func WriteBelow(root beneath.Root, path string, data []byte) error {
 	return replace(below{root}, path, data)
 }
 
-// files are what replace needs of a filesystem.
+// files is the filesystem that replace needs.
 type files interface {
-	// createTemp makes a file in dir with a name that nothing else has.
+	// createTemp creates a file in dir with an unused name.
 	createTemp(dir string) (tempFile, error)
 	rename(from, to string) error
 	remove(name string) error
@@ -52,8 +49,8 @@ type files interface {
 	syncDir(dir string) error
 }
 
-// tempFile is durable by its bytes when it was synced, by its name when its
-// directory was.
+// tempFile is a new file. Its content is durable after Sync; its name is durable
+// after the directory is synced.
 type tempFile interface {
 	io.WriteCloser
 	Name() string
@@ -89,7 +86,7 @@ func (system) rename(from, to string) error            { return os.Rename(from, 
 func (system) remove(name string) error                { return os.Remove(name) }
 func (system) syncDir(dir string) error                { return SyncDir(dir) }
 
-// below is what can be reached below a root.
+// below is the filesystem below a root.
 type below struct{ root beneath.Root }
 
 var _ files = below{}

@@ -12,8 +12,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// losing is a disk that forgets what was not synced. It is looked at before
-// each of its steps.
+// losing is a disk that forgets unsynced data. It calls look before each of its
+// steps.
 type losing struct {
 	*vfs.MemFS
 	look func(step string)
@@ -68,11 +68,11 @@ func (l losing) syncDir(dir string) error {
 	return d.Sync()
 }
 
-// TestWrite takes the power away before each step, with nothing of what
-// was not synced on the disk, and with parts of it: what is found is the old
-// file or the new one, whole; after the last step, the new one. So are the
-// notes that a store cannot be opened without, and what says where its log
-// ended: none of them can be the reason for which every start fails.
+// TestWrite cuts the power before each step and keeps none, some or all of the
+// unsynced data. The file must then hold the old or the new content, complete;
+// after the last step, the new content. The notes without which a store cannot be
+// opened and the record of the log's end are written this way, so that a crash
+// cannot make every start fail.
 func TestWrite(t *testing.T) {
 	t.Parallel()
 	fs, before := vfs.NewCrashableMem(), ""

@@ -1,9 +1,9 @@
-// Package peer says which process is at the other end of a unix socket, and when
-// it ends.
+// Package peer identifies the process at the other end of a unix socket and reports
+// when it ends.
 //
-// A server tells it with [Context], as its ConnContext; a handler asks with [Of].
-// The kernel remembers who has connected: a child that goes on with the connection
-// of its parent counts as the parent.
+// A server passes [Context] as its ConnContext; its handlers call [Of]. The kernel
+// records the process that connected: a child that inherits the connection counts as
+// its parent.
 package peer
 
 import (
@@ -18,22 +18,23 @@ import (
 
 type key struct{}
 
-// Context is for [net/http.Server].ConnContext.
+// Context stores a connection for [Of] and [Who]. Use it as [net/http.Server].ConnContext.
 func Context(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, key{}, c)
 }
 
-// ErrUnknown says that nothing is known of the process at the other end: it is in
-// a namespace that this one does not see, or the server was not told to ask.
+// ErrUnknown reports that the process at the other end is not known: it is in a
+// namespace that this process does not see, or the server does not use [Context].
 var ErrUnknown = errors.New("the process at the other end of the socket is not known")
 
-// Of is the ID of the process at the other end of a request's connection.
+// Of returns the ID of the process at the other end of a request's connection.
 func Of(ctx context.Context) (pid int, err error) {
 	pid, _, err = Who(ctx)
 	return pid, err
 }
 
-// Who is the process at the other end of a request's connection, and its user.
+// Who returns the IDs of the process at the other end of a request's connection and of
+// its user.
 func Who(ctx context.Context) (pid, uid int, err error) {
 	c, ok := ctx.Value(key{}).(*net.UnixConn)
 	if !ok {
@@ -41,13 +42,13 @@ func Who(ctx context.Context) (pid, uid int, err error) {
 	}
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return 0, 0, fmt.Errorf("ask who is at the other end of a socket: %w", err)
+		return 0, 0, fmt.Errorf("get the peer of a socket: %w", err)
 	}
 	var cred *unix.Ucred
 	var asked error
 	err = raw.Control(func(fd uintptr) { cred, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err = errors.Join(err, asked); err != nil {
-		return 0, 0, fmt.Errorf("ask who is at the other end of a socket: %w", err)
+		return 0, 0, fmt.Errorf("get the peer of a socket: %w", err)
 	}
 	if cred.Pid <= 0 {
 		return 0, 0, ErrUnknown
@@ -56,8 +57,8 @@ func Who(ctx context.Context) (pid, uid int, err error) {
 }
 
 // HungUp reports whether the other end of a request's connection has closed it, and
-// so waits for no answer. The context of a request ends later than that, once its
-// server has come round to read the connection.
+// so waits for no answer. The request's context ends later: only once the server
+// reads the connection.
 func HungUp(ctx context.Context) bool {
 	c, ok := ctx.Value(key{}).(*net.UnixConn)
 	if !ok {
@@ -76,15 +77,15 @@ func HungUp(ctx context.Context) bool {
 	return hungUp || err != nil // it is closed at this end
 }
 
-// Watch calls gone, from a goroutine of its own, when the process has ended. stop
-// ends the watching, and waits for a gone that runs. The error says that there is
-// no such process any more, or that this system cannot watch one.
+// Watch calls gone, from its own goroutine, when the process ends. stop ends the watch
+// and waits for a gone that is running. Watch returns an error if the process does not
+// exist any more or this system cannot watch it.
 func Watch(pid int, gone func()) (stop func(), err error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil, fmt.Errorf("watch process %d: %w", pid, err)
 	}
-	// Without this, each process that is watched would cost a thread.
+	// Without O_NONBLOCK each watched process would cost a thread.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch process %d: %w", pid, err), unix.Close(fd))
 	}
@@ -101,7 +102,7 @@ func Watch(pid int, gone func()) (stop func(), err error) {
 		}
 	}()
 	return func() {
-		_ = file.Close() // which ends the wait
+		_ = file.Close() // ends the wait
 		<-ended
 	}, nil
 }

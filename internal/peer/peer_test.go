@@ -35,7 +35,7 @@ func TestWatchTellsOfTheEnd(t *testing.T) {
 	}
 	select {
 	case <-gone:
-		t.Fatal("said to be gone while it runs")
+		t.Fatal("reported as gone while it runs")
 	default:
 	}
 	if err := c.Process.Kill(); err != nil {
@@ -44,7 +44,7 @@ func TestWatchTellsOfTheEnd(t *testing.T) {
 	select {
 	case <-gone:
 	case <-time.After(patience):
-		t.Fatal("the end was not told")
+		t.Fatal("the end was not reported")
 	}
 	stop()
 }

@@ -1,6 +1,6 @@
-// Package private tells files and directories that only this user can open from those
-// that another user owns, can open, or may have put there. The caller looks at what it has
-// opened, so that a path that is replaced meanwhile changes nothing.
+// Package private checks that only this user can open a file or directory: no other user
+// owns it, can open it, or may have put it there. The caller passes the info of what it has
+// opened, so that replacing the path meanwhile has no effect.
 package private
 
 import (
@@ -24,20 +24,20 @@ func (notPrivate) Is(target error) bool { return target == fs.ErrPermission }
 
 func (notPrivate) ProblemKind() problem.Kind { return problem.Denied }
 
-// File returns [ErrNotPrivate] unless info is that of a regular file of this user without
-// rights for others. The error names the path, what is there, and the next step.
+// File returns [ErrNotPrivate] unless info describes a regular file that this user owns and
+// others have no rights to. The error names the path, its owner and mode, and the next step.
 func File(path string, info fs.FileInfo, next string) error {
 	return check(path, info, 0, os.Geteuid(), next)
 }
 
-// Secret is [File] for a secret that this user was given: it may belong to another user, as
-// when root of a container reads it.
+// Secret is [File] for a secret handed to this user. Another user may own it, as when root
+// in a container reads it.
 func Secret(path string, info fs.FileInfo, next string) error {
 	return check(path, info, 0, anyone, next)
 }
 
-// OnlyName is [File] for a file that must not have a second name either: one that another
-// user linked here, or linked elsewhere.
+// OnlyName is [File] for a file that must have one name only: a second name means that
+// another user may have linked it here or elsewhere.
 func OnlyName(path string, info fs.FileInfo, next string) error {
 	if err := File(path, info, next); err != nil {
 		return err
@@ -53,7 +53,7 @@ func Directory(path string, info fs.FileInfo, next string) error {
 	return check(path, info, fs.ModeDir, os.Geteuid(), next)
 }
 
-// anyone stands for every owner.
+// anyone accepts every owner.
 const anyone = -1
 
 func check(path string, info fs.FileInfo, kind fs.FileMode, owner int, next string) error {

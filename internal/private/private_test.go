@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestPrivate judges what this user and another one can have put at a path.
+// TestPrivate checks paths that this user and another user may have made.
 func TestPrivate(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test gives files to another user: run it as root")

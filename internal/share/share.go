@@ -1,18 +1,18 @@
-// Package share gives what a process makes in a directory of a group to that group.
+// Package share gives files and directories that a process makes in a group's directory
+// to that group.
 //
-// A directory is a group's if its members can write to it and what is made in it has
-// the same group:
+// A directory is a group's if its members can write to it and new entries inherit the
+// group:
 //
 //	drwxrws---   mode 2770: set-group-ID, written by the group
 //
-// A file that is made there becomes 0660 and a directory 2770, whatever the umask and
-// the mode that it was made with. In any other directory nothing is changed. So the
-// rule needs no setting: what lies below a group's directory is the group's, level by
-// level.
+// A new file there becomes 0660 and a new directory 2770, whatever the umask and the
+// mode it was made with. Other directories are left alone. So the rule needs no setting:
+// a group's directory passes it on level by level.
 //
-// Only what belongs to this process's user is changed, through a descriptor of it. No
-// symbolic link is followed. A file with a second name is left alone: another member
-// may have put a link there to a file of this user that is not the group's.
+// The package changes only entries that this process's user owns, through a descriptor
+// of each. It follows no symbolic link. It skips a file with a second name: another
+// member may have linked a file of this user there that is not the group's.
 package share
 
 import (
@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is the group's has these permissions.
+// Modes of a group's directories and files.
 const (
 	dirMode  = unix.S_ISGID | 0o770
 	fileMode = 0o660
@@ -37,8 +37,8 @@ func ofGroup(st *unix.Stat_t) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&(unix.S_ISGID|0o020) == unix.S_ISGID|0o020
 }
 
-// File gives a file that the caller has made to the group of its directory. It is to
-// be called before the file has the name by which others look for it.
+// File gives a new file to the group of its directory. Call it before the file gets the
+// name under which other processes look for it.
 func File(f *os.File) error {
 	dir, err := unix.Open(filepath.Dir(f.Name()), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -47,8 +47,7 @@ func File(f *os.File) error {
 	return wrap(f.Name(), err)
 }
 
-// Descriptor gives an open file or directory to the group of the open directory that
-// it lies in.
+// Descriptor gives an open file or directory to the group of its open directory dir.
 func Descriptor(fd, dir uintptr) error {
 	var above, st unix.Stat_t
 	err := unix.Fstat(int(dir), &above)
@@ -56,7 +55,7 @@ func Descriptor(fd, dir uintptr) error {
 		return err
 	}
 	if err = unix.Fstat(int(fd), &st); err == nil {
-		err = lend(int(fd), &st, above.Gid)
+		err = setMode(int(fd), &st, above.Gid)
 	}
 	return err
 }
@@ -67,9 +66,9 @@ func IsOfGroup(dir uintptr) bool {
 	return unix.Fstat(int(dir), &st) == nil && ofGroup(&st)
 }
 
-// lend changes the mode of an open file or directory that lies in a directory of a
-// group.
-func lend(fd int, st *unix.Stat_t, gid uint32) error {
+// setMode sets the mode of an open file or directory in a group's directory. It leaves
+// other kinds of file, and files of another user or group, as they are.
+func setMode(fd int, st *unix.Stat_t, gid uint32) error {
 	mode := uint32(0)
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
@@ -82,16 +81,16 @@ func lend(fd int, st *unix.Stat_t, gid uint32) error {
 	default:
 		return nil
 	}
-	// A file of another group was not made here: it was moved here.
+	// A file with another group was moved here, not made here.
 	if int(st.Uid) != os.Geteuid() || st.Gid != gid || st.Mode&0o7777 == mode {
 		return nil
 	}
-	// The descriptor may be one that is not open for anything.
+	// By path, because fchmod fails on an O_PATH descriptor.
 	return unix.Fchmodat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), mode, 0)
 }
 
-// MkdirAll is [os.MkdirAll]. A directory that it makes in one of a group is the
-// group's.
+// MkdirAll is [os.MkdirAll]. It gives the directories that it makes in a group's
+// directory to the group.
 func MkdirAll(dir string, perm fs.FileMode) error {
 	dir = filepath.Clean(dir)
 	top := dir
@@ -108,8 +107,8 @@ func MkdirAll(dir string, perm fs.FileMode) error {
 	return Dirs(top, dir)
 }
 
-// Dirs gives the directories of this user on the way from top to dir to the group of
-// the one above each. top itself stays as it is.
+// Dirs gives each directory of this user on the way from top to dir to the group of its
+// parent. It leaves top as it is.
 func Dirs(top, dir string) error {
 	rest, err := filepath.Rel(top, dir)
 	if err != nil {
@@ -133,7 +132,7 @@ func Dirs(top, dir string) error {
 	return nil
 }
 
-// Entry gives what has a name in an open directory to the group of that.
+// Entry gives the entry name of an open directory to that directory's group.
 func Entry(dir int, name string) error {
 	fd, err := entry(dir, name)
 	if err != nil {
@@ -142,7 +141,7 @@ func Entry(dir int, name string) error {
 	return unix.Close(fd)
 }
 
-// entry opens what has a name in a directory, and gives it to the group of that.
+// entry opens an entry of a directory and gives it to that directory's group.
 func entry(at int, name string) (int, error) {
 	fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -154,9 +153,9 @@ func entry(at int, name string) (int, error) {
 	return fd, nil
 }
 
-// Tree gives everything of this user below a directory to the group that the
-// directory is of. each, if not nil, is called with every directory, before it is
-// read. What goes away meanwhile is passed over.
+// Tree gives everything of this user below a directory to the directory's group. It
+// calls each, if not nil, with every directory before reading it. It skips entries that
+// disappear meanwhile.
 func Tree(dir string, each func(path string) error) error {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -202,7 +201,7 @@ func tree(d *os.File, each func(string) error) error {
 		case errors.Is(err, fs.ErrNotExist):
 			continue
 		case errors.Is(err, fs.ErrPermission):
-			continue // of another member, and not lent yet
+			continue // another member's, not shared yet
 		case err != nil:
 			return wrap(path, err)
 		}

@@ -40,7 +40,7 @@ func mode(t *testing.T, path string) fs.FileMode {
 }
 
 // TestWhatIsMadeIsTheGroups makes files and directories with modes that keep the
-// group out, in a group's directory and beside it.
+// group out, in a group's directory and outside it.
 func TestWhatIsMadeIsTheGroups(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -66,8 +66,8 @@ func TestWhatIsMadeIsTheGroups(t *testing.T) {
 	}
 }
 
-// TestTree gives what lies in a tree to the group, and nothing that lies elsewhere,
-// however it is reached from there.
+// TestTree shares everything in a tree with the group, and nothing outside it, however
+// the tree links to it.
 func TestTree(t *testing.T) {
 	dir, home := team(t), t.TempDir()
 	must(t, os.MkdirAll(filepath.Join(dir, "a", "b"), 0o700))
@@ -79,7 +79,7 @@ func TestTree(t *testing.T) {
 	private, secret := filepath.Join(home, "private"), filepath.Join(home, "private", "secret")
 	must(t, os.Mkdir(private, 0o700))
 	must(t, os.WriteFile(secret, nil, 0o600))
-	must(t, os.Chown(secret, -1, gid)) // or its group would show it
+	must(t, os.Chown(secret, -1, gid)) // otherwise its group alone would exclude it
 	must(t, os.Symlink(private, filepath.Join(dir, "a", "link")))
 	must(t, os.Symlink(secret, filepath.Join(dir, "a", "filelink")))
 	must(t, os.Link(secret, filepath.Join(dir, "a", "hard")))

@@ -70,7 +70,7 @@ func TestAccess(t *testing.T) {
 		}
 		wrong(t, err, tc.is, tc.says)
 		if err != nil && strings.Contains(err.Error(), secretToken) {
-			t.Errorf("%s: %v says the token", name, err)
+			t.Errorf("%s: %v contains the token", name, err)
 		}
 	}
 }

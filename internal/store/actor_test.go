@@ -17,7 +17,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// play is main of another process.
+// play is the main function of another process.
 func play(role string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -51,7 +51,7 @@ func play(role string) error {
 	return fmt.Errorf("unknown role %q", role)
 }
 
-// holdLog is a server of the log in a directory, for no client, until its standard
+// holdLog runs a server over the log of a directory, without clients, until standard
 // input ends.
 func holdLog(ctx context.Context) error {
 	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: os.Getenv("CKPTSTORE_TEST_DIR")})
@@ -73,7 +73,7 @@ func waitForEnd(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// serveLog is a NATS server on TCP until its standard input ends.
+// serveLog runs a NATS server on TCP until standard input ends.
 func serveLog(ctx context.Context) error {
 	url, stop, err := natstest.Start(os.Getenv("CKPTSTORE_TEST_DIR"), natstest.Open)
 	if err != nil {
@@ -165,7 +165,7 @@ func (a *actor) act(ctx context.Context, r request) (got reply, err error) {
 		err = a.release()
 	case "list": // without the lock
 		got.Text, err = list(ctx, r.Location)
-	case "become": // somebody with fewer rights
+	case "become": // a user with fewer rights
 		err = become(r.Count)
 	default:
 		err = fmt.Errorf("unknown request %q", r.Do)
@@ -185,7 +185,7 @@ func list(ctx context.Context, location string) (ids string, err error) {
 	return ids, err
 }
 
-// append says that an event was stored as soon as the log has said so.
+// append appends an event and reports it as stored as soon as the log acknowledges it.
 func (a *actor) append(ctx context.Context, run, id string, iteration int) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -199,7 +199,7 @@ func (a *actor) append(ctx context.Context, run, id string, iteration int) error
 	return a.say(reply{Acknowledged: id})
 }
 
-// settle takes a decision, however many others come first.
+// settle makes a decision and retries while others come first.
 func (a *actor) settle(ctx context.Context, run, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -223,7 +223,7 @@ func (a *actor) settle(ctx context.Context, run, id string) error {
 	}
 }
 
-// hammer appends facts and takes decisions until it is told to stop.
+// hammer appends facts and makes decisions until standard input ends.
 func (a *actor) hammer(ctx context.Context, run, prefix string) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()

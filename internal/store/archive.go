@@ -17,18 +17,17 @@ import (
 	"github.com/ckptstore/ckptstore/internal/share"
 )
 
-// The log of a directory is an archive and a live stream behind it, so that a
-// server starts as fast over an old log as over a new one:
+// The log of a directory is an archive and a live stream behind it, so that a server
+// starts as fast over an old log as over a new one:
 //
 //	STORE/log/
 //	  sealed/      the archive: see package archive
 //	  jetstream/   the server's: the live stream, leases, cursors
 //	  next/        while the stream is cut: the next one, then the old one
 //
-// While a process owns the store, it seals what the stream has into segments. When
-// the stream is long and little of it is not sealed yet, the owner cuts it: with
-// no server running it seals the rest, makes an empty stream that begins behind it,
-// and puts that in the place of the old one:
+// The owner seals the stream into segments. When the stream is long and little of it
+// is unsealed, the owner cuts it. With no server running, it seals the rest, makes an
+// empty stream that begins behind it, and replaces the old stream:
 //
 //	          log/jetstream/…/streams/   log/next/
 //	sealed    CKPT                       –             all of CKPT is in sealed/
@@ -37,33 +36,33 @@ import (
 //	cut       CKPT_65537                 CKPT
 //	tidied    CKPT_65537                 –
 //
-// Each state is durable before the next begins, and [settleCut] goes on from any:
-// a stream in its place is the log, whatever is in next/; without one, the stream
-// in next/ is moved to its place.
+// Each state is durable before the next begins, and [settleCut] continues from any of
+// them. A stream in its place is the log, whatever is in next/. Without one, the stream
+// in next/ is moved into place.
 const (
 	sealedDir = "sealed"
 	nextDir   = "next"
 )
 
-// unsealedAtCut is how many segments a cut may have to seal itself.
+// unsealedAtCut is the most segments that a cut may have to seal itself.
 const unsealedAtCut = 4
 
-// cutting says when the live stream is long, and how it is sealed.
+// cutting configures when the live stream is cut and how it is sealed.
 type cutting struct {
 	events uint64         // in the stream
-	bytes  uint64         // of it, before compression
+	bytes  uint64         // in the stream, before compression
 	limits archive.Limits // of a segment
-	every  time.Duration  // between two looks at the stream
+	every  time.Duration  // interval between checks of the stream
 }
 
 // defaultCutting keeps the stream so short that a server recovers it in well under a
-// second after it was killed.
+// second after a kill.
 var defaultCutting = cutting{events: 1 << 17, bytes: 256 << 20, limits: archive.DefaultLimits, every: 2 * time.Second}
 
 func archiveDir(dir string) string { return filepath.Join(dir, "log", sealedDir) }
 
-// streamsOf are the streams of events in a server's directory: one, or none while
-// it is cut.
+// streamsOf returns the event streams in a server's directory: one, or none during a
+// cut.
 func streamsOf(serverDir string) (found []string, err error) {
 	accounts, err := os.ReadDir(filepath.Join(serverDir, "jetstream"))
 	for _, account := range accounts {
@@ -84,8 +83,8 @@ func streamsOf(serverDir string) (found []string, err error) {
 	return found, nil
 }
 
-// keepSealed seals the stream in the background, and asks for it to be cut when that
-// is due, until ctx ends.
+// keepSealed seals the stream in the background and requests a cut when one is due,
+// until ctx ends.
 func (w *ownership) keepSealed(ctx context.Context, s *Store) {
 	c := s.cutting
 	said := false
@@ -96,7 +95,7 @@ func (w *ownership) keepSealed(ctx context.Context, s *Store) {
 		}
 		if err != nil && !said {
 			said = true
-			s.opts.Logger.Warn("the log is not archived; retrying", "error", err)
+			s.opts.Logger.Warn("log not archived; retrying", "error", err)
 		}
 		if due && time.Now().After(s.owner.cutAgain) {
 			select {
@@ -108,8 +107,7 @@ func (w *ownership) keepSealed(ctx context.Context, s *Store) {
 	}
 }
 
-// sealSome seals all full segments that the stream has, and reports whether it is
-// due to be cut.
+// sealSome seals all full segments of the stream and reports whether a cut is due.
 func (w *ownership) sealSome(ctx context.Context, s *Store, c cutting) (due bool, err error) {
 	dir := archiveDir(w.dir)
 	if err := share.MkdirAll(dir, 0o700); err != nil {
@@ -129,12 +127,12 @@ func (w *ownership) sealSome(ctx context.Context, s *Store, c cutting) (due bool
 			return false, err
 		}
 		rest, all := info.Last-link.Last, info.Last-sealed.Last
-		// How many segments are not sealed: by events, or by bytes when those are large.
+		// The number of unsealed segments: by events, or by bytes when those are large.
 		segments := float64(rest) / float64(c.limits.Messages)
 		if all > 0 {
 			segments = max(segments, float64(info.Bytes)*float64(rest)/float64(all)/float64(c.limits.Bytes))
 		}
-		// Who appends fast keeps some segments unsealed; few take little of the cut's time.
+		// With fast appenders some segments stay unsealed; a few add little to a cut's time.
 		if long := all >= c.events || info.Bytes >= c.bytes; segments < 1 || long && segments <= unsealedAtCut {
 			if long {
 				err = s.space.checkFor(unsealedAtCut * c.limits.Bytes)
@@ -160,9 +158,9 @@ func (w *ownership) sealSome(ctx context.Context, s *Store, c cutting) (due bool
 	}
 }
 
-// cutTail cuts the stream of a directory whose lock the caller holds and over whose
-// log no server runs. step, which may be nil, is told of each state that is
-// reached, for tests.
+// cutTail cuts the stream of a directory. The caller holds the directory's lock, and
+// no server runs over its log. Tests pass step, which is called with each state that is
+// reached; it may be nil.
 func cutTail(ctx context.Context, s *Store, dir string, step func(state string)) (err error) {
 	if step == nil {
 		step = func(string) {}
@@ -201,7 +199,7 @@ func cutTail(ctx context.Context, s *Store, dir string, step func(state string))
 	return archive.Tidy(filepath.Join(log, sealedDir), link)
 }
 
-// sealRest seals all that the stream has.
+// sealRest seals the rest of the stream.
 func sealRest(ctx context.Context, s *Store, dir string) (had, link archive.Link, like jetlog.TailConfig, err error) {
 	server, log, err := serveAlone(ctx, s, dir)
 	if err != nil {
@@ -229,9 +227,9 @@ func sealRest(ctx context.Context, s *Store, dir string) (had, link archive.Link
 	if link, err = ahead(ctx, s, log, to, had); err != nil {
 		return had, link, like, err
 	}
-	// What was sealed earlier is read again: the stream is still there to seal it anew.
+	// Verify what was sealed earlier: the stream can still replace a damaged segment.
 	if damaged := archive.VerifyAhead(to, s.ID, had, link); damaged != nil {
-		s.opts.Logger.Warn("segments ahead of the archive are set aside: one is damaged", "error", damaged)
+		s.opts.Logger.Warn("damaged segments ahead of the archive set aside", "error", damaged)
 		if _, err = archive.SetAside(to, had.Last); err != nil {
 			return had, link, like, err
 		}
@@ -246,9 +244,9 @@ func sealRest(ctx context.Context, s *Store, dir string) (had, link archive.Link
 	return had, link, like, err
 }
 
-// ahead is the last segment that was sealed ahead of the archive's end, if those
-// segments are of the history that the log has now. Others are set aside: the log
-// was put back from a copy since, and may have gone on otherwise.
+// ahead returns the last segment sealed ahead of the archive's end, if those segments
+// belong to the log's current history. It sets others aside: the log was restored from
+// a copy since and may have continued differently.
 func ahead(ctx context.Context, s *Store, log *jetlog.Log, dir string, had archive.Link) (archive.Link, error) {
 	link, err := archive.Ahead(dir, s.ID, had)
 	if err != nil || link == had {
@@ -263,18 +261,18 @@ func ahead(ctx context.Context, s *Store, log *jetlog.Log, dir string, had archi
 		same = sameEnd(ctx, log, dir, s.ID, link)
 	}
 	if errors.Is(same, errForeignSegments) || errors.Is(same, archive.ErrDamaged) {
-		s.opts.Logger.Warn("segments ahead of the archive are set aside: they are not of this log", "dir", dir, "end", link.Last, "error", same)
+		s.opts.Logger.Warn("foreign segments ahead of the archive set aside", "dir", dir, "end", link.Last, "error", same)
 		_, err := archive.SetAside(dir, had.Last)
 		return had, err
 	}
 	return link, same
 }
 
-// errForeignSegments says that segments are not of the history of the log.
+// errForeignSegments reports segments of another history of the log.
 var errForeignSegments = errors.New("the segments have other events than the log")
 
-// sameEnd holds the end of what was sealed to be the event that the stream has
-// there: segments ahead of the end were sealed earlier.
+// sameEnd checks that the last sealed event is the event that the stream has at that
+// sequence: segments ahead of the end were sealed earlier.
 func sameEnd(ctx context.Context, log *jetlog.Log, dir, store string, link archive.Link) error {
 	m, err := archive.At(dir, store, link)
 	if err != nil {
@@ -298,7 +296,7 @@ func sameEnd(ctx context.Context, log *jetlog.Log, dir, store string, link archi
 	return nil
 }
 
-// makeTail makes a server's directory with the stream that begins behind link.
+// makeTail makes a server's directory with a stream that begins behind link.
 func makeTail(ctx context.Context, s *Store, dir string, link archive.Link, like jetlog.TailConfig) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
@@ -316,7 +314,7 @@ func makeTail(ctx context.Context, s *Store, dir string, link archive.Link, like
 	return errors.Join(syncTree(dir), durable.SyncDir(filepath.Dir(dir)))
 }
 
-// serveAlone starts a server that nobody else can connect to.
+// serveAlone starts a server that no other process can connect to.
 func serveAlone(ctx context.Context, s *Store, dir string) (*jetlog.Server, *jetlog.Log, error) {
 	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: dir, Logger: serverLogger(s.opts.Logger)})
 	if err != nil {
@@ -332,9 +330,9 @@ func serveAlone(ctx context.Context, s *Store, dir string) (*jetlog.Server, *jet
 	return server, log, nil
 }
 
-// settleCut finishes a cut that got as far as to move the old stream away, and
-// removes what is left of any. It is called under the store's lock before a server
-// is started over the log.
+// settleCut finishes a cut that has moved the old stream away, and removes the
+// leftovers of any other cut. Call it under the store's lock before starting a server
+// over the log.
 func settleCut(dir string, step func(string)) error {
 	if step == nil {
 		step = func(string) {}
@@ -366,7 +364,7 @@ func settleCut(dir string, step func(string)) error {
 		}
 		step("cut")
 	}
-	// A reader of the old one's files may keep them, on some file systems.
+	// Some file systems keep the files of the old stream while a reader has them open.
 	if os.RemoveAll(next) != nil {
 		if err := os.Rename(next, filepath.Join(log, durable.TempPrefix+nextDir+"-"+NewID())); err != nil {
 			return bad(err)
@@ -376,7 +374,7 @@ func settleCut(dir string, step func(string)) error {
 	return nil
 }
 
-// move renames a directory, and syncs those that lost and got its name.
+// move renames a directory and syncs both parents.
 func move(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
@@ -385,11 +383,11 @@ func move(from, to string) error {
 }
 
 // envCut is the number of events at which the live stream is cut, for tests that
-// want many cuts of a short log. It is no setting: a stream that is cut often makes
-// its clients wait often.
+// want many cuts of a short log. It is not a setting: each cut makes the stream's
+// clients wait.
 const envCut = "CKPTSTORE_TEST_CUT_EVENTS"
 
-// cuttingByEnv is c, or what envCut asks for.
+// cuttingByEnv returns c, with the value of envCut if that is set.
 func cuttingByEnv(c cutting) (cutting, error) {
 	text := os.Getenv(envCut)
 	if text == "" {

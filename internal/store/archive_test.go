@@ -19,7 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/query"
 )
 
-// often cuts a log so often that a test sees it.
+// often cuts a log so often that a test observes it.
 var often = cutting{events: 40, bytes: 1 << 40, limits: archive.Limits{Messages: 16, Bytes: 1 << 20}, every: 5 * time.Millisecond}
 
 func openCutting(t *testing.T, dir string, c cutting) *Store {
@@ -32,7 +32,7 @@ func openCutting(t *testing.T, dir string, c cutting) *Store {
 	return s
 }
 
-// wholeLog is all events of a log.
+// wholeLog returns all events of a log.
 func wholeLog(t *testing.T, l *jetlog.Log) (all []events.Recorded) {
 	t.Helper()
 	last, err := l.Last(t.Context())
@@ -67,7 +67,7 @@ func sealedOf(t *testing.T, l *jetlog.Log) uint64 {
 	return link.Last
 }
 
-// cut cuts the log of a store that nobody has open.
+// cut cuts the log of a store that no process has open.
 func cut(t *testing.T, dir string) {
 	t.Helper()
 	if err := cutAlone(t.Context(), dir, nil); err != nil {
@@ -94,8 +94,8 @@ func cutAlone(ctx context.Context, dir string, step func(string)) (err error) {
 	return cutTail(ctx, s, dir, step)
 }
 
-// TestCutWhileOwned: an owner cuts its log while it is appended to and followed, by
-// itself and by another process, and nothing of it shows.
+// TestCutWhileOwned: an owner cuts its log while it appends to and follows it, as another
+// process does too. Neither notices the cuts.
 func TestCutWhileOwned(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -141,7 +141,7 @@ func TestCutWhileOwned(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The lane is idle since before the archive.
+	// The lane has been idle since before the archive.
 	d, err := events.NewDecision(Stamp("test"), events.Aggregate{Run: "idle", Trial: trialName}, &events.CheckpointAborted{Attempt: 1, Checkpoint: "step-1.a1", Reason: "test"})
 	if err != nil {
 		t.Fatal(err)
@@ -184,8 +184,8 @@ func TestCutWhileOwned(t *testing.T) {
 	}
 }
 
-// TestCutAtEachState kills a process in each state of a cut: the next owner has the
-// same log, the same views, and cuts it again.
+// TestCutAtEachState kills a process in each state of a cut: the next owner has the same
+// log and the same views, and cuts the log again.
 func TestCutAtEachState(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{"sealed", "made", "moved", "cut", "tidied"} {
@@ -253,7 +253,7 @@ func TestCutAtEachState(t *testing.T) {
 	}
 }
 
-// cutAndDie cuts a log and is killed in a state.
+// cutAndDie cuts a log and kills itself in the given state.
 func cutAndDie(ctx context.Context) error {
 	return cutAlone(ctx, os.Getenv("CKPTSTORE_TEST_DIR"), func(state string) {
 		if state == os.Getenv("CKPTSTORE_TEST_STATE") {
@@ -263,8 +263,8 @@ func cutAndDie(ctx context.Context) error {
 	})
 }
 
-// TestDamagedArchive: whatever is done to the files of the archive is found, and a
-// store whose archive lacks one does not open.
+// TestDamagedArchive: any damage to the archive's files is found, and a store whose archive
+// lacks a file does not open.
 func TestDamagedArchive(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -292,10 +292,10 @@ func TestDamagedArchive(t *testing.T) {
 		bad := []byte(good)
 		bad[at] ^= 0x10
 		write(t, segments[1], string(bad))
-		// The files that are open are those from before.
+		// The open files are those from before the damage.
 		shut(t, s)
 		if s, err = Open(t.Context(), Options{Location: dir}); err != nil {
-			// What is looked at when a store is opened is in that segment.
+			// The open checks events in that segment.
 			wrong(t, err, ErrDamaged, segments[1])
 			write(t, segments[1], good)
 			s = open(t, dir)
@@ -320,12 +320,12 @@ func TestDamagedArchive(t *testing.T) {
 	}
 	refused(t, Options{Location: dir}, ErrDamaged, "event 17", archiveDir(dir))
 	write(t, segments[1], good)
-	// Another store's archive is no better.
+	// Nor does another store's archive open.
 	write(t, segments[3], "")
 	refused(t, Options{Location: dir}, ErrDamaged, segments[3])
 }
 
-// TestPortOutlivesCuts: an owner that cuts its log keeps the port that it found free.
+// TestPortOutlivesCuts: an owner that cuts its log keeps the port that it chose.
 func TestPortOutlivesCuts(t *testing.T) {
 	t.Parallel()
 	c := often
@@ -359,8 +359,7 @@ func TestPortOutlivesCuts(t *testing.T) {
 	}
 }
 
-// TestServedArchive: a client over TCP reads the archive of the directory that it is
-// served from.
+// TestServedArchive: a client over TCP reads the archive of the served directory.
 func TestServedArchive(t *testing.T) {
 	t.Parallel()
 	dir := made(t)

@@ -8,7 +8,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/archive"
 )
 
-// sealedAhead is a store whose stream has been sealed in part, but was not cut.
+// sealedAhead makes a store whose stream is sealed in part, but not cut.
 func sealedAhead(t *testing.T, events int) (dir string) {
 	t.Helper()
 	dir = made(t)
@@ -47,9 +47,9 @@ func segmentsOf(t *testing.T, dir, pattern string) []string {
 	return found
 }
 
-// TestSealedOfAnotherHistory: the log is put back from an older copy and goes on
-// otherwise. What was sealed of the other history is set aside, and nothing of it gets
-// into the log.
+// TestSealedOfAnotherHistory: the log is restored from an older copy and continues
+// differently. The segments of the other history are set aside, and none of their events
+// gets into the log.
 func TestSealedOfAnotherHistory(t *testing.T) {
 	t.Parallel()
 	for name, then := range map[string]int{"a shorter log": 5, "a longer log": 90} {
@@ -93,8 +93,8 @@ func TestSealedOfAnotherHistory(t *testing.T) {
 	}
 }
 
-// TestDamagedAhead: a segment that was sealed ahead is damaged before the stream is
-// cut. The stream has its events, and they are sealed again.
+// TestDamagedAhead: a segment that was sealed ahead is damaged before the cut. The stream
+// still has its events, and they are sealed again.
 func TestDamagedAhead(t *testing.T) {
 	t.Parallel()
 	dir := sealedAhead(t, 60)
@@ -117,7 +117,7 @@ func TestDamagedAhead(t *testing.T) {
 	}
 }
 
-// TestLargeEventsAreSealedAhead: of large events a segment is full by its bytes.
+// TestLargeEventsAreSealedAhead: with large events a segment is full by its bytes.
 func TestLargeEventsAreSealedAhead(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))

@@ -23,7 +23,7 @@ import (
 type model struct {
 	log   []events.Recorded
 	heads map[events.Aggregate]uint64
-	was   map[string]uint64 // the lane's end after which a decision was made
+	was   map[string]uint64 // the end of the lane at each decision
 	made  []events.Decision
 	facts []events.Fact
 }
@@ -49,10 +49,10 @@ func (m *model) add(e events.Event) uint64 {
 	return uint64(len(m.log))
 }
 
-// errCut ends a cut in a state.
+// errCut interrupts a cut in a state.
 var errCut = errors.New("cut off")
 
-// history is a log that is cut, and the same one without.
+// history is a log with cuts, and a model of it without.
 type history struct {
 	t      *rapid.T
 	s      *Store
@@ -83,7 +83,7 @@ func (h *history) close() {
 	h.server.Shutdown()
 }
 
-// cut cuts the log, as far as a state that is drawn.
+// cut cuts the log, up to a drawn state.
 func (h *history) cut() {
 	h.close()
 	state := rapid.SampledFrom([]string{"", "", "sealed", "made", "moved", "cut", "tidied"}).Draw(h.t, "crash in")
@@ -137,7 +137,7 @@ func (h *history) append() {
 	h.model.facts = append(h.model.facts, facts...)
 }
 
-// again appends facts that are stored already, as after a lost acknowledgement.
+// again appends stored facts again, as after a lost acknowledgement.
 func (h *history) again() {
 	if len(h.model.facts) == 0 {
 		return
@@ -175,7 +175,7 @@ func (h *history) decide() {
 	h.model.made = append(h.model.made, d)
 }
 
-// decideAgain makes a decision again that is stored, however long ago.
+// decideAgain repeats a stored decision of any age.
 func (h *history) decideAgain() {
 	if len(h.model.made) == 0 {
 		return
@@ -188,7 +188,7 @@ func (h *history) decideAgain() {
 	}
 }
 
-// compare holds the log to be the one without an archive.
+// compare checks the log against the model.
 func (h *history) compare() {
 	last, err := h.log.Last(h.t.Context())
 	h.must(err)
@@ -226,7 +226,7 @@ func (h *history) compare() {
 	}
 }
 
-// TestHistoriesWithCuts: any history with cuts, and crashes in each state of one, is
+// TestHistoriesWithCuts: a history with cuts, and crashes in each of their states, equals
 // the history without: the same sequences, answers, events and rows, as of any event.
 func TestHistoriesWithCuts(t *testing.T) {
 	t.Parallel()

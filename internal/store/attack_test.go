@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestSocketCannotRewriteTheLog: a process that reaches the owner's socket can
-// append and read, and can delete, purge, update or restore no stream.
+// TestSocketCannotRewriteTheLog: a process that reaches the owner's socket can append and
+// read, but cannot delete, purge, update or restore a stream.
 func TestSocketCannotRewriteTheLog(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -41,8 +41,8 @@ func TestSocketCannotRewriteTheLog(t *testing.T) {
 			fmt.Fprintf(conn, "PUB $JS.API.STREAM.%s.%s _INBOX.0123456789abcdef.x %d\r\n%s\r\n", verb, stream, len(body), body)
 		}
 	}
-	// All are answered with an error, which a client that does not read denials waits
-	// for; of an event it is the only word.
+	// Each gets an error answer, since a client may not read permission denials; a refused
+	// event gets only that answer.
 	const roll = "NATS/1.0\r\nNats-Rollup: all\r\n\r\n"
 	fmt.Fprintf(conn, "HPUB ckpt._._.s.store.created _INBOX.0123456789abcdef.x %d %d\r\n%s{}\r\n", len(roll), len(roll)+2, roll)
 	attacks++

@@ -22,12 +22,12 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// BackupOptions say how to back up.
+// BackupOptions configure [Store.Backup].
 type BackupOptions struct {
 	Link     bool                    // hard-link the files of checkpoints instead of copying them
-	Progress func(done, total int64) // of bytes; nil: nobody is told. Calls do not overlap.
+	Progress func(done, total int64) // in bytes; may be nil. Calls do not overlap.
 
-	step func(name string) error // of tests: a crash before each step
+	step func(name string) error // for tests: simulates a crash before each step
 }
 
 // Backed is the report of a backup.
@@ -35,47 +35,48 @@ type Backed struct {
 	Store       string    `json:"store"`
 	From        string    `json:"from"`
 	Path        string    `json:"path"`
-	Sequence    uint64    `json:"sequence"` // of the last event: what came later is not contained
+	Sequence    uint64    `json:"sequence"` // of the last event in the backup
 	Event       string    `json:"event"`
 	Made        time.Time `json:"made"`
-	Passes      int       `json:"passes"` // over what was committed meanwhile
+	Passes      int       `json:"passes"` // over checkpoints committed meanwhile
 	Checkpoints int       `json:"checkpoints"`
 	copySum
 	Outside    []OutsideFiles `json:"outside"`    // not contained
 	Incomplete []Incomplete   `json:"incomplete"` // as in the store
 }
 
-// OutsideFiles are those of other programs that a checkpoint is read from: a copy of
-// a store does not have them.
+// OutsideFiles are files of other programs that a checkpoint is read from. A copy of a
+// store does not contain them.
 type OutsideFiles struct {
 	Checkpoint string   `json:"checkpoint"`
 	Files      []string `json:"files"`
 }
 
-// Incomplete is a committed checkpoint that is not whole.
+// Incomplete is a committed checkpoint with missing or damaged files.
 type Incomplete struct {
 	Checkpoint string `json:"checkpoint"`
 	Problem    string `json:"problem"`
 }
 
-// Backup makes a copy of a store in the directory dir, while others use the store. The
-// copy is the store as of one event, the cut: its log has every event up to that and
-// none after, and every checkpoint that is committed and not deleted there has all its
-// files. All that was acknowledged before the call is in it. The order is:
+// Backup copies a store into the directory dir while other processes use the store. The
+// copy is the store as of one event, the cut: its log has every event up to the cut and
+// none after it, and every checkpoint that is committed and not deleted at the cut has
+// all its files. It contains everything acknowledged before the call. The order is:
 //
-//  1. backup.json, which says that dir is being written
-//  2. the checkpoints that are committed
-//  3. the log's end is the cut; the checkpoints that were committed since are copied,
-//     those that were deleted are removed. Again, if files vanished meanwhile: the
-//     decision to delete them must be before the cut.
+//  1. backup.json, which marks dir as being written
+//  2. the committed checkpoints
+//  3. the log's end becomes the cut; checkpoints committed since are copied, deleted
+//     ones are removed. If files vanish meanwhile, this step is repeated: the decision
+//     to delete them must be before the cut.
 //  4. blobs, the workers' output, the log up to the cut
 //  5. store.json
 //
-// Each is durable before the next. When it was cut at any moment, dir is no store, and
-// the same call finishes it. The copy has the identity of the store, but is only read:
+// Each step is durable before the next. An interrupted backup is not a store, and the
+// same call finishes it. The copy has the identity of the store, but is read-only:
 // [Restore] makes a store of it.
 //
-// A checkpoint that is not whole in the store is not whole in the copy, and reported.
+// Backup reports checkpoints that are incomplete in the store; the copy has them as
+// incomplete too.
 func (s *Store) Backup(ctx context.Context, dir string, o BackupOptions) (Backed, error) {
 	b := &backup{store: s, opts: o}
 	if o.step == nil {
@@ -88,7 +89,7 @@ func (s *Store) Backup(ctx context.Context, dir string, o BackupOptions) (Backed
 	return b.report, err
 }
 
-// backup is one call of Backup.
+// backup is the state of one call of Backup.
 type backup struct {
 	store  *Store
 	opts   BackupOptions
@@ -149,7 +150,7 @@ func (b *backup) run(ctx context.Context, dir string) (err error) {
 	return b.finish(id)
 }
 
-// newCheckpointCopier is for the data of s; it sets the backup's copier too.
+// newCheckpointCopier returns a copier for the data of s. It sets the backup's copier too.
 func (b *backup) newCheckpointCopier(s *Store) (*checkpointCopier, error) {
 	to, err := data.Open(vfs.Default, filepath.Join(b.to.dir, "data"))
 	if err != nil {
@@ -162,9 +163,9 @@ func (b *backup) newCheckpointCopier(s *Store) (*checkpointCopier, error) {
 	return f, nil
 }
 
-// rest copies what is neither log nor checkpoint. An event names a blob that is durable
-// already, so those up to the cut are there. The workers' output is still written to:
-// it is never linked.
+// rest copies everything except the log and the checkpoints. An event names only blobs
+// that are durable already, so the blobs of events up to the cut exist. The workers'
+// output is still being written: it is never linked.
 func (b *backup) rest(ctx context.Context) error {
 	dir := b.store.Location
 	if err := b.copier.tree(ctx, filepath.Join(dir, "blobs"), filepath.Join(b.to.dir, "blobs")); err != nil {
@@ -204,8 +205,8 @@ func (b *backup) finish(id identity) (err error) {
 	return writeIdentity(b.to.dir, id)
 }
 
-// writeIdentity makes a directory a copy of a store. It has another runtime directory
-// than the store, so that both can be open on one machine.
+// writeIdentity makes a directory a copy of a store. The copy has its own runtime
+// directory, so that both can be open on one machine.
 func writeIdentity(dir string, id identity) error {
 	id.Copy, id.Owner = NewID(), thisUser()
 	text, err := json.MarshalIndent(id, "", "  ")
@@ -215,11 +216,11 @@ func writeIdentity(dir string, id identity) error {
 	return errors.Join(durable.Write(filepath.Join(dir, "store.json"), append(text, '\n')), durable.SyncDir(filepath.Dir(dir)))
 }
 
-// maxPasses is how often a backup looks for what was committed meanwhile. Each pass
-// copies what the one before took to copy.
+// maxPasses bounds the passes of a backup over checkpoints committed meanwhile. Each
+// pass copies what was committed during the one before.
 const maxPasses = 100
 
-// checkpoints copies those that are committed, and returns the cut.
+// checkpoints copies the committed checkpoints and returns the cut.
 func (b *backup) checkpoints(ctx context.Context) (cut uint64, err error) {
 	s := b.store
 	begun, err := s.Log.Last(ctx)
@@ -272,14 +273,14 @@ func (b *backup) checkpoints(ctx context.Context) (cut uint64, err error) {
 			return cut, b.files.syncDirs()
 		}
 	}
-	return 0, fmt.Errorf("checkpoints were deleted faster than they were copied, %d times: run it again when less is deleted", maxPasses)
+	return 0, fmt.Errorf("checkpoints were deleted faster than they were copied, %d times: run the backup again when fewer are deleted", maxPasses)
 }
 
 func (b *backup) rows(ctx context.Context, run string) ([]projections.Checkpoint, error) {
 	return query.Ask(ctx, b.store.Views(), query.Checkpoints, query.Params{Run: run, All: true})
 }
 
-// expect finds out how many bytes there will be to copy, if that is to be told.
+// expect computes the number of bytes to copy, if progress is reported.
 func (b *backup) expect(ctx context.Context, runs []projections.Run) error {
 	if b.opts.Progress == nil {
 		return nil
@@ -299,7 +300,7 @@ func (b *backup) expect(ctx context.Context, runs []projections.Run) error {
 }
 
 // since brings the copy from the state as of one event to that of a later one. It
-// reports true if that state cannot be copied any more, because files went since.
+// reports true if that state cannot be copied any more because files were removed since.
 func (b *backup) since(ctx context.Context, from, to uint64) (again bool, err error) {
 	changed := map[string]map[checkpoint.Ref]bool{} // by run
 	if from < to {
@@ -345,7 +346,8 @@ func (b *backup) since(ctx context.Context, from, to uint64) (again bool, err er
 	return again || b.files.lacked() > lacked, nil
 }
 
-// touched is the checkpoint whose files an event is about, and whether they go.
+// touched returns the checkpoint whose files an event affects, and whether the event
+// removes them.
 func touched(e events.Recorded) (id string, gone bool, err error) {
 	switch e.Kind {
 	case events.CheckpointCommitted{}.Kind(), events.CheckpointAttached{}.Kind(), events.CheckpointDeleted{}.Kind():
@@ -369,7 +371,7 @@ func touched(e events.Recorded) (id string, gone bool, err error) {
 	return "", false, fmt.Errorf("event %d: %s has a body of type %T", e.Sequence, e.Kind, body)
 }
 
-// clear removes the copies that an earlier, cut call made of checkpoints of a run that
+// clear removes a run's checkpoints that an earlier, interrupted call copied and that
 // were deleted since.
 func (b *backup) clear(run string, live []projections.Checkpoint) error {
 	refs := map[checkpoint.Ref]bool{}
@@ -400,8 +402,8 @@ func (b *backup) clear(run string, live []projections.Checkpoint) error {
 	return nil
 }
 
-// receipt writes the receipt of a copied checkpoint that has none: a crash has left it
-// out, or it is being written.
+// receipt writes the missing receipt of a copied checkpoint: a crash has left it out,
+// or it is being written.
 func (b *backup) receipt(ctx context.Context, c projections.Checkpoint) error {
 	r, err := receiptOf(ctx, b.store.ID, b.store.Log, c)
 	if err != nil {
@@ -419,14 +421,14 @@ func pick(rows []projections.Checkpoint, is func(projections.Checkpoint) bool) (
 	return some
 }
 
-// sealPatience is how long the log may stand still while it is copied: an owner may
-// go, or cut its stream, at any moment.
+// sealPatience is how long the log may be unavailable while it is copied: an owner may
+// leave, or cut its stream, at any moment.
 const sealPatience = time.Minute
 
-// sealedTemp is where the segments of a backup are made.
+// sealedTemp is where a backup's segments are made.
 const sealedTemp = durable.TempPrefix + "sealed"
 
-// writeLog makes the log of the backup: all events up to cut, sealed, and an empty live
+// writeLog makes the log of the backup: all events up to cut, sealed, with an empty live
 // stream behind them. It returns the last event.
 func (b *backup) writeLog(ctx context.Context, cut uint64) (last events.Recorded, err error) {
 	log, temp := filepath.Join(b.to.dir, "log"), filepath.Join(b.to.dir, sealedTemp)
@@ -462,8 +464,8 @@ func (b *backup) writeLog(ctx context.Context, cut uint64) (last events.Recorded
 	return last, errors.Join(syncTree(log), durable.SyncDir(b.to.dir))
 }
 
-// seal makes segments in dir of all events up to cut: by copying those of the store as
-// far as they are there, and of the stream.
+// seal makes segments in dir of all events up to cut. It copies the store's segments as
+// far as they go and seals the rest from the stream.
 func (b *backup) seal(ctx context.Context, dir string, cut uint64) (link archive.Link, err error) {
 	give := time.Now().Add(sealPatience)
 	for link.Last < cut {
@@ -477,7 +479,7 @@ func (b *backup) seal(ctx context.Context, dir string, cut uint64) (link archive
 		case err == nil:
 			err = fmt.Errorf("the log has no event %d", link.Last+1)
 		}
-		// A damaged segment is damaged the next time too.
+		// Retrying does not help with a damaged segment.
 		if err != nil && (errors.Is(err, archive.ErrDamaged) || errors.Is(err, archive.ErrForeign) || IsDamage(err) || time.Now().After(give)) {
 			return link, fmt.Errorf("copy the log from event %d on: %w", link.Last+1, err)
 		}
@@ -488,7 +490,7 @@ func (b *backup) seal(ctx context.Context, dir string, cut uint64) (link archive
 	return link, nil
 }
 
-// sealSome goes on behind link until something fails.
+// sealSome continues behind link until an error or the cut.
 func (b *backup) sealSome(ctx context.Context, dir string, link archive.Link, cut uint64) (_ archive.Link, err error) {
 	s := b.store
 	sealed, err := s.Log.Sealed(ctx)
@@ -526,8 +528,8 @@ func (b *backup) sealSome(ctx context.Context, dir string, link archive.Link, cu
 	return link, nil
 }
 
-// messages are those from to until, of the archive that ends at sealed, and of the
-// stream behind it.
+// messages returns the messages from to until: those of the archive, which ends at
+// sealed, then those of the stream.
 func (b *backup) messages(ctx context.Context, old *archive.Archive, sealed, from, until uint64) iter.Seq2[archive.Message, error] {
 	return func(yield func(archive.Message, error) bool) {
 		if from <= sealed {
@@ -546,7 +548,7 @@ func (b *backup) messages(ctx context.Context, old *archive.Archive, sealed, fro
 	}
 }
 
-// finishLog opens the new log, holds it to end at cut, and gives it the cursors.
+// finishLog opens the new log, checks that it ends at cut, and writes its cursors.
 func (b *backup) finishLog(ctx context.Context, dir string, cut uint64) (end events.Recorded, err error) {
 	s := b.store
 	cursors, err := s.Log.ListCursors(ctx)
@@ -570,7 +572,7 @@ func (b *backup) finishLog(ctx context.Context, dir string, cut uint64) (end eve
 	}
 	for _, c := range cursors {
 		if c.Damage != nil {
-			s.opts.Logger.Warn("a cursor is damaged and is not in the backup", "cursor", c.Name, "error", c.Damage)
+			s.opts.Logger.Warn("damaged cursor not in the backup", "cursor", c.Name, "error", c.Damage)
 			continue
 		}
 		if err := copyCursor(ctx, log, c, cut); err != nil {
@@ -580,8 +582,8 @@ func (b *backup) finishLog(ctx context.Context, dir string, cut uint64) (end eve
 	return end, nil
 }
 
-// copyCursor sets a cursor as it is in the store, at most at the end of this log: the
-// subscriber has handled all up to there.
+// copyCursor copies a cursor of the store, bounded by the end of this log: the
+// subscriber has handled every event up to there.
 func copyCursor(ctx context.Context, log *jetlog.Log, c jetlog.CursorState, cut uint64) error {
 	to, err := log.Cursor(ctx, c.Name)
 	if err != nil {
@@ -590,7 +592,7 @@ func copyCursor(ctx context.Context, log *jetlog.Log, c jetlog.CursorState, cut 
 	return to.Move(ctx, min(c.Sequence, cut))
 }
 
-// writeEnd writes end.json of a log that ends with an event.
+// writeEnd writes end.json for a log that ends with the event end.
 func writeEnd(dir, store string, end events.Recorded) error {
 	text, err := json.Marshal(logEnd{Store: store, Sequence: end.Sequence, Event: end.ID, At: time.Now().UTC()})
 	if err != nil {

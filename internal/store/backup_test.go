@@ -19,7 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// backedUpTo makes a backup that must succeed.
+// backedUpTo makes a backup and fails the test on an error.
 func backedUpTo(t *testing.T, s *Store, dir string, o BackupOptions) Backed {
 	t.Helper()
 	out, err := s.Backup(t.Context(), dir, o)
@@ -42,7 +42,7 @@ func restored(t *testing.T, backup string) string {
 	return dir
 }
 
-// listedCommitted are the committed checkpoints of all runs, by RUN@ID.
+// listedCommitted returns the committed checkpoints of all runs, by RUN@ID.
 func listedCommitted(t *testing.T, s *Store) map[string]projections.Checkpoint {
 	t.Helper()
 	all := map[string]projections.Checkpoint{}
@@ -56,8 +56,8 @@ func listedCommitted(t *testing.T, s *Store) map[string]projections.Checkpoint {
 	return all
 }
 
-// wholeCopy opens a copy, holds every checkpoint that it lists to be whole to the last
-// bit, its log to be whole, and returns what it lists.
+// wholeCopy opens a copy, checks its log and every byte of every checkpoint that it lists,
+// and returns the list.
 func wholeCopy(t *testing.T, dir string) map[string]projections.Checkpoint {
 	t.Helper()
 	s := open(t, dir)
@@ -83,8 +83,8 @@ func wholeCopy(t *testing.T, dir string) map[string]projections.Checkpoint {
 	return all
 }
 
-// furnished is a store with runs, a cut log, cursors, a blob, workers' output, a
-// checkpoint that was deleted, one without a receipt, and files with two names.
+// furnished makes a store with runs, a cut log, cursors, a blob, workers' output, a deleted
+// checkpoint, one without a receipt, and files with two names.
 func furnished(t *testing.T) (dir string, s *Store) {
 	t.Helper()
 	dir = made(t)
@@ -107,7 +107,7 @@ func furnished(t *testing.T) (dir string, s *Store) {
 	if _, err := s.Collect(t.Context(), CollectOptions{Runs: []string{"gone"}, Policy: policy, Apply: true}); err != nil {
 		t.Fatal(err)
 	}
-	written(t, s, "one", 3) // and never committed
+	written(t, s, "one", 3) // never committed
 	if _, err := s.Blobs.Put(t.Context(), []byte(strings.Repeat("blob", events.MaxInline))); err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func furnished(t *testing.T) (dir string, s *Store) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(dir, "logs", "one", "job", "r0.log"), "worker says")
+	write(t, filepath.Join(dir, "logs", "one", "job", "r0.log"), "worker output")
 	shut(t, s)
 	cut(t, dir)
 	s = open(t, dir)
@@ -140,7 +140,7 @@ func furnished(t *testing.T) (dir string, s *Store) {
 	return dir, s
 }
 
-// TestBackup: a backup has all of the store, is only read, and a restored one goes on.
+// TestBackup: a backup contains the whole store and is read-only; a restored one continues.
 func TestBackup(t *testing.T) {
 	t.Parallel()
 	for _, link := range []bool{false, true} {
@@ -168,7 +168,7 @@ func TestBackup(t *testing.T) {
 				oneName(t, filepath.Join(to, own))
 			}
 
-			// The store goes on; the backup does not follow.
+			// The store continues; the backup stays as it was.
 			committed(t, s, "one", 9)
 			rest := restored(t, to)
 			for _, copy := range []string{to, rest} {
@@ -181,8 +181,8 @@ func TestBackup(t *testing.T) {
 				if err != nil || c.Sequence() != 7 {
 					t.Errorf("%s: cursor at %d, %v", copy, c.Sequence(), err)
 				}
-				if read(t, filepath.Join(copy, "logs/one/job/r0.log")) != "worker says" {
-					t.Errorf("%s: the workers' output is another", copy)
+				if read(t, filepath.Join(copy, "logs/one/job/r0.log")) != "worker output" {
+					t.Errorf("%s: the workers' output differs", copy)
 				}
 				shut(t, got)
 				if all := wholeCopy(t, copy); !maps.EqualFunc(all, want, func(a, b projections.Checkpoint) bool { return a.Manifest == b.Manifest }) {
@@ -204,7 +204,7 @@ func TestBackup(t *testing.T) {
 	}
 }
 
-// readOnlyBackup holds a backup to be refused where it would be written to.
+// readOnlyBackup checks that operations that write to a backup are refused.
 func readOnlyBackup(t *testing.T, dir string) {
 	t.Helper()
 	s := open(t, dir)
@@ -232,7 +232,7 @@ func sameFiles(t *testing.T, a, b string) {
 	}
 }
 
-// TestBackupRefused: places that are none for a backup, and none for a restore.
+// TestBackupRefused: directories that are refused for a backup or a restore.
 func TestBackupRefused(t *testing.T) {
 	t.Parallel()
 	dir, s := furnished(t)
@@ -241,9 +241,9 @@ func TestBackupRefused(t *testing.T) {
 		is   error
 		part string
 	}{
-		"inside":     {filepath.Join(dir, "backup"), ErrLocation, "lie in each other"},
-		"itself":     {dir, ErrLocation, "lie in each other"},
-		"above":      {filepath.Dir(dir), ErrLocation, "lie in each other"},
+		"inside":     {filepath.Join(dir, "backup"), ErrLocation, "overlap"},
+		"itself":     {dir, ErrLocation, "overlap"},
+		"above":      {filepath.Dir(dir), ErrLocation, "overlap"},
 		"not empty":  {t.TempDir(), ErrNotEmpty, "a.txt"},
 		"a store":    {made(t), ErrExists, "has a store"},
 		"not a file": {filepath.Join(t.TempDir(), "file"), ErrNotEmpty, "is a file"},
@@ -268,10 +268,10 @@ func TestBackupRefused(t *testing.T) {
 	}{
 		"a store":     {dir, filepath.Join(t.TempDir(), "x"), ErrLocation, "ckptstore backup DIR"},
 		"nothing":     {t.TempDir(), filepath.Join(t.TempDir(), "x"), ErrNoStore, "no backup"},
-		"inside":      {to, filepath.Join(to, "x"), ErrLocation, "lie in each other"},
+		"inside":      {to, filepath.Join(to, "x"), ErrLocation, "overlap"},
 		"not empty":   {to, dir, ErrExists, "has a store"},
 		"from a URL":  {"nats://127.0.0.1:1", filepath.Join(t.TempDir(), "x"), ErrLocation, "is a server"},
-		"into itself": {to, to, ErrLocation, "lie in each other"},
+		"into itself": {to, to, ErrLocation, "overlap"},
 	} {
 		_, err := Restore(t.Context(), RestoreOptions{Backup: c.from, Location: c.to})
 		t.Run("restore "+name, func(t *testing.T) { wrong(t, err, c.is, c.part) })
@@ -280,7 +280,7 @@ func TestBackupRefused(t *testing.T) {
 	_, err = Restore(t.Context(), RestoreOptions{Backup: to, Location: filepath.Join(t.TempDir(), "x")})
 	wrong(t, err, ErrLocked, "end it first")
 	shut(t, held)
-	// A backup that lost a file is found out.
+	// Restore detects a backup that has lost a file.
 	for _, name := range []string{"data/one/main/step-2.a1/r00000.safetensors", "data/one/main/step-2.a1", "end.json", "blobs"} {
 		broken := filepath.Join(t.TempDir(), "broken")
 		if err := errors.Join(os.CopyFS(broken, os.DirFS(to)), os.RemoveAll(filepath.Join(broken, name))); err != nil {
@@ -288,7 +288,7 @@ func TestBackupRefused(t *testing.T) {
 		}
 		out, err := Restore(t.Context(), RestoreOptions{Backup: broken, Location: filepath.Join(t.TempDir(), "x")})
 		if err == nil && len(out.Incomplete) == 0 && name != "blobs" {
-			t.Errorf("without %s it is restored as whole", name)
+			t.Errorf("without %s it is restored as complete", name)
 		}
 	}
 	flipped := filepath.Join(t.TempDir(), "flipped")
@@ -305,8 +305,8 @@ func TestBackupRefused(t *testing.T) {
 	}
 }
 
-// TestBackupOfDamage: what is not whole in the store is reported, and the rest is
-// backed up.
+// TestBackupOfDamage: checkpoints that are incomplete in the store are reported, and
+// everything else is backed up.
 func TestBackupOfDamage(t *testing.T) {
 	t.Parallel()
 	dir, s := furnished(t)
@@ -325,9 +325,9 @@ func TestBackupOfDamage(t *testing.T) {
 
 var errStopped = errors.New("cut here")
 
-// TestBackupCut cuts a backup before each of its steps. What is left is no store for
-// any command, and the same call finishes it, also when the store has gone on and
-// checkpoints were deleted.
+// TestBackupCut interrupts a backup before each of its steps. No command takes the result for
+// a store, and the same call finishes it, even if the store has continued and checkpoints
+// were deleted.
 func TestBackupCut(t *testing.T) {
 	t.Parallel()
 	for n, more := 1, true; more; n++ {
@@ -351,7 +351,7 @@ func TestBackupCut(t *testing.T) {
 			wrong(t, err, ErrNoStore, "run the same")
 			_, err = Recover(t.Context(), RecoverOptions{Location: to})
 			wrong(t, err, ErrBackup, "--from")
-			// Of another store it is not finished.
+			// A backup of another store does not finish it.
 			_, err = open(t, made(t)).Backup(t.Context(), to, BackupOptions{})
 			wrong(t, err, ErrExists, "unfinished")
 			policy, err := retention.Parse("last=1")
@@ -439,7 +439,7 @@ func TestBackupKilled(t *testing.T) {
 	}
 }
 
-// backupAndDie is a backup that kills itself at a step.
+// backupAndDie makes a backup and kills itself at a step.
 func backupAndDie(ctx context.Context) error {
 	n := 0
 	if _, err := fmt.Sscan(os.Getenv(dieEnv), &n); err != nil {
@@ -458,7 +458,7 @@ func backupAndDie(ctx context.Context) error {
 	return errors.Join(err, s.Close())
 }
 
-// TestCopyOfChangingFiles: a copy has what its original had, or the error says so.
+// TestCopyOfChangingFiles: a copy equals its original, or the copy fails.
 func TestCopyOfChangingFiles(t *testing.T) {
 	t.Parallel()
 	from, to := t.TempDir(), t.TempDir()
@@ -487,7 +487,7 @@ func TestCopyOfChangingFiles(t *testing.T) {
 	}
 }
 
-// oneName wants each file below a directory to share its bytes with no other.
+// oneName checks that no file below a directory shares its bytes with another.
 func oneName(t *testing.T, dir string) {
 	t.Helper()
 	files := 0

@@ -28,46 +28,46 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// errVanished says that files of a checkpoint were removed while it was copied.
+// errVanished reports that files of a checkpoint were removed during the copy.
 var errVanished = errors.New("its files are gone")
 
-// copier copies files that are never written to again. A copy gets its name when its
-// bytes are durable, and the time of the original, by which a second run knows what
-// is there. Hard links among the originals are hard links among the copies. Its
-// methods may be called concurrently.
+// copier copies files that are not written to any more. A copy gets its name once its
+// bytes are durable, and the time of the original, by which a second run finds finished
+// copies. Originals that are hard links of each other become hard links of each other.
+// Its methods may be called concurrently.
 type copier struct {
-	from, to beneath.Root // no symbolic link is followed below either
+	from, to beneath.Root // follow no symbolic link
 
 	link bool        // hard-link the originals of checkpoints instead
-	tell func(int64) // told of bytes that are done; nil: nobody
+	tell func(int64) // called with bytes done; may be nil
 
 	mu     sync.Mutex
 	copies map[fileKey]*copied
 	sum    copySum
 }
 
-// copySum counts what a copier did.
+// copySum counts the work of a copier.
 type copySum struct {
 	Files  int   `json:"files"`
 	Bytes  int64 `json:"bytes"`  // written or shared by the filesystem
-	Linked int   `json:"linked"` // files that got another name only
-	Kept   int   `json:"kept"`   // files that were there already
+	Linked int   `json:"linked"` // files that only got another name
+	Kept   int   `json:"kept"`   // files that existed already
 }
 
-// fileKey tells files with several names apart. An inode's number may be given to
-// another file when it is removed: size and time tell that one apart.
+// fileKey identifies a file with several names. An inode number may be reused after a
+// removal; size and time detect that.
 type fileKey struct {
 	device, inode  uint64
 	size, modified int64
 }
 
-// copied is where the copy of a file with several names is.
+// copied locates the copy of a file with several names.
 type copied struct {
 	mu   sync.Mutex
 	path string
 }
 
-// newCopier copies from one directory of a store or backup to another.
+// newCopier returns a copier from one directory of a store or backup to another.
 func newCopier(from, to string, link bool, tell func(int64)) *copier {
 	if tell == nil {
 		tell = func(int64) {}
@@ -82,8 +82,8 @@ func (c *copier) count(add func(*copySum)) {
 	add(&c.sum)
 }
 
-// checkpoint copies the directory of a checkpoint, its receipt last. It is
-// [errVanished] if a file or all of it goes away meanwhile.
+// checkpoint copies the directory of a checkpoint, its receipt last. It returns
+// [errVanished] if files disappear meanwhile.
 func (c *copier) checkpoint(ctx context.Context, from, to string) error {
 	entries, err := c.from.ReadDir(from)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,8 +119,8 @@ func (c *copier) checkpoint(ctx context.Context, from, to string) error {
 // partialSuffix ends the name of a file that is being written: see package data.
 const partialSuffix = ".tmp"
 
-// tree copies all files below a directory, but those that are being written. A
-// directory that is not there has none.
+// tree copies all files below a directory except those that are being written. A
+// missing directory is empty.
 func (c *copier) tree(ctx context.Context, from, to string) error {
 	entries, err := c.from.ReadDir(from)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -149,13 +149,13 @@ func (c *copier) tree(ctx context.Context, from, to string) error {
 	return c.to.SyncDir(to)
 }
 
-// file copies one file: never by a link, so that the log of a store and that of its
-// backup are not damaged together.
+// file copies one file. It never links, so that damage to the store's log does not
+// reach that of its backup.
 func (c *copier) file(ctx context.Context, from, to string) error {
 	return c.place(ctx, from, to, false)
 }
 
-// place copies one file, or gives it another name.
+// place copies one file, or links it.
 func (c *copier) place(ctx context.Context, from, to string, link bool) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -167,14 +167,14 @@ func (c *copier) place(ctx context.Context, from, to string, link bool) error {
 	if err != nil {
 		return fmt.Errorf("copy: %w", err)
 	}
-	defer func() { _ = in.Close() }() // it was only read
+	defer func() { _ = in.Close() }() // opened for reading only
 	info, err := in.Stat()
 	if err != nil {
 		return err
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return fmt.Errorf("copy %s: this system does not say how many names a file has", from)
+		return fmt.Errorf("copy %s: this system does not report how many names a file has", from)
 	}
 	there, err := c.to.Lstat(to)
 	same := err == nil && there.Mode().IsRegular() && there.Size() == info.Size() && there.ModTime().Equal(info.ModTime())
@@ -189,7 +189,7 @@ func (c *copier) place(ctx context.Context, from, to string, link bool) error {
 				c.count(func(s *copySum) { s.Linked++ })
 				return nil
 			}
-			// Its directory may be gone, or it has all the names that it may have.
+			// Its directory may be gone, or it has the maximum number of names.
 			if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EMLINK) {
 				return err
 			}
@@ -238,8 +238,8 @@ func (c *copier) copyOf(key fileKey) *copied {
 	return l
 }
 
-// relink gives a file below root another name among the copies, in the place of
-// what has it.
+// relink gives a file below root another name among the copies and replaces an
+// existing file of that name.
 func (c *copier) relink(root beneath.Root, from, to string) error {
 	err := root.Link(from, c.to, to)
 	if errors.Is(err, fs.ErrExist) {
@@ -250,7 +250,7 @@ func (c *copier) relink(root beneath.Root, from, to string) error {
 	return err
 }
 
-// write copies the bytes: the filesystem shares them where it can.
+// write copies the bytes. Filesystems that can share them do.
 func (c *copier) write(ctx context.Context, in *os.File, info fs.FileInfo, to string) (err error) {
 	temp := to + partialSuffix
 	if err := c.to.RemoveAll(temp); err != nil {
@@ -282,7 +282,7 @@ func (c *copier) write(ctx context.Context, in *os.File, info fs.FileInfo, to st
 	return c.to.Rename(temp, to)
 }
 
-// copyPiece is how many bytes are copied between two looks at the context.
+// copyPiece is the number of bytes copied between two checks of the context.
 const copyPiece = 32 << 20
 
 func (c *copier) stream(ctx context.Context, out, in *os.File, size int64) error {
@@ -294,31 +294,31 @@ func (c *copier) stream(ctx context.Context, out, in *os.File, size int64) error
 		left -= n
 		c.tell(n)
 		if err != nil {
-			return err // also io.EOF: it was cut meanwhile
+			return err // also io.EOF: the file was truncated meanwhile
 		}
 	}
 	return nil
 }
 
-// copyWidth is how many checkpoints are copied at a time. Syncs of files that are
-// small take longer than writing them, and go well together.
+// copyWidth is the number of checkpoints copied in parallel. Syncs of small files take
+// longer than the writes, and run well in parallel.
 const copyWidth = 8
 
-// checkpointCopier copies checkpoints and holds each copy to be whole.
+// checkpointCopier copies checkpoints and checks that each copy is complete.
 type checkpointCopier struct {
-	from   string     // directory of the data that is read
+	from   string     // directory of the source data
 	data   *data.Root // of the copies
 	copier *copier
-	total  atomic.Int64 // bytes that are expected
+	total  atomic.Int64 // expected bytes
 
 	mu      sync.Mutex
 	lacking map[checkpoint.Ref]Incomplete
 	outside map[checkpoint.Ref]OutsideFiles
 }
 
-// progress adds up what is told.
-func (f *checkpointCopier) progress(say func(done, total int64)) func(int64) {
-	if say == nil {
+// progress returns a function that adds up bytes and calls report with the sum.
+func (f *checkpointCopier) progress(report func(done, total int64)) func(int64) {
+	if report == nil {
 		return nil
 	}
 	var mu sync.Mutex
@@ -327,11 +327,11 @@ func (f *checkpointCopier) progress(say func(done, total int64)) func(int64) {
 		mu.Lock()
 		defer mu.Unlock()
 		done += n
-		say(done, max(done, f.total.Load()))
+		report(done, max(done, f.total.Load()))
 	}
 }
 
-// each copies checkpoints. receipt writes that of a copy that has none.
+// each copies checkpoints. It calls receipt for a copy that has none.
 func (f *checkpointCopier) each(ctx context.Context, rows []projections.Checkpoint, receipt func(context.Context, projections.Checkpoint) error) error {
 	g, within := errgroup.WithContext(ctx)
 	g.SetLimit(copyWidth)
@@ -396,14 +396,14 @@ func (f *checkpointCopier) lacks(ref checkpoint.Ref, name, problem string) {
 	f.lacking[ref] = Incomplete{Checkpoint: name, Problem: problem}
 }
 
-// lacked counts the checkpoints that are not whole.
+// lacked counts the incomplete checkpoints.
 func (f *checkpointCopier) lacked() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.lacking)
 }
 
-// remove removes the copy of a checkpoint, if there is one.
+// remove removes the copy of a checkpoint, if it exists.
 func (f *checkpointCopier) remove(ref checkpoint.Ref) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -412,7 +412,7 @@ func (f *checkpointCopier) remove(ref checkpoint.Ref) error {
 	return f.copier.to.RemoveAll(filepath.Join(f.data.Dir(), ref.String()))
 }
 
-// findings are what the report says of checkpoints, sorted.
+// findings returns the report's lists about checkpoints, sorted.
 func (f *checkpointCopier) findings() (outside []OutsideFiles, incomplete []Incomplete) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -439,8 +439,8 @@ func (f *checkpointCopier) syncDirs() error {
 	return errors.Join(err, root.SyncDir(dir), root.SyncDir(filepath.Dir(dir)))
 }
 
-// eachDir calls do for the directories up to depth levels below dir. A symbolic
-// link among them is an error: a store has none.
+// eachDir calls do for the directories up to depth levels below dir. A symbolic link
+// among them is an error, since a store has none.
 func eachDir(root beneath.Root, dir string, depth int, do func(string) error) error {
 	entries, err := root.ReadDir(dir)
 	if err != nil {
@@ -484,13 +484,13 @@ func countCheckpoints(dir string) (n int, err error) {
 	return n, err
 }
 
-// ErrBackup says that a directory is a backup: it can be read, and not written to.
+// ErrBackup reports that a directory is a backup, which is read-only.
 var ErrBackup = problem.New(problem.Denied, "this is a backup")
 
-// A backup and a restore write a mark first and store.json last. A directory with
-// a mark and without store.json is unfinished, and no command takes it for a store.
+// A backup and a restore write a mark first and store.json last. A directory with a
+// mark and without store.json is unfinished, and no command takes it for a store.
 //
-//	DIR/backup.json    stays: with store.json, DIR is a backup, which is only read
+//	DIR/backup.json    stays: with store.json, DIR is a backup, which is read-only
 //	DIR/restore.json   is removed at the end
 const (
 	backupName  = "backup.json"
@@ -500,19 +500,19 @@ const (
 // copyMark is backup.json or restore.json.
 type copyMark struct {
 	Product string    `json:"product"`
-	Store   string    `json:"store"` // identity of the store that is copied
-	From    string    `json:"from"`  // the directory that is read
+	Store   string    `json:"store"` // identity of the source store
+	From    string    `json:"from"`  // the source directory
 	Begun   time.Time `json:"begun"`
-	// Of a backup that is whole: the end of its log, and what it lists.
+	// For a complete backup: the end of its log, and its counts.
 	Whole       bool      `json:"whole"`
 	Made        time.Time `json:"made,omitzero"`
 	Sequence    uint64    `json:"sequence,omitempty"`
 	Event       string    `json:"event,omitempty"` // ID of that event
 	Checkpoints int       `json:"checkpoints"`
-	Incomplete  int       `json:"incomplete,omitempty"` // checkpoints that lacked files in the store already
+	Incomplete  int       `json:"incomplete,omitempty"` // checkpoints that were incomplete in the store
 }
 
-// readCopyMark reads a mark. Without one, the error is [os.ErrNotExist].
+// readCopyMark reads a mark. A missing mark is [os.ErrNotExist].
 func readCopyMark(path string) (m copyMark, err error) {
 	text, err := readFile(path)
 	if err != nil {
@@ -535,7 +535,7 @@ func writeCopyMark(path string, m copyMark) error {
 	return durable.Write(path, append(text, '\n'))
 }
 
-// unfinished is an error if a backup or a restore into dir did not end.
+// unfinished returns an error if a backup or a restore into dir has not finished.
 func unfinished(dir string) error {
 	if exists(filepath.Join(dir, "store.json")) {
 		return nil
@@ -551,7 +551,7 @@ func unfinished(dir string) error {
 	return nil
 }
 
-// backedUp is [ErrBackup] if dir is a backup, with the next step.
+// backedUp returns [ErrBackup], with the next step, if dir is a backup.
 func backedUp(dir string) error {
 	m, err := readCopyMark(filepath.Join(dir, backupName))
 	switch {
@@ -567,12 +567,12 @@ func backedUp(dir string) error {
 type destination struct {
 	dir  string
 	mark copyMark
-	name string // of the mark
+	name string // of the mark file
 	lock *os.File
 }
 
-// openDestination takes dir, which is absent, empty, or what the same command left
-// when it was cut. from is the store or backup that is read.
+// openDestination takes dir, which must be absent, empty, or left by an interrupted run
+// of the same command. from is the source store or backup.
 func openDestination(dir, name string, mark copyMark) (_ *destination, err error) {
 	path := filepath.Join(dir, name)
 	here, err := readCopyMark(path)
@@ -600,7 +600,7 @@ func openDestination(dir, name string, mark copyMark) (_ *destination, err error
 	if err != nil {
 		return nil, err
 	}
-	if exists(filepath.Join(dir, "store.json")) { // another process has just ended there
+	if exists(filepath.Join(dir, "store.json")) { // another process has just finished there
 		return nil, errors.Join(fmt.Errorf("%w: %s has a copy of store %s: choose another directory", ErrExists, dir, mark.Store), unlock(lock))
 	}
 	d := &destination{dir: dir, mark: mark, name: name, lock: lock}
@@ -612,7 +612,7 @@ func openDestination(dir, name string, mark copyMark) (_ *destination, err error
 
 func (d *destination) close() error { return unlock(d.lock) }
 
-// emptyPlace wants a directory that is absent or empty.
+// emptyPlace returns an error unless a directory is absent or empty.
 func emptyPlace(dir string) error {
 	entries, err := os.ReadDir(dir)
 	switch {
@@ -626,18 +626,18 @@ func emptyPlace(dir string) error {
 		return fmt.Errorf("%w: %s has a store: choose an empty or a new directory", ErrExists, dir)
 	}
 	for _, e := range entries {
-		if e.Name() != lockName { // of a copy that was cut before its mark
+		if e.Name() != lockName { // from a copy interrupted before its mark
 			return fmt.Errorf("%s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, e.Name())
 		}
 	}
 	return nil
 }
 
-// apart refuses two directories that are one, or lie in each other.
+// apart returns an error if two directories are the same or one contains the other.
 func apart(from, to string) error {
 	a, b := resolved(from), resolved(to)
 	if within(a, b) || within(b, a) {
-		return fmt.Errorf("%w: %s and %s lie in each other: choose a directory beside", ErrLocation, from, to)
+		return fmt.Errorf("%w: %s and %s overlap: choose a directory outside the other", ErrLocation, from, to)
 	}
 	return nil
 }

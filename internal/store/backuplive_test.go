@@ -17,13 +17,13 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// cutPatience is how long a process waits for an owner whose log is cut all the time:
-// on a machine that is busy, one cut after the other may take many seconds.
+// cutPatience is how long a process waits for an owner that cuts its log all the time: on a
+// busy machine, several cuts in a row may take many seconds.
 const cutPatience = time.Minute
 
-// train saves checkpoints for ever, and says of each that it was acknowledged; every
-// few of them it deletes all but the newest. It is a process of its own, which may own
-// the store and cuts its log often.
+// train saves checkpoints forever and prints each acknowledged one; every few checkpoints it
+// deletes all but the newest. It is a separate process, which may own the store and cuts its
+// log often.
 func train(ctx context.Context) error {
 	run := os.Getenv("CKPTSTORE_TEST_RUN")
 	s, err := Open(ctx, Options{Location: os.Getenv("CKPTSTORE_TEST_DIR"), cutting: &often, Patience: cutPatience})
@@ -58,7 +58,7 @@ func train(ctx context.Context) error {
 	}
 }
 
-// saveOnce is written and committed outside of a test.
+// saveOnce is written and committed without a test.
 func saveOnce(ctx context.Context, s *Store, run string, step int64) error {
 	name := fmt.Sprintf("step-%d", step)
 	b := begun(name)
@@ -97,8 +97,8 @@ func saveOnce(ctx context.Context, s *Store, run string, step int64) error {
 	return err
 }
 
-// live are the checkpoints that were acknowledged and cannot have been deleted: all of
-// a run that keeps them, of others those since the last collection.
+// live returns the acknowledged checkpoints that cannot have been deleted: all of a run that
+// keeps them, otherwise those since the last collection.
 func live(acked []string) (ids []string) {
 	for _, a := range acked {
 		if run, _, collected := strings.Cut(a, " collected "); collected {
@@ -125,7 +125,7 @@ func startTrainers(t *testing.T, dir string) trainers {
 	return all
 }
 
-// backUpAndCompare makes a backup, and holds it to have what was acknowledged before.
+// backUpAndCompare makes a backup and checks that it has everything acknowledged before.
 func (all trainers) backUpAndCompare(t *testing.T, s *Store, to string, o BackupOptions) Backed {
 	t.Helper()
 	before := map[string][]string{}
@@ -137,7 +137,7 @@ func (all trainers) backUpAndCompare(t *testing.T, s *Store, to string, o Backup
 		t.Errorf("incomplete: %v", out.Incomplete)
 	}
 	for run, p := range all {
-		// What a collection since has deleted may be gone.
+		// A later collection may have deleted them.
 		if after := p.acknowledged(); run != "kept" && slices.ContainsFunc(after[len(before[run]):], func(a string) bool { return strings.Contains(a, " collected ") }) {
 			before[run] = nil
 		}
@@ -160,10 +160,10 @@ func (all trainers) backUpAndCompare(t *testing.T, s *Store, to string, o Backup
 	return out
 }
 
-// TestBackupWhileTraining makes backups of a store that three processes save to and
-// collect in, whose log is cut all the time: first beside their owner, then while
-// owners are killed one by one, and last while the backup itself owns the store. Each
-// backup has all that was acknowledged before it, whole to the last bit.
+// TestBackupWhileTraining makes backups of a store that three processes save to and collect
+// in, with constant cuts of the log: first as a client of their owner, then while owners are
+// killed one by one, and last while the backup itself owns the store. Each backup has
+// everything acknowledged before it, with every bit intact.
 func TestBackupWhileTraining(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -230,7 +230,7 @@ func TestBackupWhileTraining(t *testing.T) {
 	all.backUpAndCompare(t, s, filepath.Join(t.TempDir(), "backup"), BackupOptions{})
 }
 
-// TestBackupEndsWithItsContext: a backup that is interrupted says so, and the next
+// TestBackupEndsWithItsContext: an interrupted backup returns an error, and the next one
 // finishes it.
 func TestBackupEndsWithItsContext(t *testing.T) {
 	t.Parallel()
@@ -245,8 +245,8 @@ func TestBackupEndsWithItsContext(t *testing.T) {
 	wholeCopy(t, to)
 }
 
-// TestBackupOfDeletions: what is deleted while it is copied moves the cut behind the
-// decision, so that the copy lists nothing that lacks files.
+// TestBackupOfDeletions: a deletion during the copy moves the cut behind the decision, so that
+// the copy lists no checkpoint without files.
 func TestBackupOfDeletions(t *testing.T) {
 	t.Parallel()
 	_, s := furnished(t)
@@ -261,7 +261,7 @@ func TestBackupOfDeletions(t *testing.T) {
 	step := int64(200)
 	deletions := 0
 	out := backedUpTo(t, s, to, BackupOptions{step: func(name string) error {
-		// What was copied, and what the pass has looked up and not copied yet.
+		// Checkpoints already copied, and those that the pass has found and not copied yet.
 		if name == "pass" || name == "copied run one" || name == "looked" {
 			if deletions++; deletions < 12 {
 				step++
@@ -275,7 +275,7 @@ func TestBackupOfDeletions(t *testing.T) {
 	if len(out.Incomplete) > 0 || out.Passes < 2 {
 		t.Errorf("%+v", out)
 	}
-	// Opening it would remove what was deleted.
+	// Opening the copy would remove the deleted checkpoints.
 	if got := wholeCopy(t, to); out.Checkpoints != len(got) {
 		t.Errorf("%d directories, %d listed", out.Checkpoints, len(got))
 	}

@@ -76,7 +76,7 @@ func TestDamagedBlobs(t *testing.T) {
 	remove(t, path, "")
 	_, err = blobs.Get(t.Context(), blob)
 	wrong(t, err, os.ErrNotExist, path, "backup")
-	// It is put again over whatever is there.
+	// Put overwrites any file of that name.
 	write(t, path, "garbage")
 	if _, err := blobs.Put(t.Context(), data); err != nil {
 		t.Fatal(err)

@@ -21,33 +21,33 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// collectTries is how often a trial is decided anew because another decision
-// came first. Each time somebody else got on.
+// collectTries is how often a trial's decision is retried after a conflict. With each
+// conflict another process made progress.
 const collectTries = 100
 
-// CollectOptions say what [Store.Collect] looks at.
+// CollectOptions configure [Store.Collect].
 type CollectOptions struct {
 	Runs   []string // none: all
 	Policy retention.Policy
-	Apply  bool // otherwise nothing is decided and nothing removed
+	Apply  bool // false: decide and remove nothing
 
-	// at is told of each step that is about to be taken; an error ends the
-	// collection there, as a crash would.
+	// at is called before each step. An error ends the collection there, as a crash
+	// would.
 	at func(step string) error
 }
 
-// Action is what a collection does with a checkpoint.
+// Action is a collection's action on a checkpoint.
 type Action string
 
-// Actions. What is swept was aborted or deleted before, and has left files.
+// Actions. A swept checkpoint was aborted or deleted before and has left files.
 const (
 	Keep   Action = "keep"
 	Delete Action = "delete"
 	Sweep  Action = "sweep"
 )
 
-// Collected is what a collection did, or would do, with one checkpoint. Freed
-// counts each file once, and only if no checkpoint that stays has a link to it.
+// Collected is what a collection did, or would do, with one checkpoint. Freed counts
+// each file once, and only if no remaining checkpoint has a link to it.
 type Collected struct {
 	Run    string            `json:"run"`
 	Trial  string            `json:"trial"`
@@ -58,7 +58,7 @@ type Collected struct {
 	Reason string            `json:"reason"`
 	Bytes  int64             `json:"bytes"` // of tensors and values
 	Freed  int64             `json:"freed"` // bytes of files
-	// Left says why the files of what is deleted or swept stay for now.
+	// Left explains why the files of a deleted or swept checkpoint stay for now.
 	Left string `json:"left,omitempty"`
 
 	row projections.Checkpoint
@@ -73,23 +73,22 @@ type Collection struct {
 	Freed       int64       `json:"freed"` // sum
 }
 
-// Collect deletes the checkpoints that a policy does not keep, and sweeps what
-// aborted saves and cut collections have left. For each trial the order is:
+// Collect deletes the checkpoints that a policy does not keep, and sweeps the leftovers
+// of aborted saves and interrupted collections. For each trial the order is:
 //
-//  1. the newest checkpoint is looked at: all its files must be there
-//  2. the decision to delete each of the others, the oldest first, on the
-//     condition that nothing else was decided for the trial since it was made;
-//     otherwise it is made anew
-//  3. the log is read again for restores that began meanwhile; what they read
-//     is left for the next collection
-//  4. the files
+//  1. check that the newest checkpoint has all its files
+//  2. decide to delete each of the others, the oldest first, on the condition that
+//     nothing else was decided for the trial meanwhile; on a conflict, retry
+//  3. read the log again for restores that began meanwhile; leave the checkpoints that
+//     they read to the next collection
+//  4. remove the files
 //
-// After a crash at any point, the next collection or the next process that
-// opens the store goes on. A file that is gone is removed. A directory that
-// the log does not know, or that has another checkpoint's files, is left.
+// After a crash at any point, the next collection, or the next process that opens the
+// store, continues. A missing file counts as removed. Collect leaves directories that
+// the log does not know or that hold another checkpoint's files.
 //
-// With an error the collection says how far it got; what failed for one
-// checkpoint keeps it from none of the others.
+// With an error, the returned Collection holds the progress so far. A failure for one
+// checkpoint does not affect the others.
 func (s *Store) Collect(ctx context.Context, o CollectOptions) (Collection, error) {
 	out := Collection{Store: s.ID, Policy: o.Policy.String(), Applied: o.Apply, Checkpoints: []Collected{}}
 	runs := o.Runs
@@ -131,20 +130,20 @@ func (s *Store) Collect(ctx context.Context, o CollectOptions) (Collection, erro
 	return out, errors.Join(errs...)
 }
 
-// collectRuns is how many runs are decided before the files of what goes are
-// removed. What other runs need is asked for twice for each so many: before the
-// decisions, and after them for restores that began meanwhile.
+// collectRuns is how many runs are decided before their files are removed. The needs of
+// other runs are read twice for each such group: before the decisions, and after them
+// for restores that began meanwhile.
 const collectRuns = 32
 
 // collector is the state of one Collect.
 type collector struct {
 	store  *Store
 	opts   CollectOptions
-	others []retention.Need // of runs, when they were asked for last
-	gone   map[inode]uint64 // links that would be removed of files that have others, of a collection that removes nothing
+	others []retention.Need // needs of runs, as last read
+	gone   map[inode]uint64 // in a dry run: links that would be removed, by file with several links
 }
 
-// collectedRun is what became of one run.
+// collectedRun is the outcome of one run.
 type collectedRun struct {
 	run    string
 	trials []retention.Trial
@@ -199,7 +198,7 @@ func (c *collector) group(ctx context.Context, runs []string) []collectedRun {
 	if !c.opts.Apply || err != nil {
 		return out
 	}
-	// What is deleted stays so, whatever happens from here on.
+	// Deletions stand, whatever happens from here on.
 	err = c.needs(ctx)
 	for i := range out {
 		r := &out[i]
@@ -222,9 +221,8 @@ func (c *collector) group(ctx context.Context, runs []string) []collectedRun {
 	return out
 }
 
-// ahead reads the rows of each run. Those of the next one are read while the files
-// of one are looked at, unless there are decisions to be made: they are to be made
-// from rows that are new.
+// ahead reads the rows of each run. It reads the next run while the files of the current
+// one are checked, except when Apply is set: decisions need fresh rows.
 func (c *collector) ahead(ctx context.Context, runs []string, err error) iter.Seq[collectedRun] {
 	read := func(run string) collectedRun {
 		r := collectedRun{run: run, err: err}
@@ -265,7 +263,7 @@ func (c *collector) ahead(ctx context.Context, runs []string, err error) iter.Se
 	}
 }
 
-// finish removes the files of what goes, or says what that would free.
+// finish removes the files of the chosen checkpoints, or computes what that would free.
 func (c *collector) finish(ctx context.Context, r *collectedRun) {
 	for _, t := range r.trials {
 		r.all = append(r.all, c.leftovers(t, r.all)...)
@@ -279,7 +277,7 @@ func (c *collector) finish(ctx context.Context, r *collectedRun) {
 	slices.SortFunc(r.all, func(a, b Collected) int { return cmp.Compare(b.row.BegunSeq, a.row.BegunSeq) })
 }
 
-// oldestFirst are the places of what goes, in the order in which it goes.
+// oldestFirst returns the indexes of the checkpoints to remove, in order of removal.
 func oldestFirst(all []Collected) (places []int) {
 	for i, x := range all {
 		if x.Action != Keep {
@@ -297,7 +295,7 @@ func collected(row projections.Checkpoint, action Action, reason string) Collect
 	}
 }
 
-// verdicts is what the policy says of a trial, the newest first.
+// verdicts applies the policy to a trial and returns its verdicts, the newest first.
 func (c *collector) verdicts(t retention.Trial) (all []Collected) {
 	for _, v := range retention.Decide(c.opts.Policy, t) {
 		action := Delete
@@ -309,8 +307,8 @@ func (c *collector) verdicts(t retention.Trial) (all []Collected) {
 	return all
 }
 
-// decide appends a trial's decisions. It returns what was decided, also with
-// an error.
+// decide appends a trial's decisions. It returns the decisions made, also with an
+// error.
 func (c *collector) decide(ctx context.Context, t retention.Trial) (done []Collected, err error) {
 	for range collectTries {
 		all := c.verdicts(t)
@@ -350,7 +348,7 @@ func (c *collector) decide(ctx context.Context, t retention.Trial) (done []Colle
 	return done, fmt.Errorf("trial %s: other decisions came first %d times; collect again when the run is quieter", t.Name, collectTries)
 }
 
-// again is the trial as it is now.
+// again reads the trial again.
 func (c *collector) again(ctx context.Context, t retention.Trial) (retention.Trial, error) {
 	if err := c.needs(ctx); err != nil {
 		return t, err
@@ -366,9 +364,8 @@ func (c *collector) again(ctx context.Context, t retention.Trial) (retention.Tri
 	return trials[i], nil
 }
 
-// successor checks that the checkpoint which the training would resume from is
-// there, before others go: the log says that it is, but somebody may have
-// removed it, or a part.
+// successor checks the checkpoint that the training would resume from, before others
+// are deleted: its files may be gone although the log commits it.
 func (c *collector) successor(ctx context.Context, t retention.Trial) error {
 	if t.Newest == "" {
 		return nil // all of them were removed by name
@@ -389,12 +386,12 @@ func (c *collector) successor(ctx context.Context, t retention.Trial) error {
 		err = c.present(x, f.Name, f.Size)
 	}
 	if err != nil {
-		return fmt.Errorf("trial %s: nothing is deleted, because the newest checkpoint is not whole: %w: run `ckptstore verify %s@%s`", t.Name, err, x.Run, x.ID)
+		return fmt.Errorf("trial %s: nothing is deleted, because the newest checkpoint is incomplete: %w: run `ckptstore verify %s@%s`", t.Name, err, x.Run, x.ID)
 	}
 	return nil
 }
 
-// present checks that a checkpoint has a file of that size.
+// present checks that a checkpoint has a file of the given size.
 func (c *collector) present(x projections.Checkpoint, name string, size int64) error {
 	if !filepath.IsLocal(name) {
 		return fmt.Errorf("the log names a file %q, which is not in its directory", name)
@@ -407,8 +404,8 @@ func (c *collector) present(x projections.Checkpoint, name string, size int64) e
 	return err
 }
 
-// leftovers are what was ended before and still has files. all has those of
-// this collection.
+// leftovers returns the checkpoints that ended before and still have files. all has
+// those of this collection.
 func (c *collector) leftovers(t retention.Trial, all []Collected) (more []Collected) {
 	now := map[string]bool{}
 	for _, x := range all {
@@ -430,9 +427,8 @@ func (c *collector) dir(row projections.Checkpoint) string {
 	return filepath.Join(c.store.DataDir, RefOf(row).String())
 }
 
-// free removes the files of what was decided to go, and says how many bytes
-// that frees; of a collection that is not applied it only says that. trials
-// were read after the decisions.
+// free removes the files of a checkpoint chosen for removal, and computes the bytes
+// freed; without Apply it only computes them. trials were read after the decisions.
 func (c *collector) free(ctx context.Context, x *Collected, trials []retention.Trial) error {
 	freed, err := c.exclusive(c.dir(x.row))
 	if err != nil {
@@ -469,8 +465,8 @@ func (c *collector) free(ctx context.Context, x *Collected, trials []retention.T
 	return nil
 }
 
-// exclusive is the size in bytes of the files that only have links in dir and
-// in what would go before it. A directory that is gone has none.
+// exclusive returns the size in bytes of the files whose links are all in dir and in
+// directories removed before it. A missing directory has none.
 func (c *collector) exclusive(dir string) (bytes int64, err error) {
 	files, err := linkedFiles(c.store.DataDir, dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -487,15 +483,14 @@ func (c *collector) exclusive(dir string) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// Remove deletes the store in a directory, and the directory. It is
-// [ErrLocked] while a process has the store open, and nothing if there is no
-// directory.
+// Remove deletes the store in a directory, and the directory. It returns [ErrLocked]
+// while a process has the store open, and nil if the directory does not exist.
 func Remove(dir string) error {
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if _, err := readIdentity(dir); errors.Is(err, ErrNoStore) {
-		if err := vacant(dir); err != nil { // not what an init leaves
+		if err := vacant(dir); err != nil { // not the leftovers of an init
 			return fmt.Errorf("remove: %w", err)
 		}
 	} else if errors.Is(err, ErrForeign) {
@@ -511,10 +506,10 @@ func Remove(dir string) error {
 	return errors.Join(os.RemoveAll(dir), lock.Close())
 }
 
-// Withdraw takes committed checkpoints, all of one run, out of its line and deletes
-// them, as the program that saved them or a user wants it. The result says what became
-// of each: one that something holds, such as a pin, keeps its files until the first
-// collection after that is over. What had to wait before goes with this one.
+// Withdraw takes committed checkpoints of one run out of its line and deletes them, on
+// behalf of the program that saved them or a user. It returns the outcome for each
+// checkpoint. A checkpoint that is held, such as by a pin, keeps its files until the
+// first collection after the hold ends. Deletions that had to wait before are done too.
 func (s *Store) Withdraw(ctx context.Context, all []projections.Checkpoint, reason string) ([]Collected, error) {
 	if len(all) == 0 {
 		return nil, nil
@@ -536,8 +531,7 @@ func (s *Store) Withdraw(ctx context.Context, all []projections.Checkpoint, reas
 	}), err
 }
 
-// Stays says what holds the files of a checkpoint that was to be deleted; empty for
-// one whose files are gone.
+// Stays returns what holds the files of a deleted checkpoint, or "" if they are gone.
 func (c Collected) Stays() string {
 	if c.Action == Keep {
 		return c.Reason

@@ -35,7 +35,7 @@ func collect(t *testing.T, s *Store, text string) Collection {
 	return out
 }
 
-// went are the IDs that a collection does something with.
+// went lists the checkpoints that a collection acts on.
 func went(out Collection) string {
 	var ids []string
 	for _, c := range out.Checkpoints {
@@ -47,7 +47,7 @@ func went(out Collection) string {
 	return strings.Join(ids, ", ")
 }
 
-// visible are the IDs that the log has in the line, and every one is whole.
+// visible returns the IDs of the line's checkpoints, after checking that each is intact.
 func visible(t *testing.T, s *Store, run string) string {
 	t.Helper()
 	var ids []string
@@ -59,7 +59,7 @@ func visible(t *testing.T, s *Store, run string) string {
 	return strings.Join(ids, " ")
 }
 
-// whole holds a checkpoint to be readable to the last byte.
+// whole checks that every byte of a checkpoint is readable.
 func whole(t *testing.T, s *Store, c projections.Checkpoint) {
 	t.Helper()
 	report, err := s.Learn(t.Context(), c, nil)
@@ -102,15 +102,15 @@ func TestCollect(t *testing.T) {
 	}
 	rows := ask(t, s, query.Checkpoints, query.Params{Run: "run", All: true})
 	if last := rows[len(rows)-1]; last.State != projections.Deleted || !strings.Contains(last.Reason, "retention last=2: no rule keeps it") {
-		t.Errorf("the log says %+v", last)
+		t.Errorf("the log has %+v", last)
 	}
-	_, err = s.Collect(t.Context(), CollectOptions{Runs: []string{"nobody"}})
-	wrong(t, err, projections.ErrNotFound, "nobody")
+	_, err = s.Collect(t.Context(), CollectOptions{Runs: []string{"missing"}})
+	wrong(t, err, projections.ErrNotFound, "missing")
 }
 
-// TestCollectInFlight: a save that has not been committed is no successor, and
-// goes on beside the collection. When it is aborted, the last good one is still
-// there; its own files go.
+// TestCollectInFlight: an uncommitted save is not a successor, and continues during a
+// collection. After its abort the last good checkpoint still exists; the files of the save
+// are removed.
 func TestCollectInFlight(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))
@@ -136,7 +136,7 @@ func TestCollectInFlight(t *testing.T) {
 	_, failing := written(t, s, "run", 4)
 	must(t, s, "run", events.CheckpointStaged{Attempt: 1, Checkpoint: failing.Checkpoint})
 	if got := went(collect(t, s, "last=1,superseded=delete")); got != "" {
-		t.Errorf("beside a staged save it did %s", got)
+		t.Errorf("with a staged save it did %s", got)
 	}
 	must(t, s, "run", events.CheckpointAborted{Attempt: 1, Checkpoint: failing.Checkpoint, Reason: "test"})
 	if got := went(collect(t, s, "last=1,superseded=delete")); got != "sweep step-4.a1" {
@@ -150,9 +150,8 @@ func TestCollectInFlight(t *testing.T) {
 	}
 }
 
-// TestCollectCut: after a crash before any step, the newest is whole, nothing
-// is listed that has no files, and the next one that opens the store, or
-// collects, gets to the same end.
+// TestCollectCut: after a crash before any step, the newest checkpoint is intact and no
+// checkpoint without files is listed. The next open or collection reaches the same end.
 func TestCollectCut(t *testing.T) {
 	t.Parallel()
 	for k := 0; ; k++ {
@@ -184,7 +183,7 @@ func TestCollectCut(t *testing.T) {
 			whole(t, s, c)
 		}
 		shut(t, s)
-		if k%2 == 0 { // offline: what receipts list has its files
+		if k%2 == 0 { // offline: checkpoints with receipts have their files
 			if list := listed(t, dir); !strings.Contains(list, "step-3.a1") {
 				t.Errorf("cut at %d: offline it lists %s", k, list)
 			}
@@ -204,8 +203,8 @@ func TestCollectCut(t *testing.T) {
 	}
 }
 
-// TestCollectFinishedAtOpen: files of what was decided to go are removed by
-// whoever opens the store next, without a collection.
+// TestCollectFinishedAtOpen: the next process that opens the store removes the files of
+// deleted checkpoints, without a collection.
 func TestCollectFinishedAtOpen(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -230,7 +229,7 @@ func TestCollectFinishedAtOpen(t *testing.T) {
 	}
 }
 
-// TestCollectConflict: a decision that comes between is respected.
+// TestCollectConflict: a collection respects a decision made meanwhile.
 func TestCollectConflict(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))
@@ -239,7 +238,7 @@ func TestCollectConflict(t *testing.T) {
 	}
 	n := 0
 	out, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1"), Apply: true, at: func(step string) error {
-		if n++; n == 2 { // one is decided, the next is not yet
+		if n++; n == 2 { // one decision is made, the next is not
 			if _, err := s.Pin(t.Context(), "run@step-2.a1", "keep this"); err != nil {
 				t.Error(err)
 			}
@@ -254,8 +253,8 @@ func TestCollectConflict(t *testing.T) {
 	}
 }
 
-// TestCollectLoading: what a restore reads stays, also when it began after the
-// decision; the files go once it has ended.
+// TestCollectLoading: checkpoints that a restore reads stay, even if it began after the
+// decision; their files are removed after it has ended.
 func TestCollectLoading(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))
@@ -284,7 +283,7 @@ func TestCollectLoading(t *testing.T) {
 	}
 }
 
-// TestCollectSuccessor: nothing goes while the newest is not whole.
+// TestCollectSuccessor: nothing is deleted while the newest checkpoint is incomplete.
 func TestCollectSuccessor(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(dir string) error{
@@ -316,8 +315,8 @@ func TestCollectSuccessor(t *testing.T) {
 	}
 }
 
-// TestCollectLinks: a file that another checkpoint has a link to is not freed,
-// and stays there.
+// TestCollectLinks: a file with a link from another checkpoint is not counted as freed, and
+// stays there.
 func TestCollectLinks(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))
@@ -360,9 +359,8 @@ func TestCollectLinks(t *testing.T) {
 	}
 }
 
-// TestCollectOthers: a directory that is gone already is no failure, and what
-// was copied in is left: under a name that the log does not know, and in the
-// place of a checkpoint that is deleted.
+// TestCollectOthers: a missing directory is not an error. Copied-in directories stay: under a
+// name that the log does not know, and in the place of a deleted checkpoint.
 func TestCollectOthers(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))
@@ -391,7 +389,7 @@ func TestCollectOthers(t *testing.T) {
 	}
 }
 
-// TestMark: pins and tags are found by others, and keep what they are on.
+// TestMark: other processes see pins and tags, which keep their checkpoints.
 func TestMark(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))
@@ -417,7 +415,7 @@ func TestMark(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // what is so already needs no decision
+	for range 2 { // an existing mark needs no decision
 		_, err1 := s.Pin(t.Context(), "run@step-0", "paper")
 		_, _, err2 := s.Tag(t.Context(), "run@gold", "gold")
 		_, err3 := s.Unpin(t.Context(), "run@step-3")

@@ -14,13 +14,13 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// large is a tensor that is worth being reused.
+// large is a tensor that is large enough to be reused.
 type large struct{}
 
 func (large) Item(int) ([]byte, error) { return bytes.Repeat([]byte{7}, data.MinReuse), nil }
 
-// largeSave begins a checkpoint of one large tensor. The results write its
-// files, reusing what bases hold, and commit it.
+// largeSave begins a checkpoint of one large tensor. write writes its files, reusing those of
+// bases; commit commits it.
 func largeSave(t *testing.T, s *Store, step int64) (write func(bases ...data.Base) data.Written, commit func()) {
 	t.Helper()
 	b := begun(fmt.Sprintf("step-%d", step))
@@ -61,8 +61,8 @@ func largeSave(t *testing.T, s *Store, step int64) (write func(bases ...data.Bas
 	return write, commit
 }
 
-// TestCollectReused: the checkpoint whose chunk a save reuses is deleted, after
-// the chunk was linked in or before it could be. The save is whole either way.
+// TestCollectReused: a collection deletes the checkpoint whose chunk a save reuses, after or
+// before the chunk was linked. The save is intact either way.
 func TestCollectReused(t *testing.T) {
 	t.Parallel()
 	for _, linked := range []bool{true, false} {
@@ -96,7 +96,7 @@ func TestCollectReused(t *testing.T) {
 		if list := visible(t, s, "run"); list != "step-2.a1 step-3.a1" {
 			t.Errorf("linked %t: left are %s", linked, list)
 		}
-		// The linked file is one of those that the successor must have.
+		// The successor needs the linked file.
 		if err := os.Remove(filepath.Join(s.DataDir, "run", trialName, "step-3.a1", got.Files[0].Name)); err != nil {
 			t.Fatal(err)
 		}

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestOwnerInAnotherContainer: an owner whose socket is not visible, because it
-// has another /tmp, is named with its socket and with what helps.
+// TestOwnerInAnotherContainer: the error for an owner whose socket is not visible, because it
+// has another /tmp, names the socket and the next step.
 func TestOwnerInAnotherContainer(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -30,7 +30,7 @@ func TestOwnerInAnotherContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	shut(t, open(t, dir))
-	// One that is there and says nothing is to be waited for.
+	// A visible socket that does not answer: the error tells the user to wait.
 	if err := os.Rename(c.Log, hidden); err != nil {
 		t.Fatal(err)
 	}

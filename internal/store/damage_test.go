@@ -12,9 +12,9 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// spacious is a store whose log has a first, a middle and a last block, the last
-// of them short: more make the tests slower and find nothing else. It
-// has a checkpoint at its beginning and one at its end.
+// spacious makes a store whose log has a first, a middle and a short last block: more blocks
+// make the tests slower and find nothing else. It has a checkpoint at its beginning and one at
+// its end.
 func spacious(t *testing.T) (dir string, last uint64) {
 	t.Helper()
 	dir = made(t)
@@ -51,11 +51,10 @@ func spacious(t *testing.T) (dir string, last uint64) {
 	return dir, last
 }
 
-// TestDamagedLog damages the files of a log in every way that is known, with
-// its index and without, with the views and without. Whatever command comes
-// first, either the store does not open, and says that it is damaged, or reading
-// the whole log finds the damage and names the event. Nothing is appended under a
-// sequence that was acknowledged, and the damaged file is kept.
+// TestDamagedLog damages the files of a log in every known way, with and without its index and
+// the views. Whatever command comes first, either the store does not open and reports damage, or
+// reading the whole log finds the damage and names the event. No acknowledged sequence is
+// assigned again, and the damaged file is kept.
 func TestDamagedLog(t *testing.T) {
 	t.Parallel()
 	whole, last := spacious(t)
@@ -127,12 +126,12 @@ func TestDamagedLog(t *testing.T) {
 	}
 }
 
-// firstCommands are what somebody may do first with a store whose log is
-// damaged. Those that fail must say that it is.
+// firstCommands are commands that a user may run first on a store with a damaged log. Those
+// that fail must report the damage.
 var firstCommands = []struct {
 	name  string
-	whole bool // it is tried with an index too
-	bare  bool // it is tried without views too
+	whole bool // also run with an index
+	bare  bool // also run without views
 	do    func(t *testing.T, dir string)
 }{
 	{"open", true, true, func(*testing.T, string) {}},
@@ -159,7 +158,7 @@ var firstCommands = []struct {
 	}},
 }
 
-// holdDamaged opens a store with a damaged log.
+// holdDamaged opens a store with a damaged log and checks the outcome.
 func holdDamaged(t *testing.T, dir string, last uint64) {
 	t.Helper()
 	s, err := Open(t.Context(), Options{Location: dir})
@@ -184,7 +183,7 @@ func holdDamaged(t *testing.T, dir string, last uint64) {
 	}
 	read, found, err := s.LastFullRead()
 	if err != nil || !found || read.Sequence != 0 || read.Damage == nil || len(read.Damage.Findings) != len(out.Findings) {
-		t.Errorf("of the reading is kept %+v, %v, %v", read, found, err)
+		t.Errorf("the reading's record is %+v, %v, %v", read, found, err)
 	}
 	fact, err := metrics("another", "other", 1)
 	if err != nil {
@@ -195,10 +194,10 @@ func holdDamaged(t *testing.T, dir string, last uint64) {
 	}
 }
 
-// middle is where flip flips a bit in the middle of a file.
+// middle makes flip flip a bit in the middle of a file.
 const middle = 0
 
-// flip flips a bit of a file, so many bytes before its end.
+// flip flips a bit of a file, before bytes from its end.
 func flip(t *testing.T, path string, before int) string {
 	t.Helper()
 	data := []byte(read(t, path))
@@ -211,7 +210,7 @@ func flip(t *testing.T, path string, before int) string {
 	return path
 }
 
-// blocksInOrder are the blocks of a log, the oldest first.
+// blocksInOrder returns the blocks of a log, the oldest first.
 func blocksInOrder(t *testing.T, dir string) []string {
 	t.Helper()
 	blocks := blocksOf(t, dir)

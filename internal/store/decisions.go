@@ -19,14 +19,14 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// ErrTag says that a name cannot be a tag.
+// ErrTag reports a name that cannot be a tag.
 var ErrTag = problem.New(problem.Invalid, "bad tag")
 
 // maxTag is the length in bytes of the longest tag.
 const maxTag = 128
 
-// decideAfter appends a decision about a checkpoint if the last one of its
-// trial has the sequence after. Otherwise it is [jetlog.ErrConflict].
+// decideAfter appends a decision about a checkpoint if the trial's last decision has the
+// sequence after. Otherwise it returns [jetlog.ErrConflict].
 func (s *Store) decideAfter(ctx context.Context, c projections.Checkpoint, after uint64, body events.Body) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
@@ -37,8 +37,8 @@ func (s *Store) decideAfter(ctx context.Context, c projections.Checkpoint, after
 	return s.Log.Decide(ctx, d, after)
 }
 
-// mark appends a decision about the committed checkpoint that a reference
-// stands for at that very moment. choose gives no decision if none is needed.
+// mark appends a decision about the committed checkpoint that a reference means at that
+// moment. choose returns nil if no decision is needed.
 func (s *Store) mark(ctx context.Context, ref string, choose func(projections.Checkpoint) (events.Body, error)) (projections.Checkpoint, error) {
 	q := Queries{s.Views()}
 	for range collectTries {
@@ -46,8 +46,8 @@ func (s *Store) mark(ctx context.Context, ref string, choose func(projections.Ch
 		if err != nil {
 			return first, err
 		}
-		// The lane comes first: what is read after it may be newer, and then
-		// the decision conflicts.
+		// Read the lane first: later reads may be newer, and then the decision
+		// conflicts.
 		trial, err := q.Trial(ctx, first.Run, first.Trial)
 		if err != nil {
 			return first, err
@@ -78,8 +78,8 @@ func (s *Store) mark(ctx context.Context, ref string, choose func(projections.Ch
 	return projections.Checkpoint{}, fmt.Errorf("mark %s: other decisions came first %d times; try again when the run is quieter", ref, collectTries)
 }
 
-// Pin exempts a checkpoint from retention until [Store.Unpin]. The reason may
-// be empty. The result is the checkpoint as it is then.
+// Pin exempts a checkpoint from retention until [Store.Unpin]. The reason may be empty.
+// Pin returns the checkpoint as it was when it decided.
 func (s *Store) Pin(ctx context.Context, ref, reason string) (projections.Checkpoint, error) {
 	return s.mark(ctx, ref, func(c projections.Checkpoint) (events.Body, error) {
 		if c.Pinned && c.PinReason == reason {
@@ -89,7 +89,7 @@ func (s *Store) Pin(ctx context.Context, ref, reason string) (projections.Checkp
 	})
 }
 
-// Unpin takes a pin back, if there is one.
+// Unpin removes a checkpoint's pin, if it has one.
 func (s *Store) Unpin(ctx context.Context, ref string) (projections.Checkpoint, error) {
 	return s.mark(ctx, ref, func(c projections.Checkpoint) (events.Body, error) {
 		if !c.Pinned {
@@ -99,9 +99,9 @@ func (s *Store) Unpin(ctx context.Context, ref string) (projections.Checkpoint, 
 	})
 }
 
-// Tag gives a checkpoint a further name, which it takes from the checkpoint of
-// the trial that has it; from is the ID of that, or empty. A name that a
-// reference would not be taken for is [ErrTag].
+// Tag gives a checkpoint a further name. Another checkpoint of the trial with that name
+// loses it; from is its ID, or empty. A name that cannot be used in a reference is
+// [ErrTag].
 func (s *Store) Tag(ctx context.Context, ref, tag string) (c projections.Checkpoint, from string, err error) {
 	if err := validTag(tag); err != nil {
 		return c, "", err
@@ -129,8 +129,8 @@ func (s *Store) Tag(ctx context.Context, ref, tag string) (c projections.Checkpo
 	return c, from, err
 }
 
-// Untag takes a tag back. A tag that the checkpoint does not have is
-// [projections.ErrNotFound].
+// Untag removes a tag from a checkpoint. It returns [projections.ErrNotFound] if the
+// checkpoint does not have the tag.
 func (s *Store) Untag(ctx context.Context, ref, tag string) (projections.Checkpoint, error) {
 	return s.mark(ctx, ref, func(c projections.Checkpoint) (events.Body, error) {
 		if !slices.Contains(c.Tags, tag) {
@@ -161,8 +161,8 @@ func validTag(tag string) error {
 	return nil
 }
 
-// Attached records a file that [data.Root.Attach] has put beside a
-// checkpoint. It belongs to it from then on, in place of one of that name.
+// Attached records a file that [data.Root.Attach] has added to a checkpoint. The file
+// belongs to the checkpoint from then on and replaces an attachment of the same name.
 func (s *Store) Attached(ctx context.Context, c projections.Checkpoint, name string, digest checkpoint.Digest, size int64) error {
 	err := s.decide(ctx, events.Aggregate{Run: c.Run, Trial: c.Trial}, &events.CheckpointAttached{
 		Checkpoint: c.ID, Name: name, Digest: digest.String(), Size: size,
@@ -173,7 +173,7 @@ func (s *Store) Attached(ctx context.Context, c projections.Checkpoint, name str
 	return nil
 }
 
-// StateError says that a checkpoint is not committed, so that it cannot be read.
+// StateError reports a checkpoint that is not committed, so that it cannot be read.
 type StateError struct{ Checkpoint projections.Checkpoint }
 
 // Error implements error.
@@ -185,8 +185,8 @@ func (e *StateError) Error() string {
 // ProblemKind returns [problem.NotCommitted].
 func (*StateError) ProblemKind() problem.Kind { return problem.NotCommitted }
 
-// Committed is the committed checkpoint that a reference stands for: the error is
-// a [StateError] for one that is open, aborted or deleted.
+// Committed returns the committed checkpoint that a reference means. It returns a
+// [StateError] for a checkpoint that is open, aborted or deleted.
 func Committed(ctx context.Context, views query.Source, ref string) (projections.Checkpoint, error) {
 	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref})
 	if err == nil && c.State != projections.Committed {
@@ -198,7 +198,7 @@ func Committed(ctx context.Context, views query.Source, ref string) (projections
 	return c, err
 }
 
-// ReaderOf reads a committed checkpoint, by the manifest that the log names.
+// ReaderOf opens a committed checkpoint, with the manifest that the log names.
 func (s *Store) ReaderOf(c projections.Checkpoint) (*data.FileReader, error) {
 	return readerOf(s.Data, c)
 }
@@ -211,7 +211,7 @@ func readerOf(data *data.Root, c projections.Checkpoint) (*data.FileReader, erro
 	return data.Reader(RefOf(c)).WithManifest(digest), nil
 }
 
-// RunExistsError says that a run cannot be made, because there is one.
+// RunExistsError reports that a run cannot be made because it exists.
 type RunExistsError struct{ Run string }
 
 func (e *RunExistsError) Error() string {
@@ -221,11 +221,10 @@ func (e *RunExistsError) Error() string {
 // ProblemKind returns [problem.Conflict].
 func (*RunExistsError) ProblemKind() problem.Kind { return problem.Conflict }
 
-// Fork makes a run that begins with a committed checkpoint of another one. Its
-// trial has that trial's configuration, with what set says in its place and
-// without secrets, and both are one decision. The checkpoint is pinned before, so that no policy
-// deletes it in between; a pin that it has already stays as it is. The result
-// is the new trial.
+// Fork makes a run that begins with a committed checkpoint of another run. Its trial has
+// that trial's configuration, overridden by set and without secrets; one decision records
+// both. Fork pins the checkpoint first, so that no policy deletes it in between; an
+// existing pin stays as it is. Fork returns the new trial.
 func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (projections.Trial, error) {
 	var none projections.Trial
 	if err := ValidRun(run); err != nil {
@@ -263,8 +262,8 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 	maps.Copy(config, source.Config)
 	maps.Copy(config, set)
 	config = redact.Names{}.Config(config)
-	// On the condition that the new lane is empty: of two forks to the same
-	// name, and of a fork and a job, one is first.
+	// On the condition that the new lane is empty: of two forks to the same name, and of
+	// a fork and a job, one comes first.
 	_, err = s.decideAfter(ctx, projections.Checkpoint{Run: run, Trial: projections.DefaultTrial}, 0, &events.TrialCreated{
 		Config: config, Parent: &events.TrialParent{Run: c.Run, Trial: c.Trial, Checkpoint: c.ID},
 	})

@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/natstest"
 )
 
-// TestDeniedTrainer: init makes all that a trainer of few rights needs, on one
-// that may make streams; what such a trainer may not do ends at once.
+// TestDeniedTrainer: init makes everything that a trainer with few rights needs, on a server where
+// it may make streams; denied operations of such a trainer fail at once.
 func TestDeniedTrainer(t *testing.T) {
 	t.Parallel()
 	url, stop, err := natstest.Start(t.TempDir(), `

@@ -19,13 +19,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/share"
 )
 
-// The log as it was before a server started over it, when that server may
-// rewrite what it cannot read: copyName until the store is open, damagedName
-// when it was found to be damaged, and of a second time damagedName-2:
+// A server may rewrite parts of the log that it cannot read, so the log's files are
+// copied before it starts: to copyName until the store is open, to damagedName if the
+// log turns out to be damaged, and damagedName-2 the second time:
 //
 //	STORE/log.damaged/   files of the stream CKPT
 //	  msgs/7.blk         its events
-//	  NOT-KEPT           names of files for which there was no room, one a line
+//	  NOT-KEPT           names of files that did not fit, one a line
 const (
 	copyName    = ".log-copy"
 	damagedName = "log.damaged"
@@ -47,10 +47,10 @@ func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (own *own
 	return own, nil
 }
 
-// guarded does what starts a server over the log, under the store's lock, and
-// keeps the log as the last owner has left it when it is found to be damaged.
+// guarded runs do, which starts a server over the log, under the store's lock. If the log
+// turns out to be damaged, it keeps the log as the last owner left it.
 func guarded(s *Store, dir string, do func() error) error {
-	if err := recovering(dir); err != nil { // since this process looked
+	if err := recovering(dir); err != nil { // may have begun since this process last checked
 		return err
 	}
 	if err := plainLog(dir); err != nil {
@@ -63,9 +63,9 @@ func guarded(s *Store, dir string, do func() error) error {
 	card := filepath.Join(dir, cardName)
 	had, lack := keepLog(s, dir, exists(card), maxCopy)
 	if lack != nil {
-		s.opts.Logger.Warn("the log is opened without a copy of all that its server may change, should it be damaged", "error", lack)
+		s.opts.Logger.Warn("log opened without a complete copy of the files that its server may change", "error", lack)
 	}
-	// Who owned the store before is not whom to wait for, or to end.
+	// The previous owner is not to be waited for, or ended.
 	if err := removed(card); err != nil {
 		return err
 	}
@@ -73,18 +73,17 @@ func guarded(s *Store, dir string, do func() error) error {
 		return keepCopy(dir, had, lack, err)
 	}
 	if err := os.RemoveAll(filepath.Join(dir, copyName)); err != nil {
-		s.opts.Logger.Warn("a copy of the log is left over", "error", err)
+		s.opts.Logger.Warn("leftover copy of the log not removed", "error", err)
 	}
 	return nil
 }
 
-// keepLog copies the files aside that the server may rewrite: all of them if it
-// will not find them as it left them, because its last owner was killed or its
-// index is gone. Then it reads the blocks one by one, cuts off what is damaged,
-// and goes on behind it. Otherwise that is the last block alone. A copy from an
-// earlier try that did not end is the better one and stays. Evidence that has
-// all of it already is had, and then nothing is copied. The error is that some
-// or all of it could not be copied.
+// keepLog copies the files that the server may rewrite. If the last owner was killed or
+// the index is gone, these are all files: the server reads block by block, truncates
+// damaged blocks and continues behind them. Otherwise it is the last block alone. A copy
+// from an earlier, unfinished try is the better one and stays. If evidence that already
+// has all of it exists, keepLog returns its name as had and copies nothing. It returns an
+// error if files could not be copied.
 func keepLog(s *Store, dir string, killed bool, limit int64) (had string, err error) {
 	to := filepath.Join(dir, copyName)
 	if exists(to) {
@@ -92,9 +91,9 @@ func keepLog(s *Store, dir string, killed bool, limit int64) (had string, err er
 	}
 	streams, err := streamsOf(filepath.Join(dir, "log"))
 	if err != nil || len(streams) != 1 {
-		return "", err // what is wrong then, the server says
+		return "", err // the server reports the cause
 	}
-	// With an index it compares the last block with that, and cuts that one.
+	// With an index the server compares the last block with it, and truncates that block.
 	c := copying{root: beneath.At(dir), from: streams[0], to: to, all: killed || !exists(filepath.Join(streams[0], "msgs", "index.db")), limit: limit, space: s.space}
 	if err := c.list(); err != nil || len(c.blocks) == 0 {
 		return "", err
@@ -107,7 +106,7 @@ func keepLog(s *Store, dir string, killed bool, limit int64) (had string, err er
 	return "", c.run()
 }
 
-// incidents are the logs that were found to be damaged, the oldest first.
+// incidents returns the kept logs that were damaged, the oldest first.
 func incidents(dir string) (found []string) {
 	for path := filepath.Join(dir, damagedName); exists(path); path = nextIncident(dir, len(found)) {
 		found = append(found, path)
@@ -115,7 +114,7 @@ func incidents(dir string) (found []string) {
 	return found
 }
 
-// nextIncident is the name of the one after n.
+// nextIncident returns the name of the incident after number n.
 func nextIncident(dir string, n int) string {
 	if n == 0 {
 		return filepath.Join(dir, damagedName)
@@ -123,10 +122,9 @@ func nextIncident(dir string, n int) string {
 	return filepath.Join(dir, fmt.Sprintf("%s-%d", damagedName, n+1))
 }
 
-// keepCopy ends what keepLog began when the store could not be opened: if that
-// is because it is damaged, the copy gets its lasting name, and the error says
-// where it is, and what it lacks. After any other error it waits for the next
-// try.
+// keepCopy finishes the work of keepLog after the store could not be opened. If the store
+// is damaged, it gives the copy its lasting name, and the error names the copy and what it
+// lacks. After any other error the copy stays for the next try.
 func keepCopy(dir, had string, lack, why error) error {
 	from := filepath.Join(dir, copyName)
 	if !errors.Is(why, ErrDamaged) || errors.As(why, new(viewsError)) {
@@ -141,16 +139,16 @@ func keepCopy(dir, had string, lack, why error) error {
 	}
 	switch {
 	case had != "" && lack != nil:
-		return fmt.Errorf("%w (of the log's files as they were before they were first opened, some are in %s; %v)", why, had, lack) //nolint:errorlint // it is not what went wrong
+		return fmt.Errorf("%w (some of the log's original files are in %s; %v)", why, had, lack) //nolint:errorlint // not the cause
 	case had != "":
-		return fmt.Errorf("%w (the log's files as they were before they were first opened are in %s; remove that when it is no longer needed)", why, had)
+		return fmt.Errorf("%w (the log's original files are in %s; remove that directory when it is no longer needed)", why, had)
 	case lack != nil:
-		return fmt.Errorf("%w (there is no copy of the log's files as they were before they were opened: %v)", why, lack) //nolint:errorlint // as above
+		return fmt.Errorf("%w (there is no copy of the log's original files: %v)", why, lack) //nolint:errorlint // as above
 	}
 	return why
 }
 
-// notKept is the error that a copy is not whole; nil if it is.
+// notKept returns an error if a copy is incomplete, else nil.
 func notKept(dir string) error {
 	text, err := beneath.At(filepath.Dir(dir)).ReadFile(filepath.Join(dir, notKeptName))
 	if errors.Is(err, os.ErrNotExist) {
@@ -158,7 +156,7 @@ func notKept(dir string) error {
 	}
 	names := strings.Fields(string(text))
 	if err != nil || len(names) == 0 {
-		return fmt.Errorf("what the copy %s of the log lacks is not known: %w", dir, err)
+		return fmt.Errorf("the list of files missing from the copy %s of the log cannot be read: %w", dir, err)
 	}
 	return fmt.Errorf("there was no room, or no time, for a copy of %d more files, %s to %s, which the log's server may have changed", len(names), names[len(names)-1], names[0])
 }
@@ -168,9 +166,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// maxCopy is how many bytes of a log are copied at most: while they are, the
-// store has no owner. A filesystem that shares blocks between files copies any
-// number: it writes none.
+// maxCopy limits the bytes of a log that are copied, since the store has no owner meanwhile. It does
+// not apply to a filesystem that shares blocks between files, which writes none.
 const maxCopy = 64 << 20
 
 // copying is a copy of a stream's files, or of its last block.
@@ -199,7 +196,7 @@ func (c *copying) list() error {
 		}
 		return err
 	})
-	// They are named by numbers without zeros in front.
+	// The names are numbers without leading zeros.
 	slices.SortFunc(c.blocks, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(b, a)) })
 	if !c.all && len(c.blocks) > 0 {
 		c.blocks, c.others = c.blocks[:1], nil
@@ -207,8 +204,8 @@ func (c *copying) list() error {
 	return err
 }
 
-// within reports whether an earlier copy has all that this one would: its blocks
-// are those here, or begin with them, because a server has cut these since.
+// within reports whether an earlier copy has everything that this one would have: its blocks
+// are those here, or begin with them, because a server has truncated these since.
 func (c *copying) within(dir string) (bool, error) {
 	names := c.blocks
 	if slices.Contains(c.others, "meta.inf") {
@@ -257,7 +254,7 @@ func (c *copying) beginsWith(long, short string) (bool, error) {
 	}
 }
 
-// run copies the last block, then what is no block, then the older blocks as far
+// run copies the last block, then the files that are not blocks, then the older blocks as far
 // as there is room. Without room for the last block nothing is copied.
 func (c *copying) run() (err error) {
 	u, err := c.space.look()
@@ -265,7 +262,7 @@ func (c *copying) run() (err error) {
 		return err
 	}
 	left := min(c.limit, max(0, int64(min(u.Free, 1<<62))-keepForFacts-keepForEnds)) //nolint:gosec // below 1<<62
-	// A copy that is cut has another name.
+	// An interrupted copy has another name.
 	temp := c.to + ".tmp"
 	if err := errors.Join(c.root.RemoveAll(temp), c.root.MkdirAll(temp, 0o700)); err != nil {
 		return err
@@ -299,7 +296,7 @@ func (c *copying) run() (err error) {
 		}
 		size := info.Size()
 		if i == 0 {
-			// The most likely one to be cut may take of the room of facts.
+			// The last block is the most likely to be truncated: it may use the room for facts.
 			if err := c.space.check(uint64(size) + keepToOwn); err != nil { //nolint:gosec // a file's size
 				return err
 			}
@@ -323,7 +320,7 @@ func (c *copying) run() (err error) {
 	return notKept(c.to)
 }
 
-// directories makes those of the stream, also the empty ones.
+// directories makes the directories of the stream, including empty ones.
 func (c *copying) directories(to string) error {
 	return c.root.WalkDir(c.from, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() {
@@ -356,7 +353,7 @@ func (c *copying) copyFile(from, to string) error {
 	return err
 }
 
-// between reports false when do is something that the filesystem cannot do.
+// between returns false if the filesystem does not support do.
 func (c *copying) between(from, to string, do func(out, in *os.File) error) (bool, error) {
 	in, err := c.root.Open(from)
 	if err != nil {

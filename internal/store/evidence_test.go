@@ -9,8 +9,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
-// TestSecondIncident: each time that a log is found to be damaged has its own
-// copy, which the error names; opening the same one again makes none.
+// TestSecondIncident: each incident of a damaged log gets its own copy, which the error names;
+// opening the same log again makes none.
 func TestSecondIncident(t *testing.T) {
 	t.Parallel()
 	whole, _ := spacious(t)
@@ -42,8 +42,8 @@ func TestSecondIncident(t *testing.T) {
 	}
 }
 
-// TestLargeLog: of a log that is larger than what is copied, the last block is,
-// and what is not is said.
+// TestLargeLog: of a log larger than the limit, the last block is copied, and the error reports
+// the rest.
 func TestLargeLog(t *testing.T) {
 	t.Parallel()
 	whole, _ := spacious(t)
@@ -91,7 +91,7 @@ func canClone(t *testing.T, dir string) bool {
 	return can
 }
 
-// sizeOf is the bytes of all files below dir.
+// sizeOf returns the total size of the files below dir.
 func sizeOf(dir string) (size int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {

@@ -21,14 +21,14 @@ import (
 	"github.com/ckptstore/ckptstore/internal/foreign"
 )
 
-// Origin says where a self-contained export came from. It is ORIGIN.json in the
+// Origin records where a self-contained export came from. It is ORIGIN.json in the
 // directory of the export:
 //
 //	DIR/
 //	  ORIGIN.json
 //	  data/<run>/<trial>/<checkpoint>/   as in a store: see package data
 //
-// So DIR is a store without a log: whatever reads receipts alone reads it, and
+// So DIR is a store without a log: commands that need only receipts can read it, and
 // Recover makes a log for it.
 type Origin struct {
 	Store       string            `json:"store"`
@@ -38,16 +38,16 @@ type Origin struct {
 	Sequence    uint64            `json:"sequence"` // of the committed event, in the log of Store
 	Event       string            `json:"event"`    // its ID
 	CommittedAt time.Time         `json:"committed_at"`
-	Manifest    checkpoint.Digest `json:"manifest"` // that the event names
-	// Rewritten says that the manifest of the export is another, with the same
-	// tensors, boxes and digests: files that the original shared with other
-	// checkpoints, or had adopted, became its own.
+	Manifest    checkpoint.Digest `json:"manifest"` // named by the event
+	// Rewritten reports that the export has another manifest, with the same tensors,
+	// boxes and digests: files that the original shared with other checkpoints, or had
+	// adopted, became its own.
 	Rewritten bool `json:"rewritten"`
 }
 
 const originFile = "ORIGIN.json"
 
-// Whole is what [ExportWhole] wrote.
+// Whole describes an export by [ExportWhole].
 type Whole struct {
 	Path    string // of the directory
 	Place   string // of the checkpoint in it, such as data/run/main/step-1.a1
@@ -58,13 +58,13 @@ type Whole struct {
 	Origin  Origin
 }
 
-// ExportWhole copies a committed checkpoint into a directory that is a store by
-// itself, but for the log: it has no hard link to another file and names no
-// file outside. digest is what the log says of its manifest; zero takes what
-// the receipt says. Everything is written and synced beside dir and renamed at
-// the end, so that dir is whole or not there; a dir with anything in it is a
-// [*foreign.OccupiedError]. stale is told of directories that killed exports
-// have left; progress of the bytes that are read so far. Both may be nil.
+// ExportWhole copies a committed checkpoint into a directory that is a store by itself,
+// except for the log: it has no hard link to another file and names no file outside.
+// digest is the manifest's digest from the log; zero takes the receipt's. ExportWhole
+// writes and syncs everything next to dir and renames it at the end, so that dir is
+// complete or missing. It returns a [*foreign.OccupiedError] if dir is not empty. It calls
+// stale with directories that killed exports have left, and progress with the bytes read
+// so far. Both may be nil.
 func ExportWhole(ctx context.Context, data *data.Root, ref checkpoint.Ref, digest checkpoint.Digest, dir string, stale func(string), progress func(bytes int64)) (Whole, error) {
 	out, err := exportWhole(ctx, data, ref, digest, dir, stale, progress)
 	if err != nil {
@@ -93,7 +93,7 @@ func exportWhole(ctx context.Context, root *data.Root, ref checkpoint.Ref, diges
 	}
 	defer func() {
 		if err != nil {
-			// What cannot be removed has a name that nobody takes for the export.
+			// If the removal fails, its name shows that it is not the export.
 			err = errors.Join(err, os.RemoveAll(partial))
 		}
 	}()
@@ -124,8 +124,8 @@ func exportWhole(ctx context.Context, root *data.Root, ref checkpoint.Ref, diges
 	if err := durable.SyncDir(partial); err != nil {
 		return out, err
 	}
-	// It takes the place of an empty directory, which [os.Rename] would not do;
-	// of one that has got files since, it is an error.
+	// Replaces an empty directory, which [os.Rename] would not do, and fails for a
+	// directory that has files by now.
 	if err := syscall.Rename(partial, dir); err != nil {
 		return out, fmt.Errorf("rename %s to %s: %w", partial, dir, err)
 	}
@@ -137,7 +137,7 @@ func exportWhole(ctx context.Context, root *data.Root, ref checkpoint.Ref, diges
 	return out, nil
 }
 
-// makeParents makes the directories above a path, and says which were not there.
+// makeParents makes the directories above a path and returns those it made.
 func makeParents(path string) (made []string, err error) {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(dir); err == nil {
@@ -166,8 +166,8 @@ func writeOrigin(path string, o Origin) error {
 	return errors.Join(err, f.Close())
 }
 
-// freePlace is the absolute path of a directory that is not there, or empty,
-// and not in the data of the store that is read.
+// freePlace returns the absolute path of a directory that is missing or empty, and not in
+// the data of the source store.
 func freePlace(dir, data string) (string, error) {
 	full, err := filepath.Abs(dir)
 	if err != nil {
@@ -187,7 +187,7 @@ func freePlace(dir, data string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Of a path whose end is not there yet, what is there is looked at.
+	// If the end of the path does not exist yet, check its nearest existing parent.
 	for at := full; ; at = filepath.Dir(at) {
 		real, err := filepath.EvalSymlinks(at)
 		if err == nil {
@@ -203,7 +203,7 @@ func freePlace(dir, data string) (string, error) {
 	}
 }
 
-// globbed is a path as a pattern that it alone matches.
+// globbed returns a pattern that matches only path.
 func globbed(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }

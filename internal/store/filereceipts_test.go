@@ -8,8 +8,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// TestReceiptsOfFiles: the latest by receipts is never a file by itself, and where there
-// is nothing else, the reference is not found.
+// TestReceiptsOfFiles: the latest checkpoint by receipts is never a single-file checkpoint; if
+// there is nothing else, the reference is not found.
 func TestReceiptsOfFiles(t *testing.T) {
 	t.Parallel()
 	file := checkpoint.Receipt{Run: "run", Trial: "main", Name: "out~~x.pt", Checkpoint: "out~~x.pt.a2", Sequence: 9}

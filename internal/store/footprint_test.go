@@ -12,9 +12,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/query"
 )
 
-// TestFootprint: of three checkpoints that have one chunk together, each shares
-// it and has the rest for itself. What a collection of one of them would free is
-// what it has for itself; two free together what only they share.
+// TestFootprint: of three checkpoints with a common chunk, each shares the chunk and has the rest
+// exclusively. Collecting one frees its exclusive bytes; collecting two also frees what only those
+// two share.
 func TestFootprint(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))
@@ -71,8 +71,8 @@ func TestFootprint(t *testing.T) {
 	if out := dry("last=1"); out.Freed != two {
 		t.Errorf("two of three: %d bytes freed, want %d", out.Freed, two)
 	}
-	// The third is gone: what the others share is now freed by both together, and
-	// by neither alone.
+	// Without the third, removing both others frees what they share; removing either alone does
+	// not.
 	if err := os.RemoveAll(filepath.Join(s.DataDir, refOf("run", "step-3.a1").String())); err != nil {
 		t.Fatal(err)
 	}

@@ -19,19 +19,19 @@ import (
 	"github.com/ckptstore/ckptstore/internal/share"
 )
 
-// A store that is shared belongs to a group: its members open, own and write it, one
-// after the other and beside each other.
+// A shared store belongs to a group: its members open, own and write it, one after the
+// other and at the same time.
 //
 //	STORE/          2770, of the group that store.json records
 //	  run/          sockets of the owner, where every member reaches them
 //	  log/, views/  files of the log's server and of Pebble, which choose their own modes
 //	  the rest      files that are made with the group's modes: see package share
 //
-// A file has the group's mode before it has its name, so a member that is killed leaves
-// nothing that keeps the others out. The server and Pebble know no such order: their
-// files are given to the group as soon as they are made, and all of them when a member
-// takes the store and when it leaves it. What a kill in that moment left closed is
-// found before the server starts over it: see [reachable].
+// A file has the group's mode before it gets its name, so a killed member leaves nothing
+// that keeps the others out. The server and Pebble do not work in this order. Their files
+// are given to the group as soon as they are made, and again when a member takes the store
+// and when it leaves it. Files that a kill left closed are found before the server starts
+// over them: see [reachable].
 const runName = "run"
 
 // groupOf finds a group by name or number.
@@ -46,8 +46,8 @@ func groupOf(name string) (gid int, err error) {
 	return strconv.Atoi(g.Gid)
 }
 
-// makeShared makes a new directory one of a group: the one named, or the one that it
-// has.
+// makeShared turns a new directory into one of the named group or, without a name, of the
+// directory's own group.
 func makeShared(dir, group string) (*ownerRecord, error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -90,7 +90,7 @@ func makeShared(dir, group string) (*ownerRecord, error) {
 	return me, nil
 }
 
-// group is the group that a store is shared with.
+// group returns the group that a store is shared with.
 func (s *Store) group() (gid int, shared bool) {
 	if s.holder == nil || !s.holder.Shared {
 		return 0, false
@@ -98,8 +98,8 @@ func (s *Store) group() (gid int, shared bool) {
 	return s.holder.GID, true
 }
 
-// sockets is the directory of the owner's sockets: where all who may own the store
-// reach them.
+// sockets returns the directory of the owner's sockets, which every possible owner of the
+// store can reach.
 func (s *Store) sockets() string {
 	if _, shared := s.group(); shared {
 		return filepath.Join(s.Location, runName)
@@ -107,7 +107,7 @@ func (s *Store) sockets() string {
 	return s.Runtime
 }
 
-// ownerAfter is who a store belongs to that is recovered in dir: the group that shared
+// ownerAfter returns the owner of a store that is recovered in dir: the group that shared
 // it, or this user.
 func ownerAfter(dir string) *ownerRecord {
 	if id, err := identityIn(dir); err == nil && id.Owner != nil && id.Owner.Shared {
@@ -116,22 +116,22 @@ func ownerAfter(dir string) *ownerRecord {
 	return thisUser()
 }
 
-// foreignMade are the directories in which programs of others make files.
+// foreignMade returns the directories in which the server and Pebble make files.
 func foreignMade(dir string) []string {
 	return []string{filepath.Join(dir, "log"), filepath.Join(dir, "views")}
 }
 
 const (
-	// lendEvery is how often all files are looked at when the kernel tells of none.
-	lendEvery = time.Second
-	// lendWait bounds the waits for a look at a filesystem that may not answer.
-	lendWait = 5 * time.Second
+	// shareEvery is the interval between checks of all files without kernel notices.
+	shareEvery = time.Second
+	// shareWait bounds the wait for a filesystem that may not answer.
+	shareWait = 5 * time.Second
 )
 
-// lend gives what this process makes in the log and the views of a shared store to
-// the group, as soon as it is made, until stop is called; and then once more. A log
-// that this process cannot write is an error: see [reachable].
-func (s *Store) lend(ctx context.Context, dir string) (stop func(), err error) {
+// shareFiles shares the files that this process makes in the log and the views of a shared
+// store with the group, as soon as they are made, until stop is called; stop shares the
+// rest. It returns an error if this process cannot write the log: see [reachable].
+func (s *Store) shareFiles(ctx context.Context, dir string) (stop func(), err error) {
 	if _, shared := s.group(); !shared {
 		return func() {}, nil
 	}
@@ -142,7 +142,7 @@ func (s *Store) lend(ctx context.Context, dir string) (stop func(), err error) {
 		}
 	}
 	for _, top := range foreignMade(dir) {
-		stops = append(stops, s.lendTree(ctx, dir, top))
+		stops = append(stops, s.shareTree(ctx, dir, top))
 	}
 	if err := reachable(dir); err != nil {
 		stop()
@@ -151,9 +151,9 @@ func (s *Store) lend(ctx context.Context, dir string) (stop func(), err error) {
 	return stop, nil
 }
 
-// lendTree is lend for one directory. What the kernel tells of is the moment to look:
-// everything is looked at then.
-func (s *Store) lendTree(ctx context.Context, dir, top string) (stop func()) {
+// shareTree is shareFiles for one directory. Each kernel notice triggers a check of the whole
+// directory.
+func (s *Store) shareTree(ctx context.Context, dir, top string) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	first, done := make(chan struct{}), make(chan struct{})
 	told, watch, end := notices()
@@ -167,7 +167,7 @@ func (s *Store) lendTree(ctx context.Context, dir, top string) (stop func()) {
 		defer end()
 		look()
 		close(first)
-		tick := time.NewTicker(lendEvery)
+		tick := time.NewTicker(shareEvery)
 		defer tick.Stop()
 		for {
 			select {
@@ -187,9 +187,9 @@ func (s *Store) lendTree(ctx context.Context, dir, top string) (stop func()) {
 	}
 }
 
-// answered waits for a look at a directory, as long as its filesystem may take.
+// answered waits for the check of a directory, up to [shareWait].
 func (s *Store) answered(looked <-chan struct{}, dir string) {
-	timer := time.NewTimer(lendWait)
+	timer := time.NewTimer(shareWait)
 	defer timer.Stop()
 	select {
 	case <-looked:
@@ -198,8 +198,9 @@ func (s *Store) answered(looked <-chan struct{}, dir string) {
 	}
 }
 
-// notices are those of the kernel that something was made in a directory that watch
-// was called with. Without them, as when this user has too many, there are none.
+// notices returns a channel of kernel notices about new entries in the directories that
+// watch was called with. If the kernel refuses, as when this user has too many watches,
+// no notice comes.
 func notices() (told <-chan struct{}, watch func(path string) error, end func()) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -215,12 +216,12 @@ func notices() (told <-chan struct{}, watch func(path string) error, end func())
 			}
 			select {
 			case news <- struct{}{}:
-			default: // it is to be looked already
+			default: // a check is pending already
 			}
 		}
 	}()
 	watch = func(path string) error {
-		// One that cannot be watched is looked at every second.
+		// A directory that cannot be watched is checked every second.
 		_, _ = unix.InotifyAddWatch(fd, path, unix.IN_CREATE|unix.IN_MOVED_TO|unix.IN_ONLYDIR)
 		return nil
 	}
@@ -228,7 +229,7 @@ func notices() (told <-chan struct{}, watch func(path string) error, end func())
 }
 
 // reachable returns an error that names the first file of the log that this process
-// cannot write: the log's server would take it for one that is damaged.
+// cannot write: the log's server would take that file for a damaged one.
 func reachable(dir string) error {
 	return filepath.WalkDir(filepath.Join(dir, "log"), func(path string, e fs.DirEntry, err error) error {
 		if err == nil && (e.IsDir() || e.Type().IsRegular()) {
@@ -243,11 +244,11 @@ func reachable(dir string) error {
 				whose = fmt.Sprintf("user %d", st.Uid)
 			}
 		}
-		return fmt.Errorf("%s: %w: %s was killed before it gave the file to the group: that user runs `ckptstore ls --store %s` once, which does", path, err, whose, dir)
+		return fmt.Errorf("%s: %w: %s was killed before it shared the file with the group: as that user, run `ckptstore ls --store %s` once", path, err, whose, dir)
 	})
 }
 
-// members is a listener that lets in members of a group alone, and the superuser.
+// members is a listener that accepts only members of a group and the superuser.
 type members struct {
 	net.Listener
 	gid int
@@ -267,7 +268,7 @@ func (m members) Accept() (net.Conn, error) {
 	}
 }
 
-// isMember asks the kernel who is at the other end.
+// isMember asks the kernel whether the peer of a connection belongs to a group.
 func isMember(conn net.Conn, gid int) (ok bool, err error) {
 	u, isUnix := conn.(*net.UnixConn)
 	if !isUnix {

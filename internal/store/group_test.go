@@ -17,8 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/share"
 )
 
-// TestMembersOnly has users connect to a socket that its path would let them all
-// reach.
+// TestMembersOnly: several users connect to a socket whose path is open to all of them.
 func TestMembersOnly(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -66,12 +65,12 @@ func TestMembersOnly(t *testing.T) {
 	}
 }
 
-// as runs do on a thread that takes the rights of another user, and ends.
+// as runs do with another user's rights, on a thread that ends afterwards.
 func as(uid, gid int, groups []uint32, do func() error) (err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread goes with its rights
+		runtime.LockOSThread() // never unlocked, so that the thread ends with its rights
 		var first unsafe.Pointer
 		if len(groups) > 0 {
 			first = unsafe.Pointer(&groups[0])
@@ -92,7 +91,7 @@ func as(uid, gid int, groups []uint32, do func() error) (err error) {
 	return err
 }
 
-// heard is what a socket says to who connects.
+// heard returns what a client receives from a socket.
 func heard(path string) (said string, err error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -103,7 +102,7 @@ func heard(path string) (said string, err error) {
 	buffer := make([]byte, 16)
 	n := 0
 	if err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit), unix.Connect(fd, &unix.SockaddrUnix{Name: path})); err == nil {
-		// The runtime's own signals interrupt a read that has a deadline.
+		// The runtime's own signals interrupt a read with a deadline.
 		for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 			n, err = unix.Read(fd, buffer)
 		}
@@ -111,8 +110,8 @@ func heard(path string) (said string, err error) {
 	return string(buffer[:max(0, n)]), err
 }
 
-// TestKilledBeforeItWasShared names a file of the log that a member was killed over, to
-// the next member, who leaves it as it is.
+// TestKilledBeforeItWasShared: a member was killed before it shared a file of the log. The next
+// member's error names the file, and leaves it as it is.
 func TestKilledBeforeItWasShared(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -134,7 +133,7 @@ func TestKilledBeforeItWasShared(t *testing.T) {
 		t.Fatal(err)
 	}
 	wrong(t, next(), os.ErrPermission, blocks[0], "user 20001", "ckptstore ls --store "+dir)
-	// That user opens the store, and lend does this first.
+	// That user opens the store, and shareFiles does this first.
 	if err := as(20001, 20001, []uint32{30000}, func() error { return share.Tree(filepath.Join(dir, "log"), nil) }); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +142,7 @@ func TestKilledBeforeItWasShared(t *testing.T) {
 	}
 }
 
-// forAll is a directory that every user can enter.
+// forAll returns a directory that every user can enter.
 func forAll(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "ckm") //nolint:usetesting // other users cannot enter t.TempDir
@@ -157,8 +156,8 @@ func forAll(t *testing.T) string {
 	return dir
 }
 
-// TestSharedAgain keeps the group of a store that is recovered, and refuses a store
-// whose directories are another group's.
+// TestSharedAgain: a recovered store keeps its group, and a store whose directories have another
+// group is refused.
 func TestSharedAgain(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("run this test as root: it gives files to groups")

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestGroupWritable: a directory made under umask 002 is its user's if the group is the
-// user's private one on this machine, and is refused if it is another group, or root's.
+// TestGroupWritable: a directory made under umask 002 is private if its group is the user's
+// private group on this machine; with another group, or root's, it is refused.
 func TestGroupWritable(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("run this test as root: it acts as another user")

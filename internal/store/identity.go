@@ -23,19 +23,19 @@ type identity struct {
 	Store   string    `json:"store"`
 	Format  int       `json:"format"`
 	Created time.Time `json:"created"`
-	// Of a store that was recovered from receipts: its identities before, the
-	// newest first, and the sequence at which its log ended then.
+	// For a store recovered from receipts: its earlier identities, the newest first, and
+	// the sequence at which its log ended then.
 	Formerly  []string `json:"formerly,omitempty"`
 	Recovered uint64   `json:"recovered,omitempty"`
-	// Copy names a backup or a restored store: Store is the identity that its log
-	// has, which it shares with the one that it was made of.
+	// Copy names a backup or a restored store. Store is the identity in its log, which it
+	// shares with the original.
 	Copy string `json:"copy,omitempty"`
-	// Owner is who made the directory what it is; nil in a store of an earlier
-	// version. Those versions pass over it.
+	// Owner is the user or group that the directory belongs to; nil in a store of an earlier version.
+	// Earlier versions ignore it.
 	Owner *ownerRecord `json:"owner,omitempty"`
 }
 
-// runtime names the directory of sockets: those of a copy are its own.
+// runtime returns the name of the directory for sockets. A copy has its own.
 func (id identity) runtime() string {
 	if id.Copy != "" {
 		return id.Copy
@@ -45,8 +45,8 @@ func (id identity) runtime() string {
 
 const product = "ckptstore"
 
-// readIdentity reads and checks DIR/store.json. A recovery that was cut must be
-// finished first.
+// readIdentity reads and checks DIR/store.json. It returns an error if an interrupted
+// recovery is unfinished.
 func readIdentity(dir string) (identity, error) {
 	if err := recovering(dir); err != nil {
 		return identity{}, err
@@ -56,7 +56,7 @@ func readIdentity(dir string) (identity, error) {
 
 func recovering(dir string) error {
 	if path := filepath.Join(dir, recoverName); exists(path) {
-		return fmt.Errorf("%w: %s says that a recovery was cut: run the same `ckptstore recover` again, which finishes it", ErrDamaged, path)
+		return fmt.Errorf("%w: %s records an unfinished recovery: run the same `ckptstore recover` again, which finishes it", ErrDamaged, path)
 	}
 	return nil
 }
@@ -70,7 +70,7 @@ func identityIn(dir string) (identity, error) {
 		}
 	}
 	if errors.Is(err, os.ErrNotExist) && hasData(dir) {
-		return identity{}, fmt.Errorf("%w in %s: store.json is not there, and data/ is: restore that file from a backup, or run `ckptstore recover --store %s`; `ckptstore ls --offline` lists the checkpoints", ErrNoStore, dir, dir)
+		return identity{}, fmt.Errorf("%w in %s: store.json is missing, but data/ exists: restore that file from a backup, or run `ckptstore recover --store %s`; `ckptstore ls --offline` lists the checkpoints", ErrNoStore, dir, dir)
 	}
 	if errors.Is(err, syscall.ENOTDIR) {
 		return identity{}, fmt.Errorf("%w in %s: it is a file: name a directory with --store", ErrNoStore, dir)
@@ -96,15 +96,15 @@ func identityIn(dir string) (identity, error) {
 	return id, nil
 }
 
-// hasData reports whether a directory has what may be checkpoints. One whose
-// making was cut has none.
+// hasData reports whether a directory may hold checkpoints. After an interrupted init it
+// does not.
 func hasData(dir string) bool {
 	entries, err := beneath.At(dir).ReadDir(filepath.Join(dir, "data"))
 	return err == nil && len(entries) > 0
 }
 
-// ErrLocation says that a location is neither a directory nor the URL of a
-// server that can hold a log.
+// ErrLocation reports a location that is neither a directory nor the URL of a server that
+// can hold a log.
 var ErrLocation = problem.New(problem.Invalid, "bad store location")
 
 // IsURL reports whether a location names a server rather than a directory.
@@ -113,9 +113,9 @@ func IsURL(location string) bool {
 	return isURL && err == nil
 }
 
-// parseLocation is a directory as it is, or a list of URLs with their schemes
-// in lower case. What only looks like a URL is an error: as a directory it
-// would be made where nobody looks for it.
+// parseLocation returns a directory unchanged, or a list of URLs with their schemes in
+// lower case. Text that only looks like a URL is an error: a directory of that name would
+// surprise the user.
 func parseLocation(location string) (normal string, isURL bool, err error) {
 	head, after, ok := strings.Cut(location, ":")
 	if !ok || !strings.HasPrefix(after, "/") || strings.ContainsAny(head, "/.") {
@@ -131,7 +131,7 @@ func parseLocation(location string) (normal string, isURL bool, err error) {
 		}
 		scheme = strings.ToLower(scheme)
 		if !strings.HasPrefix(rest, "//") || scheme != "nats" && scheme != "tls" {
-			return "", true, fmt.Errorf("%w %s: it looks like a URL, and those that work are nats://HOST:PORT and tls://HOST:PORT; a directory of such a name is written ./NAME",
+			return "", true, fmt.Errorf("%w %s: it looks like a URL; supported are nats://HOST:PORT and tls://HOST:PORT; write a directory of such a name as ./NAME",
 				ErrLocation, jetlog.Redacted(location))
 		}
 		list = append(list, scheme+":"+rest)
@@ -139,16 +139,16 @@ func parseLocation(location string) (normal string, isURL bool, err error) {
 	return strings.Join(list, ","), true, nil
 }
 
-// Whereabouts is what a process must know of a store to find who serves it.
+// Whereabouts tells a process where the owner of a store can be found.
 type Whereabouts struct {
 	ID       string
 	Location string // an absolute path, or a URL as it was given
-	Name     string // the location for messages: a URL is without its password
-	Runtime  string // private directory for sockets of this store, which is made
+	Name     string // the location for messages: a URL without its password
+	Runtime  string // private directory for sockets of this store; Locate makes it
 }
 
-// Identity returns a store's ID without opening its log or making its runtime
-// directory. Only a URL is connected to.
+// Identity returns a store's ID without opening its log or making its runtime directory.
+// It connects only to a URL.
 func Identity(ctx context.Context, o Options) (string, error) {
 	location, isURL, err := parseLocation(o.Location)
 	if err != nil {
@@ -169,8 +169,8 @@ func Identity(ctx context.Context, o Options) (string, error) {
 	return id.Store, err
 }
 
-// Locate finds a store without opening it: neither lock nor log of a directory
-// is touched. A URL is asked for the store's identity.
+// Locate finds a store without opening it. It touches neither lock nor log of a directory.
+// It asks the server of a URL for the store's identity.
 func Locate(ctx context.Context, o Options) (Whereabouts, error) {
 	location, isURL, err := parseLocation(o.Location)
 	if err != nil {
@@ -198,12 +198,12 @@ func Locate(ctx context.Context, o Options) (Whereabouts, error) {
 	return Whereabouts{id.Store, dir, dir, runtime}, nil
 }
 
-// markName is the file that says whose data is in the data location of a
-// server's store. Without it, a mount point with nothing mounted would take
-// checkpoints that no other machine sees.
+// markName is the file that identifies the store whose data is in the data location of a
+// server's store. Without it, a mount point with nothing mounted would receive checkpoints
+// that no other machine sees.
 const markName = "location.json"
 
-// place is where this machine finds the data of a store behind a URL.
+// place is the location of a server store's data on this machine.
 type place struct {
 	dir   string // with data/ and blobs/
 	store string
@@ -211,8 +211,8 @@ type place struct {
 	on    string // host of that process
 }
 
-// locate finds the data: where the log's first event says, or beside a log
-// that is served from a store's directory, under the same path as there.
+// locate finds the data: where the log's first event records it, or next to a log that is
+// served from a store's directory, under the same path as there.
 func locate(ctx context.Context, log *jetlog.Log, created events.StoreCreated) (place, error) {
 	if filepath.IsAbs(created.Data) {
 		return place{dir: created.Data, store: created.Store}, nil
@@ -221,17 +221,17 @@ func locate(ctx context.Context, log *jetlog.Log, created events.StoreCreated) (
 	defer cancel()
 	served, err := log.Served(ctx)
 	if err != nil {
-		return place{}, fmt.Errorf("find the data of store %s: it lies beside its log, in %q of a directory, and no `ckptstore serve --listen` says of which: %w", created.Store, created.Data, err)
+		return place{}, fmt.Errorf("find the data of store %s: it is next to its log, in %q of a directory that no `ckptstore serve --listen` reports: %w", created.Store, created.Data, err)
 	}
 	if served.Store != created.Store || !filepath.IsAbs(served.Directory) {
-		return place{}, fmt.Errorf("%w: find the data of store %s: who serves it says that it is store %s in %q", ErrForeign, created.Store, served.Store, served.Directory)
+		return place{}, fmt.Errorf("%w: find the data of store %s: its server reports store %s in %q", ErrForeign, created.Store, served.Store, served.Directory)
 	}
 	return place{dir: served.Directory, store: created.Store, owned: true, on: served.Host}, nil
 }
 
-// probe checks that the directory is this store's, and by a file that it can
-// be written and read here. A reader makes no file. It returns what the directory says
-// whose it is.
+// probe checks that the directory is this store's and, with a test file, that it can be
+// written and read here. A reader makes no file. probe returns the identity in the
+// directory.
 func (p place) probe(reader bool) (id identity, err error) {
 	if p.owned {
 		id, err = readIdentity(p.dir)
@@ -239,7 +239,7 @@ func (p place) probe(reader bool) (id identity, err error) {
 		id, err = readMark(p.dir)
 	}
 	if errors.Is(err, ErrNoStore) || errors.Is(err, os.ErrNotExist) {
-		err = fmt.Errorf("%s: nothing there says that it is the data of store %s: %w", p.dir, p.store, os.ErrNotExist)
+		err = fmt.Errorf("%s: nothing there identifies it as the data of store %s: %w", p.dir, p.store, os.ErrNotExist)
 	}
 	if err == nil && id.Store != p.store {
 		err = fmt.Errorf("%w: %s holds the data of store %s, not of %s", ErrForeign, p.dir, id.Store, p.store)
@@ -253,10 +253,10 @@ func (p place) probe(reader bool) (id identity, err error) {
 	case p.owned:
 		return id, fmt.Errorf("data location: %w: it is served by %s from there: share that directory (NFS and the like) and mount it on this machine under the same path", err, p.on)
 	}
-	return id, fmt.Errorf("data location: %w: the log says that this store's data is there: mount it on this machine", err)
+	return id, fmt.Errorf("data location: %w: the log records that this store's data is there: mount it on this machine", err)
 }
 
-// readMark reads whose data is in dir.
+// readMark reads the identity of the store whose data is in dir.
 func readMark(dir string) (identity, error) {
 	var id identity
 	path := filepath.Join(dir, markName)
@@ -265,7 +265,7 @@ func readMark(dir string) (identity, error) {
 		return id, err
 	}
 	if err := json.Unmarshal(text, &id); err != nil || id.Product != product || id.Store == "" {
-		return id, errors.Join(fmt.Errorf("%w: %s does not say whose data it is", ErrDamaged, path), err)
+		return id, errors.Join(fmt.Errorf("%w: %s does not identify the store of this data", ErrDamaged, path), err)
 	}
 	return id, nil
 }

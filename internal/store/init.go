@@ -20,25 +20,25 @@ import (
 	"github.com/ckptstore/ckptstore/internal/share"
 )
 
-// ErrExists says that there is a store already.
+// ErrExists reports that a store exists already.
 var ErrExists = problem.New(problem.Conflict, "store exists")
 
-// ErrNotEmpty says that somebody else's files are where a store was to be made.
+// ErrNotEmpty reports foreign files in the place of a new store.
 var ErrNotEmpty = problem.New(problem.Foreign, "not empty")
 
-// Init makes a new store and returns its identity. In a directory, store.json
-// is renamed into place last: without it an init that was cut is redone. With
-// a URL, data says where checkpoints go; it must be a directory that every
-// node of every job sees under that path; see [InitURL].
+// Init makes a new store and returns its identity. In a directory, it renames store.json
+// into place last; an interrupted init has none and is redone. With a URL, data is the
+// directory for checkpoints, which every node of every job must see under that path; see
+// [InitURL].
 func Init(ctx context.Context, location, data string) (string, error) {
 	return InitWith(ctx, location, InitOptions{Data: data})
 }
 
-// InitOptions say how to make a store.
+// InitOptions configure [InitWith].
 type InitOptions struct {
 	Data   string // with a URL: see [InitURL]
-	Shared bool   // with a group, whose members may all write to it
-	Group  string // name or number; empty: the one that the directory has
+	Shared bool   // share it with a group, whose members may all write to it
+	Group  string // name or number; empty: the directory's group
 }
 
 // InitWith is [Init] with options.
@@ -49,7 +49,7 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 		return "", fmt.Errorf("init: %w", err)
 	}
 	if isURL && o.Shared {
-		return "", fmt.Errorf("init %s: %w: a group shares a directory: who may write to a server's log is for the server to say", jetlog.Redacted(location), ErrLocation)
+		return "", fmt.Errorf("init %s: %w: only a directory can be shared with a group: the server decides who may write to its log", jetlog.Redacted(location), ErrLocation)
 	}
 	if isURL {
 		made, err := InitURL(ctx, location, URLOptions{Data: data})
@@ -65,7 +65,7 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
-	// Before the lock is a file in it: somebody else's directory stays as it is.
+	// The lock is a file in the directory: check first that the directory is free.
 	if err := vacant(dir); err != nil {
 		return "", fmt.Errorf("init %s: %w", dir, err)
 	}
@@ -89,7 +89,7 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 	owner := thisUser()
 	if o.Shared {
 		if owner, err = makeShared(dir, o.Group); err == nil {
-			// It is of the group that the directory had.
+			// Give it the directory's group.
 			err = errors.Join(lock.Chown(-1, owner.GID), share.File(lock))
 		}
 		if err != nil {
@@ -118,8 +118,8 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 	return id.Store, durable.SyncDir(filepath.Dir(dir))
 }
 
-// vacant refuses a directory that is a store, or has files that are not those
-// of a cut init, above all a store whose store.json is lost.
+// vacant returns an error if a directory is a store, or has files other than those of an
+// interrupted init, above all if it is a store whose store.json is lost.
 func vacant(dir string) error {
 	if _, err := readIdentity(dir); !errors.Is(err, ErrNoStore) {
 		return errors.Join(ErrExists, err)
@@ -131,7 +131,7 @@ func vacant(dir string) error {
 	ended := false
 	for _, e := range entries {
 		switch name := e.Name(); {
-		case name == endName: // what else is there says more
+		case name == endName: // another entry makes a better error
 			ended = true
 			continue
 		case name == lockName || name == ballastName || name == "log" || strings.HasPrefix(name, durable.TempPrefix):
@@ -144,7 +144,7 @@ func vacant(dir string) error {
 			if len(left) == 0 {
 				continue
 			}
-		case name != "views" && name != cardName && name != readName && name != repairName: // which only a store has
+		case name != "views" && name != cardName && name != readName && name != repairName: // only a store has these
 			return fmt.Errorf("%s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, name)
 		}
 		return fmt.Errorf("%w: %s has the %s of a store but no store.json: restore that file from a backup, or run `ckptstore recover --store %s`, or choose an empty directory", ErrDamaged, dir, e.Name(), dir)
@@ -155,13 +155,13 @@ func vacant(dir string) error {
 	return nil
 }
 
-// maxCutLog is at least the bytes of each file of a log with one event, and
-// less than two events have.
+// maxCutLog is at least the size of each file of a log with one event, and less than that
+// of two events.
 const maxCutLog = 704
 
-// clearCutLog removes the log of an init that was cut: nobody was told that
-// there is a store. Files are judged, not what a server makes of them: to it,
-// a damaged log may look like none or a short one.
+// clearCutLog removes the log of an interrupted init, whose store was never reported. It
+// judges by the files, not by a server: a server may see a damaged log as an empty or a
+// short one.
 func clearCutLog(dir string) error {
 	path := filepath.Join(dir, "log")
 	size, err := largestFile(path)
@@ -212,14 +212,14 @@ func create(ctx context.Context, log *jetlog.Log, id, data string, formerly ...s
 	return log.Create(ctx, created)
 }
 
-// URLOptions say how to make a store on a server.
+// URLOptions configure [InitURL].
 type URLOptions struct {
 	Data     string  // absolute path of a directory that every node of every job sees
 	Replicas int     // servers that keep a copy of the log; 0: three on a cluster that has them, else one
 	Access   *Access // nil reads the environment
 }
 
-// Made says what was made.
+// Made describes a new store.
 type Made struct {
 	Store    string `json:"store"`
 	Location string `json:"location"` // without its password
@@ -234,7 +234,7 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 		return Made{}, fmt.Errorf("init: %w", err)
 	}
 	if !isURL {
-		return Made{}, fmt.Errorf("init %s: %w: it is no URL", url, ErrLocation)
+		return Made{}, fmt.Errorf("init %s: %w: it is not a URL", url, ErrLocation)
 	}
 	if o.Data == "" || !filepath.IsAbs(o.Data) {
 		return Made{}, fmt.Errorf("init %s: %w: --data must be the absolute path of a directory that every node sees, got %q", where, ErrLocation, o.Data)
@@ -250,13 +250,13 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 	created, info, err := log.Open(ctx)
 	switch {
 	case err == nil && info.Last == 1 && created.Data == o.Data && !exists(filepath.Join(o.Data, markName)):
-		// An init that was cut before its last step.
+		// An init that was interrupted before its last step.
 		if err := log.CreateBuckets(ctx); err != nil {
 			return Made{}, fmt.Errorf("init: %w", err)
 		}
 		return finish(o.Data, created.Store, where, info.Replicas)
 	case err == nil && created.Data == o.Data:
-		// Stores of earlier versions have no buckets until somebody needs them.
+		// Stores of earlier versions have no buckets until they are needed.
 		if err := log.CreateBuckets(ctx); err != nil {
 			return Made{}, fmt.Errorf("init: %w", err)
 		}
@@ -264,10 +264,10 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 	case err == nil:
 		return Made{}, fmt.Errorf("init %s: %w: it is %s, with its data in %s", where, ErrExists, created.Store, created.Data)
 	case !errors.Is(err, jetlog.ErrNoLog):
-		return Made{}, fmt.Errorf("init %s: what is there is not written over: %w", where, damage(err))
+		return Made{}, fmt.Errorf("init %s: existing data is not overwritten: %w", where, damage(err))
 	}
-	// The directory outlives a log that cannot be seen, as when its server runs
-	// with another key. A log made in its place would destroy it.
+	// The directory outlives a log that cannot be seen, as when its server runs with
+	// another key. A new log in its place would destroy it.
 	if id, err := readMark(o.Data); err == nil {
 		return Made{}, fmt.Errorf("init %s: %w: %s holds the data of store %s, and the server does not show its log: start the server as it was, with its directory and key; for another store, choose another --data",
 			where, ErrExists, o.Data, id.Store)
@@ -298,7 +298,7 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 	return finish(o.Data, id, where, info.Replicas)
 }
 
-// finish says durably whose data is in dir.
+// finish records durably whose data is in dir.
 func finish(dir, id, where string, replicas int) (Made, error) {
 	text, err := json.MarshalIndent(identity{Product: product, Store: id, Format: Format, Created: time.Now().UTC()}, "", "  ")
 	if err == nil {
@@ -310,8 +310,8 @@ func finish(dir, id, where string, replicas int) (Made, error) {
 	return Made{Store: id, Location: where, Replicas: replicas}, nil
 }
 
-// Ensure makes a store where there is none, also where a process was killed
-// while it made one. On a server a store is made by [Init] alone.
+// Ensure makes a store if none exists, also after a process was killed while making it.
+// On a server only [Init] makes a store.
 func Ensure(ctx context.Context, location string, patience time.Duration, log *slog.Logger) error {
 	_, isURL, err := parseLocation(location)
 	if err != nil {
@@ -326,12 +326,12 @@ func Ensure(ctx context.Context, location string, patience time.Duration, log *s
 	defer tick.Stop()
 	for {
 		if _, err := os.Lstat(filepath.Join(location, "store.json")); err == nil || !errors.Is(err, os.ErrNotExist) {
-			return nil // opening it says what is wrong with it
+			return nil // opening it reports the cause
 		}
 		id, err := Init(ctx, location, "")
 		switch {
 		case err == nil:
-			log.Info("made a new store", "store", location, "id", id)
+			log.Info("store created", "store", location, "id", id)
 			return nil
 		case errors.Is(err, ErrExists):
 			return nil // another trainer was faster

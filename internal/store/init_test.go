@@ -41,7 +41,7 @@ func TestInit(t *testing.T) {
 	if last, err := s.Log.Last(t.Context()); err != nil || last != 1 {
 		t.Errorf("its log has %d events, %v", last, err)
 	}
-	// Whether somebody has it open makes no difference.
+	// The result is the same while a process has it open.
 	_, err = Init(t.Context(), dir, "")
 	wrong(t, err, ErrExists)
 
@@ -52,7 +52,7 @@ func TestInit(t *testing.T) {
 	}
 }
 
-// TestInitRefuses: what is there may be somebody's, and stays as it is.
+// TestInitRefuses: existing files may belong to a user, and stay as they are.
 func TestInitRefuses(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -135,10 +135,10 @@ func remove(t *testing.T, dir string, names ...string) {
 	}
 }
 
-// TestInitAgain leaves what an init leaves that was cut at each of its steps.
+// TestInitAgain starts from the leftovers of an init interrupted at each of its steps.
 func TestInitAgain(t *testing.T) {
 	t.Parallel()
-	ready := made(t) // what it would have become
+	ready := made(t) // the finished store
 	const stream = "log/jetstream/ckpt/streams/CKPT"
 	block := read(t, filepath.Join(ready, stream, "msgs/1.blk"))
 	type step struct {
@@ -204,7 +204,7 @@ func TestInitAgain(t *testing.T) {
 	}
 }
 
-// TestInitKilled kills real ones, later each time.
+// TestInitKilled kills real processes, later each time.
 func TestInitKilled(t *testing.T) {
 	t.Parallel()
 	exists := 0
@@ -214,7 +214,7 @@ func TestInitKilled(t *testing.T) {
 		p.try(request{Do: "warm up"})
 		p.tell(request{Do: "init", Location: dir})
 		select {
-		case <-p.replies: // it was faster
+		case <-p.replies: // it finished first
 		case <-time.After(time.Duration(i) * 8 * time.Millisecond):
 		}
 		p.kill()
@@ -234,8 +234,8 @@ func TestInitKilled(t *testing.T) {
 	}
 }
 
-// TestCutLogLimit holds the limit to what a log has: with one event each of its
-// files is below, and the least second event is beyond.
+// TestCutLogLimit checks the limit against real logs: with one event each file is below it, and
+// the smallest second event is above it.
 func TestCutLogLimit(t *testing.T) {
 	t.Parallel()
 	dir := made(t)

@@ -20,12 +20,12 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 )
 
-// intruder is a program that has the token and another client library.
+// intruder is a program with the token and another client library.
 type intruder struct {
 	t  *testing.T
 	nc *nats.Conn
 
-	denied chan string // what the server has denied, in its words
+	denied chan string // the server's denials
 }
 
 func intrude(t *testing.T, url string) *intruder {
@@ -42,8 +42,7 @@ func intrude(t *testing.T, url string) *intruder {
 	return i
 }
 
-// asks sends a request and returns the code of the error that answers it, 0 for
-// an answer without one.
+// asks sends a request and returns the error code of its answer, 0 if there is no error.
 func (i *intruder) asks(m *nats.Msg) (code int, text string) {
 	i.t.Helper()
 	ctx, cancel := context.WithTimeout(i.t.Context(), limit)
@@ -78,7 +77,7 @@ func (i *intruder) isDenied(subject string) {
 	}
 }
 
-// forged is an event as a program may send it.
+// forged returns an event as any program may send it.
 func forged(t *testing.T, e events.Event, with ...string) *nats.Msg {
 	t.Helper()
 	m := events.Encode(e)
@@ -95,15 +94,15 @@ const (
 	expectLane   = "Nats-Expected-Last-Subject-Sequence-Subject"
 )
 
-// TestIntruder: a client with the token cannot change the log behind its events,
-// nor brick it, nor take what others hold, while they work.
+// TestIntruder: a client with the token cannot change the log behind its events, make it
+// unusable, or take what other clients hold, while those work.
 func TestIntruder(t *testing.T) {
 	t.Parallel()
 	owner, addr := listening(t, made(t), &jetlog.Listen{Address: "127.0.0.1:0", Token: secretToken})
 	intrudes(t, owner, "nats://"+addr)
 }
 
-// intrudes attacks a store by the URL of its front, by which others work meanwhile.
+// intrudes attacks a store through the URL of its front, which other clients use meanwhile.
 func intrudes(t *testing.T, owner *Store, url string) {
 	t.Helper()
 	access := &Access{Token: secretToken}
@@ -115,7 +114,7 @@ func intrudes(t *testing.T, owner *Store, url string) {
 	}
 	must(t, trainer, "run", begun("step-1"))
 
-	// A subscriber reads along, and a trainer appends.
+	// A subscriber reads in parallel, and a trainer appends.
 	reader := openWith(t, Options{Location: url, Access: access})
 	defer shut(t, reader)
 	within, sub, err := reader.Subscribe(t.Context(), "alerts")
@@ -187,7 +186,7 @@ func intrudes(t *testing.T, owner *Store, url string) {
 			t.Errorf("event %d of the log is %s", e.Sequence, e.ID)
 		}
 	}
-	// This program's own client is told so at once, too, for exit code 12.
+	// This program's own client also gets the error at once, for exit code 12.
 	err = trainer.Log.CreateTail(t.Context(), owner.ID, archive.Link{Last: 1}, jetlog.TailConfig{})
 	wrong(t, err, jetlog.ErrNotAllowed)
 }
@@ -201,7 +200,7 @@ func last(t *testing.T, s *Store) uint64 {
 	return n
 }
 
-// attack tries everything.
+// attack runs all attacks.
 func attack(t *testing.T, i *intruder, owner *Store) {
 	t.Helper()
 	attackStreams(t, i)
@@ -210,8 +209,7 @@ func attack(t *testing.T, i *intruder, owner *Store) {
 	attackEvents(t, i, owner)
 }
 
-// attackStreams goes for the streams, directly and by what the server would do for
-// a client.
+// attackStreams attacks the streams, directly and through what the server does for clients.
 func attackStreams(t *testing.T, i *intruder) {
 	t.Helper()
 	for subject, body := range map[string]string{
@@ -253,7 +251,7 @@ func attackStreams(t *testing.T, i *intruder) {
 	}
 }
 
-// attackInboxes listens to what is meant for others, and answers in their names.
+// attackInboxes listens for messages to other clients, and answers in their place.
 func attackInboxes(t *testing.T, i *intruder) {
 	t.Helper()
 	victim, err := nats.Connect(i.nc.ConnectedUrl(), nats.Token(secretToken))
@@ -281,7 +279,7 @@ func attackInboxes(t *testing.T, i *intruder) {
 		}
 		i.isDenied(subject)
 	}
-	// An answer to others: of the server, on their subject.
+	// An answer to another client, as from the server on that client's subject.
 	if err := i.nc.PublishRequest("$JS.API.STREAM.INFO.CKPT", private+".x", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +292,7 @@ func attackInboxes(t *testing.T, i *intruder) {
 	}
 }
 
-// attackEntries goes for leases and cursors.
+// attackEntries attacks leases and cursors.
 func attackEntries(t *testing.T, i *intruder) {
 	t.Helper()
 	js, err := jetstream.New(i.nc)
@@ -363,8 +361,8 @@ func attackEntries(t *testing.T, i *intruder) {
 			return write(jetlog.Witnesses, "new", `{"name":"alerts"}`, expectLast, "0")
 		}, front.CodeEntry},
 	} {
-		// Its holder may renew a lease after the sequence was read: asked again, that is
-		// the current one.
+		// Its holder may renew a lease after the sequence was read: the next try reads the
+		// current one.
 		eventually(t, name+" is refused for its own sake", func() bool {
 			code, text := i.asks(tc.m())
 			if tc.want == front.CodeHeld && code == 10071 {
@@ -376,7 +374,7 @@ func attackEntries(t *testing.T, i *intruder) {
 			return true
 		})
 	}
-	// A live subscriber's cursor moves all the time.
+	// A live subscriber moves its cursor all the time.
 	eventually(t, "a forged move of the cursor is refused for its own sake", func() bool {
 		rev, _ := at(jetlog.Cursors, cursor)
 		code, text := i.asks(write(jetlog.Cursors, cursor, `{"name":"alerts","sequence":0,"token":"x"}`, expectLast, rev))
@@ -387,7 +385,7 @@ func attackEntries(t *testing.T, i *intruder) {
 	})
 }
 
-// attackEvents sends what is no event, or no such one as a client may send.
+// attackEvents sends messages that are not events, or not events that a client may send.
 func attackEvents(t *testing.T, i *intruder, owner *Store) {
 	t.Helper()
 	fact, err := metrics("forged-fact", "run", 1)
@@ -441,7 +439,7 @@ func attackEvents(t *testing.T, i *intruder, owner *Store) {
 		"no subject of an event":             {&nats.Msg{Subject: "ckpt.a"}, front.CodeEvent},
 		"another message ID":                 {forged(t, fact.Event, events.HeaderMsgID, "forged-other"), front.CodeEvent},
 		"a fact in the lane":                 {forged(t, of(fact.Event, func(e *events.Event) { e.Scope.Actor = events.Server })), front.CodeLane},
-		"a decision beside the lane":         {forged(t, of(deleted.Event, func(e *events.Event) { e.Scope.Actor = events.Rank(0) })), front.CodeLane},
+		"a decision outside the lane":        {forged(t, of(deleted.Event, func(e *events.Event) { e.Scope.Actor = events.Rank(0) })), front.CodeLane},
 		"no condition":                       {forged(t, deleted.Event), front.CodeLane},
 		"the condition of a lane of another": {forged(t, deleted.Event, expectLast, "0", expectLane, events.Aggregate{Run: "other", Trial: "t"}.Lane(), expectStream, "CKPT"), front.CodeLane},
 		"a condition of one subject":         {forged(t, deleted.Event, expectLast, "0", expectStream, "CKPT"), front.CodeLane},
@@ -459,7 +457,7 @@ func attackEvents(t *testing.T, i *intruder, owner *Store) {
 		"oversize":                           {forged(t, of(fact.Event, func(e *events.Event) { e.Data = []byte(`{"x":"` + strings.Repeat("x", 1<<20-460) + `"}`) })), front.CodeTooLarge},
 		"a batch of decisions":               {forged(t, deleted.Event, "Nats-Batch-Id", "b", "Nats-Batch-Sequence", "1", "Nats-Batch-Commit", "1"), front.CodeLane},
 		"a batch without a beginning":        {forged(t, fact.Event, "Nats-Batch-Id", "c", "Nats-Batch-Sequence", "2", "Nats-Batch-Commit", "1"), front.CodeBatch},
-		"a batch that goes on":               {forged(t, fact.Event, "Nats-Batch-Id", "d", "Nats-Batch-Sequence", "1", "Nats-Batch-Commit", "eob"), front.CodeBatch},
+		"a batch that continues":             {forged(t, fact.Event, "Nats-Batch-Id", "d", "Nats-Batch-Sequence", "1", "Nats-Batch-Commit", "eob"), front.CodeBatch},
 	} {
 		if code, text := i.asks(tc.m); code != tc.want {
 			t.Errorf("%s is answered %s, want code %d", name, text, tc.want)

@@ -24,19 +24,19 @@ import (
 )
 
 const (
-	// learnAfter is how long after opening a store its owner begins to learn
-	// the digests of adopted files, and how often it looks for more.
+	// learnAfter is when an owner begins to learn the digests of adopted files after
+	// opening a store, and how often it checks for more.
 	learnAfter = time.Minute
-	// learnRate is how many bytes a second it reads at most for that, so that
-	// a training does not notice.
+	// learnRate limits the bytes a second that it reads for that, so that a training
+	// does not notice.
 	learnRate = 32 << 20
-	// attachTimeout bounds one decision, over all retries.
+	// attachTimeout bounds one decision, including retries.
 	attachTimeout = time.Minute
 )
 
-// Learn verifies a checkpoint. Digests of adopted files that are not known yet
-// are learned by that, and recorded in the log: see [data.Root.Learn]. What
-// the log has recorded and is found otherwise is a finding.
+// Learn verifies a checkpoint. It learns digests of adopted files that are not known yet
+// and records them in the log: see [data.Root.Learn]. A difference from what the log has
+// recorded is a finding.
 func (s *Store) Learn(ctx context.Context, c projections.Checkpoint, progress func(bytes int64)) (data.Report, error) {
 	return s.learn(ctx, c, data.LearnOptions{Progress: progress})
 }
@@ -47,8 +47,8 @@ func (s *Store) learn(ctx context.Context, c projections.Checkpoint, o data.Lear
 	return s.learnOne(ctx, c, o)
 }
 
-// learnOne is learn for a caller that holds the lock. Several may run at a time
-// for different checkpoints.
+// learnOne is learn for a caller that holds the lock. Calls for different checkpoints may
+// run concurrently.
 func (s *Store) learnOne(ctx context.Context, c projections.Checkpoint, o data.LearnOptions) (data.Report, error) {
 	digest, err := checkpoint.ParseDigest(c.Manifest)
 	if err != nil {
@@ -81,7 +81,7 @@ func (s *Store) learnOne(ctx context.Context, c projections.Checkpoint, o data.L
 	return report, nil
 }
 
-// decide appends a decision that is right whatever else was decided.
+// decide appends a decision that does not depend on other decisions.
 func (s *Store) decide(ctx context.Context, agg events.Aggregate, body events.Body) error {
 	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
@@ -106,8 +106,8 @@ type learner struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	runs map[string]bool // whose checkpoints were looked at; nil once all were
-	upTo uint64          // event up to which commits were looked at since
+	runs map[string]bool // runs already checked; nil once all are
+	upTo uint64          // event up to which later commits were checked
 }
 
 func startLearner(s *Store, every time.Duration) *learner {
@@ -120,7 +120,7 @@ func startLearner(s *Store, every time.Duration) *learner {
 				continue
 			}
 			if err := l.pass(ctx); err != nil && ctx.Err() == nil {
-				s.opts.Logger.Warn("digests of adopted files could not be learned; it is tried again", "error", err)
+				s.opts.Logger.Warn("digests of adopted files not learned; retrying", "error", err)
 			}
 		}
 	}()
@@ -132,12 +132,11 @@ func (l *learner) stop() {
 	<-l.done
 }
 
-// learnLook is as how many bytes looking at a checkpoint counts, when there is
-// nothing to learn: a thousand a second.
+// learnLook is how many bytes a check of a checkpoint with nothing to learn counts as:
+// a thousand checks a second.
 const learnLook = learnRate >> 10
 
-// pass looks at every checkpoint once, run by run, and then at those that were
-// committed since.
+// pass checks every checkpoint once, run by run, and then those committed since.
 func (l *learner) pass(ctx context.Context) error {
 	if l.runs != nil {
 		if err := l.first(ctx); err != nil {
@@ -171,7 +170,7 @@ func (l *learner) pass(ctx context.Context) error {
 	return nil
 }
 
-// first looks at what there was when this process came to own the store.
+// first checks the checkpoints that existed when this process became the owner.
 func (l *learner) first(ctx context.Context) error {
 	if l.upTo == 0 {
 		last, err := l.store.Log.Last(ctx)
@@ -221,12 +220,12 @@ func (l *learner) one(ctx context.Context, c projections.Checkpoint) error {
 		return err
 	}
 	for _, f := range report.Findings {
-		l.store.opts.Logger.Error("an adopted file is damaged, or has changed", "checkpoint", c.Run+"@"+c.ID, "finding", f.String())
+		l.store.opts.Logger.Error("adopted file damaged or changed", "checkpoint", c.Run+"@"+c.ID, "finding", f.String())
 	}
 	return nil
 }
 
-// pacer lets bytes pass at a rate.
+// pacer limits a rate of bytes.
 type pacer struct {
 	rate int64 // bytes a second
 
@@ -249,20 +248,20 @@ func (p *pacer) pace(ctx context.Context, bytes int64) error {
 	return nil
 }
 
-// OpenForeign opens a checkpoint of another program by its path: see
-// [foreign.Open]. No store is needed. Chunks that overlap are an error
-// that names them. What no chunk covers is none yet: see [VerifyForeign].
+// OpenForeign opens a checkpoint of another program by its path: see [foreign.Open]. It
+// needs no store. If chunks overlap, it returns an error that names them. It accepts gaps
+// between chunks: see [VerifyForeign].
 func OpenForeign(ctx context.Context, path string) (*data.Foreign, error) {
 	full, err := filepath.Abs(path)
 	if err == nil {
-		// A link may lead elsewhere by the time that an adopted file is read.
+		// A link may lead elsewhere when an adopted file is read later.
 		var real string
 		if real, err = filepath.EvalSymlinks(full); err == nil {
 			full = real
 		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("open checkpoint %s: %w%s", path, fs.ErrNotExist, beside(full))
+		return nil, fmt.Errorf("open checkpoint %s: %w%s", path, fs.ErrNotExist, nearest(full))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint %s: %w", path, err)
@@ -282,9 +281,9 @@ func OpenForeign(ctx context.Context, path string) (*data.Foreign, error) {
 	return f, nil
 }
 
-// beside says what is there instead of a path: the nearest directory above it, and
-// what it has.
-func beside(path string) string {
+// nearest describes what exists in place of a missing path: the nearest existing directory
+// above it, with its entries.
+func nearest(path string) string {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		list, err := os.ReadDir(dir)
 		if err != nil && dir != filepath.Dir(dir) {
@@ -303,8 +302,8 @@ func beside(path string) string {
 	}
 }
 
-// VerifyForeign is [data.Foreign.Verify]. Parts of tensors that no chunk
-// covers are findings as well.
+// VerifyForeign is [data.Foreign.Verify]. It also reports parts of tensors that no chunk
+// covers.
 func VerifyForeign(ctx context.Context, f *data.Foreign, progress func(bytes int64)) (data.Report, error) {
 	report, err := f.Verify(ctx, progress)
 	if err != nil {

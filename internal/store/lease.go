@@ -23,22 +23,22 @@ import (
 )
 
 const (
-	// leaseTerm is how long a run stays the job's of another machine that has
-	// not renewed its lease.
+	// leaseTerm is how long a job on another machine keeps a run without renewing its
+	// lease.
 	leaseTerm = 15 * time.Second
-	// renewals is how often in a term a lease is renewed, and by how many parts
-	// of it a renewal is bounded.
+	// renewals is how often a lease is renewed in a term. A renewal may take at most
+	// this part of the term.
 	renewals = 6
-	// comeback is the part of a term that a holder whose lease has expired has
-	// to renew it before another takes it: the log may have been away for all.
+	// comeback is the part of a term that the holder of an expired lease gets to renew
+	// it before another process takes it: the log may have been away for everyone.
 	comeback = 3
-	// releaseTimeout bounds the release of a lease when its holder ends: whoever
-	// sees it dead takes the lease all the same.
+	// releaseTimeout bounds the release of a lease when its holder ends. An unreleased
+	// lease of a dead holder can be taken over.
 	releaseTimeout = 5 * time.Second
 )
 
-// holder says who runs a run. Boot and Start tell a process from a later one
-// with its number, Space from one of the same number in another container.
+// holder identifies the process that holds a lease. Boot and Start distinguish a process
+// from a later one with the same number, Space from one in another container.
 type holder struct {
 	Job   string `json:"job"`
 	Host  string `json:"host"`
@@ -48,8 +48,8 @@ type holder struct {
 	Start string `json:"start"` // of the process, in the kernel's ticks
 }
 
-// RunningError says that a run has a live job. A command adds how another run
-// is chosen.
+// RunningError reports that a run has a live job. A command adds how to choose another
+// run.
 type RunningError struct {
 	Run  string
 	Job  string
@@ -64,27 +64,26 @@ func (e *RunningError) Error() string {
 // ProblemKind returns [problem.Conflict].
 func (*RunningError) ProblemKind() problem.Kind { return problem.Conflict }
 
-// ErrLeaseLost says that what was held is somebody else's now.
+// ErrLeaseLost reports that another process has taken a lease.
 var ErrLeaseLost = problem.New(problem.Conflict, "another process has taken the lease")
 
-// HoldRun takes the lease of a run for a job. While it is held no other job of
-// that run starts. A lease whose holder is dead, on this machine, is taken over
-// at once; one whose holder lives on this machine never is; one of another
-// machine when it has expired and is not renewed for a while after that.
+// HoldRun takes the lease of a run for a job. While the job holds it, no other job of that
+// run starts. A lease whose holder is dead on this machine is taken over at once; one whose
+// holder lives on this machine never is. A lease of another machine is taken over when it
+// has expired and is not renewed for a while after that.
 //
-// The context that comes back ends, with [ErrLeaseLost] as its cause, when
-// another job has taken the lease, and for no other reason: a job whose log is
-// slow, paused or away keeps it, and renews it when the log answers again. What
-// two jobs of a run decide meanwhile is fenced by the number of their attempts.
-// release gives the lease up.
+// The returned context ends, with [ErrLeaseLost] as its cause, only when another job has
+// taken the lease. A job whose log is slow, paused or away keeps its lease, and renews it
+// when the log answers again. The number of the attempt fences what two jobs of a run
+// decide meanwhile. release releases the lease.
 func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context, release func() error, err error) {
 	return s.hold(ctx, jetlog.RunLease(run), job, func(other holder) error {
 		return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}
 	})
 }
 
-// hold takes a lease for a job, or for whatever else has an identity of its
-// own in this process. busy is the error when another has it that may be alive.
+// hold takes a lease for a job, or for another part of this process with its own identity.
+// It returns the error of busy when another holder has it that may be alive.
 func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) error) (_ context.Context, release func() error, err error) {
 	me, err := thisProcess(job)
 	if err != nil {
@@ -96,14 +95,14 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 	}
 	term := s.leaseTerm()
 	lease, err := s.Log.Lease(ctx, name, text, term)
-	// Somebody else may see the holder's death first.
+	// Another process may notice the holder's death first.
 	for held := (*jetlog.LeaseHeldError)(nil); errors.As(err, &held); {
 		var other holder
 		if jerr := json.Unmarshal(held.Holder, &other); jerr != nil {
 			return nil, nil, errors.Join(err, jerr)
 		}
 		switch {
-		case other == me: // what this job could not renew, or release, is still its own
+		case other == me: // this job's own lease, which it could not renew or release
 		case deadSoon(ctx, other, me):
 		case !held.Expired() || other.near(me):
 			return nil, nil, busy(other)
@@ -137,8 +136,8 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 	}, nil
 }
 
-// keep renews the lease until ctx ends, whatever becomes of the log meanwhile.
-// Only a lease that somebody else took is lost.
+// keep renews the lease until ctx ends, whatever happens to the log. The lease is lost only
+// when another process takes it.
 func (s *Store) keep(ctx context.Context, lease *jetlog.Lease, name string, term time.Duration, lost func(error)) {
 	tick := time.NewTicker(term / renewals)
 	defer tick.Stop()
@@ -168,9 +167,9 @@ func (s *Store) keep(ctx context.Context, lease *jetlog.Lease, name string, term
 	}
 }
 
-// releaseLater releases a lease that could not be released in time, as soon as
-// the log answers again: its holder lives on as long as this process, and
-// nobody else would get it.
+// releaseLater releases a lease that could not be released in time, as soon as the log
+// answers again. Its holder is this process: without the release, no other process could
+// take it while this one lives.
 func (s *Store) releaseLater(lease *jetlog.Lease) {
 	s.leasing.Go(func() {
 		for {
@@ -184,7 +183,7 @@ func (s *Store) releaseLater(lease *jetlog.Lease) {
 	})
 }
 
-// leaseTerm is the term of the leases that this process takes.
+// leaseTerm returns the term of the leases that this process takes.
 func (s *Store) leaseTerm() time.Duration {
 	if s.term > 0 {
 		return s.term
@@ -209,8 +208,8 @@ func thisProcess(job string) (holder, error) {
 	return holder{Job: job, Host: host, PID: os.Getpid(), Boot: string(bytes.TrimSpace(boot)), Space: space, Start: start}, err
 }
 
-// deadSoon is dead, but gives a process that was just killed the moment that
-// the kernel needs to end it: people start a trainer again right after a kill.
+// deadSoon is dead, but waits a moment for the kernel to end a process that was just
+// killed: users restart a trainer right after a kill.
 func deadSoon(ctx context.Context, h, me holder) bool {
 	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
@@ -222,25 +221,24 @@ func deadSoon(ctx context.Context, h, me holder) bool {
 	return true
 }
 
-// near reports whether this process can see that of h, if it exists: it runs on
-// this machine, in this boot, under numbers of the same container.
+// near reports whether this process could see the process of h: it runs on this machine,
+// in this boot, in the same process number space.
 func (h holder) near(me holder) bool {
 	return h.Host == me.Host && h.Boot == me.Boot && h.Space == me.Space
 }
 
-// dead reports whether h has certainly ended: its process would be near, and is
-// gone.
+// dead reports whether h has certainly ended: its process would be near, and does not
+// exist.
 func dead(h, me holder) bool {
 	if !h.near(me) {
 		return false
 	}
 	start, zombie, err := startTime(h.PID)
-	// Another user's may be hidden below /proc, and is there.
+	// Another user's process may be hidden in /proc, but exists.
 	return (errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH)) && errors.Is(syscall.Kill(h.PID, 0), syscall.ESRCH) || err == nil && (zombie || start != h.Start)
 }
 
-// startTime is field 22 of /proc/PID/stat, and whether the process only waits
-// to be reaped.
+// startTime returns field 22 of /proc/PID/stat, and whether the process is a zombie.
 func startTime(pid int) (start string, zombie bool, err error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -254,7 +252,7 @@ func startTime(pid int) (start string, zombie bool, err error) {
 	return string(fields[19]), fields[0][0] == 'Z', nil
 }
 
-// sleep reports whether the whole time passed before ctx ended.
+// sleep waits for d and reports whether ctx lasted that long.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -266,10 +264,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// LiveJob is the job that runs a run now, nil if none does: the one whose lease
-// is held by a process of this machine that lives, or by one of another that
-// has renewed it. A job that was killed on another machine is live until its
-// lease expires.
+// LiveJob returns the job that runs a run now, or nil: the job whose lease is held by a
+// living process of this machine, or by a process of another machine that has renewed it.
+// A job that was killed on another machine counts as live until its lease expires.
 func (s *Store) LiveJob(ctx context.Context, run string) (*RunningError, error) {
 	held, err := s.Log.LeaseHolder(ctx, jetlog.RunLease(run))
 	if err != nil || held == nil {
@@ -289,7 +286,7 @@ func (s *Store) LiveJob(ctx context.Context, run string) (*RunningError, error) 
 	return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}, nil
 }
 
-// NotRunningError says that a run has no live job.
+// NotRunningError reports that a run has no live job.
 type NotRunningError struct{ Run string }
 
 func (e *NotRunningError) Error() string {
@@ -299,8 +296,8 @@ func (e *NotRunningError) Error() string {
 // ProblemKind returns [problem.Conflict].
 func (*NotRunningError) ProblemKind() problem.Kind { return problem.Conflict }
 
-// Stop asks the live job of a run to end. With preempt, it saves first. The
-// decision is durable on return; the job obeys in its own time.
+// Stop asks the live job of a run to end. With preempt, the job saves first. The decision
+// is durable on return; the job acts on it later.
 func (s *Store) Stop(ctx context.Context, run, trial, reason string, preempt bool) (*RunningError, error) {
 	q := Queries{s.Views()}
 	for range collectTries {
@@ -328,15 +325,15 @@ func (s *Store) Stop(ctx context.Context, run, trial, reason string, preempt boo
 	return nil, fmt.Errorf("ask run %q to stop: other decisions came first %d times; try again", run, collectTries)
 }
 
-// Namesake is a run of a name that was derived, such as train or train-2, which has
-// checkpoints to go on with.
+// Namesake is a run with a derived name, such as train or train-2, and with checkpoints
+// to continue from.
 type Namesake struct {
 	Run  string
-	Step int64 // of the newest checkpoint
+	Step int64 // of its newest checkpoint
 	n    int
 }
 
-// RunNames are the names of all runs.
+// RunNames returns the names of all runs.
 func (s *Store) RunNames(ctx context.Context) (map[string]bool, error) {
 	runs, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{})
 	known := make(map[string]bool, len(runs))
@@ -346,9 +343,9 @@ func (s *Store) RunNames(ctx context.Context) (map[string]bool, error) {
 	return known, err
 }
 
-// Namesakes are the runs NAME, NAME-2, NAME-3 and so on that have checkpoints in their
-// line, in this order. A run whose script is called like the run itself is none of
-// another's: exp-2.py is no second process of exp.py.
+// Namesakes returns the runs NAME, NAME-2, NAME-3 and so on that have checkpoints in their
+// line, in this order. It excludes a run whose script has the run's own name: exp-2.py is
+// not a second process of exp.py.
 func (s *Store) Namesakes(ctx context.Context, name string) ([]Namesake, error) {
 	runs, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{})
 	if err != nil {
@@ -387,13 +384,13 @@ func (s *Store) Namesakes(ctx context.Context, name string) ([]Namesake, error) 
 	return all, nil
 }
 
-// scriptOf reports whether an argument of a command is a script that a run has its
-// name from.
+// scriptOf returns a function that reports whether an argument of a command is a script
+// that the run is named after.
 func scriptOf(run string) func(string) bool {
 	return func(argument string) bool { return strings.TrimSuffix(filepath.Base(argument), ".py") == run }
 }
 
-// namesake is the number of a run of a derived name: 1 is that name itself.
+// namesake returns the number of a run with a derived name; name itself has 1.
 func namesake(run, name string) (n int, ok bool) {
 	if run == name {
 		return 1, true

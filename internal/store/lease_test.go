@@ -54,14 +54,14 @@ func TestHoldRun(t *testing.T) {
 	p.end()
 }
 
-// TestHoldRunOfTheDead takes over what nobody can release any more.
+// TestHoldRunOfTheDead takes over leases that no process can release any more.
 func TestHoldRunOfTheDead(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
 	s := open(t, dir)
 	p := actors(t, dir, 1)[0]
 	p.do(request{Do: "hold", Run: "run", Name: "job-1"})
-	// A zombie, as long as nobody waits for it.
+	// A zombie, as long as no process waits for it.
 	p.signal(syscall.SIGKILL)
 	<-p.read
 	begin := time.Now()
@@ -93,7 +93,7 @@ func TestHoldRunOfTheDead(t *testing.T) {
 	}
 }
 
-// TestHoldRunTogether: of many who see a holder dead one succeeds it.
+// TestHoldRunTogether: of many processes that see a holder dead, one succeeds it.
 func TestHoldRunTogether(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -134,7 +134,7 @@ func TestHoldRunTogether(t *testing.T) {
 	}
 }
 
-// TestHoldRunLost: who is not the holder any more is told so.
+// TestHoldRunLost: a holder that loses its lease is notified.
 func TestHoldRunLost(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))
@@ -144,13 +144,13 @@ func TestHoldRunLost(t *testing.T) {
 	}
 	other := []byte(`{"job":"job-2","host":"far","pid":1}`)
 	var lease *jetlog.Lease
-	eventually(t, "somebody takes it over", func() bool {
+	eventually(t, "another process takes it over", func() bool {
 		_, err := s.Log.Lease(t.Context(), "run.run", other, leaseTerm)
 		var taken *jetlog.LeaseHeldError
 		if !errors.As(err, &taken) {
 			t.Fatal(err)
 		}
-		lease, err = s.Log.TakeOver(t.Context(), taken, other, leaseTerm) // unless it was just renewed
+		lease, err = s.Log.TakeOver(t.Context(), taken, other, leaseTerm) // fails if it was just renewed
 		return err == nil
 	})
 	select {
@@ -215,11 +215,11 @@ func TestDead(t *testing.T) {
 		{"this process", func(*holder) {}, false},
 		{"an ended one", func(h *holder) { h.PID = gone.pid() }, true},
 		{"an earlier one of the same number", func(h *holder) { h.Start = "1" }, true},
-		// Of these nothing can be known from here.
+		// Nothing is known here about these processes.
 		{"on another machine", func(h *holder) { h.PID, h.Host = gone.pid(), "far" }, false},
 		{"before the machine was started", func(h *holder) { h.PID, h.Boot = gone.pid(), "other" }, false},
 		{"in another container", func(h *holder) { h.PID, h.Space = gone.pid(), "pid:[1]" }, false},
-		{"of a version that said less", func(h *holder) { h.PID, h.Space = gone.pid(), "" }, false},
+		{"of a version that recorded less", func(h *holder) { h.PID, h.Space = gone.pid(), "" }, false},
 	} {
 		h := me
 		c.change(&h)

@@ -11,7 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 )
 
-// briefTerm is so short that a test need not wait long for its end.
+// briefTerm is so short that a test can wait for its end.
 const briefTerm = 600 * time.Millisecond
 
 // briefly opens a store whose leases have a short term.
@@ -34,7 +34,7 @@ func expired(t *testing.T, s *Store, run string) {
 	})
 }
 
-// stillRefused holds a second job of a run to be refused because of the first.
+// stillRefused checks that a second job of a run is refused because of the first.
 func stillRefused(t *testing.T, s *Store, run, job string) {
 	t.Helper()
 	_, release, err := s.HoldRun(t.Context(), run, "second")
@@ -47,8 +47,8 @@ func stillRefused(t *testing.T, s *Store, run, job string) {
 	}
 }
 
-// TestHoldRunOfPausedOwner: whoever owns the store is stopped for many terms. The
-// jobs keep their runs, and no second job of a run gets it, also not at once.
+// TestHoldRunOfPausedOwner: the store's owner is stopped for many terms. The jobs keep their runs,
+// and no second job of a run gets one, not even at first.
 func TestHoldRunOfPausedOwner(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -88,8 +88,7 @@ func TestHoldRunOfPausedOwner(t *testing.T) {
 	owner.end()
 }
 
-// TestHoldRunOfPausedJob: a job that is stopped keeps its run for as long as its
-// process is there.
+// TestHoldRunOfPausedJob: a stopped job keeps its run for as long as its process exists.
 func TestHoldRunOfPausedJob(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -111,9 +110,9 @@ func TestHoldRunOfPausedJob(t *testing.T) {
 	job.end()
 }
 
-// TestHoldRunOfFarJob: of a job on another machine nothing is known but its
-// lease. One that expired is taken, and not when it is renewed soon after, as by
-// a job whose log has come back. Its holder then learns that it is another's.
+// TestHoldRunOfFarJob: of a job on another machine only its lease is known. An expired lease is
+// taken, unless it is renewed soon after, as by a job whose log is back. After a takeover its
+// holder is notified.
 func TestHoldRunOfFarJob(t *testing.T) {
 	t.Parallel()
 	s := briefly(t, made(t))
@@ -129,7 +128,7 @@ func TestHoldRunOfFarJob(t *testing.T) {
 	if live, err := s.LiveJob(t.Context(), "run"); err != nil || live != nil {
 		t.Errorf("the live job is %v, %v", live, err)
 	}
-	// It comes back while the other waits to see whether it does.
+	// The holder comes back during the grace period.
 	s.term = 30 * time.Second
 	refused := make(chan error, 1)
 	go func() {
@@ -154,7 +153,7 @@ func TestHoldRunOfFarJob(t *testing.T) {
 		case <-time.After(briefTerm / 10):
 		}
 	}
-	// It does not come back.
+	// The holder does not come back.
 	expired(t, s, "run")
 	s.term = briefTerm
 	_, release, err := s.HoldRun(t.Context(), "run", "job-3")

@@ -19,7 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
-// linkable is a store with a checkpoint, a blob, an archive and output, closed.
+// linkable makes a store with a checkpoint, a blob, an archive and output, and closes it.
 func linkable(t *testing.T) (dir string, blob events.Blob) {
 	t.Helper()
 	dir = made(t)
@@ -37,8 +37,8 @@ func linkable(t *testing.T) (dir string, blob events.Blob) {
 	return dir, blob
 }
 
-// moveAway moves what is at a path out of the store, and puts a link in its place
-// by which everything would work.
+// moveAway moves a path out of the store and puts a link in its place, through which everything
+// would work.
 func moveAway(t *testing.T, path string) (away string) {
 	t.Helper()
 	away = filepath.Join(t.TempDir(), "away")
@@ -48,7 +48,7 @@ func moveAway(t *testing.T, path string) (away string) {
 	return away
 }
 
-// within20s fails when do has not ended by then: it waits for a pipe.
+// within20s fails the test if do has not ended by then: it waits for a pipe.
 func within20s(t *testing.T, what string, do func() error) error {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -76,8 +76,8 @@ func opened(t *testing.T, dir string) (said string, err error) {
 	return text.String(), err
 }
 
-// TestLinksOfTheStore: no process opens a store whose identity, lock or log is behind a
-// symbolic link or is a pipe, and the error names it.
+// TestLinksOfTheStore: a store whose identity, lock or log is behind a symbolic link or is a pipe
+// does not open, and the error names the path.
 func TestLinksOfTheStore(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"store.json", lockName, "log", "log/jetstream", "log/sealed", endName} {
@@ -106,8 +106,8 @@ func TestLinksOfTheStore(t *testing.T) {
 	}
 }
 
-// TestLinkedViews: views behind a link are neither read nor written. The store
-// opens with views in memory, and says why.
+// TestLinkedViews: views behind a link are neither read nor written. The store opens with views in
+// memory and logs the reason.
 func TestLinkedViews(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"views", "views/LINK"} {
@@ -122,7 +122,7 @@ func TestLinkedViews(t *testing.T) {
 		before := viewFiles(t, away)
 		said, err := opened(t, dir)
 		if err != nil || !strings.Contains(said, "views kept in memory") || !strings.Contains(said, path+" is a symbolic link") {
-			t.Errorf("%s: %v; said %s", name, err, said)
+			t.Errorf("%s: %v; logged %s", name, err, said)
 		}
 		if after := viewFiles(t, away); before != after {
 			t.Errorf("%s: the views had %s, and have %s", name, before, after)
@@ -144,8 +144,8 @@ func viewFiles(t *testing.T, dir string) string {
 	return strings.Join(names, " ")
 }
 
-// TestLinksOfData: a store whose data is behind links opens, and nothing of that is
-// read, repaired or collected.
+// TestLinksOfData: a store whose data is behind links opens, and nothing behind them is read,
+// repaired or collected.
 func TestLinksOfData(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"data/run", "data/run/main", "data/run/main/step-1.a1", "blobs", "blobs/BB"} {
@@ -179,14 +179,14 @@ func TestLinksOfData(t *testing.T) {
 			}
 			shut(t, s)
 			if after := snapshot(t, away); !maps.Equal(before, after) {
-				t.Errorf("what is behind the link has changed")
+				t.Errorf("files behind the link have changed")
 			}
 		})
 	}
 }
 
-// TestAbortedSaveIsALink: opening a store removes the link that is in the place of
-// an aborted save, or deep in what it left, and nothing behind it.
+// TestAbortedSaveIsALink: opening a store removes a link in the place of an aborted save, or deep in
+// its leftovers, and nothing behind the link.
 func TestAbortedSaveIsALink(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -215,8 +215,7 @@ func TestAbortedSaveIsALink(t *testing.T) {
 	}
 }
 
-// TestPlantedBallast: a link in the place of a file that is made is not written
-// through.
+// TestPlantedBallast: a link in the place of a new file is not written through.
 func TestPlantedBallast(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -233,7 +232,7 @@ func TestPlantedBallast(t *testing.T) {
 	}
 }
 
-// TestEvidenceOfPipes: a pipe among the copies of damaged logs is not waited for.
+// TestEvidenceOfPipes: a pipe among the copies of damaged logs does not block.
 func TestEvidenceOfPipes(t *testing.T) {
 	t.Parallel()
 	dir, _ := linkable(t)
@@ -244,11 +243,11 @@ func TestEvidenceOfPipes(t *testing.T) {
 	}
 	said, err := opened(t, dir)
 	if err != nil || !strings.Contains(said, "1.blk is not a regular file") {
-		t.Errorf("%v; said %s", err, said)
+		t.Errorf("%v; logged %s", err, said)
 	}
 }
 
-// TestRestoreOfLinks: a backup with links in it is not followed out of it.
+// TestRestoreOfLinks: links in a backup are not followed out of it.
 func TestRestoreOfLinks(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"data/run", "data/run/main", "blobs", "logs", "logs/run", "log", "log/sealed", "data/run/main/step-1.a1"} {
@@ -273,7 +272,7 @@ func TestRestoreOfLinks(t *testing.T) {
 				t.Error("there is a store")
 			}
 			if !maps.Equal(before, snapshot(t, away)) {
-				t.Error("what is behind the link has changed")
+				t.Error("files behind the link have changed")
 			}
 		})
 	}

@@ -31,14 +31,14 @@ func listening(t *testing.T, dir string, l *jetlog.Listen) (*Store, string) {
 	return s, (<-bound).String()
 }
 
-// TestServed works in a directory over TCP, through one owner and the next.
+// TestServed works in a directory over TCP, through two owners in turn.
 func TestServed(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
 	access := &Access{Token: secretToken}
 	owner, addr := listening(t, dir, &jetlog.Listen{Address: "127.0.0.1:0", Token: secretToken})
 	if c, err := readCard(dir); err != nil || c.Address != addr {
-		t.Errorf("owner.json says %+v, %v, the address is %s", c, err, addr)
+		t.Errorf("owner.json has %+v, %v, the address is %s", c, err, addr)
 	}
 	url := "nats://" + addr
 	remote, err := Open(t.Context(), Options{Location: url, Access: access})
@@ -64,7 +64,7 @@ func TestServed(t *testing.T) {
 		t.Errorf("the owner's views have digest %s, the client's %s", a, b)
 	}
 
-	// Another process stands by, and listens when it is its turn.
+	// Another process stands by, and listens once it owns the store.
 	bound := make(chan net.Addr, 1)
 	next, err := Open(t.Context(), Options{
 		Location: dir, Listen: &jetlog.Listen{Address: addr, Token: secretToken}, Bound: func(a net.Addr) { bound <- a },
@@ -80,17 +80,17 @@ func TestServed(t *testing.T) {
 	committed(t, remote, "run", 3)
 	sees(next, 3)
 	if c, err := readCard(dir); err != nil || c.Address != addr {
-		t.Errorf("owner.json says %+v, %v", c, err)
+		t.Errorf("owner.json has %+v, %v", c, err)
 	}
 }
 
-// TestAnotherAtTheAddress: a client that comes back to its address and finds
-// another store there writes nothing to it.
+// TestAnotherAtTheAddress: a client that reconnects and finds another store at its address writes
+// nothing to it.
 func TestAnotherAtTheAddress(t *testing.T) {
 	t.Parallel()
 	owner, addr := listening(t, made(t), &jetlog.Listen{Address: "127.0.0.1:0"})
 	remote := openWith(t, Options{Location: "nats://" + addr, Access: &Access{}})
-	defer func() { // its views may have found out too
+	defer func() { // its views may have detected it too
 		if err := remote.Close(); err != nil && !errors.Is(err, jetlog.ErrForeign) {
 			t.Error(err)
 		}
@@ -115,7 +115,7 @@ func TestAnotherAtTheAddress(t *testing.T) {
 	}
 }
 
-// TestNotLetIn: who is refused is told why, and what to set.
+// TestNotLetIn: a refused client gets the reason and the setting to change.
 func TestNotLetIn(t *testing.T) {
 	t.Parallel()
 	certs := certificates(t)
@@ -127,7 +127,7 @@ func TestNotLetIn(t *testing.T) {
 	for name, tc := range map[string]struct {
 		scheme string
 		access Access
-		says   string // "" for who is let in
+		says   string // "" if the client is accepted
 	}{
 		"good":          {"tls", Access{Token: secretToken, CA: certs["ca.pem"]}, ""},
 		"wrong token":   {"tls", Access{Token: secretToken + "x", CA: certs["ca.pem"]}, "does not know this token"},
@@ -159,8 +159,8 @@ func TestNotLetIn(t *testing.T) {
 	}
 }
 
-// TestElsewhere: the data of a served directory is looked for under its path,
-// where another store or nothing may be.
+// TestElsewhere: the data of a served directory is expected under its path, where this machine may
+// have another store or nothing.
 func TestElsewhere(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -173,11 +173,11 @@ func TestElsewhere(t *testing.T) {
 	if _, err := InitURL(t.Context(), o.Location, URLOptions{Data: t.TempDir(), Access: o.Access}); !errors.Is(err, ErrExists) {
 		t.Errorf("another store on the same log: %v", err)
 	}
-	// What this machine would see there. The server itself has its log open.
+	// Simulate that on this machine; the server itself has its log open.
 	path := filepath.Join(dir, "store.json")
 	mine := read(t, path)
 	remove(t, dir, "store.json")
-	refused(t, o, os.ErrNotExist, dir, host, "nothing there says", "mount it", "same path")
+	refused(t, o, os.ErrNotExist, dir, host, "nothing there identifies", "mount it", "same path")
 	write(t, path, read(t, filepath.Join(made(t), "store.json")))
 	refused(t, o, ErrForeign, dir, "not of")
 	write(t, path, mine)
@@ -193,7 +193,7 @@ func openWith(t *testing.T, o Options) *Store {
 	return s
 }
 
-// TestPortTaken: a store that cannot listen is given up again.
+// TestPortTaken: a store that cannot listen is released again.
 func TestPortTaken(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -208,8 +208,8 @@ func TestPortTaken(t *testing.T) {
 	shut(t, open(t, dir))
 }
 
-// TestInitCut: an init on a server that was cut before it had marked the data
-// location is finished by the next, and one on a location in use is refused.
+// TestInitCut: an init on a server that was interrupted before it marked the data location is
+// finished by the next; an init on a location in use is refused.
 func TestInitCut(t *testing.T) {
 	t.Parallel()
 	url, srv := server(t)
@@ -220,16 +220,16 @@ func TestInitCut(t *testing.T) {
 		t.Fatal(first, err)
 	}
 	remove(t, data, markName)
-	refused(t, Options{Location: url}, os.ErrNotExist, data, "nothing there says")
+	refused(t, Options{Location: url}, os.ErrNotExist, data, "nothing there identifies")
 	second, err := InitURL(t.Context(), url, o)
 	if err != nil || second != first {
 		t.Fatalf("made %+v, then %+v, %v", first, second, err)
 	}
 	if _, err := InitURL(t.Context(), url, o); !errors.Is(err, ErrExists) {
-		t.Errorf("once more: %v", err)
+		t.Errorf("again: %v", err)
 	}
 	shut(t, open(t, url))
-	// Another server with the same data: that of the first is not at hand.
+	// Another server with the same data: the first server's log is not available.
 	empty, other := server(t)
 	_, err = InitURL(t.Context(), empty, o)
 	wrong(t, err, ErrExists, first.Store, data, "key")
@@ -251,8 +251,8 @@ func TestInitCut(t *testing.T) {
 	other.end()
 }
 
-// TestTwoServers: one log directory is never served twice, by a process with
-// the store's lock or without.
+// TestTwoServers: one log directory is never served twice, by processes with or without the
+// store's lock.
 func TestTwoServers(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -267,7 +267,7 @@ func TestTwoServers(t *testing.T) {
 	first := start(t, "holder", "CKPTSTORE_TEST_DIR="+log)
 	first.hear("start")
 	wrong(t, again(), jetlog.ErrServed, log)
-	// Who has the store's lock, but not that of the log, is no owner either.
+	// Nor is a process an owner with the store's lock but without the log's.
 	refused(t, Options{Location: dir, Patience: 100 * time.Millisecond}, jetlog.ErrServed, log)
 	first.kill()
 	owner := actors(t, dir, 1)[0]

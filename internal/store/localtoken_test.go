@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 )
 
-// onLoopback opens a store that listens and has made its token.
+// onLoopback opens a store that listens with a token it has made.
 func onLoopback(t *testing.T, dir string) (s *Store, url, token string) {
 	t.Helper()
 	s, addr := listening(t, dir, &jetlog.Listen{Address: "127.0.0.1:0"})
@@ -23,8 +23,8 @@ func onLoopback(t *testing.T, dir string) (s *Store, url, token string) {
 	return s, "nats://" + addr, path
 }
 
-// TestTokenMade: a listener on loopback makes a token, which clients of this user
-// find, and without which a client is refused.
+// TestTokenMade: a listener on loopback makes a token. Clients of this user find it, and clients
+// without it are refused.
 func TestTokenMade(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -40,11 +40,11 @@ func TestTokenMade(t *testing.T) {
 	refused(t, Options{Location: url, Access: &Access{Token: secretToken}}, jetlog.ErrNotAllowed, "does not know this token")
 	remote := openWith(t, Options{Location: url, Access: &Access{}})
 	defer shut(t, remote)
-	// The address that a name stands for takes its place: the token is not for what
-	// else the name may stand for.
+	// The address replaces the host name: the token is not for other servers that the name may
+	// stand for.
 	shut(t, openWith(t, Options{Location: strings.Replace(url, "127.0.0.1", "localhost", 1), Access: &Access{}}))
 
-	// The next owner there makes another, which a client that is there already finds.
+	// The next owner there makes another token, which connected clients find too.
 	before := read(t, path)
 	address := strings.TrimPrefix(url, "nats://")
 	bound := make(chan net.Addr, 1)
@@ -58,9 +58,9 @@ func TestTokenMade(t *testing.T) {
 	must(t, remote, "run", begun("step-1"))
 }
 
-// TestTokenWithdrawn: what is left of a listener opens nothing.
+// TestTokenWithdrawn: the token of a former listener opens nothing.
 func TestTokenWithdrawn(t *testing.T) {
-	t.Setenv("XDG_RUNTIME_DIR", shortDir(t, "run")) // owners in other tests sweep theirs
+	t.Setenv("XDG_RUNTIME_DIR", shortDir(t, "run")) // owners in other tests sweep their own
 	dir := made(t)
 	s, url, path := onLoopback(t, dir)
 	left := read(t, path)
@@ -68,7 +68,7 @@ func TestTokenWithdrawn(t *testing.T) {
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the token outlives its owner: %v", err)
 	}
-	// That of an owner that was killed has no lock. It is not shown, and goes.
+	// The token of a killed owner is not locked. It is not sent, and is swept.
 	write(t, path, left)
 	if _, at, err := searchToken(url).find(); at != "" || err == nil || !strings.Contains(err.Error(), "was killed") {
 		t.Errorf("the token of a dead owner is found for %q: %v", at, err)
@@ -79,8 +79,8 @@ func TestTokenWithdrawn(t *testing.T) {
 	}
 }
 
-// TestTokenNotPrivate: what another user may have written is not shown, and the
-// refusal says why.
+// TestTokenNotPrivate: a file that another user may have written is not used, and the refusal
+// names the reason.
 func TestTokenNotPrivate(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("this test gives files to another user: run it as root")
@@ -112,8 +112,8 @@ func TestTokenNotPrivate(t *testing.T) {
 	}
 }
 
-// TestTokenOfAService: an owner in another environment than its clients, such as
-// a service, is found all the same.
+// TestTokenOfAService: clients find an owner in another environment than theirs, such as a
+// service.
 func TestTokenOfAService(t *testing.T) {
 	tmp := shortDir(t, "tmp")
 	t.Setenv("XDG_RUNTIME_DIR", "")
@@ -126,7 +126,7 @@ func TestTokenOfAService(t *testing.T) {
 	shut(t, openWith(t, Options{Location: url, Access: &Access{}}))
 }
 
-// TestTokenModes: no umask lets another user read it.
+// TestTokenModes: no umask lets another user read the token.
 func TestTokenModes(t *testing.T) {
 	for _, umask := range []int{0, 0o002, 0o022, 0o077} {
 		t.Setenv("XDG_RUNTIME_DIR", shortDir(t, "run"))
@@ -147,7 +147,7 @@ func TestTokenModes(t *testing.T) {
 	}
 }
 
-// TestTokenSearch: a token is looked for only where it can be for that server alone.
+// TestTokenSearch: the search covers only URLs for which a token can be for that server alone.
 func TestTokenSearch(t *testing.T) {
 	for url, want := range map[string]string{
 		"nats://127.0.0.1:4222":                       "127.0.0.1:4222",

@@ -21,29 +21,29 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// logEnd is end.json: an event that the log has had, at or near its end. A log
-// that was cut behind the last receipt looks whole, and whoever went on with it
-// would give sequences out again that were acknowledged.
+// logEnd is end.json: an event that the log has had, at or near its end. A log that was
+// truncated behind the last receipt looks complete. An owner that continued with it would
+// assign acknowledged sequences again.
 //
 //	STORE/end.json   {"store", "sequence", "event", "at", "settled"}
 //
-// An owner that ends in order writes it after the last append, so it is the
-// log's end. While it lives it writes it every second in which the end moved:
-// after a kill, what came in the last second has no such witness.
+// An owner that ends in order writes it after the last append, so it is the log's end.
+// Before that, the owner writes it every second in which the end moved. So after a kill
+// there is no record of the last second.
 type logEnd struct {
 	Store    string    `json:"store"`
 	Sequence uint64    `json:"sequence"`
 	Event    string    `json:"event"` // its ID
-	At       time.Time `json:"at"`    // when it was the last one
-	// Settled is the event up to which every decision about a checkpoint was
-	// carried out in the data; 0 when that is not known.
+	At       time.Time `json:"at"`    // when it was the last event
+	// Settled is the event up to which every decision about a checkpoint has been carried
+	// out in the data; 0 if unknown.
 	Settled uint64 `json:"settled,omitempty"`
 }
 
 const (
 	endName  = "end.json"
 	endEvery = time.Second
-	// endTimeout bounds the last writing of an owner that ends.
+	// endTimeout bounds the last write of an owner that ends.
 	endTimeout = 5 * time.Second
 )
 
@@ -51,19 +51,19 @@ func readEnd(dir string) (e logEnd, err error) {
 	path := filepath.Join(dir, endName)
 	text, err := readFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return e, nil // of a new store, or one of before there was any
+		return e, nil // a new store, or one from before end.json
 	}
 	if err == nil {
 		err = json.Unmarshal(text, &e)
 	}
 	if err != nil {
-		err = fmt.Errorf("%w: where the log ended is not known: %s: %w: compare log/ with a backup, then delete that file: it is written again", ErrDamaged, path, err)
+		err = fmt.Errorf("%w: the recorded end of the log cannot be read: %s: %w: compare log/ with a backup, then delete that file: it is written again", ErrDamaged, path, err)
 	}
 	return e, err
 }
 
-// hadEnd holds the log to have the event that was its end when its owner last
-// wrote so, and returns how much of it was settled then.
+// hadEnd checks that the log has the event that its owner last recorded as its end, and
+// returns how much of the log was settled then.
 func hadEnd(ctx context.Context, s *Store, log *jetlog.Log, last uint64) (settled uint64, err error) {
 	if IsURL(s.opts.Location) {
 		return 0, nil
@@ -89,12 +89,12 @@ func hadEnd(ctx context.Context, s *Store, log *jetlog.Log, last uint64) (settle
 			return 0, err
 		}
 	}
-	return 0, fmt.Errorf("%w: the log was rolled back: %s, and on %s it ended at event %d, %s: restore log/ from a backup, or, to go on without what it lost, delete %s",
+	return 0, fmt.Errorf("%w: the log was rolled back: %s, and on %s it ended at event %d, %s: restore log/ from a backup, or, to continue without the lost events, delete %s",
 		ErrDamaged, has, end.At.Local().Format(time.DateTime), end.Sequence, end.Event, filepath.Join(s.Location, endName))
 }
 
-// noteEnd writes where the log ends now and how much of it is settled, if that is
-// not what is written.
+// noteEnd records the log's end and how much of it is settled, if that differs from the
+// record.
 func noteEnd(ctx context.Context, dir, store string, log *jetlog.Log, settled uint64) error {
 	last, err := log.Last(ctx)
 	if err != nil {
@@ -114,53 +114,52 @@ func noteEnd(ctx context.Context, dir, store string, log *jetlog.Log, settled ui
 	return durable.Write(filepath.Join(dir, endName), append(text, '\n'))
 }
 
-// keepEnd notes the log's end until ctx ends.
+// keepEnd records the log's end until ctx ends.
 func (w *ownership) keepEnd(ctx context.Context, s *Store) {
 	said := false
 	for sleep(ctx, endEvery) {
 		err := noteEnd(ctx, w.dir, s.ID, w.log, w.settler.settled.Load())
 		if ctx.Err() == nil && err != nil && !said {
 			said = true
-			s.opts.Logger.Warn("where the log ends cannot be noted: that it is cut would not be noticed behind the last commit", "error", err)
+			s.opts.Logger.Warn("log end not recorded: a truncation after the last commit would go unnoticed", "error", err)
 		}
 	}
 }
 
-// settle ends what others do with the store, folds the rest of the log, and
-// notes its end. Nothing is appended after it.
+// settle ends the use of the store by other processes, folds the rest of the log, and
+// records its end. Nothing is appended after it.
 func (w *ownership) settle() {
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
 	w.server.Disconnect()
 	if err := noteEnd(ctx, w.dir, w.store.ID, w.log, w.settler.settled.Load()); err != nil {
-		w.store.opts.Logger.Warn("where the log ends was not noted", "error", err)
+		w.store.opts.Logger.Warn("log end not recorded", "error", err)
 	}
 	last, err := w.log.Last(ctx)
 	if err != nil || w.views.db.Cursor() >= last {
-		return // they are a cache
+		return // the views are a cache
 	}
 	if err := w.views.finish(ctx); err != nil {
-		w.store.opts.Logger.Warn("the views are behind the log; they are brought up to it when the store is next opened", "error", err)
+		w.store.opts.Logger.Warn("views behind the log; the next open of the store catches up", "error", err)
 	}
 }
 
-// When a store is opened, the receipts are compared with the log that are
-// likely to tell of one that was rolled back: those with the highest sequences,
-// which such a log does not reach, and a sample of what was saved last in other
-// trials, for one that has gone on since. All are compared in the background,
-// and by `ckptstore verify --log`.
+// On open, the owner compares the receipts that are likely to reveal a rolled-back log:
+// those with the highest sequences, which such a log does not reach, and a sample of the
+// latest saves of other trials, for a log that has continued since. The background scrub
+// and `ckptstore verify --log` compare all receipts.
 const (
-	compareTrials = 64 // in which something was saved or removed last
+	compareTrials = 64 // with the latest saves and removals
 	compareEach   = 4  // receipts of each
 	compareLast   = 16 // with the highest sequences, and
 	compareOthers = 8  // of the others
 )
 
-// recorded holds the log to be the one that this store has had: its end, and
-// the events that receipts name. A log that lacks the event of a receipt was
-// rolled back or cut, however whole it looks. Whoever went on with it would save
-// again under the names of checkpoints that are there, and number its events as
-// theirs. It returns how much of the log is settled.
+// recorded checks that the log is the log that this store has had: its end, and the events
+// that receipts name. A log that lacks a receipt's event was rolled back or truncated, even
+// if it looks complete. Continuing with it would save again under the names of existing
+// checkpoints and reuse the sequences of their events. recorded returns how much of the log
+// is settled.
 func recorded(ctx context.Context, s *Store, log *jetlog.Log) (settled uint64, err error) {
 	receipts, damaged, err := s.Data.Newest(ctx, compareTrials, compareEach)
 	if err != nil {
@@ -171,7 +170,7 @@ func recorded(ctx context.Context, s *Store, log *jetlog.Log) (settled uint64, e
 			s.opts.Logger.Warn("symbolic link in the data not followed", "path", d.File, "error", d.Err)
 			continue
 		}
-		s.opts.Logger.Warn("a receipt is damaged and is written again if the log knows its checkpoint", "path", d.File, "error", d.Err)
+		s.opts.Logger.Warn("damaged receipt; rewritten if the log has its checkpoint", "path", d.File, "error", d.Err)
 	}
 	last, err := log.Last(ctx)
 	if err != nil {
@@ -192,27 +191,26 @@ func recorded(ctx context.Context, s *Store, log *jetlog.Log) (settled uint64, e
 	return hadEnd(ctx, s, log, last)
 }
 
-// wasRead holds the log to be as long as it was when it was last read: of a
-// log whose views are gone, and whose end no receipt is about, nothing else
-// knows.
+// wasRead checks that the log is as long as when it was last read. If the views are gone
+// and no receipt is about the log's end, this is the only check.
 func wasRead(s *Store, last uint64) error {
 	if IsURL(s.opts.Location) {
 		return nil
 	}
 	read, _, err := lastFullRead(s.Location)
 	if err != nil {
-		s.opts.Logger.Warn("that the log is as long as it was is not known", "error", err)
+		s.opts.Logger.Warn("record of the last read not usable: a shorter log would go unnoticed", "error", err)
 		return nil
 	}
 	if last < read.Sequence {
-		return fmt.Errorf("%w: the log was rolled back: it ends at event %d, and on %s it was read up to event %d: restore log/ from a backup, or run `ckptstore recover`, which makes a log of the receipts; to go on without what it lost, delete %s",
+		return fmt.Errorf("%w: the log was rolled back: it ends at event %d, and on %s it was read up to event %d: restore log/ from a backup, or run `ckptstore recover`, which makes a log of the receipts; to continue without the lost events, delete %s",
 			ErrDamaged, last, read.At.Local().Format(time.DateTime), read.Sequence, filepath.Join(s.Location, readName))
 	}
 	return nil
 }
 
-// toCompare are the receipts of a store that are compared, the newest first: the
-// newest, and of the newest of other trials some, from all over the log.
+// toCompare returns the receipts to compare, the newest first: the newest receipts, and
+// recent ones of other trials, from all over the log.
 func toCompare(receipts []checkpoint.Receipt, id string, newest, others int) []checkpoint.Receipt {
 	mine := slices.DeleteFunc(slices.Clone(receipts), func(r checkpoint.Receipt) bool { return r.Store != id })
 	slices.SortFunc(mine, func(a, b checkpoint.Receipt) int { return cmp.Compare(b.Sequence, a.Sequence) })
@@ -255,12 +253,11 @@ func compareReceipt(ctx context.Context, s *Store, log *jetlog.Log, r checkpoint
 	if IsURL(s.Location) {
 		where, offline = "the server's stream "+jetlog.Stream, filepath.Dir(s.DataDir)
 	}
-	return fmt.Errorf("%w: the log was rolled back: by %s, event %d is %s, which commits %s@%s; %s: restore %s from a backup, or run `ckptstore recover`, which makes a log of the receipts; a copy that was not made by `ckptstore backup` looks like this too; to go on without that checkpoint, move its directory away; `ckptstore ls --offline --store %s` reads the checkpoints",
+	return fmt.Errorf("%w: the log was rolled back: by %s, event %d is %s, which commits %s@%s; %s: restore %s from a backup, or run `ckptstore recover`, which makes a log of the receipts; a copy that was not made by `ckptstore backup` looks like this too; to continue without that checkpoint, move its directory away; `ckptstore ls --offline --store %s` reads the checkpoints",
 		ErrDamaged, filepath.Join(s.DataDir, r.Ref.String(), checkpoint.ReceiptFile), r.Sequence, r.Event, r.Run, r.Checkpoint, has, where, offline)
 }
 
-// damage makes what the log and the views call by their own names a damaged
-// store.
+// damage converts the damage errors of the log and the views to [ErrDamaged].
 func damage(err error) error {
 	if err == nil || errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
 		return err
@@ -276,14 +273,12 @@ func damage(err error) error {
 	return err
 }
 
-// IsDamage reports whether err says that a log or views are damaged: what
-// [Open] calls [ErrDamaged], and what reading on may find later under the names
-// of the log and the views.
+// IsDamage reports whether err means damage of a log or of views: the [ErrDamaged] of
+// [Open], or an error of the log or the views found later.
 func IsDamage(err error) bool { return errors.Is(damage(err), ErrDamaged) }
 
-// openViews opens the views of a directory. What is wrong with them is damage,
-// unless the machine lacks something or their file system fails, which is
-// [viewdb.ErrFailed].
+// openViews opens the views of a directory. An error is damage, unless the machine lacks
+// resources or the file system fails, which is [viewdb.ErrFailed].
 func openViews(ctx context.Context, s *Store, dir string) (*viewdb.DB, error) {
 	db, err := viewdb.OpenContext(ctx, dir, viewdb.Options{FS: viewsOn(s.opts.viewsFS, dir), Store: s.ID, Logger: s.opts.Logger, Patience: viewsPatience(filepath.Dir(dir), time.Now())})
 	if err == nil || ctx.Err() != nil || errors.Is(err, viewdb.ErrFailed) {
@@ -299,30 +294,30 @@ func openViews(ctx context.Context, s *Store, dir string) (*viewdb.DB, error) {
 	return nil, viewsError{fmt.Errorf("%w: %w", ErrDamaged, err)}
 }
 
-// viewsError is damage of the views alone: the log may be whole.
+// viewsError reports damage of the views alone: the log may be intact.
 type viewsError struct{ error }
 
 func (e viewsError) Unwrap() error { return e.error }
 
-// maxReceiptFindings is how many receipts are named that the log contradicts.
+// maxReceiptFindings limits the receipts named that contradict the log.
 const maxReceiptFindings = 100
 
-// allReceipts holds every receipt of a store to be about an event of its log,
-// while that is read from its start: of each it keeps 16 bytes.
+// allReceipts checks that every receipt of a store is about an event of its log, while the
+// log is read from its start. It keeps 16 bytes for each receipt.
 type allReceipts struct {
-	said  []saidCommit // in order of their sequences
-	at    int          // the first one that the log has not come to
-	wrong []uint64     // sequences at which the log has something else
+	said  []saidCommit // sorted by sequence
+	at    int          // index of the first receipt not yet reached
+	wrong []uint64     // sequences where the log has another event
 }
 
-// saidCommit is what a receipt says.
+// saidCommit is the commit that a receipt records.
 type saidCommit struct {
 	sequence uint64
 	event    [8]byte // of the digest of its ID
 }
 
-// listReceipts reads the receipts. What is in the log when it is asked for its
-// end after that has the events of all of them.
+// listReceipts reads the receipts. Read the log's end after it: then the log has the events
+// of all of them.
 func listReceipts(ctx context.Context, s *Store, pace func(context.Context, int64) error) (*allReceipts, error) {
 	const each = 512 // bytes of a receipt, about
 	a := &allReceipts{}
@@ -344,7 +339,7 @@ func eventMark(id string) [8]byte {
 	return [8]byte(sum[:8])
 }
 
-// see compares the next event of the log. One that cannot be read is a finding
+// see compares the next event of the log. It skips an unreadable event, which is a finding
 // already.
 func (a *allReceipts) see(e events.Recorded) {
 	for ; a.at < len(a.said) && a.said[a.at].sequence <= e.Sequence; a.at++ {
@@ -354,7 +349,7 @@ func (a *allReceipts) see(e events.Recorded) {
 	}
 }
 
-// findings names the receipts that the log, which ends at last, contradicts.
+// findings returns the receipts that the log, which ends at last, contradicts.
 func (a *allReceipts) findings(ctx context.Context, s *Store, last uint64) (found []LogFinding, err error) {
 	beyond := slices.ContainsFunc(a.said[a.at:], func(c saidCommit) bool { return c.sequence > last })
 	if len(a.wrong) == 0 && !beyond {

@@ -8,8 +8,8 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// TestEndIsNoted: an owner notes the log's end soon after it moved, and when it
-// ends, also what others have appended through it.
+// TestEndIsNoted: an owner records the log's end soon after it moved, and when it ends, including
+// events that other processes appended through it.
 func TestEndIsNoted(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -37,8 +37,7 @@ func TestEndIsNoted(t *testing.T) {
 	beside.end()
 }
 
-// TestOtherEnd: what was the log's end is another event, or is that of another
-// store, or cannot be read.
+// TestOtherEnd: the recorded end is another event, belongs to another store, or cannot be read.
 func TestOtherEnd(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -55,7 +54,7 @@ func TestOtherEnd(t *testing.T) {
 		{`{"store":"` + s.ID + `","sequence":2,"event":"other"}`, ErrDamaged, "rolled back: event 2 is "},
 		{`{"store":"` + s.ID + `","sequence":3,"event":"other"}`, ErrDamaged, "rolled back: it ends at event 2"},
 		{`{"store":"other","sequence":2,"event":"other"}`, ErrForeign, "store other"},
-		{text[:len(text)/2], ErrDamaged, "where the log ended is not known"},
+		{text[:len(text)/2], ErrDamaged, "the recorded end of the log cannot be read"},
 	} {
 		write(t, path, c.text)
 		refused(t, Options{Location: dir}, c.is, c.says, "delete", endName)
@@ -67,8 +66,8 @@ func TestOtherEnd(t *testing.T) {
 	}
 }
 
-// TestKnownDamage: a store whose log was read and found to be damaged has no
-// owner until reading it finds nothing.
+// TestKnownDamage: a store with a damaged log has no owner until a reading of the log has no
+// findings.
 func TestKnownDamage(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -79,7 +78,7 @@ func TestKnownDamage(t *testing.T) {
 	}
 	say(t, s, "run", events.GlobalPlan{Attempt: 1, Checkpoint: "x", Layout: blob})
 	path := filepath.Join(dir, "blobs", blob.Digest[:2], blob.Digest)
-	// A blob that is not there is found, and closes no store: any client can name one.
+	// A missing blob is a finding, but closes no store: any client can name one.
 	away(t, path, func() {
 		if out, err := s.VerifyLog(t.Context(), nil); err != nil || len(out.Findings) != 1 || !out.Findings[0].Aside {
 			t.Errorf("%+v, %v", out, err)
@@ -90,10 +89,10 @@ func TestKnownDamage(t *testing.T) {
 	if err := noteReadLog(dir, ReadLog{Last: 2, Findings: []LogFinding{{Sequence: 2, Until: 2, Problem: "it cannot be read"}}}); err != nil {
 		t.Fatal(err)
 	}
-	// A process beside the owner goes on: it may be the one that ends the others.
+	// A client of the owner continues: it may be the process that ends the others.
 	shut(t, open(t, dir))
 	if _, _, err := VerifyKnownDamage(t.Context(), Options{Location: dir}, nil); err == nil {
-		t.Error("a log is read beside its owner")
+		t.Error("a log is read although it has an owner")
 	}
 	shut(t, s)
 	refused(t, Options{Location: dir}, ErrKnownDamage, "event 2", "restore", "recover", "verify --log", "ls --offline")
@@ -108,8 +107,8 @@ func TestKnownDamage(t *testing.T) {
 	shut(t, open(t, dir))
 }
 
-// TestFilesUnderServer: what a server answers whose files are gone, or cut, is
-// not vouched for.
+// TestFilesUnderServer: a reading reports log files that were deleted or truncated under a running
+// server.
 func TestFilesUnderServer(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(t *testing.T, dir string){

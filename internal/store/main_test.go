@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The test binary is also every other process of these tests: with roleEnv set
-// it does what it is told on its standard input until that ends.
+// The test binary is also every other process of these tests: with roleEnv set it executes the
+// requests on its standard input until that ends.
 const roleEnv = "CKPTSTORE_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -33,14 +33,14 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	// These tests wait for the disk and for other processes more than they
-	// compute. A number on the command line goes before.
+	// These tests wait for the disk and for other processes more than they compute. The command
+	// line overrides this number.
 	err := flag.Set("test.parallel", "8")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	// Their garbage is blocks of logs, large and read once.
+	// Their garbage consists of log blocks, large and read once.
 	debug.SetGCPercent(400)
 	if short, err = os.MkdirTemp("", "ck"); err == nil {
 		// With the race detector, every process would sleep for a second before
@@ -61,13 +61,13 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// short is a directory with a path short enough for sockets, and which other
-// users may pass through.
+// short is a directory whose path is short enough for sockets and that other users may pass
+// through.
 var short string
 
 var shorts atomic.Int64
 
-// shortDir is a new directory in short.
+// shortDir returns a new directory in short.
 func shortDir(t *testing.T, name string) string {
 	t.Helper()
 	dir := filepath.Join(short, fmt.Sprint(shorts.Add(1)), name)
@@ -77,7 +77,7 @@ func shortDir(t *testing.T, name string) string {
 	return dir
 }
 
-// limit bounds every wait of these tests; only a failure takes as long.
+// limit bounds every wait of these tests; only a failure reaches it.
 const limit = 2 * time.Minute
 
 // request is a line to a process, reply a line from it.
@@ -100,7 +100,7 @@ type reply struct {
 	Data         json.RawMessage `json:"data,omitempty"`
 }
 
-// sentinels keep their identity between processes.
+// sentinels are the errors that processes can send to each other.
 var sentinels = map[string]error{
 	"no store": ErrNoStore, "foreign": ErrForeign, "newer": ErrNewer, "damaged": ErrDamaged,
 	"locked": ErrLocked, "exists": ErrExists, "lease lost": ErrLeaseLost,
@@ -116,7 +116,7 @@ func failed(err error) reply {
 	return r
 }
 
-// process is another process.
+// process is another test process.
 type process struct {
 	t       *testing.T
 	cmd     *exec.Cmd
@@ -176,7 +176,7 @@ func (p *process) listen(stdout io.Reader) {
 	}
 }
 
-// acknowledged are the IDs of all events that the process was told are stored.
+// acknowledged returns the IDs of all events that were acknowledged to the process.
 func (p *process) acknowledged() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -204,12 +204,12 @@ func (p *process) hear(what string) reply {
 	case <-p.read:
 		p.t.Fatalf("%s: process %d is gone", what, p.pid())
 	case <-time.After(limit):
-		p.t.Fatalf("%s: process %d says nothing", what, p.pid())
+		p.t.Fatalf("%s: process %d does not answer", what, p.pid())
 	}
 	return reply{}
 }
 
-// try makes a request, do one that must succeed.
+// try makes a request; do makes a request that must succeed.
 func (p *process) try(r request) reply {
 	p.t.Helper()
 	p.tell(r)
@@ -233,7 +233,7 @@ func (p *process) signal(s syscall.Signal) {
 	if s != syscall.SIGSTOP {
 		return
 	}
-	// Until all of its threads have stopped, one may yet answer.
+	// Until all of its threads have stopped, a thread may still answer.
 	var err error = syscall.EINTR
 	for errors.Is(err, syscall.EINTR) {
 		err = unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WSTOPPED, nil)
@@ -243,7 +243,7 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
-// kill is kill -9. What the process has said before is heard.
+// kill sends SIGKILL and reads the remaining output.
 func (p *process) kill() {
 	p.t.Helper()
 	p.signal(syscall.SIGKILL)

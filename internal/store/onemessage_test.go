@@ -13,9 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 )
 
-// TestOneMessage: a client with the token says what is hard to read, in one message at
-// a time. Each is refused, or everybody gets past it: other runs go on, the log has no
-// damage, and the store opens again.
+// TestOneMessage: a client with the token sends one hard message at a time. Each is refused, or all
+// readers get past it: other runs continue, the log has no damage, and the store opens again.
 func TestOneMessage(t *testing.T) {
 	t.Parallel()
 	agg := events.Aggregate{Run: "run", Trial: trialName}

@@ -85,7 +85,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// TestViews deletes and damages what can be rebuilt.
+// TestViews deletes and damages views, which are rebuilt.
 func TestViews(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -132,8 +132,8 @@ func TestViews(t *testing.T) {
 	})
 }
 
-// damagedViews opens a store whose views are damaged in a file that may not be
-// needed: it has the views in memory then, and says so.
+// damagedViews opens a store whose views are damaged in a file that may not be needed. If it is
+// needed, the store keeps its views in memory and logs that.
 func damagedViews(t *testing.T, dir, want string) {
 	t.Helper()
 	said := &lines{}
@@ -146,11 +146,11 @@ func damagedViews(t *testing.T, dir, want string) {
 		t.Errorf("digest %s, want %s", got, want)
 	}
 	if text := said.String(); text != "" && (!strings.Contains(text, "views kept in memory") || !strings.Contains(text, filepath.Join(dir, "views")) || !strings.Contains(text, "delete")) {
-		t.Errorf("it says %s", text)
+		t.Errorf("it logs %s", text)
 	}
 }
 
-// TestRolledBackLog: views that lead the log are a log that lost events.
+// TestRolledBackLog: views that are ahead of the log mean that the log has lost events.
 func TestRolledBackLog(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -164,7 +164,7 @@ func TestRolledBackLog(t *testing.T) {
 	refused(t, Options{Location: dir}, ErrDamaged, "rolled back")
 }
 
-// TestReadOnly opens a store as somebody who may only read it.
+// TestReadOnly opens a store as a user with read permission only.
 func TestReadOnly(t *testing.T) {
 	t.Parallel()
 	top := shortDir(t, "")
@@ -184,12 +184,12 @@ func TestReadOnly(t *testing.T) {
 	before := snapshot(t, dir)
 
 	p := start(t, "actor", "XDG_RUNTIME_DIR=", "TMPDIR="+tmp)
-	if os.Getuid() == 0 { // whom no mode stops
+	if os.Getuid() == 0 { // root ignores modes
 		p.do(request{Do: "become", Count: 65534})
 	}
 	got := p.try(request{Do: "open", Location: dir, Patience: time.Second})
 	if !strings.Contains(got.Error, lockName+": permission denied") || !strings.Contains(got.Error, "--offline") {
-		t.Errorf("open says %+v", got)
+		t.Errorf("open returns %+v", got)
 	}
 	if got := p.try(request{Do: "list", Location: dir}); got.Text != "step-1.a1" {
 		t.Errorf("without the lock it lists %+v", got)
@@ -221,7 +221,7 @@ func TestOpenData(t *testing.T) {
 	dir := made(t)
 	s := open(t, dir)
 	committed(t, s, "run", 1)
-	// A manifest that nobody committed, and a directory that nobody knows.
+	// A manifest without a commit, and a directory that the log does not know.
 	w, m := written(t, s, "run", 2)
 	if _, err := w.Finish(t.Context(), m, refuse); err == nil {
 		t.Fatal("committed without the log")
@@ -242,7 +242,7 @@ func TestOpenData(t *testing.T) {
 	wrong(t, err, nil, "directory")
 }
 
-// TestPatienceIsForOthers: what the owner itself has to do may take longer.
+// TestPatienceIsForOthers: the owner's own work may take longer than the patience.
 func TestPatienceIsForOthers(t *testing.T) {
 	t.Parallel()
 	s, err := Open(t.Context(), Options{Location: made(t), Patience: 1})
@@ -259,7 +259,7 @@ func TestClose(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
 	owner, second := open(t, dir), open(t, dir)
-	// Somebody tidied up.
+	// Simulate a deleted owner.json.
 	remove(t, dir, cardName)
 	for range 2 {
 		shut(t, second)

@@ -16,22 +16,21 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
-// openedLog is the log of a directory whose server runs in this process, and
-// which nothing contradicts that is known of it.
+// openedLog is the log of a directory whose server runs in this process, after it passed
+// all checks against the store's records.
 type openedLog struct {
 	server  *jetlog.Server
 	log     *jetlog.Log
-	settled uint64 // event up to which decisions are carried out; 0 when that is not known
+	settled uint64 // event up to which decisions are carried out; 0 if unknown
 }
 
-// openLog starts the server over the log of a directory, under the store's lock
-// and within [guarded], and holds the log to be that of the store, as long as it
-// was, and to have the events of the receipts. On an error the caller closes
-// what was opened.
+// openLog starts the server over the log of a directory, under the store's lock and within
+// [guarded]. It checks that the log is the store's, is as long as it was, and has the events
+// of the receipts. On an error the caller must close the result.
 func openLog(ctx context.Context, s *Store, dir string, listen *jetlog.Listen) (o openedLog, err error) {
-	// A server would make a new log, and then miss the events.
+	// With a missing log, a server would make a new one and lose the events.
 	if _, err = os.Stat(filepath.Join(dir, "log")); err != nil {
-		return o, fmt.Errorf("%w: its log is not there: %w: `ckptstore restore` a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
+		return o, fmt.Errorf("%w: its log is missing: %w: `ckptstore restore` a backup, or run `ckptstore recover`; `ckptstore ls --offline` still lists the checkpoints", ErrDamaged, err)
 	}
 	if err = settleCut(dir, nil); err != nil {
 		return o, err
@@ -54,7 +53,7 @@ func openLog(ctx context.Context, s *Store, dir string, listen *jetlog.Listen) (
 	return o, err
 }
 
-// close may be called after an error of openLog.
+// close may be called after an error of openLog too.
 func (o openedLog) close() {
 	if o.log != nil {
 		o.log.Close()
@@ -64,8 +63,8 @@ func (o openedLog) close() {
 	}
 }
 
-// aloneWithLog takes the lock of a store that nobody owns, and opens its log for
-// do alone: no other process can connect. An owner is [ErrLocked].
+// aloneWithLog takes the lock of a store without an owner and opens its log for do; no
+// other process can connect. If the store has an owner, it returns [ErrLocked].
 func aloneWithLog(ctx context.Context, s *Store, instead string, do func(*jetlog.Log) error) (err error) {
 	if err := mayOpen(s.Location); err != nil {
 		return err
@@ -78,7 +77,7 @@ func aloneWithLog(ctx context.Context, s *Store, instead string, do func(*jetlog
 		return err
 	}
 	defer func() { err = errors.Join(err, unlock(lock)) }()
-	stop, err := s.lend(ctx, s.Location)
+	stop, err := s.shareFiles(ctx, s.Location)
 	if err != nil {
 		return err
 	}
@@ -93,7 +92,7 @@ func aloneWithLog(ctx context.Context, s *Store, instead string, do func(*jetlog
 	})
 }
 
-// logFiles are the files with the events of a directory's log; none of a
+// logFiles returns the files that hold the events of a directory's log; none for a
 // server's.
 func (s *Store) logFiles() ([]string, error) {
 	if IsURL(s.opts.Location) {
@@ -114,10 +113,9 @@ func (s *Store) logFiles() ([]string, error) {
 	return files, nil
 }
 
-// onDisk holds the log to be in its directory: a server goes on to answer from
-// its memory, and from files that are open, when they were deleted. had are the
-// files before the reading. Their sizes say nothing: the server compresses a
-// block when it begins the next one.
+// onDisk checks that the log is in its directory: after its files are deleted, a server
+// still answers from memory and from open files. had are the files before the reading.
+// Sizes are not checked: the server compresses a block when it begins the next one.
 func (s *Store) onDisk(had []string) (findings []LogFinding, err error) {
 	if IsURL(s.opts.Location) {
 		return nil, nil
@@ -126,16 +124,16 @@ func (s *Store) onDisk(had []string) (findings []LogFinding, err error) {
 	if err != nil {
 		return nil, err
 	}
-	const then = "its server goes on with what it has in memory: save that by `ckptstore events --json` before that process ends, then restore log/ from a backup"
+	const then = "its server continues from memory: save that by `ckptstore events --json` before that process ends, then restore log/ from a backup"
 	if len(has) == 0 {
-		return []LogFinding{{Problem: fmt.Sprintf("there is no file of it in %s; %s", filepath.Join(s.Location, "log"), then)}}, nil
+		return []LogFinding{{Problem: fmt.Sprintf("no file of the log is in %s; %s", filepath.Join(s.Location, "log"), then)}}, nil
 	}
 	gone, err := s.deleted()
 	if err != nil {
 		return nil, err
 	}
-	// The files of a stream that was cut meanwhile are gone as they should be, with
-	// its directory.
+	// The files of a stream that was cut meanwhile are gone as expected, with its
+	// directory.
 	for _, path := range had {
 		if !slices.Contains(has, path) && !slices.Contains(gone, path) && exists(filepath.Dir(path)) {
 			gone = append(gone, path)
@@ -143,7 +141,7 @@ func (s *Store) onDisk(had []string) (findings []LogFinding, err error) {
 	}
 	for _, path := range gone {
 		if _, err := os.Stat(path); err == nil {
-			findings = append(findings, LogFinding{Problem: fmt.Sprintf("its file %s is not the one that its server writes; %s", path, then)})
+			findings = append(findings, LogFinding{Problem: fmt.Sprintf("its file %s is not the file that its server writes; %s", path, then)})
 			continue
 		}
 		findings = append(findings, LogFinding{Problem: fmt.Sprintf("its file %s was deleted; %s", path, then)})
@@ -151,9 +149,9 @@ func (s *Store) onDisk(had []string) (findings []LogFinding, err error) {
 	return findings, nil
 }
 
-// deleted are the blocks that the owner has open, as the one that it writes, and
-// whose names are gone. Of an owner on another machine, or of another user, the
-// system does not tell.
+// deleted returns the blocks that the owner has open, such as the current one, and whose
+// names are gone. The system does not report this for an owner on another machine or of
+// another user.
 func (s *Store) deleted() (gone []string, err error) {
 	process := "self"
 	if s.owner != nil && !s.Owns() {
@@ -187,24 +185,24 @@ func (s *Store) deleted() (gone []string, err error) {
 	return gone, nil
 }
 
-// inside is the store's directory, below which no symbolic link is followed.
+// inside returns the store's directory, below which no symbolic link is followed.
 func (s *Store) inside() beneath.Root { return beneath.At(s.Location) }
 
-// insideData is the directory that holds data/, wherever that is.
+// insideData returns the directory that holds data/, on any kind of store.
 func (s *Store) insideData() beneath.Root { return beneath.At(filepath.Dir(s.DataDir)) }
 
-// readFile returns the content of a small file in the directory of a store. A
-// symbolic link is not followed, and a pipe not waited for.
+// readFile returns the content of a small file in the directory of a store. It does not
+// follow a symbolic link or wait for a pipe.
 func readFile(path string) ([]byte, error) { return beneath.At(filepath.Dir(path)).ReadFile(path) }
 
-// plainLog refuses a log with symbolic links, pipes or devices in it, before a
-// server opens its files on its own.
+// plainLog returns an error if a log contains symbolic links, pipes or devices, before a
+// server opens its files.
 func plainLog(dir string) error {
 	return onlyPlain(dir, filepath.Join(dir, "log"))
 }
 
-// onlyPlain refuses what is neither a directory nor a regular file at a path in
-// dir and below it. A path that nothing has is fine.
+// onlyPlain returns an error unless a path in dir and everything below it are directories
+// and regular files. A missing path is fine.
 func onlyPlain(dir, path string) error {
 	return beneath.At(dir).WalkDir(path, func(path string, e fs.DirEntry, err error) error {
 		switch {
@@ -219,13 +217,13 @@ func onlyPlain(dir, path string) error {
 	})
 }
 
-// ErrKnownDamage says that a reading of the log has found damage, and none since
-// has found nothing. It comes with [ErrDamaged].
+// ErrKnownDamage reports that a reading of the log has found damage, and no later reading
+// was clean. It comes with [ErrDamaged].
 var ErrKnownDamage = errors.New("its log was read and is damaged")
 
-// sound refuses a directory of whose log damage is recorded: whoever went on
-// with it would build on events that are lost. A blob that is not there, or was never,
-// concerns the save of its event alone, and a cursor its subscriber.
+// sound returns an error if damage of the log is recorded: an owner that continued with it
+// would build on lost events. A missing or invented blob concerns only its event's save,
+// and a cursor only its subscriber.
 func sound(dir string) error {
 	r, _, err := lastFullRead(dir)
 	if err != nil {
@@ -246,17 +244,17 @@ func sound(dir string) error {
 		ErrDamaged, ErrKnownDamage, found[0], more, dir)
 }
 
-// warnOfDamage tells a process that goes on beside an owner, which may end what
-// runs there.
+// warnOfDamage warns a process that continues next to a running owner, which may finish
+// the jobs that run there.
 func (s *Store) warnOfDamage() {
 	if err := sound(s.Location); err != nil && !s.Owns() {
-		s.opts.Logger.Warn("the owner of this store goes on, and the next one will refuse: end all trainings, and keep the directory as it is", "error", err)
+		s.opts.Logger.Warn("store damaged: its owner continues, the next owner will refuse; end all trainings and keep the directory as it is", "error", err)
 	}
 }
 
-// VerifyKnownDamage is [Store.VerifyLog] for a store that does not open because
-// of [ErrKnownDamage]. The log is read under
-// the store's lock, and nobody can connect meanwhile; an owner is [ErrLocked].
+// VerifyKnownDamage is [Store.VerifyLog] for a store that does not open because of
+// [ErrKnownDamage]. It reads the log under the store's lock; no other process can connect
+// meanwhile. If the store has an owner, it returns [ErrLocked].
 func VerifyKnownDamage(ctx context.Context, o Options, progress func(events uint64)) (id string, out ReadLog, err error) {
 	if IsURL(o.Location) {
 		return "", out, fmt.Errorf("verify the log at %s: a server's store has no directory in which damage is recorded", jetlog.Redacted(o.Location))

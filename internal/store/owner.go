@@ -22,29 +22,29 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// owner is this process's side of the ownership of a directory: it holds the
-// lock and serves, or it knows who does.
+// owner is this process's side of the ownership of a directory: it holds the lock and
+// serves, or connects to the process that does.
 type owner struct {
 	dir   string
 	store *Store
 
 	life   context.Context // ends with close
 	cancel context.CancelFunc
-	lost   chan struct{}   // the connection to the owner broke, or could not be made
-	broke  chan *ownership // of this process, which can do its work no more
-	cut    chan *ownership // of this process, whose live stream is due to be cut
+	lost   chan struct{}   // the connection to the owner broke or failed
+	broke  chan *ownership // this process's ownership, which has failed
+	cut    chan *ownership // this process's ownership, whose live stream is due for a cut
 	done   chan struct{}   // the watcher has ended; nil before it started
 	client *query.Client
 
 	cutAgain time.Time  // when to try again to cut the live stream, after a failure
-	taking   sync.Mutex // held while this process tries to own the store, which may take long
+	taking   sync.Mutex // held while this process tries to own the store; may take long
 
 	mu  sync.Mutex // held for a moment
 	own *ownership // nil while another process owns the store
 	why error      // the store has no owner; nil while it has one
 }
 
-// card is owner.json: who owns the store and where to reach it.
+// card is owner.json: the owner of the store and its addresses.
 type card struct {
 	Host    string    `json:"host"`
 	PID     int       `json:"pid"`
@@ -62,7 +62,7 @@ func newOwner(dir string, s *Store) *owner {
 	return o
 }
 
-// tryLock takes the lock of a store's directory, if this process may write there;
+// tryLock takes the lock of a store's directory, if this process may write there. It returns
 // nil when another process holds it.
 func tryLock(dir string) (*os.File, error) {
 	if err := mayWrite(dir); err != nil {
@@ -85,11 +85,11 @@ func tryLock(dir string) (*os.File, error) {
 	return nil, fmt.Errorf("lock the store: %w", err)
 }
 
-// join owns the store or connects to its owner, and sets the store's log. An
-// owner may go at any moment of it. Patience is for others: what this process
-// does as the owner takes its time.
+// join owns the store or connects to its owner, and sets the store's log. The owner may leave
+// at any moment. Patience bounds the wait for other processes, not this process's own work as
+// the owner.
 func (o *owner) join(ctx context.Context) error {
-	// Segments of the archive are read by each process, the owner or not.
+	// Every process reads the segments of the archive, the owner or not.
 	if err := onlyPlain(o.dir, archiveDir(o.dir)); err != nil {
 		return fmt.Errorf("open the store: %w", err)
 	}
@@ -120,7 +120,7 @@ func (o *owner) join(ctx context.Context) error {
 	}
 }
 
-// connect opens the log through whoever owns it now.
+// connect opens the log through the current owner.
 func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
 		Dial: o.dialLog, Logger: o.store.opts.Logger, Archive: archiveDir(o.dir),
@@ -139,35 +139,35 @@ func (o *owner) connect(ctx context.Context) error {
 	return nil
 }
 
-// lose tells the watcher that there may be no owner.
+// lose notifies the watcher that there may be no owner.
 func (o *owner) lose() {
 	select {
 	case o.lost <- struct{}{}:
-	default: // it is told already
+	default: // it is notified already
 	}
 }
 
-// locked is the error for an owner that does not answer. Where its socket is
-// not visible, as in another container, waiting would not help.
+// locked returns the error for an owner that does not answer. If the owner's socket is not
+// visible, as from another container, waiting does not help.
 func (o *owner) locked(cause error) error {
 	who, next := "another process", "wait for it or end that process"
 	c, err := readCard(o.dir)
 	if err != nil && errors.Is(cause, context.DeadlineExceeded) {
-		cause = err // which the time was spent on
+		cause = err // the actual cause of the delay
 	}
 	if err == nil && c.PID > 0 {
 		who = fmt.Sprintf("process %d on %s, owner since %s,", c.PID, c.Host, c.Started.Local().Format(time.DateTime))
 		next = fmt.Sprintf("its socket is %s: wait for it or end that process", c.Log)
 		if _, serr := os.Lstat(c.Log); errors.Is(serr, os.ErrNotExist) {
-			next = fmt.Sprintf("its socket %s is not visible here, as when each container has a /tmp of its own: share XDG_RUNTIME_DIR between them, or run `ckptstore serve --listen HOST:PORT` beside the store and use --store nats://HOST:PORT", c.Log)
+			next = fmt.Sprintf("its socket %s is not visible here, as when each container has a /tmp of its own: share XDG_RUNTIME_DIR between them, or run `ckptstore serve --listen HOST:PORT` next to the store and use --store nats://HOST:PORT", c.Log)
 		}
 	}
 	return fmt.Errorf("%w: %s holds %s and does not answer: %w: %s; `ckptstore ls --offline` reads without the lock",
 		ErrLocked, who, filepath.Join(o.dir, lockName), cause, next)
 }
 
-// tryOwn takes the lock and starts serving. It reports false when another
-// process holds the lock.
+// tryOwn takes the lock and starts serving. It returns false when another process holds the
+// lock.
 func (o *owner) tryOwn(ctx context.Context) (bool, error) {
 	o.taking.Lock()
 	defer o.taking.Unlock()
@@ -188,8 +188,8 @@ func (o *owner) tryOwn(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// unlock gives a lock back. A process that is being started has the file too until it
-// is executed, so that closing it would not do.
+// unlock releases a lock. Closing the file is not enough: a child that is being started shares
+// it until it executes its program.
 func unlock(f *os.File) error {
 	return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
 }
@@ -200,8 +200,8 @@ func (o *owner) ownership() *ownership {
 	return o.own
 }
 
-// dialLog connects to the embedded server, here or in the owner's process. An
-// owner that went before the log was connected again is lost too.
+// dialLog connects to the embedded server, here or in the owner's process. A failure means that
+// the owner has left, also before the log reconnects.
 func (o *owner) dialLog(ctx context.Context) (net.Conn, error) {
 	if own := o.ownership(); own != nil {
 		return own.server.Dial()
@@ -229,8 +229,8 @@ func (o *owner) dialAPI(ctx context.Context) (net.Conn, error) {
 	return dialUnix(ctx, c.API)
 }
 
-// Answer implements [query.Source]: by the own views, or by the owner's. While
-// the store passes from one owner to the next, the question waits.
+// Answer implements [query.Source] with this process's views or the owner's. While the store
+// passes to the next owner, the query waits.
 func (o *owner) Answer(ctx context.Context, kind string, p query.Params) (json.RawMessage, error) {
 	patient, cancel := context.WithTimeout(ctx, o.store.opts.Patience)
 	defer cancel()
@@ -261,7 +261,7 @@ func (o *owner) Answer(ctx context.Context, kind string, p query.Params) (json.R
 	}
 }
 
-// errClosed is the answer of a store that this process has closed.
+// errClosed reports a store that this process has closed.
 var errClosed = errors.New("the store is closed")
 
 var _ query.Source = (*owner)(nil)
@@ -269,12 +269,12 @@ var _ query.Source = (*owner)(nil)
 // Owns reports whether this process owns the store now.
 func (s *Store) Owns() bool { return s.owner != nil && s.owner.ownership() != nil }
 
-// closeTimeout bounds how long this process waits for the store to be given up:
-// a disk that does not answer may hold its log, its views and its notes.
+// closeTimeout bounds how long close waits for the release of the store: a disk that does not
+// answer may hold its log, its views and its notes.
 const closeTimeout = 50 * time.Second
 
-// close gives the store up. It may be called again. What does not end in time
-// ends with the process, and so does the lock.
+// close releases the store. It may be called again. Work that does not end in time ends with
+// the process, as does the lock.
 func (o *owner) close() error {
 	ended := make(chan error, 1)
 	go func() { ended <- o.giveBack() }()
@@ -284,7 +284,7 @@ func (o *owner) close() error {
 	case err := <-ended:
 		return err
 	case <-timer.C:
-		return fmt.Errorf("close the store %s: it was not given up within %v: its disk does not answer; the lock is held until this process ends", o.dir, closeTimeout)
+		return fmt.Errorf("close the store %s: not released within %v: its disk does not answer; the lock is held until this process ends", o.dir, closeTimeout)
 	}
 }
 
@@ -312,7 +312,7 @@ func (o *owner) giveBack() error {
 	return nil
 }
 
-// removed removes a file that may be gone.
+// removed removes a file that may be missing.
 func removed(path string) error {
 	if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -337,8 +337,8 @@ func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	return d.DialContext(ctx, "unix", path)
 }
 
-// A process that opens a store with [Options].Reader changes nothing in it, also
-// when another process owns it:
+// A process that opens a store with [Options].Reader changes nothing in it, whether or not it
+// owns the store:
 //
 //	                          Reader            otherwise
 //	append, decide, lease     refused           allowed
@@ -349,15 +349,15 @@ func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 //	ballast                   on a full disk    released
 //	sockets of dead jobs      left as they are  removed
 //
-// What is not done waits for the next owner that is no reader; end.json keeps up to
-// where that is known to be done. Owning takes LOCK, owner.json and end.json, and the
-// server of the log and the views write to their own directories. So a reader takes
-// only a store that it could write to: see [ReadOnly] for the others.
+// The skipped work waits for the next owner that is not a reader; end.json records how far it is
+// done. Owning writes LOCK, owner.json and end.json, and the server of the log and the views
+// write to their own directories. So a reader takes only a store that it could write to: see
+// [ReadOnly] for other stores.
 
-// errReading is the error of everything that a reader does not do.
+// errReading reports an operation that a reader refuses.
 var errReading = errors.New("the store was opened for reading")
 
-// unwritable is why this process changes nothing in the store; nil when it may.
+// unwritable returns why this process changes nothing in the store, or nil if it may.
 func (s *Store) unwritable() error {
 	if s.backup == nil && s.opts.Reader {
 		return errReading
@@ -365,8 +365,8 @@ func (s *Store) unwritable() error {
 	return s.backup
 }
 
-// owed removes from a report of a reader the receipt that a crash has left unwritten:
-// the log commits the checkpoint, and the next owner writes the receipt.
+// owed removes from a reader's report the receipt that a crash has left unwritten: the log
+// commits the checkpoint, and the next owner writes the receipt.
 func (s *Store) owed(c projections.Checkpoint, report data.Report) data.Report {
 	if !s.opts.Reader {
 		return report
@@ -383,17 +383,17 @@ func (s *Store) owed(c projections.Checkpoint, report data.Report) data.Report {
 	return report
 }
 
-// Unserved reports whether an append, a decision or a question failed because
-// nobody answered it: the store's owner is gone, paused or busy, the log's
-// server has no room or no leader. The same call may do better later. A refusal
-// is not unserved, such as that of facts on a disk that is nearly full.
+// Unserved reports whether an append, a decision or a query failed because no process answered
+// it: the store's owner is gone, paused or busy, or the log's server has no room or no leader.
+// A retry may succeed later. A refusal is not unserved, such as that of facts on a disk that is
+// nearly full.
 func Unserved(err error) bool {
 	switch {
 	case err == nil, IsDamage(err), errors.Is(err, ErrForeign), errors.Is(err, jetlog.ErrForeign), errors.Is(err, jetlog.ErrClosed), errors.Is(err, errClosed),
 		errors.Is(err, jetlog.ErrNotAllowed):
 		return false
 	case errors.Is(err, jetlog.ErrUnacknowledged), errors.Is(err, query.ErrUnreachable), errors.Is(err, context.DeadlineExceeded):
-		return true // why that is may be that the disk is full
+		return true // the cause may be a full disk
 	}
 	return !errors.Is(err, syscall.ENOSPC) && jetlog.Unanswered(err)
 }

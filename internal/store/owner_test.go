@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// TestQuestionCutOff: an owner that dies over a question is one to ask again,
-// or whose successor is.
+// TestQuestionCutOff: a query whose owner dies is asked again, of the same or the next owner.
 func TestQuestionCutOff(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -56,7 +55,7 @@ func TestQuestionCutOff(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Error(err)
 	}
-	// With nobody to ask, it ends with the patience.
+	// Without an owner, the query ends with the patience.
 	s.opts.Patience = 100 * time.Millisecond
 	write(t, filepath.Join(dir, cardName), string(text))
 	_, err = query.Ask(t.Context(), s.Views(), query.Digest, query.Params{})
@@ -64,7 +63,7 @@ func TestQuestionCutOff(t *testing.T) {
 	write(t, filepath.Join(dir, cardName), good)
 }
 
-// TestHungOwner stops an owner, which then holds the lock and says nothing.
+// TestHungOwner stops an owner, which then holds the lock and does not answer.
 func TestHungOwner(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -86,7 +85,7 @@ func TestHungOwner(t *testing.T) {
 	owner.end()
 }
 
-// TestDeafOwner: sockets that exist and speak no NATS are no owner either.
+// TestDeafOwner: sockets that exist but do not speak NATS are no owner.
 func TestDeafOwner(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]func(net.Conn){
@@ -132,8 +131,8 @@ func TestDeafOwner(t *testing.T) {
 	}
 }
 
-// TestCards: without an owner owner.json says nothing; with one, nothing else
-// says where it is.
+// TestCards: without an owner, owner.json is ignored; with an owner, it is the only record of the
+// owner's address.
 func TestCards(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
@@ -162,8 +161,8 @@ func TestCards(t *testing.T) {
 		shut(t, s)
 		must(t, open(t, dir), "run", begun("step-1"))
 	})
-	// Between the lock and the new owner.json, the old one would name a process
-	// that is dead, or by now another.
+	// Between the lock and the new owner.json, the old file would name a process that is dead, or
+	// by now another process.
 	t.Run("of a dead owner while the next one starts", func(t *testing.T) {
 		t.Parallel()
 		dir := made(t)

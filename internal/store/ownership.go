@@ -23,13 +23,13 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// ownership is everything that runs while this process owns the store. It is
-// given up in the reverse order of its fields.
+// ownership is everything that runs while this process owns the store. leave ends it in the
+// reverse order of its fields.
 type ownership struct {
 	dir     string
 	store   *Store
 	since   time.Time
-	why     error // it is of no use any more; set before the owner is told
+	why     error // the failure; set before the owner is notified
 	lock    *os.File
 	server  *jetlog.Server
 	log     *jetlog.Log // the owner's own connection
@@ -40,8 +40,8 @@ type ownership struct {
 	token   *localToken  // that clients over TCP show; nil if it was not made here
 	served  chan error   // two: of the API and of the socket
 	nserve  int
-	unload  func() // ends the keeping of the ballast and the watch on the server
-	unlend  func() // ends the sharing of files with the store's group
+	unload  func() // stops keeping the ballast and watching the server
+	unshare func() // stops sharing files with the store's group
 }
 
 // follower keeps views up to date with a log.
@@ -52,9 +52,9 @@ type follower struct {
 	done   chan error
 }
 
-// takeOwnership starts the server, brings the views up to date, repairs what a
-// crash has left, and opens the sockets. The lock belongs to the ownership
-// from then on; on an error it stays the caller's.
+// takeOwnership starts the server, brings the views up to date, repairs what a crash has left,
+// and opens the sockets. On success the ownership holds the lock; on an error the caller keeps
+// it.
 func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ *ownership, err error) {
 	w := &ownership{dir: dir, store: s, since: time.Now(), served: make(chan error, 2)}
 	defer func() {
@@ -62,7 +62,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 			err = errors.Join(fmt.Errorf("own the store %s: %w", dir, damage(err)), w.close())
 		}
 	}()
-	if w.unlend, err = s.lend(context.WithoutCancel(ctx), dir); err != nil {
+	if w.unshare, err = s.shareFiles(context.WithoutCancel(ctx), dir); err != nil {
 		return w, err
 	}
 	opened, err := openLog(ctx, s, dir, s.opts.Listen)
@@ -107,8 +107,8 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	return w, nil
 }
 
-// follow opens the views in dir, or in memory without one, catches them up and
-// keeps them there.
+// follow opens the views in dir, or in memory if dir is empty, catches them up and follows the
+// log.
 func follow(ctx context.Context, dir string, log *jetlog.Log, s *Store) (*follower, error) {
 	db, err := openShelf(ctx, s, dir, log)
 	if err != nil {
@@ -119,8 +119,8 @@ func follow(ctx context.Context, dir string, log *jetlog.Log, s *Store) (*follow
 	go func() {
 		err := db.follow(life)
 		if life.Err() == nil {
-			// Queries fail from here on, with this error: see viewdb's Wait.
-			s.opts.Logger.Error("the views have halted", "error", err)
+			// Queries fail from here on with this error: see Wait in package viewdb.
+			s.opts.Logger.Error("views halted", "error", err)
 		}
 		f.done <- err
 		close(f.done)
@@ -128,7 +128,7 @@ func follow(ctx context.Context, dir string, log *jetlog.Log, s *Store) (*follow
 	return f, nil
 }
 
-// finish ends the following of the log, and folds what it has left.
+// finish stops following the log and folds the rest of it.
 func (f *follower) finish(ctx context.Context) error {
 	f.cancel()
 	select {
@@ -142,8 +142,8 @@ func (f *follower) finish(ctx context.Context) error {
 	return f.db.settle(ctx)
 }
 
-// unfollowTime is how long close waits for the follower. One that is inside a
-// file system that does not answer ends when its database is closed.
+// unfollowTime is how long close waits for the follower. A follower that is blocked in a file
+// system ends when its database is closed.
 const unfollowTime = 2 * time.Second
 
 // close ends the views.
@@ -164,13 +164,13 @@ func (f *follower) close() error {
 
 // sweep removes what dead processes have left in the runtime directories.
 func (s *Store) sweep() error {
-	// Owners before this one are gone; their sockets may not be.
+	// Owners before this one are gone, but their sockets may remain.
 	stale, err := filepath.Glob(filepath.Join(s.sockets(), "o*"))
 	if err != nil {
 		return err
 	}
 	for _, path := range stale {
-		// One that answers is that of a copy of this store.
+		// A socket that answers belongs to a copy of this store.
 		if err := abandoned(path); err != nil {
 			return err
 		}
@@ -182,7 +182,7 @@ func (s *Store) sweep() error {
 	return nil
 }
 
-// listen opens the sockets of the owner and says in owner.json where they are.
+// listen opens the owner's sockets and records them in owner.json.
 func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
 	c := card{PID: os.Getpid(), Started: time.Now().UTC()}
 	if !s.opts.Reader {
@@ -226,8 +226,8 @@ func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
 				return err
 			}
 		}
-		// A port that was free is kept when this process begins again to own the store,
-		// as after a cut of its log: clients know it.
+		// Keep a port that was chosen when this process takes the store again, as after a cut of
+		// its log: clients know it.
 		same := *s.opts.Listen
 		same.Address = c.Address
 		s.opts.Listen = &same
@@ -245,7 +245,7 @@ func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
 	return nil
 }
 
-// abandoned removes a socket that nobody listens on.
+// abandoned removes a socket on which no process listens.
 func abandoned(path string) error {
 	conn, err := net.Dial("unix", path)
 	if err == nil {
@@ -257,8 +257,8 @@ func abandoned(path string) error {
 	return nil
 }
 
-// listenUnix listens for processes of this user, or of the group that the store is
-// shared with.
+// listenUnix listens for processes of this user, or of the group that the store is shared
+// with.
 func (s *Store) listenUnix(path string) (net.Listener, error) {
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -276,7 +276,7 @@ func (s *Store) listenUnix(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// close gives everything up, the lock last.
+// close releases everything, the lock last.
 func (w *ownership) close() error {
 	lock, err := w.leave()
 	if lock != nil {
@@ -285,14 +285,14 @@ func (w *ownership) close() error {
 	return err
 }
 
-// leave gives everything up but the lock, which it returns.
+// leave releases everything except the lock, which it returns.
 func (w *ownership) leave() (*os.File, error) {
 	var errs []error
 	if w.unload != nil {
 		w.unload()
 	}
 	if w.lock != nil {
-		// Whoever reads it from here on must not find us.
+		// From here on, readers of the file must not find this process.
 		errs = append(errs, removed(filepath.Join(w.dir, cardName)))
 	}
 	errs = append(errs, w.token.withdraw())
@@ -319,31 +319,30 @@ func (w *ownership) leave() (*os.File, error) {
 	if w.server != nil {
 		w.server.Shutdown()
 	}
-	if w.unlend != nil {
-		w.unlend()
+	if w.unshare != nil {
+		w.unshare()
 	}
 	return w.lock, errors.Join(errs...)
 }
 
-// RefOf is where a checkpoint's files are.
+// RefOf returns where a checkpoint's files are.
 func RefOf(c projections.Checkpoint) checkpoint.Ref {
 	return checkpoint.RefOf(c.Run, c.Trial, c.ID)
 }
 
-// How often a process tries to own a store that has no owner. One that had to
-// give it up soon after it took it waits longer each time.
+// How often a process tries to own a store without an owner. After it lost the store soon
+// after taking it, it waits longer each time.
 const (
 	ownEvery  = 50 * time.Millisecond
 	ownSeldom = 2 * time.Second
 	ownSoon   = 10 * time.Second
-	// cutSeldom is how long after a failure it tries again to cut the live stream.
+	// cutSeldom is how long it waits after a failure to cut the live stream.
 	cutSeldom = time.Hour
 )
 
-// watch takes the store over when its owner goes, and gives it up when this
-// process owns it and can do its work no more. Then the store has no owner until
-// there is room, or whatever it was is over; whoever waits for one takes it.
-// Appenders meanwhile retry until their deadlines.
+// watch takes the store over when its owner goes. It releases the store when this process owns
+// it and cannot serve it any more. Then the store has no owner until the cause is over, such
+// as a full disk; a waiting process takes it. Appenders retry until their deadlines.
 func (o *owner) watch() {
 	defer close(o.done)
 	pause := ownEvery
@@ -373,8 +372,8 @@ func (o *owner) watch() {
 	}
 }
 
-// find returns when the store has an owner. It gives up when there can be none,
-// and with the life of o.
+// find returns when the store has an owner. It stops when there can be no owner, and when o's
+// life ends.
 func (o *owner) find() bool {
 	said := false
 	for {
@@ -387,25 +386,25 @@ func (o *owner) find() bool {
 		}
 		o.explain(err)
 		if err == nil {
-			return true // the log reconnects by itself
+			return true // the log reconnects on its own
 		}
 		if errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
-			// Each try starts a server on it. Appends end at their deadlines.
-			o.store.opts.Logger.Error("the store cannot be taken over from its last owner", "error", err)
+			// Each try starts a server. Appends end at their deadlines.
+			o.store.opts.Logger.Error("store not taken over from its last owner", "error", err)
 			return false
 		}
 		if errors.Is(err, syscall.ENOSPC) && !said {
 			said = true
-			o.store.opts.Logger.Error("the store has no owner until there is room", "error", err)
+			o.store.opts.Logger.Error("disk full: store without an owner until there is room", "error", err)
 		}
-		o.store.opts.Logger.Debug("the store has no owner that answers", "error", err)
+		o.store.opts.Logger.Debug("no owner of the store answers", "error", err)
 		if !sleep(o.life, ownEvery) {
 			return false
 		}
 	}
 }
 
-// giveUp gives the store up while this process goes on.
+// giveUp releases the store while this process continues.
 func (o *owner) giveUp(own *ownership) {
 	o.mu.Lock()
 	mine := o.own == own
@@ -416,15 +415,15 @@ func (o *owner) giveUp(own *ownership) {
 	if !mine {
 		return
 	}
-	o.store.opts.Logger.Error("the store is given up, to be owned again as soon as that is possible", "error", own.why)
+	o.store.opts.Logger.Error("lost ownership; retrying", "error", own.why)
 	if err := own.close(); err != nil {
-		o.store.opts.Logger.Warn("the store was not given up in order", "error", err)
+		o.store.opts.Logger.Warn("release of the store incomplete", "error", err)
 	}
 }
 
-// cutTail ends the work of an ownership, cuts the live stream of its log, and begins
-// again, all under the one lock. Appenders and those who ask meanwhile retry. It
-// reports false when this process does not own the store any more.
+// cutTail ends the work of an ownership, cuts the live stream of its log, and starts again, all
+// under the same lock. Appends and queries retry meanwhile. It returns false when this process
+// does not own the store any more.
 func (o *owner) cutTail(own *ownership) bool {
 	o.taking.Lock()
 	defer o.taking.Unlock()
@@ -435,30 +434,30 @@ func (o *owner) cutTail(own *ownership) bool {
 	}
 	o.mu.Unlock()
 	if !mine {
-		return true // it was given up meanwhile
+		return true // it was released meanwhile
 	}
 	log := o.store.opts.Logger
 	begun := time.Now()
 	lock, err := own.leave()
 	if err != nil {
-		log.Warn("the store was not given up in order", "error", err)
+		log.Warn("release of the store incomplete", "error", err)
 	}
 	if lock == nil {
 		return false
 	}
-	stop, err := o.store.lend(o.life, o.dir) // what the cut makes
+	stop, err := o.store.shareFiles(o.life, o.dir) // files that the cut makes
 	if err != nil {
-		log.Warn("the store is not owned after it was given up to cut its log", "error", errors.Join(err, unlock(lock)))
+		log.Warn("lost ownership before the log cut", "error", errors.Join(err, unlock(lock)))
 		return false
 	}
 	defer stop()
 	if err := cutTail(o.life, o.store, o.dir, nil); err != nil {
-		log.Warn("the log is not cut; the live stream goes on", "error", err)
+		log.Warn("log not cut; the live stream continues", "error", err)
 		o.cutAgain = time.Now().Add(cutSeldom)
 	}
 	next, err := succeed(o.life, o.store, o.dir, lock)
 	if err != nil {
-		log.Warn("the store is not owned after its log was cut", "error", errors.Join(err, unlock(lock)))
+		log.Warn("lost ownership after the log cut", "error", errors.Join(err, unlock(lock)))
 		return false
 	}
 	o.mu.Lock()
@@ -468,15 +467,15 @@ func (o *owner) cutTail(own *ownership) bool {
 	return true
 }
 
-// explain notes why the store has no owner.
+// explain records why the store has no owner.
 func (o *owner) explain(why error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.why = why
 }
 
-// down is why the store has no owner, or cannot be written; nil when nothing is
-// known to be wrong.
+// down returns why the store has no owner or cannot be written to, or nil if no cause is
+// known.
 func (o *owner) down() error {
 	o.mu.Lock()
 	why := o.why
@@ -487,8 +486,7 @@ func (o *owner) down() error {
 	return why
 }
 
-// watch tells the owner when this ownership is of no use any more: nothing can
-// be appended.
+// watch notifies the owner when this ownership has failed: no appends are possible.
 func (w *ownership) watch(ctx context.Context, s *Store) {
 	err := w.server.Watch(ctx)
 	if ctx.Err() != nil {
@@ -502,6 +500,6 @@ func (w *ownership) watch(ctx context.Context, s *Store) {
 	}
 	select {
 	case s.owner.broke <- w:
-	case <-ctx.Done(): // it is being given up already
+	case <-ctx.Done(): // it is being released already
 	}
 }

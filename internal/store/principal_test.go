@@ -12,8 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// TestActorIsTheServersWord: who sent an event is said by the owner, whatever the
-// sender says of itself.
+// TestActorIsTheServersWord: the owner records who sent an event, whatever the sender claims.
 func TestActorIsTheServersWord(t *testing.T) {
 	t.Parallel()
 	certs := certificates(t)
@@ -68,11 +67,11 @@ func TestActorIsTheServersWord(t *testing.T) {
 			t.Fatal(m, err)
 		}
 		if got := principal(t, owner, "claimed"); got != "token" {
-			t.Errorf("a client that says it is admin is %q", got)
+			t.Errorf("a client that claims to be admin is %q", got)
 		}
 		say(t, owner, "run", events.Metrics{Attempt: 1, Iteration: 2})
 		if e, err := owner.Log.At(t.Context(), last(t, owner)); err != nil || e.Principal != "" {
-			t.Errorf("what the owner appends is of %q, %v", e.Principal, err)
+			t.Errorf("the owner's event has principal %q, %v", e.Principal, err)
 		}
 	})
 	t.Run("certificate", func(t *testing.T) {

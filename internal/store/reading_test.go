@@ -13,9 +13,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/query"
 )
 
-// TestReaderChangesNothing opens a store that a crash has left with work to be done,
-// to read it and as its owner. What is there stays, nothing can be appended, and the
-// next process that does not only read does the work.
+// TestReaderChangesNothing opens a store with work left by a crash, for reading and as its owner.
+// Nothing changes and nothing can be appended, and the next process that is not a reader does the
+// work.
 func TestReaderChangesNothing(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -29,7 +29,7 @@ func TestReaderChangesNothing(t *testing.T) {
 	shut(t, s)
 	remove(t, receipt, "")
 	remove(t, dir, readName, ballastName)
-	// All of it but what the log's server and the views keep for themselves.
+	// Everything except the files of the log's server and of the views.
 	seen := func() map[string]string {
 		files := snapshot(t, dir)
 		maps.DeleteFunc(files, func(path, _ string) bool {

@@ -20,15 +20,15 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Receipts are the checkpoints of a directory as the receipts beside their files say,
-// for who may not write there: without lock, log or views. What the log alone knows,
-// such as tags and what is superseded, they do not say.
+// Receipts are the checkpoints of a directory according to the receipts next to their files.
+// They serve processes without write permission: without lock, log or views. They lack what
+// only the log has, such as tags and superseded checkpoints.
 type Receipts struct {
 	data *data.Root
 	log  *slog.Logger
 }
 
-// OpenReceipts opens them. What is damaged is left out, and said to the logger.
+// OpenReceipts opens the receipts in a directory. It logs and skips damaged ones.
 func OpenReceipts(location string, log *slog.Logger) (*Receipts, error) {
 	data, err := OpenData(location)
 	if err != nil {
@@ -37,14 +37,13 @@ func OpenReceipts(location string, log *slog.Logger) (*Receipts, error) {
 	return &Receipts{data: data, log: log}, nil
 }
 
-// ReadOnly is why this process cannot open the store in a directory, though it can
-// read there: the filesystem or the permissions do not let it write, or others can
-// write there, which is [ErrUntrusted]. It is nil where it can, where there is
-// nothing, and of a URL.
+// ReadOnly returns why this process cannot open the store in a directory that it can read: the
+// filesystem or the permissions do not let it write, or other users can write there, which is
+// [ErrUntrusted]. It returns nil if the process can open it, if nothing is there, and for a URL.
 func ReadOnly(location string) error {
 	dir, isURL, err := parseLocation(location)
 	if err != nil || isURL {
-		return nil // opening it says what is wrong with it
+		return nil // opening it reports the cause
 	}
 	if _, err := os.Stat(filepath.Join(dir, "store.json")); err != nil {
 		return nil // as above
@@ -55,8 +54,8 @@ func ReadOnly(location string) error {
 	return mayOpen(dir)
 }
 
-// canWrite is the error of the filesystem, or of its permissions, that this process
-// cannot write to the store in dir.
+// canWrite returns the error of the filesystem, or of its permissions, that keeps this process
+// from writing to the store in dir.
 func canWrite(dir string) error {
 	for _, name := range []string{lockName, ".", "data", "log"} {
 		path := filepath.Join(dir, name)
@@ -67,8 +66,7 @@ func canWrite(dir string) error {
 	return nil
 }
 
-// List are the committed checkpoints of a run, or of all runs, of each run the newest
-// first.
+// List returns the committed checkpoints of a run, or of all runs, each run's newest first.
 func (r *Receipts) List(ctx context.Context, run string, _ bool) ([]projections.Checkpoint, error) {
 	list, err := r.read(ctx)
 	if err != nil {
@@ -83,8 +81,8 @@ func (r *Receipts) List(ctx context.Context, run string, _ bool) ([]projections.
 		named = true
 		m, err := r.data.Reader(of.Ref).WithManifest(of.Manifest).ReadMetadata(ctx)
 		if errors.As(err, new(*data.CorruptError)) || errors.Is(err, fs.ErrNotExist) {
-			// Who may write there may be removing it, and the others are good.
-			r.log.Warn("a checkpoint is left out: its manifest is damaged or gone; `ckptstore verify` tells which", "checkpoint", of.Run+"@"+of.Checkpoint, "error", err)
+			// Another process may be removing it, and the others are good.
+			r.log.Warn("checkpoint skipped: its manifest is damaged or missing; run `ckptstore verify`", "checkpoint", of.Run+"@"+of.Checkpoint, "error", err)
 			continue
 		}
 		if err != nil {
@@ -103,7 +101,7 @@ func (r *Receipts) List(ctx context.Context, run string, _ bool) ([]projections.
 	return out, nil
 }
 
-// Committed is the checkpoint that a reference stands for.
+// Committed returns the checkpoint that a reference means.
 func (r *Receipts) Committed(ctx context.Context, ref string) (projections.Checkpoint, error) {
 	list, err := r.read(ctx)
 	if err != nil {
@@ -116,7 +114,7 @@ func (r *Receipts) Committed(ctx context.Context, ref string) (projections.Check
 	return RowOf(found), nil
 }
 
-// ReaderOf reads one of them.
+// ReaderOf opens one of the checkpoints.
 func (r *Receipts) ReaderOf(c projections.Checkpoint) (*data.FileReader, error) {
 	return readerOf(r.data, c)
 }
@@ -124,12 +122,12 @@ func (r *Receipts) ReaderOf(c projections.Checkpoint) (*data.FileReader, error) 
 func (r *Receipts) read(ctx context.Context) ([]checkpoint.Receipt, error) {
 	list, damaged, err := r.data.Checkpoints(ctx)
 	for _, d := range damaged {
-		r.log.Warn("a receipt is left out", "file", d.File, "error", d.Problem())
+		r.log.Warn("receipt skipped", "file", d.File, "error", d.Problem())
 	}
 	return list, err
 }
 
-// RowOf is what a receipt says of its checkpoint.
+// RowOf returns the row of a receipt's checkpoint.
 func RowOf(r checkpoint.Receipt) projections.Checkpoint {
 	return projections.Checkpoint{
 		Run: r.Run, Trial: r.Trial, ID: r.Checkpoint, Name: r.Name, Step: r.Step, Attempt: r.Attempt,
@@ -137,11 +135,11 @@ func RowOf(r checkpoint.Receipt) projections.Checkpoint {
 	}
 }
 
-// minPrefix is how much of an ID names a checkpoint, as with a log.
+// minPrefix is the shortest prefix of an ID that names a checkpoint, as with a log.
 const minPrefix = 4
 
-// FindReceipt is the receipt that a reference stands for, where there is no log. The forms are tried in
-// the order of [projections.Resolve].
+// FindReceipt returns the receipt that a reference means, without a log. It tries the forms of
+// a reference in the order of [projections.Resolve].
 func FindReceipt(list []checkpoint.Receipt, ref string) (checkpoint.Receipt, error) {
 	list = slices.Clone(list)
 	slices.SortFunc(list, func(x, y checkpoint.Receipt) int { return cmp.Compare(y.Sequence, x.Sequence) })
@@ -154,13 +152,13 @@ func FindReceipt(list []checkpoint.Receipt, ref string) (checkpoint.Receipt, err
 		}
 	}
 	if strings.Contains(ref, "@") {
-		return checkpoint.Receipt{}, &projections.NotFoundError{What: "run", Ref: ref, Hint: "no receipt names it; `ckptstore ls --offline` lists those that there are"}
+		return checkpoint.Receipt{}, &projections.NotFoundError{What: "run", Ref: ref, Hint: "no receipt names it; `ckptstore ls --offline` lists the existing ones"}
 	}
 	return oneReceipt(ref, list, ref)
 }
 
-// receiptsOf are those of RUN, or of RUN/TRIAL. Of a run with several trials
-// "main" is meant, as with a log.
+// receiptsOf returns the receipts of RUN, or of RUN/TRIAL. RUN with several trials means its
+// trial "main", as with a log.
 func receiptsOf(list []checkpoint.Receipt, name string) []checkpoint.Receipt {
 	where := func(is func(checkpoint.Receipt) bool) (of []checkpoint.Receipt) {
 		for _, r := range list {
@@ -180,13 +178,13 @@ func receiptsOf(list []checkpoint.Receipt, name string) []checkpoint.Receipt {
 	return where(func(r checkpoint.Receipt) bool { return r.Run+"/"+r.Trial == name })
 }
 
-// oneReceipt is the one of a list, the newest first, that the right side of a
-// reference means.
+// oneReceipt returns the receipt of a list, newest first, that the right side of a reference
+// means.
 func oneReceipt(ref string, list []checkpoint.Receipt, what string) (checkpoint.Receipt, error) {
 	if strings.HasPrefix(what, "best:") {
-		return checkpoint.Receipt{}, fmt.Errorf("%w: %s: which is the best is in the log, and --offline reads none", projections.ErrReference, ref)
+		return checkpoint.Receipt{}, fmt.Errorf("%w: %s: the best checkpoint is recorded only in the log, which --offline does not read", projections.ErrReference, ref)
 	}
-	if what == "latest" { // which is never a file by itself
+	if what == "latest" { // never a single-file checkpoint
 		list = slices.DeleteFunc(slices.Clone(list), func(r checkpoint.Receipt) bool {
 			_, _, file := projections.SplitFile(r.Name)
 			return file
@@ -216,10 +214,10 @@ func oneReceipt(ref string, list []checkpoint.Receipt, what string) (checkpoint.
 	if len(of) > 1 {
 		return checkpoint.Receipt{}, &projections.AmbiguousError{Ref: ref, Candidates: candidates(of)}
 	}
-	return checkpoint.Receipt{}, &projections.NotFoundError{What: "checkpoint", Ref: ref, Hint: "no receipt names it, and tags are in the log alone; `ckptstore ls --offline` lists those that there are"}
+	return checkpoint.Receipt{}, &projections.NotFoundError{What: "checkpoint", Ref: ref, Hint: "no receipt names it, and tags are in the log alone; `ckptstore ls --offline` lists the existing ones"}
 }
 
-// oneTrial is the newest, if all are of one trial.
+// oneTrial returns the newest receipt, if all are of one trial.
 func oneTrial(ref string, of []checkpoint.Receipt) (checkpoint.Receipt, error) {
 	for _, r := range of[1:] {
 		if r.Run != of[0].Run || r.Trial != of[0].Trial {
@@ -236,16 +234,16 @@ func candidates(of []checkpoint.Receipt) (names []string) {
 	return names
 }
 
-// VerifyOptions say how to verify several checkpoints.
+// VerifyOptions configure [Store.VerifyAll] and [VerifyReceipts].
 type VerifyOptions struct {
-	Quick    bool              // no chunk is read: see [data.VerifyOptions]
-	Progress func(bytes int64) // told how many bytes are read so far, by one goroutine at a time; may be nil
+	Quick    bool              // read no chunk: see [data.VerifyOptions]
+	Progress func(bytes int64) // called with the bytes read so far, by one goroutine at a time; may be nil
 }
 
-// VerifyAll verifies committed checkpoints, several at a time. A file that more
-// than one of them has a link to is read once. Digests of adopted files that are
-// not known yet are learned, unless it is quick or the store was opened to read, and
-// recorded, as by [Store.Learn]. The reports are in the order of the checkpoints.
+// VerifyAll verifies committed checkpoints, several in parallel. It reads a file that several of
+// them link to once. It learns digests of adopted files that are not known yet and records them,
+// as [Store.Learn] does, unless o.Quick is set or the store was opened to read. The reports are
+// in the order of the checkpoints.
 func (s *Store) VerifyAll(ctx context.Context, list []projections.Checkpoint, o VerifyOptions) ([]data.Report, error) {
 	s.learning.Lock()
 	defer s.learning.Unlock()
@@ -264,8 +262,8 @@ func (s *Store) VerifyAll(ctx context.Context, list []projections.Checkpoint, o 
 	})
 }
 
-// VerifyReceipts verifies checkpoints by what their receipts say, as
-// [Store.VerifyAll] does by the log; it learns nothing.
+// VerifyReceipts verifies checkpoints against their receipts, as [Store.VerifyAll] does against
+// the log. It learns no digests.
 func VerifyReceipts(ctx context.Context, root *data.Root, list []checkpoint.Receipt, o VerifyOptions) ([]data.Report, error) {
 	together := data.NewTogether()
 	return verifyAll(ctx, together, len(list), o.Progress, func(ctx context.Context, i int, progress func(int64)) (data.Report, error) {

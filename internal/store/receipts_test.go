@@ -10,7 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// A checkpoint whose manifest is damaged or gone hides none of the others.
+// A checkpoint with a damaged or missing manifest hides none of the others.
 func TestReceiptsOfDamaged(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -47,7 +47,7 @@ func TestReceiptsOfDamaged(t *testing.T) {
 	}
 	for _, id := range []string{"run@step-1.a1", "run@step-2.a1"} {
 		if !strings.Contains(said.String(), id) {
-			t.Errorf("nothing was said of %s:\n%s", id, said.String())
+			t.Errorf("nothing was logged about %s:\n%s", id, said.String())
 		}
 	}
 	_, err = r.List(t.Context(), "other", false)

@@ -23,38 +23,38 @@ import (
 	"github.com/ckptstore/ckptstore/internal/share"
 )
 
-// ErrNothing says that there is nothing to recover.
+// ErrNothing reports that there is nothing to recover.
 var ErrNothing = problem.New(problem.NotFound, "nothing to recover")
 
-// RecoverOptions say what to recover.
+// RecoverOptions configure [Recover].
 type RecoverOptions struct {
-	// Location is the directory of the store: the damaged one, or with From
-	// that of the new one.
+	// Location is the directory of the store: the damaged store or, with From, the new
+	// one.
 	Location string
-	// From is a directory with the data/ of a damaged store, which is only
-	// read; its files are linked. Empty: the data stays where it is.
+	// From is a directory with the data/ of a damaged store. It is only read; its files
+	// are linked. Empty: the data stays where it is.
 	From string
-	// Of are the identities of the stores whose receipts count. Empty: that of
-	// store.json, and those that it had before, or without that file the one
-	// that all receipts name.
+	// Of lists the identities of the stores whose receipts count. Empty: the identity in
+	// store.json and its earlier ones or, without that file, the identity that all
+	// receipts name.
 	Of      []string
 	Command []string     // for the log
 	Logger  *slog.Logger // default: discard
 
-	step func(name string) error // of tests: a crash before each step
+	step func(name string) error // for tests: simulates a crash before each step
 }
 
 // Recovered is the report of a recovery.
 type Recovered struct {
 	Store       string                `json:"store"`    // the new identity
-	Formerly    []string              `json:"formerly"` // whose receipts were believed, the newest first
+	Formerly    []string              `json:"formerly"` // identities whose receipts counted, the newest first
 	Location    string                `json:"location"`
 	From        string                `json:"from,omitempty"`
 	Aside       string                `json:"aside,omitempty"` // where the old log is now
 	Sequence    uint64                `json:"sequence"`        // at which the new log ends
 	Checkpoints []RecoveredCheckpoint `json:"checkpoints"`     // in the order of their commits
 	Rejected    []Rejected            `json:"rejected"`
-	Unknown     []string              `json:"unknown"` // what only the old log knew
+	Unknown     []string              `json:"unknown"` // lost with the old log
 }
 
 // RecoveredCheckpoint is a checkpoint that is committed in the new log.
@@ -78,27 +78,26 @@ type Rejected struct {
 	Reason string `json:"reason"`
 }
 
-// unknown is what no receipt says.
+// unknown lists what receipts do not record.
 var unknown = []string{
-	"metrics, and so what @best would choose",
-	"the jobs, attempts and workers of before, and why they ended",
-	"which checkpoints were superseded, and what each continued: in each trial they are one line now, in the order of their commits",
+	"metrics, and so the choice of @best",
+	"earlier jobs, attempts and workers, and why they ended",
+	"which checkpoints were superseded, and what each continued: each trial is one line now, in the order of the commits",
 	"the configuration of trials, and what they were forked from",
 	"pins and tags",
 	"saves that were aborted, and the names of deleted checkpoints",
 	"recorded digests of files that were imported in place: `ckptstore verify` records them again",
 }
 
-// Recover makes a store of the receipts of one whose log is damaged or gone: a
-// new identity and a log in which every checkpoint that its files prove is
-// committed again, under its own run, trial and ID. In the directory itself
-// the old log is set aside and no file of data/ changes. Cut at any moment,
-// nothing is lost, nobody opens the directory, and the same call finishes it.
+// Recover makes a store from the receipts of a store whose log is damaged or missing. The new
+// store has a new identity and a log that commits every checkpoint that its files prove, under
+// the same run, trial and ID. In place, Recover sets the old log aside and changes no file of
+// data/. An interrupted recovery loses nothing: no process opens the directory, and the same
+// call finishes it.
 //
-// A store that opens is [ErrExists], here and in From; one that somebody has
-// open is [ErrLocked]. Without any checkpoint that could be
-// recovered the error is [ErrNothing], and the report says why; nothing was
-// changed then.
+// It returns [ErrExists] if a store here or in From opens, and [ErrLocked] if another process
+// has one open. If no checkpoint can be recovered, it returns [ErrNothing] and changes nothing;
+// the report names the reasons.
 func Recover(ctx context.Context, o RecoverOptions) (Recovered, error) {
 	r := &recovery{RecoverOptions: o}
 	if r.Logger == nil {
@@ -117,7 +116,7 @@ func Recover(ctx context.Context, o RecoverOptions) (Recovered, error) {
 	return r.report, err
 }
 
-// recovery is one call of Recover.
+// recovery is the state of one call of Recover.
 type recovery struct {
 	RecoverOptions
 	dir, data string // of the store; where the checkpoints are
@@ -153,7 +152,7 @@ func (r *recovery) run(ctx context.Context) error {
 		return err
 	}
 	if begun && j.From != r.From {
-		return fmt.Errorf("a recovery from %q into this directory was cut: finish it with the same --from, or delete the directory", j.From)
+		return fmt.Errorf("a recovery from %q into this directory is unfinished: finish it with the same --from, or delete the directory", j.From)
 	}
 	if !j.Ready {
 		if err := r.build(ctx); err != nil {
@@ -167,10 +166,10 @@ func (r *recovery) run(ctx context.Context) error {
 	return r.finish()
 }
 
-// inside is the directory that has the checkpoints.
+// inside returns the directory that holds the checkpoints, as a root.
 func (r *recovery) inside() beneath.Root { return beneath.At(filepath.Dir(r.data)) }
 
-// build makes the new log, and what describes it durable. It may be repeated.
+// build makes the new log and records durably what it did. It may be repeated.
 func (r *recovery) build(ctx context.Context) error {
 	if err := r.believed(ctx); err != nil {
 		return err
@@ -180,7 +179,7 @@ func (r *recovery) build(ctx context.Context) error {
 		return err
 	}
 	if len(found) == 0 {
-		return fmt.Errorf("%w: of %d directories in %s none is a checkpoint that its receipt, manifest and indexes prove", ErrNothing, len(r.report.Rejected), r.data)
+		return fmt.Errorf("%w: none of %d directories in %s is a checkpoint with a valid receipt, manifest and indexes", ErrNothing, len(r.report.Rejected), r.data)
 	}
 	r.report.Store, r.report.Location, r.report.From, r.report.Unknown = NewID(), r.dir, r.From, unknown
 	if r.From != "" {
@@ -210,8 +209,8 @@ func (r *recovery) build(ctx context.Context) error {
 	return writeJournal(r.dir, journal{Ready: true, From: r.From, Report: r.report})
 }
 
-// link links the checkpoints into the new directory. What says that the
-// directory is a recovery's comes first.
+// link links the checkpoints into the new directory, after the file that marks the directory as
+// a recovery's.
 func (r *recovery) link(ctx context.Context, found []data.Examined) error {
 	if err := writeJournal(r.dir, journal{From: r.From}); err != nil {
 		return err
@@ -235,7 +234,7 @@ func (r *recovery) link(ctx context.Context, found []data.Examined) error {
 	return nil
 }
 
-// believed finds out whose receipts count.
+// believed determines whose receipts count.
 func (r *recovery) believed(ctx context.Context) error {
 	if len(r.Of) > 0 {
 		r.report.Formerly = r.Of
@@ -269,8 +268,8 @@ func (r *recovery) believed(ctx context.Context) error {
 	return nil
 }
 
-// A recovery builds the new log under recoverTemp and writes what it did into
-// recoverName. From then on it can only be finished, by whoever runs it next:
+// A recovery builds the new log under recoverTemp and records the result in recoverName. From
+// then on it can only be finished, by any process that runs it again:
 //
 //	recover.json   {ready, the report}; the last to go
 //	.tmp-recover/  log/, until it is renamed to STORE/log
@@ -288,7 +287,7 @@ type journal struct {
 	Report Recovered `json:"report"`
 }
 
-// finish puts the new log in its place. Every step may have been done before.
+// finish puts the new log in place. Every step may have been done before.
 func (r *recovery) finish() error {
 	built, log := filepath.Join(r.dir, recoverTemp, "log"), filepath.Join(r.dir, "log")
 	id := identity{
@@ -330,7 +329,7 @@ func (r *recovery) finish() error {
 				share.Dirs(r.dir, log), share.Tree(log, nil), sync())
 		}},
 		{"write the identity", func() error { return durable.Write(filepath.Join(r.dir, "store.json"), append(text, '\n')) }},
-		{"remove what was built", func() error { return errors.Join(os.RemoveAll(filepath.Join(r.dir, recoverTemp)), sync()) }},
+		{"remove the temporary log", func() error { return errors.Join(os.RemoveAll(filepath.Join(r.dir, recoverTemp)), sync()) }},
 		{"remove the journal", func() error { return errors.Join(removed(filepath.Join(r.dir, recoverName)), sync()) }},
 	} {
 		err := r.step(step.name)
@@ -363,8 +362,8 @@ func writeJournal(dir string, j journal) error {
 	return durable.Write(filepath.Join(dir, recoverName), append(text, '\n'))
 }
 
-// places finds the directories of a recovery, and refuses those that lie in
-// each other: what is made anew would be among what is lost.
+// places finds the directories of a recovery. It returns an error if they overlap: the new store
+// would be inside the lost one.
 func (r *recovery) places() error {
 	if IsURL(r.Location) {
 		return fmt.Errorf("%w: %s is a server: recover into a directory, with --from the directory of the data", ErrLocation, jetlog.Redacted(r.Location))
@@ -381,10 +380,10 @@ func (r *recovery) places() error {
 		return err
 	}
 	r.dir, r.data = dir, filepath.Join(dir, "data")
-	// A restore that has made its store.json has ended, whatever else is left of it.
+	// A restore with a store.json is finished, whatever else it has left.
 	unfinished := exists(filepath.Join(dir, restoreName)) && !exists(filepath.Join(dir, "store.json"))
 	if r.From == "" && (exists(filepath.Join(dir, backupName)) || unfinished) {
-		return fmt.Errorf("%w, or one that did not end: recover it into another directory, with --from %s", ErrBackup, dir)
+		return fmt.Errorf("%w, or an unfinished one: recover it into another directory, with --from %s", ErrBackup, dir)
 	}
 	if r.From == "" {
 		return nil
@@ -399,12 +398,12 @@ func (r *recovery) places() error {
 	case to == of:
 		return fmt.Errorf("%w: --from %s is the store itself: leave it out to recover in place", ErrLocation, from)
 	case within(to, of), within(of, to):
-		return fmt.Errorf("%w: --store %s and --from %s lie in each other: choose a --store beside the lost one", ErrLocation, dir, from)
+		return fmt.Errorf("%w: --store %s and --from %s overlap: choose a --store outside the lost one", ErrLocation, dir, from)
 	}
 	return nil
 }
 
-// resolved is a path without symbolic links, as far as it exists.
+// resolved returns a path without symbolic links, as far as it exists.
 func resolved(path string) string {
 	real, err := filepath.EvalSymlinks(path)
 	if parent := filepath.Dir(path); err != nil && parent != path {
@@ -421,8 +420,8 @@ func within(path, dir string) bool {
 	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
 }
 
-// mayBegin holds the place to be one that a recovery is for: a store that does
-// not open, and with From an empty one beside it.
+// mayBegin checks that the place is fit for recovery: a store that does not open or, with From,
+// an empty place outside it.
 func (r *recovery) mayBegin(ctx context.Context) error {
 	if r.From != "" {
 		if err := r.vacantFor(); err != nil {
@@ -440,17 +439,17 @@ func (r *recovery) mayBegin(ctx context.Context) error {
 		return errors.Join(errOpens(r.dir), s.Close())
 	}
 	if errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
-		r.Logger.Info("the log does not open, so the store is recovered from receipts", "error", err)
+		r.Logger.Info("log does not open; recovering from receipts", "error", err)
 		return nil
 	}
 	return err
 }
 
 func errOpens(dir string) error {
-	return fmt.Errorf("%w: its log opens (%s), and has more than receipts say: `ckptstore verify --log` reads all of it; to go on without it anyway, move log/ away and run this again", ErrExists, filepath.Join(dir, "log"))
+	return fmt.Errorf("%w: its log opens (%s), and has more than the receipts: `ckptstore verify --log` reads all of it; to continue without it anyway, move log/ away and run this again", ErrExists, filepath.Join(dir, "log"))
 }
 
-// vacantFor wants an empty place for the new store.
+// vacantFor checks that the place for the new store is empty.
 func (r *recovery) vacantFor() error {
 	err := vacant(r.dir)
 	switch {
@@ -462,9 +461,8 @@ func (r *recovery) vacantFor() error {
 	return nil
 }
 
-// mayLeave holds From to be lost: nobody has it open, and its log does not
-// open. Its files stay as they are, so that is found out by a copy of the log,
-// which a server may repair.
+// mayLeave checks that the store in From is lost: no process has it open, and its log does not
+// open. From must not change, so the check opens a copy of the log, which a server may repair.
 func (r *recovery) mayLeave(ctx context.Context) error {
 	log := filepath.Join(r.From, "log")
 	for _, path := range []string{filepath.Join(r.From, lockName), log} {
@@ -478,21 +476,21 @@ func (r *recovery) mayLeave(ctx context.Context) error {
 	if errors.Is(err, ErrForeign) || errors.Is(err, ErrNewer) {
 		return err
 	} else if err != nil || !exists(log) {
-		return nil // what it is, or its log, is lost
+		return nil // its identity or its log is lost
 	}
 	err = r.opensCopied(ctx, id)
 	switch {
 	case err == nil:
 		return errOpens(r.From)
 	case errors.Is(err, ErrDamaged), errors.Is(err, ErrForeign):
-		r.Logger.Info("the log does not open, so the store is recovered from receipts", "error", err)
+		r.Logger.Info("log does not open; recovering from receipts", "error", err)
 		return nil
 	}
 	return err
 }
 
-// opensCopied opens a copy of the log of From and compares it with what is
-// known of it, as whoever owned the store would.
+// opensCopied opens a copy of the log of From and runs the checks that an owner of the store
+// would run.
 func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
 	log, temp := filepath.Join(r.From, "log"), filepath.Join(r.dir, durable.TempPrefix+"log")
 	if err := plainLog(r.From); err != nil {
@@ -504,7 +502,7 @@ func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
 	}
 	from := log
 	if here, err := streamsOf(log); err == nil && len(here) == 0 && exists(filepath.Join(log, nextDir)) {
-		from = filepath.Join(log, nextDir) // its cut was cut
+		from = filepath.Join(log, nextDir) // interrupted during a cut
 	}
 	if err := os.CopyFS(filepath.Join(temp, "jetstream"), os.DirFS(filepath.Join(from, "jetstream"))); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("copy the log of %s to see whether it opens: %w: choose a --store with room for it, or move that log away", r.From, err)
@@ -533,8 +531,7 @@ func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
 	return err
 }
 
-// openExisting opens a file or directory without following a link to it, or
-// waiting for a pipe.
+// openExisting opens a file or directory. It does not follow a link or wait for a pipe.
 func openExisting(path string) (*os.File, error) {
 	root := beneath.At(filepath.Dir(path))
 	f, err := root.Open(path)
@@ -544,16 +541,15 @@ func openExisting(path string) (*os.File, error) {
 	return f, err
 }
 
-// lockExisting takes the lock of a file or directory of another store, if there
-// is such a path, and makes none. The lock is shared, which keeps an owner out
-// and needs no right to write.
+// lockExisting locks a file or directory of another store, if the path exists; it makes none.
+// The lock is shared: it keeps an owner out and needs no write permission.
 func lockExisting(path string) (release func(), err error) {
 	f, err := openExisting(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return func() {}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("see whether somebody has %s open: %w", filepath.Dir(path), err)
+		return nil, fmt.Errorf("check whether a process has %s open: %w", filepath.Dir(path), err)
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {

@@ -20,8 +20,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// ruined is a store with three checkpoints of two runs that are whole, and one
-// each of everything that is none.
+// ruined makes a store with three intact checkpoints of two runs, and one example of each kind of
+// directory that is not a checkpoint.
 func ruined(t *testing.T) (dir, id string) {
 	t.Helper()
 	dir = made(t)
@@ -45,7 +45,7 @@ func ruined(t *testing.T) (dir, id string) {
 	damage(2, "manifest-*", flip)
 	damage(3, "*.idx", flip)
 	damage(4, "*.safetensors", func(b []byte) []byte { return b[:len(b)-1] })
-	// A manifest that nobody committed, of an attempt that no receipt knows.
+	// A manifest without a commit, of an attempt that no receipt knows.
 	w, m := written(t, s, "a", 3)
 	if _, err := w.Finish(t.Context(), m, refuse); err == nil {
 		t.Fatal("committed without the log")
@@ -67,7 +67,7 @@ func ruined(t *testing.T) (dir, id string) {
 	return dir, s.ID
 }
 
-// holdRecovered compares a recovered store with what it was made of.
+// holdRecovered checks a recovered store against its original.
 func holdRecovered(t *testing.T, r Recovered, dir, id string) {
 	t.Helper()
 	var have, reasons []string
@@ -91,7 +91,7 @@ func holdRecovered(t *testing.T, r Recovered, dir, id string) {
 	s := open(t, dir)
 	defer shut(t, s)
 	if s.ID != r.Store {
-		t.Errorf("the store is %s, the report says %s", s.ID, r.Store)
+		t.Errorf("the store is %s, the report has %s", s.ID, r.Store)
 	}
 	created, info, err := s.Log.Open(t.Context())
 	if err != nil || created.Store != r.Store || !slices.Equal(created.Formerly, []string{id}) || info.Last != r.Sequence {
@@ -119,7 +119,7 @@ func holdRecovered(t *testing.T, r Recovered, dir, id string) {
 	if trial := ask(t, s, query.Trial, query.Params{Run: "a", Trial: trialName}); trial.Attempt != 5 || trial.Head != "step-2.a1" {
 		t.Errorf("trial %+v", trial)
 	}
-	// What was recovered may be deleted, and saved on.
+	// A recovered checkpoint may be deleted, and its run continued.
 	committed(t, s, "a", 11)
 	must(t, s, "a", events.CheckpointDeleted{Checkpoint: "step-1.a1"})
 	if err := s.Data.RemoveCommitted(t.Context(), refOf("a", "step-1.a1")); err != nil {
@@ -127,8 +127,8 @@ func holdRecovered(t *testing.T, r Recovered, dir, id string) {
 	}
 }
 
-// TestRecover recovers in place and beside, with the log gone, damaged and
-// foreign, and with store.json gone.
+// TestRecover recovers in place and into another directory, with the log missing, damaged and
+// foreign, and with store.json missing.
 func TestRecover(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -158,7 +158,7 @@ func TestRecover(t *testing.T) {
 			dir, id := ruined(t)
 			c.ruin(t, dir)
 			before := snapshot(t, filepath.Join(dir, "data"))
-			o := RecoverOptions{Location: filepath.Join(filepath.Dir(dir), "beside"), From: dir, Command: []string{"recover", "--api-key=SECRET"}}
+			o := RecoverOptions{Location: filepath.Join(filepath.Dir(dir), "new"), From: dir, Command: []string{"recover", "--api-key=SECRET"}}
 			if c.of {
 				_, err := Recover(t.Context(), o)
 				wrong(t, err, ErrDamaged, "store.json is gone", "--of", id)
@@ -190,7 +190,7 @@ func TestRecover(t *testing.T) {
 	}
 }
 
-// TestRecoverRefuses changes nothing where nothing can be done.
+// TestRecoverRefuses: refused recoveries change nothing.
 func TestRecoverRefuses(t *testing.T) {
 	t.Parallel()
 	dir, _ := ruined(t)
@@ -233,7 +233,7 @@ func TestRecoverRefuses(t *testing.T) {
 
 const dieEnv = "CKPTSTORE_TEST_DIE"
 
-// recoverAndDie is another process, which is killed at its n-th step.
+// recoverAndDie runs as another process, which is killed at its n-th step.
 func recoverAndDie(ctx context.Context) error {
 	n, err := strconv.Atoi(os.Getenv(dieEnv))
 	if err != nil {
@@ -251,8 +251,8 @@ func recoverAndDie(ctx context.Context) error {
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-// TestRecoverKilled kills a recovery at each of its steps, and the next one
-// early; the one after that gets to the same end, whatever was done before.
+// TestRecoverKilled kills a recovery at each of its steps, and the next one early; the one after
+// that reaches the same end, whatever was done before.
 func TestRecoverKilled(t *testing.T) {
 	t.Parallel()
 	old, id := ruined(t)
@@ -263,7 +263,7 @@ func TestRecoverKilled(t *testing.T) {
 	write(t, filepath.Join(old, "log", filepath.Dir(filepath.Dir(block)), "meta.inf"), "garbage")
 	kept := read(t, filepath.Join(old, "log", block))
 	for _, beside := range []bool{false, true} {
-		t.Run(fmt.Sprint("beside ", beside), func(t *testing.T) {
+		t.Run(fmt.Sprint("elsewhere ", beside), func(t *testing.T) {
 			t.Parallel()
 			killed := 0
 			for n, more := 1, true; more; n++ {
@@ -281,7 +281,7 @@ func TestRecoverKilled(t *testing.T) {
 						if _, begun, err := readJournal(dir); err != nil {
 							t.Fatal(err)
 						} else if begun {
-							refused(t, Options{Location: dir}, ErrDamaged, "a recovery was cut", "run the same")
+							refused(t, Options{Location: dir}, ErrDamaged, "an unfinished recovery", "run the same")
 						}
 						continue
 					}
@@ -304,8 +304,8 @@ func TestRecoverKilled(t *testing.T) {
 	}
 }
 
-// recoverKilled runs a recovery that is killed at its n-th step; it reports
-// whether it got to its end.
+// recoverKilled runs a recovery that is killed at its n-th step. It reports whether the recovery
+// finished.
 func recoverKilled(t *testing.T, dir, from string, n int) (r Recovered, done bool) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
@@ -324,7 +324,7 @@ func recoverKilled(t *testing.T, dir, from string, n int) (r Recovered, done boo
 	return r, true
 }
 
-// TestRecoveredLogRolledBack: the log of a recovery does not get shorter.
+// TestRecoveredLogRolledBack: a rollback of a recovered log is detected.
 func TestRecoveredLogRolledBack(t *testing.T) {
 	t.Parallel()
 	dir, _ := ruined(t)

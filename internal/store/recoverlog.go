@@ -25,15 +25,15 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// recoverBackend is what the attempt of a recovery says instead of the backend
-// of workers.
+// recoverBackend is the backend in the attempt of a recovery, in place of the backend of
+// workers.
 const recoverBackend = "recover"
 
-// attemptOf finds the attempt in the ID of a checkpoint.
+// attemptOf matches the attempt in the ID of a checkpoint.
 var attemptOf = regexp.MustCompile(`\.a([0-9]{1,9})(\.[0-9]+)?$`)
 
-// examine lists the checkpoints to be recovered, in the order of their commits,
-// and reports the others.
+// examine returns the checkpoints to recover, in the order of their commits, and reports the
+// others.
 func (r *recovery) examine(ctx context.Context) (found []data.Examined, err error) {
 	root, err := data.Open(vfs.Default, r.data)
 	if err != nil {
@@ -41,7 +41,7 @@ func (r *recovery) examine(ctx context.Context) (found []data.Examined, err erro
 	}
 	r.newest, r.report.Checkpoints, r.report.Rejected = map[string]int{}, nil, []Rejected{}
 	err = root.Examine(ctx, func(x data.Examined) error {
-		// No ID is given out twice, not even that of a save that was cut.
+		// No ID is assigned twice, not even that of an interrupted save.
 		trial := filepath.Join(x.Ref.Run, x.Ref.Trial)
 		if m := attemptOf.FindStringSubmatch(x.Ref.Checkpoint); m != nil {
 			n, err := strconv.Atoi(m[1])
@@ -76,7 +76,7 @@ func (r *recovery) examine(ctx context.Context) (found []data.Examined, err erro
 	return found, nil
 }
 
-// reject is why a directory does not become a checkpoint; nil if it does.
+// reject returns why a directory does not become a checkpoint, or nil if it does.
 func (r *recovery) reject(x data.Examined) *Rejected {
 	why := func(kind, reason string) *Rejected {
 		return &Rejected{Path: filepath.Join(r.data, x.Ref.String()), Kind: kind, Reason: reason}
@@ -84,7 +84,7 @@ func (r *recovery) reject(x data.Examined) *Rejected {
 	name := events.Scope{Run: x.Receipt.Run, Trial: x.Receipt.Trial, Actor: events.Server}.Validate()
 	switch {
 	case errors.Is(x.Err, data.ErrNotCommitted):
-		return why("uncommitted", "it has no receipt: a save that was not committed, or somebody's copy")
+		return why("uncommitted", "it has no receipt: a save that was not committed, or a copy")
 	case x.Receipt.Store != "" && !slices.Contains(r.report.Formerly, x.Receipt.Store):
 		return why("foreign", fmt.Sprintf("its receipt is that of store %s: use it there, or name that store with --of", x.Receipt.Store))
 	case x.Err != nil:
@@ -95,7 +95,7 @@ func (r *recovery) reject(x data.Examined) *Rejected {
 	return nil
 }
 
-// writeLog makes the log of the new store in dir, and reads it back.
+// writeLog makes the log of the new store in dir and reads it back.
 func (r *recovery) writeLog(ctx context.Context, dir string) error {
 	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: dir, Logger: serverLogger(r.Logger)})
 	if err != nil {
@@ -133,7 +133,7 @@ type relog struct {
 	lanes map[events.Aggregate]uint64
 }
 
-// decide appends decisions of which nobody else makes any.
+// decide appends decisions. No other process decides in this log.
 func (w *relog) decide(ctx context.Context, agg events.Aggregate, at time.Time, bodies ...events.Body) error {
 	for _, b := range bodies {
 		d, err := events.NewDecision(events.Stamp{ID: NewID(), Source: "recover/" + w.job, Time: at}, agg, b)
@@ -155,8 +155,7 @@ func (w *relog) say(ctx context.Context, agg events.Aggregate, body events.Body)
 	return err
 }
 
-// commits makes every checkpoint exist again. Their events have the times that
-// the receipts give them.
+// commits commits every checkpoint again. The events have the times of the receipts.
 func (w *relog) commits(ctx context.Context) error {
 	jobs := map[string]bool{}
 	for _, c := range w.report.Checkpoints {
@@ -207,8 +206,8 @@ type summary struct {
 	ranks []int
 }
 
-// manifest reads what the report leaves out of a manifest: thousands of them
-// are not kept in memory.
+// manifest reads the parts of a manifest that the report leaves out, so that thousands of
+// manifests are not kept in memory.
 func (w *relog) manifest(ctx context.Context, c RecoveredCheckpoint) (s summary, err error) {
 	root, err := data.Open(vfs.Default, w.data)
 	if err != nil {
@@ -225,9 +224,8 @@ func (w *relog) manifest(ctx context.Context, c RecoveredCheckpoint) (s summary,
 	return s, nil
 }
 
-// attempts gives each trial an attempt of the recovery's own, above all that
-// its directories know of: the next one is above that, and no ID of a lost one
-// is ever given out again.
+// attempts gives each trial an attempt of the recovery, with a number above all attempts in its
+// directories. The next attempt is above that, so no ID of a lost attempt is assigned again.
 func (w *relog) attempts(ctx context.Context) error {
 	ended := map[string]bool{}
 	for i, agg := range w.order {
@@ -253,7 +251,7 @@ func (w *relog) attempts(ctx context.Context) error {
 	return nil
 }
 
-// check folds the new log and finds every checkpoint in it.
+// check folds the new log and checks that it has every checkpoint.
 func (w *relog) check(ctx context.Context) error {
 	rows, err := viewdb.Replay(ctx, w.log, 0)
 	if err != nil {
@@ -282,12 +280,12 @@ func (w *relog) check(ctx context.Context) error {
 	return nil
 }
 
-// syncTree syncs every file and directory below dir, and dir. A server that was shut
-// down may still be removing files that it does not need.
+// syncTree syncs dir and every file and directory below it. A server that was shut down may still
+// be removing files.
 func syncTree(dir string) error {
 	return filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if err == nil {
-			err = durable.SyncDir(path) // a file is synced in the same way
+			err = durable.SyncDir(path) // also syncs a file
 		}
 		if path != dir && errors.Is(err, fs.ErrNotExist) {
 			return nil

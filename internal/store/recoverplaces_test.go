@@ -8,12 +8,12 @@ import (
 	"testing"
 )
 
-// TestRecoverFromRefuses makes no second store of one that is not lost, and
-// none in a place that belongs to it. Neither is changed.
+// TestRecoverFromRefuses: recovery makes no second store of a store that is not lost, and no store
+// in a place that belongs to it. It changes neither.
 func TestRecoverFromRefuses(t *testing.T) {
 	t.Parallel()
 	dir, _ := ruined(t)
-	beside := filepath.Join(filepath.Dir(dir), "beside")
+	beside := filepath.Join(filepath.Dir(dir), "new")
 	before := snapshot(t, dir)
 	refuses := func(o RecoverOptions, is error, parts ...string) {
 		t.Helper()
@@ -24,13 +24,13 @@ func TestRecoverFromRefuses(t *testing.T) {
 		}
 	}
 	refuses(RecoverOptions{Location: beside, From: dir}, ErrExists, "its log opens", "verify --log", "move log/ away")
-	refuses(RecoverOptions{Location: filepath.Join(dir, "sub", "sub"), From: dir}, ErrLocation, "lie in each other")
-	refuses(RecoverOptions{Location: filepath.Dir(dir), From: dir}, ErrLocation, "lie in each other")
+	refuses(RecoverOptions{Location: filepath.Join(dir, "sub", "sub"), From: dir}, ErrLocation, "overlap")
+	refuses(RecoverOptions{Location: filepath.Dir(dir), From: dir}, ErrLocation, "overlap")
 	link := filepath.Join(filepath.Dir(dir), "link")
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	refuses(RecoverOptions{Location: filepath.Join(link, "sub"), From: dir}, ErrLocation, "lie in each other")
+	refuses(RecoverOptions{Location: filepath.Join(link, "sub"), From: dir}, ErrLocation, "overlap")
 	refuses(RecoverOptions{Location: link, From: dir}, ErrLocation, "in place")
 	if !maps.Equal(before, snapshot(t, dir)) {
 		t.Error("the store was changed")
@@ -44,8 +44,7 @@ func TestRecoverFromRefuses(t *testing.T) {
 	shut(t, owner)
 }
 
-// TestRecoverFromRolledBack takes a log that lacks what a receipt says for lost,
-// as whoever opens the store does.
+// TestRecoverFromRolledBack: a log that lacks a receipt's event counts as lost, as on open.
 func TestRecoverFromRolledBack(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -56,7 +55,7 @@ func TestRecoverFromRolledBack(t *testing.T) {
 	remove(t, dir, "log", "views")
 	put(t, filepath.Join(dir, "log"), early)
 	before := snapshot(t, dir)
-	r, err := Recover(t.Context(), RecoverOptions{Location: filepath.Join(filepath.Dir(dir), "beside"), From: dir})
+	r, err := Recover(t.Context(), RecoverOptions{Location: filepath.Join(filepath.Dir(dir), "new"), From: dir})
 	if err != nil || len(r.Checkpoints) != 1 {
 		t.Errorf("%+v %v", r, err)
 	}
@@ -65,7 +64,7 @@ func TestRecoverFromRolledBack(t *testing.T) {
 	}
 }
 
-// TestRecoverKeepsPasswords: a URL has one, and errors go into logs.
+// TestRecoverKeepsPasswords: errors about a URL, which may get into logs, omit its password.
 func TestRecoverKeepsPasswords(t *testing.T) {
 	t.Parallel()
 	for _, o := range []RecoverOptions{

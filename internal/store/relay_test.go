@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/natstest"
 )
 
-// cluster is the store of a NATS server that asks for a password. url has it.
+// cluster starts a NATS server that requires a password, with a store. url has the password.
 func cluster(t *testing.T) (url string) {
 	t.Helper()
 	bare, stop, err := natstest.Start(t.TempDir(), `accounts { ckpt { jetstream: enabled, users: [ { user: own, password: "p w" } ] } }`)
@@ -30,7 +30,7 @@ func cluster(t *testing.T) (url string) {
 	return url
 }
 
-// relaying opens the store of a server and lets clients in to it.
+// relaying opens the store of a server and lets clients connect through it.
 func relaying(t *testing.T, url string) (s *Store, at string) {
 	t.Helper()
 	var bound net.Addr
@@ -42,21 +42,21 @@ func relaying(t *testing.T, url string) (s *Store, at string) {
 	return s, "nats://" + bound.String()
 }
 
-// TestRelayIntruder: the client of a relay to a server's store can do no more than the
-// client of an owner.
+// TestRelayIntruder: a client of a relay to a server's store has no more rights than a client of an
+// owner.
 func TestRelayIntruder(t *testing.T) {
 	t.Parallel()
 	s, at := relaying(t, cluster(t))
 	intrudes(t, s, at)
 }
 
-// TestRelays: two relays stand before one log. What a client of one holds, a client of
-// the other does not take, and when one relay ends, its clients go on through the other.
+// TestRelays: two relays serve one log. A client of one relay cannot take what a client of the other
+// holds. When one relay ends, its clients continue through the other.
 func TestRelays(t *testing.T) {
 	t.Parallel()
 	url := cluster(t)
 	a, first := relaying(t, url)
-	// This one does not wait for clients that may come back.
+	// This relay does not wait for clients that may come back.
 	r, addr, err := a.Log.Relay(t.Context(), jetlog.RelayOptions{
 		Listen: jetlog.Listen{Address: "127.0.0.1:0", Token: secretToken}, Bounds: front.Limits{Comeback: time.Nanosecond},
 	})
@@ -100,7 +100,7 @@ func TestRelays(t *testing.T) {
 	}
 }
 
-// TestRelayByToken: the relay shows the server a token, over TLS that the server asks for.
+// TestRelayByToken: the relay sends the server a token, over the TLS that the server requires.
 func TestRelayByToken(t *testing.T) {
 	t.Parallel()
 	certs := certificates(t)

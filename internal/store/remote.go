@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// dialURL connects to the server of a URL. Without a token it shows the one that
-// an owner on this machine has made for its user.
+// dialURL connects to the server of a URL. Without a token it uses the token that an owner on
+// this machine has made for its user.
 func dialURL(ctx context.Context, url string, a *Access, o jetlog.Options) (*jetlog.Log, error) {
 	if a == nil {
 		env := AccessFromEnv()
@@ -35,7 +35,7 @@ func dialURL(ctx context.Context, url string, a *Access, o jetlog.Options) (*jet
 	}
 	log, err := jetlog.Connect(ctx, o)
 	if errors.Is(err, jetlog.ErrNotAllowed) {
-		return nil, fmt.Errorf("%w; $%s or $%s is the token, $%s the CA that the server is checked by, $%s and $%s this client's certificate%s",
+		return nil, fmt.Errorf("%w; $%s or $%s is the token, $%s the CA that verifies the server, $%s and $%s this client's certificate%s",
 			err, EnvToken, EnvTokenFile, EnvTLSCA, EnvTLSCert, EnvTLSKey, hint)
 	}
 	if err != nil {
@@ -44,8 +44,8 @@ func dialURL(ctx context.Context, url string, a *Access, o jetlog.Options) (*jet
 	return log, nil
 }
 
-// findArchive says to a log that was sealed where its archive is: below the
-// directory that its owner serves, which is here under the same path.
+// findArchive sets the archive of a log that was sealed: below the directory that its owner
+// serves, which this machine has under the same path.
 func findArchive(ctx context.Context, log *jetlog.Log) error {
 	sealed, err := log.Sealed(ctx)
 	if errors.Is(err, jetlog.ErrNoLog) || err == nil && sealed.Last == 0 {
@@ -62,8 +62,8 @@ func findArchive(ctx context.Context, log *jetlog.Log) error {
 	return nil
 }
 
-// openURL connects to a NATS server, or to the owner of a directory that
-// listens. The views are folded in memory.
+// openURL connects to a NATS server, or to the owner of a directory that listens. It folds the
+// views in memory.
 func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	how := jetlog.Options{Logger: o.Logger}
 	if o.Reader {
@@ -119,7 +119,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	}
 	s.Copy = id.Copy
 	if at.owned {
-		log.UseArchive(archiveDir(at.dir)) // the owner may yet cut the log
+		log.UseArchive(archiveDir(at.dir)) // the owner may cut the log later
 	}
 	if err := s.openData(filepath.Join(at.dir, "data"), filepath.Join(at.dir, "blobs")); err != nil {
 		return nil, err
@@ -143,7 +143,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if at.owned || o.Reader {
 		return s, nil
 	}
-	// No process owns a server's store: each that opens it does an owner's work.
+	// A server's store has no owner: each process that opens it does an owner's work.
 	if err := repairAll(ctx, s, log, s.local.db.View, 0, unpaced); err != nil {
 		return nil, err
 	}
@@ -159,13 +159,13 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	return s, nil
 }
 
-// relay lets clients in to the log of a server's store.
+// relay lets clients connect to the log of a server's store.
 type relay struct {
 	*jetlog.Relay
-	token *localToken // that clients show; nil if it was not made here
+	token *localToken // that clients show; nil if this process did not make it
 }
 
-// startRelay listens where the options say.
+// startRelay listens at the address in the options.
 func (s *Store) startRelay(ctx context.Context) (*relay, error) {
 	r, addr, err := s.Log.Relay(ctx, jetlog.RelayOptions{Listen: *s.opts.Listen})
 	if err != nil {
@@ -192,29 +192,29 @@ func (r *relay) close() error {
 	return nil
 }
 
-// Environment of clients of a server. The token of a worker has another name:
-// what a trainer gives its workers is good for its own socket alone.
+// Environment of a server's clients. The token of a worker has another name: a worker's token is
+// valid only for its trainer's socket.
 const (
 	EnvToken     = "CKPTSTORE_STORE_TOKEN"      // the token itself
-	EnvTokenFile = "CKPTSTORE_STORE_TOKEN_FILE" // or a file of it
-	EnvTLSCA     = "CKPTSTORE_TLS_CA"           // certificates by which the server is checked
+	EnvTokenFile = "CKPTSTORE_STORE_TOKEN_FILE" // or a file that holds it
+	EnvTLSCA     = "CKPTSTORE_TLS_CA"           // certificates that verify the server
 	EnvTLSCert   = "CKPTSTORE_TLS_CERT"         // this client's certificate
 	EnvTLSKey    = "CKPTSTORE_TLS_KEY"          // and its key
 )
 
-// ErrAccess says that a token, certificate or key cannot be used.
+// ErrAccess reports an unusable token, certificate or key.
 var ErrAccess = problem.New(problem.Invalid, "bad credentials")
 
-// Access is what one side of a connection shows, and by what it checks the
-// other. Certificates and keys are files in PEM.
+// Access holds the credentials of one side of a connection, and how it verifies the other side.
+// Certificates and keys are PEM files.
 type Access struct {
-	Token     string // goes before TokenFile
-	TokenFile string // readable for its user alone
-	CA        string // of the other side's certificate; "" means the machine's, for a server: none
+	Token     string // has precedence over TokenFile
+	TokenFile string // readable only by its user
+	CA        string // verifies the other side's certificate; "" means the machine's CAs, for a server none
 	Cert, Key string // both or neither
 }
 
-// AccessFromEnv is how this process connects to servers.
+// AccessFromEnv returns this process's credentials for servers from the environment.
 func AccessFromEnv() Access {
 	return Access{
 		Token: os.Getenv(EnvToken), TokenFile: os.Getenv(EnvTokenFile),
@@ -222,7 +222,7 @@ func AccessFromEnv() Access {
 	}
 }
 
-// client fills in a client's side.
+// client sets a client's credentials in o.
 func (a Access) client(o *jetlog.Options) (err error) {
 	if o.Token, err = a.token(); err != nil {
 		return err
@@ -241,8 +241,8 @@ func (a Access) client(o *jetlog.Options) (err error) {
 	return nil
 }
 
-// Listen is a server's side: where and how it lets clients in. On loopback it
-// may ask for nothing: then [Open] makes a token.
+// Listen returns a server's listening address and credentials. On loopback it may ask clients for
+// nothing: then [Open] makes a token.
 func (a Access) Listen(address string) (*jetlog.Listen, error) {
 	l := &jetlog.Listen{Address: address}
 	var err error
@@ -287,7 +287,7 @@ func (a Access) token() (string, error) {
 	return string(token), nil
 }
 
-// secret reads a file that nobody else may read.
+// secret reads a file that no other user may read.
 func secret(what, path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -313,7 +313,7 @@ func secret(what, path string) ([]byte, error) {
 	return text, nil
 }
 
-// pair is the certificate and its key, nil without them.
+// pair returns the certificate and its key, nil without them.
 func (a Access) pair() ([]tls.Certificate, error) {
 	switch {
 	case a.Cert == "" && a.Key == "":
@@ -336,7 +336,7 @@ func (a Access) pair() ([]tls.Certificate, error) {
 	return []tls.Certificate{pair}, nil
 }
 
-// pool is the certificates in a file, nil without one.
+// pool returns the certificates in a file, nil without one.
 func pool(path string) (*x509.CertPool, error) {
 	if path == "" {
 		return nil, nil

@@ -14,13 +14,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/query"
 )
 
-// server is a NATS server in another process.
+// server starts a NATS server in another process.
 func server(t *testing.T) (url string, p *process) {
 	t.Helper()
 	return serverIn(t, filepath.Join(t.TempDir(), "log"))
 }
 
-// serverIn is one over the streams in dir.
+// serverIn is server with its streams in dir.
 func serverIn(t *testing.T, dir string) (url string, p *process) {
 	t.Helper()
 	p = start(t, "server", "CKPTSTORE_TEST_DIR="+dir)
@@ -73,7 +73,7 @@ func TestURL(t *testing.T) {
 	wrong(t, err, nil, "job-1")
 	p.do(request{Do: "release"})
 
-	// The location is no mount point here.
+	// The data location is not mounted on this machine.
 	if err := os.Rename(data, data+".away"); err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func names(entries []os.DirEntry) (names []string) {
 	return names
 }
 
-// TestNobody puts nobody behind a URL, and somebody who is no server.
+// TestNobody opens URLs without a server, or with something other than a NATS server.
 func TestNobody(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -124,7 +124,7 @@ func TestNobody(t *testing.T) {
 		wrong(t, err, nil, address, "check that a NATS server", "nats-server")
 		wrong(t, err, ErrNoStore)
 		if err != nil && (strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "ckptstore serve")) {
-			t.Errorf("error %v says the password", err)
+			t.Errorf("error %v contains the password", err)
 		}
 	}
 	if took := time.Since(begin); took > 5*time.Second {

@@ -22,19 +22,17 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// repairAlways is how many events at the end of the log are always looked at
-// for decisions that were not carried out, also if they were seen to be.
+// repairAlways is the number of events at the end of the log whose decisions are always checked,
+// even if they are known to be carried out.
 const repairAlways = 10_000
 
-// repair carries out in the data what the log has decided about checkpoints and
-// a crash has left undone: it writes missing receipts and removes what aborted
-// and deleted checkpoints have left. It looks at the decisions behind settled,
-// up to which all are known to be carried out, and returns the log's end, up to
-// which they are now. What could not be done was said, and is tried again by
-// [repairAll].
+// repair carries out in the data the log's decisions about checkpoints that a crash has left
+// undone: it writes missing receipts and removes the leftovers of aborted and deleted
+// checkpoints. It checks the decisions behind settled, the event up to which all are known to be
+// carried out, and returns the log's end, up to which they are now. It logs failures, which
+// [repairAll] retries.
 //
-// Directories that the log does not know are left as they are: they may be
-// somebody's copies.
+// It leaves directories that the log does not know: they may be a user's copies.
 func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower, settled uint64) (uint64, error) {
 	last, err := log.Last(ctx)
 	if err != nil {
@@ -74,8 +72,8 @@ func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower, set
 	return last, ctx.Err()
 }
 
-// repairOne carries out what was decided about one checkpoint. One that cannot
-// be repaired must not close the store.
+// repairOne carries out the decision about one checkpoint. A failure must not keep the store
+// from opening.
 func repairOne(ctx context.Context, s *Store, log *jetlog.Log, c projections.Checkpoint) {
 	done, err := settledInData(ctx, s, c)
 	if !done && err == nil {
@@ -90,12 +88,12 @@ func repairOne(ctx context.Context, s *Store, log *jetlog.Log, c projections.Che
 		}
 	}
 	if err != nil {
-		s.opts.Logger.Warn("a checkpoint could not be repaired; run `ckptstore verify`", "checkpoint", c.Run+"@"+c.ID, "error", err)
+		s.opts.Logger.Warn("checkpoint not repaired; run `ckptstore verify`", "checkpoint", c.Run+"@"+c.ID, "error", err)
 	}
 }
 
-// settledInData reports whether what was decided about a checkpoint is carried
-// out: its receipt can be read, or its directory is gone.
+// settledInData reports whether the decision about a checkpoint is carried out: its receipt is
+// readable, or its directory is gone.
 func settledInData(ctx context.Context, s *Store, c projections.Checkpoint) (bool, error) {
 	switch c.State {
 	case projections.Committed:
@@ -108,18 +106,18 @@ func settledInData(ctx context.Context, s *Store, c projections.Checkpoint) (boo
 		// Most of these were removed long ago.
 		_, err := s.insideData().Lstat(filepath.Join(s.DataDir, RefOf(c).String()))
 		if errors.As(err, new(*beneath.TypeError)) {
-			return false, err // what is behind a link is not removed
+			return false, err // files behind a link are not removed
 		}
 		return err != nil, nil
 	}
 	return true, nil
 }
 
-// repairAll is repair for every checkpoint of the log, run by run. With an age it
-// leaves what was ended less than that ago to those who are at it, and what was
-// deleted to the next collection: a restore may be reading it.
+// repairAll is repair for every checkpoint of the log, run by run. If age is not 0, it skips
+// checkpoints that ended more recently, whose processes may still be at work, and deleted ones,
+// which a restore may be reading: the next collection removes those.
 func repairAll(ctx context.Context, s *Store, log *jetlog.Log, read func(func(projections.Reader) error) error, age time.Duration, pace func(context.Context, int64) error) error {
-	const each = 1 << 10 // bytes that looking at one costs about
+	const each = 1 << 10 // approximate cost of one check, in bytes
 	var runs []projections.Run
 	if err := read(func(r projections.Reader) (err error) {
 		runs, err = projections.Runs(r)
@@ -136,7 +134,7 @@ func repairAll(ctx context.Context, s *Store, log *jetlog.Log, read func(func(pr
 			return err
 		})
 		if errors.Is(err, events.ErrNewer) {
-			s.opts.Logger.Warn("checkpoints of a run are left as they are", "run", run.Name, "error", err)
+			s.opts.Logger.Warn("checkpoints of a run not repaired", "run", run.Name, "error", err)
 			continue
 		}
 		if err != nil {
@@ -155,10 +153,10 @@ func repairAll(ctx context.Context, s *Store, log *jetlog.Log, read func(func(pr
 	return nil
 }
 
-// unpaced takes no time.
+// unpaced is a pace without a limit.
 func unpaced(ctx context.Context, _ int64) error { return ctx.Err() }
 
-// repairReceipt writes the receipt that the log's event calls for.
+// repairReceipt writes the receipt for a checkpoint's event.
 func repairReceipt(ctx context.Context, s *Store, log *jetlog.Log, c projections.Checkpoint) error {
 	receipt, err := receiptOf(ctx, s.ID, log, c)
 	if err != nil {
@@ -167,7 +165,7 @@ func repairReceipt(ctx context.Context, s *Store, log *jetlog.Log, c projections
 	return s.Data.WriteReceipt(ctx, RefOf(c), receipt)
 }
 
-// receiptOf is the receipt of a committed checkpoint, as the log says.
+// receiptOf returns the receipt of a committed checkpoint according to the log.
 func receiptOf(ctx context.Context, store string, log *jetlog.Log, c projections.Checkpoint) (checkpoint.Receipt, error) {
 	digest, err := checkpoint.ParseDigest(c.Manifest)
 	if err != nil {
@@ -183,15 +181,15 @@ func receiptOf(ctx context.Context, store string, log *jetlog.Log, c projections
 	}, nil
 }
 
-// repairName is beside data/. It stays, empty, when a repair ends: whoever took
-// away a file that others lock would let two of them in.
+// repairName is next to data/. The empty file stays when a repair ends: removing a file that other
+// processes lock would let two of them in.
 const repairName = "REPAIR"
 
-// LockRepair keeps other repairs of the same data out until unlock, those of
-// other processes too, whoever owns the store; of other machines, where their
-// filesystem has locks for all of them. While another repair is at work it is
-// [ErrLocked], at once. Where there is nothing to lock, because the data is in no
-// directory or its filesystem has no locks, it is [errors.ErrUnsupported].
+// LockRepair keeps other repairs of the same data out until unlock, including those of other
+// processes, whichever process owns the store. It covers other machines if the filesystem's locks
+// do. It returns [ErrLocked] at once while another repair runs. It returns
+// [errors.ErrUnsupported] if nothing can be locked: the data is in no directory, or its filesystem
+// has no locks.
 func (s *Store) LockRepair() (unlock func() error, err error) {
 	path := filepath.Join(filepath.Dir(s.DataDir), repairName)
 	if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
@@ -216,7 +214,7 @@ func (s *Store) LockRepair() (unlock func() error, err error) {
 	return func() error { return errors.Join(f.Truncate(0), f.Close()) }, nil
 }
 
-// refusedRepair says why the lock is not to be had.
+// refusedRepair explains why the lock was not taken.
 func refusedRepair(path string, err error) error {
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
@@ -232,18 +230,17 @@ func refusedRepair(path string, err error) error {
 }
 
 const (
-	// settleEvery is how often an owner looks at whether what was decided was
-	// carried out. Whoever decides has that long at least to do so.
+	// settleEvery is how often an owner checks whether decisions were carried out. The
+	// deciding process has at least that long to do so.
 	settleEvery = 30 * time.Second
-	// settleLong is how long something may stay undone before the rest of the
-	// log goes on without it: a restore may read what was deleted.
+	// settleLong is how long a decision may stay undone before the rest of the log counts
+	// without it: a restore may read a deleted checkpoint.
 	settleLong = 10 * time.Minute
 )
 
-// settler knows up to which event all decisions about checkpoints are carried
-// out in the data: receipts are there, and the files of what was aborted or
-// deleted are gone. The next owner looks at those behind it, so that it takes
-// no longer in a store with a long history. It repairs nothing itself.
+// settler tracks up to which event all decisions about checkpoints are carried out in the data:
+// receipts exist, and the files of aborted and deleted checkpoints are gone. The next owner checks
+// only later decisions, so that a long history does not slow it down. It repairs nothing itself.
 type settler struct {
 	store   *Store
 	log     *jetlog.Log
@@ -251,7 +248,7 @@ type settler struct {
 	settled atomic.Uint64
 }
 
-// keep moves settled on until ctx ends.
+// keep advances settled until ctx ends.
 func (t *settler) keep(ctx context.Context, every time.Duration) {
 	until := uint64(0) // the log's end one round ago
 	said := false
@@ -262,14 +259,13 @@ func (t *settler) keep(ctx context.Context, every time.Duration) {
 		}
 		if err != nil && ctx.Err() == nil && !said {
 			said = true
-			t.store.opts.Logger.Warn("how much of the log is carried out is not known: the next owner looks at more of it", "error", err)
+			t.store.opts.Logger.Warn("settled part of the log not known; the next owner checks more of it", "error", err)
 		}
 		until = last
 	}
 }
 
-// advance moves settled on to the first decision that is not carried out, or to
-// until.
+// advance moves settled to the first decision that is not carried out, or to until.
 func (t *settler) advance(ctx context.Context, until uint64) error {
 	for e, err := range t.log.ReadCheckpoints(ctx, t.settled.Load()+1, until) {
 		if err != nil {
@@ -303,9 +299,8 @@ func (t *settler) advance(ctx context.Context, until uint64) error {
 	return nil
 }
 
-// ended is the row of a checkpoint that was ended. It is empty where nothing is to be
-// done about it: the views have not come to it yet, or its run has events that this
-// version does not know.
+// ended returns the row of a checkpoint that has ended. It is empty if nothing must be done about
+// it: the views have not reached it yet, or its run has events that this version does not know.
 func ended(r projections.Reader, run, trial, id string) (row projections.Checkpoint, err error) {
 	if err = projections.Understood(r, run); err == nil {
 		row, err = projections.GetCheckpoint(r, run, trial, id)
@@ -316,12 +311,11 @@ func ended(r projections.Reader, run, trial, id string) (row projections.Checkpo
 	return row, err
 }
 
-// endedBy is the checkpoint that a decision calls for something to be done about
-// in the data; empty when it does not.
+// endedBy returns the checkpoint whose data a decision affects, or "".
 func endedBy(e events.Recorded) (string, error) {
 	body, err := e.Body()
 	if errors.Is(err, events.ErrNewer) {
-		return "", nil // of a run that is left alone
+		return "", nil // its run is left alone
 	}
 	if err != nil {
 		return "", err
@@ -337,13 +331,12 @@ func endedBy(e events.Recorded) (string, error) {
 	return "", nil
 }
 
-// sweepAge is how long nothing was made in a job's directory that is swept. A
-// socket that was made just now may not be listened on yet.
+// sweepAge is how long a job's directory must be unchanged before it is swept: a new socket may
+// not be listened on yet.
 const sweepAge = time.Minute
 
-// sweepJobs removes the socket directories of jobs whose trainers were killed:
-// those with sockets that all refuse. One without sockets may be that of a job
-// between two attempts.
+// sweepJobs removes the socket directories of jobs whose trainers were killed: those with sockets
+// that all refuse. A directory without sockets may belong to a job between two attempts.
 func sweepJobs(runtime string) error {
 	dirs, err := filepath.Glob(filepath.Join(runtime, "job-*"))
 	if err != nil {
@@ -361,13 +354,13 @@ func sweepJobs(runtime string) error {
 	return nil
 }
 
-// deserted reports whether dir has sockets and nobody listens on any.
+// deserted reports whether dir has sockets and no process listens on any.
 func deserted(dir string) bool {
 	sockets, dead := socketsIn(dir)
 	return sockets > 0 && dead
 }
 
-// socketsIn counts the sockets of dir, and reports whether all of them refuse.
+// socketsIn counts the sockets of dir and reports whether all of them refuse.
 func socketsIn(dir string) (sockets int, dead bool) {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {

@@ -17,8 +17,8 @@ import (
 
 const strange = "run with/odd.name %"
 
-// TestRepairReceipts: what is committed in the log is committed in the files
-// when the store is open, to the byte as its writer would have left it.
+// TestRepairReceipts: opening the store writes the receipts of committed checkpoints, byte for byte
+// as their writer would have.
 func TestRepairReceipts(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(t *testing.T, path string){
@@ -48,7 +48,7 @@ func TestRepairReceipts(t *testing.T) {
 			if list := listed(t, dir); list != "step-1.a1" {
 				t.Fatalf("without the receipt it lists %s", list)
 			}
-			// A process that takes the store over repairs as well.
+			// A takeover repairs as well.
 			shut(t, open(t, dir))
 			if got := read(t, filepath.Join(spoiled, checkpoint.ReceiptFile)); got != want {
 				t.Errorf("repaired to\n%s, want\n%s", got, want)
@@ -72,8 +72,7 @@ func listed(t *testing.T, dir string) string {
 	return ids
 }
 
-// TestUnrepairable: one checkpoint that cannot be repaired is said aloud and
-// keeps nobody from the others.
+// TestUnrepairable: a checkpoint that cannot be repaired is logged and does not affect the others.
 func TestUnrepairable(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -102,18 +101,18 @@ func TestUnrepairable(t *testing.T) {
 	}
 	for _, id := range []string{"run@step-1.a1", "run@step-3.a1", "ckptstore verify"} {
 		if !strings.Contains(said.String(), id) {
-			t.Errorf("nothing is said about %s:\n%s", id, said.String())
+			t.Errorf("nothing is logged about %s:\n%s", id, said.String())
 		}
 	}
 	if strings.Contains(said.String(), "step-2") {
-		t.Errorf("said of what was repaired:\n%s", said.String())
+		t.Errorf("logged about a repaired checkpoint:\n%s", said.String())
 	}
 	if _, err := os.Stat(lost); err == nil {
 		t.Error("a checkpoint's directory was made for a receipt alone")
 	}
 }
 
-// TestSweep removes what the log calls aborted or deleted, and nothing else.
+// TestSweep removes aborted and deleted checkpoints, and nothing else.
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -122,7 +121,7 @@ func TestSweep(t *testing.T) {
 	deleted := committed(t, s, "run", 2)
 	_, aborted := written(t, s, "run", 3)
 	_, going := written(t, s, "run", 4)
-	// Its manifest is there, its decision was never made.
+	// It has a manifest, but no commit.
 	w, m := written(t, s, "run", 5)
 	if _, err := w.Finish(t.Context(), m, refuse); err == nil {
 		t.Fatal("committed without the log")
@@ -138,9 +137,9 @@ func TestSweep(t *testing.T) {
 		t.Error("files changed while the store was closed")
 	}
 
-	// A copy under another name, and one of a run that the log does not know,
-	// with receipts that are whole; the same without receipts, as of who copies
-	// what he takes for the data alone; and one in the place of an aborted save.
+	// A copy under another name, and one of a run that the log does not know, with intact
+	// receipts; the same without receipts, as made by a user who copies only the data; and one in
+	// the place of an aborted save.
 	for to, bare := range map[string]bool{
 		"run/main/copy": false, "elsewhere/main/step-1.a1": false,
 		"run/main/bare": true, "elsewhere/main/step-2.a1": true, refOf("run", taken.Checkpoint).String(): true,
@@ -183,7 +182,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestRepairAtTakeover: whoever inherits the store repairs it too.
+// TestRepairAtTakeover: the next owner of the store repairs it too.
 func TestRepairAtTakeover(t *testing.T) {
 	t.Parallel()
 	dir := made(t)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestLockRepair: a second repair is refused, and told of the first, whichever
-// of the two owns the store; after the first it is let in.
+// TestLockRepair: a second repair is refused with an error that names the first, whichever process
+// owns the store; after the first has ended, it may run.
 func TestLockRepair(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -34,11 +34,11 @@ func TestLockRepair(t *testing.T) {
 		}
 	}
 	if left := read(t, filepath.Join(dir, repairName)); left != "" {
-		t.Errorf("the lock says %q when nobody has it", left)
+		t.Errorf("the lock has %q when no process holds it", left)
 	}
 }
 
-// TestLockRepairNowhere: data that is in no directory cannot be locked.
+// TestLockRepairNowhere: data that is not in a directory cannot be locked.
 func TestLockRepairNowhere(t *testing.T) {
 	t.Parallel()
 	s := &Store{DataDir: filepath.Join(t.TempDir(), "gone", "data")}

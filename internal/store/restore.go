@@ -21,7 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// RestoreOptions say what to restore.
+// RestoreOptions configure [Restore].
 type RestoreOptions struct {
 	Backup   string // directory of the backup
 	Location string // directory of the new store; absent or empty
@@ -29,7 +29,7 @@ type RestoreOptions struct {
 	Progress func(done, total int64)
 	Logger   *slog.Logger // default: discard
 
-	step func(name string) error // of tests: a crash before each step
+	step func(name string) error // for tests: simulates a crash before each step
 }
 
 // Restored is the report of a restore.
@@ -38,7 +38,7 @@ type Restored struct {
 	From        string    `json:"from"`
 	Path        string    `json:"path"`
 	Sequence    uint64    `json:"sequence"` // of the last event
-	Made        time.Time `json:"made"`     // the backup
+	Made        time.Time `json:"made"`     // when the backup was made
 	Checkpoints int       `json:"checkpoints"`
 	copySum
 	Outside    []OutsideFiles `json:"outside"`
@@ -46,14 +46,14 @@ type Restored struct {
 	Verified   bool           `json:"verified"` // every byte was read
 }
 
-// Restore makes a store of a backup. Before store.json is there, and so a store, the
-// following is checked: the log opens and ends where the backup says; the receipt of
-// each checkpoint is that of its event; manifests and indexes are whole, and all files
-// have their sizes; with Deep, every chunk has its digest. What it finds in a
-// checkpoint is reported; everything else is an error.
+// Restore makes a store from a backup. Before it writes store.json, which makes the directory a
+// store, it checks the following: the log opens and ends where the backup records it; the receipt
+// of each checkpoint is that of its event; manifests and indexes are intact, and all files have
+// their sizes; with Deep, every chunk has its digest. It reports findings in checkpoints; any
+// other finding is an error.
 //
-// The new store has the identity of the one that was backed up, and goes on where the
-// backup ends. When it was cut at any moment, the same call finishes it.
+// The new store has the identity of the original and continues where the backup ends. The same
+// call finishes an interrupted restore.
 func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	r := &restore{RestoreOptions: o}
 	if r.Logger == nil {
@@ -69,11 +69,11 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	return r.report, err
 }
 
-// restore is one call of Restore.
+// restore is the state of one call of Restore.
 type restore struct {
 	RestoreOptions
 	dir    string
-	mark   copyMark // of the backup
+	mark   copyMark // the backup's mark
 	to     *destination
 	copier *copier
 	files  *checkpointCopier
@@ -123,7 +123,7 @@ func (r *restore) run(ctx context.Context) (err error) {
 	if err := r.check(ctx, id); err != nil {
 		return err
 	}
-	// The server has written there.
+	// The server has written to the log.
 	if err := syncTree(filepath.Join(r.dir, "log")); err != nil {
 		return err
 	}
@@ -133,11 +133,11 @@ func (r *restore) run(ctx context.Context) (err error) {
 	if err := writeIdentity(r.dir, id); err != nil {
 		return err
 	}
-	// With store.json it says nothing any more.
+	// With store.json the mark has no meaning any more.
 	return errors.Join(removed(filepath.Join(r.dir, restoreName)), durable.SyncDir(r.dir))
 }
 
-// whole holds the backup to be one that was finished.
+// whole checks that the backup was finished and returns its identity.
 func (r *restore) whole() (identity, error) {
 	m, err := readCopyMark(filepath.Join(r.Backup, backupName))
 	if errors.Is(err, os.ErrNotExist) {
@@ -161,7 +161,7 @@ func (r *restore) whole() (identity, error) {
 	return id, nil
 }
 
-// copy copies everything but store.json.
+// copy copies everything except store.json.
 func (r *restore) copy(ctx context.Context, id identity) error {
 	root, err := data.Open(vfs.Default, filepath.Join(r.dir, "data"))
 	if err != nil {
@@ -182,7 +182,7 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 	}
 	err = eachDir(r.copier.from, r.files.from, 2, func(path string) error {
 		if filepath.Dir(filepath.Dir(path)) != r.files.from {
-			return nil // of a run
+			return nil // the directory of a run
 		}
 		return r.trial(ctx, from, path)
 	})
@@ -193,7 +193,7 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 		err = r.step("data copied")
 	}
 	if err == nil {
-		err = os.RemoveAll(filepath.Join(r.dir, "log")) // a server may have changed what an earlier call left
+		err = os.RemoveAll(filepath.Join(r.dir, "log")) // a server may have changed the files of an earlier call
 	}
 	for _, name := range []string{"blobs", logsName, "log"} {
 		if err == nil {
@@ -206,7 +206,7 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 	return errors.Join(err, durable.SyncDir(r.dir))
 }
 
-// expect finds out how many bytes there are to copy.
+// expect computes the number of bytes to copy.
 func (r *restore) expect() error {
 	files, err := sizeBelow(r.files.from)
 	if err != nil {
@@ -216,7 +216,7 @@ func (r *restore) expect() error {
 	return nil
 }
 
-// trial copies the checkpoints in a directory.
+// trial copies the checkpoints of a trial's directory.
 func (r *restore) trial(ctx context.Context, from *data.Root, path string) error {
 	entries, err := r.copier.from.ReadDir(path)
 	if err != nil {
@@ -241,7 +241,7 @@ func (r *restore) trial(ctx context.Context, from *data.Root, path string) error
 	return r.files.each(ctx, rows, nil)
 }
 
-// check opens the log of the copy as an owner would, and compares all receipts with it.
+// check opens the log of the copy as an owner would, and checks all receipts against it.
 func (r *restore) check(ctx context.Context, id identity) error {
 	s, err := closedStoreOf(r.dir, id, Options{Location: r.dir, Logger: r.Logger})
 	if err != nil {
@@ -260,13 +260,13 @@ func (r *restore) check(ctx context.Context, id identity) error {
 		return damage(err)
 	}
 	if end, err := opened.log.Last(ctx); err != nil || end != r.mark.Sequence || last.ID != r.mark.Event {
-		return errors.Join(err, fmt.Errorf("%w: the log of the backup ends at event %d, and %s says %d, %s: restore another backup", ErrDamaged, end, backupName, r.mark.Sequence, r.mark.Event))
+		return errors.Join(err, fmt.Errorf("%w: the log of the backup ends at event %d, and %s records %d, %s: restore another backup", ErrDamaged, end, backupName, r.mark.Sequence, r.mark.Event))
 	}
 	receipts, _, err := s.Data.Checkpoints(ctx)
 	if err != nil {
 		return err
 	}
-	// The log is read from its begin to its end.
+	// The log is read from its beginning to its end.
 	slices.SortFunc(receipts, func(a, b checkpoint.Receipt) int { return cmp.Compare(a.Sequence, b.Sequence) })
 	for _, x := range receipts {
 		if x.Store != s.ID {
@@ -283,7 +283,7 @@ func (r *restore) check(ctx context.Context, id identity) error {
 	r.report.Outside, r.report.Incomplete = r.files.findings()
 	r.report.Checkpoints, r.report.copySum = n, r.copier.sum
 	if n != r.mark.Checkpoints {
-		return fmt.Errorf("%w: the backup has %d checkpoints and %s says %d: restore another backup", ErrDamaged, n, backupName, r.mark.Checkpoints)
+		return fmt.Errorf("%w: the backup has %d checkpoints and %s records %d: restore another backup", ErrDamaged, n, backupName, r.mark.Checkpoints)
 	}
 	if !r.Deep {
 		return nil
@@ -307,8 +307,8 @@ func (r *restore) deep(ctx context.Context, s *Store, receipts []checkpoint.Rece
 	return nil
 }
 
-// sizeBelow is the size in bytes of all files below dir, each as often as it has a
-// name there.
+// sizeBelow returns the size in bytes of all files below dir. A file with several names there
+// counts once for each.
 func sizeBelow(dir string) (bytes int64, err error) {
 	err = beneath.At(filepath.Dir(dir)).WalkDir(dir, func(_ string, e os.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {

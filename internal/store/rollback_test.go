@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 )
 
-// TestRollback opens stores whose log has lost the end that a receipt records.
-// The views, which would have noticed, are gone.
+// TestRollback opens stores whose log has lost the end that a receipt records. The views, which
+// would have detected it, are missing.
 func TestRollback(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -27,7 +27,7 @@ func TestRollback(t *testing.T) {
 		{"an older copy", func(t *testing.T, dir string, early map[string]string) {
 			put(t, filepath.Join(dir, "log"), early)
 		}, "the log ends at event "},
-		{"an older copy that went on", func(t *testing.T, dir string, early map[string]string) {
+		{"an older copy that continued", func(t *testing.T, dir string, early map[string]string) {
 			put(t, filepath.Join(dir, "log"), early)
 			remove(t, dir, endName)
 			away(t, filepath.Join(dir, "data"), func() {
@@ -62,17 +62,17 @@ func TestRollback(t *testing.T) {
 			remove(t, dir, "views")
 			before := snapshot(t, filepath.Join(dir, "data"))
 			was := snapshot(t, filepath.Dir(filepath.Dir(blocksOf(t, dir)[0])))
-			for range 2 { // the first one changes nothing of that
+			for range 2 { // the first open does not change the outcome
 				begin := time.Now()
 				refused(t, Options{Location: dir}, ErrDamaged, "restore")
 				if took := time.Since(begin); took > 10*time.Second {
 					t.Errorf("it took %s", took)
 				}
 			}
-			if c.name != "a flipped bit" { // which event it hits is not ours to say
+			if c.name != "a flipped bit" { // the event that it hits varies
 				refused(t, Options{Location: dir}, ErrDamaged, filepath.Join(newest, checkpoint.ReceiptFile), "run@step-2.a1", c.says, "rolled back", "ls --offline")
 			}
-			if c.name == "a flipped bit" { // whose block the server has cut
+			if c.name == "a flipped bit" { // the server has truncated its block
 				kept := map[string]string{}
 				for path, text := range snapshot(t, filepath.Join(dir, damagedName)) {
 					kept[strings.Replace(path, filepath.Join(dir, damagedName), filepath.Dir(filepath.Dir(blocksOf(t, dir)[0])), 1)] = text
@@ -107,7 +107,7 @@ func away(t *testing.T, path string, do func()) {
 	}
 }
 
-// blocksOf are the files that hold a log's events.
+// blocksOf returns the files that hold a log's events.
 func blocksOf(t *testing.T, dir string) []string {
 	t.Helper()
 	blocks, err := filepath.Glob(filepath.Join(dir, "log", "jetstream", "*", "streams", "CKPT", "msgs", "*.blk"))
@@ -117,7 +117,7 @@ func blocksOf(t *testing.T, dir string) []string {
 	return blocks
 }
 
-// TestRollbackOfServer puts an older copy of a server's directory back.
+// TestRollbackOfServer restores an older copy of a server's directory.
 func TestRollbackOfServer(t *testing.T) {
 	t.Parallel()
 	log, data := filepath.Join(t.TempDir(), "log"), filepath.Join(t.TempDir(), "shared")
@@ -162,7 +162,7 @@ func TestToCompare(t *testing.T) {
 	}
 }
 
-// TestUnrecoveredLog: a log that the server cannot read is said at once.
+// TestUnrecoveredLog: a log that the server cannot read is reported at once.
 func TestUnrecoveredLog(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -175,13 +175,13 @@ func TestUnrecoveredLog(t *testing.T) {
 	}
 }
 
-// TestCopyOfLog: what was copied for the case of damage goes when there is none.
+// TestCopyOfLog: the copy made in case of damage is removed if there is none.
 func TestCopyOfLog(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
 	owner := actors(t, dir, 1)[0]
 	owner.kill()
-	// One that a kill has cut.
+	// A copy that a kill interrupted.
 	write(t, filepath.Join(dir, copyName+".tmp", "msgs", "1.blk"), "half")
 	if had, err := keepLog(&Store{opts: Options{}, space: roomy()}, dir, true, maxCopy); err != nil || had != "" {
 		t.Fatal(had, err)
@@ -194,7 +194,7 @@ func TestCopyOfLog(t *testing.T) {
 	if err != nil || strings.Contains(strings.Join(names(left), " "), "copy") {
 		t.Errorf("left: %v, %v", names(left), err)
 	}
-	// Without room there is none, which is said.
+	// Without room there is no copy, and the error reports it.
 	_, err = keepLog(&Store{space: &gauge{free: func() (data.Usage, error) { return data.Usage{Free: 1 << 20, Size: 1 << 40}, nil }}}, dir, true, maxCopy)
 	wrong(t, err, syscall.ENOSPC)
 	if exists(filepath.Join(dir, copyName)) {

@@ -23,16 +23,15 @@ import (
 	"github.com/ckptstore/ckptstore/internal/private"
 )
 
-// maxRuntime is the length of a runtime directory's path. A socket's may have
-// 107 bytes at most, and those of a job's workers lie one directory deeper.
+// maxRuntime limits the length of a runtime directory's path. The path of a socket may have 107
+// bytes at most, and the sockets of a job's workers are one directory deeper.
 const maxRuntime = 107 - 40
 
-// runtimeDir is this user's directory for a store's sockets: in
-// XDG_RUNTIME_DIR, or where that is not there or too long, in the directory
-// for temporary files.
+// runtimeDir returns this user's directory for a store's sockets: in XDG_RUNTIME_DIR or, if that
+// is missing or too long, in the directory for temporary files.
 func runtimeDir(id string) (string, error) {
 	if err := uuid.Validate(id); err != nil {
-		return "", fmt.Errorf("%w: its identity %q is none: %w", ErrDamaged, id, err)
+		return "", fmt.Errorf("%w: invalid identity %q: %w", ErrDamaged, id, err)
 	}
 	name := "ckptstore-" + id[len(id)-12:]
 	base := sessionDir()
@@ -49,7 +48,7 @@ func runtimeDir(id string) (string, error) {
 	return dir, makePrivate(dir)
 }
 
-// sessionDir is XDG_RUNTIME_DIR, "" where that is no directory.
+// sessionDir returns XDG_RUNTIME_DIR, or "" if that is not a directory.
 func sessionDir() string {
 	dir := os.Getenv("XDG_RUNTIME_DIR")
 	if info, err := os.Stat(dir); dir == "" || err != nil || !info.IsDir() {
@@ -58,26 +57,26 @@ func sessionDir() string {
 	return dir
 }
 
-// temporaryDir makes this user's directory below that for temporary files.
+// temporaryDir makes this user's directory below the one for temporary files.
 func temporaryDir() (string, error) {
 	dir := filepath.Join(os.TempDir(), fmt.Sprintf("ckptstore-%d", os.Getuid()))
 	return dir, makePrivate(dir)
 }
 
-// makePrivate makes a directory that only this user can look into. In a shared
-// one, somebody else could have put something in its place first.
+// makePrivate makes a directory that only this user can open. In a shared parent, another user
+// may have put something in its place first.
 func makePrivate(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("make the runtime directory: %w: set XDG_RUNTIME_DIR to another", err)
 	}
 	err := isPrivate(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return makePrivate(dir) // its last user has just removed it
+		return makePrivate(dir) // another process has just removed it
 	}
 	return err
 }
 
-// isPrivate refuses a directory that is not this user's alone.
+// isPrivate returns an error unless a directory is accessible only to this user.
 func isPrivate(dir string) error {
 	info, err := os.Lstat(dir)
 	if err != nil {
@@ -89,20 +88,19 @@ func isPrivate(dir string) error {
 	return nil
 }
 
-// heldRuntime is the runtime directory of an open store. Every process that has
-// the store open holds a shared flock(2) on the directory. Whoever removes the
-// directory holds the exclusive one, so that it is never removed under a store
-// that is open; a process that comes at that moment makes the directory again.
+// heldRuntime is the runtime directory of an open store. Every process that has the store open
+// holds a shared flock(2) on the directory. A process that removes the directory holds the
+// exclusive lock, so that it never removes the directory of an open store. A process that opens
+// the store at that moment makes the directory again.
 type heldRuntime struct {
 	dir  string
-	lock *os.File // nil when it was released
+	lock *os.File // nil after release
 }
 
-// holdLimit is how long a remover may keep the exclusive lock.
+// holdLimit is how long another process may keep the exclusive lock.
 const holdLimit = 10 * time.Second
 
-// holdRuntime makes the runtime directory of a store and keeps it from being
-// removed.
+// holdRuntime makes the runtime directory of a store and protects it from removal.
 func holdRuntime(id string) (*heldRuntime, error) {
 	for end := time.Now().Add(holdLimit); ; {
 		dir, err := runtimeDir(id)
@@ -123,8 +121,8 @@ func holdRuntime(id string) (*heldRuntime, error) {
 	}
 }
 
-// lockRuntime takes a lock of a directory. It returns nil when another process
-// has one in its way, or when the directory at the path is another by now.
+// lockRuntime locks a directory. It returns nil if another process holds a conflicting lock, or if
+// the path leads to another directory by now.
 func lockRuntime(dir string, how int) (*os.File, error) {
 	lock, err := os.Open(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -156,30 +154,29 @@ func samePlace(f *os.File) bool {
 	return err == nil && os.SameFile(mine, now)
 }
 
-// release lets go of the directory, and removes it if it is empty and no other
-// process has the store open. What is in it otherwise is swept by the next owner
-// of any store.
+// release unlocks the directory, and removes it if it is empty and no other process has the store
+// open. Otherwise the next owner of any store sweeps what remains in it.
 func (h *heldRuntime) release() error {
 	if h == nil || h.lock == nil {
 		return nil
 	}
 	lock := h.lock
 	h.lock = nil
-	// The kernel drops the shared lock before it takes the other one, so the
-	// directory may be somebody else's new one by now.
+	// The kernel drops the shared lock before it takes the exclusive one, so the path may
+	// lead to another process's new directory by now.
 	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil && samePlace(lock) {
-		// It is not empty while a job's or an agent's files are in it.
+		// The removal fails while a job's or an agent's files are in it.
 		_ = os.Remove(h.dir)
 	}
 	return lock.Close()
 }
 
-// sweepRuntimes removes the runtime directories beside own that dead processes
-// have left. What cannot be removed is for the next owner.
+// sweepRuntimes removes the runtime directories next to own that dead processes have left. It
+// leaves those that it cannot remove to the next owner.
 func sweepRuntimes(own string, log *slog.Logger) {
 	dirs, err := filepath.Glob(filepath.Join(filepath.Dir(own), "ckptstore-????????????"))
 	if err != nil {
-		return // only of a bad pattern
+		return // only for a bad pattern
 	}
 	for _, dir := range dirs {
 		if dir == own {
@@ -191,9 +188,8 @@ func sweepRuntimes(own string, log *slog.Logger) {
 	}
 }
 
-// sweepRuntime removes a runtime directory that no living process uses: nobody
-// has the store open, all sockets refuse, and no file in it is locked. It keeps
-// the exclusive lock meanwhile.
+// sweepRuntime removes a runtime directory that no living process uses: no process has the store
+// open, all sockets refuse, and no file in it is locked. It holds the exclusive lock meanwhile.
 func sweepRuntime(dir string) error {
 	info, err := os.Lstat(dir)
 	if err != nil || !info.IsDir() || !ownedByMe(info) || time.Since(info.ModTime()) < sweepAge {
@@ -217,11 +213,11 @@ func sweepRuntime(dir string) error {
 				_ = conn.Close()
 			}
 			if !errors.Is(err, unix.ECONNREFUSED) {
-				return err // it answers, or has just gone
+				return err // it answers, or has just disappeared
 			}
 		case e.IsDir():
-			// A job between two attempts of a program that knows no lock on the
-			// directory has no sockets.
+			// A job of a version without the directory lock has no sockets between two
+			// attempts.
 			info, err := e.Info()
 			sockets, dead := socketsIn(path)
 			if err != nil || !dead || sockets == 0 && time.Since(info.ModTime()) < 24*time.Hour {
@@ -234,10 +230,10 @@ func sweepRuntime(dir string) error {
 			}
 			defer f.Close()
 			if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-				return err // an agent has it
+				return err // an agent uses it
 			}
 		default:
-			return fmt.Errorf("%s is a %v, which nothing of ours makes", path, e.Type())
+			return fmt.Errorf("%s is a %v, which ckptstore does not make", path, e.Type())
 		}
 	}
 	for _, e := range entries {
@@ -245,18 +241,18 @@ func sweepRuntime(dir string) error {
 			return err
 		}
 	}
-	return os.Remove(dir) // fails, as it should, if something has come
+	return os.Remove(dir) // fails, as it should, if a new entry has appeared
 }
 
-// An owner that listens on loopback and was given no token makes one. It keeps
-// it, for the clients of its user, in a file of the user's runtime directory:
+// An owner that listens on loopback without a given token makes one. For the clients of its user,
+// it keeps the token in a file of the user's runtime directory:
 //
 //	ckptstore-listeners/    0700
 //	  127.0.0.1:4222        0600: the token of the owner that listens there
 //
-// The owner holds an exclusive flock(2) on the file while it listens. A file
-// without the lock is that of an owner that was killed: its token opens nothing
-// any more, and is shown to no server. Every owner makes a new token.
+// The owner holds an exclusive flock(2) on the file while it listens. A file without the lock
+// belongs to a killed owner: its token is invalid, and clients do not send it. Every owner makes a
+// new token.
 const tokensName = "ckptstore-listeners"
 
 // localToken is the file of a token that this process has made.
@@ -265,8 +261,8 @@ type localToken struct {
 	file *os.File // locked
 }
 
-// withToken gives a listener on loopback a new token, unless it has one or asks
-// for certificates. made tells whether it did.
+// withToken gives a listener on loopback a new token, unless it has a token or asks for
+// certificates. It reports whether it made one.
 func withToken(l jetlog.Listen) (_ jetlog.Listen, made bool) {
 	if !l.Open() || !l.Local() {
 		return l, false
@@ -277,8 +273,8 @@ func withToken(l jetlog.Listen) (_ jetlog.Listen, made bool) {
 	return l, true
 }
 
-// TokenFile is where an owner that listens on a HOST:PORT keeps the token that
-// it has made.
+// TokenFile returns the path of the token of an owner that listens on HOST:PORT and made its
+// token itself.
 func TokenFile(address string) (string, error) {
 	base := sessionDir()
 	if base == "" {
@@ -290,8 +286,7 @@ func TokenFile(address string) (string, error) {
 	return filepath.Join(base, tokensName, address), nil
 }
 
-// shareToken keeps the token of the listener at an address where clients of this
-// user find it, until withdraw.
+// shareToken stores the token of a listener where clients of this user find it, until withdraw.
 func shareToken(address, token string) (_ *localToken, err error) {
 	defer func() {
 		if err != nil {
@@ -329,7 +324,7 @@ func shareToken(address, token string) (_ *localToken, err error) {
 	return &localToken{path, f}, nil
 }
 
-// withdraw removes the file. It is nothing for a listener without one.
+// withdraw removes the file. On nil it does nothing.
 func (t *localToken) withdraw() error {
 	if t == nil {
 		return nil
@@ -342,7 +337,7 @@ func (t *localToken) withdraw() error {
 	return errors.Join(err, unlock(t.file))
 }
 
-// newToken starts the name of a file that is not complete.
+// newToken starts the name of an incomplete token file.
 const newToken = ".new-"
 
 // sweepTokens removes the tokens of owners that were killed.
@@ -355,11 +350,11 @@ func sweepTokens(dir string) error {
 		path := filepath.Join(dir, e.Name())
 		info, err := e.Info()
 		if err != nil || strings.HasPrefix(e.Name(), newToken) && time.Since(info.ModTime()) < sweepAge {
-			continue // its owner removes it, or completes it
+			continue // its owner removes or completes it
 		}
 		f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 		if err != nil {
-			continue // it is removed, or nothing of ours
+			continue // removed meanwhile, or not a token file
 		}
 		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
 			err = removed(path)
@@ -371,14 +366,14 @@ func sweepTokens(dir string) error {
 	return nil
 }
 
-// tokenSearch is where a client looks for the token of a server on loopback.
+// tokenSearch is a client's search for the token of a server on loopback.
 type tokenSearch struct {
-	addresses []string // that the URL stands for
+	addresses []string // addresses that the URL means
 	dirs      []string
 }
 
-// searchToken prepares the search for a URL. It looks for nothing if the URL is
-// not that of one server on loopback, or has credentials of its own.
+// searchToken prepares the search for a URL. It returns an empty search unless the URL is that of
+// one server on loopback without credentials.
 func searchToken(text string) tokenSearch {
 	at, err := url.Parse(text)
 	if err != nil || at.User != nil || strings.Contains(text, ",") {
@@ -394,7 +389,7 @@ func searchToken(text string) tokenSearch {
 	} else if at.Hostname() == "localhost" {
 		s.addresses = []string{net.JoinHostPort("127.0.0.1", port), net.JoinHostPort("::1", port)}
 	}
-	// The owner may have another environment than this process, as a service has.
+	// The owner, such as a service, may have another environment than this process.
 	temporary := fmt.Sprintf("ckptstore-%d", os.Getuid())
 	for _, base := range []string{
 		sessionDir(), filepath.Join("/run/user", fmt.Sprint(os.Getuid())),
@@ -407,8 +402,8 @@ func searchToken(text string) tokenSearch {
 	return s
 }
 
-// find returns the token of a living owner, and the address that it is for. It
-// reads files alone: no server is asked.
+// find returns the token of a living owner, and its address. It only reads files: it asks no
+// server.
 func (s tokenSearch) find() (token, address string, err error) {
 	var errs []error
 	for _, address := range s.addresses {
@@ -425,8 +420,8 @@ func (s tokenSearch) find() (token, address string, err error) {
 	return "", "", errors.Join(errs...)
 }
 
-// apply has the client show the token that is found. The address takes the place
-// of a name: the token is for that server alone.
+// apply makes the client send the token that is found. It replaces a host name by the token's
+// address: the token is valid for that server alone.
 func (s tokenSearch) apply(o *jetlog.Options) error {
 	_, address, err := s.find()
 	if address == "" {
@@ -440,13 +435,13 @@ func (s tokenSearch) apply(o *jetlog.Options) error {
 	o.URL = at.String()
 	s.addresses = []string{address}
 	o.FindToken = func() string {
-		token, _, _ := s.find() // without one the server refuses, and is tried again
+		token, _, _ := s.find() // without a token the server refuses, and the client retries
 		return token
 	}
 	return nil
 }
 
-// hint says where no token was found, after a server has refused this client.
+// hint names the places without a token, after a server has refused this client.
 func (s tokenSearch) hint(why error) string {
 	if len(s.addresses) == 0 {
 		return ""
@@ -458,8 +453,8 @@ func (s tokenSearch) hint(why error) string {
 	return text + ": `ckptstore serve` prints the path of a token that it makes"
 }
 
-// readToken reads the token of the owner that listens on an address now. It
-// returns an error for a file that another user may have written.
+// readToken reads the token of the owner that listens on an address now. It returns an error for a
+// file that another user may have written.
 func readToken(dir, address string) (string, error) {
 	if err := isPrivate(dir); err != nil {
 		return "", err
@@ -479,7 +474,7 @@ func readToken(dir, address string) (string, error) {
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 	if err == nil {
-		return "", errors.Join(fmt.Errorf("%s is that of an owner that was killed", path), unix.Flock(int(f.Fd()), unix.LOCK_UN))
+		return "", errors.Join(fmt.Errorf("%s belongs to an owner that was killed", path), unix.Flock(int(f.Fd()), unix.LOCK_UN))
 	}
 	if !errors.Is(err, unix.EWOULDBLOCK) {
 		return "", fmt.Errorf("%s: %w", path, err)

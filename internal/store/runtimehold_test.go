@@ -46,8 +46,8 @@ func TestRuntimeDirectoryGoes(t *testing.T) {
 	p.end()
 }
 
-// TestSweepRuntimeDirectories: an owner removes what dead processes have left of
-// other stores, and nothing of a living one.
+// TestSweepRuntimeDirectories: an owner removes what dead processes of other stores have left, and
+// nothing of a living process.
 func TestSweepRuntimeDirectories(t *testing.T) {
 	t.Parallel()
 	base := shortDir(t, "")
@@ -134,8 +134,8 @@ func TestSweepRuntimeDirectories(t *testing.T) {
 	}
 }
 
-// TestSweepRacesNoOwner: while a directory is made, held, left and swept all the
-// time, whoever holds it can make files in it.
+// TestSweepRacesNoOwner: while a directory is made, held, released and swept all the time, every
+// holder can make files in it.
 func TestSweepRacesNoOwner(t *testing.T) {
 	t.Parallel()
 	id := NewID()
@@ -191,5 +191,5 @@ func TestSweepRacesNoOwner(t *testing.T) {
 	holders.Wait()
 	close(stop)
 	sweeper.Wait()
-	t.Logf("%d times swept", swept)
+	t.Logf("swept %d times", swept)
 }

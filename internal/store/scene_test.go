@@ -22,7 +22,7 @@ import (
 
 const trialName = projections.DefaultTrial
 
-// made is the directory of a new store.
+// made returns the directory of a new store.
 func made(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "store")
@@ -49,7 +49,7 @@ func shut(t *testing.T, s *Store) {
 	}
 }
 
-// refused is the error of an open that must fail, with the parts of its text.
+// refused checks that an open fails with an error, and with parts in its text.
 func refused(t *testing.T, o Options, is error, parts ...string) {
 	t.Helper()
 	s, err := Open(t.Context(), o)
@@ -67,12 +67,12 @@ func wrong(t *testing.T, err, is error, parts ...string) {
 	}
 	for _, part := range parts {
 		if err == nil || !strings.Contains(err.Error(), part) {
-			t.Errorf("error %v does not say %q", err, part)
+			t.Errorf("error %v does not contain %q", err, part)
 		}
 	}
 }
 
-// metrics is a fact with an ID of the test's own.
+// metrics returns a fact with an ID chosen by the test.
 func metrics(id, run string, iteration int) (events.Fact, error) {
 	return events.NewFact(events.Stamp{ID: id, Source: "test", Time: time.Now()},
 		events.Scope{Run: run, Trial: trialName, Actor: events.Rank(0)},
@@ -134,7 +134,7 @@ func digest(t *testing.T, s *Store) string {
 	return ask(t, s, query.Digest, query.Params{})
 }
 
-// logged are the IDs of all events of the log.
+// logged returns the IDs of all events of the log.
 func logged(ctx context.Context, s *Store) (ids []string, err error) {
 	last, err := s.Log.Last(ctx)
 	if err != nil {
@@ -149,8 +149,7 @@ func logged(ctx context.Context, s *Store) (ids []string, err error) {
 	return ids, nil
 }
 
-// onceEach holds the log to have every event that was acknowledged, and each
-// event once.
+// onceEach checks that the log has every acknowledged event, and each event once.
 func onceEach(t *testing.T, s *Store, acked []string) {
 	t.Helper()
 	ids, err := logged(t.Context(), s)
@@ -176,7 +175,7 @@ func onceEach(t *testing.T, s *Store, acked []string) {
 
 var content = []byte("sixteen bytes ok")
 
-// written is a checkpoint that is begun, with its files.
+// written begins a checkpoint and writes its files.
 func written(t *testing.T, s *Store, run string, step int64) (*data.FileWriter, checkpoint.Manifest) {
 	t.Helper()
 	name := fmt.Sprintf("step-%d", step)
@@ -206,7 +205,7 @@ func written(t *testing.T, s *Store, run string, step int64) (*data.FileWriter, 
 	}
 }
 
-// committed is the directory of a new checkpoint.
+// committed commits a new checkpoint and returns its directory.
 func committed(t *testing.T, s *Store, run string, step int64) string {
 	t.Helper()
 	w, m := written(t, s, run, step)
@@ -216,7 +215,7 @@ func committed(t *testing.T, s *Store, run string, step int64) string {
 	return filepath.Join(s.DataDir, refOf(run, m.Checkpoint).String())
 }
 
-// decision commits a checkpoint in the log.
+// decision returns a function that commits a checkpoint in the log.
 func decision(s *Store, m checkpoint.Manifest) func(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
 	return func(ctx context.Context, sum checkpoint.Digest) (checkpoint.Decision, error) {
 		r, err := decide(ctx, s, m.Run, events.CheckpointCommitted{Attempt: 1, Checkpoint: m.Checkpoint, Manifest: sum.String(), Bytes: m.Layout.Bytes()})
@@ -224,7 +223,7 @@ func decision(s *Store, m checkpoint.Manifest) func(context.Context, checkpoint.
 	}
 }
 
-// refuse is a log that takes no commit.
+// refuse is a log that accepts no commit.
 func refuse(context.Context, checkpoint.Digest) (checkpoint.Decision, error) {
 	return checkpoint.Decision{}, errors.New("refused")
 }
@@ -237,11 +236,10 @@ type bytesOf struct{}
 
 func (bytesOf) Item(int) ([]byte, error) { return content, nil }
 
-// become gives the rights of the superuser up for good.
+// become gives up the superuser's rights for good.
 func become(uid int) error { return syscall.Setuid(uid) }
 
-// snapshot is every file below dir with its content, and every directory, with
-// a slash.
+// snapshot returns every file below dir with its content, and every directory, with a slash.
 func snapshot(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -263,7 +261,7 @@ func snapshot(t *testing.T, dir string) map[string]string {
 	return files
 }
 
-// put puts a snapshot back in the place of what is in dir.
+// put replaces the content of dir with a snapshot.
 func put(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	remove(t, dir, "")

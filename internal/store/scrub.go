@@ -20,25 +20,24 @@ import (
 )
 
 const (
-	// scrubAfter is how long after it began to own a store a process first
-	// reads the whole log; commands that end sooner do not.
+	// scrubAfter is when a process first reads the whole log after it became the owner.
+	// Shorter commands do not read it.
 	scrubAfter = time.Minute
-	// scrubEvery is how often it reads it again.
+	// scrubEvery is the interval between readings.
 	scrubEvery = 6 * time.Hour
-	// scrubRate is how many bytes a second it reads at most, so that a
-	// training does not notice.
+	// scrubRate limits the bytes read a second, so that a training does not notice.
 	scrubRate = 8 << 20
-	// scrubStep is how many bytes are read between two pauses.
+	// scrubStep is the number of bytes read between two pauses.
 	scrubStep = 1 << 18
 )
 
-// scrubber reads the whole log in the background while this process owns the
-// store: a server jumps over a damaged block and calls itself healthy, and the
-// views read each event once, when it is new. Then it compares all receipts with
-// the log, and repairs those that are missing or damaged.
+// scrubber reads the whole log in the background while this process owns the store. It exists
+// because a server skips a damaged block and reports itself healthy, and the views read each event
+// only once, when it is new. It then checks all receipts against the log, and repairs missing and
+// damaged ones.
 type scrubber struct {
 	store   *Store
-	settled time.Duration // since when what it repairs has ended
+	settled time.Duration // minimum age of the ended checkpoints that it repairs
 	cancel  context.CancelFunc
 	done    chan struct{}
 }
@@ -63,7 +62,7 @@ func (b *scrubber) stop() {
 	<-b.done
 }
 
-// pass reads the log once and says what is wrong with it.
+// pass reads the log once and logs the findings.
 func (b *scrubber) pass(ctx context.Context) {
 	p := stepped{pacer: pacer{rate: scrubRate}}
 	out, err := b.store.readLog(ctx, p.pace, p.pace)
@@ -71,19 +70,18 @@ func (b *scrubber) pass(ctx context.Context) {
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		log.Warn("the log could not be read to its end in the background; it is tried again", "read", out.Events, "error", err)
+		log.Warn("background reading of the log incomplete; retrying", "read", out.Events, "error", err)
 	case len(out.Findings) > 0:
 		first := []any{slog.Int("findings", len(out.Findings)), slog.String("first", out.Findings[0].String())}
 		log.Error("the log is damaged: end all trainings, keep the directory as it is, and run `ckptstore verify --log`", first...)
 	default:
-		log.Debug("the whole log was read", "events", out.Events)
+		log.Debug("log read completely", "events", out.Events)
 		b.repair(ctx, p.pace)
 	}
 }
 
-// repair does for all checkpoints what an owner does when it takes over for
-// those that were decided last. What has ended a moment ago is left to those who
-// are at it.
+// repair does for all checkpoints what a new owner does for the latest ones. It skips checkpoints
+// that ended a moment ago, whose processes may still be at work.
 func (b *scrubber) repair(ctx context.Context, pace func(context.Context, int64) error) {
 	own := b.store.owner.ownership()
 	if own == nil {
@@ -91,12 +89,11 @@ func (b *scrubber) repair(ctx context.Context, pace func(context.Context, int64)
 	}
 	err := repairAll(ctx, b.store, b.store.Log, own.views.db.View, b.settled, pace)
 	if err != nil && ctx.Err() == nil {
-		b.store.opts.Logger.Warn("receipts could not be repaired in the background; it is tried again", "error", err)
+		b.store.opts.Logger.Warn("receipts not repaired in the background; retrying", "error", err)
 	}
 }
 
-// stepped is a pacer that pauses rarely: a pause for each event would take
-// longer than the event.
+// stepped is a pacer that pauses rarely: a pause for each event would take longer than the event.
 type stepped struct {
 	pacer
 	mu    sync.Mutex
@@ -117,53 +114,52 @@ func (s *stepped) pace(ctx context.Context, bytes int64) error {
 	return s.pacer.pace(ctx, owing)
 }
 
-// ReadLog is the outcome of reading a whole log.
+// ReadLog is the outcome of a reading of the whole log.
 type ReadLog struct {
-	Events    uint64 `json:"events"` // that were read
+	Events    uint64 `json:"events"` // events read
 	First     uint64 `json:"first"`
 	Last      uint64 `json:"last"`
 	Decisions uint64 `json:"decisions"`
-	Repeated  uint64 `json:"repeated"` // whose ID an earlier one has, such as facts that a late retry has stored again: harmless
-	Blobs     uint64 `json:"blobs"`    // claim checks that were compared with their digests
+	Repeated  uint64 `json:"repeated"` // events with the ID of an earlier one, such as facts that a late retry stored again: harmless
+	Blobs     uint64 `json:"blobs"`    // claim checks compared with their digests
 
-	// Voids are the messages that are no events, the first thousand; VoidCount is how
-	// many there are, and Unrecorded how many of them no owner has recorded.
+	// Voids are the messages that are not events, the first thousand. VoidCount is their total,
+	// and Unrecorded the number that no owner has recorded.
 	Voids      []LogVoid `json:"voids,omitempty"`
 	VoidCount  int       `json:"void_count,omitempty"`
 	Unrecorded int       `json:"unrecorded,omitempty"`
-	// Newer counts the events of a newer version: what they say was not looked at.
+	// Newer counts the events of a newer version, whose content was not checked.
 	Newer uint64 `json:"newer,omitempty"`
 
 	Findings []LogFinding `json:"-"`
 }
 
-// LogVoid is a message of the log that is no event.
+// LogVoid is a message of the log that is not an event.
 type LogVoid struct {
 	Sequence uint64 `json:"sequence"`
 	events.Void
-	RecordedSeq uint64 `json:"recorded_seq,omitempty"` // of the owner's log.voided; 0: none
+	RecordedSeq uint64 `json:"recorded_seq,omitempty"` // sequence of the owner's log.voided; 0: none
 }
 
-// LogFinding is something in the log, or in a blob that it names, that should
-// not be.
+// LogFinding is a defect of the log, or of a blob that it names.
 type LogFinding struct {
 	Sequence uint64 `json:"sequence,omitempty"` // absent: the log as a whole
-	Until    uint64 `json:"until,omitempty"`    // the last event that is meant
+	Until    uint64 `json:"until,omitempty"`    // the last event affected
 	Problem  string `json:"problem"`
-	// Aside says that no event is lost: it is about a blob which the events name, and
-	// any client can name one that never was, or about a cursor or a lease.
+	// Aside reports that no event is lost: the finding is about a blob that events name, which any
+	// client can invent, or about a cursor or a lease.
 	Aside bool `json:"aside,omitempty"`
 }
 
-// String is the finding for people.
+// String formats the finding for users.
 func (f LogFinding) String() string {
 	return jetlog.Finding(f).String()
 }
 
-// VerifyLog reads every event of the log, as [jetlog.Log.Check] does, every
-// blob that one names, and every receipt, which must name an event of it. It keeps
-// the outcome for `views status`, unless the store was opened to read. progress, if
-// not nil, is called with the number of events read so far.
+// VerifyLog reads every event of the log, as [jetlog.Log.Check] does, every blob that an event
+// names, and every receipt, which must name an event of the log. It stores the outcome for
+// `views status`, unless the store was opened to read. It calls progress, if not nil, with the
+// number of events read so far.
 func (s *Store) VerifyLog(ctx context.Context, progress func(events uint64)) (ReadLog, error) {
 	seen := uint64(0)
 	return s.readLog(ctx, func(context.Context, int64) error {
@@ -174,7 +170,7 @@ func (s *Store) VerifyLog(ctx context.Context, progress func(events uint64)) (Re
 	}, unpaced)
 }
 
-// readLog tells pace of each event, and pauses of each receipt.
+// readLog calls pace for each event, and pauses for each receipt.
 func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, int64) error) (ReadLog, error) {
 	files, err := s.logFiles()
 	if err != nil {
@@ -234,8 +230,7 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 	return out, err
 }
 
-// withBlob adds a finding about a blob. Those of the events that follow each other are
-// one.
+// withBlob adds a finding about a blob. It merges findings of consecutive events.
 func withBlob(lost []LogFinding, seq uint64, problem string) []LogFinding {
 	if n := len(lost); n > 0 && lost[n-1].Until+1 == seq && lost[n-1].Problem == problem {
 		lost[n-1].Until = seq
@@ -244,10 +239,9 @@ func withBlob(lost []LogFinding, seq uint64, problem string) []LogFinding {
 	return append(lost, LogFinding{Sequence: seq, Until: seq, Problem: problem, Aside: true})
 }
 
-// blobsSeen are the claim checks that were compared with their digests, in a few
-// bytes each.
+// blobsSeen holds the claim checks that were compared with their digests, in a few bytes each.
 type blobsSeen struct {
-	good map[[16]byte]struct{} // by what their digests begin with
+	good map[[16]byte]struct{} // by the first bytes of their digests
 	bad  map[string]error
 }
 
@@ -271,8 +265,8 @@ func (seen *blobsSeen) look(ctx context.Context, s *Store, b events.Blob) error 
 	return nil
 }
 
-// checkDir is where a reading of the log spills what it cannot keep in memory:
-// temporary files of the system may be in memory.
+// checkDir returns the directory to which a reading of the log spills what does not fit in memory.
+// The system's temporary directory may itself be in memory.
 func (s *Store) checkDir() string {
 	if s.opts.Reader || IsURL(s.opts.Location) || unix.Access(s.Location, unix.W_OK) != nil {
 		return ""
@@ -280,7 +274,7 @@ func (s *Store) checkDir() string {
 	return s.Location
 }
 
-// blobsOf are the claim checks of an event.
+// blobsOf returns the claim checks of an event.
 func blobsOf(body events.Body) []events.Blob {
 	var b events.Blob
 	switch body := body.(type) {
@@ -295,15 +289,15 @@ func blobsOf(body events.Body) []events.Blob {
 	return []events.Blob{b}
 }
 
-// FullRead is the last time that the log was read from its first event to its
-// end without a finding, and what was found since. STORE/read.json holds it.
+// FullRead records the last complete reading of the log without a finding, and later findings.
+// STORE/read.json holds it.
 type FullRead struct {
-	Sequence uint64     `json:"sequence"`         // of the last event that was read; 0 before the first time
-	At       time.Time  `json:"at"`               // when that ended
-	Damage   *LogDamage `json:"damage,omitempty"` // nil: nothing
+	Sequence uint64     `json:"sequence"`         // of the last event read; 0 before the first reading
+	At       time.Time  `json:"at"`               // end of that reading
+	Damage   *LogDamage `json:"damage,omitempty"` // nil: none
 }
 
-// LogDamage is what the newest reading has found.
+// LogDamage holds the findings of the newest reading.
 type LogDamage struct {
 	At       time.Time    `json:"at"`
 	Findings []LogFinding `json:"findings"`
@@ -311,10 +305,10 @@ type LogDamage struct {
 
 const readName = "read.json"
 
-// LastFullRead is found false before the first.
+// LastFullRead returns the record of the last full reading; found is false before the first one.
 func (s *Store) LastFullRead() (r FullRead, found bool, err error) {
 	if s.local != nil {
-		return r, false, nil // a server's store has no directory of ours
+		return r, false, nil // a server's store has no local directory
 	}
 	return lastFullRead(s.Location)
 }
@@ -334,12 +328,12 @@ func lastFullRead(dir string) (r FullRead, found bool, err error) {
 	return r, true, nil
 }
 
-// noteReadLog keeps the outcome of reading the log. What was found stays until
-// a reading finds nothing.
+// noteReadLog records the outcome of a reading of the log. Findings stay until a reading has
+// none.
 func noteReadLog(dir string, out ReadLog) error {
 	r, _, err := lastFullRead(dir)
 	if err != nil {
-		r = FullRead{} // it is written anew
+		r = FullRead{} // write a new record
 	}
 	if now := time.Now().UTC(); len(out.Findings) == 0 {
 		r = FullRead{Sequence: max(r.Sequence, out.Last), At: now}
@@ -349,14 +343,14 @@ func noteReadLog(dir string, out ReadLog) error {
 	return writeFullRead(dir, r)
 }
 
-// noteFullRead keeps that the views were folded from the whole log, which reads
-// every event but not what else [Store.VerifyLog] looks at.
+// noteFullRead records that the views were folded from the whole log, which reads every event but
+// does none of the other checks of [Store.VerifyLog].
 func noteFullRead(dir string, seq uint64) error {
 	r, _, err := lastFullRead(dir)
 	if err != nil {
 		r = FullRead{}
 	}
-	// What was once read was there.
+	// Events that were read once did exist.
 	r.Sequence, r.At = max(r.Sequence, seq), time.Now().UTC()
 	return writeFullRead(dir, r)
 }
@@ -369,19 +363,19 @@ func writeFullRead(dir string, r FullRead) error {
 	return durable.Write(filepath.Join(dir, readName), append(text, '\n'))
 }
 
-// voidsListed is how many messages that are no events a reading of the log lists.
+// voidsListed limits the messages that a reading of the log lists as not being events.
 const voidsListed = 1000
 
-// voidsSeen are the messages of a log that are no events, and what the owner has
-// recorded of them: a few bytes each.
+// voidsSeen holds the messages of a log that are not events, and the owner's records of them: a few
+// bytes each.
 type voidsSeen struct {
 	list     []LogVoid         // the first ones
 	digests  map[uint64]string // of all, by sequence
 	recorded map[uint64]uint64 // the decisions about them, by sequence
 }
 
-// see looks at one event. What is recorded of a message counts if it is true of it:
-// otherwise a client of the log's server, or an older version, has said it.
+// see processes one event. A record of a message counts only if it is true: a client of the log's
+// server, or an older version, may have written a false one.
 func (v *voidsSeen) see(e events.Recorded, body events.Body) {
 	switch b := body.(type) {
 	case *events.Void:
@@ -397,7 +391,7 @@ func (v *voidsSeen) see(e events.Recorded, body events.Body) {
 	}
 }
 
-// tell puts them into the outcome.
+// tell adds the messages to the outcome.
 func (v *voidsSeen) tell(out *ReadLog) {
 	out.Voids, out.VoidCount, out.Unrecorded = v.list, len(v.digests), len(v.digests)-len(v.recorded)
 	for i := range out.Voids {

@@ -13,7 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// spoken is what a logger was told.
+// spoken collects the output of a logger.
 type spoken struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -31,8 +31,8 @@ func (s *spoken) String() string {
 	return s.b.String()
 }
 
-// TestScrub reads the log in the background, keeps when, and says what is
-// damaged: here a blob, and then an event.
+// TestScrub reads the log in the background, records the time, and reports damage: here a blob, and
+// then an event.
 func TestScrub(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -80,8 +80,7 @@ func TestScrub(t *testing.T) {
 	}
 }
 
-// TestScrubGivesWay: reading takes as long as its rate says, and ends when it
-// is told to.
+// TestScrubGivesWay: a reading takes as long as its rate demands, and ends when it is stopped.
 func TestScrubGivesWay(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))

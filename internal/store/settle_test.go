@@ -11,7 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// settlerOf is the one of the owner.
+// settlerOf returns the owner's settler.
 func settlerOf(t *testing.T, s *Store) *settler {
 	t.Helper()
 	own := s.owner.ownership()
@@ -21,8 +21,7 @@ func settlerOf(t *testing.T, s *Store) *settler {
 	return own.settler
 }
 
-// TestSettled: what is known to be carried out goes up to the first decision
-// that is not.
+// TestSettled: the settled part of the log ends at the first decision that is not carried out.
 func TestSettled(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -72,7 +71,7 @@ func TestSettled(t *testing.T) {
 	if e, err := readEnd(dir); err != nil || e.Settled <= want || e.Settled > e.Sequence {
 		t.Errorf("noted %+v, %v", e, err)
 	}
-	// Behind what is settled nothing is looked at, but a few events of the end are.
+	// Settled decisions are not checked again, except for a few events at the end.
 	s = open(t, dir)
 	if got := read(t, first); got != text {
 		t.Errorf("repaired to %s", got)
@@ -81,7 +80,7 @@ func TestSettled(t *testing.T) {
 
 func own(s *Store) *ownership { return s.owner.ownership() }
 
-// TestRepairFromSettled looks behind what is settled, however long ago.
+// TestRepairFromSettled checks all later decisions, however old they are.
 func TestRepairFromSettled(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -129,8 +128,8 @@ func TestRepairFromSettled(t *testing.T) {
 	}
 }
 
-// TestAllReceipts: reading the log finds each receipt that it contradicts, also
-// those that are not compared when the store is opened.
+// TestAllReceipts: reading the log finds each receipt that it contradicts, including those that an
+// open does not compare.
 func TestAllReceipts(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -158,7 +157,7 @@ func TestAllReceipts(t *testing.T) {
 	all := out.Findings[0].String() + out.Findings[1].String()
 	for _, want := range []string{wrong, beyond, "the log ends at event", "in the log that is", "rolled back"} {
 		if !strings.Contains(all, want) {
-			t.Errorf("%s does not say %s", all, want)
+			t.Errorf("%s does not contain %s", all, want)
 		}
 	}
 	shut(t, s)

@@ -26,7 +26,7 @@ func actors(t *testing.T, dir string, n int) []*process {
 	return all
 }
 
-// TestConnect does through the owner what the owner can do itself.
+// TestConnect does everything through the owner that the owner can do itself.
 func TestConnect(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -47,7 +47,7 @@ func TestConnect(t *testing.T) {
 		r := request{Do: "ask", Name: q, Run: "run"}
 		a, b := owner.do(r), other.do(r)
 		if !bytes.Equal(a.Data, b.Data) || len(a.Data) < 4 {
-			t.Errorf("%s: the owner says %s, the other %s", q, a.Data, b.Data)
+			t.Errorf("%s: the owner returns %s, the other %s", q, a.Data, b.Data)
 		}
 	}
 	c, err := readCard(dir)
@@ -61,7 +61,7 @@ func TestConnect(t *testing.T) {
 		}
 	}
 
-	// The owner leaves in order while the other appends.
+	// The owner ends in order while the other process appends.
 	other.do(request{Do: "hammer", Run: "run", Name: "live"})
 	progress(t, other)
 	owner.end()
@@ -69,7 +69,7 @@ func TestConnect(t *testing.T) {
 	progress(t, other)
 	other.do(request{Do: "stop"})
 	if got := other.do(request{Do: "owns"}); got.Text != "true" {
-		t.Error("nobody took the store over")
+		t.Error("no process took the store over")
 	}
 	other.do(request{Do: "ask", Name: query.Digest.Name})
 	other.end()
@@ -79,7 +79,7 @@ func TestConnect(t *testing.T) {
 	onceEach(t, open(t, dir), other.acknowledged())
 }
 
-// progress waits until the process was told of a further event.
+// progress waits until the process has another acknowledged event.
 func progress(t *testing.T, p *process) {
 	t.Helper()
 	before := len(p.acknowledged())
@@ -98,9 +98,8 @@ func owned(t *testing.T, dir string, ps ...*process) int {
 	return at
 }
 
-// TestOwnersKilled kills one owner after the other while 20 processes append
-// facts and, two on a lane, decide. Every second owner dies before the others
-// have found it.
+// TestOwnersKilled kills one owner after the other while 20 processes append facts and two of them
+// make decisions on a lane. Every second owner dies before the others have found it.
 func TestOwnersKilled(t *testing.T) {
 	t.Parallel()
 	const trainers, kills = 20, 6
@@ -149,7 +148,7 @@ func TestOwnersKilled(t *testing.T) {
 	onceEach(t, open(t, dir), acked)
 }
 
-// TestQueriesDuringHandover puts questions to a store whose owner dies.
+// TestQueriesDuringHandover queries a store whose owner dies.
 func TestQueriesDuringHandover(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -186,7 +185,7 @@ func TestQueriesDuringHandover(t *testing.T) {
 	}
 }
 
-// TestHandoverWhileOpening opens a store in the moment in which its owner goes.
+// TestHandoverWhileOpening opens a store at the moment in which its owner goes.
 func TestHandoverWhileOpening(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -253,8 +252,7 @@ func TestDeadSockets(t *testing.T) {
 	}
 }
 
-// TestOneLog opens a directory from both sides of a lock: a log that two
-// servers write is lost.
+// TestOneLog opens a directory on both sides of a lock: a log with two writing servers is lost.
 func TestOneLog(t *testing.T) {
 	t.Parallel()
 	dir := made(t)

@@ -21,46 +21,44 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// shelf is the views of a store in this process. They are a cache of the log,
-// so a file system that cannot hold them does not stop the store: they are
-// folded again in memory, with a warning, and kept there.
+// shelf holds the views of a store in this process. They are a cache of the log, so a failing file
+// system does not stop the store: shelf folds the views again in memory, with a warning.
 //
 //	on disk ──fails──▶ rebuilding ──caught up──▶ in memory
 //	   ▲                                             │
 //	   └─────────── the directory works again ◀──────┘
 //
-// A question waits while they are rebuilt, as long as its caller lets it. The
-// directory is tried again after diskRetry and then ever more rarely, and by
-// each process that opens the store.
+// A query waits while they are rebuilt, as long as its caller lets it. shelf retries the directory
+// after diskRetry and then less and less often; so does each process that opens the store.
 type shelf struct {
 	store  *Store
 	source viewdb.Source
-	dir    string // of the views on disk; empty: they are in memory from the start
+	dir    string // directory of the views; empty: in memory from the start
 
 	mu      sync.Mutex
-	now     *viewdb.DB    // nil while they are rebuilt
-	floor   uint64        // they do not answer before this sequence is in them
+	now     *viewdb.DB    // nil during a rebuild
+	floor   uint64        // least sequence at which they answer
 	memory  bool          // now is, or will be, in memory
-	halted  error         // why there will be none
+	halted  error         // why no views are possible any more
 	changed chan struct{} // closed and replaced when any of these changes
 }
 
 var _ query.Views = (*shelf)(nil)
 
-// How long a directory that failed is left alone. The wait doubles with each
-// try that fails: each may leave a database behind that cannot be closed.
+// How long a failed directory is left alone. The wait doubles with each failure: each may leave
+// a database behind that cannot be closed.
 const (
 	diskRetry    = 10 * time.Minute
 	diskRetryMax = 6 * time.Hour
-	// diskProbe is how many bytes the directory must take before it is tried.
+	// diskProbe is the number of bytes that the directory must accept first.
 	diskProbe = 1 << 20
 )
 
-// viewWait bounds how long a question waits for rows that are rebuilt.
+// viewWait bounds how long a query waits for a rebuild.
 const viewWait = 30 * time.Second
 
-// openShelf opens the views of a store and folds the log into them. With a
-// directory they are there, or in memory if its file system fails.
+// openShelf opens the views of a store and folds the log into them: on disk if there is a
+// directory, or in memory if its file system fails.
 func openShelf(ctx context.Context, s *Store, dir string, source viewdb.Source) (*shelf, error) {
 	h := &shelf{store: s, source: source, dir: dir, memory: dir == "", changed: make(chan struct{})}
 	db, err := h.open(ctx)
@@ -83,13 +81,13 @@ func openShelf(ctx context.Context, s *Store, dir string, source viewdb.Source) 
 	return h, nil
 }
 
-// useless reports whether the views on disk cannot be used, while the log has all
-// that is in them. Those of another store are for a person to look at.
+// useless reports whether the views on disk are unusable although the log has everything that is
+// in them. Views of another store are left to the user.
 func useless(err error) bool {
 	return errors.Is(err, viewdb.ErrFailed) || errors.As(err, new(viewsError)) && !errors.Is(err, viewdb.ErrForeign)
 }
 
-// open opens the database that the views are to be in.
+// open opens the database for the views.
 func (h *shelf) open(ctx context.Context) (*viewdb.DB, error) {
 	if !h.inMemory() {
 		return openViews(ctx, h.store, h.dir)
@@ -106,7 +104,7 @@ func (h *shelf) caughtUp(ctx context.Context, db *viewdb.DB) error {
 	return err
 }
 
-// shut closes a database. That it has failed was said before.
+// shut closes a failed database. Its failure was logged before.
 func (h *shelf) shut(db *viewdb.DB) error {
 	err := db.Close()
 	if errors.Is(err, viewdb.ErrFailed) {
@@ -122,8 +120,7 @@ func (h *shelf) inMemory() bool {
 	return h.memory
 }
 
-// present returns the database that answers now, and a channel that is closed
-// when another does.
+// present returns the current database, and a channel that is closed when another replaces it.
 func (h *shelf) present() (db *viewdb.DB, changed <-chan struct{}, halted error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -138,7 +135,7 @@ func (h *shelf) change(do func()) {
 	h.changed = make(chan struct{})
 }
 
-// degrade says that the views are in memory from now on.
+// degrade switches the views to memory and logs the cause.
 func (h *shelf) degrade(cause error) {
 	h.change(func() {
 		if h.now != nil {
@@ -148,11 +145,11 @@ func (h *shelf) degrade(cause error) {
 	})
 	h.store.noteViewsFailed(filepath.Dir(h.dir), cause)
 	h.store.opts.Logger.Warn("views kept in memory: their directory fails", "directory", h.dir, "error", cause,
-		"next", fmt.Sprintf("free space there, repair the file system, or delete what is damaged; it is tried again in %v and when the store is next opened", h.store.opts.diskRetry()))
+		"next", fmt.Sprintf("free space there, repair the file system, or delete the damaged files; the directory is retried in %v and when the store is next opened", h.store.opts.diskRetry()))
 }
 
-// follow keeps the views up to date until ctx ends, whose error it then
-// returns. Any other error is one that they cannot pass.
+// follow keeps the views up to date until ctx ends, whose error it then returns. Any other error
+// is permanent.
 func (h *shelf) follow(ctx context.Context) error {
 	for {
 		db, _, _ := h.present()
@@ -162,7 +159,7 @@ func (h *shelf) follow(ctx context.Context) error {
 			tried.Go(func() {
 				for wait := h.store.opts.diskRetry(); sleep(life, wait); wait = min(2*wait, diskRetryMax) {
 					if h.returnToDisk(life) {
-						cancel() // Follow, to begin again with the other database
+						cancel() // restart Follow with the other database
 						return
 					}
 				}
@@ -183,7 +180,7 @@ func (h *shelf) follow(ctx context.Context) error {
 			return err
 		default:
 			h.degrade(err)
-			_ = h.shut(db) // it failed, which was said
+			_ = h.shut(db) // its failure was logged
 			if err := h.rebuild(ctx); err != nil {
 				h.change(func() { h.halted = err })
 				return err
@@ -192,7 +189,7 @@ func (h *shelf) follow(ctx context.Context) error {
 	}
 }
 
-// rebuild folds the log in memory. A log that does not answer is read again.
+// rebuild folds the log in memory. It retries while the log does not answer.
 func (h *shelf) rebuild(ctx context.Context) error {
 	began := time.Now()
 	for {
@@ -211,14 +208,14 @@ func (h *shelf) rebuild(ctx context.Context) error {
 		if halts(err) {
 			return err
 		}
-		h.store.opts.Logger.Debug("views not rebuilt; trying again", "error", err)
+		h.store.opts.Logger.Debug("views not rebuilt; retrying", "error", err)
 		if !sleep(ctx, time.Second) {
 			return ctx.Err()
 		}
 	}
 }
 
-// halts reports whether reading the log again would end the same way.
+// halts reports whether another reading of the log would fail in the same way.
 func halts(err error) bool {
 	for _, is := range []error{viewdb.ErrForeign, viewdb.ErrRolledBack, viewdb.ErrGap} {
 		if errors.Is(err, is) {
@@ -228,8 +225,8 @@ func halts(err error) bool {
 	return false
 }
 
-// returnToDisk makes the views on disk the present ones, if their directory
-// works and once they hold what those in memory held.
+// returnToDisk switches to the views on disk, if their directory works, once they hold what those
+// in memory held.
 func (h *shelf) returnToDisk(ctx context.Context) bool {
 	log := h.store.opts.Logger
 	if err := h.probe(ctx); err != nil {
@@ -253,8 +250,8 @@ func (h *shelf) returnToDisk(ctx context.Context) bool {
 	return true
 }
 
-// probe writes to the file system of the views and reports whether it took it.
-// One that does not answer keeps a goroutine until it does.
+// probe writes to the file system of the views and returns an error if that fails. If the file
+// system does not answer, a goroutine stays until it does.
 func (h *shelf) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, viewWait)
 	defer cancel()
@@ -284,7 +281,7 @@ func (h *shelf) probe(ctx context.Context) error {
 	}
 }
 
-// Cursor is the last sequence that the views contain, 0 while they are rebuilt.
+// Cursor returns the last sequence in the views, 0 during a rebuild.
 func (h *shelf) Cursor() uint64 {
 	if db, _, _ := h.present(); db != nil {
 		return db.Cursor()
@@ -312,8 +309,8 @@ func (h *shelf) Wait(ctx context.Context, seq uint64) error {
 	}
 }
 
-// gone reports whether an error of db is its end while the views go on without
-// it. One that has failed is replaced by its follower.
+// gone reports whether an error of db means its end while the views continue. The follower replaces
+// a failed database.
 func (h *shelf) gone(db *viewdb.DB, err error) bool {
 	if !errors.Is(err, viewdb.ErrFailed) && !errors.Is(err, viewdb.ErrClosed) {
 		return false
@@ -322,8 +319,8 @@ func (h *shelf) gone(db *viewdb.DB, err error) bool {
 	return halted == nil && (now != db || h.dir != "" && errors.Is(err, viewdb.ErrFailed))
 }
 
-// ViewAt implements [query.Views]. A read that a failing database has cut is made
-// again with the rows that replace it, unless it may still be running.
+// ViewAt implements [query.Views]. If a failing database interrupts a read, ViewAt repeats it with
+// the database that replaces it, unless the read may still be running.
 func (h *shelf) ViewAt(read func(r projections.Reader, cursor uint64) error) error {
 	patient, cancel := context.WithTimeout(context.Background(), viewWait)
 	defer cancel()
@@ -365,7 +362,7 @@ func (h *shelf) View(read func(projections.Reader) error) error {
 	return h.ViewAt(func(r projections.Reader, _ uint64) error { return read(r) })
 }
 
-// settle folds the rest of the log into views on disk. Nobody follows any more.
+// settle folds the rest of the log into views on disk. The follower has ended.
 func (h *shelf) settle(ctx context.Context) error {
 	db, _, _ := h.present()
 	if db == nil || h.inMemory() {
@@ -374,7 +371,7 @@ func (h *shelf) settle(ctx context.Context) error {
 	return db.CatchUp(ctx, h.source)
 }
 
-// close ends the views. Nobody follows any more.
+// close closes the views. The follower has ended.
 func (h *shelf) close() error {
 	db, _, _ := h.present()
 	if db == nil {
@@ -397,41 +394,41 @@ func (o *owner) Read(ctx context.Context, read func(projections.Reader) error) (
 	}
 	here, err = rows.Read(ctx, read)
 	if err != nil && o.ownership() != own {
-		// The store was given up meanwhile: whoever owns it next is asked.
+		// The store was released meanwhile: ask the next owner.
 		return false, nil
 	}
 	return here, err
 }
 
-// Queries are the questions that a job puts to the views.
+// Queries are a job's queries of the views.
 type Queries struct{ From query.Source }
 
-// Trial is the row of a trial.
+// Trial returns the row of a trial.
 func (q Queries) Trial(ctx context.Context, run, trial string) (projections.Trial, error) {
 	return query.Ask(ctx, q.From, query.Trial, query.Params{Run: run, Trial: trial})
 }
 
-// Trials are those of a run.
+// Trials returns the trials of a run.
 func (q Queries) Trials(ctx context.Context, run string) ([]projections.Trial, error) {
 	return query.Ask(ctx, q.From, query.Trials, query.Params{Run: run})
 }
 
-// Attempts are those of a trial.
+// Attempts returns the attempts of a trial.
 func (q Queries) Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error) {
 	return query.Ask(ctx, q.From, query.Attempts, query.Params{Run: run, Trial: trial})
 }
 
-// OpenCheckpoints are the saves of a trial that have not ended.
+// OpenCheckpoints returns the saves of a trial that have not ended.
 func (q Queries) OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error) {
 	return query.Ask(ctx, q.From, query.OpenCheckpoints, query.Params{Run: run, Trial: trial})
 }
 
-// Resolve is the checkpoint that a reference stands for.
+// Resolve returns the checkpoint that a reference means.
 func (q Queries) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
 	return query.Ask(ctx, q.From, query.Resolve, query.Params{Ref: ref})
 }
 
-// ValidRun reports a name that no run can have.
+// ValidRun returns an error for a name that no run can have.
 func ValidRun(name string) error {
 	switch {
 	case name == "":

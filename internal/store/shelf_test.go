@@ -26,9 +26,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// TestViewsDirectoryFails breaks the file system of the views in every way, in
-// a process each: a database that has failed keeps its goroutines. See
-// [breakViews].
+// TestViewsDirectoryFails breaks the file system of the views in every way, each in its own
+// process: a failed database keeps its goroutines. See [breakViews].
 func TestViewsDirectoryFails(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"ENOSPC", "EIO", "EROFS", "tables", "tmpfs", "silent"} {
@@ -49,7 +48,7 @@ func TestViewsDirectoryFails(t *testing.T) {
 	}
 }
 
-// lines is a log for people to search.
+// lines is a log that tests search.
 type lines struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -123,10 +122,9 @@ func viewsOf(how, dir string) (*views, error) {
 	return v, unix.Mount("tmpfs", at, "tmpfs", 0, "size=256m,mode=0700")
 }
 
-// breakViews is another process. While the file system of the views fails, and
-// again when it does so from the start, the store goes on, answers what the log
-// says, in this process and in others, and closes. When it works again, the
-// views are on disk again.
+// breakViews runs as another process. It breaks the file system of the views, once while the store
+// is open and once from the start. The store continues, answers what is in the log, in this
+// process and in others, and closes. When the file system works again, the views are on disk again.
 func breakViews(ctx context.Context) (err error) {
 	dir, how := filepath.Join(os.Getenv("CKPTSTORE_TEST_DIR"), "store"), os.Getenv("CKPTSTORE_TEST_HOW")
 	ctx, cancel := context.WithTimeout(ctx, 8*limit)
@@ -158,7 +156,7 @@ func breakViews(ctx context.Context) (err error) {
 	until := func(what string, times int) error {
 		for said.count(what) < times {
 			n++
-			// Not faster than rows are read and folded on a busy machine.
+			// A busy machine needs this much time to read and fold rows.
 			if !sleep(ctx, 10*time.Millisecond) {
 				return fmt.Errorf("until %s: %w", what, ctx.Err())
 			}
@@ -212,7 +210,7 @@ func breakViews(ctx context.Context) (err error) {
 	}
 	for _, text := range []string{filepath.Join(dir, "views"), "next=", "free space there"} {
 		if said.count(text) == 0 {
-			return fmt.Errorf("the warning does not say %q", text)
+			return fmt.Errorf("the warning does not contain %q", text)
 		}
 	}
 	if err := v.breaks(false); err != nil {
@@ -227,7 +225,7 @@ func breakViews(ctx context.Context) (err error) {
 	if p := viewsPatience(dir, time.Now()); p != 0 {
 		return fmt.Errorf("the next owner would wait for %v, and the views work again", p)
 	}
-	// The next owner finds them broken from the start, and one after it whole.
+	// The next owner finds them broken from the start, and the owner after it intact.
 	if err := v.breaks(true); err != nil {
 		return err
 	}
@@ -244,9 +242,9 @@ func breakViews(ctx context.Context) (err error) {
 	if other, err = Open(ctx, Options{Location: dir}); err != nil {
 		return err
 	}
-	// Opening reads what it finds, and may need no table yet.
+	// The open may not need every table.
 	if how != "tables" && said.count(inMemory) == warned {
-		return errors.New("opened with a broken directory, it says nothing")
+		return errors.New("opened with a broken directory, it logs nothing")
 	}
 	if err := right("opened in memory"); err != nil {
 		return err
@@ -257,7 +255,7 @@ func breakViews(ctx context.Context) (err error) {
 	return errors.Join(closesSoon(other, s), reopened(ctx, dir))
 }
 
-// reopened opens the store without an owner and with a whole directory.
+// reopened opens a store without an owner whose directory works.
 func reopened(ctx context.Context, dir string) error {
 	said := &lines{}
 	s, err := Open(ctx, Options{Location: dir, Logger: slog.New(slog.NewTextHandler(said, nil))})
@@ -269,7 +267,7 @@ func reopened(ctx context.Context, dir string) error {
 		return err
 	}
 	if got, err := query.Ask(ctx, s.Views(), query.Digest, query.Params{}); err != nil || got != want || said.String() != "" {
-		return fmt.Errorf("with a whole directory, the views have digest %s and the log %s, and it says %s: %w", got, want, said, err)
+		return fmt.Errorf("with a whole directory, the views have digest %s and the log %s, and it logs %s: %w", got, want, said, err)
 	}
 	if p := viewsPatience(dir, time.Now()); p != 0 {
 		return fmt.Errorf("after an owner with a whole directory, the next would wait for %v", p)

@@ -21,39 +21,38 @@ import (
 	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
-// Space that must be free on the disk of a store, in bytes and as a share of the
-// disk. Saves stop first, then facts, and last the store itself; so there is
-// always room to say why:
+// Space that must be free on the disk of a store, in bytes and as a share of the disk. Saves stop
+// first, then facts, and last the store itself. So there is always room to record why:
 //
 //	free  ──────────────────────────────────────────────────────────▶ none
 //	      │ a save would leave     │ 10 %, but  │ 8 MiB     │
 //	      │ 16 MiB more than       │ 16 MiB to  │           │
 //	      │ that                   │ 4 GiB      │           │
 //	      ▼                        ▼            ▼           ▼
-//	      it is aborted        facts are    the ballast   nobody owns
-//	      before it writes     refused      is released   the store
+//	      it is aborted        facts are    the ballast   the store
+//	      before it writes     refused      is released   is not owned
 //
 // A tenth of a large disk is more than a log needs: 4 GiB are millions of events.
 const (
 	keepPercent  = 10       // of the disk: with less, facts are refused and decisions pass
-	keepForFacts = 16 << 20 // at least
+	keepForFacts = 16 << 20 // minimum for facts
 	keepAtMost   = 4 << 30
-	keepForEnds  = 16 << 20 // beyond this, for the facts that end a save
-	keepToOwn    = 8 << 20  // with less, and no ballast, nobody owns the store
+	keepForEnds  = 16 << 20 // in addition, for the facts that end a save
+	keepToOwn    = 8 << 20  // with less, and no ballast, no process owns the store
 )
 
-// keepOfFacts is what must be free for facts to be taken.
+// keepOfFacts returns the bytes that must be free for facts to be accepted.
 func keepOfFacts(u data.Usage) uint64 {
 	return min(max(keepForFacts, u.Share(keepPercent)+1), keepAtMost)
 }
 
-// keepOfSaves is what saves leave free.
+// keepOfSaves returns the bytes that saves leave free.
 func keepOfSaves(u data.Usage) int64 {
 	return int64(keepOfFacts(u) + keepForEnds) //nolint:gosec // bytes of a disk
 }
 
-// NoSpaceError says that the disk of a store is nearly full. It is
-// [syscall.ENOSPC] to errors.Is.
+// NoSpaceError reports that the disk of a store is nearly full. It is [syscall.ENOSPC] to
+// errors.Is.
 type NoSpaceError struct {
 	Dir  string
 	Free uint64
@@ -73,7 +72,7 @@ func (e *NoSpaceError) Error() string {
 // Is makes errors.Is(err, syscall.ENOSPC) true.
 func (e *NoSpaceError) Is(target error) bool { return target == syscall.ENOSPC }
 
-// gauge tells whether a disk has room, looking at most ten times a second.
+// gauge reports whether a disk has room. It checks at most ten times a second.
 type gauge struct {
 	dir  string
 	free func() (data.Usage, error)
@@ -85,7 +84,7 @@ type gauge struct {
 	releasing sync.Mutex // held while the ballast is removed
 }
 
-// lookTimeout bounds one look at a disk that does not answer.
+// lookTimeout bounds one check of a disk that does not answer.
 const lookTimeout = 10 * time.Second
 
 func newGauge(dir string, root *data.Root) *gauge {
@@ -96,8 +95,8 @@ func newGauge(dir string, root *data.Root) *gauge {
 	}}
 }
 
-// look is the room on the disk. A filesystem that does not tell has plenty: a
-// full one fails the write.
+// look returns the room on the disk. A filesystem that does not report its size counts as roomy: if
+// it is full, the write fails.
 func (g *gauge) look() (data.Usage, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -114,14 +113,14 @@ func (g *gauge) look() (data.Usage, error) {
 	return g.last, nil
 }
 
-// forget makes the next look a new one.
+// forget makes the next look read the disk again.
 func (g *gauge) forget() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.at = time.Time{}
 }
 
-// check wants need bytes to be free.
+// check returns an error unless need bytes are free.
 func (g *gauge) check(need uint64) error {
 	u, err := g.look()
 	if err == nil && u.Free < need {
@@ -130,7 +129,8 @@ func (g *gauge) check(need uint64) error {
 	return err
 }
 
-// checkFor wants room for bytes that can wait, beside what facts need.
+// checkFor returns an error unless there is room for bytes that can wait, in addition to the
+// room for facts.
 func (g *gauge) checkFor(bytes int64) error {
 	u, err := g.look()
 	if err != nil {
@@ -139,7 +139,7 @@ func (g *gauge) checkFor(bytes int64) error {
 	return g.check(keepOfFacts(u) + uint64(max(0, bytes)))
 }
 
-// admit is the gate for facts.
+// admit returns an error unless there is room for facts.
 func (g *gauge) admit() error {
 	u, err := g.look()
 	if err != nil {
@@ -148,13 +148,13 @@ func (g *gauge) admit() error {
 	return g.check(keepOfFacts(u))
 }
 
-// ballastName is a file of ballastSize bytes that holds nothing. When the disk
-// is full all the same, whoever did it, it is removed, and what must still be
-// said has room: commits, aborts, the ends of trials, leases.
+// ballastName is a file of ballastSize bytes without content. When the disk is full in spite of the
+// limits, the ballast is removed to make room for the necessary records: commits, aborts, the ends
+// of trials, leases.
 const (
 	ballastName = "ballast"
 	ballastSize = 16 << 20
-	// ballastEvery is how often an owner looks at the disk.
+	// ballastEvery is how often an owner checks the disk.
 	ballastEvery = time.Second
 )
 
@@ -168,13 +168,13 @@ func (s *Store) ballast() ballast {
 	return ballast{path: filepath.Join(s.Location, ballastName), space: s.space, log: s.opts.Logger}
 }
 
-// release gives the ballast up if there is less room than the log needs. Every
-// process of a store may, before it decides.
+// release removes the ballast if there is less room than the log needs. Every process of a store
+// may call it before it decides.
 func (b ballast) release() {
 	if b.space.check(keepToOwn) == nil {
 		return
 	}
-	// Its name is gone before its blocks are: another that removes it is waited for.
+	// The name disappears before the blocks are freed: wait for another remover.
 	b.space.releasing.Lock()
 	defer b.space.releasing.Unlock()
 	if !exists(b.path) {
@@ -185,20 +185,20 @@ func (b ballast) release() {
 		return
 	}
 	if err := removed(b.path); err != nil {
-		b.log.Error("the disk is full and its ballast cannot be removed", "path", b.path, "error", err)
+		b.log.Error("disk full: ballast not removed", "path", b.path, "error", err)
 		return
 	}
 	b.space.forget()
-	b.log.Error("the disk is full: its ballast was removed so that decisions have room; free space", "path", b.path, "bytes", ballastSize)
+	b.log.Error("disk full: ballast removed to make room for decisions; free space", "path", b.path, "bytes", ballastSize)
 }
 
-// load makes the ballast if there is none and room for more than it.
+// load makes the ballast if it does not exist and there is more room than it takes.
 func (b ballast) load() error {
 	u, err := b.space.look()
 	if err != nil || exists(b.path) || u.Free < uint64(keepOfSaves(u))+ballastSize { //nolint:gosec // bytes of a disk
 		return err
 	}
-	// One name, so that those that a kill has cut do not pile up.
+	// A fixed name, so that unfinished ones do not pile up after kills.
 	dir := filepath.Dir(b.path)
 	temp := filepath.Join(dir, durable.TempPrefix+ballastName)
 	if err := removed(temp); err != nil {
@@ -220,19 +220,19 @@ func (b ballast) load() error {
 		err = errors.Join(err, removed(f.Name()))
 	}
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return nil // a filesystem that promises no room to anyone
+		return nil // a filesystem that cannot reserve room
 	}
 	return err
 }
 
-// keep looks at the disk until ctx ends.
+// keep checks the disk until ctx ends.
 func (b ballast) keep(ctx context.Context) {
 	said := false
 	for {
 		b.release()
 		if err := b.load(); err != nil && !said {
 			said = true
-			b.log.Warn("no ballast could be made: on a full disk decisions may have no room", "error", err)
+			b.log.Warn("ballast not made: on a full disk decisions may have no room", "error", err)
 		}
 		if !sleep(ctx, ballastEvery) {
 			return
@@ -240,17 +240,16 @@ func (b ballast) keep(ctx context.Context) {
 	}
 }
 
-// Footprint is what the files of a checkpoint have of the disk, by their sizes,
-// with indexes, manifest and receipt. It is a fact of the filesystem at the
-// moment of asking: a save that links a file in, or a deletion, changes it.
+// Footprint is the disk space of a checkpoint's files by their sizes, with indexes, manifest and
+// receipt. It is valid at the moment of the call: a save that links a file in, or a deletion,
+// changes it.
 type Footprint struct {
-	Shared    int64 // bytes of files that have a link outside of its directory
-	Exclusive int64 // bytes of the others: what deleting it alone would free
+	Shared    int64 // bytes of files that have a link outside its directory
+	Exclusive int64 // bytes of the others, which deleting it alone would free
 }
 
-// MeasureFiles is the footprint of the checkpoint at ref below a data
-// directory. Without a directory the error is [fs.ErrNotExist]: then nothing is
-// known, which is not the same as 0.
+// MeasureFiles returns the footprint of the checkpoint at ref below a data directory. Without a
+// directory it returns [fs.ErrNotExist]: the footprint is then unknown, not 0.
 func MeasureFiles(ctx context.Context, dataDir string, ref checkpoint.Ref) (Footprint, error) {
 	dir := filepath.Join(dataDir, ref.String())
 	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
@@ -271,17 +270,17 @@ func MeasureFiles(ctx context.Context, dataDir string, ref checkpoint.Ref) (Foot
 	return out, nil
 }
 
-// inode is a file, whatever its names are.
+// inode identifies a file with any number of names.
 type inode struct{ device, number uint64 }
 
 // linkedFile is a file with a name in a directory.
 type linkedFile struct {
 	size  int64
 	links uint64 // in the directory
-	all   uint64 // wherever
+	all   uint64 // anywhere
 }
 
-// linkedFiles are the files below a directory of the data.
+// linkedFiles returns the files below a directory of the data.
 func linkedFiles(dataDir, dir string) (map[inode]linkedFile, error) {
 	files := map[inode]linkedFile{}
 	err := beneath.At(filepath.Dir(dataDir)).WalkDir(dir, func(path string, e os.DirEntry, err error) error {
@@ -297,7 +296,7 @@ func linkedFiles(dataDir, dir string) (map[inode]linkedFile, error) {
 		}
 		stat, ok := info.Sys().(*syscall.Stat_t)
 		if !ok {
-			return fmt.Errorf("%s: this system does not say how many links a file has", path)
+			return fmt.Errorf("%s: this system does not report how many links a file has", path)
 		}
 		id := inode{uint64(stat.Dev), stat.Ino}                                    //nolint:unconvert // narrower on other systems
 		files[id] = linkedFile{stat.Size, files[id].links + 1, uint64(stat.Nlink)} //nolint:unconvert // narrower on other systems

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestGauge refuses below what is needed, and looks again after a while.
+// TestGauge refuses below the limit, and checks again after a while.
 func TestGauge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free, looks := uint64(keepForFacts-1), 0
@@ -121,9 +121,9 @@ func TestFullDisk(t *testing.T) {
 	t.Logf("%s", out)
 }
 
-// fillDisk is another process, with a disk of its own. Whatever fills it:
-// facts are refused by name, decisions pass as long as the ballast has room for
-// them, and every event that was acknowledged is in the log afterwards, once.
+// fillDisk runs as another process, with a disk of its own, and fills it. Facts are refused with
+// their kind, decisions pass as long as the ballast has room for them, and every acknowledged
+// event is in the log afterwards, once.
 func fillDisk(ctx context.Context) (err error) {
 	disk := os.Getenv("CKPTSTORE_TEST_DIR")
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=256m"); err != nil {
@@ -177,7 +177,7 @@ func fillDisk(ctx context.Context) (err error) {
 		return fmt.Errorf("with room: %w", err)
 	}
 
-	// 90 %: facts are refused by name.
+	// 90 %: facts are refused with their kind.
 	if err := fillTo(fill, disk, 20<<20); err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func fillDisk(ctx context.Context) (err error) {
 		return errors.New("the ballast is still there")
 	}
 
-	// And past the gate, until the log itself cannot be written.
+	// And beyond the gate, until the log itself cannot be written.
 	log, err := jetlog.Connect(ctx, jetlog.Options{Dial: s.owner.dialLog})
 	if err != nil {
 		return err
@@ -219,7 +219,7 @@ func fillDisk(ctx context.Context) (err error) {
 		if time.Now().After(end) {
 			return fmt.Errorf("the log is still written, or owned, with %d blocks free: %w", st.Bavail, err)
 		}
-		// An error alone may be of views that have failed first.
+		// The error alone may come from views that have failed first.
 		err = errors.Join(say(log, 200<<10), unix.Statfs(disk, &st))
 	}
 	fmt.Printf("%d events were acknowledged, %d of them until %d bytes were free: %v\n", len(acked), len(acked)-before, st.Bavail*uint64(st.Bsize), err) //nolint:gosec // a size
@@ -227,8 +227,8 @@ func fillDisk(ctx context.Context) (err error) {
 		return errors.New("the log took nothing more")
 	}
 
-	// Whoever appends while the log cannot be written hears why, in the owner's
-	// process and in others.
+	// An append while the log cannot be written returns the reason, in the owner's process and in
+	// others.
 	within, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	for _, in := range []*Store{s, other} {
@@ -237,8 +237,7 @@ func fillDisk(ctx context.Context) (err error) {
 			return fmt.Errorf("a decision on a log that cannot be written: %w", err)
 		}
 	}
-	// Who is patient enough is served once there is room, by processes that have
-	// never ended.
+	// A patient append succeeds once there is room, in processes that have never ended.
 	type saying struct {
 		id  string
 		err error
@@ -276,7 +275,7 @@ func fillDisk(ctx context.Context) (err error) {
 		return fmt.Errorf("a fact with room again: %w", err)
 	}
 
-	// All is there, and nothing twice, which the next owner finds too.
+	// Everything is there once, which the next owner confirms.
 	text := strings.Join(acked, " ")
 	if err := errors.Join(other.Close(), s.Close(), os.WriteFile(fill, []byte(text), 0o600)); err != nil {
 		return err
@@ -287,7 +286,7 @@ func fillDisk(ctx context.Context) (err error) {
 	return syscall.Exec("/proc/self/exe", os.Args[:1], os.Environ())
 }
 
-// afterFull is the owner of a store whose disk was full, and has room again.
+// afterFull owns a store whose disk was full and has room again.
 func afterFull(ctx context.Context) (err error) {
 	disk := os.Getenv("CKPTSTORE_TEST_DIR")
 	acked, err := os.ReadFile(filepath.Join(disk, "zeros"))
@@ -323,7 +322,7 @@ func afterFull(ctx context.Context) (err error) {
 	return nil
 }
 
-// fillTo writes zeros until so many bytes are free.
+// fillTo writes zeros until only free bytes are free.
 func fillTo(path, disk string, free uint64) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

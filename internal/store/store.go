@@ -1,38 +1,37 @@
-// Package store opens a store: the log, the views and the data of one
-// directory or one NATS server, in the process that owns it or in one that
-// connects to its owner.
+// Package store opens a store: the log, the views and the data of one directory or one NATS server.
+// A process opens it as its owner or as a client of its owner.
 //
 //	STORE/
 //	  store.json     identity and format; renamed into place last
 //	  LOCK           flock(2) of the owner
-//	  REPAIR         flock(2) of whoever repairs data/, which need not be the owner
-//	  owner.json     who the owner is, and where its sockets and its port are
-//	  end.json       where the log ended: it is not shorter
-//	  read.json      how far the log was read, and what was found
+//	  REPAIR         flock(2) of the process that repairs data/, the owner or not
+//	  owner.json     the owner, with its sockets and its port
+//	  end.json       the log's last known end: the log is at least that long
+//	  read.json      how far the log was read, and the findings
 //	  log/           the log: the embedded NATS server's streams, and its archive
 //	  views/         projections; may be deleted, is rebuilt from the log; in
 //	                 memory while its file system fails
 //	  blobs/         event bodies that are too large for the log
 //	  data/          checkpoints: see package data
-//	  logs/          what workers printed
+//	  logs/          the output of workers
 //	  run/           of a store that a group shares: sockets of the owner
 //	  backup.json    of a backup: it is only read; see [Store.Backup]
 //
-// Every process that opens a directory runs the same loop: take LOCK and own
-// the store, or connect to the owner. When the owner goes, one of the
-// connected processes takes LOCK and owns the store from then on; the others
-// find it by owner.json. Appends in flight are retried under their event IDs.
+// Every process that opens a directory runs the same loop: take LOCK and own the store, or connect
+// to the owner. When the owner goes, one of the connected processes takes LOCK and owns the store
+// from then on; the others find it through owner.json. Appends in flight are retried under their
+// event IDs.
 //
-// With a NATS URL there is no owner: every process connects to the server and
-// folds its own views in memory. The data lies where the log's first event
-// says, and location.json there says whose it is:
+// With a NATS URL there is no owner: every process connects to the server and folds its own views
+// in memory. The log's first event records where the data is, and location.json there records whose
+// it is:
 //
 //	DATA/
 //	  location.json  identity; without it the directory is not used
 //	  REPAIR, blobs/, data/  as above
 //
-// An owner may listen on TCP ([Options].Listen). Then its directory is behind a
-// URL too, for machines that have it mounted under the same path.
+// An owner may listen on TCP ([Options].Listen). Then its directory also has a URL, for machines
+// that have it mounted under the same path.
 package store
 
 import (
@@ -61,8 +60,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/query"
 )
 
-// Format is the version of the directory and of the log that this program
-// reads and writes.
+// Format is the version of the directory and of the log that this program reads and writes.
 const Format = 1
 
 // Errors that decide a command's exit code.
@@ -74,7 +72,7 @@ var (
 	ErrLocked  = problem.New(problem.Locked, "store is locked")
 )
 
-// Options say how to open a store.
+// Options configure [Open].
 type Options struct {
 	// Location is a directory or a nats:// URL.
 	Location string
@@ -82,25 +80,25 @@ type Options struct {
 	// default 10 s.
 	Patience time.Duration
 	Logger   *slog.Logger // default: discard
-	// Reader opens the store to read: nothing in it is repaired, removed or recorded,
-	// and nothing can be appended.
+	// Reader opens the store for reading: this process repairs, removes, records and appends
+	// nothing in it.
 	Reader bool
-	// LeaveVoids leaves messages of the log that are no events unrecorded, for who
-	// looks for them.
+	// LeaveVoids leaves messages of the log that are not events unrecorded, for commands
+	// that look for them.
 	LeaveVoids bool
 	// Access to the server of a URL; nil reads the environment.
 	Access *Access
-	// Listen, when set, lets clients in over TCP while this process owns the
-	// directory, or has a URL's store open; Bound, when set, is told of each address. It must not block. On
-	// loopback, a listener without a token or client certificates is given a new
-	// token, which clients of this user find: see [TokenFile].
+	// Listen, when set, lets clients connect over TCP while this process owns the directory or
+	// has a URL's store open. Bound, when set, is called with each address; it must not block.
+	// On loopback, a listener without a token or client certificates gets a new token, which
+	// clients of this user find: see [TokenFile].
 	Listen *jetlog.Listen
 	Bound  func(net.Addr)
 
-	sharing    bool          // the token of Listen was made here
+	sharing    bool          // this process made the token of Listen
 	cutting    *cutting      // default: defaultCutting
-	viewsFS    vfs.FS        // of the views on disk; nil: the machine's
-	viewsRetry time.Duration // until a directory of views that failed is tried again; default diskRetry
+	viewsFS    vfs.FS        // for the views on disk; nil: the machine's filesystem
+	viewsRetry time.Duration // before a failed directory of views is retried; default diskRetry
 }
 
 func (o Options) diskRetry() time.Duration {
@@ -114,19 +112,19 @@ func (o Options) diskRetry() time.Duration {
 type Store struct {
 	ID       string
 	Copy     string // name of a backup or a restored store, which shares its ID with another; "" of others
-	Location string // for messages: a URL is without its password
+	Location string // for messages: a URL without its password
 	Log      *jetlog.Log
 	Data     *data.Root
 	Blobs    *Blobs
 	Runtime  string // private directory for sockets of this store
-	place    string // its name: a copy of a store has another
+	place    string // its name: a copy of a store has its own
 	DataDir  string
 
 	runtime   *heldRuntime
 	formerly  []string     // its identities before it was recovered
 	recovered uint64       // where its log ended then
 	holder    *ownerRecord // nil in a store of an earlier version
-	backup    error        // [ErrBackup], of one; it is not written to
+	backup    error        // [ErrBackup] if this is a backup, which is read-only
 
 	opts    Options
 	cutting cutting  // of the log, while this process owns it
@@ -138,15 +136,15 @@ type Store struct {
 	term    time.Duration // of leases; 0: [leaseTerm]
 	life    context.Context
 	end     context.CancelFunc // of life, with Close
-	leasing sync.WaitGroup     // releases that the log has not taken yet, and what ends with life
+	leasing sync.WaitGroup     // pending lease releases, and goroutines that end with life
 
 	learning sync.Mutex // one checkpoint at a time
 	local    *follower  // of a URL; nil with a directory
 	relay    *relay     // of a URL, with Listen
 }
 
-// Views answers queries from the projections. An answer holds at least what
-// was in the log when the question was put.
+// Views answers queries from the projections. An answer includes at least everything that was in the
+// log when the query was made.
 func (s *Store) Views() query.Source {
 	if s.local != nil {
 		return s.local.source
@@ -154,9 +152,8 @@ func (s *Store) Views() query.Source {
 	return s.owner
 }
 
-// Open opens an existing store. It never creates one: see [Init]. Without a
-// store the error is [ErrNoStore]; with an owner that does not answer within
-// the patience, [ErrLocked].
+// Open opens an existing store. It never creates one: see [Init]. It returns [ErrNoStore] if there
+// is no store, and [ErrLocked] if the owner does not answer within the patience.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	if o.Patience == 0 {
 		o.Patience = 10 * time.Second
@@ -183,7 +180,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := mayOpen(dir); err != nil && canWrite(dir) == nil { // else the lock says so
+	if err := mayOpen(dir); err != nil && canWrite(dir) == nil { // else the lock reports it
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	if s.backup = backedUp(dir); s.backup != nil {
@@ -210,7 +207,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	return s, nil
 }
 
-// closedStore is the store of a directory without its log.
+// closedStore returns the store of a directory without opening its log.
 func closedStore(dir string, o Options) (*Store, error) {
 	id, err := readIdentity(dir)
 	if err != nil {
@@ -219,7 +216,7 @@ func closedStore(dir string, o Options) (*Store, error) {
 	return closedStoreOf(dir, id, o)
 }
 
-// closedStoreOf is closedStore for a directory whose store.json says id, or will.
+// closedStoreOf is closedStore for a directory whose identity is, or will be, id.
 func closedStoreOf(dir string, id identity, o Options) (_ *Store, err error) {
 	s := &Store{ID: id.Store, Copy: id.Copy, Location: dir, place: id.runtime(), opts: o, holder: id.Owner, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
 	if o.cutting != nil {
@@ -240,14 +237,14 @@ func (s *Store) openData(root, blobs string) (err error) {
 	s.Data.OfStore(s.ID, s.formerly...)
 	s.Data.KeepFree(keepOfSaves)
 	s.Data.OnUnverified(func(ref checkpoint.Ref) {
-		s.opts.Logger.Warn("adopted files are read whose digests are not learned yet: damage of them would not be noticed; `ckptstore verify --learn` learns them", "checkpoint", ref.String())
+		s.opts.Logger.Warn("adopted files without digests are read unchecked; `ckptstore verify --learn` learns the digests", "checkpoint", ref.String())
 	})
 	s.space = newGauge(root, s.Data)
 	return nil
 }
 
-// OpenData opens the data of a store's directory alone, for reading without the
-// lock, the log or write permission. It works when the log is gone.
+// OpenData opens only the data of a store's directory, for reading, without the lock, the log or
+// write permission. It works when the log is lost.
 func OpenData(location string) (*data.Root, error) {
 	_, isURL, err := parseLocation(location)
 	if err != nil {
@@ -270,9 +267,8 @@ func OpenData(location string) (*data.Root, error) {
 	return data.Open(vfs.Default, dir)
 }
 
-// Close lets go of the store. An owner that closes leaves it to the next. A disk
-// that does not answer holds it for 50 s at most: then it returns an error, and
-// the lock goes with the process.
+// Close releases the store; another process may own it next. A disk that does not answer delays it
+// for 50 s at most. Close then returns an error, and the lock is held until the process ends.
 func (s *Store) Close() error {
 	s.end()
 	s.leasing.Wait()
@@ -288,7 +284,7 @@ func (s *Store) Close() error {
 	return errors.Join(s.owner.close(), s.runtime.release())
 }
 
-// checkLog opens the log of l and compares its identity with the store's.
+// checkLog opens the log of l and checks that it has the store's identity.
 func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
 	created, _, err := l.Open(ctx)
 	switch {
@@ -303,23 +299,22 @@ func checkLog(ctx context.Context, l *jetlog.Log, want string) error {
 		return fmt.Errorf("%w: its log has format %d, this program knows format %d: upgrade it", ErrNewer, created.Format, Format)
 	}
 	if want != "" && created.Store != want {
-		return fmt.Errorf("%w: store.json says %s, the log says %s: the directory was put together from two stores; restore log/ or store.json from a backup",
+		return fmt.Errorf("%w: store.json has %s, the log has %s: the directory was put together from two stores; restore log/ or store.json from a backup",
 			ErrForeign, want, created.Store)
 	}
 	return nil
 }
 
-// NewID mints the identity of an event, a job or a store: a UUIDv7.
+// NewID returns a new identity for an event, a job or a store: a UUIDv7.
 func NewID() string { return uuid.Must(uuid.NewV7()).String() }
 
-// Stamp mints what a new event needs, with the machine's clock.
+// Stamp returns the stamp of a new event, with the machine's clock.
 func Stamp(source string) events.Stamp {
 	return events.Stamp{ID: NewID(), Source: source, Time: time.Now()}
 }
 
-// complaints passes a server's warnings on for debugging only: after a kill
-// they are about caches of its state, which it makes anew. Damage of the log is
-// found by package jetlog's own checks, whoever caused it.
+// complaints passes a server's warnings on at debug level: after a kill they are about caches of its
+// state, which it rebuilds. Package jetlog's own checks find damage of the log, whatever its cause.
 type complaints struct{ slog.Handler }
 
 // Handle implements [slog.Handler].
@@ -341,16 +336,16 @@ func (c complaints) WithGroup(name string) slog.Handler { return complaints{c.Ha
 
 func serverLogger(to *slog.Logger) *slog.Logger { return slog.New(complaints{to.Handler()}) }
 
-// Dir is the directory that has the store's files: its location, or that of
-// the data behind a URL.
+// Dir returns the directory that has the store's files: its location, or that of the data behind a
+// URL.
 func (s *Store) Dir() string { return filepath.Dir(s.DataDir) }
 
-// Blobs keeps event bodies that are too large for the log, in files named by
-// their digest: blobs/<first two digits>/<digest>.
+// Blobs stores event bodies that are too large for the log, in files named by their digest:
+// blobs/<first two digits>/<digest>.
 type Blobs struct{ dir string }
 
-// Put returns data inline when it is small. Otherwise it makes it durable in a
-// file and returns the claim check. It may be repeated.
+// Put returns small data inline. It makes larger data durable in a file and returns the claim
+// check. It may be repeated.
 func (b *Blobs) Put(_ context.Context, data []byte) (events.Blob, error) {
 	if len(data) <= events.MaxInline {
 		return events.InlineBlob(data), nil
@@ -369,8 +364,8 @@ func (b *Blobs) Put(_ context.Context, data []byte) (events.Blob, error) {
 	return events.Blob{Digest: digest, Size: int64(len(data))}, nil
 }
 
-// Get returns the data of a blob, verified against its digest. Of one that cannot be
-// had the error is [events.ErrNoBlob].
+// Get returns the data of a blob, verified against its digest. It returns [events.ErrNoBlob] if the
+// data is missing or corrupt.
 func (b *Blobs) Get(_ context.Context, blob events.Blob) ([]byte, error) {
 	if blob.Digest == "" {
 		return blob.Inline, nil
@@ -388,12 +383,12 @@ func (b *Blobs) Get(_ context.Context, blob events.Blob) ([]byte, error) {
 		return nil, fmt.Errorf("blob: %w: restore the file from a backup", err)
 	}
 	if checkpoint.Sum(data) != want || int64(len(data)) != blob.Size {
-		return nil, fmt.Errorf("%w: %s is corrupt: its bytes do not have its digest; restore the file from a backup", events.ErrNoBlob, path)
+		return nil, fmt.Errorf("%w: %s is corrupt: its digest differs; restore the file from a backup", events.ErrNoBlob, path)
 	}
 	return data, nil
 }
 
-// root is the directory that holds blobs/. No link is followed below it.
+// root returns the directory that holds blobs/. No link is followed below it.
 func (b *Blobs) root() beneath.Root { return beneath.At(filepath.Dir(b.dir)) }
 
 func (b *Blobs) path(digest string) string { return filepath.Join(b.dir, digest[:2], digest) }

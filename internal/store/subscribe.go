@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// FollowedError says that a cursor has a live subscriber.
+// FollowedError reports that a cursor has a live subscriber.
 type FollowedError struct {
 	Cursor string
 	Host   string
@@ -27,20 +27,19 @@ func (e *FollowedError) Error() string {
 func (*FollowedError) ProblemKind() problem.Kind { return problem.Conflict }
 
 const (
-	// cursorEvery is how often a cursor moves over events that were passed
-	// over, and the pause after it could not be moved or held.
+	// cursorEvery is how often a cursor moves over skipped events, and the pause after a
+	// failure to move or hold it.
 	cursorEvery = time.Second
-	// cursorLast bounds the last move, when the subscriber wants to end.
+	// cursorLast bounds the last move of a subscriber that ends.
 	cursorLast = 5 * time.Second
 )
 
-// Subscription is a cursor that this process alone moves. It is moved in the
-// background, by whole stretches: an event may be handled again after a
-// crash, and is never left out.
+// Subscription is a cursor that only this process moves. It moves in the background, over several
+// events at a time: after a crash an event may be handled again, but none is left out.
 //
-// A lease keeps others from the cursor. One that somebody else took is asked for
-// again, and so is known to be followed; that somebody moved the cursor meanwhile
-// is seen by the next move.
+// A lease keeps other processes from the cursor. If another process takes the lease, the
+// subscription requests it again and so learns of the other subscriber. If another process moves the
+// cursor, the next move detects it.
 type Subscription struct {
 	name    string
 	cursor  mover
@@ -56,7 +55,7 @@ type Subscription struct {
 	stopped chan struct{}
 }
 
-// mover is a cursor. Move is durable on return, and may be repeated.
+// mover is a cursor. Move is durable on return and may be repeated.
 type mover interface {
 	Sequence() uint64
 	Move(ctx context.Context, sequence uint64) error
@@ -64,17 +63,16 @@ type mover interface {
 
 var _ mover = (*jetlog.Cursor)(nil)
 
-// MaxCursorName is the length in bytes of the longest name that a new cursor may
-// have. One that is there already goes on.
+// MaxCursorName is the length in bytes of the longest name of a new cursor. Existing cursors with
+// longer names keep working.
 const MaxCursorName = 64
 
-// ErrCursorName says that a cursor cannot have that name.
+// ErrCursorName reports a name that a cursor cannot have.
 var ErrCursorName = problem.New(problem.Invalid, "bad name of a cursor")
 
-// Subscribe takes a named cursor. While it is held no other process can; a
-// holder of this machine that has died is succeeded at once, one of another
-// after 20 s. The context that comes back ends, with the reason as its cause,
-// when the cursor is somebody else's.
+// Subscribe takes a named cursor. While it is held, no other process can take it. A dead holder on
+// this machine is replaced at once, one on another machine after 20 s. The returned context ends,
+// with the reason as its cause, when another process has the cursor.
 func (s *Store) Subscribe(ctx context.Context, name string) (context.Context, *Subscription, error) {
 	sub := &Subscription{name: name, log: s.opts.Logger}
 	id := NewID()
@@ -82,7 +80,7 @@ func (s *Store) Subscribe(ctx context.Context, name string) (context.Context, *S
 	open := func(ctx context.Context) (mover, error) {
 		c, err := s.Log.Cursor(ctx, name)
 		if err == nil && c.Sequence() == 0 && len(name) > MaxCursorName {
-			err = fmt.Errorf("%w: it has %d bytes, up to %d can be listed beside others", ErrCursorName, len(name), MaxCursorName)
+			err = fmt.Errorf("%w: it has %d bytes, at most %d can be listed with others", ErrCursorName, len(name), MaxCursorName)
 		}
 		return c, err
 	}
@@ -115,8 +113,8 @@ func (s *Store) holdCursor(ctx context.Context, name, id string) (context.Contex
 	})
 }
 
-// RemoveCursor forgets a cursor that nobody follows; of one that somebody
-// does, the error is a [*FollowedError].
+// RemoveCursor removes a cursor without a subscriber. If the cursor has one, it returns a
+// [*FollowedError].
 func (s *Store) RemoveCursor(ctx context.Context, name string) error {
 	_, release, err := s.holdCursor(ctx, name, NewID())
 	if err != nil {
@@ -126,12 +124,10 @@ func (s *Store) RemoveCursor(ctx context.Context, name string) error {
 	return errors.Join(err, release())
 }
 
-// Sequence is where the subscription goes on: after this event, or at the
-// start of the log if it is 0.
+// Sequence returns the event after which the subscription continues, 0 for the start of the log.
 func (s *Subscription) Sequence() uint64 { return s.cursor.Sequence() }
 
-// Handled says that the event at seq, and all before it, need not be seen
-// again. The cursor follows at once.
+// Handled marks all events up to seq as handled. The cursor follows at once.
 func (s *Subscription) Handled(seq uint64) {
 	s.Passed(seq)
 	select {
@@ -140,16 +136,15 @@ func (s *Subscription) Handled(seq uint64) {
 	}
 }
 
-// Passed is [Subscription.Handled] for what the subscriber did not ask for:
-// the cursor follows within a second.
+// Passed is [Subscription.Handled] for events that the subscriber did not ask for: the cursor follows
+// within a second.
 func (s *Subscription) Passed(seq uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.at = max(s.at, seq)
 }
 
-// run moves the cursor and keeps it held until stop, or until it is somebody
-// else's.
+// run moves the cursor and holds it until stop, or until another process has it.
 func (s *Subscription) run(ctx, held context.Context) {
 	defer close(s.stopped)
 	tick := time.NewTicker(cursorEvery)
@@ -163,7 +158,7 @@ func (s *Subscription) run(ctx, held context.Context) {
 		case <-ctx.Done():
 			return
 		case <-lost:
-			lost = nil // tried again with each tick
+			lost = nil // retried with each tick
 		case <-s.hurry:
 			err = s.move(ctx)
 		case <-tick.C:
@@ -183,12 +178,12 @@ func (s *Subscription) run(ctx, held context.Context) {
 			s.fail(err)
 			return
 		default:
-			s.log.Warn("the cursor of a subscriber stays behind; after a crash, events since then are handled again", "cursor", s.name, "error", err)
+			s.log.Warn("cursor not moved; after a crash, later events are handled again", "cursor", s.name, "error", err)
 		}
 	}
 }
 
-// again takes the lease that was lost.
+// again takes a lost lease again.
 func (s *Subscription) again(ctx context.Context) (context.Context, error) {
 	release := s.release
 	s.release = func() error { return nil } // once
@@ -213,7 +208,7 @@ func (s *Subscription) move(ctx context.Context) error {
 	return s.cursor.Move(ctx, at)
 }
 
-// Close moves the cursor to what was handled last and lets go of it.
+// Close moves the cursor to the last handled event and releases it.
 func (s *Subscription) Close(ctx context.Context) error {
 	close(s.stop)
 	<-s.stopped

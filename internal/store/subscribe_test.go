@@ -40,7 +40,7 @@ func (f *fakeCursor) fails(err error) {
 	f.err = err
 }
 
-// fakeLease is a lease that can be lost, and taken by somebody else.
+// fakeLease is a lease that can be lost, and taken by another process.
 type fakeLease struct {
 	mu       sync.Mutex
 	err      error // of the next hold
@@ -97,7 +97,7 @@ func subscribed(t *testing.T, lease *fakeLease, cursor *fakeCursor) (context.Con
 	return ctx, s
 }
 
-// An outage in which the lease ends and the cursor cannot move is survived.
+// A subscription survives an outage in which the lease ends and the cursor cannot move.
 func TestSubscriptionSurvivesAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lease, cursor := &fakeLease{}, &fakeCursor{at: 3}
@@ -138,7 +138,7 @@ func TestSubscriptionSurvivesAnOutage(t *testing.T) {
 	})
 }
 
-// What somebody else has is not gone on with.
+// A subscription ends when another process has the cursor.
 func TestSubscriptionEndsWhenItIsTaken(t *testing.T) {
 	for _, taken := range []error{jetlog.ErrCursorMoved, &FollowedError{Cursor: "c"}} {
 		synctest.Test(t, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// TestSweepJobs: only directories whose sockets all refuse go, and not at once.
+// TestSweepJobs: only directories whose sockets all refuse are removed, and not at once.
 func TestSweepJobs(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t, "sweep")
@@ -55,7 +55,7 @@ func TestSweepJobs(t *testing.T) {
 	}
 }
 
-// TestSweepJobsOfServer: a store that nobody owns is swept by whoever opens it.
+// TestSweepJobsOfServer: each process that opens a server's store sweeps it, since it has no owner.
 func TestSweepJobsOfServer(t *testing.T) {
 	t.Parallel()
 	url, p := server(t)
@@ -84,7 +84,7 @@ func TestSweepJobsOfServer(t *testing.T) {
 	p.end()
 }
 
-// TestServerWarnings are for debugging; its errors are not.
+// TestServerWarnings: a server's warnings are logged at debug level, its errors as errors.
 func TestServerWarnings(t *testing.T) {
 	t.Parallel()
 	for level, want := range map[slog.Level]string{slog.LevelDebug: "DEBUG about its cache", slog.LevelInfo: ""} {
@@ -101,7 +101,7 @@ func TestServerWarnings(t *testing.T) {
 	}
 }
 
-// TestRemove: what is in use or somebody else's stays.
+// TestRemove: stores in use and foreign directories stay.
 func TestRemove(t *testing.T) {
 	t.Parallel()
 	if err := Remove(filepath.Join(t.TempDir(), "none")); err != nil {

@@ -25,38 +25,38 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// ErrUntrusted says that users other than this one can write to a store, so that
-// this process does not: opening it would act on what they put there, with this
-// user's rights. The next step is `ckptstore config trust`.
+// ErrUntrusted reports a store that users other than this one can write to. This process does not
+// open it: it would act on what they put there, with this user's rights. The next step is
+// `ckptstore config trust`.
 var ErrUntrusted = problem.New(problem.Denied, "untrusted store")
 
-// ownerRecord is who a store belongs to, as store.json records it.
+// ownerRecord is the owner of a store, as store.json records it.
 type ownerRecord struct {
 	UID    int  `json:"uid"`
 	GID    int  `json:"gid"`
 	Shared bool `json:"shared,omitempty"` // members of GID may write
 }
 
-// thisUser is the record of what this process makes.
+// thisUser returns the record for a store that this process makes.
 func thisUser() *ownerRecord { return &ownerRecord{UID: os.Geteuid(), GID: os.Getegid()} }
 
-// parts are the files and directories of a store that decide who can write to it,
-// and viewsPart the one that may be on a filesystem which fails: see [mayOpen].
+// parts are the files and directories that decide who can write to a store, except viewsPart, which
+// may be on a failing filesystem: see [mayOpen].
 var parts = []string{".", "store.json", lockName, "log", "data", "blobs", runName}
 
 const (
 	viewsPart = "views"
-	// viewsLook bounds the look at the views.
+	// viewsLook bounds the check of the views.
 	viewsLook = time.Second
 )
 
-// mayWrite returns [ErrUntrusted] if users other than this one can write to the
-// store in dir, and this user has not said that they are trusted. A directory that
-// is no store yet is judged like a store of this user alone.
+// mayWrite returns [ErrUntrusted] if users other than this one can write to the store in dir and
+// this user has not trusted it. It checks a directory that is not a store yet like a store of this
+// user alone.
 func mayWrite(dir string) error { return mayWriteTo(dir, parts...) }
 
-// mayOpen is [mayWrite] for the views too. They are a cache: if their filesystem fails
-// or does not answer, the store goes on without them, and they decide nothing.
+// mayOpen is [mayWrite] including the views. They are a cache: if their filesystem fails or does not
+// answer, the store continues without them, and they decide nothing.
 func mayOpen(dir string) error {
 	if err := mayWrite(dir); err != nil {
 		return err
@@ -90,8 +90,8 @@ func mayWriteTo(dir string, names ...string) error {
 	return fmt.Errorf("%w %s: %w: correct that, or, if you trust everyone who can write there, run `ckptstore config trust %s`; `ckptstore ls --offline --store %s` reads it as it is", ErrUntrusted, dir, why, dir, dir)
 }
 
-// contradicted returns an error that names the first part of a store that is not
-// held as recorded. A part that does not exist is no contradiction.
+// contradicted returns an error that names the first part of a store that does not have the recorded
+// owner or mode. A missing part is no contradiction.
 func (h ownerRecord) contradicted(dir string, names []string) error {
 	for _, name := range names {
 		path := filepath.Join(dir, name)
@@ -101,9 +101,9 @@ func (h ownerRecord) contradicted(dir string, names []string) error {
 		}
 		if err == nil && info.Mode()&fs.ModeSymlink != 0 {
 			if name != "." {
-				continue // it is refused where it would be passed through
+				continue // a link is refused where it would be followed
 			}
-			// Its owner decides where it leads.
+			// The link's owner decides where it leads.
 			if err = h.judge(path, info, true); err == nil {
 				info, err = os.Stat(path)
 			}
@@ -150,9 +150,9 @@ func memberOf(gid int) bool {
 	return gid == os.Getegid() || err == nil && slices.Contains(groups, gid)
 }
 
-// makeOwn makes a directory that only this user can write to. Of one that this
-// user had made before, with a wide umask, it takes the rights of others to write;
-// one of another user stays as it is, for [mayWrite] to refuse.
+// makeOwn makes a directory that only this user can write to. If this user had made it before, with
+// a wide umask, it removes the write permission of others. It leaves a directory of another user as
+// it is, for [mayWrite] to refuse.
 func makeOwn(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -177,30 +177,29 @@ func ownedByMe(info fs.FileInfo) bool {
 	return ok && int(st.Uid) == os.Geteuid()
 }
 
-// Trusted is a directory that this user trusts although others can write to it.
-// The entry holds for the owner that the directory had: if another user's comes
-// in its place, that one is not trusted. Numbers of devices and inodes are not
-// kept, since network and user-space filesystems change them.
+// Trusted is a directory that this user trusts although others can write to it. The entry holds for
+// the directory's owner at that time: a directory of another user in its place is not trusted. It
+// omits device and inode numbers, since network and user-space filesystems change them.
 type Trusted struct {
 	Path string `json:"path"` // absolute, without symbolic links
 	UID  int    `json:"uid"`
 	GID  int    `json:"gid"`
 }
 
-// The list of trusted directories is one file of each user:
+// The list of trusted directories is one file per user:
 //
 //	$XDG_CONFIG_HOME/ckptstore/trusted       JSON, mode 0600
 //	$XDG_CONFIG_HOME/ckptstore/trusted.lock  flock(2) of the process that changes it
 const (
 	trustedName = "trusted"
-	// trustedLimit is the most bytes that a list may have.
+	// trustedLimit is the maximum size of a list in bytes.
 	trustedLimit = 1 << 20
 	// trustedWait bounds the wait for another process that changes the list, and for the
-	// filesystem that the list is on.
+	// list's filesystem.
 	trustedWait = 10 * time.Second
 )
 
-// Trust adds a directory to the list of this user.
+// Trust adds a directory to this user's list.
 func Trust(ctx context.Context, dir string) (Trusted, error) {
 	entry, err := entryOf(dir)
 	if err == nil {
@@ -214,8 +213,8 @@ func Trust(ctx context.Context, dir string) (Trusted, error) {
 	return entry, nil
 }
 
-// Distrust removes a directory from the list of this user. The directory may be
-// gone. One that is not on the list is [projections.ErrNotFound].
+// Distrust removes a directory from this user's list. The directory need not exist. It returns
+// [projections.ErrNotFound] for a directory that is not on the list.
 func Distrust(ctx context.Context, dir string) error {
 	path, err := filepath.Abs(dir)
 	if err == nil {
@@ -225,7 +224,7 @@ func Distrust(ctx context.Context, dir string) error {
 		err = changeTrusted(ctx, func(list []Trusted) ([]Trusted, error) {
 			rest := without(list, path)
 			if len(rest) == len(list) {
-				return nil, &projections.NotFoundError{What: "trusted directory", Ref: path, Hint: "`ckptstore config trust --list` prints those that there are"}
+				return nil, &projections.NotFoundError{What: "trusted directory", Ref: path, Hint: "`ckptstore config trust --list` prints the list"}
 			}
 			return rest, nil
 		})
@@ -236,7 +235,7 @@ func Distrust(ctx context.Context, dir string) error {
 	return nil
 }
 
-// TrustedDirs are the directories on the list of this user.
+// TrustedDirs returns the directories on this user's list.
 func TrustedDirs() ([]Trusted, error) {
 	path, err := trustedFile()
 	if err != nil {
@@ -253,8 +252,8 @@ func without(list []Trusted, path string) []Trusted {
 // this process and those that it starts. It is for containers, whose homes do not last.
 const EnvTrust = "CKPTSTORE_TRUST"
 
-// isTrusted reports whether a directory is named by [EnvTrust], or is on the list with
-// the owner it has now. A home whose filesystem does not answer is an error after
+// isTrusted reports whether a directory is named by [EnvTrust], or is on the list with its current
+// owner. It returns an error if the home directory's filesystem does not answer within
 // [trustedWait].
 func isTrusted(dir string) (bool, error) {
 	type answer struct {
@@ -292,8 +291,8 @@ func lookUpTrusted(dir string) (bool, error) {
 	return slices.Contains(list, entry), err
 }
 
-// sameDir reports whether two paths lead to one directory. One that leads nowhere, or
-// where this user cannot look, is no directory that the user opens.
+// sameDir reports whether two paths lead to one directory. It returns false if a path leads nowhere,
+// or where this user cannot look: then the user does not open that directory.
 func sameDir(named, dir string) bool {
 	there, err := os.Stat(named)
 	here, err2 := os.Stat(dir)
@@ -327,8 +326,8 @@ func trustedFile() (string, error) {
 	return filepath.Join(base, "ckptstore", trustedName), nil
 }
 
-// readTrusted reads a list. One that another user could have written is an error,
-// and so is a symbolic link; none is an empty one.
+// readTrusted reads a list. A missing list is empty. A list that another user could have written,
+// or a symbolic link, is an error.
 func readTrusted(path string) ([]Trusted, error) {
 	bad := func(err error) error { return fmt.Errorf("list of trusted directories %s: %w", path, err) }
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -361,7 +360,7 @@ func readTrusted(path string) ([]Trusted, error) {
 	return list, nil
 }
 
-// changeTrusted replaces the list by what change makes of it, under its lock.
+// changeTrusted replaces the list by the result of change, under its lock.
 func changeTrusted(ctx context.Context, change func([]Trusted) ([]Trusted, error)) (err error) {
 	path, err := trustedFile()
 	if err != nil {
@@ -408,11 +407,11 @@ func lockTrusted(ctx context.Context, path string) (*os.File, error) {
 	}
 }
 
-// maxGroups is what the kernel allows a process.
+// maxGroups is the kernel's limit for a process.
 const maxGroups = 65536
 
-// peerGroups are the supplementary groups of the process at the other end of a unix
-// socket, as they were when it connected.
+// peerGroups returns the supplementary groups of the process at the other end of a unix socket, as
+// they were when it connected.
 func peerGroups(fd int) ([]uint32, error) {
 	for n := 64; n <= maxGroups; n *= 4 {
 		groups := make([]uint32, n)
@@ -430,12 +429,11 @@ func peerGroups(fd int) ([]uint32, error) {
 	return nil, fmt.Errorf("groups at the other end of a socket: more than %d", maxGroups)
 }
 
-// privateGroup reports whether a group has this process's user as its only member:
-// the group that Debian, Fedora and others make with each user, so that a umask of
-// 002 shares nothing. It must be in /etc/group, with the user's name and without
-// other members, and be the primary group of no other user in /etc/passwd. Groups
-// that come from elsewhere are not private. Nor is group 0: container platforms start
-// users that no file lists as its members.
+// privateGroup reports whether a group has this process's user as its only member: the group that
+// Debian, Fedora and others make with each user, so that a umask of 002 shares nothing. It must be
+// in /etc/group, with the user's name and without other members, and be the primary group of no
+// other user in /etc/passwd. Groups from other sources are not private. Nor is group 0: container
+// platforms start users that no file lists as its members.
 func privateGroup(gid int) bool {
 	if gid == 0 {
 		return false
@@ -453,7 +451,7 @@ func privateGroup(gid int) bool {
 	return privateIn(os.Geteuid(), gid, passwd, group)
 }
 
-// privateIn reads what passwd(5) and group(5) say.
+// privateIn is privateGroup with the contents of passwd(5) and group(5).
 func privateIn(uid, gid int, passwd, group io.Reader) bool {
 	me, others := "", false
 	in := bufio.NewScanner(passwd)

@@ -13,8 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
-// TestOthersCanWrite makes each part of a store writable to others, or gives it to
-// another user, and wants the store to be refused until that is undone.
+// TestOthersCanWrite makes each part of a store writable to others, or gives it to another user. The
+// store is refused until that is undone.
 func TestOthersCanWrite(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("run this test as root: it gives files to other users")
@@ -86,7 +86,7 @@ func TestOthersCanWrite(t *testing.T) {
 	}
 }
 
-// TestPartIsALink: a part of a store that is a link is refused, also when its user made it.
+// TestPartIsALink: a part of a store that is a link is refused, even if its user made it.
 func TestPartIsALink(t *testing.T) {
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	for _, part := range []string{"data", "log"} {
@@ -105,8 +105,8 @@ func TestPartIsALink(t *testing.T) {
 	}
 }
 
-// TestListOfOthers does not believe a list that another user could have written,
-// and does not wait for ever for one that is being changed.
+// TestListOfOthers does not accept a list that another user could have written, and does not wait
+// forever while another process changes it.
 func TestListOfOthers(t *testing.T) {
 	config := t.TempDir()
 	t.Setenv("XDG_CONFIG_HOME", config)

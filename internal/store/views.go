@@ -26,21 +26,21 @@ import (
 
 // RebuiltViews is the outcome of a rebuild of the views from the log.
 type RebuiltViews struct {
-	Sequence uint64 `json:"sequence"`          // of the log that both contain
-	Equal    bool   `json:"equal"`             // whether the views had the rebuilt rows
+	Sequence uint64 `json:"sequence"`          // last event in both
+	Equal    bool   `json:"equal"`             // the views had the same rows
 	Digest   string `json:"digest"`            // of the rebuilt rows
-	Had      string `json:"had"`               // digest that the views had; empty if there were none, or with a problem
-	Problem  string `json:"problem,omitempty"` // why they cannot be read
+	Had      string `json:"had"`               // digest of the previous views; empty without views or with a problem
+	Problem  string `json:"problem,omitempty"` // why the previous views cannot be read
 }
 
-// VerifyViews rebuilds the views from the log beside the live ones, compares
-// the two as of one sequence, and keeps the live ones.
+// VerifyViews rebuilds the views from the log next to the live ones, compares the two as of one
+// sequence, and keeps the live ones.
 func (s *Store) VerifyViews(ctx context.Context) (out RebuiltViews, err error) {
-	beside := s.Location
+	parent := s.Location
 	if s.local != nil {
-		beside = os.TempDir()
+		parent = os.TempDir()
 	}
-	dir, err := os.MkdirTemp(beside, durable.TempPrefix+"views-*")
+	dir, err := os.MkdirTemp(parent, durable.TempPrefix+"views-*")
 	if err != nil {
 		return out, fmt.Errorf("verify views: %w", err)
 	}
@@ -53,7 +53,7 @@ func (s *Store) VerifyViews(ctx context.Context) (out RebuiltViews, err error) {
 	if err := fresh.CatchUp(ctx, s.Log); err != nil {
 		return out, fmt.Errorf("verify views: %w", err)
 	}
-	// Any other question waits until the views are where the log is now.
+	// A query waits until the views have caught up with the log.
 	if _, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{}); err != nil {
 		return out, fmt.Errorf("verify views: %w", err)
 	}
@@ -92,11 +92,10 @@ func (u until) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Re
 	return u.log.Read(ctx, from, until)
 }
 
-// RebuildViews rebuilds the views of a directory from its log, compares them
-// with those that are there, and puts them in their place in one step. Nobody
-// may own the store meanwhile; an owner is [ErrLocked]. A log that is not what it
-// was is [ErrDamaged], as when the store is opened, and the views stay. Cut at
-// any moment, it leaves the old views or the new ones.
+// RebuildViews rebuilds the views of a directory from its log, compares them with the existing ones,
+// and replaces those in one step. It returns [ErrLocked] if a process owns the store. It returns
+// [ErrDamaged] if the log fails the checks of an open, and keeps the views then. An interruption
+// leaves the old views or the new ones.
 func RebuildViews(ctx context.Context, o Options) (out RebuiltViews, err error) {
 	_, isURL, err := parseLocation(o.Location)
 	if err != nil {
@@ -131,10 +130,10 @@ func RebuildViews(ctx context.Context, o Options) (out RebuiltViews, err error) 
 	return out, err
 }
 
-// rebuildBeside works under the store's lock.
+// rebuildBeside rebuilds the views under the store's lock.
 func rebuildBeside(ctx context.Context, dir, id string, log *jetlog.Log) (out RebuiltViews, err error) {
 	fresh, views := filepath.Join(dir, durable.TempPrefix+"views"), filepath.Join(dir, "views")
-	if err := os.RemoveAll(fresh); err != nil { // of a rebuild that was cut
+	if err := os.RemoveAll(fresh); err != nil { // left by an interrupted rebuild
 		return out, err
 	}
 	if err := share.MkdirAll(fresh, 0o700); err != nil {
@@ -155,10 +154,10 @@ func rebuildBeside(ctx context.Context, dir, id string, log *jetlog.Log) (out Re
 	case ctx.Err() != nil:
 		return out, errors.Join(ctx.Err(), os.RemoveAll(fresh))
 	case errors.Is(err, viewdb.ErrRolledBack):
-		// Then they know what the log has lost.
+		// The views have more events than the log: they show what the log has lost.
 		return out, errors.Join(err, os.RemoveAll(fresh))
 	case err != nil:
-		out.Problem = err.Error() // which is why somebody rebuilds them
+		out.Problem = err.Error() // often the reason for the rebuild
 	default:
 		out.Had, out.Equal = had, had == out.Digest && at == out.Sequence
 	}
@@ -182,23 +181,23 @@ func foldInto(ctx context.Context, dir, id string, log *jetlog.Log) (digest stri
 	return fmt.Sprintf("%x", sum), at, err
 }
 
-// An owner whose views fail says so in the store's directory, so that the next
-// owner does not wait as long for a file system that does not answer: when several
-// jobs end at once, each of them may own the store in turn.
+// An owner whose views fail records this in the store's directory, so that the next owner waits less
+// long for a file system that does not answer: when several jobs end at once, each of them may own
+// the store in turn.
 const (
 	viewsFailedName = "views.failed"
-	// shortPatience is that for the views after an owner's failure. A file system
-	// that works answers within it.
+	// shortPatience is the patience for the views after an owner's failure. A working file
+	// system answers within it.
 	shortPatience = 2 * time.Second
 )
 
-// viewsFailure is what the file says.
+// viewsFailure is the content of that file.
 type viewsFailure struct {
 	At    time.Time `json:"at"`
 	Cause string    `json:"cause"`
 }
 
-// noteViewsFailed writes the file, as far as the disk lets it.
+// noteViewsFailed writes the file, best effort.
 func (s *Store) noteViewsFailed(dir string, cause error) {
 	if s.opts.Reader {
 		return
@@ -208,7 +207,7 @@ func (s *Store) noteViewsFailed(dir string, cause error) {
 		err = durable.Write(filepath.Join(dir, viewsFailedName), append(text, '\n'))
 	}
 	if err != nil {
-		s.opts.Logger.Debug("the next owner is not told that the views fail", "error", err)
+		s.opts.Logger.Debug("failure of the views not recorded for the next owner", "error", err)
 	}
 }
 
@@ -218,12 +217,12 @@ func (s *Store) noteViewsWork(dir string) {
 		return
 	}
 	if err := os.Remove(filepath.Join(dir, viewsFailedName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.opts.Logger.Debug("the note that the views have failed stays", "error", err)
+		s.opts.Logger.Debug("record of failed views not removed", "error", err)
 	}
 }
 
-// viewsPatience is how long the views may take for one operation: 0 is the usual
-// time, and less when an owner's views failed a while ago.
+// viewsPatience returns how long one operation of the views may take: 0 for the default, or less if
+// an owner's views failed recently.
 func viewsPatience(dir string, now time.Time) time.Duration {
 	info, err := os.Lstat(filepath.Join(dir, viewsFailedName))
 	if err != nil || !info.Mode().IsRegular() {
@@ -235,17 +234,15 @@ func viewsPatience(dir string, now time.Time) time.Duration {
 	return shortPatience
 }
 
-// plainViews is the filesystem of views, which are looked at before a database
-// opens their files on its own: it would follow symbolic links, and wait for
-// pipes. The look is part of the first call that a database makes, so that a disk
-// that does not answer is treated as in any other call.
+// plainViews is the filesystem of views. It checks them before a database opens their files, since
+// the database would follow symbolic links and wait for pipes. The check is part of the database's
+// first call, so that a disk that does not answer is treated as in any other call.
 type plainViews struct {
 	vfs.FS
 	dir string
 }
 
-// viewsOn returns the filesystem of the views in a directory; files may be nil for
-// the machine's.
+// viewsOn returns the filesystem of the views in a directory. If files is nil, it uses the machine's.
 func viewsOn(files vfs.FS, dir string) vfs.FS {
 	if files == nil {
 		files = vfs.Default
@@ -265,36 +262,35 @@ func (p plainViews) MkdirAll(dir string, perm os.FileMode) error {
 func (p plainViews) Unwrap() vfs.FS { return p.FS }
 
 const (
-	// quarantineEvery is how often an owner looks for messages that are no events.
+	// quarantineEvery is how often an owner checks for messages that are not events.
 	quarantineEvery = time.Second
-	// quarantineMost is how many it records each time: there may be many.
+	// quarantineMost limits the messages recorded each time: there may be many.
 	quarantineMost = 100
 )
 
-// quarantine records the messages of the log that are no events, by a decision
-// each: that they are there is known then, and was not overlooked. Readers get past
-// them in any case.
+// quarantine records each message of the log that is not an event by a decision, to show that it is
+// known and was not overlooked. Readers skip such messages in any case.
 type quarantine struct {
 	log    *jetlog.Log
 	view   func(func(projections.Reader) error) error
 	logger *slog.Logger
-	until  uint64 // all up to this sequence are recorded
+	until  uint64 // all messages up to this sequence are recorded
 }
 
-// errEnough ends a look at the voids.
+// errEnough ends a pass over the voids.
 var errEnough = errors.New("enough for now")
 
-// keep records what comes until ctx ends.
+// keep records new messages until ctx ends.
 func (q *quarantine) keep(ctx context.Context) {
 	said := false
 	for {
 		err := q.record(ctx)
 		if errors.Is(err, jetlog.ErrNotAllowed) {
-			return // others may
+			return // another process may record them
 		}
 		if err != nil && ctx.Err() == nil && !said {
 			said = true
-			q.logger.Warn("messages of the log that are no events are not recorded yet; it is tried again", "error", err)
+			q.logger.Warn("messages that are not events not recorded; retrying", "error", err)
 		}
 		if !sleep(ctx, quarantineEvery) {
 			return
@@ -302,7 +298,7 @@ func (q *quarantine) keep(ctx context.Context) {
 	}
 }
 
-// record decides about the messages that the views know of.
+// record decides about the messages that the views list.
 func (q *quarantine) record(ctx context.Context) error {
 	var open []projections.Void
 	seen := q.until
@@ -333,13 +329,13 @@ func (q *quarantine) record(ctx context.Context) error {
 		}
 		seq, err := q.log.Decide(ctx, d, end)
 		if errors.Is(err, jetlog.ErrConflict) {
-			return nil // another process may have recorded it: the views will tell
+			return nil // another process may have recorded it: the views will show it
 		}
 		if err != nil {
 			return err
 		}
 		q.until = v.Sequence
-		q.logger.Warn("a message of the log is no event: recorded, and passed over", "sequence", v.Sequence, "subject", v.Subject, "why", v.Why, "recorded", seq)
+		q.logger.Warn("message of the log is not an event: recorded and skipped", "sequence", v.Sequence, "subject", v.Subject, "why", v.Why, "recorded", seq)
 	}
 	return nil
 }

@@ -14,8 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// altered is a log in which one event says something else, which makes views
-// that are wrong.
+// altered is a log in which one event differs, which makes wrong views.
 type altered struct{ *jetlog.Log }
 
 func (l altered) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error] {
@@ -31,8 +30,8 @@ func (l altered) Read(ctx context.Context, from, until uint64) iter.Seq2[events.
 	}
 }
 
-// Views that do not follow from the log are found, by a process beside them
-// too, and a rebuild replaces them.
+// Views that do not follow from the log are detected, also by a process that does not own the store,
+// and a rebuild replaces them.
 func TestWrongViewsAreFoundAndReplaced(t *testing.T) {
 	ctx := t.Context()
 	dir := shortDir(t, "store")

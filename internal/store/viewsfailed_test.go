@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestViewsPatience: an owner is told of a failure of the views for as long as
-// their directory is left alone, and by a file alone.
+// TestViewsPatience: an owner learns of a failure of the views for as long as their directory is
+// left alone, and only from a file.
 func TestViewsPatience(t *testing.T) {
 	t.Parallel()
 	s := &Store{opts: Options{Logger: slog.New(slog.DiscardHandler)}}

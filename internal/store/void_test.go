@@ -14,15 +14,14 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// trespass appends to the log, past all that this package does, what is no event: on
-// every kind of subject, of a run that is in use and of none. It returns the sequences
-// of what is void.
+// trespass appends messages that are not events, bypassing this package: on every kind of
+// subject, of a used run and an unused one. It returns the sequences of the void messages.
 func trespass(c *natstest.Client, run string) (voids []uint64) {
 	scopes := func(k events.Kind) []events.Scope {
 		if k.Decides() {
-			return []events.Scope{{Run: run, Trial: trialName, Actor: events.Server}, {Run: "nobody", Trial: trialName, Actor: events.Server}, {Actor: events.Server}}
+			return []events.Scope{{Run: run, Trial: trialName, Actor: events.Server}, {Run: "unused", Trial: trialName, Actor: events.Server}, {Actor: events.Server}}
 		}
-		return []events.Scope{{Run: run, Trial: trialName, Actor: events.Rank(0)}, {Run: "nobody", Trial: trialName, Actor: events.Node(0)}}
+		return []events.Scope{{Run: run, Trial: trialName, Actor: events.Rank(0)}, {Run: "unused", Trial: trialName, Actor: events.Node(0)}}
 	}
 	put := func(subject string, header map[string][]string, data string) {
 		voids = append(voids, c.Publish(subject, header, []byte(data)))
@@ -36,7 +35,7 @@ func trespass(c *natstest.Client, run string) (voids []uint64) {
 			put(events.Subject(s, k), nil, "junk")
 			put(events.Subject(s, k), map[string][]string{"a": {"b"}}, "{}")
 			subject, header := envelope(s, k, "[]")
-			if k.Decides() { // on its condition, which anybody can name
+			if k.Decides() { // with its condition, which any client can compute
 				header["Nats-Expected-Last-Subject-Sequence"] = []string{"0"}
 				header["Nats-Expected-Last-Subject-Sequence-Subject"] = []string{"ckpt.nothing.nothing.s.>"}
 			}
@@ -74,15 +73,14 @@ func trespass(c *natstest.Client, run string) (voids []uint64) {
 	header["Nats-Expected-Last-Subject-Sequence"] = []string{"0"}
 	header["Nats-Expected-Last-Subject-Sequence-Subject"] = []string{"ckpt.nothing.nothing.s.>"}
 	put(created, header, `{"store":"another","format":1}`)
-	for _, subject := range []string{"ckpt." + run + "." + trialName + ".s", "ckpt._._.s"} { // beside the lanes, the last
+	for _, subject := range []string{"ckpt." + run + "." + trialName + ".s", "ckpt._._.s"} { // last, next to the lanes
 		put(subject, nil, "")
 	}
 	return voids
 }
 
-// TestNoMessageIsFatal: whatever a client with a server's own credentials appends, the
-// store stays open, runs go on that save and decide meanwhile, and what is no event
-// is recorded.
+// TestNoMessageIsFatal: whatever a client with a server's own credentials appends, the store stays
+// open, runs that save and decide meanwhile continue, and messages that are not events are recorded.
 func TestNoMessageIsFatal(t *testing.T) {
 	t.Parallel()
 	url, srv := server(t)
@@ -160,8 +158,8 @@ func TestNoMessageIsFatal(t *testing.T) {
 	srv.end()
 }
 
-// TestNewerEvent: an event of a newer version stops those who ask about its run, and
-// nobody else. Nothing is void.
+// TestNewerEvent: an event of a newer version stops queries about its run, and no other queries. No
+// message is void.
 func TestNewerEvent(t *testing.T) {
 	t.Parallel()
 	url, srv := server(t)
@@ -213,8 +211,8 @@ func TestNewerEvent(t *testing.T) {
 	srv.end()
 }
 
-// TestOwnerPassesOver: the same in a directory, whose log a client cannot reach past
-// the owner: what an earlier version let in is recorded, and the store opens.
+// TestOwnerPassesOver: the same in a directory, whose log clients reach only through the owner:
+// messages that an earlier version let in are recorded, and the store opens.
 func TestOwnerPassesOver(t *testing.T) {
 	t.Parallel()
 	dir := made(t)
@@ -264,6 +262,6 @@ func TestOwnerPassesOver(t *testing.T) {
 	wrong(t, err, events.ErrNewer, "newer")
 	to := filepath.Join(t.TempDir(), "copy")
 	_, err = s.Backup(t.Context(), to, BackupOptions{})
-	wrong(t, err, events.ErrNewer, "newer") // what is to be copied is not known
+	wrong(t, err, events.ErrNewer, "newer") // the files to copy are not known
 	shut(t, s)
 }
