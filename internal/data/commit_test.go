@@ -234,8 +234,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// TestRemoveTogether removes a checkpoint from beside its removal, at each step
-// of that: what is gone, in part or as a whole, is no failure of either.
+// TestRemoveTogether removes a checkpoint during its removal, at each step of it: neither
+// fails because of files that are gone already.
 func TestRemoveTogether(t *testing.T) {
 	m := tiny()
 	for k, done := 1, false; !done; k++ {

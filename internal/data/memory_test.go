@@ -138,8 +138,8 @@ func TestReadMemory(t *testing.T) {
 	})
 }
 
-// The digests of what a rank has written are those of its items, by an index
-// that is the one that was named.
+// The digests that a rank has written are those of its items, from the index with the given
+// digest.
 func TestChunkDigests(t *testing.T) {
 	m := small()
 	root := open(t, memory(t))
