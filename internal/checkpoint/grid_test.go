@@ -8,8 +8,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// cut is a tensor that a mesh of ranks cuts: rank by rank, cell(rank) says
-// where in the grid of parts its box lies.
+// cut is a tensor that a mesh of ranks cuts: rank by rank, cell(rank) returns
+// the position of its box in the grid of parts.
 func cut(shape tensor.Shape, parts []int64, cell func(rank int64) []int64) checkpoint.Tensor {
 	t := checkpoint.Tensor{FQN: "w", DType: tensor.BFloat16, Shape: shape}
 	ranks := int64(1)
