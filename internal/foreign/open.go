@@ -125,7 +125,7 @@ func (b *builder) directory(ctx context.Context) (data.Format, error) {
 // tensor adds a tensor to the layout, without chunks.
 func (b *builder) tensor(t checkpoint.Tensor) error {
 	if _, twice := b.tensors[t.FQN]; twice {
-		return fmt.Errorf("tensor %q stands twice", t.FQN)
+		return fmt.Errorf("tensor %q occurs twice", t.FQN)
 	}
 	b.tensors[t.FQN] = len(b.layout.Tensors)
 	b.layout.Tensors = append(b.layout.Tensors, t)
