@@ -32,7 +32,7 @@ var (
 	}
 )
 
-// TestConvertible says the whole table again.
+// TestConvertible checks the whole table.
 func TestConvertible(t *testing.T) {
 	for _, from := range all() {
 		for _, to := range all() {
@@ -62,7 +62,7 @@ func TestConvertible(t *testing.T) {
 				t.Errorf("%v to %v: %v, want %s", from, to, err, want)
 			}
 			if got := tensor.Convert(nil, to, nil, from); fmt.Sprint(got) != fmt.Sprint(err) {
-				t.Errorf("%v to %v: %v, and convertible says %v", from, to, got, err)
+				t.Errorf("%v to %v: %v, and convertible reports %v", from, to, got, err)
 			}
 		}
 	}
@@ -127,7 +127,7 @@ func TestConvertEverySmallElement(t *testing.T) {
 }
 
 // The float32s where rounding changes: each number of a smaller type, the
-// place half way to the next, and the float32s beside both.
+// place half way to the next, and the float32s next to both.
 func TestConvertAtEveryRoundingEdge(t *testing.T) {
 	for to, f := range formats {
 		var src []byte
