@@ -106,8 +106,8 @@ func TestCoverOfLargeGrids(t *testing.T) {
 	}
 }
 
-// What is wrong with a plan in which all boxes overlap, or none but every other
-// one is there, is told in a few lines.
+// The problems of a plan in which all boxes overlap, or in which every other box is missing,
+// are reported in a few lines.
 func TestCoverFindsFew(t *testing.T) {
 	const n = 3000
 	shape := tensor.Shape{3*n + 2, 2}
