@@ -330,7 +330,7 @@ func TestFactsThatCannotBe(t *testing.T) {
 	}
 }
 
-// What did not fit together is not remembered, nor are its plans.
+// Plans that do not fit together are not remembered, nor is their layout.
 func TestInvalidPlansAreNotRemembered(t *testing.T) {
 	s := newSaver(t, 2)
 	locals := parts(tensor.Shape{8}, []tensor.Box{part(0, 4)}, []tensor.Box{part(2, 4)})

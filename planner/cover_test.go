@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// What is found wrong does not depend on how it was looked for: a tensor is
-// refused just when some element has no chunk, or two.
+// The result does not depend on the method of search: a tensor is refused if and only if some
+// element has no chunk, or two.
 func TestCoverIsExact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		shape := shapes().Draw(t, "shape")

@@ -141,7 +141,7 @@ func cut(shape tensor.Shape, b tensor.Box) []byte {
 	}
 }
 
-// disk is what the ranks have written under a layout.
+// disk holds the files that the ranks have written under a layout.
 type disk map[string][]byte
 
 func place(rank int, fqn string, b tensor.Box) string { return fmt.Sprintf("r%d/%s/%v", rank, fqn, b) }

@@ -114,7 +114,7 @@ func TestConvertEverySmallElement(t *testing.T) {
 			if !slices.Contains(floats, from) || !wide {
 				continue
 			}
-			// What is widened comes back, all but the payload of a NaN.
+			// Widened values convert back unchanged, except the payload of a NaN.
 			back := converted(t, got, to, from)
 			for i := 0; i < len(src); i += from.Size() {
 				in, out := src[i:i+from.Size()], back[i:i+from.Size()]
@@ -257,7 +257,7 @@ func TestConvertRegion(t *testing.T) {
 	wantError(t, tensor.ConvertRegion(make([]byte, 4), one, tensor.Float32, make([]byte, 8), one, tensor.Complex64, one), "imaginary")
 }
 
-// What the bits of NaNs become is a choice, and stays.
+// The conversion of a NaN's bits is a choice, and stays the same.
 func TestConvertNaN(t *testing.T) {
 	for _, c := range []struct {
 		from, to tensor.DType

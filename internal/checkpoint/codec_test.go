@@ -203,7 +203,7 @@ func TestItemsAndBytesOfALayout(t *testing.T) {
 	if got := sampleLayout.Bytes(); got != sum || sum != 32+32+8+100+8+1+2 {
 		t.Errorf("the layout has %d bytes, its items %d", got, sum)
 	}
-	// What a rank has to write is itself a plan that can be told.
+	// The items that a rank has to write are themselves a plan that can be encoded.
 	if _, err := checkpoint.DecodeLocal(checkpoint.EncodeLocal(seen)); err != nil {
 		t.Error(err)
 	}

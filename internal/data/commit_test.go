@@ -274,7 +274,7 @@ func TestNoSpace(t *testing.T) {
 	if free, err := root.Free(t.Context()); free != 1<<20 || err != nil {
 		t.Errorf("free: %d, %v", free, err)
 	}
-	// What would fit, but leave less than must stay free, is refused too.
+	// A save that would fit, but leave less than must stay free, is refused too.
 	fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 3 << 20, TotalBytes: 1 << 40})
 	root.KeepFree(func(data.Usage) int64 { return 2 << 20 })
 	if _, err := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0)); !errors.Is(err, syscall.ENOSPC) {

@@ -41,7 +41,7 @@ func (s *series) damaged(t testing.TB, root *data.Root) map[checkpoint.Ref][]str
 	return found
 }
 
-// found is what a verification finds in each, as text.
+// found returns the findings of a verification in each, as text.
 func (s *series) found(t testing.TB, root *data.Root) map[checkpoint.Ref][]string {
 	t.Helper()
 	found := map[checkpoint.Ref][]string{}

@@ -56,7 +56,7 @@ func (w *FileWriter) unusable(err error) {
 	}
 }
 
-// content is what two equal chunks have in common.
+// content identifies equal chunks.
 type content struct {
 	digest checkpoint.Digest
 	dtype  tensor.DType

@@ -27,7 +27,7 @@ type fixture struct {
 	}
 }
 
-// fixtures are those of this repository, and more where they are at hand.
+// fixtures returns the fixtures of this repository, and others if they are available.
 func fixtures(t *testing.T) map[string]fixture {
 	t.Helper()
 	places := []string{filepath.Join("..", "format", "dcp", "testdata")}

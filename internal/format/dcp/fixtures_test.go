@@ -39,7 +39,7 @@ type fixture struct {
 	want      expected
 }
 
-// fixtures are those in testdata, and more where they are on the machine.
+// fixtures returns the fixtures in testdata, and others if they are on the machine.
 func fixtures(t testing.TB) []fixture {
 	t.Helper()
 	roots := []string{"testdata/torch-2.6", "testdata/torch-2.14", "testdata/torch-2.15"}

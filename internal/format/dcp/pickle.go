@@ -33,7 +33,7 @@ type (
 
 func (g global) String() string { return g.module + "." + g.name }
 
-// dialect is what a kind of pickle may contain.
+// dialect lists the allowed contents of a kind of pickle.
 type dialect struct {
 	ops     string // opcodes
 	globals func(global) bool

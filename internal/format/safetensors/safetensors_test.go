@@ -192,7 +192,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// TestParseAccepts is what other writers may do.
+// TestParseAccepts covers the freedoms of other writers.
 func TestParseAccepts(t *testing.T) {
 	for name, data := range map[string][]byte{
 		"no tensors": file(`{}`, 0),
