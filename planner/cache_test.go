@@ -303,7 +303,7 @@ func TestFactsThatCannotBe(t *testing.T) {
 		"the plan of rank 0 cannot be read: no such blob":                       &events.LocalPlan{Attempt: 2, Checkpoint: "z.a2", Name: "z", Step: 5, Rank: 0, Participants: []int{0, 1}, Plan: gone},
 		"the plan of rank 0 cannot be read: decode local plan":                  &events.LocalPlan{Attempt: 2, Checkpoint: "z.a2", Name: "z", Step: 5, Rank: 0, Participants: []int{0, 1}, Plan: events.InlineBlob([]byte("CKLP?"))},
 		"the plan of all ranks cannot be read: no such blob":                    &events.GlobalPlan{Attempt: 2, Checkpoint: "z.a2", Layout: gone},
-		"what rank 0 has written has no index":                                  &events.WriteCompleted{Attempt: 2, Checkpoint: "z.a2", Rank: 0, IndexDigest: "x"},
+		"the write of rank 0 has no index":                                      &events.WriteCompleted{Attempt: 2, Checkpoint: "z.a2", Rank: 0, IndexDigest: "x"},
 	} {
 		s := newSaver(t, 2)
 		if _, local := bad.(*events.LocalPlan); !local {
