@@ -7,13 +7,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// balance gives each replica to one of its holders: largest first, to the one
-// with the fewest bytes so far, then by [balancer.refine].
+// balance gives each replica to one of its holders: largest first, to the holder with the
+// fewest bytes so far, then by [balancer.refine].
 func (o *Offers) balance() {
 	b := balancer{load: slices.Clone(o.load)}
 	for _, t := range o.tensors {
 		if t.differ != nil {
-			continue // all of it is the lowest ranks', so that it is from one copy
+			continue // the lowest ranks write all of it, so that it comes from one copy
 		}
 		for i := range t.replicas {
 			if r := &t.replicas[i]; len(r.holders) > 1 {
@@ -43,19 +43,18 @@ func (o *Offers) balance() {
 type balancer struct {
 	replicas []*replica
 	load     []int64      // bytes by local
-	held     [][]*replica // by local: those that it writes
+	held     [][]*replica // by local: the replicas that it writes
 	steps    int
 }
 
-// maxSteps bounds what refine looks at: some milliseconds. Being a count and
-// not a time, it gives every coordinator the same layout.
+// maxSteps bounds the search of refine: some milliseconds. It is a count and not a time, so
+// that every coordinator computes the same layout.
 const maxSteps = 1 << 21
 
-// refine takes bytes from the busiest rank as long as all are left with less
-// than that by giving one replica to another holder, who may pass one on.
-// Largest first alone leaves 3 3 2 2 2 on two ranks as 7 and 5. It ends where
-// nothing can be better: at the mean, at the largest replica, or at what a
-// rank has alone.
+// refine takes bytes from the busiest rank as long as this lowers the maximum: it gives one
+// replica to another holder, which may pass one on. Largest first alone leaves 3 3 2 2 2 on
+// two ranks as 7 and 5. refine ends where no layout can be better: at the mean, at the
+// largest replica, or at the bytes that only one rank has.
 func (b *balancer) refine(alone int64) {
 	total := int64(0)
 	for _, n := range b.load {
@@ -92,17 +91,17 @@ func (b *balancer) refine(alone int64) {
 	}
 }
 
-// change is a replica that goes to another rank, and one that this rank may
-// pass on: to the first or to a third.
+// change is the move of a replica to another rank, which may pass a replica on: to the first
+// rank or to a third.
 type change struct {
 	give  *replica
 	to    int32
 	pass  *replica // or nil
 	onto  int32
-	after int64 // most bytes of the ranks that take part
+	after int64 // maximum bytes of the involved ranks
 }
 
-// change finds the best one for a rank; none has no replica to give.
+// change finds the best change for a rank; without one, the result has no replica to give.
 func (b *balancer) change(from int32) change {
 	best := change{after: b.load[from]}
 	for _, give := range b.held[from] {
@@ -154,14 +153,14 @@ func (b *balancer) move(r *replica, to int32) {
 	r.holder = to
 }
 
-// Balance says how evenly a layout lies on its ranks, in bytes.
+// Balance measures how evenly a layout is distributed over its ranks, in bytes.
 type Balance struct {
-	Busiest int64 // bytes of the rank that has most
+	Busiest int64 // bytes of the rank that has the most
 	Mean    float64
-	Largest int64 // chunk or value: no rank can have less than that
+	Largest int64 // chunk or value: a lower bound of Busiest
 }
 
-// BalanceOf measures a layout over so many ranks.
+// BalanceOf measures a layout over a number of ranks.
 func BalanceOf(l checkpoint.Layout, ranks int) Balance {
 	var b Balance
 	load := map[int]int64{}

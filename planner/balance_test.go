@@ -32,7 +32,7 @@ func (c copies) locals(ranks int) []checkpoint.Local {
 	return locals
 }
 
-// assigned is who holds each of the tensors, and what each rank has.
+// assigned returns the rank that holds each tensor, and the bytes of each rank.
 func (c copies) assigned(t interface{ Fatal(...any) }, ranks int) (rankOf []int, load []int64) {
 	rankOf, load = make([]int, len(c.bytes)), make([]int64, ranks)
 	for _, tensor := range global(t, c.locals(ranks)).Tensors {

@@ -8,21 +8,19 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// Version is that of the decisions that [Global] makes of equal plans. It is
-// part of every fingerprint, so that no plan outlives the planner that knew
-// how to share it out.
+// Version is the version of the decisions that [Global] makes for equal plans. It is part of
+// every fingerprint, so that no plan outlives the planner that distributed it.
 const Version = 1
 
-// Fingerprint identifies the local plan of one rank in a save of participants
-// (ascending) out of a world of so many ranks: plans that differ in an item,
-// its dtype, shape, box or size, or in the order of items, have different
-// ones. A device mesh is in it as far as it decides on boxes and ranks. Checks
-// are not in it: they change with every step.
+// Fingerprint identifies the local plan of one rank in a save of participants (ascending) out
+// of world ranks. Plans that differ in an item, its dtype, shape, box or size, or in the
+// order of items, have different fingerprints. A device mesh is covered as far as it
+// determines boxes and ranks. Checks are not: they change with every step.
 func Fingerprint(l checkpoint.Local, world int, participants []int) checkpoint.Digest {
 	return fingerprint(unchecked(l), world, participants)
 }
 
-// fingerprint is [Fingerprint] of an encoded plan without checks.
+// fingerprint is [Fingerprint] for an encoded plan without checks.
 func fingerprint(encoded []byte, world int, participants []int) checkpoint.Digest {
 	head := append(make([]byte, 0, 32+2*len(participants)+len(encoded)), "ckptstore local plan "...)
 	for _, n := range append([]int{Version, world, len(participants)}, participants...) {
@@ -31,7 +29,7 @@ func fingerprint(encoded []byte, world int, participants []int) checkpoint.Diges
 	return checkpoint.Sum(append(head, encoded...))
 }
 
-// unchecked is a local plan, encoded without checks.
+// unchecked returns a local plan, encoded without checks.
 func unchecked(l checkpoint.Local) []byte {
 	if hasChecks(l) {
 		l.Items = slices.Clone(l.Items)
@@ -54,35 +52,33 @@ type Known struct {
 	Plan         []byte // encoded, without checks
 }
 
-// Shared is a layout in the forms that a save needs. Nothing of it may be
-// changed.
+// Shared is a layout in the forms that a save needs. It must not be changed.
 type Shared struct {
 	Layout  checkpoint.Layout
 	Shares  checkpoint.Shares // of Layout
 	Encoded []byte            // checkpoint.EncodeLayout of it
 }
 
-// Cache remembers the layouts of the last sets of local plans, and these
-// plans: an unchanged plan need not be sent or shared out again. What it
-// answers is what [Global] would make of the same plans, but for one thing:
-// a tensor whose replicas were found to differ stays with the lowest rank.
-// It is not for concurrent use.
+// Cache remembers the layouts of the last sets of local plans, and these plans, so that an
+// unchanged plan need not be sent or distributed again. It returns what [Global] would return
+// for the same plans, with one exception: a tensor whose replicas were found to differ stays
+// with the lowest rank. It is not for concurrent use.
 type Cache struct {
 	size int
-	sets []*set // the last one is the most recently added
+	sets []*set // the last is the most recently added
 }
 
-// set is one set of local plans and what came of them.
+// set is one set of local plans and the resulting layout.
 type set struct {
 	key    checkpoint.Digest
 	plans  map[checkpoint.Digest]Known
 	shared Shared
 }
 
-// NewCache remembers at most size sets of plans, at least one.
+// NewCache returns a cache of at most size sets of plans, at least one.
 func NewCache(size int) *Cache { return &Cache{size: max(size, 1)} }
 
-// keyOf is the same for plans in any order. Participants and ranks are in the
+// keyOf returns the same key for plans in any order. Participants and ranks are in the
 // fingerprints.
 func keyOf(plans []Known) checkpoint.Digest {
 	prints := make([]checkpoint.Digest, len(plans))
@@ -97,7 +93,7 @@ func keyOf(plans []Known) checkpoint.Digest {
 	return checkpoint.Sum(all)
 }
 
-// Plan is the local plan that has a fingerprint, if the cache knows it.
+// Plan returns the local plan with a fingerprint, if the cache has it.
 func (c *Cache) Plan(fingerprint checkpoint.Digest) (Known, bool) {
 	for _, s := range slices.Backward(c.sets) {
 		if p, ok := s.plans[fingerprint]; ok {
@@ -107,8 +103,8 @@ func (c *Cache) Plan(fingerprint checkpoint.Digest) (Known, bool) {
 	return Known{}, false
 }
 
-// Layout is what was made of exactly these plans; of plans only the
-// fingerprints are looked at.
+// Layout returns the layout that was made of exactly these plans. It compares only the
+// fingerprints of the plans.
 func (c *Cache) Layout(plans []Known) (Shared, bool) {
 	key := keyOf(plans)
 	for _, s := range c.sets {
@@ -119,10 +115,9 @@ func (c *Cache) Layout(plans []Known) (Shared, bool) {
 	return Shared{}, false
 }
 
-// Add remembers what was made of plans, in place of the set that was added
-// the longest time ago if there are too many. Adding a set again counts as
-// new, and replaces its layout. Only a layout that was validated may be
-// added.
+// Add remembers the layout of plans. If there are too many sets, it drops the set that was
+// added the longest time ago. Adding a set again counts as new, and replaces its layout. Only
+// a validated layout may be added.
 func (c *Cache) Add(plans []Known, made Shared) {
 	s := &set{key: keyOf(plans), plans: make(map[checkpoint.Digest]Known, len(plans)), shared: made}
 	for _, p := range plans {

@@ -81,9 +81,8 @@ func TestFingerprint(t *testing.T) {
 	}
 }
 
-// Whatever changes between saves, the layout from the cache is the one that
-// would be made again; a set is found if and only if it is one of the last
-// ones that were added; nothing is found that was not valid.
+// Whatever changes between saves, the layout from the cache equals a new one. A set is found
+// if and only if it is among the last added sets. Invalid sets are never found.
 func TestCacheEqualsPlanningAgain(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.IntRange(1, 3).Draw(t, "size")
@@ -125,7 +124,7 @@ func TestCacheEqualsPlanningAgain(t *testing.T) {
 				continue
 			}
 			if hit && !bytes.Equal(got.Encoded, checkpoint.EncodeLayout(made.Layout)) {
-				t.Fatalf("the cache says\n%s\nwant\n%s", show(got.Layout), show(made.Layout))
+				t.Fatalf("the cache has\n%s\nwant\n%s", show(got.Layout), show(made.Layout))
 			}
 			slices.Reverse(plans)
 			cache.Add(plans, shared(made.Layout))
@@ -139,15 +138,15 @@ func TestCacheEqualsPlanningAgain(t *testing.T) {
 type saver struct {
 	cluster
 	coord *planner.Coordinator
-	due   []planner.Command // what was asked for beside the log
+	due   []planner.Command // what was requested, not recorded in the log
 }
 
 func newSaver(t *testing.T, world int) *saver {
 	return &saver{cluster: cluster{t: t, world: world}, coord: planner.NewCoordinator(config(world))}
 }
 
-// say sends local plans of a checkpoint: in full, or the fingerprint alone.
-func (s *saver) say(id string, full bool, locals ...checkpoint.Local) {
+// send sends local plans of a checkpoint: in full, or the fingerprint alone.
+func (s *saver) send(id string, full bool, locals ...checkpoint.Local) {
 	for _, l := range locals {
 		p := &events.LocalPlan{Attempt: 2, Checkpoint: id, Name: strings.TrimSuffix(id, ".a2"), Step: 5, Rank: l.Rank}
 		for rank := range s.world {
@@ -200,7 +199,7 @@ func (s *saver) finish(id string) {
 	}
 }
 
-// layout is what the log says about a checkpoint, or nothing.
+// layout returns the layout of a checkpoint in the log, or nothing.
 func (s *saver) layout(id string) (text string) {
 	for _, r := range s.log {
 		body, err := r.Body()
@@ -230,9 +229,9 @@ func (s *saver) asked() (asks []planner.Ask) {
 func TestUnchangedPlansAreNotSentAgain(t *testing.T) {
 	s := newSaver(t, 3)
 	locals := halves("abcd", "abcd", "axcd")
-	s.say("one.a2", true, locals...)
+	s.send("one.a2", true, locals...)
 	s.finish("one.a2")
-	s.say("two.a2", false, locals...)
+	s.send("two.a2", false, locals...)
 	s.finish("two.a2")
 	if one, two := s.layout("one.a2"), s.layout("two.a2"); one != two || !strings.Contains(one, "r0: w[0]+[4] w[4]+[4]") {
 		t.Errorf("the first layout is\n%s\nthe second\n%s", one, two)
@@ -240,17 +239,17 @@ func TestUnchangedPlansAreNotSentAgain(t *testing.T) {
 	if asks := s.asked(); asks != nil {
 		t.Errorf("known plans were asked for: %v", asks)
 	}
-	// Whoever takes over from the log knows as much.
+	// A coordinator that takes over from the log knows as much.
 	s.coord = replay(t, 3, s.log)
 	changed := locals[1]
 	changed.Items = append(slices.Clone(changed.Items), checked(value("more", 1, true), "z"))
-	s.say("three.a2", false, locals[0], locals[2])
-	s.say("three.a2", true, changed)
+	s.send("three.a2", false, locals[0], locals[2])
+	s.send("three.a2", true, changed)
 	s.finish("three.a2")
 	if got := s.layout("three.a2"); strings.Count(got, "more(1)") != 1 || s.asked() != nil {
 		t.Errorf("one plan changed, the layout is\n%s\nasked for %v", got, s.asked())
 	}
-	// Checks of another save say nothing about this one.
+	// Checks of another save do not count for this one.
 	if body, _ := s.log[len(s.log)-1].Body(); strings.Contains(fmt.Sprint(body), "differ") {
 		t.Errorf("%v", body)
 	}
@@ -267,7 +266,7 @@ func TestUnchangedPlansAreNotSentAgain(t *testing.T) {
 func TestUnknownFingerprintIsAskedAbout(t *testing.T) {
 	s := newSaver(t, 2)
 	locals := halves("----", "----")
-	s.say("one.a2", false, locals...)
+	s.send("one.a2", false, locals...)
 	want := []planner.Ask{{Checkpoint: "one.a2", Rank: 0}, {Checkpoint: "one.a2", Rank: 1}}
 	if !slices.Equal(s.asked(), want) || s.layout("one.a2") != "" {
 		t.Fatalf("asked for %v, want %v", s.asked(), want)
@@ -277,11 +276,11 @@ func TestUnknownFingerprintIsAskedAbout(t *testing.T) {
 		t.Errorf("asked again: %v", s.asked())
 	}
 	// A save that is still open knows the plan too.
-	s.say("one.a2", true, locals[0])
-	s.say("two.a2", false, locals[0])
-	s.say("one.a2", true, locals[1])
+	s.send("one.a2", true, locals[0])
+	s.send("two.a2", false, locals[0])
+	s.send("one.a2", true, locals[1])
 	s.finish("one.a2")
-	s.say("two.a2", false, locals[1])
+	s.send("two.a2", false, locals[1])
 	s.finish("two.a2")
 	if len(s.asked()) != 2 || s.layout("two.a2") != s.layout("one.a2") {
 		t.Errorf("asked for %v; the layouts are\n%s\nand\n%s", s.asked(), s.layout("one.a2"), s.layout("two.a2"))
@@ -295,20 +294,20 @@ func TestUnknownFingerprintIsAskedAbout(t *testing.T) {
 	}
 }
 
-// What no rank can have said fails its save and no other, and never the training.
+// A fact that no rank can have sent fails its save and no other, and never the training.
 func TestFactsThatCannotBe(t *testing.T) {
 	locals := parts(tensor.Shape{8}, []tensor.Box{part(0, 4)}, []tensor.Box{part(4, 4)})
 	gone := events.Blob{Digest: strings.Repeat("ab", 32), Size: 300 << 10}
-	for says, bad := range map[string]events.Body{
+	for reasonPrefix, bad := range map[string]events.Body{
 		"the plan of rank 0 cannot be read: neither a plan nor its fingerprint": &events.LocalPlan{Attempt: 2, Checkpoint: "z.a2", Name: "z", Step: 5, Rank: 0, Participants: []int{0, 1}, Fingerprint: "xyz"},
 		"the plan of rank 0 cannot be read: no such blob":                       &events.LocalPlan{Attempt: 2, Checkpoint: "z.a2", Name: "z", Step: 5, Rank: 0, Participants: []int{0, 1}, Plan: gone},
 		"the plan of rank 0 cannot be read: decode local plan":                  &events.LocalPlan{Attempt: 2, Checkpoint: "z.a2", Name: "z", Step: 5, Rank: 0, Participants: []int{0, 1}, Plan: events.InlineBlob([]byte("CKLP?"))},
 		"the plan of all ranks cannot be read: no such blob":                    &events.GlobalPlan{Attempt: 2, Checkpoint: "z.a2", Layout: gone},
-		"what rank 0 has written has no index":                                  &events.WriteCompleted{Attempt: 2, Checkpoint: "z.a2", Rank: 0, IndexDigest: "x"},
+		"the write of rank 0 has no index":                                      &events.WriteCompleted{Attempt: 2, Checkpoint: "z.a2", Rank: 0, IndexDigest: "x"},
 	} {
 		s := newSaver(t, 2)
 		if _, local := bad.(*events.LocalPlan); !local {
-			s.say("z.a2", true, locals[0])
+			s.send("z.a2", true, locals[0])
 		}
 		s.tell(bad)
 		s.run()
@@ -320,26 +319,26 @@ func TestFactsThatCannotBe(t *testing.T) {
 				}
 			}
 		}
-		if !strings.HasPrefix(reason, says) {
-			t.Errorf("aborted for %q, want %q", reason, says)
+		if !strings.HasPrefix(reason, reasonPrefix) {
+			t.Errorf("aborted for %q, want %q", reason, reasonPrefix)
 		}
-		s.say("one.a2", true, locals...)
+		s.send("one.a2", true, locals...)
 		s.finish("one.a2")
 		if _, ends := outcome(s.log, "one.a2"); ends != " committed" {
-			t.Errorf("%s: another save ends as%s", says, ends)
+			t.Errorf("%s: another save ends as%s", reasonPrefix, ends)
 		}
 	}
 }
 
-// What did not fit together is not remembered, nor are its plans.
+// Plans that do not fit together are not remembered, nor is their layout.
 func TestInvalidPlansAreNotRemembered(t *testing.T) {
 	s := newSaver(t, 2)
 	locals := parts(tensor.Shape{8}, []tensor.Box{part(0, 4)}, []tensor.Box{part(2, 4)})
-	s.say("one.a2", true, locals...)
+	s.send("one.a2", true, locals...)
 	if _, ends := outcome(s.log, "one.a2"); ends != " aborted" {
 		t.Fatalf("ended as%s", ends)
 	}
-	s.say("two.a2", false, locals...)
+	s.send("two.a2", false, locals...)
 	if len(s.asked()) != 2 || s.layout("two.a2") != "" {
 		t.Errorf("asked for %v, the layout is %s", s.asked(), s.layout("two.a2"))
 	}
@@ -348,9 +347,9 @@ func TestInvalidPlansAreNotRemembered(t *testing.T) {
 // Plans that come with checks are compared even if their layout is known.
 func TestKnownPlansAreStillCompared(t *testing.T) {
 	s := newSaver(t, 2)
-	s.say("one.a2", true, halves("abcd", "abcd")...)
+	s.send("one.a2", true, halves("abcd", "abcd")...)
 	s.finish("one.a2")
-	s.say("two.a2", true, halves("abcd", "abxd")...)
+	s.send("two.a2", true, halves("abcd", "abxd")...)
 	s.finish("two.a2")
 	if one, two := s.layout("one.a2"), s.layout("two.a2"); one == two || !strings.Contains(two, "r0: other[0]+[8]") {
 		t.Errorf("the first layout is\n%s\nthe second\n%s", one, two)

@@ -120,7 +120,7 @@ func (c *cluster) settle(coord *planner.Coordinator, now time.Time) (commits []p
 	return nil, nil
 }
 
-// outcome is how a checkpoint ended in a log: "", or one or more ends.
+// outcome returns how a checkpoint ended in a log: "", or one or more ends.
 func outcome(log []events.Recorded, id string) (begun bool, ends string) {
 	for _, r := range log {
 		body, err := r.Body()

@@ -13,7 +13,7 @@ import (
 )
 
 // The cases of PyTorch's own tests of torch.distributed.checkpoint. Where this
-// package does something else on purpose, the case says "ours".
+// package differs on purpose, the case is marked "ours".
 //
 // A box is offset+size, or offsets+sizes as (0,2)+(4,6). A read is
 // target ← [chunk]@place, lengths; places count from the wanted box and from

@@ -134,7 +134,7 @@ func TestAnyLayoutToAnyLayoutAndDType(t *testing.T) {
 		for _, r := range reads {
 			src, ok := stored[place(r.Rank, r.FQN, r.Chunk)]
 			if !ok {
-				t.Fatalf("read %+v of a chunk that nobody wrote", r)
+				t.Fatalf("read %+v of a chunk that no rank wrote", r)
 			}
 			w := wants[r.Want].Shard
 			if err := tensor.ConvertRegion(got[r.Want], w.Box, w.DType, src, r.Chunk, r.DType, r.Region); err != nil {

@@ -10,14 +10,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// Coordinator is the state of all open saves of one attempt, as a state
-// machine. [Coordinator.Apply] folds the log; [Coordinator.Tick] compares the
-// state with the clock and says what is due. Commands follow from state, not
-// from transitions: a coordinator that replays the log of a dead one takes
-// over wherever that one stopped.
+// Coordinator tracks all open saves of one attempt, as a state machine. [Coordinator.Apply]
+// folds the log; [Coordinator.Tick] compares the state with the clock and returns the due
+// commands. Commands follow from state, not from transitions: a coordinator that replays the
+// log of a dead one takes over wherever that one stopped.
 //
 //	plan.local of the first rank           → decide checkpoint.begun
-//	begun, a fingerprint nobody knows      → ask that rank
+//	begun, an unknown fingerprint          → ask that rank
 //	begun, all local plans in the log      → publish plan.global, or abort
 //	plan.global, write.sealed of a rank    → write that rank
 //	write.sealed of all                    → decide checkpoint.staged
@@ -26,63 +25,63 @@ import (
 //	a death before its seal,
 //	a deadline, a drain                    → decide checkpoint.aborted
 //
-// Every node of a job may run one; only the coordinating node executes
-// decisions, and the log refuses those of a fenced attempt.
+// Every node of a job may run one; only the coordinating node executes decisions, and the log
+// refuses those of a fenced attempt.
 type Coordinator struct {
 	cfg      CoordinatorConfig
 	saves    map[string]*save
 	cache    *Cache
 	decoder  checkpoint.LocalDecoder
 	ended    map[string]bool                  // IDs that were committed or aborted
-	refused  map[string][]*events.WriteFailed // of saves that no plan has opened yet
+	refused  map[string][]*events.WriteFailed // of saves without a plan so far
 	exited   map[int]string                   // ranks whose process ended, and how
-	draining string                           // reason, when no new save may begin
+	draining string                           // reason, if no new save may begin
 	lost     bool                             // staged bytes are gone: only complete saves can be finished,
 	kept     []string                         // and these, whose bytes are not gone
 	fenced   int                              // the newer attempt that ended this one
 }
 
-// CoordinatorConfig says whose saves a coordinator coordinates.
+// CoordinatorConfig identifies the attempt whose saves a coordinator coordinates, and its
+// policies.
 type CoordinatorConfig struct {
 	Store     string // identity, written into manifests
 	Run       string
 	Trial     string
 	Attempt   int
 	WorldSize int
-	// Timeout is how long a save may stay open, counted from the first Tick
-	// that sees it. A save in which a rank never takes part ends here.
+	// Timeout is the time that a save may stay open, counted from the first Tick that sees
+	// it. A save in which a rank never takes part ends here.
 	Timeout time.Duration
-	// Strict aborts a save in which replicas disagree, instead of taking the
-	// lowest rank's.
+	// Strict aborts a save in which replicas disagree, instead of storing the lowest rank's.
 	Strict bool
 }
 
-// Command is something that a coordinator wants done: [Decide], [Publish],
-// [Write], [Commit] or [Ask].
+// Command is an action that a coordinator requests: [Decide], [Publish], [Write], [Commit] or
+// [Ask].
 type Command interface{ command() }
 
-// Ask asks a rank to say its plan.local of a checkpoint again, in full: the
-// fingerprint that it sent is not known.
+// Ask requests a rank's plan.local of a checkpoint again, in full: the fingerprint that the
+// rank sent is unknown.
 type Ask struct {
 	Checkpoint string
 	Rank       int
 }
 
-// Decide asks to append a decision to the trial's lane.
+// Decide requests that a decision is appended to the trial's lane.
 type Decide struct{ Body events.Body }
 
-// Publish asks to append a fact of the coordinating node.
+// Publish requests that a fact of the coordinating node is appended.
 type Publish struct{ Body events.Body }
 
-// Write asks the node of a rank to write that rank's sealed bytes.
+// Write requests that the node of a rank writes that rank's sealed bytes.
 type Write struct {
 	Checkpoint string
 	Rank       int
 	Items      []checkpoint.Item
 }
 
-// Commit asks to make the manifest durable, to append checkpoint.committed
-// with its digest, and to write the receipt, in that order.
+// Commit requests to make the manifest durable, to append checkpoint.committed with its
+// digest, and to write the receipt, in that order.
 type Commit struct {
 	Manifest checkpoint.Manifest
 	Bytes    int64
@@ -94,8 +93,8 @@ func (Write) command()   {}
 func (Commit) command()  {}
 func (Ask) command()     {}
 
-// save is one open save. The fields up to writes are folded from the log;
-// the rest remembers what was already asked for.
+// save is one open save. The fields up to writes are folded from the log; the rest records
+// the commands that were already issued.
 type save struct {
 	id           string
 	name         string
@@ -106,7 +105,7 @@ type save struct {
 	begun        bool
 	staged       bool
 	offers       map[int]offer // by rank
-	unknown      []int         // ranks whose fingerprint was not known when it came
+	unknown      []int         // ranks whose fingerprint was unknown on arrival
 	shared       *Shared       // the layout, once it is in the log
 	sealed       map[int]bool
 	writes       map[int]checkpoint.Digest
@@ -117,13 +116,13 @@ type save struct {
 	written  map[int]bool // ranks for which Write was issued
 }
 
-// NewCoordinator starts with nothing open; feed it the log from the
-// attempt's group.started on.
+// NewCoordinator returns a coordinator without open saves. The caller feeds it the log from
+// the attempt's group.started on.
 func NewCoordinator(cfg CoordinatorConfig) *Coordinator {
 	return &Coordinator{cfg: cfg, saves: map[string]*save{}, cache: NewCache(cachedSets), ended: map[string]bool{}, refused: map[string][]*events.WriteFailed{}, exited: map[int]string{}}
 }
 
-// Fenced is the number of the newer attempt that took over, or 0.
+// Fenced returns the number of the newer attempt that took over, or 0.
 func (c *Coordinator) Fenced() int { return c.fenced }
 
 // Open lists the IDs of the open saves, oldest first.
@@ -135,32 +134,32 @@ func (c *Coordinator) Open() []string {
 	return ids
 }
 
-// Drain forbids new saves and aborts every open one that is not sealed by all
-// its participants; those that are will be finished.
+// Drain forbids new saves and aborts every open save that is not sealed by all its
+// participants; the sealed saves will be finished.
 func (c *Coordinator) Drain(reason string) { c.draining = reason }
 
-// Abandon is [Coordinator.Drain] for a coordinator that takes over from a dead
-// one: staged bytes are gone too, so only a save whose files are all written
-// is committed. Of the saves whose IDs are in kept, the staged bytes of all
-// participants are still there: those are written, and committed.
+// Abandon is [Coordinator.Drain] for a coordinator that takes over from a dead one. Staged
+// bytes are lost too, so only a save whose files are all written is committed. For the saves
+// whose IDs are in kept, the staged bytes of all participants still exist: these saves are
+// written and committed.
 func (c *Coordinator) Abandon(reason string, kept ...string) {
 	c.draining, c.lost, c.kept = reason, true, kept
 }
 
-// Tick returns the commands that are due at now, each exactly once, and the
-// time at which Tick must be called again if no event comes before; zero if
-// nothing that is open waits for the clock.
+// Tick returns the commands that are due at now, each exactly once, and the time at which
+// Tick must be called again if no event comes before. That time is zero if no open save waits
+// for the clock.
 func (c *Coordinator) Tick(now time.Time) (due []Command, next time.Time) {
 	if c.fenced > 0 {
 		return nil, time.Time{}
 	}
 	for _, s := range c.ordered() {
 		if c.draining != "" && !s.begun && !s.asked["begin"] {
-			c.end(s.id) // nobody has been told of it: there is nothing to abort
+			c.end(s.id) // no other process knows of it: there is nothing to abort
 			continue
 		}
 		if s.asked["commit"] {
-			continue // the decision is the log's now: no clock and no late fact may end the save otherwise
+			continue // the log decides now: neither the clock nor a late fact may end the save otherwise
 		}
 		if s.deadline.IsZero() {
 			s.deadline = now.Add(c.cfg.Timeout)
@@ -178,8 +177,8 @@ func (c *Coordinator) ordered() []*save {
 	return slices.SortedFunc(maps.Values(c.saves), func(a, b *save) int { return cmp.Compare(a.seq, b.seq) })
 }
 
-// judge finds a reason to abort: a rank that died unsealed (a sealed one may
-// die, its bytes are in shared memory), a drain, or the clock.
+// judge finds a reason to abort: a rank that died unsealed (a sealed one may die, its bytes
+// are in shared memory), a drain, or the clock.
 func (c *Coordinator) judge(s *save, now time.Time) {
 	unsealed := slices.DeleteFunc(slices.Clone(s.participants), func(r int) bool { return s.sealed[r] })
 	unwritten := slices.DeleteFunc(slices.Clone(s.participants), func(r int) bool { _, ok := s.writes[r]; return ok })
@@ -220,10 +219,10 @@ func (s *save) ask(what string) bool {
 	return first
 }
 
-// commands returns what the state of s calls for and was not asked for yet.
+// commands returns the commands that the state of s requires and that were not issued yet.
 func (c *Coordinator) commands(s *save) (due []Command) {
 	if !s.begun {
-		// An abort needs a begun before it, so that the log tells the story.
+		// An abort needs a begun before it, so that the log has the whole history.
 		if s.ask("begin") {
 			due = append(due, Decide{&events.CheckpointBegun{
 				Attempt: c.cfg.Attempt, Checkpoint: s.id, Name: s.name, Step: s.step,
@@ -261,7 +260,7 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 	return due
 }
 
-// manifest is a pure function of the log up to the last write.
+// manifest returns the manifest, a pure function of the log up to the last write.
 func (c *Coordinator) manifest(s *save) checkpoint.Manifest {
 	m := checkpoint.Manifest{
 		Store: c.cfg.Store, Run: c.cfg.Run, Trial: c.cfg.Trial, Checkpoint: s.id, Name: s.name,

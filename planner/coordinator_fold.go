@@ -9,11 +9,10 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// Apply folds one event of the log, in sequence order. Blobs must have been
-// resolved to their inline form; one that was not fails its save, and so does any
-// other fact that cannot be what a rank has said. Events of other trials and attempts
-// are ignored, but a newer attempt fences this one. The error is an
-// [events.ErrNewer].
+// Apply folds one event of the log, in sequence order. Blobs must have been resolved to their
+// inline form. An unresolved blob, or another fact that no rank can have sent, fails its
+// save. Apply ignores events of other trials and attempts, except that a newer attempt fences
+// this one. The error is an [events.ErrNewer].
 func (c *Coordinator) Apply(r events.Recorded) error {
 	if r.Scope.Run != c.cfg.Run || r.Scope.Trial != c.cfg.Trial || c.fenced > 0 {
 		return nil
@@ -52,8 +51,8 @@ func (c *Coordinator) Apply(r events.Recorded) error {
 	return nil
 }
 
-// progress folds what only concerns a save that is open; facts about one that
-// has ended change nothing.
+// progress folds facts that concern only open saves; facts about a save that has ended change
+// nothing.
 func (c *Coordinator) progress(body events.Body) {
 	switch b := body.(type) {
 	case *events.GlobalPlan:
@@ -72,7 +71,7 @@ func (c *Coordinator) progress(body events.Body) {
 		if s := c.saves[b.Checkpoint]; s != nil && slices.Contains(s.participants, b.Rank) {
 			index, err := checkpoint.ParseDigest(b.IndexDigest)
 			if err != nil {
-				s.fail(fmt.Sprintf("what rank %d has written has no index: %v", b.Rank, err), b.Rank)
+				s.fail(fmt.Sprintf("the write of rank %d has no index: %v", b.Rank, err), b.Rank)
 				return
 			}
 			s.writes[b.Rank] = index
@@ -82,8 +81,8 @@ func (c *Coordinator) progress(body events.Body) {
 	}
 }
 
-// failed folds the end of a rank's part in a save. It may come before any
-// plan of that save: then it waits for the one that opens it.
+// failed folds the failure of a rank in a save. A failure before any plan of that save is
+// kept for the plan that opens it.
 func (c *Coordinator) failed(b *events.WriteFailed) {
 	if b.Attempt != c.cfg.Attempt || c.ended[b.Checkpoint] {
 		return
@@ -92,7 +91,7 @@ func (c *Coordinator) failed(b *events.WriteFailed) {
 	switch {
 	case s == nil:
 		c.refused[b.Checkpoint] = append(c.refused[b.Checkpoint], b)
-	case !slices.Contains(s.participants, b.Rank): // it saves something else under this name, or nothing
+	case !slices.Contains(s.participants, b.Rank): // it saves another checkpoint under this name, or none
 	case s.sealed[b.Rank]:
 		s.fail(fmt.Sprintf("rank %d could not be written: %s", b.Rank, b.Error), b.Rank)
 	default:
@@ -112,16 +111,16 @@ func (c *Coordinator) open(id string, seq uint64) *save {
 	return s
 }
 
-// end closes a save for good: a plan that comes later does not open it again.
+// end closes a save for good: a later plan does not reopen it.
 func (c *Coordinator) end(id string) {
 	delete(c.saves, id)
 	delete(c.refused, id)
 	c.ended[id] = true
 }
 
-// exited says how a worker ended, for the reason of an abort.
+// exited describes how a worker ended, for the reason of an abort.
 func exited(b *events.WorkerExited) string {
-	if b.Unseen { // nobody knows how
+	if b.Unseen { // how is unknown
 		return fmt.Sprintf("rank %d was gone before it had sealed its bytes: %s", b.Rank, b.Message)
 	}
 	if b.Signal != "" {
@@ -130,11 +129,11 @@ func exited(b *events.WorkerExited) string {
 	return fmt.Sprintf("rank %d exited with code %d before it had sealed its bytes", b.Rank, b.Code)
 }
 
-// maxReason bounds the reason of an abort in bytes: an event has to fit the
-// log, and nobody reads a line for each of a hundred thousand shards.
+// maxReason bounds the reason of an abort in bytes: an event has to fit the log, and a line
+// for each of a hundred thousand shards is useless.
 const maxReason = 16 << 10
 
-// shorten cuts a list of problems, one a line, to maxReason.
+// shorten cuts a list of problems, one per line, to maxReason.
 func shorten(problems string) string {
 	if len(problems) <= maxReason {
 		return problems

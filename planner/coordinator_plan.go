@@ -9,21 +9,21 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// cachedSets is how many sets of local plans a coordinator remembers: those
-// of a full checkpoint, of one without the optimizer, and of their
-// predecessors when something changes.
+// cachedSets is the number of sets of local plans that a coordinator remembers: those of a
+// full checkpoint, of a checkpoint without the optimizer, and of their predecessors after a
+// change.
 const cachedSets = 4
 
 // offer is the local plan of one rank in one save.
 type offer struct {
 	known   Known
-	local   *checkpoint.Local // nil until it is needed, if only the fingerprint came
+	local   *checkpoint.Local // nil until needed, if only the fingerprint was sent
 	checked bool              // some of its items have checks
 }
 
-// localPlan folds the plan of a rank. One that was in this log before need
-// not come again: its fingerprint stands for it. A fingerprint that is not
-// known, since the plan's save was aborted or is long ago, is asked about.
+// localPlan folds the plan of a rank. A plan that was in this log before need not be sent
+// again: its fingerprint stands for it. If the fingerprint is unknown, because the plan's
+// save was aborted or is long ago, the coordinator asks the rank for the plan.
 func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) {
 	if c.ended[b.Checkpoint] {
 		return
@@ -63,9 +63,8 @@ func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) {
 	}
 }
 
-// learn makes an offer of a plan that came in full. Its fingerprint is made
-// here and not taken from the event, so that no event can pass a plan off as
-// another.
+// learn makes an offer from a full plan. It computes the fingerprint itself instead of
+// trusting the event, so that no event can pass a plan off as another.
 func (c *Coordinator) learn(b *events.LocalPlan) (offer, error) {
 	if err := unresolved(b.Plan); err != nil {
 		return offer{}, err
@@ -84,7 +83,7 @@ func (c *Coordinator) learn(b *events.LocalPlan) (offer, error) {
 	return o, nil
 }
 
-// recall makes an offer of a fingerprint.
+// recall makes an offer from a fingerprint.
 func (c *Coordinator) recall(b *events.LocalPlan) (offer, bool, error) {
 	digest, err := checkpoint.ParseDigest(b.Fingerprint)
 	if err != nil {
@@ -104,7 +103,7 @@ func (c *Coordinator) recall(b *events.LocalPlan) (offer, bool, error) {
 	return offer{known: known}, true, nil
 }
 
-// plans are those of all participants, in their order.
+// plans returns the plans of all participants, in their order.
 func (s *save) plans() []Known {
 	plans := make([]Known, len(s.participants))
 	for i, rank := range s.participants {
@@ -113,7 +112,7 @@ func (s *save) plans() []Known {
 	return plans
 }
 
-// global makes the global plan of a save, or finds out why there is none.
+// global makes the global plan of a save, or fails the save.
 func (c *Coordinator) global(s *save) []Command {
 	g := &events.GlobalPlan{Attempt: c.cfg.Attempt, Checkpoint: s.id}
 	checked := false
@@ -130,7 +129,7 @@ func (c *Coordinator) global(s *save) []Command {
 		if o.local == nil {
 			local, err := c.decoder.Decode(o.known.Plan)
 			if err != nil {
-				s.fail(fmt.Sprintf("the plan of rank %d, which was there before: %v", rank, err), rank)
+				s.fail(fmt.Sprintf("the earlier plan of rank %d: %v", rank, err), rank)
 				return nil
 			}
 			o.local = &local
@@ -151,9 +150,8 @@ func (c *Coordinator) global(s *save) []Command {
 	return []Command{Publish{g}}
 }
 
-// globalPlan folds a global plan, and remembers it. The cache follows from
-// the log alone: a coordinator that takes over knows what its predecessor
-// knew.
+// globalPlan folds a global plan, and remembers it. The cache follows from the log alone: a
+// coordinator that takes over knows as much as its predecessor.
 func (c *Coordinator) globalPlan(s *save, b *events.GlobalPlan) {
 	plans, whole := s.plans(), len(s.offers) == len(s.participants)
 	made, ok := c.cache.Layout(plans)
@@ -174,12 +172,12 @@ func (c *Coordinator) globalPlan(s *save, b *events.GlobalPlan) {
 	}
 	s.shared = &made
 	for rank, o := range s.offers {
-		o.local = nil // nobody asks for its items any more
+		o.local = nil // its items are no longer needed
 		s.offers[rank] = o
 	}
 }
 
-// unresolved reports a claim check that could not be resolved.
+// unresolved returns an error for a claim check that could not be resolved.
 func unresolved(b events.Blob) error {
 	if b.Digest != "" {
 		return fmt.Errorf("%w: %s", events.ErrNoBlob, b.Digest)
@@ -187,7 +185,7 @@ func unresolved(b events.Blob) error {
 	return nil
 }
 
-// ask returns what the ranks are to be asked for.
+// ask returns the requests to ranks.
 func (c *Coordinator) ask(s *save) (due []Command) {
 	for _, rank := range s.unknown {
 		if s.offers[rank].known.Plan == nil {

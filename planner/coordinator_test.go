@@ -20,19 +20,19 @@ import (
 // are appended to the log and applied:
 //
 //	new world=N             a coordinator of attempt 2 with an empty log
-//	takeover [upto=N]       another one that applies the log, or its beginning
+//	takeover [upto=N]       another coordinator that applies the log, or its beginning
 //	plan r=R [step=N] [ranks=(R,…)] [id=ID]
 //	FQN SHAPE OFFSETS SIZES | FQN value BYTES [each]
 //	                        what rank R saves; an item a line
 //	seal r=R, written r=R, failed r=R error=…, exit r=R [code=N] [signal=S]
 //	group attempt=N, begun, staged, committed, aborted
 //
-// all of the checkpoint step-5.a2 unless id= says otherwise, of attempt 2 and
-// trial t0 unless attempt= and trial= do. Then:
+// all of the checkpoint step-5.a2 unless id= is given, of attempt 2 and
+// trial t0 unless attempt= and trial= are. Then:
 //
 //	drain, abandon          [Coordinator.Drain], [Coordinator.Abandon]
 //	tick at=D [execute]     the commands that are due D after the start; execute
-//	                        appends and applies what they say, and ticks again
+//	                        appends and applies their events, and ticks again
 type script struct {
 	cluster
 	coord *planner.Coordinator
@@ -129,7 +129,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	case "committed":
 		body = &events.CheckpointCommitted{Attempt: attempt, Checkpoint: id}
 	case "aborted":
-		body = &events.CheckpointAborted{Attempt: attempt, Checkpoint: id, Reason: "somebody else"}
+		body = &events.CheckpointAborted{Attempt: attempt, Checkpoint: id, Reason: "by a successor"}
 	default:
 		t.Fatalf("%s: unknown command %q", d.Pos, d.Cmd)
 	}

@@ -17,8 +17,8 @@ type cover struct {
 	taken []uint64  // a bit for each cell
 }
 
-// check reports chunks of t that overlap and, if it must be whole, parts that
-// none covers.
+// check returns errors for chunks of t that overlap and, if t must be whole, for parts that
+// no chunk covers.
 func (v *cover) check(t checkpoint.Tensor, whole bool) []error {
 	volume := int64(0)
 	for _, c := range t.Chunks {
@@ -30,10 +30,10 @@ func (v *cover) check(t checkpoint.Tensor, whole bool) []error {
 	return nil
 }
 
-// cellular reports whether every chunk is just one cell of the grid that the
-// starts of all chunks make, and no two are the same: then none overlap. All
-// that a mesh makes is such a grid, cut in any order of dimensions, and
-// costs one sort a dimension; what is not has to be swept.
+// cellular reports whether every chunk is exactly one cell of the grid made by the starts of
+// all chunks, and no two are the same: then none overlap. Every layout of a mesh is such a
+// grid, cut in any order of dimensions, and costs one sort per dimension; other layouts have
+// to be swept.
 func (v *cover) cellular(t checkpoint.Tensor) bool {
 	for len(v.edges) < len(t.Shape) {
 		v.edges = append(v.edges, nil)
@@ -42,8 +42,8 @@ func (v *cover) cellular(t checkpoint.Tensor) bool {
 	for d, n := range t.Shape {
 		starts, last := edges[d][:0], int64(-1)
 		for i := range t.Chunks {
-			// Neighbours mostly start at the same place in all dimensions
-			// but one: leaving them out leaves little to sort.
+			// Neighbours mostly start at the same place in all dimensions but one: skipping
+			// repeated starts leaves little to sort.
 			if at := t.Chunks[i].Box.Offsets[d]; at != last {
 				starts = append(starts, at)
 				last = at
@@ -76,8 +76,8 @@ func (v *cover) cellular(t checkpoint.Tensor) bool {
 	return true
 }
 
-// cellAt is the index of an edge. Where all cells but the last are equal it
-// is a division away.
+// cellAt returns the index of an edge. Where all cells but the last are equal, it is one
+// division.
 func cellAt(edges []int64, at int64) int {
 	if width := edges[1] - edges[0]; edges[0] == 0 {
 		if k := at / width; k < int64(len(edges)) && edges[k] == at {
@@ -88,21 +88,21 @@ func cellAt(edges []int64, at int64) int {
 	return k
 }
 
-// What is reported of one tensor and of all, and how many boxes a search for
-// holes may hold: a plan in which everything overlaps has more overlaps than
-// memory, and nobody reads them.
+// These limits bound the problems reported of one tensor and of all, and the boxes in a
+// search for holes. A plan in which everything overlaps has more overlaps than memory, and a
+// user cannot read them all.
 const (
 	maxPerTensor = 20
 	maxProblems  = 100
 	maxBoxes     = 2000
 )
 
-// sweep finds the overlaps and the holes of a tensor that is no grid, as many
-// as are reported.
+// sweep finds the overlaps and the holes of a tensor that is not a grid, up to the number
+// that is reported.
 func sweep(t checkpoint.Tensor, whole bool) (problems []error) {
 	volume := int64(0)
-	// Chunks sorted by their start in one dimension can only overlap with
-	// those that have not ended there yet.
+	// Chunks sorted by their start in one dimension can only overlap with those that have not
+	// ended there yet.
 	chunks, dim := slices.Clone(t.Chunks), divided(t)
 	if dim >= 0 {
 		slices.SortStableFunc(chunks, func(a, b checkpoint.Chunk) int {
@@ -118,7 +118,7 @@ func sweep(t checkpoint.Tensor, whole bool) (problems []error) {
 		for _, a := range active {
 			if both, ok := a.Box.Intersect(c.Box); ok {
 				if len(problems) >= maxPerTensor {
-					// Where so much overlaps, holes are no news.
+					// With so many overlaps, holes add nothing.
 					return append(problems, fmt.Errorf("tensor %q: more of its %d boxes overlap", t.FQN, len(chunks)))
 				}
 				problems = append(problems, fmt.Errorf("tensor %q: box %v of rank %d and box %v of rank %d overlap in %v",
@@ -142,7 +142,7 @@ func sweep(t checkpoint.Tensor, whole bool) (problems []error) {
 	return problems
 }
 
-// capped keeps the first errors, and says how many more there are.
+// capped keeps the first errors, and adds the number of the others.
 func capped(problems []error) []error {
 	if more := len(problems) - maxProblems; more > 0 {
 		problems = append(problems[:maxProblems:maxProblems], fmt.Errorf("and %d more problems", more))
@@ -150,8 +150,8 @@ func capped(problems []error) []error {
 	return problems
 }
 
-// divided is the dimension that the first chunk of t takes the least of, or
-// -1 where there is none: few chunks of a regular layout share a place in it.
+// divided returns the dimension of which the first chunk of t takes the smallest share, or -1
+// without one: few chunks of a regular layout share a place in it.
 func divided(t checkpoint.Tensor) int {
 	dim, least := -1, 2.0
 	for d, n := range t.Shape {
@@ -164,8 +164,8 @@ func divided(t checkpoint.Tensor) int {
 	return dim
 }
 
-// missing is the part of box that no chunk covers, as disjoint boxes; not all,
-// where chunks cut it into more than maxBoxes: what is left then is no finding.
+// missing returns the part of box that no chunk covers, as disjoint boxes. all is false if
+// chunks cut it into more than maxBoxes: then the rest proves nothing.
 func missing(box tensor.Box, chunks []checkpoint.Chunk) (left []tensor.Box, all bool) {
 	if box.Empty() {
 		return nil, true
@@ -183,8 +183,8 @@ func missing(box tensor.Box, chunks []checkpoint.Chunk) (left []tensor.Box, all 
 	return left, true
 }
 
-// subtract is b without cut, as disjoint boxes: two slabs a dimension at
-// most, each cut off before the next dimension is looked at.
+// subtract returns b without cut, as disjoint boxes: at most two slabs per dimension, each
+// cut off before the next dimension.
 func subtract(b, cut tensor.Box) []tensor.Box {
 	in, ok := b.Intersect(cut)
 	if !ok {
@@ -208,16 +208,16 @@ func subtract(b, cut tensor.Box) []tensor.Box {
 	return out
 }
 
-// span is a box as two numbers: the row-major positions of its first and its
-// last element. Boxes of one tensor that are not empty are equal when both
-// are, which is cheaper to find out than by any key made of the dimensions.
+// span is a box as two numbers: the row-major positions of its first and its last element.
+// Non-empty boxes of one tensor are equal if both numbers are. That is cheaper to compare
+// than any key made of the dimensions.
 type span struct {
 	first, last int64
 	bytes       int64
 	place
 }
 
-// spanOf is the span of a valid shard, and whether it is empty.
+// spanOf returns the span of a valid shard, and whether it is empty.
 func spanOf(s *tensor.Shard) (at span, empty bool) {
 	at.bytes = int64(s.DType.Size())
 	for d, n := range s.Global {
@@ -239,7 +239,7 @@ func compareSpans(a, b span) int {
 	return cmp.Compare(a.first, b.first)
 }
 
-// each calls do with 0 to n-1 on so many workers, and tells those apart.
+// each calls do with 0 to n-1 on a number of workers, and passes each worker's number.
 func each(workers, n int, do func(worker, i int)) {
 	var next atomic.Int64
 	var wg sync.WaitGroup

@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// What is found wrong does not depend on how it was looked for: a tensor is
-// refused just when some element has no chunk, or two.
+// The result does not depend on the method of search: a tensor is refused if and only if some
+// element has no chunk, or two.
 func TestCoverIsExact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		shape := shapes().Draw(t, "shape")
@@ -106,8 +106,8 @@ func TestCoverOfLargeGrids(t *testing.T) {
 	}
 }
 
-// What is wrong with a plan in which all boxes overlap, or none but every other
-// one is there, is told in a few lines.
+// The problems of a plan in which all boxes overlap, or in which every other box is missing,
+// are reported in a few lines.
 func TestCoverFindsFew(t *testing.T) {
 	const n = 3000
 	shape := tensor.Shape{3*n + 2, 2}

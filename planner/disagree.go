@@ -11,23 +11,23 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Disagreement is a box of a tensor, or a value, that several ranks offer and
-// of which the bytes differ, as their checks say. Replicas that drift apart
-// are a fault of the training; a checkpoint has to have one of them.
+// Disagreement is a box of a tensor, or a value, that several ranks offer with different
+// bytes according to their checks. Replicas that drift apart are a fault of the training; a
+// checkpoint has to store one of them.
 type Disagreement struct {
 	FQN  string
 	Box  tensor.Box // of a value, the zero box
 	Kept int        // the lowest rank that offers it: its bytes are stored
-	// Ranks, ascending, are those whose bytes differ from Kept's or, where
-	// Kept sent no check, from those of the lowest rank that did.
+	// Ranks, ascending, are the ranks whose bytes differ from Kept's or, if Kept sent no
+	// check, from those of the lowest rank that did.
 	Ranks []int
 }
 
 // Disagreements are sorted by FQN, those of a tensor by box.
 type Disagreements []Disagreement
 
-// Err lists all of them, for who takes no replica on trust; nil if there are
-// none.
+// Err returns an error that lists all of them, for callers that reject any difference; nil if
+// there are none.
 func (d Disagreements) Err() error {
 	var all []error
 	for _, e := range d {
@@ -40,7 +40,7 @@ func (d Disagreements) Err() error {
 	return errors.Join(all...)
 }
 
-// ranks lists all ranks that have other bytes than the kept ones.
+// ranks lists all ranks whose bytes differ from the kept ones.
 func (d Disagreements) ranks() []int {
 	var all []int
 	for _, e := range d {
@@ -50,16 +50,16 @@ func (d Disagreements) ranks() []int {
 	return slices.Compact(all)
 }
 
-// maxListed bounds the list of disagreements in an event, in bytes: it has to
-// fit the log beside an inline layout.
+// maxListed bounds the list of disagreements in an event, in bytes: it has to fit the log
+// together with an inline layout.
 const maxListed = 128 << 10
 
-// listed is the beginning of the list, as far as it fits an event, and how
-// many more there are.
+// listed returns the beginning of the list, as far as it fits an event, and the number of the
+// others.
 func (d Disagreements) listed() (list []events.Disagreement, more int) {
 	size := 0
 	for i, e := range d {
-		// At most: names are escaped, numbers have up to 20 digits.
+		// This is an upper bound: names are escaped, numbers have up to 20 digits.
 		size += 100 + 6*len(e.FQN) + 42*len(e.Box.Sizes) + 12*len(e.Ranks)
 		if size > maxListed {
 			return list, len(d) - i
@@ -69,7 +69,7 @@ func (d Disagreements) listed() (list []events.Disagreement, more int) {
 	return list, 0
 }
 
-// disagree compares a value with the same one of the ranks before.
+// disagree compares a value with the same value of earlier ranks.
 func (o *Offers) disagree(value, rank int, it *checkpoint.Item) {
 	ref := &o.checks[value]
 	switch none := (checkpoint.Check{}); {
@@ -84,7 +84,7 @@ func (o *Offers) disagree(value, rank int, it *checkpoint.Item) {
 	}
 }
 
-// compare finds whether the holders of a box have the same bytes.
+// compare checks whether the holders of a box have the same bytes.
 func (o *Offers) compare(t *offered, holders []span) {
 	var ref checkpoint.Check
 	var ranks []int
@@ -104,7 +104,7 @@ func (o *Offers) compare(t *offered, holders []span) {
 	}
 }
 
-// Disagreements are the replicas and the shared values whose checks differ.
+// Disagreements returns the replicas and the shared values whose checks differ.
 func (o *Offers) Disagreements() Disagreements {
 	var all Disagreements
 	for _, t := range o.tensors {

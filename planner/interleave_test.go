@@ -25,7 +25,7 @@ func TestAnyInterleavingCommitsTheSameManifest(t *testing.T) {
 		world := rapid.IntRange(1, 4).Draw(t, "world")
 		c := &cluster{t: t, world: world}
 		coord := planner.NewCoordinator(config(world))
-		var todo [][]events.Body // what each rank has still to say, in order
+		var todo [][]events.Body // the events that each rank has yet to send, in order
 		for rank := range world {
 			var own []events.Body
 			for _, id := range ids {

@@ -10,10 +10,10 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// MissingError says that a key which a rank wants is not in the checkpoint.
+// MissingError reports that a key which a rank wants is not in the checkpoint.
 type MissingError struct {
 	FQN     string
-	PerRank bool // the value is there, but was not saved by rank Rank
+	PerRank bool // the value exists, but was not saved by rank Rank
 	Rank    int
 }
 
@@ -24,8 +24,8 @@ func (e *MissingError) Error() string {
 	return fmt.Sprintf("missing key %q: the checkpoint has no tensor or value of that name", e.FQN)
 }
 
-// MissingRegionError says that a part of what a rank wants of a tensor was not
-// saved. PyTorch leaves such a part of the target as it was, and says nothing.
+// MissingRegionError reports that a part of a wanted tensor was not saved. PyTorch silently
+// leaves such a part of the target unchanged.
 type MissingRegionError struct {
 	FQN    string
 	Region tensor.Box // that no chunk covers
@@ -36,27 +36,27 @@ func (e *MissingRegionError) Error() string {
 	return fmt.Sprintf("tensor %q: the checkpoint does not cover %v of the wanted %v", e.FQN, e.Region, e.Want)
 }
 
-// UnreadError says that a strict load leaves out keys of the checkpoint.
+// UnreadError reports that a strict load leaves out keys of the checkpoint.
 type UnreadError struct{ FQNs []string }
 
 func (e *UnreadError) Error() string {
 	return fmt.Sprintf("saved keys that no rank asks for: %q; ask for them, or load without strict", e.FQNs)
 }
 
-// LoadOptions says what a load makes errors of.
+// LoadOptions selects the conditions that fail a load.
 type LoadOptions struct {
-	// Partial leaves out the wants whose key the checkpoint lacks, instead of
-	// a [MissingError]. A key that is there must still be there as wanted.
+	// Partial leaves out the wants whose key the checkpoint lacks, instead of returning a
+	// [MissingError]. An existing key must still match the want.
 	Partial bool
-	// Strict makes an [UnreadError] of saved keys that are not asked for.
+	// Strict returns an [UnreadError] for saved keys that are not requested.
 	Strict bool
-	// Asked are the keys that the other ranks of a collective load ask for.
+	// Asked holds the keys that the other ranks of a collective load request.
 	Asked map[string]bool
-	// StrictDType makes an error of every dtype that differs from the saved
-	// one. Without it, only those are errors that [tensor.Convert] refuses.
+	// StrictDType makes every dtype that differs from the saved one an error. Without it,
+	// only conversions that [tensor.Convert] refuses are errors.
 	StrictDType bool
-	// SameKind makes errors of floats that are to become integers, and would lose
-	// their fractions. Narrower floats are no other kind.
+	// SameKind makes conversions of floats to integers an error, since fractions would be
+	// lost. Narrower floats are of the same kind.
 	SameKind bool
 }
 
@@ -64,10 +64,10 @@ type LoadOptions struct {
 type Loaded struct {
 	Reads  []checkpoint.Read
 	Absent []int    // wants that a partial load leaves out, ascending
-	Unread []string // saved keys that are not asked for, sorted
+	Unread []string // saved keys that are not requested, sorted
 }
 
-// Loader plans reads from one layout. It may be used by several goroutines.
+// Loader plans reads from one layout. It is safe for concurrent use.
 type Loader struct {
 	layout  checkpoint.Layout
 	tensors map[string]checkpoint.Tensor
@@ -86,21 +86,20 @@ func NewLoader(l checkpoint.Layout) *Loader {
 	return p
 }
 
-// Load is [Loader.LoadWith] without options, for who asks for part of a
-// checkpoint and needs all of that part.
+// Load is [Loader.LoadWith] without options, for a caller that requests part of a checkpoint
+// and needs all of that part.
 func (p *Loader) Load(wants []checkpoint.Want) ([]checkpoint.Read, error) {
 	l, err := p.load(wants, LoadOptions{})
 	return l.Reads, err
 }
 
-// LoadWith finds the stored chunks that overlap each want, in any number of
-// dimensions, whatever layout and dtype they were saved in.
+// LoadWith finds the stored chunks that overlap each want, in any number of dimensions,
+// whatever layout and dtype they were saved in.
 //
-// The error joins every problem, each once: a [MissingError] for each key, a
-// tensor that is wanted as a value or the other way round, another shape than
-// saved, a dtype that the saved one cannot be converted to, a
-// [MissingRegionError] for each part of a wanted box that no chunk covers, and
-// an [UnreadError].
+// The error joins every problem, each once: a [MissingError] for each key, a tensor that is
+// wanted as a value or the reverse, a shape that differs from the saved one, a dtype that the
+// saved one cannot be converted to, a [MissingRegionError] for each part of a wanted box that
+// no chunk covers, and an [UnreadError].
 func (p *Loader) LoadWith(wants []checkpoint.Want, o LoadOptions) (Loaded, error) {
 	l, err := p.load(wants, o)
 	asked := maps.Clone(o.Asked)
@@ -148,7 +147,7 @@ func (p *Loader) tensor(i int, w checkpoint.Want, o LoadOptions) (reads []checkp
 		return nil, []error{&MissingError{FQN: w.Shard.FQN}}
 	}
 	if err := w.Shard.Validate(); err != nil {
-		return nil, []error{err} // nothing in it can be relied on
+		return nil, []error{err} // its chunks are unreliable
 	}
 	if o.StrictDType && t.DType != w.Shard.DType {
 		problems = append(problems, fmt.Errorf("dtype mismatch for %q: the checkpoint has %v, the target %v", t.FQN, t.DType, w.Shard.DType))
@@ -179,8 +178,8 @@ func (p *Loader) tensor(i int, w checkpoint.Want, o LoadOptions) (reads []checkp
 	return reads, nil
 }
 
-// holes are the parts of a wanted box that no chunk of t covers, of which there
-// is one at least.
+// holes returns the parts of a wanted box that no chunk of t covers, of which there is at
+// least one.
 func holes(t checkpoint.Tensor, want tensor.Box) (problems []error) {
 	boxes, all := missing(want, t.Chunks)
 	for i, hole := range boxes {
@@ -195,10 +194,10 @@ func holes(t checkpoint.Tensor, want tensor.Box) (problems []error) {
 	return problems
 }
 
-// Holes reports the parts of tensors that no chunk of a layout without overlaps
-// covers, at most a hundred, as [MissingRegionError] and errors that say that
-// there are more. Checkpoints of other programs may have some: PyTorch does not
-// look for them where one rank alone saves.
+// Holes returns a [MissingRegionError] for each part of a tensor that no chunk covers, in a
+// layout without overlaps: at most a hundred, followed by errors with the number of the
+// others. Checkpoints of other programs may have holes: PyTorch does not check for them when
+// only one rank saves.
 func Holes(l checkpoint.Layout) (problems []error) {
 	for _, t := range l.Tensors {
 		volume := int64(0)
@@ -229,16 +228,16 @@ func (p *Loader) value(i int, w checkpoint.Want) ([]checkpoint.Read, []error) {
 	return []checkpoint.Read{{Want: i, FQN: v.FQN, Rank: v.Rank}}, nil
 }
 
-// Lacks reports whether w is a per-rank value that exists, but not of the rank
-// that w names: fewer ranks have saved than now load.
+// Lacks reports whether w is a per-rank value that exists, but not for the rank in w: fewer
+// ranks have saved than now load.
 func (p *Loader) Lacks(w checkpoint.Want) bool {
 	have := p.values[w.Shard.FQN]
 	return w.Value && len(have) > 0 && have[0].PerRank &&
 		!slices.ContainsFunc(have, func(v checkpoint.Value) bool { return v.Rank == w.Rank })
 }
 
-// Size is the number of bytes that a want's destination needs: those of its
-// box, or of the stored value. The want must have passed [Loader.Load].
+// Size returns the number of bytes that a want's destination needs: those of its box, or of
+// the stored value. The want must have passed [Loader.Load].
 func (p *Loader) Size(w checkpoint.Want) int64 {
 	if !w.Value {
 		return w.Shard.Bytes()
@@ -251,8 +250,7 @@ func (p *Loader) Size(w checkpoint.Want) int64 {
 	return 0
 }
 
-// Unread lists the keys of the layout, sorted, that none of the wants of any
-// rank names.
+// Unread lists the keys of the layout, sorted, that no want of any rank names.
 func Unread(l checkpoint.Layout, asked map[string]bool) []string {
 	var keys []string
 	for _, t := range l.Tensors {

@@ -10,46 +10,46 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Offers is what the ranks of a save offer, with equal boxes found. It is
-// what [Global] works on; its steps are [Dedup], [Offers.Layout] and
-// [Offers.Validate], in this order and once each.
+// Offers collects the items that the ranks of a save offer, with equal boxes found. [Global]
+// works on it in three steps: [Dedup], [Offers.Layout] and [Offers.Validate], in this order
+// and once each.
 type Offers struct {
 	locals   []checkpoint.Local // by rank
 	tensors  []*offered
 	values   [][]checkpoint.Value // by name
-	checks   []checkpoint.Check   // that later offers of each value are compared with
-	differ   map[int][]int        // by value, the ranks that have other bytes
+	checks   []checkpoint.Check   // of each value, for comparison with later offers
+	differ   map[int][]int        // by value, the ranks with other bytes
 	checked  bool                 // some item has a check
-	load     []int64              // bytes that only this rank has, by local
+	load     []int64              // bytes that only this rank offers, by local
 	problems []problem
 }
 
 // place is an item of a local plan.
 type place struct{ local, item int32 }
 
-// problem is one that an item has; they are told in the order of items.
+// problem is an error of an item; problems are reported in the order of items.
 type problem struct {
 	at  place
 	err error
 }
 
-// offered is everything that the ranks offer of one tensor.
+// offered collects everything that the ranks offer of one tensor.
 type offered struct {
 	shard    tensor.Shard    // as the first rank described it
 	path     checkpoint.Path // likewise; nil where it is the FQN alone
 	rank     int             // that rank
-	valid    bool            // its shape and dtype are
-	refused  bool            // a shard was left out for a problem: holes mean nothing
-	sole     []place         // who offers a box; each box once unless there are replicas
+	valid    bool            // whether its shape and dtype are valid
+	refused  bool            // a shard was left out because of a problem: holes mean nothing
+	sole     []place         // offers of boxes; each box once unless there are replicas
 	replicas []replica       // every box, if one is offered twice
 	differ   Disagreements
 }
 
-// replica is one box and who has it.
+// replica is one box and the ranks that offer it.
 type replica struct {
 	holders []span // ascending
 	first   place
-	holder  int32 // who writes it: an index of locals
+	holder  int32 // the rank that writes it: an index of locals
 	bytes   int64
 }
 
@@ -67,7 +67,7 @@ type key struct {
 	last   int // the last rank that offered the value
 }
 
-// Dedup collects what the ranks offer, by tensor, and finds the replicas.
+// Dedup collects the ranks' offers, by tensor, and finds the replicas.
 func Dedup(locals []checkpoint.Local) *Offers {
 	o := &Offers{}
 	sorted := slices.Clone(locals)
@@ -105,10 +105,10 @@ func (o *Offers) problem(at place, format string, args ...any) {
 
 // collect sorts all items by name.
 //
-// The profile of this pass was once all maps and their keys. Ranks save the
-// same names in the same order, and plans that were decoded together share
-// the names' bytes: comparing a name with its place in the plan before costs
-// no look at the bytes, and the map is asked for the first plan only.
+// Maps and their keys once dominated the profile of this pass. Ranks save the same names in
+// the same order, and plans that were decoded together share the names' bytes. So a name is
+// first compared with its place in the plan before, which needs no look at the bytes, and the
+// map is used for the first plan only.
 func (o *Offers) collect() {
 	total := 0
 	for _, l := range o.locals {
@@ -177,8 +177,8 @@ func (o *Offers) addShard(k *key, at place, it *checkpoint.Item) bool {
 	return true
 }
 
-// dedup checks the shards of one tensor and finds equal boxes. Bytes that one
-// rank alone has are added to load.
+// dedup checks the shards of one tensor and finds equal boxes. It adds the bytes that only
+// one rank has to load.
 func (o *Offers) dedup(t *offered, load []int64) (problems []problem) {
 	spans := make([]span, 0, len(t.sole))
 	ascending, repeated := true, false
@@ -249,7 +249,7 @@ func (o *Offers) dedup(t *offered, load []int64) (problems []problem) {
 	return problems
 }
 
-// fits reports how an item differs from the first description of its tensor.
+// fits returns how an item differs from the first description of its tensor.
 func (t *offered) fits(rank int, it *checkpoint.Item) (errs []error) {
 	s := &it.Shard
 	if t.valid && !it.PerRank && t.shard.DType == s.DType && t.shard.Global.Equal(s.Global) && s.Box.Validate(s.Global) == nil {
@@ -270,8 +270,8 @@ func (t *offered) fits(rank int, it *checkpoint.Item) (errs []error) {
 	return errs
 }
 
-// path is the path of an item that is the first of its name: the lowest
-// rank's stands for all.
+// path returns the path of an item that is the first of its name: the lowest rank's path is
+// used for all.
 func (o *Offers) path(at place, it *checkpoint.Item) checkpoint.Path {
 	if it.Path.Plain(it.Shard.FQN) {
 		return nil
@@ -311,7 +311,7 @@ func (o *Offers) addValue(k *key, at place, it *checkpoint.Item) {
 			o.problem(at, "value %q is per rank on one of the ranks %d and %d and shared on the other", fqn, last.Rank, rank)
 			return
 		case !it.PerRank:
-			o.disagree(k.value, rank, it) // the lowest rank's stands for all
+			o.disagree(k.value, rank, it) // the lowest rank's is used for all
 			return
 		}
 	}

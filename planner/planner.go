@@ -1,8 +1,7 @@
-// Package planner decides: what each rank writes ([Global]), what each rank
-// reads ([Loader]), what it would read on another number of ranks
-// ([NewPreview]), and when a checkpoint is begun, committed or aborted
-// ([Coordinator]). Everything here is pure: events and times come in as
-// values, plans and commands go out as values, and the edges execute them.
+// Package planner decides which rank writes what ([Global]), what each rank reads ([Loader]),
+// what it would read on another number of ranks ([NewPreview]), and when a checkpoint is
+// begun, committed or aborted ([Coordinator]). Everything here is pure: events and times come
+// in as values, plans and commands go out as values, and the callers execute them.
 //
 //	state dict ──Flatten──▶ names and paths
 //	local plans ──Global──▶ layout ──Items(rank)──▶ what a rank writes
@@ -20,12 +19,11 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// MaxName bounds the name of a checkpoint in bytes, so that its encoded ID
-// fits a file name.
+// MaxName bounds the name of a checkpoint in bytes, so that its encoded ID fits a file name.
 const MaxName = 64
 
-// CheckpointID is the ID of the n-th save (from 1) under a name in an
-// attempt. Every rank derives the same ID without asking.
+// CheckpointID returns the ID of the n-th save (from 1) under a name in an attempt. Every
+// rank derives the same ID without communication.
 func CheckpointID(name string, attempt, n int) string {
 	id := fmt.Sprintf("%s.a%d", name, attempt)
 	if n > 1 {
@@ -34,11 +32,11 @@ func CheckpointID(name string, attempt, n int) string {
 	return id
 }
 
-// DefaultName is the name of a save whose user gave none.
+// DefaultName returns the name of a save for which the user gave none.
 func DefaultName(step int64) string { return fmt.Sprintf("step-%d", step) }
 
-// ValidName reports a checkpoint name that cannot be referred to later. That of a file
-// by itself is valid if both of its parts are.
+// ValidName returns an error for a checkpoint name that cannot be referred to later. The name
+// of a file by itself is valid if both of its parts are.
 func ValidName(name string) error {
 	if dir, file, ok := projections.SplitFile(name); ok && len(name) <= MaxName {
 		return errors.Join(validName(dir), validName(file))

@@ -10,36 +10,36 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Preview is what the ranks of a group would read of a checkpoint if each
-// wanted its rows of every tensor, as [Rows] gives them, all of every tensor
-// without dimensions, every shared value, and its own per-rank values.
+// Preview describes what the ranks of a group would read of a checkpoint if each wanted its
+// rows of every tensor, as [Rows] returns them, all of every tensor without dimensions, every
+// shared value, and its own per-rank values.
 type Preview struct {
 	Bytes int64         `json:"bytes"` // all that the ranks want and the checkpoint has
 	Read  int64         `json:"read"`  // bytes of the blocks that they read for it
 	Ranks []RankPreview `json:"ranks"`
-	// Unread are per-rank values of ranks that the group does not have.
+	// Unread lists per-rank values of ranks that the group does not have.
 	Unread []UnreadValue `json:"unread"`
 }
 
-// RankPreview is what one rank would read.
+// RankPreview describes the reads of one rank.
 type RankPreview struct {
 	Rank    int           `json:"rank"`
 	Bytes   int64         `json:"bytes"`
 	Read    int64         `json:"read"`    // bytes of whole blocks, each once
 	Reads   int           `json:"reads"`   // chunks and values
-	Missing int64         `json:"missing"` // bytes that it wants and the checkpoint does not have
-	Lacks   []string      `json:"lacks"`   // per-rank values that it has no own of, sorted
+	Missing int64         `json:"missing"` // wanted bytes that the checkpoint does not have
+	Lacks   []string      `json:"lacks"`   // per-rank values that were not saved for this rank, sorted
 	Files   []FilePreview `json:"files"`   // ascending
 }
 
-// FilePreview is what a rank would read of what one rank had saved.
+// FilePreview describes the reads of one rank from the file of another.
 type FilePreview struct {
 	Rank  int   `json:"rank"` // that saved it
 	Bytes int64 `json:"bytes"`
 	Read  int64 `json:"read"`
 }
 
-// UnreadValue is a per-rank value that nobody reads.
+// UnreadValue is a per-rank value that no rank reads.
 type UnreadValue struct {
 	FQN  string `json:"fqn"`
 	Rank int    `json:"rank"`
@@ -48,9 +48,8 @@ type UnreadValue struct {
 // MaxPreview bounds the ranks of a preview, whose size grows with them.
 const MaxPreview = 1 << 16
 
-// Rows is the part of a tensor that rank has under Shard(0) on so many ranks:
-// equal parts rounded up, the last ones shorter or empty. The shape must have
-// a dimension.
+// Rows returns the part of a tensor that rank has under Shard(0) on a number of ranks: equal
+// parts rounded up, the last ones shorter or empty. The shape must have a dimension.
 func Rows(shape tensor.Shape, ranks, rank int) tensor.Box {
 	b := shape.Full()
 	each := rowsEach(shape[0], ranks)
@@ -67,8 +66,8 @@ func rowsEach(n int64, ranks int) int64 {
 	return each
 }
 
-// NewPreview makes the preview of a load on so many ranks. Bytes are read and
-// verified in blocks of block bytes, counted from the start of a chunk.
+// NewPreview returns the preview of a load on a number of ranks. Bytes are read and verified
+// in blocks of block bytes, counted from the start of a chunk.
 func NewPreview(l checkpoint.Layout, ranks int, block int64) (Preview, error) {
 	if ranks < 1 || ranks > MaxPreview {
 		return Preview{}, fmt.Errorf("preview a load on %d ranks: want 1 to %d", ranks, MaxPreview)
@@ -99,7 +98,7 @@ func NewPreview(l checkpoint.Layout, ranks int, block int64) (Preview, error) {
 
 type preview struct {
 	ranks []RankPreview
-	files []map[int]*FilePreview // by the rank that reads, and the one that saved
+	files []map[int]*FilePreview // by reading rank, and by saving rank
 	block int64
 }
 
@@ -121,8 +120,8 @@ func (v *preview) add(rank, saved int, lo, hi, size int64) {
 	}
 }
 
-// tensor looks at each chunk once, and from there at the ranks whose rows lie
-// in it. Of a chunk, rows follow each other without a gap.
+// tensor visits each chunk once, and for each the ranks whose rows lie in it. In a chunk,
+// rows follow each other without a gap.
 func (v *preview) tensor(t checkpoint.Tensor) {
 	size := int64(t.DType.Size())
 	for rank := range v.ranks {
@@ -157,7 +156,7 @@ func (v *preview) tensor(t checkpoint.Tensor) {
 	}
 }
 
-// values gives shared values to all ranks and per-rank values to their own.
+// values assigns shared values to all ranks and per-rank values to their own.
 func (v *preview) values(values []checkpoint.Value) (unread []UnreadValue) {
 	unread = []UnreadValue{}
 	own := map[string]map[int]bool{}

@@ -63,7 +63,7 @@ func TestPreview(t *testing.T) {
 	}
 }
 
-// The preview says what the planner of loads says: the same bytes from the
+// The preview agrees with the planner of loads: the same bytes from the
 // same files, and just the blocks that hold them.
 func TestPreviewIsTheLoad(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -127,7 +127,7 @@ func TestDedupCoversOnceInAnyOrder(t *testing.T) {
 			}
 		}
 		if len(left) > 0 {
-			t.Fatalf("nobody writes %v", left)
+			t.Fatalf("no rank writes %v", left)
 		}
 		want := checkpoint.EncodeLayout(layout)
 		again := global(t, rapid.Permutation(locals).Draw(t, "order"))

@@ -9,34 +9,30 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// Global makes the layout of a checkpoint from the local plans of all its
-// participants.
+// Global makes the layout of a checkpoint from the local plans of all its participants.
 //
-// Replicas (the same box of the same tensor offered by several ranks) are
-// stored once. Chunks that only one rank has are counted first; then each
-// replica, largest first, goes to the rank of its holders with the fewest
-// bytes so far, the lowest rank on ties; then the busiest rank gives replicas
-// away as long as that lowers the most that a rank has. PyTorch's dedup counts whole tensors
-// and breaks ties in set order; readers do not care. A value goes to the
+// Replicas (the same box of the same tensor offered by several ranks) are stored once. Chunks
+// that only one rank has are counted first. Then each replica, largest first, goes to the
+// rank of its holders with the fewest bytes so far, the lowest rank on ties. Then the busiest
+// rank gives replicas away as long as that lowers the maximum of any rank. PyTorch's dedup
+// counts whole tensors and breaks ties in set order; readers do not care. A value goes to the
 // lowest rank that offers it, a per-rank value stays with every rank.
 //
-// The error joins every problem found: boxes out of bounds, ranks that
-// disagree on dtype or shape, overlapping boxes, and holes, each with its FQN,
-// boxes and ranks. Holes are allowed where there is one plan only, as in
-// PyTorch: a lone rank may save the part of a tensor that it has, and who
-// wants more than that part is told when it loads.
+// The error joins every problem found: boxes out of bounds, ranks that disagree on dtype or
+// shape, overlapping boxes, and holes, each with its FQN, boxes and ranks. Holes are allowed
+// where there is one plan only, as in PyTorch: a lone rank may save the part of a tensor that
+// it has. A load that wants more than that part fails.
 //
-// A tensor of which some replicas differ, as their checks say, is not spread
-// over its holders: each box comes from the lowest rank that offers it, so
-// that boxes of one copy of the model stay together. That is no error here:
-// see [Disagreements.Err].
+// A tensor whose replicas differ according to their checks is not distributed over its
+// holders: each box comes from the lowest rank that offers it, so that boxes of one copy of
+// the model stay together. That is not an error here: see [Disagreements.Err].
 func Global(locals []checkpoint.Local) (Result, error) {
 	o := Dedup(locals)
 	layout := o.Layout()
 	return Result{layout, o.Disagreements()}, o.Validate(layout)
 }
 
-// Result is what [Global] makes of the local plans.
+// Result is the result of [Global].
 type Result struct {
 	Layout        checkpoint.Layout
 	Disagreements Disagreements
@@ -89,15 +85,15 @@ func (o *Offers) assign(t *offered, chunks []checkpoint.Chunk) {
 	}
 }
 
-// Validate reports what is wrong with the offers, and with the layout that was
-// made of them: see [Global]. It names the first hundred problems, twenty of a
-// tensor, and says that there are more.
+// Validate returns the problems of the offers, and of the layout that was made of them: see
+// [Global]. It lists the first hundred problems, twenty per tensor, and the number of the
+// others.
 func (o *Offers) Validate(l checkpoint.Layout) error {
 	return o.validate(l, len(o.locals) > 1)
 }
 
-// Overlaps is Validate without the parts that no rank saves: for a checkpoint
-// that is there already, whose holes are [Holes].
+// Overlaps is Validate without the parts that no rank saves: for an existing checkpoint,
+// whose holes are [Holes].
 func (o *Offers) Overlaps(l checkpoint.Layout) error { return o.validate(l, false) }
 
 func (o *Offers) validate(l checkpoint.Layout, whole bool) error {

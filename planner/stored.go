@@ -8,10 +8,10 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Stored is the number of stored bytes that reads need, each of them once
-// however many reads need it: what a reader could not do with less than. Of a
-// chunk that reads cut into more than thousands of overlapping boxes, it counts
-// the boxes, or the whole chunk if that is less.
+// Stored returns the number of stored bytes that reads need, each counted once however many
+// reads need it: the minimum that a reader must read. For a chunk that reads cut into more
+// than thousands of overlapping boxes, it counts the boxes, or the whole chunk if that is
+// less.
 func (p *Loader) Stored(reads []checkpoint.Read) int64 {
 	type key struct {
 		fqn, chunk string
@@ -50,7 +50,7 @@ func (p *Loader) Stored(reads []checkpoint.Read) int64 {
 	return sum
 }
 
-// valueOf is the size of a value that a rank has saved.
+// valueOf returns the size of a value that a rank has saved.
 func (p *Loader) valueOf(fqn string, rank int) int64 {
 	for _, v := range p.values[fqn] {
 		if v.Rank == rank {
@@ -60,7 +60,7 @@ func (p *Loader) valueOf(fqn string, rank int) int64 {
 	return 0
 }
 
-// union is the volume of all regions of a chunk together.
+// union returns the volume of all regions of a chunk together.
 func union(chunk tensor.Box, regions []tensor.Box) int64 {
 	volume, most := int64(0), int64(0)
 	for _, r := range regions {
@@ -70,8 +70,8 @@ func union(chunk tensor.Box, regions []tensor.Box) int64 {
 	if whole := chunk.Volume(); most == whole || len(regions) == 1 {
 		return most
 	}
-	// In the dimension in which the regions begin at the most places, few of
-	// those that began earlier reach into a later one.
+	// In the dimension with the most distinct beginnings, few earlier regions reach into a
+	// later one.
 	dim := busiest(regions)
 	slices.SortFunc(regions, func(a, b tensor.Box) int { return cmp.Compare(a.Offsets[dim], b.Offsets[dim]) })
 	sum := int64(0)
@@ -96,7 +96,7 @@ func union(chunk tensor.Box, regions []tensor.Box) int64 {
 	return sum
 }
 
-// busiest is the dimension in which boxes begin at the most places.
+// busiest returns the dimension in which boxes begin at the most places.
 func busiest(boxes []tensor.Box) (dim int) {
 	most := 0
 	for d := range boxes[0].Offsets {

@@ -10,7 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// What reads need is counted element by element, each once.
+// Stored equals a count of the needed elements, each once.
 func TestStored(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		dims := rapid.IntRange(0, 3).Draw(t, "dims")

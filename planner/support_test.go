@@ -117,8 +117,8 @@ func position(b tensor.Box, at []int64) int64 {
 	return pos
 }
 
-// cut is what box b of a whole tensor holds: each element is two bytes that
-// say its position in the tensor.
+// cut returns the contents of box b of a whole tensor: each element is two bytes with
+// its position in the tensor.
 func cut(shape tensor.Shape, b tensor.Box) []byte {
 	out := make([]byte, 2*b.Volume())
 	if b.Empty() {
@@ -141,7 +141,7 @@ func cut(shape tensor.Shape, b tensor.Box) []byte {
 	}
 }
 
-// disk is what the ranks have written under a layout.
+// disk holds the files that the ranks have written under a layout.
 type disk map[string][]byte
 
 func place(rank int, fqn string, b tensor.Box) string { return fmt.Sprintf("r%d/%s/%v", rank, fqn, b) }
@@ -179,7 +179,7 @@ func (stored disk) load(t interface{ Fatalf(string, ...any) }, p *planner.Loader
 	for _, r := range reads {
 		src, ok := stored[place(r.Rank, r.FQN, r.Chunk)]
 		if !ok {
-			t.Fatalf("read %+v of a chunk that nobody wrote", r)
+			t.Fatalf("read %+v of a chunk that no rank wrote", r)
 		}
 		w := wants[r.Want].Shard
 		tensor.CopyRegion(got[r.Want], w.Box, src, r.Chunk, r.Region, w.DType.Size())

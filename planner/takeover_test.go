@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// A coordinator may die anywhere. Whoever knows the log up to there ends each
+// A coordinator may die anywhere. A coordinator with the log up to there ends each
 // save once: it commits what is written by all, with the manifest that the
 // dead one would have made, aborts what was begun, and forgets the rest.
 func TestTakeOverAtEveryPrefix(t *testing.T) {
@@ -58,7 +58,7 @@ func TestTakeOverAtEveryPrefix(t *testing.T) {
 	}
 }
 
-// A coordinator whose workers live on goes on where the dead one stopped:
+// A coordinator whose workers live on continues where the dead one stopped:
 // with the rest of the facts the save commits to the same manifest, and
 // without them it is aborted at the deadline, not before.
 func TestContinueAtEveryPrefix(t *testing.T) {
@@ -161,7 +161,7 @@ func TestNothingAbortsWhatIsBeingCommitted(t *testing.T) {
 				t.Errorf("after the commit was asked for: %+v by %v", due, next)
 			}
 			if open := coord.Open(); !slices.Equal(open, []string{id}) {
-				t.Errorf("open %v until the log says otherwise", open)
+				t.Errorf("open %v until the log has the end", open)
 			}
 		})
 	}

@@ -7,15 +7,14 @@ import (
 	"strings"
 )
 
-// Box is an axis-aligned part of a tensor. In dimension d it covers the
-// half-open range [Offsets[d], Offsets[d]+Sizes[d]), in elements. Both
-// slices have one number a dimension.
+// Box is an axis-aligned part of a tensor. In dimension d it covers the half-open range
+// [Offsets[d], Offsets[d]+Sizes[d]), in elements. Both slices have one number per dimension.
 type Box struct {
 	Offsets []int64 `json:"offsets"`
 	Sizes   []int64 `json:"sizes"`
 }
 
-// Validate reports a box that does not lie in shape.
+// Validate returns an error for a box outside shape.
 func (b Box) Validate(shape Shape) error {
 	if len(b.Offsets) != len(shape) || len(b.Sizes) != len(shape) {
 		return fmt.Errorf("box %v has not the %d dimensions of shape %v", b, len(shape), shape)
@@ -29,7 +28,7 @@ func (b Box) Validate(shape Shape) error {
 	return nil
 }
 
-// Volume is the number of elements; 1 for the box of a scalar.
+// Volume returns the number of elements; 1 for the box of a scalar.
 func (b Box) Volume() int64 { return Shape(b.Sizes).Volume() }
 
 // Empty reports whether the box has no elements.
@@ -40,10 +39,10 @@ func (b Box) Equal(c Box) bool {
 	return slices.Equal(b.Offsets, c.Offsets) && slices.Equal(b.Sizes, c.Sizes)
 }
 
-// Intersect is the box that lies in both, and whether it has any element.
-// The boxes must have the same number of dimensions.
+// Intersect returns the box that lies in both, and whether it has any element. The boxes must
+// have the same number of dimensions.
 func (b Box) Intersect(c Box) (Box, bool) {
-	for d := range b.Sizes { // most boxes of a tensor do not meet: they cost no memory
+	for d := range b.Sizes { // most boxes of a tensor do not overlap: allocate nothing for them
 		if min(b.Offsets[d]+b.Sizes[d], c.Offsets[d]+c.Sizes[d]) <= max(b.Offsets[d], c.Offsets[d]) {
 			return Box{}, false
 		}
@@ -57,12 +56,12 @@ func (b Box) Intersect(c Box) (Box, bool) {
 	return out, true
 }
 
-// String is offsets+sizes, such as "[0 8]+[4 8]".
+// String formats the box as offsets+sizes, such as "[0 8]+[4 8]".
 func (b Box) String() string {
 	return fmt.Sprintf("%v+%v", b.Offsets, b.Sizes)
 }
 
-// Key is a compact unique form, usable as a map key: "0,8+4,8".
+// Key returns a compact unique form, usable as a map key: "0,8+4,8".
 func (b Box) Key() string {
 	var s strings.Builder
 	list := func(ns []int64) {
@@ -79,9 +78,9 @@ func (b Box) Key() string {
 	return s.String()
 }
 
-// Run is the number of contiguous elements, in row-major order of box outer,
-// at a time in which region lies: the largest piece one copy can move. region
-// must lie in outer. An empty region has 0.
+// Run returns the number of elements of region that are contiguous in row-major order of box
+// outer: the largest piece that one copy can move. region must lie in outer. An empty region
+// has 0.
 func Run(outer, region Box) int64 {
 	run := int64(1)
 	for d := len(region.Sizes) - 1; d >= 0; d-- {
@@ -96,8 +95,8 @@ func Run(outer, region Box) int64 {
 	return run
 }
 
-// index is the position of the element at global coordinates at, counted in
-// elements from the start of box b in row-major order.
+// index returns the position of the element at global coordinates at, counted in elements
+// from the start of box b in row-major order.
 func (b Box) index(at []int64) int64 {
 	pos := int64(0)
 	for d := range at {
@@ -106,8 +105,8 @@ func (b Box) index(at []int64) int64 {
 	return pos
 }
 
-// Span is the smallest half-open range of elements, in row-major order of
-// box outer, that holds all of region. An empty region gives 0, 0.
+// Span returns the smallest half-open range of elements, in row-major order of box outer,
+// that holds all of region. An empty region gives 0, 0.
 func Span(outer, region Box) (lo, hi int64) {
 	if region.Empty() {
 		return 0, 0
@@ -130,15 +129,15 @@ func CopyRegion(dst []byte, dstBox Box, src []byte, srcBox, region Box, size int
 	})
 }
 
-// pieces calls do for each part of region that is contiguous in both boxes,
-// with where it begins in each, counted in elements, and how many it has. The
-// boxes and region are in coordinates of the same tensor.
+// pieces calls do for each part of region that is contiguous in both boxes, with its
+// beginning in each and its length, in elements. The boxes and region are in coordinates of
+// the same tensor.
 func pieces(a, b, region Box, do func(inA, inB, n int64)) {
 	if region.Empty() {
 		return
 	}
-	// The inner piece is contiguous on both sides; the outer dimensions
-	// are walked like an odometer.
+	// The inner piece is contiguous on both sides; the outer dimensions advance like an
+	// odometer.
 	run := min(Run(a, region), Run(b, region))
 	inner := len(region.Sizes) // first dimension that lies wholly in the piece
 	for volume := int64(1); inner > 0 && volume*region.Sizes[inner-1] <= run; inner-- {

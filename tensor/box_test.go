@@ -162,7 +162,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// A run is what the name says: consecutive elements of the region are
+// A run is contiguous: consecutive elements of the region are
 // consecutive in the box, within each piece of that many. And a span has the
 // first and the last of them.
 func TestRunAndSpanAgreeWithTheOrder(t *testing.T) {

@@ -2,8 +2,8 @@ package tensor
 
 import "fmt"
 
-// Convertible reports why elements of type from cannot be loaded as type to;
-// it is nil where [Convert] can convert them.
+// Convertible returns the reason why elements of type from cannot be loaded as type to, or
+// nil if [Convert] can convert them.
 //
 //	from \ to      bool   integer   float   complex   e8m0
 //	bool           same   yes       yes     yes       no
@@ -12,8 +12,7 @@ import "fmt"
 //	complex        no     no        no      yes       no
 //	float8_e8m0    no     no        no      no        same
 //
-// The float8 types of AMD, whose names end with fnuz, are only loaded as they
-// are.
+// AMD's float8 types, whose names end with fnuz, are only loaded unchanged.
 func Convertible(from, to DType) error {
 	switch {
 	case !from.Valid() || !to.Valid():
@@ -33,8 +32,8 @@ func Convertible(from, to DType) error {
 	return nil
 }
 
-// LosesFractions reports whether elements of type from are floats, or pairs of them,
-// that [Convert] makes integers of type to.
+// LosesFractions reports whether elements of type from are floats, or pairs of them, that
+// [Convert] converts to integers of type to.
 func LosesFractions(from, to DType) bool {
 	return from.float() && to.Valid() && !to.float() && to.part() == 0
 }
@@ -42,7 +41,7 @@ func LosesFractions(from, to DType) bool {
 // opaque reports whether elements of d are moved and never read.
 func (d DType) opaque() bool { return d == Float8E4M3FNUZ || d == Float8E5M2FNUZ }
 
-// part is the type of the two parts of a complex type, 0 for other types.
+// part returns the type of the two parts of a complex type, 0 for other types.
 func (d DType) part() DType {
 	switch d {
 	case Complex32:
@@ -64,24 +63,24 @@ func (d DType) float() bool {
 	return false
 }
 
-// Convert writes the elements of src, which are of type from, to dst as
-// elements of type to, both little-endian, as PyTorch's copy_ does:
+// Convert writes the elements of src, which are of type from, to dst as elements of type to,
+// both little-endian, as PyTorch's copy_ does:
 //
-//   - A float is rounded to the nearest, to the even one of two. What is too
-//     large becomes infinite, but 448 or -448 in float8_e4m3fn, which has no
-//     infinities. NaN stays NaN and keeps its sign.
+//   - A float is rounded to the nearest, ties to even. Too large values become
+//     infinite, except in float8_e4m3fn, which has no infinities: there they
+//     become 448 or -448. NaN stays NaN and keeps its sign.
 //   - Types below float32 are reached through float32, so a float64 is
 //     rounded twice on the way.
-//   - A float loses its fraction on the way to an integer. What C++ leaves
-//     open is done as PyTorch does it on x86-64, in its loops of vectors: uint8
+//   - A float loses its fraction on the way to an integer. Where C++ leaves the
+//     result open, it is that of PyTorch on x86-64, in its vectorized loops: uint8
 //     and the types of 64 bits are reached through int64, the others through
-//     int32. NaN and what that does not hold becomes its lowest number; but
-//     uint32 and uint64 have all their range, and above it comes 0.
+//     int32. NaN and values out of its range become its lowest number; but
+//     uint32 and uint64 have all their range, and values above it become 0.
 //   - An integer is cut to the width of a narrower one.
 //   - A true is 1. A real number gets an imaginary part of 0.
 //
-// Any byte of a bool but 0 is true. dst and src must not overlap and must
-// hold the same number of elements.
+// Any byte of a bool except 0 is true. dst and src must not overlap and must hold the same
+// number of elements.
 func Convert(dst []byte, to DType, src []byte, from DType) error {
 	if err := Convertible(from, to); err != nil {
 		return err
@@ -108,7 +107,7 @@ func ConvertRegion(dst []byte, dstBox Box, to DType, src []byte, srcBox Box, fro
 	return nil
 }
 
-// convert is Convert of what has been checked.
+// convert is Convert for checked arguments.
 func convert(dst []byte, to DType, src []byte, from DType) {
 	switch {
 	case from == to:
@@ -130,8 +129,8 @@ func convert(dst []byte, to DType, src []byte, from DType) {
 	}
 }
 
-// blockLen is the number of elements that are converted at once: few enough
-// that what lies between two types stays in the nearest cache.
+// blockLen is the number of elements converted at a time: few enough that the intermediate
+// values stay in the nearest cache.
 const blockLen = 256
 
 // toComplex converts real numbers to the real parts of complex ones.

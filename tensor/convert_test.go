@@ -32,7 +32,7 @@ var (
 	}
 )
 
-// TestConvertible says the whole table again.
+// TestConvertible checks the whole table.
 func TestConvertible(t *testing.T) {
 	for _, from := range all() {
 		for _, to := range all() {
@@ -62,7 +62,7 @@ func TestConvertible(t *testing.T) {
 				t.Errorf("%v to %v: %v, want %s", from, to, err, want)
 			}
 			if got := tensor.Convert(nil, to, nil, from); fmt.Sprint(got) != fmt.Sprint(err) {
-				t.Errorf("%v to %v: %v, and convertible says %v", from, to, got, err)
+				t.Errorf("%v to %v: %v, and convertible reports %v", from, to, got, err)
 			}
 		}
 	}
@@ -114,7 +114,7 @@ func TestConvertEverySmallElement(t *testing.T) {
 			if !slices.Contains(floats, from) || !wide {
 				continue
 			}
-			// What is widened comes back, all but the payload of a NaN.
+			// Widened values convert back unchanged, except the payload of a NaN.
 			back := converted(t, got, to, from)
 			for i := 0; i < len(src); i += from.Size() {
 				in, out := src[i:i+from.Size()], back[i:i+from.Size()]
@@ -127,7 +127,7 @@ func TestConvertEverySmallElement(t *testing.T) {
 }
 
 // The float32s where rounding changes: each number of a smaller type, the
-// place half way to the next, and the float32s beside both.
+// place half way to the next, and the float32s next to both.
 func TestConvertAtEveryRoundingEdge(t *testing.T) {
 	for to, f := range formats {
 		var src []byte
@@ -257,7 +257,7 @@ func TestConvertRegion(t *testing.T) {
 	wantError(t, tensor.ConvertRegion(make([]byte, 4), one, tensor.Float32, make([]byte, 8), one, tensor.Complex64, one), "imaginary")
 }
 
-// What the bits of NaNs become is a choice, and stays.
+// The conversion of a NaN's bits is a choice, and stays the same.
 func TestConvertNaN(t *testing.T) {
 	for _, c := range []struct {
 		from, to tensor.DType

@@ -50,7 +50,7 @@ var dtypes = [...]struct {
 // Valid reports whether d is one of the declared types.
 func (d DType) Valid() bool { return d > 0 && int(d) < len(dtypes) }
 
-// Size is the number of bytes of one element; 0 for an invalid type.
+// Size returns the number of bytes of one element; 0 for an invalid type.
 func (d DType) Size() int {
 	if !d.Valid() {
 		return 0
@@ -58,7 +58,7 @@ func (d DType) Size() int {
 	return dtypes[d].size
 }
 
-// String is PyTorch's name of the type, without the "torch." in front.
+// String returns PyTorch's name of the type, without the leading "torch.".
 func (d DType) String() string {
 	if !d.Valid() {
 		return fmt.Sprintf("dtype(%d)", uint8(d))

@@ -13,16 +13,16 @@ import (
 //	float8_e5m2     s eeeee mm                           a float16 cut short
 //	float8_e4m3fn   s eeee mmm                           all ones is NaN
 //
-// All functions here take and give bits. A float32 is rounded to the nearest
-// by adding almost half of what will be cut off, and all of the half where
-// the last bit that stays is odd; a carry into the exponent is right as it is.
+// All functions here take and return bits. A float32 is rounded to the nearest by adding
+// almost half of the dropped part, or exactly half where the last remaining bit is odd. A
+// carry into the exponent is correct as it is.
 
 const (
 	signBit32 = 1 << 31
 	infBits32 = 0xff << 23
 )
 
-// toBFloat16 keeps of a NaN what fits, and a bit so that it stays one.
+// toBFloat16 keeps the bits of a NaN that fit, and sets a bit so that it stays a NaN.
 func toBFloat16(b uint32) uint16 {
 	if b&^signBit32 > infBits32 {
 		return uint16(b>>16) | 0x40
@@ -30,14 +30,14 @@ func toBFloat16(b uint32) uint16 {
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
 
-// toFloat16 keeps of a NaN what fits, and a bit so that it stays one.
+// toFloat16 keeps the bits of a NaN that fit, and sets a bit so that it stays a NaN.
 func toFloat16(b uint32) uint16 {
 	sign := uint16(b >> 16 & 0x8000)
 	b &^= signBit32
 	switch {
 	case b > infBits32:
 		return sign | 0x7e00 | uint16(b>>13&0x3ff)
-	case b >= 0x477ff000: // 65520, half way to the first power of two that there is not
+	case b >= 0x477ff000: // 65520, half way to the first power of two out of range
 		return sign | 0x7c00
 	case b < 113<<23:
 		return sign | uint16(subnormal(b, 126<<23))
@@ -45,13 +45,13 @@ func toFloat16(b uint32) uint16 {
 	return sign | uint16((b-112<<23+0xfff+b>>13&1)>>13)
 }
 
-// subnormal is b in units of a type's smallest number, rounded. Of a float32
-// as large as magic, that is the last bit; so the addition does the rounding.
+// subnormal returns b in units of a type's smallest number, rounded. That unit is the last
+// bit of a float32 as large as magic, so the addition rounds.
 func subnormal(b, magic uint32) uint32 {
 	return math.Float32bits(math.Float32frombits(b)+math.Float32frombits(magic)) - magic
 }
 
-// float8 is a type of 8 bits, by what of a float32 becomes what of it.
+// float8 describes a type of 8 bits and its conversion from float32.
 type float8 struct {
 	over     uint32 // the first magnitude that becomes above
 	above    byte
@@ -108,8 +108,8 @@ func fromFloat8E4M3(x byte) uint32 {
 	return sign | (b<<20 + 120<<23)
 }
 
-// The conversions that are used most, between float32 and the types of 16
-// bits that models are trained in, have loops of their own.
+// The most frequent conversions, between float32 and the types of 16 bits that models are
+// trained in, have loops of their own.
 
 func toBFloat16s(dst, src []byte) {
 	for i := range len(src) / 4 {
@@ -117,7 +117,7 @@ func toBFloat16s(dst, src []byte) {
 	}
 }
 
-// fromBFloat16s makes two float32s of each half of 8 bytes.
+// fromBFloat16s converts each half of 8 bytes to two float32s.
 func fromBFloat16s(dst, src []byte) {
 	for ; len(src) >= 8 && len(dst) >= 16; dst, src = dst[16:], src[8:] {
 		x := binary.LittleEndian.Uint64(src)
@@ -135,7 +135,7 @@ func toFloat16s(dst, src []byte) {
 	}
 }
 
-// fromFloat16s does ordinary numbers itself: calls would take most of the time.
+// fromFloat16s converts ordinary numbers inline: calls would take most of the time.
 func fromFloat16s(dst, src []byte) {
 	for i := range len(src) / 2 {
 		h := binary.LittleEndian.Uint16(src[2*i : 2*i+2])

@@ -1,18 +1,17 @@
-// Package tensor holds the nouns that every room shares: data types, shapes,
-// boxes and shards.
+// Package tensor defines the types that all packages share: data types, shapes, boxes and
+// shards.
 //
 //	tensor   an N-dimensional array with a name (its FQN), a dtype and a
 //	         global shape
-//	box      an axis-aligned part of a tensor: offsets and sizes, one pair a
+//	box      an axis-aligned part of a tensor: offsets and sizes, one pair per
 //	         dimension, half open
 //	shard    one rank's box of a tensor
 //	chunk    the stored bytes of one shard: contiguous, row-major,
 //	         little-endian
 //
-// A 0-dimensional tensor (a scalar) has an empty shape, an empty box and one
-// element. A box with a zero size in any dimension is empty and has none.
-// All arithmetic that could overflow is checked where untrusted numbers
-// enter: in [Shape.Validate] and [Box.Validate].
+// A 0-dimensional tensor (a scalar) has an empty shape, an empty box and one element. A box
+// with a zero size in any dimension is empty and has none. All arithmetic that could overflow
+// is checked where untrusted numbers enter: in [Shape.Validate] and [Box.Validate].
 package tensor
 
 import (
@@ -27,7 +26,7 @@ const MaxDims = 64
 // Shape is the extent of a tensor in each dimension, in elements.
 type Shape []int64
 
-// Validate reports a negative extent, too many dimensions, or a number of
+// Validate returns an error for a negative extent, too many dimensions, or a number of
 // elements that does not fit in an int64.
 func (s Shape) Validate() error {
 	if len(s) > MaxDims {
@@ -46,7 +45,7 @@ func (s Shape) Validate() error {
 	return nil
 }
 
-// Volume is the number of elements; 1 for a scalar.
+// Volume returns the number of elements; 1 for a scalar.
 func (s Shape) Volume() int64 {
 	volume := int64(1)
 	for _, n := range s {
@@ -58,7 +57,7 @@ func (s Shape) Volume() int64 {
 // Equal reports whether both shapes have the same dimensions.
 func (s Shape) Equal(t Shape) bool { return slices.Equal(s, t) }
 
-// Full is the box that covers the whole shape.
+// Full returns the box that covers the whole shape.
 func (s Shape) Full() Box {
 	return Box{Offsets: make([]int64, len(s)), Sizes: slices.Clone([]int64(s))}
 }
@@ -91,5 +90,5 @@ func (s Shard) Validate() error {
 	return nil
 }
 
-// Bytes is the size of the shard's chunk.
+// Bytes returns the size of the shard's chunk.
 func (s Shard) Bytes() int64 { return s.Box.Volume() * int64(s.DType.Size()) }

@@ -110,7 +110,7 @@ func TestShardValidate(t *testing.T) {
 	}
 }
 
-// What passes validation has sizes that can be computed with.
+// Sizes that pass validation do not overflow.
 func TestValidShardsDoNotOverflow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		dim := rapid.OneOf(rapid.Int64Range(0, 9), rapid.Int64(), rapid.SampledFrom([]int64{1 << 31, 1 << 32, 1 << 62, math.MaxInt64}))

@@ -182,8 +182,8 @@ func widen(f []float64, n []int64, from, to DType) {
 	}
 }
 
-// truncate cuts off fractions. Where C++ leaves open what comes out, it is what
-// PyTorch gives on x86-64: see [Convert].
+// truncate cuts off fractions. Where C++ leaves the result open, it is that of PyTorch on
+// x86-64: see [Convert].
 func truncate(n []int64, f []float64, to DType) {
 	lowest, end := int64(math.MinInt32), 0x1p31
 	if to == Uint8 || to.Size() == 8 {

@@ -1,10 +1,10 @@
-// Package bytesize writes numbers of bytes for people.
+// Package bytesize formats numbers of bytes for people.
 package bytesize
 
 import "fmt"
 
-// Text is a number of bytes in the largest unit of 1024 that is not larger, with
-// one digit behind the point: "512 B", "1.5 KiB", "2.0 GiB".
+// Text formats a number of bytes in the largest unit of 1024 that is not larger, with one
+// digit after the point: "512 B", "1.5 KiB", "2.0 GiB".
 func Text[N int64 | uint64](n N) string {
 	const unit = 1024
 	if n < unit {

@@ -1,11 +1,11 @@
-// Package checkpoint holds what a checkpoint is, in memory and in bytes. It reads and
+// Package checkpoint defines checkpoints, in memory and in bytes. It reads and
 // writes no files: package planner makes plans, package data writes and reads the
-// files that are described here.
+// files described here.
 //
 //	Ref       the place of a checkpoint's files: three names, safe as file names
 //	Digest    BLAKE3-256, of a chunk or a file
-//	Local     what one rank wants to save: its items
-//	Layout    what is in a checkpoint, and which rank's file holds each chunk
+//	Local     the items that one rank wants to save
+//	Layout    the contents of a checkpoint, and the rank whose file holds each chunk
 //	Manifest  a layout with the identity of its checkpoint and the digest of
 //	          every rank's index file; a pure function of the log
 //	Index     where the chunks of one rank lie, with their digests and checksums
@@ -24,15 +24,15 @@
 // version byte. Numbers are unsigned varints, differences (±) zigzag, flags and dtypes
 // bytes; text has its length in front. A column is a list whose entries lie together:
 // [x y] is a column of x, then one of y. Encoding is canonical: equal values
-// give equal bytes, so the digest of an encoded plan is its fingerprint, and
-// what decodes is encoded as the same bytes again.
+// give equal bytes, so the digest of an encoded plan is its fingerprint.
+// Decoded bytes are encoded to the same bytes again.
 //
 //	local     "CKLP" 1  rank  items  length  structure  parts
 //	structure [flags name path] of all items, [dtype ndim dims] of the shards:
-//	          what the ranks have in common, decoded once for all of them
+//	          the common part of the ranks, decoded once for all of them
 //	parts     of each item: a value's size in bytes, or for each dimension of
 //	          a shard the elements before its box and behind it; then the
-//	          checks of the items whose flags say that they have one
+//	          checks of the items whose flags include one
 //
 //	  0        offset      offset+size        n
 //	  +---------+--------------+--------------+
@@ -47,13 +47,13 @@
 //	manifest  "CKMF" 1  store run trial checkpoint name step attempt world
 //	          ranks  [±rank digest]  layout
 //	name      bytes shared with the name before (127 at most), the others
-//	path      only where it is not the name alone, which a flag says (of a
+//	path      only where it is not the name alone, marked by a flag (of a
 //	          tensor in a layout, the high bit of its dtype): elements × 2 + 1
 //	          if the last is an index, then of each other the bytes of the
 //	          name × 2 + 1 if it is an index; the dots between do not count
 //
 // Chunks that are the cells of a regular grid, on ranks in an arithmetic run,
-// are told by that rule and never listed:
+// are encoded as that rule and never listed:
 //
 //	shape [6 5], cells [2 3], rank 4, step 1    interleave 1   interleave 3
 //	                                   +---+--+     4 5            4 7
@@ -67,9 +67,9 @@
 // Rows and blocks have interleave 1. Columns, and a dimension that two meshes
 // cut one after the other, have the size of the mesh that cuts first.
 //
-// Hostile bytes cost memory in proportion to their number, but for rules,
+// Hostile bytes cost memory in proportion to their number, except rules,
 // which stand for at most 8 MiB of chunks a tensor and 1 GiB a form, and are
-// not expanded before all of the form has been read. Tensors beyond that are
+// not expanded before the whole form has been read. Tensors beyond that are
 // listed.
 //
 // # Index
@@ -88,8 +88,8 @@
 //	       digest (32 B)                               of the chunk
 //	       crc (u32 LE) for each 64 KiB                from the chunk's start
 //
-// An adopted rank has its chunks in the files of another program, which stay where
-// they are. Its index has version 2. The files are named by absolute paths, with their
+// An adopted rank has its chunks in the files of another program, which stay in
+// place. Its index has version 2. The files are named by absolute paths, with their
 // size and the time of their last write: a file that has changed in either is refused.
 // The digests are in the file of sums, whose digest the log records.
 //
@@ -116,10 +116,10 @@ import (
 // Digest is a BLAKE3-256 digest.
 type Digest [32]byte
 
-// Sum is the digest of data.
+// Sum returns the digest of data.
 func Sum(data []byte) Digest { return blake3.Sum256(data) }
 
-// String is the digest in lower-case hexadecimal.
+// String returns the digest in lower-case hexadecimal.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
 // MarshalText writes the form of [Digest.String].
@@ -144,23 +144,23 @@ func ParseDigest(s string) (Digest, error) {
 	return d, nil
 }
 
-// Check is a short digest of the bytes of an item, such that replicas which
-// differ have different ones. Zero is none.
+// Check is a short digest of the bytes of an item, with which differing replicas are found.
+// Zero is none.
 type Check [16]byte
 
-// Item is one thing that a rank saves: a shard of a tensor, or a value, which
-// is a sequence of bytes under a name. Path and Check are for the local plan:
-// a [Layout] knows the path, and its items have neither.
+// Item is one thing that a rank saves: a shard of a tensor, or a value, which is a sequence
+// of bytes under a name. Path and Check are for the local plan: a [Layout] knows the path,
+// and its items have neither.
 type Item struct {
 	Shard   tensor.Shard // of a value, only the FQN is set
 	Bytes   int64        // size of the chunk or value
 	Value   bool
-	PerRank bool // a value that every rank has its own of, such as RNG state
+	PerRank bool // every rank has its own value, such as RNG state
 	Check   Check
 	Path    Path
 }
 
-// Validate reports an item that cannot be stored.
+// Validate returns an error for an item that cannot be stored.
 func (it Item) Validate() error {
 	if it.Value {
 		if it.Shard.FQN == "" || it.Bytes < 0 {
@@ -177,7 +177,7 @@ func (it Item) Validate() error {
 	return nil
 }
 
-// Local is what one rank wants to save, in the rank's own order.
+// Local is the list of items that one rank wants to save, in the rank's own order.
 type Local struct {
 	Rank  int
 	Items []Item
@@ -189,8 +189,8 @@ type Chunk struct {
 	Rank int // whose file holds it
 }
 
-// Tensor is a tensor in a layout. Its chunks do not overlap, and they cover
-// the shape unless a single rank saved only a part.
+// Tensor is a tensor in a layout. Its chunks do not overlap, and they cover the shape unless
+// a single rank saved only a part.
 type Tensor struct {
 	FQN    string
 	Path   Path // nil where it is the FQN alone
@@ -199,7 +199,7 @@ type Tensor struct {
 	Chunks []Chunk // in (rank, item) order
 }
 
-// Value is a value in a layout. A per-rank one stands once for each rank.
+// Value is a value in a layout. A per-rank value has one entry for each rank.
 type Value struct {
 	FQN     string
 	Path    Path // nil where it is the FQN alone
@@ -208,15 +208,15 @@ type Value struct {
 	PerRank bool
 }
 
-// Layout says what is in a checkpoint and who writes it. Tensors are sorted
-// by FQN, values by FQN and rank.
+// Layout lists the contents of a checkpoint and the rank that writes each part. Tensors are
+// sorted by FQN, values by FQN and rank.
 type Layout struct {
 	Tensors []Tensor
 	Values  []Value
 }
 
-// Items is what rank has to write: its chunks, then its values, in the order
-// of the layout. Who asks for more than one rank asks [Layout.Shares].
+// Items returns the items that rank has to write: its chunks, then its values, in the order
+// of the layout. For more than one rank, use [Layout.Shares].
 func (l Layout) Items(rank int) []Item {
 	var items []Item
 	for _, t := range l.Tensors {
@@ -243,8 +243,8 @@ func (v Value) item() Item {
 	return Item{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Bytes: v.Bytes, PerRank: v.PerRank}
 }
 
-// Shares is a layout by rank: looking through all of it for each rank would
-// cost the square of the ranks.
+// Shares is a layout by rank: searching all of it for each rank would cost the square of the
+// ranks.
 type Shares struct {
 	layout Layout
 	at     map[int][]share
@@ -253,7 +253,7 @@ type Shares struct {
 // share is a chunk of a tensor or, where chunk is -1, a value.
 type share struct{ entry, chunk int32 }
 
-// Shares indexes a layout, which must not change any more.
+// Shares indexes a layout, which must not change afterwards.
 func (l Layout) Shares() Shares {
 	s := Shares{layout: l, at: map[int][]share{}}
 	for i, t := range l.Tensors {
@@ -284,7 +284,7 @@ func (s Shares) Items(rank int) []Item {
 	return items
 }
 
-// Bytes is the size of all chunks and values.
+// Bytes returns the size of all chunks and values.
 func (l Layout) Bytes() int64 {
 	sum := int64(0)
 	for _, t := range l.Tensors {
@@ -304,10 +304,10 @@ type RankIndex struct {
 	Index Digest
 }
 
-// Manifest is what a committed checkpoint is: everything that a reader needs
-// beside the ranks' files.
+// Manifest describes a committed checkpoint: everything that a reader needs in addition to
+// the ranks' files.
 type Manifest struct {
-	Store      string // identity of the store that made it
+	Store      string // identity of the store that committed it
 	Run        string
 	Trial      string
 	Checkpoint string // full ID
@@ -323,14 +323,13 @@ type Manifest struct {
 type Want struct {
 	Value bool
 	Shard tensor.Shard // of a value, only the FQN is set
-	Rank  int          // of a per-rank value, whose
+	Rank  int          // of a per-rank value, the rank that saved it
 }
 
-// Read is one overlap of a want with a stored chunk: the elements of Region
-// go from chunk Chunk in the file of Rank to the box of the want. All boxes
-// are in coordinates of the whole tensor. Where the dtype of the want is
-// another than that of the chunk, they are converted on the way. For a value,
-// only Want, FQN and Rank are set.
+// Read is one overlap of a want with a stored chunk: the elements of Region go from chunk
+// Chunk in the file of Rank to the box of the want. All boxes are in coordinates of the whole
+// tensor. If the want and the chunk have different dtypes, the elements are converted. For a
+// value, only Want, FQN and Rank are set.
 type Read struct {
 	Want   int // index of the want
 	FQN    string

@@ -53,13 +53,13 @@ func eachForm(t *testing.T, f func(t *testing.T, f form)) {
 	}
 }
 
-// checkDecode holds for any bytes at all: they are refused with a place, or
-// they are the one form of what they say.
+// checkDecode checks any bytes: they are refused with an offset, or
+// they are the only form of their content.
 func checkDecode(t interface{ Fatalf(string, ...any) }, f form, data []byte) {
 	got, err := f.again(data)
 	switch {
 	case err != nil && !strings.HasPrefix(err.Error(), "decode "+f.name):
-		t.Fatalf("error %q does not say what was decoded", err)
+		t.Fatalf("error %q does not name the decoded form", err)
 	case err != nil && !strings.Contains(err.Error(), "offset "):
 		t.Fatalf("error %q has no offset", err)
 	case err == nil && !bytes.Equal(got, data):
@@ -119,7 +119,7 @@ func TestEncodingIsCanonical(t *testing.T) {
 	})
 }
 
-// What no planner makes but the form can say keeps its bytes too.
+// Contents that no planner makes but the form can express keep their bytes too.
 func TestUnsortedAndRepeatedEntriesKeepTheirBytes(t *testing.T) {
 	odd := sampleLayout
 	odd.Tensors = slices.Concat(odd.Tensors, odd.Tensors[:1])
@@ -203,7 +203,7 @@ func TestItemsAndBytesOfALayout(t *testing.T) {
 	if got := sampleLayout.Bytes(); got != sum || sum != 32+32+8+100+8+1+2 {
 		t.Errorf("the layout has %d bytes, its items %d", got, sum)
 	}
-	// What a rank has to write is itself a plan that can be told.
+	// The items that a rank has to write are themselves a plan that can be encoded.
 	if _, err := checkpoint.DecodeLocal(checkpoint.EncodeLocal(seen)); err != nil {
 		t.Error(err)
 	}

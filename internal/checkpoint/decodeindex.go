@@ -142,7 +142,7 @@ func (d *decoder) number(limit int64) int64 {
 	return int64(v)
 }
 
-// take reads n bytes, in place.
+// take reads n bytes, without a copy.
 func (d *decoder) take(n int64) []byte {
 	if n > int64(d.left()) {
 		d.fail("%d bytes do not fit in the %d that are left", n, d.left())
@@ -154,8 +154,7 @@ func (d *decoder) take(n int64) []byte {
 
 func (d *decoder) text() string { return string(d.bytes()) }
 
-// adoptedPart reads the strides and the record of an entry, as far as its flags
-// announce them.
+// adoptedPart reads the strides and the record of an entry, according to its flags.
 func (d *decoder) adoptedPart(e *Entry, flags int64) {
 	if flags&entryStrided != 0 {
 		if e.Item.Value {
@@ -175,8 +174,7 @@ func (d *decoder) adoptedPart(e *Entry, flags int64) {
 	}
 }
 
-// ValidatePlace reports an adopted chunk, or its record, that does not lie in its
-// file.
+// ValidatePlace returns an error for an adopted chunk, or its record, outside its file.
 func (e *Entry) ValidatePlace(files []File) error {
 	if e.File < 0 || e.File >= len(files) {
 		return fmt.Errorf("%q: there is no file %d", e.Item.Shard.FQN, e.File)

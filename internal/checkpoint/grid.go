@@ -6,9 +6,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// grid is the rule of a tensor that is cut into equal cells, smaller at the
-// far ends only, and whose chunks go to ranks in an arithmetic run: see the
-// drawing of the package.
+// grid is the rule of a tensor that is cut into equal cells, smaller at the far ends only,
+// and whose chunks go to ranks in an arithmetic run: see the drawing in the package comment.
 type grid struct {
 	cells      []int64
 	count      int
@@ -16,18 +15,18 @@ type grid struct {
 	interleave int
 }
 
-// A rule is a few bytes that stand for many chunks: what a form may demand by
-// rules is limited in words of 8 bytes of memory, for each tensor and for all
-// together. What is beyond is listed, which takes bytes in proportion.
+// A rule of a few bytes stands for many chunks. The memory that the rules of a form may
+// demand is limited in words of 8 bytes, for each tensor and for all together. Chunks beyond
+// that are listed, which takes bytes in proportion.
 const (
 	maxTensorWords = 1 << 20 // 8 MiB: 95,325 chunks of two dimensions
 	maxFormWords   = 1 << 27 // 1 GiB: 12 million
 )
 
-// budget is what the rules of a form have demanded so far.
+// budget is the memory that the rules of a form have demanded so far.
 type budget int
 
-// allows reports whether a rule may make so many chunks, and counts them.
+// allows reports whether a rule may stand for count chunks, and counts them.
 func (b *budget) allows(count, ndim int) bool {
 	words := count * (7 + 2*ndim)
 	if words > maxTensorWords || int(*b)+words > maxFormWords {
@@ -37,8 +36,8 @@ func (b *budget) allows(count, ndim int) bool {
 	return true
 }
 
-// cells is the number of cells of a shape, or 0 if there are none or more
-// than a rule may say.
+// cells returns the number of cells of a shape, or 0 if there are none or more than a rule
+// may have.
 func cells(shape tensor.Shape, cell []int64) int {
 	count := int64(1)
 	for d, n := range shape {
@@ -54,7 +53,7 @@ func cells(shape tensor.Shape, cell []int64) int {
 	return int(count)
 }
 
-// ruleOf finds the rule that says exactly t.Chunks. There is at most one.
+// ruleOf finds the rule that stands for exactly t.Chunks. There is at most one.
 func ruleOf(t Tensor) (g grid, ok bool) {
 	if len(t.Chunks) == 0 {
 		return g, false
@@ -102,7 +101,7 @@ func (g grid) validRanks() bool {
 	return g.rank >= 0 && g.step >= 0 && g.rank <= maxRank && g.step <= maxRank && g.rank+(g.count-1)*g.step <= maxRank
 }
 
-// cell is the box of chunk i.
+// cell returns the box of chunk i.
 func (g grid) cell(i int, shape tensor.Shape, offsets, sizes []int64) {
 	left := int64(i%g.interleave*(g.count/g.interleave) + i/g.interleave)
 	for d := len(shape) - 1; d >= 0; d-- {
@@ -118,7 +117,7 @@ func (g grid) cell(i int, shape tensor.Shape, offsets, sizes []int64) {
 	}
 }
 
-// expand is what the rule says.
+// expand returns the chunks that the rule stands for.
 func (g grid) expand(shape tensor.Shape) []Chunk {
 	ndim := len(shape)
 	chunks, slab := make([]Chunk, g.count), make([]int64, 2*ndim*g.count)
@@ -142,7 +141,7 @@ func (e *encoder) grid(g grid, shape tensor.Shape) {
 	}
 }
 
-// grid reads a rule, whose cells it keeps in the memory that it is given.
+// grid reads a rule, and keeps its cells in the memory of cell.
 func (d *decoder) grid(fqn string, shape tensor.Shape, cell []int64, spent *budget) grid {
 	g := grid{cells: cell, interleave: 1}
 	for dim, n := range shape {

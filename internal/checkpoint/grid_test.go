@@ -8,8 +8,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// cut is a tensor that a mesh of ranks cuts: rank by rank, cell(rank) says
-// where in the grid of parts its box lies.
+// cut is a tensor that a mesh of ranks cuts: rank by rank, cell(rank) returns
+// the position of its box in the grid of parts.
 func cut(shape tensor.Shape, parts []int64, cell func(rank int64) []int64) checkpoint.Tensor {
 	t := checkpoint.Tensor{FQN: "w", DType: tensor.BFloat16, Shape: shape}
 	ranks := int64(1)
@@ -28,7 +28,7 @@ func cut(shape tensor.Shape, parts []int64, cell func(rank int64) []int64) check
 	return t
 }
 
-// What meshes make costs the bytes of a rule however many ranks there are;
+// Layouts of meshes cost the bytes of a rule however many ranks there are;
 // anything else is listed within 20 bytes a chunk. Both come back.
 func TestSizeOfATensorInALayout(t *testing.T) {
 	const ranks = 1024
@@ -117,7 +117,7 @@ func TestLocalDecoderKeepsNothingOfOtherPlans(t *testing.T) {
 	wantError(t, err, "decode local plan: offset", "not a CKLP")
 }
 
-// What has no form is refused by its reader, not read as something else.
+// The reader refuses a layout without a form instead of reading another layout.
 func TestABoxOfOtherDimensionsHasNoForm(t *testing.T) {
 	it := checkpoint.Item{Shard: tensor.Shard{FQN: "w", DType: tensor.Int8, Global: tensor.Shape{}, Box: box([]int64{0}, []int64{4})}}
 	_, err := checkpoint.DecodeLocal(checkpoint.EncodeLocal(checkpoint.Local{Items: []checkpoint.Item{it}}))

@@ -57,7 +57,7 @@ func TestHostileForms(t *testing.T) {
 		"no name":            {0, rawLocal(1, of{1, 0, ""}, 9), "without a name"},
 		"shared of nothing":  {0, rawLocal(1, of{1, 1, "v"}, 9), "1 bytes of the name before are not there to share"},
 		"shared too much":    {0, rawLocal(2, of{1, 1, 0, "vw", 3, "v"}, 9, 9), "3 bytes of the name before are not there to share"},
-		"shared too little":  {0, rawLocal(2, of{1, 1, 0, "vw", 1, "wx"}, 9, 9), "shares more of the name before than it says"},
+		"shared too little":  {0, rawLocal(2, of{1, 1, 0, "vw", 1, "wx"}, 9, 9), "shares more of the name before than it declares"},
 		"shared beyond most": {0, rawLocal(2, of{1, 1, 0, long, 128, "v"}, 9, 9), "128 bytes of the name before are not there"},
 		"negative size":      {0, rawLocal(1, of{1, 0, "v"}, beyond), "number 18446744073709551615 is too large"},
 		"dtype":              {0, rawLocal(1, of{0, 0, "w", 99, 0}), "unknown dtype 99"},
@@ -71,15 +71,15 @@ func TestHostileForms(t *testing.T) {
 		"before":             {0, rawLocal(1, of{0, 0, "w", 12, 1, 4}, 5, 0), `tensor "w": 5 before and 0 behind the box are out of bounds of shape [4]`},
 		"behind":             {0, rawLocal(1, of{0, 0, "w", 12, 1, 4}, 2, 3), `tensor "w": 2 before and 3 behind`},
 		"behind, negative":   {0, rawLocal(1, of{0, 0, "w", 12, 1, 4}, 2, beyond), "out of bounds"},
-		"path of nothing":    {0, rawLocal(1, of{5, 0, "v.w", 0}, 3), "a path of 0 keys says nothing"},
-		"path of the name":   {0, rawLocal(1, of{5, 0, "v.w", 2}, 3), "a path of 1 keys says nothing"},
+		"path of nothing":    {0, rawLocal(1, of{5, 0, "v.w", 0}, 3), "a path of 0 keys is redundant"},
+		"path of the name":   {0, rawLocal(1, of{5, 0, "v.w", 2}, 3), "a path of 1 keys is redundant"},
 		"path, no bytes":     {0, rawLocal(1, of{5, 0, "v.w", huge}, 3), "does not fit"},
 		"path without a dot": {0, rawLocal(1, of{5, 0, "v.w", 4, 4}, 3), `"v.w": no dot ends element 0 of the path, of 2 bytes`},
 		"path too long":      {0, rawLocal(1, of{5, 0, "v.w", 6, 2, 2}, 3), "no dot ends element 1 of the path, of 1 bytes"},
 		"path beyond":        {0, rawLocal(1, of{5, 0, "v.w", 4, beyond}, 3), "no dot ends element 0"},
 		"index of letters":   {0, rawLocal(1, of{5, 0, "v.w", 5, 2}, 3), `element 1 of the path, "w", is no index`},
-		"literals, no path":  {0, rawLocal(1, of{5, 0, "v.w", 1, 0}, 3), "a path of 0 keys says nothing"},
-		"literals, a name":   {0, rawLocal(1, of{5, 0, "v.w", 1, 4}, 3), "a path of 1 keys says nothing"},
+		"literals, no path":  {0, rawLocal(1, of{5, 0, "v.w", 1, 0}, 3), "a path of 0 keys is redundant"},
+		"literals, a name":   {0, rawLocal(1, of{5, 0, "v.w", 1, 4}, 3), "a path of 1 keys is redundant"},
 		"no literals":        {0, rawLocal(1, of{5, 0, "v.w", 1, 8, 4}, 3), "a path without literals"},
 		"empty literal":      {0, rawLocal(1, of{5, 0, ".w", 1, 8, 2}, 3), "element 0 of the path is a literal without a text"},
 		"fourth kind":        {0, rawLocal(1, of{5, 0, "v.w", 1, 8, 7}, 3), "element 0 of the path is of the unknown kind 3"},
@@ -89,16 +89,16 @@ func TestHostileForms(t *testing.T) {
 		"zero check":         {0, rawLocal(1, of{9, 0, "v"}, 3, make([]byte, 16)), `the check of "v" is zero`},
 		"short check":        {0, rawLocal(1, of{9, 0, "v"}, 3, make([]byte, 15)), "a list of 1 entries does not fit in the 15 bytes"},
 		"layout with checks": {1, raw("CKLY", 0, 1, 0, "v", 0, 4, 8), "unknown flags 8"},
-		"path of a tensor":   {1, raw("CKLY", 1, 0, "a.b", []byte{0x80 | 12}, 0, 0, 0, 0), "a path of 0 keys says nothing"},
+		"path of a tensor":   {1, raw("CKLY", 1, 0, "a.b", []byte{0x80 | 12}, 0, 0, 0, 0), "a path of 0 keys is redundant"},
 		"only a path":        {1, raw("CKLY", 1, 0, "a.b", []byte{0x80}, 0, 4, 2, 0, 0), "unknown dtype 128"},
-		"path of a value":    {1, raw("CKLY", 0, 1, 0, "a.b", 0, 4, 4, 2), "a path of 1 keys says nothing"},
+		"path of a value":    {1, raw("CKLY", 0, 1, 0, "a.b", 0, 4, 4, 2), "a path of 1 keys is redundant"},
 		"tensors":            {1, raw("CKLY", huge), "does not fit"},
 		"nameless tensor":    {1, raw("CKLY", 1, 0, "", 12, 0, 0, 0), "tensor without a name"},
 		"chunks":             {1, raw("CKLY", 1, 0, "w", 12, 1, 4, huge, 0), "does not fit"},
 		"chunk bounds":       {1, raw("CKLY", 1, 0, "w", 12, 1, 4, 2, 0, 2, 0, 0), `tensor "w": box at 1+4 is out of bounds`},
 		"chunk overflow":     {1, raw("CKLY", 1, 0, "w", 12, 1, 4, 2, 0, beyond, 0, 0), "is out of bounds"},
 		"negative rank":      {1, raw("CKLY", 1, 0, "w", 12, 1, 4, 2, 1, 2, 1, 0), "rank -1 is out of range"},
-		"listed rule":        {1, raw("CKLY", 1, 0, "w", 12, 1, 4, 2, 0, 0, 0, 0), "1 chunks are listed that a rule can say"},
+		"listed rule":        {1, raw("CKLY", 1, 0, "w", 12, 1, 4, 2, 0, 0, 0, 0), "1 chunks are listed instead of a rule"},
 		"whole cells":        {1, raw("CKLY", 1, 0, "w", 12, 1, 4, 0, 4, 0, 0), "cells of 4 are out of bounds of shape [4]"},
 		"rule of nothing":    {1, raw("CKLY", 1, 0, "w", 12, 1, 0, 0, 0, 0, 0), "no rule cuts shape [0]"},
 		"bomb":               {1, raw("CKLY", 1, 0, "w", 12, 1, 1<<40, 0, 1, 0, 1, 1, 0), "no rule cuts shape [1099511627776] into cells [1]"},
@@ -124,8 +124,8 @@ func TestHostileForms(t *testing.T) {
 	}
 }
 
-// What decoding allocates is bounded by the input, whatever the input says;
-// of a list whose first entry is broken nothing is made.
+// Decoding allocates in proportion to the input, whatever the input contains;
+// for a list whose first entry is broken it allocates nothing.
 func TestDecodingAllocatesInProportion(t *testing.T) {
 	const size = 1 << 16
 	for name, c := range map[string]struct {

@@ -7,8 +7,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 )
 
-// BlockSize is the number of bytes that one checksum covers: the smallest
-// piece that is read. The last block of a chunk may be shorter.
+// BlockSize is the number of bytes that one checksum covers: the smallest unit of reading.
+// The last block of a chunk may be shorter.
 const BlockSize = 64 << 10
 
 const (
@@ -23,18 +23,18 @@ const (
 	entryRecord  = 8 // of adopted chunks: a checksum of the other program's follows
 )
 
-// Index says where the chunks and values of one rank lie, and has the digests and
-// checksums that prove their bytes. The manifest names each rank's index by its
-// digest. Its forms are drawn in the package comment.
+// Index records where the chunks and values of one rank lie, with the digests and checksums
+// that prove their bytes. The manifest names each rank's index by its digest. Its forms are
+// drawn in the package comment.
 type Index struct {
 	Rank    int
 	Files   []File  // named by absolute paths where they are adopted
 	Entries []Entry // in the order of the rank's items
-	// Modified is when each file was last written, in ns since 1970, if the
-	// files are adopted; nil if they are the checkpoint's own.
+	// Modified is the time of each file's last write, in ns since 1970, if the files are
+	// adopted; nil if they are the checkpoint's own.
 	Modified []int64
-	// Frames are, of each file, what lies between chunks, if the files are in
-	// the format of another program and kept here; else nil.
+	// Frames holds, for each file, the bytes between chunks, if the files are in the format
+	// of another program and kept here; else nil.
 	Frames [][]Frame
 }
 
@@ -54,10 +54,10 @@ type Entry struct {
 	Record  *Record // of an adopted chunk, if its file has a checksum
 }
 
-// Learned reports whether digest and sums of the chunk are known.
+// Learned reports whether the digest and sums of the chunk are known.
 func (e *Entry) Learned() bool { return e.Digest != (Digest{}) }
 
-// BoxString returns the chunk's box as messages show it; empty for a value.
+// BoxString returns the chunk's box for messages; empty for a value.
 func (e Entry) BoxString() string {
 	if e.Item.Value {
 		return ""
@@ -164,25 +164,23 @@ type File struct {
 	Size int64 // in bytes
 }
 
-// Record is a run of bytes in the file of another program, of which that
-// program has left a checksum.
+// Record is a run of bytes in the file of another program, with that program's checksum.
 type Record struct {
 	Offset int64 // in the file, in bytes
 	Size   int64
 	CRC    uint32 // CRC-32 (IEEE), as in ZIP archives
 }
 
-// Frame is a run of bytes between the chunks of a verbatim file. A verbatim rank
-// has its chunks in files that came in the format of another program and are kept
-// byte for byte in the checkpoint's directory. Its index has version 3: entries are
-// those of version 1, without keys and with strides where a chunk has some. Each
-// file has, after its name and size, the frames that fill it up:
+// Frame is a run of bytes between the chunks of a verbatim file. A verbatim rank has its
+// chunks in files of another program's format, kept byte for byte in the checkpoint's
+// directory. Its index has version 3: entries are those of version 1, without keys and with
+// optional strides. Each file has, after its name and size, the frames that fill it up:
 //
 //	file    │ frame │  chunk  │ frame │ chunk │ frame │
 //	frame   offset size, crc (u32 LE) for each 64 KiB from its start
 //
-// So every byte of the file has a checksum: those of a chunk in the chunk's
-// entry, those between them, and below a chunk with strides, in a frame.
+// So every byte of the file has a checksum: those of a chunk in the chunk's entry, those
+// between chunks, and those below a chunk with strides, in a frame.
 type Frame struct {
 	Offset, Size int64
 	Sums         []uint32
@@ -214,8 +212,8 @@ func (x *Index) Extents(n int) []Extent {
 	return out
 }
 
-// Own returns the entries that have bytes of their own in the rank's data file, in
-// the order of the items. Of equal entries that share their bytes, it is the first.
+// Own returns the entries that have bytes of their own in the rank's data file, in the order
+// of the items. Of equal entries that share their bytes, it returns the first.
 func (x *Index) Own() []int {
 	var own []int
 	seen := map[int64]bool{}
@@ -241,12 +239,12 @@ func (x Index) EncodedSize() int64 {
 	return size
 }
 
-// Span returns the number of bytes from the first element of a strided chunk to
-// the end of the last. It is not ok if they cannot lie in a file of limit bytes.
+// Span returns the number of bytes from the first element of a strided chunk to the end of
+// the last. ok is false if they cannot lie in a file of limit bytes.
 //
-// The elements of a strided chunk, such as a transposed tensor in an adopted file,
-// are not in row-major order. Its offset is that of the first element. Its strides
-// are the distances, in elements, to the next element in each dimension:
+// The elements of a strided chunk, such as a transposed tensor in an adopted file, are not in
+// row-major order. Its offset is that of the first element. Its strides are the distances, in
+// elements, to the next element in each dimension:
 //
 //	sizes [2 3], strides [1 2]   in the file   a0 b0 a1 b1 a2 b2
 //	                             as a chunk    a0 a1 a2 b0 b1 b2

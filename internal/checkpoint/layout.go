@@ -8,7 +8,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// EncodeLayout is the canonical binary form of l.
+// EncodeLayout returns the canonical binary form of l.
 func EncodeLayout(l Layout) []byte {
 	var e encoder
 	e.layout(l)
@@ -60,8 +60,8 @@ func (e *encoder) layout(l Layout) {
 	e.values(l.Values)
 }
 
-// chunks lists what no rule says, as differences from the chunk before: few
-// of them take more than a byte or two.
+// chunks lists the chunks without a rule, as differences from the chunk before: few of them
+// take more than a byte or two.
 func (e *encoder) chunks(t Tensor) {
 	last := 0
 	for _, c := range t.Chunks {
@@ -102,8 +102,8 @@ func (e *encoder) values(values []Value) {
 	}
 }
 
-// DecodeLayout is the inverse of [EncodeLayout]. Shapes and boxes are
-// validated; whether the boxes cover each shape once is not looked into.
+// DecodeLayout is the inverse of [EncodeLayout]. It validates shapes and boxes, but not that
+// the boxes cover each shape once.
 func DecodeLayout(data []byte) (Layout, error) {
 	d := &decoder{b: data}
 	l := d.layout(nil)
@@ -113,8 +113,8 @@ func DecodeLayout(data []byte) (Layout, error) {
 	return l, nil
 }
 
-// layout reads one. If only is not nil, the rules of the tensors for which it is
-// false are checked as all others, and not expanded.
+// layout reads a layout. If only is not nil, the rules of the tensors for which it is false
+// are checked like the others, but not expanded.
 func (d *decoder) layout(only func(fqn string) bool) (l Layout) {
 	d.begin(magicLayout)
 	n := d.count(5)
@@ -148,7 +148,7 @@ func (d *decoder) layout(only func(fqn string) bool) (l Layout) {
 		}
 	}
 	l.Values = d.values()
-	if d.err == nil { // nothing is made of the rules of a broken form
+	if d.err == nil { // the rules of a broken form are not expanded
 		each(len(rules), func(i int) {
 			if rules[i].count > 0 && (only == nil || only(l.Tensors[i].FQN)) {
 				l.Tensors[i].Chunks = rules[i].expand(l.Tensors[i].Shape)
@@ -162,7 +162,7 @@ func (d *decoder) chunks(t *Tensor, count int, spent budget) []Chunk {
 	if d.err != nil || count == 0 {
 		return nil
 	}
-	// Ranks are read twice, so that nothing is made of broken ones.
+	// Ranks are read twice, so that nothing is allocated for broken ones.
 	start, last := d.at, 0
 	for range count {
 		last = d.rank(last)
@@ -197,7 +197,7 @@ func (d *decoder) chunks(t *Tensor, count int, spent budget) []Chunk {
 		}
 	}
 	if _, ok := ruleOf(Tensor{Shape: t.Shape, Chunks: chunks}); ok && spent.allows(count, ndim) {
-		d.fail("tensor %q: %d chunks are listed that a rule can say", t.FQN, count)
+		d.fail("tensor %q: %d chunks are listed instead of a rule", t.FQN, count)
 	}
 	return chunks
 }
@@ -223,8 +223,8 @@ func (d *decoder) values() []Value {
 	return values
 }
 
-// EncodeManifest is the canonical binary form of m; its digest names the
-// file.
+// EncodeManifest returns the canonical binary form of m. The form's digest is part of the
+// file's name.
 func EncodeManifest(m Manifest) []byte {
 	var e encoder
 	e.begin(magicManifest)
@@ -250,8 +250,8 @@ func EncodeManifest(m Manifest) []byte {
 // DecodeManifest is the inverse of [EncodeManifest].
 func DecodeManifest(data []byte) (Manifest, error) { return decodeManifest(data, nil) }
 
-// DecodeManifestOf is [DecodeManifest] for whoever looks one tensor up: those
-// of another name may come without their chunks, which are most of a manifest.
+// DecodeManifestOf is [DecodeManifest] for a lookup of one tensor: tensors of other names may
+// lack their chunks, which are most of a manifest.
 func DecodeManifestOf(data []byte, fqn string) (Manifest, error) {
 	return decodeManifest(data, func(other string) bool { return other == fqn })
 }

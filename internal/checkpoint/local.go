@@ -10,10 +10,10 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// EncodeLocal is the canonical binary form of l. The size of a shard is not
-// in it: it follows from the box.
+// EncodeLocal returns the canonical binary form of l. It omits the size of a shard, which
+// follows from the box.
 func EncodeLocal(l Local) []byte {
-	var s, e encoder // what is saved, and this rank's part of it
+	var s, e encoder // the structure, and this rank's parts
 	for _, it := range l.Items {
 		s.b = append(s.b, it.flags())
 	}
@@ -66,8 +66,8 @@ func EncodeLocal(l Local) []byte {
 	return e.b
 }
 
-// wireDType is 0, which no decoder takes, for a box that has not the
-// dimensions of its shape: no form can say that.
+// wireDType returns 0, which no decoder accepts, for a box whose dimensions differ from its
+// shape's: no form can express that.
 func wireDType(t tensor.DType, s tensor.Shape, b tensor.Box) byte {
 	if len(b.Offsets) != len(s) || len(b.Sizes) != len(s) {
 		return 0
@@ -92,15 +92,15 @@ func (it Item) flags() byte {
 	return flags
 }
 
-// DecodeLocal is the inverse of [EncodeLocal]. Shards are validated.
+// DecodeLocal is the inverse of [EncodeLocal]. It validates shards.
 func DecodeLocal(data []byte) (Local, error) {
 	return new(LocalDecoder).Decode(data)
 }
 
-// LocalDecoder decodes the local plans of a save one after the other. What
-// the ranks save mostly differs in boxes alone: names and shapes that are the
-// same bytes as in the plan before are not decoded again but shared with it.
-// The zero value is ready; it is not for concurrent use.
+// LocalDecoder decodes the local plans of a save one after the other. The plans of the ranks
+// mostly differ in boxes alone, so names and shapes with the same bytes as in the plan before
+// are shared with it instead of decoded again. The zero value is ready; it is not for
+// concurrent use.
 type LocalDecoder struct {
 	structure []byte // as encoded
 	items     []Item // without boxes
@@ -130,7 +130,7 @@ func (c *LocalDecoder) Decode(data []byte) (Local, error) {
 	return l, nil
 }
 
-// readStructure reads everything of n items but their boxes and sizes.
+// readStructure reads everything of n items except their boxes and sizes.
 func readStructure(d *decoder, n int) (c LocalDecoder) {
 	structure := d.b[d.at:]
 	flags := d.flags(n, flagValue|flagPerRank|flagPath|flagCheck)
@@ -171,17 +171,16 @@ func readStructure(d *decoder, n int) (c LocalDecoder) {
 	return c
 }
 
-// validShape is [tensor.Shard.Validate] without a box to look at.
+// validShape is [tensor.Shard.Validate] without a box.
 func validShape(fqn string, t tensor.DType, shape tensor.Shape) error {
 	zeros := make([]int64, len(shape))
 	return tensor.Shard{FQN: fqn, DType: t, Global: shape, Box: tensor.Box{Offsets: zeros, Sizes: zeros}}.Validate()
 }
 
-// boxes makes a plan's items of the structure and the rest of its bytes.
+// boxes makes a plan's items from the structure and the rest of its bytes.
 //
-// Of the time that decoding took, most once went into two small allocations
-// a box and into names that every rank's plan repeats; now a plan is a copy
-// of the items and one slab of numbers.
+// Two small allocations per box, and the names that every rank's plan repeats, once took most
+// of the decoding time. Now a plan is a copy of the items and one slab of numbers.
 func (c *LocalDecoder) boxes(d *decoder) []Item {
 	if d.fits(uint64(c.numbers), 1); d.err != nil || len(c.items) == 0 {
 		return nil
@@ -216,21 +215,21 @@ func (c *LocalDecoder) boxes(d *decoder) []Item {
 	for _, i := range c.checked {
 		check := &items[i].Check
 		if d.at += copy(check[:], d.b[d.at:]); *check == (Check{}) {
-			d.fail("the check of %q is zero, which says that there is none", items[i].Shard.FQN)
+			d.fail("the check of %q is zero, which means no check", items[i].Shard.FQN)
 			return nil
 		}
 	}
 	return items
 }
 
-// DecodeLocals decodes the local plans of a save on all processors, in the
-// order of data. The error joins those of all plans that are broken.
+// DecodeLocals decodes the local plans of a save on all processors, in the order of data. The
+// error joins those of all broken plans.
 func DecodeLocals(data [][]byte) ([]Local, error) {
 	locals, errs := make([]Local, len(data)), make([]error, len(data))
 	if len(data) == 0 {
 		return locals, nil
 	}
-	// All begin with what the first plan says, so that all share its names.
+	// All decoders begin with the structure of the first plan, so that all share its names.
 	var first LocalDecoder
 	locals[0], errs[0] = first.Decode(data[0])
 	workers := min(runtime.GOMAXPROCS(0), len(data))

@@ -14,8 +14,8 @@ const (
 
 	manifestPrefix = "manifest-"
 
-	// partialSuffix ends the names of files that are being written. Backends
-	// choose it: it is object.Partial.
+	// partialSuffix ends the names of files that are being written. It is chosen by the
+	// backends: object.Partial.
 	partialSuffix = ".tmp"
 )
 
@@ -34,12 +34,12 @@ func SumsFile(rank int) string { return fmt.Sprintf("r%05d.sums", rank) }
 // linkSuffix ends the names of files of earlier checkpoints that are linked in.
 const linkSuffix = ".link"
 
-// IsLink reports the name of a file of an earlier checkpoint that is linked in.
+// IsLink reports whether name is that of a file of an earlier checkpoint that is linked in.
 func IsLink(name string) bool { return strings.HasSuffix(name, linkSuffix) }
 
-// LinkName returns the name under which a file of a checkpoint is linked into later
-// ones. A file that is a link already keeps its name: so a file has one name in all
-// checkpoints, and no two files have the same.
+// LinkName returns the name under which a file of a checkpoint is linked into later ones. A
+// link keeps its name. So a file has one name in all checkpoints, and no two files have the
+// same name.
 func LinkName(ref Ref, name string) string {
 	if IsLink(name) {
 		return name
@@ -49,9 +49,9 @@ func LinkName(ref Ref, name string) string {
 	return ref.Checkpoint[:min(len(ref.Checkpoint), most)] + "-" + hex.EncodeToString(sum[:8]) + linkSuffix
 }
 
-// attachedPrefix begins the names of files that were attached to a checkpoint after
-// its commit. The name has the digest: so another file of that name never replaces
-// the one that the log names.
+// attachedPrefix begins the names of files that were attached to a checkpoint after its
+// commit. The name has the digest, so that another file of that name never replaces the file
+// in the log.
 const attachedPrefix = "attached-"
 
 // AttachedFile returns the name of an attached file with a digest.
@@ -62,25 +62,26 @@ func AttachedFile(name string, digest Digest) string {
 // dataSuffix ends the names of data files.
 const dataSuffix = ".safetensors"
 
-// HoldsData reports the name of a file with bytes of tensors and values.
+// HoldsData reports whether name is that of a file with bytes of tensors and values.
 func HoldsData(name string) bool { return IsLink(name) || strings.HasSuffix(name, dataSuffix) }
 
-// IsManifest reports the name of a whole manifest.
+// IsManifest reports whether name is that of a complete manifest.
 func IsManifest(name string) bool {
 	return strings.HasPrefix(name, manifestPrefix) && !strings.HasSuffix(name, partialSuffix)
 }
 
-// NameError reports a file of another format whose name the store uses itself.
+// NameError reports a file of another format whose name is reserved for the store's own
+// files.
 type NameError struct{ Name string }
 
-// Error names the file.
+// Error reports the name of the file.
 func (e *NameError) Error() string {
-	return fmt.Sprintf("a file named %q cannot be kept in a checkpoint: the store has files of such names", e.Name)
+	return fmt.Sprintf("a file named %q cannot be kept in a checkpoint: the name is reserved for the store's own files", e.Name)
 }
 
-// ValidatePlainName reports a name that a file of another format cannot have in a
-// checkpoint's directory. Where the store has files of such names, the error is a
-// [*NameError].
+// ValidatePlainName returns an error for a name that a file of another format cannot have in
+// a checkpoint's directory. For names that are reserved for the store's own files, the error
+// is a [*NameError].
 func ValidatePlainName(name string) error {
 	if err := ValidateName(name); err != nil {
 		return err
@@ -92,14 +93,14 @@ func ValidatePlainName(name string) error {
 	return nil
 }
 
-// VerbatimSuffix ends the names of the data files of DCP. Such a file without a chunk
-// holds nothing that an index names.
+// VerbatimSuffix ends the names of the data files of DCP. No index names such a file if it
+// has no chunk.
 const VerbatimSuffix = ".distcp"
 
-// maxPath is the length in bytes of the longest path that Linux takes.
+// maxPath is the length in bytes of the longest path that Linux accepts.
 const maxPath = 4096
 
-// ValidatePath reports a path that is not the clean absolute path of a file.
+// ValidatePath returns an error unless name is the clean absolute path of a file.
 func ValidatePath(name string) error {
 	switch {
 	case len(name) > maxPath:

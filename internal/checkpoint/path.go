@@ -12,20 +12,20 @@ type PathElement struct {
 	Key     string // "" where List
 	Index   int    // 0 where not List
 	List    bool
-	Literal bool // Key is what Python writes for a key that is no string
+	Literal bool // Key is Python's notation of a key that is not a string
 }
 
 // PathKey returns the step into a mapping.
 func PathKey(key string) PathElement { return PathElement{Key: key} }
 
-// PathLiteral returns the step into a mapping by a key that is no string, as Python writes
-// it: 3, True, None, (0, 1). Only Python reads it.
+// PathLiteral returns the step into a mapping by a key that is not a string, in Python's
+// notation: 3, True, None, (0, 1). Only Python reads it.
 func PathLiteral(key string) PathElement { return PathElement{Key: key, Literal: true} }
 
 // PathIndex returns the step into a list, from 0.
 func PathIndex(index int) PathElement { return PathElement{Index: index, List: true} }
 
-// text is the element's part of an FQN.
+// text returns the element's part of an FQN.
 func (e PathElement) text() string {
 	if e.List {
 		return strconv.Itoa(e.Index)
@@ -33,9 +33,9 @@ func (e PathElement) text() string {
 	return e.Key
 }
 
-// Path is where something was in the state dict before that was flattened:
-// the entry that PyTorch keeps in planner_data. Its elements joined by dots
-// are the FQN. No path at all means the one of that FQN alone.
+// Path is the place of a tensor or value in the state dict before it was flattened: the entry
+// that PyTorch keeps in planner_data. Its elements joined by dots are the FQN. A nil path
+// stands for the single element with that FQN.
 type Path []PathElement
 
 // FQN joins the elements by dots.
@@ -47,7 +47,7 @@ func (p Path) FQN() string {
 	return strings.Join(parts, ".")
 }
 
-// String shows keys quoted, indexes bare and literals in braces, such as
+// String formats the path with keys quoted, indexes bare and literals in braces, such as
 // ["optim" "state" 3] and ["optim" "state" {3}].
 func (p Path) String() string {
 	parts := make([]string, len(p))
@@ -64,12 +64,12 @@ func (p Path) String() string {
 	return "[" + strings.Join(parts, " ") + "]"
 }
 
-// Plain reports whether the path says no more than fqn does.
+// Plain reports whether the path adds nothing to fqn.
 func (p Path) Plain(fqn string) bool {
 	return len(p) == 0 || len(p) == 1 && p[0] == PathKey(fqn)
 }
 
-// Validate reports a path that is not one of fqn.
+// Validate returns an error unless the path is one of fqn.
 func (p Path) Validate(fqn string) error {
 	if p.Plain(fqn) {
 		return nil
@@ -85,10 +85,9 @@ func (p Path) Validate(fqn string) error {
 	return nil
 }
 
-// path writes where the name is cut, and which parts are indexes: most paths
-// take two or three bytes. One that has literals begins with withLiterals, and says
-// of each part which of three it is. One that is not of the name is written as a
-// path of nothing, which no decoder takes.
+// path writes where the name is cut, and which parts are indexes: most paths take two or
+// three bytes. A path with literals begins with withLiterals, followed by the kind of each
+// part. A path that is not of the name is written as an empty path, which no decoder accepts.
 func (e *encoder) path(p Path, fqn string) {
 	if p.Validate(fqn) != nil {
 		e.int(0)
@@ -110,7 +109,7 @@ func (e *encoder) path(p Path, fqn string) {
 	}
 }
 
-// withLiterals stands before a path that has literals.
+// withLiterals precedes a path that has literals.
 const withLiterals = 1
 
 // Kinds of elements on the wire.
@@ -130,7 +129,7 @@ func (e PathElement) kind() int {
 	return kindKey
 }
 
-// paths reads those of the names whose byte in a column has the flag.
+// paths reads the paths of the names whose byte in a column has the flag.
 func (d *decoder) paths(column []byte, flag byte, names []string) []Path {
 	if d.err != nil {
 		return nil
@@ -150,7 +149,7 @@ func (d *decoder) path(fqn string) Path {
 		v, bits = d.uint(), 2
 	}
 	if v>>bits == 0 || v == 1<<bits { // one key is the name itself
-		d.fail("%q: a path of %d keys says nothing", fqn, v>>bits)
+		d.fail("%q: a path of %d keys is redundant", fqn, v>>bits)
 	}
 	n := d.fits(v>>bits-1, 1) + 1
 	if d.err != nil {
@@ -190,7 +189,7 @@ func (d *decoder) path(fqn string) Path {
 		}
 	}
 	if literals != (bits == 2) {
-		d.fail("%q: a path without literals is written as one that has some", fqn)
+		d.fail("%q: a path without literals is written as a path with literals", fqn)
 	}
 	return p
 }

@@ -10,10 +10,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 )
 
-// Receipt says that a checkpoint is committed: in which log, where in it, and
-// with which manifest. It is the file COMMIT.json, one JSON object whose last
-// member, "crc32c", covers all bytes in front of it. Members that are not
-// known are ignored.
+// Receipt records the commit of a checkpoint: the log, the position in it, and the manifest.
+// It is the file COMMIT.json, one JSON object whose last member, "crc32c", covers all bytes
+// before it. Unknown members are ignored.
 type Receipt struct {
 	Ref         Ref       `json:"-"` // where it was found; not in the file
 	Store       string    `json:"store"`
@@ -45,7 +44,7 @@ func (r Receipt) Same(o Receipt) bool {
 	return at && r == o
 }
 
-// Matches reports a receipt whose fields are not those of its manifest.
+// Matches returns an error if the receipt's fields differ from the manifest's.
 func (r Receipt) Matches(m Manifest) error {
 	d := Decision{Sequence: r.Sequence, Event: r.Event, Time: r.CommittedAt}
 	if want := NewReceipt(m, r.Manifest, d); !r.Same(want) {
@@ -56,8 +55,8 @@ func (r Receipt) Matches(m Manifest) error {
 	return nil
 }
 
-// The checksum is the last member, so that it can cover the bytes as they lie
-// in the file, with members that this version does not know.
+// The checksum is the last member, so that it can cover the bytes as they lie in the file,
+// with members that this version does not know.
 const (
 	sumMember = "\n  \"crc32c\": \""
 	sumEnd    = "\"\n}\n"

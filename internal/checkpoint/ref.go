@@ -21,8 +21,8 @@ func RefOf(run, trial, checkpoint string) Ref {
 	return Ref{Run: fileName(run), Trial: fileName(trial), Checkpoint: fileName(checkpoint)}
 }
 
-// fileName turns any name into that of a file: letters, digits, "-", "_" and
-// dots that do not come first stay, every other byte becomes %XX.
+// fileName converts any name to a file name: letters, digits, "-", "_" and dots that do not
+// come first stay, every other byte becomes %XX.
 func fileName(name string) string {
 	var b strings.Builder
 	for i := range len(name) {
@@ -39,11 +39,11 @@ func fileName(name string) string {
 // String returns the path of the checkpoint below the root.
 func (r Ref) String() string { return r.Run + "/" + r.Trial + "/" + r.Checkpoint }
 
-// maxName is the length in bytes of the longest name that common filesystems
-// take.
+// maxName is the length in bytes of the longest name that common filesystems accept.
 const maxName = 255
 
-// Validate reports a name that could lead out of the root or is no name.
+// Validate returns an error for an empty or invalid name, or a name that leads out of the
+// root.
 func (r Ref) Validate() error {
 	for _, part := range []struct{ what, name string }{
 		{"run", r.Run}, {"trial", r.Trial}, {"checkpoint", r.Checkpoint},
@@ -55,7 +55,7 @@ func (r Ref) Validate() error {
 	return nil
 }
 
-// ValidateName reports a name that is not that of a file in a directory.
+// ValidateName returns an error unless name is that of a file in a directory.
 func ValidateName(name string) error {
 	switch {
 	case name == "":

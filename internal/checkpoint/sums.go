@@ -13,12 +13,12 @@ const (
 	sumsVersion = 1
 )
 
-// EncodeSums returns the file of sums of x, whose index has the digest of. All
-// entries of x are learned.
+// EncodeSums returns the file of sums of x, whose index has the digest of. All entries of x
+// are learned.
 //
-// The sums of an adopted index are what the index of an own file would hold: the
-// digest of each chunk and the checksum of each block. They are learned after the
-// adoption, by reading the files once, and never change.
+// The sums of an adopted index are those that an own file's index would hold: the digest of
+// each chunk and the checksum of each block. They are learned after the adoption, by reading
+// the files once, and never change.
 //
 //	┌────────┬──────┬─────────────────┬───────┬────────┬─────────┐
 //	│ "CKSM" │ 0x01 │ digest of index │ count │ chunk… │ CRC-32C │
@@ -26,8 +26,8 @@ const (
 //	└────────┴──────┴─────────────────┴───────┴────────┴─────────┘
 //	chunk  digest (32 B)  crc (u32 LE) for each 64 KiB
 //
-// The chunks are in the order of the index, whose sizes say how many blocks
-// each has.
+// The chunks are in the order of the index, whose sizes determine the number of blocks of
+// each.
 func EncodeSums(x *Index, of Digest) []byte {
 	b := append(append([]byte(sumsMagic), sumsVersion), of[:]...)
 	b = binary.AppendUvarint(b, uint64(len(x.Entries)))

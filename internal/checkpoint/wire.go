@@ -23,7 +23,7 @@ const (
 
 	maxRank   = 1 << 31
 	maxIndex  = 1 << 31 // of a list
-	maxShared = 127     // bytes that a name may share with the one before
+	maxShared = 127     // bytes that a name may share with the name before
 )
 
 type encoder struct{ b []byte }
@@ -54,8 +54,8 @@ func (e *encoder) names(n int, at func(i int) string) {
 	}
 }
 
-// decoder reads an encoded form. The first error sticks; counts are checked
-// against the bytes that are left before anything is allocated.
+// decoder reads an encoded form. The first error sticks; counts are checked against the
+// remaining bytes before anything is allocated.
 type decoder struct {
 	b   []byte
 	at  int
@@ -146,8 +146,7 @@ func (d *decoder) bytes() []byte {
 	return d.b[d.at-n : d.at]
 }
 
-// flags reads a column of n bytes, each of which sets no other bit than those
-// of allowed.
+// flags reads a column of n bytes, which may set only the bits of allowed.
 func (d *decoder) flags(n int, allowed byte) []byte {
 	if n > d.left() {
 		d.fail("truncated flags")
@@ -164,8 +163,8 @@ func (d *decoder) flags(n int, allowed byte) []byte {
 	return column
 }
 
-// names reads n front-coded names. They share one allocation, which
-// maxShared bounds to a multiple of the bytes that were read.
+// names reads n front-coded names. They share one allocation, whose size maxShared bounds to
+// a multiple of the bytes read.
 func (d *decoder) names(n int, of string) []string {
 	if n == 0 || d.err != nil {
 		return nil
@@ -186,7 +185,7 @@ func (d *decoder) names(n int, of string) []string {
 			d.fail("%s without a name", of)
 			return nil
 		case shared < maxShared && int(shared) < len(last) && len(suffix) > 0 && last[shared] == suffix[0]:
-			d.fail("%s shares more of the name before than it says", of)
+			d.fail("%s shares more of the name before than it declares", of)
 			return nil
 		}
 		next := len(text)
@@ -211,8 +210,8 @@ func (d *decoder) digest() (out Digest) {
 	return out
 }
 
-// dtypes reads a column of n dtypes, a byte each, beside which the bits of
-// allowed may be set.
+// dtypes reads a column of n dtypes, a byte each, in which the bits of allowed may be set
+// too.
 func (d *decoder) dtypes(n int, allowed byte) []byte {
 	if n > d.left() {
 		d.fail("truncated dtypes")

@@ -1,10 +1,10 @@
-// Package crc32c takes CRC-32C (Castagnoli) checksums at the speed of memory.
+// Package crc32c computes CRC-32C (Castagnoli) checksums at the speed of memory.
 //
-// hash/crc32, three chains of the CRC32 instruction, takes 26 GB/s of a core out of its
-// caches and 6.5 GB/s out of memory, for whose lines it waits one by one. Carry-less
-// multiplications of 512 bits, which processors have had since 2019, and lines that are
-// fetched ahead make it 49 and 18 GB/s. Elsewhere hash/crc32 takes what was brought into the
-// caches before: 10.5 GB/s.
+// hash/crc32, three chains of the CRC32 instruction, reads 26 GB/s per core from its caches
+// and 6.5 GB/s from memory, whose lines it waits for one by one. Carry-less multiplications
+// of 512 bits, which processors have had since 2019, and prefetched lines make it 49 and 18
+// GB/s. On other processors the package loads the data into the caches before hash/crc32
+// reads it: 10.5 GB/s.
 package crc32c
 
 import (
@@ -14,16 +14,17 @@ import (
 
 var table = crc32.MakeTable(crc32.Castagnoli)
 
-// stride is what is folded in one step, in bytes.
+// stride is the number of bytes folded in one step.
 const stride = 256
 
 // short is the number of bytes up to which hash/crc32 is as fast.
 const short = 4 * stride
 
-// Checksum is the CRC-32C of p.
+// Checksum returns the CRC-32C of p.
 func Checksum(p []byte) uint32 { return Update(0, p) }
 
-// Update is the CRC-32C of data whose beginning has the checksum crc and whose rest is p.
+// Update returns the CRC-32C of data whose beginning has the checksum crc and whose rest is
+// p.
 func Update(crc uint32, p []byte) uint32 { return update(crc, p, wide) }
 
 func update(crc uint32, p []byte, wide bool) uint32 {
@@ -45,7 +46,7 @@ const (
 	cacheLine = 64       // bytes
 )
 
-// touch has data in the caches: these loads wait for each other in nothing.
+// touch loads data into the caches: these loads do not wait for each other.
 func touch(data []byte) {
 	var sum byte
 	for at := 0; at < len(data); at += 4 * cacheLine {
@@ -54,13 +55,13 @@ func touch(data []byte) {
 	runtime.KeepAlive(sum)
 }
 
-// constants are x^(8·stride+64) and x^(8·stride), by which the two halves of 128 bits
-// are multiplied to be added to the 128 bits that come a stride later. Each is divided
-// by x^32, since the CRC32 instruction multiplies what remains by as much. See
-// Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ.
+// constants are x^(8·stride+64) and x^(8·stride), by which the two halves of 128 bits are
+// multiplied before they are added to the 128 bits that come a stride later. Each is divided
+// by x^32, since the CRC32 instruction multiplies the remainder by as much. See Gopal et al.,
+// Fast CRC Computation for Generic Polynomials Using PCLMULQDQ.
 var constants = [2]uint64{power(8*stride + 64 - 32), power(8*stride - 32)}
 
-// power is x^n modulo the polynomial: bit-reflected, and one bit to the left, since
+// power returns x^n modulo the polynomial: bit-reflected, and shifted left by one bit, since
 // the product of two reflected numbers of 64 bits has 127.
 func power(n int) uint64 {
 	x := uint32(1) << 31

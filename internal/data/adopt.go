@@ -16,11 +16,10 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// AdoptData stands where [FileWriter.WriteData] does, for a rank of a
-// checkpoint of another program: it writes an index that says where in from's
-// files each chunk lies, and none of the chunks. The items must be those of
-// from; only empty ones may be left out, of which planners keep one of each
-// box. On return the index is durable; as WriteData, it may be repeated.
+// AdoptData replaces [FileWriter.WriteData] for a rank of a checkpoint of another program. It
+// writes an index of where each chunk lies in from's files, and no chunks. The items must be
+// those of from; only empty ones may be left out, because planners keep one item of each box.
+// On return the index is durable. Like WriteData, it may be repeated.
 func (w *FileWriter) AdoptData(ctx context.Context, rank int, items []checkpoint.Item, from *Foreign) (Written, error) {
 	written, err := w.adoptData(ctx, rank, items, from)
 	return written, w.wrap(fmt.Sprintf("adopt the files of rank %d", rank), err)
@@ -70,7 +69,7 @@ func (w *FileWriter) adoptData(ctx context.Context, rank int, items []checkpoint
 	return adoptedAs(rank, data), nil
 }
 
-// only is the index with the entries of items, which may lack empty ones.
+// only returns the index with the entries of items, which may lack empty ones.
 func (x *rankIndex) only(items []checkpoint.Item) (*checkpoint.Index, error) {
 	part := *x.index
 	part.Entries = make([]checkpoint.Entry, 0, len(items))
@@ -88,25 +87,25 @@ func (x *rankIndex) only(items []checkpoint.Item) (*checkpoint.Index, error) {
 		}
 	}
 	if missing, extra := compareItems(&part, items); len(missing)+len(extra) > 0 {
-		return nil, fmt.Errorf("it holds something else: %s", strings.Join(append(missing, extra...), ", "))
+		return nil, fmt.Errorf("its contents differ: %s", strings.Join(append(missing, extra...), ", "))
 	}
 	return &part, nil
 }
 
-// adoptedAs is the result for an adopted index whose file is data.
+// adoptedAs returns the result for an adopted index whose file is data.
 func adoptedAs(rank int, data []byte) Written {
 	return Written{Index: checkpoint.Sum(data), Files: []checkpoint.File{{Name: checkpoint.IndexFile(rank), Size: int64(len(data))}}}
 }
 
-// Unlearned lists the ranks of a checkpoint whose files are adopted and whose
-// sums are not learned. It opens no file.
+// Unlearned lists the ranks of a checkpoint whose files are adopted and whose sums are not
+// learned. It opens no file.
 func (r *Root) Unlearned(ctx context.Context, ref checkpoint.Ref) ([]int, error) {
 	if err := ref.Validate(); err != nil {
 		return nil, err
 	}
 	names, err := r.b.List(ctx, nameOf(ref))
 	if err != nil {
-		return nil, fmt.Errorf("look for adopted files of checkpoint %s: %w", ref, err)
+		return nil, fmt.Errorf("find adopted files of checkpoint %s: %w", ref, err)
 	}
 	if slices.ContainsFunc(names, func(n string) bool { return checkpoint.ValidatePlainName(n) == nil }) {
 		return nil, nil // files of another program lie here, and were digested when they came
@@ -125,8 +124,8 @@ func (r *Root) Unlearned(ctx context.Context, ref checkpoint.Ref) ([]int, error)
 	return ranks, nil
 }
 
-// AdoptedBy lists the paths of the files of other programs that a checkpoint is read
-// from, sorted.
+// AdoptedBy lists the paths of the files of other programs that a checkpoint is read from,
+// sorted.
 func (r *Root) AdoptedBy(ctx context.Context, ref checkpoint.Ref) ([]string, error) {
 	err := ref.Validate()
 	var files []string
@@ -167,8 +166,8 @@ func (r *Root) adoptedBy(ctx context.Context, ref checkpoint.Ref) (files []strin
 	return files, errors.Join(problems...)
 }
 
-// Adopted lists the paths of all files of other programs that checkpoints
-// below the root are read from, committed or not, sorted.
+// Adopted lists the paths of all files of other programs that checkpoints below the root are
+// read from, committed or not, sorted.
 func (r *Root) Adopted(ctx context.Context) ([]string, error) {
 	var files []string
 	var problems []error
@@ -183,9 +182,8 @@ func (r *Root) Adopted(ctx context.Context) ([]string, error) {
 	return slices.Compact(files), nil
 }
 
-// ChangedError says that an adopted file is not what it was when it was
-// adopted, so that nothing is known of its bytes any more. None were handed
-// out.
+// ChangedError reports that an adopted file has changed since it was adopted, so that its
+// bytes can no longer be trusted. None were handed out.
 type ChangedError struct {
 	File               string // path
 	Size, WantSize     int64  // in bytes
@@ -193,13 +191,13 @@ type ChangedError struct {
 	Gone               bool
 }
 
-// Error names the file, what has changed and the next step.
+// Error reports the file, the change and the next step.
 func (e *ChangedError) Error() string {
 	what := fmt.Sprintf("it was written at %s, and at %s when it was adopted",
 		e.Modified.UTC().Format(time.RFC3339Nano), e.WantTime.UTC().Format(time.RFC3339Nano))
 	switch {
 	case e.Gone:
-		what = "it is not there any more"
+		what = "it no longer exists"
 	case e.Size != e.WantSize:
 		what = fmt.Sprintf("it has %d bytes, and had %d when it was adopted", e.Size, e.WantSize)
 	}
@@ -212,8 +210,8 @@ func (*ChangedError) ProblemKind() problem.Kind { return problem.Damage }
 // Is makes errors.Is(err, fs.ErrNotExist) hold for a file that is gone.
 func (e *ChangedError) Is(target error) bool { return e.Gone && target == fs.ErrNotExist }
 
-// unchanged compares an adopted file with what it was. info is of the open
-// file, so that what is read afterwards is what was compared.
+// unchanged compares an adopted file with its recorded size and time. info is of the open
+// file, so the check covers what is read afterwards.
 func unchanged(x *checkpoint.Index, n int, info object.Info) error {
 	want := x.Files[n]
 	if info.Size == want.Size && info.Modified.UnixNano() == x.Modified[n] {
@@ -225,7 +223,7 @@ func unchanged(x *checkpoint.Index, n int, info object.Info) error {
 	}
 }
 
-// checkUnchanged does that by name.
+// checkUnchanged is like unchanged, for all files of an index by their names.
 func (r *Root) checkUnchanged(ctx context.Context, x *checkpoint.Index) error {
 	var errs []error
 	for n, f := range x.Files {

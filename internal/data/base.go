@@ -9,13 +9,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// MostBases is how many checkpoints a [Root] keeps the indexes of: those of
-// the ranks that it was asked about, so that ranks that are written beside each
-// other read them once. A save with more bases reads them again for each rank.
+// MostBases is the number of checkpoints whose indexes a [Root] keeps, for the ranks that it
+// was asked about. Ranks that are written in parallel then read these indexes once. A save
+// with more bases reads them again for each rank.
 const MostBases = 4
 
-// base is a checkpoint whose chunks may be reused. Its indexes are read when
-// they are first needed.
+// base is a checkpoint whose chunks may be reused. Its indexes are read when they are first
+// needed.
 type base struct {
 	root     *Root
 	of       Base
@@ -26,7 +26,7 @@ type base struct {
 	ranks   map[int]*baseRank
 }
 
-// baseRank is what one rank of a base holds.
+// baseRank is the contents of one rank of a base.
 type baseRank struct {
 	index checkpoint.Index
 	keys  map[key]bool    // of the items, with rank 0
@@ -39,7 +39,7 @@ type held struct {
 	file  heldFile
 }
 
-// base is a checkpoint to reuse, read or kept from before.
+// base returns a checkpoint to reuse, read now or kept from an earlier call.
 func (r *Root) base(ctx context.Context, of Base) (*base, error) {
 	if err := of.Ref.Validate(); err != nil {
 		return nil, err
@@ -60,11 +60,11 @@ func (r *Root) base(ctx context.Context, of Base) (*base, error) {
 	return b, nil
 }
 
-// anyRank is the key of an item whichever rank holds it.
+// anyRank returns the key of an item, the same for every rank that holds it.
 func anyRank(it checkpoint.Item) key { return itemKey(0, it) }
 
-// rank is what a rank holds; nil if its files are another program's, which
-// may change them.
+// rank returns the contents of a rank. It returns nil if the rank's files belong to another
+// program, which may change them.
 func (b *base) rank(ctx context.Context, rank int) (*baseRank, error) {
 	if of, ok := b.ranks[rank]; ok {
 		return of, nil
@@ -90,9 +90,9 @@ func (b *base) rank(ctx context.Context, rank int) (*baseRank, error) {
 	return of, nil
 }
 
-// holding is the parts of the base to search for a rank's items: that of the
-// same rank, and of those that held items which that one has not. What cannot
-// be read is an error beside the rest.
+// holding returns the parts of the base to search for a rank's items: the same rank, and the
+// ranks that held items which that rank lacks. It reports unreadable parts as problems and
+// returns the rest.
 func (b *base) holding(ctx context.Context, rank int, items []checkpoint.Item) (parts []*baseRank, problems []error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,7 +132,7 @@ func (b *base) holder(it checkpoint.Item) (rank int, ok bool) {
 	return rank, ok
 }
 
-// openedBases are the parts of all bases that a rank's items are looked for in.
+// openedBases are the parts of all bases to search for a rank's items.
 type openedBases []openedBase
 
 type openedBase struct {
@@ -140,8 +140,8 @@ type openedBase struct {
 	parts []*baseRank
 }
 
-// openBases reads what of the bases concerns a rank. One that cannot be read
-// is none: what it holds is written again.
+// openBases reads the parts of the bases that concern a rank. It skips an unreadable base,
+// whose chunks are then written again.
 func (w *FileWriter) openBases(ctx context.Context, rank int, items []checkpoint.Item) openedBases {
 	var out openedBases
 	for _, of := range w.bases {
@@ -162,7 +162,7 @@ func (w *FileWriter) openBases(ctx context.Context, rank int, items []checkpoint
 	return out
 }
 
-// find are the chunks that may be the same as one with this probe.
+// find returns the chunks that may equal a chunk with this probe.
 func (bs openedBases) find(p probe) []held {
 	var out []held
 	for _, b := range bs {

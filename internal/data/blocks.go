@@ -10,9 +10,9 @@ import (
 // blockRange is a half-open range of blocks of a chunk.
 type blockRange struct{ lo, hi int64 }
 
-// touched is the blocks of a chunk that hold any byte of region, as rising
-// ranges with a gap between any two. The chunk is box outer, row-major, with
-// elements of size bytes; region must lie in it.
+// touched returns the blocks of a chunk that hold any byte of region, as rising ranges with a
+// gap between any two. The chunk is box outer, row-major, with elements of size bytes; region
+// must lie in it.
 func touched(outer, region tensor.Box, size int64) []blockRange {
 	lo, hi := tensor.Span(outer, region)
 	if lo == hi {
@@ -67,7 +67,7 @@ func touched(outer, region tensor.Box, size int64) []blockRange {
 	}
 }
 
-// merge is the union of ranges, rising and with a gap between any two.
+// merge returns the union of ranges, rising and with a gap between any two.
 func merge(ranges []blockRange) []blockRange {
 	slices.SortFunc(ranges, func(a, b blockRange) int {
 		if a.lo != b.lo {
@@ -86,7 +86,7 @@ func merge(ranges []blockRange) []blockRange {
 	return out
 }
 
-// slab is a box of which the elements are contiguous in the chunk.
+// slab is a box whose elements are contiguous in the chunk.
 type slab struct {
 	box tensor.Box
 	at  int64 // first element, counted from the start of the chunk

@@ -19,8 +19,8 @@ import (
 )
 
 // TestBucket saves, lists, verifies, reads, repeats and removes where there are
-// no directories, no links and no renames. What could be reused is written
-// again, and why is said.
+// no directories, no links and no renames. Reusable chunks are
+// rewritten, and the reason is reported.
 func TestBucket(t *testing.T) {
 	m := newModel()
 	m.full(0, "w", tensor.Float32, 1_300_000)
@@ -55,9 +55,9 @@ func TestBucket(t *testing.T) {
 	}
 	written, err := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0))
 	if err != nil || written.BytesReused != 0 || said != 1 {
-		t.Errorf("written %+v, %v; said %d times why", written, err, said)
+		t.Errorf("written %+v, %v; %d reasons", written, err, said)
 	}
-	// Nothing is looked for a second time in vain.
+	// The failed link is not retried.
 	third := ref
 	third.Checkpoint = "step-300.a1"
 	if w = root.Writer(third).Reusing(func(error) { said++ }, data.Base{Ref: ref, Manifest: receipt.Manifest}); w.SetUp(t.Context(), true) != nil {
@@ -69,7 +69,7 @@ func TestBucket(t *testing.T) {
 		return m.source(0).Item(i)
 	}))
 	if large := 1; err != nil || said != 1 || asked != len(m.layout.Items(0))+large { // and its first block, for tied ones
-		t.Errorf("asked %d times, said %d times, %v", asked, said, err)
+		t.Errorf("asked %d times, %d reasons, %v", asked, said, err)
 	}
 	if err := root.Remove(t.Context(), third); err != nil {
 		t.Fatal(err)
@@ -144,8 +144,8 @@ func TestReserved(t *testing.T) {
 	}
 }
 
-// slowReserving begins another write when a file has its blocks and nobody has
-// been told yet.
+// slowReserving begins another write when a file has its blocks, before the first writer
+// knows it.
 type slowReserving struct {
 	*reserving
 	first atomic.Bool
@@ -160,8 +160,8 @@ func (r *slowReserving) Create(ctx context.Context, name string, size int64, mod
 	return u, err
 }
 
-// TestReservedOnce counts the room of a file once also in the moment in which
-// the disk gives it: ranks begin to write at the same time.
+// TestReservedOnce counts the space of a file once also at the moment when the disk reserves
+// it: ranks begin to write at the same time.
 func TestReservedOnce(t *testing.T) {
 	m := newModel()
 	m.full(0, "w", tensor.Uint8, 1<<20)

@@ -234,8 +234,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// TestRemoveTogether removes a checkpoint from beside its removal, at each step
-// of that: what is gone, in part or as a whole, is no failure of either.
+// TestRemoveTogether removes a checkpoint during its removal, at each step of it: neither
+// fails because of files that are gone already.
 func TestRemoveTogether(t *testing.T) {
 	m := tiny()
 	for k, done := 1, false; !done; k++ {
@@ -274,7 +274,7 @@ func TestNoSpace(t *testing.T) {
 	if free, err := root.Free(t.Context()); free != 1<<20 || err != nil {
 		t.Errorf("free: %d, %v", free, err)
 	}
-	// What would fit, but leave less than must stay free, is refused too.
+	// A save that would fit, but leave less than must stay free, is refused too.
 	fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 3 << 20, TotalBytes: 1 << 40})
 	root.KeepFree(func(data.Usage) int64 { return 2 << 20 })
 	if _, err := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0)); !errors.Is(err, syscall.ENOSPC) {

@@ -8,27 +8,27 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// Copied says what [Root.CopyTo] wrote.
+// Copied reports what [Root.CopyTo] wrote.
 type Copied struct {
 	Receipt checkpoint.Receipt // of the copy: store, sequence and event are those of the original
-	// Original is the digest of the manifest that was copied. That of the copy
-	// is another if indexes had to change: where chunks lay in files of other
-	// checkpoints, or of other programs.
+	// Original is the digest of the manifest that was copied. The copy's digest differs if
+	// indexes had to change: where chunks lay in files of other checkpoints, or of other
+	// programs.
 	Original checkpoint.Digest
 	Manifest checkpoint.Manifest // of the copy
 	Files    int                 // with receipt, manifest and indexes
 	Bytes    int64               // of tensors and values
 }
 
-// CopyTo copies a committed checkpoint to the same place below another root, so
-// that it shares no file with anything: chunks that lie in files of earlier
-// checkpoints, or of another program, are written into the files of their rank.
-// Each block is compared with its checksum as it is read, and each chunk's
-// digest with the original's, so that the chain from receipt to chunk holds in
-// the copy as it did before. digest is that of the manifest as the log says;
-// zero takes what the receipt says. to must be of no other store and have
-// nothing at ref. read, if not nil, is told the size of each item that was
-// read. All is durable on return.
+// CopyTo copies a committed checkpoint to the same place below another root, so that it
+// shares no file with anything: chunks in files of earlier checkpoints, or of another
+// program, are written into the files of their rank. It compares each block with its checksum
+// as it is read, and each chunk's digest with the original's, so that the chain from receipt
+// to chunk holds in the copy too.
+//
+// digest is the manifest's digest according to the log; if zero, CopyTo uses the receipt's.
+// to must belong to no other store and have nothing at ref. CopyTo calls read, if not nil,
+// with the size of each item that it read. Everything is durable on return.
 func (r *Root) CopyTo(ctx context.Context, ref checkpoint.Ref, digest checkpoint.Digest, to *Root, read func(bytes int64)) (Copied, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	var out Copied
@@ -90,8 +90,8 @@ func (r *Root) copyTo(ctx context.Context, ref checkpoint.Ref, digest checkpoint
 	return out, err
 }
 
-// copyRank writes the items of an index, in its order: where all of them lie in
-// the rank's own file, the copy's files are the same to the last byte.
+// copyRank writes the items of an index, in its order. If all of them lie in the rank's own
+// file, the copy's files are identical to the last byte.
 func copyRank(ctx context.Context, from *FileReader, x *checkpoint.Index, w *FileWriter, read func(int64)) (Written, error) {
 	items := make([]checkpoint.Item, len(x.Entries))
 	places := map[[2]int64]bool{}
@@ -106,8 +106,8 @@ func copyRank(ctx context.Context, from *FileReader, x *checkpoint.Index, w *Fil
 	return w.WriteData(ctx, x.Rank, items, NewCopySource(ctx, from, x.Rank, items, read))
 }
 
-// sameChunks compares the digests of a copy with those of the original, as far
-// as they are known of that.
+// sameChunks compares the digests of a copy with those of the original, as far as the
+// original's are known.
 func (r *Root) sameChunks(ctx context.Context, ref checkpoint.Ref, copied checkpoint.RankIndex, original *checkpoint.Index) error {
 	x, err := r.readIndex(ctx, ref, copied)
 	if err != nil {
@@ -128,9 +128,8 @@ func (r *Root) sameChunks(ctx context.Context, ref checkpoint.Ref, copied checkp
 	return nil
 }
 
-// CopySource gives a [Writer] the items of one rank of a checkpoint, read by a
-// [Reader]: the way to copy a checkpoint from one place to another. It holds
-// one item at a time.
+// CopySource gives a [Writer] the items of one rank of a checkpoint, read by a [Reader], in
+// order to copy a checkpoint from one place to another. It holds one item at a time.
 type CopySource struct {
 	ctx   context.Context
 	from  Reader
@@ -142,8 +141,8 @@ type CopySource struct {
 
 var _ Source = (*CopySource)(nil)
 
-// NewCopySource reads items of rank. from was set up. read, if not nil, is
-// told the size of each item that was read.
+// NewCopySource returns a source of items of rank. SetUp of from was called. NewCopySource
+// calls read, if not nil, with the size of each item that was read.
 func NewCopySource(ctx context.Context, from Reader, rank int, items []checkpoint.Item, read func(bytes int64)) *CopySource {
 	return &CopySource{ctx: ctx, from: from, rank: rank, items: items, read: read}
 }

@@ -48,7 +48,7 @@ func alone(t testing.TB, dir string) {
 
 // TestCopyTo copies a checkpoint that shares files with others: the copy is
 // whole when all of the store is gone, its chunks have the digests of before,
-// and the one that shares nothing is the same to the last byte.
+// and a copy of a checkpoint that shares nothing is identical to the last byte.
 func TestCopyTo(t *testing.T) {
 	from := onDisk(t)
 	s := newSeries(t, vfs.Default, 2, 2<<20, 1<<20+5, 3<<20)

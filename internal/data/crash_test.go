@@ -15,7 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 )
 
-// progress is what callers were told before a crash.
+// progress holds the results that callers received before a crash.
 type progress struct {
 	setUp     bool
 	written   map[int]data.Written
@@ -75,7 +75,7 @@ func afterwards(t *testing.T, m *model, fs vfs.FS, told *progress) {
 		}
 	}
 	if told.committed != (checkpoint.Digest{}) {
-		// The log says committed: the bytes must load, and the receipt must be
+		// The log has the commit: the bytes must load, and the receipt must be
 		// repairable.
 		m.check(t, root.Reader(ref).WithManifest(told.committed), m.wantAll())
 		receipt := receiptOf(m, told)
@@ -83,8 +83,8 @@ func afterwards(t *testing.T, m *model, fs vfs.FS, told *progress) {
 			t.Fatal(err)
 		}
 	} else if len(told.written) == len(m.ranks()) {
-		// Every rank was told that its data is durable: a successor commits
-		// from what it finds.
+		// Every rank knows that its data is durable: a successor commits the files
+		// that it finds.
 		if _, err := root.Writer(ref).Finish(t.Context(), m.manifest(told.written), commit); err != nil {
 			t.Fatalf("WriteData returned for all ranks: %v", err)
 		}
@@ -238,7 +238,7 @@ func TestFullDisk(t *testing.T) {
 			if errors.As(err, &unrecorded) != (told.committed != checkpoint.Digest{}) {
 				t.Errorf("op %d: error %v, committed %v", k, err, told.committed)
 			}
-			// With the disk free again, whatever was going on can go on.
+			// Once the disk has space again, every interrupted operation can continue.
 			afterwards(t, m, fs, &told)
 		}
 	}

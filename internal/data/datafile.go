@@ -12,14 +12,14 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// fileFormat tells other readers of safetensors whose names these are.
+// fileFormat is the metadata that tells other readers of safetensors which framework's names
+// these are.
 var fileFormat = map[string]string{"format": "pt"}
 
-// layOut decides where each item goes in a rank's data file, and makes the
-// file's header. It is a pure function of its arguments. The entries are in the
-// order of the items; order is that of the file, without the items of which u
-// says where they are. Digests and checksums are left for whoever sees the
-// bytes.
+// layOut decides where each item goes in a rank's data file, and makes the file's header. It
+// is a pure function of its arguments. The entries are in the order of the items. order is
+// the order in the file, without the items that u places elsewhere. The writer fills in
+// digests and checksums later.
 func layOut(rank int, items []checkpoint.Item, u reuse) (x checkpoint.Index, order []int, header []byte, err error) {
 	x = checkpoint.Index{Rank: rank, Entries: make([]checkpoint.Entry, len(items))}
 	seen := make(map[key]struct{}, len(items))
@@ -29,7 +29,7 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x checkpoint.Index, ord
 		}
 		k := itemKey(rank, it)
 		if _, twice := seen[k]; twice {
-			return x, nil, nil, fmt.Errorf("%q %s stands twice among the items", it.Shard.FQN, k.box)
+			return x, nil, nil, fmt.Errorf("%q %s: duplicate item", it.Shard.FQN, k.box)
 		}
 		seen[k] = struct{}{}
 		x.Entries[i].Item = it
@@ -40,8 +40,8 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x checkpoint.Index, ord
 	for n, key := range keys(items, order) {
 		x.Entries[order[n]].Key = key
 	}
-	// Elements of falling size, each a multiple of the next, keep every chunk
-	// aligned without gaps.
+	// Elements of falling size, each a multiple of the next, keep every chunk aligned without
+	// gaps.
 	slices.SortStableFunc(order, func(a, b int) int {
 		return cmp.Compare(items[b].Shard.DType.Size(), items[a].Shard.DType.Size())
 	})
@@ -69,9 +69,9 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x checkpoint.Index, ord
 	return x, order, header, nil
 }
 
-// keys are the names of some items in the header of a data file. Tensors and values
-// may have any name, so a name can look like the key of a part of another, or
-// like the key that is reserved; then it is made unique by a number.
+// keys returns the names of some items in the header of a data file. Tensors and values may
+// have any name, so a name can equal the key of a part of another tensor, or the reserved
+// key. A number then makes it unique.
 func keys(items []checkpoint.Item, which []int) []string {
 	out := make([]string, len(which))
 	taken := map[string]struct{}{safetensors.MetadataKey: {}}
@@ -102,8 +102,8 @@ func keys(items []checkpoint.Item, which []int) []string {
 	return out
 }
 
-// placeReused fills in the entries of items that need no writing. Of those that are
-// in the rank's own file, the digest is left for whoever writes them.
+// placeReused fills in the entries of items that need no writing. For items in the rank's own
+// file, it leaves the digest to the writer.
 func placeReused(x *checkpoint.Index, u reuse) {
 	for _, f := range u.files {
 		x.Files = append(x.Files, checkpoint.File{Name: f.name, Size: f.size})
@@ -119,8 +119,8 @@ func placeReused(x *checkpoint.Index, u reuse) {
 	}
 }
 
-// tieReused gives equal items the digest and sums of the one that was written. That
-// must be what was digested before it was written.
+// tieReused gives equal items the digest and sums of the item that was written. They must
+// match the digest that was taken before the write.
 func tieReused(x *checkpoint.Index, u reuse) error {
 	for i, s := range u.of {
 		if s.file >= 0 {

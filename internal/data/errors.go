@@ -9,15 +9,15 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// ErrNotCommitted is in the chain of errors about a directory that has no
-// receipt: it is not a checkpoint, whatever else it holds.
+// ErrNotCommitted is in the chain of errors about a directory that has no receipt: it is not
+// a checkpoint, whatever else it holds.
 var ErrNotCommitted = errors.New("no receipt, so this is not a committed checkpoint")
 
 // ErrSealed is in the chain of errors about writing different bytes into a
 // checkpoint that already has a manifest.
 var ErrSealed = errors.New("the checkpoint has a manifest and takes no other bytes")
 
-// NoSpaceError says that a save would not fit. Nothing was written.
+// NoSpaceError reports that a save would not fit. Nothing was written.
 type NoSpaceError struct {
 	Dir     string
 	Need    int64  // bytes that this write needs
@@ -26,11 +26,11 @@ type NoSpaceError struct {
 	Free    uint64 // bytes that are free
 }
 
-// Error names the directory, the sizes and the next step.
+// Error reports the directory, the sizes and the next step.
 func (e *NoSpaceError) Error() string {
 	others := ""
 	if e.Pending > 0 {
-		others = fmt.Sprintf(" beside the %d that other ranks are writing", e.Pending)
+		others = fmt.Sprintf(" in addition to the %d that other ranks are writing", e.Pending)
 	}
 	if e.Keep > 0 {
 		others += fmt.Sprintf(", %d are kept for the log,", e.Keep)
@@ -39,12 +39,11 @@ func (e *NoSpaceError) Error() string {
 		"free space, then save again", e.Dir, e.Need, others, e.Free)
 }
 
-// Unwrap makes errors.Is(err, syscall.ENOSPC) hold, as when the disk fills up
-// later.
+// Unwrap makes errors.Is(err, syscall.ENOSPC) hold, as for a disk that fills up later.
 func (e *NoSpaceError) Unwrap() error { return syscall.ENOSPC }
 
-// CorruptError says that stored bytes are not those that were written. None
-// of them were handed out.
+// CorruptError reports that stored bytes differ from those that were written. None of them
+// were handed out.
 type CorruptError struct {
 	File    string // path
 	FQN     string // of the tensor or value; empty when the file as a whole is meant
@@ -56,7 +55,7 @@ type CorruptError struct {
 	Got     string
 }
 
-// Error names file, tensor, chunk, block and the next step.
+// Error reports the file, tensor, chunk, block and the next step.
 func (e *CorruptError) Error() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s is damaged", e.File)

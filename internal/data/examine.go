@@ -13,23 +13,22 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object/local"
 )
 
-// Examined is what the files in one directory say, without a log.
+// Examined describes a checkpoint's directory from its files, without a log.
 type Examined struct {
 	Ref      checkpoint.Ref
 	Receipt  checkpoint.Receipt  // as it was read; zero without one
 	Manifest checkpoint.Manifest // when Err is nil
-	// Err is why this is not a checkpoint that its files prove: without a
-	// receipt it is [ErrNotCommitted], with a damaged file a [*CorruptError].
+	// Err is the reason why its files do not prove a checkpoint: [ErrNotCommitted] without a
+	// receipt, a [*CorruptError] with a damaged file.
 	Err error
 }
 
-// Examine calls visit for each directory of a checkpoint, sorted by run, trial
-// and checkpoint, until visit returns an error. What has no Err is proved by
-// its files as far as that goes without reading tensors: the receipt is whole
-// and that of this directory, the manifest is the one that it names, every
-// index is the one that the manifest names, and every file of data has the
-// size that its index says. A symbolic link in the place of a directory is an
-// error, since what is behind it is not looked at. Nothing is written.
+// Examine calls visit for each directory of a checkpoint, sorted by run, trial and
+// checkpoint, until visit returns an error. A directory without Err is proved by its files as
+// far as possible without reading tensors: the receipt is whole and belongs to this
+// directory, the manifest and every index match their digests, and every data file has the
+// size in its index. A symbolic link in place of a directory is an error, since its target is
+// not examined. Nothing is written.
 func (r *Root) Examine(ctx context.Context, visit func(Examined) error) error {
 	var refs []checkpoint.Ref
 	var link error
@@ -55,11 +54,11 @@ func (r *Root) examine(ctx context.Context, x *Examined) (err error) {
 		return err
 	}
 	if of := checkpoint.RefOf(x.Receipt.Run, x.Receipt.Trial, x.Receipt.Checkpoint); of != x.Ref {
-		return fmt.Errorf("%s is that of %s: somebody has put it here", r.path(x.Ref, checkpoint.ReceiptFile), of)
+		return fmt.Errorf("%s is the receipt of %s, copied here from elsewhere", r.path(x.Ref, checkpoint.ReceiptFile), of)
 	}
 	x.Manifest, err = r.readManifest(ctx, x.Ref, x.Receipt.Manifest)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the manifest that its receipt names is not there: %w", err)
+		return fmt.Errorf("the manifest in its receipt does not exist: %w", err)
 	}
 	if err != nil {
 		return err
@@ -70,10 +69,10 @@ func (r *Root) examine(ctx context.Context, x *Examined) (err error) {
 	return r.Writer(x.Ref).checkWritten(ctx, x.Manifest)
 }
 
-// LinkTo links the files of a checkpoint into the same place below another
-// root on the same filesystem, durably. No byte is copied, and neither root
-// changes the files of the other: every file here is replaced, never written
-// to. It may be repeated; a name that holds another file is an error.
+// LinkTo links the files of a checkpoint into the same place below another root on the same
+// filesystem, durably. It copies no bytes, and neither root changes the files of the other:
+// every file here is replaced, never written to. It may be repeated; a name that holds
+// another file is an error.
 func (r *Root) LinkTo(ctx context.Context, ref checkpoint.Ref, to *Root) error {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	if err == nil {
@@ -89,7 +88,7 @@ func (r *Root) linkTo(ctx context.Context, ref checkpoint.Ref, to *Root) error {
 	here, ok := r.b.(*local.Dir)
 	there, same := to.b.(*local.Dir)
 	if !ok || !same {
-		return fmt.Errorf("one of them is no directory: %w", errors.ErrUnsupported)
+		return fmt.Errorf("one of them is not a directory: %w", errors.ErrUnsupported)
 	}
 	names, err := r.b.List(ctx, nameOf(ref))
 	if err != nil {
@@ -101,7 +100,7 @@ func (r *Root) linkTo(ctx context.Context, ref checkpoint.Ref, to *Root) error {
 	slices.Sort(names)
 	for _, file := range names {
 		if strings.HasSuffix(file, object.Partial) {
-			continue // of a write that was cut
+			continue // of an interrupted write
 		}
 		at := nameOf(ref, file)
 		err := there.LinkFrom(ctx, here, at, at, object.Exclusive)
@@ -115,7 +114,7 @@ func (r *Root) linkTo(ctx context.Context, ref checkpoint.Ref, to *Root) error {
 	return to.sync(ctx, ref)
 }
 
-// sameFile holds two names to be those of one file.
+// sameFile returns an error unless two names are links to the same file.
 func sameFile(ctx context.Context, a object.Backend, from string, b object.Backend, to string) error {
 	x, err := a.Stat(ctx, from)
 	if err != nil {
@@ -126,7 +125,7 @@ func sameFile(ctx context.Context, a object.Backend, from string, b object.Backe
 		return err
 	}
 	if x.ID != y.ID || x.Size != y.Size || !x.Modified.Equal(y.Modified) {
-		return fmt.Errorf("%s is another file than %s: remove it, then run the command again", b.Path(to), a.Path(from))
+		return fmt.Errorf("%s and %s are different files; remove the first, then run the command again", b.Path(to), a.Path(from))
 	}
 	return nil
 }

@@ -26,8 +26,8 @@ const (
 	AnyFile     Format = "file"        // one file of any kind
 )
 
-// Foreign is a checkpoint that another program wrote, read where it lies. It
-// is safe for concurrent use. Package internal/foreign opens one.
+// Foreign is a checkpoint that another program wrote, read in place. It is safe for
+// concurrent use. Package internal/foreign opens one.
 type Foreign struct {
 	fs       vfs.FS
 	path     string
@@ -39,21 +39,21 @@ type Foreign struct {
 
 var _ Reader = (*Foreign)(nil)
 
-// Part is what the files of a foreign checkpoint hold of one rank.
+// Part is the content of a foreign checkpoint's files for one rank.
 type Part struct {
 	Rank   int
 	Files  []PlacedFile
 	Chunks []Place // in the order in which they lie in the files
 }
 
-// PlacedFile is a file of another program, as it was when it was looked at.
+// PlacedFile is a file of another program, with its size and time at adoption.
 type PlacedFile struct {
 	Path     string // absolute and clean
 	Size     int64  // in bytes
 	Modified int64  // when it was last written, in ns since 1970
 }
 
-// Place says where a chunk or value lies.
+// Place is the location of a chunk or value.
 type Place struct {
 	Item    checkpoint.Item
 	File    int                // index of the part's files
@@ -62,9 +62,9 @@ type Place struct {
 	Record  *checkpoint.Record // nil if the file has no checksum of it
 }
 
-// NewForeign is the checkpoint at an absolute path, of which a layout says
-// what it holds and parts where that lies. It opens no file, and trusts
-// nothing: a chunk that does not lie in its file is an error.
+// NewForeign returns the checkpoint at an absolute path, with the contents in layout at the
+// places in parts. It opens no file, and trusts nothing: a chunk outside its file is an
+// error.
 func NewForeign(files vfs.FS, name string, format Format, layout checkpoint.Layout, parts []Part) (*Foreign, error) {
 	f := &Foreign{fs: files, path: name, format: format, ranks: map[int]*rankIndex{}, paths: map[string]checkpoint.Path{}}
 	m := &f.manifest
@@ -96,7 +96,7 @@ func NewForeign(files vfs.FS, name string, format Format, layout checkpoint.Layo
 	return f, nil
 }
 
-// index is that of an adopted rank, checked as if it came from a file.
+// index returns the index of an adopted rank, checked as if it came from a file.
 func (p Part) index() (*checkpoint.Index, error) {
 	x := &checkpoint.Index{Rank: p.Rank, Modified: []int64{}}
 	for _, f := range p.Files {
@@ -116,7 +116,7 @@ func (p Part) index() (*checkpoint.Index, error) {
 	return x, nil
 }
 
-// Files are the paths of the files that it is read from, in the order of
+// Files returns the paths of the files that the checkpoint is read from, in the order of
 // ranks.
 func (f *Foreign) Files() []string {
 	var names []string
@@ -128,17 +128,17 @@ func (f *Foreign) Files() []string {
 	return names
 }
 
-// Format says what was opened.
+// Format returns the format of the checkpoint.
 func (f *Foreign) Format() Format { return f.format }
 
-// Path is where it lies.
+// Path returns the path of the checkpoint.
 func (f *Foreign) Path() string { return f.path }
 
-// Manifest describes the checkpoint as if it were one of ours: named after its
+// Manifest describes the checkpoint as if it were in a store's own format: named after its
 // directory or file, of no store, with step and attempt 0.
 func (f *Foreign) Manifest() checkpoint.Manifest { return f.manifest }
 
-// Items is what a rank holds, in the order in which it lies in the files.
+// Items returns a rank's items, in the order in which they lie in the files.
 func (f *Foreign) Items(rank int) []checkpoint.Item {
 	r := f.ranks[rank]
 	if r == nil {
@@ -160,7 +160,7 @@ func (f *Foreign) ReadMetadata(ctx context.Context) (checkpoint.Manifest, error)
 // SetUp implements [Reader].
 func (f *Foreign) SetUp(ctx context.Context, m checkpoint.Manifest, _ bool) error {
 	if got, want := checkpoint.Sum(checkpoint.EncodeManifest(m)), checkpoint.Sum(checkpoint.EncodeManifest(f.manifest)); got != want {
-		return fmt.Errorf("set up the reading of checkpoint %s: the manifest is of another checkpoint", f.path)
+		return fmt.Errorf("set up the load of checkpoint %s: the manifest is of another checkpoint", f.path)
 	}
 	return ctx.Err()
 }
@@ -177,11 +177,10 @@ func (f *Foreign) PrepareGlobalPlan(ctx context.Context, reads [][]checkpoint.Re
 	return reads, ctx.Err()
 }
 
-// ReadData implements [Reader]. No checksum of a block is known. Those that the
-// files have, of the records of DCP archives, are compared when all of a chunk
-// is read, by one call or several: bytes that are damaged may be in dst, but
-// the call that reads the last of them gives a [*CorruptError]. A chunk that is
-// read in part is compared by [Foreign.Verify] alone.
+// ReadData implements [Reader]. No checksum of a block is known. The checksums of records in
+// DCP archives are compared once all of a chunk is read, by one call or several. Damaged
+// bytes may then be in dst already, but the call that reads the last of them returns a
+// [*CorruptError]. Only [Foreign.Verify] compares a chunk that is read in part.
 func (f *Foreign) ReadData(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination) (int64, error) {
 	n, err := f.chunks().read(ctx, wants, reads, dst)
 	if err != nil {
@@ -206,16 +205,15 @@ func (f foreignFiles) open(_ context.Context, x *checkpoint.Index, n int) (objec
 func (f *Foreign) load(_ context.Context, rank int) (*rankIndex, error) {
 	r := f.ranks[rank]
 	if r == nil {
-		return nil, fmt.Errorf("no file is of rank %d", rank)
+		return nil, fmt.Errorf("rank %d has no file", rank)
 	}
 	return r, nil
 }
 
-// Verify reads every byte and compares it with the checksums that the program
-// which wrote it has left: those of the records of DCP archives. Safetensors
-// files have none; of them, and of what else has none, it only finds out that
-// they can be read, and counts the chunks as unknown. progress is as in
-// [Root.Verify].
+// Verify reads every byte and compares it with the checksums left by the program that wrote
+// it, those of the records of DCP archives. Safetensors files have none. For data without a
+// checksum, Verify only checks that it can be read, and counts the chunks as unknown.
+// progress is as in [Root.Verify].
 func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Report, error) {
 	v := &verifier{
 		files: foreignFiles{f.fs}, progress: progress,
@@ -224,7 +222,7 @@ func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Repor
 	var g errgroup.Group
 	g.SetLimit(readers())
 	for _, want := range f.manifest.Ranks {
-		// The sums that are found are of no use to anyone.
+		// Discard the sums: a foreign checkpoint has no place to keep them.
 		x := *f.ranks[want.Rank].index
 		x.Entries = append([]checkpoint.Entry(nil), x.Entries...)
 		for n := range x.Files {

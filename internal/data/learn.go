@@ -14,15 +14,14 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
-// breaks takes note that nothing is to be learned of a rank.
+// breaks marks a rank from which no sums may be learned.
 func (v *verifier) breaks(x *checkpoint.Index) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.broken[x.Rank] = true
 }
 
-// sums reads what is known of an adopted index, or takes note that it is to be
-// learned.
+// sums reads the known sums of an adopted index, or queues the index to be learned.
 func (v *verifier) sums(ctx context.Context, x *checkpoint.Index, digest checkpoint.Digest) {
 	name := checkpoint.SumsFile(x.Rank)
 	v.known[name] = true
@@ -30,7 +29,7 @@ func (v *verifier) sums(ctx context.Context, x *checkpoint.Index, digest checkpo
 	var damaged *CorruptError
 	switch {
 	case errors.As(err, &damaged):
-		v.find(Corrupt, name, "%s; remove it, and verify again to learn it anew", damaged.Problem)
+		v.find(Corrupt, name, "%s; remove it, and verify again to relearn it", damaged.Problem)
 	case err != nil:
 		v.findError(name, err)
 	case known:
@@ -45,7 +44,7 @@ func (v *verifier) sums(ctx context.Context, x *checkpoint.Index, digest checkpo
 	}
 }
 
-// writeSums keeps what was learned of ranks in which nothing is wrong.
+// writeSums makes the sums of undamaged ranks durable.
 func (v *verifier) writeSums(ctx context.Context) error {
 	if !v.learn {
 		return nil
@@ -54,8 +53,8 @@ func (v *verifier) writeSums(ctx context.Context) error {
 		if v.broken[u.index.Rank] {
 			continue
 		}
-		// A file that changed while it was read may have given some chunks
-		// of before and some of after.
+		// A file that changed during the read may have given old bytes for some chunks and
+		// new bytes for others.
 		if err := v.root.checkUnchanged(ctx, u.index); err != nil {
 			v.find(Mismatch, checkpoint.IndexFile(u.index.Rank), "%v", err)
 			continue
@@ -72,7 +71,7 @@ func (v *verifier) writeSums(ctx context.Context) error {
 	return nil
 }
 
-// agrees compares a file of sums with what the log has recorded of it.
+// agrees compares the digest of a file of sums with the digest in the log.
 func (v *verifier) agrees(name string, got checkpoint.Digest) bool {
 	want, known := v.recorded[name]
 	if known && want != got {
@@ -82,8 +81,8 @@ func (v *verifier) agrees(name string, got checkpoint.Digest) bool {
 	return true
 }
 
-// recordSum takes the checksum of a record, as far as the chunk's own bytes are
-// those of the record.
+// recordSum computes the checksum of a record, as far as the chunk's own bytes are those of
+// the record.
 type recordSum struct {
 	*checkpoint.Record
 	crc  uint32
@@ -103,8 +102,7 @@ func (r *recordSum) add(p []byte, at int64) {
 	}
 }
 
-// problem reads the rest of the record and reports bytes that are not those of
-// its checksum.
+// problem reads the rest of the record and describes bytes that do not match its checksum.
 func (r *recordSum) problem(ctx context.Context, file object.Object) (string, error) {
 	if r.Record == nil {
 		return "", nil
@@ -131,8 +129,8 @@ func (r *recordSum) problem(ctx context.Context, file object.Object) (string, er
 	return "", nil
 }
 
-// archiveProblem reads a value's archive to its end, if it is one: its records
-// have checksums of their own. A value of another kind has none.
+// archiveProblem reads a value's archive to its end, if it is one: its records have their own
+// checksums. Other values have none.
 func archiveProblem(file object.Object, e *checkpoint.Entry) (problem string, checked bool) {
 	section := io.NewSectionReader(file, e.Offset, e.Item.Bytes)
 	var magic [4]byte
@@ -156,14 +154,13 @@ func archiveProblem(file object.Object, e *checkpoint.Entry) (problem string, ch
 	return "", true
 }
 
-// An adopted or foreign chunk has no sums of ours until they are learned, but
-// its file may have a checksum of the whole record that holds it. It says
-// nothing of a part, so it is compared as soon as reads have covered all of
-// the chunk, in one go or window by window: who copies a checkpoint does not
-// give damaged bytes a fresh checksum.
+// An adopted or foreign chunk has no sums of ours until they are learned, but its file may
+// have a checksum of the whole record that holds it. That checksum does not verify a part. So
+// it is compared as soon as reads have covered all of the chunk, at once or window by window.
+// A copy then never gives damaged bytes a new, valid checksum.
 
-// cover notes that blocks of the i-th entry were read, and reports whether all
-// of it is covered now. Then it begins anew.
+// cover records that blocks of the i-th entry were read, and reports whether all of the entry
+// is covered now. If so, it starts again from zero.
 func (x *rankIndex) cover(i int, blocks []blockRange) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -180,15 +177,15 @@ func (x *rankIndex) cover(i int, blocks []blockRange) bool {
 	return false
 }
 
-// checkable reports a chunk whose bytes have no sums but those that the
-// program which wrote them left.
+// checkable reports whether a chunk's bytes have no sums except those left by the program
+// that wrote them.
 func (c *chunkRead) checkable() bool {
 	e := c.entry
 	return c.index.Adopted() && !e.Learned() && len(c.blocks) > 0 && (e.Record != nil || e.Item.Value)
 }
 
-// checkRecord compares the whole record of a chunk with its checksum, or all
-// records of a value's archive.
+// checkRecord compares the whole record of a chunk with its checksum, or all records of a
+// value's archive.
 func (c *chunkRead) checkRecord(ctx context.Context, f *sharedFile) error {
 	file, err := f.open(ctx)
 	if err != nil {
@@ -225,18 +222,18 @@ func (r *Root) readSums(ctx context.Context, ref checkpoint.Ref, x *checkpoint.I
 	return true, nil
 }
 
-// Sums is the file of what was learned of one rank's adopted bytes.
+// Sums is a file of the sums learned for one rank's adopted bytes.
 type Sums struct {
 	Name   string // within the checkpoint's directory
 	Digest checkpoint.Digest
 	Size   int64 // in bytes
-	New    bool  // it was not there before
+	New    bool  // it did not exist before
 }
 
 // writeSums makes the sums of an adopted index durable.
 func (r *Root) writeSums(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index, of checkpoint.Digest) (Sums, error) {
 	data := checkpoint.EncodeSums(x, of)
-	// Another process may be learning the same.
+	// Another process may be learning the same sums.
 	if err := r.create(ctx, ref, checkpoint.SumsFile(x.Rank), data); err != nil {
 		return Sums{}, err
 	}

@@ -30,7 +30,7 @@ func failAt(on vfs.FS, k int, forever bool, at func()) (vfs.FS, *int) {
 }
 
 // TestSumsCrash crashes the writing of sums at every operation: they are whole
-// or not there, and what writeSums has said is durable.
+// or missing, and a success of writeSums means that they are durable.
 func TestSumsCrash(t *testing.T) {
 	x, of := learnedIndex()
 	ref := checkpoint.Ref{Run: "run", Trial: "main", Checkpoint: "c"}
@@ -73,7 +73,7 @@ func TestSumsCrash(t *testing.T) {
 			return
 		}
 		if err == nil {
-			t.Fatalf("operation %d failed, and nobody said so", k)
+			t.Fatalf("operation %d failed without an error", k)
 		}
 	}
 }

@@ -11,33 +11,34 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Spot is where what is wanted lies in a file of this machine: its bytes, one
-// after the other, as they are wanted.
+// Spot is the place of a want's bytes in a file of this machine. They lie there contiguously,
+// in the want's order.
 type Spot struct {
 	Path   string
 	Offset int64
 	Size   int64 // of the file
 	Check  Check
 
-	outside bool // it is of another program
+	outside bool // it belongs to another program
 }
 
-// Check is how who copies some bytes of a chunk verifies them: by the checksums of the
-// blocks that hold them, of which the first may begin in front of them and the last
-// end behind them. All blocks have [checkpoint.BlockSize] but the last of the chunk.
+// Check holds the checksums with which a caller verifies its copy of some bytes of a chunk:
+// those of the blocks that hold them. The first block may begin before these bytes and the
+// last may end after them. All blocks have [checkpoint.BlockSize] bytes except the last of
+// the chunk.
 type Check struct {
 	Before, After int64    // bytes of the first and of the last block that are not wanted
 	Sums          []uint32 // CRC-32C of each block
 }
 
-// Spots finds, by want, what a caller can copy straight out of the files, so that
-// no memory is made for it and nothing is copied twice. Those are wants that one read
-// fills, in the dtype that was stored, of chunks whose checksums are known.
+// Spots finds, by want, the bytes that a caller can copy straight out of the files, without
+// memory allocated for them and without a second copy. These are wants that one read fills,
+// in the stored dtype, of chunks whose checksums are known.
 //
-// Either the caller verifies them by their checks while it copies, or ReadData with no
-// buffer for them does: that reads them into the page cache, out of which the caller
-// copies after it. What the cache loses in between comes from the disk once more, and
-// is not verified again.
+// Either the caller verifies them by their checks while it copies, or it calls ReadData
+// without a buffer for them first. ReadData reads and verifies them into the page cache, and
+// the caller copies them from there. Bytes that the cache drops in between are read from the
+// disk again, and are not verified again.
 func (r *FileReader) Spots(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read) (map[int]Spot, error) {
 	spots, err := r.spots(ctx, wants, reads)
 	return spots, r.wrap("load", err)
@@ -78,8 +79,8 @@ func (r *FileReader) spots(ctx context.Context, wants []checkpoint.Want, reads [
 	return spots, nil
 }
 
-// sizeHere is the size of a file of this machine; -1 if it is none. Of the
-// store's own files none is reached by a link.
+// sizeHere returns the size of a file of this machine, or -1 if the spot is not one. None of
+// the store's own files is reached through a link.
 func (r *FileReader) sizeHere(at Spot) int64 {
 	stat := os.Stat
 	if !at.outside {
@@ -91,7 +92,7 @@ func (r *FileReader) sizeHere(at Spot) int64 {
 	return -1
 }
 
-// spot is where a read's bytes lie, if they lie there as they are wanted.
+// spot returns the place of a read's bytes, if they lie there in the want's order.
 func (r chunkReader) spot(ctx context.Context, want checkpoint.Want, read checkpoint.Read) (Spot, bool, error) {
 	x, i, err := r.find(ctx, readKey(want, read), read)
 	if err != nil {
@@ -105,8 +106,8 @@ func (r chunkReader) spot(ctx context.Context, want checkpoint.Want, read checkp
 	return Spot{Path: r.path(x.index, e.File), Offset: e.Offset + lo, Check: checkOf(e, lo, hi), outside: x.index.Adopted()}, true, nil
 }
 
-// within is where the bytes of a want lie in a chunk, if one read of it has them one
-// after the other, as they are wanted, and the checksums of the chunk are known.
+// within returns the range of a want's bytes in a chunk, if one read has all of them
+// contiguously, in the want's order, and the checksums of the chunk are known.
 func within(e *checkpoint.Entry, want checkpoint.Want, read checkpoint.Read) (lo, hi int64, ok bool) {
 	if e.Strides != nil || !e.Learned() || e.Item.Bytes == 0 {
 		return 0, 0, false
@@ -120,14 +121,14 @@ func within(e *checkpoint.Entry, want checkpoint.Want, read checkpoint.Read) (lo
 	return lo * size, hi * size, ok
 }
 
-// checkOf is how the bytes from lo to hi of a chunk are verified.
+// checkOf returns the check for the bytes from lo to hi of a chunk.
 func checkOf(e *checkpoint.Entry, lo, hi int64) Check {
 	first, end := lo/checkpoint.BlockSize, checkpoint.Blocks(hi)
 	return Check{Before: lo - first*checkpoint.BlockSize, After: min(end*checkpoint.BlockSize, e.Item.Bytes) - hi, Sums: e.Sums[first:end]}
 }
 
-// Check is how a copy of what one read brings is verified, wherever it comes from, if
-// the read has all of the want one after the other.
+// Check returns the check for a copy of the bytes of one read, from any source, if the read
+// has all of the want contiguously.
 func (r *FileReader) Check(ctx context.Context, want checkpoint.Want, read checkpoint.Read) (c Check, ok bool, err error) {
 	if r.ranks == nil {
 		return Check{}, false, r.wrap("load", errors.New("SetUp was not called"))

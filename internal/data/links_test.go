@@ -55,8 +55,8 @@ func plant(t *testing.T, to, path string) {
 	}
 }
 
-// What an aborted save has left is removed, and what is in the place of it or
-// below it, but nothing behind a link.
+// The leftovers of an aborted save are removed, and links in or in place of its directory, but
+// not the targets of links.
 func TestRemoveLinks(t *testing.T) {
 	for name, lay := range map[string]func(t *testing.T, dir, away string){
 		"its place":   func(t *testing.T, dir, away string) { plant(t, away, dir) },
@@ -166,7 +166,7 @@ func TestLinkedFiles(t *testing.T) {
 	}
 }
 
-// What killed processes have left goes, and what was put in its place.
+// The leftovers of killed processes are removed, and files that were put in their place.
 func TestSweepLinks(t *testing.T) {
 	root, away := onDisk(t), precious(t)
 	pending := filepath.Join(root.Dir(), ".pending")

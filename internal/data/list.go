@@ -16,10 +16,10 @@ import (
 	"github.com/ckptstore/ckptstore/internal/disk"
 )
 
-// Damaged is a receipt that could not be read, or a symbolic link in the place of
-// a directory. Its checkpoint is not listed, nor is what is behind the link.
+// Damaged is a receipt that could not be read, or a symbolic link in place of a directory.
+// Its checkpoint is not listed, nor is the target of the link.
 type Damaged struct {
-	Ref  checkpoint.Ref // of a link, no more than its place in the data has
+	Ref  checkpoint.Ref // for a link, only the parts that its place in the data has
 	File string         // path
 	Err  error          // a [*CorruptError], or why the file could not be read
 }
@@ -30,19 +30,19 @@ func (d Damaged) Link() bool {
 	return errors.As(d.Err, &is) && is.Link()
 }
 
-// Problem says what is wrong and the next step.
+// Problem returns the problem and the next step.
 func (d Damaged) Problem() error {
 	if d.Link() {
 		return d.Err
 	}
-	return fmt.Errorf("%s: %w: open the store once with its log, which writes the receipt again", d.File, d.Err)
+	return fmt.Errorf("%s: %w; open the store once with its log, which rewrites the receipt", d.File, d.Err)
 }
 
-// Checkpoints lists what is committed, by receipts alone: it needs no log and
-// opens no other file. A directory without a receipt is no checkpoint and is
-// not listed; a receipt that is damaged, or a symbolic link in the place of a
-// directory, is reported beside the list. Both are sorted by run, trial and
-// checkpoint. A root that was never made has none.
+// Checkpoints lists the committed checkpoints by their receipts alone. It needs no log and
+// opens no other file. It omits directories without a receipt, which are not checkpoints, and
+// returns damaged receipts, and symbolic links in place of directories, in the second result.
+// Both results are sorted by run, trial and checkpoint. A root that was never made has no
+// checkpoints.
 func (r *Root) Checkpoints(ctx context.Context) ([]checkpoint.Receipt, []Damaged, error) {
 	var receipts []checkpoint.Receipt
 	var damaged []Damaged
@@ -61,7 +61,7 @@ func (r *Root) Checkpoints(ctx context.Context) ([]checkpoint.Receipt, []Damaged
 	return receipts, damaged, nil
 }
 
-// Receipt is the receipt of a checkpoint. Without one, the error has
+// Receipt returns the receipt of a checkpoint. Without a receipt, the error has
 // [ErrNotCommitted] in its chain.
 func (r *Root) Receipt(ctx context.Context, ref checkpoint.Ref) (checkpoint.Receipt, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
@@ -75,8 +75,8 @@ func (r *Root) Receipt(ctx context.Context, ref checkpoint.Ref) (checkpoint.Rece
 	return receipt, nil
 }
 
-// Links lists the symbolic links among the directories of runs, trials and
-// checkpoints. None of them is followed.
+// Links lists the symbolic links among the directories of runs, trials and checkpoints. It
+// follows none of them.
 func (r *Root) Links(ctx context.Context) (links []Damaged, err error) {
 	if err = r.walk(ctx, func(checkpoint.Ref) {}, func(link Damaged) { links = append(links, link) }); err != nil {
 		return nil, fmt.Errorf("list links in %s: %w", r.Dir(), err)
@@ -84,8 +84,8 @@ func (r *Root) Links(ctx context.Context) (links []Damaged, err error) {
 	return links, nil
 }
 
-// walk calls visit for each directory of a checkpoint, committed or not, and
-// linked for each link among them.
+// walk calls visit for each directory of a checkpoint, committed or not, and linked for each
+// link among them.
 func (r *Root) walk(ctx context.Context, visit func(checkpoint.Ref), linked func(Damaged)) error {
 	runs, err := r.subdirs(ctx, "", linked)
 	if err != nil {
@@ -112,8 +112,8 @@ func (r *Root) walk(ctx context.Context, visit func(checkpoint.Ref), linked func
 	return nil
 }
 
-// subdirs is the sorted names of the directories in dir. One that went away
-// while it was listed has none. linked is told of the links.
+// subdirs returns the sorted names of the directories in dir; none if dir disappeared
+// meanwhile. It calls linked for each link.
 func (r *Root) subdirs(ctx context.Context, dir string, linked func(Damaged)) ([]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -137,19 +137,19 @@ func (r *Root) subdirs(ctx context.Context, dir string, linked func(Damaged)) ([
 	return dirs, nil
 }
 
-// Remove removes what a save that was not committed has left. A directory with
-// a receipt, or with a manifest of another checkpoint or store, is a
-// [*TakenError] and stays as it is; so only a manifest whose decision was never
-// made goes. A symbolic link is removed itself, in its place or below it. One that is gone, or half gone, is success. It is durable on
-// return.
+// Remove removes the leftovers of a save that was not committed. A directory with a receipt,
+// or with a manifest of another checkpoint or store, is a [*TakenError] and stays unchanged,
+// so a manifest is removed only if its commit was never decided. A symbolic link in or in
+// place of the directory is removed itself. A directory that is gone, or partly gone, is
+// success. The removal is durable on return.
 func (r *Root) Remove(ctx context.Context, ref checkpoint.Ref) error {
 	return r.removeDir(ctx, ref, false)
 }
 
-// RemoveCommitted removes a checkpoint that the log says was committed and
-// then deleted: the receipt first, durably, so that a crash never leaves a
-// receipt without its data; then the rest, then the directory. What is not this
-// store's checkpoint is refused as in [Root.Remove].
+// RemoveCommitted removes a checkpoint that was committed and then deleted according to the
+// log. It removes the receipt first, durably, so that a crash never leaves a receipt without
+// its data; then the other files, then the directory. It refuses a checkpoint of another
+// store as [Root.Remove] does.
 func (r *Root) RemoveCommitted(ctx context.Context, ref checkpoint.Ref) error {
 	return r.removeDir(ctx, ref, true)
 }
@@ -169,7 +169,7 @@ func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool) e
 	dir := nameOf(ref)
 	names, err := r.b.List(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Perhaps by a call that was cut off before it made this durable.
+		// An interrupted call may have removed it before it made this durable.
 		return disk.Gone(r.b.Sync(ctx, path.Dir(dir)))
 	}
 	if stray(err, r.b.Path(dir)) {
@@ -203,8 +203,8 @@ func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool) e
 	return r.b.Sync(ctx, path.Dir(dir))
 }
 
-// ownOrStray is own, which removes links and pipes that have the name of a
-// receipt or manifest.
+// ownOrStray is like own, and also removes links and pipes that have the name of a receipt or
+// manifest.
 func (r *Root) ownOrStray(ctx context.Context, ref checkpoint.Ref, names []string) (receipt bool, err error) {
 	for range len(names) + 1 {
 		receipt, _, err = r.own(ctx, ref, names)
@@ -219,14 +219,14 @@ func (r *Root) ownOrStray(ctx context.Context, ref checkpoint.Ref, names []strin
 	return receipt, err
 }
 
-// stray reports that a link, or something else that a store has none of, has the
-// path itself.
+// stray reports whether the path itself is a link or another type of file that stores never
+// contain.
 func stray(err error, path string) bool {
 	var is *beneath.TypeError
 	return errors.As(err, &is) && is.Path == path && !is.Type.IsDir()
 }
 
-// linkAt is the link that an error says to have a name.
+// linkAt returns the link with that name that an error reports.
 func (r *Root) linkAt(name string, err error) (Damaged, bool) {
 	d := Damaged{File: r.b.Path(name), Err: err}
 	of := strings.SplitN(name, "/", 3)
@@ -238,8 +238,8 @@ func (r *Root) linkAt(name string, err error) (Damaged, bool) {
 	return d, d.Link() && stray(err, d.File)
 }
 
-// removeAll removes a directory with what is in it. What is still there after
-// its files are gone are directories, which somebody has put there.
+// removeAll removes a directory and its contents. Directories that remain after its files are
+// removed were not made by the store.
 func (r *Root) removeAll(ctx context.Context, dir string, names []string) error {
 	var refused error
 	for _, file := range names {
@@ -252,7 +252,7 @@ func (r *Root) removeAll(ctx context.Context, dir string, names []string) error 
 	for _, sub := range left {
 		inner, err := r.b.List(ctx, path.Join(dir, sub))
 		if stray(err, r.b.Path(path.Join(dir, sub))) {
-			err = r.b.Remove(ctx, path.Join(dir, sub)) // it has come since
+			err = r.b.Remove(ctx, path.Join(dir, sub)) // it was made meanwhile
 			if err == nil {
 				continue
 			}
@@ -267,16 +267,14 @@ func (r *Root) removeAll(ctx context.Context, dir string, names []string) error 
 	return r.b.Remove(ctx, dir)
 }
 
-// statMost is how many directories of checkpoints of one trial are looked at
-// for when they were changed last.
+// statMost is the number of checkpoint directories of one trial whose time of change is read.
 const statMost = 1024
 
-// Newest is the receipts of the checkpoints that were probably committed last,
-// of at most so many trials and so many of each, in no order. It reads no others:
-// a directory is newer than another when it was changed later, or when the numbers
-// in its name are higher. A copy whose files have the times of the copying, or a
-// clock that was wrong, makes it choose others. Damaged receipts and links among
-// them are reported beside the list.
+// Newest returns the receipts of the checkpoints that were probably committed last, of at
+// most trials trials and at most each checkpoints per trial, in no order. It reads no others.
+// A directory counts as newer than another if it changed later, or if the numbers in its name
+// are higher. A wrong clock, or a copy whose files have the times of copying, makes it choose
+// other checkpoints. Damaged receipts and links among them are returned in the second result.
 func (r *Root) Newest(ctx context.Context, trials, each int) ([]checkpoint.Receipt, []Damaged, error) {
 	var receipts []checkpoint.Receipt
 	var damaged []Damaged
@@ -305,13 +303,13 @@ func (r *Root) Newest(ctx context.Context, trials, each int) ([]checkpoint.Recei
 	return receipts, damaged, nil
 }
 
-// changed is a directory and when a name in it was last made or removed.
+// changed is a directory and the time when a name in it was last made or removed.
 type changed struct {
 	name string
 	at   time.Time
 }
 
-// trials are the directories of all trials. linked is told of the links.
+// trials returns the directories of all trials. It calls linked for each link.
 func (r *Root) trials(ctx context.Context, linked func(Damaged)) (dirs []changed, err error) {
 	runs, err := r.b.List(ctx, "")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -344,12 +342,13 @@ func (r *Root) trials(ctx context.Context, linked func(Damaged)) (dirs []changed
 	return dirs, nil
 }
 
-// isFile reports that a directory is gone, or is a file, a pipe or a device.
+// isFile reports whether a directory is gone, or is a file, a pipe or a device.
 func isFile(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*beneath.TypeError)) || err != nil && strings.Contains(err.Error(), "not a directory")
 }
 
-// changes looks at the directories among names. linked is told of the links.
+// changes returns the directories among names with their times. It calls linked for each
+// link.
 func (r *Root) changes(ctx context.Context, dir string, names []string, linked func(Damaged)) (dirs []changed, err error) {
 	for _, name := range names {
 		info, err := r.b.Stat(ctx, path.Join(dir, name))
@@ -370,8 +369,8 @@ func (r *Root) changes(ctx context.Context, dir string, names []string, linked f
 	return dirs, nil
 }
 
-// newestOf are the names of the checkpoints of a trial that were changed last,
-// and of those with the highest numbers, so many of each.
+// newestOf returns the names of a trial's checkpoints that changed last, and of those with
+// the highest numbers, up to most of each.
 func (r *Root) newestOf(ctx context.Context, dir string, most int) ([]string, error) {
 	names, err := r.b.List(ctx, dir)
 	if isFile(err) {
@@ -383,7 +382,7 @@ func (r *Root) newestOf(ctx context.Context, dir string, most int) ([]string, er
 	slices.SortFunc(names, func(a, b string) int { return byNumbers(b, a) })
 	found := slices.Clone(names[:min(most, len(names))])
 	if len(names) > most && len(names) <= statMost {
-		dirs, err := r.changes(ctx, dir, names, func(Damaged) {}) // those that are read are reported
+		dirs, err := r.changes(ctx, dir, names, func(Damaged) {}) // Newest reports the links among those that it reads
 		if err != nil {
 			return nil, err
 		}
@@ -416,7 +415,7 @@ func byNumbers(a, b string) int {
 	return cmp.Compare(len(a), len(b))
 }
 
-// digits is how many a text begins with.
+// digits returns the number of digits at the beginning of a text.
 func digits(s string) int {
 	n := 0
 	for n < len(s) && '0' <= s[n] && s[n] <= '9' {
@@ -425,8 +424,8 @@ func digits(s string) int {
 	return n
 }
 
-// EachReceipt calls visit for every receipt that can be read, as it is found.
-// Unlike [Root.Checkpoints] it keeps none.
+// EachReceipt calls visit for every receipt that can be read, as it is found. Unlike
+// [Root.Checkpoints] it keeps none.
 func (r *Root) EachReceipt(ctx context.Context, visit func(checkpoint.Receipt) error) error {
 	var stopped error
 	err := r.walk(ctx, func(ref checkpoint.Ref) {

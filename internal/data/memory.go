@@ -14,56 +14,53 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Three operations use chunks that are in memory. They differ in what they do with the
-// blocks of a chunk, and share all else, in memoryScan:
+// Three operations use chunks in memory. They differ in what they do with the blocks of a
+// chunk, and share the rest, in memoryScan:
 //
-//	ReadMemory    copies blocks, and verifies the copy, which nobody else can change
-//	VerifyMemory  verifies blocks where they are, for a caller that lends the memory
-//	ProveMemory   verifies all blocks of all chunks before they are asked for
+//	ReadMemory    copies blocks, and verifies the copy, which no other process can change
+//	VerifyMemory  verifies blocks in place, for a caller that shares the memory
+//	ProveMemory   verifies all blocks of all chunks before they are requested
 
-// Memory gives out chunks that are in memory beside their files. It is called
-// by several goroutines, and what it gives out stays mapped until the call that
-// was given the Memory returns.
+// Memory provides chunks that are in memory as well as in files. Several goroutines call it.
+// Its memory stays mapped until the call that it was passed to returns.
 type Memory interface {
-	// Chunk is what may be the bytes of an item that a rank has saved, and
-	// their digest, zero where it is not known; nil if there is nothing.
+	// Chunk returns bytes that may be those of an item that a rank has saved, and their
+	// digest, zero if unknown. It returns nil if it has none.
 	Chunk(rank int, it checkpoint.Item) (data []byte, digest checkpoint.Digest)
 }
 
-// FromMemory says what of a load came from memory.
+// FromMemory reports the part of a load that came from memory.
 type FromMemory struct {
 	Bytes int64             // of the blocks that were copied
-	Rest  []checkpoint.Read // what is not there, or is not what was committed
-	Unfit []error           // of chunks that are there: why they were not used
+	Rest  []checkpoint.Read // reads of chunks that are not in memory, or differ from the committed ones
+	Unfit []error           // reasons why chunks in memory were not used
 }
 
-// ReadMemory is [FileReader.ReadData] for chunks that are in memory. A chunk is
-// taken from there if it has the digest that the committed index has; where its
-// digest is not known it is taken. And the checksum of every block is compared,
-// of a copy that nobody else can change. What cannot be taken is to be read by
-// ReadData, and undefined in dst before. After an error all of dst is undefined.
+// ReadMemory is [FileReader.ReadData] for chunks in memory. It uses a chunk if its digest is
+// the one in the committed index; if the digest is unknown, it computes it. It then compares
+// the checksum of every block, of a copy that no other process can change. Reads that it
+// cannot serve from memory must go through ReadData; their part of dst is undefined before.
+// After an error all of dst is undefined.
 func (r *FileReader) ReadMemory(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination, m Memory) (FromMemory, error) {
 	out, err := r.readMemory(ctx, wants, reads, dst, m)
 	return out, r.wrap("load from memory", err)
 }
 
-// VerifyMemory is [FileReader.ReadMemory] without the copy, for one who gives
-// the memory itself away to be read. Reads that are not in Rest are of chunks
-// that have the digest of the committed index, and of which every block that is
-// read has the checksum that it has there, unless that was proven before. It says
-// nothing of what is written to the memory later: that nobody does is up to the
-// caller.
+// VerifyMemory is [FileReader.ReadMemory] without the copy, for a caller that shares the
+// memory itself with a reader. For reads that are not in Rest, the chunk has the digest of
+// the committed index, and every block that is read has its checksum in that index, unless p
+// proves the chunk. Later writes to the memory are not detected: the caller must prevent
+// them.
 func (r *FileReader) VerifyMemory(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, m Memory, p *Proof) (FromMemory, error) {
 	out, err := r.verifyMemory(ctx, wants, reads, m, p)
 	return out, r.wrap("verify memory", err)
 }
 
-// Proof is which chunks in memory are what was committed. A nil Proof proves
-// nothing.
+// Proof records which chunks in memory equal the committed ones. A nil Proof proves nothing.
 type Proof struct{ chunks map[key]bool }
 
-// ProveMemory verifies all chunks that are in memory, before anybody asks for
-// them. Those that are not what was committed are not proven, and no error.
+// ProveMemory verifies all chunks in memory, before they are requested. Chunks that differ
+// from the committed ones are not proven, and cause no error.
 func (r *FileReader) ProveMemory(ctx context.Context, m Memory) (*Proof, error) {
 	p, err := r.proveMemory(ctx, m)
 	return p, r.wrap("verify memory", err)
@@ -94,7 +91,7 @@ func (r *FileReader) verifyMemory(ctx context.Context, wants []checkpoint.Want, 
 	if err := r.readable(ctx); err != nil {
 		return FromMemory{}, err
 	}
-	// Equal chunks that lie in a file once are two here: each lies elsewhere in memory.
+	// Equal chunks that are stored once in a file are two chunks here: their memory differs.
 	there := map[key]*inMemory{} // nil: not in memory
 	var order []*inMemory
 	for _, read := range reads {
@@ -173,7 +170,7 @@ func (r *FileReader) proveMemory(ctx context.Context, m Memory) (*Proof, error) 
 	return p, nil
 }
 
-// readable reports a reader that was not set up.
+// readable returns an error if SetUp was not called.
 func (r *FileReader) readable(ctx context.Context) error {
 	if err := errors.Join(ctx.Err(), r.ref.Validate()); err != nil {
 		return err
@@ -184,7 +181,7 @@ func (r *FileReader) readable(ctx context.Context) error {
 	return nil
 }
 
-// readKey is the key of the chunk that a read is of.
+// readKey returns the key of the chunk that a read is of.
 func readKey(want checkpoint.Want, read checkpoint.Read) key {
 	k := key{value: want.Value, rank: read.Rank, fqn: read.FQN}
 	if !want.Value {
@@ -217,8 +214,8 @@ func (r *FileReader) inMemory(ctx context.Context, k key, m Memory) (*inMemory, 
 	return inMemoryOf(newChunkRead(x.index, i), m), nil
 }
 
-// inMemoryOf returns a chunk if it is in memory and can be compared with what was
-// committed, or nil.
+// inMemoryOf returns a chunk if it is in memory and can be compared with the committed one,
+// or nil.
 func inMemoryOf(c *chunkRead, m Memory) *inMemory {
 	if c.index.Adopted() || !c.entry.Learned() {
 		return nil // they have no digest to be compared with
@@ -230,7 +227,8 @@ func inMemoryOf(c *chunkRead, m Memory) *inMemory {
 	return &inMemory{chunkRead: c, data: data, digest: digest}
 }
 
-// tiny is the size of a chunk, in bytes, that is visited at once: a goroutine takes longer.
+// tiny is the size, in bytes, of a chunk that is visited synchronously: a goroutine takes
+// longer.
 const tiny = 16 << 10
 
 // memoryScan visits the wanted blocks of chunks in memory on all processors.
@@ -238,9 +236,9 @@ type memoryScan struct {
 	group  *errgroup.Group
 	ctx    context.Context // of the group
 	visit  func(*inMemory, context.Context, blockRange, *atomic.Int64) error
-	total  atomic.Int64 // bytes of the blocks that were visited
+	total  atomic.Int64 // bytes of the visited blocks
 	chunks []*inMemory  // all that were started, in their order
-	err    error        // of a visit at once
+	err    error        // of a synchronous visit
 }
 
 func newMemoryScan(ctx context.Context, visit func(*inMemory, context.Context, blockRange, *atomic.Int64) error) *memoryScan {
@@ -250,8 +248,8 @@ func newMemoryScan(ctx context.Context, visit func(*inMemory, context.Context, b
 	return s
 }
 
-// start compares what is known of a chunk with the index, takes its digest where that is
-// not known, and visits its wanted blocks.
+// start compares the known facts of a chunk with the index, computes its digest if unknown,
+// and visits its wanted blocks.
 func (s *memoryScan) start(in *inMemory) error {
 	s.chunks = append(s.chunks, in)
 	switch {
@@ -294,7 +292,7 @@ func (s *memoryScan) blocks(in *inMemory) error {
 	return nil
 }
 
-// result waits for all visits. of is the chunk of the n-th read; nil if it is not in
+// result waits for all visits. of returns the chunk of the n-th read; nil if it is not in
 // memory.
 func (s *memoryScan) result(reads []checkpoint.Read, of func(n int) *inMemory) (FromMemory, error) {
 	if err := errors.Join(s.err, s.group.Wait()); err != nil {
@@ -314,12 +312,12 @@ func (s *memoryScan) result(reads []checkpoint.Read, of func(n int) *inMemory) (
 	return out, nil
 }
 
-// why says of which chunk it is that it was not used.
+// why returns the reason why the chunk was not used, with the chunk's name.
 func (in *inMemory) why() error {
 	return fmt.Errorf("%q %s of rank %d: %w", in.entry.Item.Shard.FQN, in.entry.BoxString(), in.index.Rank, in.unfit)
 }
 
-// fail says why a chunk is not used.
+// fail records why a chunk is not used.
 func (in *inMemory) fail(err error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -334,18 +332,18 @@ func (in *inMemory) failed() bool {
 	return in.unfit != nil
 }
 
-// same compares what is known of the chunk in memory with the index.
+// same compares the known size and digest of the chunk in memory with the index.
 func (in *inMemory) same() error {
 	if got, want := int64(len(in.data)), in.entry.Item.Bytes; got != want {
-		return fmt.Errorf("it has %d bytes in memory, %d were committed", got, want)
+		return fmt.Errorf("size in memory is %d bytes, %d were committed", got, want)
 	}
 	if in.digest != in.entry.Digest {
-		return fmt.Errorf("its digest in memory is %s, %s was committed", in.digest, in.entry.Digest)
+		return fmt.Errorf("digest in memory is %s, %s was committed", in.digest, in.entry.Digest)
 	}
 	return nil
 }
 
-// digestAll takes the digest of a chunk of which it is not known.
+// digestAll computes the digest of a chunk whose digest is unknown.
 func (in *inMemory) digestAll(ctx context.Context) (err error) {
 	if in.digest, err = digestBytes(ctx, in.data); err != nil {
 		return err
@@ -356,11 +354,11 @@ func (in *inMemory) digestAll(ctx context.Context) (err error) {
 	return nil
 }
 
-// copyBlocks is verified and copied at once: what of a core's cache is left
-// beside source and destination.
+// copyBlocks is the number of blocks verified and copied together: the part of a core's cache
+// that remains next to source and destination.
 const copyBlocks = 4
 
-// copy verifies some blocks and copies what is wanted of them.
+// copy verifies some blocks and copies their wanted parts.
 func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
@@ -380,7 +378,7 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 		}
 		if at >= 0 && len(in.copies) == 1 {
 			total.Add(int64(len(window)))
-			continue // it is there
+			continue // already in place
 		}
 		if err := in.others(at).copyOut(window, start); err != nil {
 			return fmt.Errorf("%q: %w", in.entry.Item.Shard.FQN, err)
@@ -390,7 +388,7 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 	return nil
 }
 
-// check verifies some blocks where they are.
+// check verifies some blocks in place.
 func (in *inMemory) check(ctx context.Context, b blockRange, total *atomic.Int64) error {
 	for lo := b.lo; lo < b.hi && !in.failed(); lo += copyBlocks {
 		if err := ctx.Err(); err != nil {
@@ -405,7 +403,7 @@ func (in *inMemory) check(ctx context.Context, b blockRange, total *atomic.Int64
 	return nil
 }
 
-// wanted is how many bytes the wanted blocks have.
+// wanted returns the size of the wanted blocks.
 func (in *inMemory) wanted() (bytes int64) {
 	for _, b := range in.blocks {
 		bytes += min(b.hi*checkpoint.BlockSize, in.entry.Item.Bytes) - b.lo*checkpoint.BlockSize
@@ -425,9 +423,9 @@ func (in *inMemory) intact(first int64, window []byte) bool {
 	return err == nil
 }
 
-// direct is the part of a buffer that is to have just the bytes of the chunk
-// from start to end, and which of the copies it belongs to, or -1: then they are
-// verified where they go. What is found wrong there is read again from the file.
+// direct returns the part of a buffer that receives exactly the bytes of the chunk from start
+// to end, and the index of its copy, or -1. Such bytes are verified in their destination. If
+// they are damaged, they are read again from the file.
 func (in *inMemory) direct(start, end int64) (part []byte, at int) {
 	size := int64(in.size)
 	for i, to := range in.copies {
@@ -443,7 +441,7 @@ func (in *inMemory) direct(start, end int64) (part []byte, at int) {
 	return nil, -1
 }
 
-// others is the chunk without one of its copies.
+// others returns the chunk without one of its copies.
 func (in *inMemory) others(at int) *chunkRead {
 	if at < 0 {
 		return in.chunkRead

@@ -32,8 +32,8 @@ func (h held) Chunk(rank int, it checkpoint.Item) ([]byte, checkpoint.Digest) {
 	return c.data, c.digest
 }
 
-// Whatever lies in memory, all that is loaded is what was committed: what is
-// not, is named and left to the files.
+// Whatever the memory contains, only committed bytes are loaded from it. Reads of other
+// chunks are returned, to be served by the files.
 func TestReadMemory(t *testing.T) {
 	m := small()
 	m.tensor("rows", tensor.Float32, tensor.Shape{5, 3, 4},
@@ -97,7 +97,7 @@ func TestReadMemory(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		// What lies there is verified as what is copied.
+		// Verification in place agrees with the copy.
 		verified, err := r.VerifyMemory(t.Context(), wants, m.reads(wants), h, nil)
 		if err != nil || !reflect.DeepEqual(verified.Rest, got.Rest) || len(verified.Unfit) != len(got.Unfit) {
 			rt.Errorf("verified in place: %v, %v; copied: %v", verified, err, got)
@@ -138,8 +138,8 @@ func TestReadMemory(t *testing.T) {
 	})
 }
 
-// The digests of what a rank has written are those of its items, by an index
-// that is the one that was named.
+// The digests that a rank has written are those of its items, from the index with the given
+// digest.
 func TestChunkDigests(t *testing.T) {
 	m := small()
 	root := open(t, memory(t))

@@ -276,7 +276,7 @@ func (m *model) load(ctx context.Context, r *data.FileReader, wants []checkpoint
 	return dst, n, err
 }
 
-// wanted is what a want has to give.
+// wanted returns the bytes that a want must receive.
 func (m *model) wanted(want checkpoint.Want) []byte {
 	if !want.Value {
 		return m.cut(want.Shard)

@@ -10,9 +10,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// TestDamagedNeighbours damages small tensors that are read together, one after
-// the other, by a bit and by an end that is missing: the one that is named is
-// the one that is damaged.
+// TestDamagedNeighbours damages small tensors that are read together, one after the other, by
+// a flipped bit and by a missing end: the error names the damaged tensor.
 func TestDamagedNeighbours(t *testing.T) {
 	const count, size = 6, 10_000
 	m := newModel()

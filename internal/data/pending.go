@@ -23,35 +23,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pendingDir holds the files of checkpoints to be, below the data directory. No
+// pendingDir holds the files of checkpoints before their commit, below the data directory. No
 // run has such a name.
 const pendingDir = ".pending"
 
-// Pending is the files of a checkpoint to be, which come in the format of
-// another program, while nobody knows yet what is in them: they have a
-// directory of their own, and none of the checkpoint's. It is safe for
-// concurrent use.
+// Pending holds the files of a checkpoint before its commit. They arrive in the format of
+// another program, and their contents are not known yet, so they have a directory of their
+// own, separate from the checkpoint's. It is safe for concurrent use.
 type Pending struct {
 	root *Root
 	dir  string // in the backend
 
-	lock io.Closer // held while somebody writes here; nil where nobody else can see it
+	lock io.Closer // held while this process writes here; nil where no other process can see it
 
 	mu    sync.Mutex
 	files map[string]*PendingFile
 	count int
 }
 
-// grower is a backend that takes files whose size is not known before.
+// grower is a backend that accepts files of unknown size.
 type grower interface {
 	Grow(ctx context.Context, name string) (*local.Growing, error)
 	Files() vfs.FS
 }
 
-// NewPending makes a directory for files of a checkpoint to be.
+// NewPending makes a directory for the files of a future checkpoint.
 func (r *Root) NewPending(ctx context.Context) (*Pending, error) {
 	if _, ok := r.b.(grower); !ok {
-		return nil, fmt.Errorf("%s: files of other formats are taken by a store in a directory alone: %w", r.Dir(), errors.ErrUnsupported)
+		return nil, fmt.Errorf("%s: files of other formats need a store in a directory: %w", r.Dir(), errors.ErrUnsupported)
 	}
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -66,8 +65,7 @@ func (r *Root) NewPending(ctx context.Context) (*Pending, error) {
 	return p, nil
 }
 
-// SweepPending removes what processes that are gone have left of checkpoints
-// that never were.
+// SweepPending removes the pending files of processes that have ended.
 func (r *Root) SweepPending(ctx context.Context) error {
 	names, err := r.b.List(ctx, pendingDir)
 	if err != nil {
@@ -82,7 +80,7 @@ func (r *Root) SweepPending(ctx context.Context) error {
 			continue
 		}
 		if err != nil {
-			continue // somebody writes there, or has just removed it
+			continue // another process writes there, or has just removed it
 		}
 		files, err := r.b.List(ctx, dir)
 		if err == nil {
@@ -96,10 +94,10 @@ func (r *Root) SweepPending(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-// Path is where the files lie.
+// Path returns the directory of the files.
 func (p *Pending) Path() string { return p.root.b.Path(p.dir) }
 
-// Remove removes all files. What was linked into a checkpoint stays there.
+// Remove removes all files. Files that were linked into a checkpoint stay there.
 func (p *Pending) Remove(ctx context.Context) error {
 	p.mu.Lock()
 	files := p.files
@@ -118,20 +116,20 @@ func (p *Pending) Remove(ctx context.Context) error {
 	return disk.Gone(err)
 }
 
-// PendingName reports a name that no file of a [Pending] can have: a
-// [*checkpoint.NameError], or one that is no name.
+// PendingName returns an error for a name that no file of a [Pending] can have: a
+// [*checkpoint.NameError], or an error of its syntax.
 func PendingName(name string) error {
 	return checkpoint.ValidatePlainName(strings.TrimSuffix(name, object.Partial))
 }
 
-// Create begins a file. One of that name is given up: its writes are errors.
+// Create begins a file. It aborts an earlier file of that name, whose writes then fail.
 func (p *Pending) Create(ctx context.Context, name string) (*PendingFile, error) {
 	if err := PendingName(name); err != nil {
 		return nil, err
 	}
 	p.mu.Lock()
 	p.count++
-	lies := fmt.Sprintf("f%d", p.count) // so that what was given up is in nobody's way
+	lies := fmt.Sprintf("f%d", p.count) // so that an aborted file does not block this one
 	p.mu.Unlock()
 	up, err := p.root.b.(grower).Grow(ctx, path.Join(p.dir, lies))
 	if err != nil {
@@ -148,14 +146,14 @@ func (p *Pending) Create(ctx context.Context, name string) (*PendingFile, error)
 	return f, nil
 }
 
-// File is the file of a name, nil if there is none.
+// File returns the file of a name, nil if there is none.
 func (p *Pending) File(name string) *PendingFile {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.files[name]
 }
 
-// Names are those of all files, sorted, whole or not.
+// Names returns the sorted names of all files, whole or not.
 func (p *Pending) Names() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -167,7 +165,7 @@ func (p *Pending) Names() []string {
 	return names
 }
 
-// Rename gives a file another name. A file that has it goes.
+// Rename renames a file. It removes a file that has the new name.
 func (p *Pending) Rename(from, to string) error {
 	if err := PendingName(to); err != nil {
 		return err
@@ -186,9 +184,8 @@ func (p *Pending) Rename(from, to string) error {
 	return nil
 }
 
-// Detach takes a whole file out, as the one of a Pending that has nothing else; nil if
-// the file of that name is another by now, or not whole. Its Remove leaves the other
-// files where they are.
+// Detach moves a whole file into a Pending of its own, whose Remove leaves the other files in
+// place. It returns nil if the name belongs to another file by now, or the file is not whole.
 func (p *Pending) Detach(name string, f *PendingFile) *Pending {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -199,8 +196,8 @@ func (p *Pending) Detach(name string, f *PendingFile) *Pending {
 	return &Pending{root: p.root, dir: p.dir, files: map[string]*PendingFile{name: f}}
 }
 
-// Adopt moves the whole file of a name here from another Pending. A file that has the
-// name goes.
+// Adopt moves the whole file of a name here from another Pending. It removes a file that has
+// the name here.
 func (p *Pending) Adopt(ctx context.Context, from *Pending, name string) error {
 	f := from.File(name)
 	if f == nil || !f.Whole() {
@@ -227,7 +224,7 @@ func (p *Pending) Adopt(ctx context.Context, from *Pending, name string) error {
 	return nil
 }
 
-// Drop takes a file that was given up out, if it has the name still.
+// Drop removes an aborted file from the names, if the name is still that file's.
 func (p *Pending) Drop(name string, f *PendingFile) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -249,11 +246,11 @@ func (p *Pending) Discard(ctx context.Context, name string) error {
 	return p.root.b.Remove(ctx, path.Join(p.dir, f.name))
 }
 
-// Files are the whole files as they are when this is called, for whoever reads
-// the format: what lies between tensors comes from memory.
+// Files returns the whole files at the time of the call, for a reader of the format. The
+// bytes between tensors come from memory.
 func (p *Pending) Files() vfs.FS { return pendingFS{p.inside(), p} }
 
-// inside is the filesystem that the files lie in.
+// inside returns the filesystem of the files.
 func (p *Pending) inside() vfs.FS { return p.root.b.(grower).Files() }
 
 type pendingFS struct {
@@ -295,7 +292,7 @@ func (f pendingFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	return pendingRead{file, of}, nil
 }
 
-// pendingRead reads what is in memory from there.
+// pendingRead reads the bytes that are kept in memory from there.
 type pendingRead struct {
 	vfs.File
 	of *PendingFile
@@ -309,7 +306,7 @@ func (r pendingRead) ReadAt(b []byte, off int64) (int, error) {
 	return r.File.ReadAt(b, off)
 }
 
-// Stat implements [object.Object] where the file is read as one.
+// pendingObject implements [object.Object] where the file is read as an object.
 type pendingObject struct{ pendingRead }
 
 func (o pendingObject) Stat() (object.Info, error) {
@@ -318,10 +315,9 @@ func (o pendingObject) Stat() (object.Info, error) {
 
 var _ io.ReaderAt = pendingRead{}
 
-// lockDir locks a directory until it is closed, or this process ends. One that
-// is no directory of the system has no lock, and needs none: only this process
-// sees it.
-// A link is not followed.
+// lockDir locks a directory until the lock is closed, or this process ends. A directory
+// outside the operating system's filesystem has no lock, and needs none: only this process
+// sees it. Links are not followed.
 func lockDir(data, path string) (io.Closer, error) {
 	f, err := beneath.At(filepath.Dir(data)).OpenDir(path)
 	if errors.Is(err, fs.ErrNotExist) {

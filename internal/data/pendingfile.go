@@ -12,28 +12,27 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object/local"
 )
 
-// ErrReplaced says that a file which is written was begun anew, or removed.
-var ErrReplaced = errors.New("the file was begun anew or removed meanwhile")
+// ErrReplaced reports that a file was replaced or removed while it was written.
+var ErrReplaced = errors.New("the file was replaced or removed meanwhile")
 
-// PendingFile is one file of a [Pending]. Its bytes come piece by piece, in memory
-// that another process fills; each is digested and written from there, at the same
-// time.
+// PendingFile is one file of a [Pending]. Its bytes arrive in pieces, in memory that another
+// process fills. Each piece is digested and written from that memory, in parallel.
 type PendingFile struct {
 	p    *Pending
 	name string // in the directory
 
 	up      *local.Growing
-	slots   chan struct{} // holds one for each run that is under way
+	slots   chan struct{} // holds one for each run in progress
 	digests chan *job
 	writes  chan *job
 	workers sync.WaitGroup // the digester and the writers
-	ended   chan struct{}  // closed when nothing is under way any more, nor ever will be
+	ended   chan struct{}  // closed when no run is in progress and none will follow
 
 	mu     sync.Mutex
 	err    error
 	closed bool
 	whole  bool
-	said   int64 // bytes that were taken
+	said   int64 // bytes that were accepted
 
 	segments // owned by the digester until ended is closed
 }
@@ -43,11 +42,11 @@ type job struct {
 	offset int64
 	data   []byte
 	cuts   []Cut
-	left   atomic.Int32 // of both
+	left   atomic.Int32 // of the digest and the write
 	done   func()
 }
 
-// end says that one of both is done with a run.
+// end records that the digest or the write of a run is done.
 func (f *PendingFile) end(j *job) {
 	if j.left.Add(-1) == 0 {
 		<-f.slots
@@ -55,7 +54,7 @@ func (f *PendingFile) end(j *job) {
 	}
 }
 
-// behind is how many runs may be under way.
+// behind is the number of runs that may be in progress.
 const behind = 64
 
 func newPendingFile(p *Pending, name string, up *local.Growing) *PendingFile {
@@ -81,18 +80,17 @@ func (f *PendingFile) fail(err error) {
 	}
 }
 
-// Err is why the file cannot be written any more, or nil.
+// Err returns the reason why the file can no longer be written, or nil.
 func (f *PendingFile) Err() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.err
 }
 
-// Write takes the next bytes of the file, with the cuts that lie in them. They
-// must stay as they are until done is called, once, and not before both the
-// digest and the file have them. It returns at once, unless very much is waiting.
-// After an error of the disk, or when the file was given up, it and Close return
-// that. done is not called for what was refused.
+// Write accepts the next bytes of the file, with the cuts in them. The caller must not change
+// the bytes until done is called, which happens once, after both the digest and the file have
+// them. Write returns immediately unless many runs are waiting. After a disk error or an
+// abort, it and Close return that error. done is not called for bytes that Write refused.
 func (f *PendingFile) Write(ctx context.Context, data []byte, cuts []Cut, done func()) error {
 	select {
 	case f.slots <- struct{}{}:
@@ -118,14 +116,14 @@ func (f *PendingFile) take(j *job) error {
 	j.offset = f.said
 	f.said += int64(len(j.data))
 	j.left.Store(2)
-	// Neither waits: there is one slot for each place.
+	// Neither blocks: there is one slot for each place.
 	f.digests <- j
 	f.writes <- j
 	return nil
 }
 
-// Room reports too little room on the disk for size more bytes, and why the file
-// cannot be written, if so.
+// Room returns an error if the disk has too little room for size more bytes, or if the file
+// can no longer be written.
 func (f *PendingFile) Room(ctx context.Context, size int64) error {
 	if err := f.Err(); err != nil {
 		return err
@@ -137,7 +135,7 @@ func (f *PendingFile) Room(ctx context.Context, size int64) error {
 	return nil
 }
 
-// Said is how many bytes were taken.
+// Said returns the number of bytes that were accepted.
 func (f *PendingFile) Said() int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -150,7 +148,7 @@ func (f *PendingFile) digest() {
 		if f.Err() == nil {
 			var err error
 			if !local.Readable(func() { err = f.see(j.data, j.cuts) }) {
-				err = fmt.Errorf("read %d bytes in memory, which are at %d of the file: the memory was taken away", len(j.data), j.offset)
+				err = fmt.Errorf("read %d bytes in memory, which are at %d of the file: the memory was unmapped or truncated", len(j.data), j.offset)
 			}
 			f.fail(err)
 		}
@@ -159,9 +157,8 @@ func (f *PendingFile) digest() {
 	f.endSegment()
 }
 
-// write is a goroutine that writes runs. Both read the same memory, so a byte
-// that changes in between is not what the digest says, and is found by whoever
-// reads it.
+// write is a goroutine that writes runs. It and digest read the same memory. A byte that
+// changes in between therefore fails its digest when it is read back.
 func (f *PendingFile) write() {
 	for j := range f.writes {
 		if f.Err() == nil {
@@ -173,15 +170,15 @@ func (f *PendingFile) write() {
 	}
 }
 
-// drain waits until nothing is under way, after closed was set.
+// drain waits until no run is in progress, after closed was set.
 func (f *PendingFile) drain() {
 	close(f.digests)
 	close(f.writes)
 	f.workers.Wait()
 }
 
-// Close waits until all is digested and written, and makes the bytes durable. It may be
-// repeated.
+// Close waits until everything is digested and written, and makes the bytes durable. It may
+// be repeated.
 func (f *PendingFile) Close() error {
 	f.mu.Lock()
 	first := !f.closed
@@ -213,15 +210,15 @@ func (f *PendingFile) Whole() bool {
 	return f.whole && f.err == nil
 }
 
-// at is the whole file under another name in another directory.
+// at returns the whole file under another name in another directory.
 func (f *PendingFile) at(p *Pending, lies string) *PendingFile {
 	return &PendingFile{p: p, name: lies, up: f.up, ended: f.ended, closed: true, whole: true, said: f.said, segments: f.segments}
 }
 
-// Size is the file's, once it is closed.
+// Size returns the file's size, once it is closed.
 func (f *PendingFile) Size() int64 { return f.size }
 
-// Abort gives the file up, unless it is closed. On return no run is under way.
+// Abort abandons the file, unless it is closed. On return no run is in progress.
 func (f *PendingFile) Abort() {
 	f.mu.Lock()
 	first := !f.closed
@@ -239,40 +236,40 @@ func (f *PendingFile) Abort() {
 	f.up.Abort()
 }
 
-// maxLiteral bounds what of a file is kept in memory, in bytes.
+// maxLiteral bounds the bytes of a file that are kept in memory.
 const maxLiteral = 64 << 20
 
-// segment is a run of bytes that was written as one: a tensor's, of which the
-// digest is known, or something else, which is kept in memory.
+// segment is a run of bytes that was written as one: a tensor, whose digest is known, or
+// other data, which is kept in memory.
 type segment struct {
 	offset, size int64
 	payload      bool
 	digest       checkpoint.Digest
 	sums         []uint32
-	data         []byte // of what is no payload; nil if there was too much of it
+	data         []byte // if it is not a payload; nil if it was too large
 }
 
-// Cut says that something else begins at an offset in a file: the bytes of one
-// tensor, or whatever lies between.
+// Cut marks an offset in a file at which another segment begins: the bytes of one tensor, or
+// the bytes between tensors.
 type Cut struct {
 	Offset  int64
 	Payload bool
 }
 
-// segments are what is known of a file that is written from its beginning to its end.
+// segments are the known contents of a file that is written from beginning to end.
 type segments struct {
 	size int64
 	segs []segment
 	kept int       // bytes in memory
-	last *digester // of the last segment, if it is a payload that goes on
+	last *digester // of the last segment, if it is an unfinished payload
 }
 
-// see takes the next bytes, with the cuts that lie in them.
+// see takes the next bytes, with the cuts in them.
 func (g *segments) see(data []byte, cuts []Cut) error {
 	for _, c := range cuts {
 		k := int(c.Offset - g.size)
 		if k < 0 || k > len(data) {
-			return fmt.Errorf("a cut at %d does not lie in what was written", c.Offset)
+			return fmt.Errorf("a cut at %d lies outside the written bytes", c.Offset)
 		}
 		g.add(data[:k])
 		data = data[k:]
@@ -290,7 +287,7 @@ func (g *segments) cut(payload bool) {
 	}
 }
 
-// endSegment finds what is to be known of the last one.
+// endSegment finishes the digest or the literal of the last segment.
 func (g *segments) endSegment() {
 	if len(g.segs) == 0 {
 		return
@@ -324,7 +321,7 @@ func (g *segments) add(p []byte) {
 	g.size += int64(len(p))
 }
 
-// find is the segment that holds an offset, nil if there is none.
+// find returns the segment that holds an offset, nil if there is none.
 func (g *segments) find(off int64) *segment {
 	i, ok := slices.BinarySearchFunc(g.segs, off, func(s segment, at int64) int {
 		switch {
@@ -341,7 +338,7 @@ func (g *segments) find(off int64) *segment {
 	return &g.segs[i]
 }
 
-// literal are bytes of a closed file that are in memory; nil if not all are.
+// literal returns bytes of a closed file that are in memory; nil unless all are.
 func (g *segments) literal(off, n int64) []byte {
 	s := g.find(off)
 	if s == nil || s.payload || int64(len(s.data)) != s.size || off+n > s.offset+s.size {
@@ -350,7 +347,7 @@ func (g *segments) literal(off, n int64) []byte {
 	return s.data[off-s.offset:][:n]
 }
 
-// payload is what is known of a run of bytes that was written as one.
+// payload returns the known segment of a run of bytes that was written as one.
 func (g *segments) payload(off, n int64) *segment {
 	s := g.find(off)
 	if s == nil || !s.payload || s.offset != off || s.size != n {

@@ -18,8 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// chunkReader reads the chunks that indexes describe, wherever their files
-// lie.
+// chunkReader reads the chunks that indexes describe, wherever their files lie.
 type chunkReader struct {
 	load func(ctx context.Context, rank int) (*rankIndex, error)
 	opener
@@ -31,7 +30,7 @@ type opener interface {
 	open(ctx context.Context, x *checkpoint.Index, n int) (object.Object, error)
 }
 
-// checkpointFiles are those of a checkpoint, and those that it adopts.
+// checkpointFiles are the files of a checkpoint, and the files that it adopts.
 type checkpointFiles struct {
 	root *Root
 	ref  checkpoint.Ref
@@ -51,7 +50,7 @@ func (f checkpointFiles) open(ctx context.Context, x *checkpoint.Index, n int) (
 	return f.root.b.Open(ctx, nameOf(f.ref, x.Files[n].Name))
 }
 
-// chunkRead is all that is wanted of one stored chunk.
+// chunkRead holds all reads of one stored chunk.
 type chunkRead struct {
 	entry  *checkpoint.Entry
 	index  *checkpoint.Index
@@ -64,7 +63,7 @@ type chunkRead struct {
 	blocks []blockRange
 }
 
-// copyTo is one region of a chunk and where it goes.
+// copyTo is one region of a chunk and its destination.
 type copyTo struct {
 	region tensor.Box
 	box    tensor.Box   // of the buffer
@@ -73,8 +72,8 @@ type copyTo struct {
 	lo, hi int64 // elements of the chunk that hold the region
 }
 
-// ReadData implements [Reader]. It holds a few files open and uses 1 MiB for
-// each of its goroutines.
+// ReadData implements [Reader]. It holds a few files open and uses 1 MiB for each of its
+// goroutines.
 func (r *FileReader) ReadData(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination) (int64, error) {
 	n, err := r.readData(ctx, wants, reads, dst)
 	return n, r.wrap("load", err)
@@ -90,7 +89,7 @@ func (r *FileReader) readData(ctx context.Context, wants []checkpoint.Want, read
 	return r.chunks().read(ctx, wants, reads, dst)
 }
 
-// chunks reads what the indexes name.
+// chunks returns a reader of the chunks that the indexes name.
 func (r *FileReader) chunks() chunkReader {
 	return chunkReader{load: r.load, opener: checkpointFiles{r.root, r.ref}}
 }
@@ -132,11 +131,11 @@ func (r chunkReader) read(ctx context.Context, wants []checkpoint.Want, reads []
 	return total.Load(), checkRecords(ctx, chunks, files)
 }
 
-// readers is how many runs are read at a time: some wait for the disk.
+// readers returns the number of runs read at a time: some wait for the disk.
 func readers() int { return runtime.GOMAXPROCS(0) + 2 }
 
-// checkRecords compares the chunks that have no sums, and of which everything
-// is read by now, with the checksums of their records.
+// checkRecords compares the chunks without sums, once all of their bytes are read, with the
+// checksums of their records.
 func checkRecords(ctx context.Context, chunks []*chunkRead, files map[string]*sharedFile) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(readers())
@@ -152,11 +151,11 @@ func checkRecords(ctx context.Context, chunks []*chunkRead, files map[string]*sh
 	return g.Wait()
 }
 
-// resolve finds the stored chunk of every read, checks that all boxes fit, and
-// groups the reads by chunk, in the order of the files; of has the chunk of each read.
+// resolve finds the stored chunk of every read, checks that all boxes fit, and groups the
+// reads by chunk, in the order of the files. of has the chunk of each read.
 //
-// Of 40,000 values each costs 2 µs here. Maps by their names cost as much again: so the
-// only one is the index's own.
+// With 40,000 values, each costs 2 µs here. Maps by their names would double that, so the
+// only map is the index's own.
 func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination) (chunks, of []*chunkRead, err error) {
 	of = make([]*chunkRead, len(reads))
 	byEntry := make(map[*checkpoint.Entry]*chunkRead, len(reads))
@@ -167,7 +166,7 @@ func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads
 			return nil, nil, err
 		}
 		if read.Want < 0 || read.Want >= len(wants) {
-			return nil, nil, fmt.Errorf("%q: a read is for want %d of %d", read.FQN, read.Want, len(wants))
+			return nil, nil, fmt.Errorf("%q: invalid want %d of %d", read.FQN, read.Want, len(wants))
 		}
 		want := wants[read.Want]
 		x, i, err := r.find(ctx, readKey(want, read), read)
@@ -214,7 +213,7 @@ func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads
 	return chunks, of, nil
 }
 
-// find is a chunk's index and its entry there.
+// find returns a chunk's index and its entry there.
 func (r chunkReader) find(ctx context.Context, k key, read checkpoint.Read) (*rankIndex, int, error) {
 	x, err := r.load(ctx, read.Rank)
 	if err != nil {
@@ -227,16 +226,16 @@ func (r chunkReader) find(ctx context.Context, k key, read checkpoint.Read) (*ra
 	return x, i, nil
 }
 
-// readSpot is what equal chunks that lie in a file once, as tied weights do,
-// have in common: they are read once.
+// readSpot is the place that equal chunks share if they are stored once in a file, as tied
+// weights are: they are read once.
 type readSpot struct {
 	path, box string
 	offset    int64
 	dtype     tensor.DType
 }
 
-// tied is the first chunk of those that lie at the same spot. Values are no such, nor
-// are those of whose reading account is kept.
+// tied returns the first chunk at the same spot. Values, and chunks whose blocks are counted
+// as they are read, are never tied.
 func (c *chunkRead) tied(first map[readSpot]*chunkRead) *chunkRead {
 	if c.index.Adopted() || c.entry.Item.Value || c.entry.Item.Bytes == 0 {
 		return c
@@ -303,11 +302,11 @@ func contains(outer, inner tensor.Box) bool {
 const (
 	taskBlocks = 64             // read by one goroutine in one go: 4 MiB
 	smallPart  = windowSize / 4 // bytes of a part that is read together with its neighbours
-	gapShare   = 16             // of what is read together, at most one part in so many is not wanted
+	gapShare   = 16             // at most 1/gapShare of a combined read is unwanted
 )
 
-// run is what one goroutine reads of a file, in one go: some blocks of a large
-// chunk, or some small chunks that lie beside each other.
+// run is one read of a goroutine: some blocks of a large chunk, or several small chunks next
+// to each other in a file.
 //
 //	file   │ a │ b │░░│ c │           large            │ d │
 //	runs   └── one read ──┘└ 4 MiB ─┘└ 4 MiB ─┘└ rest ─┘└──┘
@@ -322,22 +321,22 @@ type part struct {
 	blocks blockRange
 }
 
-// from and to are where a part lies in the file, in bytes.
+// from and to return the range of a part in the file, in bytes.
 func (p part) from() int64 { return p.chunk.entry.Offset + p.blocks.lo*checkpoint.BlockSize }
 
 func (p part) to() int64 {
 	return p.chunk.entry.Offset + min(p.blocks.hi*checkpoint.BlockSize, p.chunk.entry.Item.Bytes)
 }
 
-// coalesce says how chunks, in the order of their files, are read. It is a pure
-// function. A block is in one part only, and what lies between two parts that
-// are read together is at most one in [gapShare] of them.
+// coalesce plans the reads of chunks, in the order of their files. It is a pure function. A
+// block is in one part only. The gaps between parts that are read together are at most
+// 1/[gapShare] of them.
 func coalesce(chunks []*chunkRead) []run {
 	var runs []run
 	wanted := int64(0) // bytes of the last run
 	for _, c := range chunks {
 		if c.entry.Strides != nil {
-			// Read as a whole, whatever is wanted of it.
+			// Strided chunks are read as a whole.
 			if len(c.blocks) > 0 {
 				runs, wanted = append(runs, run{parts: []part{{c, c.blocks[0]}}}), windowSize
 			}
@@ -359,8 +358,8 @@ func coalesce(chunks []*chunkRead) []run {
 	return runs
 }
 
-// takes reports whether a part is read together with those of a run, of which
-// some bytes are wanted.
+// takes reports whether a part is read together with the parts of a run, of which wanted
+// bytes are wanted.
 func (r *run) takes(p part, size, wanted int64) bool {
 	first, last := r.parts[0], r.parts[len(r.parts)-1]
 	if first.chunk.path != p.chunk.path || first.chunk.entry.Strides != nil || size > smallPart || last.to()-last.from() > smallPart {
@@ -370,8 +369,8 @@ func (r *run) takes(p part, size, wanted int64) bool {
 	return p.from() >= last.to() && all <= windowSize && all-wanted-size <= (wanted+size)/gapShare
 }
 
-// read reads, verifies and copies, a window at a time. It returns how many
-// bytes of the file were read.
+// read reads, verifies and copies, a window at a time. It returns the number of bytes read
+// from the file.
 func (r *run) read(ctx context.Context) (int64, error) {
 	first := r.parts[0]
 	if err := ctx.Err(); err != nil {
@@ -403,9 +402,9 @@ func (r *run) read(ctx context.Context) (int64, error) {
 	return int64(n), nil
 }
 
-// readBlocks reads blocks of a chunk. To read them into their place would save a
-// copy and no time: the kernel's copy into memory takes as long as its copy into
-// the cache and ours from there, and damaged bytes would be in place.
+// readBlocks reads blocks of a chunk. Reading them directly into their destination would save
+// a copy and no time: the kernel's copy into memory takes as long as its copy into the cache
+// and ours from there. It would also put damaged bytes in place.
 func (c *chunkRead) readBlocks(ctx context.Context, path string, file io.ReaderAt, b blockRange) (int64, error) {
 	p := part{c, b}
 	n, err := scan(ctx, file, p.from(), p.to(), func(window []byte, at int64) error {
@@ -417,8 +416,7 @@ func (c *chunkRead) readBlocks(ctx context.Context, path string, file io.ReaderA
 	return n, err
 }
 
-// take verifies a window, which begins with block first, and copies whatever is
-// wanted of it.
+// take verifies a window, which begins with block first, and copies its wanted parts.
 func (c *chunkRead) take(path string, window []byte, first int64) error {
 	if err := c.verify(path, first, window); err != nil {
 		return err
@@ -429,8 +427,8 @@ func (c *chunkRead) take(path string, window []byte, first int64) error {
 	return nil
 }
 
-// verify compares the checksum of each block of window, which begins with
-// block first, if they are known.
+// verify compares the checksum of each block of window, which begins with block first, if
+// they are known.
 func (c *chunkRead) verify(path string, first int64, window []byte) error {
 	if !c.entry.Learned() {
 		return nil
@@ -447,8 +445,7 @@ func (c *chunkRead) verify(path string, first int64, window []byte) error {
 	}
 }
 
-// short is the error of a file that ends, or cannot be read, at a byte of the
-// chunk.
+// short returns the error for a file that ends, or cannot be read, at a byte of the chunk.
 func (c *chunkRead) short(path string, at int64, err error) error {
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("read %s at %d: %w", path, c.entry.Offset+at, err)
@@ -473,8 +470,7 @@ func (c *chunkRead) missing(path string, err error) error {
 	return fmt.Errorf("open %s: %w", path, err)
 }
 
-// copyOut copies from window, the chunk's bytes from start on, whatever is
-// wanted of it.
+// copyOut copies the wanted parts of window, which holds the chunk's bytes from start on.
 func (c *chunkRead) copyOut(window []byte, start int64) error {
 	size := int64(c.size)
 	// Blocks are a multiple of every element's size.
@@ -510,8 +506,8 @@ func (c *chunkRead) copyRegion(to *copyTo, src []byte, box, region tensor.Box) e
 	return nil
 }
 
-// sharedFile is a file that is open from its first user to its last. Since
-// users come in the order of the files, few are open at a time.
+// sharedFile is a file that is open from its first user to its last. Since users come in the
+// order of the files, few are open at a time.
 type sharedFile struct {
 	path   string
 	opener func(context.Context) (object.Object, error)
@@ -545,7 +541,7 @@ func (f *sharedFile) open(ctx context.Context) (object.Object, error) {
 	return f.file, nil
 }
 
-// again adds a user, who may come when the file was closed already.
+// again adds a user, possibly after the file was closed.
 func (f *sharedFile) again() *sharedFile {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -553,8 +549,8 @@ func (f *sharedFile) again() *sharedFile {
 	return f
 }
 
-// done closes the file after its last user. Nothing was written to it, so that
-// its closing can lose nothing.
+// done closes the file after its last user. Nothing was written to it, so an error of Close
+// does not matter.
 func (f *sharedFile) done() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

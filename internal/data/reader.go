@@ -12,13 +12,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// FileReader reads one checkpoint from local files. After SetUp, its methods
-// may be called by several goroutines.
+// FileReader reads one checkpoint from local files. After SetUp, several goroutines may call
+// its methods.
 type FileReader struct {
 	root   *Root
 	ref    checkpoint.Ref
-	digest checkpoint.Digest // of the manifest; zero: as the receipt says
-	only   string            // tensor that is looked up; empty: all
+	digest checkpoint.Digest // of the manifest; zero: take the receipt's
+	only   string            // the only tensor to read; empty: all
 
 	ranks map[int]*rankIndex // set by SetUp
 }
@@ -32,29 +32,28 @@ type rankIndex struct {
 	mu    sync.Mutex
 	index *checkpoint.Index
 	at    map[key]int          // entries by key
-	seen  map[int][]blockRange // of entries that are not learned: what was read
+	seen  map[int][]blockRange // blocks that were read, of entries that are not learned
 }
 
-// Reader reads the checkpoint at ref. An invalid ref is an error of each step.
+// Reader reads the checkpoint at ref. If ref is invalid, each step returns an error.
 func (r *Root) Reader(ref checkpoint.Ref) *FileReader { return &FileReader{root: r, ref: ref} }
 
-// WithManifest tells the reader which manifest the log says is committed, so
-// that it needs no receipt. It is called before any step.
+// WithManifest sets the digest of the manifest that the log records as committed, so that the
+// reader needs no receipt. It is called before any step.
 func (r *FileReader) WithManifest(digest checkpoint.Digest) *FileReader {
 	r.digest = digest
 	return r
 }
 
-// Only makes the reader one for a single tensor: ReadMetadata is cheaper then,
-// and the manifest that it gives may lack the chunks of all others. SetUp takes
-// that manifest. An empty name is no tensor's, and changes nothing. It is called
-// before any step.
+// Only restricts the reader to a single tensor: ReadMetadata is cheaper then, and its
+// manifest may lack the chunks of all other tensors. SetUp accepts that manifest. An empty
+// name restricts nothing. Only is called before any step.
 func (r *FileReader) Only(fqn string) *FileReader {
 	r.only = fqn
 	return r
 }
 
-// Root is the data directory that the reader reads from.
+// Root returns the data directory that the reader reads from.
 func (r *FileReader) Root() *Root { return r.root }
 
 func (r *FileReader) wrap(step string, err error) error {
@@ -88,12 +87,13 @@ func (r *FileReader) readMetadata(ctx context.Context) (checkpoint.Manifest, err
 	return m, receipt.Matches(m)
 }
 
-// readManifest is the manifest with the given digest.
+// readManifest returns the manifest with the given digest.
 func (r *Root) readManifest(ctx context.Context, ref checkpoint.Ref, digest checkpoint.Digest) (checkpoint.Manifest, error) {
 	return r.readManifestOf(ctx, ref, digest, "")
 }
 
-// readManifestOf may leave out the chunks of other tensors, if one is named.
+// readManifestOf is like readManifest, but may leave out the chunks of tensors other than
+// fqn.
 func (r *Root) readManifestOf(ctx context.Context, ref checkpoint.Ref, digest checkpoint.Digest, fqn string) (checkpoint.Manifest, error) {
 	data, err := r.readFile(ctx, ref, checkpoint.ManifestFile(digest))
 	if err != nil {
@@ -111,7 +111,7 @@ func (r *Root) readManifestOf(ctx context.Context, ref checkpoint.Ref, digest ch
 	return checkpoint.DecodeManifest(data)
 }
 
-// readIndex is the index that a manifest names.
+// readIndex returns the index that a manifest names.
 func (r *Root) readIndex(ctx context.Context, ref checkpoint.Ref, want checkpoint.RankIndex) (checkpoint.Index, error) {
 	path := r.path(ref, checkpoint.IndexFile(want.Rank))
 	data, err := r.readFile(ctx, ref, checkpoint.IndexFile(want.Rank))
@@ -134,13 +134,13 @@ func (r *Root) readIndex(ctx context.Context, ref checkpoint.Ref, want checkpoin
 	return x, nil
 }
 
-// SetUp implements [Reader]. Files are opened by ReadData alone, so that the
-// coordinator does nothing that other ranks do not.
+// SetUp implements [Reader]. Only ReadData opens files, so the coordinator does no more than
+// other ranks.
 func (r *FileReader) SetUp(ctx context.Context, m checkpoint.Manifest, _ bool) error {
 	err := errors.Join(ctx.Err(), r.ref.Validate())
 	if err == nil && r.digest != (checkpoint.Digest{}) && r.only == "" {
 		if digest := checkpoint.Sum(checkpoint.EncodeManifest(m)); digest != r.digest {
-			err = fmt.Errorf("the manifest has digest %s, the log says %s", digest, r.digest)
+			err = fmt.Errorf("the manifest has digest %s, the log records %s", digest, r.digest)
 		}
 	}
 	if err == nil {
@@ -150,7 +150,7 @@ func (r *FileReader) SetUp(ctx context.Context, m checkpoint.Manifest, _ bool) e
 		}
 	}
 	if err != nil {
-		return r.wrap("set up the reading", err)
+		return r.wrap("set up the load", err)
 	}
 	r.ranks = make(map[int]*rankIndex, len(m.Ranks))
 	for _, rank := range m.Ranks {
@@ -159,7 +159,7 @@ func (r *FileReader) SetUp(ctx context.Context, m checkpoint.Manifest, _ bool) e
 	return nil
 }
 
-// load reads the index of a rank once. After an error it is tried again.
+// load reads the index of a rank once. After an error, the next call retries.
 func (r *FileReader) load(ctx context.Context, rank int) (*rankIndex, error) {
 	x, ok := r.ranks[rank]
 	if !ok {
@@ -194,8 +194,8 @@ func (x *rankIndex) set(loaded *checkpoint.Index) {
 	}
 }
 
-// PrepareLocalPlan implements [Reader]. The reads come back ordered by rank,
-// so that each file is read in one go.
+// PrepareLocalPlan implements [Reader]. It returns the reads ordered by rank, so that each
+// file is read in one pass.
 func (r *FileReader) PrepareLocalPlan(ctx context.Context, reads []checkpoint.Read) ([]checkpoint.Read, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, r.wrap("local plan to load", err)
@@ -221,8 +221,8 @@ func (r *FileReader) PrepareGlobalPlan(ctx context.Context, reads [][]checkpoint
 	return reads, nil
 }
 
-// compareItems names what items asks for and x does not hold, and the reverse. The
-// order does not matter.
+// compareItems returns the names of items that x lacks, and of entries of x that are not in
+// items. The order does not matter.
 func compareItems(x *checkpoint.Index, items []checkpoint.Item) (missing, extra []string) {
 	name := func(it checkpoint.Item) string {
 		if it.Value {
@@ -267,16 +267,16 @@ func itemKey(rank int, it checkpoint.Item) key {
 	return key{rank: rank, fqn: it.Shard.FQN, box: it.Shard.Box.Key()}
 }
 
-// Stored is one chunk or value of a checkpoint, as an index tells of it.
+// Stored is one chunk or value of a checkpoint, as an index describes it.
 type Stored struct {
 	Rank   int // whose index has it
 	Item   checkpoint.Item
-	Digest checkpoint.Digest // of its bytes; zero of an adopted chunk that nobody has read yet
+	Digest checkpoint.Digest // of its bytes; zero for an adopted chunk that was never read
 }
 
-// Contents lists what is stored, in the order of ranks and of each rank's
-// items. It reads indexes, which are proven by the manifest, and no data. The
-// reader was set up.
+// Contents lists the stored chunks and values, in the order of ranks and of each rank's
+// items. It reads indexes, which the manifest proves, and no data. SetUp must have been
+// called.
 func (r *FileReader) Contents(ctx context.Context) ([]Stored, error) {
 	var all []Stored
 	for _, rank := range slices.Sorted(maps.Keys(r.ranks)) {
@@ -297,9 +297,9 @@ type ChunkDigest struct {
 	Digest checkpoint.Digest
 }
 
-// ChunkDigests are the digests of all that a rank has written of a checkpoint,
-// in the order of its items, by the index that the digest names. One that is not
-// in place or is another is an error.
+// ChunkDigests returns the digests of everything that a rank has written of a checkpoint, in
+// the order of its items. They come from the index with the given digest; if that index is
+// missing or has another digest, ChunkDigests returns an error.
 func (r *Root) ChunkDigests(ctx context.Context, ref checkpoint.Ref, of checkpoint.RankIndex) ([]ChunkDigest, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	var x checkpoint.Index

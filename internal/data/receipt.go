@@ -12,8 +12,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
-// readReceipt is the receipt of ref. Without one, the error has
-// [ErrNotCommitted] in its chain; a damaged one gives a [*CorruptError].
+// readReceipt returns the receipt of ref. Without one, the error has [ErrNotCommitted] in its
+// chain; a damaged one gives a [*CorruptError].
 func (r *Root) readReceipt(ctx context.Context, ref checkpoint.Ref) (checkpoint.Receipt, error) {
 	path := r.path(ref, checkpoint.ReceiptFile)
 	data, err := r.readFile(ctx, ref, checkpoint.ReceiptFile)
@@ -31,10 +31,9 @@ func (r *Root) readReceipt(ctx context.Context, ref checkpoint.Ref) (checkpoint.
 	return receipt, nil
 }
 
-// WriteReceipt makes a missing or damaged receipt anew, from what the log says
-// was committed. It checks that the manifest is there and is the one that
-// receipt is about. A receipt that says the same is success, one that says
-// something else is an error. It is durable on return.
+// WriteReceipt rewrites a missing or damaged receipt from the log's record of the commit. It
+// checks that the manifest exists and matches the receipt. An existing equal receipt is
+// success, a different one is an error. The receipt is durable on return.
 func (r *Root) WriteReceipt(ctx context.Context, ref checkpoint.Ref, receipt checkpoint.Receipt) error {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	if err == nil {
@@ -67,7 +66,7 @@ func (r *Root) writeReceipt(ctx context.Context, ref checkpoint.Ref, receipt che
 	case err != nil && !errors.Is(err, ErrNotCommitted) && !errors.As(err, &damaged):
 		return err
 	}
-	// One that is in place is written again: it may not be durable.
+	// Rewrite an existing receipt: it may not be durable.
 	data, err := checkpoint.EncodeReceipt(receipt)
 	if err != nil {
 		return err
@@ -79,9 +78,9 @@ func (r *Root) writeReceipt(ctx context.Context, ref checkpoint.Ref, receipt che
 	return r.sync(ctx, ref)
 }
 
-// tidy removes what cut writes have left in the directory of a checkpoint that
-// is committed: nobody writes there any more. What cannot be removed costs room,
-// and is listed by a verification.
+// tidy removes the leftovers of interrupted writes in the directory of a committed
+// checkpoint, in which no process writes any more. Leftovers that cannot be removed only cost
+// space, and a verification lists them.
 func (r *Root) tidy(ctx context.Context, ref checkpoint.Ref) {
 	names, _ := r.contents(ctx, ref)
 	for _, file := range names {
@@ -91,34 +90,31 @@ func (r *Root) tidy(ctx context.Context, ref checkpoint.Ref) {
 	}
 }
 
-// TakenError says that a directory holds a checkpoint which is not the one
-// that was to be written or removed, as when somebody has copied it there.
-// Nothing in the directory was changed.
+// TakenError reports that a directory holds another checkpoint than the one to be written or
+// removed, for instance because a user copied it there. Nothing in the directory was changed.
 type TakenError struct {
 	Ref  checkpoint.Ref
-	File string // path of the manifest or receipt that says so
-	What string // what it is
+	File string // path of the other checkpoint's manifest or receipt
+	What string // description of File
 	Err  error  // a [*CorruptError] when it is damaged
 }
 
-// Error says what is there and the next step.
+// Error describes the file and the next step.
 func (e *TakenError) Error() string {
 	return fmt.Sprintf("%s is %s, which is left as it is; move its directory away, and use it in its own store or import an export of it", e.File, e.What)
 }
 
-// Unwrap is the damage, if there is any.
+// Unwrap returns the damage, if there is any.
 func (e *TakenError) Unwrap() error { return e.Err }
 
-// OfStore names the store whose checkpoints lie here, and what it was called
-// when it committed the older ones. Without it, no manifest and no receipt is
-// taken for this store's own, so that none is written beside or removed. It is
-// called before anything is written.
+// OfStore sets the ID of the store whose checkpoints lie here, and the IDs under which it
+// committed older ones. Without it, no manifest or receipt counts as this store's own, and
+// none is overwritten or removed. It is called before anything is written.
 func (r *Root) OfStore(id string, formerly ...string) {
 	r.stores = append([]string{id}, formerly...)
 }
 
-// contents are the names in the directory of ref. One that is not there has
-// none.
+// contents returns the names in the directory of ref; none if it does not exist.
 func (r *Root) contents(ctx context.Context, ref checkpoint.Ref) ([]string, error) {
 	names, err := r.b.List(ctx, nameOf(ref))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -127,15 +123,15 @@ func (r *Root) contents(ctx context.Context, ref checkpoint.Ref) ([]string, erro
 	return names, err
 }
 
-// own looks at every manifest and receipt among the names in the directory of
-// ref. One that is not certainly of this checkpoint in this store is a
-// [*TakenError]: a damaged one too, because nobody can tell whose it is. It
-// reports whether there is a receipt, and whether a manifest.
+// own checks every manifest and receipt among the names in the directory of ref. If one is
+// not certainly of this checkpoint in this store, it returns a [*TakenError]. A damaged one
+// counts as such too, because its owner is unknown. own reports whether there is a receipt,
+// and whether a manifest.
 func (r *Root) own(ctx context.Context, ref checkpoint.Ref, names []string) (receipt, manifest bool, err error) {
 	damaged := func(file, what string, err error) (bool, bool, error) {
 		return false, false, &TakenError{Ref: ref, File: r.path(ref, file), What: "a damaged " + what, Err: err}
 	}
-	slices.Sort(names) // the receipt says most and comes first
+	slices.Sort(names) // the receipt identifies the checkpoint best and comes first
 	for _, file := range names {
 		var what, of string
 		var at checkpoint.Ref
@@ -174,8 +170,7 @@ func (r *Root) own(ctx context.Context, ref checkpoint.Ref, names []string) (rec
 	return receipt, manifest, nil
 }
 
-// free checks that the directory of ref, if there is one, has nothing of
-// another checkpoint.
+// free checks that the directory of ref, if it exists, has nothing of another checkpoint.
 func (r *Root) free(ctx context.Context, ref checkpoint.Ref) error {
 	names, err := r.contents(ctx, ref)
 	if err == nil {

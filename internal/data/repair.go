@@ -17,66 +17,64 @@ import (
 // Target is a committed checkpoint.
 type Target struct {
 	Ref      checkpoint.Ref
-	Manifest checkpoint.Digest // as the log says
+	Manifest checkpoint.Digest // as recorded in the log
 }
 
-// ChunkSource has bytes of chunks beside the files of a store, such as staging
+// ChunkSource provides bytes of chunks from outside the files of a store, such as staging
 // slots in shared memory.
 type ChunkSource interface {
-	// Chunk is the bytes with a digest, of the same dtype and size as like,
-	// and where they were found; nil if there are none. Several calls may not
-	// run at the same time. The bytes are not kept.
+	// Chunk returns the bytes with a digest, of the same dtype and size as like, and their
+	// origin; nil if it has none. Calls must not run at the same time. The caller does not
+	// keep the bytes.
 	Chunk(ctx context.Context, like checkpoint.Item, digest checkpoint.Digest) (data []byte, from string, err error)
 }
 
-// RepairedFile is a data file that was written anew, or linked to one that is
-// whole.
+// RepairedFile is a data file that was rewritten, or linked to an undamaged one.
 type RepairedFile struct {
 	Ref    checkpoint.Ref
 	File   string          // name in its directory
-	Chunks []RepairedChunk // that had other bytes than were written
-	Links  []string        // paths of the same file in other directories, which were repaired too
-	From   string          // path of a whole copy that was linked in; empty when it was written
+	Chunks []RepairedChunk // whose bytes were damaged
+	Links  []string        // paths of the same file in other directories, also repaired
+	From   string          // path of an undamaged copy that was linked in; empty if the file was rewritten
 }
 
-// RepairedChunk is a chunk that has its bytes again.
+// RepairedChunk is a chunk whose bytes were restored.
 type RepairedChunk struct {
 	FQN   string
 	Chunk string // box; empty for a value
 	Bytes int64
-	From  string // path of the file, or the staging slot, that had them
+	From  string // path of the file, or name of the staging slot, that had the bytes
 }
 
-// Unrepaired is damage that stays.
+// Unrepaired is damage that remains.
 type Unrepaired struct {
 	Ref    checkpoint.Ref
 	File   string
-	FQN    string // empty when the file as a whole is meant
+	FQN    string // empty for the file as a whole
 	Chunk  string
 	Reason string // with the next step
 }
 
-// Repairs says what [Root.Repair] did. What is left of damage in a file that was
-// repaired is in Left.
+// Repairs reports the result of [Root.Repair]. Left holds also the remaining damage in
+// repaired files.
 type Repairs struct {
 	Files []RepairedFile
 	Left  []Unrepaired
 }
 
-// Repair gives damaged chunks their bytes again, from any chunk with the same
-// digest, dtype and size: in the same file, in another file or checkpoint of
-// all, or in one of the sources. damaged are the files that a verification
-// found something in, by checkpoint; all is every committed checkpoint.
+// Repair restores the bytes of damaged chunks from any chunk with the same digest, dtype and
+// size: in the same file, in another file or checkpoint of all, or in one of the sources.
+// damaged are the files with findings of a verification, by checkpoint; all is every
+// committed checkpoint.
 //
-// Of each such file a new one is written under a temporary name, compared with
-// the digests, synced, and given the name. Directories that have a link to the
-// damaged file get one to the new one, also those that a save makes meanwhile.
-// The new file is read again before that. After a crash each directory has the
-// one or the other, and the same call goes on. Manifests, indexes, receipts and
-// adopted files are left as they are.
+// Each file is rewritten under a temporary name, compared with the digests, synced, read
+// again and renamed. Directories with a link to the damaged file, also those that a save
+// makes meanwhile, then get a link to the new one. After a crash each directory has one file
+// or the other, and the same call continues. Manifests, indexes, receipts and adopted files
+// are left unchanged.
 //
-// Two repairs of the same data at a time are the caller's mistake: they would
-// take each other's files for damaged ones.
+// The caller must not run two repairs of the same data at a time: each would take the other's
+// files for damaged ones.
 func (r *Root) Repair(ctx context.Context, damaged map[checkpoint.Ref][]string, all []Target, sources ...ChunkSource) (Repairs, error) {
 	p := &repair{root: r, all: all, sources: sources, done: map[holder]bool{}, poor: map[string]map[donorAt]bool{}}
 	if err := p.survey(ctx, damaged); err != nil {
@@ -103,16 +101,16 @@ func (r *Root) Repair(ctx context.Context, damaged map[checkpoint.Ref][]string, 
 	return p.out, nil
 }
 
-// repair is one call of Repair.
+// repair is the state of one call of Repair.
 type repair struct {
 	root    *Root
 	all     []Target
 	sources []ChunkSource
-	known   map[string]*knowledge       // of the damaged files, by the name where they are linked in
-	places  map[content][]donorPlace    // of what is in them
-	holders map[string][]holder         // of the damaged files, when the call began
-	done    map[holder]bool             // names that were repaired with another one
-	poor    map[string]map[donorAt]bool // places, by path, that have other bytes than they should
+	known   map[string]*knowledge       // of the damaged files, by their link name
+	places  map[content][]donorPlace    // of their contents
+	holders map[string][]holder         // of the damaged files, at the beginning of the call
+	done    map[holder]bool             // names that were repaired together with another name
+	poor    map[string]map[donorAt]bool // places, by path, whose bytes are wrong
 	out     Repairs
 }
 
@@ -124,28 +122,28 @@ func (p *repair) left(ref checkpoint.Ref, file string, e *checkpoint.Entry, form
 	p.out.Left = append(p.out.Left, u)
 }
 
-// holder is a directory's name of a file.
+// holder is a name of a file in a checkpoint's directory.
 type holder struct {
 	ref  checkpoint.Ref
 	name string
 }
 
-// at is the name in the backend.
+// at returns the name in the backend.
 func (h holder) at() string { return nameOf(h.ref, h.name) }
 
-// file repairs one data file, wherever it has names.
+// file repairs one data file under all of its names.
 func (p *repair) file(ctx context.Context, ref checkpoint.Ref, name string) error {
 	here, link, path := holder{ref, name}, checkpoint.LinkName(ref, name), p.root.path(ref, name)
 	if p.done[here] {
 		return nil
 	}
 	if !checkpoint.HoldsData(name) {
-		p.left(ref, name, nil, "only the bytes of tensors and values have copies: put the file back from a backup, or delete the checkpoint and resume from another")
+		p.left(ref, name, nil, "only the bytes of tensors and values have copies; restore the file from a backup, or delete the checkpoint and resume from another")
 		return nil
 	}
 	known := p.known[link]
 	if len(known.entries) == 0 && known.header == nil {
-		p.left(ref, name, nil, "no index that can be read says what it holds: put the file or the index back from a backup")
+		p.left(ref, name, nil, "no readable index describes the file; restore the file or the index from a backup")
 		return nil
 	}
 	same, whole, err := p.sort(ctx, here, p.holders[link], known)
@@ -176,7 +174,7 @@ func (p *repair) file(ctx context.Context, ref checkpoint.Ref, name string) erro
 		if ok, err := known.whole(ctx, p.root, here.at(), made.lost...); err != nil {
 			return err
 		} else if !ok {
-			p.left(ref, name, nil, "it was written anew, and other bytes are read from it than were written: look at the disk's health and the kernel's log, then run the command again")
+			p.left(ref, name, nil, "the rewritten file reads back with other bytes than were written; check the disk's health and the kernel's log, then run the command again")
 			return nil
 		}
 		fixed.Chunks, whole, lost = made.chunks, &here, made.lost
@@ -190,15 +188,15 @@ func (p *repair) file(ctx context.Context, ref checkpoint.Ref, name string) erro
 	return p.follow(ctx, f, old, &p.out.Files[len(p.out.Files)-1])
 }
 
-// held are the names in all directories, also of saves that are not committed,
-// of the files that have one of these names where they are linked in.
+// held lists the names, in all directories and also of uncommitted saves, of the files that
+// have one of these link names.
 func (p *repair) held(ctx context.Context, wanted func(link string) bool) (by map[string][]holder, err error) {
 	by = map[string][]holder{}
 	var errs []error
 	err = p.root.walk(ctx, func(ref checkpoint.Ref) {
 		names, err := p.root.b.List(ctx, nameOf(ref))
 		if err != nil {
-			errs = append(errs, disk.Gone(err)) // a directory may go meanwhile
+			errs = append(errs, disk.Gone(err)) // a directory may disappear meanwhile
 			return
 		}
 		for _, name := range names {
@@ -209,12 +207,12 @@ func (p *repair) held(ctx context.Context, wanted func(link string) bool) (by ma
 				by[link] = append(by[link], holder{ref, name})
 			}
 		}
-	}, func(Damaged) {}) // what is behind a symbolic link is none of this data
+	}, func(Damaged) {}) // the target of a symbolic link is not part of this data
 	return by, errors.Join(append(errs, err)...)
 }
 
-// sort finds the other names of the damaged file, and a whole file of which the
-// damaged one was a link once.
+// sort finds the other names of the damaged file, and an undamaged file that the damaged one
+// was once linked to.
 func (p *repair) sort(ctx context.Context, here holder, holders []holder, known *knowledge) (same []holder, whole *holder, err error) {
 	for _, h := range holders {
 		if h == here {
@@ -241,7 +239,7 @@ func (p *repair) sort(ctx context.Context, here holder, holders []holder, known 
 	return same, whole, nil
 }
 
-// one reports whether two names are those of one file.
+// one reports whether two names are links to the same file.
 func (p *repair) one(ctx context.Context, a, b string) (bool, error) {
 	x, err := p.root.b.Stat(ctx, a)
 	if err != nil {
@@ -257,7 +255,7 @@ func (p *repair) one(ctx context.Context, a, b string) (bool, error) {
 	return sameFile(ctx, p.root.b, a, p.root.b, b) == nil, nil
 }
 
-// replace makes a name one of a file that is whole, in one step.
+// replace atomically makes name a link to an undamaged file.
 func (p *repair) replace(ctx context.Context, name, whole holder) error {
 	if err := p.root.b.Link(ctx, whole.at(), name.at(), object.Replace); err != nil {
 		return fmt.Errorf("link the repaired file to %s: %w", p.root.path(name.ref, name.name), err)
@@ -265,8 +263,8 @@ func (p *repair) replace(ctx context.Context, name, whole holder) error {
 	return p.root.sync(ctx, name.ref)
 }
 
-// relink makes names those of a file that is whole. One that goes meanwhile, with
-// its save or its checkpoint, needs nothing.
+// relink makes names links to an undamaged file. A name that disappears meanwhile, with its
+// save or its checkpoint, needs no link.
 func (p *repair) relink(ctx context.Context, names []holder, whole holder, fixed *RepairedFile) error {
 	for _, h := range names {
 		if err := p.replace(ctx, h, whole); err != nil {
@@ -283,23 +281,23 @@ func (p *repair) relink(ctx context.Context, names []holder, whole holder, fixed
 	return nil
 }
 
-// followed is a file that has been replaced by one that is whole.
+// followed is a damaged file and the undamaged file that replaced it.
 type followed struct {
 	here, whole holder
 	link        string
 	known       *knowledge
-	lost        []*checkpoint.Entry // that the whole one has not either
+	lost        []*checkpoint.Entry // that the replacement lacks too
 }
 
-// rounds is how often the names of a file are looked for again: each round finds
-// what was linked during the one before, so a second is rare.
+// rounds bounds the searches for names of a file. Each round finds the links made during the
+// one before, so a second round is rare.
 const rounds = 5
 
-// follow goes after the names that saves gave to the damaged file since its
-// names were listed. The file is open, so that no other one gets its ID.
+// follow replaces the names that saves gave to the damaged file since its names were listed.
+// The file is open, so that no other file gets its ID.
 func (p *repair) follow(ctx context.Context, f followed, old object.Object, fixed *RepairedFile) error {
 	if old == nil {
-		return nil // nobody links what is not there
+		return nil // a missing file cannot be linked
 	}
 	listed := map[holder]bool{f.here: true, f.whole: true}
 	for _, h := range p.holders[f.link] {
@@ -311,7 +309,7 @@ func (p *repair) follow(ctx context.Context, f followed, old object.Object, fixe
 			return err
 		}
 		if info.ID != (object.FileID{}) && info.Links == 0 {
-			return nil // without a name it gets none any more
+			return nil // without a name it cannot be linked
 		}
 		names, err := p.held(ctx, func(link string) bool { return link == f.link })
 		if err != nil {
@@ -335,12 +333,12 @@ func (p *repair) follow(ctx context.Context, f followed, old object.Object, fixe
 			return err
 		}
 	}
-	p.left(f.here.ref, f.here.name, nil, "saves went on to link the damaged file while it was replaced: run the command again")
+	p.left(f.here.ref, f.here.name, nil, "saves kept linking the damaged file while it was replaced; run the command again")
 	return nil
 }
 
-// late reports whether a name is still that of the damaged file. Where files
-// have no ID, that is one that was not there before and is not whole.
+// late reports whether a name still belongs to the damaged file. Where files have no ID, that
+// is a new name of a file that is damaged.
 func (p *repair) late(ctx context.Context, f followed, old object.FileID, h holder, listed bool) (bool, error) {
 	if old == (object.FileID{}) {
 		if listed {
@@ -356,20 +354,20 @@ func (p *repair) late(ctx context.Context, f followed, old object.FileID, h hold
 	return info.ID == old, nil
 }
 
-// rewritten is a file that was made of a damaged one.
+// rewritten is a file that was made from a damaged one.
 type rewritten struct {
 	ok     bool
 	chunks []RepairedChunk
-	lost   []*checkpoint.Entry // that are damaged in it too
+	lost   []*checkpoint.Entry // whose bytes remain damaged
 }
 
-// write makes a whole file of a damaged one, nil if it is gone, under its name.
-// It is not ok, and everything is as it was, if nothing would be better
-// afterwards.
+// write replaces a damaged file by an undamaged one under the same name. It returns a nil
+// file if the damaged one is gone. ok is false, and nothing is changed, if the result would
+// be no better.
 func (p *repair) write(ctx context.Context, here holder, k *knowledge, old object.Object) (out rewritten, err error) {
 	header, err := k.headerOf(old)
 	if err != nil || header == nil {
-		p.left(here.ref, here.name, nil, "its header is damaged, and the checkpoint that wrote it is gone: put the file back from a backup")
+		p.left(here.ref, here.name, nil, "its header is damaged, and the checkpoint that wrote it is gone; restore the file from a backup")
 		return rewritten{}, ctx.Err()
 	}
 	bad, err := k.damaged(ctx, old)
@@ -388,9 +386,9 @@ func (p *repair) write(ctx context.Context, here holder, k *knowledge, old objec
 			continue
 		}
 		out.lost = append(out.lost, e)
-		p.left(here.ref, here.name, e, "no other file and no staging slot has these bytes: resume from another checkpoint, and delete this one")
+		p.left(here.ref, here.name, e, "no other file and no staging slot has these bytes; resume from another checkpoint, and delete this one")
 		if !readable(old, e.Offset, e.Item.Bytes) {
-			return rewritten{}, nil // there is nothing to put in its place
+			return rewritten{}, nil // there is no file to replace
 		}
 	}
 	if len(out.chunks) == 0 {
@@ -411,7 +409,7 @@ func readable(f object.Object, offset, size int64) bool {
 	return err == nil && serr == nil && info.Size >= offset+size
 }
 
-// publish writes the file and gives it the name of the damaged one.
+// publish writes the file and renames it to the damaged one's name.
 func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header []byte, old object.Object, from map[*checkpoint.Entry]donor, lost []*checkpoint.Entry) (err error) {
 	claim := &claim{root: p.root, left: k.size}
 	if err := p.root.reserve(ctx, claim.left); err != nil {
@@ -433,7 +431,7 @@ func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header 
 	return p.root.sync(ctx, here.ref)
 }
 
-// inPieces makes pieces of writes that follow each other.
+// inPieces combines consecutive writes to pieces.
 type inPieces struct {
 	to  object.Upload
 	buf []byte
@@ -441,7 +439,7 @@ type inPieces struct {
 	off int64
 }
 
-// WriteAt implements io.WriterAt for the next byte.
+// WriteAt implements io.WriterAt for the next byte only.
 func (w *inPieces) WriteAt(p []byte, off int64) (int, error) {
 	if off != w.off+int64(w.n) {
 		return 0, fmt.Errorf("write at %d, the next byte is %d", off, w.off+int64(w.n))
@@ -460,7 +458,7 @@ func (w *inPieces) WriteAt(p []byte, off int64) (int, error) {
 	return total, nil
 }
 
-// flush writes a piece, the last one too.
+// flush writes a piece, also the last one.
 func (w *inPieces) flush() error {
 	if w.n == 0 {
 		return nil
@@ -471,9 +469,9 @@ func (w *inPieces) flush() error {
 	return err
 }
 
-// fill writes all bytes of the file: the header; the chunks, each compared with
-// its digest on the way, but for those that stay damaged; and what lies between
-// them, which no checkpoint needs, as far as it can be read.
+// fill writes all bytes of the file: the header, the chunks, and the gaps between them. It
+// compares each chunk with its digest, except those that stay damaged. No checkpoint needs
+// the gaps, so unreadable ones are skipped.
 func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old object.Object, from map[*checkpoint.Entry]donor, lost []*checkpoint.Entry) error {
 	if _, err := to.WriteAt(header, 0); err != nil {
 		return err
@@ -501,8 +499,8 @@ func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old
 	return copyRest(ctx, to, old, at, k.size)
 }
 
-// copyChunk writes the bytes of a chunk, which src has at offset from, and compares them
-// with its digest.
+// copyChunk writes the bytes of a chunk, which src has at offset from, and compares them with
+// its digest.
 func copyChunk(ctx context.Context, to io.WriterAt, src io.ReaderAt, from int64, e *checkpoint.Entry) error {
 	hash := newHasher()
 	defer hash.free()
@@ -515,13 +513,12 @@ func copyChunk(ctx context.Context, to io.WriterAt, src io.ReaderAt, from int64,
 		return fmt.Errorf("read %q: %w", e.Item.Shard.FQN, err)
 	}
 	if err == nil && hash.digest() != e.Digest {
-		err = fmt.Errorf("the bytes of %q %s have changed while they were copied: run the command again", e.Item.Shard.FQN, e.BoxString())
+		err = fmt.Errorf("the bytes of %q %s have changed while they were copied; run the command again", e.Item.Shard.FQN, e.BoxString())
 	}
 	return err
 }
 
-// copyRest writes what a file has between two offsets, and zeros for what of
-// that cannot be read.
+// copyRest writes the bytes of a file between two offsets, and zeros for unreadable ones.
 func copyRest(ctx context.Context, to io.WriterAt, old object.Object, at, end int64) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
@@ -532,7 +529,7 @@ func copyRest(ctx context.Context, to io.WriterAt, old object.Object, at, end in
 		window := (*buf)[:min(int64(len(*buf)), end-at)]
 		n := 0
 		if old != nil {
-			n, _ = old.ReadAt(window, at) // nobody needs what is lost
+			n, _ = old.ReadAt(window, at) // no checkpoint needs these bytes
 		}
 		clear(window[n:])
 		if _, err := to.WriteAt(window, at); err != nil {

@@ -41,7 +41,7 @@ func (s *series) damaged(t testing.TB, root *data.Root) map[checkpoint.Ref][]str
 	return found
 }
 
-// found is what a verification finds in each, as text.
+// found returns the findings of a verification in each, as text.
 func (s *series) found(t testing.TB, root *data.Root) map[checkpoint.Ref][]string {
 	t.Helper()
 	found := map[checkpoint.Ref][]string{}
@@ -160,7 +160,7 @@ func TestQuick(t *testing.T) {
 }
 
 // TestRepair damages a file that two checkpoints share, in each part of it, and
-// repairs it from one that has the same bytes; the names stay those of one file.
+// repairs it from a file with the same bytes; both names stay links to one file.
 func TestRepair(t *testing.T) {
 	root := onDisk(t)
 	s := shared(t, vfs.Default, root)
@@ -223,7 +223,7 @@ func must(t testing.TB, err error) {
 }
 
 // TestRepairWithoutOrigin repairs what is linked in when the checkpoint that
-// wrote it is gone, but for its header, which nobody else has.
+// wrote it is gone, except its header, which no other file has.
 func TestRepairWithoutOrigin(t *testing.T) {
 	root := onDisk(t)
 	s := shared(t, vfs.Default, root)
@@ -272,7 +272,7 @@ func TestRepairFromSlot(t *testing.T) {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	s.past[0].whole(t, root)
-	// What has no copy is told apart from what has.
+	// Damage without a copy has another reason.
 	must(t, os.Truncate(filepath.Join(root.Dir(), s.past[0].ref.String(), "r00000.idx"), 3))
 	if done, err = root.Repair(t.Context(), s.damaged(t, root), s.targets(), have); err != nil || len(done.Left) != 1 || !strings.Contains(done.Left[0].Reason, "backup") {
 		t.Errorf("%+v, %v", done, err)
@@ -280,8 +280,8 @@ func TestRepairFromSlot(t *testing.T) {
 }
 
 // TestCrashInRepair crashes a repair at every write operation until none is
-// left: no checkpoint has more damage than before, and the same call goes on to
-// the end.
+// left: no checkpoint has more damage than before, and the same call completes the
+// repair.
 func TestCrashInRepair(t *testing.T) {
 	for k, done := 1, false; !done; k++ {
 		fs := memory(t)

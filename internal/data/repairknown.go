@@ -15,16 +15,16 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
-// knowledge is what the indexes of all checkpoints say of one data file.
+// knowledge combines what the indexes of all checkpoints record of one data file.
 type knowledge struct {
 	size    int64
 	entries []*checkpoint.Entry // by offset, each place once
 	header  []byte              // nil when the checkpoint that wrote the file is gone
 }
 
-// survey finds what there is to know of all damaged files: their names, what the
-// indexes say of them, and where else that is. It reads every index twice,
-// however many files there are, and keeps none.
+// survey collects everything known of all damaged files: their names, their contents
+// according to the indexes, and other places with the same contents. It reads every index
+// twice, however many files there are, and keeps none.
 func (p *repair) survey(ctx context.Context, damaged map[checkpoint.Ref][]string) (err error) {
 	p.known, p.places = map[string]*knowledge{}, map[content][]donorPlace{}
 	for ref, names := range damaged {
@@ -83,7 +83,7 @@ func (p *repair) survey(ctx context.Context, damaged map[checkpoint.Ref][]string
 	})
 }
 
-// learn adds what an index says of its n-th file.
+// learn adds an index's record of its n-th file.
 func (k *knowledge) learn(x *checkpoint.Index, n int, seen map[int64]bool) {
 	k.size = x.Files[n].Size
 	if n == 0 {
@@ -98,8 +98,8 @@ func (k *knowledge) learn(x *checkpoint.Index, n int, seen map[int64]bool) {
 	}
 }
 
-// indexHeader is that of a rank's own data file; nil if the index gives none of this
-// version.
+// indexHeader returns the header of a rank's own data file; nil if the index gives no header
+// of this version.
 func indexHeader(x *checkpoint.Index) []byte {
 	var items []checkpoint.Item
 	first := int64(-1)
@@ -116,8 +116,8 @@ func indexHeader(x *checkpoint.Index) []byte {
 	return header
 }
 
-// indexes visits every index of every committed checkpoint that can be read: one
-// that is damaged is a finding of whoever verifies it.
+// indexes visits every readable index of every committed checkpoint. A verification of its
+// checkpoint reports a damaged index.
 func (p *repair) indexes(ctx context.Context, visit func(checkpoint.Ref, *checkpoint.Index) error) error {
 	for _, t := range p.all {
 		m, err := p.root.readManifest(ctx, t.Ref, t.Manifest)
@@ -149,13 +149,13 @@ func (p *repair) indexes(ctx context.Context, visit func(checkpoint.Ref, *checkp
 	return nil
 }
 
-// unreadable reports a file that is damaged or gone.
+// unreadable reports whether err is of a file that is damaged or gone.
 func unreadable(err error) bool {
 	var corrupt *CorruptError
 	return errors.As(err, &corrupt) || errors.Is(err, fs.ErrNotExist)
 }
 
-// whole reports whether a file is as all indexes say, but for some entries.
+// whole reports whether a file matches all indexes, except for some entries.
 func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*checkpoint.Entry) (bool, error) {
 	f, err := r.b.Open(ctx, name)
 	if err != nil {
@@ -180,8 +180,8 @@ func (k *knowledge) whole(ctx context.Context, r *Root, name string, but ...*che
 	return true, nil
 }
 
-// headed reports whether a file begins as it must. Where the one header that it
-// can have is not known, it must say where the known chunks lie.
+// headed reports whether a file's header is right. If its exact header is not known, the
+// header must place the known chunks where they lie.
 func (k *knowledge) headed(f object.Object) (bool, error) {
 	if k.header != nil {
 		got := make([]byte, len(k.header))
@@ -204,8 +204,7 @@ func (k *knowledge) headed(f object.Object) (bool, error) {
 	return true, nil
 }
 
-// holds reports whether the bytes of an entry, but from another offset, have its
-// digest.
+// holds reports whether the bytes of an entry, read from another offset, have its digest.
 func holds(ctx context.Context, f io.ReaderAt, e *checkpoint.Entry, offset int64) (bool, error) {
 	got, err := digestOf(ctx, f, offset, offset+e.Item.Bytes)
 	if shortOf(err) != nil {
@@ -214,7 +213,7 @@ func holds(ctx context.Context, f io.ReaderAt, e *checkpoint.Entry, offset int64
 	return err == nil && got == e.Digest, err
 }
 
-// sound reports whether size and header of a file are right.
+// sound reports whether the size and header of a file are right.
 func (k *knowledge) sound(f object.Object) (bool, error) {
 	if f == nil {
 		return false, nil
@@ -226,8 +225,8 @@ func (k *knowledge) sound(f object.Object) (bool, error) {
 	return k.headed(f)
 }
 
-// headerOf is the header that the file must have: the one that its own index
-// gives, or its own if that agrees with all indexes; otherwise nil.
+// headerOf returns the header that the file must have: the one from its own index, or its
+// current one if that agrees with all indexes; otherwise nil.
 func (k *knowledge) headerOf(old object.Object) ([]byte, error) {
 	if k.header != nil {
 		return k.header, nil
@@ -247,7 +246,7 @@ func (k *knowledge) headerOf(old object.Object) ([]byte, error) {
 	return header, err
 }
 
-// damaged are the chunks of which the file has other bytes.
+// damaged returns the chunks whose bytes in the file are wrong.
 func (k *knowledge) damaged(ctx context.Context, old object.Object) (bad []*checkpoint.Entry, err error) {
 	for _, e := range k.entries {
 		ok := false
@@ -263,7 +262,7 @@ func (k *knowledge) damaged(ctx context.Context, old object.Object) (bad []*chec
 	return bad, nil
 }
 
-// donorPlace is a chunk in a file that should have the bytes of another.
+// donorPlace is a chunk in a file that should have the same bytes as another.
 type donorPlace struct {
 	ref    checkpoint.Ref
 	index  *checkpoint.Index // without its entries
@@ -271,13 +270,13 @@ type donorPlace struct {
 	offset int64
 }
 
-// donorAt is a place in a file, and what should be there.
+// donorAt is a place in a file and the contents that it should have.
 type donorAt struct {
 	offset int64
 	digest checkpoint.Digest
 }
 
-// donor has the bytes of a damaged chunk.
+// donor is a source of the bytes of a damaged chunk.
 type donor struct {
 	root   *Root
 	place  donorPlace
@@ -285,9 +284,8 @@ type donor struct {
 	from   string
 }
 
-// donor finds a place, or a source, that has the bytes of a chunk. The damaged
-// place is among those that are tried, and has others. What a place has is
-// looked at once, unless its file is repaired.
+// donor finds a place, or a source, with the bytes of a chunk. It also tries the damaged
+// place, which has other bytes. It checks a place once, unless the place's file is repaired.
 func (p *repair) donor(ctx context.Context, e *checkpoint.Entry) (donor, bool, error) {
 	what := contentOf(e.Item, e.Digest)
 	for _, at := range p.places[what] {
@@ -359,7 +357,7 @@ func (d donor) copyTo(ctx context.Context, to io.WriterAt, e *checkpoint.Entry) 
 	}
 	data, _, err := d.source.Chunk(ctx, e.Item, e.Digest)
 	if err == nil && int64(len(data)) != e.Item.Bytes {
-		err = fmt.Errorf("%s has the bytes of %q no more: run the command again", d.from, e.Item.Shard.FQN)
+		err = fmt.Errorf("%s no longer has the bytes of %q; run the command again", d.from, e.Item.Shard.FQN)
 	}
 	if err != nil {
 		return err

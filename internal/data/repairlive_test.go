@@ -163,7 +163,7 @@ func TestRepairSourceChanges(t *testing.T) {
 	must(t, err)
 	source := &fickle{right: s.now["layers.0.r0"]}
 	done, err := root.Repair(t.Context(), s.damaged(t, root), s.targets(), source)
-	if err == nil || !strings.Contains(err.Error(), "have changed while they were copied: run the command again") || len(done.Files) != 0 {
+	if err == nil || !strings.Contains(err.Error(), "have changed while they were copied; run the command again") || len(done.Files) != 0 {
 		t.Errorf("%+v, %v", done, err)
 	}
 	after, err := os.ReadFile(path)
@@ -218,7 +218,7 @@ func TestRepairReadsAgain(t *testing.T) {
 	must(t, err)
 	first := map[checkpoint.Ref][]string{s.past[0].ref: s.damaged(t, root)[s.past[0].ref]}
 	done, err := repairing.Repair(t.Context(), first, s.targets())
-	if err != nil || len(done.Files) != 0 || len(done.Left) != 1 || !strings.Contains(done.Left[0].Reason, "other bytes are read from it than were written: look at the disk") {
+	if err != nil || len(done.Files) != 0 || len(done.Left) != 1 || !strings.Contains(done.Left[0].Reason, "reads back with other bytes than were written; check the disk") {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	if now, err := os.Stat(s.path(root, 1, 1)); err != nil || !os.SameFile(before, now) {

@@ -14,48 +14,49 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// MinReuse is the size in bytes of the smallest chunk that is reused: smaller
-// ones are written again, so that few files are kept for little.
+// MinReuse is the size in bytes of the smallest chunk that is reused. Smaller ones are
+// rewritten, so that few files are kept for little data.
 const MinReuse = 1 << 20
 
 // Base is a committed checkpoint whose chunks a save may reuse.
 type Base struct {
 	Ref      checkpoint.Ref
-	Manifest checkpoint.Digest // as the log says
+	Manifest checkpoint.Digest // as recorded in the log
 }
 
-// Reusing makes WriteData write only what none of the bases holds, nor the
-// rank's own file already, as with tied weights. A chunk is the same if digest,
-// dtype and size are. The file that holds it is linked into the checkpoint's
-// directory, which so stays whole when the base is removed, at whatever moment.
-// A chunk is written all the same if it is smaller than [MinReuse], if the link
-// cannot be made, or if this rank, or all that [FileWriter.Together] was told
-// of, would use less than half of the file. Of a
-// base that has chunks of many ranks, those are looked at that held the rank's
-// items, so a chunk that moved to another name and rank may be written again.
+// Reusing makes WriteData skip chunks that a base holds, and chunks that the rank's own file
+// already holds, as with tied weights. Two chunks are equal if digest, dtype and size are.
+// The file that holds the chunk is hard-linked into the checkpoint's directory, which
+// therefore stays complete whenever the base is removed.
 //
-// say is told why a base or a file of it could not be used; it may be nil, and
-// must not block. Reusing is called before WriteData, whose Source must then
-// give every item as often as it is asked.
-func (w *FileWriter) Reusing(say func(error), bases ...Base) *FileWriter {
-	w.reusing, w.bases, w.say = true, bases, say
+// A chunk is nevertheless written if it is smaller than [MinReuse], if the link cannot be
+// made, or if less than half of the file would be used by this rank, or by all ranks of
+// [FileWriter.Together]. Of a base with chunks of many ranks, only the ranks that held this
+// rank's items are searched, so a chunk that moved to another name and rank may be written
+// again.
+//
+// Reusing calls warn with the reason why a base or one of its files could not be used; warn may
+// be nil, and must not block. Reusing is called before WriteData, whose Source must then
+// return any item repeatedly.
+func (w *FileWriter) Reusing(warn func(error), bases ...Base) *FileWriter {
+	w.reusing, w.bases, w.warn = true, bases, warn
 	return w
 }
 
-// Together has the ranks of a save judged together, where files of bases are
-// used in part. It is called before WriteData, with the same uses for each rank.
+// Together judges the partial use of bases' files for all ranks of a save combined. It is
+// called before WriteData, with the same uses for each rank.
 func (w *FileWriter) Together(uses *Uses) *FileWriter {
 	w.uses = uses
 	return w
 }
 
 func (w *FileWriter) unusable(err error) {
-	if w.say != nil {
-		w.say(err)
+	if w.warn != nil {
+		w.warn(err)
 	}
 }
 
-// content is what two chunks must have in common to be one.
+// content identifies equal chunks.
 type content struct {
 	digest checkpoint.Digest
 	dtype  tensor.DType
@@ -67,8 +68,8 @@ func contentOf(it checkpoint.Item, digest checkpoint.Digest) content {
 	return content{digest: digest, dtype: it.Shard.DType, value: it.Value, size: it.Bytes}
 }
 
-// probe is what is cheap to know of a chunk, and differs for most of those
-// that are not the same: most tensors change in their first block.
+// probe is a cheap fingerprint of a chunk. It differs for most unequal chunks: most tensors
+// change in their first block.
 type probe struct {
 	size  int64
 	dtype tensor.DType
@@ -80,7 +81,7 @@ func probeOf(it checkpoint.Item, crc uint32) probe {
 	return probe{size: it.Bytes, dtype: it.Shard.DType, value: it.Value, crc: crc}
 }
 
-// reuse is what of a rank's items need not be written.
+// reuse lists the items of a rank that need no writing.
 type reuse struct {
 	files []heldFile   // to be linked in
 	of    map[int]spot // by item
@@ -93,24 +94,22 @@ type heldFile struct {
 	size int64
 }
 
-// spot is where the bytes of an item are.
+// spot is the place of an item's bytes.
 type spot struct {
 	digest checkpoint.Digest
 	file   int               // of the files; -1: this rank's own
 	entry  *checkpoint.Entry // of the base, if in one of the files
-	tied   int               // the item whose bytes they are, if in the rank's own
+	tied   int               // the item that is written, if in the rank's own
 }
 
-// match is an item whose digest is known, and the chunk of a base that is the
-// same, if any.
+// match is an item whose digest is known, and the equal chunk of a base, if any.
 type match struct {
 	content content
 	held    *held
 }
 
-// reuse finds the items that need no writing, and links in the files that hold
-// them. It reads no more of an item than its first block, unless something may
-// be the same.
+// reuse finds the items that need no writing, and links in the files that hold them. It reads
+// only the first block of an item, unless another chunk may be equal.
 func (w *FileWriter) reuse(ctx context.Context, rank int, items []checkpoint.Item, src Source) (reuse, error) {
 	if !w.reusing {
 		return reuse{}, nil
@@ -137,7 +136,7 @@ func (w *FileWriter) reuse(ctx context.Context, rank int, items []checkpoint.Ite
 				if errors.Is(err, errors.ErrUnsupported) {
 					w.root.linkless.Store(true)
 				}
-				w.unusable(fmt.Errorf("%s is not reused, its chunks are written again: %w", w.root.b.Path(f.from), err))
+				w.unusable(fmt.Errorf("%s is not reused, its chunks are rewritten: %w", w.root.b.Path(f.from), err))
 				unfit[f.from], again = true, true
 			}
 		}
@@ -196,11 +195,10 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 	return out, nil
 }
 
-// errAlone ends a digest that no candidate can have.
+// errAlone ends the digest of an item that matches no candidate.
 var errAlone = errors.New("no candidate has these bytes")
 
-// digestAmong digests data, as long as one of the candidates may be the same or
-// the digest is wanted in any case.
+// digestAmong digests data, as long as one of the candidates may be equal or always is set.
 func digestAmong(ctx context.Context, data []byte, candidates []held, always bool) (digest checkpoint.Digest, known bool, err error) {
 	alive := slices.Clone(candidates)
 	hash := newHasher()
@@ -223,9 +221,8 @@ func digestAmong(ctx context.Context, data []byte, candidates []held, always boo
 	return hash.digest(), err == nil, err
 }
 
-// settle decides what is reused: of the files that are not unfit, those of
-// which at least half is live; and of equal items that are written, all but the
-// first. It is a pure function.
+// settle decides what is reused. Of files it takes those that are not unfit and at least half
+// live; of equal items that are written, it keeps the first. It is a pure function.
 func settle(items []checkpoint.Item, matches map[int]match, live map[string]int64, unfit map[string]bool) reuse {
 	u := reuse{of: map[int]spot{}}
 	at := map[string]int{}
@@ -254,7 +251,7 @@ func settle(items []checkpoint.Item, matches map[int]match, live map[string]int6
 	return u
 }
 
-// itemBytes are the bytes of an item, as many as the plan says.
+// itemBytes returns the bytes of an item, and checks that there are as many as in the plan.
 func itemBytes(ctx context.Context, src Source, i int, it checkpoint.Item) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -264,35 +261,34 @@ func itemBytes(ctx context.Context, src Source, i int, it checkpoint.Item) ([]by
 		return nil, fmt.Errorf("bytes of %q: %w", it.Shard.FQN, err)
 	}
 	if int64(len(data)) != it.Bytes {
-		return nil, fmt.Errorf("bytes of %q: got %d, the plan says %d", it.Shard.FQN, len(data), it.Bytes)
+		return nil, fmt.Errorf("bytes of %q: got %d, the plan has %d", it.Shard.FQN, len(data), it.Bytes)
 	}
 	return data, nil
 }
 
-// Uses is what the ranks of one save would use of the files of its bases. With
-// it, whether half of a file would be live is judged for all of them together:
-// where a save is shared out to other ranks than the one before, each uses only
-// a part of every file. A rank that uses half of its files by itself waits for
-// nobody.
+// Uses records which chunks of its bases' files the ranks of one save would use, so that a
+// file counts as half live for all ranks together. If a save is distributed to other ranks
+// than the one before, each rank uses only a part of every file. A rank that uses half of its
+// files by itself does not wait for others.
 type Uses struct {
 	pause, resume func()
 
 	mu      sync.Mutex
-	open    map[int]bool // ranks that have not told what they use
+	open    map[int]bool // ranks that have not reported their uses
 	used    map[use]int64
-	decided chan struct{} // closed when nobody is waited for
+	decided chan struct{} // closed when all ranks have reported
 	closed  bool
 }
 
 // use is a chunk in a file of a base.
 type use struct {
-	from   string // the file, as [heldFile] has it
+	from   string // the file, as in [heldFile]
 	offset int64
 }
 
-// NewUses is for a save of these ranks, which one process writes. A rank that
-// waits for the others calls pause first, and resume before it goes on: in
-// between it uses neither processor nor disk.
+// NewUses returns the Uses for a save of these ranks, which one process writes. A rank that
+// waits for the others calls pause first, and resume before it continues: in between it uses
+// neither processor nor disk.
 func NewUses(ranks []int, pause, resume func()) *Uses {
 	u := &Uses{pause: pause, resume: resume, open: map[int]bool{}, used: map[use]int64{}, decided: make(chan struct{})}
 	for _, rank := range ranks {
@@ -301,15 +297,15 @@ func NewUses(ranks []int, pause, resume func()) *Uses {
 	return u
 }
 
-// Done says that a rank will tell nothing more: it is written, or will not be.
+// Done records that a rank will report nothing more: it is written, or will not be.
 func (u *Uses) Done(rank int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.done(rank)
 }
 
-// Stop says that ranks which have told nothing never will. Who waits for them
-// goes by what is known.
+// Stop records that the remaining ranks will never report. Ranks that wait for them decide by
+// the reports so far.
 func (u *Uses) Stop() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -325,9 +321,8 @@ func (u *Uses) done(rank int) {
 	}
 }
 
-// live tells what a rank would use, and is the bytes of each file that all
-// ranks would. It waits for the others only where that can change anything for
-// this rank.
+// live reports the uses of a rank, and returns the bytes of each file that all ranks would
+// use. It waits for the others only if their uses can change the decision for this rank.
 func (u *Uses) live(ctx context.Context, rank int, matches map[int]match) (map[string]int64, error) {
 	own := usesOf(matches)
 	u.mu.Lock()
@@ -351,7 +346,7 @@ func (u *Uses) live(ctx context.Context, rank int, matches map[int]match) (map[s
 	return liveOf(u.used), nil
 }
 
-// usesOf are the chunks of bases that a rank's items match, with their sizes.
+// usesOf returns the chunks of bases that a rank's items match, with their sizes.
 func usesOf(matches map[int]match) map[use]int64 {
 	out := map[use]int64{}
 	for _, m := range matches {
@@ -362,7 +357,7 @@ func usesOf(matches map[int]match) map[use]int64 {
 	return out
 }
 
-// liveOf is how many bytes of each file are used, each once.
+// liveOf returns the number of used bytes of each file, counting each chunk once.
 func liveOf(uses map[use]int64) map[string]int64 {
 	out := map[string]int64{}
 	for at, size := range uses {
@@ -384,18 +379,15 @@ func undecided(live map[string]int64, matches map[int]match) bool {
 	return false
 }
 
-// link gives a file of a base a name in this checkpoint's directory. From then
-// on nobody takes its bytes away, whatever becomes of the base; only then it is
-// looked at, because what lay at the path may have been removed, and something
-// else put there, since the base was read. The name becomes durable with the
-// directory. A file that does not fit may keep its name: another rank may use
-// it.
+// link gives a file of a base a name in this checkpoint's directory. From then on its bytes
+// stay, whatever happens to the base. link checks the file only after that, because the file
+// at the path may have been replaced since the base was read. The name becomes durable with
+// the directory. An unsuitable file may keep its name: another rank may use it.
 func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error {
 	to := nameOf(w.ref, f.name)
 	err := w.root.b.Link(ctx, f.from, to, object.Exclusive)
 	if errors.Is(err, fs.ErrExist) {
-		// Of another rank, or of a call that was cut off. The base may be gone
-		// since.
+		// The link is of another rank, or of an interrupted call. The base may be gone since.
 		if err = sameFile(ctx, w.root.b, f.from, w.root.b, to); errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
@@ -409,7 +401,7 @@ func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error
 	}
 	info, err := file.Stat()
 	if err == nil && info.Size != f.size {
-		err = fmt.Errorf("it has %d bytes, %d were written", info.Size, f.size)
+		err = fmt.Errorf("size is %d bytes, %d were written", info.Size, f.size)
 	}
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)

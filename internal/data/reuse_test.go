@@ -40,7 +40,7 @@ type saved struct {
 }
 
 // newSeries has tensors of these sizes on each rank, with a value and a small
-// tensor beside them.
+// tensor in addition.
 func newSeries(t testing.TB, fs vfs.FS, ranks int, sizes ...int64) *series {
 	t.Helper()
 	s := &series{root: open(t, fs), now: map[string][]byte{}}
@@ -90,7 +90,7 @@ func (s *series) source(rank int) data.Source {
 	return source(func(i int) ([]byte, error) { return now[s.items[rank][i].Shard.FQN], nil })
 }
 
-// try saves all, and says what was written up to an error.
+// try saves everything, and returns what was written before an error.
 func (s *series) try(ctx context.Context, root *data.Root, name string) (out saved, err error) {
 	out = saved{ref: checkpoint.RefOf("run", "t0", name), bytes: map[string][]byte{}, written: map[int]data.Written{}}
 	for fqn, b := range s.now {
@@ -295,7 +295,7 @@ func TestReuseCrash(t *testing.T) {
 			base.whole(t, root)
 			again := s
 			if len(promised.written) == 2 && err != nil {
-				// All ranks were told that they are durable.
+				// All ranks know that they are durable.
 				w := root.Writer(promised.ref)
 				if promised.receipt, err = w.Finish(t.Context(), s.manifest(promised.ref, promised.written), commit); err != nil {
 					t.Fatalf("%s: %v", c.name, err)
@@ -309,7 +309,7 @@ func TestReuseCrash(t *testing.T) {
 			}
 			for rank, w := range promised.written {
 				if next.written[rank].Index != w.Index {
-					t.Errorf("%s: rank %d was told another index", c.name, rank)
+					t.Errorf("%s: rank %d got another index", c.name, rank)
 				}
 			}
 			if err := root.RemoveCommitted(t.Context(), base.ref); err != nil {
@@ -402,7 +402,7 @@ func TestReuseOfWhatIsCollected(t *testing.T) {
 					t.Errorf("%d bytes reused", reused)
 				}
 				if before && len(s.told) == 0 {
-					t.Error("nobody was told")
+					t.Error("no reason was reported")
 				}
 			})
 		}
@@ -424,8 +424,7 @@ func read(t testing.TB, fs vfs.FS, name string) []byte {
 }
 
 // TestRewriteCrash crashes the second write of a rank, of other bytes in as
-// many, at every operation: the index that is found is never beside the data of
-// the first.
+// many, at every operation: the index never describes other data than the file next to it.
 func TestRewriteCrash(t *testing.T) {
 	for k, done := 1, false; !done; k++ {
 		fs := memory(t)

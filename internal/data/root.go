@@ -15,8 +15,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// Root is the data of a store. It is safe for concurrent use, also by several
-// processes: everything shared lies in the backend.
+// Root is the data of a store. It is safe for concurrent use, also by several processes: all
+// shared state lies in the backend.
 type Root struct {
 	b       object.Backend
 	outside vfs.FS   // where adopted files lie
@@ -24,22 +24,21 @@ type Root struct {
 
 	space    sync.Mutex
 	pending  int64             // bytes that running WriteData calls have yet to write
-	creating int               // files whose bytes may be counted twice: see begin
-	created  chan struct{}     // closed when one of them is not any more
+	creating int               // files whose bytes may be counted twice, see begin
+	created  chan struct{}     // closed when the double counting of one ends
 	keep     func(Usage) int64 // bytes that they leave free; nil: none
 
 	reuse    sync.Mutex
 	bases    []*base     // whose indexes are kept, the latest used first
-	linkless atomic.Bool // no link can be made here, so that looking for what is equal is in vain
+	linkless atomic.Bool // links are impossible here, so looking for equal chunks is useless
 
-	tell sync.Mutex
-	told map[checkpoint.Ref]bool // refs that were told to say
-	say  func(checkpoint.Ref)    // nil: nobody is told
+	tell     sync.Mutex
+	notified map[checkpoint.Ref]bool // refs that were passed to notify
+	notify   func(checkpoint.Ref)    // nil: not called
 }
 
-// Open names the data directory of a store, STORE/data. It touches nothing:
-// the directory is made by the first writer, and readers need no permission
-// to write.
+// Open returns the data directory of a store, STORE/data. It touches no files: the first
+// writer makes the directory, and readers need no permission to write.
 func Open(fs vfs.FS, dir string) (*Root, error) {
 	if fs == nil || dir == "" {
 		return nil, errors.New("open data directory: no filesystem or no path given")
@@ -47,27 +46,27 @@ func Open(fs vfs.FS, dir string) (*Root, error) {
 	return OpenBackend(local.New(fs, dir), fs), nil
 }
 
-// OpenBackend is the data of a store in any backend. Files of other programs
-// that checkpoints adopt lie outside of it, in a filesystem.
+// OpenBackend returns the data of a store in any backend. Adopted files of other programs lie
+// outside of it, in a filesystem.
 func OpenBackend(b object.Backend, outside vfs.FS) *Root {
 	return &Root{b: b, outside: outside, created: make(chan struct{})}
 }
 
-// Dir is where the data lies: a path, or the URL of a bucket.
+// Dir returns the location of the data: a path, or the URL of a bucket.
 func (r *Root) Dir() string { return r.b.Path("") }
 
-// nameOf is that of the directory of ref in the backend, or of a file in it.
+// nameOf returns the name in the backend of the directory of ref, or of a file in it.
 func nameOf(ref checkpoint.Ref, file ...string) string {
 	return path.Join(append([]string{ref.Run, ref.Trial, ref.Checkpoint}, file...)...)
 }
 
-// path is how people find it.
+// path returns the name that is shown to users.
 func (r *Root) path(ref checkpoint.Ref, file ...string) string { return r.b.Path(nameOf(ref, file...)) }
 
 // sync makes the names in the directory of ref durable.
 func (r *Root) sync(ctx context.Context, ref checkpoint.Ref) error { return r.b.Sync(ctx, nameOf(ref)) }
 
-// readFile is the content of a small file.
+// readFile returns the content of a small file.
 func (r *Root) readFile(ctx context.Context, ref checkpoint.Ref, file string) ([]byte, error) {
 	f, err := r.b.Open(ctx, nameOf(ref, file))
 	if err != nil {
@@ -97,29 +96,29 @@ func (r *Root) writeFile(ctx context.Context, ref checkpoint.Ref, file string, d
 	return u.Commit(ctx)
 }
 
-// Usage is the room on the disk of a backend, in bytes.
+// Usage is the space on the disk of a backend, in bytes.
 type Usage = object.Usage
 
-// Usage is the backend's room; [errors.ErrUnsupported] where nobody knows.
+// Usage returns the backend's space, or [errors.ErrUnsupported] where it is unknown.
 func (r *Root) Usage(ctx context.Context) (Usage, error) { return r.b.Usage(ctx) }
 
-// Free is what of the backend's room is free, in bytes; [errors.ErrUnsupported]
-// where nobody knows.
+// Free returns the free space of the backend, in bytes, or [errors.ErrUnsupported] where it
+// is unknown.
 func (r *Root) Free(ctx context.Context) (bytes uint64, err error) {
 	u, err := r.b.Usage(ctx)
 	return u.Free, err
 }
 
-// KeepFree makes WriteData refuse what would leave less free than keep says: a
-// disk that saves have filled has no room for the log that says so.
+// KeepFree makes WriteData refuse writes that would leave less free space than keep returns:
+// a disk filled by saves would have no space for the log.
 func (r *Root) KeepFree(keep func(Usage) (bytes int64)) {
 	r.space.Lock()
 	defer r.space.Unlock()
 	r.keep = keep
 }
 
-// reserve claims need bytes of the free space, together with what other
-// writers have yet to write. The claim is given back by [Root.release].
+// reserve claims need bytes of the free space, in addition to the outstanding writes of other
+// writers. [Root.release] returns the claim.
 func (r *Root) reserve(ctx context.Context, need int64) error {
 	for {
 		again, err := r.tryReserve(ctx, need)
@@ -134,8 +133,8 @@ func (r *Root) reserve(ctx context.Context, need int64) error {
 	}
 }
 
-// tryReserve is reserve once. Where its error may be another in a moment, again
-// is closed then.
+// tryReserve tries to reserve once. If the result may differ shortly, again is closed when it
+// does.
 func (r *Root) tryReserve(ctx context.Context, need int64) (again <-chan struct{}, err error) {
 	r.space.Lock()
 	defer r.space.Unlock()
@@ -146,7 +145,7 @@ func (r *Root) tryReserve(ctx context.Context, need int64) (again <-chan struct{
 	}
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
-		// Then the disk itself is the check: a full one fails the write.
+		// If the usage is unknown, a full disk fails the write itself.
 	case err != nil:
 		return nil, err
 	case uint64(need+r.pending+keep) > usage.Free:
@@ -166,25 +165,27 @@ func (r *Root) release(bytes int64) {
 	r.pending -= bytes
 }
 
-// OnUnverified sets who is told, once for each checkpoint, that bytes of
-// adopted files are read whose sums are not learned yet. It is called before
-// any reader is made; say must not block.
-func (r *Root) OnUnverified(say func(checkpoint.Ref)) { r.say, r.told = say, map[checkpoint.Ref]bool{} }
+// OnUnverified sets the function that is called, once for each checkpoint, when bytes of
+// adopted files are read whose sums are not learned yet. It is called before any reader is
+// made; notify must not block.
+func (r *Root) OnUnverified(notify func(checkpoint.Ref)) {
+	r.notify, r.notified = notify, map[checkpoint.Ref]bool{}
+}
 
 func (r *Root) unverified(ref checkpoint.Ref) {
-	if r.say == nil {
+	if r.notify == nil {
 		return
 	}
 	r.tell.Lock()
 	defer r.tell.Unlock()
-	if !r.told[ref] {
-		r.told[ref] = true
-		r.say(ref)
+	if !r.notified[ref] {
+		r.notified[ref] = true
+		r.notify(ref)
 	}
 }
 
-// OpenUnsynced names a data directory whose files are synced when the kernel
-// sees fit: for data that is generated, and generated again after a crash.
+// OpenUnsynced returns a data directory whose files are synced by the kernel's schedule: for
+// data that can be generated again after a crash.
 func OpenUnsynced(dir string) (*Root, error) { return Open(unsynced{vfs.Default}, dir) }
 
 // unsynced is a filesystem that leaves syncing to the kernel.

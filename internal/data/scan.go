@@ -41,7 +41,7 @@ var buffers = sync.Pool{New: func() any {
 var hashers = sync.Pool{New: func() any { return blake3.New() }}
 
 // shortError reports that a source ends, or cannot be read, within the bytes to scan. It
-// names no file: callers make an error, a finding or an answer of it.
+// names no file: callers convert it to an error, a finding or an answer.
 type shortError struct {
 	at  int64 // offset in the source of the first byte that is missing
 	err error // of the read; [io.EOF] or nil where the source ends
@@ -50,7 +50,7 @@ type shortError struct {
 // ends reports whether the source ends there, and was not merely unreadable.
 func (e *shortError) ends() bool { return e.err == nil || errors.Is(e.err, io.EOF) }
 
-// Error is that of the read.
+// Error returns the text of the read's error.
 func (e *shortError) Error() string { return e.Unwrap().Error() }
 
 // Unwrap returns the error of the read, and [io.ErrUnexpectedEOF] where the source ends.

@@ -68,7 +68,7 @@ func (f failing) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// TestScanFails tells a source that cannot be read from one that ends.
+// TestScanFails distinguishes an unreadable source from a source that ends.
 func TestScanFails(t *testing.T) {
 	data := scanned(2 * windowSize)
 	for _, at := range []int{0, 1, windowSize - 1, windowSize, windowSize + 1} {

@@ -14,18 +14,18 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
-// Sealed is a checkpoint in pending files, of which everything is known.
+// Sealed is a checkpoint in pending files whose digests and checksums are all known.
 type Sealed struct {
 	pending *Pending
 	from    *Foreign
 	ranks   map[int]*checkpoint.Index
 }
 
-// Seal finds digests and checksums of all that from, which was opened from
-// [Pending.Files], holds: those of chunks that were seen as a whole when they
-// were written are known, the others are read. Files beside them, whole, are part of
-// the checkpoint too, but those of data that nobody names.
-func (p *Pending) Seal(ctx context.Context, from *Foreign, beside ...string) (*Sealed, error) {
+// Seal finds the digests and checksums of everything in from, which was opened from
+// [Pending.Files]. Digests of chunks that were written as a whole are known; the other chunks
+// are read. Whole files listed in others are part of the checkpoint too, except data files
+// that nothing refers to.
+func (p *Pending) Seal(ctx context.Context, from *Foreign, others ...string) (*Sealed, error) {
 	s := &Sealed{pending: p, from: from, ranks: map[int]*checkpoint.Index{}}
 	lowest, held := -1, map[string]bool{}
 	for rank, r := range from.ranks {
@@ -43,9 +43,9 @@ func (p *Pending) Seal(ctx context.Context, from *Foreign, beside ...string) (*S
 		}
 	}
 	if lowest < 0 {
-		return nil, errors.New("it holds no tensor and no value")
+		return nil, errors.New("the checkpoint holds no tensor and no value")
 	}
-	for _, name := range beside {
+	for _, name := range others {
 		if f := p.File(name); f != nil && !held[name] && checkpoint.ValidatePlainName(name) == nil && !strings.HasSuffix(name, checkpoint.VerbatimSuffix) {
 			s.ranks[lowest].Files = append(s.ranks[lowest].Files, checkpoint.File{Name: name, Size: f.size})
 		}
@@ -100,19 +100,18 @@ func (s *Sealed) digestFile(ctx context.Context, x *checkpoint.Index, n int, of 
 	return err
 }
 
-// Manifest describes it, as [Foreign.Manifest] does.
+// Manifest describes the checkpoint, as [Foreign.Manifest] does.
 func (s *Sealed) Manifest() checkpoint.Manifest { return s.from.Manifest() }
 
-// Foreign is what it was sealed from.
+// Foreign returns the foreign checkpoint that was sealed.
 func (s *Sealed) Foreign() *Foreign { return s.from }
 
-// Items is what a rank holds.
+// Items returns the items of a rank.
 func (s *Sealed) Items(rank int) []checkpoint.Item { return s.from.Items(rank) }
 
-// KeepData stands where [FileWriter.WriteData] does, for a rank of a checkpoint
-// in pending files: they are linked into the checkpoint's directory, and an index
-// says where in them each chunk lies. On return all is durable; as WriteData, it
-// may be repeated.
+// KeepData replaces [FileWriter.WriteData] for a rank of a checkpoint in pending files. It
+// links the files into the checkpoint's directory, and writes an index of where each chunk
+// lies in them. Everything is durable on return. Like WriteData, it may be repeated.
 func (w *FileWriter) KeepData(ctx context.Context, rank int, items []checkpoint.Item, from *Sealed) (Written, error) {
 	written, err := w.keepData(ctx, rank, items, from)
 	return written, w.wrap(fmt.Sprintf("keep the files of rank %d", rank), err)
@@ -161,16 +160,16 @@ func (w *FileWriter) keepData(ctx context.Context, rank int, items []checkpoint.
 	return out, nil
 }
 
-// Kept reports whether the files of m's ranks are in the format of another program,
-// as [FileWriter.KeepData] and [FileWriter.AdoptData] leave them: no [Storage] has
-// written those. It looks at what is on disk.
+// Kept reports whether the files of m's ranks are in the format of another program, as
+// written by [FileWriter.KeepData] and [FileWriter.AdoptData] and never by a [Storage]. It
+// inspects the files on disk.
 func (w *FileWriter) Kept(ctx context.Context, m checkpoint.Manifest) (bool, error) {
 	for _, r := range m.Ranks {
 		x, err := w.root.readIndex(ctx, w.ref, r)
 		var other *CorruptError
 		switch {
 		case errors.Is(err, fs.ErrNotExist) || errors.As(err, &other):
-			// A file of the storage's, or none.
+			// The file is the storage's, or does not exist.
 		case err != nil:
 			return false, w.wrap("look for files that are kept", err)
 		case x.Verbatim() || x.Adopted():
@@ -180,8 +179,8 @@ func (w *FileWriter) Kept(ctx context.Context, m checkpoint.Manifest) (bool, err
 	return false, nil
 }
 
-// framesOf are the parts of a file of size bytes that no chunk in order covers,
-// with their checksums.
+// framesOf returns the parts of a file of size bytes that no contiguous chunk covers, with
+// their checksums.
 func framesOf(ctx context.Context, x *checkpoint.Index, n int, file io.ReaderAt) ([]checkpoint.Frame, error) {
 	at := int64(0)
 	out := []checkpoint.Frame{}

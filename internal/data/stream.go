@@ -10,8 +10,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
-// pieceBuffers are kept from one save to the next. Those of one size are all
-// there are, unless stores of different kinds are written.
+// pieceBuffers are kept from one save to the next. All have one size, unless stores of
+// different kinds are written.
 var pieceBuffers sync.Pool
 
 func pieceBuffer(size int) *[]byte {
@@ -22,21 +22,20 @@ func pieceBuffer(size int) *[]byte {
 	return &b
 }
 
-// stream writes bytes to an upload, in the pieces that suit it. The caller fills
-// and digests one piece while others are written, as many at a time as the
-// backend has use for. Small items share a piece. The first piece, which begins
-// with the header, is written last. Its memory does not depend on how much is
-// written.
+// stream writes bytes to an upload, in pieces of the backend's preferred size. The caller
+// fills and digests one piece while others are written, as many at a time as the backend can
+// use. Small items share a piece. The first piece, which begins with the header, is written
+// last. Its memory use does not depend on the amount of data.
 //
 //	caller    copy, digest │ copy, digest │ copy, digest │ copy, digest
 //	writer                 └── write ──────────┘└── write ────────┘
 //	writer                                └── write ──────────┘
 //
-// Copy and digests take 0.45 s a GB of one core, a disk of 2 GB/s takes 0.5 s:
-// so ranks that have a core each wait for the disk, and for nothing else.
+// Copy and digests take 0.45 s of one core per GB, and a disk of 2 GB/s takes 0.5 s. So ranks
+// with a core each wait only for the disk.
 type stream struct {
 	to      object.Upload
-	claim   *claim // of what the disk does not count yet; nil: it counts all of it
+	claim   *claim // of bytes that the disk does not count yet; nil: it counts all
 	now     piece
 	head    piece // the first, once it is full
 	size    int   // of a piece
@@ -46,7 +45,7 @@ type stream struct {
 	writers sync.WaitGroup
 
 	once   sync.Once
-	err    error         // of the first write that was refused
+	err    error         // of the first write that failed
 	failed chan struct{} // closed once err is set
 }
 
@@ -57,7 +56,7 @@ type piece struct {
 	off int64
 }
 
-// newStream writes a header and what follows it. It must be closed.
+// newStream writes a header and the items after it. It must be closed.
 func newStream(to object.Upload, header []byte, c *claim) *stream {
 	depth := max(to.Depth(), 1)
 	s := &stream{
@@ -80,8 +79,8 @@ func newStream(to object.Upload, header []byte, c *claim) *stream {
 	return s
 }
 
-// write is a goroutine. After an error it only hands pieces back, so that
-// nobody waits for it.
+// write is a goroutine. After an error it only returns pieces, so that the caller does not
+// block on it.
 func (s *stream) write() {
 	for p := range s.filled {
 		s.put(p)
@@ -103,8 +102,8 @@ func (s *stream) put(p piece) {
 	}
 }
 
-// take copies the beginning of data, at most a step and as much as fits in the
-// present piece, and returns the copy.
+// take copies the beginning of data, at most a step and as much as fits in the present piece,
+// and returns the copy.
 func (s *stream) take(data []byte) ([]byte, error) {
 	if s.now.n == s.size {
 		if s.now.off == 0 {
@@ -125,8 +124,8 @@ func (s *stream) take(data []byte) ([]byte, error) {
 	return into[:n], nil
 }
 
-// close waits for the writers, and is the error of the first write that failed.
-// If whole is set it writes the rest, and then the first piece.
+// close waits for the writers, and returns the error of the first failed write. If whole is
+// set it writes the rest, and then the first piece.
 func (s *stream) close(whole bool) error {
 	if s.now.off == 0 {
 		s.head, s.now = s.now, piece{}
@@ -148,8 +147,8 @@ func (s *stream) close(whole bool) error {
 	return s.err
 }
 
-// run streams every item and ends the stream. A failed write is the error to
-// report, whatever it made fail.
+// run streams every item and ends the stream. If a write failed, run returns its error rather
+// than the errors that it caused.
 func (s *stream) run(ctx context.Context, x checkpoint.Index, order []int, src Source) error {
 	err := s.items(ctx, x, order, src)
 	if failed := s.close(err == nil); failed != nil {
@@ -177,8 +176,8 @@ func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src
 			if err != nil {
 				return err
 			}
-			// Both are taken of the copy that is written, so they hold even if
-			// the source changes under us.
+			// Both are computed from the copy that is written, so they hold even if the
+			// source changes concurrently.
 			digest.add(step)
 			data = data[len(step):]
 		}
@@ -187,14 +186,14 @@ func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src
 	return nil
 }
 
-// waiting is how many threads may wait for a disk while others compute: those
-// of two ranks that write past the page cache.
+// waiting is the number of threads that may wait for a disk while others compute: those of
+// two ranks that write past the page cache.
 const waiting = 4
 
-// Threads lets Go run as many threads as there are cores while others wait for
-// the disk: a write past the page cache holds its thread for milliseconds, and
-// the runtime takes a while to notice. A command that saves or loads calls it
-// once. $GOMAXPROCS, which a user has set, stays.
+// Threads lets Go run as many threads as there are cores while others wait for the disk. A
+// write past the page cache holds its thread for milliseconds, and the runtime takes a while
+// to notice. A command that saves or loads calls Threads once. A $GOMAXPROCS set by the user
+// stays.
 func Threads() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + waiting)

@@ -13,8 +13,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// TestTaken puts something into the directory of a save that the save has not
-// written: no step goes on, and nothing of it is changed or removed.
+// TestTaken puts a foreign file into the directory of a save: no step proceeds, and the file
+// is neither changed nor removed.
 func TestTaken(t *testing.T) {
 	m := small()
 	// saved is the directory of a checkpoint as its writer leaves it.

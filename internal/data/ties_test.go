@@ -9,9 +9,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// TestTiesThatChange changes one of two equal tensors, of which one is to be
-// written for both, between the moment when they are compared and the write:
-// neither gets the bytes of the other.
+// TestTiesThatChange changes one of two equal tensors, which are
+// stored once, between their comparison and the write: neither gets the bytes of the other.
 func TestTiesThatChange(t *testing.T) {
 	m := newModel()
 	m.full(0, "a", tensor.Uint8, data.MinReuse)

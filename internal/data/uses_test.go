@@ -37,9 +37,8 @@ func drawn(t *rapid.T) (items []checkpoint.Item, matches map[int]match) {
 	return items, matches
 }
 
-// However items are shared out to ranks, and in whatever order those come, what
-// is linked in is the same as if one rank had all of them; and who waits for
-// others is told.
+// However items are distributed to ranks, and in whatever order the ranks come, the linked
+// files are the same as if one rank had all items. Ranks that wait for others are paused.
 func TestUsesOfRanksTogether(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		items, matches := drawn(t)
@@ -101,8 +100,8 @@ func TestUsesOfRanksTogether(t *testing.T) {
 	})
 }
 
-// A rank that uses half of a file alone waits for nobody; one that does not
-// waits until the others have told, will not, or its context ends.
+// A rank that uses half of a file alone does not wait. Another rank waits until the others
+// have reported, or never will, or its context ends.
 func TestUsesWaits(t *testing.T) {
 	file := heldFile{from: "f", size: 400}
 	part := func(chunks ...int) map[int]match {

@@ -14,8 +14,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
-// Verbatim is a committed checkpoint as the files in which it came. It is safe
-// for concurrent use.
+// Verbatim is a committed checkpoint as the files in which it arrived. It is safe for
+// concurrent use.
 type Verbatim struct {
 	root  *Root
 	ref   checkpoint.Ref
@@ -23,11 +23,11 @@ type Verbatim struct {
 	files map[string]*VerbatimFile
 }
 
-// VerbatimFile is one of them.
+// VerbatimFile is one file of a [Verbatim].
 type VerbatimFile struct {
 	Name string
 	Size int64  // in bytes
-	Path string // where it lies
+	Path string // of the file
 
 	root    *Root
 	lies    string // in the backend
@@ -35,12 +35,12 @@ type VerbatimFile struct {
 	digest  checkpoint.Digest // of an attachment, which has no extents
 }
 
-// ErrNotVerbatim says that a checkpoint was saved in this store's own format.
+// ErrNotVerbatim reports that a checkpoint was saved in this store's own format.
 var ErrNotVerbatim = errors.New("the checkpoint was not saved as files of another format")
 
-// Verbatim opens the files of the checkpoint at ref, whose manifest the log
-// names. It reads indexes and no data. Where the checkpoint has no such files,
-// the error is [ErrNotVerbatim].
+// Verbatim opens the files of the checkpoint at ref, whose manifest is recorded in the log.
+// It reads indexes and no data. Where the checkpoint has no such files, the error is
+// [ErrNotVerbatim].
 func (r *Root) Verbatim(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest) (*Verbatim, error) {
 	v, err := r.openVerbatim(ctx, ref, manifest)
 	if err != nil {
@@ -75,10 +75,10 @@ func (r *Root) openVerbatim(ctx context.Context, ref checkpoint.Ref, manifest ch
 	return v, nil
 }
 
-// Names are those of the files, sorted.
+// Names returns the sorted names of the files.
 func (v *Verbatim) Names() []string { return v.names }
 
-// File is the file of a name; [fs.ErrNotExist] if there is none.
+// File returns the file of a name; [fs.ErrNotExist] if there is none.
 func (v *Verbatim) File(name string) (*VerbatimFile, error) {
 	f := v.files[name]
 	if f == nil {
@@ -92,9 +92,9 @@ func (f *VerbatimFile) Open(ctx context.Context) (object.Object, error) {
 	return f.root.b.Open(ctx, f.lies)
 }
 
-// Sums yields the blocks that hold the bytes of the file from one offset to another,
-// in order and without gaps: a reader of these bytes can verify them. It yields nothing
-// for an attachment, which has a digest of all its bytes instead.
+// Sums yields the blocks that hold the bytes of the file from one offset to another, in order
+// and without gaps, so that a reader can verify these bytes. It yields nothing for an
+// attachment, which has a digest of all its bytes instead.
 func (f *VerbatimFile) Sums(from, to int64) iter.Seq[checkpoint.Extent] {
 	from, to = max(from, 0), min(to, f.Size)
 	return func(yield func(checkpoint.Extent) bool) {
@@ -111,7 +111,7 @@ func (f *VerbatimFile) Sums(from, to int64) iter.Seq[checkpoint.Extent] {
 	}
 }
 
-// extentAt is the index of the extent that holds the byte at an offset.
+// extentAt returns the index of the extent that holds the byte at an offset.
 func (f *VerbatimFile) extentAt(offset int64) int {
 	i, _ := slices.BinarySearchFunc(f.extents, offset, func(e checkpoint.Extent, at int64) int {
 		if e.Offset+e.Size <= at {
@@ -122,9 +122,8 @@ func (f *VerbatimFile) extentAt(offset int64) int {
 	return i
 }
 
-// Verify reads the blocks that hold some bytes of the file, and compares them
-// with their checksums. It returns the run of bytes around those that is
-// verified by this. A block that is not as it was written is a
+// Verify reads the blocks that hold some bytes of the file, and compares them with their
+// checksums. It returns the range of bytes that this verifies. A damaged block gives a
 // [*CorruptError].
 func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to int64) (lo, hi int64, err error) {
 	from, to = max(from, 0), min(to, f.Size)
@@ -149,8 +148,8 @@ func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to in
 	return lo, hi, nil
 }
 
-// verifyBlocks compares the blocks of an extent from the first on with their
-// checksums, as far as its byte end.
+// verifyBlocks compares the blocks of an extent, from the first on and up to its byte end,
+// with their checksums.
 func (f *VerbatimFile) verifyBlocks(ctx context.Context, file io.ReaderAt, e checkpoint.Extent, first, end int64) error {
 	_, err := scan(ctx, file, e.Offset+first*checkpoint.BlockSize, e.Offset+end, func(window []byte, at int64) error {
 		from := (at - e.Offset) / checkpoint.BlockSize
@@ -167,8 +166,8 @@ func (f *VerbatimFile) verifyBlocks(ctx context.Context, file io.ReaderAt, e che
 	return f.short(err)
 }
 
-// short makes an error of a file that is too short, or cannot be read, one that names
-// the file.
+// short returns an error, with the file's name, for a file that is too short or cannot be
+// read.
 func (f *VerbatimFile) short(err error) error {
 	short := shortOf(err)
 	switch {
@@ -180,8 +179,8 @@ func (f *VerbatimFile) short(err error) error {
 	return fmt.Errorf("read %s at %d: %w", f.Path, short.at, short.err)
 }
 
-// Attach puts a whole pending file beside a committed checkpoint. It is durable
-// on return; the caller says in the log that it belongs there.
+// Attach adds a whole pending file to a committed checkpoint. It is durable on return; the
+// caller records it in the log.
 func (r *Root) Attach(ctx context.Context, ref checkpoint.Ref, from *Pending, name string) (checkpoint.Digest, int64, error) {
 	digest, size, err := r.attach(ctx, ref, from, name)
 	if err != nil {
@@ -207,8 +206,8 @@ func (r *Root) attach(ctx context.Context, ref checkpoint.Ref, from *Pending, na
 	return digest, of.size, r.link(ctx, ref, lies, name, digest)
 }
 
-// AttachKept puts a file of another committed checkpoint beside a committed one, as
-// [Root.Attach] does. It is read once, and not compared with its checksums.
+// AttachKept adds a file of another committed checkpoint to a committed one, as [Root.Attach]
+// does. It reads the file once, and does not compare it with its checksums.
 func (r *Root) AttachKept(ctx context.Context, ref checkpoint.Ref, f *VerbatimFile) (checkpoint.Digest, error) {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	var digest checkpoint.Digest
@@ -242,8 +241,8 @@ func (r *Root) link(ctx context.Context, ref checkpoint.Ref, lies, name string, 
 	return r.sync(ctx, ref)
 }
 
-// Attached is a file that was attached to a checkpoint, as the log names it: nil
-// if it is none of those that [Root.Attach] puts there.
+// Attached returns an attached file of a checkpoint, as the log names it. It returns nil if
+// the file is no attachment that [Root.Attach] makes.
 func (r *Root) Attached(ref checkpoint.Ref, name string, digest checkpoint.Digest, size int64) *VerbatimFile {
 	if checkpoint.ValidatePlainName(name) != nil {
 		return nil

@@ -15,23 +15,22 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Verify reads every byte of a checkpoint and compares each file with the one
-// that vouches for it: the manifest with its digest, the receipt with the
-// manifest, every index with the manifest, every data file with its index. It
-// reports all damage, not the first: the error is for verification that could
-// not be done, or whose context ended. The digest is what the log says; zero
-// takes what the receipt says. progress, if not nil, is called with the number
-// of bytes digested so far, by one goroutine at a time.
+// Verify reads every byte of a checkpoint and compares the manifest with its digest, the
+// receipt with the manifest, every index with the manifest, and every data file with its
+// index. It reports all damage, not only the first. The error is for a verification that
+// could not be done, or whose context ended. manifest is the digest recorded in the log; if
+// zero, Verify takes the receipt's. progress, if not nil, is called with the number of bytes
+// digested so far, by one goroutine at a time.
 func (r *Root) Verify(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, progress func(bytes int64)) (Report, error) {
 	return r.VerifyWith(ctx, ref, manifest, VerifyOptions{Progress: progress})
 }
 
-// VerifyOptions say how to verify.
+// VerifyOptions selects how much to verify.
 type VerifyOptions struct {
-	Progress func(bytes int64) // as in [Root.Verify]; what others have read does not count
+	Progress func(bytes int64) // as in [Root.Verify]; bytes that others have read do not count
 	Quick    bool              // receipt, manifest, indexes, and the sizes and headers of files; no chunk
 	Sizes    bool              // as Quick, and of data files the sizes alone: none is read
-	Together *Together         // of verifications beside this one; nil: none
+	Together *Together         // shared with parallel verifications; nil: none
 }
 
 // VerifyWith is [Root.Verify] with options.
@@ -39,23 +38,22 @@ func (r *Root) VerifyWith(ctx context.Context, ref checkpoint.Ref, manifest chec
 	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, quick: o.Quick || o.Sizes, sizes: o.Sizes, together: o.Together})
 }
 
-// LearnOptions say how to learn.
+// LearnOptions holds the options of [Root.Learn].
 type LearnOptions struct {
 	Progress func(bytes int64) // as in [Root.Verify]
-	// Pace, if not nil, is called with the number of bytes read since the last
-	// call, by several goroutines, and may take its time.
+	// Pace, if not nil, is called with the number of bytes read since the last call, by
+	// several goroutines. It may block.
 	Pace func(ctx context.Context, bytes int64) error
-	// Recorded are the digests of files of sums that the log knows, by name.
-	// What is learned now must be that.
+	// Recorded holds the digests of files of sums in the log, by name. The sums learned now
+	// must match them.
 	Recorded map[string]checkpoint.Digest
 	Together *Together // as in [VerifyOptions]
 }
 
-// Learn is [Root.Verify] for a checkpoint that may be adopted: what it finds
-// out about bytes of which no digest is known, it makes durable beside the
-// index, for later readers. It does so for each rank whose files are as the
-// program that wrote them says, as far as that program has left checksums. The
-// caller records [Report.Sums] in the log. It may be repeated.
+// Learn is [Root.Verify] for a checkpoint that may be adopted. It makes newly computed sums
+// of adopted bytes durable next to the index, for later readers. It does so for each rank
+// whose files match the checksums that the program which wrote them left, if any. The caller
+// records [Report.Sums] in the log. It may be repeated.
 func (r *Root) Learn(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, o LearnOptions) (Report, error) {
 	return r.verify(ctx, ref, manifest, &verifier{progress: o.Progress, pace: o.Pace, recorded: o.Recorded, learn: true, together: o.Together})
 }
@@ -91,7 +89,7 @@ type verifier struct {
 	progress func(int64)
 	pace     func(context.Context, int64) error
 	quick    bool
-	sizes    bool // quick, and no data file is read
+	sizes    bool // quick, and reads no data file
 	together *Together
 	learn    bool
 	recorded map[string]checkpoint.Digest
@@ -99,7 +97,7 @@ type verifier struct {
 
 	mu      sync.Mutex
 	report  Report
-	broken  map[int]bool // ranks with files of which nothing is to be learned
+	broken  map[int]bool // ranks whose sums must not be learned
 	unknown []*unlearned
 }
 
@@ -131,7 +129,7 @@ func (v *verifier) count(files, chunks int, bytes int64) {
 	}
 }
 
-// reused counts a chunk that a verification beside this one has read.
+// reused counts a chunk that a parallel verification has read.
 func (v *verifier) reused(bytes int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -139,7 +137,7 @@ func (v *verifier) reused(bytes int64) {
 	v.report.Bytes += bytes
 }
 
-// read is a small file; nil, with a finding, if it cannot be read.
+// read returns a small file, or adds a finding and returns nil if it cannot be read.
 func (v *verifier) read(ctx context.Context, name string) []byte {
 	data, err := v.root.readFile(ctx, v.ref, name)
 	if err != nil {
@@ -161,7 +159,7 @@ func (v *verifier) findError(name string, err error) {
 func (v *verifier) run(ctx context.Context, digest checkpoint.Digest) error {
 	names, err := v.root.b.List(ctx, nameOf(v.ref))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.As(err, new(*beneath.TypeError)) {
-		return err // what is behind a link is not read: a finding of each file
+		return err // a link is not followed: each file gives a finding
 	}
 	receipt := v.receipt(ctx, digest)
 	if digest == (checkpoint.Digest{}) && receipt != nil {
@@ -179,7 +177,7 @@ func (v *verifier) run(ctx context.Context, digest checkpoint.Digest) error {
 			v.find(Mismatch, checkpoint.ManifestFile(digest), "the layout has chunks of rank %d, the manifest has no index of it", rank)
 		}
 	} else {
-		// Without a manifest, what the directory holds is checked by itself.
+		// Without a manifest, the files in the directory are checked by themselves.
 		for _, name := range names {
 			rank := -1
 			if _, err := fmt.Sscanf(name, "r%d.idx", &rank); err == nil && rank >= 0 && name == checkpoint.IndexFile(rank) {
@@ -226,7 +224,7 @@ func (v *verifier) receipt(ctx context.Context, digest checkpoint.Digest) *check
 // manifest checks the manifest against its digest, and the receipt against it.
 func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, receipt *checkpoint.Receipt) *checkpoint.Manifest {
 	if digest == (checkpoint.Digest{}) {
-		return nil // the receipt, which would name it, is a finding already
+		return nil // the receipt, which would name it, gave a finding already
 	}
 	name := checkpoint.ManifestFile(digest)
 	v.known[name] = true
@@ -251,8 +249,8 @@ func (v *verifier) manifest(ctx context.Context, digest checkpoint.Digest, recei
 	return &m
 }
 
-// rank checks the index of a rank, and queues the checks of its data. want is
-// its digest and items what it has to hold; both are nil without a manifest.
+// rank checks the index of a rank, and queues the checks of its data. want is its digest and
+// items its required contents; both are nil without a manifest.
 func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *checkpoint.Digest, items []checkpoint.Item) {
 	name := checkpoint.IndexFile(rank)
 	v.known[name], v.known[checkpoint.DataFile(rank)] = true, true
@@ -262,11 +260,11 @@ func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *
 	}
 	x, err := checkpoint.DecodeIndex(data)
 	if want != nil && checkpoint.Sum(data) != *want {
-		kind, problem := Mismatch, "it is whole, but not the index that the manifest names"
+		kind, problem := Mismatch, "it is undamaged, but not the index in the manifest"
 		if err != nil {
 			kind, problem = Corrupt, err.Error()
 		}
-		v.find(kind, name, "digest of the index is %s, the manifest says %s: %s", checkpoint.Sum(data), want, problem)
+		v.find(kind, name, "digest of the index is %s, the manifest records %s: %s", checkpoint.Sum(data), want, problem)
 	} else if err != nil {
 		v.find(Corrupt, name, "%v", err)
 	}
@@ -292,30 +290,30 @@ func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *
 	}
 }
 
-// Kind says what sort of damage a finding is.
+// Kind is the kind of damage of a finding.
 type Kind string
 
 // The kinds of findings.
 const (
-	Missing    Kind = "missing"    // a file is not there
+	Missing    Kind = "missing"    // a file does not exist
 	Truncated  Kind = "truncated"  // a file is shorter than it was written
-	Corrupt    Kind = "corrupt"    // bytes are not those that were written
-	Mismatch   Kind = "mismatch"   // two files, each whole, do not belong together
+	Corrupt    Kind = "corrupt"    // bytes differ from those that were written
+	Mismatch   Kind = "mismatch"   // two undamaged files do not belong together
 	Unreadable Kind = "unreadable" // the filesystem could not read
 )
 
-// Finding is one thing that is wrong with a checkpoint.
+// Finding is one problem of a checkpoint.
 type Finding struct {
 	Kind    Kind   `json:"kind"`
 	File    string `json:"file"`            // within the checkpoint's directory
-	FQN     string `json:"fqn,omitempty"`   // tensor or value that is affected
+	FQN     string `json:"fqn,omitempty"`   // affected tensor or value
 	Chunk   string `json:"chunk,omitempty"` // box of the affected chunk
-	Block   int    `json:"block"`           // 64 KiB block in the chunk; -1 when none is meant
-	Offset  int64  `json:"offset"`          // in the file, in bytes; -1 when none is meant
+	Block   int    `json:"block"`           // 64 KiB block in the chunk; -1 for none
+	Offset  int64  `json:"offset"`          // in the file, in bytes; -1 for none
 	Problem string `json:"problem"`
 }
 
-// String is the finding in one line.
+// String returns the finding in one line.
 func (f Finding) String() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s: %s", f.File, f.Kind)
@@ -334,22 +332,21 @@ func (f Finding) String() string {
 	return s.String() + ": " + f.Problem
 }
 
-// Report is what a verification found.
+// Report is the result of a verification.
 type Report struct {
 	Findings []Finding // sorted by file and offset
 	Files    int       // files that were read
 	Chunks   int       // chunks and values whose bytes were digested
 	Bytes    int64     // of those
-	Read     int64     // of Bytes, those that no verification beside this one had read: see [Together]
+	Read     int64     // of Bytes, those not read by a parallel verification: see [Together]
 	Extra    []string  // files that the manifest does not name: harmless
 
-	// Of adopted files: what is known of their bytes.
+	// Sums holds the known sums of adopted files.
 	Sums []Sums
-	// Unknown counts the chunks and values that could be compared with
-	// nothing: no digest is known, and the program that wrote them has left no
-	// checksum.
+	// Unknown counts the chunks and values that could not be compared: their digest is not
+	// known, and the program that wrote them left no checksum.
 	Unknown int
 }
 
-// Clean reports whether nothing is wrong.
+// Clean reports whether there are no findings.
 func (r Report) Clean() bool { return len(r.Findings) == 0 }

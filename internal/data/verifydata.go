@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// data checks one data file of an index: its size and header at once, each
-// chunk in a goroutine of its own. The file is open until the last is done.
+// data checks one data file of an index: its size and header immediately, each chunk in a
+// goroutine of its own. The file is open until the last is done.
 func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.Index, n int) {
 	name := x.Files[n].Name
 	shared := &sharedFile{path: v.files.path(x, n), users: 1, opener: func(ctx context.Context) (object.Object, error) { return v.files.open(ctx, x, n) }}
@@ -53,7 +53,7 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.In
 			v.header(x, n, file, size)
 		}
 	} else if err := unchanged(x, n, info); err != nil {
-		// Where its chunks lie now, nobody knows.
+		// The places of its chunks are unknown now.
 		v.breaks(x)
 		if size == want {
 			v.find(Mismatch, name, "%v", err)
@@ -82,15 +82,15 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.In
 	}
 }
 
-// uncheckable counts a chunk that could be compared with nothing.
+// uncheckable counts a chunk that could not be compared.
 func (v *verifier) uncheckable() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.report.Unknown++
 }
 
-// header checks what other readers of the file see. A rank's own file has the
-// one header that its items give, byte for byte.
+// header checks what other readers of the file see. A rank's own file has exactly the header
+// that its items give, byte for byte.
 func (v *verifier) header(x *checkpoint.Index, n int, file object.Object, size int64) {
 	name := x.Files[n].Name
 	if n > 0 && checkpoint.IsLink(name) {
@@ -123,15 +123,15 @@ func (v *verifier) header(x *checkpoint.Index, n int, file object.Object, size i
 	if at == len(got) {
 		return // cut off, which is a finding already
 	}
-	problem := "the header is not the one that was written"
+	problem := "the header differs from the written one"
 	if _, err := safetensors.Parse(file, size); err != nil {
 		problem += ": " + err.Error()
 	}
 	v.add(Finding{Kind: Corrupt, File: name, Block: -1, Offset: int64(at), Problem: problem})
 }
 
-// chunkOnce is chunk, unless a verification beside this one has come first to
-// the same bytes: then what it has found is what this one finds.
+// chunkOnce checks a chunk, unless a parallel verification came to the same bytes first: then
+// it takes over the findings of that verification.
 func (v *verifier) chunkOnce(ctx context.Context, x *checkpoint.Index, name string, file object.Object, e *checkpoint.Entry, at chunkPlace) error {
 	seen, mine := v.together.claim(at)
 	if mine {
@@ -157,9 +157,9 @@ func (v *verifier) chunkOnce(ctx context.Context, x *checkpoint.Index, name stri
 	return nil
 }
 
-// chunk checks the checksum of every block of a chunk, and its digest. Those
-// that are not known are filled in, if the chunk is as its record says. What it
-// finds it leaves in seen as well, if that is not nil.
+// chunk checks the checksum of every block of a chunk, and its digest. It fills in unknown
+// ones, if the chunk matches its record. It also stores its findings in seen, if that is not
+// nil.
 func (v *verifier) chunk(ctx context.Context, x *checkpoint.Index, name string, file object.Object, e *checkpoint.Entry, seen *seenChunk) error {
 	if err := v.together.acquire(ctx); err != nil {
 		return err
@@ -204,8 +204,8 @@ func (v *verifier) chunk(ctx context.Context, x *checkpoint.Index, name string, 
 	return nil
 }
 
-// learnChunk takes the digest and checksums of a chunk of which they are not known, if
-// the chunk is as its record says.
+// learnChunk computes the unknown digest and checksums of a chunk, if the chunk matches its
+// record.
 func (v *verifier) learnChunk(ctx context.Context, file object.Object, src io.ReaderAt, e *checkpoint.Entry, found foundFunc) error {
 	d, rec := newDigester(e.Item.Bytes), recordSum{Record: e.Record}
 	defer d.free()
@@ -237,8 +237,8 @@ func (v *verifier) learnChunk(ctx context.Context, file object.Object, src io.Re
 	return nil
 }
 
-// scanChunk scans a chunk at the pace of the verification and counts it. It is not ok
-// if the chunk is not there as a whole, which is a finding, or if err says so.
+// scanChunk scans a chunk at the pace of the verification and counts it. ok is false if the
+// chunk is incomplete, which is a finding, or if err is set.
 func (v *verifier) scanChunk(ctx context.Context, src io.ReaderAt, e *checkpoint.Entry, found foundFunc, visit func(window []byte, at int64)) (ok bool, err error) {
 	_, err = scan(ctx, src, e.Offset, e.Offset+e.Item.Bytes, func(window []byte, at int64) error {
 		visit(window, at-e.Offset)
@@ -266,8 +266,8 @@ func (v *verifier) scanChunk(ctx context.Context, src io.ReaderAt, e *checkpoint
 // foundFunc adds a finding about a chunk; offset is that in the file.
 type foundFunc func(kind Kind, block, offset int64, problem string)
 
-// linkHeader checks that a file that was linked in says of the chunks that are
-// reused what the index says. What else it holds is of another checkpoint.
+// linkHeader checks that the header of a linked file and the index agree about the reused
+// chunks. The file's other contents belong to another checkpoint.
 func (v *verifier) linkHeader(x *checkpoint.Index, n int, file object.Object, size int64) {
 	name := x.Files[n].Name
 	h, err := safetensors.Parse(file, size)
@@ -289,14 +289,13 @@ func (v *verifier) linkHeader(x *checkpoint.Index, n int, file object.Object, si
 		if t, ok := at[e.Key]; !ok || h.DataStart+t.Start != e.Offset || t.End-t.Start != e.Item.Bytes {
 			v.add(Finding{
 				Kind: Corrupt, File: name, FQN: e.Item.Shard.FQN, Chunk: e.BoxString(), Block: -1, Offset: e.Offset,
-				Problem: fmt.Sprintf("the header does not say that the chunk %q lies here", e.Key),
+				Problem: fmt.Sprintf("the header does not place the chunk %q here", e.Key),
 			})
 		}
 	}
 }
 
-// checkFrames compares what lies between the chunks of a verbatim file with its
-// checksums.
+// checkFrames compares the bytes between the chunks of a verbatim file with their checksums.
 func (v *verifier) checkFrames(ctx context.Context, x *checkpoint.Index, n int, file object.Object) {
 	name := x.Files[n].Name
 	for _, f := range x.Frames[n] {
@@ -315,17 +314,17 @@ func (v *verifier) checkFrames(ctx context.Context, x *checkpoint.Index, n int, 
 			v.add(Finding{Kind: Unreadable, File: name, Block: -1, Offset: short.at, Problem: short.err.Error()})
 		}
 		if err != nil {
-			return // a file that is too short is a finding already
+			return // a file that is too short gave a finding already
 		}
 	}
 }
 
-// Together is what verifications that run beside each other have in common: how
-// much is read at a time, and what was read already. A file that several
-// checkpoints have a link to is so read once, and what is wrong with it is a
-// finding of each. It is for one round: what was read is not looked at again.
+// Together is the shared state of parallel verifications: the number of chunks read at a
+// time, and the chunks that were read already. A file that is linked into several checkpoints
+// is then read once, and its damage is a finding of each. A Together is for one round: it
+// reads nothing twice.
 type Together struct {
-	reading chan struct{} // as many as chunks that are read at a time
+	reading chan struct{} // its capacity is the number of chunks read at a time
 
 	mu   sync.Mutex
 	seen map[chunkPlace]*seenChunk
@@ -336,7 +335,7 @@ func NewTogether() *Together {
 	return &Together{reading: make(chan struct{}, readers()), seen: map[chunkPlace]*seenChunk{}}
 }
 
-// Each calls do for 0 to n-1, a few at a time, until one of them fails.
+// Each calls do for 0 to n-1, a few at a time, until a call fails.
 func (t *Together) Each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(readers())
@@ -349,7 +348,7 @@ func (t *Together) Each(ctx context.Context, n int, do func(ctx context.Context,
 	return g.Wait()
 }
 
-// acquire waits until one more chunk may be read.
+// acquire waits until another chunk may be read.
 func (t *Together) acquire(ctx context.Context) error {
 	select {
 	case t.reading <- struct{}{}:
@@ -361,22 +360,22 @@ func (t *Together) acquire(ctx context.Context) error {
 
 func (t *Together) release() { <-t.reading }
 
-// chunkPlace is bytes in a file and what they must be.
+// chunkPlace is a range of bytes in a file and their expected digest.
 type chunkPlace struct {
 	file         object.FileID
 	offset, size int64
 	digest       checkpoint.Digest
 }
 
-// seenChunk is what the first verification that came to a place has found.
+// seenChunk holds the findings of the first verification that read a place.
 type seenChunk struct {
 	done     chan struct{} // closed when the rest is set
-	read     bool          // to the end: otherwise nothing is known
+	read     bool          // to the end; otherwise nothing is known
 	findings []Finding
 }
 
-// claim is a place that somebody may have seen. mine says that nobody has: then
-// the caller reads it, and closes done.
+// claim returns the state of a place. mine is true for the first caller, which must read the
+// place and close done.
 func (t *Together) claim(at chunkPlace) (c *seenChunk, mine bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

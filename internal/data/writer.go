@@ -22,17 +22,16 @@ type FileWriter struct {
 
 	reusing bool
 	bases   []Base
-	say     func(error) // why something was not reused
-	uses    *Uses       // of all ranks; nil: each is judged alone
+	warn    func(error) // called with the reason why a file was not reused
+	uses    *Uses       // of all ranks; nil: each rank is judged alone
 }
 
 var _ Writer = (*FileWriter)(nil)
 
-// Writer writes the checkpoint at ref. An invalid ref is an error of each
-// step.
+// Writer writes the checkpoint at ref. If ref is invalid, each step returns an error.
 func (r *Root) Writer(ref checkpoint.Ref) *FileWriter { return &FileWriter{root: r, ref: ref} }
 
-// wrap says which checkpoint a step was about.
+// wrap adds the step and the checkpoint to an error.
 func (w *FileWriter) wrap(step string, err error) error {
 	if err == nil {
 		return nil
@@ -56,7 +55,7 @@ func (w *FileWriter) SetUp(ctx context.Context, _ bool) error {
 	return w.wrap("set up the directory", err)
 }
 
-// PrepareLocalPlan implements [Writer]. The plan comes back as it is.
+// PrepareLocalPlan implements [Writer]. It returns the plan unchanged.
 func (w *FileWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Local) (checkpoint.Local, error) {
 	err := w.check(ctx)
 	if err == nil && local.Rank < 0 {
@@ -71,7 +70,7 @@ func (w *FileWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Loca
 	return local, nil
 }
 
-// PrepareGlobalPlan implements [Writer]. The layout comes back as it is.
+// PrepareGlobalPlan implements [Writer]. It returns the layout unchanged.
 func (w *FileWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.Layout) (checkpoint.Layout, error) {
 	err := w.check(ctx)
 	for _, t := range layout.Tensors {
@@ -97,11 +96,11 @@ func (w *FileWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit C
 	return w.finish(ctx, m, commit, true)
 }
 
-// finish looks at the ranks' files first if they are this writer's own.
+// finish checks the ranks' files first if they are this writer's own.
 func (w *FileWriter) finish(ctx context.Context, m checkpoint.Manifest, commit Commit, own bool) (checkpoint.Receipt, error) {
 	err := w.check(ctx)
 	if err == nil {
-		// What somebody has put there since the writes.
+		// Another checkpoint may have been put there since the writes.
 		err = w.root.free(ctx, w.ref)
 	}
 	if err == nil && own {
@@ -126,30 +125,28 @@ func (w *FileWriter) finish(ctx context.Context, m checkpoint.Manifest, commit C
 	return receipt, nil
 }
 
-// UnrecordedError says that a checkpoint was committed in the log, and that
-// its receipt could not be written: it exists, but readers without the log do
-// not see it.
+// UnrecordedError reports that a checkpoint was committed in the log, but its receipt could
+// not be written. The checkpoint exists, but readers without the log do not see it.
 type UnrecordedError struct {
 	Ref     checkpoint.Ref
 	Receipt checkpoint.Receipt // for [Root.WriteReceipt]
 	Err     error
 }
 
-// Error names the checkpoint and the next step.
+// Error reports the checkpoint and the next step.
 func (e *UnrecordedError) Error() string {
 	return fmt.Sprintf("checkpoint %s is committed at sequence %d, but its receipt could not be written: %v; "+
 		"it is repaired when the store is opened again", e.Ref, e.Receipt.Sequence, e.Err)
 }
 
-// Unwrap is the error of the write.
+// Unwrap returns the error of the write.
 func (e *UnrecordedError) Unwrap() error { return e.Err }
 
-// finishers is how many ranks' indexes are checked at a time.
+// finishers is the number of ranks whose indexes are checked at a time.
 const finishers = 8
 
-// checkWritten finds every index that m names, and the data that it vouches
-// for, in place and of the right size: a file that went away since it was
-// written must not be committed.
+// checkWritten checks that every index in m and its data exist with the right size: a
+// checkpoint must not be committed if a file disappeared after its write.
 func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest) error {
 	items := itemsByRank(m.Layout)
 	for rank := range items {
@@ -181,7 +178,7 @@ func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest) er
 	return g.Wait()
 }
 
-// itemsByRank is what every rank has to have written.
+// itemsByRank returns the items that every rank has to write.
 func itemsByRank(l checkpoint.Layout) map[int][]checkpoint.Item {
 	items := map[int][]checkpoint.Item{}
 	for _, t := range l.Tensors {
@@ -200,8 +197,8 @@ func itemsByRank(l checkpoint.Layout) map[int][]checkpoint.Item {
 	return items
 }
 
-// createManifest makes the manifest durable under the name of its digest. It
-// fails if that name is taken by other bytes; the same bytes are success.
+// createManifest makes the manifest durable under the name of its digest. It fails if that
+// name holds other bytes; the same bytes are success.
 func (w *FileWriter) createManifest(ctx context.Context, m checkpoint.Manifest) (checkpoint.Digest, error) {
 	data := checkpoint.EncodeManifest(m)
 	digest := checkpoint.Sum(data)
@@ -211,8 +208,8 @@ func (w *FileWriter) createManifest(ctx context.Context, m checkpoint.Manifest) 
 	return digest, w.root.sync(ctx, w.ref)
 }
 
-// create makes a small file whose name nothing else may have: the same bytes
-// are success, others a [*CorruptError]. The name is not durable yet.
+// create makes a small file under a unique name: the same bytes are success, others a
+// [*CorruptError]. The name is not durable yet.
 func (r *Root) create(ctx context.Context, ref checkpoint.Ref, file string, data []byte) error {
 	err := r.writeFile(ctx, ref, file, data, object.Exclusive)
 	if !errors.Is(err, fs.ErrExist) {
@@ -228,8 +225,8 @@ func (r *Root) create(ctx context.Context, ref checkpoint.Ref, file string, data
 	return err
 }
 
-// WriteData implements [Writer]. It opens one file at a time and uses a fixed
-// amount of memory.
+// WriteData implements [Writer]. It opens one file at a time and uses a fixed amount of
+// memory.
 func (w *FileWriter) WriteData(ctx context.Context, rank int, items []checkpoint.Item, src Source) (Written, error) {
 	written, err := w.writeData(ctx, rank, items, src)
 	if err != nil {
@@ -283,7 +280,7 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 	return writtenOf(&x, data), nil
 }
 
-// writtenOf is the result for an index whose file is data.
+// writtenOf returns the result for an index whose file is data.
 func writtenOf(x *checkpoint.Index, data []byte) Written {
 	out := Written{Index: checkpoint.Sum(data)}
 	out.Files = append(append(out.Files, x.Files...), checkpoint.File{Name: checkpoint.IndexFile(x.Rank), Size: int64(len(data))})
@@ -297,9 +294,8 @@ func writtenOf(x *checkpoint.Index, data []byte) Written {
 	return out
 }
 
-// writeFile writes a data file, the header after the data: a file that was cut
-// off has none. It fills in the digests and sums of x, whose index vouches for
-// the file from then on.
+// writeFile writes a data file, the header after the data, so that a truncated file has no
+// header. It fills in the digests and sums of x, whose index describes the file from then on.
 func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []int, header []byte, src Source, c *claim, u reuse) error {
 	up, open, err := w.root.begin(ctx, nameOf(w.ref, x.Files[0].Name), x.Files[0].Size, c)
 	if err != nil {
@@ -315,10 +311,10 @@ func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []
 	return up.Commit(ctx)
 }
 
-// begin creates a file for which room is claimed. Where the disk counts the file
-// as used from now on, that part of the claim is given back; open is what of the
-// claim the writes give back, nil if nothing is left. In between, both count it:
-// whoever finds too little room then looks again when this has ended.
+// begin creates a file for which space is claimed. Where the disk counts the file as used
+// from now on, begin returns that part of the claim. open is the part that the writes will
+// return, nil if none is left. In between, both count the space: a writer that finds too
+// little space then retries when begin has ended.
 func (r *Root) begin(ctx context.Context, name string, size int64, c *claim) (up object.Upload, open *claim, err error) {
 	r.space.Lock()
 	r.creating++
@@ -337,14 +333,14 @@ func (r *Root) begin(ctx context.Context, name string, size int64, c *claim) (up
 	return up, open, err
 }
 
-// claim is what a write has yet to use of the space reserved for it.
+// claim is the part of a write's reserved space that it has yet to use.
 type claim struct {
 	root *Root
 	mu   sync.Mutex
 	left int64
 }
 
-// use gives back what the disk counts itself from now on.
+// use returns the part of the claim that the disk itself counts from now on.
 func (c *claim) use(bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -355,22 +351,21 @@ func (c *claim) use(bytes int64) {
 
 func (c *claim) give() { c.use(math.MaxInt64) }
 
-// there is what the directory of the checkpoint holds, and whether that is
-// sealed: it has a manifest or a receipt, so that its bytes may have been
-// committed.
+// there returns the names in the directory of the checkpoint, and whether it is sealed: it
+// has a manifest or a receipt, so its bytes may have been committed.
 func (w *FileWriter) there(ctx context.Context) (names []string, sealed bool, err error) {
 	names, err = w.root.b.List(ctx, nameOf(w.ref))
 	if err != nil {
-		return nil, false, fmt.Errorf("list %s, which SetUp makes: %w", w.root.path(w.ref), err)
+		return nil, false, fmt.Errorf("list %s, which SetUp creates: %w", w.root.path(w.ref), err)
 	}
 	receipt, manifest, err := w.root.own(ctx, w.ref, names)
 	return names, receipt || manifest, err
 }
 
-// repeated is a write of what was written before, perhaps by a call whose
-// answer was lost: then the log may name that index, and another choice of
-// what to reuse would not be it. Equal bytes are success, and nothing is
-// written. Others are, into a sealed checkpoint, an error.
+// repeated handles a write that was done before, perhaps by a call whose answer was lost. The
+// log may then name that index, and another choice of reused chunks would give another index.
+// Equal bytes are success, and nothing is written. Other bytes are an error if the checkpoint
+// is sealed.
 func (w *FileWriter) repeated(ctx context.Context, rank int, items []checkpoint.Item, src Source, there []string, sealed bool) (out Written, done bool, err error) {
 	refuse := func() (Written, bool, error) {
 		if !sealed {
@@ -396,7 +391,7 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []checkpoint.
 		if sealed {
 			return Written{}, false, err
 		}
-		return Written{}, false, nil // cut off before all names were durable
+		return Written{}, false, nil // interrupted before all names were durable
 	}
 	same, err := holdsBytes(ctx, &x, items, src)
 	if err != nil {
@@ -406,13 +401,13 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []checkpoint.
 		return refuse()
 	}
 	if !sealed {
-		// The call that wrote it may not have come to this.
+		// The call that wrote it may have been interrupted before this sync.
 		err = w.root.sync(ctx, w.ref)
 	}
 	return writtenOf(&x, data), err == nil, err
 }
 
-// holdsBytes reports whether the index is that of these bytes.
+// holdsBytes reports whether the index describes these bytes.
 func holdsBytes(ctx context.Context, x *checkpoint.Index, items []checkpoint.Item, src Source) (bool, error) {
 	at := make(map[key]*checkpoint.Entry, len(x.Entries))
 	for i := range x.Entries {
@@ -431,8 +426,7 @@ func holdsBytes(ctx context.Context, x *checkpoint.Index, items []checkpoint.Ite
 	return true, nil
 }
 
-// checkFiles holds the files of an index to be in place and of the size that
-// they were written with.
+// checkFiles checks that the files of an index exist and have their recorded size.
 func (r *Root) checkFiles(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index) error {
 	for _, f := range x.Files {
 		info, err := r.b.Stat(ctx, nameOf(ref, f.Name))
@@ -446,9 +440,9 @@ func (r *Root) checkFiles(ctx context.Context, ref checkpoint.Ref, x *checkpoint
 	return nil
 }
 
-// clear removes the files of a rank that are to be written anew, with what a
-// write that was cut off has left of them. The index goes first and durably: one
-// that is found after a crash is always that of the data beside it.
+// clear removes the files of a rank that will be rewritten, with the leftovers of an
+// interrupted write. The index is removed first and durably: an index found after a crash
+// always matches the data next to it.
 func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error {
 	for _, file := range []string{checkpoint.IndexFile(rank), checkpoint.DataFile(rank)} {
 		cleared := false
@@ -457,7 +451,7 @@ func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error 
 				continue
 			}
 			if err := w.root.b.Remove(ctx, nameOf(w.ref, name)); err != nil {
-				return fmt.Errorf("remove the leftover %s: %w", w.root.path(w.ref, name), err)
+				return fmt.Errorf("remove leftover %s: %w", w.root.path(w.ref, name), err)
 			}
 			cleared = true
 		}

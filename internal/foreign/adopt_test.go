@@ -71,7 +71,7 @@ func adopt(t *testing.T, from fixture) *adoptedScene {
 
 func (s *adoptedScene) file() string { return filepath.Join(s.dir, "__0_0.distcp") }
 
-// read reads everything anew.
+// read reads everything again.
 func (s *adoptedScene) read(t *testing.T) (map[string][]byte, error) {
 	t.Helper()
 	r := s.root.Reader(s.ref)

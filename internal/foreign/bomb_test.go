@@ -42,7 +42,7 @@ func TestLongNameOfManyChunks(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	_, err = Open(t.Context(), vfs.Default, dir)
 	runtime.ReadMemStats(&after)
-	if err == nil || !strings.Contains(err.Error(), "the same objects stand in too many places") {
+	if err == nil || !strings.Contains(err.Error(), "the same objects occur in too many places") {
 		t.Errorf("got %v", err)
 	}
 	if used := after.TotalAlloc - before.TotalAlloc; used > 200*uint64(len(text)) {

@@ -14,22 +14,22 @@ import (
 	"github.com/ckptstore/ckptstore/internal/disk"
 )
 
-// Beside the directory of an export lie, while it is made:
+// While an export is made, these lie next to its directory:
 //
 //	DIR.partial-XXXXXXXXXXXXX/         the new files
-//	DIR.partial-XXXXXXXXXXXXX/.lock    locked as long as the export is at work
-//	DIR.replaced-XXXXXXXXXXXXX/        what was at DIR, until it is removed
+//	DIR.partial-XXXXXXXXXXXXX/.lock    locked while the export is running
+//	DIR.replaced-XXXXXXXXXXXXX/        the previous DIR, until it is removed
 const (
 	partialMark  = ".partial-"
 	replacedMark = ".replaced-"
 	exportLock   = ".lock"
 )
 
-// working has the paths of the new files of all exports of this process: its
-// own locks do not keep it out.
+// working has the paths of the new files of all exports of this process: its own locks do not
+// exclude it.
 var working sync.Map
 
-// stale tells of what exports that were killed have left beside dir.
+// stale reports the leftovers of killed exports next to dir.
 func (x *exporter) stale() error {
 	names, err := x.fs.List(path.Dir(x.dir))
 	if err != nil || x.o.Stale == nil {
@@ -43,7 +43,7 @@ func (x *exporter) stale() error {
 		}
 		busy, err := x.busy(full)
 		if err != nil {
-			return fmt.Errorf("look whether %s is at work: %w", full, err)
+			return fmt.Errorf("check whether the export to %s is running: %w", full, err)
 		}
 		if !busy {
 			x.o.Stale(full, strings.HasPrefix(rest, replacedMark))
@@ -52,8 +52,8 @@ func (x *exporter) stale() error {
 	return nil
 }
 
-// busy reports whether an export writes to a directory. One whose lock may not
-// be opened, or cannot be had, is not known to be busy.
+// busy reports whether an export writes to a directory. If the lock may not be opened or
+// locked, the directory does not count as busy.
 func (x *exporter) busy(dir string) (bool, error) {
 	if _, ok := working.Load(dir); ok {
 		return true, nil
@@ -75,18 +75,18 @@ func (x *exporter) busy(dir string) (bool, error) {
 	return false, err
 }
 
-// lockless reports the error of a filesystem that has no locks.
+// lockless reports whether err is from a filesystem without locks.
 func lockless(err error) bool {
 	return errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.ENOTSUP) || errors.Is(err, syscall.ENOLCK)
 }
 
-// claim makes the directory beside dir that the files are written to, by a name
-// that no other export has, on whatever machine.
+// claim makes the directory next to dir for the new files, under a name that no other export
+// has on any machine.
 func (x *exporter) claim() (partial string, lock io.Closer, err error) {
 	x.suffix = strings.ToLower(rand.Text()[:13])
 	partial = x.dir + partialMark + x.suffix
 	if _, err := x.fs.Stat(partial); err == nil {
-		return "", nil, fmt.Errorf("%s is there already: try again", partial)
+		return "", nil, fmt.Errorf("%s already exists; try again", partial)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return "", nil, err
 	}
@@ -101,7 +101,7 @@ func (x *exporter) claim() (partial string, lock io.Closer, err error) {
 	return partial, lock, nil
 }
 
-// unlock ends the claim of a directory that is whole.
+// unlock ends the claim of a complete directory.
 func (x *exporter) unlock(partial string, lock io.Closer) error {
 	if lock == nil {
 		return nil

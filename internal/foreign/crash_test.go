@@ -79,7 +79,7 @@ func TestExportCrash(t *testing.T) {
 					_, err := Export(t.Context(), from, faulty, dir, ExportOptions{Format: format, Replace: replace, MaxShard: 100})
 					for _, c := range crashed {
 						if there := whole(t, c, dir, from, old); replace && !there {
-							// Then both are beside it, by names that say what they are.
+							// Then both are next to it, under the names of leftovers.
 							beside, err := c.List(path.Dir(dir))
 							if err != nil || len(beside) < 2 || !whole(t, c, path.Join(path.Dir(dir), beside[len(beside)-1]), old) {
 								t.Fatalf("operation %d: what was to be replaced is gone: %v, %v", k, beside, err)
@@ -97,7 +97,7 @@ func TestExportCrash(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
-						// What Export said is durable.
+						// A reported export is durable.
 						if !whole(t, mem.CrashClone(vfs.CrashCloneCfg{}), dir, from) {
 							t.Fatal("the export is not durable")
 						}

@@ -19,12 +19,12 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// maxMetadata bounds a .metadata file, in bytes: that of a thousand ranks with
-// a thousand tensors each has 160 MB.
+// maxMetadata bounds a .metadata file, in bytes: a thousand ranks with a thousand tensors
+// each need 160 MB.
 const maxMetadata = 2 << 30
 
-// A tensor that was expanded before it was saved has more bytes than its
-// storage. Beyond both limits a small file would fill memory and disks.
+// A tensor that was expanded before it was saved has more bytes than its storage. Beyond both
+// limits a small file would fill memory and disks.
 const (
 	maxExpanded  = 1 << 30 // bytes of a chunk
 	maxExpansion = 1 << 10 // times the bytes of its storage
@@ -38,8 +38,7 @@ type stored struct {
 	altered bool // as in [dcp.Payload]
 }
 
-// dcp reads the metadata of a DCP directory, and the directory of each archive
-// that it names.
+// dcp reads the metadata of a DCP directory, and the directory of each archive in it.
 func (b *builder) dcp(ctx context.Context) error {
 	name := path.Join(b.dir, dcp.MetadataFile)
 	text, err := readSmall(b.fs, name, maxMetadata)
@@ -54,8 +53,8 @@ func (b *builder) dcp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Only its archive says of a tensor that its elements are not those of its
-	// storage: such a tensor is a value, as those of other dtypes are.
+	// Only the archive of a tensor records that its elements differ from those of its
+	// storage. Such a tensor becomes a value, like tensors of unknown dtypes.
 	altered := map[string]bool{}
 	for _, s := range all {
 		if s.altered {
@@ -78,14 +77,14 @@ func (b *builder) dcp(ctx context.Context) error {
 	return nil
 }
 
-// stored returns what the metadata lists, in the order of the files, each found
-// in its archive.
+// stored returns the entries of the metadata, in the order of the files, each found in its
+// archive.
 func (b *builder) stored(ctx context.Context, name string, m dcp.Metadata) ([]*stored, error) {
 	all, err := b.contents(m)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	// In the order of the files, so that each is open once, and read forwards.
+	// In the order of the files, each file is opened once and read forwards.
 	slices.SortStableFunc(all, func(a, c *stored) int {
 		return cmp.Or(cmp.Compare(a.where.File, c.where.File), cmp.Compare(a.where.Offset, c.where.Offset))
 	})
@@ -117,7 +116,7 @@ func (b *builder) stored(ctx context.Context, name string, m dcp.Metadata) ([]*s
 	return all, g.Wait()
 }
 
-// contents makes the layout, and a list of all that is stored.
+// contents makes the layout, and a list of everything stored.
 func (b *builder) contents(m dcp.Metadata) ([]*stored, error) {
 	var all []*stored
 	add := func(it checkpoint.Item, where dcp.Location) *stored {
@@ -173,7 +172,7 @@ func (b *builder) contents(m dcp.Metadata) ([]*stored, error) {
 	return all, nil
 }
 
-// pathOf is an entry of planner_data; nil where it says no more than the name.
+// pathOf returns an entry of planner_data as a path; nil where it adds nothing to the name.
 func pathOf(fqn string, elements []any) (checkpoint.Path, error) {
 	var p checkpoint.Path
 	for _, e := range elements {
@@ -195,8 +194,8 @@ func pathOf(fqn string, elements []any) (checkpoint.Path, error) {
 	return p, nil
 }
 
-// elementsOf is the entry of planner_data for a path. PyTorch makes a string of every
-// key.
+// elementsOf returns the entry of planner_data for a path. PyTorch converts every key to a
+// string.
 func elementsOf(fqn string, p checkpoint.Path) []any {
 	if p.Plain(fqn) {
 		return []any{fqn}
@@ -212,7 +211,7 @@ func elementsOf(fqn string, p checkpoint.Path) []any {
 
 var dataFileName = regexp.MustCompile(`^__(0|[1-9][0-9]{0,8})_(?:0|[1-9][0-9]*)\.distcp$`)
 
-// ranksOf is the rank of each file.
+// ranksOf returns the rank of each file.
 func ranksOf(all []*stored) map[string]int {
 	ranks := map[string]int{}
 	var files []string
@@ -269,13 +268,13 @@ func archives(ctx context.Context, file vfs.File, size int64, of []*stored) erro
 		shard := e.Item.Shard
 		switch {
 		case shard.Bytes() > max(maxExpanded, p.Length*maxExpansion):
-			return bad("its %d bytes are stored in %d, each element many times: save it contiguous", shard.Bytes(), p.Length)
+			return bad("its %d bytes are stored in %d, each element many times; save it contiguous", shard.Bytes(), p.Length)
 		case p.DType != shard.DType:
-			return bad("the metadata says %v, the archive %v", shard.DType, p.DType)
+			return bad("the metadata has %v, the archive %v", shard.DType, p.DType)
 		case !slices.Equal(p.Sizes, shard.Box.Sizes):
-			return bad("the metadata says sizes %v, the archive %v", shard.Box.Sizes, p.Sizes)
+			return bad("the metadata has sizes %v, the archive %v", shard.Box.Sizes, p.Sizes)
 		case p.BigEndian && shard.DType.Size() > 1:
-			return bad("it was written on a big-endian machine, which is not supported: save it again on a little-endian one")
+			return bad("it was written on a big-endian machine, which is not supported; save it again on a little-endian one")
 		}
 		e.Offset = p.Offset + p.First*int64(shard.DType.Size())
 		e.Record = &checkpoint.Record{Offset: p.Offset, Size: p.Length, CRC: p.CRC32}
@@ -297,8 +296,8 @@ func named(file string, err error) error {
 	return fmt.Errorf("%s: %w", file, err)
 }
 
-// rowMajor reports whether elements of a box with these sizes and strides lie
-// one after the other.
+// rowMajor reports whether the elements of a box with these sizes and strides are contiguous
+// and in order.
 func rowMajor(sizes, strides []int64) bool {
 	if slices.Contains(sizes, 0) {
 		return true

@@ -16,21 +16,21 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// DefaultMaxShard is the size in bytes above which an export of the format
-// [data.HuggingFace] begins another file.
+// DefaultMaxShard is the size in bytes above which an export of the format [data.HuggingFace]
+// begins another file.
 const DefaultMaxShard = 5_000_000_000
 
-// ExportOptions say how to export.
+// ExportOptions are the options of [Export].
 type ExportOptions struct {
 	Format   data.Format
 	MaxShard int64                           // in bytes, of [data.HuggingFace]; 0 for [DefaultMaxShard]
-	Replace  bool                            // an export that is there already is replaced
-	Keep     *data.Root                      // a store: no file that it has adopted is replaced, nor one of the store that is read; may be nil
-	Stale    func(dir string, replaced bool) // told what exports that were killed have left beside the directory: their files, or what they replaced; may be nil
-	Progress func(bytes int64)               // told how many bytes of tensors and values are written so far; may be nil
+	Replace  bool                            // replace an existing export
+	Keep     *data.Root                      // a store whose adopted files, and whose own files, must not be replaced; may be nil
+	Stale    func(dir string, replaced bool) // called for leftovers of killed exports next to the directory: their files, or what they replaced; may be nil
+	Progress func(bytes int64)               // called with the number of bytes of tensors and values written so far; may be nil
 }
 
-// Exported says what was written.
+// Exported reports what was written.
 type Exported struct {
 	Path    string      `json:"path"` // of the directory
 	Format  data.Format `json:"format"`
@@ -49,28 +49,25 @@ type LeftOut struct {
 	Reason string `json:"reason"`
 }
 
-// UnfitError lists tensors that a format has no element type for. Nothing was
-// written.
+// UnfitError lists tensors whose element type the format lacks. Nothing was written.
 type UnfitError struct {
 	Format  data.Format
 	Tensors []string // with their types
 }
 
-// Error names the first tensors and the next step.
+// Error reports the first tensors and the next step.
 func (e *UnfitError) Error() string {
 	shown, more := e.Tensors, ""
 	if len(shown) > 5 {
 		shown, more = shown[:5], fmt.Sprintf(" and %d more", len(e.Tensors)-5)
 	}
-	return fmt.Sprintf("the format %s has no type for %s%s: export with --format dcp", e.Format, strings.Join(shown, ", "), more)
+	return fmt.Sprintf("the format %s has no type for %s%s; export with --format dcp", e.Format, strings.Join(shown, ", "), more)
 }
 
-// Export writes a checkpoint in the format of another program into the
-// absolute path dir of a filesystem. It holds one tensor or
-// value in memory at a time.
-// All is written and synced beside dir first, so that dir is either whole or
-// not there: an error, or a crash, leaves at most a directory with ".partial-"
-// in its name.
+// Export writes a checkpoint in the format of another program into the absolute path dir of a
+// filesystem. It holds one tensor or value in memory at a time. It writes and syncs
+// everything next to dir first, so that dir is either complete or absent: an error, or a
+// crash, leaves at most a directory with ".partial-" in its name.
 func Export(ctx context.Context, from data.Reader, files vfs.FS, dir string, o ExportOptions) (Exported, error) {
 	x := &exporter{ctx: ctx, from: from, fs: files, dir: path.Clean(dir), o: o, out: Exported{Path: dir, Format: o.Format, LeftOut: []LeftOut{}}}
 	if err := x.run(); err != nil {
@@ -93,17 +90,17 @@ type exporter struct {
 	out    Exported
 	buf    []byte
 	done   int64
-	suffix string   // of what lies beside dir
+	suffix string   // of the directories next to dir
 	made   []string // directories above dir that were made, from the bottom
 }
 
-// outFile is a file to write, as parts that follow each other.
+// outFile is a file to write, as consecutive parts.
 type outFile struct {
 	name  string
 	parts []part
 }
 
-// part is bytes that are known, and bytes that are read.
+// part is a run of known bytes followed by bytes to read.
 type part struct {
 	before []byte
 	want   checkpoint.Want
@@ -157,13 +154,13 @@ func (x *exporter) run() (err error) {
 		err = disk.SyncDir(x.fs, partial)
 	}
 	if err != nil {
-		// What cannot be removed has a name that nobody takes for the export.
+		// Files that cannot be removed have a name that no reader takes for the export.
 		return errors.Join(err, x.fs.RemoveAll(partial))
 	}
 	return x.place(partial, there)
 }
 
-// layOut is the files to write.
+// layOut returns the files to write.
 func (x *exporter) layOut() ([]outFile, error) {
 	switch x.o.Format {
 	case data.DCP:
@@ -174,7 +171,7 @@ func (x *exporter) layOut() ([]outFile, error) {
 	return nil, fmt.Errorf("unknown format %q: dcp, safetensors or hf", x.o.Format)
 }
 
-// write makes the files durable; their names are not yet.
+// write makes the files durable, but not their names.
 func (x *exporter) write(partial string, list []outFile) error {
 	if usage, err := x.fs.GetDiskUsage(path.Dir(x.dir)); err == nil {
 		if need := x.m.Layout.Bytes(); uint64(need) > usage.AvailBytes {
@@ -242,8 +239,8 @@ func (x *exporter) part(w *bufio.Writer, p part) error {
 	return err
 }
 
-// value writes an archive, which is made again since the files were laid out,
-// so that the values are never in memory all at once.
+// value writes an archive, which is encoded a second time after the layout, so that the
+// values are never in memory all at once.
 func (x *exporter) value(w *bufio.Writer, v checkpoint.Value, size int64) error {
 	archive, err := x.archive(v)
 	if err != nil {

@@ -37,8 +37,8 @@ func (b *builder) file(rank int, name string) (*data.Part, int, vfs.File, error)
 	return p, len(p.Files) - 1, file, nil
 }
 
-// lost says what a checkpoint lacks without a file that it names: the
-// checkpoint is there then, and damaged. Other errors stay as they are.
+// lost converts the error of a missing file to a CorruptError that lists the tensors and
+// values in it: the checkpoint exists, and is damaged. Other errors stay unchanged.
 func lost(err error, file string, fqns iter.Seq[string]) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -27,7 +27,7 @@ type fixture struct {
 	}
 }
 
-// fixtures are those of this repository, and more where they are at hand.
+// fixtures returns the fixtures of this repository, and others if they are available.
 func fixtures(t *testing.T) map[string]fixture {
 	t.Helper()
 	places := []string{filepath.Join("..", "format", "dcp", "testdata")}
@@ -105,7 +105,7 @@ type buffersOf [][]byte
 // Want implements [data.Destination].
 func (b buffersOf) Want(i int) []byte { return b[i] }
 
-// check compares a checkpoint with what the fixture says.
+// check compares a checkpoint with the fixture's description.
 func (f fixture) check(t *testing.T, r data.Reader) map[string][]byte {
 	t.Helper()
 	m, err := r.ReadMetadata(t.Context())

@@ -15,7 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// fileFormat tells other readers of safetensors whose names these are.
+// fileFormat is the metadata that tells other readers of safetensors which framework's names
+// these are.
 var fileFormat = map[string]string{"format": "pt"}
 
 // dcp lays out a file for each rank, with values first, and then the metadata.
@@ -78,8 +79,8 @@ func (x *exporter) dcp() ([]outFile, error) {
 	return append(list, outFile{name: dcp.MetadataFile, parts: []part{{before: text}}}), err
 }
 
-// archive is a value as torch.save writes it. One that PyTorch has saved is
-// kept as it is; other bytes become a Python object of type bytes.
+// archive returns a value in the form of torch.save. An archive that PyTorch has saved is
+// kept unchanged; other bytes become a Python object of type bytes.
 func (x *exporter) archive(v checkpoint.Value) ([]byte, error) {
 	data := make([]byte, v.Bytes)
 	want := checkpoint.Want{Value: true, Shard: tensor.Shard{FQN: v.FQN}, Rank: v.Rank}
@@ -151,8 +152,8 @@ func (x *exporter) safetensors() ([]outFile, error) {
 	return list, nil
 }
 
-// shards cuts the tensors, sorted by name, into groups of at most MaxShard
-// bytes. A larger tensor is a group of its own.
+// shards cuts the tensors, sorted by name, into groups of at most MaxShard bytes. A larger
+// tensor is a group of its own.
 func (x *exporter) shards() [][]checkpoint.Tensor {
 	limit := x.o.MaxShard
 	if limit == 0 {
@@ -172,8 +173,8 @@ func (x *exporter) shards() [][]checkpoint.Tensor {
 	return groups
 }
 
-// wholeTensors is a safetensors file of gathered tensors, those with the
-// largest elements first, so that each is aligned.
+// wholeTensors returns a safetensors file of gathered tensors, those with the largest
+// elements first, so that each is aligned.
 func wholeTensors(name string, group []checkpoint.Tensor) (outFile, error) {
 	group = slices.Clone(group)
 	slices.SortStableFunc(group, func(a, b checkpoint.Tensor) int { return cmp.Compare(b.DType.Size(), a.DType.Size()) })

@@ -18,17 +18,16 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// Open opens a DCP directory, a safetensors file, or a directory with a
-// Hugging Face index or a single safetensors file. It reads no tensor: of a
-// DCP directory its .metadata and the directory of each archive, of
-// safetensors files their headers. The path is absolute, and of no symbolic
-// link: adopted files are found by it later. Damage gives a
-// [*data.CorruptError] or a [*dcp.FormatError]; a path with nothing to read
-// there, an error with [fs.ErrNotExist] in its chain.
+// Open opens a DCP directory, a safetensors file, or a directory with a Hugging Face index or
+// a single safetensors file. It reads no tensor: of a DCP directory it reads .metadata and
+// the directory of each archive, of safetensors files the headers. The path must be absolute
+// and without symbolic links, since adopted files are found by it later. Damage gives a
+// [*data.CorruptError] or a [*dcp.FormatError]; a path without a checkpoint gives an error
+// with [fs.ErrNotExist] in its chain.
 //
-// A chunk is of rank R if it lies in a file __R_N.distcp, or in the (R+1)-th
-// safetensors file by name. Of DCP files with other names, R counts all files
-// by name. A value is its torch.save archive, and is never looked into.
+// A chunk is of rank R if it lies in a file __R_N.distcp, or in the (R+1)-th safetensors file
+// by name. For DCP files with other names, R counts all files by name. A value is its
+// torch.save archive, which is never decoded.
 func Open(ctx context.Context, files vfs.FS, name string) (*data.Foreign, error) {
 	f, err := open(ctx, files, name)
 	if err != nil {
@@ -46,14 +45,14 @@ func open(ctx context.Context, files vfs.FS, name string) (*data.Foreign, error)
 	for _, rank := range slices.Sorted(maps.Keys(b.parts)) {
 		parts = append(parts, *b.parts[rank])
 	}
-	if len(parts) == 0 { // what holds nothing is rank 0's
+	if len(parts) == 0 { // an empty checkpoint is rank 0's
 		parts = append(parts, data.Part{Rank: 0})
 	}
 	return data.NewForeign(files, name, format, b.layout, parts)
 }
 
-// File opens one file of any kind, as a checkpoint with one value: its bytes, under
-// its own name.
+// File opens one file of any kind, as a checkpoint with one value: its bytes, under its own
+// name.
 func File(ctx context.Context, files vfs.FS, name string) (*data.Foreign, error) {
 	if err := errors.Join(ctx.Err(), checkpoint.ValidatePath(name)); err != nil {
 		return nil, fmt.Errorf("open file %s: %w", name, err)
@@ -72,7 +71,7 @@ func File(ctx context.Context, files vfs.FS, name string) (*data.Foreign, error)
 	return data.NewForeign(files, name, data.AnyFile, layout, []data.Part{*p})
 }
 
-// survey finds out what is at a path, and where it lies.
+// survey identifies the checkpoint at a path, and its parts.
 func survey(ctx context.Context, files vfs.FS, name string) (*builder, data.Format, error) {
 	if err := errors.Join(ctx.Err(), checkpoint.ValidatePath(name)); err != nil {
 		return nil, "", err
@@ -90,7 +89,7 @@ func survey(ctx context.Context, files vfs.FS, name string) (*builder, data.Form
 	return b, data.SafeTensors, b.safetensors(ctx, []string{path.Base(name)}, nil)
 }
 
-// builder collects what the files of a directory hold.
+// builder collects the contents of a directory's files.
 type builder struct {
 	fs      vfs.FS
 	dir     string
@@ -99,7 +98,7 @@ type builder struct {
 	tensors map[string]int // in the layout, by FQN
 }
 
-// directory finds out what a directory is.
+// directory identifies the format of a directory.
 func (b *builder) directory(ctx context.Context) (data.Format, error) {
 	names, err := b.fs.List(b.dir)
 	if err != nil {
@@ -110,7 +109,7 @@ func (b *builder) directory(ctx context.Context) (data.Format, error) {
 	case slices.Contains(names, dcp.MetadataFile):
 		return data.DCP, b.dcp(ctx)
 	case slices.Contains(names, checkpoint.ReceiptFile):
-		return "", fmt.Errorf("it is the checkpoint of a store: name it by RUN@ID with --store, not by its path")
+		return "", fmt.Errorf("it is the checkpoint of a store; name it by RUN@ID with --store, not by its path")
 	case slices.Contains(names, safetensors.IndexFile):
 		return data.HuggingFace, b.huggingFace(ctx)
 	case len(single) == 1:
@@ -126,15 +125,14 @@ func (b *builder) directory(ctx context.Context) (data.Format, error) {
 // tensor adds a tensor to the layout, without chunks.
 func (b *builder) tensor(t checkpoint.Tensor) error {
 	if _, twice := b.tensors[t.FQN]; twice {
-		return fmt.Errorf("tensor %q stands twice", t.FQN)
+		return fmt.Errorf("tensor %q occurs twice", t.FQN)
 	}
 	b.tensors[t.FQN] = len(b.layout.Tensors)
 	b.layout.Tensors = append(b.layout.Tensors, t)
 	return nil
 }
 
-// huggingFace reads a directory with an index, which must say of each tensor
-// where it lies, and of no other.
+// huggingFace reads a directory with an index, which must place every tensor, and no other.
 func (b *builder) huggingFace(ctx context.Context) error {
 	name := path.Join(b.dir, safetensors.IndexFile)
 	text, err := readSmall(b.fs, name, safetensors.MaxIndex)
@@ -150,14 +148,14 @@ func (b *builder) huggingFace(ctx context.Context) error {
 	}
 	for fqn, file := range x.Files {
 		if _, ok := b.tensors[fqn]; !ok {
-			return &data.CorruptError{File: name, Block: -1, Problem: fmt.Sprintf("it says that %q is in %s, which does not hold it", fqn, file)}
+			return &data.CorruptError{File: name, Block: -1, Problem: fmt.Sprintf("it places %q in %s, which does not hold it", fqn, file)}
 		}
 	}
 	return nil
 }
 
-// safetensors reads the headers of files, in the order of ranks. where says
-// which file holds each tensor; nil: nobody says.
+// safetensors reads the headers of files, in the order of ranks. where holds the file of each
+// tensor; nil if there is no index.
 func (b *builder) safetensors(ctx context.Context, names []string, where map[string]string) error {
 	for rank, name := range names {
 		if err := ctx.Err(); err != nil {
@@ -182,7 +180,7 @@ func (b *builder) safetensors(ctx context.Context, names []string, where map[str
 		}
 		for _, t := range h.Tensors {
 			if where != nil && where[t.Name] != name {
-				return &data.CorruptError{File: p.Files[n].Path, FQN: t.Name, Block: -1, Problem: fmt.Sprintf("%s says that it lies in %q", safetensors.IndexFile, where[t.Name])}
+				return &data.CorruptError{File: p.Files[n].Path, FQN: t.Name, Block: -1, Problem: fmt.Sprintf("%s places it in %q", safetensors.IndexFile, where[t.Name])}
 			}
 			dtype, ok := t.Type.DType()
 			if !ok {

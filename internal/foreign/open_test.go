@@ -45,7 +45,7 @@ func TestForeignRefuses(t *testing.T) {
 		}, "x.safetensors"},
 		"index misses a tensor": {data.HuggingFace, func(t *testing.T, dir string) {
 			put(t, filepath.Join(dir, safetensors.IndexFile), `{"weight_map": {"no.such": "`+safetensors.ShardFile(1, 1)+`"}}`)
-		}, "says that it lies in"},
+		}, "places it in"},
 		"shard is cut":        {data.HuggingFace, func(_ *testing.T, dir string) { _ = os.Truncate(filepath.Join(dir, safetensors.ShardFile(1, 1)), 4100) }, "bytes of data"},
 		"shard is gone":       {data.HuggingFace, func(_ *testing.T, dir string) { _ = os.Remove(filepath.Join(dir, safetensors.ShardFile(1, 1))) }, safetensors.ShardFile(1, 1) + " is damaged: the file is not there"},
 		"several files":       {data.SafeTensors, func(t *testing.T, dir string) { put(t, filepath.Join(dir, "b.safetensors"), "") }, "name one of the files"},
@@ -62,7 +62,7 @@ func TestForeignRefuses(t *testing.T) {
 			c.spoil(t, dir)
 			_, err := Open(t.Context(), vfs.Default, dir)
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), dir) {
-				t.Errorf("error %v, want one that says %q", err, c.want)
+				t.Errorf("error %v, want %q in it", err, c.want)
 			}
 			if gone := strings.Contains(name, "no metadata") || name == "nothing" || name == "the whole directory"; gone != errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("%v: is it fs.ErrNotExist? want %v", err, gone)

@@ -26,30 +26,31 @@ var exportNames = regexp.MustCompile(`^(` + strings.Join([]string{
 	regexp.QuoteMeta(safetensors.SingleFile), regexp.QuoteMeta(safetensors.IndexFile), `model-\d{5,}-of-\d{5,}\.safetensors`,
 }, "|") + `)$`)
 
-// OccupiedError says that there is something where an export should go.
+// OccupiedError reports that the destination of an export is not empty or must not be
+// replaced.
 type OccupiedError struct {
 	Dir    string
 	Holds  string // a file in it
-	Alien  bool   // no export writes such a file
-	Source string // a path that a checkpoint is read from, and that the export would touch; or empty
+	Alien  bool   // whether no export writes such a file
+	Source string // a path that a checkpoint is read from and that the export would touch; or empty
 }
 
-// Error says what is there and the next step.
+// Error reports the occupant and the next step.
 func (e *OccupiedError) Error() string {
 	switch {
 	case e.Source != "":
-		return fmt.Sprintf("%s is, holds or lies in %s, which a checkpoint is read from: choose another directory", e.Dir, e.Source)
+		return fmt.Sprintf("%s is, holds or lies in %s, which a checkpoint is read from; choose another directory", e.Dir, e.Source)
 	case e.Alien:
-		return fmt.Sprintf("%s holds %q, which no export has written: choose another directory", e.Dir, e.Holds)
+		return fmt.Sprintf("%s holds %q, which no export has written; choose another directory", e.Dir, e.Holds)
 	}
-	return fmt.Sprintf("%s is not empty (it holds %q): choose another directory, or replace what is there with --force", e.Dir, e.Holds)
+	return fmt.Sprintf("%s is not empty (it holds %q); choose another directory, or replace its contents with --force", e.Dir, e.Holds)
 }
 
 // ProblemKind returns [problem.Conflict].
 func (*OccupiedError) ProblemKind() problem.Kind { return problem.Conflict }
 
-// spare refuses a directory that touches what the exported checkpoint is read
-// from, and one with files that any checkpoint of the store is read from.
+// spare refuses a directory that overlaps the source of the exported checkpoint, and a
+// directory with files that any checkpoint of the store is read from.
 func (x *exporter) spare() error {
 	var paths []string
 	roots := []*data.Root{x.o.Keep}
@@ -87,10 +88,10 @@ func (x *exporter) spare() error {
 	return nil
 }
 
-// within reports whether a path is another, or lies below it.
+// within reports whether a path equals another, or lies below it.
 func within(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 
-// real is a path without symbolic links, of which the end may not exist.
+// real returns a path without symbolic links, whose end may not exist.
 func real(files vfs.FS, name string) (string, error) {
 	if vfs.Root(files) != vfs.Default || name == "/" {
 		return name, nil // other filesystems have no links
@@ -100,20 +101,20 @@ func real(files vfs.FS, name string) (string, error) {
 		return full, err
 	}
 	if _, err := os.Lstat(name); err == nil {
-		return "", fmt.Errorf("%s is a symbolic link to nothing: remove it, or make what it names", name)
+		return "", fmt.Errorf("%s is a dangling symbolic link; remove it, or create its target", name)
 	}
 	parent, err := real(files, path.Dir(name))
 	return path.Join(parent, path.Base(name)), err
 }
 
-// look refuses what is at dir if it is not to be replaced.
+// look returns an error if the directory at dir must not be replaced.
 func (x *exporter) look(dir string) (there bool, err error) {
 	names, err := x.fs.List(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
 	case errors.Is(err, syscall.ENOTDIR):
-		return false, fmt.Errorf("it is a file: choose another directory")
+		return false, fmt.Errorf("it is a file; choose another directory")
 	case err != nil:
 		return false, err
 	}
@@ -129,7 +130,7 @@ func (x *exporter) look(dir string) (there bool, err error) {
 	return true, nil
 }
 
-// exported reports whether a file is one that an export makes.
+// exported reports whether an export writes files of that name and type.
 func (x *exporter) exported(dir, name string) (bool, error) {
 	if !exportNames.MatchString(name) {
 		return false, nil
@@ -143,7 +144,7 @@ func (x *exporter) exported(dir, name string) (bool, error) {
 	return err == nil && info.Mode().IsRegular(), err
 }
 
-// unwritable adds the next step where nothing may be written.
+// unwritable adds the next step to an error of missing write permission.
 func unwritable(err error) error {
 	if errors.Is(err, syscall.EROFS) || errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w; choose a directory where you may write", err)
@@ -166,9 +167,9 @@ func (x *exporter) parents() error {
 	return unwritable(disk.NoSpace(x.fs.MkdirAll(path.Dir(x.dir), 0o755)))
 }
 
-// place gives the whole directory its name. What is there is moved aside and
-// looked at again: since the first look, files may have come that are not to
-// be replaced.
+// place renames the complete directory to its final name. It moves an existing directory
+// aside and checks it again: since the first check, files that must not be replaced may have
+// been added.
 func (x *exporter) place(partial string, there bool) (err error) {
 	old := x.dir + replacedMark + x.suffix
 	moved := false
@@ -177,12 +178,12 @@ func (x *exporter) place(partial string, there bool) (err error) {
 		if moved = err == nil; moved {
 			_, err = x.look(old)
 		} else {
-			err = disk.Gone(err) // somebody has removed it
+			err = disk.Gone(err) // another process has removed it
 		}
 	}
 	if err == nil {
 		if err = x.fs.Rename(partial, x.dir); errors.Is(err, fs.ErrExist) {
-			_, now := x.look(x.dir) // somebody has made it
+			_, now := x.look(x.dir) // another process has made it
 			err = errors.Join(err, now)
 		}
 	}
@@ -224,7 +225,7 @@ func (x *exporter) discard(dir string) error {
 	return x.fs.Remove(dir)
 }
 
-// parentsOf is the directory that holds each.
+// parentsOf returns the parent directory of each.
 func parentsOf(dirs []string) []string {
 	out := make([]string, len(dirs))
 	for i, dir := range dirs {

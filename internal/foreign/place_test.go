@@ -259,7 +259,7 @@ func TestExportsToOneDirectory(t *testing.T) {
 	}
 }
 
-// TestExportReadOnly says once what is wrong, and what to do.
+// TestExportReadOnly wants the cause and the next step once.
 func TestExportReadOnly(t *testing.T) {
 	from := openForeign(t, nested(t).dir)
 	readOnly := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {

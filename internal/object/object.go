@@ -1,22 +1,22 @@
-// Package object says what the data plane asks of whatever keeps its files: a
-// directory, or a bucket. It is small enough that an object store can give all
-// of it, and exact enough that a filesystem keeps its speed.
+// Package object defines the interface between the data plane and the backend that keeps its
+// files: a directory, or a bucket. It is small enough that an object store can implement all
+// of it, and precise enough that a filesystem keeps its speed.
 //
 //	name     a slash-separated path below the backend's own place, as
 //	         "run/main/step-100.a1/r00003.idx"; no part is empty, "." or ".."
-//	file     bytes that appear under a name at once, whole, and never change
-//	upload   a file that is being written; nobody sees it
-//	link     a second name of a file, where there is such a thing
+//	file     bytes that appear under a name atomically, whole, and never change
+//	upload   a file that is being written; readers do not see it
+//	link     a second name of a file, where the backend supports links
 //
-// There is no rename and no append: an upload is committed under its name, or
-// never was. A name becomes durable in two steps, since a filesystem has two:
+// There is no rename and no append: an upload is committed under its name, or never existed.
+// A name becomes durable in two steps, since a filesystem has two:
 //
 //	Create ─▶ WriteAt* ─▶ Commit            Sync(directory)
 //	          in any order  bytes durable,   names durable
 //	                        name visible
 //
-// An object store does both in Commit, and nothing in Sync. Package objecttest
-// holds every implementation to this page.
+// An object store does both in Commit, and nothing in Sync. Package objecttest tests every
+// implementation against this page.
 package object
 
 import (
@@ -30,93 +30,88 @@ import (
 	"unsafe"
 )
 
-// Backend keeps files by name. Its methods may be called at the same time, by
-// several processes too. They return when ctx ends, but for a system call that
-// does not. A file that is not there is an error with [fs.ErrNotExist].
+// Backend keeps files by name. Its methods may be called concurrently, also by several
+// processes. They return when ctx ends, except from a system call that cannot be interrupted.
+// A missing file is an error with [fs.ErrNotExist].
 type Backend interface {
-	// Path is how people find a file: the path, or the URL.
+	// Path returns the name of a file for users: the path, or the URL.
 	Path(name string) string
 
-	// MakeDir makes a directory with its parents. Files can be created in it
-	// from then on; on return its name is durable.
+	// MakeDir makes a directory with its parents. Files can be created in it from then on; on
+	// return its name is durable.
 	MakeDir(ctx context.Context, dir string) error
 
-	// Create begins a file of size bytes, whose writes end with ctx. Too little
-	// room for it is an error with syscall.ENOSPC or EDQUOT, here if that can
-	// be known, before anything is written. Several uploads of one name, from
-	// several processes too, know nothing of each other: what has the name is
-	// always all of one of them.
+	// Create begins a file of size bytes, whose writes end with ctx. Too little space is an
+	// error with syscall.ENOSPC or EDQUOT, returned by Create, before anything is written, if
+	// it can be known then. Concurrent uploads of one name, also from several processes, are
+	// independent: the name always has all bytes of exactly one of them.
 	Create(ctx context.Context, name string, size int64, mode Mode) (Upload, error)
 
 	// Open opens a file for reading, until ctx ends.
 	Open(ctx context.Context, name string) (Object, error)
 
-	// Stat looks at a file or directory. Where directories are not kept, a name
+	// Stat returns the Info of a file or directory. Where directories are not kept, a name
 	// with files below it is one.
 	Stat(ctx context.Context, name string) (Info, error)
 
-	// List is the names in a directory, without the directory's own, in any
-	// order; "" is that of the backend. It may have those of uploads, which end
-	// in [Partial]. A directory that is not there is [fs.ErrNotExist], or empty
-	// where directories are not kept.
+	// List returns the names in a directory, without the directory's own, in any order; "" is
+	// the backend's root. The result may include uploads, whose names end in [Partial]. A
+	// missing directory is [fs.ErrNotExist], or empty where directories are not kept.
 	List(ctx context.Context, dir string) ([]string, error)
 
-	// Remove removes a file or an empty directory. One that is not there is
-	// success.
+	// Remove removes a file or an empty directory. A missing one is success.
 	Remove(ctx context.Context, name string) error
 
-	// Link gives a file a second name, so that removing the first leaves its
-	// bytes. A name that is taken is [fs.ErrExist], or replaced at once. Where there are no links it
-	// is [errors.ErrUnsupported], and the caller copies.
+	// Link gives a file a second name, so that removing the first leaves its bytes. An
+	// existing name is [fs.ErrExist], or replaced atomically, according to mode. Where links
+	// are not supported, the error is [errors.ErrUnsupported], and the caller copies.
 	Link(ctx context.Context, from, to string, mode Mode) error
 
-	// Sync makes durable what names were made and removed in a directory.
+	// Sync makes the creation and removal of names in a directory durable.
 	Sync(ctx context.Context, dir string) error
 
-	// Usage is the room that is left, [errors.ErrUnsupported] where nobody
-	// knows.
+	// Usage returns the remaining space, or [errors.ErrUnsupported] where it is unknown.
 	Usage(ctx context.Context) (Usage, error)
 }
 
-// Partial ends the names of files that are being written, which begin with the
-// name that they are to have. They are never read. One that was left by a crash
-// stays until it is removed, as its directory is.
+// Partial ends the names of files that are being written, which begin with their final name.
+// They are never read. A file that was left by a crash stays until it, or its directory, is
+// removed.
 const Partial = ".tmp"
 
-// Mode says what is done about a name that is taken.
+// Mode selects what happens to an existing name.
 type Mode int
 
 // The modes.
 const (
-	Replace   Mode = iota // it is given to the new file, at once
+	Replace   Mode = iota // the new file takes it over, atomically
 	Exclusive             // [fs.ErrExist], from Commit or Link
 )
 
 // Upload is a file that is being written.
 type Upload interface {
-	// WriteAt writes p at off: all of a file at once, or pieces of it, each
-	// once, in any order, and as many at the same time as Depth says with
-	// profit. A piece begins at a multiple of Piece and has so many bytes, but
-	// for the last. p is fastest from [Buffer]. It is not changed, and not
-	// kept.
+	// WriteAt writes p at off: all of a file in one call, or pieces of it, each once, in any
+	// order, with up to Depth useful calls at the same time. A piece begins at a multiple of
+	// Piece and has that many bytes, except the last. p is fastest if it comes from [Buffer].
+	// WriteAt does not change or keep it.
 	WriteAt(p []byte, off int64) (int, error)
 
-	// Piece is the size of the writes that suit the backend, in bytes: the part
-	// of an upload in parts. It is a multiple of Align.
+	// Piece returns the backend's preferred size of writes, in bytes: the part size of a
+	// multipart upload. It is a multiple of Align.
 	Piece() int
 
-	// Reserved reports whether the room for all of its bytes is taken already,
-	// so that Usage does not count it as free.
+	// Reserved reports whether the space for all of the file's bytes is allocated already, so
+	// that Usage does not count it as free.
 	Reserved() bool
 
-	// Depth is how many writes at a time the backend can use.
+	// Depth returns the number of concurrent writes that the backend can use.
 	Depth() int
 
-	// Commit makes the bytes durable, all of which were written, and gives the
-	// file its name. After an error the upload is as after Abort.
+	// Commit makes the bytes durable, all of which were written, and gives the file its name.
+	// After an error the upload is in the same state as after Abort.
 	Commit(ctx context.Context) error
 
-	// Abort gives the upload up. After Commit or Abort it does nothing.
+	// Abort abandons the upload. After Commit or Abort it does nothing.
 	Abort()
 }
 
@@ -124,32 +119,33 @@ type Upload interface {
 type Object interface {
 	io.ReaderAt
 	io.Closer
-	// Stat is of what was opened, whatever has its name by now.
+	// Stat describes the file that was opened, even if its name belongs to another file by
+	// now.
 	Stat() (Info, error)
 }
 
-// Info is what is known of a file without reading it.
+// Info describes a file without reading it.
 type Info struct {
 	Size     int64 // in bytes
 	Modified time.Time
 	Dir      bool
-	Links    uint64 // names that it has; 0 where nobody knows
-	ID       FileID // zero where nobody knows
+	Links    uint64 // number of names; 0 where unknown
+	ID       FileID // zero where unknown
 }
 
-// FileID tells files apart that have several names.
+// FileID identifies a file that has several names.
 type FileID struct{ Device, Inode uint64 }
 
-// Usage is the room on a disk, in bytes.
+// Usage is the space on a disk, in bytes.
 type Usage struct {
-	Free uint64 // that this process may still write
-	Size uint64 // that and what is used
+	Free uint64 // available to this process
+	Size uint64 // Free and the used bytes
 }
 
-// Share is percent of the size.
+// Share returns percent of the size.
 func (u Usage) Share(percent uint64) uint64 { return u.Size / 100 * percent }
 
-// Validate reports a name that is none, or that could lead out of the backend.
+// Validate returns an error for an invalid name, or a name that leads out of the backend.
 func Validate(name string) error {
 	if !fs.ValidPath(name) || name == "." || strings.ContainsRune(name, 0) {
 		return errors.New("backend: name " + quote(name) + " is not a clean relative path")
@@ -157,12 +153,11 @@ func Validate(name string) error {
 	return nil
 }
 
-// Align is the number of bytes of which offset, length and address of a write
-// are best multiples: a page, which is also what disks ask of writes that go
-// past the page cache.
+// Align is the number of bytes of which a write's offset, length and address are best
+// multiples: a page, which is also what disks require of writes past the page cache.
 const Align = 4096
 
-// Buffer is memory of size bytes that begins at a multiple of [Align].
+// Buffer returns memory of size bytes that begins at a multiple of [Align].
 func Buffer(size int) []byte {
 	b := make([]byte, size+Align)
 	at := 0
@@ -172,13 +167,13 @@ func Buffer(size int) []byte {
 	return b[at : at+size : at+size]
 }
 
-// Aligned reports whether p begins at a multiple of [Align], and is written to
-// one.
+// Aligned reports whether p begins at a multiple of [Align], and is written to a multiple of
+// it.
 func Aligned(p []byte, off int64) bool {
 	return len(p) > 0 && off%Align == 0 && address(p)%Align == 0
 }
 
-// address is where p lies. The collector does not move what it is asked of.
+// address returns the address of p. The garbage collector does not move heap memory.
 func address(p []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(p))) }
 
 func quote(name string) string { return fmt.Sprintf("%.200q", name) }

@@ -10,10 +10,10 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// ErrPolicy says that a text is no policy.
+// ErrPolicy reports a text that is not a policy.
 var ErrPolicy = problem.New(problem.Invalid, "bad retention policy")
 
-// Policy says which checkpoints stay. The zero value keeps all.
+// Policy selects the checkpoints that stay. The zero value keeps all.
 type Policy struct {
 	Last       int   // newest of the line; 0: no such rule
 	Every      int64 // steps; 0: no such rule
@@ -29,10 +29,10 @@ type Best struct {
 	Greatest bool // the greatest value is the best, not the least
 }
 
-// Superseded says what becomes of what is not in the line.
+// Superseded selects what happens to checkpoints outside the line.
 type Superseded int
 
-// What becomes of superseded checkpoints.
+// The treatments of superseded checkpoints.
 const (
 	KeepSuperseded Superseded = iota
 	DeleteSuperseded
@@ -50,7 +50,7 @@ func (p Policy) keepsLine() bool {
 	return p.Last == 0 && p.Every == 0 && len(p.Best) == 0 && !p.KeepTagged
 }
 
-// Metrics are the metrics that the policy asks for, sorted.
+// Metrics returns the metrics in the policy, sorted.
 func (p Policy) Metrics() []string {
 	var names []string
 	for _, b := range p.Best {
@@ -60,7 +60,7 @@ func (p Policy) Metrics() []string {
 	return slices.Compact(names)
 }
 
-// String is the text of the policy: [Parse] gives the same policy back.
+// String returns the text of the policy: [Parse] returns the same policy for it.
 func (p Policy) String() string {
 	var items []string
 	if p.Last > 0 {
@@ -89,8 +89,8 @@ func (b Best) String() string {
 	return fmt.Sprintf("best=%d:%s:%s", b.N, escape(b.Metric), mode)
 }
 
-// Parse reads a policy. Its errors are [ErrPolicy] and say which item is wrong
-// and how it is written.
+// Parse reads a policy. Its errors are [ErrPolicy] and contain the wrong item and its correct
+// form.
 func Parse(text string) (Policy, error) {
 	var p Policy
 	seen := map[string]bool{}
@@ -100,7 +100,7 @@ func Parse(text string) (Policy, error) {
 		if err := p.set(item, key, value); err != nil {
 			return Policy{}, fmt.Errorf("%w %q: %w", ErrPolicy, text, err)
 		}
-		if key == "best" { // a second one for the same end only hides a mistake
+		if key == "best" { // a second item for the same end only hides a mistake
 			b := p.Best[len(p.Best)-1]
 			key = fmt.Sprintf("best of %s:%t", b.Metric, b.Greatest)
 		}
@@ -112,7 +112,7 @@ func Parse(text string) (Policy, error) {
 	return p, nil
 }
 
-// set takes one item.
+// set applies one item.
 func (p *Policy) set(item, key, value string) (err error) {
 	switch {
 	case key == "last":
@@ -162,7 +162,7 @@ func parseBest(item, value string) (Best, error) {
 	return Best{N: n, Metric: metric, Greatest: rest[end+1:] == "max"}, nil
 }
 
-// escape makes a metric's name a part of an item.
+// escape converts a metric's name to a part of an item.
 func escape(name string) string {
 	var b strings.Builder
 	for i := range len(name) {

@@ -28,7 +28,7 @@ func TestParse(t *testing.T) {
 			t.Errorf("%q is %+v, %v; want %+v", text, got, err, want)
 		}
 	}
-	for text, says := range map[string]string{
+	for text, want := range map[string]string{
 		"":                                "want last=N",
 		"last":                            "last=2",
 		"last=0":                          "1 or more",
@@ -51,8 +51,8 @@ func TestParse(t *testing.T) {
 		"keep=3":                          `item "keep=3"`,
 	} {
 		_, err := Parse(text)
-		if !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), says) {
-			t.Errorf("%q: error %v, want one that says %q", text, err, says)
+		if !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v, want %q in it", text, err, want)
 		}
 	}
 }

@@ -1,34 +1,33 @@
-// Package retention decides which checkpoints stay. It reads rows and decides;
-// who asks appends the decisions and removes the files.
+// Package retention decides which checkpoints stay. It reads rows and returns verdicts; the
+// caller appends the decisions and removes the files.
 //
 //	policy    rules, as data; written "last=2,best=1:loss:min"
-//	trial     what the rows say of one trial: the input of a decision
-//	held      a checkpoint that is needed whatever the policy says, and why
+//	trial     the rows of one trial: the input of a decision
+//	held      a checkpoint that is needed whatever the policy, and why
 //	verdict   keep or delete, for each committed checkpoint, with the reason
 //
-// A policy, items in any order, each at most once but best:
+// A policy, items in any order, each at most once except best:
 //
 //	last=N               the newest N of the line
 //	every=Nsteps         of each N steps of the line the newest: with 1000,
 //	                     steps 1..1000, 1001..2000 and so on
 //	best=N:METRIC:MODE   the N of the line with the best METRIC, MODE is min
 //	                     or max; "," "%" and blanks in METRIC are %XX
-//	keep-tagged          no rule of its own: only what is held stays
+//	keep-tagged          no rule of its own: only held checkpoints stay
 //	superseded=S         of checkpoints that are not in the line: keep (the
 //	                     default) or delete
 //
-// What was removed by name, as by the program that saved it, goes under every policy
-// once nothing holds it.
+// Checkpoints that were removed by name, as by the program that saved them, are deleted under
+// every policy once they are not held.
 //
-// A file that is a checkpoint by itself is in no line. Of each name last=N keeps the
-// newest N; policies without last keep all.
+// A file that is a checkpoint by itself is in no line. Of each name last=N keeps the newest
+// N; policies without last keep all.
 //
-// A checkpoint of the line stays if any rule keeps it. A policy without last,
-// every, best or keep-tagged keeps the whole line. Held are, under every
-// policy, what is pinned, what has a tag, what a trial was forked from, what
-// is being restored, the head of any line, and the newest of the trial: so
-// what is in the present line last is never deleted, and nothing is before its
-// successor is committed.
+// A checkpoint of the line stays if any rule keeps it. A policy without last, every, best or
+// keep-tagged keeps the whole line. Under every policy, these checkpoints are held: pinned
+// and tagged ones, the origin of a fork, those being restored, the head of any line, and the
+// newest of the trial. So the last checkpoint of the present line is never deleted, and no
+// checkpoint is deleted before its successor is committed.
 package retention
 
 import (
@@ -41,16 +40,16 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Verdict is what becomes of one committed checkpoint.
+// Verdict is the decision about one committed checkpoint.
 type Verdict struct {
 	Checkpoint projections.Checkpoint
 	Keep       bool
 	Reason     string // the rules and holds that keep it, or why none does
 }
 
-// Decide gives a verdict on each committed checkpoint of a trial, the newest
-// begun first. It is a function of its arguments alone. To decide again when
-// what it deleted is gone deletes nothing more.
+// Decide returns a verdict on each committed checkpoint of a trial, the newest begun first.
+// It is a function of its arguments alone. Deciding again after the deletions deletes nothing
+// more.
 func Decide(p Policy, t Trial) []Verdict {
 	var verdicts []Verdict
 	for _, c := range t.Checkpoints {
@@ -86,18 +85,18 @@ func Decide(p Policy, t Trial) []Verdict {
 	return verdicts
 }
 
-// rule is which rules keep which checkpoints of the line, by begun sequence.
+// rule returns the rules that keep each checkpoint of the line, by begun sequence.
 func (p Policy) rule(t Trial, verdicts []Verdict) map[uint64][]string {
 	kept := map[uint64][]string{}
 	var line []projections.Checkpoint // the newest first
-	files := map[string]int{}         // how many newer ones of the name there are
+	files := map[string]int{}         // number of newer ones of the name
 	for _, v := range verdicts {
 		switch c := v.Checkpoint; {
 		case !c.Visible():
 		case !c.IsFile():
 			line = append(line, c)
 		case p.Last == 0:
-			kept[c.BegunSeq] = []string{"a file by itself, of which only last=N says something"}
+			kept[c.BegunSeq] = []string{"a file by itself, for which only last=N is a rule"}
 		default:
 			if files[c.Name]++; files[c.Name] <= p.Last {
 				kept[c.BegunSeq] = []string{fmt.Sprintf("number %d of last=%d of the file", files[c.Name], p.Last)}
@@ -129,7 +128,7 @@ func (p Policy) rule(t Trial, verdicts []Verdict) map[uint64][]string {
 	return kept
 }
 
-// window is the number of the stretch of Every steps that a step ends or is in.
+// window returns the number of the stretch of Every steps that a step ends or is in.
 func (p Policy) window(step int64) int64 {
 	w := step / p.Every
 	if step > w*p.Every {
@@ -138,8 +137,8 @@ func (p Policy) window(step int64) int64 {
 	return w
 }
 
-// of are the best of the line, the best first. What has no value, or NaN, is
-// never among them; of two that are equal the newer is better.
+// of returns the best checkpoints of the line, the best first. Checkpoints without a value,
+// or with NaN, are never among them; of two equal ones the newer is better.
 func (b Best) of(t Trial, line []projections.Checkpoint) []projections.Checkpoint {
 	value := func(c projections.Checkpoint) float64 {
 		if v, ok := t.Values[b.Metric][c.ID]; ok {
@@ -147,7 +146,7 @@ func (b Best) of(t Trial, line []projections.Checkpoint) []projections.Checkpoin
 		}
 		return math.NaN()
 	}
-	// Stable sorts keep the newer of two that are equal first, as it came.
+	// Stable sorts keep the newer of two equal ones first.
 	line = slices.DeleteFunc(slices.Clone(line), func(c projections.Checkpoint) bool { return math.IsNaN(value(c)) })
 	slices.SortStableFunc(line, func(x, y projections.Checkpoint) int {
 		if b.Greatest {

@@ -123,7 +123,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestReasons: each verdict says all that speaks for it.
+// TestReasons checks that each verdict lists all of its reasons.
 func TestReasons(t *testing.T) {
 	t.Parallel()
 	trial := trialOf(checkpoint(1), checkpoint(2, func(c *projections.Checkpoint) { c.Pinned, c.Tags = true, []string{"gold"} }), checkpoint(3))
@@ -137,7 +137,7 @@ func TestReasons(t *testing.T) {
 step-2.a1 true pinned, tagged "gold", number 2 of last=2, the newest of its steps of every=2steps, number 1 of best=1:loss:min
 step-1.a1 false no rule keeps it`
 	if got := strings.Join(said, "\n"); got != want {
-		t.Errorf("it says\n%s\nwant\n%s", got, want)
+		t.Errorf("reasons are\n%s\nwant\n%s", got, want)
 	}
 }
 

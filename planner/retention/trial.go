@@ -13,28 +13,27 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Trial is what a decision about the checkpoints of one trial follows from.
+// Trial is the input of a decision about the checkpoints of one trial.
 type Trial struct {
 	Run     string `json:"run"`
 	Name    string `json:"name"`
 	LaneSeq uint64 `json:"lane_seq"` // a decision is conditional on it
-	// Checkpoints are those of the trial in every state, the newest begun
-	// first.
+	// Checkpoints are those of the trial in every state, the newest begun first.
 	Checkpoints []projections.Checkpoint `json:"checkpoints"`
-	// Values are those of the metrics that were asked for, by metric and
-	// checkpoint ID, of the line. What is not a number has none.
+	// Values holds the requested metrics of the line, by metric and checkpoint ID. A metric
+	// that is not a number has no value.
 	Values map[string]map[string]Value `json:"values,omitempty"`
-	// Holds say by checkpoint ID for what other trials, and workers, need it.
+	// Holds lists, by checkpoint ID, why other trials, and workers, need it.
 	Holds map[string][]string `json:"holds,omitempty"`
-	// Loading are the IDs that a restore in progress reads.
+	// Loading lists the IDs that a restore in progress reads.
 	Loading []string `json:"loading,omitempty"`
-	// Newest is the ID of the newest in the line, or of the trial if the line
-	// has none; empty if nothing is committed. Files are what its ranks wrote.
+	// Newest is the ID of the newest checkpoint in the line, or of the trial if the line has
+	// none; empty if none is committed. Files lists the files that its ranks wrote.
 	Newest string        `json:"newest,omitempty"`
 	Files  []events.File `json:"files,omitempty"`
 }
 
-// Value is a number that JSON takes also when it is infinite.
+// Value is a number that can be encoded in JSON even if it is infinite.
 type Value float64
 
 // MarshalJSON implements [json.Marshaler].
@@ -53,7 +52,7 @@ func (v *Value) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// holds are the reasons for which a checkpoint stays under every policy.
+// holds returns the reasons for which a checkpoint stays under every policy.
 func (t Trial) holds(c projections.Checkpoint) []string {
 	var why []string
 	if c.ID == t.Newest {
@@ -68,9 +67,9 @@ func (t Trial) holds(c projections.Checkpoint) []string {
 	return append(why, t.Holds[c.ID]...)
 }
 
-// Read collects what a decision about the trials of a run needs, and the
-// values of metrics. Trials of other runs may need a checkpoint of this one: that
-// is said by [Others], and held by [Hold].
+// Read collects the input of a decision about the trials of a run, with the values of
+// metrics. Trials of other runs may need a checkpoint of this one: [Others] finds those
+// needs, and [Hold] adds them.
 func Read(r projections.Reader, run string, metrics []string) ([]Trial, error) {
 	if _, err := projections.GetRun(r, run); err != nil {
 		return nil, err
@@ -145,9 +144,8 @@ func (t *Trial) fill(r projections.Reader, metrics []string) error {
 	return nil
 }
 
-// newest is the newest of the line. When a run was started afresh its line has
-// none for a while, and what was the newest before is all that there is, but for what
-// was removed.
+// newest returns the newest checkpoint of the line. When a run was restarted its line has
+// none for a while: then it is the newest of the trial, except removed ones.
 func (t Trial) newest() projections.Checkpoint {
 	newest := func(in func(projections.Checkpoint) bool) (found projections.Checkpoint) {
 		for _, c := range t.Checkpoints {
@@ -175,7 +173,7 @@ type Need struct {
 	Loading bool   `json:"loading,omitempty"`
 }
 
-// needs find those of a checkpoint by what they call it.
+// needs finds the needs of a checkpoint by the names used for it.
 type needs struct {
 	all []Need
 	at  map[string][]int
@@ -197,7 +195,7 @@ func (n needs) hold(t *Trial) {
 	for _, c := range t.Checkpoints {
 		for _, i := range n.at[c.ID] {
 			n := n.all[i]
-			if (n.Run == "" || n.Run == t.Run) && (n.Trial == "" || n.Trial == t.Name) && !(n.Head && c.ID == newest) { // which says the same
+			if (n.Run == "" || n.Run == t.Run) && (n.Trial == "" || n.Trial == t.Name) && !(n.Head && c.ID == newest) { // which is the same reason
 				n.hold(t, c)
 			}
 		}
@@ -216,7 +214,7 @@ func (n Need) hold(t *Trial, c projections.Checkpoint) {
 	}
 }
 
-// Hold adds to the trials of a run what others need of them.
+// Hold adds the needs of others to the trials of a run.
 func Hold(trials []Trial, others []Need) {
 	needs := byCheckpoint(others)
 	for i := range trials {
@@ -224,9 +222,8 @@ func Hold(trials []Trial, others []Need) {
 	}
 }
 
-// Others are the needs of all trials that may be of a run which is not theirs:
-// few, but every trial is looked at to find them. A collection of many runs
-// asks for them once.
+// Others returns the needs of all trials that may refer to another run: few, but every trial
+// is read to find them. A collection of many runs calls it once.
 func Others(r projections.Reader) (found []Need, err error) {
 	found = []Need{}
 	err = projections.EachTrial(r, func(t projections.Trial) error {
@@ -241,7 +238,7 @@ func Others(r projections.Reader) (found []Need, err error) {
 	return found, err
 }
 
-// needsOf are the needs of a trial.
+// needsOf returns the needs of a trial.
 func needsOf(r projections.Reader, t projections.Trial) (all []Need, err error) {
 	name := t.Run + "/" + t.Name
 	if p := t.Parent; p != nil {
@@ -254,7 +251,7 @@ func needsOf(r projections.Reader, t projections.Trial) (all []Need, err error) 
 	return append(all, live...), err
 }
 
-// loads are what the live attempt of a trial reads or is going to.
+// loads returns the checkpoints that the live attempt of a trial reads or will read.
 func loads(r projections.Reader, t projections.Trial) (all []Need, err error) {
 	attempts, err := projections.Attempts(r, t.Run, t.Name)
 	if err != nil {
@@ -285,7 +282,7 @@ func loads(r projections.Reader, t projections.Trial) (all []Need, err error) {
 		}
 		restored = restored || load.From == "" && load.Checkpoint == a.Resume || need.Run+"@"+need.ID == a.Resume
 	}
-	// What has saved has loaded before, or never will.
+	// A trial that has saved has loaded before, or never will.
 	if head, err := projections.GetCheckpoint(r, t.Run, t.Name, t.Head); err == nil {
 		restored = restored || head.Attempt == a.Attempt
 	} else if !errors.Is(err, projections.ErrNotFound) {
@@ -297,7 +294,7 @@ func loads(r projections.Reader, t projections.Trial) (all []Need, err error) {
 	return all, nil
 }
 
-// ended reports whether the job of an attempt said that it is over.
+// ended reports whether the job of an attempt reported its end.
 func ended(r projections.Reader, run, id string) (bool, error) {
 	jobs, err := projections.Jobs(r, run)
 	if errors.Is(err, projections.ErrNotFound) {

@@ -22,8 +22,8 @@ type history struct {
 
 func newHistory(t *testing.T) *history { return &history{t: t, rows: projections.NewMemory()} }
 
-// say folds events of a run's trial "main", by its decider or by node 0.
-func (h *history) say(run string, bodies ...events.Body) {
+// fold folds events of a run's trial "main", by its decider or by node 0.
+func (h *history) fold(run string, bodies ...events.Body) {
 	h.t.Helper()
 	for _, b := range bodies {
 		data, err := json.Marshal(b)
@@ -54,9 +54,9 @@ func (h *history) save(run string, attempt int, losses map[int64]any, steps ...i
 		name := fmt.Sprintf("step-%d", step)
 		id := fmt.Sprintf("%s.a%d", name, attempt)
 		if loss, ok := losses[step]; ok {
-			h.say(run, events.Metrics{Attempt: attempt, Iteration: i + 1, Step: step, Metrics: map[string]any{"loss": loss}})
+			h.fold(run, events.Metrics{Attempt: attempt, Iteration: i + 1, Step: step, Metrics: map[string]any{"loss": loss}})
 		}
-		h.say(run, events.CheckpointBegun{Attempt: attempt, Checkpoint: id, Name: name, Step: step, WorldSize: 1, Participants: []int{0}},
+		h.fold(run, events.CheckpointBegun{Attempt: attempt, Checkpoint: id, Name: name, Step: step, WorldSize: 1, Participants: []int{0}},
 			events.WriteCompleted{Attempt: attempt, Checkpoint: id, Files: []events.File{{Name: "r00000.idx", Size: step}}},
 			events.CheckpointCommitted{Attempt: attempt, Checkpoint: id, Manifest: "m", Bytes: 1})
 	}
@@ -102,7 +102,7 @@ func (h *history) wantHeld(run string, want map[string][]string) {
 func TestRead(t *testing.T) {
 	t.Parallel()
 	h := newHistory(t)
-	h.say("a", events.JobStarted{Job: "j1"}, events.GroupStarted{Attempt: 1, Job: "j1", WorldSize: 1})
+	h.fold("a", events.JobStarted{Job: "j1"}, events.GroupStarted{Attempt: 1, Job: "j1", WorldSize: 1})
 	h.save("a", 1, map[int64]any{1: 0.5, 2: "NaN", 3: "-Infinity", 4: "text"}, 1, 2, 3, 4, 5)
 	got := h.read("a")
 	if got.Newest != "step-5.a1" || len(got.Files) != 1 || got.Files[0].Size != 5 || got.LaneSeq != h.seq {
@@ -113,49 +113,49 @@ func TestRead(t *testing.T) {
 		t.Errorf("values are %v, want %v", got.Values["loss"], want)
 	}
 	h.wantHeld("a", nil)
-	if _, err := Read(h.rows, "nobody", nil); err == nil {
-		t.Error("there is a run nobody")
+	if _, err := Read(h.rows, "absent", nil); err == nil {
+		t.Error("there is a run absent")
 	}
 }
 
-// TestHolds: what somebody else needs is held for as long as they do.
+// TestHolds checks that the needs of other trials are held for as long as they exist.
 func TestHolds(t *testing.T) {
 	t.Parallel()
 	h := newHistory(t)
-	h.say("a", events.JobStarted{Job: "j1"}, events.GroupStarted{Attempt: 1, Job: "j1", WorldSize: 1})
+	h.fold("a", events.JobStarted{Job: "j1"}, events.GroupStarted{Attempt: 1, Job: "j1", WorldSize: 1})
 	h.save("a", 1, nil, 1, 2, 3, 4)
 
 	// A fork holds its parent for ever.
-	h.say("fork", events.TrialCreated{Parent: &events.TrialParent{Run: "a", Trial: "main", Checkpoint: "step-1.a1"}})
+	h.fold("fork", events.TrialCreated{Parent: &events.TrialParent{Run: "a", Trial: "main", Checkpoint: "step-1.a1"}})
 	forked := []string{"fork/main was forked from it"}
 	h.wantHeld("a", map[string][]string{"step-1.a1": forked})
 
 	// Another run that resumes from it: until it has something of its own.
-	h.say("b", events.JobStarted{Job: "j2"}, events.GroupStarted{Attempt: 1, Job: "j2", WorldSize: 1, Resume: "a@step-2.a1"})
+	h.fold("b", events.JobStarted{Job: "j2"}, events.GroupStarted{Attempt: 1, Job: "j2", WorldSize: 1, Resume: "a@step-2.a1"})
 	h.wantHeld("a", map[string][]string{"step-1.a1": forked, "step-2.a1": {"the head of b/main", "attempt 1 of b/main resumes from it"}})
-	h.say("b", events.RestoreBegun{Attempt: 1, Load: 1, Checkpoint: "step-2.a1", From: "a/main", WorldSize: 1})
+	h.fold("b", events.RestoreBegun{Attempt: 1, Load: 1, Checkpoint: "step-2.a1", From: "a/main", WorldSize: 1})
 	if got := h.read("a").Loading; !slices.Equal(got, []string{"step-2.a1"}) {
 		t.Errorf("loading are %v", got)
 	}
-	h.say("b", events.RestoreCompleted{Attempt: 1, Load: 1, Checkpoint: "step-2.a1"})
+	h.fold("b", events.RestoreCompleted{Attempt: 1, Load: 1, Checkpoint: "step-2.a1"})
 	h.wantHeld("a", map[string][]string{"step-1.a1": forked, "step-2.a1": {"the head of b/main"}})
 	h.save("b", 1, nil, 9)
 	h.wantHeld("a", map[string][]string{"step-1.a1": forked})
 
 	// A load that did not end holds until its attempt does, or its job.
 	load := func(n int) {
-		h.say("b", events.RestoreBegun{Attempt: 1, Load: n, Checkpoint: "step-3.a1", From: "a/main", WorldSize: 1})
+		h.fold("b", events.RestoreBegun{Attempt: 1, Load: n, Checkpoint: "step-3.a1", From: "a/main", WorldSize: 1})
 		h.wantHeld("a", map[string][]string{"step-1.a1": forked, "step-3.a1": {"b/main is loading it"}})
 	}
 	load(2)
-	h.say("b", events.RestoreFailed{Attempt: 1, Load: 2, Checkpoint: "step-3.a1", Error: "?"})
+	h.fold("b", events.RestoreFailed{Attempt: 1, Load: 2, Checkpoint: "step-3.a1", Error: "?"})
 	h.wantHeld("a", map[string][]string{"step-1.a1": forked})
 	load(3)
-	h.say("b", events.JobEnded{Job: "j2"})
+	h.fold("b", events.JobEnded{Job: "j2"})
 	h.wantHeld("a", map[string][]string{"step-1.a1": forked})
 
 	// A fresh start leaves the line empty: the newest of before is held.
-	h.say("a", events.JobStarted{Job: "j3"}, events.GroupStarted{Attempt: 2, Job: "j3", WorldSize: 1})
+	h.fold("a", events.JobStarted{Job: "j3"}, events.GroupStarted{Attempt: 2, Job: "j3", WorldSize: 1})
 	got := h.read("a")
 	if got.Newest != "step-4.a1" {
 		t.Errorf("the newest is %q", got.Newest)
@@ -175,14 +175,14 @@ func TestLoadHoldsItsOwn(t *testing.T) {
 	t.Parallel()
 	h := newHistory(t)
 	for _, run := range []string{"a", "b"} {
-		h.say(run, events.JobStarted{Job: "j" + run}, events.GroupStarted{Attempt: 1, Job: "j" + run, WorldSize: 1})
+		h.fold(run, events.JobStarted{Job: "j" + run}, events.GroupStarted{Attempt: 1, Job: "j" + run, WorldSize: 1})
 		h.save(run, 1, nil, 1, 2, 3)
 	}
 	loading := []string{"b/main is loading it"}
-	h.say("b", events.RestoreBegun{Attempt: 1, Load: 1, Checkpoint: "step-1.a1", WorldSize: 1})
+	h.fold("b", events.RestoreBegun{Attempt: 1, Load: 1, Checkpoint: "step-1.a1", WorldSize: 1})
 	h.wantHeld("a", nil)
 	h.wantHeld("b", map[string][]string{"step-1.a1": loading})
-	h.say("b", events.RestoreBegun{Attempt: 1, Load: 2, Checkpoint: "step-2.a1", From: "a/main", WorldSize: 1})
+	h.fold("b", events.RestoreBegun{Attempt: 1, Load: 2, Checkpoint: "step-2.a1", From: "a/main", WorldSize: 1})
 	h.wantHeld("a", map[string][]string{"step-2.a1": loading})
 }
 
@@ -192,11 +192,11 @@ func TestLoadOfAnother(t *testing.T) {
 	t.Parallel()
 	h := newHistory(t)
 	for _, run := range []string{"a", "b"} {
-		h.say(run, events.JobStarted{Job: "j" + run}, events.GroupStarted{Attempt: 1, Job: "j" + run, WorldSize: 1})
+		h.fold(run, events.JobStarted{Job: "j" + run}, events.GroupStarted{Attempt: 1, Job: "j" + run, WorldSize: 1})
 		h.save(run, 1, nil, 1, 2, 3)
 	}
 	for load, c := range []struct{ from, want string }{{"a/main", "[1 2 3]"}, {"", "[1 2]"}} {
-		h.say("b", events.RestoreBegun{Attempt: 1, Load: load + 1, Checkpoint: "step-2.a1", From: c.from, WorldSize: 1})
+		h.fold("b", events.RestoreBegun{Attempt: 1, Load: load + 1, Checkpoint: "step-2.a1", From: c.from, WorldSize: 1})
 		if got := fmt.Sprint(steps(Decide(Policy{Last: 3, Superseded: DeleteSuperseded}, h.read("b")))); got != c.want {
 			t.Errorf("after a load from %q kept are %s, want %s", c.from, got, c.want)
 		}

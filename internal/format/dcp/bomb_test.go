@@ -100,7 +100,7 @@ func newBomb(n int) bomb { return bomb{&metadataWriter{pickler: newPickler(4)}, 
 // Reading takes memory in proportion to a file that refers to a large object
 // many times, or fails with an error that names the limit.
 func TestMetadataBombs(t *testing.T) {
-	const tooMany = "the same objects stand in too many places: their copies exceed the limit of"
+	const tooMany = "the same objects occur in too many places: their copies exceed the limit of"
 	for name, c := range map[string]struct {
 		make func(b bomb) []byte
 		want string // part of the error, "" for none
@@ -235,7 +235,7 @@ func TestValueBombs(t *testing.T) {
 			archive := wholeArchive(data)
 			var err error
 			used := spent(t, func() { _, err = DecodeValue(archive) })
-			wantFormatError(t, err, "its objects stand in too many places")
+			wantFormatError(t, err, "its objects occur in too many places")
 			if used > 300*uint64(len(data)) {
 				t.Errorf("a pickle of %d bytes took %d, %d a byte", len(data), used, used/uint64(len(data)))
 			}

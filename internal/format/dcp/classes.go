@@ -15,8 +15,8 @@ const (
 	legacyModule   = "torch.distributed._shard.sharded_tensor.metadata"
 )
 
-// The classes and functions of .metadata. Nothing is ever called: what a
-// pickle wants made of them stays a [call].
+// The classes and functions of .metadata. Nothing is ever called: an object that a pickle
+// constructs stays a [call].
 var (
 	classMetadata    = global{metadataModule, "Metadata"}
 	classTensor      = global{metadataModule, "TensorStorageMetadata"}
@@ -43,7 +43,7 @@ var (
 	}}
 )
 
-// isDType reports a dtype, which is pickled as a bare global: "torch float32".
+// isDType reports whether g is a dtype, which is pickled as a bare global: "torch float32".
 func isDType(g global) bool {
 	if g.module != "torch" {
 		return false
@@ -52,8 +52,8 @@ func isDType(g global) bool {
 	return err == nil
 }
 
-// otherDTypes are PyTorch's dtypes that no tensor here has. Their elements are
-// parts of bytes, or mean nothing without a scale that lies elsewhere.
+// otherDTypes are PyTorch's dtypes that package tensor lacks. Their elements are parts of
+// bytes, or are meaningless without a scale that lies elsewhere.
 var otherDTypes = []string{
 	"quint8", "qint8", "qint32", "quint4x2", "quint2x4", "float4_e2m1fn_x2", "bcomplex32",
 	"bits1x8", "bits2x4", "bits4x2", "bits8", "bits16",
@@ -61,7 +61,7 @@ var otherDTypes = []string{
 	"uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7",
 }
 
-// isOtherDType reports a dtype that is known by name only: a message about it
+// isOtherDType reports whether g is a dtype that is known by name only: a message about it
 // has to name the tensor.
 func isOtherDType(g global) bool { return g.module == "torch" && slices.Contains(otherDTypes, g.name) }
 
@@ -76,10 +76,10 @@ func supported() string {
 	return strings.Join(names, ", ")
 }
 
-// absent stands for a field that an object does not set.
+// absent is the value of a field that an object does not set.
 type absent struct{}
 
-// object is v as an object of class, made without arguments.
+// object returns v as an object of class, made without arguments.
 func object(v any, class global) (*call, error) {
 	c, ok := v.(*call)
 	if !ok || c.fn != class || !c.new || len(c.args) != 0 {
@@ -88,8 +88,8 @@ func object(v any, class global) (*call, error) {
 	return c, nil
 }
 
-// fields are the values of the named fields of an object of class; absent{}
-// where there is none. A field of another name is an error, unless more.
+// fields returns the values of the named fields of an object of class; absent{} for unset
+// ones. A field of another name is an error, unless more.
 func fields(v any, class global, more bool, names ...string) ([]any, *call, error) {
 	c, err := object(v, class)
 	if err != nil {
@@ -123,7 +123,7 @@ func fields(v any, class global, more bool, names ...string) ([]any, *call, erro
 	return out, c, nil
 }
 
-// one is the argument of a call of fn with one.
+// one returns the argument of a call of fn with one argument.
 func one(v any, fn global) (any, error) {
 	c, ok := v.(*call)
 	if !ok || c.fn != fn || c.new || c.built || len(c.args) != 1 {
@@ -132,8 +132,7 @@ func one(v any, fn global) (any, error) {
 	return c.args[0], nil
 }
 
-// sizeOf returns the dimensions of a torch.Size, or of the tuple that older
-// versions write.
+// sizeOf returns the dimensions of a torch.Size, or of the tuple that older versions write.
 func sizeOf(v any) (tuple, error) {
 	if c, ok := v.(*call); ok {
 		arg, err := one(c, classSize)
@@ -149,7 +148,7 @@ func sizeOf(v any) (tuple, error) {
 	return t, checkDimensions(t)
 }
 
-// checkDimensions reports what is no number, or a negative one.
+// checkDimensions returns an error for a dimension that is not a number, or negative.
 func checkDimensions(t tuple) error {
 	if len(t) > tensor.MaxDims {
 		return fmt.Errorf("%d dimensions, at most %d are allowed", len(t), tensor.MaxDims)
@@ -181,17 +180,16 @@ func show(v any) string {
 	return kind(v)
 }
 
-// otherDTypeError reports a dtype that no tensor here has: the tensor's
-// archives are kept as values.
+// otherDTypeError reports a dtype that package tensor lacks: the tensor's archives are kept
+// as values.
 type otherDTypeError struct{ name string }
 
 func (e *otherDTypeError) Error() string {
 	return fmt.Sprintf("dtype %s is not supported, those that are: %s", e.name, supported())
 }
 
-// properties returns dtype and requires_grad of a TensorProperties. Only dense
-// tensors have a place in a data file. The error is an [*otherDTypeError] if
-// nothing but the dtype is in the way.
+// properties returns dtype and requires_grad of a TensorProperties. Only dense tensors have a
+// place in a data file. The error is an [*otherDTypeError] if only the dtype is unsupported.
 func properties(v any) (tensor.DType, bool, error) {
 	c, err := object(v, classProperties)
 	legacy := false

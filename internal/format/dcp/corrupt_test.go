@@ -26,9 +26,9 @@ func isFormat(err error) bool {
 	return errors.As(err, &format)
 }
 
-// A metadata file has no sum. A changed byte may thus pass where nothing else
-// says the same: in version, save ID, paths and requires_grad. Anywhere else
-// it is an error, here or when the archives are read.
+// A metadata file has no sum. A changed byte may thus pass where no other part records the
+// same: in version, save ID, paths and requires_grad. Anywhere else it is an error, here or
+// when the archives are read.
 func TestEveryByteOfMetadata(t *testing.T) {
 	for _, dir := range []string{"testdata/torch-2.6/single_nested", "testdata/written"} {
 		all := load(t, dir)
@@ -74,7 +74,7 @@ func TestEveryByteOfMetadata(t *testing.T) {
 	}
 }
 
-// soft is m without what a file says once.
+// soft returns m without the parts that a file records once.
 func soft(m dcp.Metadata) dcp.Metadata {
 	m.Version, m.SaveID = "", ""
 	m.Tensors = append([]dcp.Tensor(nil), m.Tensors...)

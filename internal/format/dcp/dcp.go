@@ -1,18 +1,17 @@
-// Package dcp reads and writes the files of PyTorch Distributed Checkpoint
-// (DCP) directories. It is a codec: bytes in, structures out. It opens no
-// file, runs no code that a pickle names, and allocates no more than a
-// multiple of the bytes that it was given: what a pickle refers to many times
-// is shared, or its copies are charged to a budget.
+// Package dcp reads and writes the files of PyTorch Distributed Checkpoint (DCP) directories.
+// It is a codec between bytes and structures. It opens no file, runs no code that a pickle
+// names, and allocates no more than a multiple of its input: objects that a pickle refers to
+// many times are shared, or their copies are charged to a budget.
 //
-//	metadata   what .metadata says: each tensor's dtype, shape and chunks,
-//	           each value, and where their archives are
+//	metadata   the contents of .metadata: each tensor's dtype, shape and chunks,
+//	           each value, and the places of their archives
 //	chunk      a stored box of a tensor
 //	value      any other Python object, saved under a name
 //	archive    one chunk or value as torch.save writes it: a ZIP file
 //	payload    the storage in a tensor's archive: raw elements
 //
-// A directory holds .metadata, a pickle, and files of archives placed one
-// behind the other. Each rank writes its own files, values before chunks:
+// A directory holds .metadata, a pickle, and files of consecutive archives. Each rank writes
+// its own files, values before chunks:
 //
 //	__0_0.distcp  |archive of a value|archive of a chunk|archive of a chunk|
 //	__1_0.distcp  |archive of a chunk|
@@ -20,21 +19,19 @@
 //	              storage_data: (name, offsets) → file, offset, length
 //	              planner_data: name → path in the nested state dict
 //
-// An archive has stored (never compressed) records. Their sizes and sums are
-// in the data descriptors behind them and in the central directory; the extra
-// field of a local header is padded so that the record begins at a multiple
-// of 64 bytes from the start of the archive:
+// An archive has stored (never compressed) records. Their sizes and sums are in the data
+// descriptors behind them and in the central directory; the extra field of a local header is
+// padded so that the record begins at a multiple of 64 bytes from the start of the archive:
 //
 //	0            64                        n·64
 //	|local header|archive/data.pkl|descr|…|local header|archive/data/0|descr|…
 //	|central directory|zip64 end|zip64 locator|end|
 //
-// data.pkl is a pickle that says how to rebuild the tensor from the storage
-// data/0: element offset, sizes and strides. byteorder says "little" or "big".
+// data.pkl is a pickle of the element offset, sizes and strides with which the tensor is
+// rebuilt from the storage data/0. byteorder contains "little" or "big".
 //
-// Pickles are read by a machine that knows the opcodes and globals of such
-// files alone. It builds inert structures; every other opcode or global is an
-// error that names it.
+// Pickles are read by a machine that knows only the opcodes and globals of such files. It
+// builds inert structures. Every other opcode or global is an error that names it.
 package dcp
 
 import (
@@ -48,33 +45,33 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// MetadataFile is the name of the metadata in a checkpoint's directory. It is
-// the last file that a save writes.
+// MetadataFile is the name of the metadata in a checkpoint's directory. A save writes it
+// last.
 const MetadataFile = ".metadata"
 
-// Metadata is what a .metadata file says. Tensors and values are in the
-// file's order; a name stands once. Tensors of a dtype that package tensor does
-// not have are among the values: see [Metadata.Opaque].
+// Metadata is the content of a .metadata file. Tensors and values are in the file's order;
+// names are unique. Tensors of a dtype that package tensor lacks are among the values: see
+// [Metadata.Opaque].
 type Metadata struct {
 	Tensors []Tensor
 	Values  []Value
 	Version string // of the metadata format, "1.0.0"; empty before PyTorch 2.7
-	SaveID  string // of storage_meta, a UUID; empty when the file has none
+	SaveID  string // of storage_meta, a UUID; empty if the file has none
 }
 
-// Tensor is a tensor in the checkpoint. The chunks lie in the shape, each at
-// offsets of its own; whether they cover it and do not overlap is not checked.
+// Tensor is a tensor in the checkpoint. The chunks lie in the shape, each at different
+// offsets. Whether they cover it and do not overlap is not checked.
 type Tensor struct {
 	FQN string
-	// Path is where the tensor is in the nested state dict, of string and
-	// int; nil when the file does not say.
+	// Path is the tensor's place in the nested state dict, of string and int; nil if the file
+	// does not record it.
 	Path         []any
 	DType        tensor.DType
 	Shape        tensor.Shape
 	RequiresGrad bool
 	Chunks       []Chunk
 
-	opaque bool // of a dtype that package tensor does not have
+	opaque bool // of a dtype that package tensor lacks
 }
 
 // Chunk is a stored box of a tensor.
@@ -90,10 +87,10 @@ type Value struct {
 	Where Location
 }
 
-// Opaque returns m with the named tensors moved to the values, since their
-// archives can only be passed on whole: quantized tensors, float4, conjugated
-// views. A tensor of one chunk becomes the value of its name; of several, each
-// chunk becomes the value NAME@OFFSETS. It fails if such a name is taken.
+// Opaque returns m with the named tensors moved to the values, since their archives can only
+// be passed on whole: quantized tensors, float4, conjugated views. A tensor of one chunk
+// becomes the value of its name. Of a tensor of several chunks, each chunk becomes the value
+// NAME@OFFSETS. Opaque fails if such a name is taken.
 func (m Metadata) Opaque(names map[string]bool) (Metadata, error) {
 	if len(names) == 0 {
 		return m, nil
@@ -134,11 +131,11 @@ type Location struct {
 	Offset, Length int64
 }
 
-// DataFile is the name of the n-th data file of a rank.
+// DataFile returns the name of the n-th data file of a rank.
 func DataFile(rank, n int) string { return fmt.Sprintf("__%d_%d.distcp", rank, n) }
 
-// Validate reports a file that may not lie in the checkpoint's directory, or
-// a range that no file has.
+// Validate returns an error for a file outside the checkpoint's directory, or for an
+// impossible range.
 func (l Location) Validate() error {
 	switch {
 	case l.File == "" || len(l.File) > maxName:
@@ -153,15 +150,14 @@ func (l Location) Validate() error {
 	return nil
 }
 
-// FormatError is a file that is damaged, or in a form that this package does
-// not read.
+// FormatError reports a file that is damaged, or in a form that this package does not read.
 type FormatError struct {
 	File    string // empty for bytes without a file
 	Offset  int64  // in the file, in bytes: of the record, or of the opcode in a pickle
 	Problem string
 }
 
-// Error says file, offset and problem.
+// Error reports the file, offset and problem.
 func (e *FormatError) Error() string {
 	if e.File == "" {
 		return fmt.Sprintf("archive: offset %d: %s", e.Offset, e.Problem)
@@ -172,16 +168,16 @@ func (e *FormatError) Error() string {
 // ProblemKind returns [problem.Damage].
 func (*FormatError) ProblemKind() problem.Kind { return problem.Damage }
 
-// OpaqueError is a value that is well-formed and not of the plain kinds that
-// [DecodeValue] knows. Its archive can only be passed on as it is.
+// OpaqueError reports a well-formed value that is not of the plain kinds that [DecodeValue]
+// knows. Its archive can only be passed on unchanged.
 type OpaqueError struct {
 	// Global is the Python class or function that the value needs, such as
-	// "collections.deque"; empty when it is another reason.
+	// "collections.deque"; empty for another reason.
 	Global string
 	Reason string
 }
 
-// Error names the global or the reason.
+// Error reports the global or the reason.
 func (e *OpaqueError) Error() string {
 	if e.Global != "" {
 		return fmt.Sprintf("value needs %s of Python: only None, bool, int, float, str, bytes, list, tuple and dict are decoded", e.Global)
@@ -195,8 +191,7 @@ const (
 	maxPath = 256     // elements of a path
 )
 
-// quote shows text from a file, clipped: a message does not grow with the
-// file.
+// quote quotes text from a file, clipped so that a message does not grow with the file.
 func quote(s string) string {
 	if len(s) > 96 {
 		return fmt.Sprintf("%.96q…", s)
@@ -204,7 +199,7 @@ func quote(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// at adds file and offset to a problem that was found below them.
+// at adds file and offset to the problem of an inner function.
 func at(file string, offset int64, err error) error {
 	var known *FormatError
 	var opaque *OpaqueError

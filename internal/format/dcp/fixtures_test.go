@@ -22,7 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// expected is the JSON beside a fixture.
+// expected is the JSON next to a fixture.
 type expected struct {
 	Torch   string
 	Opaque  []string // values that are not of plain kinds
@@ -39,7 +39,7 @@ type fixture struct {
 	want      expected
 }
 
-// fixtures are those in testdata, and more where they are on the machine.
+// fixtures returns the fixtures in testdata, and others if they are on the machine.
 func fixtures(t testing.TB) []fixture {
 	t.Helper()
 	roots := []string{"testdata/torch-2.6", "testdata/torch-2.14", "testdata/torch-2.15"}
@@ -151,7 +151,7 @@ func (all files) value(v dcp.Value) (any, error) {
 	return dcp.DecodeValue(file[v.Where.Offset : v.Where.Offset+v.Where.Length])
 }
 
-// verify compares a checkpoint with what its JSON says.
+// verify compares a checkpoint with its JSON.
 func verify(t *testing.T, all files, m dcp.Metadata, want expected) {
 	t.Helper()
 	got, err := all.assemble(m)

@@ -206,7 +206,7 @@ func TestContradictoryMetadata(t *testing.T) {
 		"same key twice": {form{extra: func(w *metadataWriter) {
 			w.index("w", []int64{0, 0}, 5)
 			w.location(Location{"f", 0, 1})
-		}}, `"w" stands twice with the same offset`},
+		}}, `"w" occurs twice with the same offset`},
 		"archive of nothing": {form{extra: func(w *metadataWriter) {
 			w.index("w", []int64{2, 0}, 5)
 			w.location(Location{"f", 0, 1})

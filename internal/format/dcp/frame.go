@@ -9,11 +9,11 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Frame is what stands around a tensor's payload in its archive:
+// Frame is the bytes around a tensor's payload in its archive:
 //
 //	Prefix | payload | Suffix(CRC-32 of the payload)
 //
-// so that a payload can be streamed whose sum is known at its end.
+// With it, a payload can be streamed before its sum is known.
 type Frame struct {
 	Prefix []byte
 	// Suffix is called once with the CRC-32 (IEEE) of the payload, as
@@ -28,9 +28,9 @@ const (
 	alignment = 64 // of the bytes of each record
 )
 
-// TensorArchive frames the payload of a tensor: its elements, row-major and
-// little-endian, that begin at a multiple of 64 bytes in the archive. It
-// fails for an invalid dtype or for sizes whose bytes cannot be counted.
+// TensorArchive frames the payload of a tensor: its elements, row-major and little-endian,
+// which begin at a multiple of 64 bytes in the archive. It fails for an invalid dtype or for
+// sizes whose bytes cannot be counted.
 func TensorArchive(dtype tensor.DType, sizes []int64) (Frame, error) {
 	if !dtype.Valid() {
 		return Frame{}, fmt.Errorf("frame tensor: invalid dtype %d", uint8(dtype))
@@ -59,7 +59,7 @@ func TensorArchive(dtype tensor.DType, sizes []int64) (Frame, error) {
 	return Frame{Prefix: prefix, Suffix: tail, Size: int64(len(prefix)) + payload + int64(len(tail(0)))}, nil
 }
 
-// wholeArchive is an archive without a storage.
+// wholeArchive returns an archive without a storage.
 func wholeArchive(pickle []byte) []byte {
 	var w zipWriter
 	w.record("data.pkl", pickle)
@@ -68,8 +68,8 @@ func wholeArchive(pickle []byte) []byte {
 	return w.finish()
 }
 
-// zipWriter writes a ZIP file of stored records as torch.save does, which
-// knows sums only behind the bytes.
+// zipWriter writes a ZIP file of stored records as torch.save does, which learns sums only
+// after the bytes.
 type zipWriter struct {
 	b       []byte
 	skipped int64 // bytes that the caller writes
@@ -84,7 +84,7 @@ type written struct {
 
 func (w *zipWriter) pos() int64 { return w.skipped + int64(len(w.b)) }
 
-// head writes the records that tell how to read the others.
+// head writes the records that describe how to read the others.
 func (w *zipWriter) head() {
 	w.record(".format_version", []byte("1"))
 	w.record(".storage_alignment", []byte("64"))
@@ -106,7 +106,7 @@ func (w *zipWriter) begin(name string, size int64) {
 	var extra []byte
 	sizes := uint32(0)
 	if size >= math.MaxUint32 {
-		// Sizes behind such a record have 8 bytes: this field says so.
+		// Sizes behind such a record have 8 bytes, which this field announces.
 		sizes = math.MaxUint32
 		extra = le.AppendUint16(extra, extraZip64)
 		extra = le.AppendUint16(extra, 16)
@@ -208,7 +208,7 @@ func (w *zipWriter) finish() []byte {
 	return w.b
 }
 
-// narrow is n in 4 bytes, or the mark that says to look in the wide field.
+// narrow returns n in 4 bytes, or the mark that refers to the wide field.
 func narrow(n int64) uint32 { return uint32(min(n, math.MaxUint32)) }
 
 const (
@@ -216,9 +216,9 @@ const (
 	copiedAlways  = 64 << 10 // bytes of copies for a file of any size
 )
 
-// budget limits what the reader copies. A pickle refers in two bytes to an
-// object that it has built before, so a small file can ask for many copies of a
-// large object. Files of PyTorch need less than two bytes of copies a byte.
+// budget limits the bytes that the reader copies. A pickle refers in two bytes to an object
+// that it has built before, so a small file can request many copies of a large object. Files
+// of PyTorch need less than two bytes of copies per byte.
 type budget struct {
 	left int64 // bytes that may still be copied
 	size int64 // bytes of the file, for the message
@@ -228,11 +228,10 @@ func newBudget(size int) budget {
 	return budget{left: copiedAlways + copiedPerByte*int64(size), size: int64(size)}
 }
 
-// spend charges the copy of n bytes. It fails once the copies exceed the
-// budget.
+// spend charges the copy of n bytes. It fails once the copies exceed the budget.
 func (b *budget) spend(n int) error {
 	if b.left -= int64(n); b.left < 0 {
-		return fmt.Errorf("the same objects stand in too many places: their copies exceed the limit of %d bytes for a file of %d", copiedAlways+copiedPerByte*b.size, b.size)
+		return fmt.Errorf("the same objects occur in too many places: their copies exceed the limit of %d bytes for a file of %d", copiedAlways+copiedPerByte*b.size, b.size)
 	}
 	return nil
 }

@@ -72,7 +72,7 @@ func known(err error) bool {
 	return errors.As(err, &format) || errors.As(err, &opaque)
 }
 
-// Whatever metadata is read can be written, and is then read the same.
+// Any metadata that can be read can be written, and reads back equal.
 func FuzzMetadata(f *testing.F) {
 	seeds(f, func(b []byte) { f.Add(b) }, func([]byte) {})
 	f.Add(form{}.pickle())

@@ -172,7 +172,7 @@ func TestMemoryIsInProportion(t *testing.T) {
 	}
 }
 
-// A reader that reports what it cannot read says where: in the file, not in
+// A reader that cannot read a byte reports its place: in the file, not in
 // the archive.
 func TestErrorsNameThePlace(t *testing.T) {
 	b, err := os.ReadFile("testdata/torch-2.14/single_nested/__0_0.distcp")

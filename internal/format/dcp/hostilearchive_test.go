@@ -70,7 +70,7 @@ func TestHostileArchives(t *testing.T) {
 			le.PutUint16(b[end+10:], 7)
 			le.PutUint64(b[end64+24:], 7)
 			return put64(end64+32, 7)(b)
-		}, "directory of 6 records, its end says 7"},
+		}, "directory of 6 records, its end has 7"},
 		"two disks":         {put16(end+4, 1), "in several parts"},
 		"locator elsewhere": {put64(locator+8, 0), "do not fit"},
 		"comment":           {put16(end+20, 5), "truncated, or something follows it"},
@@ -95,7 +95,7 @@ func TestHostileArchives(t *testing.T) {
 		"local method":             {put16(8, 8), "local header does not agree"},
 		"sum in directory differs": {put32(central+16, 1), "no data descriptor that agrees"},
 		"pickle changed":           {func(b []byte) []byte { b[64+20] ^= 1; return b }, "record data.pkl has the CRC-32"},
-		"record twice":             {made(append(rest, rest[0])...), "stands twice"},
+		"record twice":             {made(append(rest, rest[0])...), "occurs twice"},
 		"no pickle":                {func([]byte) []byte { return forged(rest...) }, "no record data.pkl"},
 		"no storage":               {made(rest[0], rest[2]), "data.pkl wants the record data/0"},
 		"two storages":             {made(append(rest, forge{"data/1", nil})...), "record \"data/1\" is not one of a tensor's archive"},
@@ -103,7 +103,7 @@ func TestHostileArchives(t *testing.T) {
 		"no version":               {made(rest[:2]...), "no record version"},
 		"version 11":               {made(rest[0], rest[1], forge{"version", []byte("11\n")}), "version \"11\\n\" of the archive"},
 		"byte order":               {made(forge{"byteorder", []byte("middle")}, rest[1], rest[2]), "byte order \"middle\""},
-		"storage too short":        {made(rest[0], forge{"data/0", make([]byte, 20)}, rest[2]), "storage of 20 bytes, data.pkl says 6 elements of 4 bytes"},
+		"storage too short":        {made(rest[0], forge{"data/0", make([]byte, 20)}, rest[2]), "storage of 20 bytes, data.pkl has 6 elements of 4 bytes"},
 		"long version":             {made(rest[0], rest[1], forge{"version", make([]byte, 100)}), "at most 32 are read"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -157,7 +157,7 @@ func TestLocationsStayInTheDirectory(t *testing.T) {
 	}
 }
 
-// What a forged tensor pickle says of its storage is held against the bytes.
+// A forged tensor pickle's description of its storage is compared with the bytes.
 func TestTensorsStayInTheirStorage(t *testing.T) {
 	archive := func(class, first, sizes, strides, tail string) []byte {
 		p := pickled(0x80, 2, "ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagec", class, "\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x06tQ",
@@ -188,7 +188,7 @@ func TestTensorsStayInTheirStorage(t *testing.T) {
 		"argument too many":   {archive(float, "K\x00", "K\x06\x85", "K\x01\x85", "}}"), "with 8 arguments"},
 		"no such storage":     {archive("torch\nQInt8Storage", "K\x00", "K\x06\x85", "K\x01\x85", ""), "global torch.QInt8Storage is not allowed"},
 		"dtype as a storage":  {archive("torch\nfloat32", "K\x00", "K\x06\x85", "K\x01\x85", ""), "of a storage torch.float32"},
-		"wider elements":      {archive("torch\nDoubleStorage", "K\x00", "K\x03\x85", "K\x01\x85", ""), "storage of 24 bytes, data.pkl says 6 elements of 8 bytes"},
+		"wider elements":      {archive("torch\nDoubleStorage", "K\x00", "K\x03\x85", "K\x01\x85", ""), "storage of 24 bytes, data.pkl has 6 elements of 8 bytes"},
 		"many dimensions":     {archive(float, "K\x00", "("+strings.Repeat("K\x01", 65)+"t", "("+strings.Repeat("K\x01", 65)+"t", ""), "65 dimensions"},
 	} {
 		t.Run(name, func(t *testing.T) {

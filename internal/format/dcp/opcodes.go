@@ -66,7 +66,7 @@ var argSize = [256]int{
 	opBinPut: 1, opLongBinPut: 4, opBinGet: 1, opLongBinGet: 4,
 }
 
-// opaqueOps are those that make objects of kinds that are not decoded.
+// opaqueOps are the opcodes that make objects of kinds that are not decoded.
 var opaqueOps = map[byte]string{
 	opBinPersID: "torch.storage", opNewObj: "an object", opBuild: "an object",
 	0x8f: "builtins.set", 0x90: "builtins.set", 0x91: "builtins.frozenset",

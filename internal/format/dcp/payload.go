@@ -8,26 +8,25 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Payload is the storage of a tensor inside its archive, and how the tensor's
-// elements lie in it. What [ReadArchive] returns is within its bounds.
+// Payload is the storage of a tensor inside its archive, and the layout of the tensor's
+// elements in it. The Payload that [ReadArchive] returns is within its bounds.
 type Payload struct {
 	DType          tensor.DType
 	Offset, Length int64 // of the storage, in bytes, absolute in the file
 	First          int64 // the first element's place in the storage, in elements
-	// Sizes and Strides have one number a dimension, in elements. Strides are
-	// not negative; one of 0 repeats elements, so the tensor may be larger
-	// than its storage.
+	// Sizes and Strides have one number per dimension, in elements. Strides are not negative.
+	// A stride of 0 repeats elements, so the tensor may be larger than its storage.
 	Sizes, Strides []int64
-	CRC32          uint32 // of the whole storage, as the archive says
+	CRC32          uint32 // of the whole storage, as recorded in the archive
 	BigEndian      bool   // byte order of the elements in the storage
 	Altered        bool   // PyTorch conjugates or negates the elements when it reads them
 }
 
-// Volume is the number of elements of the tensor.
+// Volume returns the number of elements of the tensor.
 func (p Payload) Volume() int64 { return tensor.Shape(p.Sizes).Volume() }
 
-// Contiguous reports whether the tensor's bytes, row-major and little-endian,
-// are just the bytes of [Payload.Range].
+// Contiguous reports whether the tensor's bytes, row-major and little-endian, are exactly the
+// bytes of [Payload.Range].
 func (p Payload) Contiguous() bool {
 	if p.BigEndian && word(p.DType) > 1 {
 		return false
@@ -45,15 +44,15 @@ func (p Payload) Contiguous() bool {
 	return true
 }
 
-// Range is the smallest range of bytes, absolute in the file, that holds all
-// elements of the tensor.
+// Range returns the smallest range of bytes, absolute in the file, that holds all elements of
+// the tensor.
 func (p Payload) Range() (offset, length int64) {
 	lo, hi := p.span()
 	size := int64(p.DType.Size())
 	return p.Offset + lo*size, (hi - lo) * size
 }
 
-// span is the half-open range of elements in the storage.
+// span returns the half-open range of elements in the storage.
 func (p Payload) span() (lo, hi int64) {
 	if slices.Contains(p.Sizes, 0) {
 		return 0, 0
@@ -65,10 +64,9 @@ func (p Payload) span() (lo, hi int64) {
 	return p.First, last + 1
 }
 
-// Gather copies the tensor's elements from storage, all Length bytes of it,
-// to dst in row-major order and little-endian. It panics when dst has not the
-// tensor's size, Volume times the dtype's: callers compare Sizes with what
-// they expect before they allocate.
+// Gather copies the tensor's elements from storage, all Length bytes of it, to dst in
+// row-major order and little-endian. It panics if dst does not have the tensor's size, Volume
+// times the dtype's size: callers compare Sizes with their expectation before they allocate.
 func (p Payload) Gather(dst []byte, storage []byte) {
 	size := int64(p.DType.Size())
 	if int64(len(dst)) != p.Volume()*size || int64(len(storage)) != p.Length {
@@ -77,7 +75,7 @@ func (p Payload) Gather(dst []byte, storage []byte) {
 	if len(dst) == 0 {
 		return
 	}
-	// The inner dimensions that lie without gaps are copied at once.
+	// The inner dimensions without gaps are copied together.
 	run, inner := int64(1), len(p.Sizes)
 	for inner > 0 && (p.Sizes[inner-1] == 1 || p.Strides[inner-1] == run) {
 		inner--
@@ -103,8 +101,8 @@ func (p Payload) Gather(dst []byte, storage []byte) {
 	}
 }
 
-// word is the number of bytes that the byte order turns around: half an
-// element of a complex type.
+// word returns the number of bytes that the byte order reverses: half an element of a complex
+// type.
 func word(d tensor.DType) int {
 	switch d {
 	case tensor.Complex32, tensor.Complex64, tensor.Complex128:

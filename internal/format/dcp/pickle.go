@@ -10,16 +10,16 @@ import (
 	"unicode/utf8"
 )
 
-// What the machine builds. None is nil; bool, int64, *big.Int, float64,
-// string and []byte stand for themselves. The containers that Python can
-// change after they are memoized are pointers.
+// The objects that the machine builds. None is nil; bool, int64, *big.Int, float64, string
+// and []byte stand for themselves. The containers that Python can change after they are
+// memoized are pointers.
 type (
 	global struct{ module, name string }
 	tuple  []any
 	list   struct{ items []any }
-	// dict has key, value, key, value. Keys are compared by who reads it.
+	// dict has key, value, key, value. Its readers compare keys.
 	dict struct{ pairs []any }
-	// call is a REDUCE or NEWOBJ that was not made: nothing is ever called.
+	// call is a REDUCE or NEWOBJ that was not executed: nothing is ever called.
 	call struct {
 		fn    global
 		args  tuple
@@ -33,7 +33,7 @@ type (
 
 func (g global) String() string { return g.module + "." + g.name }
 
-// dialect is what a kind of pickle may contain.
+// dialect lists the allowed contents of a kind of pickle.
 type dialect struct {
 	ops     string // opcodes
 	globals func(global) bool
@@ -44,9 +44,9 @@ type dialect struct {
 // maxInteger bounds integers, in bytes: printing one takes quadratic time.
 const maxInteger = 1024
 
-// machine runs a pickle. Each opcode pushes one object at most and lengths
-// are checked against what is left, so it needs memory in proportion to the
-// pickle; loops cannot be written.
+// machine runs a pickle. Each opcode pushes at most one object, and lengths are checked
+// against the remaining bytes, so it needs memory in proportion to the pickle. Loops cannot
+// be expressed.
 type machine struct {
 	dialect
 	data  []byte
@@ -129,7 +129,7 @@ func (m *machine) number(size int) (uint64, error) {
 	return binary.LittleEndian.Uint64(b[:]), err
 }
 
-// counted reads bytes behind their length, a number of size bytes.
+// counted reads bytes after their length, a number of size bytes.
 func (m *machine) counted(size int) ([]byte, error) {
 	n, err := m.number(size)
 	if err != nil {
@@ -158,7 +158,7 @@ func (m *machine) pop(n int) ([]any, error) {
 	return top, nil
 }
 
-// popMark takes all above the last mark, and the mark.
+// popMark takes everything above the last mark, and the mark.
 func (m *machine) popMark() ([]any, error) {
 	if len(m.marks) == 0 {
 		return nil, fmt.Errorf("no mark on the stack")
@@ -168,7 +168,7 @@ func (m *machine) popMark() ([]any, error) {
 	return top, err
 }
 
-// top is the topmost object, which stays.
+// top returns the topmost object, which stays.
 func (m *machine) top() (any, error) {
 	v, err := m.pop(1)
 	if err != nil {
@@ -226,7 +226,7 @@ func (m *machine) float(b []byte) {
 	m.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
 }
 
-// find is the allow-list: no other way leads to a global.
+// find is the allow-list: globals are reached only through it.
 func (m *machine) find(g global) error {
 	if !m.globals(g) {
 		if m.opaque {
@@ -241,7 +241,7 @@ func (m *machine) find(g global) error {
 	return nil
 }
 
-// clip is text in a message, without the quotes.
+// clip shortens text for a message, without quotes.
 func clip(s string) string {
 	q := quote(s)
 	if end := strings.LastIndexByte(q, '"'); end > 0 {
@@ -250,8 +250,8 @@ func clip(s string) string {
 	return q
 }
 
-// put stores the top in the memo. Picklers number their memo from 0 without
-// gaps; others could ask for any amount of memory.
+// put stores the top in the memo. Picklers number their memo from 0 without gaps; other
+// numbers could request any amount of memory.
 func (m *machine) put(n uint64) error {
 	v, err := m.top()
 	if err != nil {

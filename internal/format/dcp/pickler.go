@@ -35,7 +35,7 @@ func (p *pickler) put(key any) {
 	p.count++
 }
 
-// get writes what was memoized, or reports that nothing was.
+// get writes a reference to a memoized object, or reports that there is none.
 func (p *pickler) get(key any) bool {
 	at, ok := p.memo[key]
 	switch {
@@ -57,7 +57,7 @@ func (p *pickler) text(s string) {
 	p.put(s)
 }
 
-// once writes a string that will not come again.
+// once writes a string that will not be repeated.
 func (p *pickler) once(s string) {
 	if p.proto >= 4 && len(s) < 256 {
 		p.op(opShortBinUnicode, byte(len(s)))
@@ -130,7 +130,7 @@ func (p *pickler) ints(ns []int64) {
 	p.tupleOf(len(ns))
 }
 
-// tensorPickle is data.pkl of a contiguous tensor with the storage "0".
+// tensorPickle returns data.pkl of a contiguous tensor with the storage "0".
 func tensorPickle(dtype tensor.DType, sizes []int64) []byte {
 	p := newPickler(2)
 	fn, class, numel := rebuildV3, untypedStorage, tensor.Shape(sizes).Volume()*int64(dtype.Size())
@@ -160,7 +160,8 @@ func tensorPickle(dtype tensor.DType, sizes []int64) []byte {
 	return p.b
 }
 
-// strides of a row-major tensor. As in PyTorch a dimension of 0 counts as 1.
+// strides returns the strides of a row-major tensor. As in PyTorch, a dimension of 0 counts
+// as 1.
 func strides(sizes []int64) []int64 {
 	out := make([]int64, len(sizes))
 	run := int64(1)

@@ -18,9 +18,8 @@ var (
 	untypedStorage   = global{"torch.storage", "UntypedStorage"}
 )
 
-// storageTypes are the classes that say the dtype of a storage. The dtypes
-// that are missing here have come later: they are saved as untyped storages
-// and named beside them.
+// storageTypes are the classes that determine the dtype of a storage. Later dtypes have no
+// class here: they are saved as untyped storages with a separate dtype.
 var storageTypes = map[string]tensor.DType{
 	"BoolStorage": tensor.Bool, "ByteStorage": tensor.Uint8, "CharStorage": tensor.Int8,
 	"ShortStorage": tensor.Int16, "IntStorage": tensor.Int32, "LongStorage": tensor.Int64,
@@ -43,9 +42,9 @@ var tensorDialect = dialect{ops: tensorOps, globals: func(g global) bool {
 // maxPickle bounds the pickle of one tensor, in bytes.
 const maxPickle = 1 << 16
 
-// ReadArchive reads the archive of a tensor at where, all but the storage's
-// bytes: these are at Offset of the payload, and their sum is not checked.
-// Errors of the format are of type [*FormatError]; those of r are wrapped.
+// ReadArchive reads the archive of a tensor at where, except the storage's bytes: these are
+// at Offset of the payload, and their sum is not checked. Errors of the format are of type
+// [*FormatError]; those of r are wrapped.
 func ReadArchive(r io.ReaderAt, where Location) (Payload, error) {
 	p, err := readArchive(r, where)
 	if err != nil {
@@ -98,7 +97,7 @@ func readArchive(r io.ReaderAt, where Location) (Payload, error) {
 		size = 1
 	}
 	if numel < 0 || numel != p.Length/size || p.Length%size != 0 {
-		return p, a.problem(storage.header, "storage of %d bytes, data.pkl says %d elements of %d bytes", p.Length, numel, size)
+		return p, a.problem(storage.header, "storage of %d bytes, data.pkl has %d elements of %d bytes", p.Length, numel, size)
 	}
 	if err := p.bounds(); err != nil {
 		return p, a.problem(pickle.data, "data.pkl: %v", err)
@@ -106,7 +105,7 @@ func readArchive(r io.ReaderAt, where Location) (Payload, error) {
 	return p, nil
 }
 
-// header checks the version of the archive and gives its byte order.
+// header checks the version of the archive and returns its byte order.
 func (a *archive) header() (bigEndian bool, err error) {
 	rec, ok := a.find("version")
 	if !ok {
@@ -134,9 +133,9 @@ func (a *archive) header() (bigEndian bool, err error) {
 	return string(text) == "big", nil
 }
 
-// rebuild reads the arguments of the function that would make the tensor. It
-// fills what the pickle says of the payload and gives the storage's key and
-// its number of elements, of bytes when it is untyped.
+// rebuild reads the arguments of the function that would make the tensor. It fills in the
+// payload from the pickle and returns the storage's key and its number of elements, or of
+// bytes if it is untyped.
 func (p *Payload) rebuild(root any) (key string, untyped bool, numel int64, err error) {
 	fail := func(format string, args ...any) (string, bool, int64, error) {
 		return "", false, 0, fmt.Errorf(format, args...)
@@ -152,8 +151,8 @@ func (p *Payload) rebuild(root any) (key string, untyped bool, numel int64, err 
 	if !ok || (c.fn != rebuildV2 && c.fn != rebuildV3) {
 		return fail("want a tensor, got %s", kind(root))
 	}
-	// storage, offset, size, stride, requires_grad, backward_hooks,
-	// then dtype in the third version, then metadata if there is any
+	// storage, offset, size, stride, requires_grad, backward_hooks, then dtype in the third
+	// version, then optional metadata
 	args, dtype := c.args, any(nil)
 	if c.fn == rebuildV3 && len(args) > 6 {
 		dtype = args[6]
@@ -203,7 +202,7 @@ func (p *Payload) rebuild(root any) (key string, untyped bool, numel int64, err 
 
 func isBool(v any) bool { _, ok := v.(bool); return ok }
 
-// isHooks reports backward hooks as they are saved: none.
+// isHooks reports whether v is backward hooks in their saved form: none.
 func isHooks(v any) bool {
 	c, ok := v.(*call)
 	return ok && c.fn == orderedDict && len(c.args) == 0 && !c.built

@@ -8,10 +8,10 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// ReadMetadata reads a .metadata file. Errors are of type [*FormatError].
-// It needs memory in proportion to data, and shares none with it. Names whose
-// path is one object in the file share one slice, which must not be changed.
-// Paths of names that are not in the checkpoint are left out.
+// ReadMetadata reads a .metadata file. Errors are of type [*FormatError]. It needs memory in
+// proportion to data, and shares none with it. Names whose path is one object in the file
+// share one slice, which must not be changed. Paths of names that are not in the checkpoint
+// are omitted.
 func ReadMetadata(data []byte) (Metadata, error) {
 	root, err := unpickle(metadataDialect, data, MetadataFile, 0)
 	if err != nil {
@@ -25,9 +25,9 @@ func ReadMetadata(data []byte) (Metadata, error) {
 	return m, nil
 }
 
-// metadataReader turns the object graph into structures. The graph may share
-// and repeat objects, so each loop below ends at a key that stands twice, at
-// a stored archive that is used twice, or at a limit.
+// metadataReader converts the object graph to structures. The graph may share and repeat
+// objects, so each loop below ends at a repeated key, at a stored archive that is used twice,
+// or at a limit.
 type metadataReader struct {
 	stored map[archiveKey]Location // archives that no chunk or value has taken yet
 	shared map[*any][]any          // paths, by the tuple's first element
@@ -38,8 +38,8 @@ type metadataReader struct {
 // archiveKey identifies an archive in storage_data.
 type archiveKey struct{ fqn, offsets string }
 
-// noOffset is the key of an archive without offsets, a value's. It is not
-// that of empty offsets, a scalar's.
+// noOffset is the key of an archive without offsets, which is a value's. Empty offsets, a
+// scalar's, have another key.
 const noOffset = "none"
 
 func (r *metadataReader) offset() int64 {
@@ -131,7 +131,7 @@ func (r *metadataReader) paths(v any) (map[string][]any, error) {
 			return nil, fmt.Errorf("path of %s is %s, want a tuple of 1 to %d keys", quote(fqn), kind(d.pairs[i+1]), maxPath)
 		}
 		if _, twice := out[fqn]; twice {
-			return nil, fmt.Errorf("%s stands twice", quote(fqn))
+			return nil, fmt.Errorf("%s occurs twice", quote(fqn))
 		}
 		path, err := r.path(t)
 		if err != nil {
@@ -142,7 +142,7 @@ func (r *metadataReader) paths(v any) (map[string][]any, error) {
 	return out, nil
 }
 
-// path converts a tuple of keys, once for all names that have it.
+// path converts a tuple of keys, once for all names that share it.
 func (r *metadataReader) path(t tuple) ([]any, error) {
 	if path, ok := r.shared[&t[0]]; ok {
 		return path, nil
@@ -198,7 +198,7 @@ func (r *metadataReader) stateDict(v any, paths map[string][]any, m *Metadata) e
 			return err
 		}
 		if _, twice := seen[fqn]; twice {
-			return fmt.Errorf("%s stands twice", quote(fqn))
+			return fmt.Errorf("%s occurs twice", quote(fqn))
 		}
 		seen[fqn] = struct{}{}
 		r.last = d.pairs[i+1]
@@ -267,7 +267,7 @@ func (r *metadataReader) tensor(fqn string, v any) (Tensor, error) {
 		if err := b.Validate(t.Shape); err != nil {
 			return t, fmt.Errorf("chunk %d: %w", i, err)
 		}
-		// Each chunk has the tensor's name in the index that is made of it.
+		// Each chunk has the tensor's name in the index that is made from it.
 		if err := r.spend(len(fqn)); err != nil {
 			return t, fmt.Errorf("chunk %d: %w", i, err)
 		}
@@ -280,7 +280,7 @@ func (r *metadataReader) tensor(fqn string, v any) (Tensor, error) {
 	return t, nil
 }
 
-// checkShape reports a shape whose bytes cannot be counted.
+// checkShape returns an error for a shape whose bytes cannot be counted.
 func checkShape(dtype tensor.DType, shape tensor.Shape) error {
 	if err := shape.Validate(); err != nil {
 		return err
@@ -291,8 +291,7 @@ func checkShape(dtype tensor.DType, shape tensor.Shape) error {
 	return nil
 }
 
-// storageMeta gives the save_id. What else is there tells about the process
-// that saved.
+// storageMeta returns the save_id. The other fields describe the saving process.
 func (r *metadataReader) storageMeta(v any) (string, error) {
 	if v == nil || v == any(absent{}) {
 		return "", nil

@@ -211,7 +211,7 @@ func (m *machine) extend(op byte, items []any) error {
 	return fmt.Errorf("cannot be done to %s", kind(v))
 }
 
-// kind names the kind of v in Python's words.
+// kind returns Python's name of the kind of v.
 func kind(v any) string {
 	switch v := v.(type) {
 	case nil:

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// storage reads storage_data: which archive each chunk and value has.
+// storage reads storage_data: the archive of each chunk and value.
 func (r *metadataReader) storage(v any) error {
 	d, ok := v.(*dict)
 	if !ok {
@@ -41,7 +41,7 @@ func (r *metadataReader) storage(v any) error {
 			return fmt.Errorf("%s: %w", quote(fqn), err)
 		}
 		if _, twice := r.stored[key]; twice {
-			return fmt.Errorf("%s stands twice with the same offset", quote(fqn))
+			return fmt.Errorf("%s occurs twice with the same offset", quote(fqn))
 		}
 		r.stored[key] = where
 	}

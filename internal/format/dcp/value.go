@@ -30,17 +30,16 @@ var valueDialect = dialect{ops: valueOps, opaque: true, globals: func(g global) 
 
 const (
 	maxDepth = 200 // of nested containers
-	// Objects that stand in several places are counted, and returned, in each
-	// of them: so many places are decoded for each byte of the pickle, the bytes
-	// of a key and of encoded bytes counted as places.
+	// Objects that occur in several places are counted, and returned, in each of them. This
+	// is the number of places decoded for each byte of the pickle; the bytes of a key and of
+	// encoded bytes count as places.
 	placesPerByte = 16
 	somePlaces    = 1024 // for those of a few bytes
 )
 
-// DecodeValue decodes an archive of plain Python objects: nil for None, bool,
-// int64 or *big.Int, float64, string, []byte, []any for a list, [Tuple] and
-// [Dict]. All else is an [*OpaqueError]; a damaged archive a [*FormatError]
-// with offsets from its start.
+// DecodeValue decodes an archive of plain Python objects: nil for None, bool, int64 or
+// *big.Int, float64, string, []byte, []any for a list, [Tuple] and [Dict]. Other objects give
+// an [*OpaqueError], a damaged archive a [*FormatError] with offsets from its start.
 func DecodeValue(archive []byte) (any, error) {
 	v, err := decodeValue(archive)
 	if err != nil {
@@ -74,12 +73,12 @@ func decodeValue(b []byte) (any, error) {
 	return v, at(a.where.File, rec.data, err)
 }
 
-// valueDecoder turns what the machine built into plain values.
+// valueDecoder converts the machine's objects to plain values.
 type valueDecoder struct{ left int }
 
 func (d *valueDecoder) spend(n int) error {
 	if d.left -= n; d.left < 0 {
-		return &OpaqueError{Reason: "its objects stand in too many places"}
+		return &OpaqueError{Reason: "its objects occur in too many places"}
 	}
 	return nil
 }
@@ -157,9 +156,8 @@ func (d *valueDecoder) dict(v *dict, depth int) (any, error) {
 	return out, nil
 }
 
-// identity appends a text that is equal for keys that are equal in Python,
-// where 1, 1.0 and True are one key. It costs its length: a long key may
-// stand in many places.
+// identity appends a text that is equal for keys that are equal in Python, where 1, 1.0 and
+// True are one key. It costs its length: a long key may occur in many places.
 func (d *valueDecoder) identity(b []byte, key any) ([]byte, error) {
 	start := len(b)
 	switch key := key.(type) {
@@ -202,8 +200,8 @@ func (d *valueDecoder) identity(b []byte, key any) ([]byte, error) {
 	return append(b, ','), d.spend(len(b) - start)
 }
 
-// latin1 is bytes as protocol 2 has them: a string whose characters are the
-// bytes, to be encoded; or nothing, for empty bytes. They are made in each place.
+// latin1 returns bytes in the form of protocol 2: a string whose characters are the bytes, or
+// nothing for empty bytes. They are made in each place.
 func (d *valueDecoder) latin1(c *call) (any, error) {
 	if c.fn != encodeBytes {
 		if len(c.args) == 0 {

@@ -44,7 +44,7 @@ func (all files) appendBytes(name string, b []byte) dcp.Location {
 	return where
 }
 
-// rewrite writes a checkpoint anew, each rank's values first.
+// rewrite writes a checkpoint again, each rank's values first.
 func rewrite(t testing.TB, all files, m dcp.Metadata) (files, dcp.Metadata) {
 	t.Helper()
 	out := files{}
@@ -179,7 +179,7 @@ func small(t testing.TB) files {
 	return all
 }
 
-// Set CKPTSTORE_GOLDEN to write it anew, and load the result with PyTorch.
+// Set CKPTSTORE_GOLDEN to rewrite it, and load the result with PyTorch.
 func TestGoldenDirectory(t *testing.T) {
 	got := small(t)
 	if os.Getenv("CKPTSTORE_GOLDEN") != "" {

@@ -9,11 +9,10 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// WriteMetadata is the .metadata file of m, a pickle of protocol 4. Equal
-// metadata give equal bytes. It accepts what [ReadMetadata] returns; for
-// anything else there must be names, all different, valid locations, and
-// chunks within their tensor's shape, none twice at the same offsets. Where no
-// tensor or value has a path there is no planner_data.
+// WriteMetadata returns the .metadata file of m, a pickle of protocol 4. Equal metadata give
+// equal bytes. It accepts every result of [ReadMetadata]. Other metadata need distinct names,
+// valid locations, and chunks within their tensor's shape, at distinct offsets. If no tensor
+// or value has a path, there is no planner_data.
 func WriteMetadata(m Metadata) ([]byte, error) {
 	w := &metadataWriter{pickler: newPickler(4), names: map[string]struct{}{}}
 	if err := w.check(m); err != nil {
@@ -58,7 +57,7 @@ func (w *metadataWriter) check(m Metadata) error {
 			}
 			key := tensor.Box{Offsets: c.Box.Offsets}.Key()
 			if _, twice := seen[key]; twice {
-				return fmt.Errorf("tensor %s: chunk %d: offsets %v stand twice", quote(t.FQN), i, c.Box.Offsets)
+				return fmt.Errorf("tensor %s: chunk %d: offsets %v occur twice", quote(t.FQN), i, c.Box.Offsets)
 			}
 			seen[key] = struct{}{}
 		}
@@ -71,7 +70,7 @@ func (w *metadataWriter) name(fqn string, path []any, where Location) error {
 		return fmt.Errorf("%s is not a name of 1 to %d bytes of UTF-8", quote(fqn), maxFQN)
 	}
 	if _, twice := w.names[fqn]; twice {
-		return fmt.Errorf("name %s stands twice", quote(fqn))
+		return fmt.Errorf("name %s occurs twice", quote(fqn))
 	}
 	w.names[fqn] = struct{}{}
 	if err := checkLocation(where); err != nil {
@@ -113,7 +112,7 @@ func checkLocation(where Location) error {
 	return where.Validate()
 }
 
-// begin and end stand around the fields of an object.
+// begin and end enclose the fields of an object.
 func (w *metadataWriter) begin(class global) {
 	w.global(class)
 	w.op(opEmptyTuple, opNewObj, opEmptyDict, opMark)
@@ -121,9 +120,9 @@ func (w *metadataWriter) begin(class global) {
 
 func (w *metadataWriter) end() { w.op(opSetItems, opBuild) }
 
-// section is a part of the file with a memo of its own. Names and offsets are
-// in state_dict_metadata and in storage_data; were they written once for
-// both, a damaged byte would change both and go unnoticed.
+// section is a part of the file with its own memo. Names and offsets are in
+// state_dict_metadata and in storage_data. Written once for both, a damaged byte would change
+// both and go unnoticed.
 type section int
 
 const (
@@ -147,7 +146,7 @@ func (w *metadataWriter) fqn(s section, name string) {
 	w.put(key)
 }
 
-// size writes a torch.Size, once for its section: most come again.
+// size writes a torch.Size, once for its section: most sizes are repeated.
 func (w *metadataWriter) size(s section, ns []int64) {
 	var text []byte
 	for _, n := range ns {
@@ -274,9 +273,8 @@ func (w *metadataWriter) path(fqn string, path []any) {
 	w.tupleOf(len(path))
 }
 
-// index writes the key of storage_data. The position among the tensor's
-// chunks is a hint for PyTorch's look-up. A value, whose hint is negative, has
-// neither offsets nor hint.
+// index writes the key of storage_data. The position among the tensor's chunks is a hint for
+// PyTorch's look-up. A value, whose hint is negative, has neither offsets nor hint.
 func (w *metadataWriter) index(fqn string, offsets []int64, hint int) {
 	w.begin(classIndex)
 	w.text("fqn")

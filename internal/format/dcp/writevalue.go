@@ -10,10 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// ValueArchive is the archive of a plain value, as torch.save writes it: nil,
-// bool, int, int64, *big.Int, float64, string in UTF-8, []byte, []any,
-// [Tuple], [Dict], or of these nested. Other kinds are an error that names
-// them.
+// ValueArchive returns the archive of a plain value, as torch.save writes it: nil, bool, int,
+// int64, *big.Int, float64, string in UTF-8, []byte, []any, [Tuple], [Dict], or these nested.
+// For other kinds it returns an error that names them.
 func ValueArchive(v any) ([]byte, error) {
 	p := newPickler(2)
 	if err := p.value(v, 0); err != nil {
@@ -103,7 +102,7 @@ func (p *pickler) checked(s string) error {
 	return nil
 }
 
-// bytes writes them as protocol 2 can, see [latin1].
+// bytes writes b in the form of protocol 2, see [latin1].
 func (p *pickler) bytes(b []byte) error {
 	if len(b) == 0 {
 		p.global(emptyBytes)

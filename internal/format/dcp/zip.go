@@ -9,8 +9,8 @@ import (
 	"math"
 )
 
-// Sizes and signatures of a ZIP file's structures, in bytes without the
-// parts of variable length.
+// Sizes and signatures of a ZIP file's structures, in bytes without the parts of variable
+// length.
 const (
 	localSize, localSig     = 30, 0x04034b50
 	centralSize, centralSig = 46, 0x02014b50
@@ -24,8 +24,8 @@ const (
 	extraZip64     = 1
 )
 
-// Limits of what is read into memory at once. Archives of one object have
-// about seven records; PyTorch's pickle of a tensor has 160 bytes.
+// Limits of the structures that are read into memory whole. Archives of one object have about
+// seven records; PyTorch's pickle of a tensor has 160 bytes.
 const (
 	maxCentral = 1 << 20
 	maxRecord  = 1 << 24
@@ -47,7 +47,7 @@ type archive struct {
 	records []record // in the order of their bytes
 }
 
-// problem places what is wrong at a position in the archive.
+// problem returns a FormatError at a position in the archive.
 func (a *archive) problem(pos int64, format string, args ...any) error {
 	return &FormatError{File: a.where.File, Offset: a.where.Offset + pos, Problem: fmt.Sprintf(format, args...)}
 }
@@ -77,7 +77,7 @@ func (a *archive) content(rec record, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if sum := crc32.ChecksumIEEE(b); sum != rec.crc {
-		return nil, a.problem(rec.data, "record %s has the CRC-32 %08x, the central directory says %08x", rec.name, sum, rec.crc)
+		return nil, a.problem(rec.data, "record %s has the CRC-32 %08x, the central directory has %08x", rec.name, sum, rec.crc)
 	}
 	return b, nil
 }
@@ -91,10 +91,9 @@ func (a *archive) find(name string) (record, bool) {
 	return record{}, false
 }
 
-// openArchive reads the central directory and the local headers. The records
-// must lie one behind the other from the first byte to the directory, and
-// the directory must reach to the end: nothing in the archive is unaccounted
-// for.
+// openArchive reads the central directory and the local headers. The records must be
+// consecutive from the first byte to the directory, and the directory must reach to the end,
+// so that every byte of the archive is accounted for.
 func openArchive(r io.ReaderAt, where Location) (*archive, error) {
 	a := &archive{r: r, where: where}
 	if err := where.Validate(); err != nil {
@@ -121,7 +120,7 @@ func openArchive(r io.ReaderAt, where Location) (*archive, error) {
 			return nil, err
 		}
 		if _, twice := a.find(rec.name); twice {
-			return nil, a.problem(pos, "record %s stands twice", quote(rec.name))
+			return nil, a.problem(pos, "record %s occurs twice", quote(rec.name))
 		}
 		if len(a.records) == maxRecords {
 			return nil, a.problem(pos, "more than %d records", maxRecords)
@@ -130,12 +129,12 @@ func openArchive(r io.ReaderAt, where Location) (*archive, error) {
 		rest = rest[n:]
 	}
 	if len(a.records) != count {
-		return nil, a.problem(start, "central directory of %d records, its end says %d", len(a.records), count)
+		return nil, a.problem(start, "central directory of %d records, its end has %d", len(a.records), count)
 	}
 	return a, a.layOut(start)
 }
 
-// maxRecords keeps the look-up for doubles short.
+// maxRecords keeps the search for duplicates short.
 const maxRecords = 4096
 
 // end finds the central directory: its position, size and number of records.
@@ -165,7 +164,7 @@ func (a *archive) end() (start, size int64, count int, err error) {
 			if err != nil {
 				return 0, 0, 0, err
 			}
-			// All that the two structures say twice must agree.
+			// Everything that the two structures both record must agree.
 			if le.Uint32(b) != end64Sig || le.Uint64(b[4:]) != end64Size-12 || le.Uint64(loc[8:]) != uint64(until) ||
 				le.Uint32(loc[4:]) != 0 || le.Uint32(loc[16:]) != 1 ||
 				le.Uint32(b[16:]) != 0 || le.Uint32(b[20:]) != 0 || le.Uint64(b[24:]) != le.Uint64(b[32:]) {
@@ -187,5 +186,5 @@ func (a *archive) end() (start, size int64, count int, err error) {
 	return int64(offset), int64(length), int(records), nil
 }
 
-// agree reports whether a narrow field is the wide one, or says to look there.
+// agree reports whether a narrow field equals the wide one, or refers to it.
 func agree(narrow, wide, mark uint64) bool { return narrow == wide || narrow == mark }

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// entry decodes the first entry of b and gives its length.
+// entry decodes the first entry of b and returns its length.
 func (a *archive) entry(b []byte, pos int64) (record, int, error) {
 	le := binary.LittleEndian
 	if len(b) < centralSize || le.Uint32(b) != centralSig {
@@ -26,7 +26,7 @@ func (a *archive) entry(b []byte, pos int64) (record, int, error) {
 	fail := func(format string, args ...any) (record, int, error) {
 		return record{}, 0, a.problem(pos, "record %s: %s", quote(full), fmt.Sprintf(format, args...))
 	}
-	// The folder may have any name; it is that of all records.
+	// The folder may have any name, the same for all records.
 	folder, name, ok := strings.Cut(full, "/")
 	if !ok || name == "" || folder == "" {
 		return fail("is not in a folder")
@@ -56,7 +56,7 @@ func (a *archive) entry(b []byte, pos int64) (record, int, error) {
 	return rec, length, err
 }
 
-// zip64 replaces those of values that say to look in the extra field.
+// zip64 replaces the values that refer to the extra field.
 func zip64(extra []byte, values []uint64) error {
 	le := binary.LittleEndian
 	var wide []byte
@@ -83,8 +83,8 @@ func zip64(extra []byte, values []uint64) error {
 	return nil
 }
 
-// local reads the header in front of a record, which must agree with the
-// entry of the central directory, and gives the position of the bytes.
+// local reads the header in front of a record, which must agree with the entry of the central
+// directory, and returns the position of the bytes.
 func (a *archive) local(rec record, central []byte, pos int64) (int64, error) {
 	le := binary.LittleEndian
 	b, err := a.read(rec.header, localSize, "local header")
@@ -92,7 +92,7 @@ func (a *archive) local(rec record, central []byte, pos int64) (int64, error) {
 		return 0, err
 	}
 	if le.Uint32(b) != localSig {
-		return 0, a.problem(rec.header, "no local header of record %s here, where the central directory says", quote(rec.name))
+		return 0, a.problem(rec.header, "no local header of record %s here, where the central directory places it", quote(rec.name))
 	}
 	nameLen, extraLen := int64(le.Uint16(b[26:])), int64(le.Uint16(b[28:]))
 	rest, err := a.read(rec.header+localSize, nameLen+extraLen, "local header")
@@ -109,8 +109,8 @@ func (a *archive) local(rec record, central []byte, pos int64) (int64, error) {
 	}
 	sum := le.Uint32(b[14:])
 	if le.Uint16(b[6:])&flagDescriptor == 0 || wide[0] != 0 || wide[1] != 0 || sum != 0 {
-		// With a descriptor behind the record these may still be set: a
-		// writer that knows the size says it here.
+		// With a descriptor behind the record these may still be set, by a writer that knows
+		// the size in advance.
 		known := sum == rec.crc || (sum == 0 && le.Uint16(b[6:])&flagDescriptor != 0)
 		if !known || wide[0] != uint64(rec.size) || wide[1] != uint64(rec.size) {
 			return 0, a.problem(rec.header, "local header does not agree with the entry of record %s at %d", quote(rec.name), a.where.Offset+pos)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What Parse and ParseIndex allocate is in proportion to the JSON, whatever
-// that says.
+// Parse and ParseIndex allocate in proportion to the JSON, whatever it
+// contains.
 func TestParsingAllocatesInProportion(t *testing.T) {
 	const size = 1 << 18
 	long := strings.Repeat("\u0080", size/2) // quoted, its characters take six bytes

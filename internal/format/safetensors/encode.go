@@ -11,10 +11,10 @@ import (
 	"unicode/utf8"
 )
 
-// Encode is the header of a file that holds tensors in the given order, with
-// the length in front and padded to a multiple of [Align] bytes: the data
-// begins right after it. Equal arguments give equal bytes. The tensors must
-// fill the data without holes and have distinct names in valid UTF-8.
+// Encode returns the header of a file that holds tensors in the given order, with the length
+// in front and padded to a multiple of [Align] bytes: the data begins right after it. Equal
+// arguments give equal bytes. The tensors must fill the data without holes and have distinct
+// names in valid UTF-8.
 func Encode(metadata map[string]string, tensors []Tensor) ([]byte, error) {
 	if err := (Header{Tensors: tensors}).validate(); err != nil {
 		return nil, fmt.Errorf("encode safetensors header: %w", err)
@@ -86,8 +86,8 @@ func writeTensor(b *bytes.Buffer, t Tensor) error {
 	return nil
 }
 
-// writeString refuses what JSON would silently replace: two names that differ
-// in broken bytes alone would become one.
+// writeString refuses text that JSON would silently change: two names that differ only in
+// invalid bytes would become one.
 func writeString(b *bytes.Buffer, s string) error {
 	if !utf8.ValidString(s) {
 		return fmt.Errorf("%q is not valid UTF-8", s)

@@ -127,15 +127,14 @@ func (d *decoder) text(where string) string {
 	return s
 }
 
-// object calls field for each key, which must consume the value. A key that
-// stands twice is an error.
+// object calls field for each key, which must consume the value. A repeated key is an error.
 func (d *decoder) object(where string, field func(key string)) {
 	d.delim('{', where)
 	seen := map[string]struct{}{}
 	for d.err == nil && d.json.More() {
 		key := d.text(where)
 		if _, twice := seen[key]; twice {
-			d.fail("%s: key %q stands twice", where, key)
+			d.fail("%s: key %q occurs twice", where, key)
 		}
 		seen[key] = struct{}{}
 		if d.err == nil {

@@ -30,13 +30,13 @@ import (
 
 // Limits and names of the format.
 const (
-	// Align is what the start of the data is a multiple of in encoded
-	// headers, in bytes. Parsed ones may begin anywhere.
+	// Align is the alignment, in bytes, of the data's start in encoded headers. In parsed
+	// files the data may begin anywhere.
 	Align = 4096
 	// MaxHeader bounds the JSON of a header, in bytes, as in the reference
 	// implementation.
 	MaxHeader = 100_000_000
-	// MetadataKey is the one key of a header that names no tensor.
+	// MetadataKey is the only key of a header that does not name a tensor.
 	MetadataKey = "__metadata__"
 
 	prefix = 8 // bytes of the length in front of the JSON
@@ -45,7 +45,7 @@ const (
 // Type is the name of an element type in a header, such as "BF16".
 type Type string
 
-// Raw is the type of bytes that no other type describes.
+// Raw is the type of bytes without a more specific type.
 const Raw Type = "U8"
 
 var types = [...]struct {
@@ -69,9 +69,8 @@ var types = [...]struct {
 	{"F8_E5M2", tensor.Float8E5M2},
 }
 
-// TypeOf is the name of d, and whether the format has one. It has none that
-// every reader knows for complex numbers, float8_e8m0fnu and those of AMD: store those as
-// [Raw].
+// TypeOf returns the name of d, and whether the format has one. It has no name that every
+// reader knows for complex numbers, float8_e8m0fnu and AMD's types: store those as [Raw].
 func TypeOf(d tensor.DType) (Type, bool) {
 	for _, t := range types {
 		if t.dtype == d {
@@ -81,7 +80,7 @@ func TypeOf(d tensor.DType) (Type, bool) {
 	return "", false
 }
 
-// DType is the element type that t names, and whether it is known.
+// DType returns the element type that t names, and whether it is known.
 func (t Type) DType() (tensor.DType, bool) {
 	for _, known := range types {
 		if known.name == t {
@@ -123,14 +122,14 @@ func (t Tensor) validate() error {
 	return nil
 }
 
-// Header says what is in a file.
+// Header lists the contents of a file.
 type Header struct {
 	Metadata  map[string]string // under "__metadata__"; nil when absent
 	Tensors   []Tensor          // in the order of their data
 	DataStart int64             // where the data begins in the file, in bytes
 }
 
-// DataSize is the size of the data in bytes.
+// DataSize returns the size of the data in bytes.
 func (h Header) DataSize() int64 {
 	if len(h.Tensors) == 0 {
 		return 0

@@ -154,9 +154,9 @@ func TestParseRefuses(t *testing.T) {
 		{"NUL padding", file("{}\x00", 0), "after the header"},
 		{"bad UTF-8", file("{\"\xff\":1}", 0), "UTF-8"},
 		{"tensor is a number", file(`{"w":1}`, 0), `tensor "w"`},
-		{"duplicate tensor", file(`{`+w+`,`+w+`}`, 4), `"w" stands twice`},
-		{"duplicate by escape", file(`{`+w+`,`+strings.Replace(w, "w", `\u0077`, 1)+`}`, 4), `"w" stands twice`},
-		{"duplicate field", file(one(`"dtype":"U8","dtype":"U8","shape":[],"data_offsets":[0,1]`), 1), `"dtype" stands twice`},
+		{"duplicate tensor", file(`{`+w+`,`+w+`}`, 4), `"w" occurs twice`},
+		{"duplicate by escape", file(`{`+w+`,`+strings.Replace(w, "w", `\u0077`, 1)+`}`, 4), `"w" occurs twice`},
+		{"duplicate field", file(one(`"dtype":"U8","dtype":"U8","shape":[],"data_offsets":[0,1]`), 1), `"dtype" occurs twice`},
 		{"missing field", file(one(`"dtype":"U8","shape":[]`), 0), "all needed"},
 		{"unknown field", file(one(`"dtype":"U8","shape":[],"data_offsets":[0,1],"x":{}`), 1), `unknown key "x"`},
 		{"unknown dtype", file(one(`"dtype":"F4","shape":[4],"data_offsets":[0,2]`), 2), `unknown dtype "F4"`},
@@ -182,7 +182,7 @@ func TestParseRefuses(t *testing.T) {
 		{"trailing bytes without tensors", file(`{}`, 1), "1 trailing bytes"},
 		{"metadata is a list", file(`{"__metadata__":[]}`, 0), MetadataKey},
 		{"metadata of numbers", file(`{"__metadata__":{"a":1}}`, 0), `"a": got 1`},
-		{"metadata twice", file(`{"__metadata__":{},"__metadata__":{}}`, 0), "stands twice"},
+		{"metadata twice", file(`{"__metadata__":{},"__metadata__":{}}`, 0), "occurs twice"},
 	}
 	for _, c := range cases {
 		_, err := parseBytes(c.data)
@@ -192,7 +192,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// TestParseAccepts is what other writers may do.
+// TestParseAccepts covers the freedoms of other writers.
 func TestParseAccepts(t *testing.T) {
 	for name, data := range map[string][]byte{
 		"no tensors": file(`{}`, 0),

@@ -14,19 +14,18 @@ import (
 
 // Names of a Hugging Face directory.
 const (
-	// IndexFile names the file that says which shard holds which tensor.
+	// IndexFile is the name of the file that records which shard holds which tensor.
 	IndexFile = "model.safetensors.index.json"
-	// SingleFile names the one file of a directory without an index.
+	// SingleFile is the name of the only file of a directory without an index.
 	SingleFile = "model.safetensors"
 	// Suffix ends the name of every file of the format.
 	Suffix = ".safetensors"
 )
 
-// ShardFile is the name of the n-th of a number of files, counted from 1.
+// ShardFile returns the name of the n-th of a number of files, counted from 1.
 func ShardFile(n, of int) string { return fmt.Sprintf("model-%05d-of-%05d%s", n, of, Suffix) }
 
-// Index is a Hugging Face index: which file of its directory holds each
-// tensor.
+// Index is a Hugging Face index: the file that holds each tensor of its directory.
 //
 //	{"metadata": {"total_size": 24},
 //	 "weight_map": {"w": "model-00001-of-00002.safetensors"}}
@@ -38,7 +37,7 @@ type Index struct {
 // MaxIndex bounds the JSON of an index, in bytes.
 const MaxIndex = MaxHeader
 
-// Shards are the names of the files, sorted.
+// Shards returns the names of the files, sorted.
 func (x Index) Shards() []string {
 	var names []string
 	seen := map[string]bool{}
@@ -52,7 +51,7 @@ func (x Index) Shards() []string {
 	return names
 }
 
-// EncodeIndex is the JSON of an index. Equal indexes give equal bytes.
+// EncodeIndex returns the JSON of an index. Equal indexes give equal bytes.
 func EncodeIndex(x Index) ([]byte, error) {
 	for name := range x.Files {
 		if !utf8.ValidString(name) {
@@ -72,9 +71,8 @@ func EncodeIndex(x Index) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// ParseIndex reads the JSON of an index. It trusts nothing: the name of a file
-// leads nowhere but into the directory of the index. Of the metadata, only
-// total_size is read.
+// ParseIndex reads the JSON of an index. It trusts nothing: file names cannot lead out of the
+// directory of the index. Of the metadata, it reads only total_size.
 func ParseIndex(text []byte) (Index, error) {
 	x, err := parseIndex(text)
 	if err != nil {
@@ -124,7 +122,7 @@ func parseIndex(text []byte) (Index, error) {
 	return x, nil
 }
 
-// validFile reports what is not the plain name of a safetensors file.
+// validFile returns an error unless name is the plain name of a safetensors file.
 func validFile(name string) error {
 	if name == Suffix || !strings.HasSuffix(name, Suffix) || strings.ContainsAny(name, "/\\\x00") || strings.HasPrefix(name, ".") {
 		return fmt.Errorf("file %q is not the plain name of a %s file", name, Suffix)
@@ -132,7 +130,7 @@ func validFile(name string) error {
 	return nil
 }
 
-// totalSize reads the metadata, in which anything else may stand.
+// totalSize reads the metadata, which may contain other keys.
 func (d *decoder) totalSize() int64 {
 	size := int64(0)
 	d.object("metadata", func(key string) {

@@ -38,7 +38,7 @@ func TestParseIndex(t *testing.T) {
 		`{"weight_map": {"w": "m.bin"}}`:                                 "not the plain name",
 		`{"weight_map": {"w": ".safetensors"}}`:                          "not the plain name",
 		`{"weight_map": {"w": 3}}`:                                       "want a string",
-		`{"weight_map": {"w": "a.safetensors", "w": "b.safetensors"}}`:   `key "w" stands twice`,
+		`{"weight_map": {"w": "a.safetensors", "w": "b.safetensors"}}`:   `key "w" occurs twice`,
 		`{"metadata": {"total_size": -1}, "weight_map": {}}`:             "not a number of bytes",
 		`{"metadata": {"total_size": "1"}, "weight_map": {}}`:            "want a number",
 		`{"weight_map": {}} {}`:                                          "want nothing",

@@ -13,10 +13,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
-// confined is the system's filesystem, of which only a directory can be reached,
-// and no symbolic link is followed on the way: the directory is [Dir]'s own, and
-// another user may be able to write to it. Links that lead to its parent are the
-// caller's.
+// confined is the system's filesystem, restricted to one directory. It follows no symbolic
+// link on the way: the directory is [Dir]'s own, and another user may be able to write to it.
+// Links that lead to its parent are the caller's responsibility.
 type confined struct {
 	vfs.FS
 	root beneath.Root
@@ -25,8 +24,8 @@ type confined struct {
 
 var _ vfs.FS = (*confined)(nil)
 
-// confine returns the filesystem of a directory. Any but the system's own is a
-// test's, and remains what it is.
+// confine returns the filesystem of a directory. A filesystem other than the system's own is
+// a test's, and is returned unchanged.
 func confine(files vfs.FS, dir string) vfs.FS {
 	if files != vfs.Default {
 		return files
@@ -35,14 +34,14 @@ func confine(files vfs.FS, dir string) vfs.FS {
 	return &confined{FS: files, root: beneath.At(top), top: top}
 }
 
-// Open implements [vfs.FS]: it opens a regular file, without waiting for anybody.
+// Open implements [vfs.FS]: it opens a regular file, without waiting for another process.
 func (c *confined) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	f, err := c.root.Open(name)
 	return opened(f, err, opts)
 }
 
-// OpenReadWrite implements [vfs.FS]. A file with a second name is refused: that
-// may be one of another directory, which would be written to.
+// OpenReadWrite implements [vfs.FS]. It refuses a file with a second name: that name may be
+// in another directory, whose file would be written to.
 func (c *confined) OpenReadWrite(name string, _ vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
 	f, err := c.root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
@@ -93,7 +92,7 @@ func (c *confined) MkdirAll(dir string, perm os.FileMode) error {
 	return c.root.MkdirAll(dir, perm)
 }
 
-// Remove implements [vfs.FS]. Of a link it removes the link itself.
+// Remove implements [vfs.FS]. It removes a link itself.
 func (c *confined) Remove(name string) error { return c.root.Remove(name) }
 
 // RemoveAll implements [vfs.FS].
@@ -113,17 +112,17 @@ func (c *confined) linkTo(other vfs.FS, from, to string) error {
 	return other.Link(from, to)
 }
 
-// Create implements [vfs.FS]. [Dir] has no use for it.
+// Create implements [vfs.FS]. [Dir] does not use it.
 func (c *confined) Create(name string, _ vfs.DiskWriteCategory) (vfs.File, error) {
 	return nil, unused("create", name)
 }
 
-// ReuseForWrite implements [vfs.FS]. [Dir] has no use for it.
+// ReuseForWrite implements [vfs.FS]. [Dir] does not use it.
 func (c *confined) ReuseForWrite(from, _ string, _ vfs.DiskWriteCategory) (vfs.File, error) {
 	return nil, unused("reuse", from)
 }
 
-// Lock implements [vfs.FS]. [Dir] has no use for it.
+// Lock implements [vfs.FS]. [Dir] does not use it.
 func (c *confined) Lock(name string) (io.Closer, error) { return nil, unused("lock", name) }
 
 func unused(op, name string) error {
@@ -133,7 +132,7 @@ func unused(op, name string) error {
 // Unwrap implements [vfs.FS].
 func (c *confined) Unwrap() vfs.FS { return c.FS }
 
-// opened makes a file of the system one of [vfs.FS].
+// opened converts a file of the system to a file of [vfs.FS].
 func opened(f *os.File, err error, opts []vfs.OpenOption) (vfs.File, error) {
 	if err != nil {
 		return nil, err
@@ -169,11 +168,10 @@ func (f file) SyncData() error { return unix.Fdatasync(int(f.Fd())) }
 // SyncTo implements [vfs.File].
 func (f file) SyncTo(int64) (fullSync bool, err error) { return true, f.SyncData() }
 
-// Prefetch implements [vfs.File]. It does nothing: the reader asks for what it
-// needs.
+// Prefetch implements [vfs.File]. It does nothing: readers request the bytes that they need.
 func (file) Prefetch(int64, int64) error { return nil }
 
-// described is what is known of a file. Nothing asks on which device it is.
+// described is a file's Info. Its device is never queried.
 type described struct{ os.FileInfo }
 
 // DeviceID implements [vfs.FileInfo].

@@ -58,7 +58,7 @@ func TestGrow(t *testing.T) {
 	}
 }
 
-// TestGrowCut refuses a file that has another size than was said.
+// TestGrowCut refuses a file that has another size than declared.
 func TestGrowCut(t *testing.T) {
 	g, err := New(vfs.Default, t.TempDir()).Grow(t.Context(), "f")
 	if err != nil {
@@ -72,7 +72,7 @@ func TestGrowCut(t *testing.T) {
 	}
 }
 
-// TestGrowRefused goes on through the page cache where a write past it is refused.
+// TestGrowRefused continues through the page cache where a write past it is refused.
 func TestGrowRefused(t *testing.T) {
 	dir := t.TempDir()
 	g, err := New(&refusing{FS: vfs.Default, err: syscall.EINVAL}, dir).Grow(t.Context(), "f")

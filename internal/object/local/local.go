@@ -1,13 +1,13 @@
-// Package local keeps the files of checkpoints in a directory, on a disk or on
-// NFS. It is made for [vfs.FS], so that tests can crash the disk below it.
+// Package local keeps the files of checkpoints in a directory, on a disk or on NFS. It works
+// on a [vfs.FS], so that tests can crash the disk below it.
 //
 //	Create   opens NAME.RANDOM.tmp, and reserves its blocks where the filesystem can:
-//	         a full disk, or a quota, is found out before anything is written
-//	WriteAt  goes past the page cache where the filesystem has that: see upload.go
-//	Commit   fsync, then rename; an exclusive one links instead, which never
+//	         a full disk, or a quota, is detected before anything is written
+//	WriteAt  goes past the page cache where the filesystem supports it: see upload.go
+//	Commit   fsync, then rename; an exclusive commit links instead, which never
 //	         replaces
-//	Sync     fsync of the directory; MakeDir's is also of each above it, up to
-//	         the one that holds the root
+//	Sync     fsync of the directory; MakeDir also syncs each directory above it, up to
+//	         the parent of the root
 //
 // Below the parent of the directory no symbolic link is followed: see confined.go.
 package local
@@ -34,18 +34,18 @@ type Dir struct {
 
 var _ object.Backend = (*Dir)(nil)
 
-// New names a directory. It touches nothing: the directory is made by the first
-// MakeDir, and reading needs no permission to write.
+// New returns the backend of a directory. It touches no files: the first MakeDir makes the
+// directory, and reading needs no permission to write.
 func New(files vfs.FS, dir string) *Dir { return &Dir{fs: confine(files, dir), dir: dir} }
 
-// Files is the filesystem by which the directory is reached, for what reads the
+// Files returns the filesystem through which the directory is reached, for readers of the
 // files of another program in it.
 func (d *Dir) Files() vfs.FS { return d.fs }
 
 // Path implements [object.Backend].
 func (d *Dir) Path(name string) string { return d.fs.PathJoin(d.dir, name) }
 
-// at is the path of a name; none but that of the root may be empty.
+// at returns the path of a name; only the name of the root may be empty.
 func (d *Dir) at(ctx context.Context, name string) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -80,8 +80,9 @@ func (d *Dir) MakeDir(ctx context.Context, dir string) error {
 	return disk.SyncDir(d.fs, d.fs.PathDir(d.dir))
 }
 
-// reopen removes the directory that keeps path from being made: one that a member of
-// the group had made and, killed, not given to the group. It is empty, or it stays.
+// reopen removes the directory that prevents path from being made: a directory that a member
+// of the group made before it was killed, and did not give to the group. If not empty, the
+// directory stays.
 func (d *Dir) reopen(path string) (again bool) {
 	for ; path != d.dir; path = d.fs.PathDir(path) {
 		if _, err := d.fs.Stat(path); err == nil {
@@ -109,8 +110,8 @@ func (d *Dir) Open(ctx context.Context, name string) (object.Object, error) {
 	return Open(d.fs, path)
 }
 
-// Open opens a file wherever it lies. What is not a plain file is refused, since
-// opening it may wait for somebody.
+// Open opens a file in any directory. It refuses everything but regular files, since opening
+// another type of file may wait for another process.
 func Open(files vfs.FS, path string) (object.Object, error) {
 	if _, looks := files.(*confined); !looks {
 		if err := disk.Regular(files, path); err != nil {
@@ -145,7 +146,7 @@ func (d *Dir) Stat(ctx context.Context, name string) (object.Info, error) {
 	return Stat(d.fs, path)
 }
 
-// Stat looks at a file wherever it lies.
+// Stat returns the Info of a file in any directory.
 func Stat(files vfs.FS, path string) (object.Info, error) {
 	info, err := files.Stat(path)
 	if err != nil {
@@ -185,8 +186,7 @@ func (d *Dir) Link(ctx context.Context, from, to string, mode object.Mode) error
 	return d.LinkFrom(ctx, d, from, to, mode)
 }
 
-// LinkFrom gives a file in another directory on the same filesystem a name in
-// this one.
+// LinkFrom gives a file in another directory on the same filesystem a name in this one.
 func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string, mode object.Mode) error {
 	old, err := other.at(ctx, from)
 	if err != nil {
@@ -205,8 +205,8 @@ func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string, mode ob
 	} else {
 		err = d.fs.Link(old, name)
 	}
-	// What the kernel says of filesystems without links, and of another disk. It
-	// says EPERM of some as well, but also of one file that is another user's.
+	// The kernel's errors for filesystems without links, and for another disk. For some
+	// filesystems it returns EPERM, which it also returns for another user's file.
 	for _, unable := range []error{syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EXDEV} {
 		if errors.Is(err, unable) {
 			return fmt.Errorf("link %s to %s: %w: %w", old, path, errors.ErrUnsupported, err)
@@ -214,8 +214,8 @@ func (d *Dir) LinkFrom(ctx context.Context, other *Dir, from, to string, mode ob
 	}
 	if err == nil && mode == object.Replace {
 		err = d.fs.Rename(name, path)
-		// It is still there after an error, and where both were names of one
-		// file. What cannot be removed goes with its directory.
+		// The old name remains after an error, and if both were names of one file. If it
+		// cannot be removed, it is removed with its directory.
 		_ = d.fs.Remove(name)
 	}
 	return disk.NoSpace(err)
@@ -244,9 +244,9 @@ func (d *Dir) Usage(ctx context.Context) (object.Usage, error) {
 	}
 }
 
-// Readable runs use, which reads mapped memory. It reports false if that memory
-// is not there, because its file was cut, or a disk or full shared memory does
-// not give it: use has not ended then.
+// Readable runs use, which reads mapped memory. It reports false if that memory is not
+// available, because its file was truncated, or a disk or full shared memory does not provide
+// it: use is then incomplete.
 func Readable(use func()) (ok bool) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

@@ -17,13 +17,12 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
-// A large file is opened twice. One descriptor goes past the page cache, with
-// which a save would push out what the training has there, and pay for a copy;
-// the other takes what such writes cannot have: the end of a file, which is no
-// whole block. Whether the filesystem can is found out by asking: first for the
-// flag, then with the first write. Measured on ext4 over NVMe: 2 writes of
-// 4 MiB at a time are as fast as any number of any size, and as files whose
-// blocks were not reserved.
+// A large file is opened twice. One descriptor writes past the page cache: through the cache,
+// a save would evict the training's pages and pay for a copy. The other writes the parts that
+// such writes cannot have: the end of a file, which is not a whole block. Support of the
+// filesystem is detected by trying: first with the flag, then with the first write. Measured
+// on ext4 over NVMe: 2 writes of 4 MiB at a time are as fast as any number of any size, and
+// as fast as files whose blocks were not reserved.
 const (
 	smallFile   = 1 << 20 // below, the page cache is faster
 	pieceSize   = 4 << 20
@@ -36,9 +35,9 @@ type upload struct {
 	path, temp string
 	mode       object.Mode
 	file       vfs.File
-	past       vfs.File // past the page cache; nil if the filesystem has no such thing
+	past       vfs.File // past the page cache; nil if the filesystem does not support it
 	reserved   bool
-	refused    atomic.Bool // a write that goes there was refused
+	refused    atomic.Bool // such a write was refused
 
 	once sync.Once // for close
 	err  error
@@ -66,17 +65,16 @@ func (d *Dir) Create(ctx context.Context, name string, size int64, mode object.M
 	return u, nil
 }
 
-// partial is a name that no other upload has, of this process or another, on
-// this machine or another: who writes under a name that is his alone can give no
-// other's bytes the name that all see.
+// partial returns a name that no other upload has, in any process on any machine. A writer
+// with a temporary name of its own can never publish the bytes of another.
 func partial(path string) string {
 	return fmt.Sprintf("%s.%016x%s", path, rand.Uint64(), object.Partial)
 }
 
-// reserve gives a file its blocks. Where that cannot be asked for, a full disk
-// fails a write instead.
+// reserve allocates a file's blocks. Where the filesystem cannot, a full disk fails a write
+// instead.
 func reserve(f vfs.File, from, size int64) (done bool, err error) {
-	// A signal that comes meanwhile, such as the runtime's own, is no answer of the disk.
+	// An interrupting signal, such as the runtime's own, is not an answer of the disk.
 	for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
 		err = f.Preallocate(from, size)
 	}
@@ -92,8 +90,7 @@ func reserve(f vfs.File, from, size int64) (done bool, err error) {
 // Reserved implements [object.Upload].
 func (u *upload) Reserved() bool { return u.reserved }
 
-// direct opens a file once more, past the page cache; nil if that cannot be
-// had.
+// direct reopens a file past the page cache; it returns nil where that is not supported.
 func direct(files vfs.FS, path string) vfs.File {
 	f, err := files.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
 	if err != nil {
@@ -110,8 +107,7 @@ func direct(files vfs.FS, path string) vfs.File {
 	return nil
 }
 
-// Piece implements [object.Upload]. Writes of any other size, anywhere, are
-// taken as well.
+// Piece implements [object.Upload]. WriteAt accepts any other size, anywhere, too.
 func (u *upload) Piece() int { return pieceSize }
 
 // Depth implements [object.Upload].
@@ -129,7 +125,7 @@ func (u *upload) WriteAt(p []byte, off int64) (int, error) {
 		var err error
 		n, err = u.past.WriteAt(p[:len(p)-len(p)%object.Align], off)
 		if errors.Is(err, syscall.EINVAL) {
-			u.refused.Store(true) // this disk wants larger blocks, or none at all
+			u.refused.Store(true) // this disk needs larger blocks, or does not support it
 		} else if err != nil {
 			return n, disk.NoSpace(err)
 		}
@@ -190,6 +186,6 @@ func (u *upload) closeFiles() error {
 	return errors.Join(err, u.file.Close())
 }
 
-// remove makes room on a disk that may be full. The error that led here is the
-// one to report; what cannot be removed goes with its directory.
+// remove frees space on a disk that may be full. The caller reports the error that led here;
+// if the file cannot be removed, it is removed with its directory.
 func (u *upload) remove() { _ = u.d.fs.Remove(u.temp) }

@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
-// refusing is a disk below which the second descriptor of a file, the one that
-// goes past the page cache, refuses what it is given.
+// refusing is a disk on which the second descriptor of a file, which writes past the page
+// cache, refuses every write.
 type refusing struct {
 	vfs.FS
 	err    error
@@ -77,7 +77,7 @@ func TestDirect(t *testing.T) {
 	}
 }
 
-// TestDirectRefused goes on through the page cache when the first write past it
+// TestDirectRefused continues through the page cache when the first write past it
 // is refused, as by a disk with larger blocks.
 func TestDirectRefused(t *testing.T) {
 	dir := t.TempDir()
@@ -128,7 +128,7 @@ func TestDirectFails(t *testing.T) {
 }
 
 // TestReserve finds a full disk, or a quota, before anything is written, and
-// goes on where blocks cannot be reserved.
+// continues where blocks cannot be reserved.
 func TestReserve(t *testing.T) {
 	for _, c := range []struct {
 		err  error

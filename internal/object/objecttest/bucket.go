@@ -1,5 +1,5 @@
-// Package objecttest holds every [object.Backend] to what its page says, and
-// has one that is as little of a filesystem as any may be.
+// Package objecttest tests every [object.Backend] against its documentation, and provides a
+// backend with as few features of a filesystem as allowed.
 package objecttest
 
 import (
@@ -16,9 +16,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
-// Bucket keeps files in memory, as an object store does: it has no
-// directories, no links, and no room that ends. Several writes at a time are
-// parts of one upload. What is committed is durable at once.
+// Bucket keeps files in memory, as an object store does: it has no directories, no links, and
+// no limit of space. Concurrent writes are parts of one upload. Committed files are durable
+// immediately.
 type Bucket struct {
 	mu      sync.Mutex
 	objects map[string]*opened
@@ -26,7 +26,7 @@ type Bucket struct {
 
 var _ object.Backend = (*Bucket)(nil)
 
-// NewBucket is an empty one.
+// NewBucket returns an empty bucket.
 func NewBucket() *Bucket { return &Bucket{objects: map[string]*opened{}} }
 
 type opened struct {
@@ -155,13 +155,13 @@ func (u *upload) WriteAt(p []byte, off int64) (int, error) {
 	}
 	whole, last := len(p) == len(u.data), off+int64(len(p)) == int64(len(u.data))
 	if off%piece != 0 || !whole && !last && len(p) != piece || !whole && len(p) > piece || u.written[off] {
-		return 0, fmt.Errorf("write %d bytes at %d of %s: a piece has %d, but for the last, and is written once", len(p), off, path.Base(u.name), piece)
+		return 0, fmt.Errorf("write %d bytes at %d of %s: a piece has %d, except the last, and is written once", len(p), off, path.Base(u.name), piece)
 	}
 	u.written[off] = true
 	return copy(u.data[off:], p), nil
 }
 
-// piece is less than that of a real store, so that small files have several.
+// piece is less than the part size of a real store, so that small files have several parts.
 const piece = 256 << 10
 
 // Piece implements [object.Upload].

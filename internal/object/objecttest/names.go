@@ -60,7 +60,7 @@ func removed(t *testing.T, b object.Backend) {
 		t.Errorf("stat of what was removed: %v", err)
 	}
 	if _, err := f.ReadAt(make([]byte, 1), 0); err != nil {
-		t.Errorf("who has it open: %v", err)
+		t.Errorf("a reader that has it open: %v", err)
 	}
 	if err := f.Close(); err != nil {
 		t.Error(err)
@@ -70,7 +70,7 @@ func removed(t *testing.T, b object.Backend) {
 	}
 }
 
-// link takes away the first name of a file that has two.
+// link removes the first name of a file that has two.
 func link(t *testing.T, b object.Backend) {
 	for _, name := range []string{"run/main/a", "run/main/b"} {
 		if err := put(t, b, name, noise(len(name)+int(name[len(name)-1])), object.Replace); err != nil {
@@ -125,7 +125,7 @@ func badNames(t *testing.T, b object.Backend) {
 	}
 }
 
-// ended asks for everything with a context that has ended.
+// ended calls every method with a context that has ended.
 func ended(t *testing.T, b object.Backend) {
 	if err := put(t, b, "run/main/a", noise(1), object.Replace); err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func usage(t *testing.T, b object.Backend) {
 	}
 }
 
-// shortRead reads over the end of a file.
+// shortRead reads beyond the end of a file.
 func shortRead(t *testing.T, b object.Backend) {
 	if err := put(t, b, "run/main/a", noise(1000), object.Replace); err != nil {
 		t.Fatal(err)

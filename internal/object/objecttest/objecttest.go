@@ -16,7 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
-// Test holds a backend to the page of package object. open gives an empty one.
+// Test checks a backend against the documentation of package object. open returns an empty
+// backend.
 func Test(t *testing.T, open func(t testing.TB) object.Backend) {
 	for name, test := range map[string]func(*testing.T, object.Backend){
 		"sizes":      sizes,
@@ -24,7 +25,7 @@ func Test(t *testing.T, open func(t testing.TB) object.Backend) {
 		"replaced":   replaced,
 		"exclusive":  exclusive,
 		"one wins":   oneWins,
-		"beside":     beside,
+		"parallel":   parallel,
 		"directory":  directory,
 		"removed":    removed,
 		"link":       link,
@@ -44,7 +45,7 @@ func Test(t *testing.T, open func(t testing.TB) object.Backend) {
 	}
 }
 
-// noise is bytes that nothing else has.
+// noise returns unique bytes.
 func noise(size int) []byte {
 	p := object.Buffer(size)
 	_, _ = rand.NewChaCha8([32]byte{byte(size)}).Read(p) // never fails
@@ -64,7 +65,7 @@ func put(t *testing.T, b object.Backend, name string, data []byte, mode object.M
 	return u.Commit(t.Context())
 }
 
-// get is what a file holds.
+// get returns the contents of a file.
 func get(t *testing.T, b object.Backend, name string) []byte {
 	t.Helper()
 	f, err := b.Open(t.Context(), name)
@@ -95,7 +96,7 @@ func want(t *testing.T, b object.Backend, name string, data []byte) {
 	}
 }
 
-// sizes writes files in pieces, several at a time and in any order, and at once.
+// sizes writes files in pieces, several at a time and in any order, and in one call.
 func sizes(t *testing.T, b object.Backend) {
 	for _, size := range []int{0, 1, object.Align - 1, object.Align, 70_000, 1 << 20, 1<<20 + 3, 9<<20 + 4097} {
 		for _, whole := range []bool{false, true} {
@@ -143,7 +144,7 @@ func sizes(t *testing.T, b object.Backend) {
 	}
 }
 
-// unseen looks for a file before it is committed, and after it was given up.
+// unseen looks for a file before it is committed, and after it was aborted.
 func unseen(t *testing.T, b object.Backend) {
 	const name = "run/main/f"
 	look := func(when string) {
@@ -212,7 +213,7 @@ func replaced(t *testing.T, b object.Backend) {
 	}
 	got := make([]byte, 3000)
 	if _, err := f.ReadAt(got, 0); err != nil && !errors.Is(err, io.EOF) || !bytes.Equal(got, noise(3000)) {
-		t.Errorf("who has it open reads something else: %v", err)
+		t.Errorf("a reader that has it open reads something else: %v", err)
 	}
 	if err := f.Close(); err != nil {
 		t.Error(err)
@@ -231,11 +232,11 @@ func exclusive(t *testing.T, b object.Backend) {
 	want(t, b, name, noise(10))
 	names, err := b.List(t.Context(), "run/main")
 	if err != nil || len(names) != 1 {
-		t.Errorf("listed %v, %v: the one that lost is still there", names, err)
+		t.Errorf("listed %v, %v: the losing upload is still there", names, err)
 	}
 }
 
-// oneWins lets many write a file beside each other, of which one can have it.
+// oneWins writes a file from many goroutines in parallel: one of them gets the name.
 func oneWins(t *testing.T, b object.Backend) {
 	data := noise(3 << 20)
 	var uploads []object.Upload
@@ -269,9 +270,9 @@ func oneWins(t *testing.T, b object.Backend) {
 	want(t, b, "run/main/f", data)
 }
 
-// beside writes a file twice at the same time: what has the name is all of one
-// of them, whichever begins, writes, commits or gives up when.
-func beside(t *testing.T, b object.Backend) {
+// parallel writes a file twice at the same time: the name has all bytes of one upload, in
+// whatever order they begin, write, commit or abort.
+func parallel(t *testing.T, b object.Backend) {
 	const name, size = "run/main/f", 9 << 20
 	first, second := noise(size), noise(size + 1)[:size]
 	write := func(u object.Upload, data []byte, part func(i int) bool) {
@@ -327,7 +328,7 @@ func beside(t *testing.T, b object.Backend) {
 	}
 }
 
-// pieces is where the pieces of an upload begin.
+// pieces returns the offsets of the pieces of an upload.
 func pieces(u object.Upload, size int) (at []int) {
 	for off := 0; off < size; off += u.Piece() {
 		at = append(at, off)
