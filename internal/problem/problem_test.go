@@ -2,6 +2,7 @@ package problem
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"net/http"
 	"os"
@@ -97,5 +98,56 @@ func TestKinds(t *testing.T) {
 	}
 	if Given(sentinel) || Given(typed{kind: Gone}) {
 		t.Error("a kind that is declared is not given by a caller")
+	}
+}
+
+var update = flag.Bool("update", false, "write docs/reference/exit-codes.md")
+
+const exitCodes = `# Exit codes
+
+A command exits with the code of the kind of its error. Servers reply with the HTTP status and
+problem details (RFC 9457): ` + "`type` is `tag:ckptstore,2026:problem/KIND`" + `. This page is written by
+` + "`go test ./internal/problem -update`" + `.
+
+| kind | meaning | HTTP | ckptstore | trainer |
+|---|---|---:|---:|---:|
+%s
+Codes without a kind:
+
+| code | program | meaning |
+|---:|---|---|
+| 0 | both | done; of ` + "`trainer run`, also stopped by `ckptstore stop`" + ` |
+| 1 | trainer | no restart is left, the last save was lost, a disk is full, or a device is not healthy |
+| 2 | ckptstore | wrong usage |
+| 6 | ckptstore | ` + "`verify` found damage; `diff --exit-code`" + ` found differences |
+| 6 | trainer | ` + "`doctor`" + ` found problems |
+| 64 | trainer | wrong usage or configuration |
+| 70 | trainer | internal error |
+| 75 | trainer | preempted; the work is in a checkpoint |
+| 130 | ckptstore | interrupted |
+| 143 | trainer | preempted; some work is in no checkpoint |
+| 128+n | trainer | ended by signal n |
+`
+
+// TestExitCodesPage holds docs/reference/exit-codes.md to the table. With -update it
+// writes the page.
+func TestExitCodesPage(t *testing.T) {
+	t.Parallel()
+	var rows strings.Builder
+	for _, r := range table {
+		fmt.Fprintf(&rows, "| `%s` | %s | %d | %d | %d |\n", r.kind, r.title, r.status, r.ckptstore, r.trainer)
+	}
+	page, path := fmt.Sprintf(exitCodes, rows.String()), filepath.Join("..", "..", "docs", "reference", "exit-codes.md")
+	if *update {
+		if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(have) != page {
+		t.Errorf("%s is stale: run `go test ./internal/problem -update`", path)
 	}
 }
