@@ -236,7 +236,7 @@ func TestListenRefused(t *testing.T) {
 	mutual := &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequireAndVerifyClientCert}
 	for _, tc := range []struct {
 		o    Listen
-		want string // "" for one that is allowed
+		want string // "" for an allowed listener
 	}{
 		{Listen{Address: "localhost:4222", Token: token}, ""},
 		{Listen{Address: "[::1]:0", TLS: mutual}, ""},

@@ -29,7 +29,7 @@
 //
 //	Nats-Expected-Stream                           to single appends
 //	Nats-Expected-Last-Subject-Sequence[-Subject]  to a decision
-//	ckpt-follows                                   to one that follows the archive
+//	ckpt-follows                                   to a decision whose predecessor is archived
 //	Nats-Expected-Last-Sequence                    to store.created
 //	Nats-Batch-Id, -Sequence, -Commit              to the facts of a batch
 //

@@ -287,7 +287,7 @@ func TestConnectNobody(t *testing.T) {
 	begin := time.Now()
 	_, err := Connect(t.Context(), Options{URL: "nats://user:secret@127.0.0.1:1"})
 	if err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") || !strings.Contains(err.Error(), "nats-server -js") {
-		t.Errorf("error %v does not say where and what next", err)
+		t.Errorf("error %v lacks where and what next", err)
 	}
 	if strings.Contains(err.Error(), "secret") {
 		t.Errorf("error %v holds the password", err)

@@ -19,7 +19,7 @@ type ended struct {
 // moments, and every decision of a lane names its predecessor, so comparing times is
 // enough. No event may follow an event whose call began after its own call had
 // returned. No look at the lane may miss a decision that had returned before, or show
-// one that had not begun.
+// a decision that had not begun.
 //
 //	A  ├──── 7 ────┤                       A < B, so 7 < 9
 //	B                 ├──── 9 ────┤
