@@ -134,7 +134,7 @@ func (s *scanner) number() bool {
 	return s.digits(exponentDigits, true)
 }
 
-// digits consumes at least one and at most most digits.
+// digits consumes between one and most digits.
 func (s *scanner) digits(most int, zeros bool) bool {
 	n := 0
 	for n < len(s.rest) && '0' <= s.rest[n] && s.rest[n] <= '9' {

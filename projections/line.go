@@ -83,8 +83,8 @@ func (f *fold) rewind(id string) error {
 
 // extend puts a checkpoint into the line as it is committed, in the order in which
 // saves began: two overlapping saves may be committed in either order. A checkpoint of
-// an older attempt, or a checkpoint that began before the line took its current course, is
-// committed and superseded at once.
+// an older attempt, or a checkpoint that began before the line took its current course,
+// is committed and superseded at once.
 func (f *fold) extend(c *Checkpoint) error {
 	a, found, err := load[Attempt](f.t, attemptKey(f.run, f.name, c.Attempt))
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// encrypted is a foreign server, on a directory that it encrypts.
+// encrypted starts a foreign server on a directory that it encrypts.
 func encrypted(t *testing.T, dir, key string, port int) *server.Server {
 	t.Helper()
 	ns, err := server.NewServer(&server.Options{

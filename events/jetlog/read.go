@@ -94,7 +94,7 @@ func (r *reader) run(ctx context.Context) error {
 	return nil
 }
 
-// consuming is the concern for the requests of a session.
+// consuming reports whether a subject is one of a session's requests.
 func consuming(subject string) bool {
 	const api = "$JS.API.CONSUMER."
 	return strings.HasPrefix(subject, api+"CREATE."+Stream+".") || strings.HasPrefix(subject, api+"MSG.NEXT."+Stream+".")

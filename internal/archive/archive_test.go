@@ -18,7 +18,7 @@ import (
 
 const store = "01a20465-d6d5-78b8-ab31-cb5c20f832d2"
 
-// messages yields n messages after after. Every tenth is a decision in one of three
+// messages yields n messages that follow after. Every tenth is a decision in one of three
 // lanes.
 func messages(after uint64, n int) func(yield func(Message, error) bool) {
 	return func(yield func(Message, error) bool) {

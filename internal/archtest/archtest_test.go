@@ -10,7 +10,7 @@ import (
 	"testing/fstest"
 )
 
-// root is the directory of the module's go.mod.
+// root returns the directory of the module's go.mod.
 func root(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.Abs("../..")

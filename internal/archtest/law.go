@@ -49,7 +49,7 @@ type Engine struct {
 	Owners []string
 }
 
-// Repository is the law of this repository.
+// Repository returns the law of this repository.
 func Repository() Law {
 	return Law{
 		Module: "github.com/ckptstore/ckptstore",

@@ -56,17 +56,18 @@ type ageOptions struct {
 	verify bool
 }
 
-const benchAgeHelp = `Generate a store with a history, and time operations on it in separate processes:
-the takeover of a killed owner's store, opening it after an owner that ended in
-order, listing a run, a dry run of gc over all runs, and reading the whole log.
-The memory of its owner is measured too.
+const benchAgeHelp = `Generate a store with a history, and time operations on it in separate
+processes: the takeover of a killed owner's store, opening it after an owner
+that ended in order, listing a run, a dry run of gc over all runs, and reading
+the whole log. The memory of its owner is measured too.
 
 The functions that trainers use write the events, data directories, manifests,
-indexes and receipts, for one rank that saves a small tensor; only syncs are left
-out. The first opening builds the views and other cached files, and is timed too.
+indexes and receipts, for one rank that saves a small tensor; only syncs are
+left out. The first opening builds the views and other cached files, and is
+timed too.
 
-The store is in a new directory in --dir, which is removed afterwards. With --keep
-it stays, and an existing store of the same size is used again.`
+The store is in a new directory in --dir, which is removed afterwards. With
+--keep it stays, and an existing store of the same size is used again.`
 
 func (a *bench) ageVerb() *cobra.Command {
 	b := ageBench{Bench: "age"}

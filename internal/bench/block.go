@@ -117,7 +117,7 @@ func slowest(said string, ranks int) (blocked, error) {
 	return blocked{time.Duration(middle(saves) * second), time.Duration(middle(copies) * second)}, nil
 }
 
-// saveRankVerb is a rank of `bench save`, started by the measured job.
+// saveRankVerb returns the command of a rank of `bench save`, started by the measured job.
 func (a *bench) saveRankVerb() *cobra.Command {
 	return &cobra.Command{
 		Use: rankCommand + " TENSORS BYTES UNCHANGED", Hidden: true, Args: console.Args(cobra.ExactArgs(3)),

@@ -61,10 +61,10 @@ func (a *bench) jobsVerb() *cobra.Command {
 	var jobs []int
 	c := &cobra.Command{
 		Use: "jobs", Short: "Time what jobs cost the owner of their store", Args: console.Args(cobra.NoArgs),
-		Long: `Run a number of jobs in parallel with an owner of their store, and measure the CPU
-time of the owner and of the trainers for --seconds. Each job has one worker, which
-reports five times a second and saves a small tensor every two seconds. The store
-is in a new directory, which is removed afterwards.`,
+		Long: `Run a number of jobs in parallel with an owner of their store, and measure the
+CPU time of the owner and of the trainers for --seconds. Each job has one
+worker, which reports five times a second and saves a small tensor every two
+seconds. The store is in a new directory, which is removed afterwards.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if len(jobs) == 0 || b.Seconds <= 0 {
 				return console.Usagef("--jobs %v --seconds %v: want at least one number, and a time", jobs, b.Seconds)
@@ -234,7 +234,7 @@ func cpuOf(pid int) (float64, error) {
 	return sum, nil
 }
 
-// jobVerb is one job of `bench jobs`, which runs until it is asked to end.
+// jobVerb returns the command of one job of `bench jobs`, which runs until it is asked to end.
 func (a *bench) jobVerb() *cobra.Command {
 	return &cobra.Command{
 		Use: jobCommand + " RUN", Hidden: true, Args: console.Args(cobra.ExactArgs(1)),
@@ -265,7 +265,7 @@ func (a *bench) jobVerb() *cobra.Command {
 	}
 }
 
-// jobRankVerb is its worker.
+// jobRankVerb returns the command of its worker.
 func (a *bench) jobRankVerb() *cobra.Command {
 	return &cobra.Command{
 		Use: jobRankCommand, Hidden: true, Args: console.Args(cobra.NoArgs),

@@ -42,17 +42,18 @@ func (a *bench) loadVerb() *cobra.Command {
 	c := &cobra.Command{
 		Use: "load", Short: "Time a load onto another number of ranks, compared with raw reads", Args: console.Args(cobra.NoArgs),
 		Long: `Save --size bytes in --tensors tensors, each cut along its first dimension over
---ranks ranks, and load them on --to-ranks ranks, cut the same way. All ranks of the
-node load in one call, so a block that two of them need is read once.
-Every block is compared with its checksum. The memory was touched before, and the
+--ranks ranks, and load them on --to-ranks ranks, cut the same way. All ranks of
+the node load in one call, so a block that two of them need is read once. Every
+block is compared with its checksum. The memory was touched before, and the
 files are in the page cache.
 
 After each load the same bytes are read raw, in parallel reads of 4 MiB into the
-same memory, without checks: ratio is the rate of the load over the rate of these
-reads. Both are repeated five times after a first load, and each figure is the median.
-Every byte of each load is compared with the saved one. The times exclude the plan and
-the index, which are read before, and a worker's shared memory and the copy out of it.
-The files are in a new directory in --dir, which is removed afterwards.`,
+same memory, without checks: ratio is the rate of the load over the rate of
+these reads. Both are repeated five times after a first load, and each figure is
+the median. Every byte of each load is compared with the saved one. The times
+exclude the plan and the index, which are read before, and a worker's shared
+memory and the copy out of it. The files are in a new directory in --dir, which
+is removed afterwards.`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if b.Bytes, err = console.ParseSize(text); err != nil {
 				return console.Usagef("--size: %w", err)

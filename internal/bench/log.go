@@ -51,13 +51,13 @@ func (a *bench) logVerb() *cobra.Command {
 	c := &cobra.Command{
 		Use: "log", Short: "Time durable appends to the log by many writers", Args: console.Args(cobra.NoArgs),
 		Long: `Time appends to an embedded log that syncs before it acknowledges. Each writer
-keeps --outstanding appends of one event in flight. At the end the log must
-have them all. The log is in a new directory, which is removed afterwards.
+keeps --outstanding appends of one event in flight. At the end the log must have
+them all. The log is in a new directory, which is removed afterwards.
 
-The writers share one connection: within the process, as an owner has it, or with
---through front over TCP on loopback and with a token, as clients of
-'ckptstore serve --listen' do, where each event is checked. --through both appends
---events each way, in alternating rounds, and compares the two.`,
+The writers share one connection: within the process, as an owner has it, or
+with --through front over TCP on loopback and with a token, as clients of
+'ckptstore serve --listen' do, where each event is checked. --through both
+appends --events each way, in alternating rounds, and compares the two.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.Events < 1 || b.Writers < 1 || b.Outstanding < 1 {
 				return console.Usagef("--events %d --writers %d --outstanding %d: want at least 1 of each", b.Events, b.Writers, b.Outstanding)

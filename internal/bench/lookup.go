@@ -48,7 +48,8 @@ func (a *bench) lookupVerb() *cobra.Command {
 tensors, saved by 8 ranks, and time 2000 lookups and the listing of all. A
 lookup goes from a reference to the place of one tensor's chunks: the reference
 is resolved in the views, and the manifest that they name is read from its file
-and decoded. Views and manifests are in a new directory, which is removed afterwards.`,
+and decoded. Views and manifests are in a new directory, which is removed
+afterwards.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.Checkpoints < 1 || b.Tensors < 1 {
 				return console.Usagef("--checkpoints %d --tensors %d: want at least 1 of each", b.Checkpoints, b.Tensors)

@@ -21,7 +21,7 @@ const (
 	sharedDir = "/dev/shm"
 )
 
-// sharedMemory is a shared mapping of an unnamed file, like a slot.
+// sharedMemory returns a shared mapping of an unnamed file, like a slot.
 func sharedMemory(size int64) ([]byte, error) {
 	f, err := os.CreateTemp(sharedDir, "ckptstore-bench-*")
 	if err != nil {

@@ -47,21 +47,22 @@ func (a *bench) saveVerb() *cobra.Command {
 		Use: "save", Short: "Time a save, from staged to committed, compared with raw writes", Args: console.Args(cobra.NoArgs),
 		Long: `Save --size bytes of --ranks ranks with --tensors tensors each, and time it from
 staged to committed: all ranks are digested and written in parallel, and the
-checkpoint gets its manifest and receipt. The log, which may be on another disk, is
-not used. The share --unchanged of the tensors stays as in the first save.
+checkpoint gets its manifest and receipt. The log, which may be on another disk,
+is not used. The share --unchanged of the tensors stays as in the first save.
 
-After each save the same bytes are written raw and synced, from the slots and past the
-page cache if the filesystem supports that, two writes of 4 MiB at a time for each
-rank. Ratio is the rate of the save over the rate of these writes, where reused bytes
-count as saved. Both are repeated five times after a first save, in alternating order,
-and each figure is the median. The last save is read and compared.
+After each save the same bytes are written raw and synced, from the slots and
+past the page cache if the filesystem supports that, two writes of 4 MiB at a
+time for each rank. Ratio is the rate of the save over the rate of these writes,
+where reused bytes count as saved. Both are repeated five times after a first
+save, in alternating order, and each figure is the median. The last save is read
+and compared.
 
-Blocking is the wall time in Save of the slowest rank. One process for each rank saves
-its tensors seven times through the sockets of a trainer, into its slots in shared
-memory. Each save comes after a copy of the same bytes into warm memory, and after the
-previous checkpoint was committed. Blocking is the median of the saves 3 to 7, and copy
-the median of their copies. The files are in a new directory in --dir, which is removed
-afterwards.`,
+Blocking is the wall time in Save of the slowest rank. One process for each rank
+saves its tensors seven times through the sockets of a trainer, into its slots
+in shared memory. Each save comes after a copy of the same bytes into warm
+memory, and after the previous checkpoint was committed. Blocking is the median
+of the saves 3 to 7, and copy the median of their copies. The files are in a new
+directory in --dir, which is removed afterwards.`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if b.Bytes, err = console.ParseSize(text); err != nil {
 				return console.Usagef("--size: %w", err)

@@ -15,7 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/storm/check"
 )
 
-// TestMain is a worker when a trainer of a test has started it as one.
+// TestMain runs a worker if a trainer of a test has started it as one.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "worker" {
 		if err := runWorker(context.Background(), os.Args[2:]); err != nil {

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 var lane = events.Scope{Run: "demo", Trial: "main", Actor: events.Server}
 
-// story is a short log: two checkpoints of a run.
+// story returns a short log: two checkpoints of a run.
 func story() []events.Recorded {
 	bodies := []events.Body{
 		events.GroupStarted{Attempt: 1, Job: "J1", WorldSize: 1, Ranks: []events.RankPlacement{{}}},
