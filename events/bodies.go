@@ -9,7 +9,7 @@ type StoreCreated struct {
 	Format int    `json:"format"` // of the store's directory and log
 	Data   string `json:"data"`   // where checkpoint data lives
 
-	Formerly []string `json:"formerly,omitempty"` // identities this store had before its log was lost, newest first
+	Formerly []string `json:"formerly,omitempty"` // earlier identities, from receipts whose log was lost; newest first
 }
 
 // LogVoided records that the message at a sequence is not a valid event. The owner of
